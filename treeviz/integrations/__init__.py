@@ -1,0 +1,1 @@
+"""ONE FILE PER LIBRARY: what treeviz knows about other people's trees."""
