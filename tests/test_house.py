@@ -1,0 +1,97 @@
+"""What holds for the project as a whole, whatever is built inside."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import treeviz
+
+HOUSE = Path(__file__).parents[1]
+ROOMS = HOUSE / "treeviz"
+ASSETS = sorted(path for path in (ROOMS / "views" / "assets").rglob("*") if path.is_file())
+
+NOTEBOOK = {"IPython", "anywidget", "ipywidgets", "traitlets", "treescope"}
+OPTIONAL = {"chex", "equinox", "flax", "haiku", "optax", "orbax", "penzai", "pytreeclass", "tensorboard", "tensorflow"}
+HEAVY = NOTEBOOK | OPTIONAL | {"torch", "matplotlib", "pandas", "PIL"}
+
+
+def fresh_python(program: str) -> str:
+    """What `program` prints in an interpreter of its own, warnings being errors."""
+    command = [sys.executable, "-W", "error", "-c", program]
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent).stdout
+
+
+@pytest.mark.oldest_jax
+def test_import_treeviz_loads_no_optional_library_and_no_part_of_a_notebook():
+    loaded = set(fresh_python("import sys, treeviz; print(*sys.modules)").split())
+    assert "treeviz" in loaded
+    assert loaded & HEAVY == set()
+
+
+@pytest.mark.oldest_jax
+def test_import_treeviz_leaves_the_process_as_it_was():
+    program = """
+import logging, signal, sys, threading, warnings, jax, numpy as np
+
+def state():
+    python = sys.getrecursionlimit(), sys.get_int_max_str_digits(), sys.displayhook, sys.excepthook, warnings.filters[:]
+    outside = threading.active_count(), signal.getsignal(signal.SIGINT), logging.root.handlers[:]
+    return python, outside, np.get_printoptions(), np.geterr(), dict(jax.config.values)
+
+before = state()
+import treeviz
+print(before == state(), jax._src.xla_bridge.backends_are_initialized())
+"""
+    assert fresh_python(program).split() == ["True", "False"]
+
+
+@pytest.mark.oldest_jax
+def test_every_public_name_says_what_it_is_for():
+    public = {name: value for name, value in vars(treeviz).items() if not name.startswith("_")}
+    silent = [name for name, value in public.items() if not inspect.ismodule(value) and not inspect.getdoc(value)]
+    assert silent == []
+
+
+def test_the_wheel_holds_the_whole_package_and_nothing_else(tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, check=True, capture_output=True, cwd=HOUSE)
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    sources = {path.relative_to(HOUSE).as_posix() for path in [*ROOMS.rglob("*.py"), *ASSETS]}
+    assert packed == sources
+    assert wheel.stat().st_size < 250_000
+
+
+def test_jax_private_modules_are_touched_in_one_file_at_most():
+    def touches(path: Path) -> bool:
+        nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+        modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        attributes = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+        return any(module.startswith("jax._src") for module in modules) or "_src" in attributes
+
+    assert len([path.name for path in ROOMS.rglob("*.py") if touches(path)]) <= 1
+
+
+@pytest.mark.parametrize("asset", ASSETS, ids=lambda path: path.name)
+def test_the_front_end_asks_the_network_for_nothing_and_takes_no_data_for_code(asset):
+    text = re.sub(r"^\s*(//|/?\*).*$", "", asset.read_text("utf-8"), flags=re.MULTILINE)  # comments may cite
+    text = text.replace("http://www.w3.org/", "")  # the names of namespaces
+    sinks = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|new Function|\beval\("
+    addresses = r"https?://|@import|url\((?!['\"]?(?:data:|#))|\bfetch\(|XMLHttpRequest|WebSocket"
+    assert re.findall(f"{sinks}|{addresses}", text) == []
+
+
+def test_the_changelog_tells_of_this_version():
+    changelog = (HOUSE / "CHANGELOG.md").read_text("utf-8")
+    project = (HOUSE / "pyproject.toml").read_text("utf-8")
+    (version,) = re.findall(r'^version = "(.*)"$', project, re.MULTILINE)
+    assert f"## [{version}]" in changelog
