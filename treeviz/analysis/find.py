@@ -240,39 +240,35 @@ def _on_path(table: TreeTable, pattern: list[str], from_root: bool) -> np.ndarra
 
     Bit i of a row's state says that the first i segments of the pattern end at that row.
     """
-    tests = [glob_test(segment) for segment in pattern]
+    tests = [(1 << i, glob_test(segment)) for i, segment in enumerate(pattern) if segment != "**"]
     stay = sum(1 << i for i, segment in enumerate(pattern) if segment == "**")
-
-    def closed(state: int) -> int:
-        while (more := state | (state & stay) << 1) != state:
-            state = more
-        return state
-
-    def steps(segments: str) -> list[int]:
-        return [sum(1 << i for i, test in enumerate(tests) if test(part)) & ~stay for part in segments.split("/")]
-
-    start, accept = closed(1), 1 << len(pattern)
+    start, accept = _closed(1, stay), 1 << len(pattern)
     again = 0 if from_root else start
-    after: dict[tuple[int, int, int], int] = {}  # (the parent's state, key, position) -> the row's state
-    keys: dict[tuple[int, int], list[int]] = {}
-    states = [start]
-    found = np.zeros(len(table), dtype=bool)
-    found[0] = bool(start & accept)
+    moves_of: dict[int, list[int]] = {}  # by key code, and by minus the position for an index
+    states = [start]  # of the row before and of the rows above it
+    found = [bool(start & accept)]
     rows = zip(table.depth.tolist(), table.key_codes.tolist(), table.position.tolist(), strict=True)
     next(rows)
-    for row, (depth, code, position) in enumerate(rows, start=1):
-        position = 0 if code else position
-        state = after.get((before := states[depth - 1], code, position))
-        if state is None:
-            moves = keys.get((code, position))
-            if moves is None:
-                moves = keys[code, position] = steps(table.keys[code].segment if code else str(position))
-            state = before
-            for move in moves:
-                state = closed((state & move) << 1 | state & stay | again)
-            after[before, code, position] = state
-        if state & accept:
-            found[row] = True
+    for depth, code, position in rows:
+        moves = moves_of.get(code or -position)
+        if moves is None:
+            text = table.keys[code].segment if code else str(position)
+            moves = moves_of[code or -position] = [
+                sum(bit for bit, test in tests if test(segment)) for segment in text.split("/")
+            ]
+        state = states[depth - 1]
+        for move in moves:
+            state = (state & move) << 1 | state & stay | again
+            if stay:
+                state = _closed(state, stay)
+        found.append(state & accept != 0)
         del states[depth:]
         states.append(state)
-    return found
+    return np.array(found)
+
+
+def _closed(state: int, stay: int) -> int:
+    """The state with every `**` that it has reached passed over as well."""
+    while (more := state | (state & stay) << 1) != state:
+        state = more
+    return state
