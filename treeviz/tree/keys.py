@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import types
+from collections import namedtuple
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from jax import tree_util
+
+from treeviz.tree.quote import LABEL_LIMIT, guarded, mro, plain_repr, value_text, visible
 
 
 class Key(NamedTuple):
@@ -36,3 +43,92 @@ def python_expression(name: str, path: Iterable[Key]) -> str:
         for step in key.steps:
             expression = expression + step if isinstance(step, str) else f"treeviz.child({expression}, {step})"
     return expression
+
+
+class KeyTable:
+    """The different keys of one walk, each with a code. Code 0 is the index in a list or tuple."""
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = [Key("[…]", "[…]", "*", ())]
+        self._codes: dict[Key, int] = {}
+        self._strings: dict[str, int] = {}
+
+    def code(self, key: Key) -> int:
+        code = self._codes.get(key)
+        if code is None:
+            code = self._codes[key] = len(self.keys)
+            self.keys.append(key)
+        return code
+
+    def mapping(self, keys: list) -> list[int]:
+        """The codes of a dict's keys."""
+        strings = self._strings
+        return [
+            strings.get(key) or self._string(key, position)
+            if type(key) is str
+            else self.code(_mapping_key(key, position))
+            for position, key in enumerate(keys)
+        ]
+
+    def custom(self, key: Any, node: Any, child: Any, position: int) -> int:
+        """The code of a key that a registered class gave to its child at `position`."""
+        cls = type(key)
+        if cls is tree_util.GetAttrKey:
+            return self.code(_attribute_key(key.name, node, child, position))
+        if cls is tree_util.DictKey:
+            return self.code(_mapping_key(key.key, position)._replace(steps=(position,)))
+        text = guarded(lambda: visible(str(key)), lambda error: f"<a key whose str raised {type(error).__name__}>")
+        segment = str(position) if cls in (tree_util.SequenceKey, tree_util.FlattenedIndexKey) else text.strip("[]'\".")
+        return self.code(Key(text, text, segment, (position,)))
+
+    def _string(self, key: str, position: int) -> int:
+        code = len(self.keys)
+        self.keys.append(_mapping_key(key, position))
+        if len(key) <= LABEL_LIMIT:
+            self._strings[key] = code
+        return code
+
+
+def _mapping_key(key: Any, position: int) -> Key:
+    if type(key) is str and len(key) <= LABEL_LIMIT:
+        keystr = f"[{key!r}]"
+        label = visible(key)
+        return Key(label, keystr, label, (keystr,))
+    if type(key) is str:
+        label, text = visible(key), value_text(key)
+    else:
+        label = text = guarded(lambda: plain_repr(key, LABEL_LIMIT), lambda _: value_text(key, LABEL_LIMIT))
+    keystr = f"[{text}]"
+    return Key(label, keystr, label, (keystr,) if _is_pasteable(key, text) else (position,))
+
+
+def _is_pasteable(key: Any, text: str) -> bool:
+    if type(key) not in (int, bool, float, bytes, tuple, type(None)):
+        return False
+    return guarded(lambda: bool(ast.literal_eval(text) == key), lambda _: False)
+
+
+def _attribute_key(name: Any, node: Any, child: Any, position: int) -> Key:
+    name = str.__str__(name) if isinstance(name, str) else value_text(name)
+    label = visible(name)
+    attribute = name.isidentifier() and stored_attribute(node, name) is child
+    return Key(f".{label}", f".{label}", label, (f".{name}",) if attribute else (position,))
+
+
+MISSING = object()
+_TUPLE_FIELD = type(namedtuple("_", "field").field)  # type: ignore[attr-defined]
+
+
+def stored_attribute(node: Any, name: str) -> Any:
+    """What `node.name` holds if it is stored (an instance attribute, a slot, a named tuple's field).
+
+    Never runs a property or a `__getattr__`; MISSING if there is no such thing.
+    """
+    found = guarded(lambda: object.__getattribute__(node, "__dict__").get(name, MISSING), lambda _: MISSING)
+    if found is not MISSING:
+        return found
+    for cls in mro(type(node)):
+        descriptor = cls.__dict__.get(name)
+        if type(descriptor) in (types.MemberDescriptorType, _TUPLE_FIELD):
+            return guarded(lambda descriptor=descriptor: descriptor.__get__(node), lambda _: MISSING)
+    return MISSING

@@ -1,0 +1,155 @@
+"""Decide, once for each class, what the walk does with its objects, and describe its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jax import tree_util
+
+from treeviz.tree.functions import captured, describe_function
+from treeviz.tree.keys import Key, KeyTable
+from treeviz.tree.leaves import FactTable
+from treeviz.tree.level import BUILTIN_LEVELS, Level, custom_level, one_level
+from treeviz.tree.looks import Describer, describer_of
+from treeviz.tree.opaque import arrays_inside
+from treeviz.tree.quote import class_name, error_text, guarded, has_base, module_name, value_text
+from treeviz.tree.static import static_fields, static_text
+from treeviz.tree.table import Facts, Note
+from treeviz.tree.treedef import treedef_level
+
+_BUILTIN_KINDS = {list: "list", tuple: "tuple", type(None): "none"}  # all others are dicts
+
+
+class Handler(NamedTuple):
+    """What the walk does with the objects of one class."""
+
+    level: Callable[[Any, KeyTable], Level | None] | None  # how to look one level in; None: a leaf
+    describe: Callable[[Any], int]  # the code of a leaf's facts
+    has_identity: bool  # whether the same object in two places is worth a badge
+    look: Describer | None = None
+
+
+class Inlined(NamedTuple):
+    """A box and the leaf in it, which share a row."""
+
+    leaf: Any
+    key: Key  # of the leaf in the box
+    has_identity: bool
+
+
+class Describers:
+    """What one walk knows of classes, keys and facts."""
+
+    def __init__(self) -> None:
+        self.keys = KeyTable()
+        self.facts = FactTable()
+        self.notes: list[Note] = []  # on the object that was described last; the walk takes them
+        self.handlers: dict[int, Handler] = {}  # by the id of the class
+        self._classes: list[type] = []  # kept, so that no id of theirs is used again
+
+    def handler(self, thing: Any) -> Handler:
+        cls = type(thing)
+        handler = self.handlers.get(id(cls))
+        if handler is None:
+            self._classes.append(cls)
+            handler = self.handlers[id(cls)] = self._new_handler(thing, cls)
+        return handler
+
+    def handle(self, cls: type, handler: Handler) -> None:
+        """Have the objects of a class handled in a way of its own during this walk."""
+        self._classes.append(cls)
+        self.handlers[id(cls)] = handler
+
+    def handle_treedefs(self) -> None:
+        self.handle(tree_util.PyTreeDef, Handler(treedef_level, self._placeholder, False))
+
+    def trouble(self, thing: Any, what: str, error: BaseException, *, is_leaf: bool) -> int:
+        """The facts of an object that could not be described, with a note that says why."""
+        self.notes.append(Note("error", f"{what}: {error_text(error)}"))
+        cls = type(thing)
+        return self.facts.code(Facts("error", class_name(cls), is_leaf, int(is_leaf), module=module_name(cls)))
+
+    def node(self, node: Any, handler: Handler, level: Level) -> tuple[int, Level, Inlined | None]:
+        """The code of a node's facts, and its level without what is not to be shown."""
+        cls = type(node)
+        if handler.level is treedef_level:
+            cls = level.aux[0]
+            is_builtin = cls in BUILTIN_LEVELS
+            kind = _BUILTIN_KINDS.get(cls, "dict" if is_builtin else "node")
+            return self.facts.code(Facts(kind, class_name(cls), False)), level, None
+        if handler.level is not custom_level:
+            return handler.describe(node), level, None
+        if handler.look is not None:
+            return self._by_look(node, handler.look, level)
+        facts = Facts("node", class_name(cls), False, module=module_name(cls))
+        if has_base(cls, tree_util.Partial):
+            text, static = describe_function(node.func), captured(node.func)
+            facts = facts._replace(kind="closure", text=text, static=static)
+        elif has_base(cls, tuple) and hasattr(cls, "_fields"):
+            facts = facts._replace(kind="namedtuple")
+        elif level.aux is node and not level.children:
+            facts = facts._replace(kind="static", text=static_text(node))
+        else:
+            facts = facts._replace(static=static_fields(node, level.aux, self._segments(level)))
+        return self.facts.code(facts), level, None
+
+    def declared_leaf(self, node: Any) -> int:
+        """A node that the caller's `is_leaf` made a leaf."""
+        cls = type(node)
+        return self.facts.code(
+            Facts("opaque", class_name(cls), True, 1, text=value_text(node), module=module_name(cls))
+        )
+
+    def _new_handler(self, thing: Any, cls: type) -> Handler:
+        builtin = next((known for known in BUILTIN_LEVELS if cls is known), None)
+        if builtin is not None:
+            code = self.facts.code(Facts(_BUILTIN_KINDS.get(builtin, "dict"), class_name(cls), False))
+            return Handler(BUILTIN_LEVELS[builtin], lambda _: code, has_identity=True)
+        look = describer_of(cls)
+        # what raises here raises again when the node is entered, where it becomes its row's error
+        data = guarded(lambda: one_level(thing)[1], lambda _: (cls, None))
+        if data is not None:
+            return Handler(custom_level, self._placeholder, True, look)
+        if look is not None:
+            return Handler(None, lambda leaf: self._leaf_by_look(leaf, look), True)
+        describe, has_identity = self.facts.describer(cls)
+        return Handler(None, self._opaque if describe == self.facts.opaque else describe, has_identity)
+
+    def _placeholder(self, _: Any) -> int:
+        return self.facts.code(Facts("placeholder", "*", True, 1))
+
+    def _opaque(self, leaf: Any) -> int:
+        inside = arrays_inside(leaf)
+        if inside:
+            n, name = len(inside), class_name(type(leaf))
+            text = f"holds {n} array{'s' * (n > 1)} that JAX cannot see: {name} is not registered as a pytree node"
+            self.notes.append(Note("hides", text, details=inside))
+        return self.facts.opaque(leaf)
+
+    def _leaf_by_look(self, leaf: Any, look: Describer) -> int:
+        facts = self.facts.of_look(look(leaf), leaf, is_leaf=True)
+        return self.facts.code(facts)
+
+    def _by_look(self, node: Any, describe: Describer, level: Level) -> tuple[int, Level, Inlined | None]:
+        look = describe(node)
+        if look.hide and level.keys is not None:
+            shown = [i for i, code in enumerate(level.keys) if self.keys.keys[code].segment not in look.hide]
+            level = level._replace(children=[level.children[i] for i in shown], keys=[level.keys[i] for i in shown])
+        facts = self.facts.of_look(look, node, is_leaf=False)
+        if look.static is None:
+            facts = facts._replace(static=static_fields(node, level.aux, self._segments(level)))
+        if look.inline and len(level.children) == 1 and level.keys is not None:
+            leaf = level.children[0]
+            handler = self.handler(leaf)
+            if handler.level is None:
+                inner = self.facts.facts[handler.describe(leaf)]
+                facts = inner._replace(
+                    type=facts.type, module=facts.module, text=facts.text or inner.text, static=facts.static
+                )
+                key = self.keys.keys[level.keys[0]]
+                return self.facts.code(facts), Level([], None), Inlined(leaf, key, handler.has_identity)
+        return self.facts.code(facts), level, None
+
+    def _segments(self, level: Level) -> set[str]:
+        return {self.keys.keys[code].segment for code in level.keys or ()}

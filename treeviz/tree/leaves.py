@@ -1,0 +1,242 @@
+"""Describe a leaf: what kind it is, and the facts that cost nothing. Values are never read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from treeviz.tree.functions import captured, describe_function, is_function
+from treeviz.tree.looks import Look
+from treeviz.tree.quote import class_name, guarded, has_base, module_name, qualified_name, value_text, visible
+from treeviz.tree.sharding import describe_sharding
+from treeviz.tree.static import named_values
+from treeviz.tree.table import Facts
+
+LeafDescriber = Callable[[Any], int]
+
+
+class FactTable:
+    """The different facts of one walk, each with a code. Leaves that look alike are described once."""
+
+    def __init__(self) -> None:
+        self.facts: list[Facts] = []
+        self._codes: dict[Any, int] = {}
+        self._dtype_names: dict[Any, str] = {}
+        self._shardings: dict[int, Any] = {}
+        self._equal_shardings: dict[Any, Any] = {}
+        self._kept: list[Any] = []  # so that the id of a sharding is not used again
+
+    def code(self, facts: Facts) -> int:
+        code = self._codes.get(facts)
+        if code is None:
+            code = self._codes[facts] = len(self.facts)
+            self.facts.append(facts)
+        return code
+
+    def _remember(self, look: Any, facts: Facts) -> int:
+        code = self._codes[look] = self.code(facts)
+        return code
+
+    def describer(self, cls: type) -> tuple[LeafDescriber, bool]:
+        """How leaves of this class are described, and whether their identity matters."""
+        if has_base(cls, jax.core.Tracer):
+            return self.tracer, False
+        if has_base(cls, jax.Array):
+            return (self.array if class_name(cls) == "ArrayImpl" else self.key), True
+        if has_base(cls, np.ndarray):
+            return self.numpy, True
+        if has_base(cls, np.generic):
+            return self.numpy_scalar, False
+        if has_base(cls, bool, int, float, complex):
+            return self.scalar, False
+        if has_base(cls, str, bytes, bytearray):
+            return self.string, False
+        if has_base(cls, jax.ShapeDtypeStruct) or (class_name(cls) == "ShapedArray" and "jax" in module_name(cls)):
+            return self.abstract, False
+        if class_name(cls) in ("Ref", "MutableArray") and "jax" in module_name(cls):
+            return self.ref, True
+        return (self.function, False) if is_function(cls) else (self.opaque, True)
+
+    def array(self, leaf: Any) -> int:
+        sharding = self._same_sharding(leaf.sharding)
+        shape, dtype, weak, committed = leaf.shape, leaf.dtype, leaf.weak_type, leaf.committed
+        deleted = leaf.is_deleted()
+        look = (deleted, shape, dtype, weak, committed, id(sharding))
+        code = self._codes.get(look)
+        if code is not None:
+            return code
+        facts = self._array_facts("deleted" if deleted else "array", "jax.Array", leaf)
+        where = describe_sharding(sharding, tuple(shape), committed)
+        return self._remember(look, facts._replace(weak=weak, sharding=where))
+
+    def _same_sharding(self, sharding: Any) -> Any:
+        """One object for equal shardings, which is kept: its id is used in looks."""
+        same = self._shardings.get(id(sharding))
+        if same is None:
+            same = self._equal_shardings.setdefault(sharding, sharding)
+            self._shardings[id(sharding)] = same
+            self._kept.append(sharding)
+        return same
+
+    def key(self, leaf: Any) -> int:
+        deleted = guarded(leaf.is_deleted, lambda _: False)
+        facts = self._array_facts("deleted" if deleted else "key", "PRNG key", leaf)
+        sharding = guarded(lambda: leaf.sharding, lambda _: None)
+        committed = guarded(lambda: leaf.committed, lambda _: None)
+        return self.code(
+            facts._replace(
+                parameters=0, sharding=sharding and describe_sharding(sharding, tuple(leaf.shape), committed)
+            )
+        )
+
+    def numpy(self, leaf: Any) -> int:
+        cls, shape, dtype = type(leaf), np.ndarray.shape.__get__(leaf), np.ndarray.dtype.__get__(leaf)
+        look = (id(cls), shape, dtype)
+        code = self._codes.get(look)
+        if code is not None:
+            return code
+        type_text = f"np.{class_name(cls)}" if module_name(cls).partition(".")[0] == "numpy" else class_name(cls)
+        n_elements = _product(shape)
+        facts = Facts(
+            "numpy", type_text, True, 1, n_elements, n_elements * dtype.itemsize, shape, self._dtype_name(dtype)
+        )
+        if dtype == jax.dtypes.float0:
+            facts = facts._replace(kind="float0", parameters=0, bytes=0, dtype="float0")
+        elif dtype.kind in "OSUMm" or dtype.names is not None:
+            facts = facts._replace(parameters=0, text="not a JAX dtype")
+        return self._remember(look, facts)
+
+    def numpy_scalar(self, leaf: Any) -> int:
+        dtype = np.generic.dtype.__get__(leaf)  # type: ignore[attr-defined]
+        text = guarded(lambda: visible(str(np.generic.item(leaf)), 60), lambda _: "")  # type: ignore[arg-type]
+        parameters = 1 if dtype.kind in "biufcV" and dtype.names is None else 0
+        return self.code(
+            Facts(
+                "scalar",
+                class_name(type(leaf)),
+                True,
+                1,
+                parameters,
+                dtype.itemsize,
+                (),
+                self._dtype_name(dtype),
+                text=text,
+            )
+        )
+
+    def scalar(self, leaf: Any) -> int:
+        cls = type(leaf)
+        return self.code(
+            Facts(
+                "scalar",
+                class_name(cls),
+                True,
+                1,
+                text=value_text(leaf),
+                weak=any(cls is scalar for scalar in (bool, int, float, complex)),
+            )
+        )
+
+    def string(self, leaf: Any) -> int:
+        cls = type(leaf)
+        base = next(base for base in (str, bytes, bytearray) if has_base(cls, base))
+        text = value_text(base.__getitem__(leaf, slice(0, 500)), 80)
+        n_characters = base.__len__(leaf)
+        if n_characters > 500:
+            text = f"{text}… ({n_characters:,} {'characters' if base is str else 'bytes'})"
+        return self.code(Facts("string", class_name(cls), True, 1, text=text))
+
+    def abstract(self, leaf: Any) -> int:
+        weak = bool(getattr(leaf, "weak_type", False))
+        sharding = getattr(leaf, "sharding", None)
+        if sharding is not None:
+            sharding = self._same_sharding(sharding)
+        shape, dtype = leaf.shape, leaf.dtype
+        look = (id(type(leaf)), shape, dtype, weak, id(sharding))
+        code = self._codes.get(look)
+        if code is not None:
+            return code
+        facts = self._array_facts("abstract", class_name(type(leaf)), leaf)
+        where = None if sharding is None else describe_sharding(sharding, tuple(shape), None)
+        return self._remember(look, facts._replace(weak=weak, sharding=where))
+
+    def tracer(self, leaf: Any) -> int:
+        aval = leaf.aval
+        name = class_name(type(leaf))
+        text = _TRACERS.get(name, "")
+        if not hasattr(aval, "shape"):
+            return self.code(Facts("tracer", name, True, 1, dtype=value_text(aval), text=text))
+        facts = self._array_facts("tracer", name, aval)
+        return self.code(facts._replace(weak=bool(getattr(aval, "weak_type", False)), text=text))
+
+    def ref(self, leaf: Any) -> int:
+        return self.code(self._array_facts("ref", class_name(type(leaf)), leaf))
+
+    def function(self, leaf: Any) -> int:
+        text = describe_function(leaf)
+        static = captured(leaf)
+        return self.code(
+            Facts("function", "function", True, 1, text=text, static=static, module=module_name(type(leaf)))
+        )
+
+    def opaque(self, leaf: Any) -> int:
+        cls = type(leaf)
+        text = value_text(leaf)
+        if text == f"<{qualified_name(cls)}>":
+            text = ""
+        return self.code(Facts("opaque", class_name(cls), True, 1, text=text, module=module_name(cls)))
+
+    def of_look(self, look: Look, thing: Any, *, is_leaf: bool) -> Facts:
+        cls = type(thing)
+        return Facts(
+            kind=look.kind or ("opaque" if is_leaf else "node"),
+            type=visible(look.type) if look.type else class_name(cls),
+            is_leaf=is_leaf,
+            leaves=int(is_leaf),
+            parameters=0 if look.shape is None or not is_leaf else _product(look.shape),
+            bytes=look.bytes,
+            shape=look.shape,
+            dtype=visible(look.dtype),
+            module=module_name(cls),
+            text=visible(look.text),
+            static=named_values(look.static or ()),
+        )
+
+    def _array_facts(self, kind: str, type_text: str, array: Any) -> Facts:
+        shape = tuple(array.shape)
+        n_bytes = guarded(lambda: int(array.nbytes), lambda _: -1)
+        n_elements = _product(shape)
+        if n_bytes < 0:  # an aval
+            n_bytes = guarded(lambda: n_elements * int(array.dtype.itemsize), lambda _: 0)
+        dtype = self._dtype_name(array.dtype)
+        n_parameters = 0 if dtype.startswith("key<") else n_elements if n_elements >= 0 else 0
+        return Facts(kind, type_text, True, 1, n_parameters, n_bytes, shape, dtype)
+
+    def _dtype_name(self, dtype: Any) -> str:
+        name = self._dtype_names.get(dtype)
+        if name is None:
+            name = self._dtype_names[dtype] = visible(str(dtype), 80)
+        return name
+
+
+def _product(shape: tuple) -> int:
+    # a symbolic dimension is no int: such an array has no size yet
+    n = 1
+    for size in shape:
+        if not isinstance(size, int):
+            return 0
+        n *= size
+    return n
+
+
+_TRACERS = {
+    "DynamicJaxprTracer": "traced for jit",
+    "JaxprTracer": "traced for partial evaluation",
+    "JVPTracer": "differentiated (forward)",
+    "LinearizeTracer": "differentiated (linearized)",
+    "BatchTracer": "mapped by vmap: the shape of one example",
+    "ShardMapTracer": "inside shard_map: the shape of one shard",
+}

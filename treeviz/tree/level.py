@@ -1,0 +1,109 @@
+"""One level of a node: its children with their keys, as JAX flattens it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from jax import tree_util
+
+from treeviz.tree.keys import KeyTable
+from treeviz.tree.quote import class_name, error_text
+
+
+class Level(NamedTuple):
+    """A node, one level deep.
+
+    Attributes:
+      children: In the order in which JAX flattens.
+      keys: A code of the `KeyTable` for each child; None for a list or tuple, whose keys are positions.
+      aux: What JAX keeps in the treedef.
+      trouble: Why JAX itself would refuse this node, or "".
+    """
+
+    children: list
+    keys: list[int] | None
+    aux: Any = None
+    trouble: str = ""
+
+
+def one_level(node: Any) -> tuple[list[tuple[tuple, Any]], tuple[type, Any] | None]:
+    """[((key,), child), ...] and (type, aux), or None instead of these for a leaf.
+
+    Runs the flatten function of the node's class, and lets through what it raises. Never enters a
+    child, so a node that contains itself is no trouble.
+    """
+    # The usual `is_leaf=lambda x: x is not node` never ends on a node that contains itself, and
+    # `flatten_one_level_with_keys` gives every NamedTuple field the first field's key (jax#39297).
+    called = False
+
+    def is_below(_: Any) -> bool:
+        nonlocal called
+        called, was_called = True, called
+        return was_called
+
+    children, treedef = tree_util.tree_flatten_with_path(node, is_leaf=is_below)
+    return children, treedef.node_data()
+
+
+def child(node: Any, position: int) -> Any:
+    """The child at `position` of any pytree node, in the order in which JAX flattens it.
+
+    This is what a copied path uses where Python has no notation of its own, for instance below a
+    custom node that was registered without keys.
+
+    Raises:
+      IndexError: The node has no such child.
+      TypeError: JAX sees a leaf here.
+    """
+    children, data = one_level(node)
+    if data is None:
+        raise TypeError(f"child: JAX sees a leaf here, a {type(node).__name__}, which has no children.")
+    if not 0 <= position < len(children):
+        raise IndexError(f"child: a {type(node).__name__} with {len(children)} children has no child {position}.")
+    return children[position][1]
+
+
+def list_level(node: list | tuple, keys: KeyTable) -> Level:
+    return Level(list(node), None)
+
+
+def none_level(node: None, keys: KeyTable) -> Level:
+    return Level([], None)
+
+
+def dict_level(node: dict, keys: KeyTable) -> Level:
+    """Keys sorted as JAX sorts them; in insertion order, with the reason, if they cannot be sorted."""
+    items = list(node.items())
+    trouble = ""
+    try:
+        items.sort(key=itemgetter(0))
+    except Exception as error:
+        types = ", ".join(sorted({class_name(type(key)) for key, _ in items}))
+        trouble = f"JAX cannot flatten this dict: its keys ({types}) cannot be sorted: {error_text(error)}"
+    return Level([value for _, value in items], keys.mapping([key for key, _ in items]), trouble=trouble)
+
+
+def ordered_dict_level(node: OrderedDict, keys: KeyTable) -> Level:
+    items = list(node.items())
+    return Level([value for _, value in items], keys.mapping([key for key, _ in items]))
+
+
+def custom_level(node: Any, keys: KeyTable) -> Level | None:
+    """A node of any registered class, or None for a leaf. Lets through what its flatten function raises."""
+    pairs, data = one_level(node)
+    if data is None:
+        return None
+    codes = [keys.custom(path[0], node, kid, i) for i, (path, kid) in enumerate(pairs)]
+    return Level([kid for _, kid in pairs], codes, data[1])
+
+
+BUILTIN_LEVELS = {
+    list: list_level,
+    tuple: list_level,
+    dict: dict_level,
+    OrderedDict: ordered_dict_level,
+    defaultdict: dict_level,
+    type(None): none_level,
+}

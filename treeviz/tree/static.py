@@ -1,0 +1,63 @@
+"""Static data: what a node keeps in the treedef, where no transformation sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from treeviz.tree.keys import MISSING, stored_attribute
+from treeviz.tree.opaque import arrays_inside
+from treeviz.tree.quote import VALUE_LIMIT, guarded, mro, plain_repr, qualified_name, value_text, visible
+
+_MAX_FIELDS = 64
+
+
+def static_fields(node: Any, aux: Any, children: Collection[str]) -> tuple[tuple[str, str], ...]:
+    """(name, value) of the static fields of a registered node.
+
+    The fields of a dataclass that are not children, whatever library made it one; of any other
+    class what its flatten function returned as auxiliary data.
+    """
+    names = [name for name in _field_names(type(node)) if name not in children]
+    if not names:
+        return () if aux is None or aux == () or _field_names(type(node)) else (("aux", static_text(aux)),)
+    values = {name: stored_attribute(node, name) for name in names}
+    dropped = _dropped(values, aux)
+    return named_values((f"{name} (dropped)" if name in dropped else name, value) for name, value in values.items())
+
+
+def named_values(pairs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """The pairs, bounded and printable."""
+    return tuple(
+        (visible(name, 80), "(not set)" if value is MISSING else static_text(value))
+        for name, value in list(pairs)[:_MAX_FIELDS]
+    )
+
+
+def static_text(value: Any) -> str:
+    """Like `value_text`; a class's own `repr` is used if it has one and no array hangs off the object."""
+    text = value_text(value)
+    if text != f"<{qualified_name(type(value))}>" or arrays_inside(value):
+        return text
+    own_repr = next(base for base in mro(type(value)) if "__repr__" in base.__dict__)
+    return text if own_repr is object else guarded(lambda: plain_repr(value, VALUE_LIMIT), lambda _: text)
+
+
+def _field_names(cls: type) -> list[str]:
+    for base in mro(cls):
+        fields = base.__dict__.get("__dataclass_fields__")
+        if type(fields) is dict:
+            return [str(name) for name, field in fields.items() if field._field_type.name == "_FIELD"]
+    return []
+
+
+def _dropped(values: dict[str, Any], aux: Any) -> set[str]:
+    """The `drop_fields` of `register_dataclass`: neither child nor metadata, lost when it is unflattened.
+
+    JAX does not tell their names, but its aux is the tuple of the metadata themselves.
+    """
+    if type(aux) is not tuple or len(aux) >= len(values):
+        return set()
+    kept = {id(value) for value in aux}
+    dropped = {name for name, value in values.items() if id(value) not in kept}
+    return dropped if kept <= {id(value) for value in values.values()} else set()
