@@ -44,7 +44,8 @@ class FactTable:
         """How leaves of this class are described, and whether their identity matters."""
         if has_base(cls, jax.core.Tracer):
             return self.tracer, False
-        if has_base(cls, jax.Array):
+        # Before jax 0.5 the class of arrays comes from jaxlib and has no base.
+        if has_base(cls, jax.Array) or (module_name(cls), class_name(cls)) == ("jaxlib.xla_extension", "ArrayImpl"):
             return (self.array if class_name(cls) == "ArrayImpl" else self.key), True
         if has_base(cls, np.ndarray):
             return self.numpy, True
