@@ -28,6 +28,7 @@ class Handler(NamedTuple):
     describe: Callable[[Any], int]  # the code of a leaf's facts
     has_identity: bool  # whether the same object in two places is worth a badge
     look: Describer | None = None
+    is_builtin: bool = False  # a container of Python: all look the same
 
 
 class Inlined(NamedTuple):
@@ -78,8 +79,6 @@ class Describers:
             is_builtin = cls in BUILTIN_LEVELS
             kind = _BUILTIN_KINDS.get(cls, "dict" if is_builtin else "node")
             return self.facts.code(Facts(kind, class_name(cls), False)), level, None
-        if handler.level is not custom_level:
-            return handler.describe(node), level, None
         if handler.look is not None:
             return self._by_look(node, handler.look, level)
         facts = Facts("node", class_name(cls), False, module=module_name(cls))
@@ -105,7 +104,7 @@ class Describers:
         builtin = next((known for known in BUILTIN_LEVELS if cls is known), None)
         if builtin is not None:
             code = self.facts.code(Facts(_BUILTIN_KINDS.get(builtin, "dict"), class_name(cls), False))
-            return Handler(BUILTIN_LEVELS[builtin], lambda _: code, has_identity=True)
+            return Handler(BUILTIN_LEVELS[builtin], lambda _: code, has_identity=True, is_builtin=True)
         look = describer_of(cls)
         # what raises here raises again when the node is entered, where it becomes its row's error
         data = guarded(lambda: one_level(thing)[1], lambda _: (cls, None))

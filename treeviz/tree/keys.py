@@ -60,15 +60,14 @@ class KeyTable:
             self.keys.append(key)
         return code
 
-    def mapping(self, keys: list) -> list[int]:
+    def mapping(self, items: list[tuple[Any, Any]]) -> list[int]:
         """The codes of a dict's keys."""
-        strings = self._strings
-        return [
-            strings.get(key) or self._string(key, position)
-            if type(key) is str
-            else self.code(_mapping_key(key, position))
-            for position, key in enumerate(keys)
-        ]
+        known = self._strings.get
+        # only a string is looked up at once: the hash of another key may be somebody's code
+        codes = [known(key, 0) if type(key) is str else 0 for key, _ in items]
+        if 0 in codes:
+            codes = [code or self._mapping_code(items[i][0], i) for i, code in enumerate(codes)]
+        return codes
 
     def custom(self, key: Any, node: Any, child: Any, position: int) -> int:
         """The code of a key that a registered class gave to its child at `position`."""
@@ -81,11 +80,11 @@ class KeyTable:
         segment = str(position) if cls in (tree_util.SequenceKey, tree_util.FlattenedIndexKey) else text.strip("[]'\".")
         return self.code(Key(text, text, segment, (position,)))
 
-    def _string(self, key: str, position: int) -> int:
-        code = len(self.keys)
+    def _mapping_code(self, key: Any, position: int) -> int:
+        if type(key) is not str or len(key) > LABEL_LIMIT:
+            return self.code(_mapping_key(key, position))
+        code = self._strings[key] = len(self.keys)
         self.keys.append(_mapping_key(key, position))
-        if len(key) <= LABEL_LIMIT:
-            self._strings[key] = code
         return code
 
 

@@ -77,17 +77,18 @@ def dict_level(node: dict, keys: KeyTable) -> Level:
     """Keys sorted as JAX sorts them; in insertion order, with the reason, if they cannot be sorted."""
     items = list(node.items())
     trouble = ""
-    try:
-        items.sort(key=itemgetter(0))
-    except Exception as error:
-        types = ", ".join(sorted({class_name(type(key)) for key, _ in items}))
-        trouble = f"JAX cannot flatten this dict: its keys ({types}) cannot be sorted: {error_text(error)}"
-    return Level([value for _, value in items], keys.mapping([key for key, _ in items]), trouble=trouble)
+    if len(items) > 1:
+        try:
+            items.sort(key=itemgetter(0))
+        except Exception as error:
+            types = ", ".join(sorted({class_name(type(key)) for key, _ in items}))
+            trouble = f"JAX cannot flatten this dict: its keys ({types}) cannot be sorted: {error_text(error)}"
+    return Level([value for _, value in items], keys.mapping(items), None, trouble)
 
 
 def ordered_dict_level(node: OrderedDict, keys: KeyTable) -> Level:
     items = list(node.items())
-    return Level([value for _, value in items], keys.mapping([key for key, _ in items]))
+    return Level([value for _, value in items], keys.mapping(items))
 
 
 def custom_level(node: Any, keys: KeyTable) -> Level | None:

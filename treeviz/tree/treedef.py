@@ -26,9 +26,9 @@ def _key_codes(data: tuple[type, Any], n_children: int, keys: KeyTable) -> list[
     if cls in (list, tuple):
         return None
     if cls in (dict, OrderedDict):
-        return keys.mapping(list(aux))
+        return keys.mapping([(key, None) for key in aux])
     if cls is defaultdict:
-        return keys.mapping(list(aux[1]))
+        return keys.mapping([(key, None) for key in aux[1]])
     names = list(getattr(cls, "_fields", ()))
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls) if not field.metadata.get("static")]

@@ -11,7 +11,6 @@ from jax import tree_util
 
 from treeviz.tree.describe import Describers, Handler, Inlined
 from treeviz.tree.keys import Key, index_key
-from treeviz.tree.level import Level
 from treeviz.tree.quote import class_name, error_text, guarded, module_name, visible
 from treeviz.tree.table import Facts, Note, TreeTable
 
@@ -164,29 +163,37 @@ class _Scanner:
         if self._is_leaf is not None and self._declared_leaf(node):
             fact_codes.append(of.declared_leaf(node))
             return None
-        if handler.has_identity and self._is_met_again(node, row):
+        if handler.has_identity and id(node) in self._first_rows and self._is_met_again(node, row):
             return None
         try:
             level = handler.level(node, of.keys)  # type: ignore[misc]
             if level is None:
                 fact_codes.append(handler.describe(node))
                 return None
-            fact_code, level, inlined = of.node(node, handler, level)
+            if handler.is_builtin:
+                fact_codes.append(handler.describe(node))
+            else:
+                fact_code, level, inlined = of.node(node, handler, level)
+                fact_codes.append(fact_code)
+                if inlined is not None:
+                    self._inline(node, row, inlined)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             fact_codes.append(of.trouble(node, "flattening this node raised", error, is_leaf=False))
             return None
-        fact_codes.append(fact_code)
-        if level.trouble:
-            of.notes.append(Note("error", level.trouble))
-        if inlined is not None:
-            self._inline(node, row, inlined)
-        if not level.children:
+        children, key_codes, _, trouble = level
+        if trouble:
+            of.notes.append(Note("error", trouble))
+        if not children:
             return None
         if handler.has_identity:
             self._first_rows.setdefault(id(node), row)
-        return self._frame(row, level, above)
+        if key_codes is None:
+            key_codes = [0] * len(children)
+        if self._fair or len(self.things) + len(children) > self._max_rows:
+            return self._fair_frame(row, children, key_codes, above)
+        return _Frame(row, above.depth + 1, children, key_codes, self._max_rows)
 
     def _declared_leaf(self, node: Any) -> bool:
         def complain(error: BaseException) -> bool:
@@ -197,9 +204,7 @@ class _Scanner:
 
     def _is_met_again(self, node: Any, row: int) -> bool:
         """Whether a node is not to be walked: it contains itself, or would be repeated once too often."""
-        first = self._first_rows.get(id(node))
-        if first is None:
-            return False
+        first = self._first_rows[id(node)]
         facts, cls = self._of.facts, type(node)
         if self._ends[first] == _OPEN:
             self._of.notes.append(Note("cycle", "contains itself: JAX cannot flatten this tree", first))
@@ -234,25 +239,21 @@ class _Scanner:
         if first != row and (row, first) not in self._met_again[-1:]:
             self._met_again.append((row, first))
 
-    def _frame(self, row: int, level: Level, above: _Frame) -> _Frame:
-        children, now, limit = level.children, len(self.things), above.limit
-        if self._fair:
-            waiting = len(above.children) - above.next
-            nodes = above.nodes_from[above.next] if above.nodes_from else waiting
-            limit = now + max((limit - now - waiting) // (nodes + 1), 0)
-        key_codes = level.keys if level.keys is not None else [0] * len(children)
-        room = limit - now
+    def _fair_frame(self, row: int, children: list, key_codes: list[int], above: _Frame) -> _Frame:
+        """The frame of a node that gets no more than its share of the rows that are left."""
+        if not self._fair:
+            raise _Overflow
+        now, waiting = len(self.things), len(above.children) - above.next
+        nodes_waiting = above.nodes_from[above.next] if above.nodes_from else 0
+        room = max((above.limit - now - waiting) // (nodes_waiting + 1), 0)
         if len(children) > room:
-            if not self._fair:
-                raise _Overflow
             kept = max(room - 1, 0)
             more = self._of.keys.code(Key("…", "", "…", ()))
             key_codes = [*key_codes[:kept], more]
             children = [*children[:kept], _LeftOut(len(children) - kept)]
-        frame = _Frame(row, above.depth + 1, children, key_codes, limit)
-        if self._fair:
-            are_nodes = (self._of.handler(child).level is not None for child in reversed(children))
-            frame.nodes_from = [*accumulate(are_nodes, initial=0)][::-1]
+        frame = _Frame(row, above.depth + 1, children, key_codes, now + room)
+        are_nodes = (self._of.handler(child).level is not None for child in reversed(children))
+        frame.nodes_from = [*accumulate(are_nodes, initial=0)][::-1]
         return frame
 
     def table(self, name: str) -> TreeTable:
