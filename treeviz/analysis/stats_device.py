@@ -1,0 +1,122 @@
+"""Value statistics of what lies on an accelerator: one program per shape and dtype, on the device that holds it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from treeviz.analysis.stats_summary import BINS, FIRST_EXPONENT, N_BINS, NEGINF, Summaries, nothing
+
+MAX_ELEMENTS = 2**32 - 1  # of one shard: counts are uint32
+
+
+def launch(shard: jax.Array) -> tuple[jax.Array, bool]:
+    """Start the reduction of a single-device array, and do not wait for it.
+
+    Returns:
+      uint32[...] on the same device, for `summaries_of`, and whether it holds float64.
+    """
+    (device,) = shard.sharding.device_set
+    wide = device.platform != "tpu"  # a TPU has no float64
+    with _undisturbed(), jax.default_device(device):
+        return _reduced(shard, wide=wide), wide
+
+
+def fetch(arrays: list[jax.Array]) -> list[np.ndarray]:
+    """What was launched, in one transfer."""
+    with _undisturbed():
+        return jax.device_get(arrays)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """JAX as it is by default, and no trace: in this thread, for a moment, whatever the user has set."""
+    enable_x64 = getattr(jax, "enable_x64", None)
+    if enable_x64 is None:  # jax < 0.8
+        from jax.experimental import enable_x64
+    with contextlib.ExitStack() as stack:
+        for context in (
+            jax.ensure_compile_time_eval(),
+            enable_x64(True),
+            jax.debug_nans(False),
+            jax.debug_infs(False),
+            jax.disable_jit(False),
+            jax.check_tracer_leaks(False),  # type: ignore[attr-defined]
+            jax.transfer_guard("allow"),
+            jax.numpy_rank_promotion("allow"),
+            jax.numpy_dtype_promotion("standard"),
+        ):
+            stack.enter_context(context)
+        yield
+
+
+@partial(jax.jit, static_argnames="wide")
+def _reduced(x: jax.Array, *, wide: bool) -> jax.Array:
+    """uint32[...]: bits, which no debugging option of JAX looks into, of the moments and the counts of x."""
+    values = _real(x, wide)
+    n_mantissa, bias, word = (52, 1023, jnp.uint64) if values.dtype == jnp.float64 else (23, 127, jnp.uint32)
+    # From the bits, since XLA may take a denormal number for a zero.
+    bits = lax.bitcast_convert_type(values, word)
+    magnitude = (bits << 1) >> 1
+    infinity = word((2 * bias + 1) << n_mantissa)
+    finite, zero = magnitude < infinity, magnitude == 0
+    exponent = (magnitude >> n_mantissa).astype(jnp.int32)
+
+    bins = jnp.clip(exponent - (bias + FIRST_EXPONENT), 0, N_BINS - 1)
+    every_bin = lax.broadcasted_iota(jnp.int32, (N_BINS, *x.shape), 0)
+    counts = jnp.concatenate(
+        [
+            jnp.stack([_count(zero), _count(magnitude > infinity), _count(bits == infinity)]),
+            jnp.stack([_count((magnitude == infinity) & (bits != infinity)), _count(finite)]),
+            jnp.sum((bins == every_bin) & finite & ~zero, axis=tuple(range(1, x.ndim + 1)), dtype=jnp.uint32),
+        ]
+    )
+    # Sums are taken after scaling by a power of two, so that no square is too large or too small.
+    top = jnp.clip(jnp.max(jnp.where(finite, exponent, 0)), 1, 2 * bias - 1)
+    scale = lax.bitcast_convert_type((2 * bias - top).astype(word) << n_mantissa, values.dtype)
+    wider = jnp.float64 if wide else jnp.float32
+    scaled = jnp.where(finite, values * scale, 0).astype(wider)
+    n = jnp.maximum(counts[4], 1).astype(wider)
+    mean = jnp.sum(scaled) / n
+    std = jnp.sqrt(jnp.sum(jnp.where(finite, scaled - mean, 0) ** 2) / n)
+    least = jnp.min(jnp.where(finite, values, jnp.inf))
+    greatest = jnp.max(jnp.where(finite, values, -jnp.inf))
+    floats = jnp.stack([mean, std, least.astype(wider), greatest.astype(wider)])
+    exponent_of_scale = (top - bias).astype(jnp.uint32)
+    return jnp.concatenate([lax.bitcast_convert_type(floats, jnp.uint32).reshape(-1), exponent_of_scale[None], counts])
+
+
+def _real(x: jax.Array, wide: bool) -> jax.Array:
+    """float32 or float64 with the values of x, or their magnitudes if x is complex."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        values = jnp.abs(x.astype(jnp.complex128) if wide else x)
+        limit = jnp.finfo(values.dtype).max
+        values = jnp.where(jnp.isfinite(x), jnp.minimum(values, limit), values)
+        return jnp.where(jnp.isnan(x), jnp.nan, values)
+    exact_in_float32 = x.dtype == jnp.float32 or x.dtype.itemsize < 4
+    return x.astype(jnp.float64 if wide and not exact_in_float32 else jnp.float32)
+
+
+def _count(mask: jax.Array) -> jax.Array:
+    return jnp.sum(mask, dtype=jnp.uint32)
+
+
+def summary_of_bits(bits: np.ndarray, wide: bool) -> Summaries:
+    """What `launch` measured."""
+    n_words = 8 if wide else 4
+    mean, std, least, greatest = bits[:n_words].view(np.float64 if wide else np.float32).astype(np.float64)
+    exponent = bits[n_words : n_words + 1].view(np.int32)[0]
+    counts_and_n = bits[n_words + 1 :].astype(np.int64)
+    moments, counts = summary = nothing(1)
+    n = counts_and_n[NEGINF + 1]
+    if n:
+        moments[:, 0] = n, np.ldexp(mean, exponent), np.ldexp(std, exponent), least, greatest
+    counts[0, : NEGINF + 1] = counts_and_n[: NEGINF + 1]
+    counts[0, BINS:] = counts_and_n[NEGINF + 2 :]
+    return summary
