@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -111,6 +111,28 @@ class TreeTable:
     def with_columns(self, *columns: Column) -> TreeTable:
         """The same rows with more columns; one of the same name is replaced."""
         return replace(self, columns={**self.columns, **{c.name: c for c in columns}})
+
+    def with_headline(self, *headline: str) -> TreeTable:
+        return replace(self, headline=headline)
+
+    def with_notes(self, notes: Mapping[int, tuple[Note, ...]]) -> TreeTable:
+        """The same rows with more badges."""
+        return replace(
+            self, notes={**self.notes, **{row: (*self.notes.get(row, ()), *more) for row, more in notes.items()}}
+        )
+
+    def chosen(self, names: Iterable[str]) -> tuple[Column, ...]:
+        """The columns of these names.
+
+        Raises:
+          ValueError: There is no such column.
+        """
+        names = tuple(names)
+        unknown = [name for name in names if name not in self.columns]
+        if unknown:
+            hint = " Statistics are computed on request: render(tree, stats=True)." if "nan" not in self.columns else ""
+            raise ValueError(f"no column {', '.join(map(repr, unknown))}; there are {', '.join(self.columns)}.{hint}")
+        return tuple(self.columns[name] for name in names)
 
     def fact_column(self, name: str, levels, *, title: str = "", **how) -> Column:
         """A column that follows from the facts alone: `levels` has one entry per entry of `facts`."""

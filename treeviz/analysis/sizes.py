@@ -1,0 +1,66 @@
+"""How much there is: leaves, parameters and bytes of every subtree, and of the tree in a line."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from treeviz.tree.column import Column
+from treeviz.tree.numbers import bytes_text, count_text, percent_text
+from treeviz.tree.rollup import rolled_up
+from treeviz.tree.table import TreeTable
+
+
+def size_columns(table: TreeTable) -> tuple[Column, ...]:
+    """The columns parameters, bytes and leaves, which roll up as sums; shared leaves count wherever they stand."""
+    return (
+        _sum_column(table, "parameters", "count", "Elements of arrays; Python scalars are none"),
+        _sum_column(table, "bytes", "bytes", "Bytes of arrays, 1 kB = 1000 B"),
+        _sum_column(table, "leaves", "count", "Leaves, as JAX counts them"),
+    )
+
+
+def _sum_column(table: TreeTable, name: str, format, help: str) -> Column:
+    levels = np.array([getattr(facts, name) for facts in table.facts], dtype=np.int64)
+    return table.fact_column(name, levels, format=format, rollup="sum", help=help)
+
+
+def is_first(table: TreeTable) -> np.ndarray:
+    """bool[n_rows]: False for what stands elsewhere already, so that sums over the rest are of unique things."""
+    first = np.ones(len(table), dtype=bool)
+    for row, notes in table.notes.items():
+        if any(note.kind == "shared" and note.row >= 0 for note in notes):
+            first[row : table.end[row]] = False
+    return first
+
+
+def headline(table: TreeTable) -> tuple[str, ...]:
+    """The tree in a few words: "148 leaves", "124.4 M parameters", "497.8 MB", "float32 100 %"."""
+    columns = {column.name: column for column in size_columns(table)}
+    unique = is_first(table)
+    at_least = "≥ " if any(note.kind == "more" for notes in table.notes.values() for note in notes) else ""
+
+    def total(name: str, words: tuple[str, str]) -> str:
+        values = columns[name].values
+        write = bytes_text if name == "bytes" else count_text
+        everything, once = (write(int(part.sum())) for part in (values, values[unique]))
+        text = f"{at_least}{everything} {words[everything != '1']}".strip()
+        return text if once == everything else f"{text} ({once} unique)"
+
+    parts = [total("leaves", ("leaf", "leaves"))]
+    if columns["bytes"].values.any():
+        parts += [total("parameters", ("parameter", "parameters")), total("bytes", ("", "")), *_dtypes(table)]
+    return tuple(parts)
+
+
+def _dtypes(table: TreeTable) -> list[str]:
+    """The dtypes that hold most of the parameters, with their share."""
+    n_rows = np.bincount(table.fact_codes, minlength=len(table.facts))
+    counts: Counter[str] = Counter()
+    for facts, n in zip(table.facts, n_rows.tolist(), strict=True):
+        if facts.dtype and facts.parameters:
+            counts[facts.dtype] += facts.parameters * n
+    whole = sum(counts.values())
+    texts = [f"{dtype} {percent_text(n, whole)}" for dtype, n in counts.most_common(3)]
+    return [", ".join(texts) + (", …" if len(counts) > 3 else "")] if texts else []

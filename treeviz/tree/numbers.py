@@ -1,0 +1,54 @@
+"""Numbers as people read them. The front end writes them in the same way."""
+
+from __future__ import annotations
+
+import math
+
+_COUNT_UNITS = ("K", "M", "G", "T", "P", "E")
+_BYTES_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def count_text(n: float) -> str:
+    """ "1,234", "124.4 M": exact below 100,000, one decimal above."""
+    n = int(n)
+    return f"{n:,}" if abs(n) < 100_000 else _scaled(n, _COUNT_UNITS)
+
+
+def bytes_text(n: float) -> str:
+    """ "512 B", "497.8 MB": a kB is 1000 bytes."""
+    n = int(n)
+    return f"{n} B" if abs(n) < 1000 else _scaled(n, _BYTES_UNITS)
+
+
+def number_text(x: float) -> str:
+    """Four significant digits: "0.02", "-1.234e-5", "12346", "1.235e6"."""
+    x = float(x)
+    if math.isnan(x):
+        return "NaN"
+    if math.isinf(x):
+        return "inf" if x > 0 else "-inf"
+    if 9999.5 <= abs(x) < 999_999.5:
+        return f"{x:.0f}"
+    digits, _, exponent = f"{x:.4g}".partition("e")
+    if not exponent:
+        return "0" if digits == "-0" else digits
+    return f"{digits}e{int(exponent)}"
+
+
+def percent_text(part: float, whole: float) -> str:
+    """ "31 %", "<1 %"; "" of nothing."""
+    if not part or not whole:
+        return ""
+    share = 100 * part / whole
+    return "<1 %" if share < 1 else f"{math.floor(share + 0.5)} %"
+
+
+def _scaled(n: int, units: tuple[str, ...]) -> str:
+    """One decimal in the largest unit that leaves a digit before the point; halves go up."""
+    sign, n = ("-", -n) if n < 0 else ("", n)
+    for i, unit in enumerate(units):
+        scale = 1000 ** (i + 1)
+        tenths = (10 * n + scale // 2) // scale
+        if tenths < 10_000 or i == len(units) - 1:
+            return f"{sign}{tenths // 10}.{tenths % 10} {unit}"
+    raise AssertionError("units is never empty")

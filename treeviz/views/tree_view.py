@@ -1,0 +1,98 @@
+"""What `render` gives: a tree that shows itself wherever it lands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from shutil import get_terminal_size
+
+from treeviz.tree.column import Column
+from treeviz.tree.table import Row, TreeTable
+from treeviz.views import files
+from treeviz.views.page import fragment, page
+from treeviz.views.terminal import terminal_ascii, terminal_color
+from treeviz.views.text import text
+
+MAX_ROWS_IN_TERMINAL = 60
+
+
+class TreeView:
+    """A snapshot of a pytree: a page in a notebook, text in a terminal, a file on request.
+
+    It shows the same for ever, whatever happens to the tree, and keeps no array alive.
+
+    Attributes:
+      table: The `TreeTable` behind it.
+      columns: The columns that are shown at first.
+    """
+
+    def __init__(
+        self,
+        table: TreeTable,
+        columns: Sequence[Column],
+        *,
+        depth: int | None = None,
+        values: dict[int, str] | None = None,
+    ) -> None:
+        self.table = table
+        self.columns = tuple(columns)
+        self._depth = depth
+        self._values = values
+
+    def find(self, query: str) -> list[Row]:
+        """The rows that match a query, as in the search box; see `TreeTable.find`."""
+        return self.table.find(query)
+
+    def html(self) -> str:
+        """The tree as a whole HTML document, which needs nothing beside it."""
+        return page(self.table, self.columns, depth=self._depth, values=self._values)
+
+    def text(self, *, max_rows: int | None = None, width: int | None = None, color: bool = False) -> str:
+        """The tree as aligned text: all of it, or `max_rows` rows, of every subtree the first ones."""
+        return text(self.table, self.columns, width=width, max_rows=max_rows, depth=self._depth, color=color)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the tree to a file, and return its path.
+
+        The suffix decides: `.html` a page that works offline, `.txt` all rows as text, `.json` all rows
+        for programs, `.svg` and `.png` a picture of the first rows.
+
+        Raises:
+          ValueError: Any other suffix.
+        """
+        return files.save(self, Path(path))
+
+    def show(self) -> Path | None:
+        """Show the tree: in a notebook below the cell, from a script in the browser.
+
+        Returns:
+          The page that was written, or None in a notebook. Where there is no browser to open it in, as
+          over ssh, its path is printed.
+        """
+        return files.show(self)
+
+    @cached_property
+    def _fragment(self) -> str:
+        return fragment(self.table, self.columns, depth=self._depth, values=self._values)
+
+    def _repr_html_(self) -> str:
+        return self._fragment
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        makers: dict[str, Callable[[], str]] = {"text/plain": self.__repr__, "text/html": self._repr_html_}
+        wanted = [kind for kind in makers if (not include or kind in include) and kind not in (exclude or ())]
+        return {kind: makers[kind]() for kind in wanted}
+
+    def __repr__(self) -> str:
+        """The first rows, for the terminal; coloured only on a terminal that has colours."""
+        return text(
+            self.table,
+            self.columns,
+            width=get_terminal_size((100, 24)).columns,
+            max_rows=MAX_ROWS_IN_TERMINAL,
+            depth=self._depth,
+            color=terminal_color(sys.stdout),
+            ascii=terminal_ascii(sys.stdout),
+        )
