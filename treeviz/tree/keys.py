@@ -127,7 +127,7 @@ def stored_attribute(node: Any, name: str) -> Any:
     if found is not MISSING:
         return found
     for cls in mro(type(node)):
-        descriptor = cls.__dict__.get(name)
+        descriptor: Any = cls.__dict__.get(name)
         if type(descriptor) in (types.MemberDescriptorType, _TUPLE_FIELD):
             return guarded(lambda descriptor=descriptor: descriptor.__get__(node), lambda _: MISSING)
     return MISSING

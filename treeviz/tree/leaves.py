@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from treeviz.tree.functions import captured, describe_function, is_function
 from treeviz.tree.looks import Look
@@ -42,7 +43,7 @@ class FactTable:
 
     def describer(self, cls: type) -> tuple[LeafDescriber, bool]:
         """How leaves of this class are described, and whether their identity matters."""
-        if has_base(cls, jax.core.Tracer):
+        if has_base(cls, Tracer):
             return self.tracer, False
         # Before jax 0.5 the class of arrays comes from jaxlib and has no base.
         if has_base(cls, jax.Array) or (module_name(cls), class_name(cls)) == ("jaxlib.xla_extension", "ArrayImpl"):

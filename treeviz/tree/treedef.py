@@ -6,13 +6,11 @@ import dataclasses
 from collections import OrderedDict, defaultdict
 from typing import Any
 
-from jax import tree_util
-
 from treeviz.tree.keys import Key, KeyTable
 from treeviz.tree.level import Level
 
 
-def treedef_level(treedef: tree_util.PyTreeDef, keys: KeyTable) -> Level | None:
+def treedef_level(treedef: Any, keys: KeyTable) -> Level | None:
     """The children of a treedef, or None where it stands for a leaf."""
     data = treedef.node_data()
     if data is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from operator import length_hint
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,19 +53,19 @@ def scan(
     return scanner.table(name), scanner.things
 
 
-class _Frame:
+class _Frame(NamedTuple):
     """A node whose children are being walked."""
 
-    __slots__ = ("children", "depth", "key_codes", "limit", "next", "nodes_from", "row")
+    row: int
+    depth: int  # of the children
+    children: list
+    key_codes: list[int]
+    waiting: Iterator[int]  # the positions of the children that are still to be walked
+    limit: int = MAX_ROWS  # the row before which the subtree is to end; for fair shares, as the next
+    nodes_from: Sequence[int] = ()  # how many of the children from i on are nodes
 
-    def __init__(self, row: int, depth: int, children: list, key_codes: list[int], limit: int) -> None:
-        self.row = row
-        self.depth = depth
-        self.children = children
-        self.key_codes = key_codes
-        self.limit = limit  # the row before which the subtree is to end
-        self.next = 0
-        self.nodes_from: list[int] = []  # how many of the children from i on are nodes; for fair shares
+
+_new_frame = _Frame._make
 
 
 class _LeftOut(NamedTuple):
@@ -104,11 +105,13 @@ class _Scanner:
         positions, key_codes, fact_codes = self._positions, self._key_codes, self._fact_codes
         first_rows, handlers = self._first_rows, self._of.handlers
 
-        stack = [_Frame(-1, 0, [tree], [0], self._max_rows)]
+        keys, max_rows = of.keys, self._max_rows
+        is_simple = self._is_leaf is None and not self._fair
+
+        stack = [_new_frame((-1, 0, [tree], [0], iter((0,)), max_rows, [1, 0]))]
         while stack:
-            frame = stack[-1]
-            parent, depth, children, codes = frame.row, frame.depth, frame.children, frame.key_codes
-            for position in range(frame.next, len(children)):
+            parent, depth, children, codes, waiting, _, _ = stack[-1]
+            for position in waiting:
                 thing = children[position]
                 row = len(things)
                 things.append(thing)
@@ -118,9 +121,34 @@ class _Scanner:
                 key_codes.append(codes[position])
                 ends.append(row + 1)
                 handler = handlers.get(id(type(thing))) or of.handler(thing)
+                if handler.is_builtin and is_simple and id(thing) not in first_rows:
+                    # what `_enter` does, short, since most nodes of most trees are dicts and lists
+                    below, below_codes, _, trouble = handler.level(thing, keys)  # type: ignore[misc]
+                    fact_codes.append(handler.describe(thing))
+                    if trouble:
+                        self._notes[row] = [Note("error", trouble)]
+                    if below:
+                        if row + len(below) >= max_rows:
+                            raise _Overflow
+                        first_rows[id(thing)] = row
+                        ends[row] = _OPEN
+                        stack.append(
+                            _new_frame(
+                                (
+                                    row,
+                                    depth + 1,
+                                    below,
+                                    below_codes or [0] * len(below),
+                                    iter(range(len(below))),
+                                    0,
+                                    None,
+                                )
+                            )
+                        )
+                        break
+                    continue
                 if handler.level is not None:
-                    frame.next = position + 1
-                    below = self._enter(thing, row, handler, frame)
+                    below = self._enter(thing, row, handler, stack[-1])
                     if of.notes:
                         self._take_notes(row)
                     if below is not None:
@@ -193,7 +221,7 @@ class _Scanner:
             key_codes = [0] * len(children)
         if self._fair or len(self.things) + len(children) > self._max_rows:
             return self._fair_frame(row, children, key_codes, above)
-        return _Frame(row, above.depth + 1, children, key_codes, self._max_rows)
+        return _Frame(row, above.depth + 1, children, key_codes, iter(range(len(children))))
 
     def _declared_leaf(self, node: Any) -> bool:
         def complain(error: BaseException) -> bool:
@@ -243,18 +271,18 @@ class _Scanner:
         """The frame of a node that gets no more than its share of the rows that are left."""
         if not self._fair:
             raise _Overflow
-        now, waiting = len(self.things), len(above.children) - above.next
-        nodes_waiting = above.nodes_from[above.next] if above.nodes_from else 0
+        now, waiting = len(self.things), length_hint(above.waiting)
+        nodes_waiting = above.nodes_from[len(above.children) - waiting]
         room = max((above.limit - now - waiting) // (nodes_waiting + 1), 0)
         if len(children) > room:
             kept = max(room - 1, 0)
             more = self._of.keys.code(Key("…", "", "…", ()))
             key_codes = [*key_codes[:kept], more]
             children = [*children[:kept], _LeftOut(len(children) - kept)]
-        frame = _Frame(row, above.depth + 1, children, key_codes, now + room)
         are_nodes = (self._of.handler(child).level is not None for child in reversed(children))
-        frame.nodes_from = [*accumulate(are_nodes, initial=0)][::-1]
-        return frame
+        nodes_from = [*accumulate(are_nodes, initial=0)][::-1]
+        waiting = iter(range(len(children)))
+        return _Frame(row, above.depth + 1, children, key_codes, waiting, now + room, nodes_from)
 
     def table(self, name: str) -> TreeTable:
         ends = np.array(self._ends, dtype=np.int32)
