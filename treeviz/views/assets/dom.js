@@ -1,0 +1,67 @@
+// @ts-check
+// Small things that the browser lacks.
+
+/**
+ * An element with attributes (true: the bare name; a function: a listener) and children. Text stays text.
+ * @param {string} tag
+ * @param {Record<string, any>} [attributes]
+ * @param {...(Node | string)} children
+ * @returns {any}
+ */
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (value !== false && value !== undefined) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** A bar chart of heights up to 255. @param {ArrayLike<number>} heights @param {string} label */
+export function bar_chart(heights, label) {
+  const make = (tag, attributes) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const name in attributes) element.setAttribute(name, attributes[name]);
+    return element;
+  };
+  const path = Array.from(heights, (height, i) => `M${i} 255V${255 - height}h.85V255z`).join("");
+  const viewBox = `0 0 ${heights.length} 255`;
+  const chart = make("svg", { viewBox, preserveAspectRatio: "none", class: "bars", role: "img", "aria-label": label });
+  chart.append(make("path", { d: path }));
+  return chart;
+}
+
+/** Put text on the clipboard, also where the clipboard interface is not offered. @param {string} text @param {Node} place @returns {Promise<boolean>} */
+export async function copy(text, place) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = h("textarea", { class: "unseen" });
+    const focused = /** @type {ShadowRoot} */ (place.getRootNode()).activeElement;
+    area.value = text;
+    place.appendChild(area);
+    area.select();
+    const copied = document.execCommand("copy");
+    area.remove();
+    /** @type {HTMLElement | null} */ (focused)?.focus();
+    return copied;
+  }
+}
+
+/** Follow the host's theme: where its text is light, so are we dark. @param {HTMLElement} host @param {HTMLElement} root @param {AbortSignal} signal */
+export function follow_theme(host, root, signal) {
+  const look = () => {
+    const [red, green, blue] = getComputedStyle(host).color.match(/[\d.]+/g)?.map(Number) ?? [0, 0, 0];
+    root.classList.toggle("dark", 0.3 * red + 0.6 * green + 0.1 * blue > 140);
+  };
+  // A theme's style sheet may come a moment after the attribute that announces it.
+  const soon = () => (look(), setTimeout(look, 300));
+  const observer = new MutationObserver(soon);
+  for (const element of [document.documentElement, document.body])
+    observer.observe(element, { attributeFilter: ["class", "style", "data-jp-theme-name", "data-jp-theme-light", "data-theme", "data-vscode-theme-kind"] });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon, { signal });
+  signal.addEventListener("abort", () => observer.disconnect());
+  look();
+}

@@ -1,0 +1,197 @@
+// @ts-check
+// The rows on the screen: only they are in the document.
+import { bar_chart, h } from "./dom.js";
+
+/** @typedef {import("./view.js").View} View */
+
+export const ROW_HEIGHT = 22;
+// Browsers give up on elements that are taller than some 17 million pixels.
+const MAX_HEIGHT = 12e6;
+const MAX_LEVELS = 16;
+const CH = 7.8;
+const WIDTHS = { label: 16, count: 11, bytes: 11, number: 11, histogram: 12 };
+const GLYPHS = {
+  dict: "{}", list: "[]", tuple: "()", namedtuple: "(.)", none: "∅", node: "◇", module: "◆", static: "§", closure: "λ",
+  array: "▦", numpy: "▤", scalar: "#", string: "“”", abstract: "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
+  ref: "&", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", error: "!", cycle: "↻", repeat: "=", more: "…",
+};
+// What may be missing from the text of a badge, since its row says it.
+const LOUD = ["error", "cycle", "more", "hides"];
+
+export class Grid {
+  /** @param {View} view */
+  constructor(view) {
+    this.view = view;
+    this.head = h("div", { class: "head", role: "group", "aria-label": "Sort by" });
+    this.window = h("div", { class: "window", role: "none" });
+    this.tree = h(
+      "div",
+      { class: "tree", role: "tree", tabindex: "0", "aria-label": view.tree.name, "aria-multiselectable": "true" },
+      this.window,
+    );
+    this.element = h("div", { class: "scroller", scroll: () => this.paint() }, this.head, this.tree);
+    /** @type {HTMLElement[]} */
+    this.pool = [];
+    /** How far the rows are above where their numbers say, when the tree is too tall for an element. */
+    this.shift = 0;
+    this.last_top = 0;
+    this.columns = [];
+    this.n_printed = 0;
+    const observer = new ResizeObserver(() => this.resize());
+    observer.observe(this.element);
+    view.signal.addEventListener("abort", () => observer.disconnect());
+  }
+
+  get n_in_sight() {
+    return Math.max(1, Math.floor((this.element.clientHeight - this.head.offsetHeight) / ROW_HEIGHT));
+  }
+
+  /** Choose the columns that have room; bytes stay longest, then the order counts. */
+  resize() {
+    let room = this.element.clientWidth / CH - 29;
+    const wanted = this.view.columns.filter((column) => !column.hidden);
+    const fitting = [...wanted].sort((a, b) => +(b.format === "bytes") - +(a.format === "bytes"));
+    const kept = new Set(fitting.filter((column) => column.format === "type" || (room -= WIDTHS[column.format]) >= 0));
+    this.columns = wanted.filter((column) => kept.has(column));
+    const tracks = this.columns.map((c) => (c.format === "type" ? "minmax(13ch, 64ch)" : `${WIDTHS[c.format]}ch`));
+    this.element.style.setProperty("--tracks", ["minmax(15ch, 44ch)", ...tracks, "1fr"].join(" "));
+    this.step = this.element.clientWidth < 500 ? 10 : 16;
+    this.view.root.classList.toggle("narrow", this.view.root.clientWidth < 720);
+    this.pool = [];
+    this.window.replaceChildren();
+    this.paint_head();
+    this.paint(true);
+  }
+
+  paint_head() {
+    const { sorting } = this.view;
+    const title = (column) => {
+      const order = sorting.column === column ? (sorting.descending ? "descending" : "ascending") : "";
+      const arrow = order && h("span", { class: "arrow", "aria-hidden": "true" }, sorting.descending ? "▼" : "▲");
+      const label = order && `${column.title}, sorted ${order}`;
+      return h("button", { class: `cell ${column.format}`, title: column.help || `sort by ${column.title}`, "aria-label": label || undefined,
+        click: () => this.view.sort_by(column) }, column.title, arrow);
+    };
+    const focused = [...this.head.children].indexOf(this.head.getRootNode().activeElement);
+    this.head.replaceChildren(...[this.view.key_column, ...this.columns].map(title));
+    this.head.children[focused]?.focus();
+  }
+
+  /** Put the rows in sight into the document. @param {boolean} [all] what they show has changed, too */
+  paint(all = false) {
+    const { rows } = this.view;
+    const { clientHeight, scrollTop } = this.element;
+    const total = rows.count * ROW_HEIGHT;
+    const height = Math.min(total, MAX_HEIGHT);
+    const sight = clientHeight - this.head.offsetHeight;
+    this.tree.style.height = `${height}px`;
+    if (total === height || scrollTop <= 0) this.shift = 0;
+    else if (scrollTop >= height - sight - 1) this.shift = total - height;
+    else if (Math.abs(scrollTop - this.last_top) > sight) this.shift = Math.round((scrollTop / (height - sight)) * (total - sight)) - scrollTop;
+    this.last_top = scrollTop;
+    const top = Math.max(0, Math.min(scrollTop + this.shift, total - sight));
+    const first = this.n_printed ? 0 : Math.floor(top / ROW_HEIGHT);
+    const n = this.n_printed || Math.min(rows.count - first, Math.ceil(sight / ROW_HEIGHT) + 1);
+    if (!all && first === this.first && n === this.n) return;
+    this.first = first;
+    this.n = n;
+    while (this.pool.length < n) this.pool.push(this.window.appendChild(this.#new_row()));
+    while (this.pool.length > n) this.pool.pop()?.remove();
+    this.pool.forEach((element, i) => this.#fill(element, rows.visible[first + i]));
+    this.window.style.transform = `translateY(${first * ROW_HEIGHT - this.shift}px)`;
+    this.#point_to_active();
+  }
+
+  /** Bring a place in sight onto the screen. @param {number} index */
+  scroll_to(index) {
+    const total = this.view.rows.count * ROW_HEIGHT;
+    const sight = this.element.clientHeight - this.head.offsetHeight;
+    const top = this.element.scrollTop + this.shift;
+    const wanted = index * ROW_HEIGHT;
+    if (wanted >= top && wanted + ROW_HEIGHT <= top + sight) return this.paint(true);
+    const far = Math.abs(wanted - top) > 2 * sight;
+    const goal = Math.max(0, Math.min(total - sight, far ? wanted - sight / 2 : wanted < top ? wanted : wanted + ROW_HEIGHT - sight));
+    const height = Math.min(total, MAX_HEIGHT);
+    this.tree.style.height = `${height}px`;
+    this.element.scrollTop = total === height ? goal : (goal / (total - sight)) * (height - sight);
+    this.last_top = this.element.scrollTop;
+    this.shift = total === height ? 0 : Math.round(goal - this.last_top);
+    this.paint(true);
+  }
+
+  #point_to_active() {
+    const element = this.pool.find((element) => element.id === `row${this.view.active}`);
+    if (element) this.tree.setAttribute("aria-activedescendant", element.id);
+    else this.tree.removeAttribute("aria-activedescendant");
+  }
+
+  #new_row() {
+    const cell = (name) => h("span", { class: `cell ${name}` });
+    return h("div", { class: "row", role: "treeitem" }, cell("key"), ...this.columns.map((column) => cell(column.format)));
+  }
+
+  /** @param {HTMLElement} element @param {number} row */
+  #fill(element, row) {
+    const { tree, rows, selected, active } = this.view;
+    const kind = tree.of(row, "kind");
+    const open = rows.has_children(row) ? rows.is_open(row) : undefined;
+    const what = tree.of(row, "what");
+    const notes = tree.notes(row);
+    const parent = tree.parent[row];
+    const attributes = {
+      id: `row${row}`,
+      "data-kind": kind,
+      "data-look": look_of(tree, row, kind),
+      "aria-level": tree.depth[row] + 1,
+      "aria-setsize": rows.n_seen[parent + 1],
+      "aria-posinset": rows.place_among[row],
+      "aria-selected": selected.has(row),
+      "aria-expanded": open,
+      "aria-label": [tree.label(row), what, ...notes.map((note) => note[0])].filter(Boolean).join(", "),
+    };
+    for (const name in attributes) {
+      if (attributes[name] === undefined) element.removeAttribute(name);
+      else element.setAttribute(name, attributes[name]);
+    }
+    element.classList.toggle("active", row === active);
+    element.classList.toggle("hit", rows.hits?.[row] === 1);
+    const depth = tree.depth[row];
+    element.style.setProperty("--indent", `${Math.min(depth, MAX_LEVELS) * (this.step)}px`);
+    const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
+    key.dataset.glyph = GLYPHS[kind] ?? "·";
+    key.textContent = depth > MAX_LEVELS ? `⋯${depth} ${tree.label(row)}` : tree.label(row);
+    this.columns.forEach((column, i) => {
+      if (column.format === "type") fill_type(cells[i], tree, row, what, notes);
+      else if (column.format === "histogram") cells[i].replaceChildren(bar_chart(column.bars(row), column.title));
+      else cells[i].textContent = column.text(row);
+      if (column.format === "bytes") cells[i].style.setProperty("--share", `${(100 * column.values[row]) / column.values[0] || 0}%`);
+    });
+  }
+
+  /** The row on the screen at an event's place, and whether the place is that of the arrow. @param {MouseEvent} event */
+  row_at(event) {
+    const element = /** @type {Element} */ (event.target).closest(".row");
+    if (!element) return { row: -1, on_arrow: false };
+    const indent = parseFloat(/** @type {HTMLElement} */ (element).style.getPropertyValue("--indent"));
+    return { row: +element.id.slice(3), on_arrow: event.clientX - element.getBoundingClientRect().left < indent + 20 };
+  }
+}
+
+/** Absent and empty things are ghosts; troubles stand out. */
+function look_of(tree, row, kind) {
+  if (["error", "cycle", "opaque", "deleted"].includes(kind)) return "trouble";
+  if (tree.of(row, "is_leaf")) return kind === "abstract" || kind === "tracer" || kind === "placeholder" ? "abstract" : "leaf";
+  return tree.n_children[row] ? "node" : "ghost";
+}
+
+function fill_type(cell, tree, row, what, notes) {
+  const n = tree.n_children[row];
+  const text = what.endsWith(tree.of(row, "text")) ? "" : tree.of(row, "text");
+  const fields = tree.of(row, "static").map(([name, value]) => `${name}=${value}`);
+  const dim = [...(n ? [`${n.toLocaleString("en-US")} ${n === 1 ? "child" : "children"}`] : []), ...fields].join(" · ");
+  cell.replaceChildren(text ? `${what} ${text}` : what);
+  if (dim) cell.append(h("span", { class: "dim" }, dim));
+  for (const [kind, sentence] of notes)
+    cell.append(h("span", { class: "badge", "data-note": kind, title: sentence }, LOUD.includes(kind) ? `${kind}: ${sentence}` : kind));
+  cell.title = [what, text, ...fields].filter(Boolean).join("\n");
+}

@@ -1,0 +1,33 @@
+// @ts-check
+// Numbers as people read them, as tree/numbers.py writes them.
+
+/** @type {(n: number, units: string[]) => string} */
+function scaled(n, units) {
+  const size = Math.abs(n);
+  let i = 0;
+  let tenths = 0;
+  do {
+    const scale = 1000 ** ++i;
+    tenths = Math.floor((10 * size + scale / 2) / scale);
+  } while (tenths >= 10000 && i < units.length);
+  return `${n < 0 ? "-" : ""}${Math.floor(tenths / 10)}.${tenths % 10} ${units[i - 1]}`;
+}
+
+/** @type {(n: number) => string} "1,234", "124.4 M" */
+export const countText = (n) =>
+  Math.abs(n) < 1e5 ? n.toLocaleString("en-US") : scaled(n, ["K", "M", "G", "T", "P", "E"]);
+
+/** @type {(n: number) => string} "512 B", "497.8 MB" */
+export const bytesText = (n) =>
+  Math.abs(n) < 1000 ? `${n} B` : scaled(n, ["kB", "MB", "GB", "TB", "PB", "EB"]);
+
+/** @type {(x: number) => string} four significant digits */
+export function numberText(x) {
+  if (!Number.isFinite(x)) return x > 0 ? "inf" : x < 0 ? "-inf" : "NaN";
+  const size = Math.abs(+x.toPrecision(4));
+  if (size >= 10000 && Math.abs(x) < 999999.5) return x.toFixed(0);
+  if (size >= 1e-4 && size < 10000) return String(+x.toPrecision(4));
+  if (!size) return "0";
+  const [digits, exponent] = x.toExponential(3).split("e");
+  return `${+digits}e${+exponent}`;
+}

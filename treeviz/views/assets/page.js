@@ -1,0 +1,13 @@
+// @ts-check
+// Bring the views of a page to life: each once, however many copies of this script the page holds.
+import { mount } from "./treeviz.js";
+
+const MOUNTED = Symbol.for("treeviz");
+
+for (const host of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-treeviz='1']"))) {
+  const data = host.querySelector("script");
+  if (data && !host[MOUNTED]) {
+    host[MOUNTED] = true;
+    mount(host, Uint8Array.from(atob(data.textContent ?? ""), (character) => character.charCodeAt(0)));
+  }
+}

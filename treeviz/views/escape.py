@@ -1,0 +1,42 @@
+"""Put text into HTML: one function for each place that text can go to, and no other way in."""
+
+from __future__ import annotations
+
+_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_ATTRIBUTE = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;", "\n": "&#10;"})
+
+
+class Markup(str):
+    """HTML that we have built: it is not escaped again."""
+
+    __slots__ = ()
+
+
+def text(content: str) -> Markup:
+    """What stands between two tags."""
+    if type(content) is Markup:
+        return content
+    # A lone surrogate has no UTF-8: it would break the file, so it is shown as its escape.
+    content = str.__str__(content).encode("utf-8", "backslashreplace").decode()
+    return Markup(content.translate(_TEXT))
+
+
+def attribute(value: str) -> Markup:
+    """What stands between the quotes of an attribute."""
+    value = str.__str__(value).encode("utf-8", "backslashreplace").decode()
+    return Markup(value.translate(_ATTRIBUTE))
+
+
+def element(tag: str, *content: str, **attributes: str | bool | None) -> Markup:
+    """An HTML element around text, which is escaped, and around `Markup`, which is not.
+
+    `class_` stands for "class", `data_x` for "data-x"; True writes the bare name, None and False nothing.
+    """
+    opening = [tag]
+    for name, value in attributes.items():
+        name = name.rstrip("_").replace("_", "-")
+        if value is True:
+            opening.append(name)
+        elif value is not None and value is not False:
+            opening.append(f'{name}="{attribute(value)}"')
+    return Markup(f"<{' '.join(opening)}>{''.join(map(text, content))}</{tag}>")

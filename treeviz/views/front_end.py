@@ -1,0 +1,75 @@
+"""The one front end, as text: the modules of `assets/` joined into one, with the stylesheet in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from base64 import b64encode
+from functools import cache
+from pathlib import Path
+
+_ASSETS = Path(__file__).with_name("assets")
+# Each after those that it imports.
+_MODULES = (
+    "numbers.js",
+    "payload.js",
+    "globs.js",
+    "words.js",
+    "query.js",
+    "rows.js",
+    "dom.js",
+    "detail.js",
+    "grid.js",
+    "view.js",
+    "keys.js",
+    "toolbar.js",
+    "treeviz.js",
+)
+
+
+@cache
+def module_text() -> str:
+    """The front end as one ES module that exports `mount`."""
+    styles = f"const STYLES = {json.dumps(_stylesheet_text())};\n"
+    return styles + "".join(map(_joinable, _MODULES))
+
+
+@cache
+def page_module_text() -> str:
+    """The same, and it brings the views of the page that it is in to life."""
+    return module_text() + _joinable("page.js")
+
+
+@cache
+def packed_page_module() -> str:
+    """`page_module_text`, deflated, in base64: a third of its size. The loader unpacks it."""
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packed = deflate.compress(page_module_text().encode()) + deflate.flush()
+    return b64encode(packed).decode()
+
+
+@cache
+def loader_text() -> str:
+    """The script that unpacks the front end and runs it."""
+    return _joinable("loader.js")
+
+
+def _stylesheet_text() -> str:
+    text = (_ASSETS / "treeviz.css").read_text("utf-8")
+    return re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)).strip()
+
+
+def _joinable(name: str) -> str:
+    """A module without imports (what it needs stands before it), comments and indentation.
+
+    Nothing here knows JavaScript, so our modules have line comments on lines of their own, imports on one
+    line each, no text that spans lines, and no text with the start of a block comment in it.
+    """
+    text = (_ASSETS / name).read_text("utf-8")
+    text = re.sub(r"/\*\*.*?\*/", "", text, flags=re.DOTALL)
+    lines = (line.strip() for line in text.splitlines())
+    kept = [line for line in lines if line and not line.startswith(("//", "import "))]
+    if name != "treeviz.js":
+        kept = [line.removeprefix("export ") for line in kept]
+    return "\n".join(kept) + "\n"

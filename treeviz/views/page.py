@@ -1,0 +1,87 @@
+"""A table as HTML: a part for notebooks, or a document of its own."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+
+from treeviz.tree.column import Column
+from treeviz.tree.table import TreeTable
+from treeviz.views.escape import Markup, attribute, text
+from treeviz.views.front_end import loader_text, packed_page_module, page_module_text
+from treeviz.views.payload import FORMAT, pack
+from treeviz.views.static import outline
+
+_SCRIPT = re.compile(r"<script\b[^>]*>(.*?)</script\s*>", re.DOTALL | re.IGNORECASE)
+
+
+def fragment(
+    table: TreeTable,
+    columns: Sequence[Column],
+    *,
+    depth: int | None = None,
+    values: Mapping[int, str] | None = None,
+) -> str:
+    """What a notebook shows: the first rows as plain HTML, and the script and the data that make it a whole view.
+
+    Args:
+      columns: Shown at first, in this order; the reader can add the table's other columns.
+      depth: How many levels are open at first; None: as many as fit. The plain rows go no deeper.
+      values: Pages of HTML that show the values of some rows, by row number; shown in a sandbox.
+    """
+    return _host(table, columns, depth, values) + _script()
+
+
+def page(
+    table: TreeTable,
+    columns: Sequence[Column],
+    *,
+    title: str = "",
+    depth: int | None = None,
+    values: Mapping[int, str] | None = None,
+) -> str:
+    """The same as a document that stands alone: no request leaves it, and no other script runs in it."""
+    title = title or " · ".join((table.name, *table.headline))
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {_script_policy(values or {})}"
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{attribute(policy)}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark">'
+        f"<title>{text(title)}</title></head>\n"
+        f'<body style="margin:0"><main style="margin:8px">\n{_host(table, columns, depth, values, " data-page")}\n</main>{_script()}</body></html>\n'
+    )
+
+
+def _host(
+    table: TreeTable, columns: Sequence[Column], depth: int | None, values: Mapping[int, str] | None, kind: str = ""
+) -> str:
+    """The element that the front end takes over: the plain rows, and the packed table."""
+    data = b64encode(pack(table, columns, depth=depth, values=values)).decode()
+    return (
+        f'<div class="treeviz" data-treeviz="{FORMAT}" data-lm-suppress-shortcuts="true"{kind}>'
+        f"{outline(table, columns, depth=depth)}"
+        f'<script type="application/octet-stream">{data}</script></div>'
+    )
+
+
+@cache
+def _script() -> Markup:
+    return Markup(
+        f'<script type="text/treeviz">{packed_page_module()}</script><script type="module">{loader_text()}</script>'
+    )
+
+
+@cache
+def _script_hash(script: str) -> str:
+    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
+
+
+def _script_policy(values: Mapping[int, str]) -> str:
+    """The front end runs, and in the sandboxed frames of `values`, which inherit the policy, their own scripts."""
+    scripts = dict.fromkeys(script for html in values.values() for script in _SCRIPT.findall(html) if script)
+    builds_functions = any("new Function" in script for script in scripts)
+    hashes = map(_script_hash, (loader_text(), page_module_text(), *scripts))
+    return " ".join(["script-src", *hashes, *(["'unsafe-eval'"] if builds_functions else [])])
