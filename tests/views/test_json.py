@@ -1,0 +1,86 @@
+"""The machine-readable form: valid, complete, and the same as what the table's rows say."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from analysis.query_trees import TREES, array, item, node, table
+
+from treeviz.tree.column import Column
+from treeviz.tree.keys import Key
+from treeviz.tree.walk import walk
+from treeviz.views.json import MAX_PATH_DEPTH, to_json
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def read(tree, columns=None):
+    columns = list(tree.columns.values()) if columns is None else columns
+    return json.loads(to_json(tree, columns), parse_constant=refuse)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_every_row_says_what_the_table_says(name):
+    tree = TREES[name]()
+    document = read(tree)
+    assert document["format"] == "treeviz/1"
+    assert document["name"] == tree.name
+    assert len(document["rows"]) == len(tree)
+    for row, written in zip(tree, document["rows"], strict=True):
+        assert written["number"] == row.number
+        assert written["parent"] == (None if row.parent is None else row.parent.number)
+        assert written["depth"] == row.depth
+        assert written["keystr"] == row.keystr
+        assert written["path"] == row.path
+        assert written["expression"] == row.expression
+        assert written["keystr"].endswith(written["key"])
+        assert written["leaf"] == row.is_leaf
+        assert (written["kind"], written["type"], written["dtype"]) == (row.kind, row.type, row.dtype)
+        assert written["shape"] == (None if row.shape is None else list(row.shape))
+        assert written.get("static", []) == [list(pair) for pair in row.facts.static]
+        assert [note["text"] for note in written.get("notes", [])] == [note.text for note in row.notes]
+        below = [tree[i].facts for i in range(row.number, row.end)]
+        for size in ("parameters", "bytes", "leaves"):
+            assert written[size] == sum(getattr(facts, size) for facts in below)
+    assert document["rows"][0]["bytes"] > 0
+
+
+def test_what_is_not_finite_is_null_or_a_word():
+    one = [(0, 0, node("dict")), *((1, item(key), array("float32")) for key in "abcd")]
+    tree = table("t", one, x=[math.nan, math.nan, math.inf, -math.inf, 0.5])
+    column = Column("x", "x", tree.columns["x"].levels, format="number", rollup="none")
+    assert [row["values"]["x"] for row in read(tree, [column])["rows"]] == [None, None, "Infinity", "-Infinity", 0.5]
+
+
+def test_a_histogram_is_a_list_of_counts_and_labels_are_texts():
+    tree = table("t", [(0, 0, node("dict")), (1, 0, array("float32", 3)), (1, 1, array("float32", 5))])
+    histogram = Column("h", "h", np.array([[0, 0], [1, 2], [5, 0]]), format="histogram", rollup="sum")
+    where = tree.fact_column("where", ['a"\ud800', "b", ""])
+    values = [row["values"] for row in read(tree, [histogram, where])["rows"][:2]]
+    assert values == [{"h": [6, 2], "where": 'a"\ud800'}, {"h": [1, 2], "where": "b"}]
+
+
+def test_without_columns_each_row_has_no_values():
+    assert [row["values"] for row in read(TREES["names"](), [])["rows"]] == [{}] * 11
+
+
+def test_the_file_of_a_deep_tree_grows_with_its_depth_only():
+    key = Key("key", "['key']", "key", ("['key']",))
+    deep = table("deep", [(0, 0, node("dict")), *((d, key, node("dict")) for d in range(1, 5000))])
+    text = to_json(deep, [])
+    rows = json.loads(text)["rows"]
+    assert len(text) < 5000 * 500
+    assert rows[MAX_PATH_DEPTH]["keystr"] == "['key']" * MAX_PATH_DEPTH
+    assert "keystr" not in rows[MAX_PATH_DEPTH + 1]
+    assert (rows[4999]["key"], rows[4999]["parent"]) == ("['key']", 4998)
+
+
+def test_keys_that_look_like_json_or_markup_stay_keys():
+    strange = ['"}],', "</script>", "\n", "\u202e", "\ud800", "\x00", "é"]
+    tree = walk({key: 1 for key in strange}, name='a"b')
+    document = read(tree)
+    assert document["name"] == 'a"b'
+    assert sorted(eval(row["expression"].removeprefix('a"b'))[0] for row in document["rows"][1:]) == sorted(strange)

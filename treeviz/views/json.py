@@ -1,0 +1,149 @@
+"""A table as JSON, for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from treeviz.tree.column import Column
+from treeviz.tree.keys import python_expression
+from treeviz.tree.rollup import rolled_up
+from treeviz.tree.table import Facts, Note, TreeTable
+
+FORMAT = "treeviz/1"
+MAX_PATH_DEPTH = 64
+_SIZES = ("parameters", "bytes", "leaves")
+_IN_EVERY_ROW = ("kind", "type", "shape", "dtype", *_SIZES)
+
+
+def to_json(table: TreeTable, columns: Sequence[Column]) -> str:
+    """The table in a form that programs can rely on: later versions add names, and change none.
+
+    One object with the names
+
+        format    "treeviz/1"
+        name      of the tree
+        headline  [text, ...] that sum it up
+        columns   [{name, title, format, rollup, help}, ...] of what stands in the rows' `values`
+        rows      [{...}, ...], depth first, one on each line
+
+    and in each row
+
+        number, parent, depth   of the row, of the row above it (null at the root)
+        key                     the last key as `jax.tree_util.keystr` writes it; "" at the root
+        keystr, path            the whole key path, as keystr writes it and joined by slashes
+        expression              Python that evaluates to the node, given the tree under its name
+        leaf, kind, type        whether it is a leaf for JAX; the words of the search
+        shape, dtype, weak      of an array or its like; otherwise shape is null and dtype is ""
+        parameters, bytes, leaves   of the row and everything below it
+        text, module, static, sharding, notes   if there is something to say; static is [[name, value], ...]
+        values                  {column: value}, of the row and everything below it
+
+    `keystr`, `path` and `expression` are left out of rows deeper than 64 levels, or the file would grow
+    with the square of the depth; follow `parent` and `key`. Where a column has nothing to say the value is
+    null; infinities are "Infinity" and "-Infinity". A histogram is a list of counts.
+    """
+    columns = [column for column in columns if column.name not in _IN_EVERY_ROW]
+    described = [{name: getattr(c, name) for name in ("name", "title", "format", "rollup", "help")} for c in columns]
+    parts = [
+        f'{{"format": {json.dumps(FORMAT)},\n"name": {json.dumps(table.name)},\n',
+        f'"headline": {json.dumps(table.headline)},\n"columns": {json.dumps(described)},\n"rows": [\n',
+        ",\n".join(
+            map("".join, zip(_places(table), _facts(table), _sizes(table), _values(table, columns), strict=True))
+        ),
+        "\n]}\n",
+    ]
+    return "".join(parts)
+
+
+def _places(table: TreeTable) -> Iterator[str]:
+    """Of each row, where it stands."""
+    root = '{"number": 0, "parent": null, "depth": 0, "key": "", "keystr": "", "path": ""'
+    yield f'{root}, "expression": {_text(table.name)}'
+    above = [("", "", table.name)]
+    places = zip(table.depth.tolist(), table.parent.tolist(), strict=True)
+    next(places)
+    for row, (depth, parent) in enumerate(places, start=1):
+        key = table.key(row)
+        place = f'{{"number": {row}, "parent": {parent}, "depth": {depth}, "key": {_text(key.keystr)}'
+        if depth > MAX_PATH_DEPTH:
+            yield place
+            continue
+        keystr, path, expression = above[depth - 1]
+        keystr, path = keystr + key.keystr, f"{path}/{key.segment}" if depth > 1 else key.segment
+        expression = python_expression(expression, (key,))
+        yield (f'{place}, "keystr": {_text(keystr)}, "path": {_text(path)}, "expression": {_text(expression)}')
+        del above[depth:]
+        above.append((keystr, path, expression))
+
+
+def _facts(table: TreeTable) -> Iterator[str]:
+    """Of each row, what is known of it."""
+    texts = [json.dumps(_known(facts))[1:-1] for facts in table.facts]
+    for row, code in enumerate(table.fact_codes.tolist()):
+        notes = table.notes.get(row)
+        yield f", {texts[code]}" + (f', "notes": {json.dumps([_note(note) for note in notes])}' if notes else "")
+
+
+def _known(facts: Facts) -> dict[str, Any]:
+    shape = None if facts.shape is None else _dimensions(facts.shape)
+    known: dict[str, Any] = {"leaf": facts.is_leaf, "kind": facts.kind, "type": facts.type, "shape": shape}
+    known |= {"dtype": facts.dtype, "weak": facts.weak}
+    known |= {name: value for name in ("text", "module", "static") if (value := getattr(facts, name))}
+    if facts.sharding is not None:
+        known["sharding"] = {**facts.sharding._asdict(), "shard_shape": _dimensions(facts.sharding.shard_shape)}
+    return known
+
+
+def _dimensions(shape: tuple) -> list[int | str]:
+    """A symbolic dimension as its text."""
+    return [size if isinstance(size, int) else str(size) for size in shape]
+
+
+def _note(note: Note) -> dict[str, Any]:
+    row = {"row": note.row} if note.row >= 0 else {}
+    return {"kind": note.kind, "text": note.text, **row, **({"details": note.details} if note.details else {})}
+
+
+def _sizes(table: TreeTable) -> Iterator[str]:
+    """Of each row, how much it and what is below it holds."""
+    sums = []
+    for name in _SIZES:
+        levels = np.array([getattr(facts, name) for facts in table.facts], dtype=np.int64)
+        sums.append(rolled_up(table, table.fact_column(name, levels, format="count", rollup="sum")).tolist())
+    for parameters, n_bytes, leaves in zip(*sums, strict=True):
+        yield f', "parameters": {parameters}, "bytes": {n_bytes}, "leaves": {leaves}'
+
+
+def _values(table: TreeTable, columns: Sequence[Column]) -> Iterator[str]:
+    """Of each row, its values in the columns."""
+    names = [_text(column.name) for column in columns]
+    for values in zip(*(_written(table, column) for column in columns), strict=True):
+        written = ", ".join([f"{name}: {value}" for name, value in zip(names, values, strict=True)])
+        yield f', "values": {{{written}}}}}'
+    if not columns:
+        yield from [', "values": {}}'] * len(table)
+
+
+def _written(table: TreeTable, column: Column) -> list[str]:
+    if column.format == "label":
+        levels = [_text(str(level)) for level in column.levels]
+        return levels if column.codes is None else [levels[code] for code in column.codes.tolist()]
+    if column.format == "histogram":
+        column = replace(column, levels=np.asarray(column.levels, dtype=np.float64))
+        return [f"[{', '.join(map(_number, counts))}]" for counts in rolled_up(table, column).tolist()]
+    return list(map(_number, rolled_up(table, column).tolist()))
+
+
+def _number(value: float) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "null" if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
+    return json.dumps(value)
+
+
+_text = json.encoder.encode_basestring_ascii
