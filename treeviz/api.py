@@ -13,7 +13,7 @@ from treeviz.tree.table import Note, TreeTable
 from treeviz.views.tree_view import TreeView
 
 SIZES = ("parameters", "bytes", "leaves")
-STATISTICS = ("min", "max", "mean", "std", "rms", "zeros", "nan", "inf", "histogram")
+STATISTICS = ("nan", "inf", "zeros", "min", "max", "mean", "std", "rms", "histogram")
 
 
 def walk(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str = "tree") -> TreeTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 def visible(text: str, limit: int = LABEL_LIMIT) -> str:
     """The text with control, bidi and other invisible characters as escapes, cut to `limit` characters."""
+    if type(text) is str and len(text) <= limit and text.isprintable():
+        return text
     n_characters = str.__len__(text)
     exact = str.__getitem__(text, slice(0, limit)) if n_characters > limit else str.__str__(text)
     if not exact.isprintable():
@@ -62,6 +65,15 @@ def error_text(error: BaseException) -> str:
     name = class_name(type(error))
     message = guarded(lambda: visible(str(error).strip(), 300), lambda _: "(its message cannot be shown)")
     return f"{name}: {message}" if message else name
+
+
+def dimensions(shape: Any) -> tuple[int, ...]:
+    """The shape as whole numbers, a symbolic dimension as its text: such a size is not known yet."""
+    return tuple(size if type(size) is int else _dimension(size) for size in shape)
+
+
+def _dimension(size: Any) -> Any:
+    return guarded(lambda: operator.index(size), lambda _: visible(str(size), 40))
 
 
 def aval_text(shape: tuple[int, ...], dtype: str) -> str:

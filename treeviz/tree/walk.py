@@ -16,6 +16,7 @@ from treeviz.tree.quote import class_name, error_text, guarded, module_name, vis
 from treeviz.tree.table import Facts, Note, TreeTable
 
 MAX_ROWS = 2_000_000
+MAX_DEPTH = 500_000  # a flatten function may make new nodes for ever
 MAX_REPEATED_ROWS = 100_000  # of subtrees that were shown before
 _OPEN = 0
 _MOST = 2**44  # of what one repeated subtree adds to a sum, which is to stay below 2**63
@@ -130,6 +131,8 @@ class _Scanner:
                     if below:
                         if row + len(below) >= max_rows:
                             raise _Overflow
+                        if depth >= MAX_DEPTH:
+                            below, below_codes = self._cut(below, below_codes, 0)
                         first_rows[id(thing)] = row
                         ends[row] = _OPEN
                         stack.append(
@@ -179,9 +182,8 @@ class _Scanner:
 
     def _left_out(self, left_out: _LeftOut) -> int:
         n = left_out.n_children
-        text = (
-            f"{n:,} more {'child was' if n == 1 else 'children were'} left out: the budget is {self._max_rows:,} rows"
-        )
+        budget = f"{self._max_rows:,} rows and {MAX_DEPTH:,} levels"
+        text = f"{n:,} more {'child was' if n == 1 else 'children were'} left out: the budget is {budget}"
         self._of.notes.append(Note("more", text))
         return self._of.facts.code(Facts("more", "", False, text=f"{n:,} more"))
 
@@ -219,6 +221,8 @@ class _Scanner:
             self._first_rows.setdefault(id(node), row)
         if key_codes is None:
             key_codes = [0] * len(children)
+        if above.depth >= MAX_DEPTH:
+            children, key_codes = self._cut(children, key_codes, 0)
         if self._fair or len(self.things) + len(children) > self._max_rows:
             return self._fair_frame(row, children, key_codes, above)
         return _Frame(row, above.depth + 1, children, key_codes, iter(range(len(children))))
@@ -275,14 +279,17 @@ class _Scanner:
         nodes_waiting = above.nodes_from[len(above.children) - waiting]
         room = max((above.limit - now - waiting) // (nodes_waiting + 1), 0)
         if len(children) > room:
-            kept = max(room - 1, 0)
-            more = self._of.keys.code(Key("…", "", "…", ()))
-            key_codes = [*key_codes[:kept], more]
-            children = [*children[:kept], _LeftOut(len(children) - kept)]
+            children, key_codes = self._cut(children, key_codes, max(room - 1, 0))
         are_nodes = (self._of.handler(child).level is not None for child in reversed(children))
         nodes_from = [*accumulate(are_nodes, initial=0)][::-1]
         waiting = iter(range(len(children)))
         return _Frame(row, above.depth + 1, children, key_codes, waiting, now + room, nodes_from)
+
+    def _cut(self, children: list, key_codes: Sequence[int] | None, n_kept: int) -> tuple[list, list[int]]:
+        """The first children, and one that stands for the others."""
+        more = self._of.keys.code(Key("…", "", "…", ()))
+        key_codes = [0] * n_kept if key_codes is None else key_codes[:n_kept]
+        return [*children[:n_kept], _LeftOut(len(children) - n_kept)], [*key_codes, more]
 
     def table(self, name: str) -> TreeTable:
         ends = np.array(self._ends, dtype=np.int32)
