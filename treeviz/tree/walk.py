@@ -16,7 +16,7 @@ from treeviz.tree.quote import class_name, error_text, guarded, module_name, vis
 from treeviz.tree.table import Facts, Note, TreeTable
 
 MAX_ROWS = 2_000_000
-MAX_DEPTH = 500_000  # a flatten function may make new nodes for ever
+MAX_DEPTH = 250_000  # a flatten function may make new nodes for ever
 MAX_REPEATED_ROWS = 100_000  # of subtrees that were shown before
 _OPEN = 0
 _MOST = 2**44  # of what one repeated subtree adds to a sum, which is to stay below 2**63
