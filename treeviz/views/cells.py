@@ -27,7 +27,7 @@ _N_INSIDE = 3
 # kinds whose type says nothing that "float32[3]" and the kind do not say
 _PLAIN = {
     "array": ("jax.Array",),
-    "numpy": ("ndarray",),
+    "numpy": ("np.ndarray", "ndarray"),
     "abstract": ("ShapeDtypeStruct", "ShapedArray"),
     "deleted": ("jax.Array",),
 }

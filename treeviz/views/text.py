@@ -127,13 +127,11 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
     key = min(key, max(_KEY, key + left(key) - none), width)
     if left(key) < needed:
         cells = [narrowed(cells[0], max(2 * _WHAT, width // 3), glyphs), *cells[1:]]
-    while len(cells) > 2 and left(key) < needed:
+    while len(cells) > 1 and left(key) < needed:
         cells = cells[:-1]
     missing = needed - left(key)
     if missing > 0:
         cells = [narrowed(cells[0], max(_WHAT, cells[0].width - missing), glyphs), *cells[1:]]
-    while len(cells) > 1 and left(key) < none:
-        cells = cells[:-1]
     missing = none - left(key)
     if missing > 0:  # too narrow for anything but keys
         cells = [narrowed(cells[0], cells[0].width - missing, glyphs)] if cells[0].width - missing > 0 else []
