@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from treeviz.analysis.sizes import whole_numbers
 from treeviz.tree.column import Column
 from treeviz.tree.table import Facts, TreeTable
 
@@ -26,7 +27,7 @@ def fact_columns(table: TreeTable) -> tuple[Column, ...]:
         ),
         table.fact_column(
             "device_bytes",
-            np.array([_device_bytes(f) for f in facts], dtype=np.int64),
+            whole_numbers([_device_bytes(f) for f in facts], len(table)),
             title="bytes/device",
             format="bytes",
             rollup="sum",

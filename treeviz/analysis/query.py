@@ -10,6 +10,7 @@ The search box of the page reads the same language; `tests/analysis/query_cases.
 from __future__ import annotations
 
 import fnmatch
+import math
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -156,6 +157,7 @@ def _fits(shape: Sequence[int], tests: list) -> bool:
     """Dimension by dimension, the set of tests that may come next: never exponential."""
     ends = _skip({0}, tests)
     for dim in shape:
+        dim = dim if isinstance(dim, int) else math.nan  # symbolic: any size
         stay = {i for i in ends if i < len(tests) and tests[i] == "..."}
         step = {i + 1 for i in ends if i < len(tests) and tests[i] != "..." and (tests[i] == "*" or tests[i](dim))}
         ends = _skip(stay | step, tests)

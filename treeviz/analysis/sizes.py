@@ -22,8 +22,13 @@ def size_columns(table: TreeTable) -> tuple[Column, ...]:
 
 
 def _sum_column(table: TreeTable, name: str, format, help: str) -> Column:
-    levels = np.array([getattr(facts, name) for facts in table.facts], dtype=np.int64)
+    levels = whole_numbers([getattr(facts, name) for facts in table.facts], len(table))
     return table.fact_column(name, levels, format=format, rollup="sum", help=help)
+
+
+def whole_numbers(values: list[int], n_rows: int) -> np.ndarray:
+    """The values as int64, or as float64 where their sum over the rows could be too large for that."""
+    return np.array(values, dtype=np.int64 if max(values, default=0) * n_rows < 2**63 else np.float64)
 
 
 def is_first(table: TreeTable) -> np.ndarray:

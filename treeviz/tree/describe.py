@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -107,7 +108,9 @@ class Describers:
             return Handler(BUILTIN_LEVELS[builtin], lambda _: code, has_identity=True, is_builtin=True)
         look = describer_of(cls)
         # what raises here raises again when the node is entered, where it becomes its row's error
-        data = guarded(lambda: one_level(thing)[1], lambda _: (cls, None))
+        # jax 0.10 warns of a generator, and an error is to come: looking at one is no reason for a warning.
+        is_node = cls is not types.GeneratorType
+        data = guarded(lambda: one_level(thing)[1], lambda _: (cls, None)) if is_node else None
         if data is not None:
             return Handler(custom_level, self._placeholder, True, look)
         if look is not None:

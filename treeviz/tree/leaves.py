@@ -11,7 +11,16 @@ from jax.core import Tracer
 
 from treeviz.tree.functions import captured, describe_function, is_function
 from treeviz.tree.looks import Look
-from treeviz.tree.quote import class_name, guarded, has_base, module_name, qualified_name, value_text, visible
+from treeviz.tree.quote import (
+    class_name,
+    dimensions,
+    guarded,
+    has_base,
+    module_name,
+    qualified_name,
+    value_text,
+    visible,
+)
 from treeviz.tree.sharding import describe_sharding
 from treeviz.tree.static import named_values
 from treeviz.tree.table import Facts
@@ -200,7 +209,7 @@ class FactTable:
             leaves=int(is_leaf),
             parameters=0 if look.shape is None or not is_leaf else _product(look.shape),
             bytes=look.bytes,
-            shape=look.shape,
+            shape=None if look.shape is None else dimensions(look.shape),
             dtype=visible(look.dtype),
             module=module_name(cls),
             text=visible(look.text),
@@ -208,7 +217,7 @@ class FactTable:
         )
 
     def _array_facts(self, kind: str, type_text: str, array: Any) -> Facts:
-        shape = tuple(array.shape)
+        shape = dimensions(array.shape)
         n_bytes = guarded(lambda: int(array.nbytes), lambda _: -1)
         n_elements = _product(shape)
         if n_bytes < 0:  # an aval
@@ -225,7 +234,7 @@ class FactTable:
 
 
 def _product(shape: tuple) -> int:
-    # a symbolic dimension is no int: such an array has no size yet
+    # a symbolic dimension is text: such an array has no size yet
     n = 1
     for size in shape:
         if not isinstance(size, int):

@@ -36,7 +36,7 @@ def class_name(cls: type) -> str:
 
 def module_name(cls: type) -> str:
     """The module of the class, "" if it does not say so in a plain string."""
-    module = type.__dict__["__dict__"].__get__(cls).get("__module__")
+    module = guarded(lambda: type.__dict__["__module__"].__get__(cls), lambda _: None)
     return visible(module) if type(module) is str else ""
 
 
@@ -110,7 +110,9 @@ def _value_text(value: Any, limit: int, depth: int) -> str:
     if has_base(cls, np.dtype):
         return visible(str(value))
     if has_base(cls, enum.Enum):
-        return f"{class_name(cls)}.{visible(str(enum.Enum.name.fget(value)))}"  # type: ignore[attr-defined]
+        name, number = (object.__getattribute__(value, which) for which in ("_name_", "_value_"))
+        # a combination of flags may have no name
+        return f"{class_name(cls)}.{visible(name) if name else _inner(number, limit, depth)}"
     array = array_text(value)
     if array is not None:
         return array
@@ -183,7 +185,7 @@ def function_name(function: Any) -> str:
     if type(function) is functools.partial:
         return f"partial({function_name(function.func)}, …)"
     if type(function) is types.MethodType:
-        return f"{class_name(type(function.__self__))}.{function_name(function.__func__)}"
+        return f"{class_name(type(function.__self__))}.{function_name(function.__func__).rpartition('.')[2]}"
     for name in ("__qualname__", "__name__"):
         text = guarded(lambda name=name: getattr(function, name, None), lambda _: None)
         if type(text) is str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from treeviz.tree.quote import class_name, guarded, value_text, visible
+from treeviz.tree.quote import class_name, dimensions, guarded, value_text, visible
 from treeviz.tree.table import Sharding
 
 
@@ -30,7 +30,7 @@ def _describe(sharding: Any, shape: tuple[int, ...], committed: bool | None) -> 
     return Sharding(
         text=visible(text),
         n_devices=len(devices),
-        shard_shape=tuple(sharding.shard_shape(shape)),
+        shard_shape=dimensions(sharding.shard_shape(shape)),
         replicated=len(devices) > 1 and bool(sharding.is_fully_replicated),
         committed=committed,
         addressable=not devices or bool(sharding.is_fully_addressable),

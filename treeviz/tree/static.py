@@ -20,7 +20,8 @@ def static_fields(node: Any, aux: Any, children: Collection[str]) -> tuple[tuple
     """
     names = [name for name in _field_names(type(node)) if name not in children]
     if not names:
-        return () if aux is None or aux == () or _field_names(type(node)) else (("aux", static_text(aux)),)
+        nothing = aux is None or (type(aux) is tuple and not aux)
+        return () if nothing or _field_names(type(node)) else (("aux", static_text(aux)),)
     values = {name: stored_attribute(node, name) for name in names}
     dropped = _dropped(values, aux)
     return named_values((f"{name} (dropped)" if name in dropped else name, value) for name, value in values.items())
