@@ -1,6 +1,8 @@
 """The visual debugger for JAX pytrees."""
 
+from treeviz.api import load_ipython_extension as load_ipython_extension
 from treeviz.api import render as render
+from treeviz.api import unload_ipython_extension as unload_ipython_extension
 from treeviz.api import walk as walk
 from treeviz.tree.level import child as child
 from treeviz.tree.looks import Look as Look

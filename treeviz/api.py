@@ -8,6 +8,7 @@ from typing import Any
 from treeviz import integrations
 from treeviz.analysis.facts import fact_columns
 from treeviz.analysis.sizes import headline, size_columns
+from treeviz.integrations.ipython import add_magic, remove_magic
 from treeviz.tree import walk as walking
 from treeviz.tree.table import Note, TreeTable
 from treeviz.views.tree_view import TreeView
@@ -82,6 +83,16 @@ def render(
 
         pictures = array_pictures(table, things)
     return TreeView(table, table.chosen(columns or _default_columns(table, stats)), depth=depth, values=pictures)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext treeviz` calls: adds the magic `%tree expression`, and changes nothing else."""
+    add_magic(shell, render)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """What `%unload_ext treeviz` calls: takes `%tree` away again."""
+    remove_magic(shell)
 
 
 def _default_columns(table: TreeTable, stats: bool) -> tuple[str, ...]:

@@ -11,7 +11,10 @@ from shutil import get_terminal_size
 from treeviz.tree.column import Column
 from treeviz.tree.table import Row, TreeTable
 from treeviz.views import files
+from treeviz.views.json import to_json
+from treeviz.views.notebook import shows_html
 from treeviz.views.page import fragment, page
+from treeviz.views.picture import Picture, draw
 from treeviz.views.terminal import terminal_ascii, terminal_color
 from treeviz.views.text import text
 
@@ -53,11 +56,19 @@ class TreeView:
         """The tree as aligned text: all of it, or `max_rows` rows, of every subtree the first ones."""
         return text(self.table, self.columns, width=width, max_rows=max_rows, depth=self._depth, color=color)
 
+    def json(self) -> str:
+        """All rows for programs, see `treeviz.views.json.to_json`."""
+        return to_json(self.table, self.columns)
+
+    def picture(self) -> Picture:
+        """The first rows as a picture, for `.svg` and `.png`."""
+        return draw(self.table, self.columns, depth=self._depth)
+
     def save(self, path: str | Path) -> Path:
         """Write the tree to a file, and return its path.
 
         The suffix decides: `.html` a page that works offline, `.txt` all rows as text, `.json` all rows
-        for programs, `.svg` and `.png` a picture of the first rows.
+        for programs, `.svg` and `.png` a picture of the first rows (`.png` needs matplotlib).
 
         Raises:
           ValueError: Any other suffix.
@@ -82,6 +93,8 @@ class TreeView:
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         makers: dict[str, Callable[[], str]] = {"text/plain": self.__repr__, "text/html": self._repr_html_}
+        if not include and not shows_html():  # a terminal's IPython would throw the page away
+            del makers["text/html"]
         wanted = [kind for kind in makers if (not include or kind in include) and kind not in (exclude or ())]
         return {kind: makers[kind]() for kind in wanted}
 

@@ -1,0 +1,33 @@
+"""`%load_ext treeviz` adds one line magic, `%tree expression`, and changes nothing else. IPython is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_replaced: dict[int, Any] = {}  # by the id of the shell: the magic of that name that was there before
+
+
+def add_magic(shell: Any, render: Callable[..., Any]) -> None:
+    """Add `%tree expression`, which gives `render` what the expression evaluates to. Again, it does nothing new."""
+
+    def tree(line: str) -> Any:
+        """Show the pytree that an expression evaluates to: %tree params["layers"]"""
+        expression = line.strip()
+        if not expression:
+            print('%tree shows the pytree that an expression evaluates to: %tree params["layers"]')
+            return None
+        return render(shell.ev(expression), name=expression if expression.isidentifier() else f"({expression})")
+
+    _replaced.setdefault(id(shell), shell.magics_manager.magics["line"].get("tree"))
+    shell.register_magic_function(tree, "line", "tree")
+
+
+def remove_magic(shell: Any) -> None:
+    """Take `%tree` away, and put back what had that name before."""
+    magics = shell.magics_manager.magics["line"]
+    before = _replaced.pop(id(shell), None)
+    if before is None:
+        magics.pop("tree", None)
+    else:
+        magics["tree"] = before

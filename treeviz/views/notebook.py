@@ -1,0 +1,23 @@
+"""Where we are: in a notebook, in a terminal's IPython, or in neither. IPython is never imported for it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def shell_of_notebook() -> Any | None:
+    """The IPython shell if it runs in a kernel, so that what is displayed lands below a cell."""
+    shell = _shell()
+    return shell if getattr(shell, "kernel", None) is not None else None
+
+
+def shows_html() -> bool:
+    """Whether HTML is of any use here: not in a terminal's IPython, which shows text only."""
+    formatter = getattr(_shell(), "display_formatter", None)
+    return "text/html" in getattr(formatter, "active_types", ["text/html"])
+
+
+def _shell() -> Any | None:
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None

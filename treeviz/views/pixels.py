@@ -1,0 +1,106 @@
+"""A picture as PNG, drawn by matplotlib, which brings the font with it: DejaVu Sans Mono."""
+
+from __future__ import annotations
+
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+
+from treeviz.views.picture import COLORS, FONT, Box, Line, Picture, Text
+
+SCALE = 2  # pixels of the image for one of the picture, for screens with many of them
+_POINT = 72 / 100
+
+
+def png(picture: Picture) -> bytes:
+    """The picture with light colours. Characters that the font lacks are shown as escapes.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "save: a PNG is drawn by matplotlib, which is not installed: pip install 'treeviz[png]'. "
+            "The same picture as .svg needs nothing."
+        ) from error
+    # Not pyplot, which would keep the figure; and nothing here asks the user's rcParams.
+    figure = Figure(
+        (picture.width / 100, picture.height / 100), dpi=100 * SCALE, facecolor=COLORS["paper"][0], layout="none"
+    )
+    for order, shape in enumerate(picture.shapes):
+        artist = _artist(shape, picture.height, order)
+        figure.add_artist(artist, clip=False)
+    data = BytesIO()
+    FigureCanvasAgg(figure).print_png(data, metadata={"Software": None, "Title": None})
+    return data.getvalue()
+
+
+def _artist(shape: Text | Box | Line, height: int, order: int):
+    from matplotlib import lines, patches, text
+    from matplotlib.transforms import Affine2D
+
+    to_pixels = Affine2D().translate(0, -height).scale(SCALE, -SCALE)
+    color = COLORS[shape.role][0]
+    if isinstance(shape, Line):
+        return lines.Line2D(
+            (shape.x1, shape.x2), (shape.y1, shape.y2), color=color, linewidth=_POINT, transform=to_pixels, zorder=order
+        )
+    if isinstance(shape, Box):
+        fill = (
+            {"facecolor": color, "edgecolor": "none"} if shape.is_filled else {"facecolor": "none", "edgecolor": color}
+        )
+        style = (
+            patches.BoxStyle("Round", pad=0, rounding_size=shape.radius)
+            if shape.radius
+            else patches.BoxStyle("Square", pad=0)
+        )
+        return patches.FancyBboxPatch(
+            (shape.x, shape.y),
+            shape.width,
+            shape.height,
+            style,
+            linewidth=_POINT,
+            transform=to_pixels,
+            zorder=order,
+            **fill,
+        )
+    return text.Text(
+        *to_pixels.transform((shape.x, shape.y)),
+        _drawable(shape.text),
+        color=color,
+        fontproperties=_font(shape.is_bold),
+        horizontalalignment="right" if shape.anchor == "end" else "left",
+        verticalalignment="baseline",
+        parse_math=False,
+        usetex=False,
+        wrap=False,
+        transform=Affine2D(),
+        zorder=order,
+    )
+
+
+@cache
+def _font(is_bold: bool):
+    from matplotlib import get_data_path
+    from matplotlib.font_manager import FontProperties
+
+    name = "DejaVuSansMono-Bold.ttf" if is_bold else "DejaVuSansMono.ttf"
+    return FontProperties(fname=str(Path(get_data_path(), "fonts", "ttf", name)), size=FONT * _POINT)
+
+
+def _drawable(content: str) -> str:
+    if content.isascii():
+        return content
+    known = _characters()
+    return "".join(c if ord(c) in known else c.encode("unicode_escape", "surrogatepass").decode() for c in content)
+
+
+@cache
+def _characters() -> frozenset[int]:
+    """What the font can draw."""
+    from matplotlib.font_manager import get_font
+
+    return frozenset(get_font(_font(False).get_file()).get_charmap())
