@@ -10,7 +10,9 @@ import pytest
 from analysis.query_trees import TREES, array, attribute, item, node, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_trees import SAMPLES
 
+import treeviz
 from treeviz.analysis.find import find, matches
 from treeviz.tree.keys import Key
 from treeviz.tree.table import Row, TreeTable
@@ -155,6 +157,18 @@ def test_patterns_that_invite_backtracking_are_linear():
 def test_an_unclosed_bracket_stands_for_itself():
     tree = table("t", [(0, 0, node("dict")), (1, item("a["), array("float32"))])
     assert [row.number for row in find(tree, "a[")] == [1]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_row_of_a_strange_tree_is_found_by_what_it_says(name):
+    tree = treeviz.walk(SAMPLES[name]())
+    assert matches(tree, f'"{tree.name}"').all()
+    assert matches(tree, "kind:leaf").tolist() == [row.is_leaf for row in tree]
+    assert matches(tree, "shape:...").tolist() == [row.shape is not None for row in tree]
+    assert matches(tree, "-is:leaf | dtype:float | bytes:>0 | /*/* | [ab]*").shape == (len(tree),)
+    for row in list(tree)[1:50]:
+        segment = row.table.key(row.number).segment
+        assert '"' in segment or not segment or row.number in np.flatnonzero(matches(tree, f'key:"{segment}"'))
 
 
 def test_looking_does_not_change_the_table():

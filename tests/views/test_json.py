@@ -6,7 +6,9 @@ import math
 import numpy as np
 import pytest
 from analysis.query_trees import TREES, array, item, node, table
+from sample_trees import SAMPLES
 
+import treeviz
 from treeviz.tree.column import Column
 from treeviz.tree.keys import Key
 from treeviz.tree.walk import walk
@@ -46,6 +48,15 @@ def test_every_row_says_what_the_table_says(name):
         for size in ("parameters", "bytes", "leaves"):
             assert written[size] == sum(getattr(facts, size) for facts in below)
     assert document["rows"][0]["bytes"] > 0
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_strange_tree_is_valid_json_with_exact_sizes(name):
+    tree = treeviz.walk(SAMPLES[name]())
+    rows = read(tree)["rows"]
+    assert len(rows) == len(tree)
+    assert rows[0]["leaves"] == tree.is_leaf.sum() or any(not row.is_leaf and row.facts.leaves for row in tree)
+    assert rows[-1]["bytes"] == tree[-1].facts.bytes
 
 
 def test_what_is_not_finite_is_null_or_a_word():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from analysis.query_trees import TREES, array, item, leaf, node, table
+from sample_trees import SAMPLES
 
 import treeviz
 from treeviz.tree.column import Column
@@ -284,6 +285,21 @@ def test_the_tree_can_be_read_back_from_its_indentation():
         parents.append(above[depth - 1] if depth else -1)
         above[depth:] = [i]
     assert parents == tree.parent.tolist()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_strange_tree_is_shown_in_printable_lines_that_fit(name):
+    tree = treeviz.walk(SAMPLES[name]())
+    columns = [*tree.columns.values()]
+    whole = text(tree, columns)
+    assert whole.count("\n") >= len(tree)
+    assert all(line.isprintable() for line in whole.split("\n"))
+    whole.encode()
+    for ascii in (False, True):
+        lines = text(tree, columns, width=80, max_rows=40, ascii=ascii).split("\n")
+        assert max(map(display_width, lines)) <= 80
+        assert len(lines) <= 46  # of them a headline of some lines, and the titles
+        assert not ascii or "".join(lines).isascii()
 
 
 def test_nothing_that_a_key_or_a_value_says_breaks_its_line():

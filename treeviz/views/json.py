@@ -56,7 +56,7 @@ def to_json(table: TreeTable, columns: Sequence[Column]) -> str:
         ",\n".join(
             map("".join, zip(_places(table), _facts(table), _sizes(table), _values(table, columns), strict=True))
         ),
-        "\n]}\n",
+        "\n]}",
     ]
     return "".join(parts)
 
@@ -114,10 +114,11 @@ def _sizes(table: TreeTable) -> Iterator[str]:
     """Of each row, how much it and what is below it holds."""
     sums = []
     for name in _SIZES:
-        levels = np.array([getattr(facts, name) for facts in table.facts], dtype=np.int64)
+        own = [getattr(facts, name) for facts in table.facts]
+        levels = np.array(own, dtype=np.int64 if max(own) * len(table) < 2**63 else np.float64)
         sums.append(rolled_up(table, table.fact_column(name, levels, format="count", rollup="sum")).tolist())
     for parameters, n_bytes, leaves in zip(*sums, strict=True):
-        yield f', "parameters": {parameters}, "bytes": {n_bytes}, "leaves": {leaves}'
+        yield f', "parameters": {int(parameters)}, "bytes": {int(n_bytes)}, "leaves": {int(leaves)}'
 
 
 def _values(table: TreeTable, columns: Sequence[Column]) -> Iterator[str]:
