@@ -46,12 +46,15 @@ def page(
     """The same as a document that stands alone: no request leaves it, and no other script runs in it."""
     title = title or " · ".join((table.name, *table.headline))
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {_script_policy(values or {})}"
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+    head = (
         f'<meta http-equiv="Content-Security-Policy" content="{attribute(policy)}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark">'
-        f"<title>{text(title)}</title></head>\n"
-        f'<body style="margin:0"><main style="margin:8px">\n{_host(table, columns, depth, values, " data-page")}\n</main>{_script()}</body></html>\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+    )
+    host = _host(table, columns, depth, values, " data-page")
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{head}<title>{text(title)}</title></head>\n'
+        f'<body style="margin:0"><main style="margin:8px">\n{host}\n</main>{_script()}</body></html>\n'
     )
 
 

@@ -157,7 +157,11 @@ def _values(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str, An
     if column.format == "histogram":
         return _histogram(table, column, buffers)
     if column.rollup in ("sum", "none", "given"):
-        return {"levels": buffers.add(np.asarray(column.levels)), "codes": codes, "sum": column.rollup == "sum"}
+        levels = np.asarray(column.levels)
+        is_sum = column.rollup == "sum"
+        # A sum of nothing is nothing to say; but a float column says which zeros were counted.
+        blank = 0 if is_sum and column.format != "number" and levels.dtype.kind in "iu" else None
+        return {"levels": buffers.add(levels), "codes": codes, "sum": is_sum, "blank": blank}
     return {"levels": buffers.add(rolled_up(table, column)), "codes": None}
 
 
@@ -168,9 +172,11 @@ def _histogram(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str,
         levels, codes = rolled_up(table, replace(column, levels=levels)), None
     levels = np.nan_to_num(levels, nan=0.0, posinf=0.0)
     highest = levels.max(axis=1, keepdims=True, initial=0)
+    used = np.flatnonzero(levels.any(axis=0))
     heights = np.ceil(255 * np.divide(levels, highest, out=np.zeros_like(levels), where=highest > 0))
     return {
         "levels": buffers.add(heights.astype(np.uint8)),
         "codes": None if codes is None else buffers.add(codes),
         "n_bins": levels.shape[1],
+        "used": [int(used[0]), int(used[-1]) + 1] if len(used) else [0, 0],
     }

@@ -1,6 +1,13 @@
 // @ts-check
 // Everything that is known of one row.
 import { bar_chart, h } from "./dom.js";
+import { shape_text } from "./words.js";
+
+// Columns of labels that say what the facts say.
+const SAID = ["type", "kind", "shape", "dtype", "sharding"];
+
+// Characters of a path that are shown; all are copied.
+const LONG_PATH = 2000;
 
 /** @typedef {import("./view.js").View} View */
 
@@ -20,10 +27,10 @@ export function detail(view, row) {
       ["type", of("module") ? `${of("module")}.${of("type")}` : of("type")],
       ["kind", of("kind") + (of("is_leaf") ? " (a leaf)" : ` (a node, ${tree.n_children[row]} children)`)],
       ["value", of("text")],
-      ["shape", of("shape") ? `(${of("shape").join(", ")})` : ""],
+      ["shape", shape_text(of("shape"))],
       ["dtype", of("dtype") + (of("weak") ? " (weakly typed)" : "")],
       ...sharding_pairs(of("sharding")),
-      ...tree.columns.filter((column) => column.name !== "type").map((column) => [column.title, exact(column, row), column.help]),
+      ...tree.columns.filter(({ name }) => !SAID.includes(name)).map((column) => [column.title, exact(column, row), column.help]),
     ]),
     ...section("static fields", of("static")),
     ...tree.columns.filter((column) => column.format === "histogram").map((column) => histogram(column, row)),
@@ -32,7 +39,7 @@ export function detail(view, row) {
 }
 
 const path_line = (view, name, text) =>
-  h("div", { class: "path" }, h("code", { title: name }, text || "(the root)"),
+  h("div", { class: "path" }, h("code", { title: name }, text.length > LONG_PATH ? `…${text.slice(-LONG_PATH)}` : text || "(the root)"),
     h("button", { "aria-label": `Copy ${name}`, click: () => view.copy(text) }, "copy"));
 
 /** @param {any[][]} entries */
@@ -56,7 +63,7 @@ function sharding_pairs(sharding) {
   return [
     ["sharding", [text, ...words].filter(Boolean).join(", ")],
     ["devices", devices === text ? "" : devices || String(n_devices)],
-    ["shard shape", n_devices > 1 ? `(${shard_shape.join(", ")})` : ""],
+    ["shard shape", n_devices > 1 ? shape_text(shard_shape) : ""],
   ];
 }
 

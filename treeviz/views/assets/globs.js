@@ -56,18 +56,19 @@ export function on_path(tree, index, glob) {
     segment.split("/").map((part) => tests.reduce((moves, test, i) => moves | (+test(part) << i), 0) & ~stay);
   const accept = 1 << pattern.length;
   const again = from_root ? 0 : closed(1);
-  const states = new Int32Array(tree.n);
-  const found = new Uint8Array(tree.n);
+  const { n, parent, key_codes, position } = tree;
+  const states = new Int32Array(n);
+  const found = new Uint8Array(n);
   const by_code = [];
   const by_position = [];
   states[0] = closed(1);
   found[0] = +!!(states[0] & accept);
-  for (let row = 1; row < tree.n; row++) {
-    const code = tree.key_codes[row];
+  for (let row = 1; row < n; row++) {
+    const code = key_codes[row];
     const moves = code
       ? (by_code[code] ??= moves_of(index.key(code).segment))
-      : (by_position[tree.position[row]] ??= moves_of(String(tree.position[row])));
-    let state = states[tree.parent[row]];
+      : (by_position[position[row]] ??= moves_of(String(position[row])));
+    let state = states[parent[row]];
     for (const move of moves) state = closed(((state & move) << 1) | (state & stay) | again);
     states[row] = state;
     found[row] = +!!(state & accept);

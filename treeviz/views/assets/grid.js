@@ -8,15 +8,17 @@ export const ROW_HEIGHT = 22;
 // Browsers give up on elements that are taller than some 17 million pixels.
 const MAX_HEIGHT = 12e6;
 const MAX_LEVELS = 16;
-const CH = 7.8;
-const WIDTHS = { label: 16, count: 11, bytes: 11, number: 11, histogram: 12 };
+const CH = 7.83;
+const GAP = 1.5;
+// In characters. The rest of a wide window stays empty: what belongs together is not torn apart.
+const WIDTHS = { label: 16, count: 10, bytes: 9, number: 10, histogram: 12 };
 const GLYPHS = {
   dict: "{}", list: "[]", tuple: "()", namedtuple: "(.)", none: "∅", node: "◇", module: "◆", static: "§", closure: "λ",
   array: "▦", numpy: "▤", scalar: "#", string: "“”", abstract: "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
   ref: "&", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", error: "!", cycle: "↻", repeat: "=", more: "…",
 };
-// What may be missing from the text of a badge, since its row says it.
-const LOUD = ["error", "cycle", "more", "hides"];
+// A badge says where the other place is, if that is no long story.
+const MAX_PATH = 12;
 
 export class Grid {
   /** @param {View} view */
@@ -48,15 +50,17 @@ export class Grid {
 
   /** Choose the columns that have room; bytes stay longest, then the order counts. */
   resize() {
-    let room = this.element.clientWidth / CH - 29;
+    const is_small = this.element.clientWidth < 560;
+    const [key, type] = is_small ? [17, 12] : [24, 22];
+    let room = this.element.clientWidth / CH - key - type - 2 * GAP;
     const wanted = this.view.columns.filter((column) => !column.hidden);
     const fitting = [...wanted].sort((a, b) => +(b.format === "bytes") - +(a.format === "bytes"));
-    const kept = new Set(fitting.filter((column) => column.format === "type" || (room -= WIDTHS[column.format]) >= 0));
+    const kept = new Set(fitting.filter((column) => column.format === "type" || (room -= WIDTHS[column.format] + GAP) >= 0));
     this.columns = wanted.filter((column) => kept.has(column));
-    const tracks = this.columns.map((c) => (c.format === "type" ? "minmax(13ch, 64ch)" : `${WIDTHS[c.format]}ch`));
-    this.element.style.setProperty("--tracks", ["minmax(15ch, 44ch)", ...tracks, "1fr"].join(" "));
-    this.step = this.element.clientWidth < 500 ? 10 : 16;
-    this.view.root.classList.toggle("narrow", this.view.root.clientWidth < 720);
+    const tracks = this.columns.map((c) => (c.format === "type" ? `minmax(${type}ch, 52ch)` : `${WIDTHS[c.format]}ch`));
+    this.element.style.setProperty("--tracks", [`minmax(${key}ch, 40ch)`, ...tracks, "1fr"].join(" "));
+    this.step = is_small ? 10 : 16;
+    this.view.root.classList.toggle("narrow", this.view.root.clientWidth < 1000);
     this.pool = [];
     this.window.replaceChildren();
     this.paint_head();
@@ -162,7 +166,7 @@ export class Grid {
     key.textContent = depth > MAX_LEVELS ? `⋯${depth} ${tree.label(row)}` : tree.label(row);
     this.columns.forEach((column, i) => {
       if (column.format === "type") fill_type(cells[i], tree, row, what, notes);
-      else if (column.format === "histogram") cells[i].replaceChildren(bar_chart(column.bars(row), column.title));
+      else if (column.format === "histogram") cells[i].replaceChildren(bar_chart(column.bars(row).subarray(...column.used), column.title));
       else cells[i].textContent = column.text(row);
       if (column.format === "bytes") cells[i].style.setProperty("--share", `${(100 * column.values[row]) / column.values[0] || 0}%`);
     });
@@ -189,9 +193,13 @@ function fill_type(cell, tree, row, what, notes) {
   const text = what.endsWith(tree.of(row, "text")) ? "" : tree.of(row, "text");
   const fields = tree.of(row, "static").map(([name, value]) => `${name}=${value}`);
   const dim = [...(n ? [`${n.toLocaleString("en-US")} ${n === 1 ? "child" : "children"}`] : []), ...fields].join(" · ");
-  cell.replaceChildren(text ? `${what} ${text}` : what);
-  if (dim) cell.append(h("span", { class: "dim" }, dim));
-  for (const [kind, sentence] of notes)
-    cell.append(h("span", { class: "badge", "data-note": kind, title: sentence }, LOUD.includes(kind) ? `${kind}: ${sentence}` : kind));
+  const words = h("span", { class: "what" }, text ? `${what} ${text}` : what);
+  const badges = notes.map((note) => h("span", { class: "badge", "data-note": note[0], title: note[1] }, badge_text(tree, note)));
+  cell.replaceChildren(words, ...badges, ...(dim ? [h("span", { class: "dim" }, dim)] : []));
   cell.title = [what, text, ...fields].filter(Boolean).join("\n");
+}
+
+function badge_text(tree, [kind, sentence, row]) {
+  if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${tree.keystr(row) || tree.name}`;
+  return kind === "info" ? sentence : `${kind}: ${sentence}`;
 }

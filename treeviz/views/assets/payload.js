@@ -26,6 +26,9 @@ export class Column {
     this.shown = spec.shown;
     this.labels = spec.labels;
     this.n_bins = spec.n_bins;
+    /** From which bin to which the histograms of all rows reach. */
+    this.used = spec.used;
+    this.blank = spec.blank;
     this.is_number = spec.format in WRITE;
     this.levels = buffers[spec.labels ? spec.label_codes : spec.levels];
     this.codes = buffers[spec.codes];
@@ -51,7 +54,7 @@ export class Column {
   text(row) {
     if (this.labels) return this.labels[this.levels[this.codes ? this.codes[row] : row]];
     const value = this.values[row];
-    return value === value ? WRITE[this.format](value) : "";
+    return value !== value || value === this.blank ? "" : WRITE[this.format](value);
   }
 
   /** The heights of a histogram's bars, up to 255. @param {number} row @returns {Uint8Array} */

@@ -52,14 +52,15 @@ export function parse(query) {
 /** The rows that a query describes, as ones. @type {(tree: Tree, index: Index, query: string) => Uint8Array} */
 export function matches(tree, index, query) {
   const matched = new Uint8Array(tree.n);
+  const { n } = tree;
   for (const terms of parse(query)) {
-    const rows = new Uint8Array(tree.n).fill(1);
+    const rows = new Uint8Array(n).fill(1);
     for (const term of terms) {
       const found = rows_of(tree, index, term);
-      const wanted = +!term.negated;
-      for (let row = 0; row < tree.n; row++) rows[row] &= +(found[row] === wanted);
+      const unwanted = +term.negated;
+      for (let row = 0; row < n; row++) rows[row] &= found[row] ^ unwanted;
     }
-    for (let row = 0; row < tree.n; row++) matched[row] |= rows[row];
+    for (let row = 0; row < n; row++) matched[row] |= rows[row];
   }
   return matched;
 }
@@ -81,7 +82,7 @@ function rows_of(tree, index, term) {
   const contains = glob ?? ((text) => text.includes(value));
   const facts = (name, test) => by_facts(tree, (code) => test(tree.fact(code, name).toLowerCase()));
   if (field === "key") {
-    const found = by_key(tree, index, (key) => contains(key.segment));
+    const found = by_key(tree, index, new Uint8Array(tree.n), (key) => +contains(key.segment));
     found[0] = +contains(index.name);
     return found;
   }

@@ -26,7 +26,7 @@ export function toolbar(view) {
     focus: () => (window.requestIdleCallback ?? setTimeout)(() => view.index.warm()),
   });
   const status = h("output", { "aria-live": "polite" });
-  const button = (text, label, click) => h("button", { "aria-label": label, title: label, click }, text);
+  const button = (text, label, click) => h("button", { class: text === "keystr" && text, "aria-label": label, title: label, click }, text);
   const filter = h("input", { type: "checkbox", checked: true, change: () => view.set_filtering(filter.checked) });
   const in_search = [
     button("↑", "Previous match (Shift-Enter)", () => view.next_hit(-1)),

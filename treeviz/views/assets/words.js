@@ -29,6 +29,9 @@ export class Index {
   }
 }
 
+/** "(3, 4)", "(3,)", "" @type {(shape: number[] | null) => string} */
+export const shape_text = (shape) => (shape ? `(${shape.join(", ")}${shape.length === 1 ? "," : ""})` : "");
+
 const lower = ({ label, keystr, segment }) => ({
   label: label.toLowerCase(),
   keystr: keystr.toLowerCase(),
@@ -37,27 +40,25 @@ const lower = ({ label, keystr, segment }) => ({
 
 function own_text(tree, code) {
   const of = (field) => tree.fact(code, field);
-  const shape = of("shape");
-  const shape_text = shape ? `(${shape.join(", ")}${shape.length === 1 ? "," : ""})` : "";
-  return [of("type"), of("kind"), of("dtype"), shape_text, of("text"), ...of("static").flat()].join("\0").toLowerCase();
+  return [of("type"), of("kind"), of("dtype"), shape_text(of("shape")), of("text"), ...of("static").flat()].join("\0").toLowerCase();
 }
 
 /**
- * For each row, whether its own key passes; every different key is tried once.
+ * What a function says of each row's own key; every different key is asked for once.
+ * @template {Uint8Array | Int32Array} T
  * @param {import("./payload.js").Tree} tree
  * @param {Index} index
- * @param {(key: {label: string, keystr: string, segment: string}) => boolean} test
+ * @param {T} result
+ * @param {(key: {label: string, keystr: string, segment: string}) => number} ask
+ * @returns {T}
  */
-export function by_key(tree, index, test) {
-  const by_code = tree.keys.map((_, code) => +(code > 0 && test(index.key(code))));
+export function by_key(tree, index, result, ask) {
+  const { n, key_codes, position } = tree;
+  const by_code = Array.from(tree.keys, (_, code) => (code ? ask(index.key(code)) : 0));
   const by_position = [];
-  const found = new Uint8Array(tree.n);
-  for (let row = 1; row < tree.n; row++) {
-    const code = tree.key_codes[row];
-    const position = tree.position[row];
-    found[row] = code ? by_code[code] : (by_position[position] ??= +test(index_key(position)));
-  }
-  return found;
+  for (let row = 1; row < n; row++)
+    result[row] = key_codes[row] ? by_code[key_codes[row]] : (by_position[position[row]] ??= ask(index_key(position[row])));
+  return result;
 }
 
 /**
@@ -67,38 +68,37 @@ export function by_key(tree, index, test) {
  * @param {string} word
  */
 export function in_path(tree, index, word) {
-  const found = by_key(tree, index, (key) => key.label.includes(word) || key.keystr.includes(word) || key.segment.includes(word));
+  const { n, parent } = tree;
+  const in_key = (key) => +(key.label.includes(word) || key.keystr.includes(word) || key.segment.includes(word));
+  const found = by_key(tree, index, new Uint8Array(n), in_key);
   found[0] = +index.name.includes(word);
-  add_spanning(tree, index, word, "keystr", "", found);
-  add_spanning(tree, index, word, "segment", "/", found);
-  for (let row = 1; row < tree.n; row++) if (found[tree.parent[row]]) found[row] = 1;
+  add_spanning(tree, index, word, (key) => key.keystr, found);
+  if (word.includes("/")) add_spanning(tree, index, word, (key) => `/${key.segment}`, found);
+  for (let row = 1; row < n; row++) if (found[parent[row]]) found[row] = 1;
   return found;
 }
 
 /** One automaton (Knuth, Morris and Pratt's) goes along every path; a row's state is how much of the word ends there. */
-function add_spanning(tree, index, word, form, before, found) {
-  const fallback = new Int32Array(word.length + 1);
+function add_spanning(tree, index, word, text_of, found) {
+  const { n, parent, key_codes, position } = tree;
+  const whole = word.length;
+  const fallback = new Int32Array(whole + 1);
   const advance = (state, text) => {
-    for (let i = 0; i < text.length && state < word.length; i++) {
+    for (let i = 0; i < text.length && state < whole; i++) {
       while (state && word[state] !== text[i]) state = fallback[state];
       if (word[state] === text[i]) state++;
     }
     return state;
   };
-  for (let i = 1; i < word.length; i++) fallback[i + 1] = advance(fallback[i], word[i]);
-  // Nearly all keys are come to with nothing of the word behind them.
-  const by_code = [];
-  const by_position = [];
-  const states = new Int32Array(tree.n);
+  for (let i = 1; i < whole; i++) fallback[i + 1] = advance(fallback[i], word[i]);
+  // Nearly every key is come to with nothing of the word behind it.
+  const states = by_key(tree, index, new Int32Array(n), (key) => advance(0, text_of(key)));
   states[0] = advance(0, index.name);
-  for (let row = 1; row < tree.n; row++) {
-    const code = tree.key_codes[row];
-    const position = tree.position[row];
-    const text = () => before + (code ? index.key(code) : index_key(position))[form];
-    const state = states[tree.parent[row]];
-    if (state === word.length) states[row] = state;
-    else if (state) states[row] = advance(state, text());
-    else states[row] = code ? (by_code[code] ??= advance(0, text())) : (by_position[position] ??= advance(0, text()));
-    if (states[row] === word.length) found[row] = 1;
+  if (!states.some((state) => state > 0 && state < whole)) return;
+  for (let row = 1; row < n; row++) {
+    const before = states[parent[row]];
+    if (before === whole) states[row] = whole;
+    else if (before) states[row] = advance(before, text_of(key_codes[row] ? index.key(key_codes[row]) : index_key(position[row])));
+    if (states[row] === whole) found[row] = 1;
   }
 }
