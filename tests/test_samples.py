@@ -1,0 +1,156 @@
+"""Every view stands every strange tree."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from base64 import b64decode
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+
+import jax
+import pytest
+from sample_trees import SAMPLES
+
+import treeviz
+from treeviz.tree.kinds import KINDS, NOTES
+from treeviz.tree.table import TreeTable
+
+pytestmark = pytest.mark.oldest_jax
+
+TAGS = set(re.findall(r"\w+", "doctype html head body meta title main div pre b i ul li details summary"))
+ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+MAX_TEXT = 400  # characters of any one text
+# The scripts of a page are ours, so their number is that of any page.
+N_SCRIPTS = {kind: getattr(treeviz.render([1.0]), kind)().lower().count("<script") for kind in ("html", "_repr_html_")}
+
+JAX_RAISES = {
+    "a flatten that exits",
+    "a flatten that raises",
+    "keys without a hash",
+    "raises from __class__",
+    "unsortable keys",
+}
+# These JAX flattens for ever, or not without harm to the process.
+JAX_DIES = {"2**40 paths", *(name for name in SAMPLES if re.search("contains itself|levels", name))}
+
+every_sample = pytest.mark.parametrize("name", SAMPLES)
+
+
+def views(name: str, tmp_path) -> dict[str, str]:
+    view = treeviz.render(SAMPLES[name](), name="params")
+    saved = {kind: view.save(tmp_path / f"tree.{kind}").read_text(encoding="utf-8") for kind in ("json", "txt")}
+    shown = {"repr": repr(view), "text": view.text(), "html": view.html(), "_repr_html_": view._repr_html_()}
+    assert view._repr_mimebundle_() == {"text/plain": shown["repr"], "text/html": shown["_repr_html_"]}
+    return saved | shown
+
+
+def texts(thing: Any) -> Iterator[str]:
+    """All strings in facts, keys, notes, and whatever a page is packed from."""
+    if isinstance(thing, str):
+        yield thing
+    elif isinstance(thing, dict):
+        yield from texts([*thing, *thing.values()])
+    elif isinstance(thing, (list, tuple)):
+        for inner in thing:
+            yield from texts(inner)
+
+
+def packed(html: str) -> dict[str, Any]:
+    """The header of the data in a page."""
+    (data,) = re.findall(r'<script type="application/octet-stream">([^<]*)</script>', html)
+    inflated = zlib.decompress(b64decode(data), -15)
+    return json.loads(inflated[4 : 4 + int.from_bytes(inflated[:4], "little")])
+
+
+@every_sample
+def test_every_view_shows_every_tree_the_same_in_every_run_without_addresses_or_invisible_characters(name, tmp_path):
+    shown, again = views(name, tmp_path), views(name, tmp_path)
+    for kind, text in shown.items():
+        assert text == again[kind], kind
+        text.encode()
+        assert not ADDRESS.search(text), kind
+        bad = {character for character in text if not character.isprintable()} - {"\n"}
+        assert bad == set(), kind
+
+
+@every_sample
+def test_every_script_in_a_page_is_ours(name, tmp_path):
+    view = treeviz.render(SAMPLES[name]())
+    for kind, n in N_SCRIPTS.items():
+        html = getattr(view, kind)().lower()
+        assert html.count("<script") == html.count("</script") == n
+        outline = re.sub(r"<script\b.*?</script>|<style\b.*?</style>", "", html, flags=re.DOTALL)
+        tags = set(re.findall(r"<[/!]?([a-z]+)", outline))
+        assert tags <= TAGS
+        assert not re.search(r"<[^>]*\son\w+\s*=", outline)
+
+
+@every_sample
+def test_every_text_of_a_table_is_printable_and_bounded(name):
+    table = treeviz.walk(SAMPLES[name]())
+    check_table(table)
+    found = [*texts(table.keys), *texts(table.facts), *texts(tuple(table.notes.values())), *texts(table.headline)]
+    assert [text for text in found if not text.isprintable()] == []
+    assert [text for text in found if len(text) > MAX_TEXT] == []
+
+
+def check_table(table: TreeTable):
+    """The promises of a `TreeTable` about its arrays and words."""
+    n_rows = len(table)
+    assert table.depth[0] == 0 and table.parent[0] == -1 and table.end[0] == n_rows
+    children: dict[int, list[int]] = {}
+    for row in range(1, n_rows):
+        parent = int(table.parent[row])
+        assert parent < row < table.end[row] <= table.end[parent]
+        assert table.depth[row] == table.depth[parent] + 1
+        children.setdefault(parent, []).append(int(table.position[row]))
+    assert all(positions == list(range(len(positions))) for positions in children.values())
+    assert {facts.kind for facts in table.facts} <= set(KINDS)
+    assert {note.kind for notes in table.notes.values() for note in notes} <= set(NOTES)
+    assert all(note.row < n_rows for notes in table.notes.values() for note in notes)
+
+
+@every_sample
+def test_a_page_carries_the_whole_table(name):
+    view = treeviz.render(SAMPLES[name]())
+    header = packed(view.html())
+    assert header["headline"] == list(view.table.headline)
+    assert len(header["facts"]["kind"][0]) == len({facts.kind for facts in view.table.facts})
+    assert header["notes"] == json.loads(json.dumps({str(row): notes for row, notes in view.table.notes.items()}))
+
+
+@every_sample
+def test_the_plain_rows_of_a_page_say_what_the_text_says(name):
+    view = treeviz.render(SAMPLES[name]())
+    plain = unescape(re.sub(r"<script\b.*?</script>", "", view._repr_html_(), flags=re.DOTALL))
+    for summary in view.table.headline:
+        assert summary in plain
+        assert summary in view.text()
+
+
+@every_sample
+def test_statistics_of_every_tree_come_out(name):
+    view = treeviz.render(SAMPLES[name](), stats=True)
+    assert len(view.table.columns["nan"].values) == len(view.table)
+    view.html(), view.text()
+
+
+@pytest.mark.filterwarnings("ignore:Python iterable type 'generator'")  # is a leaf, says JAX
+@pytest.mark.parametrize("name", SAMPLES.keys() - JAX_RAISES - JAX_DIES)
+def test_leaves_are_those_of_jax(name):
+    tree = SAMPLES[name]()
+    table = treeviz.walk(tree)
+    truth = tree if isinstance(tree, jax.tree_util.PyTreeDef) else jax.tree_util.tree_structure(tree)
+    assert table.is_leaf.sum() == truth.num_leaves
+    assert not {note.kind for notes in table.notes.values() for note in notes} & {"error", "cycle"}
+
+
+@pytest.mark.parametrize("name", JAX_RAISES)
+def test_a_tree_that_jax_cannot_flatten_is_shown_all_the_same(name):
+    tree = SAMPLES[name]()
+    assert len(treeviz.walk(tree))
+    with pytest.raises(BaseException):
+        jax.tree_util.tree_structure(tree)
