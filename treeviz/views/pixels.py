@@ -67,8 +67,10 @@ def _artist(shape: Text | Box | Line, height: int, order: int):
             zorder=order,
             **fill,
         )
+    x, y = shape.x * SCALE, (height - shape.y) * SCALE
     return text.Text(
-        *to_pixels.transform((shape.x, shape.y)),
+        x,
+        y,
         _drawable(shape.text),
         color=color,
         fontproperties=_font(shape.is_bold),
@@ -82,13 +84,17 @@ def _artist(shape: Text | Box | Line, height: int, order: int):
     )
 
 
+def _font_file(is_bold: bool) -> str:
+    from matplotlib import get_data_path
+
+    return str(Path(get_data_path(), "fonts", "ttf", "DejaVuSansMono-Bold.ttf" if is_bold else "DejaVuSansMono.ttf"))
+
+
 @cache
 def _font(is_bold: bool):
-    from matplotlib import get_data_path
     from matplotlib.font_manager import FontProperties
 
-    name = "DejaVuSansMono-Bold.ttf" if is_bold else "DejaVuSansMono.ttf"
-    return FontProperties(fname=str(Path(get_data_path(), "fonts", "ttf", name)), size=FONT * _POINT)
+    return FontProperties(fname=_font_file(is_bold), size=FONT * _POINT)
 
 
 def _drawable(content: str) -> str:
@@ -103,4 +109,4 @@ def _characters() -> frozenset[int]:
     """What the font can draw."""
     from matplotlib.font_manager import get_font
 
-    return frozenset(get_font(_font(False).get_file()).get_charmap())
+    return frozenset(get_font(_font_file(False)).get_charmap())
