@@ -9,7 +9,7 @@ import numpy as np
 
 from treeviz.tree.column import Column
 from treeviz.tree.quote import visible
-from treeviz.tree.table import TreeTable
+from treeviz.tree.table import Note, TreeTable
 from treeviz.views import terminal
 from treeviz.views.branches import LeftOut, branches, key_labels
 from treeviz.views.cells import Cells, Part, columns_of_cells, fact_parts, narrowed, note_part, what_cells
@@ -162,7 +162,7 @@ class _Details:
         self._codes = table.fact_codes[choice.rows].tolist()
         self._parts = {code: fact_parts(table.facts[code]) for code in set(self._codes)}
         self._badges: dict[int, list[Part]] = {}
-        self._written: dict[int, str] = {}
+        self._written: dict[int | tuple, str] = {}
         for shown, part in _badges(table, choice, left_out):
             self._badges.setdefault(shown, []).append(part)
         self.any_trouble = any(style in (RED, YELLOW) for badges in self._badges.values() for style, _ in badges)
@@ -172,11 +172,10 @@ class _Details:
     def text(self, shown: int, width: int, color: bool) -> str:
         code = self._codes[shown]
         badges = self._badges.get(shown)
-        if badges:
-            return self._write(badges + self._parts[code], width, color)
-        written = self._written.get(code)
+        key = (code, *badges) if badges else code
+        written = self._written.get(key)
         if written is None:
-            written = self._written[code] = self._write(self._parts[code], width, color)
+            written = self._written[key] = self._write([*(badges or ()), *self._parts[code]], width, color)
         return written
 
     def _write(self, parts: list[Part], width: int, color: bool) -> str:
@@ -195,10 +194,16 @@ def _badges(table: TreeTable, choice: Choice, left_out: LeftOut) -> Iterator[tup
     """(which of the rows that are shown, its badge)."""
     noted = np.fromiter(table.notes, dtype=np.int64, count=len(table.notes))
     where = np.searchsorted(choice.rows, noted)
+    parts: dict[Note, Part] = {}
     for row, shown in zip(noted.tolist(), where.tolist(), strict=True):
-        if shown < len(choice.rows) and choice.rows[shown] == row:
-            told = "more" if table.facts[table.fact_codes[row]].kind == "more" else None
-            yield from ((shown, note_part(table, note)) for note in table.notes[row] if note.kind != told)
+        if shown == len(choice.rows) or choice.rows[shown] != row:
+            continue
+        told = "more" if table.facts[table.fact_codes[row]].kind == "more" else None
+        for note in table.notes[row]:
+            if note.kind != told:
+                if note not in parts:
+                    parts[note] = note_part(table, note)
+                yield shown, parts[note]
     for shown in left_out.closed.tolist():
         yield shown, (DIM, left_out.inside(shown))
     may_be_empty = np.array([facts.kind in _MAY_BE_EMPTY for facts in table.facts])[table.fact_codes[choice.rows]]
