@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
+import jax.numpy as jnp
 import numpy as np
 
 from treeviz.analysis.stats_host import (
@@ -201,7 +203,7 @@ class _Scan:
     def _read_jax_array(self, owner: int, array: jax.Array) -> str | None:
         if array.is_deleted():
             return _NO_VALUES["deleted"]
-        if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
             return _NO_VALUES["key"]
         sharding = array.sharding
         if not sharding.is_fully_addressable:

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from functools import partial
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from treeviz.analysis.stats_summary import BINS, FIRST_EXPONENT, N_BINS, NEGINF, Summaries, nothing
 
+_NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
+_AT_ONCE = 1 << 16  # elements
 MAX_ELEMENTS = 2**32 - 1  # of one shard: counts are uint32
 
 
@@ -23,9 +26,13 @@ def launch(shard: jax.Array) -> tuple[jax.Array, bool]:
       uint32[...] on the same device, for `summaries_of`, and whether it holds float64.
     """
     (device,) = shard.sharding.device_set
-    wide = device.platform != "tpu"  # a TPU has no float64
+    wide = has_float64(device)
     with _undisturbed(), jax.default_device(device):
         return _reduced(shard, wide=wide), wide
+
+
+def has_float64(device) -> bool:
+    return device.platform != "tpu"
 
 
 def fetch(arrays: list[jax.Array]) -> list[np.ndarray]:
@@ -37,13 +44,11 @@ def fetch(arrays: list[jax.Array]) -> list[np.ndarray]:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """JAX as it is by default, and no trace: in this thread, for a moment, whatever the user has set."""
-    enable_x64 = getattr(jax, "enable_x64", None)
-    if enable_x64 is None:  # jax < 0.8
-        from jax.experimental import enable_x64
+    newest = jax if hasattr(jax, "enable_x64") else jax.experimental  # jax < 0.8
     with contextlib.ExitStack() as stack:
         for context in (
             jax.ensure_compile_time_eval(),
-            enable_x64(True),
+            newest.enable_x64(True),  # type: ignore[attr-defined]
             jax.debug_nans(False),
             jax.debug_infs(False),
             jax.disable_jit(False),
@@ -53,14 +58,18 @@ def _undisturbed() -> Iterator[None]:
             jax.numpy_dtype_promotion("standard"),
         ):
             stack.enter_context(context)
+        if hasattr(jax, "set_mesh"):  # within a mesh, arrays on a part of its devices are refused
+            with contextlib.suppress(ValueError):  # a mesh cannot be left while something is traced
+                stack.enter_context(jax.set_mesh(_NO_MESH))
         yield
 
 
 @partial(jax.jit, static_argnames="wide")
 def _reduced(x: jax.Array, *, wide: bool) -> jax.Array:
     """uint32[...]: bits, which no debugging option of JAX looks into, of the moments and the counts of x."""
+    # Constants are NumPy's: `ensure_compile_time_eval` would make others by compiling a program for each.
     values = _real(x, wide)
-    n_mantissa, bias, word = (52, 1023, jnp.uint64) if values.dtype == jnp.float64 else (23, 127, jnp.uint32)
+    n_mantissa, bias, word = (52, 1023, np.uint64) if values.dtype == jnp.float64 else (23, 127, np.uint32)
     # From the bits, since XLA may take a denormal number for a zero.
     bits = lax.bitcast_convert_type(values, word)
     magnitude = (bits << 1) >> 1
@@ -69,12 +78,12 @@ def _reduced(x: jax.Array, *, wide: bool) -> jax.Array:
     exponent = (magnitude >> n_mantissa).astype(jnp.int32)
 
     bins = jnp.clip(exponent - (bias + FIRST_EXPONENT), 0, N_BINS - 1)
-    every_bin = lax.broadcasted_iota(jnp.int32, (N_BINS, *x.shape), 0)
+    bins = jnp.where(finite & ~zero, bins, -1)
     counts = jnp.concatenate(
         [
             jnp.stack([_count(zero), _count(magnitude > infinity), _count(bits == infinity)]),
             jnp.stack([_count((magnitude == infinity) & (bits != infinity)), _count(finite)]),
-            jnp.sum((bins == every_bin) & finite & ~zero, axis=tuple(range(1, x.ndim + 1)), dtype=jnp.uint32),
+            _histogram(bins),
         ]
     )
     # Sums are taken after scaling by a power of two, so that no square is too large or too small.
@@ -101,6 +110,15 @@ def _real(x: jax.Array, wide: bool) -> jax.Array:
         return jnp.where(jnp.isnan(x), jnp.nan, values)
     exact_in_float32 = x.dtype == jnp.float32 or x.dtype.itemsize < 4
     return x.astype(jnp.float64 if wide and not exact_in_float32 else jnp.float32)
+
+
+def _histogram(bins: jax.Array) -> jax.Array:
+    every_bin = np.arange(N_BINS, dtype=np.int32)
+    if bins.size > _AT_ONCE:  # one pass per bin: there is never an array of all bins by all elements
+        fill = lambda one, counts: counts.at[one].set(_count(bins == one))  # noqa: E731
+        return lax.fori_loop(0, N_BINS, fill, np.zeros(N_BINS, np.uint32))
+    one_each = bins[None] == every_bin.reshape(N_BINS, *(1,) * bins.ndim)
+    return jnp.sum(one_each, axis=tuple(range(1, one_each.ndim)), dtype=jnp.uint32)
 
 
 def _count(mask: jax.Array) -> jax.Array:

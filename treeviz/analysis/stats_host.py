@@ -35,7 +35,8 @@ def host_view(shard: jax.Array) -> np.ndarray:
         return np.asarray(memoryview(shard))  # type: ignore[arg-type]  # jax.Array has the buffer protocol
     # `np.asarray(shard)` may copy and leaves the copy on the array for ever (int4; in jax 0.4.36 also a
     # view of bfloat16 that blocks donation), so it is asked of another array on the same buffer.
-    return np.asarray(jax.make_array_from_single_device_arrays(shard.shape, shard.sharding, [shard]))
+    with jax.transfer_guard_device_to_host("allow"):
+        return np.asarray(jax.make_array_from_single_device_arrays(shard.shape, shard.sharding, [shard]))
 
 
 def n_stored(array: np.ndarray) -> int:
