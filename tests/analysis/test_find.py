@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sample_trees import SAMPLES
 
 import treeviz
-from treeviz.analysis.find import find, matches
+from treeviz.tree.find import find, matches
 from treeviz.tree.keys import Key
 from treeviz.tree.table import Row, TreeTable
 

@@ -138,6 +138,23 @@ class TreeTable:
         """A column that follows from the facts alone: `levels` has one entry per entry of `facts`."""
         return Column(name, title or name, levels, self.fact_codes, **how)
 
+    def find(self, query: str) -> list[Row]:
+        """The rows that match a query, in order; the language is that of the page's search box.
+
+            table.find("layers/*/weight")            a glob on the end of the key path; ** for any number of keys
+            table.find("attn dtype:bf16")            both: a word in the path, a dtype
+            table.find("shape:*,768 | bytes:>1M")    either
+            table.find("nan -key:bias")              has a NaN (after render(tree, stats=True)), and is no bias
+
+        Each row has a `keystr` and an `expression` that can be pasted. See `treeviz.tree.find` for all of it.
+
+        Raises:
+          ValueError: The query cannot be read; the message says where.
+        """
+        from treeviz.tree.find import find
+
+        return find(self, query)
+
     def key(self, row: int) -> Key:
         code = self.key_codes[row]
         return index_key(int(self.position[row])) if code == 0 else self.keys[code]

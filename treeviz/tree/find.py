@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from treeviz.analysis.query import (
+from treeviz.tree.column import Column
+from treeviz.tree.keys import Key, index_key
+from treeviz.tree.kinds import NOTES
+from treeviz.tree.query import (
     Term,
     TextTest,
     contains_test,
@@ -18,9 +21,6 @@ from treeviz.analysis.query import (
     path_pattern,
     shape_test,
 )
-from treeviz.tree.column import Column
-from treeviz.tree.keys import Key, index_key
-from treeviz.tree.kinds import NOTES
 from treeviz.tree.rollup import rolled_up
 from treeviz.tree.table import Facts, Row, TreeTable
 
