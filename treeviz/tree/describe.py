@@ -12,9 +12,9 @@ from treeviz.tree.functions import captured, describe_function
 from treeviz.tree.keys import Key, KeyTable
 from treeviz.tree.leaves import FactTable
 from treeviz.tree.level import BUILTIN_LEVELS, Level, custom_level, one_level
-from treeviz.tree.looks import Describer, describer_of
+from treeviz.tree.looks import Describer, Look, describer_of
 from treeviz.tree.opaque import arrays_inside
-from treeviz.tree.quote import class_name, error_text, guarded, has_base, module_name, value_text
+from treeviz.tree.quote import class_name, error_text, guarded, has_base, module_name, value_text, visible
 from treeviz.tree.static import static_fields, static_text
 from treeviz.tree.table import Facts, Note
 from treeviz.tree.treedef import treedef_level
@@ -80,19 +80,22 @@ class Describers:
             is_builtin = cls in BUILTIN_LEVELS
             kind = _BUILTIN_KINDS.get(cls, "dict" if is_builtin else "node")
             return self.facts.code(Facts(kind, class_name(cls), False)), level, None
-        if handler.look is not None:
-            return self._by_look(node, handler.look, level)
+        look = handler.look
+        seen = None if look is None else guarded(lambda: self._by_look(node, look, level), self._complain)
+        return seen or (self.facts.code(self._node_facts(node, level)), level, None)
+
+    def _node_facts(self, node: Any, level: Level) -> Facts:
+        cls = type(node)
         facts = Facts("node", class_name(cls), False, module=module_name(cls))
         if has_base(cls, tree_util.Partial):
             text, static = describe_function(node.func), captured(node.func)
-            facts = facts._replace(kind="closure", text=text, static=static)
-        elif has_base(cls, tuple) and hasattr(cls, "_fields"):
-            facts = facts._replace(kind="namedtuple")
-        elif level.aux is node and not level.children:
-            facts = facts._replace(kind="static", text=static_text(node))
-        else:
-            facts = facts._replace(static=static_fields(node, level.aux, self._segments(level)))
-        return self.facts.code(facts), level, None
+            return facts._replace(kind="closure", text=text, static=static)
+        if has_base(cls, tuple) and hasattr(cls, "_fields"):
+            return facts._replace(kind="namedtuple")
+        if level.aux is node and not level.children:
+            return facts._replace(kind="static", text=static_text(node))
+        segments = {self.keys.keys[code].segment for code in level.keys or ()}
+        return facts._replace(static=static_fields(node, level.aux, segments))
 
     def declared_leaf(self, node: Any) -> int:
         """A node that the caller's `is_leaf` made a leaf."""
@@ -113,45 +116,78 @@ class Describers:
         data = guarded(lambda: one_level(thing)[1], lambda _: (cls, None)) if is_node else None
         if data is not None:
             return Handler(custom_level, self._placeholder, True, look)
-        if look is not None:
-            return Handler(None, lambda leaf: self._leaf_by_look(leaf, look), True)
-        describe, has_identity = self.facts.describer(cls)
-        return Handler(None, self._opaque if describe == self.facts.opaque else describe, has_identity)
+        plain, has_identity = self.facts.describer(cls)
+        describe = self._opaque if plain == self.facts.opaque else plain
+        if look is None:
+            return Handler(None, describe, has_identity)
+
+        def describe_by_look(leaf: Any) -> int:
+            code = guarded(lambda: self._leaf_by_look(leaf, look, plain), self._complain)
+            return describe(leaf) if code is None else code
+
+        return Handler(None, describe_by_look, True)
 
     def _placeholder(self, _: Any) -> int:
         return self.facts.code(Facts("placeholder", "*", True, 1))
 
     def _opaque(self, leaf: Any) -> int:
+        self._accuse(leaf)
+        return self.facts.opaque(leaf)
+
+    def _accuse(self, leaf: Any) -> None:
+        """A note if an opaque leaf hides arrays."""
         inside = arrays_inside(leaf)
         if inside:
             n, name = len(inside), class_name(type(leaf))
             text = f"holds {n} array{'s' * (n > 1)} that JAX cannot see: {name} is not registered as a pytree node"
             self.notes.append(Note("hides", text, details=inside))
-        return self.facts.opaque(leaf)
 
-    def _leaf_by_look(self, leaf: Any, look: Describer) -> int:
-        facts = self.facts.of_look(look(leaf), leaf, is_leaf=True)
+    def _complain(self, error: BaseException) -> None:
+        self.notes.append(Note("error", f"the describer of this class raised: {error_text(error)}"))
+
+    def _leaf_by_look(self, leaf: Any, describe: Describer, plain: Callable[[Any], int]) -> int:
+        look = describe(leaf)
+        facts = self.facts.with_look(self.facts.facts[plain(leaf)], look)
+        if facts.kind == "opaque" and not look.transparent:
+            self._accuse(leaf)
         return self.facts.code(facts)
 
     def _by_look(self, node: Any, describe: Describer, level: Level) -> tuple[int, Level, Inlined | None]:
         look = describe(node)
-        if look.hide and level.keys is not None:
-            shown = [i for i, code in enumerate(level.keys) if self.keys.keys[code].segment not in look.hide]
-            level = level._replace(children=[level.children[i] for i in shown], keys=[level.keys[i] for i in shown])
-        facts = self.facts.of_look(look, node, is_leaf=False)
-        if look.static is None:
-            facts = facts._replace(static=static_fields(node, level.aux, self._segments(level)))
+        cls = type(node)
+        is_complete = look.kind and look.static is not None
+        facts = Facts("node", class_name(cls), False, module=module_name(cls))
+        facts = self.facts.with_look(facts if is_complete else self._node_facts(node, level), look)
+        level = self._level_by_look(level, look)
         if look.inline and len(level.children) == 1 and level.keys is not None:
             leaf = level.children[0]
             handler = self.handler(leaf)
             if handler.level is None:
                 inner = self.facts.facts[handler.describe(leaf)]
-                facts = inner._replace(
-                    type=facts.type, module=facts.module, text=facts.text or inner.text, static=facts.static
-                )
+                text = "  ".join(filter(None, (facts.text, inner.text)))
+                facts = inner._replace(type=facts.type, module=facts.module, text=text, static=facts.static)
                 key = self.keys.keys[level.keys[0]]
                 return self.facts.code(facts), Level([], None), Inlined(leaf, key, handler.has_identity)
         return self.facts.code(facts), level, None
 
-    def _segments(self, level: Level) -> set[str]:
-        return {self.keys.keys[code].segment for code in level.keys or ()}
+    def _level_by_look(self, level: Level, look: Look) -> Level:
+        """The level without the children that are hidden, and with the names that a describer gives to the others."""
+        keys = [] if level.keys is None else [self.keys.keys[code] for code in level.keys]
+        if look.labels is not None:
+            names = [visible(label) for label in look.labels]
+            keys = [key._replace(label=name, segment=name) for key, name in zip(keys, names, strict=True)]
+        if look.step is not None:
+            steps = [look.step(key.keystr) for key in keys]
+            keys = [key if step is None else key._replace(steps=(step,)) for key, step in zip(keys, steps, strict=True)]
+        children = level.children
+        if look.hide:
+            pairs = zip(keys, children, strict=True)
+            pairs = [(key, kid) for key, kid in pairs if key.segment not in look.hide or not self._is_empty(kid)]
+            keys, children = [key for key, _ in pairs], [kid for _, kid in pairs]
+        return level._replace(children=children, keys=[self.keys.code(key) for key in keys])
+
+    def _is_empty(self, node: Any) -> bool:
+        """Whether JAX sees a node without children."""
+        handler = self.handler(node)
+        level = handler.level and handler.level(node, self.keys)
+        return level is not None and not level.children

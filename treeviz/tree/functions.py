@@ -41,9 +41,12 @@ def describe_function(function: Any) -> str:
 
 
 def captured(function: Any) -> tuple[tuple[str, str], ...]:
-    """(name, value) of every variable that the function closes over, and of a partial's arguments."""
+    """(name, value) of every variable that the function closes over, of a partial's arguments, a method's self."""
     found: list[tuple[str, Any]] = []
     for _ in range(8):
+        if type(function) is types.MethodType:
+            found.append(("self", function.__self__))
+            function = function.__func__
         if isinstance(function, functools.partial):
             found += [(f"argument {i}", value) for i, value in enumerate(function.args)]
             found += list(function.keywords.items())

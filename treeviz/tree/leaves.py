@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treeviz.tree.functions import captured, describe_function, is_function
+from treeviz.tree.kinds import KINDS, LEAF_KINDS, NODE_KINDS
 from treeviz.tree.looks import Look
 from treeviz.tree.quote import (
     class_name,
@@ -200,21 +201,24 @@ class FactTable:
             text = ""
         return self.code(Facts("opaque", class_name(cls), True, 1, text=text, module=module_name(cls)))
 
-    def of_look(self, look: Look, thing: Any, *, is_leaf: bool) -> Facts:
-        cls = type(thing)
-        return Facts(
-            kind=look.kind or ("opaque" if is_leaf else "node"),
-            type=visible(look.type) if look.type else class_name(cls),
-            is_leaf=is_leaf,
-            leaves=int(is_leaf),
-            parameters=0 if look.shape is None or not is_leaf else _product(look.shape),
-            bytes=look.bytes,
-            shape=None if look.shape is None else dimensions(look.shape),
-            dtype=visible(look.dtype),
-            module=module_name(cls),
-            text=visible(look.text),
-            static=named_values(look.static or ()),
+    def with_look(self, facts: Facts, look: Look) -> Facts:
+        """The facts, with what a describer says in the place of what was found."""
+        if type(look) is not Look:
+            raise TypeError(f"a describer returns a treeviz.Look, not {value_text(look)}")
+        if look.kind and look.kind not in KINDS:
+            raise ValueError(f"there is no kind {value_text(look.kind)}; there are {', '.join(KINDS)}")
+        fits = look.kind in (LEAF_KINDS if facts.is_leaf else NODE_KINDS)
+        facts = facts._replace(
+            kind=look.kind if fits else facts.kind,
+            type=visible(look.type) or facts.type,
+            text=visible(look.text) or (facts.text if look.shape is None else ""),
+            static=facts.static if look.static is None else named_values(look.static),
         )
+        if look.shape is None:
+            return facts._replace(dtype=visible(look.dtype) or facts.dtype)
+        shape = dimensions(look.shape)
+        facts = facts._replace(shape=shape, dtype=visible(look.dtype))
+        return facts._replace(parameters=_product(shape), bytes=int(look.bytes)) if facts.is_leaf else facts
 
     def _array_facts(self, kind: str, type_text: str, array: Any) -> Facts:
         shape = dimensions(array.shape)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from treeviz.tree.functions import is_function
 from treeviz.tree.keys import MISSING, stored_attribute
 from treeviz.tree.opaque import arrays_inside
-from treeviz.tree.quote import VALUE_LIMIT, guarded, mro, plain_repr, qualified_name, value_text, visible
+from treeviz.tree.quote import VALUE_LIMIT, function_name, guarded, mro, plain_repr, qualified_name, value_text, visible
 
 _MAX_FIELDS = 64
 
@@ -37,7 +38,7 @@ def named_values(pairs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...
 
 def static_text(value: Any) -> str:
     """Like `value_text`; a class's own `repr` is used if it has one and no array hangs off the object."""
-    text = value_text(value)
+    text = function_name(value) if is_function(type(value)) else value_text(value)
     if text != f"<{qualified_name(type(value))}>" or arrays_inside(value):
         return text
     own_repr = next(base for base in mro(type(value)) if "__repr__" in base.__dict__)
