@@ -1,0 +1,85 @@
+"""Flax NNX: modules with their attributes, Variables in one row with their kind, states and graph definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treeviz.integrations import array_facts, describes_from
+from treeviz.tree.keys import stored_attribute
+from treeviz.tree.looks import Look, by_key
+from treeviz.tree.quote import class_name, mro, value_text
+
+_PRIVATE = ("_pytree__", "_object__")
+_HIDDEN = frozenset({"_pytree__state", "_object__state"})
+_SETTINGS = ("hijax", "ref", "eager_sharding")  # of every Variable
+_SHARDING = {"out_sharding": "sharding", "sharding": "sharding", "sharding_names": "sharding"}
+
+
+@describes_from("flax.nnx", "Object", "Pytree", "Module")
+def module(node: Any) -> Look:
+    attributes = object.__getattribute__(node, "__dict__")
+    if not getattr(type(node), "_pytree__is_pytree", True):
+        return Look(text="an NNX object that is no pytree: nnx.split gives its arrays", transparent=True)
+    is_child = attributes.get("_pytree__nodes") or attributes.get("_object__nodes") or {}
+    static = [
+        (name, value)
+        for name, value in attributes.items()
+        if not name.startswith(_PRIVATE) and not is_child.get(name, False)
+    ]
+    static.sort(key=lambda pair: pair[1] is None or callable(pair[1]))  # what says most first
+    return Look("module", static=static, hide=_HIDDEN)
+
+
+@describes_from("flax.nnx", "List")
+def list_of_modules(node: Any) -> Look:
+    return Look("list", static=(), hide=_HIDDEN, step=by_key)
+
+
+@describes_from("flax.nnx", "Dict")
+def dict_of_modules(node: Any) -> Look:
+    return Look("dict", static=(), hide=_HIDDEN)
+
+
+@describes_from("flax.nnx", "Variable", "VariableState")
+def variable(node: Any) -> Look:
+    metadata = stored_attribute(node, "_var_metadata")
+    metadata = metadata if type(metadata) is dict else {}
+    words, static = [], []
+    for name, value in metadata.items():
+        if value is None or name in _SETTINGS:
+            continue
+        if name in _SHARDING:
+            words.append(f"sharding={value_text(value)}")
+        elif name == "tag":
+            words.append(value_text(value))
+        else:
+            static.append((name, value))
+    return Look("node", text=" ".join(words), static=static, step=_raw_value(type(node)), inline=True)
+
+
+def _raw_value(cls: type):
+    # `.value` warns since Flax 0.12, and gives a copy of what is no array
+    known = any("get_raw_value" in base.__dict__ for base in mro(cls))
+    return (lambda _: ".get_raw_value()") if known else None
+
+
+@describes_from("flax.nnx.variablelib", "HijaxVariable")
+def hijax_variable(leaf: Any) -> Look:
+    kind, arrays = stored_attribute(leaf, "_var_type"), stored_attribute(leaf, "_leaves")
+    name = class_name(kind) if isinstance(kind, type) else ""
+    array = arrays[0] if type(arrays) is tuple and len(arrays) == 1 else None
+    return Look("variable", type=name, **array_facts(array), transparent=True)
+
+
+@describes_from("flax.nnx", "State")
+@describes_from("flax.nnx.statelib", "State")
+def state(node: Any) -> Look:
+    return Look("dict", static=(), step=by_key)
+
+
+@describes_from("flax.nnx", "GraphDef")
+def graph_def(node: Any) -> Look:
+    nodes, n_leaves = (stored_attribute(node, name) for name in ("nodes", "num_leaves"))
+    if type(nodes) is not list:
+        return Look("static", static=())
+    return Look("static", text=f"{len(nodes):,} nodes, {value_text(n_leaves)} leaves", static=())
