@@ -16,6 +16,7 @@ from treeviz.tree.query import (
     contains_test,
     glob_test,
     is_glob,
+    is_pasted_path,
     number_test,
     parse,
     path_pattern,
@@ -86,9 +87,13 @@ def _rows(table: TreeTable, term: Term) -> np.ndarray:
     if not term.field:
         if not term.quoted and value in _FLAG_COLUMNS and (columns := _present(table, _FLAG_COLUMNS[value])):
             return np.any([rolled_up(table, column) > 0 for column in columns], axis=0)
+        glob = None
         if not term.quoted and (is_glob(value) or "/" in value):
-            return _on_path(table, *path_pattern(value))
-        return _in_path(table, value) | _by_facts(table, lambda facts: value in _own_text(facts))
+            glob = _on_path(table, *path_pattern(value))
+            if not is_pasted_path(value):
+                return glob
+        found = _in_path(table, value) | _by_facts(table, lambda facts: value in _own_text(facts))
+        return found if glob is None else found | glob
     match term.field:
         case "key":
             test = _text_test(term, contains_test)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-_COUNT_UNITS = ("K", "M", "G", "T", "P", "E")
+_COUNT_UNITS = ("K", "M", "B", "T", "P", "E")
 _BYTES_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 

@@ -91,6 +91,11 @@ def is_glob(text: str) -> bool:
     return any(c in text for c in "*?[")
 
 
+def is_pasted_path(text: str) -> bool:
+    """`['layers'][0]` can be meant as a key path that was copied, as well as a glob."""
+    return "[" in text and not any(c in text for c in "*?")
+
+
 def glob_test(pattern: str) -> TextTest:
     """Whether a whole text, in any case, is what the pattern says: `*`, `?`, `[a-z]`, `[!a-z]`."""
     if not is_glob(pattern):

@@ -15,7 +15,7 @@ function scaled(n, units) {
 
 /** @type {(n: number) => string} "1,234", "124.4 M" */
 export const countText = (n) =>
-  Math.abs(n) < 1e5 ? n.toLocaleString("en-US") : scaled(n, ["K", "M", "G", "T", "P", "E"]);
+  Math.abs(n) < 1e5 ? n.toLocaleString("en-US") : scaled(n, ["K", "M", "B", "T", "P", "E"]);
 
 /** @type {(n: number) => string} "512 B", "497.8 MB" */
 export const bytesText = (n) =>

@@ -1,5 +1,5 @@
 // @ts-check
-// The language of the search box, as analysis/query.py and analysis/find.py define it.
+// The language of the search box, as tree/query.py and tree/find.py define it.
 import { glob_test, is_glob, on_path } from "./globs.js";
 import { by_key, in_path } from "./words.js";
 
@@ -71,10 +71,12 @@ function rows_of(tree, index, term) {
   if (!field) {
     const columns = tree.columns.filter(({ name }) => !quoted && Object.hasOwn(FLAGS, value) && FLAGS[value].includes(name));
     if (columns.length) return by_row(tree, (row) => columns.some((column) => column.values[row] > 0));
-    if (!quoted && (is_glob(value) || value.includes("/"))) return on_path(tree, index, value);
+    const glob = !quoted && (is_glob(value) || value.includes("/")) ? on_path(tree, index, value) : null;
+    // ['layers'][0] can be a key path that was copied, as well as a glob
+    if (glob && !/^[^*?]*\[[^*?]*$/.test(value)) return glob;
     const found = in_path(tree, index, value);
     const own = by_facts(tree, (code) => index.text(code).includes(value));
-    for (let row = 0; row < tree.n; row++) found[row] |= own[row];
+    for (let row = 0; row < tree.n; row++) found[row] |= own[row] | (glob?.[row] ?? 0);
     return found;
   }
   const glob = is_glob(value) && !quoted ? glob_test(value) : null;
