@@ -15,7 +15,7 @@ from treeviz.views.front_end import loader_text, packed_page_module, page_module
 from treeviz.views.payload import FORMAT, pack
 from treeviz.views.static import outline
 
-_SCRIPT = re.compile(r"<script\b[^>]*>(.*?)</script\s*>", re.DOTALL | re.IGNORECASE)
+_SCRIPT = re.compile(r"<script\s*>(.*?)</script\s*>", re.DOTALL | re.IGNORECASE)
 
 
 def fragment(

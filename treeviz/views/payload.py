@@ -12,6 +12,7 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def pack(
             }
             for column in everything.values()
         ],
-        "values": {str(row): html for row, html in (values or {}).items()},
+        "values": _documents(values or {}),
         "buffers": buffers.index,
     }
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
@@ -76,6 +77,12 @@ def pack(
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
     parts = [deflate.compress(part) for part in (len(text).to_bytes(4, "little"), text, *buffers.chunks())]
     return b"".join((*parts, deflate.flush()))
+
+
+def _documents(documents: Mapping[int, str]) -> dict[str, Any]:
+    """What they all begin with, scripts mostly, travels once."""
+    before = commonprefix(list(documents.values()))
+    return {"before": before, "rows": {str(row): html[len(before) :] for row, html in documents.items()}}
 
 
 class _Buffers:
@@ -159,10 +166,14 @@ def _values(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str, An
     if column.rollup in ("sum", "none", "given"):
         levels = np.asarray(column.levels)
         is_sum = column.rollup == "sum"
-        # A sum of nothing is nothing to say; but a float column says which zeros were counted.
-        blank = 0 if is_sum and column.format != "number" and levels.dtype.kind in "iu" else None
-        return {"levels": buffers.add(levels), "codes": codes, "sum": is_sum, "blank": blank}
+        return {"levels": buffers.add(levels), "codes": codes, "sum": is_sum, "blank": blank(column)}
     return {"levels": buffers.add(rolled_up(table, column)), "codes": None}
+
+
+def blank(column: Column) -> int | None:
+    """The number that is left out: a sum of nothing says nothing, but a float column says which zeros were counted."""
+    is_sum = column.rollup == "sum" and column.format in ("count", "bytes")
+    return 0 if is_sum and np.asarray(column.levels).dtype.kind in "iu" else None
 
 
 def _histogram(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from treeviz.tree.table import Facts, Note, TreeTable
 from treeviz.views.cells import fact_parts, note_part, what_it_is
 from treeviz.views.choice import choose
 from treeviz.views.escape import Markup, text
+from treeviz.views.payload import blank
 
-MAX_LINES = 320
+MAX_LINES = 316
 MAX_NESTING = 60  # browsers stop at some hundred levels, and narrow screens much earlier
 _N_OPEN = 40  # rows that are in sight at first
 _LONG = 80  # characters
@@ -72,7 +73,7 @@ def _lines(table: TreeTable, rows: np.ndarray, n_left_out: list[int], numeric: S
             more = f"    {indent}… {count_text(n_left_out[i])} more\n" if n_left_out[i] else ""
             inside.append((ends[i], f"{more}</details>"))
         else:
-            yield f"  {line}{f' … {count_text(n_left_out[i])} inside' if n_left_out[i] else ''}\n"
+            yield f"  {line}{f', {count_text(n_left_out[i])} inside' if n_left_out[i] else ''}\n"
     while inside:
         yield inside.pop()[1]
 
@@ -88,7 +89,8 @@ def _numbers(table: TreeTable, rows: np.ndarray, columns: Sequence[Column]) -> l
     for column in columns:
         write = cache(_WRITE[column.format])
         values = rolled_up(table, column)[rows].astype(np.float64, copy=False)
-        texts.append([", –" if value != value else f", {write(value)}" for value in values.tolist()])
+        nothing = blank(column)
+        texts.append(["" if x != x or x == nothing else f", {write(x)}" for x in values.tolist()])
     return list(map("".join, zip(*texts, strict=True))) if texts else [""] * len(rows)
 
 
