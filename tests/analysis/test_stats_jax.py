@@ -2,6 +2,7 @@
 
 import contextlib
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -292,6 +293,36 @@ def test_inside_a_trace_nothing_is_traced(how):
     for columns, notes in seen:
         assert notes == {2: "traced: it has no values yet"}
         assert_same(told(columns, 1), truth(x))
+
+
+@BOTH
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is not in this jax")
+def test_inside_shard_map_and_scan_nothing_is_traced(how):
+    x = sample("float32", (8, 16))
+    whole, sharded = jnp.asarray(x), jax.device_put(x, NamedSharding(mesh(8), P("a")))
+    seen = []
+
+    def f(y):
+        seen.append(statistics([whole, sharded, y], **how))
+        return y
+
+    jax.jit(jax.shard_map(f, mesh=mesh(8), in_specs=P("a"), out_specs=P("a")))(sharded)
+    jax.lax.scan(lambda carry, y: (carry, f(y)), 0, jnp.ones(3))
+    assert len(seen) >= 2
+    for columns, notes in seen:
+        assert notes == {3: "traced: it has no values yet"}
+        assert_same(told(columns, 1), truth(x))
+        assert_same(told(columns, 2), truth(x))
+
+
+@BOTH
+def test_eight_threads_find_the_same(how):
+    tree = [jnp.asarray(sample(dtype)) for dtype in ("float32", "bfloat16", "int4")]
+    with ThreadPoolExecutor(8) as pool:
+        every = list(pool.map(lambda _: statistics(tree, **how)[0], range(16)))
+    for columns in every:
+        for name, column in columns.items():
+            np.testing.assert_array_equal(column.values, every[0][name].values)
 
 
 def test_an_offloaded_array_is_read_on_the_host():

@@ -66,7 +66,8 @@ def value_statistics(
     Each array is read where it lies: on the host in chunks and without compiling anything, on an
     accelerator by one program per shape and dtype, sharded arrays shard by shard; then one transfer for
     the whole tree. Nothing is left on an array, and nothing starts on one that this process cannot wholly
-    address. An array that stands in several places is read once, and counts in each of them.
+    address. An array that stands in several places is read once, and counts in each of them; a subtree
+    that the walk did not repeat counts where it was met first.
 
     Costs about 3 ns an element on the host, 5 µs a small array.
 
