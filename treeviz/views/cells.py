@@ -53,7 +53,8 @@ def what_it_is(facts: Facts) -> str:
     if facts.shape is None:
         return facts.type + value
     aval = ("~" if facts.weak else "") + aval_text(facts.shape, facts.dtype)
-    if not (facts.kind in _PLAIN_KINDS or facts.type in _PLAIN.get(facts.kind, ())):
+    is_boxed = facts.module != ""  # the class is that of a box, such as a Param
+    if is_boxed or not (facts.kind in _PLAIN_KINDS or facts.type in _PLAIN.get(facts.kind, ())):
         aval = f"{facts.type} {aval}"
     return (aval if facts.kind in _TRUISMS else f"{aval} {facts.kind}") + value
 
