@@ -81,7 +81,8 @@ def load(path: Path, *, values: bool = False) -> Any:
         )
     if suffix not in SUFFIXES:
         raise LoadError(
-            f"{path}: treeviz reads {', '.join(SUFFIXES)} files. Load another one yourself, and call treeviz.render(tree)."
+            f"{path}: treeviz reads {', '.join(SUFFIXES)} files. Load any other one yourself, and call "
+            "treeviz.render(tree)."
         )
     try:
         if suffix == ".npy":

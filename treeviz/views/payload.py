@@ -81,7 +81,7 @@ def pack(
 
 def _documents(documents: Mapping[int, str]) -> dict[str, Any]:
     """What they all begin with, scripts mostly, travels once."""
-    before = commonprefix(list(documents.values()))
+    before = commonprefix(list(documents.values()))  # noqa: RUF071 (characters are meant)
     return {"before": before, "rows": {str(row): html[len(before) :] for row, html in documents.items()}}
 
 

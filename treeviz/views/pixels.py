@@ -27,9 +27,7 @@ def png(picture: Picture) -> bytes:
             "The same picture as .svg needs nothing."
         ) from error
     # Not pyplot, which would keep the figure; and nothing here asks the user's rcParams.
-    figure = Figure(
-        (picture.width / 100, picture.height / 100), dpi=100 * SCALE, facecolor=COLORS["paper"][0], layout="none"
-    )
+    figure = Figure((picture.width / 100, picture.height / 100), dpi=100 * SCALE, facecolor=COLORS["paper"][0])
     for order, shape in enumerate(picture.shapes):
         artist = _artist(shape, picture.height, order)
         figure.add_artist(artist, clip=False)
@@ -49,23 +47,17 @@ def _artist(shape: Text | Box | Line, height: int, order: int):
             (shape.x1, shape.x2), (shape.y1, shape.y2), color=color, linewidth=_POINT, transform=to_pixels, zorder=order
         )
     if isinstance(shape, Box):
-        fill = (
-            {"facecolor": color, "edgecolor": "none"} if shape.is_filled else {"facecolor": "none", "edgecolor": color}
-        )
-        style = (
-            patches.BoxStyle("Round", pad=0, rounding_size=shape.radius)
-            if shape.radius
-            else patches.BoxStyle("Square", pad=0)
-        )
+        style = f"round,pad=0,rounding_size={shape.radius}" if shape.radius else "square,pad=0"
         return patches.FancyBboxPatch(
             (shape.x, shape.y),
             shape.width,
             shape.height,
             style,
+            facecolor=color if shape.is_filled else "none",
+            edgecolor="none" if shape.is_filled else color,
             linewidth=_POINT,
             transform=to_pixels,
             zorder=order,
-            **fill,
         )
     x, y = shape.x * SCALE, (height - shape.y) * SCALE
     return text.Text(

@@ -34,7 +34,7 @@ export function detail(view, row) {
     ]),
     ...section("static fields", of("static")),
     ...tree.columns.filter((column) => column.format === "histogram").map((column) => histogram(column, row)),
-    ...values(tree.header.values[row]),
+    ...values(tree.header.values, row),
   );
 }
 
@@ -79,4 +79,5 @@ function histogram(column, row) {
 }
 
 /** A page that came with the payload. It runs in an origin of its own and reaches nothing of ours. */
-const values = (html) => (html ? [h("iframe", { sandbox: "allow-scripts", srcdoc: html, title: "values" })] : []);
+const values = ({ before, rows }, row) =>
+  row in rows ? [h("iframe", { sandbox: "allow-scripts", srcdoc: before + rows[row], title: "values" })] : [];

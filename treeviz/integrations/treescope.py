@@ -1,0 +1,145 @@
+"""Pictures of the values of arrays, drawn by treescope's array visualiser."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from treeviz.analysis.stats_host import host_view
+from treeviz.tree.table import TreeTable
+from treeviz.views.escape import attribute, text
+
+MAX_ELEMENTS = 200_000  # of all pictures together: about 1 MB of the page
+MAX_OF_ONE, MIN_OF_ONE = 4096, 256
+MAX_AXIS, MAX_ONLY_AXIS = 64, 128
+_KINDS = ("array", "numpy", "variable")
+_MAX_DIGITS = 9_999_999  # treescope draws integers up to here digit by digit
+
+# treescope runs its own scripts with `new Function`. The frame has an origin of its own, and no network.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-inline' 'unsafe-eval'"
+_RANDOM_NAME = re.compile(r"treescope_out_[0-9a-f]{32}")
+_HANDLER = re.compile(r'\stabindex="0" part="treescope_root" onkeydown="[^"<>]*"')  # for a mode that we do not offer
+
+
+def array_pictures(table: TreeTable, things: Sequence[Any]) -> dict[int, str]:
+    """HTML documents that show the values of the arrays of a tree, by row number.
+
+    Each draws the first elements along every axis: at most 64 × 64 of one array, fewer where there are
+    many arrays, and the first arrays only where there are more than some 780. A sharded array is not
+    gathered: its first shard is drawn. Deleted arrays, tracers, and arrays that are partly in another
+    process have none. Only what is drawn is copied, and nothing stays on the array.
+
+    The documents hold numbers of ours and scripts of treescope's: show them in a sandboxed frame.
+
+    Args:
+      things: The node or leaf of each row, see `treeviz.tree.walk.scan`.
+    """
+    candidates = [row for row in np.flatnonzero(table.is_leaf).tolist() if _is_drawable(table[row].kind, things[row])]
+    limit, candidates = _fair([int(things[row].size) for row in candidates], candidates)
+    pictures = {}
+    for row in candidates:
+        try:
+            part, where = _part_of(things[row], limit)
+            pictures[row] = _document(part, where, str(things[row].dtype), things[row].shape)
+        except Exception:  # looking never takes a run down: a transfer guard, a device that is gone
+            continue
+    return pictures
+
+
+def _is_drawable(kind: str, thing: Any) -> bool:
+    if kind not in _KINDS or isinstance(thing, Tracer):
+        return False
+    if isinstance(thing, jax.Array):
+        if jnp.issubdtype(thing.dtype, jax.dtypes.extended) or thing.is_deleted():
+            return False
+        return thing.size > 0 and thing.is_fully_addressable
+    return isinstance(thing, np.ndarray) and thing.size > 0 and thing.dtype.names is None and _is_number(thing.dtype)
+
+
+def _is_number(dtype: np.dtype) -> bool:
+    return dtype.kind in "biufc" or jnp.issubdtype(dtype, np.number)
+
+
+def _fair(sizes: Sequence[int], rows: list[int]) -> tuple[int, list[int]]:
+    """How many elements of each array there is room for, and the rows that get some."""
+    limit = MAX_OF_ONE
+    while limit > MIN_OF_ONE and sum(min(size, limit) for size in sizes) > MAX_ELEMENTS:
+        limit //= 2
+    until = np.cumsum([min(size, limit) for size in sizes])
+    return limit, rows[: int(np.searchsorted(until, MAX_ELEMENTS, side="right"))]
+
+
+def _part_of(array: Any, limit: int) -> tuple[np.ndarray, str]:
+    """A copy of the first elements, and where they come from if that is not the whole array's beginning."""
+    if not isinstance(array, jax.Array):
+        array = np.asarray(array)
+        return np.array(array[_first(array.shape, limit)]), ""
+    shard = array.addressable_shards[0]
+    part, where = shard.data, ""
+    if part.shape != array.shape:
+        index = ", ".join("…" if s == slice(None) else f"{s.start or 0}:{s.stop}" for s in shard.index)
+        where = f"the shard on {shard.device.platform}:{shard.device.id}, [{index}]"
+    first = _first(part.shape, limit)
+    if shard.device.platform == "cpu":
+        return np.array(host_view(part)[first]), where
+    # on the device first: the whole array does not travel
+    return np.array(jax.lax.slice(part, [0] * part.ndim, [s.stop for s in first])), where
+
+
+def _first(shape: tuple[int, ...], limit: int) -> tuple[slice, ...]:
+    """The first elements of every axis; the last axes get the most."""
+    sizes: list[int] = []
+    most = MAX_ONLY_AXIS if len(shape) == 1 else min(MAX_AXIS, math.isqrt(limit))
+    for size in reversed(shape):
+        sizes.append(max(1, min(size, most, limit // math.prod(sizes))))
+    return tuple(slice(0, size) for size in reversed(sizes))
+
+
+def _document(part: np.ndarray, where: str, dtype: str, shape: tuple[int, ...]) -> str:
+    import treescope
+    from treescope import lowering
+
+    values, note = _as_drawn(part)
+    whole = shape if part.ndim else (1,)
+    labels = {i: _axis_label(i, n, size) for i, (n, size) in enumerate(zip(values.shape, whole, strict=True))}
+    cell = 7 if max(values.shape) <= 32 or values.dtype == np.int32 else 4  # the signs in cells need 7
+    figure = treescope.render_array(values, axis_labels=labels, pixels_per_cell=cell)
+    drawn = lowering.render_to_html_as_root(figure.treescope_part)
+    drawn = _HANDLER.sub("", _RANDOM_NAME.sub("treescope_out", drawn))
+    caption = f"{dtype}[{','.join(map(str, shape))}]"
+    of = where or ("" if part.shape == tuple(shape) else "it")
+    if of:
+        caption += f": the first {' × '.join(map(str, part.shape))} of {of}"
+    # The caption comes last, and is shown first: what the documents begin with alike is sent once.
+    return (
+        '<!DOCTYPE html><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{attribute(_POLICY)}">'
+        '<body style="margin:0;background:#fff;color:#000;display:flex;flex-direction:column">'
+        f'<div>{drawn}</div><p style="order:-1;margin:6px 8px;font:12px monospace">{text(caption + note)}</p></body>'
+    )
+
+
+def _axis_label(axis: int, n: int, size: int) -> str:
+    return f"axis {axis}: {n}" if n == size else f"axis {axis}: {n} of {size}"
+
+
+def _as_drawn(part: np.ndarray) -> tuple[np.ndarray, str]:
+    """The values in a dtype that treescope draws right, and what was done to them."""
+    if part.ndim == 0:
+        part = part.reshape(1)
+    with np.errstate(all="ignore"):
+        if part.dtype.kind == "c":
+            return np.abs(part).astype(np.float32), "; magnitudes"
+        if part.dtype == np.bool_ or jnp.issubdtype(part.dtype, np.integer):
+            whole = part.astype(np.int64) if part.dtype != np.uint64 else part
+            if whole.max() <= _MAX_DIGITS and whole.min() >= -_MAX_DIGITS:
+                return whole.astype(np.int32), ""
+            return part.astype(np.float32), "; large integers, as float32"
+        return part.astype(np.float32), "; as float32" if part.dtype.itemsize > 4 else ""
