@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import types
+import unicodedata
 from collections import namedtuple
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -51,7 +53,7 @@ class KeyTable:
     def __init__(self) -> None:
         self.keys: list[Key] = [Key("[…]", "[…]", "*", ())]
         self._codes: dict[Key, int] = {}
-        self._strings: dict[str, int] = {}
+        self._plain: dict[str | int, int] = {}
 
     def code(self, key: Key) -> int:
         code = self._codes.get(key)
@@ -62,9 +64,9 @@ class KeyTable:
 
     def mapping(self, items: list[tuple[Any, Any]]) -> list[int]:
         """The codes of a dict's keys."""
-        known = self._strings.get
-        # only a string is looked up at once: the hash of another key may be somebody's code
-        codes = [known(key, 0) if type(key) is str else 0 for key, _ in items]
+        known = self._plain.get
+        # no other key is looked up at once: its hash may be somebody's code
+        codes = [known(key, 0) if type(key) is str or type(key) is int else 0 for key, _ in items]
         if 0 in codes:
             codes = [code or self._mapping_code(items[i][0], i) for i, code in enumerate(codes)]
         return codes
@@ -81,9 +83,9 @@ class KeyTable:
         return self.code(Key(text, text, segment, (position,)))
 
     def _mapping_code(self, key: Any, position: int) -> int:
-        if type(key) is not str or len(key) > LABEL_LIMIT:
+        if not (type(key) is str and len(key) <= LABEL_LIMIT or type(key) is int and _is_short(key)):
             return self.code(_mapping_key(key, position))
-        code = self._strings[key] = len(self.keys)
+        code = self._plain[key] = len(self.keys)
         self.keys.append(_mapping_key(key, position))
         return code
 
@@ -93,12 +95,19 @@ def _mapping_key(key: Any, position: int) -> Key:
         keystr = f"[{key!r}]"
         label = visible(key)
         return Key(label, keystr, label, (keystr,))
+    if type(key) is int and _is_short(key):
+        label, keystr = str(key), f"[{key}]"
+        return Key(label, keystr, label, (keystr,))
     if type(key) is str:
         label, text = visible(key), value_text(key)
     else:
         label = text = guarded(lambda: plain_repr(key, LABEL_LIMIT), lambda _: value_text(key, LABEL_LIMIT))
     keystr = f"[{text}]"
     return Key(label, keystr, label, (keystr,) if _is_pasteable(key, text) else (position,))
+
+
+def _is_short(number: int) -> bool:
+    return -(10**20) < number < 10**20
 
 
 def _is_pasteable(key: Any, text: str) -> bool:
@@ -110,8 +119,15 @@ def _is_pasteable(key: Any, text: str) -> bool:
 def _attribute_key(name: Any, node: Any, child: Any, position: int) -> Key:
     name = str.__str__(name) if isinstance(name, str) else value_text(name)
     label = visible(name)
-    attribute = name.isidentifier() and stored_attribute(node, name) is child
+    attribute = _is_name(name) and stored_attribute(node, name) is child
     return Key(f".{label}", f".{label}", label, (f".{name}",) if attribute else (position,))
+
+
+def _is_name(text: str) -> bool:
+    """Whether Python reads `node.text` as the attribute of that name."""
+    if not text.isidentifier() or keyword.iskeyword(text):
+        return False
+    return text.isascii() or unicodedata.normalize("NFKC", text) == text
 
 
 MISSING = object()
