@@ -14,6 +14,8 @@ from treeviz.analysis import stats_host
 from treeviz.analysis.stats_summary import Summaries, over_ranges
 from treeviz.tree.walk import scan
 
+pytestmark = pytest.mark.oldest_jax
+
 RNG = np.random.default_rng(0)
 LARGE = 3 * stats_host.CHUNK + 17  # several chunks; the last one is short
 

@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from treeviz.analysis import stats_host
 
+pytestmark = pytest.mark.oldest_jax
+
 HOST, DEVICE = {}, {"_on_host": on_device}
 BOTH = pytest.mark.parametrize("how", [HOST, DEVICE], ids=["host", "device"])
 FLOATS = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"]
