@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from shutil import get_terminal_size
+from typing import Any
 
 from treeviz.tree.column import Column
 from treeviz.tree.table import Row, TreeTable
@@ -17,6 +18,7 @@ from treeviz.views.page import fragment, page
 from treeviz.views.picture import Picture, draw
 from treeviz.views.terminal import terminal_ascii, terminal_color
 from treeviz.views.text import text
+from treeviz.views.treescope_box import box
 
 MAX_ROWS_IN_TERMINAL = 60
 
@@ -97,6 +99,11 @@ class TreeView:
             del makers["text/html"]
         wanted = [kind for kind in makers if (not include or kind in include) and kind not in (exclude or ())]
         return {kind: makers[kind]() for kind in wanted}
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: object) -> Any:
+        summary = " · ".join((self.table.name, *self.table.headline))
+        lines = self.text(max_rows=MAX_ROWS_IN_TERMINAL).split("\n")
+        return box(summary, len(self.table), self._fragment, lines, path)
 
     def __repr__(self) -> str:
         """The first rows, for the terminal; coloured only on a terminal that has colours."""

@@ -1,0 +1,37 @@
+"""A tree view inside treescope's own output: a box that folds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# Pixels. treescope makes its frame as large as what is in it, so that has to have a size.
+WIDTH, MIN_HEIGHT, MAX_HEIGHT = 960, 320, 600
+_HEAD, _ROW = 110, 22
+
+
+def box(summary: str, n_rows: int, fragment: str, lines: Sequence[str], path: str | None) -> Any:
+    """What `__treescope_repr__` returns.
+
+    Args:
+      summary: Stands in the line that folds.
+      n_rows: Of the whole tree.
+      fragment: The HTML of the view.
+      lines: The view as text, for where treescope writes text.
+      path: How treescope got here; None if it has no path.
+    """
+    from treescope import rendering_parts as parts
+
+    written = parts.on_separate_lines([parts.text(line) for line in lines])
+    height = min(MAX_HEIGHT, max(MIN_HEIGHT, _HEAD + _ROW * n_rows))
+    sized = f'<div style="width:{WIDTH}px;height:{height}px;overflow:auto">{fragment}</div>'
+    frame = parts.embedded_iframe(sized, fallback_in_text_mode=written)
+    return parts.build_custom_foldable_tree_node(
+        label=parts.text(f"<TreeView {summary}"),
+        contents=parts.siblings(
+            parts.fold_condition(collapsed=parts.text(" …"), expanded=parts.indented_children([frame])),
+            parts.text(">"),
+        ),
+        path=path,
+        expand_state=parts.ExpandState.EXPANDED,
+    )
