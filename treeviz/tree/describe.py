@@ -72,8 +72,11 @@ class Describers:
         cls = type(thing)
         return self.facts.code(Facts("error", class_name(cls), is_leaf, int(is_leaf), module=module_name(cls)))
 
-    def node(self, node: Any, handler: Handler, level: Level) -> tuple[int, Level, Inlined | None]:
-        """The code of a node's facts, and its level without what is not to be shown."""
+    def node(self, node: Any, handler: Handler, level: Level, *, may_inline: bool) -> tuple[int, Level, Inlined | None]:
+        """The code of a node's facts, and its level without what is not to be shown.
+
+        The root is never inlined: it has no key, and the leaf in it has one.
+        """
         cls = type(node)
         if handler.level is treedef_level:
             cls = level.aux[0]
@@ -81,7 +84,7 @@ class Describers:
             kind = _BUILTIN_KINDS.get(cls, "dict" if is_builtin else "node")
             return self.facts.code(Facts(kind, class_name(cls), False)), level, None
         look = handler.look
-        seen = None if look is None else guarded(lambda: self._by_look(node, look, level), self._complain)
+        seen = None if look is None else guarded(lambda: self._by_look(node, look, level, may_inline), self._complain)
         return seen or (self.facts.code(self._node_facts(node, level)), level, None)
 
     def _node_facts(self, node: Any, level: Level) -> Facts:
@@ -152,14 +155,16 @@ class Describers:
             self._accuse(leaf)
         return self.facts.code(facts)
 
-    def _by_look(self, node: Any, describe: Describer, level: Level) -> tuple[int, Level, Inlined | None]:
+    def _by_look(
+        self, node: Any, describe: Describer, level: Level, may_inline: bool
+    ) -> tuple[int, Level, Inlined | None]:
         look = describe(node)
         cls = type(node)
         is_complete = look.kind and look.static is not None
         facts = Facts("node", class_name(cls), False, module=module_name(cls))
         facts = self.facts.with_look(facts if is_complete else self._node_facts(node, level), look)
         level = self._level_by_look(level, look)
-        if look.inline and len(level.children) == 1 and level.keys is not None:
+        if look.inline and may_inline and len(level.children) == 1 and level.keys is not None:
             leaf = level.children[0]
             handler = self.handler(leaf)
             if handler.level is None:

@@ -203,7 +203,7 @@ class _Scanner:
             if handler.is_builtin:
                 fact_codes.append(handler.describe(node))
             else:
-                fact_code, level, inlined = of.node(node, handler, level)
+                fact_code, level, inlined = of.node(node, handler, level, may_inline=row > 0)
                 fact_codes.append(fact_code)
                 if inlined is not None:
                     self._inline(node, row, inlined)
@@ -259,8 +259,6 @@ class _Scanner:
         """The row of a box becomes that of the leaf in it, under the box's name."""
         code, inner = self._key_codes[row], inlined.key
         outer = index_key(self._positions[row]) if code == 0 else self._of.keys.keys[code]
-        if row == 0:
-            outer = Key("", "", "", ())
         key = Key(outer.label, outer.keystr + inner.keystr, outer.segment, outer.steps + inner.steps)
         self._key_codes[row] = self._of.keys.code(key)
         self.things[row] = inlined.leaf
