@@ -138,7 +138,7 @@ def test_a_tree_with_2_to_the_40_paths_is_bounded_and_its_totals_are_not_guessed
 
 
 def test_a_dict_with_a_million_keys_is_one_table():
-    table = treeviz.walk({i: 0.5 for i in range(1_000_000)})
+    table = treeviz.walk(dict.fromkeys(range(1_000_000), 0.5))
     assert len(table) == 1_000_001
     assert table[999_999].keystr == "[999998]"
 

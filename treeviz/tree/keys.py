@@ -83,7 +83,7 @@ class KeyTable:
         return self.code(Key(text, text, segment, (position,)))
 
     def _mapping_code(self, key: Any, position: int) -> int:
-        if not (type(key) is str and len(key) <= LABEL_LIMIT or type(key) is int and _is_short(key)):
+        if not ((type(key) is str and len(key) <= LABEL_LIMIT) or (type(key) is int and _is_short(key))):
             return self.code(_mapping_key(key, position))
         code = self._plain[key] = len(self.keys)
         self.keys.append(_mapping_key(key, position))
