@@ -13,6 +13,7 @@ from treeviz.tree.functions import captured, describe_function, is_function
 from treeviz.tree.kinds import KINDS, LEAF_KINDS, NODE_KINDS
 from treeviz.tree.looks import Look
 from treeviz.tree.quote import (
+    VALUE_LIMIT,
     class_name,
     dimensions,
     guarded,
@@ -155,10 +156,10 @@ class FactTable:
     def string(self, leaf: Any) -> int:
         cls = type(leaf)
         base = next(base for base in (str, bytes, bytearray) if has_base(cls, base))
-        text = value_text(base.__getitem__(leaf, slice(0, 500)), 80)
-        n_characters = base.__len__(leaf)
-        if n_characters > 500:
-            text = f"{text}… ({n_characters:,} {'characters' if base is str else 'bytes'})"
+        n_characters, limit = base.__len__(leaf), VALUE_LIMIT
+        text = repr(base.__getitem__(leaf, slice(0, limit)))
+        if n_characters > limit or len(text) > limit + 20:
+            text = f"{text[:limit]}… ({n_characters:,} {'characters' if base is str else 'bytes'})"
         return self.code(Facts("string", class_name(cls), True, 1, text=text))
 
     def abstract(self, leaf: Any) -> int:
