@@ -144,7 +144,7 @@ def _key(key: Key) -> str | list[str] | Key:
 def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
     """Each field as its different values, and a code for each of the facts."""
     fields = zip(*facts, strict=True) if facts else ((),) * len(Facts._fields)
-    by_name = dict(zip(Facts._fields, fields, strict=True))
+    by_name: dict[str, Sequence[Any]] = dict(zip(Facts._fields, fields, strict=True))
     by_name["what"] = [what_it_is(each) for each in facts]
     return {name: _coded(by_name[name], buffers) for name in _FIELDS}
 

@@ -7,15 +7,17 @@ export function listen_to_keys(view, search) {
   let typed = "";
   let timer = 0;
 
-  /** Go to the next row whose key starts with what was typed. */
+  /** Go to the next row whose key starts with what was typed, or else with the last letter. */
   const type_ahead = (letter) => {
     clearTimeout(timer);
     timer = setTimeout(() => (typed = ""), 700);
-    typed += letter.toLowerCase();
-    const from = rows.index(view.active) + +(typed.length === 1);
-    for (let i = 0; i < rows.count; i++) {
-      const row = rows.visible[(from + i) % rows.count];
-      if (tree.label(row).toLowerCase().replace(/^[.[']+/, "").startsWith(typed)) return view.go(row);
+    for (const start of new Set([typed + letter, letter])) {
+      typed = start.toLowerCase();
+      const from = rows.index(view.active) + +(typed.length === 1);
+      for (let i = 0; i < rows.count; i++) {
+        const row = rows.visible[(from + i) % rows.count];
+        if (tree.label(row).toLowerCase().replace(/^[.[']+/, "").startsWith(typed)) return view.go(row);
+      }
     }
   };
 
@@ -48,6 +50,7 @@ export function listen_to_keys(view, search) {
     const page = view.grid.n_in_sight - 1;
     const goals = { ArrowDown: here + 1, ArrowUp: here - 1, Home: 0, End: rows.count - 1, PageDown: here + page, PageUp: here - page };
     if (altKey) return false;
+    if (key.length > 1) typed = "";
     if (key in goals) {
       const goal = rows.visible[Math.max(0, Math.min(rows.count - 1, goals[key]))];
       view.go(goal, shiftKey ? "range" : control ? "none" : "one");

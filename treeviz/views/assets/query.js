@@ -41,9 +41,9 @@ export function parse(query) {
     const [, bar, minus, field = "", quote, bare] = token;
     if (bar) alternatives.push([]);
     const value = quote ?? bare;
-    if (value === undefined) continue;
+    if (!value && !field) continue;
     const quoted = quote !== undefined;
-    if (!field && !quoted && /^[a-z_][\w.-]*:$/.test(value)) throw new Error(`${value} needs a value.`);
+    if (!value || (!field && !quoted && /^[a-z_][\w.-]*:$/.test(value))) throw new Error(`${field || value} needs a value.`);
     alternatives[alternatives.length - 1].push({ negated: minus.length % 2 === 1, field: field.slice(0, -1), value, quoted });
   }
   return alternatives.filter((terms) => terms.length);

@@ -14,14 +14,10 @@ const HELP = [
 /** @param {import("./view.js").View} view @returns {{element: HTMLElement, search: HTMLInputElement}} */
 export function toolbar(view) {
   const { tree, rows } = view;
-  let frame = 0;
   const search = h("input", {
     type: "search", placeholder: "search: attn  layers/*/weight  dtype:bf16", "aria-label": "Search", title: HELP,
     autocomplete: "off", spellcheck: "false",
-    input: () => {
-      cancelAnimationFrame(frame);
-      frame = requestAnimationFrame(() => view.search(search.value));
-    },
+    input: () => view.ask(search.value),
     // The texts are made ready while nobody waits for them.
     focus: () => (window.requestIdleCallback ?? setTimeout)(() => view.index.warm()),
   });

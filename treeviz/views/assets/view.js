@@ -27,7 +27,8 @@ export class View {
     this.anchor = 0;
     this.selected = new Set();
     this.detailed = -1;
-    this.query = "";
+    /** @type {string | null} a query that waits for the next frame */
+    this.asked = null;
     /** @type {(text: string, is_error?: boolean) => void} */
     this.say = () => {};
     /** @type {() => void} */
@@ -105,9 +106,21 @@ export class View {
     }
   }
 
+  /** Search at the next frame: a quick hand is not slowed down. @param {string} query */
+  ask(query) {
+    if (this.asked === null) requestAnimationFrame(() => this.settle());
+    this.asked = query;
+  }
+
+  /** Search for what was asked for, if that is still to be done. */
+  settle() {
+    const { asked } = this;
+    this.asked = null;
+    if (asked !== null) this.search(asked);
+  }
+
   /** Search; a query that cannot be read leaves what is shown as it is. @param {string} query */
   search(query) {
-    this.query = query;
     try {
       this.rows.search(query.trim() ? matches(this.tree, this.index, query) : null);
     } catch (error) {
@@ -115,7 +128,8 @@ export class View {
       return;
     }
     if (this.rows.hits && !this.rows.hits[this.active]) this.active = Math.max(0, this.rows.next_hit(0, 1));
-    if (this.rows.filtered && !this.rows.kept[this.active]) this.active = 0;
+    // What was gone to stays in sight when the search ends.
+    else if (!this.rows.hits && this.selected.has(this.active)) this.rows.reveal(this.active);
     this.rows.update();
     if (this.rows.index(this.active) < 0) this.active = 0;
     this.update(this.active);
@@ -141,6 +155,7 @@ export class View {
 
   /** @param {1 | -1} step */
   next_hit(step) {
+    this.settle();
     const row = this.rows.next_hit(this.active, step);
     if (row < 0) return;
     this.go_to(row);

@@ -1,0 +1,623 @@
+"""The page in a real browser, driven as a person does it."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from base64 import b64encode
+from pathlib import Path
+
+import numpy as np
+import pytest
+from analysis.query_trees import TREES
+from hostile_objects import EVIL_TEXTS
+from sample_trees import SAMPLES
+
+import treeviz
+from treeviz.tree.rollup import rolled_up
+from treeviz.views.front_end import module_text
+from treeviz.views.page import page as as_page
+from treeviz.views.payload import pack
+
+TESTS = Path(__file__).parents[1]
+CASES = json.loads((TESTS / "analysis" / "query_cases.json").read_text("utf-8"))
+PAIRS = runpy.run_path(str(TESTS / "tree" / "test_numbers.py"))  # numbers beside their texts
+PARTS = "unpack, matches, Index, Rows, countText, bytesText, numberText, mount"
+READY = ".treeviz .row"
+
+
+def model(n_layers: int = 3):
+    """A small model: rows 0 params, 1 embed, 2 layers, 3 [0], 4 attn, …"""
+    rng = np.random.default_rng(0)
+
+    def layer():
+        return {
+            "attn": {"kernel": rng.normal(size=(8, 8)).astype(np.float32), "bias": np.zeros(8, np.float32)},
+            "mlp": {"kernel": rng.normal(size=(8, 32)).astype(np.float32), "bias": np.ones(32, np.float32)},
+        }
+
+    return {"embed": np.zeros((100, 8), np.float32), "layers": [layer() for _ in range(n_layers)], "norm": None}
+
+
+def labels(page) -> list[str]:
+    return page.locator(".row .key").all_inner_texts()
+
+
+def active(page) -> str:
+    """The key of the row that the keyboard is at."""
+    return page.evaluate(
+        """() => {
+            const tree = document.querySelector('.treeviz').shadowRoot.querySelector('.tree');
+            const id = tree.getAttribute('aria-activedescendant');
+            return tree.querySelector(`#${id} .key`).textContent;
+        }"""
+    )
+
+
+def row(page, name: str):
+    return page.get_by_role("treeitem", name=name)
+
+
+def status(page) -> str:
+    return page.locator("output").inner_text()
+
+
+def search(page, query: str):
+    page.get_by_role("searchbox").fill(query)
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def clipboard(page) -> str:
+    page.wait_for_function(
+        "() => document.querySelector('.treeviz').shadowRoot.querySelector('output').textContent === 'copied'"
+    )
+    return page.evaluate("() => navigator.clipboard.readText()")
+
+
+@pytest.fixture
+def shown(open_page):
+    """`shown(tree, …)` opens the page of a tree, with all its rows open if it is small."""
+
+    def show(tree, *, stats: bool = False, columns=None, depth=9, name="params", values=None, **window):
+        view = treeviz.render(tree, name=name, stats=stats, columns=columns, depth=depth)
+        page = open_page(as_page(view.table, view.columns, depth=depth, values=values), **window)
+        page.wait_for_selector(READY)
+        return page
+
+    return show
+
+
+@pytest.fixture(scope="module")
+def parts(chromium):
+    """The front end's own functions, on a page where nothing is shown."""
+    context = chromium.new_context()
+    page = context.new_page()
+    page.set_content(f"<div id=host></div><script type=module>{module_text()}\nwindow.parts = {{{PARTS}}};</script>")
+    page.wait_for_function("() => window.parts")
+    page.evaluate(
+        """() => { window.load = async (text) =>
+            window.tree = await parts.unpack(Uint8Array.from(atob(text), (c) => c.charCodeAt(0))) }"""
+    )
+    yield page
+    context.close()
+
+
+def load(parts, table):
+    parts.evaluate("(text) => load(text).then(() => {})", b64encode(pack(table, list(table.columns.values()))).decode())
+
+
+# What the front end works out for itself
+
+
+@pytest.mark.parametrize(
+    ("write", "pairs"),
+    [("countText", PAIRS["COUNTS"]), ("bytesText", PAIRS["BYTES"]), ("numberText", PAIRS["NUMBERS"])],
+)
+def test_numbers_are_written_as_in_the_terminal(parts, write, pairs):
+    sent = [repr(float(number)).replace("inf", "Infinity").replace("nan", "NaN") for number, _ in pairs]
+    written = parts.evaluate(f"(numbers) => numbers.map((text) => parts.{write}(+text))", sent)
+    assert written == [text for _, text in pairs]
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_paths_places_and_totals_of_every_tree_are_those_of_the_table(parts, name):
+    table = treeviz.walk(SAMPLES[name]())
+    load(parts, table)
+    rows = range(len(table)) if len(table) < 2_000 else range(0, len(table), len(table) // 20)
+    told = parts.evaluate(
+        """(rows) => rows.map((row) => [tree.parent[row], tree.end[row], tree.position[row], tree.label(row),
+            tree.keystr(row), tree.expression(row)])""",
+        list(rows),
+    )
+    for number, (parent, end, position, label, keystr, expression) in zip(rows, told, strict=True):
+        assert [parent, end, position] == [int(a[number]) for a in (table.parent, table.end, table.position)]
+        assert (label, keystr, expression) == (table[number].label, table[number].keystr, table[number].expression)
+    for column in table.columns.values():
+        if column.format in ("count", "bytes"):
+            values = parts.evaluate(
+                "(name) => [...tree.columns.find((column) => column.name === name).values].map(String)", column.name
+            )
+            np.testing.assert_allclose(np.array(values, dtype=float), rolled_up(table, column).astype(float), rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['tree']} {case['query']}")
+def test_the_search_box_reads_the_same_language_as_python(parts, case):
+    load(parts, TREES[case["tree"]]())
+    found = parts.evaluate(
+        """(query) => {
+            try {
+                return [...parts.matches(tree, new parts.Index(tree), query)].flatMap((hit, row) => hit ? [row] : []);
+            } catch (error) {
+                return error.message;
+            }
+        }""",
+        case["query"],
+    )
+    if "error" in case:
+        assert isinstance(found, str)
+    else:
+        assert found == case["rows"]
+
+
+@pytest.mark.parametrize(
+    "name", ["20,000 levels of lists", "5,000 levels of dicts", "10,000 children", "every kind of leaf"]
+)
+@pytest.mark.parametrize(
+    "query", ["a", "0][0", "down/leaf", "**/leaf", "k1*", "-float", "dtype:float", "parameters:>0"]
+)
+def test_every_tree_is_searched_as_python_searches_it(parts, name, query):
+    table = treeviz.walk(SAMPLES[name]())
+    load(parts, table)
+    found = parts.evaluate(
+        "(query) => parts.matches(tree, new parts.Index(tree), query).reduce((a, hit, row) => a + hit * (row + 1), 0)",
+        query,
+    )
+    assert found == sum(row.number + 1 for row in table.find(query))
+
+
+# The page
+
+
+def test_a_page_opens_with_the_first_levels_and_few_elements(shown, shots):
+    page = shown(model(), depth=None)
+    assert labels(page)[:3] == ["params", "embed", "layers"]
+    assert page.locator(".headline").inner_text().startswith("params · 13 leaves · ")
+    page.screenshot(path=shots / "page.png")
+
+
+@pytest.mark.parametrize("name", ["10,000 children", "20,000 levels of lists"])
+def test_a_page_holds_few_elements_however_large_the_tree(shown, name):
+    page = shown(SAMPLES[name](), depth=None, width=2000, height=1100)
+    page.get_by_role("button", name="Expand all").click()
+    n_elements = page.evaluate(
+        """() => document.querySelectorAll('*').length
+            + document.querySelector('.treeviz').shadowRoot.querySelectorAll('*').length"""
+    )
+    assert n_elements <= 600
+    page.locator(".tree").focus()
+    page.keyboard.press("End")
+    n_rows = len(treeviz.walk(SAMPLES[name]()))
+    assert page.locator(".row.active").get_attribute("id") == f"row{n_rows - 1}"
+
+
+def test_a_million_rows_can_be_scrolled_from_end_to_end(open_page):
+    n = 1_000_000
+    table = treeviz.walk([1.0])
+    ones = np.ones(n + 1, np.int32)
+    depth = ones.copy()
+    depth[0] = 0
+    codes = ones.copy()
+    codes[0] = table.fact_codes[0]
+    codes[1:] = table.fact_codes[1]
+    many = treeviz.tree.table.TreeTable(
+        "many",
+        depth,
+        depth - 1,
+        np.arange(1, n + 2, dtype=np.int32),
+        np.arange(-1, n, dtype=np.int32),
+        depth * 0,
+        table.keys,
+        codes,
+        table.facts,
+    )
+    many.end[0] = n + 1
+    many.position[0] = 0
+    page = open_page(as_page(many, []))
+    page.wait_for_selector(READY)
+    assert labels(page)[:3] == ["many", "[0]", "[1]"]
+    scroller = page.locator(".scroller")
+    scroller.evaluate("(element) => { element.scrollTop = element.scrollHeight }")
+    page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('#row1000000')")
+    assert labels(page)[-1] == "[999999]"
+    page.locator(".tree").focus()
+    page.keyboard.press("End")
+    for there in range(999_998, 999_990, -1):
+        page.keyboard.press("ArrowUp")
+        assert active(page) == f"[{there}]"
+    page.keyboard.press("Home")
+    page.keyboard.press("PageDown")
+    page.mouse.move(300, 300)
+    before = labels(page)[0]
+    page.mouse.wheel(0, 220)
+    page.wait_for_timeout(200)
+    assert labels(page)[0] != before
+    assert row(page, "[30]").first.is_visible()
+
+
+def test_the_arrow_of_a_node_opens_and_closes_it(shown):
+    page = shown(model(), depth=1)
+    assert labels(page) == ["params", "embed", "layers", "norm"]
+    item = row(page, "layers")
+    assert item.get_attribute("aria-expanded") == "false"
+    item.click(position={"x": 26, "y": 11})
+    assert labels(page) == ["params", "embed", "layers", "[0]", "[1]", "[2]", "norm"]
+    assert item.get_attribute("aria-expanded") == "true"
+    row(page, "[1]").dblclick()
+    assert labels(page)[4:7] == ["[1]", "attn", "mlp"]
+    item.click(position={"x": 26, "y": 11})
+    assert labels(page) == ["params", "embed", "layers", "norm"]
+
+
+def test_levels_open_together(shown):
+    page = shown(model(), depth=1)
+    page.get_by_role("combobox", name="Expand to depth").select_option("2")
+    assert len(labels(page)) == 7
+    page.get_by_role("button", name="Expand all").click()
+    assert len(labels(page)) == len(treeviz.walk(model()))
+    page.get_by_role("button", name="Collapse all").click()
+    assert labels(page) == ["params"]
+
+
+def test_the_keyboard_walks_through_the_tree(shown):
+    page = shown(model(), depth=1)
+    page.locator(".tree").focus()
+    steps = [
+        ("ArrowDown", "embed"), ("ArrowDown", "layers"), ("ArrowRight", "layers"), ("ArrowRight", "[0]"),
+        ("ArrowRight", "[0]"), ("ArrowRight", "attn"), ("ArrowRight", "attn"), ("ArrowRight", "bias"),
+        ("ArrowUp", "attn"), ("ArrowLeft", "attn"), ("ArrowLeft", "[0]"), ("ArrowLeft", "[0]"), ("ArrowLeft", "layers"),
+        ("End", "norm"), ("Home", "params"), ("PageDown", "norm"), ("PageUp", "params"),
+        ("l", "layers"), ("Enter", "layers"), ("n", "norm"), ("e", "embed"),
+    ]  # fmt: skip
+    for key, there in steps:
+        page.keyboard.press(key)
+        assert active(page) == there, key
+    assert labels(page) == ["params", "embed", "layers", "norm"]
+
+
+def test_a_star_opens_all_siblings(shown):
+    page = shown(model(), depth=2)
+    row(page, "[1]").click()
+    page.keyboard.press("*")
+    assert labels(page).count("attn") == 3
+
+
+def test_several_rows_can_be_selected(shown):
+    page = shown(model(), depth=2)
+    selected = page.locator(".row[aria-selected=true] .key")
+    row(page, "[0]").click()
+    row(page, "[2]").click(modifiers=["Shift"])
+    assert selected.all_inner_texts() == ["[0]", "[1]", "[2]"]
+    row(page, "[1]").click(modifiers=["Control"])
+    row(page, "embed").click(modifiers=["Control"])
+    assert selected.all_inner_texts() == ["embed", "[0]", "[2]"]
+    page.get_by_role("button", name="as Python").click()
+    assert clipboard(page) == "params['embed']\nparams['layers'][0]\nparams['layers'][2]"
+    row(page, "norm").click()
+    page.keyboard.press("Shift+ArrowUp")
+    page.keyboard.press("Shift+ArrowUp")
+    assert selected.all_inner_texts() == ["[1]", "[2]", "norm"]
+    page.keyboard.press("Control+Home")
+    page.keyboard.press(" ")
+    assert selected.all_inner_texts() == ["params", "[1]", "[2]", "norm"]
+
+
+def test_the_copied_path_evaluates_to_the_leaf(shown):
+    params = model()
+    page = shown(params)
+    row(page, "kernel").nth(3).click()
+    page.keyboard.press("Control+c")
+    assert eval(clipboard(page)) is params["layers"][1]["mlp"]["kernel"]
+    page.get_by_role("button", name="keystr writes it").click()
+    assert clipboard(page) == "['layers'][1]['mlp']['kernel']"
+
+
+def test_a_path_is_copied_without_the_clipboard_interface(shown):
+    page = shown(model())
+    page.evaluate("() => Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    row(page, "embed").click()
+    page.keyboard.press("Control+c")
+    page.wait_for_function(
+        "() => document.querySelector('.treeviz').shadowRoot.querySelector('output').textContent === 'copied'"
+    )
+    page.keyboard.press("/")
+    page.keyboard.press("Control+v")
+    assert page.get_by_role("searchbox").input_value() == "params['embed']"
+
+
+def test_a_search_shows_what_it_finds_and_what_is_above(shown, shots):
+    page = shown(model(), depth=1)
+    search(page, "mlp/kernel")
+    assert labels(page) == ["params", "layers", *[label for i in range(3) for label in (f"[{i}]", "mlp", "kernel")]]
+    assert page.locator(".row.hit .key").all_inner_texts() == ["kernel"] * 3
+    assert status(page) == "1 of 3 matches"
+    page.screenshot(path=shots / "search.png")
+    search(page, "nothing")
+    assert (labels(page), status(page)) == ([], "no match")
+    search(page, "")
+    assert (labels(page), status(page)) == (["params", "embed", "layers", "norm"], "")
+
+
+def test_the_inside_of_what_a_search_finds_can_be_opened(shown):
+    page = shown(model(), depth=1)
+    search(page, "key:attn")
+    assert labels(page)[-1] == "attn"
+    row(page, "attn").last.dblclick()
+    assert labels(page)[-3:] == ["attn", "bias", "kernel"]
+
+
+def test_enter_goes_from_match_to_match(shown):
+    page = shown(model(), depth=1)
+    page.locator(".tree").focus()
+    page.keyboard.press("/")
+    page.keyboard.type("mlp/bias")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert status(page) == "3 of 3 matches"
+    page.keyboard.press("Enter")
+    assert status(page) == "1 of 3 matches"
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.press("F3")
+    page.keyboard.press("Shift+F3")
+    assert status(page) == "3 of 3 matches"
+    page.keyboard.press("Escape")
+    assert page.get_by_role("searchbox").input_value() == ""
+    assert active(page) == "bias"
+    page.keyboard.press("Control+f")
+    assert page.get_by_role("searchbox").evaluate("(box) => box.getRootNode().activeElement === box")
+
+
+def test_without_the_filter_a_search_goes_through_the_whole_tree(shown):
+    page = shown(model(), depth=1)
+    search(page, "mlp/kernel")
+    page.get_by_role("checkbox", name="filter").uncheck()
+    assert "embed" in labels(page)
+    page.get_by_role("button", name="Next match").click()
+    assert status(page) == "2 of 3 matches"
+    assert labels(page).count("attn") == 2
+
+
+@pytest.mark.parametrize("query", ["bytes:>", '"open', "nosuch:1", "is:nothing", "shape:x", "mean:>1"])
+def test_a_query_that_cannot_be_read_is_explained_beside_the_box(shown, query):
+    page = shown(model())
+    search(page, query)
+    assert page.locator("output.error").inner_text().endswith((".", ")", "768"))
+    assert page.get_by_role("searchbox").get_attribute("aria-invalid") == "true"
+    assert len(labels(page)) > 5
+
+
+def test_a_click_on_a_title_sorts_siblings(shown):
+    page = shown({"a": np.zeros(2), "b": [np.zeros(5), np.zeros(9)], "c": np.zeros(3), "d": None}, depth=2)
+    title = page.locator(".head").get_by_role("button", name="bytes", exact=False).first
+    title.click()
+    assert labels(page) == ["params", "b", "[1]", "[0]", "c", "a", "d"]
+    assert title.get_attribute("aria-label") == "bytes, sorted descending"
+    title.click()
+    assert labels(page) == ["params", "d", "a", "c", "b", "[0]", "[1]"]
+    title.click()
+    assert labels(page) == ["params", "a", "b", "[0]", "[1]", "c", "d"]
+    keys = page.locator(".head").get_by_role("button", name="key")
+    keys.click()
+    keys.click()
+    assert labels(page) == ["params", "d", "c", "b", "[1]", "[0]", "a"]
+
+
+def test_a_sorted_tree_is_searched_and_walked_in_its_new_order(shown):
+    page = shown({"a": np.zeros(2), "b": [np.zeros(5), np.zeros(9)], "c": np.zeros(3)}, depth=2)
+    page.locator(".head .bytes").click()
+    search(page, "float64")
+    assert labels(page) == ["params", "b", "[1]", "[0]", "c", "a"]
+    page.get_by_role("searchbox").press("Enter")
+    assert status(page) == "2 of 4 matches"
+    page.locator(".tree").focus()
+    page.keyboard.press("End")
+    assert active(page) == "a"
+
+
+def test_columns_can_be_hidden_and_shown(shown):
+    page = shown(model(), stats=True, columns=["bytes"])
+    assert page.locator(".head button").all_inner_texts() == ["key", "type", "bytes"]
+    page.get_by_text("columns").click()
+    page.get_by_role("checkbox", name="rms").check()
+    page.get_by_role("checkbox", name="bytes", exact=True).uncheck()
+    assert page.locator(".head button").all_inner_texts() == ["key", "type", "rms"]
+    assert page.locator(".row .number").first.inner_text() != ""
+
+
+def test_the_detail_of_a_row_says_everything_about_it(shown, shots):
+    page = shown({"w": np.array([1.0, np.nan, 4.0]), "n": 1}, stats=True)
+    row(page, "w").click()
+    detail = page.locator(".detail")
+    said = detail.inner_text()
+    for text in ("params['w']", "(3,)", "float64", "24 B", "numpy (a leaf)", "rms"):
+        assert text in said, text
+    assert detail.locator("figure path").count() == 1
+    detail.get_by_role("button", name="Copy path").click()
+    assert clipboard(page) == "params['w']"
+    page.screenshot(path=shots / "detail.png")
+    page.locator(".tree").focus()
+    page.keyboard.press("Escape")
+    assert detail.count() == 0
+
+
+def test_a_shared_leaf_leads_to_where_it_was_first(shown):
+    w = np.zeros(4)
+    page = shown({"first": {"w": w}, "second": {"w": w}}, depth=1)
+    row(page, "second").dblclick()
+    row(page, "w").click()
+    page.locator(".detail").get_by_role("button", name="go to params['first']['w']").click()
+    assert page.locator(".detail code").first.inner_text() == "params['first']['w']"
+    assert labels(page) == ["params", "first", "w", "second", "w"]
+
+
+def test_values_run_in_a_sandbox(shown):
+    script = "here.textContent = 'drawn'; try { parent.document.title = 'broken' } catch {}"
+    html = f"<p id=here>before</p><script>{script}</script>"
+    page = shown(model(), values={1: html})
+    title = page.title()
+    row(page, "embed").click()
+    page.frame_locator("iframe").get_by_text("drawn").wait_for()
+    assert page.title() == title
+
+
+def test_keys_typed_in_the_view_stay_in_it(shown):
+    page = shown(model())
+    page.evaluate("() => { window.heard = []; document.addEventListener('keydown', (event) => heard.push(event.key)) }")
+    page.locator(".tree").focus()
+    page.keyboard.type("b*/x")
+    page.keyboard.press("Enter")
+    assert page.evaluate("() => heard") == []
+    assert page.locator("div.treeviz[data-lm-suppress-shortcuts=true]").count() == 1
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [320, 900, 1600])
+def test_no_accessibility_rule_is_broken(shown, shots, dark, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = shown({**model(), "o": {1, 2}, "t": "text", "k": [np.zeros(3)] * 2}, stats=True, width=width, dark=dark)
+    for there in ("plain", "searched", "detailed", "columns"):
+        if there == "searched":
+            search(page, "kernel")
+        if there == "detailed":
+            row(page, "kernel").first.click()
+        if there == "columns":
+            page.get_by_text("columns").click()
+        page.screenshot(path=shots / f"{there}-{width}-{'dark' if dark else 'light'}.png")
+        found = axe.run(page).response["violations"]
+        assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in found] == [], there
+
+
+def test_narrow_windows_keep_the_key_and_the_type(shown):
+    page = shown(model(), width=320)
+    assert page.locator(".head button").all_inner_texts() == ["key", "type"]
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 320
+    page.set_viewport_size({"width": 1200, "height": 700})
+    page.wait_for_function(
+        "() => document.querySelector('.treeviz').shadowRoot.querySelectorAll('.head button').length === 5"
+    )
+
+
+def test_dark_follows_the_host(shown):
+    page = shown(model())
+    root = page.locator("div.treeviz").last
+    assert "dark" not in root.get_attribute("class")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('.treeviz.dark')")
+
+
+def test_on_paper_stand_all_rows_in_sight(shown):
+    page = shown(list(range(500)), depth=1)
+    page.emulate_media(media="print")
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    assert page.locator(".row").count() == 501
+    assert page.locator(".tools").is_hidden()
+    page.emulate_media(media="screen")
+    page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+    assert page.locator(".row").count() < 60
+
+
+# The page's surroundings
+
+
+def test_without_scripts_the_plain_rows_stand(open_page, shots):
+    view = treeviz.render(model(), name="params")
+    page = open_page(view.html(), java_script_enabled=False)
+    assert page.locator("summary", has_text="params: dict").is_visible()
+    page.screenshot(path=shots / "plain.png")
+
+
+def test_what_cannot_start_says_so_and_leaves_the_plain_rows(open_page):
+    html = treeviz.render(model()).html()
+    broken = re.sub(r'(application/octet-stream">)[^<]{40}', r"\1" + "A" * 40, html)
+    page = open_page(broken)
+    page.get_by_text("The interactive view cannot start").wait_for()
+    assert page.locator("summary", has_text="tree: dict").is_visible()
+
+
+def test_an_old_browser_shows_the_plain_rows_and_says_why(open_page):
+    html = treeviz.render(model()).html()
+    page = open_page(
+        re.sub(r'<meta http-equiv="Content-Security[^>]*>', "<script>delete window.DecompressionStream</script>", html)
+    )
+    page.get_by_text("The interactive view cannot start").wait_for()
+    assert page.locator("summary", has_text="tree: dict").is_visible()
+
+
+def test_one_output_shown_twice_and_another_are_three_views(open_page):
+    one, other = (treeviz.render(model(), name=name)._repr_html_() for name in ("one", "other"))
+    page = open_page(f"<!DOCTYPE html><title>t</title>{one}{one}{other}")
+    page.wait_for_function(
+        """() => [...document.querySelectorAll('.treeviz')]
+            .filter((host) => host.shadowRoot?.querySelector('.row')).length === 3"""
+    )
+    assert page.locator(".headline b").all_inner_texts() == ["one", "one", "other"]
+    row(page, "layers").nth(1).dblclick()
+    assert page.locator(".row .key").all_inner_texts().count("attn") in (3, 6, 9)
+    ids = page.evaluate("() => [...document.querySelectorAll('[id]')].map((element) => element.id)")
+    assert ids == []
+
+
+def test_the_view_leaves_no_global_and_no_style_behind(open_page):
+    output = treeviz.render(model())._repr_html_()
+    page = open_page(
+        f"<!DOCTYPE html><title>t</title><script>window.before = Object.keys(window)</script><div>{output}</div>"
+    )
+    page.wait_for_selector(READY)
+    assert page.evaluate("() => Object.keys(window).filter((name) => !before.includes(name))") == ["before"]
+    assert page.evaluate("() => document.styleSheets.length + document.adoptedStyleSheets.length") == 0
+
+
+def test_taking_a_view_away_puts_back_what_stood_there(parts):
+    packed = b64encode(pack(treeviz.walk(model()), [])).decode()
+    told = parts.evaluate(
+        """async (text) => {
+            const host = document.getElementById('host');
+            host.innerHTML = '<p>before</p>';
+            const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+            const shows = () => [host.innerText, !!host.shadowRoot?.querySelector('.row')];
+            const wait = () => new Promise((done) => setTimeout(done, 300));
+            const told = [];
+            for (let i = 0; i < 2; i++) {
+                const unmount = parts.mount(host, Promise.resolve(bytes));
+                await wait(); told.push(shows());
+                unmount(); told.push(shows());
+            }
+            parts.mount(host, bytes)(); await wait(); told.push(shows());
+            return told;
+        }""",
+        packed,
+    )
+    assert told == [["", True], ["before", False], ["", True], ["before", False], ["before", False]]
+
+
+@pytest.mark.parametrize("stats", [False, True])
+def test_nothing_in_a_hostile_tree_runs(shown, stats):
+    evil = {text: {"value": text, "in a list": [text]} for text in EVIL_TEXTS.values()}
+    evil["hidden"] = type("<img src=x onerror=alert(1)>", (), {"__module__": "</script><script>alert(2)</script>"})()
+    page = shown(evil, name="</title><script>alert(3)</script>", stats=stats, depth=3)
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    page.locator(".tree").focus()
+    for _ in range(len(labels(page))):
+        page.keyboard.press("ArrowDown")
+    search(page, "<img")
+    assert page.locator(".row.hit").count() >= 2
+    assert page.locator("img, script[src]").count() == 0
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_every_tree_opens(shown, name):
+    page = shown(SAMPLES[name](), depth=2, name="tree")
+    assert labels(page)[0] == "tree"
+    page.locator(".row").last.click()
+    page.get_by_role("button", name="Expand all").click()
+    page.keyboard.press("Escape")
