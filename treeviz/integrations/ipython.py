@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -17,17 +18,24 @@ def add_magic(shell: Any, render: Callable[..., Any]) -> None:
         if not expression:
             print('%tree shows the pytree that an expression evaluates to: %tree params["layers"]')
             return None
-        return render(shell.ev(expression), name=expression if expression.isidentifier() else f"({expression})")
+        return render(shell.ev(expression), name=expression if _is_primary(expression) else f"({expression})")
 
     _replaced.setdefault(id(shell), shell.magics_manager.magics["line"].get("tree"))
     shell.register_magic_function(tree, "line", "tree")
 
 
 def remove_magic(shell: Any) -> None:
-    """Take `%tree` away, and put back what had that name before."""
-    magics = shell.magics_manager.magics["line"]
-    before = _replaced.pop(id(shell), None)
+    """Take `%tree` away, and put back what had that name before. Again, it does nothing."""
+    if id(shell) not in _replaced:
+        return
+    magics, before = shell.magics_manager.magics["line"], _replaced.pop(id(shell))
     if before is None:
         magics.pop("tree", None)
     else:
         magics["tree"] = before
+
+
+def _is_primary(expression: str) -> bool:
+    """Whether a subscript binds to all of it: "model.layers[0]", but not "a + b"."""
+    node = ast.parse(expression, mode="eval").body
+    return isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)

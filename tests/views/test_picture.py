@@ -1,0 +1,157 @@
+"""The picture of a tree, as SVG and as PNG."""
+
+from __future__ import annotations
+
+import re
+import sys
+from io import BytesIO
+from xml.etree import ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_trees import SAMPLES
+
+import treeviz
+from treeviz.views.picture import COLORS, MAX_ROWS, ROW, Box, Line, Text, svg
+from treeviz.views.pixels import SCALE, png
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts(written: str) -> list[str]:
+    return [element.text for element in ElementTree.fromstring(written.encode()).iter(f"{SVG}text")]
+
+
+def model():
+    return {"layers": [{"w": jnp.ones((64, 32)), "b": jnp.zeros(32)} for _ in range(3)], "name": "x", "n": None}
+
+
+def test_the_picture_shows_every_row_of_a_small_tree_with_what_it_is_and_its_sizes():
+    view = treeviz.render(model(), name="model")
+    shown = texts(svg(view.picture()))
+    for row in view.table:
+        assert row.label in shown
+    assert shown.count("float32[64,32]") == 3
+    assert {"bytes", "parameters", "25.0 kB", "6,240", "2,080"} <= set(shown)
+    assert "8 leaves" not in shown
+    assert any("6,240 parameters" in text for text in shown)
+
+
+@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
+def test_every_sample_tree_is_well_formed_bounded_and_made_of_shapes_and_text_only(sample):
+    view = treeviz.render(sample())
+    picture = view.picture()
+    written = svg(picture)
+    root = ElementTree.fromstring(written.encode("utf-8", "strict"))
+    assert {element.tag for element in root.iter()} <= {
+        SVG + tag for tag in ("svg", "title", "style", "text", "rect", "line")
+    }
+    attributes = {name for element in root.iter() for name in element.attrib}
+    assert not any(name.startswith("on") or "href" in name for name in attributes)
+    assert picture.height < (MAX_ROWS + 12) * ROW
+    assert picture.width < 4000
+    assert len(written) < 400_000
+
+
+def test_no_shape_leaves_the_picture():
+    long = {f"{'k' * 300}": jnp.ones((2,) * 20), "deep": model()}
+    for _ in range(60):
+        long = {"down": long}
+    picture = treeviz.render(long, name="n" * 500, stats=True).picture()
+    for shape in picture.shapes:
+        if isinstance(shape, Line):
+            assert min(shape.x1, shape.x2) >= 0 and max(shape.x1, shape.x2) <= picture.width
+        elif isinstance(shape, Box):
+            assert shape.x >= 0 and shape.x + shape.width <= picture.width
+        else:
+            width = 7.83 * len(shape.text)  # of DejaVu Sans Mono at 13 pixels
+            start = shape.x - width if shape.anchor == "end" else shape.x
+            assert start >= 0 and start + width <= picture.width
+
+
+def test_a_tree_of_many_rows_says_what_is_left_out():
+    shown = texts(svg(treeviz.render({f"k{i:05}": i for i in range(10_000)}).picture()))
+    assert "k00000" in shown
+    assert any(re.fullmatch(r"… 9,9\d\d more \(9,9\d\d leaves\)", text) for text in shown)
+
+
+def test_badges_stand_in_the_row_that_they_speak_of():
+    class Holder:
+        def __init__(self):
+            self.w = jnp.ones(3)
+
+    picture = treeviz.render({"a": Holder(), "b": 1}).picture()
+    (badge,) = (shape for shape in picture.shapes if isinstance(shape, Text) and shape.text.startswith("holds 1 array"))
+    (row,) = (shape for shape in picture.shapes if isinstance(shape, Text) and shape.text == "a")
+    assert badge.role == "bad"
+    assert badge.y == row.y
+
+
+def test_every_colour_has_a_dark_counterpart_that_a_media_query_brings():
+    written = svg(treeviz.render(model()).picture())
+    (style,) = (element.text for element in ElementTree.fromstring(written.encode()).iter(f"{SVG}style"))
+    assert style.startswith("@media (prefers-color-scheme:dark){")
+    used = set(re.findall(r'class="([a-z]+)"', written))
+    assert used <= COLORS.keys()
+    for role in used:
+        assert f".{role}{{fill:{COLORS[role][1]}}}" in style
+
+
+def test_two_pictures_of_a_tree_are_the_same_bytes():
+    first, second = (treeviz.render(model()).picture() for _ in range(2))
+    assert svg(first) == svg(second)
+    assert png(first) == png(second)
+
+
+def pixels(data: bytes) -> np.ndarray:
+    image = pytest.importorskip("matplotlib.image")
+    return image.imread(BytesIO(data))
+
+
+def test_the_png_shows_the_same_lines_as_the_svg():
+    picture = treeviz.render(model(), name="model").picture()
+    image = pixels(png(picture))
+    assert image.shape[:2] == (SCALE * picture.height, SCALE * picture.width)
+    paper = image[-1, -1]
+    for shape in picture.shapes:
+        if isinstance(shape, Text):  # there is ink where the text stands, and it is as wide as the SVG takes it to be
+            top, bottom = SCALE * (shape.y - 11), SCALE * (shape.y + 3)
+            width = 8 * len(shape.text)
+            left = shape.x - width if shape.anchor == "end" else shape.x
+            part = image[int(top) : int(bottom), int(SCALE * left) : int(SCALE * (left + width))]
+            inked = np.flatnonzero((abs(part - paper).max(axis=-1) > 0.3).any(axis=0))
+            assert len(inked) and inked[-1] - inked[0] > 0.5 * part.shape[1] - 16
+    assert abs(paper - image[0, 0]).max() == 0
+
+
+def test_the_users_settings_of_matplotlib_change_nothing():
+    matplotlib = pytest.importorskip("matplotlib")
+    picture = treeviz.render({"a$x_1$": 1.0}).picture()
+    before = png(picture)
+    with matplotlib.rc_context(
+        {"text.usetex": True, "savefig.bbox": "tight", "font.size": 30, "figure.facecolor": "red"}
+    ):
+        assert png(picture) == before
+
+
+def test_characters_that_the_font_lacks_are_escaped_and_no_warning_is_given():
+    plain, escaped = (pixels(png(treeviz.render({key: 1}).picture())) for key in ("日本", "\\u65e5\\u672c"))
+    assert plain.shape[0] == escaped.shape[0]
+    assert (plain < 0.5).sum() > 0
+
+
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'treeviz\[png\]'"):
+        treeviz.render([1]).save(tmp_path / "x.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_of_100000_leaves_looks_at_its_first_rows_only():
+    tree = {
+        f"block{i}": {f"w{j}": jax.ShapeDtypeStruct((i + 1, j + 1), jnp.float32) for j in range(100)}
+        for i in range(1000)
+    }
+    assert len(treeviz.render(tree).picture().shapes) < 20 * MAX_ROWS
