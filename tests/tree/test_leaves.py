@@ -186,7 +186,7 @@ def test_a_reference_shows_shape_and_dtype():
 
 def test_a_key_has_bytes_and_no_parameters():
     key = jax.random.split(jax.random.key(0), 3)
-    assert (facts(key).parameters, facts(key).bytes) == (0, key.nbytes)
+    assert (facts(key).parameters, facts(key).bytes) == (0, jax.random.key_data(key).nbytes)
 
 
 def test_an_array_that_claims_to_be_huge_is_described_and_not_made():
