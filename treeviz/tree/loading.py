@@ -6,9 +6,10 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import jax
 import ml_dtypes
@@ -47,7 +48,8 @@ class LoadError(ValueError):
     """A file that treeviz cannot or will not read; the message says why."""
 
 
-class Unread(NamedTuple):
+@dataclass(frozen=True)
+class Unread:
     """Stands for what is in the file and cannot be an array of JAX."""
 
     type: str
@@ -56,7 +58,7 @@ class Unread(NamedTuple):
 
 @describes(Unread)
 def _(unread: Unread) -> Look:
-    return Look(kind="opaque", type=unread.type, text=unread.text)
+    return Look(kind="opaque", type=unread.type, text=unread.text, transparent=True)
 
 
 def load(path: Path, *, values: bool = False) -> Any:

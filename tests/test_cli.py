@@ -1,0 +1,206 @@
+"""The command: `treeviz demo`, `treeviz FILE`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import treeviz
+from treeviz import cli, example
+from treeviz.cli import main
+
+HOUSE = Path(treeviz.__file__).parents[1]
+COMMAND = [sys.executable, "-W", "error", "-m", "treeviz"]
+
+
+def run(*arguments: str, cwd: Path, **options) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(HOUSE), "PYTHONIOENCODING": "utf-8", **options.pop("env", {})}
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, encoding="utf-8", cwd=cwd, env=environment, **options
+    )
+
+
+@pytest.fixture
+def params(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "params.npz"
+    arrays = {f"layers/{i}/{name}": np.ones((4, 2 + i), np.float16) for i in range(12) for name in ("w", "b")}
+    np.savez(path, **arrays, scale=np.float32(2))
+    return path
+
+
+@pytest.fixture
+def small_demo(monkeypatch):
+    """The demo's model, a thousand times smaller."""
+    for name, n in {"N_VOCABULARY": 50, "N_CONTEXT": 16, "N_CHANNELS": 24, "N_BLOCKS": 2}.items():
+        monkeypatch.setattr(example, name, n)
+
+
+def test_a_file_is_shown_as_a_tree_whose_lists_are_in_order(params, capsys):
+    assert main([str(params)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("params · 25 leaves · ")
+    keys = [match[1] for line in lines if (match := re.search(r"[├└]─ (\[\d+\]) ", line))]
+    assert keys == [f"[{i}]" for i in range(12)]
+    assert sum("float16[4,3]" in line for line in lines) == 2
+
+
+def test_find_lists_rows_by_expressions_that_lead_to_them(params, capsys):
+    assert main([str(params), "--find", "layers/3/*"]) == 0
+    output = capsys.readouterr()
+    assert output.out.splitlines() == [f"params['layers'][3]['{name}']  float16[4,5]" for name in "bw"]
+    assert output.err == "2 of 39 rows match\n"
+
+
+def test_the_status_says_whether_find_found_anything(params, capsys):
+    assert main([str(params), "--find", "nowhere"]) == cli.NOTHING_FOUND
+    assert main([str(params), "--find", "bytes:>many"]) == cli.TROUBLE
+    assert capsys.readouterr().err.splitlines()[-1].startswith("treeviz: ")
+
+
+@pytest.mark.parametrize("suffix", [".html", ".txt", ".json", ".svg", ".png"])
+def test_save_writes_the_view_and_says_where(params, capsys, suffix):
+    assert main([str(params), "--save", f"out{suffix}"]) == 0
+    assert (params.parent / f"out{suffix}").stat().st_size > 0
+    assert capsys.readouterr().out.endswith(f"Wrote out{suffix}\n")
+
+
+def test_depth_limits_what_is_shown(params, capsys):
+    assert main([str(params), "--depth", "1"]) == 0
+    assert "[0]" not in capsys.readouterr().out
+    with pytest.raises(SystemExit) as exit:
+        main([str(params), "--depth", "-1"])
+    assert exit.value.code == 2
+
+
+def test_stats_read_the_values(params, capsys):
+    assert main([str(params), "--stats"]) == 0
+    assert "mean" in capsys.readouterr().out
+    assert main([str(params), "--find", "mean:=2", "--stats"]) == 0
+    assert capsys.readouterr().out == "params['scale']  float32[]\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("gone.npz", None, "gone.npz: No such file or directory"),
+        ("model.pkl", b"", "treeviz does not open pickles"),
+        ("model.h5", b"", "treeviz reads .npz, .npy, .safetensors files"),
+        ("broken.npz", b"PK", "broken.npz is not a whole .npz file"),
+        ("broken.npy", b"\x93NUMPY\x01", "broken.npy is not a whole .npy file"),
+        ("broken.safetensors", b"\xff" * 20, "broken.safetensors is not a whole .safetensors file"),
+        ("empty.safetensors", b"", "empty.safetensors is not a whole .safetensors file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line_and_status_2(tmp_path, capsys, name, data, message):
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    assert main([str(tmp_path / name)]) == cli.TROUBLE
+    output = capsys.readouterr()
+    assert message in output.err and output.err.count("\n") == 1
+    assert output.out == ""
+
+
+def test_an_unknown_suffix_to_save_to_is_status_2(params, capsys):
+    assert main([str(params), "--save", "out.pdf"]) == cli.TROUBLE
+    assert ".html, .txt, .json, .svg, .png" in capsys.readouterr().err
+
+
+def test_no_arguments_and_unknown_ones_are_status_2(capsys):
+    for arguments in ([], ["x.npz", "--unknown"]):
+        with pytest.raises(SystemExit) as exit:
+            main(arguments)
+        assert exit.value.code == 2
+
+
+def test_help_and_version(capsys):
+    for argument, text in (("--help", "treeviz demo"), ("--version", f"treeviz {treeviz.__version__}\n")):
+        with pytest.raises(SystemExit) as exit:
+            main([argument])
+        assert exit.value.code == 0
+        assert text in capsys.readouterr().out
+
+
+def test_a_terminal_that_lacks_characters_gets_escapes(tmp_path):
+    np.savez(tmp_path / "a.npz", **{"é": np.ones(2)})
+    shown = run("a.npz", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert shown.returncode == 0
+    assert "\\xe9" in shown.stdout and shown.stdout.isascii()
+
+
+def test_a_pipe_gets_plain_text_and_all_rows(tmp_path):
+    np.savez(tmp_path / "many.npz", **{f"a{i}": np.ones(1) for i in range(300)})
+    shown = run("many.npz", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "\x1b" not in shown.stdout
+    assert len([line for line in shown.stdout.splitlines() if re.search(r"[├└]─ a\d+ ", line)]) == 300
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGPIPE")
+def test_a_reader_that_leaves_is_no_error(tmp_path):
+    np.savez(tmp_path / "many.npz", **{f"a{i}": np.ones(1) for i in range(3_000)})
+    reader = "import os; os.read(0, 10); os.close(0)"
+    writer = subprocess.Popen(
+        [*COMMAND, "many.npz"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(HOUSE)},
+    )
+    subprocess.run([sys.executable, "-c", reader], stdin=writer.stdout, check=True)
+    writer.stdout.close()
+    assert writer.stderr.read() == b""
+    writer.stderr.close()
+    assert writer.wait() == cli.PIPE_CLOSED
+
+
+def test_the_demo_writes_its_page_here_and_prints_the_tree(small_demo, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--stats"]) == 0
+    output = capsys.readouterr().out
+    assert "TrainState" in output and "ScaleByAdamState" in output and "key<fry>[]" in output
+    assert output.endswith("Wrote treeviz-demo.html\n")
+    page = (tmp_path / "treeviz-demo.html").read_text("utf-8")
+    assert "ScaleByAdamState" in page
+
+
+def test_the_demo_without_optax_shows_the_same_tree_and_says_so(small_demo, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optax")
+    monkeypatch.chdir(tmp_path)
+    theirs = treeviz.walk(example.train_state())
+    monkeypatch.setattr(example, "has_optax", lambda: False)
+    ours = treeviz.walk(example.train_state())
+    assert [(row.keystr, row.type, row.shape, row.dtype) for row in ours] == [
+        (row.keystr, row.type, row.shape, row.dtype) for row in theirs
+    ]
+    assert main(["demo"]) == 0
+    assert capsys.readouterr().out.startswith("optax is not installed")
+
+
+def test_the_demo_has_the_parameters_of_gpt2_small():
+    """124,439,808: https://huggingface.co/openai-community/gpt2, without the causal masks."""
+    shapes = jax.eval_shape(example.gpt2_params, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 124_439_808
+    assert len(jax.tree.leaves(shapes)) == 148
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {np.dtype("float32")}
+
+
+def test_the_same_seed_gives_the_same_parameters(small_demo):
+    first, second = (jax.tree.leaves(example.train_state(3).params) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_the_demo_of_full_size_runs_as_a_command_of_its_own(tmp_path):
+    shown = run("demo", "--save", "gpt2.html", cwd=tmp_path, env={"XLA_FLAGS": ""})
+    assert shown.stderr == ""
+    assert shown.returncode == 0
+    assert "373.3 M parameters" in shown.stdout  # and twice as many moments
+    assert "float32[50257,768]" in shown.stdout
+    assert os.listdir(tmp_path) == ["gpt2.html"]
