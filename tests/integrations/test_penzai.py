@@ -1,0 +1,92 @@
+"""What users of penzai see."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from agreement import outline, row_at, text_of, walk_and_compare
+
+pz = pytest.importorskip("penzai.pz", reason="needs penzai")
+
+
+def named():
+    return pz.nx.wrap(jnp.ones((2, 3, 4))).tag("batch", "seq", "features")
+
+
+def test_a_named_array_is_one_row_with_its_axes():
+    tree = {"a": named(), "b": named().untag("seq"), "c": pz.nx.wrap(jnp.ones(3))}
+    table = walk_and_compare(tree)
+    assert outline(table) == [
+        "t dict dict",
+        "  a array NamedArray",
+        "  b array NamedArrayView",
+        "  c array NamedArray",
+    ]
+    assert [row.facts.text for row in table.leaves] == [
+        "axes=(batch, seq, features)",
+        "axes=(batch, ·, features)",
+        "axes=(·)",
+    ]
+    assert row_at(table, "['a'].data_array").expression == "t['a'].data_array"
+    assert "├─ a  NamedArray float32[2,3,4]      axes=(batch, seq, features)" in text_of(tree).splitlines()
+
+
+def test_an_unbound_parameter_is_a_leaf_with_its_label_and_the_shape_of_its_value():
+    tree = [
+        pz.Parameter(value=named(), label="w"),
+        pz.StateVariable(value=jnp.ones(2), label="count"),
+        pz.StateVariable(value={"a": jnp.ones(2)}, label="cache"),
+    ]
+    table = walk_and_compare(tree)
+    facts = [(row.kind, row.type, row.shape, row.dtype, row.facts.bytes, row.facts.text) for row in table.leaves]
+    assert facts == [
+        ("variable", "Parameter", (2, 3, 4), "float32", 96, "label='w' axes=(batch, seq, features)"),
+        ("variable", "StateVariable", (2,), "float32", 8, "label='count'"),
+        ("variable", "StateVariable", None, "", 0, "label='cache' value={'a': float32[2]}"),
+    ]
+    assert table.notes == {}
+    assert table.headline[:3] == ("3 leaves", "26 parameters", "104 B")
+
+
+def test_the_same_parameter_in_two_places_is_shared():
+    parameter = pz.Parameter(value=named(), label="w")
+    table = walk_and_compare([parameter, parameter])
+    assert table.headline[0] == "2 leaves (1 unique)"
+
+
+def test_a_variable_that_labels_itself_shows_no_address():
+    (row,) = walk_and_compare([pz.StateVariable(value=jnp.ones(2))]).leaves
+    assert row.facts.text.startswith("label=<penzai.")
+
+
+def test_a_bound_value_shows_its_label():
+    value = pz.ParameterValue(value=jnp.ones(3), label="w")
+    (row,) = walk_and_compare([value]).leaves
+    assert (row.kind, row.type, row.facts.text, row.facts.static) == ("array", "ParameterValue", "label='w'", ())
+    assert outline(walk_and_compare([pz.ParameterValue(value=named(), label="w")]))[1:] == [
+        "  [0] node ParameterValue",
+        "    .value array NamedArray",
+    ]
+
+
+def test_layers_are_modules_whose_static_fields_are_named():
+    linear = pz.nn.Linear.from_config("mlp", jax.random.key(0), {"a": 2}, {"b": 3})
+    table = walk_and_compare(pz.nn.Sequential([linear, pz.nn.Elementwise(jax.nn.relu)]))
+    assert outline(table) == [
+        "t module Sequential",
+        "  .sublayers list list",
+        "    [0] module Linear",
+        "      .weights variable Parameter",
+        "    [1] module Elementwise",
+    ]
+    assert row_at(table, ".sublayers[0]").facts.static == (("in_axis_names", "('a',)"), ("out_axis_names", "('b',)"))
+    assert row_at(table, ".sublayers[1]").facts.static == (("fn", "relu"),)
+
+
+def test_an_unbound_model_shows_slots_and_parameters():
+    linear = pz.nn.Linear.from_config("mlp", jax.random.key(0), {"a": 2}, {"b": 3})
+    table = walk_and_compare(pz.unbind_params(linear))
+    slot = row_at(table, "[0].weights")
+    assert (slot.type, slot.facts.static) == ("ParameterSlot", (("label", "'mlp.weights'"),))
+    assert [row.type for row in table.leaves] == ["Parameter"]
