@@ -149,7 +149,7 @@ class Describers:
         self.notes.append(Note("error", f"the describer of this class raised: {error_text(error)}"))
 
     def _leaf_by_look(self, leaf: Any, describe: Describer, plain: Callable[[Any], int]) -> int:
-        look = describe(leaf)
+        look = _look(describe, leaf)
         facts = self.facts.with_look(self.facts.facts[plain(leaf)], look)
         if facts.kind == "opaque" and not look.transparent:
             self._accuse(leaf)
@@ -158,7 +158,7 @@ class Describers:
     def _by_look(
         self, node: Any, describe: Describer, level: Level, may_inline: bool
     ) -> tuple[int, Level, Inlined | None]:
-        look = describe(node)
+        look = _look(describe, node)
         cls = type(node)
         is_complete = look.kind and look.static is not None
         facts = Facts("node", class_name(cls), False, module=module_name(cls))
@@ -169,7 +169,7 @@ class Describers:
             handler = self.handler(leaf)
             if handler.level is None:
                 inner = self.facts.facts[handler.describe(leaf)]
-                text = "  ".join(filter(None, (facts.text, inner.text)))
+                text = "  ".join(filter(None, (inner.text, facts.text)))
                 facts = inner._replace(type=facts.type, module=facts.module, text=text, static=facts.static)
                 key = self.keys.keys[level.keys[0]]
                 return self.facts.code(facts), Level([], None), Inlined(leaf, key, handler.has_identity)
@@ -196,3 +196,10 @@ class Describers:
         handler = self.handler(node)
         level = handler.level and handler.level(node, self.keys)
         return level is not None and not level.children
+
+
+def _look(describe: Describer, thing: Any) -> Look:
+    look = describe(thing)
+    if not isinstance(look, Look):
+        raise TypeError(f"a describer returns a treeviz.Look, not {value_text(look)}")
+    return look

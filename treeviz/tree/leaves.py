@@ -204,8 +204,6 @@ class FactTable:
 
     def with_look(self, facts: Facts, look: Look) -> Facts:
         """The facts, with what a describer says in the place of what was found."""
-        if type(look) is not Look:
-            raise TypeError(f"a describer returns a treeviz.Look, not {value_text(look)}")
         if look.kind and look.kind not in KINDS:
             raise ValueError(f"there is no kind {value_text(look.kind)}; there are {', '.join(KINDS)}")
         fits = look.kind in (LEAF_KINDS if facts.is_leaf else NODE_KINDS)
