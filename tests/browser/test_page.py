@@ -15,6 +15,7 @@ from hostile_objects import EVIL_TEXTS
 from sample_trees import SAMPLES
 
 import treeviz
+from treeviz.tree.column import Column
 from treeviz.tree.rollup import rolled_up
 from treeviz.views.front_end import module_text
 from treeviz.views.page import page as as_page
@@ -135,10 +136,25 @@ def test_paths_places_and_totals_of_every_tree_are_those_of_the_table(parts, nam
         assert (label, keystr, expression) == (table[number].label, table[number].keystr, table[number].expression)
     for column in table.columns.values():
         if column.format in ("count", "bytes"):
-            values = parts.evaluate(
-                "(name) => [...tree.columns.find((column) => column.name === name).values].map(String)", column.name
-            )
-            np.testing.assert_allclose(np.array(values, dtype=float), rolled_up(table, column).astype(float), rtol=1e-6)
+            np.testing.assert_allclose(values_of(parts, column.name), rolled_up(table, column).astype(float), rtol=1e-6)
+
+
+def values_of(parts, name: str) -> np.ndarray:
+    told = parts.evaluate("(name) => [...tree.columns.find((column) => column.name === name).values].map(String)", name)
+    return np.array(told, dtype=float)
+
+
+@pytest.mark.parametrize("rollup", ["sum", "max", "min", "any", "norm", "given", "none"])
+@pytest.mark.parametrize("missing", [False, True])
+def test_roll_ups_are_those_of_the_table(parts, rollup, missing):
+    table = treeviz.walk(model())
+    own = np.random.default_rng(0).normal(size=len(table))
+    own[own < -1] = np.nan if missing else 0
+    if rollup == "any":
+        own = own > 1
+    column = Column("x", "x", own, format="number", rollup=rollup)
+    load(parts, table.with_columns(column))
+    np.testing.assert_allclose(values_of(parts, "x"), rolled_up(table, column).astype(float), rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['tree']} {case['query']}")

@@ -14,7 +14,6 @@ from sample_trees import SAMPLES
 import treeviz
 from treeviz.tree.column import Column
 from treeviz.tree.kinds import KINDS
-from treeviz.tree.rollup import rolled_up
 from treeviz.tree.table import TreeTable
 from treeviz.views.payload import pack
 
@@ -80,23 +79,10 @@ def test_depths_keys_facts_and_labels_of_every_tree_come_through(name):
             assert values_of(header, buffers, column.name).tolist() == column.values.tolist()
 
 
-def test_a_column_that_sums_up_travels_as_the_rows_own_values(table):
+@pytest.mark.parametrize("rollup", ["sum", "max", "min", "any", "norm", "given", "none"])
+def test_a_column_travels_as_the_rows_own_values(table, rollup):
     own = np.arange(len(table))
-    assert packed_values(table, own, format="count", rollup="sum").tolist() == own.tolist()
-
-
-@pytest.mark.parametrize("rollup", ["max", "min", "norm", "given", "none"])
-def test_any_other_column_travels_rolled_up(table, rollup):
-    own = np.linspace(-1, 2, len(table))
-    truth = rolled_up(table, Column("x", "x", own, format="number", rollup=rollup))
-    np.testing.assert_allclose(packed_values(table, own, format="number", rollup=rollup), truth, rtol=1e-6)
-
-
-def test_whether_any_below_is_true_travels_as_zeros_and_ones(table):
-    own = np.zeros(len(table), dtype=bool)
-    own[9] = True
-    truth = [any(own[row : table.end[row]]) for row in range(len(table))]
-    assert packed_values(table, own, format="count", rollup="any").tolist() == truth
+    assert packed_values(table, own, format="count", rollup=rollup).tolist() == own.tolist()
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ def loader_text() -> str:
 
 def _stylesheet_text() -> str:
     text = (_ASSETS / "treeviz.css").read_text("utf-8")
-    return re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)).strip()
+    text = re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL))
+    return re.sub(r" ?([{};,]) ?", r"\1", text).strip()
 
 
 def _joinable(name: str) -> str:

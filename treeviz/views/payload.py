@@ -2,8 +2,8 @@
 
 The bytes, inflated: the length of the header (uint32), the header (JSON), then the buffers, each
 padded to a multiple of 8. A buffer is an array of numbers in the smallest type that holds them; the
-header says which is which. What follows from the depths and the keys (parents, paths, sums over
-subtrees) is not sent: the front end rebuilds it in a few milliseconds.
+header says which is which. What follows from the depths, the keys and the rows' own values (parents, paths,
+roll-ups) is not sent: the front end works it out in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -156,18 +156,15 @@ def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
 
 
 def _values(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str, Any]:
-    """Where the front end finds a column's values, and whether it has to sum them up."""
+    """Where the front end finds a column's values, and how it rolls them up."""
     codes = None if column.codes is None else buffers.add(column.codes)
     if column.format == "label":
         levels, level_codes = _coded([str(level) for level in column.levels], buffers)
         return {"labels": levels, "label_codes": level_codes, "codes": codes}
     if column.format == "histogram":
         return _histogram(table, column, buffers)
-    if column.rollup in ("sum", "none", "given"):
-        levels = np.asarray(column.levels)
-        is_sum = column.rollup == "sum"
-        return {"levels": buffers.add(levels), "codes": codes, "sum": is_sum, "blank": blank(column)}
-    return {"levels": buffers.add(rolled_up(table, column)), "codes": None}
+    levels = buffers.add(np.asarray(column.levels))
+    return {"levels": levels, "codes": codes, "rollup": column.rollup, "blank": blank(column)}
 
 
 def blank(column: Column) -> int | None:

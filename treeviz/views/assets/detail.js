@@ -53,7 +53,7 @@ function exact(column, row) {
   const value = column.values[row];
   const text = column.text(row);
   const whole = column.format === "number" || Number.isNaN(value) ? text : value.toLocaleString("en-US");
-  return whole === text || column.format !== "bytes" ? whole : `${text} (${whole} bytes)`;
+  return column.format !== "bytes" || value < 1000 ? (column.format === "bytes" ? text : whole) : `${text} (${whole} bytes)`;
 }
 
 function sharding_pairs(sharding) {

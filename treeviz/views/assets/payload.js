@@ -5,6 +5,12 @@ import { bytesText, countText, numberText } from "./numbers.js";
 const FORMAT = 1;
 const ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
 const WRITE = { count: countText, bytes: bytesText, number: numberText };
+// How two values become one; what is not a number is no value.
+const JOIN = {
+  max: (a, b) => (a >= b || b !== b ? a : b),
+  min: (a, b) => (a <= b || b !== b ? a : b),
+  any: (a, b) => +!!(a || b),
+};
 
 /** @typedef {{label: string, keystr: string, segment: string, steps: (string | number)[]}} Key */
 /** @typedef {[kind: string, text: string, row: number, details: [string, string][]]} Note */
@@ -32,22 +38,27 @@ export class Column {
     this.is_number = spec.format in WRITE;
     this.levels = buffers[spec.labels ? spec.label_codes : spec.levels];
     this.codes = buffers[spec.codes];
-    this.sum = spec.sum;
+    this.rollup = spec.rollup;
     this.tree = tree;
   }
 
   /** Rolled up over each row's subtree. */
   get values() {
     const { n, parent } = this.tree;
-    const { levels, codes } = this;
-    const own = new Float64Array(n);
-    for (let row = 0; row < n; row++) own[row] = levels[codes ? codes[row] : row];
-    if (this.sum) {
-      for (let row = 0; row < n; row++) if (own[row] !== own[row]) own[row] = 0;
-      for (let row = n - 1; row > 0; row--) own[parent[row]] += own[row];
+    const { levels, codes, rollup } = this;
+    const values = new Float64Array(n);
+    for (let row = 0; row < n; row++) values[row] = levels[codes ? codes[row] : row];
+    if (rollup === "sum" || rollup === "norm") {
+      const power = rollup === "norm" ? 2 : 1;
+      for (let row = 0; row < n; row++) values[row] = values[row] ** power || 0;
+      for (let row = n - 1; row > 0; row--) values[parent[row]] += values[row];
+      if (power === 2) values.forEach((value, row) => (values[row] = Math.sqrt(value)));
+    } else if (rollup in JOIN) {
+      const join = JOIN[rollup];
+      for (let row = n - 1; row > 0; row--) values[parent[row]] = join(values[parent[row]], values[row]);
     }
-    Object.defineProperty(this, "values", { value: own });
-    return own;
+    Object.defineProperty(this, "values", { value: values });
+    return values;
   }
 
   /** @param {number} row */

@@ -48,7 +48,7 @@ function start(host, tree, signal, before) {
   );
   listen_to_mouse(view);
   listen_to_keys(view, search);
-  listen_to_printing(view, root);
+  listen_to_printing(view);
 
   host.dataset.lmSuppressShortcuts = "true";
   const shadow = host.shadowRoot ?? host.attachShadow({ mode: "open" });
@@ -79,11 +79,10 @@ function listen_to_mouse(view) {
   grid.tree.addEventListener("mousedown", (event) => event.shiftKey && event.preventDefault());
 }
 
-/** On paper there is no scrolling: all rows in sight, up to a bound. @param {View} view @param {HTMLElement} root */
-function listen_to_printing(view, root) {
+/** On paper there is no scrolling: all rows in sight, up to a bound. @param {View} view */
+function listen_to_printing(view) {
   const { grid, rows, signal } = view;
   const print = (printing) => {
-    root.classList.toggle("printing", printing);
     grid.n_printed = printing ? Math.min(rows.count, MAX_PRINTED) : 0;
     grid.paint(true);
   };
