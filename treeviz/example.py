@@ -72,8 +72,8 @@ def adamw_state(params: Any) -> Any:
 
         return optax.adamw(optax.cosine_decay_schedule(6e-4, 100_000)).init(params)
     mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
-    count = jnp.zeros((), jnp.int32)
-    return (ScaleByAdamState(count, mu, nu), EmptyState(), ScaleByScheduleState(count))
+    count, step = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+    return (ScaleByAdamState(count, mu, nu), EmptyState(), ScaleByScheduleState(step))
 
 
 class ScaleByAdamState(NamedTuple):

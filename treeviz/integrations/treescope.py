@@ -110,7 +110,9 @@ def _document(part: np.ndarray, where: str, dtype: str, shape: tuple[int, ...]) 
     whole = shape if part.ndim else (1,)
     labels = {i: _axis_label(i, n, size) for i, (n, size) in enumerate(zip(values.shape, whole, strict=True))}
     cell = 7 if max(values.shape) <= 32 or values.dtype == np.int32 else 4  # the signs in cells need 7
-    figure = treescope.render_array(values, axis_labels=labels, pixels_per_cell=cell)
+    trim = bool(np.isfinite(values).any())  # it warns of an empty mean where nothing is finite
+    with np.errstate(all="ignore"):
+        figure = treescope.render_array(values, axis_labels=labels, pixels_per_cell=cell, trim_outliers=trim)
     drawn = lowering.render_to_html_as_root(figure.treescope_part)
     drawn = _HANDLER.sub("", _RANDOM_NAME.sub("treescope_out", drawn))
     caption = f"{dtype}[{','.join(map(str, shape))}]"

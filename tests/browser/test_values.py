@@ -1,0 +1,107 @@
+"""The values of an array in the detail of its row: a frame that draws, and reaches nothing."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treeviz
+from treeviz.views.page import page as page_of
+
+EVIL = "</script></iframe><script>top.hurt = 1</script><img src=x onerror='top.hurt = 1'>"
+
+
+def frame_of(page, name: str):
+    page.get_by_role("treeitem", name=name).click()
+    page.keyboard.press("Enter")
+    page.locator("iframe").wait_for()
+    return page.locator("iframe").element_handle().content_frame()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_values_are_drawn_in_a_frame_of_a_saved_page(open_page, shots, dark):
+    values = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    page = open_page(treeviz.render({EVIL: 1, "weights": values}, name="model", values=True).html(), dark=dark)
+    frame = frame_of(page, "weights")
+    frame.wait_for_selector("canvas", state="attached")
+    frame.wait_for_function(
+        "document.querySelector('treescope-container').shadowRoot.querySelector('canvas').width > 50"
+    )
+    page.wait_for_timeout(200)  # treescope paints in the next frames
+    page.screenshot(path=shots / f"values-{'dark' if dark else 'light'}.png")
+    colors = frame.evaluate(
+        """() => {
+          const canvas = document.querySelector('treescope-container').shadowRoot.querySelector('canvas');
+          const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+          return new Set(Array.from({ length: data.length / 4 }, (_, i) => data.slice(4 * i, 4 * i + 4).join())).size;
+        }"""
+    )
+    assert colors > 100  # a gradient
+    assert page.evaluate("window.hurt") is None
+
+
+TRIES = """<body><script>
+  window.reached = [];
+  const attempt = (name, run) => { try { run(); reached.push(name); } catch {} };
+  attempt('parent', () => parent.document.title);
+  attempt('storage', () => localStorage.length);
+  attempt('cookie', () => document.cookie);
+  attempt('top', () => { top.location = 'SERVER/top'; });
+  attempt('popup', () => { if (!open('SERVER/popup')) throw 0; });
+  window.done = Promise.allSettled([
+    fetch('SERVER/fetch', { mode: 'no-cors' }),
+    new Promise((done) => { Object.assign(new Image(), { onload: done, onerror: done }).src = 'SERVER/image'; }),
+  ]).then(() => true);
+</script></body>"""
+
+
+@pytest.fixture
+def server():
+    """The address of a server on this machine, and what it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}", asked
+        http.shutdown()
+        thread.join()
+
+
+def test_a_script_in_the_frame_reaches_neither_the_page_nor_the_network(chromium, tmp_path, server):
+    address, asked = server
+    table = treeviz.walk({"a": jnp.ones(3)}, name=EVIL)
+    tries = TRIES.replace("SERVER", address)
+    (tmp_path / "page.html").write_text(page_of(table, [], values={1: tries}), encoding="utf-8")
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    frame = frame_of(page, "a, float32[3]")
+    assert frame.evaluate("window.done") is True
+    assert frame.evaluate("[window.reached, origin]") == [[], "null"]
+    take_away = f"() => {{ location = '{address}/away' }}"
+    frame.evaluate(take_away)
+    page.wait_for_timeout(500)
+    assert asked == []
+    assert page.url == (tmp_path / "page.html").as_uri()
+    # The same script does all that where nothing holds it back.
+    (tmp_path / "free.html").write_text(tries.replace("top.location", "window.x"), encoding="utf-8")
+    page.goto((tmp_path / "free.html").as_uri())
+    page.evaluate("window.done")
+    page.evaluate(take_away)
+    page.wait_for_timeout(500)
+    assert {"/fetch", "/image", "/away"} <= set(asked)
+    context.close()

@@ -1,0 +1,198 @@
+"""Pictures of values by treescope, and a tree view inside treescope's output."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from sample_trees import SAMPLES
+
+import treeviz
+from treeviz.api import _scan
+from treeviz.integrations import treescope as pictures
+
+treescope = pytest.importorskip("treescope")
+
+
+def drawn(tree, **options) -> dict[str, str]:
+    table, things = _scan(tree, None, "tree", **options)
+    return {table[row].keystr: html for row, html in pictures.array_pictures(table, things).items()}
+
+
+def values_in(html: str) -> np.ndarray:
+    """What treescope is to draw, read back from the document."""
+    (text,) = re.findall(r'<script type="application/json">(.*?)</script>', html)
+    config = json.loads(text)
+    dtype = {"float32": np.float32, "int32": np.int32}[config["arrayDtype"]]
+    flat = np.frombuffer(base64.b64decode(config["arrayBase64"]), dtype)
+    axes = sorted(config["xAxisSpecs"] + config["yAxisSpecs"], key=lambda axis: axis["name"])
+    return flat.reshape([axis["end"] for axis in axes])
+
+
+def caption(html: str) -> str:
+    return re.findall(r"<p [^>]*>(.*?)</p>", html)[0]
+
+
+A = np.arange(200 * 300, dtype=np.float32).reshape(200, 300) / 7
+
+
+@pytest.mark.parametrize(
+    "make", [np.asarray, jnp.asarray, lambda a: np.asarray(a, order="F")[::1]], ids=["np", "jax", "fortran"]
+)
+def test_the_first_64_by_64_values_are_drawn(make):
+    (html,) = drawn([make(A)]).values()
+    np.testing.assert_array_equal(values_in(html), A[:64, :64])
+    assert caption(html) == "float32[200,300]: the first 64 × 64 of it"
+    assert "axis 0: 64 of 200" in html and "axis 1: 64 of 300" in html
+
+
+@pytest.mark.parametrize(
+    ("array", "expected", "note"),
+    [
+        (np.float64([[1e300, np.nan]]), np.float32([[np.inf, np.nan]]), "float64[1,2]; as float32"),
+        (np.full((2, 2), np.nan), np.full((2, 2), np.float32(np.nan)), "float64[2,2]; as float32"),
+        (np.array([1 + 1j, 3 - 4j]), np.float32([2**0.5, 5]), "complex128[2]; magnitudes"),
+        (np.array([True, False]), np.int32([1, 0]), "bool[2]"),
+        (np.int64([10**12, 1]), np.float32([1e12, 1]), "int64[2]; large integers, as float32"),
+        (np.uint64([2**64 - 1]), np.float32([2.0**64]), "uint64[1]; large integers, as float32"),
+        (np.int8([-128]), np.int32([-128]), "int8[1]"),
+        (np.array([1.5, -2], ml_dtypes.bfloat16), np.float32([1.5, -2]), "bfloat16[2]"),
+        (np.array([1, 2], ml_dtypes.float8_e4m3fn), np.float32([1, 2]), "float8_e4m3fn[2]"),
+        (np.array([-8, 7], ml_dtypes.int4), np.int32([-8, 7]), "int4[2]"),
+        (np.float32(3), None, ""),
+        (jnp.float32(3), np.float32([3]), "float32[]"),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", "")),
+)
+def test_every_dtype_is_drawn_with_its_values(array, expected, note):
+    found = list(drawn([array]).values())
+    if expected is None:  # a NumPy scalar has its value in its row
+        assert found == []
+    else:
+        np.testing.assert_array_equal(values_in(found[0]), expected)
+        assert caption(found[0]) == note
+
+
+def test_of_arrays_of_many_axes_the_last_two_are_drawn():
+    a = np.arange(3 * 5 * 100 * 200, dtype=np.float32).reshape(3, 5, 100, 200)
+    (html,) = drawn([a]).values()
+    np.testing.assert_array_equal(values_in(html), a[:1, :1, :64, :64])
+    (html,) = drawn([a[:, :, :4, :4]]).values()
+    np.testing.assert_array_equal(values_in(html), a[:3, :5, :4, :4])
+
+
+def test_a_sharded_array_is_not_gathered_its_first_shard_is_drawn():
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
+    array = jax.device_put(A, NamedSharding(mesh, PartitionSpec("x", "y")))
+    with jax.transfer_guard_device_to_device("disallow"):
+        (html,) = drawn([array]).values()
+    np.testing.assert_array_equal(values_in(html), A[:50, :64])
+    assert caption(html) == "float32[200,300]: the first 50 × 64 of the shard on cpu:0, [0:50, 0:150]"
+    assert array._npy_value is None
+
+
+def test_a_replicated_array_is_drawn_as_a_whole():
+    mesh = Mesh(np.array(jax.devices()[:8]), ("x",))
+    array = jax.device_put(A[:3, :3], NamedSharding(mesh, PartitionSpec()))
+    (html,) = drawn([array]).values()
+    np.testing.assert_array_equal(values_in(html), A[:3, :3])
+    assert caption(html) == "float32[3,3]"
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int4, jnp.bool_])
+def test_no_copy_stays_on_the_array_and_it_can_still_be_donated(dtype):
+    array = jnp.ones((100, 100), dtype)
+    address = array.unsafe_buffer_pointer()
+    view = treeviz.render([array], values=True)
+    assert view._values.keys() == {1}
+    assert array._npy_value is None
+    after = jax.jit(lambda x: x, donate_argnums=0)(array)
+    assert array.is_deleted()
+    assert after.unsafe_buffer_pointer() == address
+
+
+def test_what_has_no_values_has_no_picture():
+    deleted = jnp.ones(3)
+    deleted.delete()
+
+    @jax.jit
+    def traced(x):
+        assert drawn({"x": x}) == {}
+        return x
+
+    traced(jnp.ones(3))
+    nothing = [deleted, jax.ShapeDtypeStruct((3,), jnp.float32), jax.random.key(0), jnp.ones((0, 3)), np.array(["a"])]
+    others = [np.zeros(2, [("f", "i4")]), np.array([{}], object), np.zeros(2, jax.dtypes.float0), 3.0, "x", None, len]
+    assert drawn(nothing + others) == {}
+
+
+def test_a_guard_against_transfers_costs_the_picture_and_not_the_page():
+    tree = [jnp.ones(3), np.ones(3)]
+    with jax.transfer_guard("disallow_explicit"):
+        view = treeviz.render(tree, values=True)
+    assert 2 in view._values
+
+
+def test_many_arrays_share_the_room_and_the_first_ones_are_drawn():
+    few = drawn([A] * 100)
+    assert len(few) == 100
+    assert {values_in(html).shape for html in few.values()} == {(32, 32)}
+    many = drawn([np.ones((32, 32), np.float32)] * 3_000)
+    n_drawn = [values_in(html).size for html in many.values()]
+    assert list(many) == [f"[{i}]" for i in range(len(many))]
+    assert pictures.MAX_ELEMENTS - 300 <= sum(n_drawn) <= pictures.MAX_ELEMENTS
+
+
+def test_the_page_stays_small_what_the_pictures_share_is_sent_once():
+    rng = np.random.default_rng(0)
+    tree = [rng.normal(size=(100, 100)).astype(np.float32) for _ in range(100)]
+    assert len(treeviz.render(tree, values=True).html()) < 1_500_000
+    tree = [np.ones((4, 4), np.float32)] * 200
+    assert len(treeviz.render(tree, values=True).html()) < 150_000
+
+
+def test_two_renderings_are_the_same_bytes():
+    first, second = (treeviz.render([A, A[:2]], values=True).html() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
+def test_every_sample_tree_can_be_asked_for_values(sample):
+    view = treeviz.render(sample(), values=True)
+    for row, html in view._values.items():
+        assert view.table[row].is_leaf
+        assert html.startswith('<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy"')
+
+
+def test_no_name_of_the_tree_goes_into_a_picture():
+    evil = "</script><script>parent.alert(1)</script>"
+    (html,) = drawn({evil: jnp.ones(3)}).values()
+    assert "alert" not in html
+
+
+def test_a_view_is_a_box_in_treescopes_output_as_text_and_as_html():
+    evil = "</script><b>&"
+    view = treeviz.render({evil: jnp.ones((2, 3)), "n": None}, name="model")
+    text = treescope.render_to_text({"view": view, "after": 1})
+    lines = [line.strip() for line in text.splitlines()]
+    assert "'view': <TreeView model · 1 leaf · 6 parameters · 24 B · float32 100 %" in lines
+    for line in view.text().splitlines():
+        assert line.strip() in lines
+    html = treescope.render_to_html({"view": view, "after": 1}, compressed=False)
+    assert "<TreeView model" in html or "&lt;TreeView model" in html
+    assert html.count("data-treeviz") >= 1
+
+
+def test_a_views_box_does_not_load_treescope_by_itself():
+    program = "import treeviz, sys; print(treeviz.render([1])); assert 'treescope' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=Path(treeviz.__file__).parents[1])
