@@ -15,7 +15,7 @@ from treeviz.tree.level import BUILTIN_LEVELS, Level, custom_level, one_level
 from treeviz.tree.looks import Describer, Look, describer_of
 from treeviz.tree.opaque import arrays_inside
 from treeviz.tree.quote import class_name, error_text, guarded, has_base, module_name, value_text, visible
-from treeviz.tree.static import static_fields, static_text
+from treeviz.tree.static import static_text
 from treeviz.tree.table import Facts, Note
 from treeviz.tree.treedef import treedef_level
 
@@ -48,6 +48,7 @@ class Describers:
         self.facts = FactTable()
         self.notes: list[Note] = []  # on the object that was described last; the walk takes them
         self.handlers: dict[int, Handler] = {}  # by the id of the class
+        self._by_class: dict[int, Facts] = {}  # by the id of the class
         self._classes: list[type] = []  # kept, so that no id of theirs is used again
 
     def handler(self, thing: Any) -> Handler:
@@ -88,8 +89,7 @@ class Describers:
         return seen or (self.facts.code(self._node_facts(node, level)), level, None)
 
     def _node_facts(self, node: Any, level: Level) -> Facts:
-        cls = type(node)
-        facts = Facts("node", class_name(cls), False, module=module_name(cls))
+        cls, facts = type(node), self._class_facts(node)
         if has_base(cls, tree_util.Partial):
             text, static = describe_function(node.func), captured(node.func)
             return facts._replace(kind="closure", text=text, static=static)
@@ -98,7 +98,16 @@ class Describers:
         if level.aux is node and not level.children:
             return facts._replace(kind="static", text=static_text(node))
         segments = {self.keys.keys[code].segment for code in level.keys or ()}
-        return facts._replace(static=static_fields(node, level.aux, segments))
+        return facts._replace(static=self.facts.static.of_node(node, level.aux, segments))
+
+    def _class_facts(self, node: Any) -> Facts:
+        """What the class alone says of its nodes."""
+        cls = type(node)
+        facts = self._by_class.get(id(cls))
+        if facts is None:
+            self._classes.append(cls)
+            facts = self._by_class[id(cls)] = Facts("node", class_name(cls), False, module=module_name(cls))
+        return facts
 
     def declared_leaf(self, node: Any) -> int:
         """A node that the caller's `is_leaf` made a leaf."""
@@ -159,11 +168,11 @@ class Describers:
         self, node: Any, describe: Describer, level: Level, may_inline: bool
     ) -> tuple[int, Level, Inlined | None]:
         look = _look(describe, node)
-        cls = type(node)
         is_complete = look.kind and look.static is not None
-        facts = Facts("node", class_name(cls), False, module=module_name(cls))
-        facts = self.facts.with_look(facts if is_complete else self._node_facts(node, level), look)
-        level = self._level_by_look(level, look)
+        facts = self._class_facts(node) if is_complete else self._node_facts(node, level)
+        facts = self.facts.with_look(facts, look)
+        if look.labels is not None or look.step is not None or look.hide:
+            level = self._level_by_look(level, look)
         if look.inline and may_inline and len(level.children) == 1 and level.keys is not None:
             leaf = level.children[0]
             handler = self.handler(leaf)

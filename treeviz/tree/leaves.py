@@ -24,7 +24,7 @@ from treeviz.tree.quote import (
     visible,
 )
 from treeviz.tree.sharding import describe_sharding
-from treeviz.tree.static import named_values
+from treeviz.tree.static import StaticFields
 from treeviz.tree.table import Facts
 
 LeafDescriber = Callable[[Any], int]
@@ -35,6 +35,7 @@ class FactTable:
 
     def __init__(self) -> None:
         self.facts: list[Facts] = []
+        self.static = StaticFields()
         self._codes: dict[Any, int] = {}
         self._dtype_names: dict[Any, str] = {}
         self._shardings: dict[int, Any] = {}
@@ -209,12 +210,12 @@ class FactTable:
         fits = look.kind in (LEAF_KINDS if facts.is_leaf else NODE_KINDS)
         facts = facts._replace(
             kind=look.kind if fits else facts.kind,
-            type=visible(look.type) or facts.type,
-            text=visible(look.text) or (facts.text if look.shape is None else ""),
-            static=facts.static if look.static is None else named_values(look.static),
+            type=visible(look.type) if look.type else facts.type,
+            text=visible(look.text) if look.text else facts.text if look.shape is None else "",
+            static=facts.static if look.static is None else self.static.of_pairs(look.static),
         )
         if look.shape is None:
-            return facts._replace(dtype=visible(look.dtype) or facts.dtype)
+            return facts._replace(dtype=visible(look.dtype)) if look.dtype else facts
         shape = dimensions(look.shape)
         facts = facts._replace(shape=shape, dtype=visible(look.dtype))
         return facts._replace(parameters=_product(shape), bytes=int(look.bytes)) if facts.is_leaf else facts

@@ -13,27 +13,49 @@ from treeviz.tree.quote import VALUE_LIMIT, function_name, guarded, mro, plain_r
 _MAX_FIELDS = 64
 
 
-def static_fields(node: Any, aux: Any, children: Collection[str]) -> tuple[tuple[str, str], ...]:
-    """(name, value) of the static fields of a registered node.
-
-    The fields of a dataclass that are not children, whatever library made it one; of any other
-    class what its flatten function returned as auxiliary data.
-    """
-    names = [name for name in _field_names(type(node)) if name not in children]
-    if not names:
-        nothing = aux is None or (type(aux) is tuple and not aux)
-        return () if nothing or _field_names(type(node)) else (("aux", static_text(aux)),)
-    values = {name: stored_attribute(node, name) for name in names}
-    dropped = _dropped(values, aux)
-    return named_values((f"{name} (dropped)" if name in dropped else name, value) for name, value in values.items())
+Texts = tuple[tuple[str, str], ...]
 
 
-def named_values(pairs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
-    """The pairs, bounded and printable."""
-    return tuple(
-        (visible(name, 80), "(not set)" if value is MISSING else static_text(value))
-        for name, value in list(pairs)[:_MAX_FIELDS]
-    )
+class StaticFields:
+    """Writes static fields down. What many nodes have in common is written once in a walk."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, list[str]] = {}  # by the id of the class
+        self._texts: dict[tuple, Texts] = {}  # by names and the ids of values
+        self._kept: list[Any] = []  # so that no id is used again
+
+    def of_node(self, node: Any, aux: Any, children: Collection[str]) -> Texts:
+        """(name, value) of the static fields of a registered node.
+
+        The fields of a dataclass that are not children, whatever library made it one; of any other
+        class what its flatten function returned as auxiliary data.
+        """
+        cls = type(node)
+        fields = self._names.get(id(cls))
+        if fields is None:
+            fields = self._names[id(cls)] = _field_names(cls)
+            self._kept.append(cls)
+        names = [name for name in fields if name not in children]
+        if not names:
+            nothing = aux is None or (type(aux) is tuple and not aux)
+            return () if nothing or fields else (("aux", static_text(aux)),)
+        values = {name: stored_attribute(node, name) for name in names}
+        dropped = _dropped(values, aux)
+        return self.of_pairs([(f"{name} (dropped)" if name in dropped else name, values[name]) for name in names])
+
+    def of_pairs(self, pairs: Iterable[tuple[str, Any]]) -> Texts:
+        """The pairs, bounded and printable."""
+        pairs = list(pairs)[:_MAX_FIELDS]
+        if not pairs:
+            return ()
+        look = tuple([(str.__str__(name), id(value)) for name, value in pairs])
+        texts = self._texts.get(look)
+        if texts is None:
+            texts = self._texts[look] = tuple(
+                (visible(name, 80), "(not set)" if value is MISSING else static_text(value)) for name, value in pairs
+            )
+            self._kept.append(pairs)
+        return texts
 
 
 def static_text(value: Any) -> str:
