@@ -7,7 +7,9 @@ import { bar_chart, h } from "./dom.js";
 export const ROW_HEIGHT = 22;
 // Browsers give up on elements that are taller than some 17 million pixels.
 const MAX_HEIGHT = 12e6;
-const MAX_LEVELS = 16;
+// What the arrow and the sign of a row take, and what its key needs at least.
+const SIGNS = 46;
+const LABEL = 80;
 const CH = 7.83;
 const GAP = 1.5;
 // In characters. The rest of a wide window stays empty: what belongs together is not torn apart.
@@ -39,6 +41,8 @@ export class Grid {
     this.last_top = 0;
     this.columns = [];
     this.n_printed = 0;
+    this.step = 16;
+    this.max_levels = 9;
     const observer = new ResizeObserver(() => this.resize());
     observer.observe(this.element);
     view.signal.addEventListener("abort", () => observer.disconnect());
@@ -55,15 +59,17 @@ export class Grid {
     let room = this.element.clientWidth / CH - key - type - 2 * GAP;
     const wanted = this.view.columns.filter((column) => !column.hidden);
     const fitting = [...wanted].sort((a, b) => +(b.format === "bytes") - +(a.format === "bytes"));
-    const kept = new Set(fitting.filter((column) => column.format === "type" || (room -= WIDTHS[column.format] + GAP) >= 0));
+    const kept = new Set(fitting.filter((column) => column.format === "type" || (room -= width_of(column) + GAP) >= 0));
     this.columns = wanted.filter((column) => kept.has(column));
-    const tracks = this.columns.map((c) => (c.format === "type" ? `minmax(${type}ch, 52ch)` : `${WIDTHS[c.format]}ch`));
+    const tracks = this.columns.map((c) => (c.format === "type" ? `minmax(${type}ch, 52ch)` : `${width_of(c)}ch`));
     this.element.style.setProperty("--tracks", [`minmax(${key}ch, 40ch)`, ...tracks, "1fr"].join(" "));
     this.step = is_small ? 10 : 16;
     this.view.root.classList.toggle("narrow", this.view.root.clientWidth < 1000);
     this.pool = [];
     this.window.replaceChildren();
     this.paint_head();
+    // Deeper levels are not indented further, but say their depth.
+    this.max_levels = Math.max(2, Math.floor((this.head.firstChild.offsetWidth - SIGNS - LABEL) / this.step));
     this.paint(true);
   }
 
@@ -160,10 +166,10 @@ export class Grid {
     element.classList.toggle("active", row === active);
     element.classList.toggle("hit", rows.hits?.[row] === 1);
     const depth = tree.depth[row];
-    element.style.setProperty("--indent", `${Math.min(depth, MAX_LEVELS) * (this.step)}px`);
+    element.style.setProperty("--indent", `${Math.min(depth, this.max_levels) * (this.step)}px`);
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
     key.dataset.glyph = GLYPHS[kind] ?? "·";
-    key.textContent = depth > MAX_LEVELS ? `⋯${depth} ${tree.label(row)}` : tree.label(row);
+    key.textContent = depth > this.max_levels ? `⋯${depth} ${tree.label(row)}` : tree.label(row);
     this.columns.forEach((column, i) => {
       if (column.format === "type") fill_type(cells[i], tree, row, what, notes);
       else if (column.format === "histogram") cells[i].replaceChildren(bar_chart(column.bars(row).subarray(...column.used), column.title));
@@ -181,9 +187,11 @@ export class Grid {
   }
 }
 
+const width_of = (column) => Math.max(WIDTHS[column.format], Math.min(column.title.length, 14));
+
 /** Absent and empty things are ghosts; troubles stand out. */
 function look_of(tree, row, kind) {
-  if (["error", "cycle", "opaque", "deleted"].includes(kind)) return "trouble";
+  if (["error", "cycle", "deleted"].includes(kind)) return "trouble";
   if (tree.of(row, "is_leaf")) return kind === "abstract" || kind === "tracer" || kind === "placeholder" ? "abstract" : "leaf";
   return tree.n_children[row] ? "node" : "ghost";
 }

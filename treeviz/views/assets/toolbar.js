@@ -18,8 +18,7 @@ export function toolbar(view) {
     type: "search", placeholder: "search: attn  layers/*/weight  dtype:bf16", "aria-label": "Search", title: HELP,
     autocomplete: "off", spellcheck: "false",
     input: () => view.ask(search.value),
-    // The texts are made ready while nobody waits for them.
-    focus: () => (window.requestIdleCallback ?? setTimeout)(() => view.index.warm()),
+    focus: () => (window.requestIdleCallback ?? setTimeout)(() => view.warm_up()),
   });
   const status = h("output", { "aria-live": "polite" });
   const button = (text, label, click) => h("button", { class: text === "keystr" && text, "aria-label": label, title: label, click }, text);

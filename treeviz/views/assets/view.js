@@ -106,6 +106,12 @@ export class View {
     }
   }
 
+  /** Make the texts ready, and have the browser compile the search, while nobody waits for it. */
+  warm_up() {
+    this.index.warm();
+    matches(this.tree, this.index, "a");
+  }
+
   /** Search at the next frame: a quick hand is not slowed down. @param {string} query */
   ask(query) {
     if (this.asked === null) requestAnimationFrame(() => this.settle());
