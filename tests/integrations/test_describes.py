@@ -258,7 +258,7 @@ def test_another_version_of_a_library_without_the_class_is_no_trouble(library):
 def test_a_module_that_waits_for_its_first_use_is_left_waiting():
     program = """
 import importlib.util, sys
-spec = importlib.util.find_spec("optax") or importlib.util.find_spec("wave")
+spec = importlib.util.find_spec("optax") or importlib.util.find_spec("colorsys")
 spec.loader = importlib.util.LazyLoader(spec.loader)
 module = importlib.util.module_from_spec(spec)
 sys.modules["optax"] = module

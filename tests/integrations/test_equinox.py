@@ -134,7 +134,7 @@ def test_a_weight_that_is_tied_by_a_computation_names_the_function_and_computes_
     row = row_at(walk_and_compare(model), ".pytree[1].weight")
     assert row.facts.text.startswith("stands for what <lambda> ")
     assert "test_equinox.py:" in row.facts.text
-    assert len(jax.live_arrays()) == before
+    assert len(jax.live_arrays()) <= before
 
 
 def test_several_tied_nodes_each_say_their_source():

@@ -12,13 +12,15 @@ from treeviz.tree.quote import class_name, mro, value_text
 _PRIVATE = ("_pytree__", "_object__")
 _HIDDEN = frozenset({"_pytree__state", "_object__state"})
 _SETTINGS = ("hijax", "ref", "eager_sharding")  # of every Variable
-_SHARDING = {"out_sharding": "sharding", "sharding": "sharding", "sharding_names": "sharding"}
+_SHARDING = ("out_sharding", "sharding", "sharding_names")  # the versions do not agree
+_PARTS = ("type", "value", "raw_value", "_trace_state")
 
 
 @describes_from("flax.nnx", "Object", "Pytree", "Module")
 def module(node: Any) -> Look:
     attributes = object.__getattribute__(node, "__dict__")
-    if not getattr(type(node), "_pytree__is_pytree", True):
+    # Before Flax 0.12 no module is a pytree, since then only those that say so are none.
+    if not getattr(type(node), "_pytree__is_pytree", "_pytree__state" in attributes):
         return Look(text="an NNX object that is no pytree: nnx.split gives its arrays", transparent=True)
     is_child = attributes.get("_pytree__nodes") or attributes.get("_object__nodes") or {}
     static = [
@@ -42,11 +44,23 @@ def dict_of_modules(node: Any) -> Look:
 
 @describes_from("flax.nnx", "Variable", "VariableState")
 def variable(node: Any) -> Look:
-    metadata = stored_attribute(node, "_var_metadata")
-    metadata = metadata if type(metadata) is dict else {}
+    metadata, attributes = stored_attribute(node, "_var_metadata"), {}
+    if type(metadata) is not dict:  # before Flax 0.12
+        attributes = object.__getattribute__(node, "__dict__")
+        metadata = {name: value for name, value in attributes.items() if name not in _PARTS}
+    text, static = _words(metadata)
+    if "raw_value" in attributes:  # no pytree yet
+        return Look("variable", text=text, static=static, **array_facts(attributes["raw_value"]), transparent=True)
+    kind = attributes.get("type")  # of a VariableState
+    name = class_name(kind) if isinstance(kind, type) else ""
+    return Look("node", type=name, text=text, static=static, step=_raw_value(type(node)), inline=True)
+
+
+def _words(metadata: dict[str, Any]) -> tuple[str, list[tuple[str, Any]]]:
+    """What is said in the text, and the rest."""
     words, static = [], []
     for name, value in metadata.items():
-        if value is None or name in _SETTINGS:
+        if value is None or (type(value) is tuple and not value) or name in _SETTINGS:
             continue
         if name in _SHARDING:
             words.append(f"sharding={value_text(value)}")
@@ -54,7 +68,7 @@ def variable(node: Any) -> Look:
             words.append(value_text(value))
         else:
             static.append((name, value))
-    return Look("node", text=" ".join(words), static=static, step=_raw_value(type(node)), inline=True)
+    return " ".join(words), static
 
 
 def _raw_value(cls: type):
