@@ -13,7 +13,7 @@ from treeviz.tree.column import Column
 from treeviz.tree.table import Row, TreeTable
 from treeviz.views import files
 from treeviz.views.json import to_json
-from treeviz.views.notebook import shows_html
+from treeviz.views.notebook import shell_of_notebook, shows_html
 from treeviz.views.page import fragment, page
 from treeviz.views.picture import Picture, draw
 from treeviz.views.terminal import terminal_ascii, terminal_color
@@ -94,7 +94,7 @@ class TreeView:
         return self._fragment
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
-        makers: dict[str, Callable[[], str]] = {"text/plain": self.__repr__, "text/html": self._repr_html_}
+        makers: dict[str, Callable[[], str]] = {"text/plain": self._displayed_text, "text/html": self._repr_html_}
         if not include and not shows_html():  # a terminal's IPython would throw the page away
             del makers["text/html"]
         wanted = [kind for kind in makers if (not include or kind in include) and kind not in (exclude or ())]
@@ -107,12 +107,19 @@ class TreeView:
 
     def __repr__(self) -> str:
         """The first rows, for the terminal; coloured only on a terminal that has colours."""
+        return self._first_rows(color=terminal_color(sys.stdout))
+
+    def _displayed_text(self) -> str:
+        """The same, but never coloured in a notebook, which keeps it: its kernel says that it has colours."""
+        return self._first_rows(color=shell_of_notebook() is None and terminal_color(sys.stdout))
+
+    def _first_rows(self, *, color: bool) -> str:
         return text(
             self.table,
             self.columns,
             width=get_terminal_size((100, 24)).columns,
             max_rows=MAX_ROWS_IN_TERMINAL,
             depth=self._depth,
-            color=terminal_color(sys.stdout),
+            color=color,
             ascii=terminal_ascii(sys.stdout),
         )

@@ -1,0 +1,108 @@
+"""Every file in demos/ runs, and shows what it says that it shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import treeviz
+
+HOUSE = Path(treeviz.__file__).parents[1]
+DEMOS = HOUSE / "demos"
+SCRIPTS = sorted(DEMOS.glob("*.py"))
+NOTEBOOKS = sorted(DEMOS.glob("*.ipynb"))
+LIBRARIES = ("equinox", "flax", "optax")
+
+HIDE = f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES}))\n"
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(HOUSE), "PYTHONIOENCODING": "utf-8"}
+
+
+def run(program: str, folder: Path) -> str:
+    command = [sys.executable, "-c", program]
+    finished = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=folder, env=environment())
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_there_is_a_script_and_a_notebook():
+    assert SCRIPTS and NOTEBOOKS
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_runs_where_it_can_write(script, tmp_path):
+    run(f"import runpy; runpy.run_path({str(script)!r})", tmp_path)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_says_which_library_is_missing_and_goes_on(script, tmp_path):
+    output = run(f"{HIDE}import runpy; runpy.run_path({str(script)!r})", tmp_path)
+    for name in ("Equinox", "Flax", "optax"):
+        assert f"{name} is not installed: pip install {name.lower()}" in output
+
+
+def test_see_a_model_shows_a_tree_of_each_library_and_finds_rows_in_it(tmp_path):
+    for library in LIBRARIES:
+        pytest.importorskip(library)
+    script = DEMOS / "01_see_a_model.py"
+    output = run(f"import runpy; runpy.run_path({str(script)!r})", tmp_path)
+    for words in ("mlp · 8 leaves", "Partitioned", "BatchStat", "ScaleByAdamState"):
+        assert words in output
+    assert [line for line in output.splitlines() if line.startswith("state[")] == [
+        f"state['params']['layers'][{i}]['w'] float32 (64, 64)" for i in range(4)
+    ]
+    assert sorted(os.listdir(tmp_path)) == ["model.html", "model.svg"]
+
+
+def execute(notebook, folder: Path):
+    nbclient = pytest.importorskip("nbclient")
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        store_widget_state=False,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    return client.execute(env=environment())
+
+
+@pytest.mark.filterwarnings("default")  # of the kernel's client, not ours
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_runs_and_every_view_is_there_as_a_page_and_as_text(path, tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    notebook = execute(nbformat.read(path, as_version=4), tmp_path)
+    views = 0
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            assert output.output_type != "error"
+            if "text/html" in output.get("data", {}):
+                views += 1
+                assert "data-treeviz" in output.data["text/html"]
+                assert " leaves · " in output.data["text/plain"]
+                assert "\x1b" not in output.data["text/plain"]
+    assert views >= 4
+
+
+@pytest.mark.filterwarnings("default")
+def test_show_displays_a_view_below_the_cell_and_gives_nothing_back(tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    cell = nbformat.v4.new_code_cell("import treeviz\nassert treeviz.render([1, 2]).show() is None")
+    (cell,) = execute(nbformat.v4.new_notebook(cells=[cell]), tmp_path).cells
+    (output,) = cell.outputs
+    assert output.output_type == "display_data"
+    assert output.data["text/plain"].startswith("tree · 2 leaves")
+    assert "data-treeviz" in output.data["text/html"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_is_kept_without_outputs(path):
+    nbformat = pytest.importorskip("nbformat")
+    for cell in nbformat.read(path, as_version=4).cells:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
