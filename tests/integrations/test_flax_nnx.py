@@ -145,6 +145,17 @@ def test_lists_and_dicts_of_modules_can_be_indexed():
     assert [row.expression for row in table.leaves] == ["t[0].get_raw_value()", "t[1].a.get_raw_value()"]
 
 
+def test_the_functions_in_a_list_of_modules_are_named():
+    layers = row_at(walk_and_compare(nnx.Sequential(nnx.Linear(1, 2, rngs=nnx.Rngs(0)), nnx.relu)), ".layers")
+    assert (layers.kind, layers.facts.static) == ("list", (("[1]", "relu"),))
+
+
+def test_a_flat_state_is_named_by_its_paths():
+    table = walk_and_compare(nnx.to_flat_state(nnx.state(block(), nnx.BatchStat)))
+    assert [row.label for row in table] == ["t", "norm/mean", "norm/var"]
+    assert [row.path for row in table.find("norm/var")] == ["norm/var"]
+
+
 def test_a_module_that_contains_itself_is_a_cycle_and_no_crash():
     class Ring(nnx.Module):
         def __init__(self):

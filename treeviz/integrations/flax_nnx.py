@@ -22,6 +22,10 @@ def module(node: Any) -> Look:
     # Before Flax 0.12 no module is a pytree, since then only those that say so are none.
     if not getattr(type(node), "_pytree__is_pytree", "_pytree__state" in attributes):
         return Look(text="an NNX object that is no pytree: nnx.split gives its arrays", transparent=True)
+    return Look("module", static=_static(attributes), hide=_HIDDEN)
+
+
+def _static(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
     is_child = attributes.get("_pytree__nodes") or attributes.get("_object__nodes") or {}
     static = [
         (name, value)
@@ -29,17 +33,19 @@ def module(node: Any) -> Look:
         if not name.startswith(_PRIVATE) and not is_child.get(name, False)
     ]
     static.sort(key=lambda pair: pair[1] is None or callable(pair[1]))  # what says most first
-    return Look("module", static=static, hide=_HIDDEN)
+    return static
 
 
 @describes_from("flax.nnx", "List")
 def list_of_modules(node: Any) -> Look:
-    return Look("list", static=(), hide=_HIDDEN, step=by_key)
+    # an element that is no data, such as a function, is static
+    static = [(f"[{name}]", value) for name, value in _static(vars(node)) if name != "_length"]
+    return Look("list", static=static, hide=_HIDDEN, step=by_key)
 
 
 @describes_from("flax.nnx", "Dict")
 def dict_of_modules(node: Any) -> Look:
-    return Look("dict", static=(), hide=_HIDDEN)
+    return Look("dict", static=_static(vars(node)), hide=_HIDDEN)
 
 
 @describes_from("flax.nnx", "Variable", "VariableState")
@@ -86,9 +92,13 @@ def hijax_variable(leaf: Any) -> Look:
 
 
 @describes_from("flax.nnx", "State")
-@describes_from("flax.nnx.statelib", "State")
 def state(node: Any) -> Look:
     return Look("dict", static=(), step=by_key)
+
+
+@describes_from("flax.nnx", "FlatState")
+def flat_state(node: Any) -> Look:
+    return Look("node", static=(), labels=["/".join(map(str, path)) for path in stored_attribute(node, "_keys")])
 
 
 @describes_from("flax.nnx", "GraphDef")
