@@ -121,6 +121,15 @@ def test_no_copy_stays_on_the_array_and_it_can_still_be_donated(dtype):
     assert after.unsafe_buffer_pointer() == address
 
 
+def test_of_an_array_on_an_accelerator_only_the_slice_travels(monkeypatch):
+    monkeypatch.setattr(pictures, "_is_host", lambda device: False)  # the values are then cut on their device
+    monkeypatch.setattr(pictures, "host_view", None)
+    array = jnp.asarray(A)
+    (html,) = drawn([array]).values()
+    np.testing.assert_array_equal(values_in(html), A[:64, :64])
+    assert array._npy_value is None
+
+
 def test_what_has_no_values_has_no_picture():
     deleted = jnp.ones(3)
     deleted.delete()

@@ -87,10 +87,14 @@ def _part_of(array: Any, limit: int) -> tuple[np.ndarray, str]:
         index = ", ".join("…" if s == slice(None) else f"{s.start or 0}:{s.stop}" for s in shard.index)
         where = f"the shard on {shard.device.platform}:{shard.device.id}, [{index}]"
     first = _first(part.shape, limit)
-    if shard.device.platform == "cpu":
+    if _is_host(shard.device):
         return np.array(host_view(part)[first]), where
     # on the device first: the whole array does not travel
     return np.array(jax.lax.slice(part, [0] * part.ndim, [s.stop for s in first])), where
+
+
+def _is_host(device: jax.Device) -> bool:
+    return device.platform == "cpu"
 
 
 def _first(shape: tuple[int, ...], limit: int) -> tuple[slice, ...]:
