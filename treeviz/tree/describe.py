@@ -89,12 +89,11 @@ class Describers:
         return seen or (self.facts.code(self._node_facts(node, level)), level, None)
 
     def _node_facts(self, node: Any, level: Level) -> Facts:
-        cls, facts = type(node), self._class_facts(node)
-        if has_base(cls, tree_util.Partial):
-            text, static = describe_function(node.func), captured(node.func)
-            return facts._replace(kind="closure", text=text, static=static)
-        if has_base(cls, tuple) and hasattr(cls, "_fields"):
-            return facts._replace(kind="namedtuple")
+        facts = self._class_facts(node)
+        if facts.kind == "closure":
+            return facts._replace(text=describe_function(node.func), static=captured(node.func))
+        if facts.kind == "namedtuple":
+            return facts
         if level.aux is node and not level.children:
             return facts._replace(kind="static", text=static_text(node))
         segments = {self.keys.keys[code].segment for code in level.keys or ()}
@@ -106,7 +105,9 @@ class Describers:
         facts = self._by_class.get(id(cls))
         if facts is None:
             self._classes.append(cls)
-            facts = self._by_class[id(cls)] = Facts("node", class_name(cls), False, module=module_name(cls))
+            is_named_tuple = has_base(cls, tuple) and hasattr(cls, "_fields")
+            kind = "closure" if has_base(cls, tree_util.Partial) else "namedtuple" if is_named_tuple else "node"
+            facts = self._by_class[id(cls)] = Facts(kind, class_name(cls), False, module=module_name(cls))
         return facts
 
     def declared_leaf(self, node: Any) -> int:

@@ -54,6 +54,7 @@ class KeyTable:
         self.keys: list[Key] = [Key("[…]", "[…]", "*", ())]
         self._codes: dict[Key, int] = {}
         self._plain: dict[str | int, int] = {}
+        self._attributes: dict[str, int] = {}  # of names by which Python finds the child
 
     def code(self, key: Key) -> int:
         code = self._codes.get(key)
@@ -75,12 +76,22 @@ class KeyTable:
         """The code of a key that a registered class gave to its child at `position`."""
         cls = type(key)
         if cls is tree_util.GetAttrKey:
-            return self.code(_attribute_key(key.name, node, child, position))
+            return self._attribute_code(key.name, node, child, position)
         if cls is tree_util.DictKey:
             return self.code(_mapping_key(key.key, position)._replace(steps=(position,)))
         text = guarded(lambda: visible(str(key)), lambda error: f"<a key whose str raised {type(error).__name__}>")
         segment = str(position) if cls in (tree_util.SequenceKey, tree_util.FlattenedIndexKey) else text.strip("[]'\".")
         return self.code(Key(text, text, segment, (position,)))
+
+    def _attribute_code(self, name: Any, node: Any, child: Any, position: int) -> int:
+        known = self._attributes.get(name) if type(name) is str else None
+        if known is not None and stored_attribute(node, name) is child:
+            return known
+        key = _attribute_key(name, node, child, position)
+        code = self.code(key)
+        if type(name) is str and key.steps != (position,):
+            self._attributes[name] = code
+        return code
 
     def _mapping_code(self, key: Any, position: int) -> int:
         if not ((type(key) is str and len(key) <= LABEL_LIMIT) or (type(key) is int and _is_short(key))):
@@ -139,7 +150,12 @@ def stored_attribute(node: Any, name: str) -> Any:
 
     Never runs a property or a `__getattr__`; MISSING if there is no such thing.
     """
-    found = guarded(lambda: object.__getattribute__(node, "__dict__").get(name, MISSING), lambda _: MISSING)
+    try:
+        found = object.__getattribute__(node, "__dict__").get(name, MISSING)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        found = MISSING
     if found is not MISSING:
         return found
     for cls in mro(type(node)):

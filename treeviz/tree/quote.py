@@ -47,7 +47,11 @@ def mro(cls: type) -> tuple[type, ...]:
 
 def has_base(cls: type, *classes: type) -> bool:
     """Whether one of `classes` is a base of `cls`, by identity: no metaclass is asked."""
-    return any(base is wanted for base in mro(cls) for wanted in classes)
+    for base in mro(cls):
+        for wanted in classes:
+            if base is wanted:
+                return True
+    return False
 
 
 def guarded(call: Callable[[], Any], otherwise: Callable[[BaseException], Any]) -> Any:
