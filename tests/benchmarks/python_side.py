@@ -86,7 +86,6 @@ def _measure(tree_name: str, tool_name: str, page: Path | None) -> Figures:
 
 
 def _timed(tool: Any, tree: Any) -> tuple[float, Any]:
-    gc.collect()
     start = time.process_time()
     made = tool(tree)
     return time.process_time() - start, made
