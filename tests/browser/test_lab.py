@@ -1,0 +1,134 @@
+"""The demo notebook in a real JupyterLab: run it, drill in, and reopen it where nobody trusts it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from browser.conftest import Watch
+from browser.jupyter import Lab, errors_in_cells, n_cells, open_notebook, run_all_cells, save, set_theme
+
+NOTEBOOK = Path(__file__).parents[2] / "demos" / "01_see_a_model.ipynb"
+NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    pytest.importorskip("jupyterlab")
+    with Lab(tmp_path_factory.mktemp("lab")) as lab:
+        shutil.copy(NOTEBOOK, lab.root)
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def open_in(chromium):
+    """`open_in(lab)` opens the demo notebook in a new window; at the end nothing may have gone wrong there."""
+    watched = []
+
+    def open_window(lab: Lab):
+        context = chromium.new_context(viewport={"width": 1280, "height": 1000}, reduced_motion="reduce")
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        context.set_default_timeout(30_000)
+        watched.append((context, Watch(context)))
+        page = context.new_page()
+        open_notebook(page, lab, NOTEBOOK.name)
+        return page
+
+    yield open_window
+    for context, watch in watched:
+        context.close()
+        assert [trouble for trouble in watch.troubles if not NOT_OURS.search(trouble)] == []
+
+
+@pytest.fixture(scope="module")
+def page(lab, open_in):
+    """The demo notebook with all of its cells run."""
+    page = open_in(lab)
+    run_all_cells(page)
+    assert errors_in_cells(page) == []
+    return page
+
+
+def first_tree(page):
+    tree = page.get_by_role("tree").first
+    tree.scroll_into_view_if_needed()
+    return tree
+
+
+def test_the_demo_shows_trees_that_close_and_open(page, shots):
+    tree = first_tree(page)
+    rows = tree.get_by_role("treeitem")
+    page.screenshot(path=shots / "lab-light.png")
+    n_rows = rows.count()
+    assert n_rows > 3
+    rows.first.click(position={"x": 10, "y": 10})
+    tree.locator("[role=treeitem][aria-expanded=false]").first.wait_for()
+    assert rows.count() == 1
+    assert rows.first.get_attribute("aria-expanded") == "false"
+    tree.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    rows.nth(n_rows - 1).wait_for()
+
+
+def test_the_search_box_counts_what_it_finds(page):
+    search = page.get_by_role("searchbox").first
+    search.fill("dtype:f32")
+    page.get_by_text(re.compile(r"\d+ match")).first.wait_for()
+    search.fill("no such thing")
+    page.get_by_text(re.compile("^(no|0) match")).first.wait_for()
+    search.fill("")
+
+
+def test_no_shortcut_of_the_notebook_fires_in_the_tree(page):
+    before = n_cells(page)
+    first_tree(page).focus()
+    for key in ["b", "a", "x", "d", "d", "ArrowDown", "Enter", "m", "y"]:
+        page.keyboard.press(key)
+    assert n_cells(page) == before
+    assert page.evaluate("() => document.activeElement.closest('.jp-OutputArea') !== null")
+
+
+def test_a_row_copies_python_that_leads_to_it(page):
+    tree = first_tree(page)
+    tree.get_by_role("treeitem").nth(1).click()
+    page.get_by_role("button", name="as Python").first.click()
+    assert re.match(r"\w+[\[.]", page.evaluate("() => navigator.clipboard.readText()"))
+
+
+def test_two_outputs_share_no_id_and_leave_no_global(page):
+    ids = page.evaluate(
+        """() => [...document.querySelectorAll('.treeviz')].map(
+          host => [host, host.shadowRoot].map(root => [...root.querySelectorAll('[id]')].map(e => e.id)))"""
+    )
+    assert len(ids) > 1
+    for outside, inside in ids:
+        assert outside == []
+        assert len(inside) == len(set(inside))
+    assert page.evaluate("() => Object.keys(window).filter(name => /treeviz|tv_/i.test(name))") == []
+
+
+def test_dark_follows_jupyterlab(page, shots):
+    color = "() => getComputedStyle(document.querySelector('.treeviz').shadowRoot.querySelector('[role=tree]')).color"
+    light = page.evaluate(color)
+    set_theme(page, "JupyterLab Dark")
+    page.wait_for_function(f"light => ({color})() !== light", arg=light)
+    first_tree(page)
+    page.screenshot(path=shots / "lab-dark.png")
+    set_theme(page, "JupyterLab Light")
+
+
+def test_untrusted_the_first_rows_are_still_readable(page, lab, open_in, tmp_path_factory, shots):
+    save(page)
+    with Lab(tmp_path_factory.mktemp("stranger")) as stranger:
+        shutil.copy(lab.root / NOTEBOOK.name, stranger.root)
+        untrusted = open_in(stranger)
+        details = untrusted.locator(".jp-OutputArea details").first
+        details.wait_for()
+        assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
+        text = untrusted.locator(".jp-OutputArea").first.inner_text() + details.inner_text()
+        assert "float32[" in text and "leaves" in text
+        untrusted.screenshot(path=shots / "lab-untrusted.png")
+        untrusted.close()
