@@ -23,6 +23,7 @@ export function detail(view, row) {
     path_line(view, "path", tree.expression(row)),
     path_line(view, "keystr", tree.keystr(row)),
     ...tree.notes(row).map((note) => note_box(view, note)),
+    ...values(tree.header.values, row),
     pairs([
       ["type", of("module") ? `${of("module")}.${of("type")}` : of("type")],
       ["kind", of("kind") + (of("is_leaf") ? " (a leaf)" : ` (a node, ${tree.n_children[row]} children)`)],
@@ -34,7 +35,6 @@ export function detail(view, row) {
     ]),
     ...section("static fields", of("static")),
     ...tree.columns.filter((column) => column.format === "histogram").map((column) => histogram(column, row)),
-    ...values(tree.header.values, row),
   );
 }
 
