@@ -44,6 +44,18 @@ def test_the_values_are_drawn_in_a_frame_of_a_saved_page(open_page, shots, dark)
     assert page.evaluate("window.hurt") is None
 
 
+def test_a_view_in_treescopes_output_is_the_whole_view_in_a_frame_that_is_large_enough(open_page, shots):
+    treescope = pytest.importorskip("treescope")
+    view = treeviz.render({EVIL: 1, "weights": jnp.ones((4, 4))}, name="model")
+    page = open_page(treescope.render_to_html({"view": view, "after": 1}))
+    frame = page.frame_locator("iframe").first
+    frame.get_by_role("treeitem", name="weights").click()
+    page.screenshot(path=shots / "in-treescope.png")
+    box = page.locator("iframe").first.bounding_box()
+    assert box["width"] >= 900 and 300 <= box["height"] <= 700
+    assert page.evaluate("window.hurt") is None
+
+
 TRIES = """<body><script>
   window.reached = [];
   const attempt = (name, run) => { try { run(); reached.push(name); } catch {} };

@@ -22,6 +22,7 @@ from treeviz.api import _scan
 from treeviz.integrations import treescope as pictures
 
 treescope = pytest.importorskip("treescope")
+pytestmark = pytest.mark.oldest_jax
 
 
 def drawn(tree, **options) -> dict[str, str]:
