@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import length_hint
@@ -88,8 +89,8 @@ class _Scanner:
         self._of.handle(_LeftOut, Handler(None, self._left_out, False))
         self.things: list[Any] = []
         self._depths: list[int] = []
-        self._parents: list[int] = []
-        self._ends: list[int] = []  # _OPEN while the subtree is being walked
+        self._parents = array("i")  # arrays, since most of their numbers are objects of their own in a list
+        self._ends = array("i")  # _OPEN while the subtree is being walked
         self._positions: list[int] = []
         self._key_codes: list[int] = []
         self._fact_codes: list[int] = []
@@ -290,12 +291,12 @@ class _Scanner:
         return [*children[:n_kept], _LeftOut(len(children) - n_kept)], [*key_codes, more]
 
     def table(self, name: str) -> TreeTable:
-        ends = np.array(self._ends, dtype=np.int32)
+        ends = np.array(self._ends)
         self._note_shared()
         return TreeTable(
             name=visible(name),
             depth=np.array(self._depths, dtype=np.int32),
-            parent=np.array(self._parents, dtype=np.int32),
+            parent=np.array(self._parents),
             end=ends,
             position=np.array(self._positions, dtype=np.int32),
             key_codes=np.array(self._key_codes, dtype=np.int32),
