@@ -51,18 +51,24 @@ export function parse(query) {
 
 /** The rows that a query describes, as ones. @type {(tree: Tree, index: Index, query: string) => Uint8Array} */
 export function matches(tree, index, query) {
-  const matched = new Uint8Array(tree.n);
   const { n } = tree;
-  for (const terms of parse(query)) {
-    const rows = new Uint8Array(n).fill(1);
-    for (const term of terms) {
-      const found = rows_of(tree, index, term);
-      const unwanted = +term.negated;
-      for (let row = 0; row < n; row++) rows[row] &= found[row] ^ unwanted;
-    }
+  const all_of = (terms) =>
+    terms
+      .map((term) => {
+        const found = rows_of(tree, index, term);
+        if (term.negated) for (let row = 0; row < n; row++) found[row] ^= 1;
+        return found;
+      })
+      .reduce((rows, found) => {
+        for (let row = 0; row < n; row++) rows[row] &= found[row];
+        return rows;
+      });
+  const alternatives = parse(query).map(all_of);
+  if (!alternatives.length) return new Uint8Array(n);
+  return alternatives.reduce((matched, rows) => {
     for (let row = 0; row < n; row++) matched[row] |= rows[row];
-  }
-  return matched;
+    return matched;
+  });
 }
 
 /** @type {(tree: Tree, index: Index, term: Term) => Uint8Array} */
@@ -75,8 +81,10 @@ function rows_of(tree, index, term) {
     // ['layers'][0] can be a key path that was copied, as well as a glob
     if (glob && !/^[^*?]*\[[^*?]*$/.test(value)) return glob;
     const found = in_path(tree, index, value);
-    const own = by_facts(tree, (code) => index.text(code).includes(value));
-    for (let row = 0; row < tree.n; row++) found[row] |= own[row] | (glob?.[row] ?? 0);
+    const { n, fact_codes } = tree;
+    const own = of_facts(tree, (code) => index.text(code).includes(value));
+    for (let row = 0; row < n; row++) found[row] |= own[fact_codes[row]];
+    if (glob) for (let row = 0; row < n; row++) found[row] |= glob[row];
     return found;
   }
   const glob = is_glob(value) && !quoted ? glob_test(value) : null;
@@ -110,9 +118,12 @@ function by_row(tree, test) {
   return found;
 }
 
+/** One for each of the different facts. @type {(tree: Tree, test: (code: number) => boolean) => Uint8Array} */
+const of_facts = (tree, test) => Uint8Array.from({ length: tree.n_facts }, (_, code) => +test(code));
+
 /** @type {(tree: Tree, test: (code: number) => boolean) => Uint8Array} */
 function by_facts(tree, test) {
-  const passed = Uint8Array.from({ length: tree.n_facts }, (_, code) => +test(code));
+  const passed = of_facts(tree, test);
   const { n, fact_codes } = tree;
   const found = new Uint8Array(n);
   for (let row = 0; row < n; row++) found[row] = passed[fact_codes[row]];

@@ -69,18 +69,25 @@ export function by_key(tree, index, result, ask) {
  */
 export function in_path(tree, index, word) {
   const { n, parent } = tree;
-  const in_key = (key) => +(key.label.includes(word) || key.keystr.includes(word) || key.segment.includes(word));
+  const advance = automaton(word);
+  const texts_of = [(key) => key.keystr, ...(word.includes("/") ? [(key) => `/${key.segment}`] : [])];
+  // Few words begin where a key ends, so this is worth asking before looking across keys.
+  const may_span = texts_of.map(() => begins(advance(0, index.name), word));
+  const in_key = (key) => {
+    texts_of.forEach((text_of, i) => (may_span[i] ||= begins(advance(0, text_of(key)), word)));
+    return +(key.label.includes(word) || key.keystr.includes(word) || key.segment.includes(word));
+  };
   const found = by_key(tree, index, new Uint8Array(n), in_key);
   found[0] = +index.name.includes(word);
-  add_spanning(tree, index, word, (key) => key.keystr, found);
-  if (word.includes("/")) add_spanning(tree, index, word, (key) => `/${key.segment}`, found);
+  texts_of.forEach((text_of, i) => may_span[i] && add_spanning(tree, index, word, advance, text_of, found));
   for (let row = 1; row < n; row++) if (found[parent[row]]) found[row] = 1;
   return found;
 }
 
-/** One automaton (Knuth, Morris and Pratt's) goes along every path; a row's state is how much of the word ends there. */
-function add_spanning(tree, index, word, text_of, found) {
-  const { n, parent, key_codes, position } = tree;
+const begins = (state, word) => state > 0 && state < word.length;
+
+/** Knuth, Morris and Pratt's: a state is how much of the word ends here. @type {(word: string) => (state: number, text: string) => number} */
+function automaton(word) {
   const whole = word.length;
   const fallback = new Int32Array(whole + 1);
   const advance = (state, text) => {
@@ -91,10 +98,16 @@ function add_spanning(tree, index, word, text_of, found) {
     return state;
   };
   for (let i = 1; i < whole; i++) fallback[i + 1] = advance(fallback[i], word[i]);
+  return advance;
+}
+
+/** One automaton goes along every path. */
+function add_spanning(tree, index, word, advance, text_of, found) {
+  const { n, parent, key_codes, position } = tree;
+  const whole = word.length;
   // Nearly every key is come to with nothing of the word behind it.
   const states = by_key(tree, index, new Int32Array(n), (key) => advance(0, text_of(key)));
   states[0] = advance(0, index.name);
-  if (!states.some((state) => state > 0 && state < whole)) return;
   for (let row = 1; row < n; row++) {
     const before = states[parent[row]];
     if (before === whole) states[row] = whole;
