@@ -178,7 +178,7 @@ def test_the_demo_without_optax_shows_the_same_tree_and_says_so(small_demo, tmp_
     monkeypatch.setattr(example, "has_optax", lambda: False)
     ours = treeviz.walk(example.train_state())
     assert [(row.keystr, row.type, row.shape, row.dtype, row.notes) for row in ours] == [
-        (row.keystr, row.type, row.shape, row.dtype) for row in theirs
+        (row.keystr, row.type, row.shape, row.dtype, row.notes) for row in theirs
     ]
     assert main(["demo"]) == 0
     assert capsys.readouterr().out.startswith("optax is not installed")

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import webbrowser
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,9 +83,10 @@ def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path):
 
 
 @pytest.fixture
-def desktop(monkeypatch) -> list[str]:
+def desktop(monkeypatch, tmp_path) -> list[str]:
     """A desktop's environment; the addresses that the browser was asked for."""
     opened: list[str] = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(webbrowser, "open", lambda address: not opened.append(address))
     monkeypatch.setenv("DISPLAY", ":0")
     for name in ("SSH_CONNECTION", "BROWSER", "WAYLAND_DISPLAY"):
