@@ -170,6 +170,7 @@ export class Grid {
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
     key.dataset.glyph = GLYPHS[kind] ?? "·";
     key.textContent = depth > this.max_levels ? `⋯${depth} ${tree.label(row)}` : tree.label(row);
+    key.title = tree.label(row);
     this.columns.forEach((column, i) => {
       if (column.format === "type") fill_type(cells[i], tree, row, what, notes);
       else if (column.format === "histogram") cells[i].replaceChildren(bar_chart(column.bars(row).subarray(...column.used), column.title));

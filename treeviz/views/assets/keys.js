@@ -83,13 +83,18 @@ export function listen_to_keys(view, search) {
   const on_key = (/** @type {KeyboardEvent} */ event) => {
     // Nothing typed in here is meant for the notebook around it.
     event.stopPropagation();
-    if (event.type !== "keydown") return;
     const target = event.composedPath()[0];
     const find = (event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "f";
     if (find) (search.focus(), search.select());
     else if (event.key === "F3") view.next_hit(event.shiftKey ? -1 : 1);
-    else if (target === view.grid.tree ? !in_tree(event) : target === search ? !in_search(event) : true) return;
+    else if (target === search) {
+      if (!in_search(event)) return;
+    } else if (target === view.grid.tree) {
+      if (!in_tree(event)) return;
+    } else if (event.key === "Escape") view.show_detail(-1);
+    else return;
     event.preventDefault();
   };
-  for (const type of ["keydown", "keyup", "keypress"]) root.addEventListener(type, on_key);
+  root.addEventListener("keydown", on_key);
+  for (const type of ["keyup", "keypress"]) root.addEventListener(type, (event) => event.stopPropagation());
 }

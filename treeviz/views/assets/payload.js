@@ -2,7 +2,7 @@
 // The packed table (views/payload.py) as the tree that the view stands on.
 import { bytesText, countText, numberText } from "./numbers.js";
 
-const FORMAT = 1;
+export const FORMAT = 1;
 const ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
 const WRITE = { count: countText, bytes: bytesText, number: numberText };
 // How two values become one; what is not a number is no value.
@@ -98,27 +98,13 @@ export class Tree {
     this.facts = header.facts;
     for (const field in this.facts) this.facts[field][1] = buffers[this.facts[field][1]];
     this.n_facts = this.facts.kind[1].length;
-    this.#link();
+    const { parent, end, position, n_children } = link(this.depth);
+    this.parent = parent;
+    this.end = end;
+    this.position = position;
+    this.n_children = n_children;
+    this.max_depth = this.depth.reduce(larger, 0);
     this.columns = header.columns.map((spec) => new Column(spec, buffers, this));
-  }
-
-  #link() {
-    const { n, depth } = this;
-    this.parent = new Int32Array(n).fill(-1);
-    this.position = new Int32Array(n);
-    this.n_children = new Int32Array(n);
-    this.end = new Int32Array(n).fill(1);
-    this.max_depth = 0;
-    for (let row = 1; row < n; row++) if (depth[row] > this.max_depth) this.max_depth = depth[row];
-    const last = new Int32Array(this.max_depth + 1);
-    for (let row = 1; row < n; row++) {
-      const parent = last[depth[row] - 1];
-      this.parent[row] = parent;
-      this.position[row] = this.n_children[parent]++;
-      last[depth[row]] = row;
-    }
-    for (let row = n - 1; row > 0; row--) this.end[this.parent[row]] += this.end[row];
-    for (let row = 0; row < n; row++) this.end[row] += row;
   }
 
   /** @param {number} row @returns {Key} */
@@ -166,6 +152,26 @@ export class Tree {
   notes(row) {
     return this.header.notes[row] ?? [];
   }
+}
+
+const larger = (a, b) => (a > b ? a : b);
+
+/** What follows from the depths. @param {ArrayLike<number>} depth */
+function link(depth) {
+  const n = depth.length;
+  const parent = new Int32Array(n).fill(-1);
+  const position = new Int32Array(n);
+  const n_children = new Int32Array(n);
+  const end = new Int32Array(n).fill(1);
+  const last = [0];
+  for (let row = 1; row < n; row++) {
+    parent[row] = last[depth[row] - 1];
+    position[row] = n_children[parent[row]]++;
+    last[depth[row]] = row;
+  }
+  for (let row = n - 1; row > 0; row--) end[parent[row]] += end[row];
+  for (let row = 0; row < n; row++) end[row] += row;
+  return { parent, end, position, n_children };
 }
 
 /** @type {(position: number) => Key} */

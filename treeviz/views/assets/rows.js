@@ -14,10 +14,11 @@ export class Rows {
     /** Which nodes are open; while a filter is on, `open_filtered` counts. */
     this.open = new Uint8Array(n);
     this.open_filtered = new Uint8Array(n);
-    /** The rows in the order of the sort, and each row's place in it; null: the tree's order. */
+    /** The rows in the order of the sort, and each row's place in it; null: the tree's order. @type {Int32Array | null} */
     this.order = null;
+    /** @type {Int32Array | null} */
     this.place = null;
-    /** Search: the rows that match, what is kept with them, and whole subtrees that match. */
+    /** Search: the rows that match, what is kept with them, and whole subtrees that match. @type {Uint8Array | null} */
     this.hits = null;
     this.kept = new Uint8Array(n);
     this.whole = new Uint8Array(n);
@@ -139,9 +140,9 @@ export class Rows {
 
   /** How many hits stand before a row. @param {number} row */
   hit_number(row) {
+    const { hits, order, place } = this;
     let count = 0;
-    const last = this.place ? this.place[row] : row;
-    for (let at = 0; at <= last; at++) count += this.hits[this.order ? this.order[at] : at];
+    for (let at = place ? place[row] : row; hits && at >= 0; at--) count += hits[order ? order[at] : at];
     return count;
   }
 

@@ -46,7 +46,12 @@ export function toolbar(view) {
     });
   const list = h("div", { class: "list", role: "group", "aria-label": "Columns" });
   const menu = h("details", { class: "menu", toggle: () => menu.open && list.replaceChildren(...choices()) }, h("summary", {}, "columns"), list);
-  menu.addEventListener("keydown", (event) => event.key === "Escape" && ((menu.open = false), menu.firstChild.focus()));
+  menu.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !menu.open) return;
+    event.stopPropagation();
+    menu.open = false;
+    menu.firstChild.focus();
+  });
   menu.addEventListener("focusout", (event) => menu.contains(event.relatedTarget) || event.relatedTarget === null || (menu.open = false));
 
   view.say = (text, is_error = false) => {

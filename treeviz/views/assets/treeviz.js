@@ -3,7 +3,7 @@
 import { follow_theme, h } from "./dom.js";
 import { listen_to_keys } from "./keys.js";
 import { unpack } from "./payload.js";
-// The stylesheet as a string: front_end.py puts it there.
+// @ts-ignore The stylesheet as a string: front_end.py puts it there.
 import { STYLES } from "./treeviz.css";
 import { toolbar } from "./toolbar.js";
 import { View } from "./view.js";

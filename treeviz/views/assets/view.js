@@ -97,7 +97,9 @@ export class View {
 
   /** @param {number} row -1: none */
   show_detail(row) {
+    const focused = /** @type {ShadowRoot} */ (this.root.getRootNode()).activeElement;
     this.detailed = row;
+    if (this.detail_place.contains(focused)) this.grid.tree.focus({ preventScroll: true });
     this.detail_place.replaceChildren(...(row < 0 ? [] : [detail(this, row)]));
     if (this.detail_place.hidden !== row < 0) {
       this.detail_place.hidden = row < 0;
