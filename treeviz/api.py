@@ -96,5 +96,5 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 def _default_columns(table: TreeTable, stats: bool) -> tuple[str, ...]:
-    sharded = any(facts.sharding is not None and facts.sharding.n_devices > 1 for facts in table.facts)
+    sharded = any(facts.sharding is not None and facts.sharding.n_devices != 1 for facts in table.facts)
     return (*SIZES, *(("sharding", "device_bytes") if sharded else ()), *(STATISTICS if stats else ()))

@@ -103,7 +103,15 @@ def test_a_value_that_costs_nothing_is_shown(leaf, text):
 
 
 @pytest.mark.parametrize(
-    "dtype", [np.dtype([("a", "i4"), ("b", "f8")]), np.dtype(object), np.dtype("U3"), np.dtype("M8[s]"), np.dtype("S2")]
+    "dtype",
+    [
+        np.dtype([("a", "i4"), ("b", "f8")]),
+        np.dtype(object),
+        np.dtype("U3"),
+        np.dtype("M8[s]"),
+        np.dtype("S2"),
+        np.dtype("V3"),
+    ],
 )
 def test_numpy_arrays_that_jax_does_not_take_count_as_bytes_but_not_as_parameters(dtype):
     x = np.zeros((2, 2), dtype)

@@ -51,7 +51,7 @@ def _sharding(facts: Facts) -> str:
     notes = ["replicated"] if where.replicated else []
     notes += ["not committed"] if where.committed is False else []
     notes += [] if where.addressable else ["partly in another process"]
-    return " · ".join([where.text, *([where.devices] if where.n_devices > 1 else []), *notes])
+    return " · ".join([where.text, *([where.devices] if where.n_devices != 1 else []), *notes])
 
 
 def _device_bytes(facts: Facts) -> int:

@@ -23,9 +23,9 @@ from treeviz.tree.quote import (
     value_text,
     visible,
 )
-from treeviz.tree.sharding import describe_sharding
+from treeviz.tree.sharding import describe_sharding, of_array
 from treeviz.tree.static import StaticFields
-from treeviz.tree.table import Facts
+from treeviz.tree.table import Facts, Sharding
 
 LeafDescriber = Callable[[Any], int]
 
@@ -40,6 +40,7 @@ class FactTable:
         self._dtype_names: dict[Any, str] = {}
         self._shardings: dict[int, Any] = {}
         self._equal_shardings: dict[Any, Any] = {}
+        self._places: dict[int, Sharding | None] = {}
         self._kept: list[Any] = []  # so that the id of a sharding is not used again
 
     def code(self, facts: Facts) -> int:
@@ -83,7 +84,7 @@ class FactTable:
         if code is not None:
             return code
         facts = self._array_facts("deleted" if deleted else "array", "jax.Array", leaf)
-        where = describe_sharding(sharding, tuple(shape), committed)
+        where = self._place(sharding, shape, committed)
         return self._remember(look, facts._replace(weak=weak, sharding=where))
 
     def _same_sharding(self, sharding: Any) -> Any:
@@ -95,16 +96,19 @@ class FactTable:
             self._kept.append(sharding)
         return same
 
+    def _place(self, sharding: Any, shape: tuple[int, ...], committed: bool | None) -> Sharding | None:
+        """Where an array lies. A sharding may name thousands of devices, so each is described once."""
+        if id(sharding) not in self._places:
+            self._places[id(sharding)] = describe_sharding(sharding)
+        return of_array(self._places[id(sharding)], sharding, tuple(shape), committed)
+
     def key(self, leaf: Any) -> int:
         deleted = guarded(leaf.is_deleted, lambda _: False)
         facts = self._array_facts("deleted" if deleted else "key", "PRNG key", leaf)
-        sharding = guarded(lambda: leaf.sharding, lambda _: None)
+        sharding = guarded(lambda: self._same_sharding(leaf.sharding), lambda _: None)
         committed = guarded(lambda: leaf.committed, lambda _: None)
-        return self.code(
-            facts._replace(
-                parameters=0, sharding=sharding and describe_sharding(sharding, tuple(leaf.shape), committed)
-            )
-        )
+        where = None if sharding is None else self._place(sharding, leaf.shape, committed)
+        return self.code(facts._replace(parameters=0, sharding=where))
 
     def numpy(self, leaf: Any) -> int:
         cls, shape, dtype = type(leaf), np.ndarray.shape.__get__(leaf), np.ndarray.dtype.__get__(leaf)
@@ -119,14 +123,14 @@ class FactTable:
         )
         if dtype == jax.dtypes.float0:
             facts = facts._replace(kind="float0", parameters=0, bytes=0, dtype="float0")
-        elif dtype.kind in "OSUMm" or dtype.names is not None:
+        elif not _has_jax_kind(dtype):
             facts = facts._replace(parameters=0, text="not a JAX dtype")
         return self._remember(look, facts)
 
     def numpy_scalar(self, leaf: Any) -> int:
         dtype = np.generic.dtype.__get__(leaf)  # type: ignore[attr-defined]
         text = guarded(lambda: visible(str(np.generic.item(leaf)), 60), lambda _: "")  # type: ignore[arg-type]
-        parameters = 1 if dtype.kind in "biufcV" and dtype.names is None else 0
+        parameters = int(_has_jax_kind(dtype))
         return self.code(
             Facts(
                 "scalar",
@@ -174,7 +178,7 @@ class FactTable:
         if code is not None:
             return code
         facts = self._array_facts("abstract", class_name(type(leaf)), leaf)
-        where = None if sharding is None else describe_sharding(sharding, tuple(shape), None)
+        where = None if sharding is None else self._place(sharding, shape, None)
         return self._remember(look, facts._replace(weak=weak, sharding=where))
 
     def tracer(self, leaf: Any) -> int:
@@ -235,6 +239,11 @@ class FactTable:
         if name is None:
             name = self._dtype_names[dtype] = visible(str(dtype), 80)
         return name
+
+
+def _has_jax_kind(dtype: np.dtype) -> bool:
+    """Numbers, and what ml_dtypes adds (bfloat16 …), which NumPy calls void."""
+    return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
 
 
 def _product(shape: tuple) -> int:
