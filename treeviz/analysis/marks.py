@@ -1,0 +1,76 @@
+"""A mark: an identity in the program that says "this tree is a gradient", to be found when the trace is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from treeviz.analysis.gradients import Source, source_of
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """What is known of a marked tree when it is traced. Holds descriptions only, no tracer.
+
+    Attributes:
+      kind: "grads" of a function that was differentiated, "cotangents" of a `jax.vjp`, or a "tap".
+      source: The leaves; named after the kind, or as the tap says.
+    """
+
+    kind: str
+    source: Source
+
+
+def mark_tree(kind: str, name: str, tree: Any, origins: Sequence[Any] = ()) -> Any:
+    """The same tree with its numbers marked.
+
+    Args:
+      origins: One value for each leaf: what it is the gradient of, so that its way into the program can be followed.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    source = source_of(tree, name)
+    if not any(source.has_number):
+        return tree
+    places = [i for i, has in enumerate(source.has_number) if has]
+    operands = [leaves[i] for i in places] + [origins[i] for i in places if len(origins) == len(leaves)]
+    marked = mark_p.bind(*operands, mark=Mark(kind, source), n=len(places), batched=())
+    for i, leaf in zip(places, marked, strict=True):
+        leaves[i] = leaf
+    return jax.tree.unflatten(treedef, leaves)
+
+
+# Operands: n values, then what they belong to. Results: the n values.
+# `batched`: for every `vmap` around it, innermost first, the axis of each of the n values (None: not batched).
+mark_p = Primitive("treeviz_mark")
+mark_p.multiple_results = True
+
+
+@mark_p.def_impl
+def _impl(*operands, n, **_):
+    return list(operands[:n])
+
+
+@mark_p.def_abstract_eval
+def _abstract_eval(*avals, n, **_):
+    return list(avals[:n])
+
+
+def _jvp(primals, tangents, *, n, **params):
+    return mark_p.bind(*primals, n=n, **params), list(tangents[:n])
+
+
+def _batch(operands, dims, *, n, batched, **params):
+    dims = dims[:n]
+    axes = tuple(None if d is batching.not_mapped else d for d in dims)
+    return mark_p.bind(*operands, n=n, batched=(*batched, axes), **params), list(dims)
+
+
+ad.primitive_jvps[mark_p] = _jvp
+batching.primitive_batchers[mark_p] = _batch
+# Whoever lowers a program before the marks are taken out gets the plain program.
+mlir.register_lowering(mark_p, lambda ctx, *operands, n, **_: list(operands[:n]))

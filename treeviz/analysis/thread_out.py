@@ -1,0 +1,348 @@
+"""Run a traced program so that what is measured at its marks, however deep they lie, comes out beside its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from treeviz.analysis.marks import Mark, mark_p
+
+Reduce = Callable[[Mark, Sequence[Any]], jax.Array]
+
+
+class CannotThread(Exception):
+    """A mark lies inside an operation from which nothing can be led out."""
+
+
+class Axis(NamedTuple):
+    """An axis that stands in front of the measured words: one entry per inner step, member or device."""
+
+    kind: str  # "step", "member" or "device"
+    size: int | None  # None: told by the words
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What is known of one mark when the program has been run. Holds no tracer.
+
+    Attributes:
+      axes: Outermost first.
+      origins: For each marked value, the number of the program's argument of which it is the gradient; or None.
+    """
+
+    mark: Mark
+    axes: tuple[Axis, ...]
+    origins: tuple[int | None, ...]
+
+    def within(self, axis: Axis) -> Found:
+        return replace(self, axes=(axis, *self.axes))
+
+
+def thread_out(
+    program: ClosedJaxpr, arguments: Sequence[Any], reduce: Reduce, nothing: Callable[[Any], Any] = jnp.zeros_like
+) -> tuple[list[Any], list[Found], list[jax.Array]]:
+    """Run `program` on `arguments`; give its results, what was found, and what was measured there.
+
+    Traceable: under `jit` the measured values are further results of the same program, and the marks are gone.
+
+    Args:
+      reduce: Called at each mark, with the marked values; gives one array.
+      nothing: What stands for an array of `reduce` where a branch was not taken, or a loop made no step.
+
+    Raises:
+      CannotThread: A mark lies inside an operation that we do not know.
+    """
+    run = _Run(reduce, nothing)
+    return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
+
+
+def has_marks(jaxpr: Any) -> bool:
+    """Whether there is a mark in a jaxpr, or in one inside it."""
+    return any(eqn.primitive is mark_p or any(map(has_marks, _inner(eqn))) for eqn in _open(jaxpr).eqns)
+
+
+def _inner(eqn) -> list[Any]:
+    if eqn.params.get("differentiated"):
+        return []  # what `jax.checkpoint` computes a second time, for the backward pass
+    found = []
+    for value in eqn.params.values():
+        found += [x for x in (value if isinstance(value, tuple | list) else (value,)) if _is_jaxpr(x)]
+    return found
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return isinstance(x, Jaxpr | ClosedJaxpr)
+
+
+def _open(jaxpr: Any) -> Jaxpr:
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+
+
+class _Run:
+    """One run of a program. The rules below have the equation, its values, and which arguments these are."""
+
+    def __init__(self, reduce: Reduce, nothing: Callable[[Any], Any]) -> None:
+        self.reduce = reduce
+        self.nothing = nothing
+
+    def jaxpr(self, jaxpr: Jaxpr, consts, arguments, origins=()):
+        values: dict[Any, Any] = {}
+        origin: dict[Any, int | None] = dict(zip(jaxpr.invars, origins, strict=False))
+        found: list[Found] = []
+        words: list[jax.Array] = []
+
+        def read(atom):
+            return atom.val if isinstance(atom, Literal) else values[atom]
+
+        values.update(zip(jaxpr.constvars, consts, strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+        last_use = _last_use(jaxpr)
+        for n, eqn in enumerate(jaxpr.eqns):
+            operands = [read(x) for x in eqn.invars]
+            where_from = [None if isinstance(x, Literal) else origin.get(x) for x in eqn.invars]
+            with _place_of(eqn):
+                rule = _rule(eqn)
+                if rule is None:
+                    results, found_here, words_here = _bind(eqn, operands), (), ()
+                else:
+                    results, found_here, words_here = rule(self, eqn, operands, where_from)
+            found += found_here
+            words += words_here
+            values.update(zip(eqn.outvars, results, strict=True))
+            if eqn.primitive.name in _SAME_LEAF:
+                origin.update(zip(eqn.outvars, where_from, strict=False))
+            elif eqn.primitive.name in ("pjit", "jit"):
+                origin.update(_passed_through(eqn, where_from))
+            for variable in last_use.get(n, ()):
+                values.pop(variable, None)
+        return [read(x) for x in jaxpr.outvars], found, words
+
+    def traced(self, jaxpr: Any, origins=()):
+        """A function of the jaxpr's operands that gives results and words; and the list that it fills when traced."""
+        found: list[Found] = []
+        consts = jaxpr.consts if isinstance(jaxpr, ClosedJaxpr) else ()
+
+        def function(*operands):
+            results, found[:], words = self.jaxpr(_open(jaxpr), consts, operands, origins)
+            return results, words
+
+        return function, found
+
+    # --- one rule for each operation that holds a program ---
+
+    def mark(self, eqn, operands, origins):
+        n = eqn.params["n"]
+        mark: Mark = eqn.params["mark"]
+        batched = eqn.params["batched"]
+        measure = lambda *values: self.reduce(mark, values)  # noqa: E731
+        for axes in batched:
+            measure = _over_members(measure, axes)
+        sizes = _member_sizes(operands[:n], batched)
+        found = Found(mark, tuple(Axis("member", size) for size in sizes), tuple(origins[n:]) or (None,) * n)
+        return operands[:n], [found], [measure(*operands[:n])]
+
+    def inline(self, eqn, operands, origins):
+        (inner, *_) = _inner(eqn)
+        consts = inner.consts if isinstance(inner, ClosedJaxpr) else ()
+        return self.jaxpr(_open(inner), consts, operands, origins)
+
+    def jit(self, eqn, operands, origins):
+        p = eqn.params
+        function, found = self.traced(p["jaxpr"], origins)
+        operands = [_placed(x, where) for x, where in zip(operands, p["in_shardings"], strict=True)]
+        function.__name__ = p["name"]
+        results, words = jax.jit(function, inline=p["inline"])(*operands)
+        return [_placed(x, where) for x, where in zip(results, p["out_shardings"], strict=True)], found, words
+
+    def remat(self, eqn, operands, origins):
+        function, found = self.traced(eqn.params["jaxpr"], origins)
+        again = jax.checkpoint(function, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"])
+        results, words = again(*operands)
+        return results, found, words
+
+    def scan(self, eqn, operands, origins):
+        p = eqn.params
+        n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
+        consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
+        function, found = self.traced(p["jaxpr"], origins)
+
+        def body(carry, x):
+            results, words = function(*consts, *carry, *x)
+            return results[:n_carry], (results[n_carry:], words)
+
+        carry, (ys, words) = lax.scan(body, carry, xs, length=length, reverse=p["reverse"], unroll=p["unroll"])
+        return [*carry, *ys], [f.within(Axis("step", length)) for f in found], words
+
+    def while_loop(self, eqn, operands, origins):
+        p = eqn.params
+        n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
+        cond_consts, body_consts, carry = (
+            operands[:n_cond],
+            operands[n_cond : n_cond + n_body],
+            operands[n_cond + n_body :],
+        )
+        goes_on, found_in_condition = self.traced(p["cond_jaxpr"], origins[:n_cond] + origins[n_cond + n_body :])
+        function, found = self.traced(p["body_jaxpr"], origins[n_cond:])
+        _, shapes = jax.eval_shape(function, *body_consts, *carry)
+        start = [self.nothing(shape) for shape in shapes]
+
+        def condition(state):
+            return goes_on(*cond_consts, *state[0])[0][0]
+
+        def body(state):
+            results, words = function(*body_consts, *state[0])
+            return results, words
+
+        results, words = lax.while_loop(condition, body, (list(carry), start))
+        if found_in_condition:
+            raise CannotThread("a gradient is made in the condition of a while loop")
+        return results, found, words  # of the last step
+
+    def cond(self, eqn, operands, origins):
+        index, *operands = operands
+        branches = [self.traced(branch, origins[1:]) for branch in eqn.params["branches"]]
+        shapes = [jax.eval_shape(function, *operands)[1] for function, _ in branches]
+
+        def branch(which):
+            function, _ = branches[which]
+
+            def run(*operands):
+                results, words = function(*operands)
+                return results, [
+                    words if k == which else [self.nothing(s) for s in shapes[k]] for k in range(len(shapes))
+                ]
+
+            return run
+
+        results, words = lax.switch(index, [branch(which) for which in range(len(branches))], *operands)
+        return results, [f for _, found in branches for f in found], [w for these in words for w in these]
+
+    def shard_map(self, eqn, operands, origins):
+        from treeviz.analysis.thread_shard_map import thread_shard_map
+
+        return thread_shard_map(self, eqn, operands, origins)
+
+
+_RULES = {
+    "jit": _Run.jit,
+    "pjit": _Run.jit,
+    "remat2": _Run.remat,
+    "checkpoint": _Run.remat,
+    "scan": _Run.scan,
+    "while": _Run.while_loop,
+    "cond": _Run.cond,
+    "shard_map": _Run.shard_map,
+    # Differentiation is over when a step is run, so that a rule for it has no use any more.
+    "custom_jvp_call": _Run.inline,
+    "custom_vjp_call": _Run.inline,
+    "custom_vjp_call_jaxpr": _Run.inline,
+    "closed_call": _Run.inline,
+    "core_closed_call": _Run.inline,
+    "core_call": _Run.inline,
+    "custom_lin": _Run.inline,
+}
+
+# What gives the same leaf in another dtype or place: its gradient is that of the leaf.
+_SAME_LEAF = (
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "sharding_constraint",
+    "reshard",
+    "pvary",
+    "pcast",
+    "pbroadcast",
+)
+
+
+def _rule(eqn) -> Callable | None:
+    if eqn.primitive is mark_p:
+        return _Run.mark
+    if not any(map(has_marks, _inner(eqn))):
+        return None
+    rule = _RULES.get(eqn.primitive.name)
+    if rule is None:
+        raise CannotThread(f"a gradient is made inside `{eqn.primitive.name}`, from which nothing can be led out")
+    return rule
+
+
+def _place_of(eqn):
+    """Equations that are bound again keep their names and lines."""
+    stack = ExitStack()
+    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))
+    stack.enter_context(eqn.ctx.manager)
+    return stack
+
+
+def _bind(eqn, operands) -> Sequence[Any]:
+    params = eqn.primitive.get_bind_params(eqn.params)
+    # until jax 0.8 or so: the functions that are operands, and the parameters
+    functions, params = params if isinstance(params, tuple) else ((), params)
+    results = eqn.primitive.bind(*functions, *operands, **params)
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def _placed(x, sharding):
+    """The value where an inner jit was told to have it."""
+    return lax.with_sharding_constraint(x, sharding) if isinstance(sharding, jax.sharding.Sharding) else x
+
+
+def _over_members(measure: Callable, axes) -> Callable:
+    """What `measure` gives for each entry of a `vmap`, stacked."""
+
+    def stacked(*values):
+        moved = [jnp.moveaxis(x, axis, 0) if axis else x for x, axis in zip(values, axes, strict=True)]
+        in_axes = tuple(None if axis is None else 0 for axis in axes)
+        try:
+            return jax.vmap(measure, in_axes)(*moved)
+        except NotImplementedError:  # jax 0.4.36 has no vmap of `lax.optimization_barrier`
+            members = [x for x, axis in zip(moved, in_axes, strict=True) if axis == 0]
+
+            def one(members):
+                members = iter(members)
+                return measure(*(x if axis is None else next(members) for x, axis in zip(moved, in_axes, strict=True)))
+
+            return lax.map(one, members)
+
+    return stacked
+
+
+def _member_sizes(values, batched) -> list[int]:
+    """How many entries each `vmap` has, outermost first."""
+    sizes = []
+    values = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values]
+    for axes in reversed(batched):
+        sizes.append(next(x.shape[a] for x, a in zip(values, axes, strict=True) if a is not None))
+        shapes = [x.shape if a is None else x.shape[:a] + x.shape[a + 1 :] for x, a in zip(values, axes, strict=True)]
+        values = [jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(shapes, values, strict=True)]
+    return sizes
+
+
+def _passed_through(eqn, where_from):
+    """Which results of an inner jit are its operands."""
+    inner = _open(eqn.params["jaxpr"])
+    place = {v: i for i, v in enumerate(inner.invars)}
+    for out, inner_out in zip(eqn.outvars, inner.outvars, strict=True):
+        if not isinstance(inner_out, Literal) and inner_out in place:
+            yield out, where_from[place[inner_out]]
+
+
+def _last_use(jaxpr: Jaxpr) -> dict[int, list[Any]]:
+    last: dict[Any, int] = {}
+    for n, eqn in enumerate(jaxpr.eqns):
+        last.update((v, n) for v in eqn.invars if not isinstance(v, Literal))
+    kept = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    used: dict[int, list[Any]] = {}
+    for variable, n in last.items():
+        if variable not in kept:
+            used.setdefault(n, []).append(variable)
+    return used

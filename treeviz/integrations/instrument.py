@@ -1,0 +1,196 @@
+"""The instrumented twin of a jitted step: the same results, and the measurement of the gradients made inside."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeviz.analysis.gradient_bits import NO_NUMBER, reduce_leaves
+from treeviz.analysis.gradient_owners import Argument, Owned, owned
+from treeviz.analysis.gradients import Measurement, reduce_tree, source_of
+from treeviz.analysis.marks import Mark, mark_tree
+from treeviz.analysis.thread_out import thread_out
+from treeviz.integrations.jax_internals import JitOptions, seeing_gradients
+
+
+class NothingSeen(Exception):
+    """The step makes no gradient."""
+
+
+def instrumented(
+    function: Callable,
+    options: JitOptions,
+    statistics: tuple[str, ...],
+    *,
+    match: bool = True,
+    tell: Callable[[Sequence[Owned]], None] = lambda _: None,
+    donate: bool = True,
+    only_measure: bool = False,
+) -> Callable:
+    """A jitted function that gives `(what the function gives, Measurement)`.
+
+    Args:
+      options: What `jax.jit` was told about the function.
+      tell: Called whenever it is traced, with what is measured.
+      donate: Whether it takes the buffers that the step takes.
+      only_measure: It gives `(None, Measurement)`, so that only what the gradients need is computed.
+    """
+
+    @functools.wraps(function)
+    def twin(*args, **kwargs):
+        out, measurement = _measured(function, args, kwargs, statistics, match, tell)
+        return (None if only_measure else out), measurement
+
+    out_shardings = None if options.out_shardings is None else (options.out_shardings, None)
+    if only_measure:
+        out_shardings = None
+    return _jit(twin, options, out_shardings, donate)
+
+
+def instrumented_callback(
+    function: Callable, options: JitOptions, statistics: tuple[str, ...], record: Callable[[Measurement], None]
+) -> Callable:
+    """A jitted function that gives `(what the function gives, None)`, and calls `record` at each gradient."""
+
+    def see(kind, tree, origins=None, name="grads"):
+        source = source_of(tree, name)
+        if any(source.has_number):
+            jax.debug.callback(
+                lambda words: record(Measurement({name: words}, [source], statistics)),
+                reduce_tree(tree, statistics=statistics),
+            )
+        return tree
+
+    @functools.wraps(function)
+    def twin(*args, **kwargs):
+        with seeing_gradients(see):
+            return function(*args, **kwargs), None
+
+    return _jit(twin, options, None if options.out_shardings is None else (options.out_shardings, None), True)
+
+
+def _jit(function, options: JitOptions, out_shardings, donate: bool):
+    keywords = options.keywords
+    if not donate:
+        keywords = {k: v for k, v in keywords.items() if not k.startswith("donate")}
+    if out_shardings is not None:
+        keywords = {**keywords, "out_shardings": out_shardings}
+    return jax.jit(function, **keywords)
+
+
+def _measured(function, args, kwargs, statistics, match, tell):
+    if jax.config.jax_disable_jit:
+        return _measured_at_once(function, args, kwargs, statistics, tell)
+    arguments = _arguments(function, args, kwargs)
+    leaves, rebuild = _split(args, kwargs)
+    out_tree = None
+
+    def on_leaves(*leaves):
+        nonlocal out_tree
+        args, kwargs = rebuild(leaves)
+        out, out_tree = jax.tree.flatten(function(*args, **kwargs))
+        return out
+
+    with seeing_gradients(_mark):
+        program = jax.make_jaxpr(on_leaves)(*leaves)
+    out, found, words = thread_out(program, leaves, functools.partial(_reduce, statistics), _nothing)
+    names = owned(found, arguments, match=match)
+    measurement = _measurement(zip(names, words, strict=True), statistics)
+    tell([name for name in names if name is not None])
+    return jax.tree.unflatten(out_tree, out), measurement
+
+
+def _mark(kind, tree, origins=None, name="grads"):
+    return mark_tree(kind, name, tree, [] if origins is None else jax.tree.leaves(origins))
+
+
+def _measured_at_once(function, args, kwargs, statistics, tell):
+    """Without jit, every gradient is at hand when it is made."""
+    names, words = [], []
+
+    def see(kind, tree, origins=None, name="grads"):
+        count = sum(n.source.name.split(" #")[0] == name for n in names)
+        source = source_of(tree, f"{name} #{count + 1}" if count else name)
+        if any(source.has_number):
+            names.append(Owned(source, "", ()))
+            words.append(reduce_tree(tree, statistics=statistics))
+        return tree
+
+    with seeing_gradients(see):
+        out = function(*args, **kwargs)
+    tell(names)
+    return out, _measurement(zip(names, words, strict=True), statistics)
+
+
+def _measurement(named, statistics) -> Measurement:
+    kept = sorted(((name.source, words) for name, words in named if name is not None), key=lambda pair: pair[0].name)
+    if not kept:
+        raise NothingSeen("no gradient is made in this step by jax.grad, jax.value_and_grad or jax.vjp")
+    return Measurement({source.name: words for source, words in kept}, [source for source, _ in kept], statistics)
+
+
+def _reduce(statistics, mark: Mark, values: Sequence[Any]) -> jax.Array:
+    values = iter(values)
+    return reduce_leaves([next(values) if has else None for has in mark.source.has_number], statistics)
+
+
+def _nothing(words) -> jax.Array:
+    """Rows that say that there is no number."""
+    rows = np.zeros(words.shape, np.uint32)
+    rows[..., 0] = NO_NUMBER
+    return jnp.asarray(rows)
+
+
+def _split(args, kwargs):
+    """The traced leaves of a call, and how to put others in their place. What holds none stays the same object."""
+    flat: list[Any] = []
+    whole: list[tuple[Any, Any]] = []
+    for value in (*args, *kwargs.values()):
+        leaves, treedef = jax.tree.flatten(value)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
+        whole.append((value, None) if not places else (leaves, (treedef, places)))
+        flat += [leaves[i] for i in places]
+
+    def rebuild(traced):
+        traced = iter(traced)
+        values = []
+        for value, how in whole:
+            if how is not None:
+                treedef, places = how
+                leaves = list(value)
+                for i in places:
+                    leaves[i] = next(traced)
+                value = jax.tree.unflatten(treedef, leaves)
+            values.append(value)
+        return values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
+
+    return flat, rebuild
+
+
+def _arguments(function, args, kwargs) -> list[Argument]:
+    """The traced arguments by name; their leaves in order are those of `_split`."""
+    try:
+        parameters = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    except (TypeError, ValueError):
+        parameters = []
+    names = [parameters[i] if i < len(parameters) else f"args[{i}]" for i in range(len(args))]
+    found = []
+    for name, value in zip((*names, *kwargs), (*args, *kwargs.values()), strict=True):
+        leaves = jax.tree.leaves(value)
+        is_traced = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]
+        if leaves and all(is_traced):
+            found.append(Argument(name, value))
+        else:
+            paths = source_of(value, "").paths if any(is_traced) else ()
+            found += [
+                Argument(name + path, leaf)
+                for path, leaf, traced in zip(paths, leaves, is_traced, strict=False)
+                if traced
+            ]
+    return found
