@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treeviz
-from treeviz.views.escape import Markup, attribute, element, text
+from treeviz.views.escape import Markup, attribute, text
 from treeviz.views.front_end import loader_text, module_text, packed_page_module, page_module_text
 from treeviz.views.page import page
 from treeviz.views.static import MAX_NESTING, outline
@@ -211,7 +211,6 @@ def test_escaped_text_is_what_it_was(content):
     assert not set(attribute(content)) & set("<>\"'")
 
 
-def test_an_element_escapes_text_and_keeps_markup():
-    assert element("b", "<i>", Markup("<br>"), class_='a"b', hidden=True, title=None, data_x="1") == (
-        '<b class="a&quot;b" hidden data-x="1">&lt;i&gt;<br></b>'
-    )
+def test_markup_is_not_escaped_again():
+    assert text(Markup("<br>")) == "<br>"
+    assert text("<br>") == "&lt;br&gt;"

@@ -25,18 +25,3 @@ def attribute(value: str) -> Markup:
     """What stands between the quotes of an attribute."""
     value = str.__str__(value).encode("utf-8", "backslashreplace").decode()
     return Markup(value.translate(_ATTRIBUTE))
-
-
-def element(tag: str, *content: str, **attributes: str | bool | None) -> Markup:
-    """An HTML element around text, which is escaped, and around `Markup`, which is not.
-
-    `class_` stands for "class", `data_x` for "data-x"; True writes the bare name, None and False nothing.
-    """
-    opening = [tag]
-    for name, value in attributes.items():
-        name = name.rstrip("_").replace("_", "-")
-        if value is True:
-            opening.append(name)
-        elif value is not None and value is not False:
-            opening.append(f'{name}="{attribute(value)}"')
-    return Markup(f"<{' '.join(opening)}>{''.join(map(text, content))}</{tag}>")
