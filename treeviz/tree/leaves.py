@@ -147,16 +147,12 @@ class FactTable:
 
     def scalar(self, leaf: Any) -> int:
         cls = type(leaf)
-        return self.code(
-            Facts(
-                "scalar",
-                class_name(cls),
-                True,
-                1,
-                text=value_text(leaf),
-                weak=any(cls is scalar for scalar in (bool, int, float, complex)),
-            )
-        )
+        text = repr(leaf) if cls is float else value_text(leaf)
+        code = self._codes.get((id(cls), text))
+        if code is not None:
+            return code
+        weak = any(cls is scalar for scalar in (bool, int, float, complex))
+        return self._remember((id(cls), text), Facts("scalar", class_name(cls), True, 1, text=text, weak=weak))
 
     def string(self, leaf: Any) -> int:
         cls = type(leaf)
