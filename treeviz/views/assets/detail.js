@@ -1,6 +1,7 @@
 // @ts-check
 // Everything that is known of one row.
 import { bar_chart, h } from "./dom.js";
+import { wholeText } from "./numbers.js";
 import { shape_text } from "./words.js";
 
 // Columns of labels that say what the facts say.
@@ -52,7 +53,7 @@ function exact(column, row) {
   if (!column.is_number) return column.labels ? column.text(row) : "";
   const value = column.values[row];
   const text = column.text(row);
-  const whole = column.format === "number" || Number.isNaN(value) ? text : value.toLocaleString("en-US");
+  const whole = column.format === "number" || Number.isNaN(value) ? text : wholeText(value);
   return column.format !== "bytes" || value < 1000 ? (column.format === "bytes" ? text : whole) : `${text} (${whole} bytes)`;
 }
 

@@ -1,6 +1,7 @@
 // @ts-check
 // The rows on the screen: only they are in the document.
 import { bar_chart, h } from "./dom.js";
+import { wholeText } from "./numbers.js";
 
 /** @typedef {import("./view.js").View} View */
 
@@ -201,7 +202,7 @@ function fill_type(cell, tree, row, what, notes) {
   const n = tree.n_children[row];
   const text = what.endsWith(tree.of(row, "text")) ? "" : tree.of(row, "text");
   const fields = tree.of(row, "static").map(([name, value]) => `${name}=${value}`);
-  const dim = [...(n ? [`${n.toLocaleString("en-US")} ${n === 1 ? "child" : "children"}`] : []), ...fields].join(" · ");
+  const dim = [...(n ? [`${wholeText(n)} ${n === 1 ? "child" : "children"}`] : []), ...fields].join(" · ");
   const words = h("span", { class: "what" }, text ? `${what} ${text}` : what);
   const badges = notes.map((note) => h("span", { class: "badge", "data-note": note[0], title: note[1] }, badge_text(tree, note)));
   cell.replaceChildren(words, ...badges, ...(dim ? [h("span", { class: "dim" }, dim)] : []));

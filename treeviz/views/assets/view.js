@@ -3,6 +3,7 @@
 import { detail } from "./detail.js";
 import { copy, h } from "./dom.js";
 import { Grid } from "./grid.js";
+import { wholeText } from "./numbers.js";
 import { matches } from "./query.js";
 import { Rows } from "./rows.js";
 import { Index } from "./words.js";
@@ -111,7 +112,9 @@ export class View {
   /** Make the texts ready, and have the browser compile the search, while nobody waits for it. */
   warm_up() {
     this.index.warm();
-    matches(this.tree, this.index, "a");
+    const rows = new Rows(this.tree);
+    rows.search(matches(this.tree, this.index, "a"));
+    rows.update();
   }
 
   /** Search at the next frame: a quick hand is not slowed down. @param {string} query */
@@ -156,8 +159,8 @@ export class View {
     if (!hits) this.say("");
     else if (!n_hits) this.say("no match");
     else {
-      const here = hits[this.active] ? `${this.rows.hit_number(this.active).toLocaleString("en-US")} of ` : "";
-      this.say(`${here}${n_hits.toLocaleString("en-US")} ${n_hits === 1 ? "match" : "matches"}`);
+      const here = hits[this.active] ? `${wholeText(this.rows.hit_number(this.active))} of ` : "";
+      this.say(`${here}${wholeText(n_hits)} ${n_hits === 1 ? "match" : "matches"}`);
     }
   }
 
