@@ -52,23 +52,15 @@ export function parse(query) {
 /** The rows that a query describes, as ones. @type {(tree: Tree, index: Index, query: string) => Uint8Array} */
 export function matches(tree, index, query) {
   const { n } = tree;
-  const all_of = (terms) =>
-    terms
-      .map((term) => {
-        const found = rows_of(tree, index, term);
-        if (term.negated) for (let row = 0; row < n; row++) found[row] ^= 1;
-        return found;
-      })
-      .reduce((rows, found) => {
-        for (let row = 0; row < n; row++) rows[row] &= found[row];
-        return rows;
-      });
-  const alternatives = parse(query).map(all_of);
-  if (!alternatives.length) return new Uint8Array(n);
-  return alternatives.reduce((matched, rows) => {
-    for (let row = 0; row < n; row++) matched[row] |= rows[row];
-    return matched;
-  });
+  const found_by = (term) => {
+    const found = rows_of(tree, index, term);
+    if (term.negated) for (let row = 0; row < n; row++) found[row] ^= 1;
+    return found;
+  };
+  const all = (rows, found) => rows.map((matched, row) => matched & found[row]);
+  const any = (rows, found) => rows.map((matched, row) => matched | found[row]);
+  const alternatives = parse(query).map((terms) => terms.map(found_by).reduce(all));
+  return alternatives.length ? alternatives.reduce(any) : new Uint8Array(n);
 }
 
 /** @type {(tree: Tree, index: Index, term: Term) => Uint8Array} */

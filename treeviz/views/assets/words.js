@@ -70,21 +70,23 @@ export function by_key(tree, index, result, ask) {
 export function in_path(tree, index, word) {
   const { n, parent } = tree;
   const advance = automaton(word);
-  const texts_of = [(key) => key.keystr, ...(word.includes("/") ? [(key) => `/${key.segment}`] : [])];
-  // Few words begin where a key ends, so this is worth asking before looking across keys.
-  const may_span = texts_of.map(() => begins(advance(0, index.name), word));
+  const keystr = (key) => key.keystr;
+  const segment = (key) => `/${key.segment}`;
+  // Few words begin where a key ends, so that is asked before looking across keys.
+  const spanning = new Set();
+  const look = (text_of, key) => advance(0, text_of(key)) % word.length && spanning.add(text_of);
   const in_key = (key) => {
-    texts_of.forEach((text_of, i) => (may_span[i] ||= begins(advance(0, text_of(key)), word)));
+    look(keystr, key);
+    look(segment, key);
     return +(key.label.includes(word) || key.keystr.includes(word) || key.segment.includes(word));
   };
   const found = by_key(tree, index, new Uint8Array(n), in_key);
   found[0] = +index.name.includes(word);
-  texts_of.forEach((text_of, i) => may_span[i] && add_spanning(tree, index, word, advance, text_of, found));
+  if (advance(0, index.name)) spanning.add(keystr).add(segment);
+  for (const text_of of spanning) if (text_of === keystr || word.includes("/")) add_spanning(tree, index, word, advance, text_of, found);
   for (let row = 1; row < n; row++) if (found[parent[row]]) found[row] = 1;
   return found;
 }
-
-const begins = (state, word) => state > 0 && state < word.length;
 
 /** Knuth, Morris and Pratt's: a state is how much of the word ends here. @type {(word: string) => (state: number, text: string) => number} */
 function automaton(word) {
