@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import jax
@@ -30,8 +29,8 @@ _UP, _DOWN = np.float32(2.0**SHIFT), np.float32(2.0**-SHIFT)
 _USUAL_FROM, _HUGE_FROM = (np.float32(limit).view(np.uint32) for limit in (2.0**-60, 2.0**47))
 _INFINITY = np.float32(np.inf).view(np.uint32)
 
-_STACKED_BELOW = 1 << 14  # elements
-_AT_ONCE = 1 << 16  # elements
+_SMALL_BELOW = 1 << 14  # elements: smaller leaves are reduced together
+_PADDING = 1 << 12  # elements that a block of small leaves may always waste
 
 
 def n_words(statistics: Sequence[str]) -> int:
@@ -57,77 +56,125 @@ def reduce_leaves(leaves: Sequence[jax.Array | None], statistics: tuple[str, ...
 
 @partial(jax.jit, static_argnums=(1, 2))  # where nothing is traced, operations one at a time would be slow
 def _rows(leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: bool) -> jax.Array:
-    groups: dict = {}
-    for i, leaf in enumerate(leaves):
-        if leaf is not None:
-            leaf = leaves[i] = lax.stop_gradient(jnp.asarray(leaf))
-            alone = i if leaf.size >= _STACKED_BELOW else -1
-            groups.setdefault((leaf.shape, leaf.dtype, _type_of_place(leaf), alone), []).append(i)
+    numbers = {
+        i: _real(lax.optimization_barrier(lax.stop_gradient(jnp.asarray(leaf))))
+        for i, leaf in enumerate(leaves)
+        if leaf is not None
+    }
+    rows, order = [], []
+    small: dict = {}
+    for i, x in numbers.items():
+        if x.size < _SMALL_BELOW and not _is_sharded(x):
+            small.setdefault((x.dtype, getattr(_type_of(x), "vma", None)), []).append(i)
+        else:
+            is_usual = _has_usual_squares(leaves[i].dtype)
+            rows.append(_rows_of(x.reshape(1, 1) if x.ndim == 0 else x[None], [x.size], is_usual, statistics, is_cpu))
+            order.append(i)
+    for group in small.values():
+        for members in _blocks(group, [numbers[i].size for i in group]):
+            sizes = [numbers[i].size for i in members]
+            block = _padded([numbers[i] for i in members], max(sizes))
+            rows.append(_rows_of(block, sizes, block.dtype == jnp.float64, statistics, is_cpu))
+            order.extend(members)
     without = [i for i, leaf in enumerate(leaves) if leaf is None]
     nothing = np.zeros((len(without), n_words(statistics)), np.uint32)
     nothing[:, 0] = NO_NUMBER
-    rows = [_group_rows([leaves[i] for i in group], statistics, is_cpu) for group in groups.values()]
     together = jnp.concatenate([*rows, nothing])
-    order = np.array([*itertools.chain(*groups.values(), without)], np.int32)
+    order = np.array([*order, *without], np.int32)
     if (np.diff(order) == 1).all():
         return together
     return together.at[order.argsort().astype(np.int32)].get(mode="promise_in_bounds")
 
 
-def _type_of_place(leaf: jax.Array):
-    """What must be the same for leaves to be stacked: the sharding that is a part of the type, in explicit meshes."""
-    aval = jax.typeof(leaf) if hasattr(jax, "typeof") else None
-    return getattr(aval, "sharding", None), getattr(aval, "vma", None)
+def _type_of(x: jax.Array):
+    return jax.typeof(x) if hasattr(jax, "typeof") else None  # jax < 0.6
 
 
-def _group_rows(leaves: list[jax.Array], statistics: tuple[str, ...], is_cpu: bool) -> jax.Array:
-    """uint32[k, n_words] of k leaves of one shape and dtype."""
-    leaves = [lax.optimization_barrier(leaf) for leaf in leaves]
-    x = jnp.stack(leaves)
-    x = _real(x if x.ndim > 1 else x[:, None])
+def _is_sharded(x: jax.Array) -> bool:
+    """Whether the type says so, as it does in explicit meshes: then an array cannot be reshaped at will."""
+    sharding = getattr(_type_of(x), "sharding", None)
+    return any(axis is not None for axis in getattr(sharding, "spec", ()))
+
+
+def _blocks(leaves: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Split leaves into blocks whose rows, all as long as the longest, hold little else than the leaves."""
+    block: list[int] = []
+    longest = n_used = n_wasted = 0
+    for size, leaf in sorted(zip(sizes, leaves, strict=True), key=lambda pair: (-pair[0], pair[1])):
+        if block and n_wasted + longest - size > n_used + _PADDING:
+            yield block
+            block = []
+        if not block:
+            longest, n_used, n_wasted = size, 0, 0
+        block.append(leaf)
+        n_used += size
+        n_wasted += longest - size
+    yield block
+
+
+def _padded(leaves: Sequence[jax.Array], length: int) -> jax.Array:
+    """[k, length]: a leaf in each row, and zeros after it."""
+    parts = []
+    for x in leaves:
+        parts.append(x.reshape(-1))
+        if x.size < length:
+            parts.append(np.zeros(length - x.size, x.dtype))
+    return jnp.concatenate(parts).reshape(len(leaves), length)
+
+
+def _rows_of(
+    x: jax.Array, sizes: Sequence[int], has_usual_squares: bool, statistics: tuple[str, ...], is_cpu: bool
+) -> jax.Array:
+    """uint32[k, n_words] of x[k, …], in which zeros follow the `sizes[k]` numbers of each row."""
     values, exponent = _scaled(x) if x.dtype == jnp.float64 else (x, np.int32(0))
     bits = _magnitude(values)
 
-    def squares(start: np.uint32, stop: np.uint32, scale: np.float32) -> jax.Array:
+    def squares(start, stop, scale) -> jax.Array:
         return jnp.square(jnp.where(bits - start < stop - start, values, np.float32(0)) * scale)
 
-    def reduce(*terms: tuple[str, jax.Array]) -> list[jax.Array]:
-        return _reduced(terms, is_cpu)
-
-    usual, peak, nonfinite = reduce(
-        ("sum", squares(_USUAL_FROM, _HUGE_FROM, np.float32(1))),
-        ("max", jnp.where(bits < _INFINITY, bits, np.uint32(0))),
-        ("sum", _ones(bits >= _INFINITY)),
+    usual, peak, nonfinite = _reduced(
+        [
+            ("sum", squares(_USUAL_FROM, _HUGE_FROM, np.float32(1))),
+            ("max", jnp.where(bits < _INFINITY, bits, np.uint32(0))),
+            ("sum", _ones(bits >= _INFINITY)),
+        ],
+        is_cpu,
     )
-    if _has_usual_squares(leaves[0].dtype):
+    each = partial(lax.expand_dims, dimensions=range(1, x.ndim))
+    if has_usual_squares:
         sum_of_squares, of = usual, jnp.full_like(peak, USUAL)
     else:
-        (tiny,) = reduce(("sum", squares(np.uint32(0), _USUAL_FROM, _UP)))
-        (huge,) = reduce(("sum", squares(_HUGE_FROM, _INFINITY, _DOWN)))
-        of = _ones(peak >= _USUAL_FROM) + _ones(peak >= _HUGE_FROM)
-        sum_of_squares = _chosen(of, tiny, usual + _lower(tiny), huge + _lower(usual))
+        is_huge = peak >= _HUGE_FROM
+        start = each(jnp.where(is_huge, _HUGE_FROM, np.uint32(0)))
+        stop = each(jnp.where(is_huge, _INFINITY, _USUAL_FROM))
+        (other,) = _reduced([("sum", squares(start, stop, each(jnp.where(is_huge, _DOWN, _UP))))], is_cpu)
+        of = _ones(peak >= _USUAL_FROM) + _ones(is_huge)
+        sum_of_squares = _chosen(of, other, usual + _lower(other), other + _lower(usual))
 
     words = {"norm": _bits(sum_of_squares), "max_abs": peak, "nonfinite": nonfinite}
     if set(statistics) - set(LIGHT):
-        scale = _chosen(of, _UP, np.float32(1), _DOWN)
-        scale = lax.expand_dims(scale, range(1, values.ndim))
-        is_zero = _magnitude(x) == 0
-        total, *counts = reduce(
-            ("sum", jnp.where(bits < _INFINITY, values, np.float32(0)) * scale),
-            ("sum", _ones(is_zero)),
-            ("sum", _ones(bits > _INFINITY)),
-            ("sum", _ones(values == np.float32(np.inf))),
-            ("sum", _ones(values == np.float32(-np.inf))),
+        total, zeros, *counts = _reduced(
+            [
+                (
+                    "sum",
+                    jnp.where(bits < _INFINITY, values, np.float32(0)) * each(_chosen(of, _UP, np.float32(1), _DOWN)),
+                ),
+                ("sum", _ones(_magnitude(x) == 0)),
+                ("sum", _ones(bits > _INFINITY)),
+                ("sum", _ones(values == np.float32(np.inf))),
+                ("sum", _ones(values == np.float32(-np.inf))),
+            ],
+            is_cpu,
         )
-        n_finite = jnp.maximum(np.uint32(math.prod(x.shape[1:])) - nonfinite, np.uint32(1))
+        n = np.array(sizes, np.uint32)
+        n_finite = jnp.maximum(n - nonfinite, np.uint32(1))
         words["mean"] = _bits(total / n_finite.astype(jnp.float32))
-        words.update(zip(("zeros", "nan", "posinf", "neginf"), counts, strict=True))
+        words["zeros"] = zeros - (np.uint32(math.prod(x.shape[1:])) - n)
+        words.update(zip(("nan", "posinf", "neginf"), counts, strict=True))
     first = (exponent + np.int32(EXPONENT_ZERO)).astype(jnp.uint32) | (of << np.uint32(RANGE_AT))
-    columns = [first, *(words[name] for name in statistics if name != "histogram")]
+    columns = [jnp.broadcast_to(first, peak.shape), *(words[name] for name in statistics if name != "histogram")]
     rows = jnp.stack(columns, axis=1)
-    if "histogram" in statistics:
-        rows = jnp.concatenate([rows, _histogram(x)], axis=1)
-    return rows
+    return jnp.concatenate([rows, _histogram(x)], axis=1) if "histogram" in statistics else rows
 
 
 def _lower(sum_of_squares: jax.Array) -> jax.Array:
@@ -181,15 +228,29 @@ def _chosen(of: jax.Array, tiny, usual, huge) -> jax.Array:
 
 def _reduced(terms: Sequence[tuple[str, jax.Array]], is_cpu: bool) -> list[jax.Array]:
     """[k] of each term: its sums or its maxima over all axes but the first."""
-    axes = tuple(range(1, terms[0][1].ndim))
-    if not is_cpu or len(terms) == 1:  # XLA makes one pass of these, but on CPUs
-        # `jnp.sum` of unsigned integers would be uint64 where there is such a thing
-        return [jnp.sum(x, axes, dtype=x.dtype) if how == "sum" else jnp.max(x, axes) for how, x in terms]
+    shape = terms[0][1].shape
+    axes = tuple(range(1, len(shape)))
+    is_long = len(shape) == 2 and shape[1] >= _SMALL_BELOW
+    # `jnp.sum` of unsigned integers would be uint64 where there is such a thing.
+    one_by_one = [jnp.sum(x, axes, dtype=x.dtype) if how == "sum" else jnp.max(x, axes) for how, x in terms]
+    if not is_cpu:  # XLA makes one pass of these
+        return one_by_one
+    # XLA CPU makes one quick loop of several reductions if they are one operation with no more than one sum of floats
+    # (jax 0.10.2: 0.15 ns an element, else 1.2 ns). It adds one number after the other: rows first keep the digits.
+    results = list(_joined(terms, axes[-1:]))
+    if len(axes) > 1:
+        results = list(_joined([(how, x) for (how, _), x in zip(terms, results, strict=True)], axes[:-1]))
+    for i, (_, x) in enumerate(terms):
+        if is_long and x.dtype == jnp.float32:
+            results[i] = one_by_one[i]
+    return results
+
+
+def _joined(terms: Sequence[tuple[str, jax.Array]], axes: Sequence[int]) -> Sequence[jax.Array]:
     joins = [lax.add if how == "sum" else lax.max for how, _ in terms]
-    # With one sum of floats at most, XLA CPU makes this a quick loop (jax 0.10.2: 0.15 ns an element, else 1.2 ns).
     start = tuple(np.zeros((), x.dtype) for _, x in terms)
     join = lambda left, right: tuple(f(a, b) for f, a, b in zip(joins, left, right, strict=True))  # noqa: E731
-    return list(lax.reduce(tuple(x for _, x in terms), start, join, axes))
+    return lax.reduce(tuple(x for _, x in terms), start, join, axes)
 
 
 def _histogram(x: jax.Array) -> jax.Array:
