@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
+from functools import lru_cache
 from typing import NamedTuple, TextIO
 
 
@@ -82,6 +83,7 @@ def cut(text: str, width: int, dots: str = "…") -> str:
     return text
 
 
+@lru_cache(4096)
 def _character_width(character: str) -> int:
     if character.isascii():
         return 1
