@@ -78,6 +78,7 @@ class Watched:
 
     def __init__(self, jitted: JittedStep, record, every, heavy_every, statistics, via, match, exact) -> None:
         functools.update_wrapper(self, jitted.step, updated=())
+        self.__wrapped__ = getattr(jitted.step, "__wrapped__", jitted.step)
         self.watches: dict[str, Owned] = {}
         self.trouble = ""
         self._jitted = jitted

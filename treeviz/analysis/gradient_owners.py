@@ -69,7 +69,9 @@ def _kept(gradients: Sequence[Found], owners) -> Sequence[Found]:
     with_owner = [f for f in gradients if owners[f] is not None]
     # The cotangents of a bare `jax.vjp` may be what somebody's own derivative rule asks for.
     of_losses = [f for f in with_owner if f.mark.kind == "grads"]
-    return of_losses or with_owner or gradients
+    # What is differentiated itself is a term of the loss, as the penalty of a gradient's norm is.
+    outer = [f for f in of_losses if not f.is_inner]
+    return outer or of_losses or with_owner or gradients
 
 
 def _owner(found: Found, places: Sequence[tuple[str, str]]) -> str | None:

@@ -38,13 +38,14 @@ def mark_tree(kind: str, name: str, tree: Any, origins: Sequence[Any] = ()) -> A
         return tree
     places = [i for i, has in enumerate(source.has_number) if has]
     operands = [leaves[i] for i in places] + [origins[i] for i in places if len(origins) == len(leaves)]
-    marked = mark_p.bind(*operands, mark=Mark(kind, source), n=len(places), batched=())
+    marked = mark_p.bind(*operands, mark=Mark(kind, source), n=len(places), batched=(), inner=False)
     for i, leaf in zip(places, marked, strict=True):
         leaves[i] = leaf
     return jax.tree.unflatten(treedef, leaves)
 
 
 # Operands: n values, then what they belong to. Results: the n values.
+# `inner`: it is a part of something that is differentiated.
 # `batched`: for every `vmap` around it, innermost first, the axis of each of the n values (None: not batched).
 mark_p = Primitive("treeviz_mark")
 mark_p.multiple_results = True
@@ -61,13 +62,11 @@ def _abstract_eval(*avals, n, **_):
 
 
 def _jvp(primals, tangents, *, n, **params):
-    return mark_p.bind(*primals, n=n, **params), list(tangents[:n])
+    return mark_p.bind(*primals, n=n, **{**params, "inner": True}), list(tangents[:n])
 
 
 def _batch(operands, dims, *, n, batched, **params):
-    dims = dims[:n]
-    axes = tuple(None if d is batching.not_mapped else d for d in dims)
-    return mark_p.bind(*operands, n=n, batched=(*batched, axes), **params), list(dims)
+    return mark_p.bind(*operands, n=n, batched=(*batched, tuple(dims[:n])), **params), list(dims[:n])
 
 
 ad.primitive_jvps[mark_p] = _jvp

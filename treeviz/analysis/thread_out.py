@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -36,11 +36,13 @@ class Found:
     Attributes:
       axes: Outermost first.
       origins: For each marked value, the number of the program's argument of which it is the gradient; or None.
+      is_inner: It was differentiated itself.
     """
 
     mark: Mark
     axes: tuple[Axis, ...]
     origins: tuple[int | None, ...]
+    is_inner: bool = False
 
     def within(self, axis: Axis) -> Found:
         return replace(self, axes=(axis, *self.axes))
@@ -60,18 +62,25 @@ def thread_out(
     Raises:
       CannotThread: A mark lies inside an operation that we do not know.
     """
-    run = _Run(reduce, nothing)
+    run = _Run(reduce, nothing, {mark for mark, again in marks_in(program) if not again})
     return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
 
 
-def has_marks(jaxpr: Any) -> bool:
-    """Whether there is a mark in a jaxpr, or in one inside it."""
-    return any(eqn.primitive is mark_p or any(map(has_marks, _inner(eqn))) for eqn in _open(jaxpr).eqns)
+def marks_in(jaxpr: Any, again: bool = False) -> Iterator[tuple[Mark, bool]]:
+    """Every mark in a jaxpr and in those inside it, and whether it is computed again, for a backward pass."""
+    for eqn in _open(jaxpr).eqns:
+        if eqn.primitive is mark_p:
+            yield eqn.params["mark"], again
+        for inner in _inner(eqn):
+            yield from marks_in(inner, again or _is_again(eqn))
+
+
+def _is_again(eqn) -> bool:
+    """What `jax.checkpoint` computes a second time."""
+    return bool(eqn.params.get("differentiated"))
 
 
 def _inner(eqn) -> list[Any]:
-    if eqn.params.get("differentiated"):
-        return []  # what `jax.checkpoint` computes a second time, for the backward pass
     found = []
     for value in eqn.params.values():
         found += [x for x in (value if isinstance(value, tuple | list) else (value,)) if _is_jaxpr(x)]
@@ -89,9 +98,11 @@ def _open(jaxpr: Any) -> Jaxpr:
 class _Run:
     """One run of a program. The rules below have the equation, its values, and which arguments these are."""
 
-    def __init__(self, reduce: Reduce, nothing: Callable[[Any], Any]) -> None:
+    def __init__(self, reduce: Reduce, nothing: Callable[[Any], Any], once: set[Mark]) -> None:
         self.reduce = reduce
         self.nothing = nothing
+        self.once = once  # found where nothing is computed again, so that they need not be found there too
+        self.again = False
 
     def jaxpr(self, jaxpr: Jaxpr, consts, arguments, origins=()):
         values: dict[Any, Any] = {}
@@ -109,7 +120,7 @@ class _Run:
             operands = [read(x) for x in eqn.invars]
             where_from = [None if isinstance(x, Literal) else origin.get(x) for x in eqn.invars]
             with _place_of(eqn):
-                rule = _rule(eqn)
+                rule = self.rule(eqn)
                 if rule is None:
                     results, found_here, words_here = _bind(eqn, operands), (), ()
                 else:
@@ -124,6 +135,19 @@ class _Run:
             for variable in last_use.get(n, ()):
                 values.pop(variable, None)
         return [read(x) for x in jaxpr.outvars], found, words
+
+    def rule(self, eqn) -> Callable | None:
+        """How an equation with a mark inside is run; None for all others."""
+        if eqn.primitive is mark_p:
+            return _Run.mark
+        again = self.again or _is_again(eqn)
+        marks = (found for inner in _inner(eqn) for found in marks_in(inner, again))
+        if all(again and mark in self.once for mark, again in marks):
+            return None
+        rule = _RULES.get(eqn.primitive.name)
+        if rule is None:
+            raise CannotThread(f"a gradient is made inside `{eqn.primitive.name}`, from which nothing can be led out")
+        return rule
 
     def traced(self, jaxpr: Any, origins=()):
         """A function of the jaxpr's operands that gives results and words; and the list that it fills when traced."""
@@ -141,12 +165,16 @@ class _Run:
     def mark(self, eqn, operands, origins):
         n = eqn.params["n"]
         mark: Mark = eqn.params["mark"]
+        if self.again and mark in self.once:
+            return operands[:n], (), ()
         batched = eqn.params["batched"]
         measure = lambda *values: self.reduce(mark, values)  # noqa: E731
         for axes in batched:
             measure = _over_members(measure, axes)
         sizes = _member_sizes(operands[:n], batched)
-        found = Found(mark, tuple(Axis("member", size) for size in sizes), tuple(origins[n:]) or (None,) * n)
+        found = Found(
+            mark, tuple(Axis("member", size) for size in sizes), tuple(origins[n:]) or (None,) * n, eqn.params["inner"]
+        )
         return operands[:n], [found], [measure(*operands[:n])]
 
     def inline(self, eqn, operands, origins):
@@ -164,9 +192,14 @@ class _Run:
 
     def remat(self, eqn, operands, origins):
         function, found = self.traced(eqn.params["jaxpr"], origins)
-        again = jax.checkpoint(function, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"])
-        results, words = again(*operands)
-        return results, found, words
+        before, self.again = self.again, self.again or _is_again(eqn)
+        try:
+            jaxpr, constants = _without_constants(function, operands)
+        finally:
+            self.again = before
+        # bound as it was: XLA is told what not to merge with the forward pass
+        results = eqn.primitive.bind(*constants, *operands, **{**eqn.params, "jaxpr": jaxpr})
+        return results[: len(eqn.outvars)], found, results[len(eqn.outvars) :]
 
     def scan(self, eqn, operands, origins):
         p = eqn.params
@@ -263,17 +296,6 @@ _SAME_LEAF = (
 )
 
 
-def _rule(eqn) -> Callable | None:
-    if eqn.primitive is mark_p:
-        return _Run.mark
-    if not any(map(has_marks, _inner(eqn))):
-        return None
-    rule = _RULES.get(eqn.primitive.name)
-    if rule is None:
-        raise CannotThread(f"a gradient is made inside `{eqn.primitive.name}`, from which nothing can be led out")
-    return rule
-
-
 def _place_of(eqn):
     """Equations that are bound again keep their names and lines."""
     stack = ExitStack()
@@ -325,6 +347,21 @@ def _member_sizes(values, batched) -> list[int]:
         shapes = [x.shape if a is None else x.shape[:a] + x.shape[a + 1 :] for x, a in zip(values, axes, strict=True)]
         values = [jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(shapes, values, strict=True)]
     return sizes
+
+
+def _without_constants(function: Callable, operands) -> tuple[Jaxpr, list[Any]]:
+    """The function as a jaxpr whose first operands are its constants; and these."""
+    program = jax.make_jaxpr(function)(*operands)
+    n_consts, inner = len(program.consts), program.jaxpr
+
+    def with_constants(*operands):
+        return _Run(_never, _never, set()).jaxpr(inner, operands[:n_consts], operands[n_consts:])[0]
+
+    return jax.make_jaxpr(with_constants)(*program.consts, *operands).jaxpr, program.consts
+
+
+def _never(*_):
+    raise AssertionError("the marks were taken out before")
 
 
 def _passed_through(eqn, where_from):

@@ -1,0 +1,87 @@
+"""What the tests of `watch` share: a recorder, the statistics of gradients that were computed apart, and a small model."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeviz.analysis.gradients import Measurement, unpack
+
+
+class Recorder:
+    """Keeps what `watch` tells."""
+
+    def __init__(self):
+        self.measurements: list[Measurement] = []
+        self.steps: list[int] = []
+
+    def __call__(self, measurement: Measurement, step: int):
+        self.measurements.append(measurement)
+        self.steps.append(step)
+
+    def norms(self, name="grads", at=-1) -> np.ndarray:
+        measurement = self.measurements[at]
+        return unpack(np.array(measurement.words[name]), measurement.statistics)["norm"]
+
+    def names(self, at=-1) -> list[str]:
+        return [source.name for source in self.measurements[at].sources]
+
+    def paths(self, name="grads", at=-1) -> tuple[str, ...]:
+        return {source.name: source.paths for source in self.measurements[at].sources}[name]
+
+    def check(self, gradients, name="grads", at=-1, rtol=2e-5):
+        """The norms are those of a tree of gradients that was computed apart."""
+        np.testing.assert_allclose(self.norms(name, at), true_norms(gradients), rtol=rtol)
+
+
+def true_norms(tree) -> np.ndarray:
+    return np.array([np.linalg.norm(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
+
+
+def same_bytes(left, right) -> bool:
+    left, right = jax.tree.leaves(left), jax.tree.leaves(right)
+    return len(left) == len(right) and all(
+        np.array(a).tobytes() == np.array(b).tobytes() and np.array(a).dtype == np.array(b).dtype
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+# The multilayer perceptron of JAX's documentation, "Working with pytrees".
+
+
+def init_mlp_params(layer_widths):
+    params = []
+    for n_in, n_out in zip(layer_widths[:-1], layer_widths[1:], strict=True):
+        rng = np.random.default_rng(n_in)
+        weights = (rng.normal(size=(n_in, n_out)) * np.sqrt(2 / n_in)).astype(np.float32)
+        params.append(dict(weights=jnp.asarray(weights), biases=jnp.ones(shape=(n_out,))))
+    return params
+
+
+def forward(params, x):
+    *hidden, last = params
+    for layer in hidden:
+        x = jax.nn.relu(x @ layer["weights"] + layer["biases"][None])
+    return x @ last["weights"] + last["biases"][None]
+
+
+def loss_fn(params, x, y):
+    return jnp.mean((forward(params, x) - y) ** 2)
+
+
+LEARNING_RATE = 0.01
+
+
+def update_mlp(params, x, y):
+    grads = jax.grad(loss_fn)(params, x, y)
+    return jax.tree.map(lambda p, g: p - LEARNING_RATE * g, params, grads)
+
+
+def mlp_data(n=16):
+    x = np.linspace(-1, 1, n, dtype=np.float32)[:, None]
+    return jnp.asarray(x), jnp.asarray(x**2)
+
+
+def copies(tree):
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, tree)
