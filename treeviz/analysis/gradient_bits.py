@@ -30,6 +30,7 @@ _USUAL_FROM, _HUGE_FROM = (np.float32(limit).view(np.uint32) for limit in (2.0**
 _INFINITY = np.float32(np.inf).view(np.uint32)
 
 _SMALL_BELOW = 1 << 14  # elements: smaller leaves are reduced together
+_SHORTEST = 8  # XLA CPU makes NaN of joined reductions of an array of one element (jax 0.4.36 to 0.10.2)
 _PADDING = 1 << 12  # elements that a block of small leaves may always waste
 
 
@@ -68,12 +69,13 @@ def _rows(leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: b
             small.setdefault((x.dtype, getattr(_type_of(x), "vma", None)), []).append(i)
         else:
             is_usual = _has_usual_squares(leaves[i].dtype)
-            rows.append(_rows_of(x.reshape(1, 1) if x.ndim == 0 else x[None], [x.size], is_usual, statistics, is_cpu))
+            x = lax.squeeze(x, [axis for axis, size in enumerate(x.shape) if size == 1])
+            rows.append(_rows_of(x[None], [x.size], is_usual, statistics, is_cpu))
             order.append(i)
     for group in small.values():
         for members in _blocks(group, [numbers[i].size for i in group]):
             sizes = [numbers[i].size for i in members]
-            block = _padded([numbers[i] for i in members], max(sizes))
+            block = _padded([numbers[i] for i in members], max(sizes[0], _SHORTEST))
             rows.append(_rows_of(block, sizes, block.dtype == jnp.float64, statistics, is_cpu))
             order.extend(members)
     without = [i for i, leaf in enumerate(leaves) if leaf is None]
@@ -129,36 +131,31 @@ def _rows_of(
     values, exponent = _scaled(x) if x.dtype == jnp.float64 else (x, np.int32(0))
     bits = _magnitude(values)
 
-    def squares(start, stop, scale) -> jax.Array:
-        return jnp.square(jnp.where(bits - start < stop - start, values, np.float32(0)) * scale)
+    def sum_of_squares(start, stop, scale) -> tuple[str, jax.Array]:
+        return "sum", jnp.square(jnp.where(bits - start < stop - start, values, np.float32(0)) * scale)
 
-    usual, peak, nonfinite = _reduced(
-        [
-            ("sum", squares(_USUAL_FROM, _HUGE_FROM, np.float32(1))),
-            ("max", jnp.where(bits < _INFINITY, bits, np.uint32(0))),
-            ("sum", _ones(bits >= _INFINITY)),
-        ],
-        is_cpu,
-    )
-    each = partial(lax.expand_dims, dimensions=range(1, x.ndim))
+    peak_of = ("max", jnp.where(bits < _INFINITY, bits, np.uint32(0)))
+    nonfinite_of = ("sum", _ones(bits >= _INFINITY))
+    is_huge = (bits >= _HUGE_FROM) & (bits < _INFINITY)
+    usual_of = sum_of_squares(_USUAL_FROM, _HUGE_FROM, np.float32(1))
     if has_usual_squares:
-        sum_of_squares, of = usual, jnp.full_like(peak, USUAL)
-    else:
-        is_huge = peak >= _HUGE_FROM
-        start = each(jnp.where(is_huge, _HUGE_FROM, np.uint32(0)))
-        stop = each(jnp.where(is_huge, _INFINITY, _USUAL_FROM))
-        (other,) = _reduced([("sum", squares(start, stop, each(jnp.where(is_huge, _DOWN, _UP))))], is_cpu)
-        of = _ones(peak >= _USUAL_FROM) + _ones(is_huge)
-        sum_of_squares = _chosen(of, other, usual + _lower(other), other + _lower(usual))
+        squares, peak, nonfinite = _reduced([usual_of, peak_of, nonfinite_of], is_cpu)
+        of = jnp.full_like(peak, USUAL)
+    else:  # each sum with an integer: see `_reduced`
+        tiny_of = sum_of_squares(np.uint32(0), _USUAL_FROM, _UP)
+        huge_of = sum_of_squares(_HUGE_FROM, _INFINITY, _DOWN)
+        usual, peak = _reduced([usual_of, peak_of], is_cpu)
+        tiny, nonfinite = _reduced([tiny_of, nonfinite_of], is_cpu)
+        huge, n_huge = _reduced([huge_of, ("sum", _ones(is_huge))], is_cpu)
+        of = _ones(peak >= _USUAL_FROM) + _ones(n_huge > 0)
+        squares = _chosen(of, tiny, usual + _lower(tiny), huge + _lower(usual))
 
-    words = {"norm": _bits(sum_of_squares), "max_abs": peak, "nonfinite": nonfinite}
+    words = {"norm": _bits(squares), "max_abs": peak, "nonfinite": nonfinite}
     if set(statistics) - set(LIGHT):
+        scale = lax.expand_dims(_chosen(of, _UP, np.float32(1), _DOWN), range(1, x.ndim))
         total, zeros, *counts = _reduced(
             [
-                (
-                    "sum",
-                    jnp.where(bits < _INFINITY, values, np.float32(0)) * each(_chosen(of, _UP, np.float32(1), _DOWN)),
-                ),
+                ("sum", jnp.where(bits < _INFINITY, values, np.float32(0)) * scale),
                 ("sum", _ones(_magnitude(x) == 0)),
                 ("sum", _ones(bits > _INFINITY)),
                 ("sum", _ones(values == np.float32(np.inf))),
