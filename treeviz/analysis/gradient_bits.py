@@ -68,7 +68,7 @@ def _rows(leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: b
         if x.size < _SMALL_BELOW and not _is_sharded(x):
             small.setdefault((x.dtype, getattr(_type_of(x), "vma", None)), []).append(i)
         else:
-            is_usual = _has_usual_squares(leaves[i].dtype)
+            is_usual = _has_usual_squares(jnp.result_type(leaves[i]))
             x = lax.squeeze(x, [axis for axis, size in enumerate(x.shape) if size == 1])
             rows.append(_rows_of(x[None], [x.size], is_usual, statistics, is_cpu))
             order.append(i)
@@ -86,6 +86,38 @@ def _rows(leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: b
     if (np.diff(order) == 1).all():
         return together
     return together.at[order.argsort().astype(np.int32)].get(mode="promise_in_bounds")
+
+
+@jax.jit
+def cosines(leaves: list[jax.Array | None], others: list[jax.Array | None]) -> jax.Array:
+    """uint32[len(leaves), 1]: the bits of the cosine of each leaf with its other; of NaN where there is no angle.
+
+    Numbers that are not finite count as zeros.
+    """
+    words = [
+        np.full(1, np.nan, np.float32) if a is None or b is None else _cosine(a, b)
+        for a, b in zip(leaves, others, strict=True)
+    ]
+    return _bits(jnp.stack(words)) if words else jnp.zeros((0, 1), jnp.uint32)
+
+
+def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
+    left, right = (_of_size_one(lax.optimization_barrier(lax.stop_gradient(jnp.asarray(x)))) for x in (a, b))
+    dot = jnp.sum(jnp.stack([jnp.sum(x * y) for x, y in zip(left, right, strict=False)]))
+    squares = [jnp.sum(jnp.stack([jnp.sum(x * x) for x in parts])) for parts in (left, right)]
+    squares = squares[0] * squares[1]
+    return jnp.where(squares > 0, dot / jnp.sqrt(jnp.where(squares > 0, squares, 1)), np.float32(np.nan))[None]
+
+
+def _of_size_one(x: jax.Array) -> list[jax.Array]:
+    """The real part, and the imaginary one if there is one, as float32, divided by a power of two near the largest."""
+    parts = [x.real, x.imag] if jnp.issubdtype(x.dtype, jnp.complexfloating) else [x]
+    parts = [jnp.where(jnp.isfinite(x), x if x.dtype == jnp.float64 else x.astype(jnp.float32), 0) for x in parts]
+    peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in parts]))
+    down, up = (np.array(2.0**shift, peak.dtype) for shift in (-100, 100))
+    once = jnp.where(peak > up, down, jnp.where(peak < down, up, np.array(1, peak.dtype)))
+    again = once * peak
+    return [(x * once / jnp.where(again > 0, again, np.array(1, peak.dtype))).astype(jnp.float32) for x in parts]
 
 
 def _type_of(x: jax.Array):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,13 +20,27 @@ from treeviz.analysis.gradient_bits import (
     SHIFT,
     USUAL,
     check_statistics,
+    cosines,
     n_words,
     reduce_leaves,
 )
 from treeviz.analysis.stats_summary import N_BINS
 from treeviz.tree.walk import walk
 
-__all__ = ["FULL", "HISTOGRAM", "LIGHT", "Measurement", "Source", "measure", "reduce_tree", "source_of", "unpack"]
+__all__ = [
+    "FULL",
+    "HISTOGRAM",
+    "LIGHT",
+    "Measurement",
+    "Source",
+    "measure",
+    "numbers_of",
+    "reduce_tree",
+    "source_of",
+    "unpack",
+]
+
+LAST = "last_grads"  # the name of the tree whose leaves are compared with those of "grads"
 
 
 class Source(NamedTuple):
@@ -57,7 +71,7 @@ class Measurement:
     Attributes:
       words: Of each source, by name: uint32[..., leaves, words].
       sources: What was measured, in order of their names.
-      statistics: Which statistics the words hold, in order.
+      statistics: Which statistics were asked for, in order; `statistics_of` tells which the words of a source hold.
     """
 
     def __init__(
@@ -81,6 +95,10 @@ class Measurement:
         self.sources, self.statistics = sources, statistics
         return self
 
+    def statistics_of(self, name: str) -> tuple[str, ...]:
+        """Which statistics the words of a source hold, in order."""
+        return (*self.statistics, "cosine") if name == "grads" and LAST in self.words else self.statistics
+
     def __repr__(self) -> str:
         of = ", ".join(f"{source.name}: {len(source.paths)} leaves" for source in self.sources)
         return f"Measurement({of}; {', '.join(self.statistics)})"
@@ -100,12 +118,25 @@ def measure(*, statistics: tuple[str, ...] = LIGHT, **trees: Any) -> Measurement
     Args:
       statistics: `LIGHT` costs little enough for every step; `FULL` adds mean, zeros, NaN and infinities;
         `HISTOGRAM` adds how often each power of two occurs.
-      **trees: Any pytrees, by name. With "params", "grads" and "updates" their ratios are known too.
+      **trees: Any pytrees, by name. With "params", "grads" and "updates" their ratios are known too; with
+        "last_grads", the gradients of the step before, so is the cosine of each leaf of "grads" with them.
+
+    Raises:
+      ValueError: A statistic that is not known, or "last_grads" of another structure than "grads".
     """
     statistics = check_statistics(statistics)
     sources = [source_of(tree, name) for name, tree in sorted(trees.items())]
     words = {name: reduce_tree(tree, statistics=statistics) for name, tree in trees.items()}
+    if LAST in trees and "grads" in trees:
+        if jax.tree.structure(trees["grads"]) != jax.tree.structure(trees[LAST]):
+            raise ValueError("measure: last_grads has another structure than grads; start with a tree of zeros.")
+        both = cosines(_numeric(trees["grads"]), _numeric(trees[LAST]))
+        words["grads"] = jnp.concatenate([words["grads"], both], axis=1)
     return Measurement(words, sources, statistics)
+
+
+def _numeric(tree: Any) -> list:
+    return [leaf if _has_number(leaf) else None for leaf in jax.tree.leaves(tree)]
 
 
 def reduce_tree(tree: Any, *, statistics: tuple[str, ...] = LIGHT) -> jax.Array:
@@ -114,7 +145,7 @@ def reduce_tree(tree: Any, *, statistics: tuple[str, ...] = LIGHT) -> jax.Array:
     Pure and traceable everywhere. A leaf without numbers (an integer, a key, an empty array …) has a row that says so.
     """
     statistics = check_statistics(statistics)
-    return reduce_leaves([leaf if _has_number(leaf) else None for leaf in jax.tree.leaves(tree)], statistics)
+    return reduce_leaves(_numeric(tree), statistics)
 
 
 def source_of(tree: Any, name: str) -> Source:
@@ -175,11 +206,11 @@ def unpack(words: np.ndarray, statistics: Sequence[str], sizes: Sequence[int] | 
             continue
         word = words[..., at]
         at += 1
-        if name in ("norm", "max_abs", "mean"):
+        if name in ("norm", "max_abs", "mean", "cosine"):
             value = np.ascontiguousarray(word).view(np.float32).astype(np.float64)
             if name == "norm":
                 value = np.ldexp(np.sqrt(value), shift)
-            else:
+            elif name != "cosine":
                 value = np.ldexp(value, shift if name == "mean" else exponent)
             numbers[name] = np.where(is_nothing, np.nan, value)
         else:
@@ -189,3 +220,20 @@ def unpack(words: np.ndarray, statistics: Sequence[str], sizes: Sequence[int] | 
     if sizes is not None and "norm" in numbers:
         numbers["rms"] = numbers["norm"] / np.sqrt(np.maximum(np.asarray(sizes, np.float64), 1))
     return numbers
+
+
+def numbers_of(measurement: Measurement) -> dict[str, dict[str, np.ndarray]]:
+    """Read a measurement: what `unpack` gives, of each source. Waits for the step that it came from."""
+    with jax.transfer_guard("allow"):
+        words = jax.device_get(measurement.words)
+    return {
+        source.name: unpack(words[source.name], measurement.statistics_of(source.name), source.sizes)
+        for source in measurement.sources
+    }
+
+
+def steps_of(numbers: Mapping[str, Mapping[str, np.ndarray]]) -> Iterator[dict[str, dict[str, np.ndarray]]]:
+    """The numbers of each inner step of a loop, one by one: what `scan` stacked along the first axis."""
+    n_steps = min(len(values) for statistics in numbers.values() for values in statistics.values())
+    for i in range(n_steps):
+        yield {name: {k: values[i] for k, values in statistics.items()} for name, statistics in numbers.items()}

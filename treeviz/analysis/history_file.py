@@ -8,10 +8,11 @@ A history is a zip file, which `numpy.load` reads too. Its `header.json` is `{"f
 - `i/bucket_steps.npy` int64[3, k], the first step, the last and how many, and `i/buckets.npy` [3, k, leaves], of floats
   the least, of counts the sum; the greatest; the last.
 
-A journal lies beside it, as `name.journal`, while a run goes on: the line `treeviz-journal 1 RUN`, then a record per step.
-A record is the lengths of its two parts as little-endian uint32; JSON `{"n", "step", "arrays": [[source, statistic]]}` in
-UTF-8; the arrays, little-endian float64 or int64; and the CRC-32 of all that as uint32. `n` is how many steps came before,
-so that those which are in both files are read once. A record that is cut or damaged ends the journal.
+A journal lies beside it, as `name.journal`, while a run goes on: the line `treeviz-journal 1 RUN`, then a record per
+step. A record is the lengths of its two parts as little-endian uint32; JSON `{"n", "step", "arrays":
+[[source, statistic]]}` in UTF-8; the arrays, little-endian float64 or int64; and the CRC-32 of all that as uint32.
+`n` is how many steps came before, so that those which are in both files are read once. A record that is cut or damaged
+ends the journal.
 """
 
 from __future__ import annotations
@@ -88,10 +89,8 @@ def load(path: str | os.PathLike) -> History:
             header = json.loads(archive.read("header.json"))
             if header["format"] != FORMAT or header["version"] > VERSION:
                 raise ValueError(f"version {header['version']} of {header['format']}")
-            sources = [
-                Source(source["name"], *(tuple(source[field]) for field in Source._fields[1:]))
-                for source in header["sources"]
-            ]
+            fields = [[source["name"], *map(tuple, list(source.values())[1:])] for source in header["sources"]]
+            sources = [Source._make(values) for values in fields]
             history = History(sources, header["max_bytes"])
             history.run, history.n_appended = str(header["run"]), int(header["n_appended"])
             for i, entry in enumerate(header["tracks"]):
@@ -165,7 +164,9 @@ def _replay(history: History, journal: Path) -> None:
             n_head, n_body = _LENGTHS.unpack(lengths)
             rest = file.read(n_head + n_body + _SUM.size)
             whole = lengths + rest[: -_SUM.size]
-            if len(rest) < n_head + n_body + _SUM.size or zlib.crc32(whole) != _SUM.unpack(rest[-_SUM.size :])[0]:
+            if len(rest) < n_head + n_body + _SUM.size or zlib.crc32(whole) != int.from_bytes(
+                rest[-_SUM.size :], "little"
+            ):
                 return
             head = json.loads(rest[:n_head])
             if head["n"] == history.n_appended:

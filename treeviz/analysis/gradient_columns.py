@@ -1,0 +1,72 @@
+"""What was measured in one step, as columns of the tree's table: norms roll up exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from treeviz.tree.column import Column, Format, Rollup
+from treeviz.tree.rollup import rolled_up
+from treeviz.tree.table import TreeTable
+
+_OF_FLOATS: dict[str, tuple[str, Rollup, str]] = {
+    "norm": ("norm", "norm", "the L2 norm of the numbers that are finite"),
+    "max_abs": ("max |x|", "max", "the largest magnitude that is finite"),
+}
+_OF_COUNTS = {
+    "nonfinite": ("non-finite", "how many numbers are NaN or infinite"),
+    "zeros": ("zeros", "how many numbers are zero"),
+    "nan": ("NaN", "how many numbers are NaN"),
+    "posinf": ("+Inf", "how many numbers are +Inf"),
+    "neginf": ("-Inf", "how many numbers are -Inf"),
+}
+
+
+def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.ndarray]]) -> list[Column]:
+    """Columns "grads_norm", "grads_nonfinite", …, "updates_ratio" and "grads_ratio" (to "params").
+
+    Args:
+      table: Of a tree with the leaves that were measured, e.g. of the parameters.
+      numbers: What `numbers_of` gives, of one step.
+
+    Raises:
+      ValueError: The tree has another number of leaves.
+    """
+    rows = np.flatnonzero(table.is_leaf)
+    columns: list[Column] = []
+    norms: dict[str, np.ndarray] = {}
+    for source, statistics in numbers.items():
+        for name, values in statistics.items():
+            if values.shape != (rows.size,):
+                if name == "histogram" and values.shape[:1] == (rows.size,):
+                    continue
+                raise ValueError(f"{source} has {values.shape[-1:]} leaves, but {table.name} has {rows.size}.")
+            if name in _OF_FLOATS:
+                title, rollup, help = _OF_FLOATS[name]
+                levels = _spread(table, rows, values, np.nan)
+                how: tuple[Format, Rollup, str] = ("number", rollup, f"{source}: {help}")
+            elif name in _OF_COUNTS:
+                title, help = _OF_COUNTS[name]
+                levels = _spread(table, rows, np.maximum(values, 0), 0)
+                how = ("count", "sum", f"{source}: {help}")
+            else:
+                continue
+            column = Column(f"{source}_{name}", f"{source} {title}", levels, None, *how)
+            columns.append(column)
+            if name == "norm":
+                norms[source] = rolled_up(table, column)
+    if "params" in norms:
+        for source in ("grads", "updates"):
+            if source in norms:
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    ratio = norms[source] / norms["params"]
+                help = f"the norm of {source} by that of params, of the whole subtree"
+                columns.append(Column(f"{source}_ratio", f"{source} / params", ratio, None, "number", "given", help))
+    return columns
+
+
+def _spread(table: TreeTable, rows: np.ndarray, values: np.ndarray, nothing) -> np.ndarray:
+    spread = np.full(len(table), nothing, values.dtype)
+    spread[rows] = values
+    return spread
