@@ -1,6 +1,8 @@
-"""What the tests of `watch` share: a recorder, the statistics of gradients that were computed apart, and a small model."""
+"""What the tests of `watch` share: a recorder, the norms of gradients that were computed apart, and a small model."""
 
 from __future__ import annotations
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -52,10 +54,10 @@ def same_bytes(left, right) -> bool:
 
 def init_mlp_params(layer_widths):
     params = []
-    for n_in, n_out in zip(layer_widths[:-1], layer_widths[1:], strict=True):
+    for n_in, n_out in itertools.pairwise(layer_widths):
         rng = np.random.default_rng(n_in)
         weights = (rng.normal(size=(n_in, n_out)) * np.sqrt(2 / n_in)).astype(np.float32)
-        params.append(dict(weights=jnp.asarray(weights), biases=jnp.ones(shape=(n_out,))))
+        params.append({"weights": jnp.asarray(weights), "biases": jnp.ones(shape=(n_out,))})
     return params
 
 

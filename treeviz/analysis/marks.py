@@ -73,3 +73,9 @@ ad.primitive_jvps[mark_p] = _jvp
 batching.primitive_batchers[mark_p] = _batch
 # Whoever lowers a program before the marks are taken out gets the plain program.
 mlir.register_lowering(mark_p, lambda ctx, *operands, n, **_: list(operands[:n]))
+
+if not hasattr(jax, "shard_map"):  # jax 0.4: there, each primitive says on which axes its results are replicated
+    from jax.experimental import shard_map
+
+    shard_map.register_check(mark_p)(lambda mesh, *replicated, n, **_: list(replicated[:n]))  # type: ignore[attr-defined]
+    shard_map.register_norewrite(mark_p)  # type: ignore[attr-defined]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -37,12 +38,14 @@ class Found:
       axes: Outermost first.
       origins: For each marked value, the number of the program's argument of which it is the gradient; or None.
       is_inner: It was differentiated itself.
+      summed_over: The axes of a `shard_map` over which the values have been summed.
     """
 
     mark: Mark
     axes: tuple[Axis, ...]
     origins: tuple[int | None, ...]
     is_inner: bool = False
+    summed_over: frozenset[str] = frozenset()
 
     def within(self, axis: Axis) -> Found:
         return replace(self, axes=(axis, *self.axes))
@@ -103,6 +106,13 @@ class _Run:
         self.nothing = nothing
         self.once = once  # found where nothing is computed again, so that they need not be found there too
         self.again = False
+        self.axis_sizes: Mapping[str, int] = {}
+
+    def within(self, axis_sizes: Mapping[str, int]) -> _Run:
+        """The same in a program in which these axes are named."""
+        run = copy(self)
+        run.axis_sizes = {**self.axis_sizes, **axis_sizes}
+        return run
 
     def jaxpr(self, jaxpr: Jaxpr, consts, arguments, origins=()):
         values: dict[Any, Any] = {}
@@ -115,26 +125,48 @@ class _Run:
 
         values.update(zip(jaxpr.constvars, consts, strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
-        last_use = _last_use(jaxpr)
+        sums = _sums_of_marked(jaxpr, self.axis_sizes)
+        last_use = _last_use(jaxpr, {v for variables, _ in sums.values() for v in variables})
         for n, eqn in enumerate(jaxpr.eqns):
             operands = [read(x) for x in eqn.invars]
             where_from = [None if isinstance(x, Literal) else origin.get(x) for x in eqn.invars]
-            with _place_of(eqn):
-                rule = self.rule(eqn)
-                if rule is None:
-                    results, found_here, words_here = _bind(eqn, operands), (), ()
-                else:
-                    results, found_here, words_here = rule(self, eqn, operands, where_from)
+            if n in sums:
+                results, found_here, words_here = operands[: eqn.params["n"]], (), ()
+            else:
+                with _place_of(eqn):
+                    results, found_here, words_here = self.equation(eqn, operands, where_from)
+            values.update(zip(eqn.outvars, results, strict=True))
             found += found_here
             words += words_here
-            values.update(zip(eqn.outvars, results, strict=True))
             if eqn.primitive.name in _SAME_LEAF:
                 origin.update(zip(eqn.outvars, where_from, strict=False))
             elif eqn.primitive.name in ("pjit", "jit"):
                 origin.update(_passed_through(eqn, where_from))
             for variable in last_use.get(n, ()):
                 values.pop(variable, None)
+        for n, (variables, axes) in sums.items():
+            eqn = jaxpr.eqns[n]
+            where_from = [None if isinstance(x, Literal) else origin.get(x) for x in eqn.invars]
+            belongs_to = where_from[eqn.params["n"] :]
+            _, found_here, words_here = self.mark(eqn, [*map(read, variables), *belongs_to], where_from)
+            found += [replace(f, summed_over=axes) for f in found_here]
+            words += words_here
         return [read(x) for x in jaxpr.outvars], found, words
+
+    def equation(self, eqn, operands, origins):
+        rule = self.rule(eqn)
+        return (_bind(eqn, operands), (), ()) if rule is None else rule(self, eqn, operands, origins)
+
+    def traced(self, jaxpr: Any, origins=()):
+        """A function of the jaxpr's operands that gives results and words; and the list that it fills when traced."""
+        found: list[Found] = []
+        consts = jaxpr.consts if isinstance(jaxpr, ClosedJaxpr) else ()
+
+        def function(*operands):
+            results, found[:], words = self.jaxpr(_open(jaxpr), consts, operands, origins)
+            return results, words
+
+        return function, found
 
     def rule(self, eqn) -> Callable | None:
         """How an equation with a mark inside is run; None for all others."""
@@ -148,17 +180,6 @@ class _Run:
         if rule is None:
             raise CannotThread(f"a gradient is made inside `{eqn.primitive.name}`, from which nothing can be led out")
         return rule
-
-    def traced(self, jaxpr: Any, origins=()):
-        """A function of the jaxpr's operands that gives results and words; and the list that it fills when traced."""
-        found: list[Found] = []
-        consts = jaxpr.consts if isinstance(jaxpr, ClosedJaxpr) else ()
-
-        def function(*operands):
-            results, found[:], words = self.jaxpr(_open(jaxpr), consts, operands, origins)
-            return results, words
-
-        return function, found
 
     # --- one rule for each operation that holds a program ---
 
@@ -373,11 +394,24 @@ def _passed_through(eqn, where_from):
             yield out, where_from[place[inner_out]]
 
 
-def _last_use(jaxpr: Jaxpr) -> dict[int, list[Any]]:
+def _sums_of_marked(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, tuple[list[Any], frozenset[str]]]:
+    """Of the marks whose values are then summed over the devices of a `shard_map`: the sums."""
+    from treeviz.analysis.thread_shard_map import SUMS, after_sum
+
+    if not any(eqn.primitive.name in SUMS for eqn in jaxpr.eqns):
+        return {}
+    marked = {
+        n: eqn for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is mark_p and eqn.params["mark"].kind != "tap"
+    }
+    sums = {n: after_sum(jaxpr, eqn.outvars, axis_sizes) for n, eqn in marked.items()}
+    return {n: found for n, found in sums.items() if found is not None}
+
+
+def _last_use(jaxpr: Jaxpr, kept: set[Any]) -> dict[int, list[Any]]:
     last: dict[Any, int] = {}
     for n, eqn in enumerate(jaxpr.eqns):
         last.update((v, n) for v in eqn.invars if not isinstance(v, Literal))
-    kept = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    kept = kept | {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     used: dict[int, list[Any]] = {}
     for variable, n in last.items():
         if variable not in kept:
