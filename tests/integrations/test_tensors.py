@@ -83,7 +83,8 @@ def fake(request, monkeypatch):
     monkeypatch.setitem(sys.modules, request.param, module)
     monkeypatch.delitem(sys.modules, f"treeviz.integrations.{request.param}", raising=False)
     monkeypatch.setattr(integrations, "_loaded", integrations._loaded - {request.param})
-    return module
+    yield module
+    sys.modules.pop(f"treeviz.integrations.{request.param}", None)
 
 
 @pytest.mark.parametrize("fake", ["torch"], indirect=True)
