@@ -1,0 +1,89 @@
+"""A table from key paths alone: for trees that are known only by what was written down of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from treeviz.tree.keys import Key
+from treeviz.tree.table import Facts, TreeTable
+
+# One step of `jax.tree_util.keystr`: a quoted key, anything else in brackets, or an attribute.
+_STEP = re.compile(
+    r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]|\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]|\.[^.\[]+""", re.S
+)
+
+
+def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> TreeTable:
+    """The tree that has these leaves, in this order; its nodes follow from the paths.
+
+    What is no step of a key path as JAX writes it (a key type of somebody's own) stays one key with what
+    follows it.
+
+    Args:
+      paths: What `jax.tree_util.keystr` gives of each leaf.
+      leaves: What is known of each.
+    """
+    depths, parents, ends, key_codes, fact_codes = [0], [-1], [1], [0], [0]
+    keys: dict[Key, int] = {Key("[…]", "[…]", "*", ()): 0}
+    facts: dict[Facts, int] = {Facts("node", "", False): 0}
+    above: list[tuple[str, int]] = []  # the steps that lead to the row before, and their rows
+
+    for path, leaf in zip(paths, leaves, strict=True):
+        steps = _steps(path)
+        n_shared = 0
+        while n_shared < min(len(above), len(steps) - 1) and above[n_shared][0] == steps[n_shared]:
+            n_shared += 1
+        del above[n_shared:]
+        for i, step in enumerate(steps[n_shared:], n_shared + 1):
+            row = len(depths)
+            depths.append(i)
+            parents.append(above[-1][1] if above else 0)
+            ends.append(row + 1)
+            key_codes.append(keys.setdefault(_key(step), len(keys)))
+            fact_codes.append(facts.setdefault(leaf, len(facts)) if i == len(steps) else 0)
+            above.append((step, row))
+        if not steps:  # the tree is a leaf
+            fact_codes[0] = facts.setdefault(leaf, len(facts))
+    for row in range(len(depths) - 1, 0, -1):
+        ends[parents[row]] = max(ends[parents[row]], ends[row])
+    return TreeTable(
+        name=name,
+        depth=np.array(depths, np.int32),
+        parent=np.array(parents, np.int32),
+        end=np.array(ends, np.int32),
+        position=_positions(parents),
+        key_codes=np.array(key_codes, np.int32),
+        keys=tuple(keys),
+        fact_codes=np.array(fact_codes, np.int32),
+        facts=tuple(facts),
+    )
+
+
+def _steps(path: str) -> list[str]:
+    steps, at = [], 0
+    while at < len(path):
+        match = _STEP.match(path, at)
+        if match is None:
+            return [*steps, path[at:]]
+        steps.append(match[0])
+        at = match.end()
+    return steps
+
+
+def _key(step: str) -> Key:
+    if step[:2] in ("['", '["'):
+        return Key(step[2:-2], step, step[2:-2], (step,))
+    segment = step.strip(".[]")
+    return Key(step, step, segment, (step,))
+
+
+def _positions(parents: Sequence[int]) -> np.ndarray:
+    n_children: dict[int, int] = {}
+    positions = np.zeros(len(parents), np.int32)
+    for row, parent in enumerate(parents):
+        positions[row] = n_children.get(parent, 0)
+        n_children[parent] = positions[row] + 1
+    return positions
