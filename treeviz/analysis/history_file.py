@@ -96,7 +96,7 @@ def load(path: str | os.PathLike) -> History:
             for i, entry in enumerate(header["tracks"]):
                 track = history.new_track(entry["source"], entry["statistic"])
                 arrays = [np.load(io.BytesIO(archive.read(f"{i}/{name}.npy")), allow_pickle=False) for name in _ARRAYS]
-                track.restore(*arrays, entry["bucket_width"])
+                track.restore(arrays, int(entry["bucket_width"]))
     except (zipfile.BadZipFile, KeyError, TypeError, AttributeError, EOFError, zlib.error, ValueError) as error:
         raise ValueError(f"load: {path} is no history that this version of treeviz can read: {error}") from error
     journal = journal_of(path)

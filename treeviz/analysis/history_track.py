@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -104,8 +105,9 @@ class Track:
         self.n_buckets = half
         self.bucket_width *= 2
 
-    def restore(self, exact_steps, exact, bucket_steps, buckets, bucket_width: int) -> None:
+    def restore(self, arrays: Sequence[np.ndarray], bucket_width: int) -> None:
         """Take up what was saved; the oldest goes into buckets if there is less room now."""
+        exact_steps, exact, bucket_steps, buckets = arrays
         n, k = len(exact_steps), bucket_steps.shape[1]
         if exact.shape != (n, *self.shape) or buckets.shape != (3, k, *self.shape) or k > self.bucket_steps.shape[1]:
             raise ValueError(f"arrays of {exact.shape} and {buckets.shape} do not belong to leaves of {self.shape}")

@@ -1,0 +1,213 @@
+"""Findings that follow from counts: numbers that are not finite, zeros, small magnitudes, clipping."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from treeviz.analysis.findings import Finding, Thresholds
+from treeviz.analysis.history import History
+from treeviz.analysis.history_track import Series
+from treeviz.analysis.stats_summary import FIRST_EXPONENT, N_BINS
+
+NOT_GRADIENTS = ("params", "updates")
+
+
+def forward_order(paths: Sequence[str], forward: Sequence[str] | None) -> np.ndarray:
+    """int[n_leaves]: each leaf's place in the order in which the model uses them, as far as it is known."""
+    if forward is None:  # layer 2 comes before layer 10
+        keys = [[(int(x), "") if x.isdecimal() else (-1, x) for x in re.split(r"([0-9]+)", path)] for path in paths]
+        return np.argsort(sorted(range(len(paths)), key=lambda leaf: (keys[leaf], leaf)))
+    places = {path: place for place, path in enumerate(forward)}
+    return np.array([places.get(path, -1) for path in paths])
+
+
+def nonfinite(history: History, name: str, forward: Sequence[str] | None = None) -> Iterator[Finding]:
+    """The first step with numbers that are not finite, where the backward pass met them first, and the other leaves."""
+    series = history.values(name, "nonfinite")
+    bad = series.high > 0
+    entries = np.flatnonzero(bad.any(axis=1))
+    if not entries.size:
+        return
+    paths = history.sources[name].paths
+    at_first = np.flatnonzero(bad[entries[0]])
+    leaf = int(at_first[np.argmax(forward_order(paths, forward)[at_first])])
+    spread = np.flatnonzero(bad.any(axis=0))
+    first, until = int(series.first[entries[0]]), int(series.until[entries[-1]])
+    n = int(series.high[entries[0], leaf])
+    others = "" if len(spread) == 1 else f" {len(spread)} of {len(paths)} leaves were struck in all."
+    when = f"at step {first}" if series.n[entries[0]] == 1 else f"between steps {first} and {series.until[entries[0]]}"
+    yield Finding(
+        "nonfinite",
+        name,
+        paths[leaf],
+        leaf,
+        first,
+        until,
+        (("numbers", n), ("leaves at first", len(at_first)), ("leaves in all", len(spread))),
+        f"{name}{paths[leaf]} had {n} number{'s' * (n != 1)} that {'are' if n != 1 else 'is'} NaN or infinite "
+        f"{when}.{others}",
+        "Of the leaves that were struck first it is the last one that the model uses, so the backward pass met it "
+        "first: "
+        "look there for a division, a log, a square root or an exponential, and at that step's batch; a lower learning "
+        "rate, clipping, or loss scaling in float16 may be what is missing.",
+        tuple(int(i) for i in spread),
+    )
+
+
+def dead(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+    """Gradients that are zero: always, or from some step on."""
+    if name in NOT_GRADIENTS:
+        return
+    series, n_steps, has_number = _norms(history, name)
+    if n_steps < thresholds.fewest_steps:
+        return
+    paths = history.sources[name].paths
+    alive = (series.high > 0) | _may_be_bad(history, name, series)
+    never = has_number & ~alive.any(axis=0)
+    if has_number.any() and never[has_number].all():
+        yield Finding(
+            "dead", name, "", -1, int(series.first[0]), int(series.until[-1]), (("steps", n_steps),),
+            f"All of {name} were zero in all {n_steps} steps.",
+            "The loss does not depend on the parameters: look for stop_gradient, an argnums that names something else, "
+            "a comparison or rounding on the way, or a loss that underflows.",
+        )  # fmt: skip
+        return
+    for leaf in np.flatnonzero(has_number):
+        entries = np.flatnonzero(alive[:, leaf])
+        since = entries[-1] + 1 if entries.size else 0
+        n_zero = int(series.n[since:].sum())
+        if not n_zero or (entries.size and n_zero < _patience(series.n, alive[:, leaf], thresholds)):
+            continue
+        first = int(series.first[since])
+        always = "always" if not entries.size else f"from step {first} on"
+        reason = (
+            "No path leads from the loss to it: look for stop_gradient, an unused branch, or a parameter that the "
+            "model "
+            "does not use. A bias before a normalisation, and the key bias of attention, have no effect and may go."
+            if not entries.size
+            else "Its units may be dead, as ReLUs are whose inputs became negative for every example: try a lower "
+            "learning rate, a leaky activation, or another initialisation. Experts and embeddings that are no longer "
+            "chosen look so too."
+        )
+        yield Finding(
+            "dead", name, paths[leaf], int(leaf), first, int(series.until[-1]), (("steps", n_zero),),
+            f"{name}{paths[leaf]} was {always} zero: {n_zero} steps.", reason,
+        )  # fmt: skip
+
+
+def _may_be_bad(history: History, name: str, norms: Series) -> np.ndarray:
+    """bool[k, leaves]: the entries in whose steps some numbers were not finite, so that a norm of zero says little."""
+    bad = history.values(name, "nonfinite")
+    before = np.concatenate([np.zeros((1, bad.high.shape[1]), np.int64), np.cumsum(bad.high > 0, axis=0)])
+    start, stop = np.searchsorted(bad.until, norms.first), np.searchsorted(bad.first, norms.until, side="right")
+    return before[np.maximum(stop, start)] > before[start]
+
+
+def _patience(n: np.ndarray, alive: np.ndarray, thresholds: Thresholds) -> float:
+    """How many steps of zeros are worth a word, after the longest pause that was none."""
+    entries = np.flatnonzero(alive)
+    steps = np.concatenate([[0], np.cumsum(n)])
+    pauses = steps[entries[1:]] - steps[entries[:-1] + 1]
+    return max(thresholds.dead_after, 10 * int(pauses.max(initial=0)))
+
+
+def frozen(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+    """Leaves that have gradients but whose updates are zero."""
+    if name != "updates":
+        return
+    series, n_steps, has_number = _norms(history, name)
+    if n_steps < thresholds.fewest_steps:
+        return
+    is_frozen = has_number & ~(series.high > 0).any(axis=0)
+    grads = history.sources.get("grads")
+    source = history.sources[name]
+    if grads is not None and grads.sizes == source.sizes and "norm" in history.statistics("grads"):
+        is_frozen &= (history.values("grads", "norm").high > 0).any(axis=0)
+    leaves = np.flatnonzero(is_frozen)
+    whole = bool(leaves.size) and leaves.size == has_number.sum()
+    for leaf in [-1] if whole else leaves:
+        path = "" if whole else source.paths[leaf]
+        yield Finding(
+            "frozen", name, path, int(leaf), int(series.first[0]), int(series.until[-1]), (("steps", n_steps),),
+            f"{'All parameters' if whole else path} got no update in {n_steps} steps, though there is a gradient.",
+            "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If "
+            "it is meant "
+            "to be frozen, nothing is wrong; its gradient need not be computed then.",
+            tuple(int(i) for i in leaves) if whole else (),
+        )  # fmt: skip
+
+
+def underflow(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+    """Magnitudes that the dtype can hardly hold; updates that are lost in the rounding of bfloat16 parameters."""
+    source = history.sources[name]
+    series = history.values(name, "histogram")
+    if series.total is not None and len(series.n) and name not in NOT_GRADIENTS:
+        counts = np.maximum(series.total, 0).sum(axis=0)
+        for leaf, dtype in enumerate(source.dtypes):
+            if dtype not in ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
+                continue
+            smallest = int(np.log2(float(jnp.finfo(dtype).smallest_normal)))
+            part = counts[leaf, : max(min(smallest - FIRST_EXPONENT, N_BINS), 0)].sum() / max(counts[leaf].sum(), 1)
+            if part > thresholds.underflow:
+                yield Finding(
+                    "underflow", name, source.paths[leaf], leaf, int(series.first[0]), int(series.until[-1]),
+                    (("part", float(part)),),
+                    f"{part:.0%} of {name}{source.paths[leaf]} are below 2**{smallest}, where {dtype} loses digits "
+                    f"and then all.",
+                    "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32.",
+                )  # fmt: skip
+    if name == "updates":
+        yield from _lost_in_bfloat16(history, thresholds)
+
+
+def _lost_in_bfloat16(history: History, thresholds: Thresholds) -> Iterator[Finding]:
+    params = history.sources.get("params")
+    ratio = history.ratio("updates", "params")
+    if params is None or ratio is None or ratio.n.sum() < thresholds.fewest_steps:
+        return
+    for leaf, dtype in enumerate(params.dtypes):
+        values = ratio.latest[:, leaf]
+        values = values[np.isfinite(values) & (values > 0)]
+        # half a unit in the last place is 2**-9 of a number at most; a fourth of that moves hardly any
+        if dtype == "bfloat16" and values.size and (typical := float(np.median(values))) < 2.0**-11:
+            yield Finding(
+                "underflow", "updates", params.paths[leaf], leaf, int(ratio.first[0]), int(ratio.until[-1]),
+                (("ratio", typical),),
+                f"The updates of params{params.paths[leaf]} are {typical:.1e} of it, and most are lost when it is "
+                f"rounded to "
+                "bfloat16.",
+                "Keep a float32 copy of the parameters for the optimizer, or round stochastically.",
+            )  # fmt: skip
+
+
+def clipping(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+    """Gradients that have the same norm step after step, as those have that are always clipped."""
+    if name in NOT_GRADIENTS:
+        return
+    series, n_steps, _ = _norms(history, name)
+    if n_steps < thresholds.fewest_steps or not len(series.n):
+        return
+    is_exact = series.n == 1  # in a bucket, the least and the greatest of the leaves are of different steps
+    root = np.sqrt(np.nansum(series.latest[is_exact] ** 2, axis=1))
+    if root.size < thresholds.fewest_steps or not (root > 0).all():
+        return
+    bound = float(np.median(root))
+    part = float(np.mean(np.abs(root - bound) <= 1e-4 * bound))
+    if part >= thresholds.clipping:
+        yield Finding(
+            "clipping", name, "", -1, int(series.first[is_exact][0]), int(series.until[-1]),
+            (("norm", bound), ("part of steps", part)),
+            f"The norm of {name} was {bound:.4g} in {part:.0%} of the steps: they are clipped always.",
+            "Then the bound only rescales the learning rate: raise it to some times the usual norm before clipping "
+            "(which a measurement placed before it shows), or lower the learning rate instead.",
+        )  # fmt: skip
+
+
+def _norms(history: History, name: str):
+    """The norms over time, how many steps that are, and which leaves have numbers."""
+    series = history.values(name, "norm")
+    return series, int(series.n.sum()), np.array(history.sources[name].has_number, bool)
