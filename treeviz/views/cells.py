@@ -10,10 +10,12 @@ import numpy as np
 
 from treeviz.tree.column import Column
 from treeviz.tree.numbers import bytes_text, count_text, number_text, percent_text
-from treeviz.tree.quote import aval_text
+from treeviz.tree.quote import aval_text, visible
 from treeviz.tree.rollup import rolled_up
+from treeviz.tree.series import Series
 from treeviz.tree.table import Facts, Note, TreeTable
 from treeviz.views import terminal
+from treeviz.views.sparks import ASCII_BAD, UNICODE_BAD, last_texts, sparklines
 from treeviz.views.terminal import Glyphs, cut, display_width
 
 Part = tuple[str, str]  # a style (an ANSI sequence, or "") and a text
@@ -21,6 +23,7 @@ WRITE: dict[str, Callable[[float], str]] = {"count": count_text, "bytes": bytes_
 
 _SAID = ("key", "type", "kind", "shape", "dtype")  # columns of labels that every line repeats anyway
 _N_BARS = 8
+_N_SIGNS = 12  # of a sparkline
 _LABEL, _STATIC = 32, 500  # most characters of a label, of all static fields
 _N_PATH = 12  # keys of a path in a badge
 _N_INSIDE = 3
@@ -119,6 +122,17 @@ def columns_of_cells(table: TreeTable, columns: Sequence[Column], rows: np.ndarr
             if column.format == "bytes" and column.rollup == "sum" and values[0] > 0:
                 cells += [*_shares(values[rows], values[0], glyphs)]
     return cells
+
+
+def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> list[Cells]:
+    """The last value and the sparkline of the first series."""
+    if not series:
+        return []
+    main, everything = series[0], np.arange(len(rows))
+    bad = ASCII_BAD if glyphs.dots.isascii() else UNICODE_BAD
+    sparks = sparklines(main, rows, _N_SIGNS, bars=glyphs.heights[1:], bad=bad)
+    title = glyphs.fit(cut(visible(main.title), _LABEL))
+    return [_right(title, last_texts(main, rows), everything), _left("", sparks, everything)]
 
 
 def _numbers(column: Column, values: np.ndarray) -> Cells:

@@ -26,26 +26,41 @@ _MODULES = (
     "toolbar.js",
     "treeviz.js",
 )
+# What pages with series have in addition: before the module that uses what they add.
+_SERIES_MODULES = (
+    "series.js",
+    "colours.js",
+    "sparks.js",
+    "chart.js",
+    "heat.js",
+    "panel.js",
+    "history.js",
+)
 
 
 @cache
-def module_text() -> str:
-    """The front end as one ES module that exports `mount`."""
-    styles = f"const STYLES = {json.dumps(_stylesheet_text())};\n"
-    return styles + "".join(map(_joinable, _MODULES))
+def module_text(*, series: bool = False) -> str:
+    """The front end as one ES module that exports `mount`.
+
+    Args:
+      series: With what shows series: sparklines, the heat map and charts.
+    """
+    names = ("treeviz.css", "series.css") if series else ("treeviz.css",)
+    styles = f"const STYLES = {json.dumps(''.join(map(_stylesheet_text, names)))};\n"
+    return styles + "".join(map(_joinable, (*_MODULES, *(_SERIES_MODULES if series else ()))))
 
 
 @cache
-def page_module_text() -> str:
+def page_module_text(*, series: bool = False) -> str:
     """The same, and it brings the views of the page that it is in to life."""
-    return module_text() + _joinable("page.js")
+    return module_text(series=series) + _joinable("page.js")
 
 
 @cache
-def packed_page_module() -> str:
+def packed_page_module(*, series: bool = False) -> str:
     """`page_module_text`, deflated, in base64: a third of its size. The loader unpacks it."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    packed = deflate.compress(page_module_text().encode()) + deflate.flush()
+    packed = deflate.compress(page_module_text(series=series).encode()) + deflate.flush()
     return b64encode(packed).decode()
 
 
@@ -55,8 +70,8 @@ def loader_text() -> str:
     return _joinable("loader.js")
 
 
-def _stylesheet_text() -> str:
-    text = (_ASSETS / "treeviz.css").read_text("utf-8")
+def _stylesheet_text(name: str) -> str:
+    text = (_ASSETS / name).read_text("utf-8")
     text = re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL))
     return re.sub(r" ?([{};,]) ?", r"\1", text).strip()
 

@@ -9,10 +9,12 @@ from functools import cache
 from hashlib import sha256
 
 from treeviz.tree.column import Column
+from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.escape import Markup, attribute, text
 from treeviz.views.front_end import loader_text, packed_page_module, page_module_text
 from treeviz.views.payload import FORMAT, pack
+from treeviz.views.sparks import with_steps
 from treeviz.views.static import outline
 
 _SCRIPT = re.compile(r"<script\s*>(.*?)</script\s*>", re.DOTALL | re.IGNORECASE)
@@ -24,6 +26,7 @@ def fragment(
     *,
     depth: int | None = None,
     values: Mapping[int, str] | None = None,
+    series: Sequence[Series] = (),
 ) -> str:
     """What a notebook shows: the first rows as plain HTML, and the script and the data that make it a whole view.
 
@@ -31,8 +34,10 @@ def fragment(
       columns: Shown at first, in this order; the reader can add the table's other columns.
       depth: How many levels are open at first; None: as many as fit. The plain rows go no deeper.
       values: Pages of HTML that show the values of some rows, by row number; shown in a sandbox.
+      series: How values of the rows went over time: sparklines, a heat map beside the rows, and charts.
     """
-    return _host(table, columns, depth, values) + _script()
+    series = with_steps(series)
+    return _host(table, columns, depth, values, series) + _script(bool(series))
 
 
 def page(
@@ -42,39 +47,48 @@ def page(
     title: str = "",
     depth: int | None = None,
     values: Mapping[int, str] | None = None,
+    series: Sequence[Series] = (),
 ) -> str:
     """The same as a document that stands alone: no request leaves it, and no other script runs in it."""
+    series = with_steps(series)
     title = title or " · ".join((table.name, *table.headline))
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {_script_policy(values or {})}"
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {_script_policy(values or {}, bool(series))}"
+    )
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{attribute(policy)}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
     )
-    host = _host(table, columns, depth, values, " data-page")
+    host = _host(table, columns, depth, values, series, " data-page")
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{head}<title>{text(title)}</title></head>\n'
-        f'<body style="margin:0"><main style="margin:8px">\n{host}\n</main>{_script()}</body></html>\n'
+        f'<body style="margin:0"><main style="margin:8px">\n{host}\n</main>{_script(bool(series))}</body></html>\n'
     )
 
 
 def _host(
-    table: TreeTable, columns: Sequence[Column], depth: int | None, values: Mapping[int, str] | None, kind: str = ""
+    table: TreeTable,
+    columns: Sequence[Column],
+    depth: int | None,
+    values: Mapping[int, str] | None,
+    series: Sequence[Series],
+    kind: str = "",
 ) -> str:
     """The element that the front end takes over: the plain rows, and the packed table."""
-    data = b64encode(pack(table, columns, depth=depth, values=values)).decode()
+    data = b64encode(pack(table, columns, depth=depth, values=values, series=series)).decode()
+    needs = f"{FORMAT} series" if series else FORMAT  # a script without the modules for series leaves it alone
     return (
-        f'<div class="treeviz" data-treeviz="{FORMAT}" data-lm-suppress-shortcuts="true"{kind}>'
-        f"{outline(table, columns, depth=depth)}"
+        f'<div class="treeviz" data-treeviz="{needs}" data-lm-suppress-shortcuts="true"{kind}>'
+        f"{outline(table, columns, depth=depth, series=series)}"
         f'<script type="application/octet-stream">{data}</script></div>'
     )
 
 
 @cache
-def _script() -> Markup:
-    return Markup(
-        f'<script type="text/treeviz">{packed_page_module()}</script><script type="module">{loader_text()}</script>'
-    )
+def _script(has_series: bool) -> Markup:
+    packed = packed_page_module(series=has_series)
+    return Markup(f'<script type="text/treeviz">{packed}</script><script type="module">{loader_text()}</script>')
 
 
 @cache
@@ -82,9 +96,9 @@ def _script_hash(script: str) -> str:
     return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
-def _script_policy(values: Mapping[int, str]) -> str:
+def _script_policy(values: Mapping[int, str], has_series: bool) -> str:
     """The front end runs, and in the sandboxed frames of `values`, which inherit the policy, their own scripts."""
     scripts = dict.fromkeys(script for html in values.values() for script in _SCRIPT.findall(html) if script)
     builds_functions = any("new Function" in script for script in scripts)
-    hashes = map(_script_hash, (loader_text(), page_module_text(), *scripts))
+    hashes = map(_script_hash, (loader_text(), page_module_text(series=has_series), *scripts))
     return " ".join(["script-src", *hashes, *(["'unsafe-eval'"] if builds_functions else [])])

@@ -20,8 +20,11 @@ import numpy as np
 from treeviz.tree.column import Column
 from treeviz.tree.keys import Key
 from treeviz.tree.rollup import rolled_up
+from treeviz.tree.series import Series
 from treeviz.tree.table import Facts, TreeTable
 from treeviz.views.cells import what_it_is
+from treeviz.views.series_payload import pack_series
+from treeviz.views.sparks import with_steps
 
 FORMAT = 1
 _TYPES = {"u1": 0, "u2": 1, "u4": 2, "i4": 3, "f4": 4, "f8": 5}
@@ -35,6 +38,7 @@ def pack(
     *,
     depth: int | None = None,
     values: Mapping[int, str] | None = None,
+    series: Sequence[Series] = (),
 ) -> bytes:
     """The table as the front end reads it: raw deflate, the same bytes for the same table.
 
@@ -43,8 +47,10 @@ def pack(
         for the menu of columns.
       depth: How many levels are open at first; None: as many as fit.
       values: Pages of HTML that show the values of some rows, by row. They are run in a sandbox.
+      series: How values of the rows went over time. The front end needs its modules for them.
     """
     buffers = _Buffers()
+    series = with_steps(series)
     shown = {column.name for column in columns}
     everything = {column.name: column for column in (*columns, *table.columns.values())}
     header = {
@@ -70,6 +76,7 @@ def pack(
             for column in everything.values()
         ],
         "values": _documents(values or {}),
+        **({"series": pack_series(series, buffers.add)} if series else {}),
         "buffers": buffers.index,
     }
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()

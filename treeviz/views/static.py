@@ -15,36 +15,46 @@ import numpy as np
 from treeviz.tree.column import Column
 from treeviz.tree.numbers import bytes_text, count_text, number_text
 from treeviz.tree.rollup import rolled_up
+from treeviz.tree.series import Series
 from treeviz.tree.table import Facts, Note, TreeTable
 from treeviz.views.cells import fact_parts, note_part, what_it_is
 from treeviz.views.choice import choose
 from treeviz.views.escape import Markup, text
 from treeviz.views.payload import blank
+from treeviz.views.sparks import last_texts, sparklines, steps_text, with_steps
 
 MAX_LINES = 316
 MAX_NESTING = 60  # browsers stop at some hundred levels, and narrow screens much earlier
 _N_OPEN = 40  # rows that are in sight at first
 _LONG = 80  # characters
 _N_NUMBERS = 2  # columns
+_N_SIGNS = 12  # of a sparkline
+_N_FINDINGS = 8
 _STYLE = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:13px;line-height:1.5;overflow-x:auto"
 _WRITE: dict[str, Callable[[float], str]] = {"count": count_text, "bytes": bytes_text, "number": number_text}
 
 
-def outline(table: TreeTable, columns: Sequence[Column], *, depth: int | None = None) -> Markup:
+def outline(
+    table: TreeTable, columns: Sequence[Column], *, depth: int | None = None, series: Sequence[Series] = ()
+) -> Markup:
     """The table's first rows as nested <details>: at most `MAX_LINES` lines, shared fairly among the nodes.
 
     Args:
       columns: The first two with numbers are written behind each row.
       depth: Show no row that is deeper.
+      series: The first one is written behind each row, as its last value and a sparkline of text; above the
+        rows stand the first findings.
     """
+    series = with_steps(series)
     rows, n_left_out = choose(table, MAX_LINES, MAX_NESTING if depth is None else min(depth, MAX_NESTING))
     numeric = [column for column in columns if column.format in _WRITE][:_N_NUMBERS]
-    titles = ", ".join(["type", *(column.title for column in numeric)])
+    titles = ", ".join(["type", *map(_last_title, series[:1]), *(column.title for column in numeric)])
     parts = [
         f'<pre style="{_STYLE}"><b>{text(_short(table.name))}</b>',
         *(f" · {text(summary)}" for summary in table.headline),
         f"\n<i>key: {text(titles)}</i>\n",
-        *_lines(table, rows, n_left_out.tolist(), numeric),
+        *_findings(table, series),
+        *_lines(table, rows, n_left_out.tolist(), numeric, series),
     ]
     if len(rows) < len(table):
         parts.append(f"… {count_text(len(table) - len(rows))} of {count_text(len(table))} rows are not shown here.\n")
@@ -52,13 +62,31 @@ def outline(table: TreeTable, columns: Sequence[Column], *, depth: int | None = 
     return Markup("".join(parts))
 
 
-def _lines(table: TreeTable, rows: np.ndarray, n_left_out: list[int], numeric: Sequence[Column]) -> Iterator[str]:
+def _last_title(series: Series) -> str:
+    first, last = steps_text(series, 0), steps_text(series, -1)
+    return f"{_short(series.title)} at {last} and since {first}"
+
+
+def _findings(table: TreeTable, series: Sequence[Series]) -> Iterator[str]:
+    """What was found first, a line each."""
+    marks = [(each, mark) for each in series for mark in each.marks]
+    for each, mark in marks[:_N_FINDINGS]:
+        path = table[mark.row].keystr or table.name
+        where = f"{path if len(path) <= _LONG else '…' + path[1 - _LONG :]}, {steps_text(each, mark.column)}"
+        yield f"<b>{text(_short(mark.kind))}</b> {text(where)}: {text(_short(mark.text, 200))}\n"
+    if len(marks) > _N_FINDINGS:
+        yield f"… {count_text(len(marks) - _N_FINDINGS)} more findings\n"
+
+
+def _lines(
+    table: TreeTable, rows: np.ndarray, n_left_out: list[int], numeric: Sequence[Column], series: Sequence[Series]
+) -> Iterator[str]:
     """One line for each row; that of a node is the summary of what is inside. The arrows stand in a margin."""
     depths, ends, codes = table.depth[rows].tolist(), table.end[rows].tolist(), table.fact_codes[rows].tolist()
     n_open = _n_open_levels(table.depth[rows])
     facts = {code: _facts_text(table.facts[code]) for code in set(codes)}
     label = cache(lambda label: text(_short(label)))
-    numbers = _numbers(table, rows, numeric)
+    numbers = list(map("".join, zip(_history(series, rows), _numbers(table, rows, numeric), strict=True)))
     chosen = rows.tolist()
     inside: list[tuple[int, str]] = []  # the nodes whose children are shown: the end, and what closes them
     for i, row in enumerate(chosen):
@@ -92,6 +120,14 @@ def _numbers(table: TreeTable, rows: np.ndarray, columns: Sequence[Column]) -> l
         nothing = blank(column)
         texts.append(["" if x != x or x == nothing else f", {write(x)}" for x in values.tolist()])
     return list(map("".join, zip(*texts, strict=True))) if texts else [""] * len(rows)
+
+
+def _history(series: Sequence[Series], rows: np.ndarray) -> list[str]:
+    """The last value of each of the rows in the first series, and how it came to that."""
+    if not series:
+        return [""] * len(rows)
+    pairs = zip(last_texts(series[0], rows), sparklines(series[0], rows, _N_SIGNS), strict=True)
+    return [f", {' '.join(filter(None, (last, spark)))}" if last or spark.strip() else "" for last, spark in pairs]
 
 
 def _facts_text(facts: Facts) -> Markup:

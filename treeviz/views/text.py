@@ -9,12 +9,24 @@ import numpy as np
 
 from treeviz.tree.column import Column
 from treeviz.tree.quote import visible
+from treeviz.tree.series import Series
 from treeviz.tree.table import Note, TreeTable
 from treeviz.views import terminal
 from treeviz.views.branches import LeftOut, branches, key_labels
-from treeviz.views.cells import Cells, Part, columns_of_cells, fact_parts, narrowed, note_part, what_cells
+from treeviz.views.cells import (
+    Cells,
+    Part,
+    columns_of_cells,
+    fact_parts,
+    narrowed,
+    note_part,
+    series_cells,
+    what_cells,
+)
 from treeviz.views.choice import Choice, choose
+from treeviz.views.sparks import with_steps
 from treeviz.views.terminal import BOLD, CYAN, DIM, RED, RESET, YELLOW, Glyphs, cut, display_width
+from treeviz.views.worst import worst_text
 
 MAX_LEVELS = 40  # that are drawn as indentation; deeper rows say their level
 _GAP = "  "
@@ -29,6 +41,7 @@ def text(
     table: TreeTable,
     columns: Sequence[Column],
     *,
+    series: Sequence[Series] = (),
     width: int | None = None,
     max_rows: int | None = None,
     depth: int | None = None,
@@ -42,6 +55,8 @@ def text(
     Args:
       columns: Shown in this order. Those that say what stands in every line anyway (the type, the shape,
         the dtype) are left out.
+      series: The first one is shown in every line, as its last value and a sparkline; below the tree stand
+        the worst leaves.
       width: No line is wider. None: as wide as it takes.
       max_rows: At most so many lines of rows, of every subtree the first ones. None: all.
       depth: Show no row that is deeper.
@@ -49,12 +64,17 @@ def text(
       ascii: With nothing but ASCII, see `terminal_ascii`.
     """
     glyphs = terminal.ASCII if ascii else terminal.UNICODE
+    series = with_steps(series)
     choice = choose(table, max_rows, depth)
     n_levels = MAX_LEVELS
     labels, key_widths = key_labels(table, choice.rows, n_levels, glyphs)
     left_out = LeftOut(table, columns, choice, glyphs.dots)
     details = _Details(table, choice, left_out, glyphs)
-    cells = [what_cells(table, choice.rows, glyphs), *columns_of_cells(table, columns, choice.rows, glyphs)]
+    cells = [
+        what_cells(table, choice.rows, glyphs),
+        *series_cells(series, choice.rows, glyphs),
+        *columns_of_cells(table, columns, choice.rows, glyphs),
+    ]
     room = _room(width, max(key_widths), cells, details, glyphs)
     if max(key_widths) > room.key and width is not None:
         n_levels = min(MAX_LEVELS, max(1, (room.key - _LABEL) // len(glyphs.bar)))
@@ -82,6 +102,8 @@ def text(
         line = f"{prefix}{label}{' ' * blank}{middles[shown]}"
         detail = details.text(shown, room.details, color)
         lines.append(f"{line}{_GAP}{detail}" if detail else line.rstrip())
+    if series:
+        lines.extend(worst_text(table, series, glyphs, width=width, color=color))
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 from treeviz.tree.column import Column
+from treeviz.tree.series import Series
 from treeviz.tree.table import Row, TreeTable
 from treeviz.views import files
 from treeviz.views.json import to_json
@@ -31,6 +32,7 @@ class TreeView:
     Attributes:
       table: The `TreeTable` behind it.
       columns: The columns that are shown at first.
+      series: How values of the rows went over time.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class TreeView:
         *,
         depth: int | None = None,
         values: dict[int, str] | None = None,
+        series: Sequence[Series] = (),
     ) -> None:
         self.table = table
         self.columns = tuple(columns)
         self._depth = depth
         self._values = values
+        self.series = tuple(series)
 
     def find(self, query: str) -> list[Row]:
         """The rows that match a query, as in the search box; see `TreeTable.find`."""
@@ -52,11 +56,19 @@ class TreeView:
 
     def html(self) -> str:
         """The tree as a whole HTML document, which needs nothing beside it."""
-        return page(self.table, self.columns, depth=self._depth, values=self._values)
+        return page(self.table, self.columns, depth=self._depth, values=self._values, series=self.series)
 
     def text(self, *, max_rows: int | None = None, width: int | None = None, color: bool = False) -> str:
         """The tree as aligned text: all of it, or `max_rows` rows, of every subtree the first ones."""
-        return text(self.table, self.columns, width=width, max_rows=max_rows, depth=self._depth, color=color)
+        return text(
+            self.table,
+            self.columns,
+            series=self.series,
+            width=width,
+            max_rows=max_rows,
+            depth=self._depth,
+            color=color,
+        )
 
     def json(self) -> str:
         """All rows for programs, see `treeviz.views.json.to_json`."""
@@ -88,7 +100,7 @@ class TreeView:
 
     @cached_property
     def _fragment(self) -> str:
-        return fragment(self.table, self.columns, depth=self._depth, values=self._values)
+        return fragment(self.table, self.columns, depth=self._depth, values=self._values, series=self.series)
 
     def _repr_html_(self) -> str:
         return self._fragment
@@ -117,6 +129,7 @@ class TreeView:
         return text(
             self.table,
             self.columns,
+            series=self.series,
             width=get_terminal_size((100, 24)).columns,
             max_rows=MAX_ROWS_IN_TERMINAL,
             depth=self._depth,

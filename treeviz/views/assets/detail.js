@@ -24,6 +24,7 @@ export function detail(view, row) {
     path_line(view, "path", tree.expression(row)),
     path_line(view, "keystr", tree.keystr(row)),
     ...tree.notes(row).map((note) => note_box(view, note)),
+    ...view.more_detail(row),
     ...values(tree.header.values, row),
     pairs([
       ["type", of("module") ? `${of("module")}.${of("type")}` : of("type")],

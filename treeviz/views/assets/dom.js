@@ -32,6 +32,20 @@ export function bar_chart(heights, label) {
   return chart;
 }
 
+/** A button that opens a list, which is made anew each time. @param {string} title @param {string} label @param {() => Node[]} make */
+export function menu(title, label, make) {
+  const list = h("div", { class: "list", role: "group", "aria-label": label });
+  const element = h("details", { class: "menu", toggle: () => element.open && list.replaceChildren(...make()) }, h("summary", {}, title), list);
+  element.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !element.open) return;
+    event.stopPropagation();
+    element.open = false;
+    element.firstChild.focus();
+  });
+  element.addEventListener("focusout", (event) => element.contains(event.relatedTarget) || event.relatedTarget === null || (element.open = false));
+  return element;
+}
+
 /** Put text on the clipboard, also where the clipboard interface is not offered. @param {string} text @param {Node} place @returns {Promise<boolean>} */
 export async function copy(text, place) {
   try {

@@ -42,6 +42,9 @@ export class Grid {
     this.last_top = 0;
     this.columns = [];
     this.n_printed = 0;
+    /** What of its width belongs to something beside the rows, and what follows the rows. @type {(width: number) => number} */
+    this.beside = () => 0;
+    this.on_paint = () => {};
     this.step = 16;
     this.max_levels = 9;
     const observer = new ResizeObserver(() => this.resize());
@@ -55,11 +58,12 @@ export class Grid {
 
   /** Choose the columns that have room; bytes stay longest, then the order counts. */
   resize() {
-    const is_small = this.element.clientWidth < 560;
-    const [key, type] = is_small ? [17, 12] : [24, 22];
-    let room = this.element.clientWidth / CH - key - type - 2 * GAP;
+    const width = this.element.clientWidth - this.beside(this.element.clientWidth);
+    const is_small = width < 560;
     const wanted = this.view.columns.filter((column) => !column.hidden);
-    const fitting = [...wanted].sort((a, b) => +(b.format === "bytes") - +(a.format === "bytes"));
+    const [key, type] = !is_small ? [24, 22] : wanted.some((column) => column.fill) ? [14, 8] : [17, 12];
+    let room = width / CH - key - type - 2 * GAP;
+    const fitting = [...wanted].sort((a, b) => urgency(b) - urgency(a));
     const kept = new Set(fitting.filter((column) => column.format === "type" || (room -= width_of(column) + GAP) >= 0));
     this.columns = wanted.filter((column) => kept.has(column));
     const tracks = this.columns.map((c) => (c.format === "type" ? `minmax(${type}ch, 52ch)` : `${width_of(c)}ch`));
@@ -111,6 +115,7 @@ export class Grid {
     this.pool.forEach((element, i) => this.#fill(element, rows.visible[first + i]));
     this.window.style.transform = `translateY(${first * ROW_HEIGHT - this.shift}px)`;
     this.#point_to_active();
+    this.on_paint();
   }
 
   /** Bring a place in sight onto the screen. @param {number} index */
@@ -137,8 +142,8 @@ export class Grid {
   }
 
   #new_row() {
-    const cell = (name) => h("span", { class: `cell ${name}` });
-    return h("div", { class: "row", role: "treeitem" }, cell("key"), ...this.columns.map((column) => cell(column.format)));
+    const cell = ({ format, tag }) => h(tag ?? "span", { class: `cell ${format}` });
+    return h("div", { class: "row", role: "treeitem" }, ...[this.view.key_column, ...this.columns].map(cell));
   }
 
   /** @param {HTMLElement} element @param {number} row */
@@ -174,6 +179,7 @@ export class Grid {
     key.title = tree.label(row);
     this.columns.forEach((column, i) => {
       if (column.format === "type") fill_type(cells[i], tree, row, what, notes);
+      else if (column.fill) column.fill(cells[i], row);
       else if (column.format === "histogram") cells[i].replaceChildren(bar_chart(column.bars(row).subarray(...column.used), column.title));
       else cells[i].textContent = column.text(row);
       if (column.format === "bytes") cells[i].style.setProperty("--share", `${(100 * column.values[row]) / column.values[0] || 0}%`);
@@ -189,7 +195,8 @@ export class Grid {
   }
 }
 
-const width_of = (column) => Math.max(WIDTHS[column.format], Math.min(column.title.length, 14));
+const urgency = (column) => (column.fill ? 2 : +(column.format === "bytes"));
+const width_of = (column) => column.width ?? Math.max(WIDTHS[column.format], Math.min(column.title.length, 14));
 
 /** Absent and empty things are ghosts; troubles stand out. */
 function look_of(tree, row, kind) {

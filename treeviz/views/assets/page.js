@@ -2,10 +2,13 @@
 // Bring the views of a page to life: each once, however many copies of this script the page holds.
 import { FORMAT } from "./payload.js";
 import { mount } from "./treeviz.js";
+import { additions } from "./view.js";
 
 const MOUNTED = Symbol.for("treeviz");
+// Which of the hosts this script can bring to life, and need nothing less.
+const KIND = [FORMAT, ...additions.map(({ name }) => name)].join(" ");
 
-for (const host of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(`[data-treeviz="${FORMAT}"]`))) {
+for (const host of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(`[data-treeviz="${KIND}"]`))) {
   const data = host.querySelector("script");
   if (data && !host[MOUNTED]) {
     host[MOUNTED] = true;

@@ -89,6 +89,7 @@ export class Tree {
       return array;
     });
     this.header = header;
+    this.buffers = buffers;
     this.name = header.name;
     this.depth = buffers[header.depth];
     this.n = this.depth.length;

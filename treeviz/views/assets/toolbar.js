@@ -1,6 +1,6 @@
 // @ts-check
 // The line above the rows.
-import { h } from "./dom.js";
+import { h, menu } from "./dom.js";
 
 const HELP = [
   "attn — in a key path, type, dtype, shape, value or static field",
@@ -44,16 +44,6 @@ export function toolbar(view) {
       box.checked = !column.hidden;
       return h("label", { title: column.help || undefined }, box, column.title);
     });
-  const list = h("div", { class: "list", role: "group", "aria-label": "Columns" });
-  const menu = h("details", { class: "menu", toggle: () => menu.open && list.replaceChildren(...choices()) }, h("summary", {}, "columns"), list);
-  menu.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !menu.open) return;
-    event.stopPropagation();
-    menu.open = false;
-    menu.firstChild.focus();
-  });
-  menu.addEventListener("focusout", (event) => menu.contains(event.relatedTarget) || event.relatedTarget === null || (menu.open = false));
-
   view.say = (text, is_error = false) => {
     if (status.textContent !== text) status.textContent = text;
     status.classList.toggle("error", is_error);
@@ -75,7 +65,7 @@ export function toolbar(view) {
     depth,
     button("⊞", "Expand all", () => view.open_to(tree.max_depth)),
     button("⊟", "Collapse all", () => view.open_to(0)),
-    menu,
+    menu("columns", "Columns", choices),
     button("copy path", "Copy the path of the selected rows as Python (Ctrl-C)", () => view.copy_paths("expression")),
     button("keystr", "Copy the path of the selected rows as jax.tree_util.keystr writes it", () => view.copy_paths("keystr")),
   );

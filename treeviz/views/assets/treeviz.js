@@ -6,7 +6,7 @@ import { unpack } from "./payload.js";
 // @ts-ignore The stylesheet as a string: front_end.py puts it there.
 import { STYLES } from "./treeviz.css";
 import { toolbar } from "./toolbar.js";
-import { View } from "./view.js";
+import { additions, View } from "./view.js";
 
 const MAX_PRINTED = 2000;
 
@@ -46,6 +46,7 @@ function start(host, tree, signal, before) {
     element,
     h("div", { class: "body" }, view.grid.element, view.detail_place),
   );
+  for (const { start } of additions) start(view);
   listen_to_mouse(view);
   listen_to_keys(view, search);
   listen_to_printing(view);

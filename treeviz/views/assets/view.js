@@ -10,6 +10,9 @@ import { Index } from "./words.js";
 
 /** @typedef {import("./payload.js").Tree} Tree */
 
+/** What other modules add to every view when it has been put together. @type {{name: string, start: (view: View) => void}[]} */
+export const additions = [];
+
 export class View {
   /** @param {Tree} tree @param {HTMLElement} root @param {AbortSignal} signal */
   constructor(tree, root, signal) {
@@ -34,6 +37,8 @@ export class View {
     this.say = () => {};
     /** @type {() => void} */
     this.on_change = () => {};
+    /** @type {(row: number) => Node[]} what stands in a row's detail in addition */
+    this.more_detail = () => [];
     this.detail_place = h("div", { class: "side", hidden: true });
     this.grid = new Grid(this);
     this.rows.open_to(tree.header.open ?? this.rows.depth_for(30));

@@ -1,0 +1,125 @@
+// @ts-check
+// The view of series: what of them is looked at, and its parts put together.
+import { charts } from "./chart.js";
+import { theme_colours } from "./colours.js";
+import { Heat } from "./heat.js";
+import { panel } from "./panel.js";
+import { Series } from "./series.js";
+import { spark_column } from "./sparks.js";
+import { additions } from "./view.js";
+
+export class History {
+  /** @param {import("./view.js").View} view */
+  constructor(view) {
+    this.view = view;
+    const { header, buffers } = view.tree;
+    this.all = header.series.map((spec) => new Series(spec, buffers));
+    /** @type {Series} the one that is looked at */
+    this.series = this.all[0];
+    this.is_log = this.series.is_log;
+    /** The steps that are looked at. */
+    this.from = -Infinity;
+    this.to = Infinity;
+    /** The step that is read. @type {number | null} */
+    this.step = null;
+    this.scale = devicePixelRatio || 1;
+    this.spark_width = 120;
+    this.is_narrow = false;
+    this.colours = { ink: "", paper: "", dim: "", accent: "", bad: "" };
+    /** Who wants to know of the step that is read, until it says false. @type {Set<(step: number | null) => boolean>} */
+    this.on_read = new Set();
+    this.heat = new Heat(this);
+    this.panel = panel(this);
+  }
+
+  /** From which column to which a series is looked at. @param {Series} series @returns {[number, number]} */
+  span(series) {
+    const from = series.column_at(this.from);
+    return [from, Math.max(from, series.column_at(this.to)) + 1];
+  }
+
+  /** A cell in words. @param {number} row @param {number} column */
+  words(row, column, series = this.series) {
+    const { tree } = this.view;
+    return `${series.title} ${series.text(row, column)} · ${series.steps_text(column)} · ${tree.keystr(row) || tree.name}`;
+  }
+
+  /** Say what is at a row and a step. @param {number} row -1: nothing @param {number | null} step */
+  read(row, step, by_key = false, series = this.series) {
+    this.step = step;
+    this.panel.say(row < 0 || step === null ? "" : this.words(row, series.column_at(step), series), by_key);
+    this.heat.point();
+    for (const listen of this.on_read) if (!listen(step)) this.on_read.delete(listen);
+  }
+
+  /** Look at some steps only. @param {number} from @param {number} to */
+  zoom(from, to) {
+    const { first, last, n } = this.all[0];
+    [this.from, this.to] = from <= to ? [from, to] : [to, from];
+    if (this.from <= first[0]) this.from = -Infinity;
+    if (this.to >= last[n - 1]) this.to = Infinity;
+    this.show();
+  }
+
+  /** @param {Series} series */
+  choose(series) {
+    this.series = series;
+    this.is_log = series.is_log;
+    this.view.grid.paint_head();
+    this.show();
+  }
+
+  /** Paint all of it again. */
+  show() {
+    this.view.grid.paint(true);
+    this.heat.paint_axis();
+    this.panel.show();
+    if (this.view.detailed >= 0) this.view.show_detail(this.view.detailed);
+  }
+
+  /** Go to where something was found. @param {Series} series @param {import("./series.js").Mark} mark */
+  go_to(series, [row, column]) {
+    if (series !== this.series) this.choose(series);
+    const [from, to] = this.span(series);
+    if (column < from || column >= to) this.zoom(-Infinity, Infinity);
+    this.view.go_to(row);
+    this.read(row, series.first[column], true);
+    (this.heat.width ? this.heat.element : this.view.grid.tree).focus({ preventScroll: true });
+  }
+
+  use_theme() {
+    this.scale = devicePixelRatio || 1;
+    this.colours = theme_colours(this.view.root);
+    this.heat.use_colours();
+  }
+}
+
+/** @param {import("./view.js").View} view */
+function add_series(view) {
+  const { tree, root, grid, signal } = view;
+  const history = new History(view);
+  for (const series of history.all)
+    for (const [row, column, kind, text] of series.marks)
+      (tree.header.notes[row] ??= []).push([kind, `${text} (${series.steps_text(column)})`, -1, []]);
+  view.columns.splice(1, 0, spark_column(history));
+  view.more_detail = (row) => charts(history, row);
+  grid.element.append(history.heat.element);
+  grid.head.after(history.heat.axis);
+  root.querySelector(".body")?.before(history.panel.element);
+  grid.beside = (width) => {
+    const taken = history.heat.take(width);
+    history.is_narrow = width - taken < 560;
+    history.spark_width = Math.floor((history.is_narrow ? 9 : 16) * 7.8);
+    history.heat.paint_axis();
+    if (!history.colours.ink) history.use_theme();
+    return taken;
+  };
+  grid.on_paint = () => history.heat.paint();
+  // The theme is known when the view is in the page, and may change.
+  const observer = new MutationObserver(() => (history.use_theme(), grid.paint(true)));
+  observer.observe(root, { attributeFilter: ["class"] });
+  signal.addEventListener("abort", () => observer.disconnect());
+  matchMedia("(forced-colors: active)").addEventListener("change", () => (history.use_theme(), grid.paint(true)), { signal });
+}
+
+additions.push({ name: "series", start: add_series });
