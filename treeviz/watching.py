@@ -17,7 +17,7 @@ from treeviz.integrations import jax_internals
 from treeviz.integrations.instrument import instrumented, instrumented_callback
 from treeviz.integrations.jitted_steps import CannotWatch, JittedStep, jitted_step
 
-__all__ = ["CannotWatch", "Watched", "tap", "watch"]
+__all__ = ["CannotWatch", "StopTraining", "Watched", "tap", "watch"]
 
 Record = Callable[[Measurement, int], None]
 
@@ -45,7 +45,7 @@ def watch(
     Args:
       step: What `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit` gave, compiled before or not.
       record: Called after an inspected step with the `Measurement`, whose arrays may not be computed yet, and the
-        number of the step. What it raises is warned of once.
+        number of the step. What it raises is warned of once, but `StopTraining` goes through.
       every: Inspect every n-th step; 0: only those of `heavy_every`.
       heavy_every: Every n-th step also with a histogram and counts: a third program.
       statistics: What is known of the other inspected steps.
@@ -66,6 +66,10 @@ def watch(
     if reason:
         raise CannotWatch(step, f"{reason} (tried with jax 0.4.36 to 0.10.2)")
     return Watched(jitted_step(step), record, every, heavy_every, check_statistics(statistics), via, match, exact)
+
+
+class StopTraining(Exception):
+    """What a recorder raises to end the run: it alone reaches the loop that calls the step."""
 
 
 class Watched:
@@ -109,6 +113,7 @@ class Watched:
                 options,
                 statistics,
                 match=match,
+                tidy_path=jitted.tidy_path,
                 tell=self._tell,
                 donate=not self._exact,
                 only_measure=self._exact and jitted.is_plain,
@@ -174,6 +179,8 @@ class Watched:
     def _called_back(self, measurement: Measurement, number: int | None = None) -> None:
         try:
             self._record(measurement, self._running if number is None else number)
+        except StopTraining:
+            raise
         except Exception as error:
             if "record" in self._unsaid:
                 self._unsaid.discard("record")

@@ -52,6 +52,7 @@ class Source(NamedTuple):
       sizes: How many elements each has.
       dtypes: "float32", "key<fry>", or "" of what is no array.
       has_number: Whether it is measured: a real or complex array with at least one element.
+      shapes: "768,2304", "" of a scalar; or nothing at all, where shapes are not known.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Source(NamedTuple):
     sizes: tuple[int, ...]
     dtypes: tuple[str, ...]
     has_number: tuple[bool, ...]
+    shapes: tuple[str, ...] = ()
 
 
 @tree_util.register_pytree_node_class
@@ -157,6 +159,7 @@ def source_of(tree: Any, name: str) -> Source:
         tuple(int(np.prod(getattr(leaf, "shape", ()), dtype=object)) for leaf in leaves),
         tuple(str(getattr(leaf, "dtype", "")) for leaf in leaves),
         tuple(_has_number(leaf) for leaf in leaves),
+        tuple(",".join(map(str, getattr(leaf, "shape", ()))) for leaf in leaves),
     )
 
 

@@ -42,10 +42,17 @@ class History:
     def __init__(self, sources: Sequence[Source], max_bytes: int = 64_000_000) -> None:
         self.sources = {source.name: source for source in sources}
         self.max_bytes = max_bytes
+        self._budgets = {source.name: max_bytes // len(sources) for source in sources}
         self.tracks: dict[tuple[str, str], Track] = {}
         self.n_appended = 0
         self.run = uuid.uuid4().hex  # so that a journal of another run is never taken for this one's
         self._journal = None
+
+    def add_source(self, source: Source, max_bytes: int) -> None:
+        """One more tree that is measured, with memory of its own."""
+        self.sources[source.name] = source
+        self._budgets[source.name] = max_bytes
+        self.max_bytes += max_bytes
 
     def append(self, step: int, numbers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         """Add what was measured in a step: `{source: {statistic: value of each leaf}}`, as `numbers_of` gives it.
@@ -90,7 +97,7 @@ class History:
 
     def new_track(self, name: str, statistic: str) -> Track:
         """An empty track, which takes its place among the others."""
-        budget = self.max_bytes * SHARES[statistic] // sum(SHARES.values()) // len(self.sources)
+        budget = self._budgets[name] * SHARES[statistic] // sum(SHARES.values())
         track = self.tracks[name, statistic] = Track(*self.kind_of(name, statistic), budget)
         return track
 

@@ -1,7 +1,7 @@
 """Histories in files.
 
 A history is a zip file, which `numpy.load` reads too. Its `header.json` is `{"format": "treeviz-history", "version": 1,
-"run", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number"}],
+"run", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number", "shapes"}],
 "tracks": [{"source", "statistic", "bucket_width"}]}`. The arrays of track i are, oldest first:
 
 - `i/exact_steps.npy` int64[n] and `i/exact.npy` [n, leaves], or [n, leaves, 64] of histograms;

@@ -28,7 +28,7 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> 
     """
     depths, parents, ends, key_codes, fact_codes = [0], [-1], [1], [0], [0]
     keys: dict[Key, int] = {Key("[…]", "[…]", "*", ()): 0}
-    facts: dict[Facts, int] = {Facts("node", "", False): 0}
+    facts: dict[Facts, int] = {Facts(kind, "", False): code for code, kind in enumerate(_NODE_KINDS)}
     above: list[tuple[str, int]] = []  # the steps that lead to the row before, and their rows
 
     for path, leaf in zip(paths, leaves, strict=True):
@@ -41,6 +41,7 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> 
             row = len(depths)
             depths.append(i)
             parents.append(above[-1][1] if above else 0)
+            fact_codes[parents[row]] = _node_kind(step)
             ends.append(row + 1)
             key_codes.append(keys.setdefault(_key(step), len(keys)))
             fact_codes.append(facts.setdefault(leaf, len(facts)) if i == len(steps) else 0)
@@ -60,6 +61,14 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> 
         fact_codes=np.array(fact_codes, np.int32),
         facts=tuple(facts),
     )
+
+
+_NODE_KINDS = ("node", "dict", "list")
+
+
+def _node_kind(step: str) -> int:
+    """What a node most likely is, by the key of a child, as a place in `_NODE_KINDS`."""
+    return 1 if step[:2] in ("['", '["') else 2 if step[1:-1].isdigit() else 0
 
 
 def _steps(path: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from treeviz.tree.column import Column
+from treeviz.tree.column import Column, Rollup
 from treeviz.tree.table import TreeTable
 
 _REDUCE = {"max": np.fmax, "min": np.fmin, "any": np.logical_or}
@@ -16,16 +16,22 @@ def rolled_up(table: TreeTable, column: Column) -> np.ndarray:
     Linear in the rows; all but whole-number sums also pay for every level of depth.
     """
     values = column.values
-    if column.rollup in ("none", "given") or column.format == "label":
+    return values if column.format == "label" else roll(table, values, column.rollup)
+
+
+def roll(table: TreeTable, values: np.ndarray, rollup: Rollup) -> np.ndarray:
+    """The same for values without a column: [n_rows], or [n_rows, k] for k columns at once."""
+    if rollup in ("none", "given"):
         return values
-    if column.rollup == "sum" and values.dtype.kind in "iub":
-        before = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    if rollup == "sum" and values.dtype.kind in "iub":
+        before = np.zeros((len(values) + 1, *values.shape[1:]), dtype=np.int64)
+        np.cumsum(values, axis=0, out=before[1:])
         return before[table.end] - before[:-1]
-    if column.rollup == "sum":
+    if rollup == "sum":
         return _by_level(table, values.astype(np.float64), np.add, 0.0)
-    if column.rollup == "norm":
+    if rollup == "norm":
         return np.sqrt(_by_level(table, np.square(values, dtype=np.float64), np.add, 0.0))
-    return _by_level(table, values, _REDUCE[column.rollup])
+    return _by_level(table, values, _REDUCE[rollup])
 
 
 def _by_level(table: TreeTable, values: np.ndarray, reduce: np.ufunc, missing=None) -> np.ndarray:

@@ -1,0 +1,107 @@
+"""A history as series of a table: every leaf over the steps, and every subtree with what its leaves add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from treeviz.analysis.findings import Finding
+from treeviz.analysis.history import History
+from treeviz.analysis.history_track import Series as Recorded
+from treeviz.tree.from_paths import table_of_paths
+from treeviz.tree.rollup import roll
+from treeviz.tree.series import Mark, Series
+from treeviz.tree.table import Facts, TreeTable
+
+COLUMNS = 400  # of a series: as many steps as a screen has room for
+
+
+def table_of_source(history: History, source: str, name: str) -> TreeTable:
+    """The tree whose leaves were measured, as far as it is known from their paths, sizes and dtypes."""
+    what = history.sources[source]
+    shapes = [tuple(map(int, filter(None, shape.split(",")))) for shape in what.shapes] or [None] * len(what.paths)
+    leaves = [
+        Facts(
+            "array" if has_number else "opaque",
+            "jax.Array" if has_number else "no gradient",
+            True,
+            1,
+            parameters=size if has_number else 0,
+            shape=shape,
+            dtype=dtype,
+        )
+        for size, shape, dtype, has_number in zip(what.sizes, shapes, what.dtypes, what.has_number, strict=True)
+    ]
+    return table_of_paths(name, what.paths, leaves)
+
+
+def gradient_series(
+    history: History, table: TreeTable, source: str = "grads", findings: Iterable[Finding] = (), columns: int = COLUMNS
+) -> tuple[Series, ...]:
+    """The norm of every row of `table` over the steps, and its ratios to the parameters', as far as they were measured.
+
+    A subtree's norm is the root of the sum of its leaves' squares; it is not finite if one of them is not.
+
+    Args:
+      table: With the leaves of `source`, in order.
+      findings: Shown at the row and step where each begins.
+      columns: Neighbouring steps are joined until there are no more than these.
+    """
+    leaf_rows = np.flatnonzero(table.is_leaf)
+    norm = history.values(source, "norm", resolution=columns)
+    bad = _bad(history, table, source, leaf_rows, columns)
+    series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{_plain(source)} norm")]
+    marks = tuple(_mark(finding, leaf_rows, norm) for finding in findings if finding.source == source)
+    series[0] = _with_marks(series[0], marks)
+    for of, to, title in (
+        ("updates", "params", "update / parameter"),
+        (source, "params", f"{_plain(source)} / parameter"),
+    ):
+        if of in history.sources and to in history.sources and history.ratio(of, to) is not None:
+            top = _rolled(table, leaf_rows, history.values(of, "norm", resolution=columns).latest)
+            bottom = _rolled(table, leaf_rows, history.values(to, "norm", resolution=columns).latest)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = (top / bottom).astype(np.float32)
+            series.append(Series(f"{of}.ratio", title, norm.first, norm.until, ratio, bad))
+    return tuple(series)
+
+
+def _norm_series(
+    table: TreeTable, leaf_rows: np.ndarray, norm: Recorded, bad: np.ndarray, name: str, title: str
+) -> Series:
+    is_single = bool((norm.n == 1).all())
+    latest, low, high = (
+        None if part is None else _rolled(table, leaf_rows, part).astype(np.float32)
+        for part in (norm.latest, None if is_single else norm.low, None if is_single else norm.high)
+    )
+    assert latest is not None
+    return Series(name, title, norm.first, norm.until, latest, bad, low, high)
+
+
+def _with_marks(series: Series, marks: tuple[Mark, ...]) -> Series:
+    return Series(**{**series.__dict__, "marks": marks})
+
+
+def _rolled(table: TreeTable, leaf_rows: np.ndarray, of_leaves: np.ndarray) -> np.ndarray:
+    """[n_rows, steps] from [steps, leaves]; NaN where a subtree has no numbers."""
+    values = np.full((len(table), of_leaves.shape[0]), np.nan)
+    values[leaf_rows] = of_leaves.T
+    return roll(table, values, "norm")
+
+
+def _bad(history: History, table: TreeTable, source: str, leaf_rows: np.ndarray, columns: int) -> np.ndarray:
+    nonfinite = history.values(source, "nonfinite", resolution=columns)
+    bad = np.zeros((len(table), len(nonfinite.until)), dtype=bool)
+    bad[leaf_rows] = (nonfinite.high > 0).T
+    return roll(table, bad, "any")
+
+
+def _mark(finding: Finding, leaf_rows: np.ndarray, norm: Recorded) -> Mark:
+    row = 0 if finding.leaf < 0 else int(leaf_rows[finding.leaf])
+    column = int(np.searchsorted(norm.until, finding.first))
+    return Mark(row, min(column, len(norm.until) - 1), finding.kind, str(finding))
+
+
+def _plain(source: str) -> str:
+    return source.replace("grads", "gradient", 1) if source.startswith("grads") else source

@@ -1,0 +1,136 @@
+"""Measurements as they arrive from the device, read together: one row of numbers per step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from treeviz.analysis.gradients import Measurement, Source, unpack
+
+Numbers = dict[str, dict[str, np.ndarray]]
+
+
+class Arrived(NamedTuple):
+    """A measurement that a step gave.
+
+    Attributes:
+      measurement: Its arrays may not be computed yet.
+      step: The number of the step.
+      axes: What stands in front of the words of each source: "step", "member" or "device" for each axis.
+    """
+
+    measurement: Measurement
+    step: int
+    axes: Mapping[str, tuple[str, ...]]
+
+    def is_ready(self) -> bool:
+        """Whether it can be read without waiting."""
+        return all(words.is_ready() for words in self.measurement.words.values() if isinstance(words, jax.Array))
+
+
+def axes_of(measurement: Measurement) -> dict[str, tuple[str, ...]]:
+    """The axes of a measurement that was returned by the step itself: the first is that of a loop."""
+    return {
+        name: ("step", *("member",) * (words.ndim - 3))[: max(words.ndim - 2, 0)]
+        for name, words in measurement.words.items()
+    }
+
+
+def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[tuple[int, list[Source], Numbers]]:
+    """(step, sources, numbers) of every step, inner steps of a loop one by one. Waits for the device.
+
+    A step that ran `k` inner steps counts as `k`: its i-th has the number `step * k + i`.
+
+    Args:
+      members: "joined": an ensemble's norms are joined into one of all members. "each": a leaf per member.
+    """
+    for _, group in groupby(arrived, key=_layout):
+        alike = list(group)
+        first = alike[0]
+        with jax.transfer_guard("allow"):
+            words = jax.device_get([each.measurement.words for each in alike])
+        sources, by_source = [], {}
+        for source in first.measurement.sources:
+            stacked = np.stack([each[source.name] for each in words])
+            statistics = first.measurement.statistics_of(source.name)
+            numbers = unpack(stacked, statistics, source.sizes)
+            numbers.pop("rms", None)
+            kinds = ("batch", *first.axes[source.name])
+            source, by_source[source.name] = _leaf_rows(source, numbers, kinds, members)
+            sources.append(source)
+        yield from _step_by_step([each.step for each in alike], sources, by_source)
+
+
+def _layout(arrived: Arrived) -> Any:
+    measurement = arrived.measurement
+    shapes = tuple(sorted((name, words.shape) for name, words in measurement.words.items()))
+    return measurement.sources, measurement.statistics, shapes, tuple(sorted(arrived.axes.items()))
+
+
+def _leaf_rows(source: Source, numbers: dict[str, np.ndarray], kinds: Sequence[str], members: str):
+    """Numbers as [batch, inner steps, leaves, …], whatever axes stood in front of the leaves."""
+    n_front = len(kinds)
+    of_steps = [i for i, kind in enumerate(kinds) if kind == "step"]
+    of_members = [i for i, kind in enumerate(kinds) if kind in ("member", "device")]
+    rows = {}
+    n_members = 1
+    for name, values in numbers.items():
+        shape = values.shape
+        values = np.transpose(values, [0, *of_steps, *of_members, *range(n_front, values.ndim)])
+        n_members = int(np.prod([shape[i] for i in of_members], dtype=np.int64))
+        n_steps = int(np.prod([shape[i] for i in of_steps], dtype=np.int64))
+        values = values.reshape(shape[0], n_steps, n_members, *shape[n_front:])
+        if not of_members or (members == "joined"):
+            rows[name] = _joined(name, values) if of_members else values[:, :, 0]
+        else:
+            values = np.moveaxis(values, 2, 3)  # leaf by leaf, its members side by side
+            rows[name] = values.reshape(*values.shape[:2], -1, *values.shape[4:])
+    if of_members and members == "each":
+        source = _of_each_member(source, n_members)
+    return source, rows
+
+
+def _joined(name: str, values: np.ndarray) -> np.ndarray:
+    """Over the members, the third axis."""
+    if name == "norm":
+        return np.sqrt(np.sum(np.square(values), axis=2))
+    if name == "max_abs":
+        return np.max(values, axis=2)
+    if values.dtype.kind == "f":
+        return np.mean(values, axis=2)
+    nothing = (values < 0).all(axis=2)
+    return np.where(nothing, -1, np.maximum(values, 0).sum(axis=2))
+
+
+def _of_each_member(source: Source, n_members: int) -> Source:
+    def repeated(values: Sequence) -> tuple:
+        return tuple(value for value in values for _ in range(n_members))
+
+    paths = tuple(f"{path}[{member}]" for path in source.paths for member in range(n_members))
+    return source._replace(
+        paths=paths,
+        sizes=repeated(source.sizes),
+        dtypes=repeated(source.dtypes),
+        has_number=repeated(source.has_number),
+        shapes=repeated(source.shapes),
+    )
+
+
+def _step_by_step(
+    steps: Sequence[int], sources: list[Source], by_source: Numbers
+) -> Iterator[tuple[int, list[Source], Numbers]]:
+    n_inner = {name: next(iter(numbers.values())).shape[1] for name, numbers in by_source.items()}
+    most = max(n_inner.values())
+    for batch, step in enumerate(steps):
+        for inner in range(most):
+            numbers = {
+                name: {statistic: values[batch, min(inner, n_inner[name] - 1)] for statistic, values in rows.items()}
+                for name, rows in by_source.items()
+                # what was measured once in a loop belongs to its last step
+                if n_inner[name] == most or inner == most - 1
+            }
+            yield step * most + inner, sources, numbers
