@@ -55,9 +55,15 @@ print(before == state(), jax._src.xla_bridge.backends_are_initialized())
 
 @pytest.mark.oldest_jax
 def test_every_public_name_says_what_it_is_for():
-    public = {name: value for name, value in vars(treeviz).items() if not name.startswith("_")}
+    public = {name: getattr(treeviz, name) for name in dir(treeviz) if not name.startswith("_")}
+    assert "GradientInspector" in public
     silent = [name for name, value in public.items() if not inspect.ismodule(value) and not inspect.getdoc(value)]
     assert silent == []
+
+
+def test_a_name_that_is_not_there_is_said_as_python_says_it():
+    with pytest.raises(AttributeError, match="module 'treeviz' has no attribute 'GradientInspecter'"):
+        treeviz.GradientInspecter
 
 
 def test_the_wheel_holds_the_whole_package_and_nothing_else(tmp_path):
