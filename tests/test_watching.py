@@ -27,6 +27,7 @@ from watched import (
 
 from treeviz.analysis.gradients import FULL, unpack
 from treeviz.integrations import jax_internals
+from treeviz.integrations.verification import compared
 from treeviz.watching import CannotWatch, tap, watch
 
 pytestmark = pytest.mark.oldest_jax
@@ -367,6 +368,26 @@ def test_a_callback_is_used_only_when_asked_for(seen, mlp):
     jax.effects_barrier()
     assert seen.steps == [0, 1]
     seen.check(grads_of_loss(mlp, x, y))
+
+
+def test_verify_compares_byte_for_byte_and_leaves_the_arguments_alone(mlp, seen):
+    watched = watch(jax.jit(update_mlp, donate_argnums=0), seen)
+    verification = watched.verify(mlp, x, y)
+    assert verification
+    assert str(verification) == "The same bytes in all 6 leaves."
+    assert not any(p.is_deleted() for p in jax.tree.leaves(mlp))
+    assert seen.steps == []
+
+
+def test_verify_says_which_leaves_differ():
+    left = {"a": jnp.arange(4.0), "b": jnp.ones(3), "key": jax.random.key(1)}
+    right = {"a": jnp.array([0.0, 1.0, 2.5, 3.0]), "b": jnp.ones(3), "key": jax.random.key(2)}
+    verification = compared(left, right)
+    assert not verification
+    assert str(verification).startswith(
+        "2 of 3 leaves differ:\n  ['a']: 1 of 4 elements differ, by 0.5 at most\n  ['key']: 1 of 2 elements"
+    )
+    assert "exact=True" in str(verification)
 
 
 # --- what can go wrong ---

@@ -16,6 +16,7 @@ from treeviz.analysis.gradients import HISTOGRAM, LIGHT, Measurement, check_stat
 from treeviz.integrations import jax_internals
 from treeviz.integrations.instrument import instrumented, instrumented_callback
 from treeviz.integrations.jitted_steps import CannotWatch, JittedStep, jitted_step
+from treeviz.integrations.verification import Verification, compared
 
 __all__ = ["CannotWatch", "StopTraining", "Watched", "tap", "watch"]
 
@@ -96,12 +97,14 @@ class Watched:
         self._agreed = None
         self._question = f"{next(_n_watched)}"
         self._settings = f"every={every}, heavy_every={heavy_every}, statistics={statistics}, via={via}, exact={exact}"
-        twin = functools.partial(self._twin, via=via, match=match)
-        self._light = twin(statistics)
-        self._heavy = twin(HISTOGRAM) if heavy_every else None
+        self._statistics = statistics
+        self._make = functools.partial(self._maker, via=via, match=match)
+        only_measure = exact and jitted.is_plain
+        self._light = jitted.around(self._make(statistics, only_measure=only_measure))
+        self._heavy = jitted.around(self._make(HISTOGRAM, only_measure=only_measure)) if heavy_every else None
 
-    def _twin(self, statistics, *, via, match):
-        """Like the step, but gives `(what the step gives, measurement)`; traced when it is called."""
+    def _maker(self, statistics, *, via, match, only_measure):
+        """Makes what is like the step, but gives `(what the step gives, measurement)`."""
         jitted = self._jitted
         options = jax_internals.jit_options(jitted.jitted)
 
@@ -116,10 +119,10 @@ class Watched:
                 tidy_path=jitted.tidy_path,
                 tell=self._tell,
                 donate=not self._exact,
-                only_measure=self._exact and jitted.is_plain,
+                only_measure=only_measure,
             )
 
-        return jitted.around(make)
+        return make
 
     def __call__(self, /, *args, **kwargs):
         self._running = number = next(self._numbers)
@@ -202,6 +205,26 @@ class Watched:
     def _tell(self, watches) -> None:
         self.watches = {w.source.name: w for w in watches}
 
+    def verify(self, *args, **kwargs) -> Verification:
+        """Run the step and its watched twin on copies of these arguments, and compare what they give byte for byte.
+
+        A gradient that is measured is written to memory, where XLA may otherwise merge it with what uses it: then the
+        last digit of a result can differ. `print` says which leaves do; `exact=True` rules it out.
+
+        Raises:
+          CannotWatch: The twin raised, and so the step is not watched.
+        """
+        twin = self._jitted.around(self._make(self._statistics, only_measure=False))
+        theirs, ours = (self._jitted.copied((args, kwargs), _fresh) for _ in range(2))
+        expected = self._step(*theirs[0], **theirs[1])
+        try:
+            got, _ = twin(*ours[0], **ours[1])
+        except Exception as error:
+            raise CannotWatch(self._step, _said(error)) from error
+        if self._jitted.changes_arguments:
+            expected, got = (expected, theirs), (got, ours)
+        return compared(expected, got)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_step" not in self.__dict__:
             raise AttributeError(name)
@@ -247,6 +270,10 @@ def _with_tapped_cotangent(tree: Any, name: str) -> Any:
 
     identity.defvjp(lambda leaves: (leaves, None), backward)
     return jax.tree.unflatten(treedef, identity(leaves))
+
+
+def _fresh(x: Any) -> Any:
+    return x.copy() if isinstance(x, jax.Array) else x
 
 
 def _said(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,11 @@ def nnx_jitted(step: Any) -> tuple[Any, Callable] | None:
         return other
 
     return jitted, with_other
+
+
+def tidy_path(path: str) -> str:
+    """The path of a parameter in its model: neither the split state that NNX differentiates, nor the box it lies in."""
+    return re.sub(r"^((?:\[\d+\])?)\.states\[\d+\]", r"\1", path).removesuffix(".value")
 
 
 def cloned(tree: Any, copy_array: Callable[[Any], Any]) -> Any:

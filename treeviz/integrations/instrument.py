@@ -29,6 +29,7 @@ def instrumented(
     statistics: tuple[str, ...],
     *,
     match: bool = True,
+    tidy_path: Callable[[str], str] = str,
     tell: Callable[[Sequence[Owned]], None] = lambda _: None,
     donate: bool = True,
     only_measure: bool = False,
@@ -44,7 +45,7 @@ def instrumented(
 
     @functools.wraps(function)
     def twin(*args, **kwargs):
-        out, measurement = _measured(function, args, kwargs, statistics, match, tell)
+        out, measurement = _measured(function, args, kwargs, statistics, match, tidy_path, tell)
         return (None if only_measure else out), measurement
 
     out_shardings = None if options.out_shardings is None else (options.out_shardings, None)
@@ -84,7 +85,7 @@ def _jit(function, options: JitOptions, out_shardings, donate: bool):
     return jax.jit(function, **keywords)
 
 
-def _measured(function, args, kwargs, statistics, match, tell):
+def _measured(function, args, kwargs, statistics, match, tidy_path, tell):
     if jax.config.jax_disable_jit:
         return _measured_at_once(function, args, kwargs, statistics, tell)
     arguments = _arguments(function, args, kwargs)
@@ -100,10 +101,16 @@ def _measured(function, args, kwargs, statistics, match, tell):
     with seeing_gradients(_mark):
         program = jax.make_jaxpr(on_leaves)(*leaves)
     out, found, words = thread_out(program, leaves, functools.partial(_reduce, statistics), _nothing)
-    names = owned(found, arguments, match=match)
+    names = [_tidy(name, tidy_path) for name in owned(found, arguments, match=match)]
     measurement = _measurement(zip(names, words, strict=True), statistics)
     tell([name for name in names if name is not None])
     return jax.tree.unflatten(out_tree, out), measurement
+
+
+def _tidy(name: Owned | None, tidy_path: Callable[[str], str]) -> Owned | None:
+    if name is None or tidy_path is str:
+        return name
+    return name._replace(source=name.source._replace(paths=tuple(map(tidy_path, name.source.paths))))
 
 
 def _mark(kind, tree, origins=None, name="grads"):

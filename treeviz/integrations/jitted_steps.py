@@ -42,6 +42,8 @@ class JittedStep(NamedTuple):
       around: Puts what a `Make` makes in the place of `jitted`; gives a function that is called like the step and gives
         `(what the step gives, measurement)`.
       copied: Takes arguments and gives others like them, so that a step on these leaves the first as they are.
+      tidy_path: What people call a gradient's path.
+      changes_arguments: The step's results are, in part, what it does to its arguments.
       is_plain: `step` is `jitted`, with nothing around it that needs its results.
     """
 
@@ -50,6 +52,8 @@ class JittedStep(NamedTuple):
     around: Callable[[Make], Callable]
     copied: Callable[[Any, Callable[[Any], Any]], Any]
     is_plain: bool
+    tidy_path: Callable[[str], str] = str
+    changes_arguments: bool = False
 
 
 def jitted_step(step: Any) -> JittedStep:
@@ -75,11 +79,11 @@ def jitted_step(step: Any) -> JittedStep:
         if found is not None:
             return JittedStep(step, found[0], functools.partial(_around, found[1]), _copied, False)
     if "flax" in sys.modules:
-        from treeviz.integrations.flax_nnx_step import cloned, nnx_jitted
+        from treeviz.integrations.flax_nnx_step import cloned, nnx_jitted, tidy_path
 
         found = nnx_jitted(step)
         if found is not None:
-            return JittedStep(step, found[0], functools.partial(_around, found[1]), cloned, False)
+            return JittedStep(step, found[0], functools.partial(_around, found[1]), cloned, False, tidy_path, True)
     if isinstance(step, jax.stages.Compiled | jax.stages.Lowered):
         raise CannotWatch(
             step, "the step is compiled ahead of time, so it cannot be traced again; watch what it was lowered from"
