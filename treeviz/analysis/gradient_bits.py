@@ -203,8 +203,10 @@ def _rows_of(
 
 
 def _lower(sum_of_squares: jax.Array) -> jax.Array:
-    """The sum of squares as the next range has it. Not two products: XLA would make one of them, of 2**-160, a zero."""
-    return jnp.square(jnp.sqrt(sum_of_squares) * _DOWN)
+    """The sum of squares as the next range has it, times 2**-160, which is no float32: taken from the exponent."""
+    bits, shift = _bits(sum_of_squares), np.uint32((2 * SHIFT) << 23)
+    lowered = lax.bitcast_convert_type(bits - shift, jnp.float32)
+    return jnp.where(bits >= shift + np.uint32(1 << 23), lowered, np.float32(0))
 
 
 def _real(x: jax.Array) -> jax.Array:

@@ -202,7 +202,14 @@ class History:
         """
         from treeviz.analysis.history_file import Journal
 
+        self.close()
         self._journal = Journal(self, path)
+
+    def close(self) -> None:
+        """Stop what `keep` began; the files stay."""
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = None
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything to one file: a zip of a JSON header and NumPy arrays; see `treeviz.analysis.history_file`.

@@ -155,6 +155,8 @@ class Journal:
         if self._file is not None:
             self._file.close()
 
+    __del__ = close
+
 
 def _replay(history: History, journal: Path) -> None:
     with open(journal, "rb") as file:

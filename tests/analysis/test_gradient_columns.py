@@ -1,0 +1,57 @@
+"""Norms of subtrees: compared with optax where that is right, and right where it is not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from treeviz.analysis.gradient_columns import gradient_columns
+from treeviz.analysis.gradients import measure, numbers_of
+from treeviz.tree.walk import walk
+
+pytestmark = pytest.mark.oldest_jax
+
+
+def table_of(tree, **others):
+    numbers = numbers_of(measure(grads=tree, **others))
+    table = walk(tree)
+    return table.with_columns(*gradient_columns(table, numbers))
+
+
+def grads():
+    rng = np.random.default_rng(0)
+    layers = [{"w": jnp.asarray(rng.standard_normal((30, 40)), jnp.float32), "b": jnp.ones(40)} for _ in range(3)]
+    return {"layers": layers, "head": jnp.full(7, 0.5)}
+
+
+def test_the_root_is_the_global_norm():
+    optax = pytest.importorskip("optax")
+    table = table_of(grads())
+    assert table[0]["grads_norm"] == pytest.approx(float(optax.tree.norm(grads())), rel=1e-6)
+
+
+def test_every_subtree_has_the_root_of_the_sum_of_squares():
+    tree = grads()
+    table = table_of(tree)
+    (row,) = table.find("layers/1")[:1]
+    flat = np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree["layers"][1])])
+    assert row["grads_norm"] == pytest.approx(np.linalg.norm(flat), rel=1e-6)
+
+
+def test_the_root_is_right_where_float16_sums_are_infinite():
+    tree = {"a": jnp.full((1000, 300), 17, jnp.float16), "b": jnp.full(5, 1e20), "c": jnp.arange(3)}
+    assert table_of({"a": tree["a"]})[0]["grads_norm"] == pytest.approx(17 * np.sqrt(300_000), rel=1e-6)
+    assert table_of(tree)[0]["grads_norm"] == pytest.approx(1e20 * np.sqrt(5), rel=1e-6)
+
+
+def test_counts_add_up_and_ratios_are_those_of_the_subtrees():
+    tree = {"a": jnp.array([1.0, np.nan, np.inf]), "b": {"c": jnp.array([np.nan]), "i": jnp.arange(3)}}
+    table = table_of(tree, params=jax.tree.map(lambda x: jnp.full_like(x, 2), tree))
+    assert table[0]["grads_nonfinite"] == 3
+    assert table[0]["grads_ratio"] == pytest.approx(1 / 4)
+
+
+def test_a_tree_with_other_leaves_is_refused():
+    table = walk([1.0, 2.0])
+    with pytest.raises(ValueError, match=r"grads has .* leaves, but tree has 2"):
+        gradient_columns(table, numbers_of(measure(grads=[1.0])))
