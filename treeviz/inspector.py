@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
-
-import jax
+from typing import Any
 
 from treeviz.analysis.findings import Finding, Thresholds, findings
 from treeviz.analysis.gradient_columns import gradient_columns
 from treeviz.analysis.gradient_series import gradient_series, table_of_source
-from treeviz.analysis.gradients import LIGHT, Measurement, Source
+from treeviz.analysis.gradients import LIGHT, Measurement
 from treeviz.analysis.history import History
-from treeviz.analysis.recorded import Arrived, axes_of, read
+from treeviz.analysis.recorded import Arrived, copied
+from treeviz.analysis.recorder import Recorder
 from treeviz.analysis.sizes import headline, size_columns
+from treeviz.integrations.optax_inspect import find_measurements
+from treeviz.integrations.verification import Verification
 from treeviz.views.tree_view import TreeView
 from treeviz.watching import StopTraining, Watched, watch
-
-_BATCH = 32  # measurements that are read together
-_MOST_WAITING = 256  # of which none is ready: the reader is too slow, and older ones are dropped
 
 
 class GradientInspector:
@@ -63,20 +60,18 @@ class GradientInspector:
         if members not in ("joined", "each"):
             raise ValueError(f"members={members!r}: there are 'joined' and 'each'.")
         self.name = name
-        self.n_dropped = 0
         self._every, self._heavy_every, self._statistics = every, heavy_every, statistics
-        self._max_bytes = max_bytes
-        self._thresholds = thresholds or Thresholds()
-        self._on_finding = on_finding
-        self._raise_on = frozenset(raise_on)
-        self._members = members
-        self._history: History | None = None
-        self._journal: Path | None = None
-        self._waiting: deque[Arrived] = deque()
-        self._lock = threading.RLock()
+        self._recorder = Recorder(
+            max_bytes,
+            thresholds or Thresholds(),
+            members=members,
+            on_finding=on_finding,
+            raise_on=raise_on,
+            stop=_stop,
+            at_once=bool(raise_on),
+        )
         self._steps = itertools.count()
         self._n_watched = 0
-        self._told: set[tuple] = set()
 
     # What goes in
 
@@ -95,9 +90,7 @@ class GradientInspector:
         self._n_watched += 1
 
         def record(measurement: Measurement, number: int) -> None:
-            axes = axes_of(measurement)
-            axes |= {name: tuple(axis.kind for axis in owned.axes) for name, owned in watched.watches.items()}
-            self._take(Arrived(_renamed(measurement, suffix), number, {n + suffix: a for n, a in axes.items()}))
+            self._recorder.take(Arrived(measurement, number, watched.watches, suffix))
 
         watched = watch(
             step,
@@ -110,65 +103,45 @@ class GradientInspector:
         )
         return watched
 
-    def record(self, measurement: Measurement, step: int | None = None) -> None:
+    def record(self, measured: Any, step: int | None = None) -> None:
         """Take what `treeviz.measure` gave inside a step. Returns at once; the numbers are read some steps later.
+
+        Args:
+          measured: A `Measurement`, or any tree with some in it, such as an optimizer's state with those of
+            `treeviz.inspect_gradients`. Of a tree copies are taken, since the next step may be given its buffers.
+          step: Its number; by default they are counted.
 
         Raises:
           StopTraining: A finding of a kind in `raise_on`.
         """
         step = next(self._steps) if step is None else step
-        self._take(Arrived(measurement, step, axes_of(measurement)))
-
-    def _take(self, arrived: Arrived) -> None:
-        for words in arrived.measurement.words.values():
-            if isinstance(words, jax.Array):
-                words.copy_to_host_async()
-        with self._lock:
-            self._waiting.append(arrived)
-            if len(self._waiting) >= _MOST_WAITING and not self._waiting[0].is_ready():
-                self._waiting.popleft()
-                self.n_dropped += 1
-            if len(self._waiting) >= (2 if self._raise_on else _BATCH):
-                ready = list(itertools.takewhile(Arrived.is_ready, self._waiting))
-                self._read(ready)
+        if isinstance(measured, Measurement):
+            self._recorder.take(Arrived(measured, step))
+            return
+        measurements = find_measurements(measured)
+        if not measurements:
+            raise ValueError(
+                f"record: there is no measurement in this {type(measured).__name__}. Give it what treeviz.measure() "
+                "gave, or an optimizer's state that treeviz.inspect_gradients() has a place in."
+            )
+        for measurement in copied(measurements):
+            self._recorder.take(Arrived(measurement, step))
 
     def flush(self) -> None:
         """Read everything that has been measured; waits for the steps that still run."""
-        with self._lock:
-            self._read(list(self._waiting))
+        self._recorder.flush()
 
-    def _read(self, arrived: list[Arrived]) -> None:
-        for _ in arrived:
-            self._waiting.popleft()
-        for step, sources, numbers in read(arrived, members=self._members):
-            self._history_of(sources).append(step, numbers)
-        if arrived and (self._raise_on or self._on_finding):
-            self._tell()
+    def verify(self, step: Callable, /, *args, **kwargs) -> Verification:
+        """Whether watching this step changes a single bit of what it gives for these arguments, which are copied.
 
-    def _history_of(self, sources: list[Source]) -> History:
-        if self._history is None:
-            # half of the memory is for sources that are seen later: another step, another tap
-            self._history = History(sources, self._max_bytes // 2)
-            if self._journal is not None:
-                self._history.keep(self._journal)
-        for source in sources:
-            if source.name not in self._history.sources:
-                room = self._max_bytes - self._history.max_bytes
-                self._history.add_source(source, room // 2)
-        return self._history
+            print(inspector.verify(update, params, x, y))
 
-    def _tell(self) -> None:
-        """Tell of new findings, and stop the run for those that are to stop it."""
-        kinds = None if self._on_finding else sorted(self._raise_on)
-        for finding in findings(self._history, thresholds=self._thresholds, kinds=kinds):  # type: ignore[arg-type]
-            what = (finding.kind, finding.source, finding.path, finding.first)
-            if what in self._told:
-                continue
-            self._told.add(what)
-            if self._on_finding is not None:
-                self._on_finding(finding)
-            if finding.kind in self._raise_on:
-                raise StopTraining(str(finding))
+        Raises:
+          CannotWatch: The step cannot be watched.
+        """
+        if not isinstance(step, Watched):
+            step = watch(step, lambda *_: None, statistics=self._statistics)
+        return step.verify(*args, **kwargs)
 
     # What comes out
 
@@ -180,14 +153,19 @@ class GradientInspector:
           LookupError: Nothing was.
         """
         self.flush()
-        if self._history is None:
+        if self._recorder.history is None:
             raise LookupError("inspector: nothing was measured yet. Call the step that watch() gave, or record().")
-        return self._history
+        return self._recorder.history
+
+    @property
+    def n_dropped(self) -> int:
+        """How many measurements were lost: the device was too far behind, or the next step took their buffers."""
+        return self._recorder.n_dropped
 
     @property
     def findings(self) -> list[Finding]:
         """What is wrong, the worst first; see `treeviz.analysis.findings`."""
-        return findings(self.history, thresholds=self._thresholds)
+        return findings(self.history, thresholds=self._recorder.thresholds)
 
     def render(self, source: str | None = None) -> TreeView:
         """The tree of gradients: the newest numbers in columns, and the norm of every leaf and subtree over the steps.
@@ -203,7 +181,7 @@ class GradientInspector:
         step, numbers = history.last(source)
         numbers = {name: values for name, values in numbers.items() if name != "rms"}
         table = table.with_columns(*size_columns(table), *gradient_columns(table, {source: numbers}))
-        found = findings(history, thresholds=self._thresholds)
+        found = findings(history, thresholds=self._recorder.thresholds)
         words = f"{len(found)} finding{'s' * (len(found) != 1)}"
         dropped = [f"{self.n_dropped} dropped"] if self.n_dropped else []
         table = table.with_headline(*headline(table), f"{len(history):,} steps", f"step {step:,}", words, *dropped)
@@ -225,9 +203,7 @@ class GradientInspector:
 
     def keep(self, path: str | Path) -> None:
         """From now on write what is read to a file at once, so that a crash loses no more than the unread steps."""
-        self._journal = Path(path)
-        if self._history is not None:
-            self._history.keep(self._journal)
+        self._recorder.keep(Path(path))
 
     @classmethod
     def load(cls, path: str | Path, **options) -> GradientInspector:
@@ -237,24 +213,24 @@ class GradientInspector:
           ValueError: It is no such file.
         """
         inspector = cls(**options)
-        inspector._history = History.load(path)
+        inspector._recorder.history = History.load(path)
         return inspector
 
+    @property
+    def _is_empty(self) -> bool:
+        return self._recorder.history is None and not len(self._recorder)
+
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
-        if self._history is None and not self._waiting:
+        if self._is_empty:
             return {"text/plain": repr(self)}
         return self.render()._repr_mimebundle_(include, exclude)
 
     def __repr__(self) -> str:
         """The worst leaves and what was found, for a terminal."""
-        if self._history is None and not self._waiting:
+        if self._is_empty:
             return "GradientInspector: nothing was measured yet"
         return repr(self.render())
 
 
-def _renamed(measurement: Measurement, suffix: str) -> Measurement:
-    if not suffix:
-        return measurement
-    words = {name + suffix: words for name, words in measurement.words.items()}
-    sources = [source._replace(name=source.name + suffix) for source in measurement.sources]
-    return Measurement(words, sources, measurement.statistics)
+def _stop(finding: Finding) -> None:
+    raise StopTraining(str(finding))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from treeviz.analysis.gradient_owners import Owned
 from treeviz.analysis.gradients import Measurement, Source, unpack
 
 Numbers = dict[str, dict[str, np.ndarray]]
@@ -20,28 +23,48 @@ class Arrived(NamedTuple):
     Attributes:
       measurement: Its arrays may not be computed yet.
       step: The number of the step.
-      axes: What stands in front of the words of each source: "step", "member" or "device" for each axis.
+      watches: What is known of the sources by their names, if a watched step gave it.
+      suffix: What the names of the sources get, so that those of several steps differ.
     """
 
     measurement: Measurement
     step: int
-    axes: Mapping[str, tuple[str, ...]]
+    watches: Mapping[str, Owned] = MappingProxyType({})
+    suffix: str = ""
 
     def is_ready(self) -> bool:
         """Whether it can be read without waiting."""
         return all(words.is_ready() for words in self.measurement.words.values() if isinstance(words, jax.Array))
 
-
-def axes_of(measurement: Measurement) -> dict[str, tuple[str, ...]]:
-    """The axes of a measurement that was returned by the step itself: the first is that of a loop."""
-    return {
-        name: ("step", *("member",) * (words.ndim - 3))[: max(words.ndim - 2, 0)]
-        for name, words in measurement.words.items()
-    }
+    def is_deleted(self) -> bool:
+        """Whether its arrays were given away, as parts of a state that the next step took."""
+        return any(words.is_deleted() for words in self.measurement.words.values() if isinstance(words, jax.Array))
 
 
-def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[tuple[int, list[Source], Numbers]]:
-    """(step, sources, numbers) of every step, inner steps of a loop one by one. Waits for the device.
+class Row(NamedTuple):
+    """The numbers of one step, by source and statistic."""
+
+    step: int
+    sources: list[Source]
+    numbers: Numbers
+
+
+def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
+    """What stands in front of the words of each source: "step", "member" or "device" for each axis.
+
+    Of a measurement that was returned by the step itself, the first is that of a loop.
+    """
+    axes = {}
+    for name, words in arrived.measurement.words.items():
+        if name in arrived.watches:
+            axes[name] = tuple(axis.kind for axis in arrived.watches[name].axes)
+        else:
+            axes[name] = ("step", *("member",) * (words.ndim - 3))[: max(words.ndim - 2, 0)]
+    return axes
+
+
+def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Row]:
+    """The numbers of every step, inner steps of a loop one by one. Waits for the device.
 
     A step that ran `k` inner steps counts as `k`: its i-th has the number `step * k + i`.
 
@@ -51,24 +74,42 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[tup
     for _, group in groupby(arrived, key=_layout):
         alike = list(group)
         first = alike[0]
-        with jax.transfer_guard("allow"):
-            words = jax.device_get([each.measurement.words for each in alike])
+        axes = axes_of(first)
         sources, by_source = [], {}
         for source in first.measurement.sources:
-            stacked = np.stack([each[source.name] for each in words])
-            statistics = first.measurement.statistics_of(source.name)
-            numbers = unpack(stacked, statistics, source.sizes)
+            with jax.transfer_guard("allow"):
+                stacked = np.stack([np.asarray(each.measurement.words[source.name]) for each in alike])
+            numbers = unpack(stacked, first.measurement.statistics_of(source.name), source.sizes)
             numbers.pop("rms", None)
-            kinds = ("batch", *first.axes[source.name])
-            source, by_source[source.name] = _leaf_rows(source, numbers, kinds, members)
+            source, rows = _leaf_rows(source, numbers, ("batch", *axes[source.name]), members)
+            source = source._replace(name=source.name + first.suffix)
+            by_source[source.name] = rows
             sources.append(source)
         yield from _step_by_step([each.step for each in alike], sources, by_source)
 
 
+def copied(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """The same numbers in buffers of their own, those with the same statistics together as one measurement."""
+    words = iter(_copy([list(each.words.values()) for each in measurements]))
+    of_statistics: dict[tuple[str, ...], tuple[dict, list[Source]]] = {}
+    for each in measurements:
+        all_words, sources = of_statistics.setdefault(each.statistics, ({}, []))
+        all_words.update(zip(each.words, next(words), strict=True))
+        sources += each.sources
+    return [Measurement(*both, statistics) for statistics, both in of_statistics.items()]
+
+
+@jax.jit
+def _copy(words):
+    return jax.tree.map(jnp.copy, words)
+
+
 def _layout(arrived: Arrived) -> Any:
+    """The same for measurements that can be read together."""
     measurement = arrived.measurement
-    shapes = tuple(sorted((name, words.shape) for name, words in measurement.words.items()))
-    return measurement.sources, measurement.statistics, shapes, tuple(sorted(arrived.axes.items()))
+    shapes = tuple(words.shape for words in measurement.words.values())
+    # sources of one program are the same objects, and to compare those of a thousand leaves takes time
+    return tuple(map(id, measurement.sources)), measurement.statistics, shapes, id(arrived.watches), arrived.suffix
 
 
 def _leaf_rows(source: Source, numbers: dict[str, np.ndarray], kinds: Sequence[str], members: str):
@@ -120,9 +161,7 @@ def _of_each_member(source: Source, n_members: int) -> Source:
     )
 
 
-def _step_by_step(
-    steps: Sequence[int], sources: list[Source], by_source: Numbers
-) -> Iterator[tuple[int, list[Source], Numbers]]:
+def _step_by_step(steps: Sequence[int], sources: list[Source], by_source: Numbers) -> Iterator[Row]:
     n_inner = {name: next(iter(numbers.values())).shape[1] for name, numbers in by_source.items()}
     most = max(n_inner.values())
     for batch, step in enumerate(steps):
@@ -133,4 +172,4 @@ def _step_by_step(
                 # what was measured once in a loop belongs to its last step
                 if n_inner[name] == most or inner == most - 1
             }
-            yield step * most + inner, sources, numbers
+            yield Row(step * most + inner, sources, numbers)

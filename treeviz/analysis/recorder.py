@@ -1,0 +1,195 @@
+"""From the device to the history: measurements wait until they are computed, and are then read together."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import jax
+
+from treeviz.analysis.findings import Finding, Thresholds, findings
+from treeviz.analysis.gradients import Source
+from treeviz.analysis.history import History
+from treeviz.analysis.recorded import Arrived, Row, read
+
+BATCH = 32  # measurements that are read together
+AHEAD = 16  # newer ones, that a loop may have started and the device not finished
+MOST_WAITING = 1024  # of which none is ready: the device is far behind, and the oldest are dropped
+_LOOKING = 0.02  # of the time may be spent on looking for findings while the run goes on
+
+
+class Recorder:
+    """Takes measurements in without waiting for them, and keeps what they say.
+
+    `take` may be called from several threads; one of them reads.
+
+    Attributes:
+      history: What was read; None before the first.
+      n_dropped: How many measurements were lost, because they came faster than they could be read.
+
+    Args:
+      on_row: Called with each row that is read.
+      on_finding: Called with each finding once.
+      raise_on: Findings of these kinds are given to `stop`, which may raise.
+      at_once: Read each measurement as soon as it is there, not in batches.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        thresholds: Thresholds,
+        *,
+        members: str = "joined",
+        on_row: Callable[[Row], None] | None = None,
+        on_finding: Callable[[Finding], None] | None = None,
+        raise_on: Collection[str] = (),
+        stop: Callable[[Finding], None] | None = None,
+        at_once: bool = False,
+    ) -> None:
+        self.history: History | None = None
+        self.n_dropped = 0
+        self.thresholds = thresholds
+        self._max_bytes = max_bytes
+        self._members = members
+        self._on_row, self._on_finding = on_row, on_finding
+        self._raise_on, self._stop = frozenset(raise_on), stop
+        self._batch, self._ahead = (1, 0) if at_once else (BATCH, AHEAD)
+        self._waiting: deque[Arrived] = deque()
+        self._reading = threading.RLock()
+        self._copies_early: bool | None = None
+        self._told: set[tuple] = set()
+        self._bad: set[str] = set()
+        self._look_again = 0.0
+        self._journal: Path | None = None
+        _alive.add(self)
+
+    def __len__(self) -> int:
+        """How many measurements are not read yet."""
+        return len(self._waiting)
+
+    def take(self, arrived: Arrived) -> None:
+        """Take a measurement in; reads earlier ones if they are there."""
+        if self._copies_early is None:  # where arrays are in the host's memory there is nothing to copy
+            self._copies_early = jax.default_backend() != "cpu"
+        if self._copies_early:
+            for words in arrived.measurement.words.values():
+                if isinstance(words, jax.Array):
+                    words.copy_to_host_async()
+        waiting = self._waiting
+        waiting.append(arrived)
+        if len(waiting) >= self._batch + self._ahead and self._reading.acquire(blocking=False):
+            try:
+                self._read_what_is_there()
+            finally:
+                self._reading.release()
+
+    def _read_what_is_there(self) -> None:
+        waiting = self._waiting
+        if len(waiting) < self._batch:
+            return
+        if waiting[self._batch - 1].is_ready():
+            ready = list(itertools.takewhile(Arrived.is_ready, itertools.islice(waiting, self._batch - 1, None)))
+            self._read(self._batch - 1 + len(ready), patiently=True)
+        elif len(waiting) >= MOST_WAITING:
+            waiting.popleft()
+            self.n_dropped += 1
+
+    def flush(self) -> None:
+        """Read everything that has been measured; waits for the steps that still run."""
+        with self._reading:
+            self._read(len(self._waiting))
+
+    def _read(self, n: int, patiently: bool = False) -> None:
+        arrived = list(itertools.islice(self._waiting, n))
+        kept = [each for each in arrived if not each.is_deleted()]
+        rows = list(read(kept, members=self._members))
+        for _ in arrived:  # only now, so that an interrupted reading loses nothing
+            self._waiting.popleft()
+        self.n_dropped += len(arrived) - len(kept)
+        for row in rows:
+            self._history_of(row.sources).append(row.step, row.numbers)
+            if self._on_row is not None:
+                self._on_row(row)
+        if rows and (self._raise_on or self._on_finding):
+            bad = set().union(*map(_bad_sources, rows))
+            self._tell(patiently and bad <= self._bad)
+            self._bad |= bad
+
+    def _history_of(self, sources: list[Source]) -> History:
+        if self.history is None:
+            # half of the memory is for sources that are seen later: another step, another tap
+            self.history = History(sources, self._max_bytes // 2)
+            if self._journal is not None:
+                self.history.keep(self._journal)
+        for source in sources:
+            if source.name not in self.history.sources:
+                room = self._max_bytes - self.history.max_bytes
+                self.history.add_source(source, room // 2)
+        return self.history
+
+    def _tell(self, patiently: bool) -> None:
+        """Tell of new findings. `patiently`: not if it would take more than its part of the time."""
+        if patiently and time.monotonic() < self._look_again:
+            return
+        assert self.history is not None
+        before = time.monotonic()
+        kinds = None if self._on_finding else sorted(self._raise_on)
+        found = findings(self.history, thresholds=self.thresholds, kinds=kinds)
+        now = time.monotonic()
+        self._look_again = now + (now - before) / _LOOKING
+        for finding in found:
+            what = (finding.kind, finding.source, finding.path, finding.first)
+            if what in self._told:
+                continue
+            self._told.add(what)
+            if self._on_finding is not None:
+                self._on_finding(finding)
+            if finding.kind in self._raise_on and self._stop is not None:
+                self._stop(finding)
+
+    def keep(self, path: Path) -> None:
+        """Write to a file whatever is read from now on."""
+        self._journal = path
+        if self.history is not None:
+            self.history.keep(path)
+        import atexit
+
+        atexit.register(_flush_at_exit, weakref.ref(self))  # while JAX can still be asked for the last steps
+
+    def after_fork(self) -> None:
+        """In a child, which has no device: what was read is there, what was not belongs to the parent."""
+        self._reading = threading.RLock()
+        self._waiting = deque()
+
+
+def _bad_sources(row: Row) -> set[str]:
+    """Those with numbers that are not finite."""
+    return {
+        name for name, numbers in row.numbers.items() if "nonfinite" in numbers and (numbers["nonfinite"] > 0).any()
+    }
+
+
+def _flush_at_exit(reference: weakref.ref) -> None:
+    recorder = reference()
+    if recorder is not None:
+        with contextlib.suppress(Exception):  # a step that failed has been heard of
+            recorder.flush()
+
+
+_alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for recorder in list(_alive):
+        recorder.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
