@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_batching import custom_vmap
 
 from treeviz.analysis.stats_summary import FIRST_EXPONENT, N_BINS
 
@@ -31,6 +32,7 @@ _INFINITY = np.float32(np.inf).view(np.uint32)
 
 _SMALL_BELOW = 1 << 14  # elements: smaller leaves are reduced together
 _SHORTEST = 8  # XLA CPU makes NaN of joined reductions of an array of one element (jax 0.4.36 to 0.10.2)
+_ROW = 1 << 10  # elements of a row into which long vectors are broken
 _PADDING = 1 << 12  # elements that a block of small leaves may always waste
 
 
@@ -55,12 +57,19 @@ def reduce_leaves(leaves: Sequence[jax.Array | None], statistics: tuple[str, ...
     return _rows(list(leaves), statistics, jax.default_backend() == "cpu")
 
 
+_barrier = lax.optimization_barrier
+if jax.__version_info__ < (0, 5):  # which does not know how to batch one
+    _barrier = custom_vmap(lax.optimization_barrier)
+
+    @_barrier.def_vmap
+    def _(_, in_batched, x):
+        return _barrier(x), in_batched[0]
+
+
 @partial(jax.jit, static_argnums=(1, 2))  # where nothing is traced, operations one at a time would be slow
 def _rows(leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: bool) -> jax.Array:
     numbers = {
-        i: _real(lax.optimization_barrier(lax.stop_gradient(jnp.asarray(leaf))))
-        for i, leaf in enumerate(leaves)
-        if leaf is not None
+        i: _real(_barrier(lax.stop_gradient(jnp.asarray(leaf)))) for i, leaf in enumerate(leaves) if leaf is not None
     }
     rows, order = [], []
     small: dict = {}
@@ -70,7 +79,10 @@ def _rows(leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: b
         else:
             is_usual = _has_usual_squares(jnp.result_type(leaves[i]))
             x = lax.squeeze(x, [axis for axis, size in enumerate(x.shape) if size == 1])
-            rows.append(_rows_of(x[None], [x.size], is_usual, statistics, is_cpu))
+            n = x.size
+            if x.ndim == 1 and not _is_sharded(x):  # as rows, whose sums keep more digits than one long one
+                x = lax.pad(x, np.zeros((), x.dtype), [(0, -n % _ROW, 0)]).reshape(-1, _ROW)
+            rows.append(_rows_of(x[None], [n], is_usual, statistics, is_cpu))
             order.append(i)
     for group in small.values():
         for members in _blocks(group, [numbers[i].size for i in group]):
@@ -102,7 +114,7 @@ def cosines(leaves: list[jax.Array | None], others: list[jax.Array | None]) -> j
 
 
 def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
-    left, right = (_of_size_one(lax.optimization_barrier(lax.stop_gradient(jnp.asarray(x)))) for x in (a, b))
+    left, right = (_of_size_one(_barrier(lax.stop_gradient(jnp.asarray(x)))) for x in (a, b))
     dot = jnp.sum(jnp.stack([jnp.sum(x * y) for x, y in zip(left, right, strict=False)]))
     squares = [jnp.sum(jnp.stack([jnp.sum(x * x) for x in parts])) for parts in (left, right)]
     squares = squares[0] * squares[1]
@@ -199,7 +211,7 @@ def _rows_of(
     first = (exponent + np.int32(EXPONENT_ZERO)).astype(jnp.uint32) | (of << np.uint32(RANGE_AT))
     columns = [jnp.broadcast_to(first, peak.shape), *(words[name] for name in statistics if name != "histogram")]
     rows = jnp.stack(columns, axis=1)
-    return jnp.concatenate([rows, _histogram(x)], axis=1) if "histogram" in statistics else rows
+    return jnp.concatenate([rows, _histogram(x, is_cpu)], axis=1) if "histogram" in statistics else rows
 
 
 def _lower(sum_of_squares: jax.Array) -> jax.Array:
@@ -257,19 +269,13 @@ def _reduced(terms: Sequence[tuple[str, jax.Array]], is_cpu: bool) -> list[jax.A
     """[k] of each term: its sums or its maxima over all axes but the first."""
     shape = terms[0][1].shape
     axes = tuple(range(1, len(shape)))
-    is_long = len(shape) == 2 and shape[1] >= _SMALL_BELOW
-    # `jnp.sum` of unsigned integers would be uint64 where there is such a thing.
-    one_by_one = [jnp.sum(x, axes, dtype=x.dtype) if how == "sum" else jnp.max(x, axes) for how, x in terms]
-    if not is_cpu:  # XLA makes one pass of these
-        return one_by_one
+    if not is_cpu:  # XLA makes one pass of these; `jnp.sum` of unsigned integers would be uint64 where there is such
+        return [jnp.sum(x, axes, dtype=x.dtype) if how == "sum" else jnp.max(x, axes) for how, x in terms]
     # XLA CPU makes one quick loop of several reductions if they are one operation with no more than one sum of floats
     # (jax 0.10.2: 0.15 ns an element, else 1.2 ns). It adds one number after the other: rows first keep the digits.
     results = list(_joined(terms, axes[-1:]))
     if len(axes) > 1:
         results = list(_joined([(how, x) for (how, _), x in zip(terms, results, strict=True)], axes[:-1]))
-    for i, (_, x) in enumerate(terms):
-        if is_long and x.dtype == jnp.float32:
-            results[i] = one_by_one[i]
     return results
 
 
@@ -280,15 +286,15 @@ def _joined(terms: Sequence[tuple[str, jax.Array]], axes: Sequence[int]) -> Sequ
     return lax.reduce(tuple(x for _, x in terms), start, join, axes)
 
 
-def _histogram(x: jax.Array) -> jax.Array:
+def _histogram(x: jax.Array, is_cpu: bool) -> jax.Array:
     """uint32[k, N_BINS]: how often each power of two occurs. Neither zeros nor what is not finite is in a bin."""
     bits = _magnitude(x)
     n_mantissa, bias, word = (52, 1023, np.uint64) if x.dtype == jnp.float64 else (23, 127, np.uint32)
-    bins = jnp.clip((bits >> word(n_mantissa)).astype(jnp.int32) - np.int32(bias + FIRST_EXPONENT), 0, N_BINS - 1)
-    bins = jnp.where((bits > 0) & (bits < word((2 * bias + 1) << n_mantissa)), bins, -1)
-    axes = tuple(range(1, x.ndim))
-
-    def count(_, one):
-        return None, jnp.sum(bins == one, axes, dtype=jnp.uint32)
-
-    return lax.scan(count, None, np.arange(N_BINS, dtype=np.int32))[1].T
+    finite = jnp.where(bits < word((2 * bias + 1) << n_mantissa), bits, word(0))
+    starts = [word(1), *(word((bias + FIRST_EXPONENT + i) << n_mantissa) for i in range(1, N_BINS))]
+    # As many as begin at each bin or above it, some bins at a time: a quick loop, and no array of bins by numbers.
+    above = []
+    for first in range(0, N_BINS, 16):
+        above += _reduced([("sum", _ones(finite >= start)) for start in starts[first : first + 16]], is_cpu)
+    above = jnp.stack([*above, jnp.zeros_like(above[0])], axis=1)
+    return above[:, :-1] - above[:, 1:]
