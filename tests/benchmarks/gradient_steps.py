@@ -1,0 +1,284 @@
+"""Steps whose gradients are looked at in every way that there is: treeviz's four, and what people do without it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import treeviz as tv
+
+RATE = 1e-4
+
+
+class Model(NamedTuple):
+    """What is trained.
+
+    Attributes:
+      loss: (params, x, y) -> scalar.
+      make: Gives the parameters.
+      n_steps: Of a block that is timed as one; a multiple of ten.
+    """
+
+    loss: Callable
+    make: Callable[[], Any]
+    data: Callable[[], tuple]
+    n_steps: int
+
+
+class Run(NamedTuple):
+    """A variant that is ready to run.
+
+    Attributes:
+      step: Runs one step.
+      finish: Waits for everything, reading of numbers included.
+    """
+
+    step: Callable[[], None]
+    finish: Callable[[], None]
+
+
+# Models
+
+
+def _mlp_loss(params, x, y):
+    *hidden, last = params
+    for layer in hidden:
+        x = jax.nn.relu(x @ layer["weights"] + layer["biases"])
+    return jnp.mean((x @ last["weights"] + last["biases"] - y) ** 2)
+
+
+def _mlp_params():
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "weights": jnp.asarray(rng.normal(size=(n_in, n_out)) * np.sqrt(2 / n_in), jnp.float32),
+            "biases": jnp.ones(n_out),
+        }
+        for n_in, n_out in itertools.pairwise([1, 128, 128, 1])
+    ]
+
+
+def _mlp_data():
+    x = np.random.default_rng(1).normal(size=(128, 1)).astype(np.float32)
+    return jnp.asarray(x), jnp.asarray(x**2)
+
+
+WIDTH, LAYERS, HEADS, VOCABULARY, LENGTH = 384, 7, 6, 7000, 64
+
+
+def _transformer_params():
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return jnp.asarray(0.02 * rng.normal(size=shape), jnp.float32)
+
+    def block():
+        return {
+            "norm1": jnp.ones(WIDTH),
+            "norm2": jnp.ones(WIDTH),
+            "qkv": normal(WIDTH, 3 * WIDTH),
+            "qkv_bias": jnp.zeros(3 * WIDTH),
+            "out": normal(WIDTH, WIDTH),
+            "up": normal(WIDTH, 4 * WIDTH),
+            "up_bias": jnp.zeros(4 * WIDTH),
+            "down": normal(4 * WIDTH, WIDTH),
+            "down_bias": jnp.zeros(WIDTH),
+        }
+
+    blocks = [block() for _ in range(LAYERS)]
+    return {
+        "tokens": normal(VOCABULARY, WIDTH),
+        "places": normal(LENGTH, WIDTH),
+        "blocks": blocks,
+        "norm": jnp.ones(WIDTH),
+    }
+
+
+def _normed(x, scale):
+    return scale * (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+def _transformer_loss(params, x, y):
+    h = params["tokens"][x] + params["places"]
+    for block in params["blocks"]:
+        q, k, v = jnp.split(_normed(h, block["norm1"]) @ block["qkv"] + block["qkv_bias"], 3, axis=-1)
+        q, k, v = (z.reshape(*z.shape[:2], HEADS, WIDTH // HEADS) for z in (q, k, v))
+        h = h + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(h.shape) @ block["out"]
+        up = jax.nn.gelu(_normed(h, block["norm2"]) @ block["up"] + block["up_bias"])
+        h = h + up @ block["down"] + block["down_bias"]
+    logits = _normed(h, params["norm"]) @ params["tokens"].T
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+def _transformer_data():
+    tokens = np.random.default_rng(1).integers(0, VOCABULARY, (4, LENGTH + 1))
+    return jnp.asarray(tokens[:, :-1]), jnp.asarray(tokens[:, 1:])
+
+
+def _small_params():
+    rng = np.random.default_rng(0)
+    return {f"leaf{i}": jnp.asarray(rng.normal(size=32), jnp.float32) for i in range(1000)}
+
+
+def _small_loss(params, x, y):
+    return sum(jnp.mean((x * p - y) ** 2) for p in params.values())
+
+
+def _small_data():
+    return jnp.linspace(0.0, 1.0, 32), jnp.linspace(1.0, 0.0, 32)
+
+
+MODELS = {
+    "mlp": Model(_mlp_loss, _mlp_params, _mlp_data, 320),
+    "transformer": Model(_transformer_loss, _transformer_params, _transformer_data, 10),
+    "1,000 leaves": Model(_small_loss, _small_params, _small_data, 80),
+}
+
+# Ways to look
+
+
+def _update(model: Model) -> Callable:
+    @jax.jit
+    def update(params, x, y):
+        grads = jax.grad(model.loss)(params, x, y)
+        return _descend(params, grads)
+
+    return update
+
+
+def _descend(params, grads):
+    return jax.tree.map(lambda p, g: p - RATE * g, params, grads)
+
+
+def _looping(model: Model, update: Callable, finish: Callable[[], Any] = lambda: None, take=None) -> Run:
+    """`update` gives the parameters; or these and what `take` takes."""
+    params = model.make()
+    x, y = model.data()
+
+    def step():
+        nonlocal params
+        if take is None:
+            params = update(params, x, y)
+        else:
+            params, what = update(params, x, y)
+            take(what)
+
+    def wait():
+        jax.block_until_ready(params)
+        finish()
+
+    return Run(step, wait)
+
+
+def plain(model: Model) -> Run:
+    return _looping(model, _update(model))
+
+
+def watched(model: Model, every: int = 1) -> Run:
+    inspector = tv.GradientInspector(every=every)
+    return _looping(model, inspector.watch(_update(model)), inspector.flush)
+
+
+def watched_every_10(model: Model) -> Run:
+    return watched(model, 10)
+
+
+def door_2(model: Model) -> Run:
+    inspector = tv.GradientInspector()
+
+    @jax.jit
+    def update(params, x, y):
+        grads = jax.grad(model.loss)(params, x, y)
+        return _descend(params, grads), tv.measure(grads=grads)
+
+    return _looping(model, update, inspector.flush, inspector.record)
+
+
+def _with_optax(model: Model, optimizer, take: Callable, finish: Callable[[], Any]) -> Run:
+    state = optimizer.init(model.make())
+
+    @jax.jit
+    def update(params, state, x, y):
+        grads = jax.grad(model.loss)(params, x, y)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def step(params, x, y):
+        nonlocal state
+        params, state = update(params, state, x, y)
+        return params, state
+
+    return _looping(model, step, finish, take)
+
+
+def plain_optax(model: Model) -> Run:
+    return _with_optax(model, optax.sgd(RATE), lambda _: None, lambda: None)
+
+
+def door_3(model: Model) -> Run:
+    inspector = tv.GradientInspector()
+    optimizer = optax.chain(tv.inspect_gradients(), optax.sgd(RATE))
+    return _with_optax(model, optimizer, inspector.record, inspector.flush)
+
+
+def _norm(x):
+    return jnp.sqrt(jnp.sum(jnp.square(x)))
+
+
+def callback_per_leaf(model: Model) -> Run:
+    norms: dict[int, Any] = {}
+
+    @jax.jit
+    def update(params, x, y):
+        grads = jax.grad(model.loss)(params, x, y)
+        for i, leaf in enumerate(jax.tree.leaves(grads)):
+            jax.debug.callback(lambda norm, i=i: norms.__setitem__(i, float(norm)), _norm(leaf))
+        return _descend(params, grads)
+
+    return _looping(model, update, jax.effects_barrier)
+
+
+def one_callback(model: Model) -> Run:
+    history: list[Any] = []
+
+    @jax.jit
+    def update(params, x, y):
+        grads = jax.grad(model.loss)(params, x, y)
+        packed = jnp.stack([jnp.stack([_norm(g), jnp.max(jnp.abs(g))]) for g in jax.tree.leaves(grads)])
+        jax.debug.callback(lambda numbers: history.append(np.asarray(numbers)), packed)
+        return _descend(params, grads)
+
+    return _looping(model, update, jax.effects_barrier)
+
+
+def numpy_on_the_host(model: Model) -> Run:
+    history: list[Any] = []
+
+    @jax.jit
+    def update(params, x, y):
+        grads = jax.grad(model.loss)(params, x, y)
+        return _descend(params, grads), grads
+
+    def take(grads):
+        history.append([np.linalg.norm(np.asarray(leaf)) for leaf in jax.tree.leaves(grads)])
+
+    return _looping(model, update, take=take)
+
+
+VARIANTS = {
+    "plain": plain,
+    "watch, every step": watched,
+    "watch, every 10": watched_every_10,
+    "measure and record": door_2,
+    "plain optax": plain_optax,
+    "inspect_gradients, in optax": door_3,
+    "callback per leaf": callback_per_leaf,
+    "one callback, packed": one_callback,
+    "NumPy on the host": numpy_on_the_host,
+}
