@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from analysis.query_trees import TREES
 from browser.conftest import Watch
 from hostile_objects import EVIL_TEXTS
+from query_trees import TREES
 from sample_trees import SAMPLES
 
 import treeviz
@@ -23,7 +23,7 @@ from treeviz.views.page import page as as_page
 from treeviz.views.payload import pack
 
 TESTS = Path(__file__).parents[1]
-CASES = json.loads((TESTS / "analysis" / "query_cases.json").read_text("utf-8"))
+CASES = json.loads((TESTS / "query_cases.json").read_text("utf-8"))
 PAIRS = runpy.run_path(str(TESTS / "tree" / "test_numbers.py"))  # numbers beside their texts
 PARTS = "unpack, matches, Index, Rows, countText, bytesText, numberText, mount"
 READY = ".treeviz .row"

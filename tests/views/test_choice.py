@@ -1,9 +1,9 @@
 """Which rows are shown when there is no room for all."""
 
 import numpy as np
-from analysis.query_trees import TREES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from query_trees import TREES
 
 from treeviz.tree.walk import walk
 from treeviz.views.choice import choose

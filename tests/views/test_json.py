@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from analysis.query_trees import TREES, array, item, node, table
+from query_trees import TREES, array, item, node, table
 from sample_trees import SAMPLES
 
 import treeviz

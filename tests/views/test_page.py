@@ -11,10 +11,10 @@ from html.parser import HTMLParser
 import jax
 import numpy as np
 import pytest
-from analysis.query_trees import TREES
 from hostile_objects import EVIL_TEXTS
 from hypothesis import given
 from hypothesis import strategies as st
+from query_trees import TREES
 
 import treeviz
 from treeviz.views.escape import Markup, attribute, text

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from analysis.query_trees import TREES
+from query_trees import TREES
 from sample_trees import SAMPLES
 
 import treeviz

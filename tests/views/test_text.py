@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from analysis.query_trees import TREES, array, item, leaf, node, table
+from query_trees import TREES, array, item, leaf, node, table
 from sample_trees import SAMPLES
 
 import treeviz

@@ -4,7 +4,7 @@
     alternative = terms between spaces; all of them have to match
     term        = -term | "quoted words" | word | glob | field:value
 
-The search box of the page reads the same language; `tests/analysis/query_cases.json` holds both to it.
+The search box of the page reads the same language; `tests/query_cases.json` holds both to it.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from analysis.query_trees import TREES, array, attribute, item, node, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from query_trees import TREES, array, attribute, item, node, table
 from sample_trees import SAMPLES
 
 import treeviz
@@ -17,7 +17,7 @@ from treeviz.tree.find import find, matches
 from treeviz.tree.keys import Key
 from treeviz.tree.table import Row, TreeTable
 
-CASES = json.loads((Path(__file__).parent / "query_cases.json").read_text(encoding="utf-8"))
+CASES = json.loads((Path(__file__).parents[1] / "query_cases.json").read_text(encoding="utf-8"))
 FOUND = [case for case in CASES if "rows" in case]
 REFUSED = [case for case in CASES if "error" in case]
 
