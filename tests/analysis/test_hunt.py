@@ -1,0 +1,379 @@
+"""A step with a planted fault, and the operation, file and line that are named for it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from pathlib import Path
+
+import jax
+import jax.experimental
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from treeviz.analysis.hunt import CannotHunt, hunt, hunt_in
+
+HERE = Path(__file__).name
+
+
+def line_of(function, part: str) -> int:
+    """The line in this file on which `part` stands, in `function`."""
+    lines, first = inspect.getsourcelines(function)
+    (found,) = [first + i for i, line in enumerate(lines) if part in line]
+    return found
+
+
+def step_of(loss):
+    """An update of the documentation's kind, whose gradients never leave it."""
+
+    def update(w, x):
+        value, grads = jax.value_and_grad(loss)(w, x)
+        return w - 0.1 * grads, value
+
+    return jax.jit(update)
+
+
+def log_loss(w, x):
+    p = x * w
+    return -jnp.mean(jnp.log(p))
+
+
+def normed_loss(w, x):
+    y = w * x
+    return jnp.sum(y / jnp.max(y))
+
+
+def trap_loss(w, x):
+    y = w * x
+    return jnp.sum(jnp.where(y > 0, jnp.sqrt(y), 0.0))
+
+
+def exp_loss(w, x):
+    e = jnp.exp(w * x)
+    return jnp.sum(e / jnp.sum(e))
+
+
+def scan_loss(w, x):
+    def body(total, entry):
+        total = total + jnp.log(entry) * w[0]
+        return total, total
+
+    return lax.scan(body, jnp.zeros((), w.dtype), x)[0]
+
+
+@jax.custom_vjp
+def scaled(x):
+    return x * 2
+
+
+scaled.defvjp(lambda x: (x * 2, x), lambda x, g: (g / (x - x),))
+
+
+def custom_loss(w, x):
+    return jnp.sum(scaled(w * x))
+
+
+def attention(q, mask):
+    def loss(q):
+        scores = jnp.where(mask, q @ q.T, -jnp.inf)
+        return jnp.sum(jax.nn.softmax(scores) @ q)
+
+    return jax.value_and_grad(loss)(q)
+
+
+ONES = jnp.ones(4)
+
+
+def test_a_log_of_zero_is_named_with_its_file_line_function_and_numbers():
+    culprit = hunt(step_of(log_loss), ONES, jnp.array([0.0, 0.5, 0.0, 0.98]))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.direction) == ("log", "forward")
+    assert (Path(culprit.file).name, culprit.line) == (HERE, line_of(log_loss, "jnp.log"))
+    assert culprit.source == "return -jnp.mean(jnp.log(p))"
+    assert culprit.text == (
+        f"forward: log at {HERE}:{culprit.line} in log_loss gave 2 -Inf of 4 from inputs in [0, 0.98]."
+    )
+    assert "jnp.log(x + eps)" in culprit.advice
+    (x,), (y,) = culprit.inputs, culprit.outputs
+    assert (x.shape, x.dtype, x.least, x.greatest, x.nonfinite) == ((4,), "float32", 0.0, float(np.float32(0.98)), "")
+    assert (y.n_nan, y.n_posinf, y.n_neginf, y.greatest) == (0, 0, 2, float(np.log(np.float32(0.98))))
+    assert culprit.reaches_outputs
+
+
+def test_the_python_function_under_a_jit_and_the_jitted_one_have_the_same_culprit():
+    step, x = step_of(log_loss), jnp.array([0.0, 0.5, 0.2, 0.98])
+    assert hunt(step, ONES, x) == hunt(inspect.unwrap(step), ONES, x)
+
+
+def test_nothing_divided_by_nothing_is_named():
+    culprit = hunt(step_of(normed_loss), ONES, jnp.zeros(4))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.direction) == ("div", "forward")
+    assert culprit.line == line_of(normed_loss, "y / jnp.max(y)")
+    assert culprit.outputs[0].n_nan == 4
+    assert "jnp.where(y == 0, 1, y)" in culprit.advice
+
+
+def test_the_derivative_that_where_hides_in_the_forward_pass_is_named_in_the_backward_pass():
+    culprit = hunt(step_of(trap_loss), ONES, jnp.array([0.0, 1.0, 2.0, 3.0]))
+    assert culprit is not None
+    assert (culprit.direction, culprit.line) == ("backward", line_of(trap_loss, "jnp.sqrt"))
+    assert culprit.function == "trap_loss"
+    assert culprit.outputs[0].n_posinf == 1
+    assert "made NaN of it" in culprit.text
+    assert "jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)" in culprit.advice
+
+
+def test_an_exp_that_overflows_in_float16_is_named_and_not_the_division_that_makes_nan_of_it():
+    culprit = hunt(step_of(exp_loss), jnp.ones(3, jnp.float16), jnp.array([1, 20, 3], jnp.float16))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.direction) == ("exp", "forward")
+    assert culprit.line == line_of(exp_loss, "jnp.exp")
+    assert culprit.became == f"div at {HERE}:{line_of(exp_loss, 'e / jnp.sum')} in exp_loss"
+    assert f"overflows above {math.log(65504):.4g}" in culprit.advice
+
+
+def test_the_iteration_of_a_scan_is_told():
+    culprit = hunt(step_of(scan_loss), ONES, jnp.ones(12).at[7].set(-1.0).at[9].set(-1.0))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.iterations) == ("log", (("scan", 7),))
+    assert culprit.line == line_of(scan_loss, "jnp.log")
+    assert "in iteration 7 of scan, gave 1 NaN of 1 from inputs in [-1, -1]" in culprit.text
+
+
+def test_a_scan_from_behind_and_the_iteration_of_a_loop_inside_another():
+    def step(x):
+        def outer(total, row):
+            def inner(total, entry):
+                return total + jnp.sqrt(entry), None
+
+            return lax.scan(inner, total, row, reverse=True)[0], None
+
+        return lax.scan(outer, 0.0, x)[0]
+
+    culprit = hunt(step, jnp.ones((3, 5)).at[1, 4].set(-1.0).at[1, 2].set(-1.0))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.iterations) == ("sqrt", (("scan", 1), ("scan", 4)))
+
+
+def test_the_iteration_of_a_while_loop_is_told():
+    def step(x):
+        return lax.while_loop(lambda s: s[0] < 9, lambda s: (s[0] + 1, s[1] / (4.0 - s[0])), (0, x))
+
+    culprit = hunt(step, jnp.ones(2))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.iterations, culprit.outputs[0].n_posinf) == ("div", (("while", 4),), 2)
+
+
+def test_the_backward_pass_inside_a_scan_is_told_as_such():
+    def step(w, x):
+        def loss(w):
+            return lax.scan(lambda c, entry: (c + jnp.sum(jnp.sqrt(w * entry)), None), 0.0, x)[0]
+
+        return jax.grad(loss)(w)
+
+    culprit = hunt(step, jnp.array([1.0, 0.0]), jnp.ones(3))
+    assert culprit is not None
+    assert (culprit.direction, culprit.line) == ("backward", line_of(step, "jnp.sqrt"))
+
+
+def test_a_backward_rule_of_a_custom_vjp_is_named_where_the_function_is_used():
+    culprit = hunt(step_of(custom_loss), ONES, ONES)
+    assert culprit is not None
+    assert (culprit.primitive, culprit.direction) == ("div", "backward")
+    assert Path(culprit.file).name == HERE
+    assert culprit.line in (line_of(custom_loss, "scaled("), *range(line_of(scaled.fwd, "defvjp"), 10**6))
+
+
+def test_a_division_in_the_update_is_forward():
+    def update(w, state, x):
+        grads = jax.grad(lambda w: jnp.sum(w * x))(w)
+        state = 0.9 * state + 0.1 * grads**2
+        return w - 0.1 * grads / jnp.sqrt(state), state
+
+    culprit = hunt(update, ONES, jnp.zeros(4), jnp.array([0.0, 1, 1, 1]))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.direction) == ("div", "forward")
+    assert culprit.line == line_of(update, "/ jnp.sqrt(state)")
+
+
+def test_the_taken_branch_a_checkpoint_and_a_jitted_function_are_looked_into():
+    @jax.jit
+    def inner(x):
+        return jnp.log(x)
+
+    @jax.checkpoint
+    def layer(x):
+        return lax.cond(jnp.sum(x) > 0, inner, jnp.sin, x)
+
+    def step(x):
+        return jax.grad(lambda x: jnp.sum(layer(x)))(x)
+
+    culprit = hunt(step, jnp.array([1.0, 0.0]))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.function) == ("log", "inner")
+    assert hunt(step, jnp.array([-1.0, 0.0])) is None
+
+
+def test_functions_of_jax_that_were_traced_elsewhere_are_placed_where_they_are_used():
+    jnp.linalg.norm(ONES).block_until_ready()
+    jax.jit(lambda x: jnp.var(x) + jax.nn.logsumexp(x))(ONES)
+
+    def step(x):
+        return jnp.linalg.norm(x)
+
+    culprit = hunt(jax.grad(step), jnp.zeros(4))
+    assert culprit is not None
+    assert (culprit.direction, culprit.line) == ("backward", line_of(step, "norm"))
+    assert "sqrt" in culprit.advice
+
+
+def test_an_argument_that_is_not_finite_is_named_by_its_key_path():
+    def step(params, batch):
+        return params["w"] * batch["x"][1]
+
+    x = jnp.ones(4)
+    bad = x.at[2].set(jnp.nan)
+    culprit = hunt(step, {"w": x}, {"x": [x, bad]})
+    assert culprit is not None
+    assert (culprit.direction, culprit.argument) == ("input", "batch['x'][1]")
+    assert culprit.text == "input: batch['x'][1] has 1 NaN of 4 before the step begins."
+    culprit = hunt(step, {"w": x}, batch={"x": [x, bad]})
+    assert culprit is not None and culprit.argument == "batch['x'][1]"
+    culprit = hunt(step, {"w": x.at[0].set(jnp.inf)}, {"x": [x, x]})
+    assert culprit is not None
+    assert (culprit.argument, culprit.inputs[0].n_posinf) == ("params['w']", 1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "x"),
+    [(log_loss, [0.1, 0.5]), (trap_loss, [1.0, 2.0]), (scan_loss, [1.0, 2.0]), (exp_loss, [1.0, 20.0])],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_healthy_step_has_no_culprit(loss, x):
+    assert hunt(step_of(loss), jnp.ones(2), jnp.array(x)) is None
+
+
+def test_infinities_of_an_attention_mask_are_no_culprits_until_a_row_has_nothing_else():
+    q, mask = jax.random.normal(jax.random.key(0), (4, 3)), jnp.tril(jnp.ones((4, 4), bool))
+    assert hunt(attention, q, mask) is None
+    culprit = hunt(attention, q, mask.at[1].set(False))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.line) == ("sub", line_of(attention, "jax.nn.softmax"))
+    assert "mask" in culprit.advice
+
+
+def test_infinities_that_reach_no_result_and_constants_that_do_are_no_culprits():
+    def step(x, best):
+        hidden = jnp.exp(jnp.log(x))  # log(0) is -Inf, and exp of that is 0 again
+        return hidden, jnp.minimum(best, jnp.inf), jnp.full(3, -jnp.inf)
+
+    assert hunt(step, jnp.array([0.0, 1.0]), jnp.array(jnp.inf)) is None
+
+
+def test_a_nan_that_is_dropped_on_the_way_is_told_as_such():
+    def step(w, x):
+        grads = jax.grad(lambda w: jnp.sum(w / x))(w)
+        grads = grads * 0
+        return jnp.where(jnp.all(jnp.isfinite(grads)), w - grads, w)
+
+    culprit = hunt(step, ONES, jnp.zeros(4))
+    assert culprit is not None
+    assert culprit.primitive == "div"
+    assert not culprit.reaches_outputs
+    assert "it reaches no result of the step" in culprit.text
+
+
+def test_complex_bfloat16_and_float8_are_looked_at_and_integers_and_keys_are_not():
+    def step(x, y, key, n):
+        return jnp.log(x), (y / 0).astype(jnp.float32), jax.random.split(key), n // 2
+
+    x = jnp.ones(2, jnp.complex64)
+    culprit = hunt(step, x, jnp.ones(2, jnp.bfloat16), jax.random.key(0), jnp.arange(3))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.outputs[0].n_posinf) == ("div", 2)
+    small = jnp.ones(2, jnp.float8_e4m3fn)
+    culprit = hunt(lambda x: (x.astype(jnp.float32) * 1e6).astype(jnp.float8_e5m2), small)
+    assert culprit is not None and culprit.primitive == "convert_element_type"
+
+
+def test_static_arguments_and_functions_as_leaves_are_left_as_they_are():
+    @functools.partial(jax.jit, static_argnums=1, static_argnames="activation")
+    def step(x, n, activation):
+        return activation(x) / n
+
+    assert hunt(step, ONES, 2, activation=jnp.tanh) is None
+    culprit = hunt(functools.partial(step, n=0, activation=jnp.tanh), ONES)
+    assert culprit is not None and culprit.primitive == "div"
+
+
+def test_options_that_stop_at_nan_do_not_stop_a_hunt_and_stay_as_they_are():
+    x = jnp.array([0.0, 0.5, 0.2, 0.98])
+    with jax.debug_nans(True), jax.debug_infs(True), jax.disable_jit(), jax.transfer_guard("disallow"):
+        culprit = hunt(step_of(log_loss), ONES, x)
+        assert jax.config.read("jax_debug_nans") and jax.config.read("jax_disable_jit")
+    assert culprit is not None and culprit.primitive == "log"
+
+
+def test_float64_is_looked_at_as_it_is():
+    enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # jax < 0.8
+    with enable_x64(True):
+        culprit = hunt(lambda x: jnp.exp(x), jnp.array([700.0, 710.0]))
+    assert culprit is not None
+    assert (culprit.outputs[0].dtype, culprit.outputs[0].n_posinf) == ("float64", 1)
+
+
+def test_arguments_are_not_donated_and_deleted_ones_are_refused():
+    step = jax.jit(lambda w, x: w / x, donate_argnums=0)
+    w = jnp.ones(4)
+    assert hunt(step, w, jnp.zeros(4)) is not None
+    assert not w.is_deleted()
+    w.delete()
+    with pytest.raises(CannotHunt, match="hunt: w was deleted, likely donated to the step"):
+        hunt(step, w, ONES)
+
+
+def test_a_hunt_within_a_trace_is_refused():
+    with pytest.raises(CannotHunt, match="hunt: x is a tracer"):
+        jax.jit(lambda x: hunt(lambda x: x / 0, x))(ONES)
+
+
+def test_a_hunt_is_bounded():
+    with pytest.raises(CannotHunt, match="after 3 equations the step was not over"):
+        hunt_in(step_of(log_loss), (ONES, ONES), max_equations=3)
+
+
+def test_sharded_arguments_stay_sharded():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    x = jax.device_put(jnp.arange(16.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))
+    culprit = hunt(step_of(log_loss), jnp.ones(()), x)
+    assert culprit is not None
+    assert (culprit.primitive, culprit.outputs[0].n_neginf) == ("log", 1)
+
+
+def test_what_is_shard_mapped_is_one_operation():
+    shard_map = getattr(jax, "shard_map", None)
+    if shard_map is None:
+        from jax.experimental.shard_map import shard_map
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    spec = jax.sharding.PartitionSpec("data")
+
+    def step(x):
+        return jnp.sum(shard_map(lambda x: jnp.log(x), mesh=mesh, in_specs=spec, out_specs=spec)(x))
+
+    culprit = hunt(step, jnp.arange(16.0))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.line) == ("shard_map", line_of(step, "shard_map("))
+    assert "shard_map was run as a whole" in culprit.advice
+    assert hunt(step, jnp.arange(1.0, 17.0)) is None
+
+
+def test_ctrl_c_is_not_swallowed():
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hunt(interrupted, ONES)
