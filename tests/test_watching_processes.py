@@ -19,6 +19,7 @@ TWO_HOSTS = """
 import json, os, sys, warnings
 rank, port, case = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 import jax
+jax.config.update("jax_cpu_collectives_implementation", "gloo")  # what newer releases take by themselves
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank, initialization_timeout=120)
 import jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P

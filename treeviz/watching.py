@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from treeviz.analysis.gradient_owners import Owned
 from treeviz.analysis.gradients import HISTOGRAM, LIGHT, Measurement, check_statistics
@@ -63,6 +64,8 @@ def watch(
         raise ValueError(f"via={via!r}: there are 'output' and 'callback'.")
     if every < 0 or heavy_every < 0 or not (every or heavy_every):
         raise ValueError(f"every={every}, heavy_every={heavy_every}: no step would be inspected.")
+    if exact and via == "callback":
+        raise ValueError("exact=True measures in a second run; via='callback' has no use in it.")
     reason = jax_internals.why_not()
     if reason:
         raise CannotWatch(step, f"{reason} (tried with jax 0.4.36 to 0.10.2)")
@@ -79,6 +82,7 @@ class Watched:
     Attributes:
       watches: What is measured, by the name in the measurement; known when the first step was traced.
       trouble: Why the step is not watched any more, or empty. The step itself goes on.
+      before: Called before an inspected step with its number, and with what gives copies of its arguments.
     """
 
     def __init__(self, jitted: JittedStep, record, every, heavy_every, statistics, via, match, exact) -> None:
@@ -86,6 +90,7 @@ class Watched:
         self.__wrapped__ = getattr(jitted.step, "__wrapped__", jitted.step)
         self.watches: dict[str, Owned] = {}
         self.trouble = ""
+        self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
         self._jitted = jitted
         self._step = jitted.step
         self._record = record
@@ -129,6 +134,8 @@ class Watched:
         twin = self._twin_of(number)
         if twin is None:
             return self._step(*args, **kwargs)
+        if self.before is not None:
+            self.before(number, lambda: self._jitted.copied((args, kwargs), _fresh))
         if self._exact:
             return self._run_apart(twin, number, args, kwargs)
         try:
@@ -136,7 +143,10 @@ class Watched:
         except Exception as error:
             trouble = error
         else:
-            self._deliver(measurement, number)
+            if measurement is None:
+                jax.effects_barrier()  # the callback is to know which step it is of
+            else:
+                self._deliver(measurement, number)
             return out
         return self._without(trouble, args, kwargs)
 
@@ -171,11 +181,9 @@ class Watched:
                 self._give_up(self._agreed + ". All processes must watch the same step in the same way")
         return None if self.trouble else twin
 
-    def _deliver(self, measurement: Measurement | None, number: int) -> None:
-        if measurement is None:
-            return
+    def _deliver(self, measurement: Measurement, number: int) -> None:
         words = next(iter(measurement.words.values()))
-        if isinstance(words, jax.core.Tracer):
+        if isinstance(words, Tracer):
             return  # the step is a part of somebody's program, and is not run now
         self._called_back(measurement, number)
 
@@ -192,7 +200,7 @@ class Watched:
     def _without(self, trouble: Exception, args, kwargs):
         """The plain step, in the place of a twin that raised. What it raises too is the user's own."""
         leaves = jax.tree.leaves((args, kwargs))
-        if any(isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted() for x in leaves):
+        if any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in leaves):
             raise trouble  # it ran: an error of the step itself, which has taken its arguments
         out = self._step(*args, **kwargs)
         self._give_up(_said(trouble))

@@ -77,11 +77,12 @@ def _kept(gradients: Sequence[Found], owners) -> Sequence[Found]:
 def _owner(found: Found, places: Sequence[tuple[str, str]]) -> str | None:
     """The expression to whose leaves the values belong: "state.params"; None where the way is lost."""
     source = found.mark.source
-    if found.mark.kind == "tap" or any(o is None for o in found.origins) or not found.origins:
+    origins = [origin for origin in found.origins if origin is not None]
+    if found.mark.kind == "tap" or not origins or len(origins) < len(found.origins):
         return None
     owners = set()
     paths = [path for path, has in zip(source.paths, source.has_number, strict=True) if has]
-    for origin, path in zip(found.origins, paths, strict=True):
+    for origin, path in zip(origins, paths, strict=True):
         name, place = places[origin]
         owners.add(name + (place.removesuffix(path) if place.endswith(path) else ""))
     return owners.pop() if len(owners) == 1 else ", ".join(sorted(owners))

@@ -15,7 +15,7 @@ from treeviz.integrations.jax_internals import is_jitted
 
 def nnx_jitted(step: Any) -> tuple[Any, Callable] | None:
     """What `jax.jit` gave inside an `nnx.jit`, and how to make the same wrapper around another."""
-    jitted = getattr(step, "jitted_fn", None)
+    jitted: Any = getattr(step, "jitted_fn", None)
     if type(step).__module__.partition(".")[0] != "flax" or not is_jitted(jitted):
         return None
 

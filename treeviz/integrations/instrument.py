@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from treeviz.analysis.gradient_bits import NO_NUMBER, reduce_leaves
 from treeviz.analysis.gradient_owners import Argument, Owned, owned
@@ -86,7 +87,7 @@ def _jit(function, options: JitOptions, out_shardings, donate: bool):
 
 
 def _measured(function, args, kwargs, statistics, match, tidy_path, tell):
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return _measured_at_once(function, args, kwargs, statistics, tell)
     arguments = _arguments(function, args, kwargs)
     leaves, rebuild = _split(args, kwargs)
@@ -143,8 +144,8 @@ def _measurement(named, statistics) -> Measurement:
 
 
 def _reduce(statistics, mark: Mark, values: Sequence[Any]) -> jax.Array:
-    values = iter(values)
-    return reduce_leaves([next(values) if has else None for has in mark.source.has_number], statistics)
+    left = iter(values)
+    return reduce_leaves([next(left) if has else None for has in mark.source.has_number], statistics)
 
 
 def _nothing(words) -> jax.Array:
@@ -160,7 +161,7 @@ def _split(args, kwargs):
     whole: list[tuple[Any, Any]] = []
     for value in (*args, *kwargs.values()):
         leaves, treedef = jax.tree.flatten(value)
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
         whole.append((value, None) if not places else (leaves, (treedef, places)))
         flat += [leaves[i] for i in places]
 
@@ -190,7 +191,7 @@ def _arguments(function, args, kwargs) -> list[Argument]:
     found = []
     for name, value in zip((*names, *kwargs), (*args, *kwargs.values()), strict=True):
         leaves = jax.tree.leaves(value)
-        is_traced = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]
+        is_traced = [isinstance(leaf, Tracer) for leaf in leaves]
         if leaves and all(is_traced):
             found.append(Argument(name, value))
         else:

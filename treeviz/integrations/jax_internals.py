@@ -106,18 +106,19 @@ def _seen_vjp(fun, *primals, **options):
     if see is None or caller not in ("value_and_grad_f", "vjp", "jacfun"):
         return result
     value, pullback, *aux = result
-    if caller == "value_and_grad_f":  # calls the pullback at once
+    if caller == "vjp":  # a pytree, that may go through other transformations
+        return (value, tree_util.Partial(_seen_pullback, pullback), *aux)
 
-        def seen(cotangent):
-            gradients = _quietly(pullback, cotangent)
-            return _as_one(lambda g: see("grads", g, primals[0] if len(primals) == 1 else primals), gradients)
-
-    elif caller == "vjp":  # a pytree, that may go through other transformations
-        seen = tree_util.Partial(_seen_pullback, pullback)
-    else:  # rows of a Jacobian are no gradients
-
-        def seen(cotangent):
-            return _quietly(pullback, cotangent)
+    def seen(cotangent):  # called at once
+        before = getattr(_here, "quiet", False)
+        _here.quiet = True
+        try:
+            gradients = pullback(cotangent)
+        finally:
+            _here.quiet = before
+        if caller == "jacfun":  # rows of a Jacobian are no gradients
+            return gradients
+        return _as_one(lambda g: see("grads", g, primals[0] if len(primals) == 1 else primals), gradients)
 
     return (value, seen, *aux)
 
@@ -141,16 +142,6 @@ def _as_one(see, gradients):
         seen = see(gradients[0])
         return (seen,)
     return see(gradients)
-
-
-def _quietly(pullback, cotangent):
-    """Call a pullback whose results are not to be seen as those of a `jax.vjp`."""
-    before = getattr(_here, "quiet", False)
-    _here.quiet = True
-    try:
-        return pullback(cotangent)
-    finally:
-        _here.quiet = before
 
 
 def now_seeing() -> See | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from treeviz.analysis.gradients import source_of
@@ -81,7 +82,7 @@ def _difference(a: Any, b: Any) -> tuple[int, int, float] | None:
 def _parts(x: Any) -> list[np.ndarray]:
     """What of an array is in this process, shard by shard."""
     if isinstance(x, jax.Array):
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             x = jax.random.key_data(x)
         return [np.array(shard.data) for shard in x.addressable_shards]
     return [np.asarray(x)] if isinstance(x, bool | int | float | complex | np.ndarray | np.generic) else []
