@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeviz.analysis.findings import Finding, Thresholds, findings
 from treeviz.analysis.gradient_columns import gradient_columns
 from treeviz.analysis.gradient_series import gradient_series, table_of_source
 from treeviz.analysis.gradients import LIGHT, Measurement
 from treeviz.analysis.history import History
+from treeviz.analysis.kept_inputs import Inputs, KeptInputs
 from treeviz.analysis.recorded import Arrived, copied
 from treeviz.analysis.recorder import Recorder
 from treeviz.analysis.sizes import headline, size_columns
@@ -19,6 +22,9 @@ from treeviz.integrations.optax_inspect import find_measurements
 from treeviz.integrations.verification import Verification
 from treeviz.views.tree_view import TreeView
 from treeviz.watching import StopTraining, Watched, watch
+
+if TYPE_CHECKING:
+    from treeviz.analysis.hunt import Culprit
 
 
 class GradientInspector:
@@ -41,6 +47,9 @@ class GradientInspector:
       thresholds: From where on something is a finding.
       on_finding: Called with each `Finding` once, soon after it is there.
       raise_on: Kinds of findings that stop the run with `StopTraining`, e.g. {"nonfinite"}.
+      keep_inputs: Keep copies of what the watched steps are called with, on their devices, until their gradients are
+        known to be finite, and those of the first that are not: then `hunt` can run that step again. True keeps at
+        most 4, and a step waits until there is room.
       members: Of a vmapped ensemble: "joined" into one row, or "each" in a row of its own.
     """
 
@@ -55,20 +64,23 @@ class GradientInspector:
         thresholds: Thresholds | None = None,
         on_finding: Callable[[Finding], None] | None = None,
         raise_on: Collection[str] = (),
+        keep_inputs: bool | int = False,
         members: str = "joined",
     ) -> None:
         if members not in ("joined", "each"):
             raise ValueError(f"members={members!r}: there are 'joined' and 'each'.")
         self.name = name
         self._every, self._heavy_every, self._statistics = every, heavy_every, statistics
+        self._inputs = KeptInputs(4 if keep_inputs is True else int(keep_inputs)) if keep_inputs else None
         self._recorder = Recorder(
             max_bytes,
             thresholds or Thresholds(),
             members=members,
+            on_call=None if self._inputs is None else self._inputs.seen,
             on_finding=on_finding,
             raise_on=raise_on,
             stop=_stop,
-            at_once=bool(raise_on),
+            at_once=bool(raise_on or keep_inputs),
         )
         self._steps = itertools.count()
         self._n_watched = 0
@@ -101,7 +113,21 @@ class GradientInspector:
             via=via,
             exact=exact,
         )
+        if self._inputs is not None:
+            watched.before = functools.partial(self._keep_inputs, watched, suffix)
         return watched
+
+    def _keep_inputs(self, watched: Watched, suffix: str, number: int, copies: Callable[[], tuple]) -> None:
+        """Called before each inspected step."""
+        assert self._inputs is not None
+        try:
+            self._inputs.keep((suffix, number), lambda: Inputs(watched.__wrapped__, number, *copies()), self.flush)
+        except StopTraining:
+            raise
+        except Exception as error:  # there may be no memory for it
+            watched.before = None
+            said = f"{type(error).__name__}: {error}"
+            warnings.warn(f"inspector: inputs are not kept any more, {said}", RuntimeWarning, stacklevel=4)
 
     def record(self, measured: Any, step: int | None = None) -> None:
         """Take what `treeviz.measure` gave inside a step. Returns at once; the numbers are read some steps later.
@@ -166,6 +192,27 @@ class GradientInspector:
     def findings(self) -> list[Finding]:
         """What is wrong, the worst first; see `treeviz.analysis.findings`."""
         return findings(self.history, thresholds=self._recorder.thresholds)
+
+    def hunt(self) -> Culprit | None:
+        """Run the first bad step again, operation by operation, and name the one that gave what is not finite, its
+        file and line, and whether it was in the forward or the backward pass. None if no step was bad.
+
+        Needs `GradientInspector(keep_inputs=True)`, and `every=1` to get the first one. See `treeviz.analysis.hunt`.
+
+        Raises:
+          LookupError: No inputs were kept.
+          CannotHunt: The step cannot be run in this way.
+        """
+        from treeviz.analysis.hunt import hunt_in
+
+        if self._inputs is None:
+            raise LookupError(
+                "hunt: no inputs were kept. Run again with GradientInspector(keep_inputs=True), or call "
+                "treeviz.analysis.hunt.hunt(step, *args) with inputs that you have."
+            )
+        self.flush()
+        bad = self._inputs.bad
+        return None if bad is None else hunt_in(bad.step, bad.args, bad.kwargs)
 
     def render(self, source: str | None = None) -> TreeView:
         """The tree of gradients: the newest numbers in columns, and the norm of every leaf and subtree over the steps.

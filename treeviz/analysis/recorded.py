@@ -34,19 +34,34 @@ class Arrived(NamedTuple):
 
     def is_ready(self) -> bool:
         """Whether it can be read without waiting."""
-        return all(words.is_ready() for words in self.measurement.words.values() if isinstance(words, jax.Array))
+        return all(getattr(words, "is_ready", _yes)() for words in self.measurement.words.values())
 
     def is_deleted(self) -> bool:
         """Whether its arrays were given away, as parts of a state that the next step took."""
         return any(words.is_deleted() for words in self.measurement.words.values() if isinstance(words, jax.Array))
 
 
+def _yes() -> bool:
+    return True  # of a NumPy array, which a callback gets
+
+
 class Row(NamedTuple):
-    """The numbers of one step, by source and statistic."""
+    """The numbers of one step, by source and statistic.
+
+    Attributes:
+      call: Which call of which step gave them: the suffix and number of what arrived. Inner steps share it.
+    """
 
     step: int
     sources: list[Source]
     numbers: Numbers
+    call: tuple[str, int]
+
+    @property
+    def bad_sources(self) -> set[str]:
+        """Those with numbers that are not finite."""
+        of = self.numbers.items()
+        return {name for name, numbers in of if "nonfinite" in numbers and (numbers["nonfinite"] > 0).any()}
 
 
 def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
@@ -85,7 +100,7 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Row
             source = source._replace(name=source.name + first.suffix)
             by_source[source.name] = rows
             sources.append(source)
-        yield from _step_by_step([each.step for each in alike], sources, by_source)
+        yield from _step_by_step(alike, sources, by_source)
 
 
 def copied(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -161,10 +176,10 @@ def _of_each_member(source: Source, n_members: int) -> Source:
     )
 
 
-def _step_by_step(steps: Sequence[int], sources: list[Source], by_source: Numbers) -> Iterator[Row]:
+def _step_by_step(arrived: Sequence[Arrived], sources: list[Source], by_source: Numbers) -> Iterator[Row]:
     n_inner = {name: next(iter(numbers.values())).shape[1] for name, numbers in by_source.items()}
     most = max(n_inner.values())
-    for batch, step in enumerate(steps):
+    for batch, each in enumerate(arrived):
         for inner in range(most):
             numbers = {
                 name: {statistic: values[batch, min(inner, n_inner[name] - 1)] for statistic, values in rows.items()}
@@ -172,4 +187,4 @@ def _step_by_step(steps: Sequence[int], sources: list[Source], by_source: Number
                 # what was measured once in a loop belongs to its last step
                 if n_inner[name] == most or inner == most - 1
             }
-            yield Row(step * most + inner, sources, numbers)
+            yield Row(each.step * most + inner, sources, numbers, (each.suffix, each.step))

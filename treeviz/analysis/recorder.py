@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection
+from operator import attrgetter
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ import jax
 from treeviz.analysis.findings import Finding, Thresholds, findings
 from treeviz.analysis.gradients import Source
 from treeviz.analysis.history import History
-from treeviz.analysis.recorded import Arrived, Row, read
+from treeviz.analysis.recorded import Arrived, read
 
 BATCH = 32  # measurements that are read together
 AHEAD = 16  # newer ones, that a loop may have started and the device not finished
@@ -35,7 +36,7 @@ class Recorder:
       n_dropped: How many measurements were lost, because they came faster than they could be read.
 
     Args:
-      on_row: Called with each row that is read.
+      on_call: Called with the call of a step that was read, as `Row` has it, and whether it was bad: not all finite.
       on_finding: Called with each finding once.
       raise_on: Findings of these kinds are given to `stop`, which may raise.
       at_once: Read each measurement as soon as it is there, not in batches.
@@ -47,7 +48,7 @@ class Recorder:
         thresholds: Thresholds,
         *,
         members: str = "joined",
-        on_row: Callable[[Row], None] | None = None,
+        on_call: Callable[[tuple[str, int], bool], None] | None = None,
         on_finding: Callable[[Finding], None] | None = None,
         raise_on: Collection[str] = (),
         stop: Callable[[Finding], None] | None = None,
@@ -58,7 +59,7 @@ class Recorder:
         self.thresholds = thresholds
         self._max_bytes = max_bytes
         self._members = members
-        self._on_row, self._on_finding = on_row, on_finding
+        self._on_call, self._on_finding = on_call, on_finding
         self._raise_on, self._stop = frozenset(raise_on), stop
         self._batch, self._ahead = (1, 0) if at_once else (BATCH, AHEAD)
         self._waiting: deque[Arrived] = deque()
@@ -115,10 +116,11 @@ class Recorder:
         self.n_dropped += len(arrived) - len(kept)
         for row in rows:
             self._history_of(row.sources).append(row.step, row.numbers)
-            if self._on_row is not None:
-                self._on_row(row)
+        if self._on_call is not None:
+            for call, of_call in itertools.groupby(rows, attrgetter("call")):
+                self._on_call(call, any(row.bad_sources for row in of_call))
         if rows and (self._raise_on or self._on_finding):
-            bad = set().union(*map(_bad_sources, rows))
+            bad = set().union(*(row.bad_sources for row in rows))
             self._tell(patiently and bad <= self._bad)
             self._bad |= bad
 
@@ -167,13 +169,6 @@ class Recorder:
         """In a child, which has no device: what was read is there, what was not belongs to the parent."""
         self._reading = threading.RLock()
         self._waiting = deque()
-
-
-def _bad_sources(row: Row) -> set[str]:
-    """Those with numbers that are not finite."""
-    return {
-        name for name, numbers in row.numbers.items() if "nonfinite" in numbers and (numbers["nonfinite"] > 0).any()
-    }
 
 
 def _flush_at_exit(reference: weakref.ref) -> None:
