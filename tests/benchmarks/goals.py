@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -147,7 +148,7 @@ def _browser_goals(all_of: Measured) -> Iterator[Goal]:
     def beside(tree: str, name: str) -> str:
         mine, theirs = all_of.page(tree), all_of.page(tree, "treescope")
         parts = []
-        if mine and theirs and getattr(mine, name):
+        if mine and theirs and getattr(mine, name) and not math.isnan(getattr(theirs, name)):
             parts.append(f"treescope {getattr(theirs, name) / getattr(mine, name):.3g}x that")
         if mine and name.endswith("_s"):
             parts.append(f"a blank page {all_of.blank_s / max(getattr(mine, name), 1e-9):.2g}x")

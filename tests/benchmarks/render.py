@@ -109,7 +109,10 @@ def _print_figures(tool: str, figures: Figures, ours: Figures, n_leaves: int) ->
 
 
 def _ratio(mine: float, ours: float) -> str:
-    return "–" if not ours or math.isnan(mine / ours) else f"{mine / ours:,.3g}"
+    ratio = mine / ours if ours else float("nan")
+    if math.isnan(ratio):
+        return "–"
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
 def _measure_browser(measured: Measured, folder: Path, arguments: argparse.Namespace) -> None:
@@ -143,7 +146,9 @@ def _print_page(tree: str, tool: str, measured: Measured) -> None:
     def cell(attribute: str, width: int) -> str:
         value, other = getattr(page, attribute), getattr(ours, attribute)
         text = f"{value:,.0f}" if attribute == "elements" else f"{1e3 * value:,.1f}"
-        return f"{text} ({_ratio(value, other)})".rjust(width)
+        if math.isnan(value):
+            return "–".rjust(width)
+        return " " + f"{text} ({_ratio(value, other)})".rjust(width - 1)
 
     cells = cell("ready_s", 19) + cell("elements", 19) + cell("toggle_s", 17) + cell("expand_all_s", 17)
     keys = "".join(
