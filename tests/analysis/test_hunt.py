@@ -314,12 +314,13 @@ def test_options_that_stop_at_nan_do_not_stop_a_hunt_and_stay_as_they_are():
     x = jnp.array([0.0, 0.5, 0.2, 0.98])
     with jax.debug_nans(True), jax.debug_infs(True), jax.disable_jit(), jax.transfer_guard("disallow"):
         culprit = hunt(step_of(log_loss), ONES, x)
-        assert jax.config.read("jax_debug_nans") and jax.config.read("jax_disable_jit")
+        with pytest.raises(FloatingPointError):
+            jnp.log(x)
     assert culprit is not None and culprit.primitive == "log"
 
 
 def test_float64_is_looked_at_as_it_is():
-    enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # jax < 0.8
+    enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else vars(jax.experimental)["enable_x64"]  # jax < 0.8
     with enable_x64(True):
         culprit = hunt(lambda x: jnp.exp(x), jnp.array([700.0, 710.0]))
     assert culprit is not None

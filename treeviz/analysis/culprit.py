@@ -221,8 +221,15 @@ def _is_of_jax(eqn: Any) -> bool:
     """Whether this is a call of a function that JAX has jitted."""
     if eqn.primitive.name not in ("jit", "pjit"):
         return False
-    info = getattr(eqn.params["jaxpr"].jaxpr, "debug_info", None)
-    return any(folder in str(getattr(info, "func_src_info", "")) for folder in _JAX)
+    inner = eqn.params["jaxpr"].jaxpr
+    told = getattr(getattr(inner, "debug_info", None), "func_src_info", None)
+    if told is not None:
+        return any(folder in told for folder in _JAX)
+    # jax 0.4 does not tell, but the frames of what is inside do
+    tracebacks = (inner_eqn.source_info.traceback for inner_eqn in inner.eqns)
+    frames = (frame for traceback in tracebacks if traceback for frame in traceback.frames)
+    files = (f.file_name for f in frames if f.function_name.rpartition(".")[2] == eqn.params["name"])
+    return next(files, "").startswith(_JAX)
 
 
 def _frames(eqn: Any) -> list[Place]:
