@@ -17,7 +17,7 @@ from treeviz.views.terminal import DIM, RED, RESET, YELLOW, Glyphs, cut, display
 N_LINES = 10
 _N_SIGNS = 16
 _PATH = 44
-_WHY = 400
+_WHY, _WHY_WANTS = 400, 40
 _FAR = 10.0  # times the median, or a part of it: worth a word
 
 
@@ -59,10 +59,13 @@ def worst_text(
     bad = ASCII_BAD if glyphs.dots.isascii() else UNICODE_BAD
     sparks = sparklines(main, rows, _N_SIGNS, bars=glyphs.heights[1:], bad=bad)
     path_width, last_width = max(map(display_width, paths)), max(map(len, lasts))
+    if width is not None and width < path_width + last_width + _N_SIGNS + _WHY_WANTS:
+        sparks = [""] * len(worst)  # the tree above has them
     spans = f"{main.title}, {steps_text(main, 0)} to {steps_text(main, -1).removeprefix('step ')}"
     lines = [cut(glyphs.fit(f"worst leaves by {visible(spans)}"), width or 2**31, glyphs.dots)]
     for each, path, last, spark in zip(worst, paths, lasts, sparks, strict=True):
-        start = f"  {path}{' ' * (path_width - display_width(path))}  {last.rjust(last_width)}  {spark}  "
+        start = f"  {path}{' ' * (path_width - display_width(path))}  {last.rjust(last_width)}  "
+        start += f"{spark}  " if spark else ""
         room = 2**31 if width is None else width - display_width(start)
         why = cut(glyphs.fit(visible(each.why, _WHY)), max(0, room), glyphs.dots)
         line = cut(start + (f"{each.style}{why}{RESET}" if color and why else why), 2**31)

@@ -61,7 +61,7 @@ export class Grid {
     const width = this.element.clientWidth - this.beside(this.element.clientWidth);
     const is_small = width < 560;
     const wanted = this.view.columns.filter((column) => !column.hidden);
-    const [key, type] = !is_small ? [24, 22] : wanted.some((column) => column.fill) ? [14, 8] : [17, 12];
+    const [key, type] = !is_small ? [24, 22] : wanted.some((column) => column.is_urgent) ? [14, 8] : [17, 12];
     let room = width / CH - key - type - 2 * GAP;
     const fitting = [...wanted].sort((a, b) => urgency(b) - urgency(a));
     const kept = new Set(fitting.filter((column) => column.format === "type" || (room -= width_of(column) + GAP) >= 0));
@@ -142,8 +142,8 @@ export class Grid {
   }
 
   #new_row() {
-    const cell = ({ format, tag }) => h(tag ?? "span", { class: `cell ${format}` });
-    return h("div", { class: "row", role: "treeitem" }, ...[this.view.key_column, ...this.columns].map(cell));
+    const cell = (name) => h("span", { class: `cell ${name}` });
+    return h("div", { class: "row", role: "treeitem" }, cell("key"), ...this.columns.map((column) => cell(column.format)));
   }
 
   /** @param {HTMLElement} element @param {number} row */
@@ -179,7 +179,6 @@ export class Grid {
     key.title = tree.label(row);
     this.columns.forEach((column, i) => {
       if (column.format === "type") fill_type(cells[i], tree, row, what, notes);
-      else if (column.fill) column.fill(cells[i], row);
       else if (column.format === "histogram") cells[i].replaceChildren(bar_chart(column.bars(row).subarray(...column.used), column.title));
       else cells[i].textContent = column.text(row);
       if (column.format === "bytes") cells[i].style.setProperty("--share", `${(100 * column.values[row]) / column.values[0] || 0}%`);
@@ -195,7 +194,7 @@ export class Grid {
   }
 }
 
-const urgency = (column) => (column.fill ? 2 : +(column.format === "bytes"));
+const urgency = (column) => (column.is_urgent ? 2 : +(column.format === "bytes"));
 const width_of = (column) => column.width ?? Math.max(WIDTHS[column.format], Math.min(column.title.length, 14));
 
 /** Absent and empty things are ghosts; troubles stand out. */

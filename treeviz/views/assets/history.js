@@ -5,7 +5,7 @@ import { theme_colours } from "./colours.js";
 import { Heat } from "./heat.js";
 import { panel } from "./panel.js";
 import { Series } from "./series.js";
-import { spark_column } from "./sparks.js";
+import { Sparks } from "./sparks.js";
 import { additions } from "./view.js";
 
 export class History {
@@ -23,12 +23,11 @@ export class History {
     /** The step that is read. @type {number | null} */
     this.step = null;
     this.scale = devicePixelRatio || 1;
-    this.spark_width = 120;
-    this.is_narrow = false;
     this.colours = { ink: "", paper: "", dim: "", accent: "", bad: "" };
     /** Who wants to know of the step that is read, until it says false. @type {Set<(step: number | null) => boolean>} */
     this.on_read = new Set();
     this.heat = new Heat(this);
+    this.sparks = new Sparks(this);
     this.panel = panel(this);
   }
 
@@ -101,20 +100,22 @@ function add_series(view) {
   for (const series of history.all)
     for (const [row, column, kind, text] of series.marks)
       (tree.header.notes[row] ??= []).push([kind, `${text} (${series.steps_text(column)})`, -1, []]);
-  view.columns.splice(1, 0, spark_column(history));
+  view.columns.splice(1, 0, history.sparks.column);
   view.more_detail = (row) => charts(history, row);
-  grid.element.append(history.heat.element);
+  grid.element.append(history.sparks.canvas, history.heat.element);
   grid.head.after(history.heat.axis);
   root.querySelector(".body")?.before(history.panel.element);
   grid.beside = (width) => {
     const taken = history.heat.take(width);
-    history.is_narrow = width - taken < 560;
-    history.spark_width = Math.floor((history.is_narrow ? 9 : 16) * 7.8);
+    history.sparks.is_slim = width - taken < 560;
     history.heat.paint_axis();
     if (!history.colours.ink) history.use_theme();
     return taken;
   };
-  grid.on_paint = () => history.heat.paint();
+  grid.on_paint = () => {
+    history.sparks.paint();
+    history.heat.paint();
+  };
   // The theme is known when the view is in the page, and may change.
   const observer = new MutationObserver(() => (history.use_theme(), grid.paint(true)));
   observer.observe(root, { attributeFilter: ["class"] });

@@ -8,10 +8,17 @@ const MOUNTED = Symbol.for("treeviz");
 // Which of the hosts this script can bring to life, and need nothing less.
 const KIND = [FORMAT, ...additions.map(({ name }) => name)].join(" ");
 
+/** A call for each character would be ten times as slow. @param {string} text */
+function bytes_of(text) {
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+}
+
 for (const host of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(`[data-treeviz="${KIND}"]`))) {
   const data = host.querySelector("script");
   if (data && !host[MOUNTED]) {
     host[MOUNTED] = true;
-    mount(host, Uint8Array.from(atob(data.textContent ?? ""), (character) => character.charCodeAt(0)));
+    mount(host, bytes_of(atob(data.textContent ?? "")));
   }
 }

@@ -128,6 +128,6 @@ function runs(cells, wanted, from, to) {
 /** The codes, from their differences in time. */
 function summed(differences, n, fine) {
   const codes = new (fine ? Uint16Array : Uint8Array)(differences);
-  for (let at = 0; at < codes.length; at++) if (at % n) codes[at] += codes[at - 1];
+  for (let row = 0; row < codes.length; row += n) for (let at = row + 1; at < row + n; at++) codes[at] += codes[at - 1];
   return codes;
 }

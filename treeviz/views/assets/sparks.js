@@ -1,82 +1,117 @@
 // @ts-check
-// A small line in every row: how it went, on the row's own scale.
+// A small line in every row: how it went, on the row's own scale. One canvas lies over the column of all rows.
+import { h } from "./dom.js";
+import { ROW_HEIGHT } from "./grid.js";
 
 /** @typedef {import("./history.js").History} History */
 
-const SPARK_HEIGHT = 21;
+const [WIDE, SLIM] = [16, 9]; // in characters
+const STROKE = 1.2;
+const CROSS = 7; // pixels from one to the next
 
-/** The column of sparklines. @param {History} history */
-export function spark_column(history) {
-  return {
-    name: "series",
-    get title() {
-      return history.series.title;
-    },
-    format: "spark",
-    tag: "canvas",
-    help: "how it went from the first step to the last, on the row's own scale; × is not finite. Sorts by the last value",
-    is_number: true,
-    hidden: false,
-    get values() {
-      return history.series.last_values;
-    },
-    get width() {
-      return history.is_narrow ? 9 : 16;
-    },
-    /** @param {HTMLCanvasElement} cell @param {number} row */
-    fill: (cell, row) => draw(history, cell, row),
-  };
+export class Sparks {
+  /** @param {History} history */
+  constructor(history) {
+    this.history = history;
+    this.is_slim = false;
+    this.canvas = h("canvas", { class: "sparks", "aria-hidden": "true" });
+    const sparks = this;
+    /** The column, as the grid knows columns. */
+    this.column = {
+      name: "series",
+      format: "spark",
+      help: "how it went from the first step to the last, on the row's own scale; × is not finite. Sorts by the last value",
+      is_number: true,
+      is_urgent: true,
+      hidden: false,
+      text: () => "",
+      get title() {
+        return history.series.title;
+      },
+      get values() {
+        return history.series.last_values;
+      },
+      get width() {
+        return sparks.is_slim ? SLIM : WIDE;
+      },
+    };
+  }
+
+  /** Draw the lines of the rows on the screen. */
+  paint() {
+    const { history, canvas } = this;
+    const { grid, rows } = history.view;
+    const place = grid.columns.indexOf(this.column);
+    canvas.hidden = place < 0;
+    if (place < 0) return;
+    const cell = /** @type {HTMLElement} */ (grid.head.children[place + 1]);
+    const [width, height] = [cell.offsetWidth, grid.n * ROW_HEIGHT];
+    const { scale, colours } = history;
+    if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+      canvas.width = Math.round(width * scale);
+      canvas.height = Math.round(height * scale);
+      canvas.style.width = `${width}px`;
+      canvas.style.height = `${height}px`;
+    }
+    canvas.style.left = `${cell.offsetLeft}px`;
+    canvas.style.transform = grid.window.style.transform;
+    const paper = canvas.getContext("2d");
+    paper.setTransform(scale, 0, 0, scale, 0, 0);
+    paper.clearRect(0, 0, width, height);
+    const shown = rows.visible.subarray(grid.first, grid.first + grid.n);
+    paper.strokeStyle = colours.accent;
+    paper.lineWidth = STROKE;
+    paper.beginPath();
+    shown.forEach((row, i) => add_line(paper, history.series, row, i * ROW_HEIGHT, width));
+    paper.stroke();
+    paper.strokeStyle = colours.bad;
+    paper.lineWidth = STROKE + 0.2;
+    paper.beginPath();
+    shown.forEach((row, i) => add_crosses(paper, history.series, row, (i + 0.5) * ROW_HEIGHT, width));
+    paper.stroke();
+  }
 }
 
-/** @param {History} history @param {HTMLCanvasElement} canvas @param {number} row */
-function draw(history, canvas, row) {
-  const { series, colours, scale } = history;
-  const width = history.spark_width;
-  if (canvas.width !== Math.round(width * scale)) {
-    canvas.width = Math.round(width * scale);
-    canvas.height = Math.round(SPARK_HEIGHT * scale);
-  }
-  const paper = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  paper.setTransform(scale, 0, 0, scale, 0, 0);
-  paper.clearRect(0, 0, width, SPARK_HEIGHT);
+const x_of = (series, column, width) => 1 + ((column + 0.5) / series.n) * (width - 2);
+
+/** Where there are more cells than pixels, from the least of them to the greatest. */
+function add_line(paper, series, row, top, width) {
   const { n, codes, n_codes } = series;
-  const x_of = (column) => 1 + ((column + 0.5) / n) * (width - 2);
   const is_flat = !(series.step[row] > 0);
-  const y_of = (code) => (code < 2 ? SPARK_HEIGHT - 2 : is_flat ? SPARK_HEIGHT / 2 : 3 + (1 - (code - 2) / (n_codes - 3)) * (SPARK_HEIGHT - 6));
-  paper.beginPath();
+  const y_of = (code) => top + (code < 2 ? ROW_HEIGHT - 4 : is_flat ? ROW_HEIGHT / 2 : 4 + (1 - (code - 2) / (n_codes - 3)) * (ROW_HEIGHT - 9));
   const per_pixel = Math.max(1, Math.floor((2 * n) / width));
   let pen_is_down = false;
   for (let from = 0; from < n; from += per_pixel) {
     let least = n_codes;
     let most = 0;
-    for (let at = row * n + from; at < row * n + Math.min(n, from + per_pixel); at++) {
+    const end = row * n + Math.min(n, from + per_pixel);
+    for (let at = row * n + from; at < end; at++) {
       const code = codes[at];
       if (code === 0) continue;
       if (code < least) least = code;
       if (code > most) most = code;
     }
-    if (most === 0) pen_is_down = false;
-    else {
-      const x = x_of(from + (per_pixel - 1) / 2);
+    if (most) {
+      const x = x_of(series, from + (per_pixel - 1) / 2, width);
       if (pen_is_down) paper.lineTo(x, y_of(least));
       else paper.moveTo(x - 0.5, y_of(least));
       paper.lineTo(x, y_of(most));
-      pen_is_down = true;
     }
+    pen_is_down = most > 0;
   }
-  paper.strokeStyle = colours.accent;
-  paper.lineWidth = 1.1;
-  paper.stroke();
-  const bad = series.bad_runs(row, 0, n);
-  if (bad.length) {
-    paper.strokeStyle = colours.bad;
-    paper.lineWidth = 1.4;
-    paper.beginPath();
-    let last = -9;
-    for (const [from, to] of bad)
-      for (let x = Math.max(4, x_of(from)); x <= Math.max(x_of(from), Math.min(x_of(to - 1), width - 3)) + 0.01; x += 7)
-        if (x >= last + 7) cross(paper, (last = Math.min(x, width - 4)), SPARK_HEIGHT / 2, 2.5);
-    paper.stroke();
+}
+
+function add_crosses(paper, series, row, y, width) {
+  let free = 3;
+  for (const [from, to] of series.bad_runs(row, 0, series.n)) {
+    const last = width - 3;
+    let x = Math.max(free, Math.min(x_of(series, from, width), last));
+    if (x > last) return;
+    do {
+      cross(paper, x, y, 2.5);
+      x += CROSS;
+    } while (x <= Math.min(x_of(series, to - 1, width), last));
+    free = x;
   }
 }
 

@@ -1,0 +1,446 @@
+"""Series in a real browser: the heat map, the sparklines, the charts and the findings, driven as a person does it."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+import numpy as np
+import pytest
+from browser.test_page import READY, active, labels, row, search
+from sample_series import EXPLODES_FROM, NAN_FROM, WIDTH, layers, leaf, run
+
+from treeviz.tree.series import Mark, Series
+from treeviz.views.front_end import module_text
+from treeviz.views.page import fragment
+from treeviz.views.page import page as as_page
+from treeviz.views.payload import pack
+
+# The pixels of the heat map at a place of the row on the screen, 0 to 1 from its left edge: as red, green, blue, alpha.
+PIXEL = """([id, part]) => {
+    const inside = document.querySelector('.treeviz').shadowRoot;
+    const canvas = inside.querySelector('.heat canvas');
+    const element = inside.querySelector('#' + id);
+    const y = (element.getBoundingClientRect().top - canvas.getBoundingClientRect().top + 6) * devicePixelRatio;
+    return [...canvas.getContext('2d').getImageData(Math.floor(part * (canvas.width - 1)), Math.floor(y), 1, 1).data];
+}"""
+
+
+@pytest.fixture
+def shown(open_page):
+    """`shown(table, series, …)` opens the page of a table with series, with all its rows open."""
+
+    def show(table=None, series=None, *, columns=("bytes",), depth=9, **window):
+        table = layers() if table is None else table
+        series = run(table) if series is None else series
+        page = open_page(as_page(table, table.chosen(columns), series=series, depth=depth), **window)
+        page.wait_for_selector(READY)
+        return page
+
+    return show
+
+
+def heat(page):
+    return page.get_by_role("slider", name="Heat map")
+
+
+def pixel(page, number: int, part: float) -> list[int]:
+    return page.evaluate(PIXEL, [f"row{number}", part])
+
+
+def brightness(page, number: int, part: float) -> float:
+    red, green, blue, alpha = pixel(page, number, part)
+    assert alpha == 255
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def readout(page) -> str:
+    return page.locator(".readout").inner_text()
+
+
+def hover(page, number: int, part: float):
+    """Move the mouse to a row's strip."""
+    strip, box = page.locator(f"#row{number}").bounding_box(), heat(page).bounding_box()
+    page.mouse.move(box["x"] + part * box["width"], strip["y"] + strip["height"] / 2)
+
+
+@pytest.fixture(scope="module")
+def parts(chromium):
+    context = chromium.new_context()
+    page = context.new_page()
+    script = f"{module_text(series=True)}\nwindow.parts = {{unpack, Series, PALETTE}};"
+    page.set_content(f"<script type=module>{script}</script>")
+    page.wait_for_function("() => window.parts")
+    yield page
+    context.close()
+
+
+# What the front end works out for itself
+
+
+def test_values_of_a_series_are_read_as_they_were_packed(parts):
+    table = layers()
+    (norm, ratio) = run(table)
+    told = parts.evaluate(
+        """async (text) => {
+            const tree = await parts.unpack(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)));
+            return tree.header.series.map((spec) => {
+                const series = new parts.Series(spec, tree.buffers);
+                const rows = Array.from({ length: tree.n }, (_, row) => row);
+                const columns = Array.from({ length: series.n }, (_, column) => column);
+                const cells = (ask) => rows.map((row) => columns.map((column) => ask(row, column)));
+                return [cells((...at) => String(series.value(...at))), cells((...at) => series.is_bad(...at)),
+                    cells((...at) => series.band(...at).map((code) => series.value_of(at[0], code)))];
+            });
+        }""",
+        b64encode(pack(table, [], series=[norm, ratio])).decode(),
+    )
+    for series, (values, bad, bands) in zip((norm, ratio), told, strict=True):
+        values = np.array(values, float)
+        np.testing.assert_allclose(values, series.values, rtol=1e-3)
+        np.testing.assert_array_equal(np.array(bad), series.bad)
+        if series.low is not None:
+            low, high = np.moveaxis(np.array(bands, float), 2, 0)
+            known = ~series.bad & (series.values > 0)
+            assert (low <= series.low * 1.001)[known].all() and (high >= series.high * 0.999)[known].all()
+            reach = np.ptp(np.log10(series.values[known]))
+            assert (np.log10(high[known] / series.high[known]) < 0.1 * max(reach, 1)).all()
+
+
+def test_the_lightness_of_the_colours_grows_evenly(parts):
+    palette = np.array(parts.evaluate("() => [...parts.PALETTE]"))
+    red, green, blue = (((palette >> shift) & 255) / 255 for shift in (0, 8, 16))
+    linear = [np.where(x <= 0.04045, x / 12.92, ((x + 0.055) / 1.055) ** 2.4) for x in (red, green, blue)]
+    lightness = 116 * np.cbrt(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]) - 16
+    steps = np.diff(lightness)
+    assert (steps > -0.3).all() and lightness[-1] - lightness[0] > 60
+
+
+# The heat map
+
+
+def test_the_heat_map_has_a_strip_for_every_row_and_lighter_is_more(shown, shots):
+    page = shown()
+    table = layers()
+    up, embed = leaf(table, "layers/1/up"), leaf(table, "embed")
+    assert brightness(page, up, 0.9) > 180 > brightness(page, up, 0.1)
+    assert brightness(page, embed, 0.02) > brightness(page, embed, 0.98)
+    boxes = [page.locator(f"#row{n}").bounding_box() for n in (0, 5)]
+    assert heat(page).bounding_box()["y"] == boxes[0]["y"]
+    assert heat(page).bounding_box()["height"] == 22 * page.locator(".row").count()
+    page.screenshot(path=shots / "series.png")
+
+
+def test_what_is_not_finite_is_crossed_out_and_what_is_zero_is_a_line(shown):
+    page = shown()
+    table = layers()
+    strip = """([id, from, to]) => {
+        const inside = document.querySelector('.treeviz').shadowRoot;
+        const canvas = inside.querySelector('.heat canvas');
+        const box = inside.querySelector('#' + id).getBoundingClientRect();
+        const top = Math.round(box.top - canvas.getBoundingClientRect().top);
+        const width = Math.floor((to - from) * canvas.width);
+        const { data } = canvas.getContext('2d').getImageData(Math.floor(from * canvas.width), top + 2, width, 14);
+        const seen = new Set();
+        for (let at = 0; at < data.length; at += 4) seen.add([...data.slice(at, at + 4)].join());
+        return [...seen];
+    }"""
+    crossed = page.evaluate(strip, [f"row{leaf(table, 'layers/2/down')}", NAN_FROM / 100 + 0.05, 0.99])
+    assert "255,255,255,255" in crossed and "179,38,30,255" in crossed
+    line = page.evaluate(strip, [f"row{leaf(table, 'layers/0/bias')}", 0.3, 0.9])
+    assert len(line) == 2 and "0,0,0,0" in line
+
+
+def test_a_single_cell_that_is_not_finite_is_seen_among_many(shown):
+    table = layers()
+    (series,) = run(table, 500, healthy=True)[:1]
+    series.bad[5, 250] = True
+    page = shown(table, [series])
+    clean = shown(table, run(table, 500, healthy=True)[:1])
+    for name, wanted in ((page, True), (clean, False)):
+        reds = [pixel(name, 5, 0.5 + i / 1000) for i in range(-6, 7)]
+        assert any(red == [255, 255, 255, 255] or red[0] > 150 > red[1] + 60 for red in reds) == wanted
+
+
+def test_the_heat_map_follows_folding_sorting_searching_and_scrolling(shown):
+    page = shown(layers(40), height=500)
+    table = layers(40)
+    up = leaf(table, "layers/1/up")
+
+    def is_aligned(number: int) -> bool:
+        return brightness(page, number, 0.9) > 180
+
+    page.locator(".scroller").evaluate("(element) => { element.scrollTop = 90 }")
+    page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('#row20')")
+    assert is_aligned(up) and not is_aligned(up + 1)
+    page.locator(".scroller").evaluate("(element) => { element.scrollTop = 0 }")
+    search(page, "1/up")
+    assert labels(page)[-1] == "up" and is_aligned(up)
+    search(page, "")
+    page.locator(".head .spark").click()
+    page.locator(".scroller").evaluate("(element) => { element.scrollTop = 0 }")
+    assert labels(page)[:2] == ["params", "layers"]
+    assert labels(page)[2:4] == ["[2]", "down"]
+    page.get_by_role("button", name="Collapse all").click()
+    assert labels(page) == ["params"]
+    assert heat(page).bounding_box()["height"] == 22
+
+
+def test_hovering_reads_a_cell_out_in_words(shown):
+    page = shown()
+    table = layers()
+    hover(page, leaf(table, "layers/1/up"), 0.505)
+    assert readout(page).startswith("gradient norm ")
+    assert readout(page).endswith("steps 500 to 509 · ['layers'][1]['up']")
+    value = float(readout(page).split()[2].rstrip(","))
+    assert value == pytest.approx(run(table)[0].values[leaf(table, "layers/1/up"), 50], rel=1e-3)
+    hover(page, leaf(table, "layers/2/down"), 0.805)
+    assert readout(page) == "gradient norm not finite · steps 800 to 809 · ['layers'][2]['down']"
+    hover(page, leaf(table, "layers/0/bias"), 0.8)
+    assert readout(page).startswith("gradient norm 0 ·")
+    assert page.locator(".readout").get_attribute("aria-live") == "polite"
+    assert page.locator(".at-step").is_visible()
+    page.mouse.move(5, 5)
+    assert readout(page) == ""
+
+
+def test_the_keyboard_reads_the_heat_map(shown):
+    page = shown()
+    heat(page).focus()
+    steps = [
+        ("Home", "steps 0 to 9 · params"), ("ArrowRight", "steps 10 to 19 · params"),
+        ("ArrowLeft", "steps 0 to 9 · params"),
+        ("ArrowDown", "steps 0 to 9 · ['embed']"), ("End", "steps 990 to 999 · ['embed']"),
+        ("PageUp", "steps 890 to 899 · ['embed']"), ("ArrowUp", "steps 890 to 899 · params"),
+    ]  # fmt: skip
+    for key, there in steps:
+        page.keyboard.press(key)
+        assert readout(page).endswith(there), key
+        assert heat(page).get_attribute("aria-valuetext") == readout(page)
+    # The slider says its value itself: it is not said twice.
+    assert page.locator(".readout").get_attribute("aria-live") == "off"
+    page.keyboard.press("Enter")
+    assert page.locator(".detail .title").inner_text() == "params"
+    page.keyboard.press("Escape")
+    assert page.locator(".tree").evaluate("(tree) => tree.getRootNode().activeElement === tree")
+
+
+def test_a_click_on_a_strip_chooses_its_row(shown):
+    page = shown()
+    hover(page, leaf(layers(), "layers/1/up"), 0.5)
+    page.mouse.down()
+    page.mouse.up()
+    assert active(page) == "up"
+    assert page.locator(".detail .title").inner_text() == "up"
+
+
+def test_steps_are_chosen_by_dragging_and_by_number(shown, shots):
+    page = shown()
+    hover(page, 1, 0.305)
+    page.mouse.down()
+    hover(page, 1, 0.5)
+    hover(page, 1, 0.605)
+    page.mouse.up()
+    first, last = page.get_by_role("spinbutton", name="From step"), page.get_by_role("spinbutton", name="To step")
+    assert (first.input_value(), last.input_value()) == ("300", "609")
+    hover(page, 1, 0.001)
+    assert "steps 300 to 309" in readout(page)
+    last.fill("399")
+    last.press("Enter")
+    assert last.input_value() == "399"
+    page.screenshot(path=shots / "zoomed.png")
+    page.get_by_role("button", name="all steps").click()
+    assert (first.input_value(), last.input_value()) == ("0", "999")
+    assert page.get_by_role("button", name="all steps").is_hidden()
+    first.fill("100000")
+    first.press("Enter")
+    assert (first.input_value(), last.input_value()) == ("990", "999")
+
+
+def test_another_series_can_be_looked_at(shown):
+    page = shown()
+    page.get_by_role("combobox", name="Series").select_option("gradient / parameter")
+    assert page.locator(".head .spark").inner_text() == "gradient / parameter"
+    hover(page, 1, 0.5)
+    assert readout(page).startswith("gradient / parameter ")
+
+
+def test_the_scale_can_be_linear_and_the_legend_says_its_numbers(shown):
+    page = shown()
+    legend = page.locator(".legend")
+    assert "not finite" in legend.inner_text() and "zero" in legend.inner_text()
+    before = page.locator(".colours").get_attribute("aria-label")
+    assert before.endswith("logarithmic")
+    embed = leaf(layers(), "embed")
+    light = brightness(page, embed, 0.9)
+    page.get_by_role("checkbox", name="log").uncheck()
+    assert page.locator(".colours").get_attribute("aria-label").endswith("linear")
+    assert brightness(page, embed, 0.9) < light
+
+
+def test_a_linear_series_cannot_be_made_logarithmic(shown):
+    table = layers()
+    values = np.random.default_rng(0).normal(size=(len(table), 20)).astype(np.float32)
+    steps = np.arange(20)
+    page = shown(table, [Series("cosine", "cosine", steps, steps, values, np.zeros(values.shape, bool), log=False)])
+    assert page.get_by_role("checkbox", name="log").is_disabled()
+    hover(page, 3, 0.5)
+    assert float(readout(page).split()[1]) == pytest.approx(values[3, 10], rel=2e-3)
+
+
+# Charts, findings
+
+
+def test_the_detail_of_a_row_shows_its_series_over_time(shown, shots):
+    page = shown()
+    row(page, "down").nth(2).click()
+    detail = page.locator(".detail")
+    assert detail.locator("svg.chart").count() == 2
+    assert detail.locator(".band").first.get_attribute("d").startswith("M")
+    crosses = detail.locator("path.bad").first.get_attribute("d")
+    assert crosses.count("M") > 5
+    label = detail.get_by_role("img", name="gradient norm of down").get_attribute("aria-label")
+    assert "not finite from steps 600 to 609 on" in label
+    detail.get_by_text("last values").click()
+    cells = detail.get_by_role("row")
+    assert cells.nth(1).inner_text().split("\t") == ["steps 990 to 999", "not finite", "not finite"]
+    page.screenshot(path=shots / "chart.png")
+    detail.locator("svg.chart").first.hover(position={"x": 200, "y": 40})
+    assert readout(page).endswith("['layers'][2]['down']")
+    row(page, "bias").first.click()
+    assert "0 at steps 0 to 9, 0 at steps 990 to 999" in detail.locator("svg.chart").first.get_attribute("aria-label")
+
+
+def test_findings_are_badges_and_a_list_that_leads_to_them(shown, shots):
+    page = shown(depth=1)
+    page.get_by_text("findings (3)").click()
+    listed = page.locator(".finding")
+    assert [text.split(" ")[0] for text in listed.all_inner_texts()] == ["nonfinite", "exploding", "dead"]
+    page.screenshot(path=shots / "findings.png")
+    listed.nth(1).click()
+    assert active(page) == "up" and "up" in labels(page)
+    assert f"steps {WIDTH * (EXPLODES_FROM + 9)} to" in readout(page)
+    assert heat(page).evaluate("(element) => element.getRootNode().activeElement === element")
+    assert listed.first.is_hidden()
+    badge = page.locator(f"#row{leaf(layers(), 'layers/1/up')} .badge")
+    assert badge.get_attribute("data-note") == "exploding"
+    assert "The norm grows" in badge.get_attribute("title")
+    assert "The norm grows" in page.locator(".detail .note").inner_text()
+
+
+def test_a_finding_outside_of_the_chosen_steps_brings_them_all_back(shown):
+    page = shown()
+    page.get_by_role("spinbutton", name="To step").fill("99")
+    page.get_by_role("spinbutton", name="To step").press("Enter")
+    page.get_by_text("findings (3)").click()
+    page.locator(".finding").first.click()
+    assert page.get_by_role("spinbutton", name="To step").input_value() == "999"
+
+
+def test_a_finding_in_another_series_shows_that_series(shown):
+    table = layers()
+    norm, ratio = run(table, healthy=True)
+    mark = Mark(5, 10, "ratio", "Far from 1e-3.")
+    page = shown(table, [norm, Series(**{**vars(ratio), "marks": (mark,)})])
+    page.get_by_text("findings (1)").click()
+    page.locator(".finding").click()
+    assert readout(page).startswith("gradient / parameter")
+
+
+def test_a_run_without_findings_has_no_list_of_them(shown):
+    page = shown(series=run(layers(), healthy=True))
+    assert page.locator(".findings").count() == 0
+
+
+# Its surroundings
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [320, 900, 1600])
+def test_no_accessibility_rule_is_broken(shown, shots, dark, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = shown(width=width, dark=dark)
+    for there in ("plain", "detailed", "listed"):
+        if there == "detailed":
+            row(page, "bias").first.click()
+            page.get_by_text("last values").click()
+        if there == "listed":
+            page.get_by_text("findings (3)").click()
+        page.screenshot(path=shots / f"series-{there}-{width}-{'dark' if dark else 'light'}.png")
+        found = axe.run(page).response["violations"]
+        assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in found] == [], there
+
+
+@pytest.mark.parametrize("width", [320, 500, 699])
+def test_a_narrow_window_keeps_the_sparkline_and_drops_the_heat_map(shown, width):
+    page = shown(width=width)
+    assert page.locator(".heat").is_hidden() and page.locator(".legend").is_hidden()
+    assert page.locator(".head .spark").is_visible() and page.locator(".sparks").is_visible()
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    page.get_by_text("findings (3)").click()
+    page.locator(".finding").first.click()
+    assert active(page).endswith("down")
+
+
+def test_few_elements_are_in_the_document_however_many_leaves(shown):
+    page = shown(layers(125), width=2000, height=1100)
+    n_elements = page.evaluate(
+        """() => document.querySelectorAll('*').length
+            + document.querySelector('.treeviz').shadowRoot.querySelectorAll('*').length"""
+    )
+    assert n_elements <= 600
+
+
+def test_sparklines_stand_in_their_column_until_it_is_hidden(shown):
+    page = shown()
+    head, lines = page.locator(".head .spark").bounding_box(), page.locator(".sparks").bounding_box()
+    assert (head["x"], head["width"]) == pytest.approx((lines["x"], lines["width"]), abs=1)
+    assert lines["y"] == page.locator(".row").first.bounding_box()["y"]
+    page.get_by_text("columns").click()
+    page.get_by_role("checkbox", name="gradient norm").uncheck()
+    assert page.locator(".sparks").is_hidden()
+
+
+def test_the_theme_and_forced_colours_are_followed(shown, shots):
+    page = shown()
+    crossed = leaf(layers(), "layers/2/down")
+    at = (pixel(page, crossed, 0.995 - i / 200) for i in range(4))
+    assert [255, 255, 255, 255] in list(at)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('.treeviz.dark')")
+    page.wait_for_timeout(100)
+    assert all(sum(pixel(page, crossed, 0.995 - i / 200)[:3]) < 700 for i in range(4))
+    page.emulate_media(forced_colors="active")
+    page.screenshot(path=shots / "forced.png")
+
+
+def test_on_paper_stand_the_strips_of_all_rows(shown, shots):
+    page = shown(layers(10))
+    page.emulate_media(media="print")
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    n_rows = len(layers(10))
+    assert page.locator(".row").count() == n_rows
+    assert page.locator(".heat canvas").bounding_box()["height"] == 22 * n_rows
+    first = page.locator(".row").first.bounding_box()
+    assert page.locator(".heat canvas").bounding_box()["y"] == first["y"] == page.locator(".sparks").bounding_box()["y"]
+    page.screenshot(path=shots / "print.png", full_page=True)
+
+
+def test_pages_with_and_without_series_stand_in_one_document(open_page):
+    table = layers()
+    html = fragment(table, []) + fragment(table, [], series=run(table)) + fragment(table, [])
+    page = open_page(f"<!DOCTYPE html><title>t</title>{html}")
+    page.wait_for_function(
+        """() => [...document.querySelectorAll('.treeviz')]
+            .filter((host) => host.shadowRoot?.querySelector('.row')).length === 3"""
+    )
+    assert page.locator(".heat").count() == 1
+
+
+def test_one_step_and_one_leaf_are_enough(shown):
+    table = layers(1)
+    values = np.ones((len(table), 1), np.float32)
+    page = shown(table, [Series("x", "x", np.array([7]), np.array([7]), values, np.zeros(values.shape, bool))])
+    hover(page, 2, 0.5)
+    assert readout(page).startswith("x 1 · step 7")
+    row(page, "embed").click()
+    assert page.locator("svg.chart").count() == 1
