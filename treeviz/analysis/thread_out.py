@@ -126,7 +126,12 @@ class _Run:
         values.update(zip(jaxpr.constvars, consts, strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
         sums = _sums_of_marked(jaxpr, self.axis_sizes)
-        last_use = _last_use(jaxpr, {v for variables, _ in sums.values() for v in variables})
+        apart = _scattered(jaxpr)
+        kept = {v for variables, _ in sums.values() for v in variables}
+        kept |= {
+            v for eqns in apart.values() for eqn in eqns.values() for v in eqn.invars if not isinstance(v, Literal)
+        }
+        last_use = _last_use(jaxpr, kept)
         for n, eqn in enumerate(jaxpr.eqns):
             operands = [read(x) for x in eqn.invars]
             where_from = [None if isinstance(x, Literal) else origin.get(x) for x in eqn.invars]
@@ -134,7 +139,11 @@ class _Run:
                 results, found_here, words_here = operands[: eqn.params["n"]], (), ()
             else:
                 with _place_of(eqn):
-                    results, found_here, words_here = self.equation(eqn, operands, where_from)
+                    measured = list(operands)
+                    for i, scatter in apart.get(n, {}).items():
+                        (measured[i],) = _bind(scatter, lax.optimization_barrier([read(x) for x in scatter.invars]))
+                    results, found_here, words_here = self.equation(eqn, measured, where_from)
+                    results = operands[: len(results)] if n in apart else results
             values.update(zip(eqn.outvars, results, strict=True))
             found += found_here
             words += words_here
@@ -405,6 +414,25 @@ def _sums_of_marked(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, tu
     }
     sums = {n: after_sum(jaxpr, eqn.outvars, axis_sizes) for n, eqn in marked.items()}
     return {n: found for n, found in sums.items() if found is not None}
+
+
+def _scattered(jaxpr: Jaxpr) -> dict[int, dict[int, Any]]:
+    """Of each mark, by its number: which of its values are sums by index, as the gradient of an embedding is.
+
+    XLA adds what comes next right into such a sum, if nobody else uses it. So it is done a second time to be measured,
+    or the last digit of what comes next would change.
+    """
+    made_by = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scatter-add"}
+    marks = {n: eqn for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is mark_p}
+    scattered = {
+        n: {
+            i: made_by[x]
+            for i, x in enumerate(eqn.invars[: eqn.params["n"]])
+            if not isinstance(x, Literal) and x in made_by
+        }
+        for n, eqn in marks.items()
+    }
+    return {n: found for n, found in scattered.items() if found}
 
 
 def _last_use(jaxpr: Jaxpr, kept: set[Any]) -> dict[int, list[Any]]:
