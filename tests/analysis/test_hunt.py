@@ -274,6 +274,50 @@ def test_infinities_that_reach_no_result_and_constants_that_do_are_no_culprits()
     assert hunt(step, jnp.array([0.0, 1.0]), jnp.array(jnp.inf)) is None
 
 
+def test_a_nan_that_is_a_constant_is_a_culprit_only_if_it_reaches_a_result():
+    def step(x, ddof):
+        return jnp.var(x, ddof=ddof)
+
+    assert hunt(step, ONES, 1) is None
+    assert hunt(lambda x: jnp.where(x > 0, x, jnp.nan), ONES) is None
+    culprit = hunt(lambda x: jnp.where(x > 0, x, jnp.nan), ONES.at[1].set(-1.0))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.outputs[0].n_nan, culprit.reaches_outputs) == ("select_n", 1, True)
+
+
+def test_an_equinox_step_gives_functions_too_and_has_a_culprit():
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(4, 1, 8, 1, key=jax.random.key(0))
+
+    @eqx.filter_jit
+    def step(model, x):
+        def loss(model):
+            y = jax.vmap(model)(x)
+            return jnp.mean(jnp.log(y - y))
+
+        grads = eqx.filter_grad(loss)(model)
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -g, grads))
+
+    culprit = hunt(step, model, jnp.ones((3, 4)))
+    assert culprit is not None
+    assert (culprit.primitive, culprit.line) == ("log", line_of(inspect.unwrap(step), "jnp.log"))
+
+
+def test_a_library_is_named_and_where_it_was_called_from():
+    optax = pytest.importorskip("optax")
+    optimizer = optax.adam(1e-3, eps=0.0)
+
+    def update(grads, state):
+        return optimizer.update(grads, state)
+
+    culprit = hunt(update, jnp.zeros(3), optimizer.init(jnp.zeros(3)))
+    assert culprit is not None
+    assert culprit.primitive == "div"
+    assert Path(culprit.file).parts[-3] == "optax"
+    assert culprit.called_from == f"{HERE}:{line_of(update, 'optimizer.update')} in update"
+    assert culprit.called_from in culprit.text
+
+
 def test_a_nan_that_is_dropped_on_the_way_is_told_as_such():
     def step(w, x):
         grads = jax.grad(lambda w: jnp.sum(w / x))(w)

@@ -59,8 +59,7 @@ def advice(name: str, direction: str, source: str, inputs: Sequence[Numbers], ou
             return _WHERE
         if "sqrt" in source or "norm" in source:
             return (
-                "The derivative of a square root, and so of a norm, is infinite at 0: jnp.sqrt(jnp.sum(x * x) + eps). "
-                + _WHERE
+                "The derivative of a square root, and so of a norm, is infinite at 0: jnp.sqrt(jnp.sum(x * x) + eps)."
             )
     if name in _GROWS and bad:
         limit = float(np.log(float(jnp.finfo(bad.dtype).max)))
@@ -73,7 +72,7 @@ def advice(name: str, direction: str, source: str, inputs: Sequence[Numbers], ou
             return "A norm or deviation of 0 was divided by: x / (norm + eps), or jnp.where(norm > 0, norm, 1)."
         return "Keep the divisor away from 0: x / (y + eps), or x / jnp.where(y == 0, 1, y)."
     if name in _BY_PRIMITIVE:
-        extra = f" {_WHERE}" if "where" in source else ""
+        extra = f" {_WHERE}" if "where" in source and name != "select_n" else ""
         return _BY_PRIMITIVE[name] + extra
     if name in _SUMS and bad and not bad.n_nan:
         largest = float(jnp.finfo(bad.dtype).max)

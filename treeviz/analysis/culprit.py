@@ -47,7 +47,11 @@ class Numbers(NamedTuple):
 
     @property
     def range(self) -> str:
-        text = "nothing finite" if self.least is None else f"[{self.least:.4g}, {self.greatest:.4g}]"
+        text = (
+            "nothing finite"
+            if self.least is None or self.greatest is None
+            else f"[{self.least + 0.0:.4g}, {self.greatest + 0.0:.4g}]"
+        )
         return f"{text} with {self.nonfinite}" if self.nonfinite else text
 
 

@@ -49,7 +49,8 @@ def hunt_in(
     began later, and an operation before the derivative of the same line. An Inf that became NaN later is the one to
     blame. An Inf that reaches no result is nobody's fault; nor is one that is a constant of the program, as in a mask,
     or a scalar argument, as in a "best loss so far", until it makes a NaN, which is then blamed on the operation that
-    makes it. If all results are finite, the first NaN on the way is named, with `reaches_outputs` False.
+    makes it. If all results are finite, the first NaN on the way that is no constant is named, with `reaches_outputs`
+    False.
 
     Loops are run as a whole first, and looked into, step by step, if they give something bad; what is `shard_map`ped
     is one operation. Costs as much as the step in operations that are not fused, twice if something is found. Host
@@ -76,7 +77,8 @@ def hunt_in(
         for i, array in zip(traced, arrays, strict=True):
             everything[i] = array
         args, kwargs = tree_util.tree_unflatten(treedef, everything)
-        return function(*args, **kwargs)
+        # an Equinox step gives functions, too
+        return [x for x in tree_util.tree_leaves(function(*args, **kwargs)) if isinstance(x, jax.Array | np.ndarray)]
 
     arrays = [leaves[i][1] for i in traced]
     with _undisturbed():

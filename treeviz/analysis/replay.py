@@ -108,7 +108,7 @@ class Replay:
       most: So many equations and steps of loops are run.
       stop_at: The order of a site.
       look: Called there with (operands, results).
-      first_nan: The first value with a NaN in it, wherever it went.
+      first_nan: The first value with a NaN in it, wherever it went; constants are left out.
       began: Every site that gave something that is not finite out of what is.
     """
 
@@ -117,6 +117,7 @@ class Replay:
     look: Callable[[Sequence[Any], Sequence[Any]], None] | None = None
     first_nan: Taint | None = None
     began: list[Site] = field(default_factory=list)
+    constant_nans: set[int] = field(default_factory=set)  # orders of sites that let one in
     n: int = 0
     waiting: list[tuple[Taint, jax.Array, list[Taint], Site | None]] = field(default_factory=list)
 
@@ -219,11 +220,14 @@ class Replay:
         if bits & NAN:
             if before & NAN:
                 self.inherit(taint, [t for t in operands if t.bits & NAN], site)
+                if taint.origin is site:  # `jnp.var` has a NaN at hand, and seldom uses it
+                    self.constant_nans.add(site.order)
             else:
                 self.inherit(taint, [t for t in operands if t.bits], site)
                 if taint.origin is not site:
                     taint.became = site
-            self.first_nan = self.first_nan or taint
+            if taint.origin is not None and taint.origin.order not in self.constant_nans:
+                self.first_nan = self.first_nan or taint
         elif not before or (site.eqn.primitive.name in _KEEPS_SIGN and not before & NAN and bits & ~before):
             taint.origin = site
         else:
