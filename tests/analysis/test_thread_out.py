@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+from treeviz.analysis.marked_jaxprs import marks_in
 from treeviz.analysis.marks import mark_tree
-from treeviz.analysis.thread_out import CannotThread, marks_in, thread_out
+from treeviz.analysis.thread_out import CannotThread, thread_out
 
 pytestmark = pytest.mark.oldest_jax
 

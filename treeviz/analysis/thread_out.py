@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, replace
@@ -14,6 +14,16 @@ from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from treeviz.analysis.marked_jaxprs import (
+    inner_jaxprs,
+    is_again,
+    last_use,
+    marks_in,
+    open_jaxpr,
+    passed_through,
+    scattered,
+    sums_of_marked,
+)
 from treeviz.analysis.marks import Mark, mark_p
 
 Reduce = Callable[[Mark, Sequence[Any]], jax.Array]
@@ -69,35 +79,6 @@ def thread_out(
     return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
 
 
-def marks_in(jaxpr: Any, again: bool = False) -> Iterator[tuple[Mark, bool]]:
-    """Every mark in a jaxpr and in those inside it, and whether it is computed again, for a backward pass."""
-    for eqn in _open(jaxpr).eqns:
-        if eqn.primitive is mark_p:
-            yield eqn.params["mark"], again
-        for inner in _inner(eqn):
-            yield from marks_in(inner, again or _is_again(eqn))
-
-
-def _is_again(eqn) -> bool:
-    """What `jax.checkpoint` computes a second time."""
-    return bool(eqn.params.get("differentiated"))
-
-
-def _inner(eqn) -> list[Any]:
-    found = []
-    for value in eqn.params.values():
-        found += [x for x in (value if isinstance(value, tuple | list) else (value,)) if _is_jaxpr(x)]
-    return found
-
-
-def _is_jaxpr(x: Any) -> bool:
-    return isinstance(x, Jaxpr | ClosedJaxpr)
-
-
-def _open(jaxpr: Any) -> Jaxpr:
-    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
-
-
 class _Run:
     """One run of a program. The rules below have the equation, its values, and which arguments these are."""
 
@@ -125,13 +106,13 @@ class _Run:
 
         values.update(zip(jaxpr.constvars, consts, strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
-        sums = _sums_of_marked(jaxpr, self.axis_sizes)
-        apart = _scattered(jaxpr)
+        sums = sums_of_marked(jaxpr, self.axis_sizes)
+        apart = scattered(jaxpr)
         kept = {v for variables, _ in sums.values() for v in variables}
         kept |= {
             v for eqns in apart.values() for eqn in eqns.values() for v in eqn.invars if not isinstance(v, Literal)
         }
-        last_use = _last_use(jaxpr, kept)
+        last_uses = last_use(jaxpr, kept)
         for n, eqn in enumerate(jaxpr.eqns):
             operands = [read(x) for x in eqn.invars]
             where_from = [None if isinstance(x, Literal) else origin.get(x) for x in eqn.invars]
@@ -150,8 +131,8 @@ class _Run:
             if eqn.primitive.name in _SAME_LEAF:
                 origin.update(zip(eqn.outvars, where_from, strict=False))
             elif eqn.primitive.name in ("pjit", "jit"):
-                origin.update(_passed_through(eqn, where_from))
-            for variable in last_use.get(n, ()):
+                origin.update(passed_through(eqn, where_from))
+            for variable in last_uses.get(n, ()):
                 values.pop(variable, None)
         for n, (variables, axes) in sums.items():
             eqn = jaxpr.eqns[n]
@@ -172,7 +153,7 @@ class _Run:
         consts = jaxpr.consts if isinstance(jaxpr, ClosedJaxpr) else ()
 
         def function(*operands):
-            results, found[:], words = self.jaxpr(_open(jaxpr), consts, operands, origins)
+            results, found[:], words = self.jaxpr(open_jaxpr(jaxpr), consts, operands, origins)
             return results, words
 
         return function, found
@@ -181,8 +162,8 @@ class _Run:
         """How an equation with a mark inside is run; None for all others."""
         if eqn.primitive is mark_p:
             return _Run.mark
-        again = self.again or _is_again(eqn)
-        marks = (found for inner in _inner(eqn) for found in marks_in(inner, again))
+        again = self.again or is_again(eqn)
+        marks = (found for inner in inner_jaxprs(eqn) for found in marks_in(inner, again))
         if all(again and mark in self.once for mark, again in marks):
             return None
         rule = _RULES.get(eqn.primitive.name)
@@ -208,9 +189,9 @@ class _Run:
         return operands[:n], [found], [measure(*operands[:n])]
 
     def inline(self, eqn, operands, origins):
-        (inner, *_) = _inner(eqn)
+        (inner, *_) = inner_jaxprs(eqn)
         consts = inner.consts if isinstance(inner, ClosedJaxpr) else ()
-        return self.jaxpr(_open(inner), consts, operands, origins)
+        return self.jaxpr(open_jaxpr(inner), consts, operands, origins)
 
     def jit(self, eqn, operands, origins):
         p = eqn.params
@@ -222,7 +203,7 @@ class _Run:
 
     def remat(self, eqn, operands, origins):
         function, found = self.traced(eqn.params["jaxpr"], origins)
-        before, self.again = self.again, self.again or _is_again(eqn)
+        before, self.again = self.again, self.again or is_again(eqn)
         try:
             jaxpr, constants = _without_constants(function, operands)
         finally:
@@ -392,56 +373,3 @@ def _without_constants(function: Callable, operands) -> tuple[Jaxpr, list[Any]]:
 
 def _never(*_):
     raise AssertionError("the marks were taken out before")
-
-
-def _passed_through(eqn, where_from):
-    """Which results of an inner jit are its operands."""
-    inner = _open(eqn.params["jaxpr"])
-    place = {v: i for i, v in enumerate(inner.invars)}
-    for out, inner_out in zip(eqn.outvars, inner.outvars, strict=True):
-        if not isinstance(inner_out, Literal) and inner_out in place:
-            yield out, where_from[place[inner_out]]
-
-
-def _sums_of_marked(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, tuple[list[Any], frozenset[str]]]:
-    """Of the marks whose values are then summed over the devices of a `shard_map`: the sums."""
-    from treeviz.analysis.thread_shard_map import SUMS, after_sum
-
-    if not any(eqn.primitive.name in SUMS for eqn in jaxpr.eqns):
-        return {}
-    marked = {
-        n: eqn for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is mark_p and eqn.params["mark"].kind != "tap"
-    }
-    sums = {n: after_sum(jaxpr, eqn.outvars, axis_sizes) for n, eqn in marked.items()}
-    return {n: found for n, found in sums.items() if found is not None}
-
-
-def _scattered(jaxpr: Jaxpr) -> dict[int, dict[int, Any]]:
-    """Of each mark, by its number: which of its values are sums by index, as the gradient of an embedding is.
-
-    XLA adds what comes next right into such a sum, if nobody else uses it. So it is done a second time to be measured,
-    or the last digit of what comes next would change.
-    """
-    made_by = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scatter-add"}
-    marks = {n: eqn for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is mark_p}
-    scattered = {
-        n: {
-            i: made_by[x]
-            for i, x in enumerate(eqn.invars[: eqn.params["n"]])
-            if not isinstance(x, Literal) and x in made_by
-        }
-        for n, eqn in marks.items()
-    }
-    return {n: found for n, found in scattered.items() if found}
-
-
-def _last_use(jaxpr: Jaxpr, kept: set[Any]) -> dict[int, list[Any]]:
-    last: dict[Any, int] = {}
-    for n, eqn in enumerate(jaxpr.eqns):
-        last.update((v, n) for v in eqn.invars if not isinstance(v, Literal))
-    kept = kept | {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-    used: dict[int, list[Any]] = {}
-    for variable, n in last.items():
-        if variable not in kept:
-            used.setdefault(n, []).append(variable)
-    return used

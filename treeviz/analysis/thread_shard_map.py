@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
-from jax.extend.core import Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
 from treeviz.analysis.thread_out import Axis
-
-SUMS = ("psum", "psum2", "psum_invariant", "psum_p", "all_reduce")
-_SAME_VALUE = ("convert_element_type", "pvary", "pcast", "pbroadcast")
 
 
 def thread_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | None]):
@@ -78,49 +72,3 @@ def _shard_map(p: dict[str, Any], function: Callable, in_specs, out_specs) -> Ca
     # The check was made when the step was traced, and is of use for differentiation alone.
     options = {"auto": p["auto"]} if "auto" in inspect.signature(shard_map).parameters else {}
     return shard_map(function, p["mesh"], in_specs, out_specs, check_rep=False, **options)
-
-
-def after_sum(
-    jaxpr: Jaxpr, variables: Sequence[Any], axis_sizes: Mapping[str, int]
-) -> tuple[list[Any], frozenset[str]] | None:
-    """Where gradients of a device's own share of the batch have become those of the whole: behind `psum` or `pmean`.
-
-    Returns:
-      The variables that hold the sums (or means), and the axes of the mesh that were summed over; None if one of
-      `variables` is not summed in this jaxpr.
-    """
-    ends, summed = [], None
-    for variable in variables:
-        end, axes = _follow(jaxpr, variable, axis_sizes)
-        if not axes:
-            return None
-        ends.append(end)
-        summed = axes if summed is None else summed & axes
-    return ends, summed or frozenset()
-
-
-def _follow(jaxpr: Jaxpr, variable: Any, axis_sizes: Mapping[str, int]) -> tuple[Any, frozenset[str]]:
-    axes: frozenset[str] = frozenset()
-    end = at = variable
-    while True:
-        users = [(e, i) for e in jaxpr.eqns for i, x in enumerate(e.invars) if x is at]
-        sums = [(e, i) for e, i in users if e.primitive.name in SUMS]
-        if sums:
-            eqn, place = sums[0]
-            axes |= {axis for axis in eqn.params["axes"] if isinstance(axis, str)}
-            end = at = eqn.outvars[place]
-        elif len(users) == 1 and _keeps_or_divides(users[0][0], math.prod(axis_sizes.get(a, 1) for a in axes)):
-            at = users[0][0].outvars[0]
-            end = at if axes else end
-        else:
-            return end, axes
-
-
-def _keeps_or_divides(eqn: Any, n: int) -> bool:
-    """Another dtype; or division by the number of devices, which makes a mean of the sum."""
-    if eqn.primitive.name in _SAME_VALUE:
-        return True
-    by = eqn.invars[-1]
-    if eqn.primitive.name not in ("div", "mul") or not isinstance(by, Literal) or n == 1:
-        return False
-    return bool(np.all(np.isclose(np.float32(by.val), n if eqn.primitive.name == "div" else 1 / n)))
