@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from treeviz.analysis.findings import Finding, Thresholds, findings
@@ -20,11 +23,15 @@ from treeviz.analysis.recorder import Recorder
 from treeviz.analysis.sizes import headline, size_columns
 from treeviz.integrations.optax_inspect import find_measurements
 from treeviz.integrations.verification import Verification
+from treeviz.tree.quote import visible
+from treeviz.views.terminal import terminal_ascii
 from treeviz.views.tree_view import TreeView
 from treeviz.watching import StopTraining, Watched, watch
 
 if TYPE_CHECKING:
     from treeviz.analysis.hunt import Culprit
+
+MOST_PRINTED = 5  # findings
 
 
 class GradientInspector:
@@ -276,7 +283,21 @@ class GradientInspector:
         """The worst leaves and what was found, for a terminal."""
         if self._is_empty:
             return "GradientInspector: nothing was measured yet"
-        return repr(self.render())
+        return "\n".join([repr(self.render()), *self._finding_lines()])
+
+    def _finding_lines(self) -> list[str]:
+        found = self.findings
+        more = [f"  and {len(found) - MOST_PRINTED} more in inspector.findings"] if len(found) > MOST_PRINTED else []
+        lines = ["findings"] if found else []
+        for finding in found[:MOST_PRINTED]:
+            said = (
+                str(finding).encode("ascii", "backslashreplace").decode()
+                if terminal_ascii(sys.stdout)
+                else str(finding)
+            )
+            width = max(get_terminal_size((100, 24)).columns, 40)
+            lines += wrap(visible(said, 2000), width, initial_indent="  ", subsequent_indent="    ")
+        return lines + more
 
 
 def _stop(finding: Finding) -> None:

@@ -1,0 +1,486 @@
+"""`GradientInspector`: every door into it, compared with gradients that were computed apart."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from watched import copies, init_mlp_params, loss_fn, mlp_data, same_bytes, true_norms, update_mlp
+
+import treeviz as tv
+from treeviz.analysis import recorder
+
+pytestmark = pytest.mark.oldest_jax
+
+x, y = mlp_data()
+grads_of_loss = jax.jit(jax.grad(loss_fn))
+PATHS = tuple(f"[{i}]['{name}']" for i in range(3) for name in ("biases", "weights"))
+
+
+@pytest.fixture
+def mlp():
+    return init_mlp_params([1, 8, 8, 1])
+
+
+def norms_apart(params, n_steps: int) -> np.ndarray:
+    """[steps, leaves] in float64: of the gradients at each step of plain training."""
+    norms = []
+    for _ in range(n_steps):
+        norms.append(true_norms(grads_of_loss(params, x, y)))
+        params = update_mlp_jitted(params, x, y)
+    return np.array(norms)
+
+
+update_mlp_jitted = jax.jit(update_mlp)
+
+
+def train(step, params, n_steps: int):
+    for _ in range(n_steps):
+        params = step(params, x, y)
+    return params
+
+
+def norms_in(inspector, source="grads") -> np.ndarray:
+    return inspector.history.values(source, "norm").latest
+
+
+# Doors
+
+
+def test_watch_shows_every_norm_of_every_step_and_changes_nothing(mlp):
+    inspector = tv.GradientInspector()
+    after = train(inspector.watch(jax.jit(update_mlp)), mlp, 70)
+    np.testing.assert_allclose(norms_in(inspector), norms_apart(mlp, 70), rtol=2e-5)
+    assert inspector.history.sources["grads"].paths == PATHS
+    assert inspector.history.steps().tolist() == list(range(70))
+    assert same_bytes(after, train(update_mlp_jitted, mlp, 70))
+    assert inspector.n_dropped == 0
+
+
+def test_every_tenth_step_is_inspected_and_a_histogram_now_and_then(mlp):
+    inspector = tv.GradientInspector(every=10, heavy_every=20)
+    train(inspector.watch(jax.jit(update_mlp)), mlp, 41)
+    assert inspector.history.steps().tolist() == [0, 10, 20, 30, 40]
+    np.testing.assert_allclose(norms_in(inspector), norms_apart(mlp, 41)[::10], rtol=2e-5)
+    assert inspector.history.steps("grads", "histogram").tolist() == [0, 20, 40]
+
+
+def test_record_takes_what_measure_gave(mlp):
+    inspector = tv.GradientInspector()
+
+    @jax.jit
+    def update(params, x, y):
+        grads = jax.grad(loss_fn)(params, x, y)
+        updates = jax.tree.map(lambda g: -0.01 * g, grads)
+        after = jax.tree.map(jnp.add, params, updates)
+        return after, tv.measure(params=params, grads=grads, updates=updates)
+
+    params = mlp
+    for step in range(5):
+        before = params
+        params, measurement = update(params, x, y)
+        inspector.record(measurement, step=10 * step)
+    assert inspector.history.steps().tolist() == [0, 10, 20, 30, 40]
+    np.testing.assert_allclose(norms_in(inspector)[-1], true_norms(grads_of_loss(before, x, y)), rtol=2e-5)
+    np.testing.assert_allclose(norms_in(inspector, "params")[-1], true_norms(before), rtol=2e-5)
+    ratio = inspector.history.ratio("updates", "params").latest[-1]
+    np.testing.assert_allclose(ratio, 0.01 * true_norms(grads_of_loss(before, x, y)) / true_norms(before), rtol=1e-4)
+
+
+def test_the_inner_steps_of_a_scan_are_steps(mlp):
+    inspector = tv.GradientInspector()
+
+    @jax.jit
+    def four_updates(params):
+        def body(params, _):
+            grads = jax.grad(loss_fn)(params, x, y)
+            return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), tv.measure(grads=grads)
+
+        return jax.lax.scan(body, params, length=4)
+
+    params = mlp
+    for _ in range(3):
+        params, measurement = four_updates(params)
+        inspector.record(measurement)
+    assert inspector.history.steps().tolist() == list(range(12))
+    np.testing.assert_allclose(norms_in(inspector), norms_apart(mlp, 12), rtol=2e-5)
+
+
+def ensemble(n: int):
+    members = [init_mlp_params([1, 8, 8, 1]) for _ in range(n)]
+    members = [jax.tree.map(lambda p, k=k: p * (1.0 + k), member) for k, member in enumerate(members)]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+
+
+def member_norms(params, n: int) -> np.ndarray:
+    """[members, leaves]"""
+    return np.array([true_norms(grads_of_loss(jax.tree.map(lambda p, k=k: p[k], params), x, y)) for k in range(n)])
+
+
+@pytest.mark.parametrize("door", ["watch", "record"])
+def test_an_ensemble_is_joined_into_one_norm_or_has_a_leaf_per_member(door):
+    params = ensemble(3)
+    apart = member_norms(params, 3)
+    for members in ("joined", "each"):
+        inspector = tv.GradientInspector(members=members)
+        if door == "watch":
+            inspector.watch(jax.jit(jax.vmap(update_mlp, in_axes=(0, None, None))))(params, x, y)
+        else:
+            measured = jax.jit(jax.vmap(lambda p: tv.measure(grads=jax.grad(loss_fn)(p, x, y))))(params)
+            if measured.words["grads"].ndim == 3:  # one axis in front is taken for that of a loop
+                measured = jax.tree.map(lambda words: words[None], measured)
+            inspector.record(measured)
+        expected = np.sqrt((apart**2).sum(axis=0)) if members == "joined" else apart.T.ravel()
+        np.testing.assert_allclose(norms_in(inspector)[-1], expected, rtol=2e-5)
+        paths = inspector.history.sources["grads"].paths
+        assert paths == (PATHS if members == "joined" else tuple(f"{path}[{k}]" for path in PATHS for k in range(3)))
+        assert repr(inspector.render())
+
+
+def test_members_that_nobody_knows_are_refused():
+    with pytest.raises(ValueError, match="members='all': there are 'joined' and 'each'"):
+        tv.GradientInspector(members="all")
+
+
+def test_an_optimizers_state_tells_of_gradients_before_and_after_clipping_and_may_be_donated(mlp):
+    optax = pytest.importorskip("optax")
+    optimizer = optax.chain(
+        tv.inspect_gradients("grads"), optax.clip_by_global_norm(0.1), tv.inspect_gradients("clipped"), optax.sgd(0.01)
+    )
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def update(params, state):
+        updates, state = optimizer.update(jax.grad(loss_fn)(params, x, y), state, params)
+        return optax.apply_updates(params, updates), state
+
+    inspector = tv.GradientInspector()
+    params = copies(mlp)
+    state = optimizer.init(params)
+    apart = []
+    for _ in range(60):
+        apart.append(true_norms(grads_of_loss(params, x, y)))
+        params, state = update(params, state)
+        inspector.record(state)
+    assert inspector.n_dropped == 0
+    np.testing.assert_allclose(norms_in(inspector), apart, rtol=2e-5)
+    scale = np.minimum(1, 0.1 / np.linalg.norm(apart, axis=1))[:, None]
+    np.testing.assert_allclose(norms_in(inspector, "clipped"), apart * scale, rtol=1e-4)
+    assert len(inspector.history) == 60
+
+
+def test_a_tree_without_a_measurement_is_refused_with_what_would_do(mlp):
+    with pytest.raises(
+        ValueError, match=r"record: there is no measurement in this list\. Give it what treeviz\.measure"
+    ):
+        tv.GradientInspector().record(mlp)
+
+
+def test_a_measurement_whose_buffers_were_taken_is_counted_as_dropped(mlp):
+    inspector = tv.GradientInspector()
+    measure = jax.jit(lambda p: tv.measure(grads=p))
+    for step in range(3):
+        measurement = measure(mlp)
+        inspector.record(measurement)
+        if step == 1:
+            measurement.words["grads"].delete()
+    assert inspector.history.steps().tolist() == [0, 2]
+    assert inspector.n_dropped == 1
+    assert "1 dropped" in repr(inspector)
+
+
+def test_two_watched_steps_tell_one_inspector_under_names_of_their_own(mlp):
+    inspector = tv.GradientInspector()
+
+    def update_critic(params, x, y):
+        return jax.tree.map(lambda p, g: p + 0.1 * g, params, jax.grad(loss_fn)(params, x, y))
+
+    generator, critic = inspector.watch(jax.jit(update_mlp)), inspector.watch(jax.jit(update_critic))
+    params = mlp
+    for _ in range(3):
+        params = generator(params, x, y)
+        before = params
+        params = critic(params, x, y)
+    assert set(inspector.history.sources) == {"grads", "grads of update_critic"}
+    of_critic = norms_in(inspector, "grads of update_critic")
+    np.testing.assert_allclose(of_critic[-1], true_norms(grads_of_loss(before, x, y)), rtol=2e-5)
+    assert "update_critic" in repr(inspector.render("grads of update_critic"))
+
+
+# What it tells, and when
+
+
+def explode(params, x, y):
+    return jax.tree.map(lambda p, g: p - 1e4 * g, params, jax.grad(loss_fn)(params, x, y))
+
+
+def test_a_run_stops_with_the_first_leaf_that_is_not_finite(mlp):
+    inspector = tv.GradientInspector(raise_on={"nonfinite"})
+    step = inspector.watch(jax.jit(explode))
+    with pytest.raises(tv.StopTraining, match=r"nonfinite: grads\[\d\]\['\w+'\] had \d+ numbers? that"):
+        train(step, mlp, 100)
+    bad = inspector.history.values("grads", "nonfinite")
+    first = int(bad.until[(bad.latest > 0).any(axis=1)][0])
+    params = train(jax.jit(explode), mlp, first)
+    assert not all(np.isfinite(g).all() for g in jax.tree.leaves(grads_of_loss(params, x, y)))
+
+
+def test_a_finding_is_told_once(mlp):
+    told = []
+    inspector = tv.GradientInspector(on_finding=told.append)
+    step = inspector.watch(jax.jit(explode))
+    params = train(step, mlp, 200)
+    assert "nonfinite" in {finding.kind for finding in told}  # without anybody asking
+    inspector.flush()
+    train(step, params, 10)
+    inspector.flush()
+    assert sum(finding.kind == "nonfinite" for finding in told) == 1
+
+
+def test_findings_are_printed_below_the_tree(mlp):
+    inspector = tv.GradientInspector()
+    train(inspector.watch(jax.jit(explode)), mlp, 30)
+    lines = str(inspector).splitlines()
+    assert lines[0].startswith("params · 6 leaves · 30 steps · step 29 · ")
+    assert any("worst leaves" in line for line in lines)
+    assert str(inspector.findings[0]) in str(inspector).replace("\n   ", "")
+
+
+def test_before_the_first_step_it_says_so():
+    inspector = tv.GradientInspector()
+    assert repr(inspector) == "GradientInspector: nothing was measured yet"
+    assert inspector._repr_mimebundle_() == {"text/plain": repr(inspector)}
+    with pytest.raises(LookupError, match=r"nothing was measured yet\. Call the step that watch\(\) gave, or record"):
+        inspector.findings
+
+
+def test_verify_says_that_not_a_bit_changes(mlp):
+    inspector = tv.GradientInspector()
+    step = jax.jit(update_mlp)
+    verification = inspector.verify(step, mlp, x, y)
+    assert verification and str(verification) == "The same bytes in all 6 leaves."
+    assert inspector.verify(inspector.watch(step), mlp, x, y)
+    assert repr(inspector) == "GradientInspector: nothing was measured yet"
+
+
+# The first bad step, again
+
+
+@partial(jax.jit, donate_argnums=0)
+def fails_later(params, batch):
+    def loss(params):
+        inside = batch @ params["w"]
+        return jnp.sum(jnp.sqrt(inside))  # here
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
+def test_hunt_names_the_line_of_the_first_bad_step_though_its_inputs_were_donated():
+    inspector = tv.GradientInspector(keep_inputs=True)
+    step = inspector.watch(fails_later)
+    params = {"w": jnp.ones(3)}
+    for _ in range(40):
+        params = step(params, jnp.ones((2, 3)))
+    culprit = inspector.hunt()
+    assert "sqrt" in str(culprit) and "# here" in str(culprit) and Path(__file__).name in str(culprit)
+    first = next(finding for finding in inspector.findings if finding.kind == "nonfinite").first
+    assert inspector._inputs.bad.number == first
+
+
+def test_inputs_are_kept_of_few_steps_and_freed_when_they_are_known_to_be_finite(mlp):
+    inspector = tv.GradientInspector(keep_inputs=2)
+    step = inspector.watch(jax.jit(update_mlp))
+    kept = []
+    keep = inspector._inputs.keep
+
+    def spy(key, inputs, read):
+        def seen():
+            made = inputs()
+            kept.extend(weakref.ref(leaf) for leaf in jax.tree.leaves(made.args))
+            return made
+
+        keep(key, seen, read)
+        assert len(inspector._inputs) <= 2
+
+    inspector._inputs.keep = spy
+    train(step, mlp, 20)
+    inspector.flush()
+    gc.collect()
+    assert len(kept) == 20 * 8 and not any(reference() for reference in kept)
+    assert inspector.hunt() is None
+
+
+def test_without_inputs_hunt_says_how_to_keep_them(mlp):
+    inspector = tv.GradientInspector()
+    train(inspector.watch(jax.jit(explode)), mlp, 30)
+    with pytest.raises(
+        LookupError, match=r"no inputs were kept\. Run again with GradientInspector\(keep_inputs=True\)"
+    ):
+        inspector.hunt()
+
+
+# Files
+
+
+def test_a_saved_history_is_loaded_and_goes_on(mlp, tmp_path):
+    inspector = tv.GradientInspector(name="mlp")
+    params = train(inspector.watch(jax.jit(update_mlp)), mlp, 5)
+    assert inspector.save(tmp_path / "run.treeviz") == tmp_path / "run.treeviz"
+    again = tv.GradientInspector.load(tmp_path / "run.treeviz", name="mlp")
+    assert repr(again) == repr(inspector)
+    again.record(jax.jit(lambda p: tv.measure(grads=jax.grad(loss_fn)(p, x, y)))(params), step=5)
+    np.testing.assert_allclose(norms_in(again), norms_apart(mlp, 6), rtol=2e-5)
+
+
+@pytest.mark.parametrize("suffix", [".html", ".txt", ".json", ".svg"])
+def test_it_is_saved_as_a_view(suffix, mlp, tmp_path):
+    inspector = tv.GradientInspector()
+    train(inspector.watch(jax.jit(update_mlp)), mlp, 5)
+    text = inspector.save(tmp_path / f"x{suffix}").read_text("utf-8")
+    assert "weights" in text and "grads norm" in text
+
+
+PROGRAM = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import jax
+from watched import *
+import treeviz as tv
+x, y = mlp_data()
+params = init_mlp_params([1, 8, 8, 1])
+inspector = tv.GradientInspector()
+update = inspector.watch(jax.jit(update_mlp))
+"""
+
+
+def run(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", PROGRAM + program, str(Path(__file__).parent), *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=Path(tv.__file__).parents[1])
+    assert finished.returncode in (0, 9), finished.stderr
+    assert finished.stderr == ""
+    return finished.stdout
+
+
+def test_a_crash_loses_no_more_than_the_unread_steps(tmp_path):
+    path = tmp_path / "run.treeviz"
+    run(
+        """
+inspector.keep(sys.argv[2])
+for step in range(300):
+    params = update(params, x, y)
+    if step % 50 == 0: jax.block_until_ready(params)
+os._exit(9)
+""",
+        str(path),
+    )
+    norms = norms_in(tv.GradientInspector.load(path))
+    assert len(norms) > 200
+    np.testing.assert_allclose(norms, norms_apart(init_mlp_params([1, 8, 8, 1]), len(norms)), rtol=2e-5)
+
+
+def test_what_is_kept_is_whole_when_the_interpreter_ends(tmp_path):
+    path = tmp_path / "run.treeviz"
+    run("inspector.keep(sys.argv[2])\nfor _ in range(45): params = update(params, x, y)", str(path))
+    inspector = tv.GradientInspector.load(path)
+    assert inspector.history.steps().tolist() == list(range(45))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_sees_what_was_read_and_does_not_hang(tmp_path):
+    said = run(
+        """
+import warnings
+warnings.simplefilter("ignore")  # of Python and JAX, about fork
+for _ in range(40): params = update(params, x, y)
+inspector.flush()
+for _ in range(5): params = update(params, x, y)
+if os.fork() == 0:
+    print(len(inspector.history), "in the child", flush=True)
+    os._exit(0)
+os.wait()
+print(len(inspector.history), "in the parent")
+"""
+    )
+    assert said.split("\n")[:2] == ["40 in the child", "45 in the parent"]
+
+
+# Under strain
+
+
+def test_threads_may_train_at_the_same_time(mlp):
+    inspector = tv.GradientInspector()
+    measure = jax.jit(lambda p: tv.measure(grads=jax.grad(loss_fn)(p, x, y)))
+    measure(mlp)
+    ready = threading.Barrier(4)
+
+    def record(k):
+        ready.wait()
+        for step in range(100):
+            inspector.record(measure(mlp), step=1000 * k + step)
+
+    threads = [threading.Thread(target=record, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    steps = inspector.history.steps().tolist()
+    assert sorted(steps) == [1000 * k + step for k in range(4) for step in range(100)]
+    assert inspector.n_dropped == 0
+
+
+def test_ctrl_c_goes_through_and_no_step_is_lost(mlp, monkeypatch):
+    inspector = tv.GradientInspector()
+    step = inspector.watch(jax.jit(update_mlp))
+    params = train(step, mlp, 10)
+    with monkeypatch.context() as patched:
+
+        def interrupted(*_, **__):
+            raise KeyboardInterrupt
+
+        patched.setattr(recorder, "read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            inspector.flush()
+    train(step, params, 10)
+    assert inspector.history.steps().tolist() == list(range(20))
+
+
+def test_an_inspector_that_nobody_has_any_more_is_gone(mlp):
+    inspector = tv.GradientInspector()
+    step = inspector.watch(jax.jit(update_mlp))
+    train(step, mlp, 3)
+    reference = weakref.ref(inspector._recorder)
+    del inspector, step
+    gc.collect()
+    assert reference() is None
+
+
+def test_no_flag_of_jax_comes_in_the_way(mlp):
+    inspector = tv.GradientInspector()
+    step = inspector.watch(jax.jit(explode))
+    with jax.transfer_guard("disallow_explicit"), jax.debug_nans(False), jax.checking_leaks():
+        train(step, mlp, 30)
+        assert "nonfinite" in {finding.kind for finding in inspector.findings}
+
+
+def test_a_tapped_activation_is_a_source_of_its_own(mlp):
+    @jax.jit
+    def step(params, x, y):
+        def loss(params):
+            h = tv.tap(jax.nn.relu(x @ params[0]["weights"] + params[0]["biases"][None]), "hidden")
+            return jnp.mean((h @ params[1]["weights"] - 1) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, jax.grad(loss)(params))
+
+    inspector = tv.GradientInspector()
+    inspector.watch(step)(mlp, x, y)
+    hidden = jax.nn.relu(x @ mlp[0]["weights"] + mlp[0]["biases"][None])
+    np.testing.assert_allclose(norms_in(inspector, "hidden")[0], true_norms(hidden), rtol=2e-5)
