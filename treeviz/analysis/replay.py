@@ -219,7 +219,8 @@ class Replay:
             before |= operand.bits
         if bits & NAN:
             if before & NAN:
-                self.inherit(taint, [t for t in operands if t.bits & NAN], site)
+                is_same = site.eqn.primitive.name == "convert_element_type"  # a constant in another dtype is one
+                self.inherit(taint, [t for t in operands if t.bits & NAN], None if is_same else site)
                 if taint.origin is site:  # `jnp.var` has a NaN at hand, and seldom uses it
                     self.constant_nans.add(site.order)
             else:
