@@ -188,19 +188,19 @@ def test_text_has_the_last_value_and_a_sparkline_in_every_line_and_the_worst_lea
     values = [[9, 9, 9, 9], [1, 2, 4, 8], [np.nan] * 4, [5, 5, 5, 5]]
     bad = np.array([[False] * 4] * 4)
     values[2][0], bad[2, 1:] = 1, True
-    mark = Mark(1, 3, "exploding", "It doubles every step.")
+    mark = Mark(1, 3, "exploding", "exploding: It doubles every step.")
     series = replace(series_of(values, bad=bad), title="gradient norm", marks=(mark,))
     assert text(table, [], series=[series]).split("\n") == [
         "params · 3 leaves · 6 parameters · 48 B · float64 100 %",
         "                          gradient norm",
         "params  dict                          9  ▅▅▅▅",
         "├─ a    float64[2] numpy              8  ▁▃▆█",
-        "├─ b    float64[2] numpy            NaN  ▅×××",
+        "├─ b    float64[2] numpy        NaN/Inf  ▅×××",
         "└─ c    float64[2] numpy              5  ▅▅▅▅",
         "worst leaves by gradient norm, step 0 to 3",
-        "  ['b']  NaN  ▅×××  not finite since step 1",
-        "  ['a']    8  ▁▃▆█  exploding at step 3: It doubles every step.",
-        "  ['c']    5  ▅▅▅▅",
+        "  ['b']  NaN/Inf  ▅×××  not finite since step 1",
+        "  ['a']        8  ▁▃▆█  exploding at step 3: It doubles every step.",
+        "  ['c']        5  ▅▅▅▅",
     ]
 
 
@@ -209,10 +209,10 @@ def test_the_worst_leaves_are_those_that_went_wrong_first_then_those_with_findin
     shown = text(table, [], series=run(table)).partition("worst leaves")[2].split("\n")[1:]
     assert [re.match(r"  (\S+)", line)[1] for line in shown[:3]] == [
         "['layers'][2]['down']",
-        "['layers'][0]['bias']",
         "['layers'][1]['up']",
+        "['layers'][0]['bias']",
     ]
-    assert f"nonfinite at steps {10 * NAN_FROM} to" in shown[0] and "dead" in shown[1] and "exploding" in shown[2]
+    assert f"nonfinite at steps {10 * NAN_FROM} to" in shown[0] and "exploding" in shown[1] and "dead" in shown[2]
     assert all("x the median" in line for line in shown[3:10]) and len(shown) == 10
 
 
@@ -239,7 +239,7 @@ def test_plain_rows_say_the_last_value_the_history_and_the_first_findings():
     html = outline(table, [], series=run(table))
     assert "gradient norm at steps 990 to 999 and since steps 0 to 9" in html
     assert "<b>nonfinite</b> ['layers'][2]['down'], steps 600 to 609: 16 of 16 elements are NaN" in html
-    assert re.search(r"down: float32\[4,4\] numpy, NaN [▁-█]+×{5,}", html)
+    assert re.search(r"down: float32\[4,4\] numpy, NaN/Inf [▁-█]+×{5,}", html)
     assert set(re.findall(r"<(\w+)", html)) <= {"pre", "b", "i", "details", "summary"}
 
 

@@ -101,7 +101,7 @@ def _packed(series: Series, dtype: np.dtype, n_marks: int, add: Callable[[np.nda
 
 
 def _mark(mark: Mark) -> list:
-    return [int(mark.row), int(mark.column), mark.kind, mark.text]
+    return [int(mark.row), int(mark.column), mark.kind, mark.text.removeprefix(f"{mark.kind}: ")]
 
 
 def _place(values: np.ndarray, is_log: bool) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from treeviz.tree.numbers import number_text
-from treeviz.tree.series import Series
+from treeviz.tree.series import Mark, Series
 from treeviz.views.series_payload import thinned
 
 UNICODE_BAD, ASCII_BAD = "×", "!"
@@ -70,9 +70,14 @@ def last_values(series: Series, rows: np.ndarray) -> np.ndarray:
 
 
 def last_texts(series: Series, rows: np.ndarray) -> list[str]:
-    """The same in words: also what is not a number, if that is what it is."""
+    """The same in words. What was not finite is called so whatever the value, which may be that of the rest."""
     pairs = zip(last_values(series, rows).tolist(), series.bad[rows, -1].tolist(), strict=True)
-    return [number_text(value) if value == value or bad else "" for value, bad in pairs]
+    return ["NaN/Inf" if bad else number_text(value) if value == value else "" for value, bad in pairs]
+
+
+def mark_text(mark: Mark) -> str:
+    """What a mark says, without its kind, which stands beside it."""
+    return mark.text.removeprefix(f"{mark.kind}: ")
 
 
 def steps_text(series: Series, column: int) -> str:

@@ -21,7 +21,7 @@ from treeviz.views.cells import fact_parts, note_part, what_it_is
 from treeviz.views.choice import choose
 from treeviz.views.escape import Markup, text
 from treeviz.views.payload import blank
-from treeviz.views.sparks import last_texts, sparklines, steps_text, with_steps
+from treeviz.views.sparks import last_texts, mark_text, sparklines, steps_text, with_steps
 
 MAX_LINES = 316
 MAX_NESTING = 60  # browsers stop at some hundred levels, and narrow screens much earlier
@@ -73,7 +73,7 @@ def _findings(table: TreeTable, series: Sequence[Series]) -> Iterator[str]:
     for each, mark in marks[:_N_FINDINGS]:
         path = table[mark.row].keystr or table.name
         where = f"{path if len(path) <= _LONG else '…' + path[1 - _LONG :]}, {steps_text(each, mark.column)}"
-        yield f"<b>{text(_short(mark.kind))}</b> {text(where)}: {text(_short(mark.text, 200))}\n"
+        yield f"<b>{text(_short(mark.kind))}</b> {text(where)}: {text(_short(mark_text(mark), 200))}\n"
     if len(marks) > _N_FINDINGS:
         yield f"… {count_text(len(marks) - _N_FINDINGS)} more findings\n"
 

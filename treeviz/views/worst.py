@@ -11,7 +11,7 @@ from treeviz.tree.numbers import number_text
 from treeviz.tree.quote import visible
 from treeviz.tree.series import Mark, Series
 from treeviz.tree.table import TreeTable
-from treeviz.views.sparks import ASCII_BAD, UNICODE_BAD, last_texts, last_values, sparklines, steps_text
+from treeviz.views.sparks import ASCII_BAD, UNICODE_BAD, last_texts, last_values, mark_text, sparklines, steps_text
 from treeviz.views.terminal import DIM, RED, RESET, YELLOW, Glyphs, cut, display_width
 
 N_LINES = 10
@@ -41,7 +41,11 @@ def worst_leaves(table: TreeTable, series: Sequence[Series], n: int = N_LINES) -
     bad_since = np.where(is_bad.any(axis=1), is_bad.argmax(axis=1), is_bad.shape[1]).tolist()
     distances, ratios = _distances(last_values(main, leaves), main.log)
     rows = leaves.tolist()
-    order = sorted(range(len(rows)), key=lambda i: (bad_since[i], rows[i] not in found, -distances[i], rows[i]))
+    places = {row: place for place, row in enumerate(found)}  # the worst was found first
+    order = sorted(
+        range(len(rows)),
+        key=lambda i: (bad_since[i], places.get(rows[i], len(places)), -distances[i], rows[i]),
+    )
     return [_reason(main, rows[i], bad_since[i], ratios[i], found.get(rows[i])) for i in order[:n]]
 
 
@@ -101,7 +105,9 @@ def _reason(main: Series, row: int, bad_since: int, ratio: float, found: tuple[S
     is_bad = bad_since < main.values.shape[1]
     if found is not None:
         series, mark = found
-        return Worst(row, RED if is_bad else YELLOW, f"{mark.kind} at {steps_text(series, mark.column)}: {mark.text}")
+        return Worst(
+            row, RED if is_bad else YELLOW, f"{mark.kind} at {steps_text(series, mark.column)}: {mark_text(mark)}"
+        )
     if is_bad:
         return Worst(row, RED, f"not finite since {steps_text(main, bad_since)}")
     if ratio == 0:

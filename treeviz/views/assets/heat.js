@@ -65,10 +65,10 @@ export class Heat {
     rows.forEach((row, i) => {
       const top = Math.round(i * tall);
       paper.clearRect(0, top + Math.round(tall) - 2 * gap, width, 2 * gap);
-      this.#mark_bad(paper, row, top, tall - 2 * gap, x_of, from, to);
       paper.fillStyle = colours.dim;
       for (const [start, end] of series.zero_runs(row, from, to))
         paper.fillRect(x_of(start), top + tall / 2 - gap, Math.max(x_of(end) - x_of(start), gap), gap);
+      this.#mark_bad(paper, row, top, tall - 2 * gap, x_of, from, to);
       if (row === view.active) {
         paper.fillStyle = colours.accent;
         paper.fillRect(0, top + Math.round(tall) - 2 * gap, width, gap);

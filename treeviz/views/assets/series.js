@@ -63,7 +63,7 @@ export class Series {
   /** A cell in words. @param {number} row @param {number} column */
   text(row, column) {
     const value = this.value(row, column);
-    if (this.is_bad(row, column)) return value === value ? `not finite (last ${this.number(value)})` : "not finite";
+    if (this.is_bad(row, column)) return value === value ? `not finite (${this.number(value)} without it)` : "not finite";
     if (value !== value) return "no value";
     const [low, high] = this.band(row, column);
     const range = low < high ? `, about ${this.number(this.value_of(row, low), 2)} to ${this.number(this.value_of(row, high), 2)}` : "";
