@@ -9,7 +9,7 @@ import pytest
 from browser.test_page import READY, active, labels, row, search
 from sample_series import EXPLODES_FROM, NAN_FROM, WIDTH, layers, leaf, run
 
-from treeviz.tree.series import Mark, Series
+from treeviz.tree.series import Histograms, Mark, Series
 from treeviz.views.front_end import module_text
 from treeviz.views.page import fragment
 from treeviz.views.page import page as as_page
@@ -444,3 +444,27 @@ def test_one_step_and_one_leaf_are_enough(shown):
     assert readout(page).startswith("x 1 · step 7")
     row(page, "embed").click()
     assert page.locator("svg.chart").count() == 1
+
+
+def test_the_detail_of_a_row_shows_how_its_values_were_distributed(open_page, shots):
+    table = layers(1)
+    steps, edges = np.arange(30), 2.0 ** np.arange(-20, -3)
+    counts = np.zeros((len(table), 30, 16))
+    counts[1, :, 3] = 5
+    counts[1, 15:, 12] = 10
+    histograms = Histograms("grads.histogram", "magnitudes of the gradient", steps, steps, counts, edges)
+    page = open_page(as_page(table, [], series=run(table, healthy=True), histograms=[histograms], depth=9))
+    row(page, "embed").click()
+    drawing = page.get_by_role("img", name="magnitudes of the gradient")
+    assert "7.6e-6 (below) to 0.0078 (above), steps 0 to 29" in drawing.get_attribute("aria-label")
+    lit = drawing.evaluate(
+        """(canvas) => {
+            const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+            const at = (x, y) => [...data.slice(4 * (y * canvas.width + x), 4 * (y * canvas.width + x) + 4)];
+            return [canvas.height, at(3, 0)[3], at(3, 9)[0], at(20, 0)[0], at(20, 9)[3]];
+        }"""
+    )
+    assert lit[:3] == [10, 0, lit[3]] and lit[4] == 255
+    page.screenshot(path=shots / "distribution.png")
+    row(page, "q").click()
+    assert drawing.count() == 0

@@ -14,8 +14,10 @@ from sample_series import NAN_FROM, layers, leaf, run
 from sample_trees import SAMPLES
 
 import treeviz
-from treeviz.tree.series import Mark, Series
+from treeviz.tree.series import Histograms, Mark, Series
 from treeviz.views.front_end import module_text, packed_page_module, page_module_text
+from treeviz.views.histogram_payload import MAX_CELLS as HISTOGRAM_CELLS
+from treeviz.views.histogram_payload import pack_histograms
 from treeviz.views.page import fragment, page
 from treeviz.views.payload import pack
 from treeviz.views.series_payload import MAX_COLUMNS, MAX_MARKS, MIN_COLUMNS, pack_series, thinned
@@ -278,3 +280,20 @@ def test_a_view_hands_its_series_on():
     assert view.html() == page(table, [], series=series)
     assert view._repr_html_() == fragment(table, [], series=series)
     assert view.series == tuple(series) and leaf(table, "layers/2/down") in {mark.row for mark in view.series[0].marks}
+
+
+def test_histograms_over_time_are_packed_in_bounded_space():
+    counts = np.random.default_rng(0).integers(0, 9, (500, 300, 64))
+    counts[:, :, :10] = counts[:, :, 40:] = 0
+    steps = np.arange(300)
+    histograms = Histograms("h", "h", steps, steps, counts, 2.0 ** np.arange(65))
+    buffers = []
+    (spec,) = pack_histograms([histograms], lambda array: buffers.append(array) or len(buffers) - 1)
+    assert spec["n_bins"] == 30 and spec["edges"] == [2.0**10, 2.0**40]
+    heights = buffers[spec["heights"]]
+    assert heights.size <= HISTOGRAM_CELLS and heights.dtype == np.uint8
+    width = int(np.diff(buffers[spec["first"]])[0])
+    joined = counts[7, :width, 10:40].sum(0)
+    np.testing.assert_array_equal(heights[7, 0], np.ceil(15 * joined / joined.max()))
+    empty = Histograms("h", "h", steps, steps, counts * 0, 2.0 ** np.arange(65))
+    assert pack_histograms([empty], buffers.append) == []

@@ -43,3 +43,21 @@ class Series:
     high: np.ndarray | None = None
     log: bool = True
     marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """How the values inside every row were distributed over time, rolled up for nodes.
+
+    Attributes:
+      name, title, first_steps, last_steps: As those of a `Series`.
+      counts: [n_rows, n_columns, n_bins]: how many values fell into each bin; zeros where there are none.
+      edges: float[n_bins + 1]: where the bins begin and end.
+    """
+
+    name: str
+    title: str
+    first_steps: np.ndarray
+    last_steps: np.ndarray
+    counts: np.ndarray
+    edges: np.ndarray

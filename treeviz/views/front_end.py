@@ -32,6 +32,7 @@ _SERIES_MODULES = (
     "colours.js",
     "sparks.js",
     "chart.js",
+    "distribution.js",
     "heat.js",
     "panel.js",
     "history.js",

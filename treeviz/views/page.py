@@ -9,7 +9,7 @@ from functools import cache
 from hashlib import sha256
 
 from treeviz.tree.column import Column
-from treeviz.tree.series import Series
+from treeviz.tree.series import Histograms, Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.escape import Markup, attribute, text
 from treeviz.views.front_end import loader_text, packed_page_module, page_module_text
@@ -27,6 +27,7 @@ def fragment(
     depth: int | None = None,
     values: Mapping[int, str] | None = None,
     series: Sequence[Series] = (),
+    histograms: Sequence[Histograms] = (),
 ) -> str:
     """What a notebook shows: the first rows as plain HTML, and the script and the data that make it a whole view.
 
@@ -35,9 +36,10 @@ def fragment(
       depth: How many levels are open at first; None: as many as fit. The plain rows go no deeper.
       values: Pages of HTML that show the values of some rows, by row number; shown in a sandbox.
       series: How values of the rows went over time: sparklines, a heat map beside the rows, and charts.
+      histograms: How the values inside the rows were distributed over time; shown where there are series.
     """
     series = with_steps(series)
-    return _host(table, columns, depth, values, series) + _script(bool(series))
+    return _host(table, columns, depth, values, series, histograms) + _script(bool(series))
 
 
 def page(
@@ -48,6 +50,7 @@ def page(
     depth: int | None = None,
     values: Mapping[int, str] | None = None,
     series: Sequence[Series] = (),
+    histograms: Sequence[Histograms] = (),
 ) -> str:
     """The same as a document that stands alone: no request leaves it, and no other script runs in it."""
     series = with_steps(series)
@@ -60,7 +63,7 @@ def page(
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
     )
-    host = _host(table, columns, depth, values, series, " data-page")
+    host = _host(table, columns, depth, values, series, histograms, " data-page")
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{head}<title>{text(title)}</title></head>\n'
         f'<body style="margin:0"><main style="margin:8px">\n{host}\n</main>{_script(bool(series))}</body></html>\n'
@@ -73,15 +76,16 @@ def _host(
     depth: int | None,
     values: Mapping[int, str] | None,
     series: Sequence[Series],
+    histograms: Sequence[Histograms],
     kind: str = "",
 ) -> str:
     """The element that the front end takes over: the plain rows, and the packed table."""
-    data = b64encode(pack(table, columns, depth=depth, values=values, series=series)).decode()
+    packed = pack(table, columns, depth=depth, values=values, series=series, histograms=histograms)
     needs = f"{FORMAT} series" if series else FORMAT  # a script without the modules for series leaves it alone
     return (
         f'<div class="treeviz" data-treeviz="{needs}" data-lm-suppress-shortcuts="true"{kind}>'
         f"{outline(table, columns, depth=depth, series=series)}"
-        f'<script type="application/octet-stream">{data}</script></div>'
+        f'<script type="application/octet-stream">{b64encode(packed).decode()}</script></div>'
     )
 
 

@@ -20,9 +20,10 @@ import numpy as np
 from treeviz.tree.column import Column
 from treeviz.tree.keys import Key
 from treeviz.tree.rollup import rolled_up
-from treeviz.tree.series import Series
+from treeviz.tree.series import Histograms, Series
 from treeviz.tree.table import Facts, TreeTable
 from treeviz.views.cells import what_it_is
+from treeviz.views.histogram_payload import pack_histograms
 from treeviz.views.series_payload import pack_series
 from treeviz.views.sparks import with_steps
 
@@ -39,6 +40,7 @@ def pack(
     depth: int | None = None,
     values: Mapping[int, str] | None = None,
     series: Sequence[Series] = (),
+    histograms: Sequence[Histograms] = (),
 ) -> bytes:
     """The table as the front end reads it: raw deflate, the same bytes for the same table.
 
@@ -48,6 +50,7 @@ def pack(
       depth: How many levels are open at first; None: as many as fit.
       values: Pages of HTML that show the values of some rows, by row. They are run in a sandbox.
       series: How values of the rows went over time. The front end needs its modules for them.
+      histograms: How the values inside the rows were distributed; shown where there are series.
     """
     buffers = _Buffers()
     series = with_steps(series)
@@ -76,7 +79,7 @@ def pack(
             for column in everything.values()
         ],
         "values": _documents(values or {}),
-        **({"series": pack_series(series, buffers.add)} if series else {}),
+        **(_over_time(series, histograms, buffers) if series else {}),
         "buffers": buffers.index,
     }
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
@@ -84,6 +87,10 @@ def pack(
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
     parts = [deflate.compress(part) for part in (len(text).to_bytes(4, "little"), text, *buffers.chunks())]
     return b"".join((*parts, deflate.flush()))
+
+
+def _over_time(series: Sequence[Series], histograms: Sequence[Histograms], buffers: _Buffers) -> dict[str, Any]:
+    return {"series": pack_series(series, buffers.add), "histograms": pack_histograms(histograms, buffers.add)}
 
 
 def _documents(documents: Mapping[int, str]) -> dict[str, Any]:

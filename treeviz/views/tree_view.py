@@ -10,7 +10,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 from treeviz.tree.column import Column
-from treeviz.tree.series import Series
+from treeviz.tree.series import Histograms, Series
 from treeviz.tree.table import Row, TreeTable
 from treeviz.views import files
 from treeviz.views.json import to_json
@@ -33,6 +33,7 @@ class TreeView:
       table: The `TreeTable` behind it.
       columns: The columns that are shown at first.
       series: How values of the rows went over time.
+      histograms: How the values inside the rows were distributed over time; the page shows them beside series.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class TreeView:
         depth: int | None = None,
         values: dict[int, str] | None = None,
         series: Sequence[Series] = (),
+        histograms: Sequence[Histograms] = (),
     ) -> None:
         self.table = table
         self.columns = tuple(columns)
         self._depth = depth
         self._values = values
         self.series = tuple(series)
+        self.histograms = tuple(histograms)
 
     def find(self, query: str) -> list[Row]:
         """The rows that match a query, as in the search box; see `TreeTable.find`."""
@@ -56,7 +59,7 @@ class TreeView:
 
     def html(self) -> str:
         """The tree as a whole HTML document, which needs nothing beside it."""
-        return page(self.table, self.columns, depth=self._depth, values=self._values, series=self.series)
+        return page(self.table, self.columns, **self._of_page)
 
     def text(self, *, max_rows: int | None = None, width: int | None = None, color: bool = False) -> str:
         """The tree as aligned text: all of it, or `max_rows` rows, of every subtree the first ones."""
@@ -100,7 +103,16 @@ class TreeView:
 
     @cached_property
     def _fragment(self) -> str:
-        return fragment(self.table, self.columns, depth=self._depth, values=self._values, series=self.series)
+        return fragment(self.table, self.columns, **self._of_page)
+
+    @property
+    def _of_page(self) -> dict[str, Any]:
+        return {
+            "depth": self._depth,
+            "values": self._values,
+            "series": self.series,
+            "histograms": self.histograms,
+        }
 
     def _repr_html_(self) -> str:
         return self._fragment

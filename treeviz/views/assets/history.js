@@ -2,6 +2,7 @@
 // The view of series: what of them is looked at, and its parts put together.
 import { charts } from "./chart.js";
 import { theme_colours } from "./colours.js";
+import { distributions } from "./distribution.js";
 import { Heat } from "./heat.js";
 import { panel } from "./panel.js";
 import { Series } from "./series.js";
@@ -101,7 +102,7 @@ function add_series(view) {
     for (const [row, column, kind, text] of series.marks)
       (tree.header.notes[row] ??= []).push([kind, `${text} (${series.steps_text(column)})`, -1, []]);
   view.columns.splice(1, 0, history.sparks.column);
-  view.more_detail = (row) => charts(history, row);
+  view.more_detail = (row) => [...charts(history, row), ...distributions(history, row)];
   grid.element.append(history.sparks.canvas, history.heat.element);
   grid.head.after(history.heat.axis);
   root.querySelector(".body")?.before(history.panel.element);
