@@ -89,7 +89,7 @@ def _measure(name: str, n_rounds: int) -> tuple[dict[str, float], dict[str, floa
         run.finish()
         first[variant] = time.process_time() - start
         compiled[variant] = sum(compilations)
-        for _ in range(11):
+        for _ in range(2):
             run.step()
         run.finish()
         n_programs[variant] = len(compilations)

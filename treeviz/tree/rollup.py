@@ -30,7 +30,9 @@ def roll(table: TreeTable, values: np.ndarray, rollup: Rollup) -> np.ndarray:
     if rollup == "sum":
         return _by_level(table, values.astype(np.float64), np.add, 0.0)
     if rollup == "norm":
-        return np.sqrt(_by_level(table, np.square(values, dtype=np.float64), np.add, 0.0))
+        norms = np.sqrt(_by_level(table, np.square(values, dtype=np.float64), np.add, 0.0))
+        norms[~_by_level(table, ~np.isnan(values), np.logical_or)] = np.nan  # nothing below has a norm
+        return norms
     return _by_level(table, values, _REDUCE[rollup])
 
 

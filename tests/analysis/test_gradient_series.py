@@ -1,0 +1,123 @@
+"""A history as series of a tree, held to NumPy in float64."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treeviz as tv
+from treeviz.analysis.findings import Finding
+from treeviz.analysis.gradient_series import COLUMNS, gradient_series, table_of_source
+from treeviz.analysis.gradients import source_of
+from treeviz.analysis.history import History
+
+pytestmark = pytest.mark.oldest_jax
+
+TREE = {
+    "layers": [{"b": jnp.zeros(3), "w": jnp.zeros((2, 3))}, {"b": jnp.zeros(1), "w": jnp.zeros((3, 1))}],
+    "step": jnp.zeros((), jnp.int32),
+}
+N_LEAVES = 5
+
+
+def a_history(n_steps: int, bad: tuple[int, int] | None = None, *names: str) -> tuple[History, dict[str, np.ndarray]]:
+    """Norms of each leaf, an integer's being NaN; at the step and leaf of `bad`, a number is not finite."""
+    rng = np.random.default_rng(0)
+    names = names or ("grads",)
+    history = History([source_of(TREE, name) for name in names], 4_000_000)
+    norms = {name: rng.lognormal(size=(n_steps, N_LEAVES)) for name in names}
+    for step in range(n_steps):
+        numbers = {}
+        for name in names:
+            norms[name][step, -1] = np.nan
+            nonfinite = np.array([0, 0, 0, 0, -1])
+            if bad is not None and bad[0] == step:
+                nonfinite[bad[1]] = 2
+            numbers[name] = {"norm": norms[name][step], "max_abs": norms[name][step], "nonfinite": nonfinite}
+        history.append(step, numbers)
+    return history, norms
+
+
+def row_of(table, path: str) -> int:
+    (row,) = [row.number for row in table if row.keystr == path]
+    return row
+
+
+def test_the_tree_is_that_of_the_paths():
+    history, _ = a_history(1)
+    table = table_of_source(history, "grads", "params")
+    assert [leaf.keystr for leaf in table.leaves] == [leaf.keystr for leaf in tv.walk(TREE).leaves]
+    assert table[row_of(table, "['layers'][0]['w']")].shape == (2, 3)
+
+
+def test_a_subtrees_norm_is_the_root_of_the_sum_of_its_leaves_squares():
+    history, norms = a_history(50)
+    table = table_of_source(history, "grads", "params")
+    (series,) = gradient_series(history, table)
+    apart = norms["grads"]
+    np.testing.assert_allclose(series.values[0], np.linalg.norm(apart[:, :4], axis=1), rtol=1e-6)
+    layer = row_of(table, "['layers'][1]")
+    np.testing.assert_allclose(series.values[layer], np.linalg.norm(apart[:, 2:4], axis=1), rtol=1e-6)
+    assert np.isnan(series.values[row_of(table, "['step']")]).all()
+    assert series.low is None and not series.bad.any()
+    assert series.first_steps.tolist() == series.last_steps.tolist() == list(range(50))
+
+
+def test_what_is_not_finite_is_marked_up_to_the_root():
+    history, _ = a_history(20, bad=(7, 2))
+    table = table_of_source(history, "grads", "params")
+    (series,) = gradient_series(history, table)
+    is_bad = series.bad[:, 7]
+    struck = [row.keystr for row in table if is_bad[row.number]]
+    assert struck == ["", "['layers']", "['layers'][1]", "['layers'][1]['b']"]
+    assert series.bad.sum() == 4
+
+
+def test_a_long_run_is_joined_into_as_many_columns_as_a_screen_has_and_keeps_its_extremes():
+    history, norms = a_history(3 * COLUMNS)
+    table = table_of_source(history, "grads", "params")
+    (series,) = gradient_series(history, table)
+    leaf = row_of(table, "['layers'][0]['b']")
+    assert series.values.shape[1] == COLUMNS
+    assert series.low is not None and series.high is not None
+    np.testing.assert_allclose(series.low[leaf].min(), norms["grads"][:, 0].min(), rtol=1e-6)
+    np.testing.assert_allclose(series.high[leaf].max(), norms["grads"][:, 0].max(), rtol=1e-6)
+    assert (series.low[leaf] <= series.values[leaf]).all() and (series.values[leaf] <= series.high[leaf]).all()
+
+
+def test_a_finding_is_marked_where_it_begins():
+    history, _ = a_history(30)
+    table = table_of_source(history, "grads", "params")
+    found = [
+        Finding("spike", "grads", "['layers'][0]['w']", 1, 12, 12, (), "It rose.", "Look."),
+        Finding("exploding", "grads", "", -1, 20, 29, (), "All rose.", "Clip."),
+        Finding("spike", "updates", "['step']", 4, 3, 3, (), "Of another tree.", ""),
+    ]
+    (series,) = gradient_series(history, table, "grads", found)
+    marks = [(mark.row, mark.column, mark.kind, mark.text) for mark in series.marks]
+    assert marks == [
+        (row_of(table, "['layers'][0]['w']"), 12, "spike", "spike: It rose. Look."),
+        (0, 20, "exploding", "exploding: All rose. Clip."),
+    ]
+
+
+def test_ratios_are_those_of_the_rolled_up_norms():
+    history, norms = a_history(40, None, "grads", "params", "updates")
+    table = table_of_source(history, "grads", "params")
+    series = {each.name: each for each in gradient_series(history, table)}
+    assert list(series) == ["grads.norm", "updates.ratio", "grads.ratio"]
+    layer = row_of(table, "['layers'][0]")
+    over = np.linalg.norm(norms["updates"][:, :2], axis=1) / np.linalg.norm(norms["params"][:, :2], axis=1)
+    np.testing.assert_allclose(series["updates.ratio"].values[layer], over, rtol=1e-6)
+
+
+def test_the_root_is_the_global_norm_of_the_gradients():
+    rng = np.random.default_rng(0)
+    grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), TREE)
+    inspector = tv.GradientInspector()
+    inspector.record(tv.measure(grads=grads))
+    view = inspector.render()
+    leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(grads["layers"])]
+    np.testing.assert_allclose(view.series[0].values[0, 0], np.linalg.norm(np.concatenate(leaves)), rtol=1e-6)
