@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,12 @@ _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # a placeholder -> 
 
 @describes_from("equinox", "Module")
 def module(node: Any) -> Look:
-    is_wrapper = any("__wrapped__" in cls.__dict__ for cls in mro(type(node)))  # filter_jit, filter_vmap, …
+    return _module_look(type(node))
+
+
+@lru_cache(maxsize=1024)
+def _module_look(cls: type) -> Look:
+    is_wrapper = any("__wrapped__" in base.__dict__ for base in mro(cls))  # filter_jit, filter_vmap, …
     return Look("closure" if is_wrapper else "module")
 
 

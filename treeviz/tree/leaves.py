@@ -30,6 +30,9 @@ from treeviz.tree.table import Facts, Sharding
 LeafDescriber = Callable[[Any], int]
 
 
+_ONLY_A_KIND = Look()[1:]
+
+
 class FactTable:
     """The different facts of one walk, each with a code. Leaves that look alike are described once."""
 
@@ -190,11 +193,13 @@ class FactTable:
         return self.code(self._array_facts("ref", class_name(type(leaf)), leaf))
 
     def function(self, leaf: Any) -> int:
-        text = describe_function(leaf)
-        static = captured(leaf)
-        return self.code(
-            Facts("function", "function", True, 1, text=text, static=static, module=module_name(type(leaf)))
-        )
+        code = self._codes.get(("function", id(leaf)))
+        if code is not None:
+            return code
+        self._kept.append(leaf)
+        text, static = describe_function(leaf), captured(leaf)
+        facts = Facts("function", "function", True, 1, text=text, static=static, module=module_name(type(leaf)))
+        return self._remember(("function", id(leaf)), facts)
 
     def opaque(self, leaf: Any) -> int:
         cls = type(leaf)
@@ -208,6 +213,8 @@ class FactTable:
         if look.kind and look.kind not in KINDS:
             raise ValueError(f"there is no kind {value_text(look.kind)}; there are {', '.join(KINDS)}")
         fits = look.kind in (LEAF_KINDS if facts.is_leaf else NODE_KINDS)
+        if look[1:] == _ONLY_A_KIND:
+            return facts._replace(kind=look.kind) if fits else facts
         facts = facts._replace(
             kind=look.kind if fits else facts.kind,
             type=visible(look.type) if look.type else facts.type,

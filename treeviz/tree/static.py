@@ -39,7 +39,9 @@ class StaticFields:
         if not names:
             nothing = aux is None or (type(aux) is tuple and not aux)
             return () if nothing or fields else (("aux", static_text(aux)),)
-        values = {name: stored_attribute(node, name) for name in names}
+        stored = guarded(lambda: object.__getattribute__(node, "__dict__"), lambda _: None)
+        stored = stored if type(stored) is dict else {}
+        values = {name: stored[name] if name in stored else stored_attribute(node, name) for name in names}
         dropped = _dropped(values, aux)
         return self.of_pairs([(f"{name} (dropped)" if name in dropped else name, values[name]) for name in names])
 
