@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from browser.test_page import READY, active, labels, row, search
 from sample_series import EXPLODES_FROM, NAN_FROM, WIDTH, layers, leaf, run
+from sample_trees import SAMPLES
 
+import treeviz
 from treeviz.tree.series import Histograms, Mark, Series
 from treeviz.views.front_end import module_text
 from treeviz.views.page import fragment
@@ -468,3 +470,34 @@ def test_the_detail_of_a_row_shows_how_its_values_were_distributed(open_page, sh
     page.screenshot(path=shots / "distribution.png")
     row(page, "q").click()
     assert drawing.count() == 0
+
+
+def test_many_rows_can_be_printed(shown):
+    page = shown(layers(230))
+    page.emulate_media(media="print")
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    n_rows = page.locator(".row").count()
+    assert n_rows == 2000
+    for canvas in (".heat canvas", ".sparks"):
+        assert page.locator(canvas).evaluate("(canvas) => canvas.height") <= 32_000
+        assert page.locator(canvas).bounding_box()["height"] == pytest.approx(22 * n_rows, abs=1)
+        drawn = page.locator(canvas).evaluate(
+            """(canvas) => {
+                const { width, height } = canvas;
+                return canvas.getContext('2d').getImageData(0, height - 99, width, 99).data.some(Boolean);
+            }"""
+        )
+        assert drawn
+
+
+def test_a_row_of_twenty_thousand_levels_is_read_quickly(shown):
+    table = treeviz.walk(SAMPLES["20,000 levels of lists"]())
+    values = np.ones((len(table), 4), np.float32)
+    steps = np.arange(4)
+    page = shown(table, [Series("x", "x", steps, steps, values, np.zeros(values.shape, bool))], columns=())
+    page.get_by_role("button", name="Expand all").click()
+    page.locator(".tree").focus()
+    page.keyboard.press("End")
+    heat(page).focus()
+    page.keyboard.press("Home")
+    assert readout(page) == "x 1 · step 0 · …" + "[0]" * 12

@@ -49,9 +49,8 @@ export class Heat {
     if (canvas.width !== width || canvas.height !== Math.round(n * tall)) {
       canvas.width = width;
       canvas.height = Math.round(n * tall);
-      canvas.style.height = `${n * ROW_HEIGHT}px`;
     }
-    this.element.style.height = canvas.style.height;
+    this.element.style.height = canvas.style.height = `${n * ROW_HEIGHT}px`;
     this.element.style.transform = view.grid.window.style.transform;
     const paper = canvas.getContext("2d");
     paper.clearRect(0, 0, width, canvas.height);

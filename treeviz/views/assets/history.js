@@ -3,11 +3,15 @@
 import { charts } from "./chart.js";
 import { theme_colours } from "./colours.js";
 import { distributions } from "./distribution.js";
+import { ROW_HEIGHT } from "./grid.js";
 import { Heat } from "./heat.js";
 import { panel } from "./panel.js";
 import { Series } from "./series.js";
 import { Sparks } from "./sparks.js";
 import { additions } from "./view.js";
+
+const MAX_CANVAS = 32000; // pixels
+const MAX_KEYS = 12; // of a path
 
 export class History {
   /** @param {import("./view.js").View} view */
@@ -23,13 +27,26 @@ export class History {
     this.to = Infinity;
     /** The step that is read. @type {number | null} */
     this.step = null;
-    this.scale = devicePixelRatio || 1;
     this.colours = { ink: "", paper: "", dim: "", accent: "", bad: "" };
     /** Who wants to know of the step that is read, until it says false. @type {Set<(step: number | null) => boolean>} */
     this.on_read = new Set();
     this.heat = new Heat(this);
     this.sparks = new Sparks(this);
     this.panel = panel(this);
+  }
+
+  /** Pixels of a canvas for one of the page. Browsers give up on canvases that are too tall. */
+  get scale() {
+    return Math.min(devicePixelRatio || 1, MAX_CANVAS / (ROW_HEIGHT * (this.view.grid.n || 1)));
+  }
+
+  /** The end of a row's path, for people. @param {number} row */
+  path(row) {
+    const { tree } = this.view;
+    let text = "";
+    let n = 0;
+    for (; row > 0 && n < MAX_KEYS; row = tree.parent[row], n++) text = tree.key(row).keystr + text;
+    return row > 0 ? `…${text}` : text || tree.name;
   }
 
   /** From which column to which a series is looked at. @param {Series} series @returns {[number, number]} */
@@ -40,8 +57,7 @@ export class History {
 
   /** A cell in words. @param {number} row @param {number} column */
   words(row, column, series = this.series) {
-    const { tree } = this.view;
-    return `${series.title} ${series.text(row, column)} · ${series.steps_text(column)} · ${tree.keystr(row) || tree.name}`;
+    return `${series.title} ${series.text(row, column)} · ${series.steps_text(column)} · ${this.path(row)}`;
   }
 
   /** Say what is at a row and a step. @param {number} row -1: nothing @param {number | null} step */
@@ -88,7 +104,6 @@ export class History {
   }
 
   use_theme() {
-    this.scale = devicePixelRatio || 1;
     this.colours = theme_colours(this.view.root);
     this.heat.use_colours();
   }

@@ -61,7 +61,6 @@ export function panel(history) {
 
 /** @param {History} history */
 function findings_list(history, found, n_found, close) {
-  const { tree } = history.view;
   const button = ({ series, mark }) => {
     const [row, column, kind, text] = mark;
     const go = () => {
@@ -69,7 +68,7 @@ function findings_list(history, found, n_found, close) {
       history.go_to(series, mark);
     };
     return h("button", { class: "finding", click: go }, h("b", { class: "badge", "data-note": kind }, kind),
-      ` ${tree.keystr(row) || tree.name} · ${series.steps_text(column)} `, h("span", {}, text));
+      ` ${history.path(row)} · ${series.steps_text(column)} `, h("span", {}, text));
   };
   const rest = n_found - Math.min(found.length, MAX_LISTED);
   return [...found.slice(0, MAX_LISTED).map(button), ...(rest ? [h("p", {}, `… ${countText(rest)} more`)] : [])];

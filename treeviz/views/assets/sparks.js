@@ -50,9 +50,9 @@ export class Sparks {
     if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
       canvas.width = Math.round(width * scale);
       canvas.height = Math.round(height * scale);
-      canvas.style.width = `${width}px`;
-      canvas.style.height = `${height}px`;
     }
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
     canvas.style.left = `${cell.offsetLeft}px`;
     canvas.style.transform = grid.window.style.transform;
     const paper = canvas.getContext("2d");
