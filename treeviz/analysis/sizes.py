@@ -8,7 +8,6 @@ import numpy as np
 
 from treeviz.tree.column import Column
 from treeviz.tree.numbers import bytes_text, count_text, percent_text
-from treeviz.tree.rollup import rolled_up
 from treeviz.tree.table import TreeTable
 
 
