@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,8 +41,8 @@ def test_a_script_runs_where_it_can_write(script, tmp_path):
     run(f"import runpy; runpy.run_path({str(script)!r})", tmp_path)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_says_which_library_is_missing_and_goes_on(script, tmp_path):
+def test_see_a_model_says_which_library_is_missing_and_goes_on(tmp_path):
+    script = DEMOS / "01_see_a_model.py"
     output = run(f"{HIDE}import runpy; runpy.run_path({str(script)!r})", tmp_path)
     for name in ("Equinox", "Flax", "optax"):
         assert f"{name} is not installed: pip install {name.lower()}" in output
@@ -58,6 +59,20 @@ def test_see_a_model_shows_a_tree_of_each_library_and_finds_rows_in_it(tmp_path)
         f"state['params']['layers'][{i}]['w'] float32 (64, 64)" for i in range(4)
     ]
     assert sorted(os.listdir(tmp_path)) == ["model.html", "model.svg"]
+
+
+def test_watch_gradients_finds_the_bad_example_and_what_came_of_it(tmp_path):
+    script = DEMOS / "02_watch_gradients.py"
+    output = " ".join(run(f"import runpy; runpy.run_path({str(script)!r})", tmp_path).split())
+    assert output.startswith("mlp · 6 leaves · 600 steps · step 599 · ")
+    (first_bad,) = re.findall(
+        r"nonfinite: grads\[2\]\['weights'\] had \d+ numbers that are NaN or infinite at step (\d+)", output
+    )
+    assert 400 < int(first_bad) < 410
+    assert re.search(r"spike: The norm of grads jumped to \S+ at step 40\d", output)
+    assert os.listdir(tmp_path) == ["gradients.html"]
+    page = (tmp_path / "gradients.html").read_text("utf-8")
+    assert "[1]" in page and "weights" in page and "<script" in page
 
 
 def execute(notebook, folder: Path):

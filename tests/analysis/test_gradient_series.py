@@ -98,8 +98,8 @@ def test_a_finding_is_marked_where_it_begins():
     (series,) = gradient_series(history, table, "grads", found)
     marks = [(mark.row, mark.column, mark.kind, mark.text) for mark in series.marks]
     assert marks == [
-        (row_of(table, "['layers'][0]['w']"), 12, "spike", "spike: It rose. Look."),
-        (0, 20, "exploding", "exploding: All rose. Clip."),
+        (row_of(table, "['layers'][0]['w']"), 12, "spike", "It rose. Look."),
+        (0, 20, "exploding", "All rose. Clip."),
     ]
 
 

@@ -100,7 +100,7 @@ def _bad(history: History, table: TreeTable, source: str, leaf_rows: np.ndarray,
 def _mark(finding: Finding, leaf_rows: np.ndarray, norm: Recorded) -> Mark:
     row = 0 if finding.leaf < 0 else int(leaf_rows[finding.leaf])
     column = int(np.searchsorted(norm.until, finding.first))
-    return Mark(row, min(column, len(norm.until) - 1), finding.kind, str(finding))
+    return Mark(row, min(column, len(norm.until) - 1), finding.kind, f"{finding.sentence} {finding.advice}")
 
 
 def _plain(source: str) -> str:
