@@ -10,6 +10,7 @@ const JOIN = {
   max: (a, b) => (a >= b || b !== b ? a : b),
   min: (a, b) => (a <= b || b !== b ? a : b),
   any: (a, b) => +!!(a || b),
+  norm: (a, b) => (b !== b ? a : a !== a ? b : a + b),
 };
 
 /** @typedef {{label: string, keystr: string, segment: string, steps: (string | number)[]}} Key */
@@ -48,14 +49,14 @@ export class Column {
     const { levels, codes, rollup } = this;
     const values = new Float64Array(n);
     for (let row = 0; row < n; row++) values[row] = levels[codes ? codes[row] : row];
-    if (rollup === "sum" || rollup === "norm") {
-      const power = rollup === "norm" ? 2 : 1;
-      for (let row = 0; row < n; row++) values[row] = values[row] ** power || 0;
+    if (rollup === "sum") {
+      for (let row = 0; row < n; row++) values[row] ||= 0;
       for (let row = n - 1; row > 0; row--) values[parent[row]] += values[row];
-      if (power === 2) values.forEach((value, row) => (values[row] = Math.sqrt(value)));
     } else if (rollup in JOIN) {
       const join = JOIN[rollup];
+      if (rollup === "norm") values.forEach((value, row) => (values[row] = value ** 2));
       for (let row = n - 1; row > 0; row--) values[parent[row]] = join(values[parent[row]], values[row]);
+      if (rollup === "norm") values.forEach((value, row) => (values[row] = Math.sqrt(value)));
     }
     Object.defineProperty(this, "values", { value: values });
     return values;
