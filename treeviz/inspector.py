@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeviz.analysis.findings import Finding, Thresholds, findings
 from treeviz.analysis.gradient_columns import gradient_columns
-from treeviz.analysis.gradient_series import gradient_series, table_of_source
+from treeviz.analysis.gradient_series import gradient_histograms, gradient_series, table_of_source
 from treeviz.analysis.gradients import LIGHT, Measurement
 from treeviz.analysis.history import History
 from treeviz.analysis.kept_inputs import Inputs, KeptInputs
@@ -240,8 +240,9 @@ class GradientInspector:
         dropped = [f"{self.n_dropped} dropped"] if self.n_dropped else []
         table = table.with_headline(*headline(table), f"{len(history):,} steps", f"step {step:,}", words, *dropped)
         series = gradient_series(history, table, source, found)
+        histograms = gradient_histograms(history, table, source)
         columns = [name for name in table.columns if name not in ("leaves", "bytes")]
-        return TreeView(table, table.chosen(columns), series=series)
+        return TreeView(table, table.chosen(columns), series=series, histograms=histograms)
 
     def save(self, path: str | Path) -> Path:
         """Write the view (.html, .txt, .json, .svg, .png), or the history itself (.treeviz), to a file.

@@ -9,12 +9,16 @@ import numpy as np
 from treeviz.analysis.findings import Finding
 from treeviz.analysis.history import History
 from treeviz.analysis.history_track import Series as Recorded
+from treeviz.analysis.stats_summary import FIRST_EXPONENT, N_BINS
+from treeviz.analysis.stats_summary import FIRST_EXPONENT, N_BINS
 from treeviz.tree.from_paths import table_of_paths
 from treeviz.tree.rollup import roll
-from treeviz.tree.series import Mark, Series
+from treeviz.tree.series import Histograms, Mark, Series
 from treeviz.tree.table import Facts, TreeTable
 
 COLUMNS = 400  # of a series: as many steps as a screen has room for
+_MOST_COUNTS = 4_000_000  # of all histograms
+_EDGES = 2.0 ** np.arange(FIRST_EXPONENT, FIRST_EXPONENT + N_BINS + 1)
 
 
 def table_of_source(history: History, source: str, name: str) -> TreeTable:
@@ -62,9 +66,23 @@ def gradient_series(
             top = _rolled(table, leaf_rows, history.values(of, "norm", resolution=columns).latest)
             bottom = _rolled(table, leaf_rows, history.values(to, "norm", resolution=columns).latest)
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = (top / bottom).astype(np.float32)
+                ratio = _as_float32(top / bottom)
             series.append(Series(f"{of}.ratio", title, norm.first, norm.until, ratio, bad))
     return tuple(series)
+
+
+def gradient_histograms(history: History, table: TreeTable, source: str = "grads") -> tuple[Histograms, ...]:
+    """How the magnitudes in every row of `table` were distributed over time, if that was measured."""
+    if "histogram" not in history.statistics(source):
+        return ()
+    columns = min(max(_MOST_COUNTS // (len(table) * N_BINS), 4), COLUMNS)
+    series = history.values(source, "histogram", resolution=columns)
+    assert series.total is not None
+    counts = np.zeros((len(table), len(series.until), N_BINS), np.int64)
+    counts[table.is_leaf] = np.maximum(series.total, 0).swapaxes(0, 1)
+    counts = roll(table, counts.reshape(len(table), -1), "sum").reshape(counts.shape)
+    title = f"magnitudes in {_plain(source)}"
+    return (Histograms(f"{source}.histogram", title, series.first, series.until, counts, _EDGES),)
 
 
 def _norm_series(
@@ -72,7 +90,7 @@ def _norm_series(
 ) -> Series:
     is_single = bool((norm.n == 1).all())
     latest, low, high = (
-        None if part is None else _rolled(table, leaf_rows, part).astype(np.float32)
+        None if part is None else _as_float32(_rolled(table, leaf_rows, part))
         for part in (norm.latest, None if is_single else norm.low, None if is_single else norm.high)
     )
     assert latest is not None
@@ -81,6 +99,27 @@ def _norm_series(
 
 def _with_marks(series: Series, marks: tuple[Mark, ...]) -> Series:
     return Series(**{**series.__dict__, "marks": marks})
+
+
+def _as_float32(values: np.ndarray) -> np.ndarray:
+    largest = np.finfo(np.float32).max
+    return np.clip(values, -largest, largest).astype(np.float32)
+
+
+def gradient_histograms(
+    history: History, table: TreeTable, source: str = "grads", columns: int = 100
+) -> tuple[Histograms, ...]:
+    """How often each power of two occurred in every row over the steps, if it was measured."""
+    if "histogram" not in history.statistics(source):
+        return ()
+    recorded = history.values(source, "histogram", resolution=columns)
+    counts = np.zeros((len(table), len(recorded.until), N_BINS), dtype=np.int64)
+    assert recorded.total is not None
+    counts[np.flatnonzero(table.is_leaf)] = np.moveaxis(np.maximum(recorded.total, 0), 0, 1)
+    edges = 2.0 ** np.arange(FIRST_EXPONENT, FIRST_EXPONENT + N_BINS + 1)
+    title = f"magnitudes of {_plain(source)}"
+    name = f"{source}.histogram"
+    return (Histograms(name, title, recorded.first, recorded.until, roll(table, counts, "sum"), edges),)
 
 
 def _rolled(table: TreeTable, leaf_rows: np.ndarray, of_leaves: np.ndarray) -> np.ndarray:
