@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
 from treeviz.analysis.nonfinite import is_inexact
+from treeviz.analysis.notebook_cells import cell_of
 from treeviz.analysis.replay import Site, Within
 from treeviz.tree.quote import visible
 
@@ -70,7 +71,9 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         if not self.file:
             return "a place that JAX does not tell"
-        return f"{visible(os.path.basename(self.file), 80)}:{self.line} in {visible(self.function, 80)}"
+        cell = cell_of(self.file)
+        line = f"{cell}, line {self.line}" if cell else f"{visible(os.path.basename(self.file), 80)}:{self.line}"
+        return f"{line} in {visible(self.function, 80)}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class Culprit:
       primitive: JAX's name of it: "div". Empty if an argument of the step is to blame.
       direction: "forward", "backward", or "input".
       file, line, function, source: Where it is written: the innermost frame outside JAX.
-      called_from: The innermost frame outside installed libraries, where that is another: "train.py:31 in update".
+      called_from: The innermost frame outside installed libraries, where that is another: "train.py:31 in update", or
+        "Cell In[3], line 31 in update" in a notebook.
       iterations: Of the loops around it, the outermost first: ("scan", 7).
       inputs, outputs: Its operands and results, as far as they are floating point.
       became: The operation in which an infinity turned into NaN: "sub at model.py:31 in loss".
