@@ -46,7 +46,7 @@ def update(params, x, y):
 
 # --- The one line ---
 
-inspector = tv.GradientInspector(name="mlp")
+inspector = tv.GradientInspector(name="mlp", heavy_every=20)
 update = inspector.watch(update)
 
 # --- Training. In one batch an example is far from all others: a typing error in the data, say ---

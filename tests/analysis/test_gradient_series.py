@@ -9,7 +9,7 @@ import pytest
 
 import treeviz as tv
 from treeviz.analysis.findings import Finding
-from treeviz.analysis.gradient_series import COLUMNS, gradient_series, table_of_source
+from treeviz.analysis.gradient_series import COLUMNS, gradient_histograms, gradient_series, table_of_source
 from treeviz.analysis.gradients import source_of
 from treeviz.analysis.history import History
 
@@ -111,6 +111,34 @@ def test_ratios_are_those_of_the_rolled_up_norms():
     layer = row_of(table, "['layers'][0]")
     over = np.linalg.norm(norms["updates"][:, :2], axis=1) / np.linalg.norm(norms["params"][:, :2], axis=1)
     np.testing.assert_allclose(series["updates.ratio"].values[layer], over, rtol=1e-6)
+
+
+def test_histograms_are_summed_up_the_tree_and_along_joined_steps():
+    history = History([source_of(TREE, "grads")], 40_000_000)
+    table = table_of_source(history, "grads", "params")
+    assert gradient_histograms(history, table) == ()
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 9, (2 * COLUMNS, N_LEAVES, 64))
+    counts[:, -1] = -1
+    for step, each in enumerate(counts):
+        history.append(10 * step, {"grads": {"histogram": each}})
+    (histograms,) = gradient_histograms(history, table)
+    layer = histograms.counts[row_of(table, "['layers'][1]")]
+    np.testing.assert_array_equal(layer.sum(axis=0), counts[:, 2:4].sum(axis=(0, 1)))
+    np.testing.assert_array_equal(histograms.counts[0].sum(axis=0), counts[:, :4].sum(axis=(0, 1)))
+    assert histograms.counts[row_of(table, "['step']")].sum() == 0
+    assert (histograms.first_steps[0], histograms.last_steps[-1]) == (0, 10 * (2 * COLUMNS - 1))
+
+
+def test_a_magnitude_lies_between_the_edges_of_its_bin():
+    inspector = tv.GradientInspector()
+    for step, x in enumerate((1.0, 1.5, 2.0, 1e-3)):
+        inspector.record(tv.measure(statistics=tv.HISTOGRAM, grads={"x": jnp.array([x, -x])}), step)
+    (histograms,) = inspector.render().histograms
+    for column, x in enumerate((1.0, 1.5, 2.0, 1e-3)):
+        (used,) = np.flatnonzero(histograms.counts[1, column])
+        assert histograms.counts[1, column, used] == 2
+        assert histograms.edges[used] <= x < histograms.edges[used + 1]
 
 
 def test_the_root_is_the_global_norm_of_the_gradients():

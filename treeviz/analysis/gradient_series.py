@@ -10,7 +10,6 @@ from treeviz.analysis.findings import Finding
 from treeviz.analysis.history import History
 from treeviz.analysis.history_track import Series as Recorded
 from treeviz.analysis.stats_summary import FIRST_EXPONENT, N_BINS
-from treeviz.analysis.stats_summary import FIRST_EXPONENT, N_BINS
 from treeviz.tree.from_paths import table_of_paths
 from treeviz.tree.rollup import roll
 from treeviz.tree.series import Histograms, Mark, Series
@@ -72,17 +71,16 @@ def gradient_series(
 
 
 def gradient_histograms(history: History, table: TreeTable, source: str = "grads") -> tuple[Histograms, ...]:
-    """How the magnitudes in every row of `table` were distributed over time, if that was measured."""
+    """How often each power of two occurred in every row over the steps, if it was measured."""
     if "histogram" not in history.statistics(source):
         return ()
     columns = min(max(_MOST_COUNTS // (len(table) * N_BINS), 4), COLUMNS)
-    series = history.values(source, "histogram", resolution=columns)
-    assert series.total is not None
-    counts = np.zeros((len(table), len(series.until), N_BINS), np.int64)
-    counts[table.is_leaf] = np.maximum(series.total, 0).swapaxes(0, 1)
-    counts = roll(table, counts.reshape(len(table), -1), "sum").reshape(counts.shape)
-    title = f"magnitudes in {_plain(source)}"
-    return (Histograms(f"{source}.histogram", title, series.first, series.until, counts, _EDGES),)
+    recorded = history.values(source, "histogram", resolution=columns)
+    assert recorded.total is not None
+    counts = np.zeros((len(table), len(recorded.until), N_BINS), np.int64)
+    counts[table.is_leaf] = np.moveaxis(np.maximum(recorded.total, 0), 0, 1)
+    name, title = f"{source}.histogram", f"magnitudes of {_plain(source)}"
+    return (Histograms(name, title, recorded.first, recorded.until, roll(table, counts, "sum"), _EDGES),)
 
 
 def _norm_series(
@@ -104,22 +102,6 @@ def _with_marks(series: Series, marks: tuple[Mark, ...]) -> Series:
 def _as_float32(values: np.ndarray) -> np.ndarray:
     largest = np.finfo(np.float32).max
     return np.clip(values, -largest, largest).astype(np.float32)
-
-
-def gradient_histograms(
-    history: History, table: TreeTable, source: str = "grads", columns: int = 100
-) -> tuple[Histograms, ...]:
-    """How often each power of two occurred in every row over the steps, if it was measured."""
-    if "histogram" not in history.statistics(source):
-        return ()
-    recorded = history.values(source, "histogram", resolution=columns)
-    counts = np.zeros((len(table), len(recorded.until), N_BINS), dtype=np.int64)
-    assert recorded.total is not None
-    counts[np.flatnonzero(table.is_leaf)] = np.moveaxis(np.maximum(recorded.total, 0), 0, 1)
-    edges = 2.0 ** np.arange(FIRST_EXPONENT, FIRST_EXPONENT + N_BINS + 1)
-    title = f"magnitudes of {_plain(source)}"
-    name = f"{source}.histogram"
-    return (Histograms(name, title, recorded.first, recorded.until, roll(table, counts, "sum"), edges),)
 
 
 def _rolled(table: TreeTable, leaf_rows: np.ndarray, of_leaves: np.ndarray) -> np.ndarray:

@@ -1,0 +1,38 @@
+"""The page of an inspector, from a training run to what a person sees in Chromium."""
+
+from __future__ import annotations
+
+import jax
+from browser.test_page import READY, row
+from watched import init_mlp_params, loss_fn, mlp_data
+
+import treeviz as tv
+
+BAD = 25  # the step
+
+
+def test_a_run_that_went_wrong_shows_where_and_when(open_page, shots):
+    x, y = mlp_data()
+
+    def update(params, x, y):
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, jax.grad(loss_fn)(params, x, y))
+
+    inspector = tv.GradientInspector(name="mlp", heavy_every=10)
+    step = inspector.watch(jax.jit(update))
+    params = init_mlp_params([1, 8, 8, 1])
+    for number in range(40):
+        params = step(params, x, y.at[0].set(float("nan")) if number == BAD else y)
+    page = open_page(inspector.render().html(), width=1300)
+    page.wait_for_selector(READY)
+    assert page.get_by_text("40 steps · step 39").count() == 1
+    n = len(inspector.findings)
+    page.get_by_text(f"findings ({n})").click()
+    found = page.locator(".finding").first
+    assert found.inner_text().startswith("nonfinite") and f"at step {BAD}" in found.inner_text()
+    found.click()
+    assert page.get_by_role("slider", name="Heat map").count() == 1
+    row(page, "biases").first.click()
+    page.screenshot(path=shots / "gradients.png")
+    assert page.get_by_role("img", name="magnitudes of gradient").count() == 1
+    assert page.locator("svg.chart").count() >= 1
+    page.screenshot(path=shots / "gradients.png")
