@@ -97,7 +97,8 @@ def test_record_takes_what_measure_gave(mlp):
     np.testing.assert_allclose(ratio, 0.01 * true_norms(grads_of_loss(before, x, y)) / true_norms(before), rtol=1e-4)
 
 
-def test_the_inner_steps_of_a_scan_are_steps(mlp):
+@pytest.mark.parametrize("door", ["watch", "record"])
+def test_the_inner_steps_of_a_scan_are_steps(door, mlp):
     inspector = tv.GradientInspector()
 
     @jax.jit
@@ -109,9 +110,11 @@ def test_the_inner_steps_of_a_scan_are_steps(mlp):
         return jax.lax.scan(body, params, length=4)
 
     params = mlp
+    step = inspector.watch(four_updates) if door == "watch" else four_updates
     for _ in range(3):
-        params, measurement = four_updates(params)
-        inspector.record(measurement)
+        params, measurement = step(params)
+        if door == "record":
+            inspector.record(measurement)
     assert inspector.history.steps().tolist() == list(range(12))
     np.testing.assert_allclose(norms_in(inspector), norms_apart(mlp, 12), rtol=2e-5)
 
@@ -253,6 +256,7 @@ def test_findings_are_printed_below_the_tree(mlp):
     assert lines[0].startswith("params · 6 leaves · 30 steps · step 29 · ")
     assert any("worst leaves" in line for line in lines)
     assert str(inspector.findings[0]) in str(inspector).replace("\n   ", "")
+    assert inspector._repr_mimebundle_()["text/plain"] == str(inspector)
 
 
 def test_before_the_first_step_it_says_so():

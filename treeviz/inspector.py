@@ -278,7 +278,10 @@ class GradientInspector:
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         if self._is_empty:
             return {"text/plain": repr(self)}
-        return self.render()._repr_mimebundle_(include, exclude)
+        bundle = self.render()._repr_mimebundle_(include, exclude)
+        if "text/plain" in bundle:
+            bundle["text/plain"] = "\n".join([bundle["text/plain"], *self._finding_lines()])
+        return bundle
 
     def __repr__(self) -> str:
         """The worst leaves and what was found, for a terminal."""
