@@ -14,7 +14,7 @@ import treeviz
 
 HOUSE = Path(treeviz.__file__).parents[1]
 DEMOS = HOUSE / "demos"
-SCRIPTS = sorted(DEMOS.glob("*.py"))
+SCRIPTS = sorted(DEMOS.glob("[0-9]*.py"))  # the others have more than one process, and a test of their own
 NOTEBOOKS = sorted(DEMOS.glob("*.ipynb"))
 LIBRARIES = ("equinox", "flax", "optax")
 
@@ -73,6 +73,39 @@ def test_watch_gradients_finds_the_bad_example_and_what_came_of_it(tmp_path):
     assert os.listdir(tmp_path) == ["gradients.html"]
     page = (tmp_path / "gradients.html").read_text("utf-8")
     assert "[1]" in page and "weights" in page and "<script" in page
+
+
+ONE_HOST = """
+import runpy, sys
+import jax, numpy as np
+demo = runpy.run_path(sys.argv[1])
+rng = np.random.default_rng(0)
+params = demo["init"](rng)
+for _ in range(demo["N_STEPS"]):
+    x, y = demo["batch"](rng)
+    grads = jax.grad(demo["loss_fn"])(params, x, y)
+    params = demo["update"](params, x, y)
+print(*(np.linalg.norm(np.asarray(g, np.float64)) for g in jax.tree.leaves(grads)))
+"""
+
+
+def test_two_hosts_print_the_same_norms_which_are_those_of_one_host_and_leave_nothing_running(tmp_path):
+    script = DEMOS / "two_hosts.py"
+    command = [sys.executable, str(script)]
+    hosts = subprocess.run(  # ends when both have closed its output, or fails
+        command, capture_output=True, text=True, encoding="utf-8", cwd=tmp_path, env=environment(), timeout=150
+    )
+    assert hosts.returncode == 0, hosts.stderr
+    said = re.findall(r"^process (\d) holds (\d+) of 32 rows; norms of step 29: (.*)$", hosts.stdout, re.MULTILINE)
+    (first, rows, norms), (second, other_rows, other_norms) = said
+    assert (first, second) == ("0", "1")
+    assert max(int(rows), int(other_rows)) <= 16  # neither has a whole gradient
+    assert norms == other_norms
+    assert "mlp · 6 leaves · 30 steps · step 29 · 0 findings" in hosts.stdout
+    assert os.listdir(tmp_path) == ["gradients.html"]
+
+    truth = [float(norm) for norm in run(f"import sys; sys.argv[1:] = [{str(script)!r}]\n{ONE_HOST}", tmp_path).split()]
+    assert [float(norm) for norm in norms.split()] == pytest.approx(truth, rel=1e-4)
 
 
 def execute(notebook, folder: Path):
