@@ -146,14 +146,22 @@ def texts_of(notebook) -> list[str]:
     return shown
 
 
+WHOLE_AT_STEP_40 = """
+bad = inspector.history.values("grads", "nonfinite", first=40, until=40).latest[0]
+print(*(path for path, n in zip(inspector.history.sources["grads"].paths, bad, strict=True) if not n))
+"""
+
+
 @pytest.mark.filterwarnings("default")
 def test_nan_hunt_names_the_step_the_leaves_and_the_operation_line_and_cell(tmp_path):
     nbformat = pytest.importorskip("nbformat")
-    notebook = execute(nbformat.read(DEMOS / "nan_hunt.ipynb", as_version=4), tmp_path)
+    notebook = nbformat.read(DEMOS / "nan_hunt.ipynb", as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(WHOLE_AT_STEP_40))
+    notebook = execute(notebook, tmp_path)
     codes = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     (cell,) = (i for i, code in enumerate(codes, 1) if "def rms_norm" in code and "jnp.sqrt" in code)
     (line,) = (i for i, text in enumerate(codes[cell - 1].splitlines(), 1) if "jnp.sqrt" in text)
-    _, _, _, trained, view, found, hunted, culprit, repaired = texts_of(notebook)
+    _, _, _, trained, view, found, hunted, culprit, repaired, whole = texts_of(notebook)
 
     losses = dict(re.findall(r"step +(\d+) +loss (\S+)", trained))
     assert 0 < float(losses["40"]) < 1 < float(losses["0"])  # it trains, and nobody who prints the loss sees the step
@@ -169,8 +177,9 @@ def test_nan_hunt_names_the_step_the_leaves_and_the_operation_line_and_cell(tmp_
     assert "The derivative of a square root, and so of a norm, is infinite at 0" in hunted
     source = codes[cell - 1].splitlines()[line - 1].strip()
     assert culprit == f"backward | div | rms_norm | {line} | {source}\n"
-    loss, rest = re.fullmatch(r"loss (\S+), (.*)\n", repaired).groups()
+    ((loss, rest),) = re.findall(r"^loss (\S+), (.*)\n$", repaired)
     assert float(loss) < float(losses["40"]) and rest == "hunt: None, findings: 0"
+    assert whole == "['head'] ['norm']\n"  # what the text says can be seen in the view
 
 
 @pytest.mark.filterwarnings("default")

@@ -40,6 +40,7 @@ def nonfinite(history: History, name: str, forward: Sequence[str] | None = None)
     n = int(series.high[entries[0], leaf])
     others = "" if len(spread) == 1 else f" {len(spread)} of {len(paths)} leaves were struck in all."
     when = f"at step {first}" if series.n[entries[0]] == 1 else f"between steps {first} and {series.until[entries[0]]}"
+    order = "by its key: if the model uses them in that order," if forward is None else "that the model uses, so"
     yield Finding(
         "nonfinite",
         name,
@@ -50,8 +51,7 @@ def nonfinite(history: History, name: str, forward: Sequence[str] | None = None)
         (("numbers", n), ("leaves at first", len(at_first)), ("leaves in all", len(spread))),
         f"{name}{paths[leaf]} had {n} number{'s' * (n != 1)} that {'are' if n != 1 else 'is'} NaN or infinite "
         f"{when}.{others}",
-        "Of the leaves that were struck first it is the last one that the model uses, so the backward pass met it "
-        "first: "
+        f"Of the leaves that were struck first it is the last one {order} the backward pass met it first: "
         "look there for a division, a log, a square root or an exponential, and at that step's batch; a lower learning "
         "rate, clipping, or loss scaling in float16 may be what is missing.",
         tuple(int(i) for i in spread),
