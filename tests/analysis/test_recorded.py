@@ -85,6 +85,23 @@ def test_where_the_device_is_far_behind_the_oldest_are_dropped_and_counted():
     assert len(recorder) == MOST_WAITING - 1
 
 
+def test_a_step_that_failed_takes_no_other_with_it():
+    class Failed(Late):
+        def __array__(self, dtype=None, copy=None):
+            raise RuntimeError("the step failed on the device")
+
+    recorder = a_recorder()
+    for step in range(5):
+        words, arrived = late(1.0, step)
+        words.compute()
+        if step == 2:
+            arrived.measurement.words["grads"] = Failed(1.0)
+        recorder.take(arrived)
+    recorder.flush()
+    assert recorder.history is not None and recorder.history.steps().tolist() == [0, 1, 3, 4]
+    assert recorder.n_dropped == 1 and len(recorder) == 0
+
+
 def test_rows_hold_every_leaf_and_say_what_is_not_finite():
     (row,) = read([Arrived(jax.jit(lambda t: measure(grads=t))(TREE), 7)])
     assert row.step == 7 and row.call == ("", 7) and row.bad_sources == {"grads"}

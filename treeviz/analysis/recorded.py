@@ -36,10 +36,6 @@ class Arrived(NamedTuple):
         """Whether it can be read without waiting."""
         return all(getattr(words, "is_ready", _yes)() for words in self.measurement.words.values())
 
-    def is_deleted(self) -> bool:
-        """Whether its arrays were given away, as parts of a state that the next step took."""
-        return any(words.is_deleted() for words in self.measurement.words.values() if isinstance(words, jax.Array))
-
 
 def _yes() -> bool:
     return True  # of a NumPy array, which a callback gets

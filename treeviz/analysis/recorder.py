@@ -18,9 +18,9 @@ import jax
 from treeviz.analysis.findings import Finding, Thresholds, findings
 from treeviz.analysis.gradients import Source
 from treeviz.analysis.history import History
-from treeviz.analysis.recorded import Arrived, read
+from treeviz.analysis.recorded import Arrived, Row, read
 
-BATCH = 32  # measurements that are read together
+BATCH = 64  # measurements that are read together
 AHEAD = 16  # newer ones, that a loop may have started and the device not finished
 MOST_WAITING = 1024  # of which none is ready: the device is far behind, and the oldest are dropped
 _LOOKING = 0.02  # of the time may be spent on looking for findings while the run goes on
@@ -109,11 +109,13 @@ class Recorder:
 
     def _read(self, n: int, patiently: bool = False) -> None:
         arrived = list(itertools.islice(self._waiting, n))
-        kept = [each for each in arrived if not each.is_deleted()]
-        rows = list(read(kept, members=self._members))
+        try:
+            rows, n_failed = list(read(arrived, members=self._members)), 0
+        except RuntimeError:  # a step failed, or its words are deleted: those of the others are good
+            rows, n_failed = self._read_one_by_one(arrived)
         for _ in arrived:  # only now, so that an interrupted reading loses nothing
             self._waiting.popleft()
-        self.n_dropped += len(arrived) - len(kept)
+        self.n_dropped += n_failed
         for row in rows:
             self._history_of(row.sources).append(row.step, row.numbers)
         if self._on_call is not None:
@@ -123,6 +125,15 @@ class Recorder:
             bad = set().union(*(row.bad_sources for row in rows))
             self._tell(patiently and bad <= self._bad)
             self._bad |= bad
+
+    def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[Row], int]:
+        rows, n_failed = [], 0
+        for each in arrived:
+            try:
+                rows += read([each], members=self._members)
+            except RuntimeError:
+                n_failed += 1
+        return rows, n_failed
 
     def _history_of(self, sources: list[Source]) -> History:
         if self.history is None:
