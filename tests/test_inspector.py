@@ -300,6 +300,24 @@ def test_hunt_names_the_line_of_the_first_bad_step_though_its_inputs_were_donate
     assert inspector._inputs.bad.number == first
 
 
+def test_hunt_goes_through_an_equinox_step_and_its_donated_model():
+    eqx = pytest.importorskip("equinox")
+
+    @eqx.filter_jit(donate="all")
+    def step(model, batch):
+        grads = eqx.filter_grad(lambda model: jnp.sum(jnp.sqrt(jax.vmap(model)(batch))))(model)  # here
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -10.0 * g, grads))
+
+    inspector = tv.GradientInspector(keep_inputs=True)
+    watched = inspector.watch(step)
+    model = eqx.nn.Linear(3, 1, key=jax.random.key(0))
+    model = eqx.tree_at(lambda m: m.weight, model, jnp.ones((1, 3)))
+    for _ in range(10):
+        model = watched(model, jnp.ones((4, 3)))
+    culprit = str(inspector.hunt())
+    assert "sqrt" in culprit and "# here" in culprit
+
+
 def test_inputs_are_kept_of_few_steps_and_freed_when_they_are_known_to_be_finite(mlp):
     inspector = tv.GradientInspector(keep_inputs=2)
     step = inspector.watch(jax.jit(update_mlp))

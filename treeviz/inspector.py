@@ -43,7 +43,8 @@ class GradientInspector:
             params = update(params, x, y)
         inspector                                 # in a notebook; print(inspector) or .save("x.html") elsewhere
 
-    Reading never waits for a step: numbers arrive some steps late, and all of them when somebody looks.
+    Reading never waits for a step: numbers arrive some steps late, and all of them when somebody looks. Several
+    threads may train at once. A forked child sees what was read before, and measures nothing: JAX does not live there.
 
     Args:
       every: Inspect every n-th step. The others run the untouched step and cost nothing.
