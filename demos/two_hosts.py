@@ -15,9 +15,11 @@ computed by all of them; if one does not, `watch` says so, and the run goes on u
 import argparse
 import faulthandler
 import itertools
+import os
 import socket
 import subprocess
 import sys
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -103,11 +105,12 @@ def main():
         if second is not None:
             said, _ = second.communicate(timeout=30)
             print(said, end="")
-            if second.returncode:
-                sys.exit(f"process 1 ended with {second.returncode}")
-    finally:
+            assert second.returncode == 0, f"process 1 ended with {second.returncode}"
+    except BaseException:
+        traceback.print_exc()
         if second is not None:
-            second.kill()  # does nothing if it is over
+            second.kill()
+        os._exit(1)  # an ordinary exit waits for the other process, which may be gone
 
 
 if __name__ == "__main__":

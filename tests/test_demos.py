@@ -14,8 +14,9 @@ import treeviz
 
 HOUSE = Path(treeviz.__file__).parents[1]
 DEMOS = HOUSE / "demos"
-SCRIPTS = sorted(DEMOS.glob("[0-9]*.py"))  # the others have more than one process, and a test of their own
-NOTEBOOKS = sorted(DEMOS.glob("*.ipynb"))
+# two_hosts.py and nan_hunt.ipynb are run by a test of their own
+SCRIPTS = sorted(DEMOS.glob("[0-9]*.py"))
+NOTEBOOKS = sorted(DEMOS.glob("[0-9]*.ipynb"))
 LIBRARIES = ("equinox", "flax", "optax")
 
 HIDE = f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES}))\n"
@@ -120,11 +121,8 @@ def execute(notebook, folder: Path):
     return client.execute(env=environment())
 
 
-@pytest.mark.filterwarnings("default")  # of the kernel's client, not ours
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs_and_every_view_is_there_as_a_page_and_as_text(path, tmp_path):
-    nbformat = pytest.importorskip("nbformat")
-    notebook = execute(nbformat.read(path, as_version=4), tmp_path)
+def check_views(notebook) -> None:
+    """No cell failed, and every view is there as a page and as text."""
     views = 0
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
@@ -135,6 +133,13 @@ def test_a_notebook_runs_and_every_view_is_there_as_a_page_and_as_text(path, tmp
                 assert " leaves · " in output.data["text/plain"]
                 assert "\x1b" not in output.data["text/plain"]
     assert views
+
+
+@pytest.mark.filterwarnings("default")  # of the kernel's client, not ours
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_runs_and_every_view_is_there_as_a_page_and_as_text(path, tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    check_views(execute(nbformat.read(path, as_version=4), tmp_path))
 
 
 def texts_of(notebook) -> list[str]:
@@ -158,6 +163,7 @@ def test_nan_hunt_names_the_step_the_leaves_and_the_operation_line_and_cell(tmp_
     notebook = nbformat.read(DEMOS / "nan_hunt.ipynb", as_version=4)
     notebook.cells.append(nbformat.v4.new_code_cell(WHOLE_AT_STEP_40))
     notebook = execute(notebook, tmp_path)
+    check_views(notebook)
     codes = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     (cell,) = (i for i, code in enumerate(codes, 1) if "def rms_norm" in code and "jnp.sqrt" in code)
     (line,) = (i for i, text in enumerate(codes[cell - 1].splitlines(), 1) if "jnp.sqrt" in text)
@@ -193,7 +199,7 @@ def test_show_displays_a_view_below_the_cell_and_gives_nothing_back(tmp_path):
     assert "data-treeviz" in output.data["text/html"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(DEMOS.glob("*.ipynb")), ids=lambda path: path.name)
 def test_a_notebook_is_kept_without_outputs(path):
     nbformat = pytest.importorskip("nbformat")
     for cell in nbformat.read(path, as_version=4).cells:
