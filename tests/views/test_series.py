@@ -199,7 +199,7 @@ def test_text_has_the_last_value_and_a_sparkline_in_every_line_and_the_worst_lea
         "├─ a    float64[2] numpy              8  ▁▃▆█",
         "├─ b    float64[2] numpy        NaN/Inf  ▅×××",
         "└─ c    float64[2] numpy              5  ▅▅▅▅",
-        "worst leaves by gradient norm, step 0 to 3",
+        "worst leaves by gradient norm, steps 0 to 3",
         "  ['b']  NaN/Inf  ▅×××  not finite since step 1",
         "  ['a']        8  ▁▃▆█  exploding at step 3: It doubles every step.",
         "  ['c']        5  ▅▅▅▅",

@@ -65,7 +65,7 @@ def worst_text(
     path_width, last_width = max(map(display_width, paths)), max(map(len, lasts))
     if width is not None and width < path_width + last_width + _N_SIGNS + _WHY_WANTS:
         sparks = [""] * len(worst)  # the tree above has them
-    spans = f"{main.title}, {steps_text(main, 0)} to {steps_text(main, -1).removeprefix('step ')}"
+    spans = f"{main.title}, steps {int(main.first_steps[0])} to {int(main.last_steps[-1])}"
     lines = [cut(glyphs.fit(f"worst leaves by {visible(spans)}"), width or 2**31, glyphs.dots)]
     for each, path, last, spark in zip(worst, paths, lasts, sparks, strict=True):
         start = f"  {path}{' ' * (path_width - display_width(path))}  {last.rjust(last_width)}  "
