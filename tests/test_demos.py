@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import treeviz
-
-HOUSE = Path(treeviz.__file__).parents[1]
+HOUSE = Path(__file__).parents[1]
 DEMOS = HOUSE / "demos"
 # two_hosts.py and nan_hunt.ipynb are run by a test of their own
 SCRIPTS = sorted(DEMOS.glob("[0-9]*.py"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import secrets
@@ -28,6 +27,16 @@ SETTINGS = {
     "@jupyterlab/docmanager-extension/plugin": {"autosave": False},
     "@jupyterlab/apputils-extension/themes": {"adaptive-theme": False},
 }
+
+
+# A test run that is killed leaves no server behind (Linux: PR_SET_PDEATHSIG is 1). Not by `preexec_fn`, since that
+# forks, of which JAX warns.
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 
 
 class Lab:
@@ -58,14 +67,21 @@ class Lab:
         }
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "IPYTHON", "XLA_FLAGS"))}
         environment |= {name: str(folder / place) for name, place in places.items()}
-        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"]
+        command = [
+            sys.executable,
+            "-c",
+            DIE_WITH_PARENT,
+            "-m",
+            "jupyterlab",
+            "--no-browser",
+            "--allow-root",
+            "--expose-app-in-browser",
+        ]
         command += [f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1"]
         command += [f"--ServerApp.root_dir={self.root}", f"--IdentityProvider.token={self._token}"]
         command += ["--LabApp.extension_manager=readonly", "--ServerApp.terminals_enabled=False"]
         self._log = (folder / "server.log").open("wb")
-        self._server = subprocess.Popen(
-            command, env=environment, stdout=self._log, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent
-        )
+        self._server = subprocess.Popen(command, env=environment, stdout=self._log, stderr=subprocess.STDOUT)
         for _ in range(600):
             if self._server.poll() is not None:
                 break
@@ -96,12 +112,6 @@ class Lab:
         with urllib.request.urlopen(request, timeout=10) as answer:
             body = answer.read()
         return json.loads(body) if body else None
-
-
-def _die_with_parent() -> None:
-    """A test run that is killed leaves no server behind (Linux: PR_SET_PDEATHSIG is 1)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def open_notebook(page: Any, lab: Lab, notebook: str) -> None:

@@ -316,6 +316,7 @@ def test_findings_are_badges_and_a_list_that_leads_to_them(shown, shots):
     page = shown(depth=1)
     page.get_by_text("findings (3)").click()
     listed = page.locator(".finding")
+    listed.first.wait_for()
     assert [text.split(" ")[0] for text in listed.all_inner_texts()] == ["nonfinite", "exploding", "dead"]
     page.screenshot(path=shots / "findings.png")
     listed.nth(1).click()
