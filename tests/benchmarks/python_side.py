@@ -15,6 +15,7 @@ from trees import TREES, mlp
 
 ENOUGH_S = 0.6  # of runs of one tool on one tree
 MOST_RUNS = 20
+LIMIT_S = 1200.0  # for one tool on one tree; and for one page in the browser
 
 
 class Figures(NamedTuple):
@@ -35,22 +36,27 @@ class Figures(NamedTuple):
     trouble: str = ""
 
 
-def measure(tree: str, tool: str, page: Path | None = None) -> Figures:
+def measure(tree: str, tool: str, page: Path | None = None, limit_s: float = LIMIT_S) -> Figures:
     """Build the tree and run the tool in a process that is forked for it, with everything imported.
 
     Args:
       page: Where the page for the browser is written.
+      limit_s: The process is ended after so many seconds; then there is no figure.
     """
-    return in_a_fork(_measure, tree, tool, page)
+    return in_a_fork(_measure, tree, tool, page, limit_s=limit_s)
 
 
-def in_a_fork(function: Any, *args: Any) -> Any:
+def in_a_fork(function: Any, *args: Any, limit_s: float = LIMIT_S) -> Any:
     """What `function` gives in a process that then ends: JAX starts there, and peers may break it."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(there, function, args))
     process.start()
     there.close()
+    if not here.poll(limit_s):
+        process.kill()
+        process.join()
+        return Figures(trouble=not_finished(limit_s))
     try:
         answer = here.recv()
     except EOFError:
@@ -95,6 +101,11 @@ def short(error: BaseException) -> str:
     """What was raised, in a few words."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:90]
+
+
+def not_finished(limit_s: float) -> str:
+    """What stands in the place of a figure that took too long."""
+    return f"did not finish within {limit_s:g} s"
 
 
 def _reset_peak() -> int:

@@ -12,7 +12,8 @@ For each tree and tool a process of its own is forked, everything imported and w
 Then what the statistics of 124 million floats cost, and how right they are; and the goals with "reached" or "missed".
 
 CPU times on a busy machine are up to a half too high; ratios within one run hold better, so no time stands without one.
-The default takes four minutes of CPU time. `--full` adds what takes minutes, and a million leaves.
+The default takes four minutes of CPU time. `--full` adds what takes minutes, and a million leaves. What takes longer
+than `--limit` seconds is ended, and did not finish.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import peers
 from goals import MB, Measured, goals
-from python_side import Figures, in_a_fork, measure
+from python_side import LIMIT_S, Figures, in_a_fork, measure
 from trees import TREES
 from value_stats import N_FLOATS, StatisticsFigures, measure_statistics
 
@@ -64,6 +65,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"one of {', '.join(names)}")
     parser.add_argument("--full", action="store_true", help="what takes minutes, too")
     parser.add_argument("--no-browser", dest="browser", action="store_false", help="only the Python side")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="seconds for one tool on one tree")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     return parser.parse_args()
 
@@ -80,7 +82,9 @@ def _measure_python(tree: str, measured: Measured, folder: Path, arguments: argp
         for tool in (ours, *(tool for tool in tools if tool != ours)):
             why_not = peers.is_left_out(tree, tool, arguments.full)
             page = _page_file(folder, tree, tool) if arguments.browser and tool in peers.HTML else None
-            block[tool] = Figures(trouble=f"not run ({why_not})") if why_not else measure(tree, tool, page)
+            block[tool] = (
+                Figures(trouble=f"not run ({why_not})") if why_not else measure(tree, tool, page, arguments.limit)
+            )
             _print_figures(tool, block[tool], block[ours], n_leaves)
             if not why_not:
                 measured.python[tree, tool] = block[tool]
@@ -118,7 +122,7 @@ def _ratio(mine: float, ours: float) -> str:
 def _measure_browser(measured: Measured, folder: Path, arguments: argparse.Namespace) -> None:
     from browser import open_bench
 
-    with open_bench(folder) as bench:
+    with open_bench(folder, arguments.limit) as bench:
         measured.blank_s = bench.blank_s
         print("\nIn Chromium: ms of main-thread CPU, in brackets x treeviz;", end=" ")
         print(f"a blank page takes {1e3 * bench.blank_s:.1f}")
