@@ -421,9 +421,9 @@ def test_a_step_without_gradients_runs_and_says_so_once(mlp, seen):
 
 
 def test_gradients_that_cannot_be_led_out_leave_the_step_running(mlp, seen, monkeypatch):
-    from treeviz.analysis import thread_out
+    from treeviz.analysis import thread_rules
 
-    monkeypatch.setitem(thread_out._RULES, "scan", None)
+    monkeypatch.setitem(thread_rules.RULES, "scan", None)
     step = jax.jit(lambda p: jax.lax.scan(lambda p, _: (update_mlp(p, x, y), None), p, None, length=3)[0])
     watched = watch(step, seen)
     with pytest.warns(RuntimeWarning, match="inside `scan`"):

@@ -10,7 +10,8 @@ from jax import lax
 
 from treeviz.analysis.marked_jaxprs import marks_in
 from treeviz.analysis.marks import mark_tree
-from treeviz.analysis.thread_out import CannotThread, thread_out
+from treeviz.analysis.thread_out import thread_out
+from treeviz.analysis.thread_rules import CannotThread
 
 pytestmark = pytest.mark.oldest_jax
 

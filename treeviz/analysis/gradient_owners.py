@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from treeviz.analysis.gradients import Source, source_of
-from treeviz.analysis.thread_out import Axis, Found
+from treeviz.analysis.marks import Axis, Found
 
 
 class Argument(NamedTuple):

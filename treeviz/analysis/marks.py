@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import Primitive
@@ -24,6 +24,34 @@ class Mark:
 
     kind: str
     source: Source
+
+
+class Axis(NamedTuple):
+    """An axis that stands in front of the measured words: one entry per inner step, member or device."""
+
+    kind: str  # "step", "member" or "device"
+    size: int | None  # None: told by the words
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What is known of one mark when the program has been run. Holds no tracer.
+
+    Attributes:
+      axes: Outermost first.
+      origins: For each marked value, the number of the program's argument of which it is the gradient; or None.
+      is_inner: It was differentiated itself.
+      summed_over: The axes of a `shard_map` over which the values have been summed.
+    """
+
+    mark: Mark
+    axes: tuple[Axis, ...]
+    origins: tuple[int | None, ...]
+    is_inner: bool = False
+    summed_over: frozenset[str] = frozenset()
+
+    def within(self, axis: Axis) -> Found:
+        return replace(self, axes=(axis, *self.axes))
 
 
 def mark_tree(kind: str, name: str, tree: Any, origins: Sequence[Any] = ()) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,41 +24,10 @@ from treeviz.analysis.marked_jaxprs import (
     scattered,
     sums_of_marked,
 )
-from treeviz.analysis.marks import Mark, mark_p
+from treeviz.analysis.marks import Axis, Found, Mark, mark_p
+from treeviz.analysis.thread_rules import RULES, CannotThread
 
 Reduce = Callable[[Mark, Sequence[Any]], jax.Array]
-
-
-class CannotThread(Exception):
-    """A mark lies inside an operation from which nothing can be led out."""
-
-
-class Axis(NamedTuple):
-    """An axis that stands in front of the measured words: one entry per inner step, member or device."""
-
-    kind: str  # "step", "member" or "device"
-    size: int | None  # None: told by the words
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """What is known of one mark when the program has been run. Holds no tracer.
-
-    Attributes:
-      axes: Outermost first.
-      origins: For each marked value, the number of the program's argument of which it is the gradient; or None.
-      is_inner: It was differentiated itself.
-      summed_over: The axes of a `shard_map` over which the values have been summed.
-    """
-
-    mark: Mark
-    axes: tuple[Axis, ...]
-    origins: tuple[int | None, ...]
-    is_inner: bool = False
-    summed_over: frozenset[str] = frozenset()
-
-    def within(self, axis: Axis) -> Found:
-        return replace(self, axes=(axis, *self.axes))
 
 
 def thread_out(
@@ -80,7 +49,7 @@ def thread_out(
 
 
 class _Run:
-    """One run of a program. The rules below have the equation, its values, and which arguments these are."""
+    """One run of a program. The rules of `thread_rules` take it on into the programs inside."""
 
     def __init__(self, reduce: Reduce, nothing: Callable[[Any], Any], once: set[Mark]) -> None:
         self.reduce = reduce
@@ -166,12 +135,10 @@ class _Run:
         marks = (found for inner in inner_jaxprs(eqn) for found in marks_in(inner, again))
         if all(again and mark in self.once for mark, again in marks):
             return None
-        rule = _RULES.get(eqn.primitive.name)
+        rule = RULES.get(eqn.primitive.name)
         if rule is None:
             raise CannotThread(f"a gradient is made inside `{eqn.primitive.name}`, from which nothing can be led out")
         return rule
-
-    # --- one rule for each operation that holds a program ---
 
     def mark(self, eqn, operands, origins):
         n = eqn.params["n"]
@@ -188,111 +155,6 @@ class _Run:
         )
         return operands[:n], [found], [measure(*operands[:n])]
 
-    def inline(self, eqn, operands, origins):
-        (inner, *_) = inner_jaxprs(eqn)
-        consts = inner.consts if isinstance(inner, ClosedJaxpr) else ()
-        return self.jaxpr(open_jaxpr(inner), consts, operands, origins)
-
-    def jit(self, eqn, operands, origins):
-        p = eqn.params
-        function, found = self.traced(p["jaxpr"], origins)
-        operands = [_placed(x, where) for x, where in zip(operands, p["in_shardings"], strict=True)]
-        function.__name__ = p["name"]
-        results, words = jax.jit(function, inline=p["inline"])(*operands)
-        return [_placed(x, where) for x, where in zip(results, p["out_shardings"], strict=True)], found, words
-
-    def remat(self, eqn, operands, origins):
-        function, found = self.traced(eqn.params["jaxpr"], origins)
-        before, self.again = self.again, self.again or is_again(eqn)
-        try:
-            jaxpr, constants = _without_constants(function, operands)
-        finally:
-            self.again = before
-        # bound as it was: XLA is told what not to merge with the forward pass
-        results = eqn.primitive.bind(*constants, *operands, **{**eqn.params, "jaxpr": jaxpr})
-        return results[: len(eqn.outvars)], found, results[len(eqn.outvars) :]
-
-    def scan(self, eqn, operands, origins):
-        p = eqn.params
-        n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
-        consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
-        function, found = self.traced(p["jaxpr"], origins)
-
-        def body(carry, x):
-            results, words = function(*consts, *carry, *x)
-            return results[:n_carry], (results[n_carry:], words)
-
-        carry, (ys, words) = lax.scan(body, carry, xs, length=length, reverse=p["reverse"], unroll=p["unroll"])
-        return [*carry, *ys], [f.within(Axis("step", length)) for f in found], words
-
-    def while_loop(self, eqn, operands, origins):
-        p = eqn.params
-        n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
-        cond_consts, body_consts, carry = (
-            operands[:n_cond],
-            operands[n_cond : n_cond + n_body],
-            operands[n_cond + n_body :],
-        )
-        goes_on, found_in_condition = self.traced(p["cond_jaxpr"], origins[:n_cond] + origins[n_cond + n_body :])
-        function, found = self.traced(p["body_jaxpr"], origins[n_cond:])
-        _, shapes = jax.eval_shape(function, *body_consts, *carry)
-        start = [self.nothing(shape) for shape in shapes]
-
-        def condition(state):
-            return goes_on(*cond_consts, *state[0])[0][0]
-
-        def body(state):
-            results, words = function(*body_consts, *state[0])
-            return results, words
-
-        results, words = lax.while_loop(condition, body, (list(carry), start))
-        if found_in_condition:
-            raise CannotThread("a gradient is made in the condition of a while loop")
-        return results, found, words  # of the last step
-
-    def cond(self, eqn, operands, origins):
-        index, *operands = operands
-        branches = [self.traced(branch, origins[1:]) for branch in eqn.params["branches"]]
-        shapes = [jax.eval_shape(function, *operands)[1] for function, _ in branches]
-
-        def branch(which):
-            function, _ = branches[which]
-
-            def run(*operands):
-                results, words = function(*operands)
-                return results, [
-                    words if k == which else [self.nothing(s) for s in shapes[k]] for k in range(len(shapes))
-                ]
-
-            return run
-
-        results, words = lax.switch(index, [branch(which) for which in range(len(branches))], *operands)
-        return results, [f for _, found in branches for f in found], [w for these in words for w in these]
-
-    def shard_map(self, eqn, operands, origins):
-        from treeviz.analysis.thread_shard_map import thread_shard_map
-
-        return thread_shard_map(self, eqn, operands, origins)
-
-
-_RULES = {
-    "jit": _Run.jit,
-    "pjit": _Run.jit,
-    "remat2": _Run.remat,
-    "checkpoint": _Run.remat,
-    "scan": _Run.scan,
-    "while": _Run.while_loop,
-    "cond": _Run.cond,
-    "shard_map": _Run.shard_map,
-    # Differentiation is over when a step is run, so that a rule for it has no use any more.
-    "custom_jvp_call": _Run.inline,
-    "custom_vjp_call": _Run.inline,
-    "custom_vjp_call_jaxpr": _Run.inline,
-    "closed_call": _Run.inline,
-    "core_closed_call": _Run.inline,
-    "core_call": _Run.inline,
-    "custom_lin": _Run.inline,
-}
 
 # What gives the same leaf in another dtype or place: its gradient is that of the leaf.
 _SAME_LEAF = (
@@ -324,11 +186,6 @@ def _bind(eqn, operands) -> Sequence[Any]:
     return results if eqn.primitive.multiple_results else [results]
 
 
-def _placed(x, sharding):
-    """The value where an inner jit was told to have it."""
-    return lax.with_sharding_constraint(x, sharding) if isinstance(sharding, jax.sharding.Sharding) else x
-
-
 def _over_members(measure: Callable, axes) -> Callable:
     """What `measure` gives for each entry of a `vmap`, stacked."""
 
@@ -358,18 +215,3 @@ def _member_sizes(values, batched) -> list[int]:
         shapes = [x.shape if a is None else x.shape[:a] + x.shape[a + 1 :] for x, a in zip(values, axes, strict=True)]
         values = [jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(shapes, values, strict=True)]
     return sizes
-
-
-def _without_constants(function: Callable, operands) -> tuple[Jaxpr, list[Any]]:
-    """The function as a jaxpr whose first operands are its constants; and these."""
-    program = jax.make_jaxpr(function)(*operands)
-    n_consts, inner = len(program.consts), program.jaxpr
-
-    def with_constants(*operands):
-        return _Run(_never, _never, set()).jaxpr(inner, operands[:n_consts], operands[n_consts:])[0]
-
-    return jax.make_jaxpr(with_constants)(*program.consts, *operands).jaxpr, program.consts
-
-
-def _never(*_):
-    raise AssertionError("the marks were taken out before")

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from treeviz.analysis.thread_out import Axis
+from treeviz.analysis.marks import Axis
 
 
 def thread_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | None]):
