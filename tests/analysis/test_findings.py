@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from treeviz.analysis.finding_spikes import jumps_of
 from treeviz.analysis.findings import Finding, Thresholds, findings
 from treeviz.analysis.gradients import Source
 from treeviz.analysis.history import History
@@ -227,6 +228,140 @@ def test_gradients_that_are_always_clipped_are_found():
     run.grads /= np.sqrt((run.grads**2).sum(axis=1, keepdims=True))
     (found,) = run.findings()
     assert found.kind == "clipping" and dict(found.numbers)["norm"] == pytest.approx(1)
+
+
+def before_and_after(change, n_steps=N_STEPS, **how) -> History:
+    """Gradients, and what `change` makes of their [steps, leaves] norms, as if `inspect_gradients` were placed twice."""
+    run = Run(n_steps=n_steps)
+    after = change(run.grads)
+    history = History([source("grads", mlp()), source("changed", mlp())], **how)
+    for step in range(n_steps):
+        norms = {"grads": run.grads[step], "changed": after[step]}
+        history.append(step, {name: {"norm": norm, "max_abs": norm / 9} for name, norm in norms.items()})
+    return history
+
+
+def clipped_at(bound: float):
+    def clipped(grads):
+        root = np.sqrt((grads**2).sum(axis=1, keepdims=True))
+        return grads * np.minimum(1, bound / root)
+
+    return clipped
+
+
+def root_quantile(part: float) -> float:
+    return float(np.quantile(np.sqrt((Run().grads ** 2).sum(axis=1)), part))
+
+
+def test_gradients_measured_before_and_after_clipping_tell_how_often_it_acts_and_by_how_much():
+    bound = root_quantile(0.02)
+    (found,) = findings(before_and_after(clipped_at(bound)))
+    root = np.sqrt((Run().grads ** 2).sum(axis=1))
+    numbers = dict(found.numbers)
+    assert (found.kind, found.source, found.path, found.first, found.until) == ("clipping", "changed", "", 0, 299)
+    assert numbers["part of steps"] == np.mean(root > bound) == 0.98
+    assert numbers["norm"] == pytest.approx(bound, rel=1e-9)
+    assert numbers["norm before"] == pytest.approx(np.median(root[root > bound]))
+    assert found.sentence.startswith("Clipping makes changed smaller than grads in 98% of the steps")
+    assert f"raise it to about {np.quantile(root, 0.9):.2g}" in found.advice
+
+
+def test_the_larger_half_of_a_run_clipped_is_no_finding_and_neither_is_what_is_no_clipping():
+    assert findings(before_and_after(clipped_at(root_quantile(0.5)))) == []
+    assert findings(before_and_after(lambda grads: grads)) == []
+    assert findings(before_and_after(lambda grads: 1e-3 * grads)) == []
+    noise = np.exp(np.random.default_rng(5).normal(0, 0.3, (N_STEPS, 24)))
+    assert findings(before_and_after(lambda grads: 1e-2 * grads * noise)) == []  # as Adam does
+
+
+@pytest.mark.parametrize("by", ["numbers", "leaves", "parameters"])
+def test_other_ways_of_clipping_are_compared_too(by):
+    def clipped(grads):
+        if by == "numbers":  # optax.clip
+            return np.minimum(grads, grads.min(axis=1, initial=np.inf).min() * 3)
+        if by == "leaves":  # optax.clip_by_block_rms
+            return np.minimum(grads, np.quantile(grads, 0.1, axis=0))
+        return np.minimum(grads, np.median(grads) * (1 + 1e-4 * np.arange(24) + 1e-3 * np.arange(N_STEPS)[:, None]))
+
+    (found,) = [f for f in findings(before_and_after(clipped)) if f.kind == "clipping"]
+    assert found.source == "changed" and dict(found.numbers)["part of steps"] > 0.95
+
+
+def test_clipping_is_compared_in_a_long_run_and_in_optax_own():
+    assert [f.kind for f in findings(before_and_after(clipped_at(1e-3), 3000, max_bytes=100_000))] == ["clipping"]
+    optax, jax, tv = (pytest.importorskip(name) for name in ("optax", "jax", "treeviz"))
+    optimizer = optax.chain(
+        tv.inspect_gradients("grads"), optax.clip_by_global_norm(0.5), tv.inspect_gradients("clipped"), optax.sgd(1e-3)
+    )
+    params = {"w": np.ones((8, 8), np.float32), "b": np.ones(8, np.float32)}
+    state, update, inspector = optimizer.init(params), jax.jit(optimizer.update), tv.GradientInspector()
+    rng = np.random.default_rng(0)
+    for step in range(60):
+        grads = {name: rng.normal(size=x.shape).astype(np.float32) for name, x in params.items()}
+        state = update(grads, state, params)[1]
+        inspector.record(state, step)
+    (found,) = inspector.findings
+    assert (found.kind, found.source) == ("clipping", "clipped")
+    assert dict(found.numbers)["norm"] == pytest.approx(0.5, rel=1e-4)
+    assert dict(found.numbers)["part of steps"] == 1
+
+
+def test_the_worst_comes_first_and_of_one_kind_the_one_further_beyond_its_threshold():
+    run = Run()
+    run.grads[:, [2, 6]] *= 1e-2  # so that the whole tree's norm tells nothing of them
+    run.grads[200, 2] *= 300
+    run.grads[200, 6] *= 3000
+    run.grads[:, 5] = 0
+    run.updates[:, 4] = 0
+    run.updates[:, 9] *= 1e4
+    run.bad[150, 2], run.bad[140, 11] = 1, 1
+    found = run.findings()
+    order = ["nonfinite", "dead", "frozen", "ratio"]
+    assert [f.kind for f in found if f.kind != "spike"] == order
+    spikes = [f for f in found if f.kind == "spike"]
+    assert spikes and min(map(found.index, spikes)) > order.index("frozen")
+    assert [f.times for f in spikes] == sorted((f.times for f in spikes), reverse=True)
+    assert [f.leaf for f in spikes] == [6, 2]
+
+
+def test_what_is_not_finite_first_comes_first_whatever_its_source():
+    run = Run()
+    history = History(run.sources)
+    for step in range(30):
+        bad = {
+            name: np.full(24, int(step >= since)) for name, since in (("grads", 20), ("params", 10), ("updates", 20))
+        }
+        history.append(step, {name: {"norm": run.grads[step], "nonfinite": bad[name]} for name in bad})
+    found = [f for f in findings(history) if f.kind == "nonfinite"]
+    assert [(f.source, f.first) for f in found] == [("params", 10), ("grads", 20), ("updates", 20)]
+
+
+def test_a_tree_that_does_not_train_at_all_comes_before_a_dead_leaf():
+    run = Run()
+    run.grads[:, 5] = 0
+    run.updates[:] = 0
+    assert [(f.kind, f.leaf) for f in run.findings()] == [("frozen", -1), ("dead", 5)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_jumps_are_those_above_the_median_of_the_fifty_entries_before_each_twenty_five(seed):
+    rng = np.random.default_rng(seed)
+    norms = rng.lognormal(0, 0.2, (int(rng.integers(1, 400)), 5))
+    norms *= 10.0 ** np.where(rng.random(norms.shape) < 0.03, rng.integers(1, 4, norms.shape), 0)
+    norms[rng.random(norms.shape) < 0.2] = rng.choice([0, np.nan, np.inf])
+    expected = np.zeros_like(norms)
+    for start in range(20, len(norms), 25):
+        for leaf in range(5):
+            before = norms[max(start - 50, 0) : start, leaf]
+            before = np.log10(before[np.isfinite(before) & (before > 0)])
+            if len(before) < 20:
+                continue
+            deviation = 1.4826 * np.median(np.abs(before - np.median(before)))
+            for at in range(start, min(start + 25, len(norms))):
+                jump = np.log10(norms[at, leaf]) - np.median(before) if 0 < norms[at, leaf] < np.inf else 0
+                expected[at, leaf] = jump if jump > max(1, 8 * deviation) else 0
+    with np.errstate(all="raise"):
+        np.testing.assert_allclose(jumps_of(norms, Thresholds()), expected)
 
 
 def test_thresholds_are_arguments():

@@ -1,4 +1,4 @@
-"""Findings that follow from counts: numbers that are not finite, zeros, small magnitudes, clipping."""
+"""Findings that follow from counts: numbers that are not finite, zeros, small magnitudes."""
 
 from __future__ import annotations
 
@@ -74,28 +74,33 @@ def dead(history: History, name: str, thresholds: Thresholds) -> Iterator[Findin
             f"All of {name} were zero in all {n_steps} steps.",
             "The loss does not depend on the parameters: look for stop_gradient, an argnums that names something else, "
             "a comparison or rounding on the way, or a loss that underflows.",
+            (), n_steps / thresholds.fewest_steps,
         )  # fmt: skip
         return
-    for leaf in np.flatnonzero(has_number):
-        entries = np.flatnonzero(alive[:, leaf])
-        since = entries[-1] + 1 if entries.size else 0
-        n_zero = int(series.n[since:].sum())
-        if not n_zero or (entries.size and n_zero < _patience(series.n, alive[:, leaf], thresholds)):
+    n_entries = len(series.n)
+    since = np.where(
+        alive.any(axis=0), n_entries - alive[::-1].argmax(axis=0), 0
+    )  # the entry after its last sign of life
+    n_until = np.concatenate([[0], np.cumsum(series.n)])
+    for leaf in np.flatnonzero(has_number & (since < n_entries)):
+        start, n_zero = since[leaf], int(n_until[-1] - n_until[since[leaf]])
+        patience = _patience(series.n, alive[:, leaf], thresholds) if start else thresholds.fewest_steps
+        if n_zero < patience:
             continue
-        first = int(series.first[since])
-        always = "always" if not entries.size else f"from step {first} on"
+        first = int(series.first[start])
+        always = f"from step {first} on" if start else "always"
         reason = (
-            "No path leads from the loss to it: look for stop_gradient, an unused branch, or a parameter that the "
-            "model "
-            "does not use. A bias before a normalisation, and the key bias of attention, have no effect and may go."
-            if not entries.size
-            else "Its units may be dead, as ReLUs are whose inputs became negative for every example: try a lower "
+            "Its units may be dead, as ReLUs are whose inputs became negative for every example: try a lower "
             "learning rate, a leaky activation, or another initialisation. Experts and embeddings that are no longer "
             "chosen look so too."
+            if start
+            else "No path leads from the loss to it: look for stop_gradient, an unused branch, or a parameter that the "
+            "model does not use. A bias before a normalisation, and the key bias of attention, have no effect and may "
+            "go."
         )
         yield Finding(
             "dead", name, paths[leaf], int(leaf), first, int(series.until[-1]), (("steps", n_zero),),
-            f"{name}{paths[leaf]} was {always} zero: {n_zero} steps.", reason,
+            f"{name}{paths[leaf]} was {always} zero: {n_zero} steps.", reason, (), n_zero / patience,
         )  # fmt: skip
 
 
@@ -122,22 +127,21 @@ def frozen(history: History, name: str, thresholds: Thresholds) -> Iterator[Find
     series, n_steps, has_number = _norms(history, name)
     if n_steps < thresholds.fewest_steps:
         return
-    is_frozen = has_number & ~(series.high > 0).any(axis=0)
+    has_gradient = has_number
     grads = history.sources.get("grads")
     source = history.sources[name]
     if grads is not None and grads.sizes == source.sizes and "norm" in history.statistics("grads"):
-        is_frozen &= (history.values("grads", "norm").high > 0).any(axis=0)
-    leaves = np.flatnonzero(is_frozen)
-    whole = bool(leaves.size) and leaves.size == has_number.sum()
+        has_gradient = has_number & (history.values("grads", "norm").high > 0).any(axis=0)
+    leaves = np.flatnonzero(has_gradient & ~(series.high > 0).any(axis=0))
+    whole = bool(leaves.size) and leaves.size == has_gradient.sum()
     for leaf in [-1] if whole else leaves:
         path = "" if whole else source.paths[leaf]
         yield Finding(
             "frozen", name, path, int(leaf), int(series.first[0]), int(series.until[-1]), (("steps", n_steps),),
             f"{'All parameters' if whole else path} got no update in {n_steps} steps, though there is a gradient.",
             "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If "
-            "it is meant "
-            "to be frozen, nothing is wrong; its gradient need not be computed then.",
-            tuple(int(i) for i in leaves) if whole else (),
+            "it is meant to be frozen, nothing is wrong; its gradient need not be computed then.",
+            tuple(int(i) for i in leaves) if whole else (), n_steps / thresholds.fewest_steps,
         )  # fmt: skip
 
 
@@ -159,6 +163,7 @@ def underflow(history: History, name: str, thresholds: Thresholds) -> Iterator[F
                     f"{part:.0%} of {name}{source.paths[leaf]} are below 2**{smallest}, where {dtype} loses digits "
                     f"and then all.",
                     "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32.",
+                    (), float(part) / thresholds.underflow,
                 )  # fmt: skip
     if name == "updates":
         yield from _lost_in_bfloat16(history, thresholds)
@@ -178,33 +183,10 @@ def _lost_in_bfloat16(history: History, thresholds: Thresholds) -> Iterator[Find
                 "underflow", "updates", params.paths[leaf], leaf, int(ratio.first[0]), int(ratio.until[-1]),
                 (("ratio", typical),),
                 f"The updates of params{params.paths[leaf]} are {typical:.1e} of it, and most are lost when it is "
-                f"rounded to "
-                "bfloat16.",
+                "rounded to bfloat16.",
                 "Keep a float32 copy of the parameters for the optimizer, or round stochastically.",
+                (), 2.0**-11 / typical,
             )  # fmt: skip
-
-
-def clipping(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
-    """Gradients that have the same norm step after step, as those have that are always clipped."""
-    if name in NOT_GRADIENTS:
-        return
-    series, n_steps, _ = _norms(history, name)
-    if n_steps < thresholds.fewest_steps or not len(series.n):
-        return
-    is_exact = series.n == 1  # in a bucket, the least and the greatest of the leaves are of different steps
-    root = np.sqrt(np.nansum(series.latest[is_exact] ** 2, axis=1))
-    if root.size < thresholds.fewest_steps or not (root > 0).all():
-        return
-    bound = float(np.median(root))
-    part = float(np.mean(np.abs(root - bound) <= 1e-4 * bound))
-    if part >= thresholds.clipping:
-        yield Finding(
-            "clipping", name, "", -1, int(series.first[is_exact][0]), int(series.until[-1]),
-            (("norm", bound), ("part of steps", part)),
-            f"The norm of {name} was {bound:.4g} in {part:.0%} of the steps: they are clipped always.",
-            "Then the bound only rescales the learning rate: raise it to some times the usual norm before clipping "
-            "(which a measurement placed before it shows), or lower the learning rate instead.",
-        )  # fmt: skip
 
 
 def _norms(history: History, name: str):

@@ -1,4 +1,4 @@
-"""Findings that follow from norms: too large, too small, too sudden, too different."""
+"""Findings that follow from norms: too large, too small, too different."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from treeviz.analysis.findings import Finding, Thresholds
 from treeviz.analysis.history import History
 
 _RECENT = 5  # entries
-_BEFORE = 50  # entries that a spike is compared with
-_BLOCK = 25  # entries that are compared with the same ones before
 
 
-def _levels(history: History, name: str, thresholds: Thresholds):
+def levels(history: History, name: str, thresholds: Thresholds):
     """The norms over time as float[k, 1 + leaves], the whole tree first; None if there is too little to judge."""
     if name in ("params", "updates"):
         return None
@@ -28,9 +26,9 @@ def _levels(history: History, name: str, thresholds: Thresholds):
 
 def exploding(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
     """The whole tree's norm is far above what it was, and stays there."""
-    if (levels := _levels(history, name, thresholds)) is None:
+    if (known := levels(history, name, thresholds)) is None:
         return
-    series, norms = levels
+    series, norms = known
     root, paths = norms[:, 0], history.sources[name].paths
     before = root[:-_RECENT][root[:-_RECENT] > 0]
     if not before.size:
@@ -47,14 +45,15 @@ def exploding(history: History, name: str, thresholds: Thresholds) -> Iterator[F
         f"the largest part is {name}{paths[leaf]}.",
         "Try clipping by the global norm at a few times the usual norm, a lower learning rate or a longer warm-up; in "
         "recurrent and very deep models look at the initialisation and at missing normalisation.",
+        (), now / usual / thresholds.exploding,
     )  # fmt: skip
 
 
 def _typical(history: History, name: str, thresholds: Thresholds):
     """Each leaf's median root mean square over time, NaN where it has none or is zero."""
-    if (levels := _levels(history, name, thresholds)) is None:
+    if (known := levels(history, name, thresholds)) is None:
         return None
-    series, norms = levels
+    series, norms = known
     sizes = np.maximum(np.array(history.sources[name].sizes, float), 1)
     values = np.where(norms[:, 1:] > 0, norms[:, 1:], np.nan) / np.sqrt(sizes)
     with np.errstate(all="ignore"):
@@ -81,9 +80,9 @@ def vanishing(history: History, name: str, thresholds: Thresholds) -> Iterator[F
             f"{name}{paths[leaf]} is {typical[leaf]:.2g} on average, {typical[leaf] / usual:.1e} of what the leaves "
             f"usually have.",
             "Look at the initialisation, saturated activations (sigmoid, tanh, softmax) and missing residual "
-            "connections "
-            "or normalisation after it. Where it is rounding error alone, the parameter has no effect: a bias before "
-            "a normalisation, the key bias of attention.",
+            "connections or normalisation after it. Where it is rounding error alone, the parameter has no effect: a "
+            "bias before a normalisation, the key bias of attention.",
+            (), thresholds.vanishing * usual / float(typical[leaf]),
         )  # fmt: skip
 
 
@@ -107,63 +106,11 @@ def imbalance(history: History, name: str, thresholds: Thresholds) -> Iterator[F
                 "imbalance", name, source.paths[high], high, int(series.first[0]), int(series.until[-1]),
                 (("factor", factor), ("largest", float(typical[high])), ("smallest", float(typical[low]))),
                 f"Among the {len(leaves)} leaves {name}{pattern}, that of {source.paths[high]} is {factor:.3g} times "
-                f"that of "
-                f"{source.paths[low]}.",
+                f"that of {source.paths[low]}.",
                 "Gradients should be of one size in layers of one kind: look at the initialisation (Glorot, He), the "
-                "scale "
-                "of residual branches, and normalisation between them.",
-                tuple(leaves),
+                "scale of residual branches, and normalisation between them.",
+                tuple(leaves), factor / thresholds.imbalance,
             )  # fmt: skip
-
-
-def spikes(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
-    """Norms that jumped above the leaf's own history; each leaf's largest jump, or the tree's if it jumped too."""
-    if (levels := _levels(history, name, thresholds)) is None:
-        return
-    series, norms = levels
-    with np.errstate(divide="ignore"):
-        logs = np.log10(norms)
-    logs[~np.isfinite(logs)] = np.nan
-    jumps = np.zeros_like(logs)  # in powers of ten, where it is a spike
-    fewest = max(thresholds.fewest_steps, 4)
-    for start in range(fewest, len(logs), _BLOCK):
-        before = logs[max(start - _BEFORE, 0) : start]
-        enough = np.isfinite(before).sum(axis=0) >= fewest
-        if not enough.any():
-            continue
-        columns = np.flatnonzero(enough)
-        block = logs[start : start + _BLOCK, columns]
-        # what came before in the block counts as well, so that a new level is one spike and no more
-        middle = np.nanmedian(before[:, columns], axis=0)
-        deviation = 1.4826 * np.nanmedian(np.abs(before[:, columns] - middle), axis=0)
-        jump = block - middle
-        is_spike = (jump > np.log10(thresholds.spike)) & (jump > thresholds.spike_deviations * deviation)
-        jumps[start : start + _BLOCK, columns] = np.where(is_spike, jump, 0)
-    if not jumps.any():
-        return
-    paths = history.sources[name].paths
-    struck = np.flatnonzero(jumps.any(axis=0))
-    if struck[0] == 0:  # the whole tree's tells of all of the same steps
-        same = [c for c in struck[1:] if not (jumps[:, c].astype(bool) & ~jumps[:, 0].astype(bool)).any()]
-        struck = [c for c in struck if c not in same]
-    for column in struck:
-        entries = np.flatnonzero(jumps[:, column])
-        top = int(entries[np.argmax(jumps[entries, column])])
-        leaf, step = int(column) - 1, int(series.first[top])
-        path = paths[leaf] if leaf >= 0 else ""
-        largest = int(np.nanargmax(norms[top, 1:]))
-        where = "" if leaf >= 0 else f"; most of it is {name}{paths[largest]}"
-        yield Finding(
-            "spike", name, path, leaf, int(series.first[entries[0]]), int(series.until[entries[-1]]),
-            (("norm", float(norms[top, column])), ("times", float(10 ** jumps[top, column])), ("steps", len(entries))),
-            f"The norm of {name}{path} jumped to {norms[top, column]:.3g} at step {step}, "
-            f"{10 ** jumps[top, column]:.3g} times its "
-            f"median before{where}.",
-            "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower "
-            "b2 or a "
-            "larger eps helps where second moments are too old.",
-            (largest,) if leaf < 0 else (),
-        )  # fmt: skip
 
 
 def ratio(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
@@ -178,7 +125,7 @@ def ratio(history: History, name: str, thresholds: Thresholds) -> Iterator[Findi
     source = history.sources["params"]
     with np.errstate(all="ignore"):
         root = np.sqrt(np.nansum(updates.latest**2, axis=1) / np.nansum(params.latest**2, axis=1))
-        typical = [float(np.median(root)), *(np.median(ratios.latest[:, leaf]) for leaf in range(len(source.paths)))]
+        typical = [np.median(root), *np.median(ratios.latest, axis=0)]
     judged = [-1, *(leaf for leaf, size in enumerate(source.sizes) if size >= thresholds.ratio_size)]
     is_said = False
     for leaf in judged:
@@ -192,5 +139,5 @@ def ratio(history: History, name: str, thresholds: Thresholds) -> Iterator[Findi
             "ratio", name, path, leaf, int(ratios.first[0]), int(ratios.until[-1]), (("ratio", value),),
             f"An update changes params{path} by {value:.1e} of its norm; about 1e-3 is usual.",
             "Lower the learning rate." if is_high else "Raise the learning rate, or look what makes the updates so "
-            "small.",
+            "small.", (), value / thresholds.ratio_high if is_high else thresholds.ratio_low / value,
         )  # fmt: skip

@@ -23,6 +23,7 @@ class Finding:
       sentence: What happened, for people.
       advice: What to try.
       leaves: All leaves that it speaks of, e.g. those to which a NaN spread.
+      times: How many times worse it is than what would just be worth a word.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Finding:
     sentence: str
     advice: str
     leaves: tuple[int, ...] = ()
+    times: float = 1.0
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.sentence} {self.advice}"
@@ -82,6 +84,18 @@ class Thresholds:
     clipping: float = 0.95
 
 
+_WEIGHTS = {
+    "exploding": 1,
+    "dead": 2,
+    "frozen": 2,
+    "vanishing": 2,
+    "underflow": 2,
+    "spike": 3,
+    "ratio": 3,
+    "imbalance": 3,
+    "clipping": 4,
+}
+
 Check = Callable[[History, str, Thresholds], Iterator[Finding]]
 
 
@@ -94,13 +108,18 @@ def findings(
 ) -> list[Finding]:
     """What is wrong in a history, the worst first.
 
+    First comes what is not finite, the earliest before all. Then what ends or stops the training of the whole tree: a
+    norm that explodes, or gradients or updates that are all zero. Then leaves that are dead, frozen or vanish, and
+    numbers that underflow; then what is unusual; and clipping, which is a choice. Of two that weigh the same, the one
+    that is further beyond its threshold comes first.
+
     Args:
       thresholds: From where on something is worth a word; `Thresholds()` by default.
       kinds: Only these.
       forward: Paths of leaves in the order in which the model uses them, if it is known. Otherwise it is taken to be
         that of the leaves, with the numbers in their paths in numeric order.
     """
-    from treeviz.analysis import finding_checks, finding_levels
+    from treeviz.analysis import finding_checks, finding_clipping, finding_levels, finding_spikes
 
     thresholds = thresholds or Thresholds()
     found: list[Finding] = []
@@ -113,13 +132,22 @@ def findings(
         "frozen": finding_checks.frozen,
         "vanishing": finding_levels.vanishing,
         "imbalance": finding_levels.imbalance,
-        "spike": finding_levels.spikes,
+        "spike": finding_spikes.spikes,
         "ratio": finding_levels.ratio,
         "underflow": finding_checks.underflow,
-        "clipping": finding_checks.clipping,
+        "clipping": finding_clipping.clipping,
     }
     for kind, check in checks.items():
         if kinds is None or kind in kinds:
             for name in history.sources:
                 found.extend(check(history, name, thresholds))
-    return found
+    return sorted(found, key=_weight)
+
+
+def _weight(finding: Finding) -> tuple[int, int, float, int]:
+    """Less for what is worse. Sorting by it leaves the sources and the leaves in their order."""
+    if finding.kind == "nonfinite":
+        return 0, finding.first, 0.0, 0
+    is_whole = finding.leaf < 0
+    level = 1 if is_whole and finding.kind in ("dead", "frozen") else _WEIGHTS[finding.kind]
+    return level, 0, -finding.times, 0 if is_whole else 1
