@@ -231,7 +231,7 @@ def test_gradients_that_are_always_clipped_are_found():
 
 
 def before_and_after(change, n_steps=N_STEPS, **how) -> History:
-    """Gradients, and what `change` makes of their [steps, leaves] norms, as if `inspect_gradients` were placed twice."""
+    """Gradients, and what `change` makes of their [steps, leaves] norms, as if measured before and after it."""
     run = Run(n_steps=n_steps)
     after = change(run.grads)
     history = History([source("grads", mlp()), source("changed", mlp())], **how)
