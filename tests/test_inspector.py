@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -318,7 +319,7 @@ def test_hunt_goes_through_an_equinox_step_and_its_donated_model():
     assert "sqrt" in culprit and "# here" in culprit
 
 
-def test_inputs_are_kept_of_few_steps_and_freed_when_they_are_known_to_be_finite(mlp):
+def test_inputs_are_kept_of_the_newest_steps_and_freed_when_newer_ones_come(mlp):
     inspector = tv.GradientInspector(keep_inputs=2)
     step = inspector.watch(jax.jit(update_mlp))
     kept = []
@@ -337,7 +338,77 @@ def test_inputs_are_kept_of_few_steps_and_freed_when_they_are_known_to_be_finite
     train(step, mlp, 20)
     inspector.flush()
     gc.collect()
-    assert len(kept) == 20 * 8 and not any(reference() for reference in kept)
+    assert [reference() is None for reference in kept] == [True] * 18 * 8 + [False] * 2 * 8
+    assert inspector.hunt() is None
+
+
+@jax.jit
+def reports_nan(params, batch):
+    grads = jax.grad(lambda params: jnp.sum(batch @ params["w"]))(params)
+    report = jnp.log(jnp.sum(batch))  # report
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), report
+
+
+def run_with_reports(n_steps: int, bad: set[int], **how):
+    inspector = tv.GradientInspector(keep_inputs=True, **how)
+    step, params = inspector.watch(reports_nan), {"w": jnp.ones(3)}
+    for number in range(n_steps):
+        params, _ = step(params, jnp.ones((2, 3)) * (-1 if number in bad else 1))
+    return inspector
+
+
+def test_hunt_finds_a_loss_that_is_not_finite_though_all_gradients_are():
+    inspector = run_with_reports(20, {17})
+    assert "nonfinite" not in {finding.kind for finding in inspector.findings}
+    culprit = inspector.hunt()
+    assert culprit is not None
+    assert (culprit.primitive, culprit.step, culprit.source) == ("log", 17, inspect_line(reports_nan, "# report"))
+    assert "That was in step 17." in str(culprit)
+    assert inspector.hunt(17) == culprit and inspector.hunt(step=18) is None
+
+
+def inspect_line(function, part: str) -> str:
+    (line,) = [line.strip() for line in inspect.getsource(inspect.unwrap(function)).split("\n") if part in line]
+    return line
+
+
+def test_of_a_step_whose_inputs_are_gone_hunt_says_which_there_are():
+    inspector = run_with_reports(20, {3})
+    assert inspector.hunt() is None
+    with pytest.raises(LookupError, match=r"the inputs of step 3 are not kept\. There are those of: 16, 17, 18, 19\."):
+        inspector.hunt(3)
+    inspector = run_with_reports(20, {3}, every=5)
+    with pytest.raises(LookupError, match=r"There are those of: 0, 5, 10, 15\."):
+        inspector.hunt(3)
+
+
+def test_from_a_step_that_was_given_a_nan_hunt_goes_back_to_the_one_that_made_it():
+    @jax.jit
+    def step(params, scale):
+        grads = jax.grad(lambda w: jnp.sum(jnp.where(w > 0, w, 1.0)))(params["w"])  # finite whatever w is
+        return {"w": params["w"] + grads, "scale": params["scale"] / scale}
+
+    inspector = tv.GradientInspector(keep_inputs=True)
+    watched, params = inspector.watch(step), {"w": jnp.ones(3), "scale": jnp.zeros(2)}
+    for number in range(10):
+        params = watched(params, jnp.array(0.0 if number == 7 else 1.0))
+    assert not inspector.findings
+    culprit = inspector.hunt()
+    assert culprit is not None
+    assert (culprit.primitive, culprit.direction, culprit.step) == ("div", "forward", 7)
+    culprit = inspector.hunt(9)
+    assert culprit is not None and (culprit.direction, culprit.argument) == ("input", "params['scale']")
+
+
+def test_a_nan_that_a_healthy_step_is_given_on_purpose_and_drops_is_nobodys_fault():
+    @jax.jit
+    def step(w, labels):
+        return w - jax.grad(lambda w: jnp.sum(jnp.where(jnp.isnan(labels), 0.0, w)))(w)
+
+    inspector = tv.GradientInspector(keep_inputs=2)
+    watched, w = inspector.watch(step), jnp.ones(3)
+    for _ in range(5):
+        w = watched(w, jnp.array([1.0, jnp.nan, 2.0]))
     assert inspector.hunt() is None
 
 

@@ -17,7 +17,7 @@ from treeviz.analysis.gradient_columns import gradient_columns
 from treeviz.analysis.gradient_series import gradient_histograms, gradient_series, table_of_source
 from treeviz.analysis.gradients import LIGHT, Measurement
 from treeviz.analysis.history import History
-from treeviz.analysis.kept_inputs import Inputs, KeptInputs
+from treeviz.analysis.kept_inputs import Inputs, KeptInputs, hunt_in_kept
 from treeviz.analysis.recorded import Arrived, copied
 from treeviz.analysis.recorder import Recorder
 from treeviz.analysis.sizes import headline, size_columns
@@ -55,9 +55,9 @@ class GradientInspector:
       thresholds: From where on something is a finding.
       on_finding: Called with each `Finding` once, soon after it is there.
       raise_on: Kinds of findings that stop the run with `StopTraining`, e.g. {"nonfinite"}.
-      keep_inputs: Keep copies of what the watched steps are called with, on their devices, until their gradients are
-        known to be finite, and those of the first that are not: then `hunt` can run that step again. True keeps at
-        most 4, and a step waits until there is room.
+      keep_inputs: Keep copies of what the newest watched steps were called with, on their devices, until gradients are
+        not finite, and then those of that step: `hunt` can run it again. True keeps 4, and a step waits until there
+        is room.
       members: Of a vmapped ensemble: "joined" into one row, or "each" in a row of its own.
     """
 
@@ -201,26 +201,27 @@ class GradientInspector:
         """What is wrong, the worst first; see `treeviz.analysis.findings`."""
         return findings(self.history, thresholds=self._recorder.thresholds)
 
-    def hunt(self) -> Culprit | None:
+    def hunt(self, step: int | None = None) -> Culprit | None:
         """Run the first bad step again, operation by operation, and name the one that gave what is not finite, its
         file and line, and whether it was in the forward or the backward pass. None if no step was bad.
 
         Needs `GradientInspector(keep_inputs=True)`, and `every=1` to get the first one. See `treeviz.analysis.hunt`.
 
+        Args:
+          step: The number of the step, e.g. that whose loss was NaN; its inputs must be kept still. None: the first
+            whose gradients were not finite, or, if there was none, the newest that gave something that is not.
+
         Raises:
-          LookupError: No inputs were kept.
+          LookupError: No inputs were kept, or not those of this step.
           CannotHunt: The step cannot be run in this way.
         """
-        from treeviz.analysis.hunt import hunt_in
-
         if self._inputs is None:
             raise LookupError(
                 "hunt: no inputs were kept. Run again with GradientInspector(keep_inputs=True), or call "
                 "treeviz.analysis.hunt.hunt(step, *args) with inputs that you have."
             )
         self.flush()
-        bad = self._inputs.bad
-        return None if bad is None else hunt_in(bad.step, bad.args, bad.kwargs)
+        return hunt_in_kept(self._inputs, step)
 
     def render(self, source: str | None = None) -> TreeView:
         """The tree of gradients: the newest numbers in columns, and the norm of every leaf and subtree over the steps.

@@ -93,6 +93,7 @@ class Culprit:
       argument: The argument of the step, and the path of the leaf: "params['w']".
       text: What happened, for people.
       advice: What to try.
+      step: The number of the step, if it is one of a run.
     """
 
     primitive: str
@@ -110,10 +111,12 @@ class Culprit:
     argument: str
     text: str
     advice: str
+    step: int | None = None
 
     def __str__(self) -> str:
         source = f"\n    {self.source}" if self.source else ""
-        return f"{self.text}{source}\n{self.advice}"
+        step = "" if self.step is None else f" That was in step {self.step:,}."
+        return f"{self.text}{step}{source}\n{self.advice}"
 
 
 def input_culprit(name: str, numbers: Numbers, others: int = 0, became: Site | None = None) -> Culprit:

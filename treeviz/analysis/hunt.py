@@ -40,7 +40,12 @@ def hunt(function: Callable, *args: Any, **kwargs: Any) -> Culprit | None:
 
 
 def hunt_in(
-    function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, max_equations: int = 1_000_000
+    function: Callable,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    max_equations: int = 1_000_000,
+    only_results: bool = False,
 ) -> Culprit | None:
     """Run a step equation by equation, and see where what is not finite in its results began.
 
@@ -62,6 +67,7 @@ def hunt_in(
         ones can stay what they are.
       args, kwargs: Its arguments. They are not donated.
       max_equations: Give up after so many, counting the steps of loops that are looked into.
+      only_results: Say nothing of a NaN that reaches no result of the step, not even if an argument has it.
 
     Raises:
       CannotHunt: The step was not over within the bound, or its arguments are deleted or tracers.
@@ -85,7 +91,7 @@ def hunt_in(
         taints = _taints_of(arrays)
         bad = [i for i, taint in enumerate(taints) if taint.bits]
         first = next((i for i in bad if taints[i].bits & NAN), None)
-        if first is not None:
+        if first is not None and not only_results:
             return input_culprit(names[traced[first]], numbers_of(arrays[first]), len(bad) - 1)
         program = jax.make_jaxpr(step)(*arrays)
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
@@ -94,7 +100,7 @@ def hunt_in(
             results = replay.run(program, operands)
             blamed = _worst(results)
             reaches_outputs = blamed is not None
-            blamed = blamed or replay.first_nan
+            blamed = blamed or (None if only_results else replay.first_nan)
             if blamed is None or blamed.origin is None:
                 return None
             if blamed.origin.eqn is None:

@@ -1,10 +1,14 @@
-"""The inputs of the steps whose numbers are not read yet, so that the first bad one can be run again."""
+"""The inputs of the newest steps, so that one that went wrong can be run again."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from treeviz.analysis.culprit import Culprit
 
 Key = tuple[str, int]  # which step function, and the number of its call
 
@@ -25,7 +29,7 @@ class Inputs(NamedTuple):
 
 
 class KeptInputs:
-    """Keeps the inputs of a few steps until they are known to be finite, and those of the first that is not.
+    """Keeps the inputs of the newest steps, until one is known to be bad: then its inputs alone.
 
     Attributes:
       bad: The inputs of the first step whose gradients were not finite; None as long as there is none.
@@ -35,32 +39,82 @@ class KeptInputs:
         self.bad: Inputs | None = None
         self._most = most
         self._kept: dict[Key, Inputs] = {}
+        self._unread: set[Key] = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def newest_first(self) -> list[Inputs]:
+        """The bad step's, or else those of the newest steps."""
+        with self._lock:
+            return list(reversed(self._kept.values())) if self.bad is None else [self.bad]
+
     def keep(self, key: Key, inputs: Callable[[], Inputs], read: Callable[[], None]) -> None:
-        """Keep the inputs of a step that is about to run.
+        """Keep the inputs of a step that is about to run, in place of the oldest that was read.
 
         Args:
           inputs: Makes the copies; is not called when there is a bad step already.
-          read: Called when there are too many: reads what was measured, which frees those that are finite.
+          read: Called when there is no room: reads what was measured.
         """
         if self.bad is not None:
             return
-        if len(self._kept) >= self._most:
+        if len(self._unread) >= self._most:
             read()
         with self._lock:
-            while len(self._kept) >= self._most:  # of steps that told nothing, such as one that raised
-                del self._kept[next(iter(self._kept))]
+            while len(self._kept) >= self._most:
+                # a step that raised tells nothing, and is never read
+                oldest = next((key for key in self._kept if key not in self._unread), next(iter(self._kept)))
+                self._forget(oldest)
             if self.bad is None:
                 self._kept[key] = inputs()
+                self._unread.add(key)
 
     def seen(self, key: Key, is_bad: bool) -> None:
         """The numbers of a step are read."""
         with self._lock:
-            inputs = self._kept.pop(key, None)
+            self._unread.discard(key)
             if is_bad and self.bad is None:
-                self.bad = inputs
+                self.bad = self._kept.get(key)
                 self._kept.clear()
+                self._unread.clear()
+
+    def _forget(self, key: Key) -> None:
+        del self._kept[key]
+        self._unread.discard(key)
+
+
+def hunt_in_kept(kept: KeptInputs, step: int | None = None) -> Culprit | None:
+    """Run kept steps again and name what went wrong in one of them; None if nothing did.
+
+    Args:
+      step: The number of a step; also what reaches none of its results is named then. None: the step whose gradients
+        are known to be bad; if there is none, the newest ones, one after the other, until one has a result that is not
+        finite although what went into it is.
+
+    Raises:
+      LookupError: The inputs of that step are not kept any more.
+      CannotHunt: A step cannot be run in this way.
+    """
+    from treeviz.analysis.hunt import hunt_in
+
+    known = kept.newest_first
+    chosen = [inputs for inputs in known if step is None or inputs.number == step]
+    if step is not None and not chosen:
+        there = ", ".join(str(inputs.number) for inputs in reversed(known)) or "none yet"
+        raise LookupError(
+            f"hunt: the inputs of step {step} are not kept. There are those of: {there}. Of the inspected steps the "
+            "newest are kept, and once a gradient was not finite only those of that step; GradientInspector("
+            "keep_inputs=10) keeps ten."
+        )
+    found: Culprit | None = None
+    for inputs in chosen:
+        # What a healthy step drops is its own affair.
+        only_results = step is None and kept.bad is None
+        culprit = hunt_in(inputs.step, inputs.args, inputs.kwargs, only_results=only_results)
+        if culprit is not None:
+            found = replace(culprit, step=inputs.number)
+        if found is not None and (culprit is None or culprit.direction != "input"):
+            break  # else the step before may have made it
+    return found
