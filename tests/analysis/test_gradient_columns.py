@@ -7,6 +7,7 @@ import pytest
 
 from treeviz.analysis.gradient_columns import gradient_columns
 from treeviz.analysis.gradients import measure, numbers_of
+from treeviz.tree.rollup import rolled_up
 from treeviz.tree.walk import walk
 
 pytestmark = pytest.mark.oldest_jax
@@ -48,7 +49,29 @@ def test_counts_add_up_and_ratios_are_those_of_the_subtrees():
     tree = {"a": jnp.array([1.0, np.nan, np.inf]), "b": {"c": jnp.array([np.nan]), "i": jnp.arange(3)}}
     table = table_of(tree, params=jax.tree.map(lambda x: jnp.full_like(x, 2), tree))
     assert table[0]["grads_nonfinite"] == 3
-    assert table[0]["grads_ratio"] == pytest.approx(1 / 4)
+    assert np.isnan(table[0]["grads_ratio"])
+    finite = {"a": jnp.array([1.0, 2.0, 2.0]), "b": {"c": jnp.array([0.0]), "i": jnp.arange(3)}}
+    table = table_of(finite, params=jax.tree.map(lambda x: jnp.full_like(x, 2), finite))
+    assert table[0]["grads_nonfinite"] == 0
+    assert table[0]["grads_ratio"] == pytest.approx(3 / 4)
+
+
+def test_what_is_not_finite_has_no_norm_and_neither_has_what_it_is_in():
+    tree = {"a": {"x": jnp.array([3.0, np.nan]), "y": jnp.array([4.0])}, "b": jnp.array([5.0])}
+    table = table_of(tree)
+    norms = rolled_up(table, table.columns["grads_norm"])
+    greatest = rolled_up(table, table.columns["grads_max_abs"])
+    by_path = {row.keystr: (norms[row.number], greatest[row.number]) for row in table}
+    known = {path: pair for path, pair in by_path.items() if not np.isnan(pair).any()}
+    assert known == {"['a']['y']": (4, 4), "['b']": (5, 5)}
+    assert all(np.isnan(by_path[path]).all() for path in ("", "['a']", "['a']['x']"))
+
+
+def test_parameters_that_are_zero_have_no_ratio():
+    tree = {"a": jnp.ones(3), "b": jnp.ones(2)}
+    table = table_of(tree, params={"a": jnp.zeros(3), "b": jnp.full(2, 4.0)})
+    ratio = rolled_up(table, table.columns["grads_ratio"])
+    np.testing.assert_allclose(ratio, [np.sqrt(5 / 32), np.nan, 1 / 4], rtol=1e-6)
 
 
 def test_a_tree_with_other_leaves_is_refused():

@@ -75,6 +75,42 @@ def test_what_is_not_finite_is_marked_up_to_the_root():
     assert series.bad.sum() == 4
 
 
+def test_a_leaf_that_is_all_nan_has_no_norm_and_no_ratio_then_rather_than_zero():
+    history = History([source_of(TREE, name) for name in ("grads", "params")])
+    norms, nothing = np.array([3.0, 4, 5, 6, np.nan]), np.array([0, 0, 0, 0, -1])
+    for step in range(10):
+        is_bad = np.arange(N_LEAVES) == 1 if step == 4 else np.zeros(N_LEAVES, bool)
+        grads = {"norm": np.where(is_bad, 0, norms), "nonfinite": np.where(is_bad, 6, nothing)}
+        history.append(step, {"grads": grads, "params": {"norm": np.where(norms == 5, 0, norms), "nonfinite": nothing}})
+    table = table_of_source(history, "grads", "params")
+    norm, ratio = gradient_series(history, table)
+    struck, zero = row_of(table, "['layers'][0]['w']"), row_of(table, "['layers'][1]['b']")
+    assert np.flatnonzero(np.isnan(norm.values[struck])).tolist() == [4] == np.flatnonzero(norm.bad[struck]).tolist()
+    assert np.flatnonzero(np.isnan(ratio.values[struck])).tolist() == [4] == np.flatnonzero(ratio.bad[struck]).tolist()
+    assert np.isnan(ratio.values[zero]).all() and not ratio.bad[zero].any()  # its parameters are zero
+    assert norm.values[0, 4] == pytest.approx(np.sqrt(9 + 25 + 36)) and norm.bad[0, 4]  # without it
+
+
+@pytest.mark.parametrize("max_bytes", [8_000, 20_000, 60_000])
+def test_what_is_not_finite_is_marked_at_its_step_however_old_and_in_no_other(max_bytes):
+    history = History([source_of(TREE, "grads")], max_bytes)
+    for step in range(2000):
+        bad = np.where(np.arange(N_LEAVES) == 2, int(step in (777, 1990)), 0)
+        history.append(step, {"grads": {"norm": np.ones(N_LEAVES), "nonfinite": bad}})
+    widths = {statistic: history.values("grads", statistic).n[0] for statistic in ("norm", "nonfinite")}
+    assert widths["norm"] > 1
+    table = table_of_source(history, "grads", "params")
+    (series,) = gradient_series(history, table)
+    struck = row_of(table, "['layers'][1]['b']")
+    columns = np.flatnonzero(series.bad[struck])
+    near = max(widths.values())  # buckets of counts may be wider than those of norms
+    for step, column in zip((777, 1990), (columns[0], columns[-1]), strict=True):
+        assert series.first_steps[column] - near < step < series.last_steps[column] + near
+    assert (series.last_steps[columns] - series.first_steps[columns] + 1).sum() <= 8 * near
+    assert any(series.first_steps[c] <= 777 <= series.last_steps[c] for c in columns)
+    assert any(series.first_steps[c] <= 1990 <= series.last_steps[c] for c in columns)
+
+
 def test_a_long_run_is_joined_into_as_many_columns_as_a_screen_has_and_keeps_its_extremes():
     history, norms = a_history(3 * COLUMNS)
     table = table_of_source(history, "grads", "params")

@@ -180,6 +180,17 @@ def test_a_sparkline_says_zero_nothing_and_not_finite_by_shape():
         assert sparklines(series_of(values, bad=bad), np.array([0]), 6) == ["▁ ▁××█"]
 
 
+def test_a_spike_between_others_is_seen_however_few_signs_there_are():
+    values = np.ones(1000)
+    values[503] = 1e6
+    (spark,) = sparklines(series_of(values), np.array([0]), 10)
+    assert spark == "▁▁▁▁▁█▁▁▁▁"
+    joined = replace(
+        series_of([1, 1, 1]), low=np.ones((1, 3)), high=np.array([[1, 1e6, 1]])
+    )  # as a history joins steps
+    assert sparklines(joined, np.array([0]), 10) == ["▁█▁"]
+
+
 def test_a_value_that_hardly_changes_is_a_line_in_the_middle():
     (spark,) = sparklines(series_of([1.0, 1.01, 0.99, 1.0]), np.array([0]), 4)
     assert set(spark) <= set("▄▅")

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from treeviz.tree.column import Column, Format, Rollup
-from treeviz.tree.rollup import rolled_up
+from treeviz.tree.rollup import roll, rolled_up
 from treeviz.tree.table import TreeTable
 
 _OF_FLOATS: dict[str, tuple[str, Rollup, str]] = {
-    "norm": ("norm", "norm", "the L2 norm of the numbers that are finite"),
-    "max_abs": ("max |x|", "max", "the largest magnitude that is finite"),
+    "norm": ("norm", "norm", "the L2 norm; nothing where a number is not finite"),
+    "max_abs": ("max |x|", "max", "the largest magnitude; nothing where a number is not finite"),
 }
 _OF_COUNTS = {
     "nonfinite": ("non-finite", "how many numbers are NaN or infinite"),
@@ -26,6 +26,9 @@ _OF_COUNTS = {
 def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.ndarray]]) -> list[Column]:
     """Columns "grads_norm", "grads_nonfinite", …, "updates_ratio" and "grads_ratio" (to "params").
 
+    What was measured is the norm of the finite numbers. A row with others among its numbers has none: it would be taken
+    for that of all of them, and for 0 where all are NaN.
+
     Args:
       table: Of a tree with the leaves that were measured, e.g. of the parameters.
       numbers: What `numbers_of` gives, of one step.
@@ -37,6 +40,7 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
     columns: list[Column] = []
     norms: dict[str, np.ndarray] = {}
     for source, statistics in numbers.items():
+        is_bad = _holds_bad(table, rows, statistics)
         for name, values in statistics.items():
             if values.shape != (rows.size,):
                 if name == "histogram" and values.shape[:1] == (rows.size,):
@@ -45,6 +49,8 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
             if name in _OF_FLOATS:
                 title, rollup, help = _OF_FLOATS[name]
                 levels = _spread(table, rows, values, np.nan)
+                if is_bad.any():
+                    levels, rollup = np.where(is_bad, np.nan, roll(table, levels, rollup)), "given"
                 how: tuple[Format, Rollup, str] = ("number", rollup, f"{source}: {help}")
             elif name in _OF_COUNTS:
                 title, help = _OF_COUNTS[name]
@@ -60,10 +66,19 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
         for source in ("grads", "updates"):
             if source in norms:
                 with np.errstate(divide="ignore", invalid="ignore"):
-                    ratio = norms[source] / norms["params"]
+                    ratio = norms[source] / np.where(norms["params"] == 0, np.nan, norms["params"])
                 help = f"the norm of {source} by that of params, of the whole subtree"
                 columns.append(Column(f"{source}_ratio", f"{source} / params", ratio, None, "number", "given", help))
     return columns
+
+
+def _holds_bad(table: TreeTable, rows: np.ndarray, statistics: Mapping[str, np.ndarray]) -> np.ndarray:
+    """bool[n_rows]: whether something in the row or below is not finite."""
+    is_bad = np.zeros(len(table), bool)
+    for name in ("nonfinite", "nan", "posinf", "neginf"):
+        if name in statistics:
+            is_bad[rows] |= statistics[name] > 0
+    return roll(table, is_bad, "any")
 
 
 def _spread(table: TreeTable, rows: np.ndarray, values: np.ndarray, nothing) -> np.ndarray:

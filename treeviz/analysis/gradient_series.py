@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -53,20 +54,22 @@ def gradient_series(
     """
     leaf_rows = np.flatnonzero(table.is_leaf)
     norm = history.values(source, "norm", resolution=columns)
-    bad = _bad(history, table, source, leaf_rows, columns)
+    bad = _bad(history, table, leaf_rows, norm, source)
     series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{_plain(source)} norm")]
     marks = tuple(_mark(finding, leaf_rows, norm) for finding in findings if finding.source == source)
-    series[0] = _with_marks(series[0], marks)
+    series[0] = replace(series[0], marks=marks)
     for of, to, title in (
         ("updates", "params", "update / parameter"),
         (source, "params", f"{_plain(source)} / parameter"),
     ):
         if of in history.sources and to in history.sources and history.ratio(of, to) is not None:
-            top = _rolled(table, leaf_rows, history.values(of, "norm", resolution=columns).latest)
+            tops = history.values(of, "norm", resolution=columns)
+            bad = _bad(history, table, leaf_rows, tops, of, to)
+            top = _rolled(table, leaf_rows, tops.latest)
             bottom = _rolled(table, leaf_rows, history.values(to, "norm", resolution=columns).latest)
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = _as_float32(top / bottom)
-            series.append(Series(f"{of}.ratio", title, norm.first, norm.until, ratio, bad))
+                ratio = _as_float32(top / np.where(bottom == 0, np.nan, bottom))
+            series.append(Series(f"{of}.ratio", title, tops.first, tops.until, _without_zeros(ratio, bad), bad))
     return tuple(series)
 
 
@@ -92,11 +95,14 @@ def _norm_series(
         for part in (norm.latest, None if is_single else norm.low, None if is_single else norm.high)
     )
     assert latest is not None
-    return Series(name, title, norm.first, norm.until, latest, bad, low, high)
+    low, high = (None if part is None else _without_zeros(part, bad) for part in (low, high))
+    return Series(name, title, norm.first, norm.until, _without_zeros(latest, bad), bad, low, high)
 
 
-def _with_marks(series: Series, marks: tuple[Mark, ...]) -> Series:
-    return Series(**{**series.__dict__, "marks": marks})
+def _without_zeros(values: np.ndarray, bad: np.ndarray) -> np.ndarray:
+    """Nothing where all numbers may be NaN: what was measured is the norm of the finite ones, and so 0."""
+    values[bad & (values == 0)] = np.nan
+    return values
 
 
 def _as_float32(values: np.ndarray) -> np.ndarray:
@@ -111,10 +117,16 @@ def _rolled(table: TreeTable, leaf_rows: np.ndarray, of_leaves: np.ndarray) -> n
     return roll(table, values, "norm")
 
 
-def _bad(history: History, table: TreeTable, source: str, leaf_rows: np.ndarray, columns: int) -> np.ndarray:
-    nonfinite = history.values(source, "nonfinite", resolution=columns)
-    bad = np.zeros((len(table), len(nonfinite.until)), dtype=bool)
-    bad[leaf_rows] = (nonfinite.high > 0).T
+def _bad(history: History, table: TreeTable, leaf_rows: np.ndarray, columns: Recorded, *sources: str) -> np.ndarray:
+    """bool[n_rows, columns]: whether something was not finite in these sources at the steps of the columns."""
+    bad = np.zeros((len(table), len(columns.until)), dtype=bool)
+    for source in sources:
+        # Its buckets may be others than those of the norms.
+        nonfinite = history.values(source, "nonfinite")
+        n_before = np.concatenate([np.zeros((1, len(leaf_rows)), int), np.cumsum(nonfinite.high > 0, axis=0)])
+        start = np.searchsorted(nonfinite.until, columns.first)
+        stop = np.maximum(np.searchsorted(nonfinite.first, columns.until, side="right"), start)
+        bad[leaf_rows] |= (n_before[stop] > n_before[start]).T
     return roll(table, bad, "any")
 
 

@@ -24,11 +24,12 @@ def sparklines(
 ) -> list[str]:
     """For each of the rows at most `n_signs` signs: a bar on the row's own scale, `bad` for what was not finite.
 
-    The lowest bar is the row's least value, the highest its greatest; a row that hardly changes lies in the middle.
+    A bar is as high as the greatest value in its steps, so that no spike is lost. The highest bar is the row's greatest
+    value, the lowest the least of those that are shown; a row that hardly changes lies in the middle.
     """
     few = thinned(series_of(series, rows), n_signs)
-    is_bad = few.bad | np.isinf(few.values)
-    values = few.values.astype(np.float64)
+    values = (few.values if few.high is None else few.high).astype(np.float64)
+    is_bad = few.bad | np.isinf(values)
     is_zero = values == 0
     known = np.isfinite(values) & ~is_bad
     if few.log:

@@ -74,7 +74,7 @@ function scale_of(history, series, row, from, to) {
   const place = (code) => (is_log ? code : series.value_of(row, code));
   let [low, high] = [Infinity, -Infinity];
   for (let column = from; column < to; column++) {
-    if (series.codes[row * series.n + column] < 2) continue;
+    if (series.codes[row * series.n + column] < 2 || series.is_bad(row, column)) continue;
     const [least, most] = series.band(row, column);
     low = Math.min(low, place(least));
     high = Math.max(high, place(most));
@@ -103,8 +103,8 @@ function paths(series, row, from, to, x_of, y_of) {
   for (let column = from; column < to; column++) {
     const code = series.codes[row * series.n + column];
     const x = x_of(column).toFixed(1);
-    if (code < 2) {
-      if (code === 1) zero += `M${x} ${BOTTOM}h2`;
+    if (code < 2 || series.is_bad(row, column)) {
+      if (code === 1 && !series.is_bad(row, column)) zero += `M${x} ${BOTTOM}h2`;
       pen = "M";
       close();
       continue;

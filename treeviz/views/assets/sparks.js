@@ -74,9 +74,9 @@ export class Sparks {
 
 const x_of = (series, column, width) => 1 + ((column + 0.5) / series.n) * (width - 2);
 
-/** Where there are more cells than pixels, from the least of them to the greatest. */
+/** From the last value of each column to its greatest; where there are more columns than pixels, from the least of these to the greatest. */
 function add_line(paper, series, row, top, width) {
-  const { n, codes, n_codes } = series;
+  const { n, codes, bad, n_codes } = series;
   const is_flat = !(series.step[row] > 0);
   const y_of = (code) => top + (code < 2 ? ROW_HEIGHT - 4 : is_flat ? ROW_HEIGHT / 2 : 4 + (1 - (code - 2) / (n_codes - 3)) * (ROW_HEIGHT - 9));
   const per_pixel = Math.max(1, Math.floor((2 * n) / width));
@@ -84,12 +84,11 @@ function add_line(paper, series, row, top, width) {
   for (let from = 0; from < n; from += per_pixel) {
     let least = n_codes;
     let most = 0;
-    const end = row * n + Math.min(n, from + per_pixel);
-    for (let at = row * n + from; at < end; at++) {
-      const code = codes[at];
-      if (code === 0) continue;
+    for (let column = from; column < Math.min(n, from + per_pixel); column++) {
+      const code = codes[row * n + column];
+      if (code === 0 || bad[row * n + column]) continue;
       if (code < least) least = code;
-      if (code > most) most = code;
+      most = Math.max(most, series.band(row, column)[1]);
     }
     if (most) {
       const x = x_of(series, from + (per_pixel - 1) / 2, width);
