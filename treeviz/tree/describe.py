@@ -10,12 +10,12 @@ from jax import tree_util
 
 from treeviz.tree.functions import captured, describe_function
 from treeviz.tree.keys import Key, KeyTable
-from treeviz.tree.leaves import FactTable
-from treeviz.tree.level import BUILTIN_LEVELS, Level, custom_level, one_level
+from treeviz.tree.leaves import ONLY_A_KIND, FactTable
+from treeviz.tree.level import BUILTIN_LEVELS, Level, level_of, one_level
 from treeviz.tree.looks import Describer, Look, describer_of
 from treeviz.tree.opaque import arrays_inside
 from treeviz.tree.quote import class_name, error_text, guarded, has_base, module_name, value_text, visible
-from treeviz.tree.static import static_text
+from treeviz.tree.static import sameness, static_text, stored_values
 from treeviz.tree.table import Facts, Note
 from treeviz.tree.treedef import treedef_level
 
@@ -49,7 +49,9 @@ class Describers:
         self.notes: list[Note] = []  # on the object that was described last; the walk takes them
         self.handlers: dict[int, Handler] = {}  # by the id of the class
         self._by_class: dict[int, Facts] = {}  # by the id of the class
+        self._codes: dict[tuple, int] = {}  # of the facts of nodes that look alike
         self._classes: list[type] = []  # kept, so that no id of theirs is used again
+        self._kept: list[Any] = []  # for the same reason
 
     def handler(self, thing: Any) -> Handler:
         cls = type(thing)
@@ -84,9 +86,35 @@ class Describers:
             is_builtin = cls in BUILTIN_LEVELS
             kind = _BUILTIN_KINDS.get(cls, "dict" if is_builtin else "node")
             return self.facts.code(Facts(kind, class_name(cls), False)), level, None
-        look = handler.look
-        seen = None if look is None else guarded(lambda: self._by_look(node, look, level, may_inline), self._complain)
-        return seen or (self.facts.code(self._node_facts(node, level)), level, None)
+        try:
+            if handler.look is not None:
+                return self._by_look(node, _look(handler.look, node), level, may_inline)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._complain(error)
+        return self._by_kind(node, None, level), level, None
+
+    def _by_kind(self, node: Any, look: Look | None, level: Level) -> int:
+        """The code of the facts of a node of which a look says its kind at most. Nodes that look alike share them."""
+        alike, values = self._alike(node, look, level)
+        code = None if alike is None else self._codes.get(alike)
+        if code is None:
+            facts = self._node_facts(node, level)
+            code = self.facts.code(facts if look is None else self.facts.with_look(facts, look))
+            if alike is not None:
+                self._codes[alike] = code
+                self._kept.append((look, values))
+        return code
+
+    def _alike(self, node: Any, look: Look | None, level: Level) -> tuple[tuple | None, list[Any]]:
+        """What nodes with the same facts have in common, and their static values. None: each has its own facts."""
+        names, aux = self.facts.static.names(type(node), level, self.keys), level.aux
+        may_drop = names is not None and type(aux) is tuple and len(aux) < len(names)
+        if names is None or may_drop or aux is node or self._class_facts(node).kind != "node":
+            return None, []
+        values = stored_values(node, names)
+        return (id(names), id(look), *sameness(values)), values
 
     def _node_facts(self, node: Any, level: Level) -> Facts:
         facts = self._class_facts(node)
@@ -96,8 +124,8 @@ class Describers:
             return facts
         if level.aux is node and not level.children:
             return facts._replace(kind="static", text=static_text(node))
-        segments = {self.keys.keys[code].segment for code in level.keys or ()}
-        return facts._replace(static=self.facts.static.of_node(node, level.aux, segments))
+        names = self.facts.static.names(type(node), level, self.keys)
+        return facts._replace(static=self.facts.static.of_node(node, level.aux, names))
 
     def _class_facts(self, node: Any) -> Facts:
         """What the class alone says of its nodes."""
@@ -128,7 +156,7 @@ class Describers:
         is_node = cls is not types.GeneratorType
         data = guarded(lambda: one_level(thing)[1], lambda _: (cls, None)) if is_node else None
         if data is not None:
-            return Handler(custom_level, self._placeholder, True, look)
+            return Handler(level_of(cls), self._placeholder, True, look)
         plain, has_identity = self.facts.describer(cls)
         describe = self._opaque if plain == self.facts.opaque else plain
         if look is None:
@@ -165,10 +193,9 @@ class Describers:
             self._accuse(leaf)
         return self.facts.code(facts)
 
-    def _by_look(
-        self, node: Any, describe: Describer, level: Level, may_inline: bool
-    ) -> tuple[int, Level, Inlined | None]:
-        look = _look(describe, node)
+    def _by_look(self, node: Any, look: Look, level: Level, may_inline: bool) -> tuple[int, Level, Inlined | None]:
+        if look[1:] == ONLY_A_KIND:
+            return self._by_kind(node, look, level), level, None
         is_complete = look.kind and look.static is not None
         facts = self._class_facts(node) if is_complete else self._node_facts(node, level)
         facts = self.facts.with_look(facts, look)

@@ -72,6 +72,17 @@ class KeyTable:
             codes = [code or self._mapping_code(items[i][0], i) for i, code in enumerate(codes)]
         return codes
 
+    def customs(self, node: Any, pairs: Iterable[tuple[Any, Any]]) -> list[int]:
+        """The codes of the keys that a registered class gave to the children of its node."""
+        known, stored, codes = self._attributes, stored_attributes(node), []
+        for key, kid in pairs:
+            name = key.name if type(key) is tree_util.GetAttrKey else None
+            if type(name) is str and name in known and stored.get(name, MISSING) is kid:
+                codes.append(known[name])
+            else:
+                codes.append(self.custom(key, node, kid, len(codes)))
+        return codes
+
     def custom(self, key: Any, node: Any, child: Any, position: int) -> int:
         """The code of a key that a registered class gave to its child at `position`."""
         cls = type(key)
@@ -145,17 +156,23 @@ MISSING = object()
 _TUPLE_FIELD = type(namedtuple("_", "field").field)  # type: ignore[attr-defined]
 
 
+def stored_attributes(node: Any) -> dict[str, Any]:
+    """What is stored in the object by name, without its slots."""
+    try:
+        stored = object.__getattribute__(node, "__dict__")
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # no such thing, or a property of that name
+        return {}
+    return stored if type(stored) is dict else {}
+
+
 def stored_attribute(node: Any, name: str) -> Any:
     """What `node.name` holds if it is stored (an instance attribute, a slot, a named tuple's field).
 
     Never runs a property or a `__getattr__`; MISSING if there is no such thing.
     """
-    try:
-        found = object.__getattribute__(node, "__dict__").get(name, MISSING)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        found = MISSING
+    found = stored_attributes(node).get(name, MISSING)
     if found is not MISSING:
         return found
     for cls in mro(type(node)):

@@ -30,7 +30,7 @@ from treeviz.tree.table import Facts, Sharding
 LeafDescriber = Callable[[Any], int]
 
 
-_ONLY_A_KIND = Look()[1:]
+ONLY_A_KIND = Look()[1:]  # of a look that says no more
 
 
 class FactTable:
@@ -213,7 +213,7 @@ class FactTable:
         if look.kind and look.kind not in KINDS:
             raise ValueError(f"there is no kind {value_text(look.kind)}; there are {', '.join(KINDS)}")
         fits = look.kind in (LEAF_KINDS if facts.is_leaf else NODE_KINDS)
-        if look[1:] == _ONLY_A_KIND:
+        if look[1:] == ONLY_A_KIND:
             return facts._replace(kind=look.kind) if fits else facts
         facts = facts._replace(
             kind=look.kind if fits else facts.kind,

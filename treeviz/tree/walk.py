@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -67,7 +68,7 @@ class _Frame(NamedTuple):
     nodes_from: Sequence[int] = ()  # how many of the children from i on are nodes
 
 
-_new_frame = _Frame._make
+_new_frame = partial(tuple.__new__, _Frame)  # in a third of the time of `_make`
 
 
 class _LeftOut(NamedTuple):
@@ -226,7 +227,7 @@ class _Scanner:
             children, key_codes = self._cut(children, key_codes, 0)
         if self._fair or len(self.things) + len(children) > self._max_rows:
             return self._fair_frame(row, children, key_codes, above)
-        return _Frame(row, above.depth + 1, children, key_codes, iter(range(len(children))))
+        return _new_frame((row, above.depth + 1, children, key_codes, iter(range(len(children))), MAX_ROWS, ()))
 
     def _declared_leaf(self, node: Any) -> bool:
         def complain(error: BaseException) -> bool:
