@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from treeviz.analysis.leaf_functions import column as column
 from treeviz.api import load_ipython_extension as load_ipython_extension
 from treeviz.api import render as render
 from treeviz.api import unload_ipython_extension as unload_ipython_extension
 from treeviz.api import walk as walk
+from treeviz.tree.column import Column as Column
 from treeviz.tree.level import child as child
 from treeviz.tree.looks import Look as Look
 from treeviz.tree.looks import describes as describes

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from treeviz import integrations
-from treeviz.analysis.facts import fact_columns
-from treeviz.analysis.sizes import headline, size_columns
 from treeviz.integrations.ipython import add_magic, remove_magic
-from treeviz.tree import walk as walking
-from treeviz.tree.table import Note, TreeTable
+from treeviz.preparing import AnyColumn, check_flag, other_trees, prepare, scanned
+from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView
-
-SIZES = ("parameters", "bytes", "leaves")
-STATISTICS = ("nan", "inf", "zeros", "min", "max", "mean", "std", "rms", "histogram")
 
 
 def walk(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str = "tree") -> TreeTable:
@@ -30,36 +24,34 @@ def walk(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str =
       is_leaf: As in `jax.tree.leaves`: nodes for which it is true are shown as leaves.
       name: What the root is called in key paths and expressions.
     """
-    return _scan(tree, is_leaf, name)[0]
-
-
-def _scan(tree: Any, is_leaf: Callable[[Any], bool] | None, name: str) -> tuple[TreeTable, list[Any]]:
-    integrations.load()
-    table, things = walking.scan(tree, is_leaf=is_leaf, name=name)
-    return table.with_columns(*fact_columns(table), *size_columns(table)).with_headline(*headline(table)), things
+    return scanned(tree, is_leaf, name)[0]
 
 
 def render(
     tree: Any,
     *,
     name: str = "tree",
-    columns: Sequence[str] | None = None,
+    columns: Sequence[AnyColumn] | None = None,
     stats: bool = False,
     values: bool = False,
     is_leaf: Callable[[Any], bool] | None = None,
     depth: int | None = None,
+    beside: Mapping[str, Any] | None = None,
+    **trees: Any,
 ) -> TreeView:
     """Show any pytree: structure, shapes, dtypes, sizes, sharding and static fields of every leaf and subtree.
 
     In a notebook the result displays itself; in a terminal `print` it; from a script `.save("x.html")`
     or `.show()` it. It is a snapshot that keeps no array alive. Nothing is computed, copied or fetched
-    from a device, unless `stats` or `values` ask for it.
+    from a device, unless `stats`, `values` or a function in `columns` ask for it.
+
+        tv.render(params, grads=grads, opt_state=opt_state, stats=True)   # side by side
 
     Args:
       tree: Any pytree; see `walk`.
       name: What the root is called in key paths and in the expressions that people copy.
-      columns: The names of the columns to show at first, of `view.table.columns`; the page lets the
-        reader show the others.
+      columns: The columns to show at first: names, of `view.table.columns`; functions of a leaf, also as
+        `treeviz.column(function, rollup="sum")`; a `Column` of your own. The page lets the reader show the others.
       stats: Add min, max, mean, std, rms, the counts of zeros, NaN and infinities, and a histogram of
         magnitudes, for every array and every subtree. They are computed on the device that holds the
         array; only the numbers travel, in one transfer. About 3 ns an element on a CPU.
@@ -67,22 +59,25 @@ def render(
         a row. Copies a bounded part of every array to the host: see `treeviz.integrations.treescope`.
       is_leaf: As in `jax.tree.leaves`.
       depth: How many levels are open at first; by default as many as fit.
+      beside: Other trees by name, for names that are options here.
+      **trees: Other trees. Every subtree of theirs that has the structure of `tree` (the gradients, Adam's mu
+        and nu, an average; with holes where a mask left leaves out) becomes a column: of dtypes, or with `stats`
+        of root mean squares. More are in the page's menu of columns.
 
     Raises:
+      TypeError: A keyword is neither an option nor a tree.
       ValueError: `columns` names a column that the table does not have.
     """
-    table, things = _scan(tree, is_leaf, name)
-    if stats:
-        from treeviz.analysis.stats import value_statistics
-
-        added, reasons = value_statistics(table, things)
-        table = table.with_columns(*added).with_notes({row: (Note("info", text),) for row, text in reasons.items()})
+    check_flag("values", values)
+    prepared = prepare(
+        tree, name=name, columns=columns, stats=stats, is_leaf=is_leaf, trees=other_trees("render", beside, trees)
+    )
     pictures = None
     if values:
         from treeviz.integrations.treescope import array_pictures
 
-        pictures = array_pictures(table, things)
-    return TreeView(table, table.chosen(columns or _default_columns(table, stats)), depth=depth, values=pictures)
+        pictures = array_pictures(prepared.table, prepared.nodes)
+    return TreeView(prepared.table, prepared.columns, depth=depth, values=pictures)
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -93,8 +88,3 @@ def load_ipython_extension(shell: Any) -> None:
 def unload_ipython_extension(shell: Any) -> None:
     """What `%unload_ext treeviz` calls: takes `%tree` away again."""
     remove_magic(shell)
-
-
-def _default_columns(table: TreeTable, stats: bool) -> tuple[str, ...]:
-    sharded = any(facts.sharding is not None and facts.sharding.n_devices != 1 for facts in table.facts)
-    return (*SIZES, *(("sharding", "device_bytes") if sharded else ()), *(STATISTICS if stats else ()))

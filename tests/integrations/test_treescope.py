@@ -18,15 +18,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sample_trees import SAMPLES
 
 import treeviz
-from treeviz.api import _scan
 from treeviz.integrations import treescope as pictures
+from treeviz.preparing import scanned
 
 treescope = pytest.importorskip("treescope")
 pytestmark = pytest.mark.oldest_jax
 
 
 def drawn(tree, **options) -> dict[str, str]:
-    table, things = _scan(tree, None, "tree", **options)
+    table, things = scanned(tree, None, "tree", **options)
     return {table[row].keystr: html for row, html in pictures.array_pictures(table, things).items()}
 
 
