@@ -256,6 +256,19 @@ def test_plain_rows_say_the_last_value_the_history_and_the_first_findings():
     assert set(re.findall(r"<(\w+)", html)) <= {"pre", "b", "i", "details", "summary"}
 
 
+def test_plain_rows_that_are_closed_say_how_many_findings_are_inside():
+    table = layers(12)  # too many to be open at first
+    html = outline(table, [], series=run(table))
+    counted = re.findall(r"<details><summary>\s*\[(\d+)\]: [^\n]* <b>(\d+) finding(s?) inside</b>", html)
+    assert counted == [("0", "1", ""), ("1", "1", ""), ("2", "1", "")]
+    assert html.count("inside</b>") == 3
+    few = layers()
+    assert "inside</b>" not in outline(few, [], series=run(few))  # all open
+    shallow = outline(few, [], series=run(few), depth=1)
+    assert re.search(r"\n\s*layers: list[^\n]*<b>3 findings inside</b>", shallow)
+    assert "inside</b>" not in outline(table, [], series=run(table, healthy=True))
+
+
 def test_plain_rows_with_series_stay_bounded():
     table = layers(125)
     assert len(outline(table, [], series=run(table)).encode()) < 45_000

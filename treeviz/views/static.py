@@ -87,6 +87,7 @@ def _lines(
     facts = {code: _facts_text(table.facts[code]) for code in set(codes)}
     label = cache(lambda label: text(_short(label)))
     numbers = list(map("".join, zip(_history(series, rows), _numbers(table, rows, numeric), strict=True)))
+    found_inside = _findings_inside(table, series, rows)
     chosen = rows.tolist()
     inside: list[tuple[int, str]] = []  # the nodes whose children are shown: the end, and what closes them
     for i, row in enumerate(chosen):
@@ -96,14 +97,24 @@ def _lines(
         line = f"{indent}{label(table.key(row).label if row else table.name)}: {facts[codes[i]]}{numbers[i]}"
         if row in table.notes:
             line += "".join([_note(table, note) for note in table.notes[row]])
-        if i + 1 < len(chosen) and chosen[i + 1] < ends[i]:
-            yield f"<details{' open' if depths[i] < n_open else ''}><summary>{line}</summary>"
+        shows_some = i + 1 < len(chosen) and chosen[i + 1] < ends[i]
+        is_open = shows_some and depths[i] < n_open
+        if found_inside[i] and not is_open:
+            line += f" <b>{count_text(found_inside[i])} finding{'s' * (found_inside[i] != 1)} inside</b>"
+        if shows_some:
+            yield f"<details{' open' if is_open else ''}><summary>{line}</summary>"
             more = f"    {indent}… {count_text(n_left_out[i])} more\n" if n_left_out[i] else ""
             inside.append((ends[i], f"{more}</details>"))
         else:
             yield f"  {line}{f', {count_text(n_left_out[i])} inside' if n_left_out[i] else ''}\n"
     while inside:
         yield inside.pop()[1]
+
+
+def _findings_inside(table: TreeTable, series: Sequence[Series], rows: np.ndarray) -> list[int]:
+    """How many marks the subtree of each of the rows has, without its own."""
+    marked = np.sort([mark.row for each in series for mark in each.marks])
+    return (np.searchsorted(marked, table.end[rows]) - np.searchsorted(marked, rows, side="right")).tolist()
 
 
 def _n_open_levels(depths: np.ndarray) -> int:

@@ -153,6 +153,7 @@ export class Grid {
     const open = rows.has_children(row) ? rows.is_open(row) : undefined;
     const what = tree.of(row, "what");
     const notes = tree.notes(row);
+    const inside = open === false ? this.view.inside(row) : null;
     const parent = tree.parent[row];
     const attributes = {
       id: `row${row}`,
@@ -163,7 +164,7 @@ export class Grid {
       "aria-posinset": rows.place_among[row],
       "aria-selected": selected.has(row),
       "aria-expanded": open,
-      "aria-label": [tree.label(row), what, ...notes.map((note) => note[0])].filter(Boolean).join(", "),
+      "aria-label": [tree.label(row), what, ...notes.map((note) => note[0]), inside?.text].filter(Boolean).join(", "),
     };
     for (const name in attributes) {
       if (attributes[name] === undefined) element.removeAttribute(name);
@@ -178,7 +179,7 @@ export class Grid {
     key.textContent = depth > this.max_levels ? `⋯${depth} ${tree.label(row)}` : tree.label(row);
     key.title = tree.label(row);
     this.columns.forEach((column, i) => {
-      if (column.format === "type") fill_type(cells[i], tree, row, what, notes);
+      if (column.format === "type") fill_type(cells[i], tree, row, what, notes, inside);
       else if (column.format === "histogram") cells[i].replaceChildren(bar_chart(column.bars(row).subarray(...column.used), column.title));
       else cells[i].textContent = column.text(row);
       if (column.format === "bytes") cells[i].style.setProperty("--share", `${(100 * column.values[row]) / column.values[0] || 0}%`);
@@ -204,13 +205,18 @@ function look_of(tree, row, kind) {
   return tree.n_children[row] ? "node" : "ghost";
 }
 
-function fill_type(cell, tree, row, what, notes) {
+function fill_type(cell, tree, row, what, notes, inside) {
   const n = tree.n_children[row];
   const text = what.endsWith(tree.of(row, "text")) ? "" : tree.of(row, "text");
   const fields = tree.of(row, "static").map(([name, value]) => `${name}=${value}`);
   const dim = [...(n ? [`${wholeText(n)} ${n === 1 ? "child" : "children"}`] : []), ...fields].join(" · ");
   const words = h("span", { class: "what" }, text ? `${what} ${text}` : what);
   const badges = notes.map((note) => h("span", { class: "badge", "data-note": note[0], title: note[1] }, badge_text(tree, note)));
+  if (inside) {
+    // The row itself would be chosen by the same click.
+    const go = (event) => (event.stopPropagation(), inside.go());
+    badges.push(h("span", { class: "badge inside", "data-note": inside.kind, title: "go to the first", click: go }, inside.text));
+  }
   cell.replaceChildren(words, ...badges, ...(dim ? [h("span", { class: "dim" }, dim)] : []));
   cell.title = [what, text, ...fields].filter(Boolean).join("\n");
 }

@@ -5,6 +5,7 @@ import { theme_colours } from "./colours.js";
 import { distributions } from "./distribution.js";
 import { ROW_HEIGHT } from "./grid.js";
 import { Heat } from "./heat.js";
+import { countText } from "./numbers.js";
 import { panel } from "./panel.js";
 import { Series } from "./series.js";
 import { Sparks } from "./sparks.js";
@@ -109,6 +110,22 @@ export class History {
   }
 }
 
+/** How many findings are inside a closed node, and the way to the worst of them. @param {History} history */
+function findings_inside(history) {
+  const { end, n } = history.view.tree;
+  const found = history.all.flatMap((series) => series.marks.map((mark) => ({ series, mark })));
+  const before = new Int32Array(n + 1);
+  for (const { mark } of found) before[mark[0] + 1]++;
+  for (let row = 0; row < n; row++) before[row + 1] += before[row];
+  return (row) => {
+    const count = before[end[row]] - before[row + 1];
+    if (!count) return null;
+    const { series, mark } = /** @type {any} */ (found.find(({ mark: [at] }) => at > row && at < end[row]));
+    const text = `${countText(count)} ${count === 1 ? "finding" : "findings"} inside`;
+    return { kind: mark[2], text, go: () => history.go_to(series, mark) };
+  };
+}
+
 /** @param {import("./view.js").View} view */
 function add_series(view) {
   const { tree, root, grid, signal } = view;
@@ -117,6 +134,7 @@ function add_series(view) {
     for (const [row, column, kind, text] of series.marks)
       (tree.header.notes[row] ??= []).push([kind, `${text} (${series.steps_text(column)})`, -1, []]);
   view.columns.splice(1, 0, history.sparks.column);
+  view.inside = findings_inside(history);
   view.more_detail = (row) => [...charts(history, row), ...distributions(history, row)];
   grid.element.append(history.sparks.canvas, history.heat.element);
   grid.head.after(history.heat.axis);

@@ -39,6 +39,8 @@ export class View {
     this.on_change = () => {};
     /** @type {(row: number) => Node[]} what stands in a row's detail in addition */
     this.more_detail = () => [];
+    /** What a closed node says of the rows inside it: its kind, in words, and the way there. @type {(row: number) => {kind: string, text: string, go: () => void} | null} */
+    this.inside = () => null;
     this.detail_place = h("div", { class: "side", hidden: true });
     this.grid = new Grid(this);
     this.rows.open_to(tree.header.open ?? this.rows.depth_for(30));
