@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from treeviz.analysis.leaf_functions import column as column
+from treeviz.api import explore as explore
 from treeviz.api import load_ipython_extension as load_ipython_extension
 from treeviz.api import render as render
 from treeviz.api import unload_ipython_extension as unload_ipython_extension

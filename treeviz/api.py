@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeviz.integrations.ipython import add_magic, remove_magic
 from treeviz.preparing import AnyColumn, check_flag, other_trees, prepare, scanned
 from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView
+
+if TYPE_CHECKING:
+    from treeviz.views.widget import TreeWidget
 
 
 def walk(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str = "tree") -> TreeTable:
@@ -78,6 +81,50 @@ def render(
 
         pictures = array_pictures(prepared.table, prepared.nodes)
     return TreeView(prepared.table, prepared.columns, depth=depth, values=pictures)
+
+
+def explore(
+    tree: Any,
+    *,
+    name: str = "tree",
+    columns: Sequence[AnyColumn] | None = None,
+    stats: bool = False,
+    is_leaf: Callable[[Any], bool] | None = None,
+    depth: int | None = None,
+    keep: bool = False,
+    beside: Mapping[str, Any] | None = None,
+    **trees: Any,
+) -> TreeWidget:
+    """Click through any pytree in a notebook, and hear of it in Python.
+
+        widget = tv.explore(params)
+        widget.value = "['layers'][0]['w']"        # go there; .query, .selection and .expanded likewise
+        widget.observe(lambda change: print(change.new), "value")
+        widget.selected                            # the very nodes that are selected
+        widget.selected_paths                      # their key paths, for a mask: see `TreeWidget.selected_paths`
+        widget.tree = new_params                   # what stayed keeps its place, what changed flashes
+
+    Searching, sorting and folding go on while the kernel is busy. Where there is no kernel, as in a saved notebook,
+    the page of `render` stands in its place. The widget keeps nothing of the tree alive.
+
+    Args:
+      tree: Any pytree; see `walk`.
+      keep: Hold on to the tree, also when nothing else does.
+      name, columns, stats, is_leaf, depth, beside, **trees: As for `render`.
+
+    Raises:
+      TypeError: A keyword is neither an option nor a tree.
+      ValueError: `columns` names a column that the table does not have.
+    """
+    from treeviz.explorer import Explored
+    from treeviz.views.widget import TreeWidget
+
+    def look(tree: Any, trees: Mapping[str, Any]) -> tuple[TreeView, list[Any]]:
+        prepared = prepare(tree, name=name, columns=columns, stats=stats, is_leaf=is_leaf, trees=trees)
+        return TreeView(prepared.table, prepared.columns, depth=depth), prepared.nodes
+
+    check_flag("keep", keep)
+    return TreeWidget(Explored(tree, look, trees=other_trees("explore", beside, trees), keep=keep))
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -37,6 +37,15 @@ _SERIES_MODULES = (
     "panel.js",
     "history.js",
 )
+# What the explorer has in addition to both. The last one is what anywidget loads.
+_WIDGET_MODULES = (
+    "find_row.js",
+    "traits.js",
+    "requests.js",
+    "carry.js",
+    "widget.js",
+)
+_EXPORTING = ("treeviz.js", "widget.js", "widget_loader.js")
 
 
 @cache
@@ -46,9 +55,21 @@ def module_text(*, series: bool = False) -> str:
     Args:
       series: With what shows series: sparklines, the heat map and charts.
     """
-    names = ("treeviz.css", "series.css") if series else ("treeviz.css",)
-    styles = f"const STYLES = {json.dumps(''.join(map(_stylesheet_text, names)))};\n"
-    return styles + "".join(map(_joinable, (*_MODULES, *(_SERIES_MODULES if series else ()))))
+    if series:
+        return _joined(("treeviz.css", "series.css"), (*_MODULES, *_SERIES_MODULES))
+    return _joined(("treeviz.css",), _MODULES)
+
+
+@cache
+def widget_module_text() -> str:
+    """The explorer as one ES module, whose default export is an anywidget."""
+    return _joined(("treeviz.css", "series.css", "widget.css"), (*_MODULES, *_SERIES_MODULES, *_WIDGET_MODULES))
+
+
+@cache
+def packed_widget_module() -> str:
+    """The same, deflated, as a module that unpacks it: a third of its size. Every widget sends it."""
+    return f"const PACKED = {json.dumps(_packed(widget_module_text()))};\n{_joinable('widget_loader.js')}"
 
 
 @cache
@@ -60,15 +81,29 @@ def page_module_text(*, series: bool = False) -> str:
 @cache
 def packed_page_module(*, series: bool = False) -> str:
     """`page_module_text`, deflated, in base64: a third of its size. The loader unpacks it."""
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    packed = deflate.compress(page_module_text(series=series).encode()) + deflate.flush()
-    return b64encode(packed).decode()
+    return _packed(page_module_text(series=series))
 
 
 @cache
 def loader_text() -> str:
     """The script that unpacks the front end and runs it."""
     return _joinable("loader.js")
+
+
+@cache
+def stand_in_text() -> str:
+    """The script of a page that is shown where no widget comes."""
+    return _joinable("stand_in.js")
+
+
+def _joined(stylesheets: tuple[str, ...], modules: tuple[str, ...]) -> str:
+    styles = f"const STYLES = {json.dumps(''.join(map(_stylesheet_text, stylesheets)))};\n"
+    return styles + "".join(map(_joinable, modules))
+
+
+def _packed(text: str) -> str:
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return b64encode(deflate.compress(text.encode()) + deflate.flush()).decode()
 
 
 def _stylesheet_text(name: str) -> str:
@@ -87,6 +122,6 @@ def _joinable(name: str) -> str:
     text = re.sub(r"/\*\*.*?\*/", "", text, flags=re.DOTALL)
     lines = (line.strip() for line in text.splitlines())
     kept = [line for line in lines if line and not line.startswith(("//", "import "))]
-    if name != "treeviz.js":
+    if name not in _EXPORTING:
         kept = [line.removeprefix("export ") for line in kept]
     return "\n".join(kept) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -16,6 +17,21 @@ def shows_html() -> bool:
     """Whether HTML is of any use here: not in a terminal's IPython, which shows text only."""
     formatter = getattr(_shell(), "display_formatter", None)
     return "text/html" in getattr(formatter, "active_types", ["text/html"])
+
+
+def publish(
+    data: Mapping[str, Any], metadata: Mapping[str, Any], *, display_id: str | None = None, update: bool = False
+) -> None:
+    """Send a bundle to the cell that runs, or, to update it, to wherever the one with this id is."""
+    shell = _shell()
+    if shell is not None:
+        transient = {"display_id": display_id} if display_id else {}
+        shell.display_pub.publish(data=dict(data), metadata=dict(metadata), transient=transient, update=update)
+
+
+def outputs_share_a_page() -> bool:
+    """Whether the scripts of one output see the others: not in Colab, where each is a page of its own."""
+    return "google.colab" not in sys.modules
 
 
 def _shell() -> Any | None:

@@ -12,7 +12,7 @@ from treeviz.tree.column import Column
 from treeviz.tree.series import Histograms, Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.escape import Markup, attribute, text
-from treeviz.views.front_end import loader_text, packed_page_module, page_module_text
+from treeviz.views.front_end import loader_text, packed_page_module, page_module_text, stand_in_text
 from treeviz.views.payload import FORMAT, pack
 from treeviz.views.sparks import with_steps
 from treeviz.views.static import outline
@@ -70,6 +70,25 @@ def page(
     )
 
 
+def stand_in(
+    table: TreeTable,
+    columns: Sequence[Column],
+    packed: bytes,
+    *,
+    token: str,
+    depth: int | None = None,
+    series: Sequence[Series] = (),
+) -> str:
+    """What a notebook keeps beside a widget: the same as `fragment`, shown only where no widget of this token comes."""
+    series = with_steps(series)
+    host = _host_of(packed, outline(table, columns, depth=depth, series=series), bool(series), "data-treeviz-waiting")
+    module = packed_page_module(series=bool(series))
+    return (
+        f'<div data-treeviz-stand-in="{attribute(token)}">{host}<script type="text/treeviz-waiting">{module}</script>'
+        f'<script type="text/treeviz-loader">{loader_text()}</script><script>{stand_in_text()}</script></div>'
+    )
+
+
 def _host(
     table: TreeTable,
     columns: Sequence[Column],
@@ -81,11 +100,14 @@ def _host(
 ) -> str:
     """The element that the front end takes over: the plain rows, and the packed table."""
     packed = pack(table, columns, depth=depth, values=values, series=series, histograms=histograms)
-    needs = f"{FORMAT} series" if series else FORMAT  # a script without the modules for series leaves it alone
+    return _host_of(packed, outline(table, columns, depth=depth, series=series), bool(series), f"{kind} data-treeviz")
+
+
+def _host_of(packed: bytes, rows: str, has_series: bool, attribute_of_needs: str) -> str:
+    needs = f"{FORMAT} series" if has_series else FORMAT  # a script without the modules for series leaves it alone
     return (
-        f'<div class="treeviz" data-treeviz="{needs}" data-lm-suppress-shortcuts="true"{kind}>'
-        f"{outline(table, columns, depth=depth, series=series)}"
-        f'<script type="application/octet-stream">{b64encode(packed).decode()}</script></div>'
+        f'<div class="treeviz" {attribute_of_needs.strip()}="{needs}" data-lm-suppress-shortcuts="true">'
+        f'{rows}<script type="application/octet-stream">{b64encode(packed).decode()}</script></div>'
     )
 
 

@@ -15,7 +15,8 @@ from treeviz.tree.table import Row, TreeTable
 from treeviz.views import files
 from treeviz.views.json import to_json
 from treeviz.views.notebook import shell_of_notebook, shows_html
-from treeviz.views.page import fragment, page
+from treeviz.views.page import fragment, page, stand_in
+from treeviz.views.payload import pack
 from treeviz.views.picture import Picture, draw
 from treeviz.views.terminal import terminal_ascii, terminal_color
 from treeviz.views.text import text
@@ -34,6 +35,7 @@ class TreeView:
       columns: The columns that are shown at first.
       series: How values of the rows went over time.
       histograms: How the values inside the rows were distributed over time; the page shows them beside series.
+      depth: How many levels are open at first; None: as many as fit.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class TreeView:
     ) -> None:
         self.table = table
         self.columns = tuple(columns)
-        self._depth = depth
+        self.depth = depth
         self._values = values
         self.series = tuple(series)
         self.histograms = tuple(histograms)
@@ -69,17 +71,17 @@ class TreeView:
             series=self.series,
             width=width,
             max_rows=max_rows,
-            depth=self._depth,
+            depth=self.depth,
             color=color,
         )
 
     def json(self) -> str:
         """All rows for programs, see `treeviz.views.json.to_json`."""
-        return to_json(self.table, self.columns)
+        return to_json(self.table, self.columns, self.series)
 
     def picture(self) -> Picture:
         """The first rows as a picture, for `.svg` and `.png`."""
-        return draw(self.table, self.columns, depth=self._depth)
+        return draw(self.table, self.columns, depth=self.depth)
 
     def save(self, path: str | Path) -> Path:
         """Write the tree to a file, and return its path.
@@ -102,13 +104,22 @@ class TreeView:
         return files.show(self)
 
     @cached_property
+    def packed(self) -> bytes:
+        """The tree as the front end reads it; see `treeviz.views.payload.pack`."""
+        return pack(self.table, self.columns, **self._of_page)
+
+    def stand_in(self, token: str) -> str:
+        """The tree as HTML beside the widget of this token: it shows itself only where no widget comes."""
+        return stand_in(self.table, self.columns, self.packed, token=token, depth=self.depth, series=self.series)
+
+    @cached_property
     def _fragment(self) -> str:
         return fragment(self.table, self.columns, **self._of_page)
 
     @property
     def _of_page(self) -> dict[str, Any]:
         return {
-            "depth": self._depth,
+            "depth": self.depth,
             "values": self._values,
             "series": self.series,
             "histograms": self.histograms,
@@ -144,7 +155,7 @@ class TreeView:
             series=self.series,
             width=get_terminal_size((100, 24)).columns,
             max_rows=MAX_ROWS_IN_TERMINAL,
-            depth=self._depth,
+            depth=self.depth,
             color=color,
             ascii=terminal_ascii(sys.stdout),
         )

@@ -135,6 +135,15 @@ export class Grid {
     this.paint(true);
   }
 
+  /** Bring a place in sight to so many pixels above the upper edge. @param {number} index @param {number} offset */
+  scroll_so(index, offset) {
+    const total = this.view.rows.count * ROW_HEIGHT;
+    if (total > MAX_HEIGHT) return this.scroll_to(index);
+    this.tree.style.height = `${total}px`;
+    this.element.scrollTop = index * ROW_HEIGHT + offset;
+    this.paint(true);
+  }
+
   #point_to_active() {
     const element = this.pool.find((element) => element.id === `row${this.view.active}`);
     if (element) this.tree.setAttribute("aria-activedescendant", element.id);
@@ -172,6 +181,7 @@ export class Grid {
     }
     element.classList.toggle("active", row === active);
     element.classList.toggle("hit", rows.hits?.[row] === 1);
+    element.classList.toggle("changed", this.view.is_flashing(row));
     const depth = tree.depth[row];
     element.style.setProperty("--indent", `${Math.min(depth, this.max_levels) * (this.step)}px`);
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);

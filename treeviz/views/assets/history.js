@@ -157,4 +157,5 @@ function add_series(view) {
   matchMedia("(forced-colors: active)").addEventListener("change", () => (history.use_theme(), grid.paint(true)), { signal });
 }
 
-additions.push({ name: "series", start: add_series });
+// The explorer has these modules whether or not there are series.
+additions.push({ name: "series", start: (view) => view.tree.header.series && add_series(view) });

@@ -21,7 +21,11 @@ export function mount(host, payload) {
   const before = new DocumentFragment();
   Promise.resolve(payload)
     .then(unpack)
-    .then((tree) => !stop.signal.aborted && start(host, tree, stop.signal, before))
+    .then((tree) => {
+      if (stop.signal.aborted) return;
+      show(host, tree, stop.signal);
+      before.append(...[...host.children].filter((child) => child.localName !== "script"));
+    })
     .catch((error) => host.append(h("p", {}, `The interactive view cannot start: ${error.message}.`)));
   return () => {
     stop.abort();
@@ -30,8 +34,15 @@ export function mount(host, payload) {
   };
 }
 
-/** @param {HTMLElement} host @param {import("./payload.js").Tree} tree @param {AbortSignal} signal @param {DocumentFragment} before */
-function start(host, tree, signal, before) {
+/**
+ * The view of a tree in the place of what was shown in `host`, until the signal.
+ * @param {HTMLElement} host
+ * @param {import("./payload.js").Tree} tree
+ * @param {AbortSignal} signal
+ * @param {(view: View) => void} [prepare] is given the view before it is shown
+ * @returns {View}
+ */
+export function show(host, tree, signal, prepare = () => {}) {
   const sheet = new CSSStyleSheet();
   sheet.replaceSync(STYLES);
   const root = h("div", { class: "treeviz" });
@@ -39,6 +50,7 @@ function start(host, tree, signal, before) {
   root.classList.toggle("page", in_page);
   const view = new View(tree, root, signal);
   const { element, search } = toolbar(view);
+  view.search_box = search;
   const [name, ...rest] = [tree.name, ...tree.header.headline];
   const heading = in_page ? { role: "heading", "aria-level": "1" } : {};
   root.append(
@@ -54,9 +66,11 @@ function start(host, tree, signal, before) {
   host.dataset.lmSuppressShortcuts = "true";
   const shadow = host.shadowRoot ?? host.attachShadow({ mode: "open" });
   shadow.adoptedStyleSheets = [sheet];
-  before.append(...[...host.children].filter((child) => child.localName !== "script"));
+  prepare(view);
   shadow.replaceChildren(root);
   follow_theme(host, root, signal);
+  view.when_shown();
+  return view;
 }
 
 /** @param {View} view */

@@ -41,6 +41,18 @@ export class View {
     this.more_detail = () => [];
     /** What a closed node says of the rows inside it: its kind, in words, and the way there. @type {(row: number) => {kind: string, text: string, go: () => void} | null} */
     this.inside = () => null;
+    /** @type {HTMLInputElement | null} */
+    this.search_box = null;
+    /** Ask Python, where there is one: an operation and integers. @type {((operation: string, numbers: number[]) => Promise<import("./requests.js").Answer | null>) | null} */
+    this.request = null;
+    /** What is done with the messages that Python sends by itself, by their operation. @type {Map<string, (message: any, buffers: DataView[]) => void>} */
+    this.told = new Map();
+    /** Where what went wrong is kept for the reader. @type {{add: (text: string) => void} | null} */
+    this.journal = null;
+    this.when_shown = () => {};
+    /** Rows that have just changed, and how many of them stand before each row. @type {{changed: Uint8Array, before: Int32Array} | null} */
+    this.flashing = null;
+    this.is_worried = false;
     this.detail_place = h("div", { class: "side", hidden: true });
     this.grid = new Grid(this);
     this.rows.open_to(tree.header.open ?? this.rows.depth_for(30));
@@ -215,6 +227,50 @@ export class View {
     if (column.format === "histogram") return of_rows((row) => column.bars(row).reduce((sum, height) => sum + height, 0));
     const rank = ranks(column.labels);
     return of_rows((row) => rank[column.levels[column.codes ? column.codes[row] : row]]);
+  }
+
+  /** Say what went wrong, and keep it. @param {string} text */
+  complain(text) {
+    this.is_worried = true;
+    this.say(text);
+    this.journal?.add(text);
+  }
+
+  /** What was complained of is over. */
+  calm() {
+    if (this.is_worried) this.say_count();
+    this.is_worried = false;
+  }
+
+  /** @param {string} what @param {() => void} action */
+  try_to(what, action) {
+    try {
+      action();
+    } catch (error) {
+      this.complain(`could not ${what}: ${/** @type {Error} */ (error).message}`);
+    }
+  }
+
+  /** Show for a while which rows have changed. @param {Uint8Array} changed @param {number} duration_ms */
+  flash(changed, duration_ms) {
+    const before = new Int32Array(changed.length + 1);
+    changed.forEach((is_changed, row) => (before[row + 1] = before[row] + is_changed));
+    const flashing = (this.flashing = { changed, before });
+    this.grid.paint(true);
+    const end = () => {
+      if (this.flashing !== flashing) return;
+      this.flashing = null;
+      this.grid.paint(true);
+    };
+    const timer = setTimeout(end, duration_ms);
+    this.signal.addEventListener("abort", () => clearTimeout(timer));
+  }
+
+  /** A closed row stands for all that is in it. @param {number} row */
+  is_flashing(row) {
+    if (!this.flashing) return false;
+    const { changed, before } = this.flashing;
+    return this.rows.is_open(row) ? changed[row] === 1 : before[this.tree.end[row]] > before[row];
   }
 
   /** @param {string} text */

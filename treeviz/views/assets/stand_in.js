@@ -1,0 +1,45 @@
+// @ts-check
+// The page beside a widget: it is shown where no widget comes, and says why.
+{
+  const PATIENCE_MS = 3000;
+  const BLOB = "This page's security policy (CSP) forbids blob:, which widgets need. Here is the tree as it was when the cell ran; Python does not hear what is done in it.";
+  const NOBODY = "No kernel answers here: this is the tree as it was when the cell ran. Run the cell again to explore it from Python.";
+
+  /** @param {HTMLElement} place */
+  const stand_by = (place) => {
+    const token = place.dataset.treevizStandIn;
+    const stop = new AbortController();
+    const is_here = () => document.querySelector(`[data-treeviz-widget="${token}"]`) !== null;
+    const leave = () => ((place.hidden = true), stop.abort());
+    /** @param {string} why */
+    const stay = (why) => {
+      place.hidden = false;
+      if (place.dataset.treevizAwake) return;
+      place.dataset.treevizAwake = "true";
+      const line = document.createElement("p");
+      line.textContent = why;
+      place.prepend(line);
+      for (const host of /** @type {NodeListOf<HTMLElement>} */ (place.querySelectorAll("[data-treeviz-waiting]"))) host.dataset.treeviz = host.dataset.treevizWaiting;
+      place.querySelector("script[type='text/treeviz-waiting']")?.setAttribute("type", "text/treeviz");
+      const script = document.createElement("script");
+      script.type = "module";
+      script.textContent = place.querySelector("script[type='text/treeviz-loader']")?.textContent ?? "";
+      place.append(script);
+    };
+    document.addEventListener("treeviz-widget", (event) => /** @type {CustomEvent} */ (event).detail === token && leave(), { signal: stop.signal });
+    if (is_here()) return leave();
+    const url = URL.createObjectURL(new Blob([""], { type: "text/javascript" }));
+    import(url).then(
+      () => setTimeout(() => stop.signal.aborted || is_here() || stay(NOBODY), in_jupyter ? PATIENCE_MS : 0),
+      () => stay(BLOB),
+    );
+    // It would jump, where a widget comes at once.
+    place.hidden = in_jupyter;
+  };
+
+  const in_jupyter = document.getElementById("jupyter-config-data") !== null;
+  for (const place of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-treeviz-stand-in]:not([data-treeviz-stands])"))) {
+    place.dataset.treevizStands = "by";
+    stand_by(place);
+  }
+}

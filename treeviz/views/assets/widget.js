@@ -1,0 +1,95 @@
+// @ts-check
+// The explorer: the view of the page on a model that Python has, too.
+import { carry, match } from "./carry.js";
+import { h } from "./dom.js";
+import { Journal, Requests } from "./requests.js";
+import { unpack } from "./payload.js";
+import { Traits } from "./traits.js";
+import { show } from "./treeviz.js";
+
+const FLASH_MS = 1800;
+
+/** @typedef {import("./view.js").View} View */
+/** What anywidget gives: a model that is shared by all views of one widget.
+ * @typedef {{get: (name: string) => any, set: (name: string, value: any) => void, save_changes: () => void,
+ *   on: (event: string, callback: Function) => void, off: (event: string, callback: Function) => void,
+ *   send: (content: any) => void}} Model */
+
+/** @param {{model: Model, el: HTMLElement}} context @returns {() => void} */
+function render({ model, el }) {
+  const host = h("div", { class: "treeviz-host", "data-treeviz-widget": model.get("_token") });
+  const journal = new Journal();
+  const all = new AbortController();
+  /** Of the tree that is shown. */
+  let stop = new AbortController();
+  /** @type {View | null} */
+  let view = null;
+  /** @type {Traits | null} */
+  let traits = null;
+  let asked = 0;
+  el.replaceChildren(host);
+
+  const look = async () => {
+    const packed = model.get("_packed");
+    const number = ++asked;
+    if (!packed?.byteLength) return;
+    try {
+      const tree = await unpack(packed);
+      // A newer one is under way, or nobody looks any more.
+      if (number !== asked || all.signal.aborted) return;
+      const before = view;
+      const stop_before = stop;
+      const rows = before && match(before.tree, tree);
+      stop = new AbortController();
+      const traits_before = traits;
+      view = show(host, tree, stop.signal, (view) => {
+        prepare(view, model, journal, stop.signal);
+        if (before) carry(before, view, rows);
+      });
+      traits = new Traits(model, view, stop.signal);
+      traits.begin(traits_before);
+      stop_before.abort();
+      if (before) tell_changes(view, model);
+      announce(model);
+    } catch (error) {
+      journal.add(`The tree cannot be shown: ${/** @type {Error} */ (error).message}`);
+      host.append(journal.element);
+    }
+  };
+  model.on("change:_packed", look);
+  look();
+  return () => {
+    all.abort();
+    stop.abort();
+    model.off("change:_packed", look);
+    el.replaceChildren();
+  };
+}
+
+/** What a view is given before anything is shown in it. */
+function prepare(view, model, journal, signal) {
+  view.journal = journal;
+  const requests = new Requests(model, view, signal);
+  view.request = (operation, numbers) => requests.ask(operation, numbers);
+  view.root.append(journal.element);
+}
+
+/** Flash what a new tree changed, and count it. */
+function tell_changes(view, model) {
+  const bytes = model.get("_changes");
+  if (!bytes?.byteLength) return;
+  const numbers = new Uint32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
+  const [n_changed, n_added, n_gone] = numbers;
+  const changed = new Uint8Array(view.tree.n);
+  for (const row of numbers.subarray(3)) if (row < view.tree.n) changed[row] = 1;
+  view.flash(changed, FLASH_MS);
+  const parts = [[n_changed, "changed"], [n_added, "added"], [n_gone, "gone"]].filter(([n]) => n).map(([n, word]) => `${n.toLocaleString("en")} ${word}`);
+  view.say(parts.join(", ") || "nothing changed");
+}
+
+/** The page that stands in for the widget, if the notebook has one, hears that it is not needed. */
+function announce(model) {
+  document.dispatchEvent(new CustomEvent("treeviz-widget", { detail: model.get("_token") }));
+}
+
+export default { render };

@@ -1,0 +1,336 @@
+"""The explorer: the page's view on a model that Python and the browser share. Two comm models, whatever the size."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import anywidget
+import numpy as np
+import traitlets
+
+from treeviz.tree.table import TreeTable
+from treeviz.views.front_end import packed_widget_module
+from treeviz.views.notebook import outputs_share_a_page, publish, shell_of_notebook, shows_html
+from treeviz.views.rows import first_open, path_name, row_of_path
+from treeviz.views.tree_view import TreeView
+
+# What the page may ask for. Each comes with integers, and nothing else.
+OPERATIONS = frozenset({"detail", "slice", "whole"})
+MOST_NUMBERS = 64
+MOST_SELECTED = 10_000
+MOST_EXPANDED = 2_000
+LONGEST_TEXT = 100_000  # of a path or a query from the page
+LINES_KEPT = 200
+_FROM_THE_PAGE = frozenset({"value", "selection", "query", "expanded"})
+_logger = logging.getLogger("treeviz")
+
+
+class Replaced(NamedTuple):
+    """What a new tree changed."""
+
+    rows: np.ndarray  # int[n_rows before]: where each row is now; -1: gone
+    changed: np.ndarray  # the rows of leaves that are not what they were
+    n_added: int  # leaves
+    n_gone: int
+
+
+class Source(Protocol):
+    """What stands behind the view: the widget knows rows, its source knows what they stand for."""
+
+    view: TreeView
+    tree: Any
+
+    def replace(self, tree: Any, trees: Mapping[str, Any]) -> Replaced: ...
+    def nodes(self, rows: Sequence[int]) -> list[Any]: ...
+    def paths(self, rows: Sequence[int]) -> list[tuple]: ...
+    def answer(
+        self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
+    ) -> tuple[dict[str, Any], list[bytes]]: ...
+    def close(self) -> None: ...
+
+
+class TreeWidget(anywidget.AnyWidget):
+    """A tree to click through, which Python hears; see `treeviz.explore`.
+
+    Attributes:
+      value: The key path of the selected row as `jax.tree_util.keystr` writes it; the tree's name: the root; "": none.
+      selection: The numbers of the selected rows; the last one is that of `value`.
+      query: What is searched for.
+      expanded: The key paths of the open nodes, parents before children, at most 2,000 of them.
+
+    All four can be observed, linked (`ipywidgets.jslink` works while the kernel is busy) and set.
+    """
+
+    _esm = packed_widget_module()
+    _packed = traitlets.Bytes().tag(sync=True)
+    _changes = traitlets.Bytes().tag(sync=True)
+    _version = traitlets.Int().tag(sync=True)
+    _token = traitlets.Unicode().tag(sync=True)
+    value = traitlets.Unicode().tag(sync=True)
+    selection = traitlets.List(traitlets.Int()).tag(sync=True)
+    query = traitlets.Unicode().tag(sync=True)
+    expanded = traitlets.List(traitlets.Unicode()).tag(sync=True)
+
+    def __init__(self, source: Source) -> None:
+        self._source: Source | None = source
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._cancelled: deque[int] = deque(maxlen=LINES_KEPT)
+        self._is_displayed = False
+        self._page_is_old = False
+        view = source.view
+        super().__init__(
+            _packed=view.packed,
+            _token=secrets.token_hex(8),
+            expanded=[path_name(view.table, row) for row in first_open(view.table, view.depth, MOST_EXPANDED)],
+        )
+        self.on_msg(TreeWidget._take_message)
+
+    # What people ask for
+
+    @property
+    def table(self) -> TreeTable:
+        """The `TreeTable` that is shown."""
+        return self._open_source.view.table
+
+    @property
+    def tree(self) -> Any:
+        """The tree that is shown. Set it to show another one: rows that are in both stay open, selected and in place.
+
+        Raises:
+          ReferenceError: It has been freed, since the widget keeps nothing alive.
+        """
+        return self._open_source.tree
+
+    @tree.setter
+    def tree(self, tree: Any) -> None:
+        self.replace(tree)
+
+    def replace(self, tree: Any, /, **trees: Any) -> None:
+        """Show another tree, with others beside it as in `treeviz.explore`; see `tree`."""
+        source = self._open_source
+        replaced = source.replace(tree, trees)
+        moved = [int(replaced.rows[row]) for row in self.selection if row < len(replaced.rows)]
+        numbers = [len(replaced.changed), replaced.n_added, replaced.n_gone, *replaced.changed]
+        was_selected = bool(self.selection)
+        with self.hold_sync(), self.hold_trait_notifications():
+            self._changes = np.array(numbers, dtype="<u4").tobytes()
+            self._packed = source.view.packed
+            self._version += 1
+            self.selection = [row for row in moved if row >= 0]
+            if was_selected:
+                self.value = path_name(self.table, self.selection[-1]) if self.selection else ""
+        self._renew_page()
+
+    @property
+    def selected(self) -> list[Any]:
+        """The very nodes and leaves that are selected.
+
+        Raises:
+          ReferenceError: One of them has been freed, since the widget keeps nothing alive.
+        """
+        return self._open_source.nodes(self.selection)
+
+    @property
+    def selected_paths(self) -> list[tuple]:
+        """The key paths of the selected rows, as `jax.tree_util.tree_map_with_path` gives them.
+
+        jax.tree_util.tree_map_with_path(lambda path, leaf: path in widget.selected_paths, params)   # a mask
+        """
+        return self._open_source.paths(self.selection)
+
+    @property
+    def selected_expressions(self) -> list[str]:
+        """Python for each of the selected rows: "params['layers'][0]['w']"."""
+        return [self.table[row].expression for row in self.selection]
+
+    def where(self, tree: Any) -> tuple:
+        """What stands in `tree`, or in another tree of its structure, where rows are selected here.
+
+        equinox.tree_at(widget.where, model, replace_fn=jnp.zeros_like)
+        """
+        from treeviz.tree.follow import follow
+
+        return tuple(follow(tree, path) for path in self.selected_paths)
+
+    @property
+    def logged(self) -> list[str]:
+        """What went wrong in this widget, the last 200 lines; the logger "treeviz" has them all."""
+        return list(self._lines)
+
+    def close(self) -> None:
+        """Take the widget away, and let go of everything."""
+        source, self._source = self._source, None
+        layout = self.layout
+        super().close()
+        layout.close()
+        if source is not None:
+            source.close()
+            self._page_is_old = False
+            self.set_trait("_packed", b"")
+            self.set_trait("_changes", b"")
+
+    @property
+    def _open_source(self) -> Source:
+        source = self._source
+        if source is None:
+            raise ReferenceError("explore: this widget was closed, and has let go of its tree.")
+        return source
+
+    # The traits
+
+    @traitlets.validate("selection")
+    def _known_rows(self, proposal: Any) -> list[int]:
+        wanted, n = proposal["value"], len(self.table) if self._source is not None else 0
+        rows = list(dict.fromkeys(row for row in wanted if 0 <= row < n))[-MOST_SELECTED:]
+        if len(rows) < len(set(wanted)):
+            self._log(
+                f"selection: of {len(wanted)} rows {len(set(wanted)) - len(rows)} are none of this tree's, or too many"
+            )
+        return rows
+
+    @traitlets.validate("expanded")
+    def _few_paths(self, proposal: Any) -> list[str]:
+        return proposal["value"][:MOST_EXPANDED]
+
+    @traitlets.observe("selection")
+    def _follow_selection(self, change: Any) -> None:
+        """Whichever of the two was set, the other says the same."""
+        if self._source is not None:
+            self.value = path_name(self.table, self.selection[-1]) if self.selection else ""
+
+    @traitlets.observe("value")
+    def _follow_value(self, change: Any) -> None:
+        if self._source is None or (self.selection and path_name(self.table, self.selection[-1]) == self.value):
+            return
+        row = row_of_path(self.table, self.value) if self.value else None
+        if row is not None:
+            self.selection = [row]
+        elif not self.value:
+            self.selection = []
+        else:
+            self._log(f"value: there is no {self.value[:200]} in {self.table.name}")
+
+    # Messages
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """What the page changed. It may change these four, and only to what they can be."""
+        kept = {}
+        for name, value in sync_data.items():
+            if name in _FROM_THE_PAGE and _is_small(value):
+                kept[name] = value
+            else:
+                self._log(f"dropped from the page: {name[:50]!r}")
+        if kept:
+            try:
+                super().set_state(kept)
+            except traitlets.TraitError as error:
+                self._log(f"dropped from the page: {str(error)[:200]}")
+
+    def _take_message(self, content: Any, buffers: Any) -> None:
+        """A request of the page: an operation of a fixed set, and integers."""
+        if isinstance(content, dict) and content.get("do") in ("focus", "blur"):
+            return
+        request = _read_request(content, buffers)
+        if isinstance(request, str):
+            self._log(f"dropped from the page: {request}")
+            return
+        operation, number, version, numbers = request
+        if operation == "cancel":
+            self._cancelled.extend(numbers[:1])
+            return
+        if self._source is None:
+            return
+        if version != self._version or (numbers and not 0 <= numbers[0] < len(self.table)):
+            self.send({"op": "answer", "id": number, "stale": True})
+            return
+        answer, parts = {}, []
+        try:
+            answer, parts = self._source.answer(operation, numbers, lambda: number in self._cancelled)
+        except Exception as error:
+            self._log(f"{operation} of row {numbers[:1]}: {type(error).__name__}: {str(error)[:500]}")
+            answer = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+        self.send({**answer, "op": "answer", "id": number}, parts)
+
+    def tell(self, message: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
+        """Send the page something that it did not ask for; `view.told` has what is done with it, by `message["op"]`."""
+        self.send(message, list(buffers))
+
+    def _log(self, line: str) -> None:
+        self._lines.append(line)
+        _logger.warning("explore: %s", line)
+        if self.comm is not None:
+            self.send({"op": "log", "text": line})
+
+    # How it is displayed
+
+    def _repr_mimebundle_(self, include=None, exclude=None, **kwargs) -> Any:
+        if self._source is None:
+            return {"text/plain": repr(self)}, {}
+        data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
+        still = {} if not shows_html() else {"text/html": self._source.view._repr_html_}
+        still["text/plain"] = lambda: repr(self._open_source.view)
+        data = {kind: part for kind, part in data.items() if kind not in still}
+        wanted = [kind for kind in (*data, *still) if (not include or kind in include) and kind not in (exclude or ())]
+        return {kind: still[kind]() if kind in still else data[kind] for kind in wanted}, metadata
+
+    def _ipython_display_(self) -> None:
+        """The widget, and beside it the page, which shows itself only where no widget comes."""
+        if shell_of_notebook() is None or self._source is None or not outputs_share_a_page():
+            publish(*self._repr_mimebundle_())
+            return
+        data, metadata = self._repr_mimebundle_(exclude={"text/html", "text/plain"})
+        # Where the widget is not shown, this part is to be empty: the page is in the next one.
+        publish({**data, "text/html": "", "text/plain": repr(self)}, metadata)
+        publish(self._page(), {}, display_id=self._token)
+        self._is_displayed = True
+
+    def _page(self) -> dict[str, str]:
+        view = self._open_source.view
+        return {"text/html": view.stand_in(self._token), "text/plain": repr(view)}
+
+    def _renew_page(self) -> None:
+        """Once the cell has run, the page in the notebook shows what the widget shows."""
+        shell = shell_of_notebook()
+        if shell is None or not self._is_displayed or self._page_is_old:
+            return
+        self._page_is_old = True
+
+        def renew() -> None:
+            shell.events.unregister("post_execute", renew)
+            if self._page_is_old and self._source is not None:
+                publish(self._page(), {}, display_id=self._token, update=True)
+            self._page_is_old = False
+
+        shell.events.register("post_execute", renew)
+
+    def __repr__(self) -> str:
+        if self._source is None:
+            return "explore: closed"
+        return f"explore: {' · '.join((self.table.name, *self.table.headline))}"
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= LONGEST_TEXT
+    if isinstance(value, list) and len(value) <= MOST_SELECTED:
+        return sum(len(part) if isinstance(part, str) else 1 for part in value) <= 10 * LONGEST_TEXT
+    return False
+
+
+def _read_request(content: Any, buffers: Any) -> tuple[str, int, int, list[int]] | str:
+    """Operation, number, version of the tree and integers; or what is wrong with them."""
+    if not isinstance(content, dict) or set(content) != {"op", "id", "version", "numbers"} or buffers:
+        return "a message that is no request"
+    operation, numbers = content["op"], content["numbers"]
+    if not isinstance(operation, str) or operation not in OPERATIONS | {"cancel"}:
+        return "a request for something unknown"
+    if not isinstance(numbers, list) or len(numbers) > MOST_NUMBERS:
+        return f"{operation} with too much, or with no list"
+    whole = [content["id"], content["version"], *numbers]
+    if not all(type(number) is int and abs(number) < 2**53 for number in whole):
+        return f"{operation} with something else than integers"
+    return operation, content["id"], content["version"], numbers
