@@ -37,6 +37,7 @@ def watch(
     via: str = "output",
     match: bool = True,
     exact: bool = False,
+    updates: bool | None = None,
 ) -> Watched:
     """A step that does what `step` does, and tells `record` of the gradients made inside it.
 
@@ -56,6 +57,10 @@ def watch(
       match: Only gradients of the step's own arguments, if there are any.
       exact: Run the untouched step always, and measure in a second run on the same arguments that gives nothing else.
         Costs a step more.
+      updates: Measure also the parameters that the gradients belong to, and what the step adds to them, after rounding
+        and whatever the optimizer: the results that are the parameters' new values are told by what they are made
+        of. True: in every inspected step, which costs about as much again as the gradients; None: where there is a
+        histogram; False: never. `Watched.notes` says what could not be measured.
 
     Raises:
       CannotWatch: The step cannot be watched; the message says why, and what to do instead.
@@ -64,12 +69,16 @@ def watch(
         raise ValueError(f"via={via!r}: there are 'output' and 'callback'.")
     if every < 0 or heavy_every < 0 or not (every or heavy_every):
         raise ValueError(f"every={every}, heavy_every={heavy_every}: no step would be inspected.")
+    if updates and via == "callback":
+        raise ValueError("updates=True needs via='output': a callback sees gradients only.")
     if exact and via == "callback":
         raise ValueError("exact=True measures in a second run; via='callback' has no use in it.")
     reason = jax_internals.why_not()
     if reason:
         raise CannotWatch(step, f"{reason} (tried with jax 0.4.36 to 0.10.2)")
-    return Watched(jitted_step(step), record, every, heavy_every, check_statistics(statistics), via, match, exact)
+    return Watched(
+        jitted_step(step), record, every, heavy_every, check_statistics(statistics), via, match, exact, updates
+    )
 
 
 class StopTraining(Exception):
@@ -81,14 +90,16 @@ class Watched:
 
     Attributes:
       watches: What is measured, by the name in the measurement; known when the first step was traced.
+      notes: What is not measured beside the gradients, and why.
       trouble: Why the step is not watched any more, or empty. The step itself goes on.
       before: Called before an inspected step with its number, and with what gives copies of its arguments.
     """
 
-    def __init__(self, jitted: JittedStep, record, every, heavy_every, statistics, via, match, exact) -> None:
+    def __init__(self, jitted: JittedStep, record, every, heavy_every, statistics, via, match, exact, updates) -> None:
         functools.update_wrapper(self, jitted.step, updated=())
         self.__wrapped__ = getattr(jitted.step, "__wrapped__", jitted.step)
         self.watches: dict[str, Owned] = {}
+        self.notes: tuple[str, ...] = ()
         self.trouble = ""
         self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
         self._jitted = jitted
@@ -101,14 +112,18 @@ class Watched:
         self._unsaid = {"record"}
         self._agreed = None
         self._question = f"{next(_n_watched)}"
-        self._settings = f"every={every}, heavy_every={heavy_every}, statistics={statistics}, via={via}, exact={exact}"
-        self._statistics = statistics
+        self._settings = (
+            f"every={every}, heavy_every={heavy_every}, statistics={statistics}, via={via}, exact={exact}, "
+            f"updates={updates}"
+        )
+        self._statistics, self._updates = statistics, bool(updates)
         self._make = functools.partial(self._maker, via=via, match=match)
         only_measure = exact and jitted.is_plain
-        self._light = jitted.around(self._make(statistics, only_measure=only_measure))
-        self._heavy = jitted.around(self._make(HISTOGRAM, only_measure=only_measure)) if heavy_every else None
+        make = functools.partial(self._make, only_measure=only_measure)
+        self._light = jitted.around(make(statistics, updates=bool(updates)))
+        self._heavy = jitted.around(make(HISTOGRAM, updates=updates is not False)) if heavy_every else None
 
-    def _maker(self, statistics, *, via, match, only_measure):
+    def _maker(self, statistics, *, via, match, only_measure, updates):
         """Makes what is like the step, but gives `(what the step gives, measurement)`."""
         jitted = self._jitted
         options = jax_internals.jit_options(jitted.jitted)
@@ -121,6 +136,7 @@ class Watched:
                 options,
                 statistics,
                 match=match,
+                updates=updates,
                 tidy_path=jitted.tidy_path,
                 tell=self._tell,
                 donate=not self._exact,
@@ -210,8 +226,9 @@ class Watched:
         self.trouble = f"{why}.\n{CannotWatch.instead(self._step)}"
         warnings.warn(f"watch: the step runs, but is not watched: {self.trouble}", RuntimeWarning, stacklevel=4)
 
-    def _tell(self, watches) -> None:
-        self.watches = {w.source.name: w for w in watches}
+    def _tell(self, watches, notes) -> None:
+        self.watches = {**self.watches, **{w.source.name: w for w in watches}}
+        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
 
     def verify(self, *args, **kwargs) -> Verification:
         """Run the step and its watched twin on copies of these arguments, and compare what they give byte for byte.
@@ -222,7 +239,7 @@ class Watched:
         Raises:
           CannotWatch: The twin raised, and so the step is not watched.
         """
-        twin = self._jitted.around(self._make(self._statistics, only_measure=False))
+        twin = self._jitted.around(self._make(self._statistics, only_measure=False, updates=self._updates))
         theirs, ours = (self._jitted.copied((args, kwargs), _fresh) for _ in range(2))
         expected = self._step(*theirs[0], **theirs[1])
         try:

@@ -18,7 +18,8 @@ class Mark:
     """What is known of a marked tree when it is traced. Holds descriptions only, no tracer.
 
     Attributes:
-      kind: "grads" of a function that was differentiated, "cotangents" of a `jax.vjp`, or a "tap".
+      kind: "grads" of a function that was differentiated, "cotangents" of a `jax.vjp`, or a "tap"; or the "params" and
+        "updates" that were measured beside a gradient.
       source: The leaves; named after the kind, or as the tap says.
     """
 
@@ -42,6 +43,9 @@ class Found:
       origins: For each marked value, the number of the program's argument of which it is the gradient; or None.
       is_inner: It was differentiated itself.
       summed_over: The axes of a `shard_map` over which the values have been summed.
+      batched: Of the values that the marked ones belong to, as the mark has it.
+      is_moving: What they belong to changes in a loop of the program.
+      of: Of the parameters and updates that were measured in such a loop, the mark of their gradient.
     """
 
     mark: Mark
@@ -49,6 +53,9 @@ class Found:
     origins: tuple[int | None, ...]
     is_inner: bool = False
     summed_over: frozenset[str] = frozenset()
+    batched: tuple[tuple[int | None, ...], ...] = ()
+    is_moving: bool = False
+    of: Mark | None = None
 
     def within(self, axis: Axis) -> Found:
         return replace(self, axes=(axis, *self.axes))
@@ -74,7 +81,7 @@ def mark_tree(kind: str, name: str, tree: Any, origins: Sequence[Any] = ()) -> A
 
 # Operands: n values, then what they belong to. Results: the n values.
 # `inner`: it is a part of something that is differentiated.
-# `batched`: for every `vmap` around it, innermost first, the axis of each of the n values (None: not batched).
+# `batched`: for every `vmap` around it, innermost first, the axis of each operand (None: not batched).
 mark_p = Primitive("treeviz_mark")
 mark_p.multiple_results = True
 
@@ -94,7 +101,7 @@ def _jvp(primals, tangents, *, n, **params):
 
 
 def _batch(operands, dims, *, n, batched, **params):
-    return mark_p.bind(*operands, n=n, batched=(*batched, tuple(dims[:n])), **params), list(dims[:n])
+    return mark_p.bind(*operands, n=n, batched=(*batched, tuple(dims)), **params), list(dims[:n])
 
 
 ad.primitive_jvps[mark_p] = _jvp

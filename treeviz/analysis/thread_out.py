@@ -24,14 +24,21 @@ from treeviz.analysis.marked_jaxprs import (
     scattered,
     sums_of_marked,
 )
-from treeviz.analysis.marks import Axis, Found, Mark, mark_p
+from treeviz.analysis.marks import Found, Mark, mark_p
+from treeviz.analysis.members import of_members
+from treeviz.analysis.params_beside import params_beside
 from treeviz.analysis.thread_rules import RULES, CannotThread
 
 Reduce = Callable[[Mark, Sequence[Any]], jax.Array]
 
 
 def thread_out(
-    program: ClosedJaxpr, arguments: Sequence[Any], reduce: Reduce, nothing: Callable[[Any], Any] = jnp.zeros_like
+    program: ClosedJaxpr,
+    arguments: Sequence[Any],
+    reduce: Reduce,
+    nothing: Callable[[Any], Any] = jnp.zeros_like,
+    *,
+    beside: bool = False,
 ) -> tuple[list[Any], list[Found], list[jax.Array]]:
     """Run `program` on `arguments`; give its results, what was found, and what was measured there.
 
@@ -40,21 +47,23 @@ def thread_out(
     Args:
       reduce: Called at each mark, with the marked values; gives one array.
       nothing: What stands for an array of `reduce` where a branch was not taken, or a loop made no step.
+      beside: In a loop that changes what a gradient belongs to, measure that too, and what is added to it.
 
     Raises:
       CannotThread: A mark lies inside an operation that we do not know.
     """
-    run = _Run(reduce, nothing, {mark for mark, again in marks_in(program) if not again})
+    run = _Run(reduce, nothing, {mark for mark, again in marks_in(program) if not again}, beside)
     return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
 
 
 class _Run:
     """One run of a program. The rules of `thread_rules` take it on into the programs inside."""
 
-    def __init__(self, reduce: Reduce, nothing: Callable[[Any], Any], once: set[Mark]) -> None:
+    def __init__(self, reduce: Reduce, nothing: Callable[[Any], Any], once: set[Mark], beside: bool) -> None:
         self.reduce = reduce
         self.nothing = nothing
         self.once = once  # found where nothing is computed again, so that they need not be found there too
+        self.beside = beside
         self.again = False
         self.axis_sizes: Mapping[str, int] = {}
 
@@ -146,14 +155,35 @@ class _Run:
         if self.again and mark in self.once:
             return operands[:n], (), ()
         batched = eqn.params["batched"]
-        measure = lambda *values: self.reduce(mark, values)  # noqa: E731
-        for axes in batched:
-            measure = _over_members(measure, axes)
-        sizes = _member_sizes(operands[:n], batched)
+        words, axes = of_members(lambda *values: self.reduce(mark, values), operands[:n], [b[:n] for b in batched])
         found = Found(
-            mark, tuple(Axis("member", size) for size in sizes), tuple(origins[n:]) or (None,) * n, eqn.params["inner"]
+            mark,
+            axes,
+            tuple(origins[n:]) or (None,) * n,
+            eqn.params["inner"],
+            batched=tuple(b[n:] for b in batched),
         )
-        return operands[:n], [found], [measure(*operands[:n])]
+        return operands[:n], [found], [words]
+
+    def carried(self, found: Sequence[Found], before: Mapping[int, Any], after: Mapping[int, Any]):
+        """What was found in the body of a loop, and with it the parameters that change there; and their words.
+
+        Args:
+          before, after: What is carried into a step of the loop and out of it, by the number of the operand.
+        """
+        known, parts, words = [], [], []
+        for f in found:
+            is_known = None not in f.origins
+            is_moving = not is_known or any(origin in before for origin in f.origins)
+            known.append(replace(f, is_moving=f.is_moving or (is_moving and f.of is None)))
+            can_be = self.beside and is_known and f.of is None and f.mark.kind != "tap" and not f.is_moving
+            # within a `shard_map` nobody knows what the devices share
+            if can_be and not self.axis_sizes and all(origin in before for origin in f.origins):
+                old, new = ([x[origin] for origin in f.origins] for x in (before, after))
+                for part, words_of_part in params_beside(self.reduce, f, old, new):
+                    parts.append(part)
+                    words.append(words_of_part)
+        return known + parts, words
 
 
 # What gives the same leaf in another dtype or place: its gradient is that of the leaf.
@@ -184,34 +214,3 @@ def _bind(eqn, operands) -> Sequence[Any]:
     functions, params = params if isinstance(params, tuple) else ((), params)
     results = eqn.primitive.bind(*functions, *operands, **params)
     return results if eqn.primitive.multiple_results else [results]
-
-
-def _over_members(measure: Callable, axes) -> Callable:
-    """What `measure` gives for each entry of a `vmap`, stacked."""
-
-    def stacked(*values):
-        moved = [jnp.moveaxis(x, axis, 0) if axis else x for x, axis in zip(values, axes, strict=True)]
-        in_axes = tuple(None if axis is None else 0 for axis in axes)
-        try:
-            return jax.vmap(measure, in_axes)(*moved)
-        except NotImplementedError:  # jax 0.4.36 has no vmap of `lax.optimization_barrier`
-            members = [x for x, axis in zip(moved, in_axes, strict=True) if axis == 0]
-
-            def one(members):
-                members = iter(members)
-                return measure(*(x if axis is None else next(members) for x, axis in zip(moved, in_axes, strict=True)))
-
-            return lax.map(one, members)
-
-    return stacked
-
-
-def _member_sizes(values, batched) -> list[int]:
-    """How many entries each `vmap` has, outermost first."""
-    sizes = []
-    values = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values]
-    for axes in reversed(batched):
-        sizes.append(next(x.shape[a] for x, a in zip(values, axes, strict=True) if a is not None))
-        shapes = [x.shape if a is None else x.shape[:a] + x.shape[a + 1 :] for x, a in zip(values, axes, strict=True)]
-        values = [jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(shapes, values, strict=True)]
-    return sizes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from treeviz.analysis.marked_jaxprs import inner_jaxprs, is_again, open_jaxpr
-from treeviz.analysis.marks import Axis
+from treeviz.analysis.marks import Axis, Found
 from treeviz.analysis.thread_shard_map import thread_shard_map
 
 
@@ -53,14 +54,16 @@ def _scan(run: Any, eqn, operands, origins):
     p = eqn.params
     n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
     consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
-    function, found = run.traced(p["jaxpr"], origins)
+    function, found = run.traced(p["jaxpr"], range(len(operands)))
 
     def body(carry, x):
         results, words = function(*consts, *carry, *x)
-        return results[:n_carry], (results[n_carry:], words)
+        before, after = (dict(enumerate(values, n_consts)) for values in (carry, results[:n_carry]))
+        found[:], beside = run.carried(found, before, after)
+        return results[:n_carry], (results[n_carry:], [*words, *beside])
 
     carry, (ys, words) = lax.scan(body, carry, xs, length=length, reverse=p["reverse"], unroll=p["unroll"])
-    return [*carry, *ys], [f.within(Axis("step", length)) for f in found], words
+    return [*carry, *ys], [f.within(Axis("step", length)) for f in _outside(found, origins)], words
 
 
 def _while_loop(run: Any, eqn, operands, origins):
@@ -72,21 +75,24 @@ def _while_loop(run: Any, eqn, operands, origins):
         operands[n_cond + n_body :],
     )
     goes_on, found_in_condition = run.traced(p["cond_jaxpr"], origins[:n_cond] + origins[n_cond + n_body :])
-    function, found = run.traced(p["body_jaxpr"], origins[n_cond:])
-    _, shapes = jax.eval_shape(function, *body_consts, *carry)
+    function, found = run.traced(p["body_jaxpr"], range(n_body + len(carry)))
+
+    def body(carry):
+        results, words = function(*body_consts, *carry)
+        before, after = (dict(enumerate(values, n_body)) for values in (carry, results))
+        found[:], beside = run.carried(found, before, after)
+        return results, [*words, *beside]
+
+    _, shapes = jax.eval_shape(body, carry)
     start = [run.nothing(shape) for shape in shapes]
 
     def condition(state):
         return goes_on(*cond_consts, *state[0])[0][0]
 
-    def body(state):
-        results, words = function(*body_consts, *state[0])
-        return results, words
-
-    results, words = lax.while_loop(condition, body, (list(carry), start))
+    results, words = lax.while_loop(condition, lambda state: body(state[0]), (list(carry), start))
     if found_in_condition:
         raise CannotThread("a gradient is made in the condition of a while loop")
-    return results, found, words  # of the last step
+    return results, _outside(found, origins[n_cond:]), words  # of the last step
 
 
 def _cond(run: Any, eqn, operands, origins):
@@ -105,6 +111,11 @@ def _cond(run: Any, eqn, operands, origins):
 
     results, words = lax.switch(index, [branch(which) for which in range(len(branches))], *operands)
     return results, [f for _, found in branches for f in found], [w for these in words for w in these]
+
+
+def _outside(found: Sequence[Found], origins: Sequence[int | None]) -> list[Found]:
+    """What was found inside a loop: `origins` are those of the loop's operands."""
+    return [replace(f, origins=tuple(None if o is None else origins[o] for o in f.origins)) for f in found]
 
 
 def _placed(x, sharding):

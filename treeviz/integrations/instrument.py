@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from treeviz.analysis.first_use import first_uses
 from treeviz.analysis.gradient_bits import NO_NUMBER, reduce_leaves
 from treeviz.analysis.gradient_owners import Argument, Owned, owned
 from treeviz.analysis.gradients import Measurement, reduce_tree, source_of
 from treeviz.analysis.marks import Mark, mark_tree
+from treeviz.analysis.step_changes import step_changes
 from treeviz.analysis.thread_out import thread_out
 from treeviz.integrations.jax_internals import JitOptions, seeing_gradients
 
@@ -30,8 +32,9 @@ def instrumented(
     statistics: tuple[str, ...],
     *,
     match: bool = True,
+    updates: bool = False,
     tidy_path: Callable[[str], str] = str,
-    tell: Callable[[Sequence[Owned]], None] = lambda _: None,
+    tell: Callable[[Sequence[Owned], Sequence[str]], None] = lambda *_: None,
     donate: bool = True,
     only_measure: bool = False,
 ) -> Callable:
@@ -39,14 +42,15 @@ def instrumented(
 
     Args:
       options: What `jax.jit` was told about the function.
-      tell: Called whenever it is traced, with what is measured.
+      updates: Measure the parameters too, and what the step adds to them.
+      tell: Called whenever it is traced, with what is measured, and what is not and why.
       donate: Whether it takes the buffers that the step takes.
       only_measure: It gives `(None, Measurement)`, so that only what the gradients need is computed.
     """
 
     @functools.wraps(function)
     def twin(*args, **kwargs):
-        out, measurement = _measured(function, args, kwargs, statistics, match, tidy_path, tell)
+        out, measurement = _measured(function, args, kwargs, statistics, match, updates, tidy_path, tell)
         return (None if only_measure else out), measurement
 
     out_shardings = None if options.out_shardings is None else (options.out_shardings, None)
@@ -86,39 +90,50 @@ def _jit(function, options: JitOptions, out_shardings, donate: bool):
     return jax.jit(function, **keywords)
 
 
-def _measured(function, args, kwargs, statistics, match, tidy_path, tell):
+def _measured(function, args, kwargs, statistics, match, updates, tidy_path, tell):
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        return _measured_at_once(function, args, kwargs, statistics, tell)
+        return _measured_at_once(function, args, kwargs, statistics, updates, tell)
     arguments = _arguments(function, args, kwargs)
     leaves, rebuild = _split(args, kwargs)
-    out_tree = None
+    out_tree, out_paths = None, []
 
     def on_leaves(*leaves):
-        nonlocal out_tree
+        nonlocal out_tree, out_paths
         args, kwargs = rebuild(leaves)
-        out, out_tree = jax.tree.flatten(function(*args, **kwargs))
-        return out
+        out, out_tree = jax.tree_util.tree_flatten_with_path(function(*args, **kwargs))
+        out_paths = [path for path, _ in out]
+        return [leaf for _, leaf in out]
 
     with seeing_gradients(_mark):
         program = jax.make_jaxpr(on_leaves)(*leaves)
-    out, found, words = thread_out(program, leaves, functools.partial(_reduce, statistics), _nothing)
-    names = [_tidy(name, tidy_path) for name in owned(found, arguments, match=match)]
+    reduce = functools.partial(_reduce, statistics)
+    out, found, words = thread_out(program, leaves, reduce, _nothing, beside=updates)
+    names = owned(found, arguments, match=match)
+    notes: list[str] = []
+    if updates:
+        paths = _paths(args, kwargs)
+        measured, notes = step_changes(program, leaves, out, paths, out_paths, reduce, found, names)
+        names += [name for name, _ in measured]
+        words += [words_of_name for _, words_of_name in measured]
+    order = first_uses(program)
+    names = [_tidy(name and name.in_order(order), tidy_path) for name in names]
     measurement = _measurement(zip(names, words, strict=True), statistics)
-    tell([name for name in names if name is not None])
+    tell([name for name in names if name is not None], notes)
     return jax.tree.unflatten(out_tree, out), measurement
 
 
 def _tidy(name: Owned | None, tidy_path: Callable[[str], str]) -> Owned | None:
     if name is None or tidy_path is str:
         return name
-    return name._replace(source=name.source._replace(paths=tuple(map(tidy_path, name.source.paths))))
+    paths, forward = (tuple(map(tidy_path, paths)) for paths in (name.source.paths, name.forward))
+    return name._replace(source=name.source._replace(paths=paths), forward=forward)
 
 
 def _mark(kind, tree, origins=None, name="grads"):
     return mark_tree(kind, name, tree, [] if origins is None else jax.tree.leaves(origins))
 
 
-def _measured_at_once(function, args, kwargs, statistics, tell):
+def _measured_at_once(function, args, kwargs, statistics, updates, tell):
     """Without jit, every gradient is at hand when it is made."""
     names, words = [], []
 
@@ -132,7 +147,7 @@ def _measured_at_once(function, args, kwargs, statistics, tell):
 
     with seeing_gradients(see):
         out = function(*args, **kwargs)
-    tell(names)
+    tell(names, ["updates are not measured without jit"] if updates else [])
     return out, _measurement(zip(names, words, strict=True), statistics)
 
 
@@ -179,6 +194,20 @@ def _split(args, kwargs):
         return values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
 
     return flat, rebuild
+
+
+def _paths(args, kwargs) -> list[tuple]:
+    """Of the leaves of `_split`."""
+    values = [
+        *((jax.tree_util.SequenceKey(i), x) for i, x in enumerate(args)),
+        *((jax.tree_util.GetAttrKey(name), x) for name, x in kwargs.items()),
+    ]
+    return [
+        (key, *path)
+        for key, value in values
+        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
+        if isinstance(leaf, Tracer)
+    ]
 
 
 def _arguments(function, args, kwargs) -> list[Argument]:
