@@ -108,7 +108,8 @@ class _Search:
         n_leaves = np.array(self._n_leaves_in)
         if self._of_is_leaf[0]:
             return iter(np.flatnonzero(self._within.is_leaf).tolist())
-        return iter(np.flatnonzero(~self._within.is_leaf & (n_leaves >= 1) & (n_leaves <= self._n_leaves)).tolist())
+        most = 2 * self._n_leaves  # those with more leaves than the structure are there to say why they do not have it
+        return iter(np.flatnonzero(~self._within.is_leaf & (n_leaves >= 1) & (n_leaves <= most)).tolist())
 
     def _look_at(self, row: int) -> Place | None:
         pairs = self._same_rows(row)

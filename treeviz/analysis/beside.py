@@ -103,9 +103,9 @@ def _find(
         notes.append(Note("info", f"{other.name}: {search.n_more} more subtrees have this structure"))
     if search.places:
         return
-    inverse = find_structure(other, table, whole=True)
-    if inverse.places:
-        yield _joined(table, other, things, inverse.places, names)
+    inverse = [] if other.is_leaf[0] else find_structure(other, table, whole=True).places
+    if inverse:
+        yield _joined(table, other, things, inverse, names)
         return
     text = f"{other.name}: nothing in it has the structure of {table.name}"
     if search.almost is not None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from treeviz.analysis.sizes import whole_numbers
 from treeviz.tree.column import Column, Format, Rollup
-from treeviz.tree.quote import error_text, function_name, has_base, value_text, visible
+from treeviz.tree.quote import error_text, function_name, guarded, has_base, value_text, visible
 from treeviz.tree.table import TreeTable
 
 _N_TITLE = 40  # characters
@@ -110,7 +110,7 @@ class _Answers:
     def _plain(result: Any) -> Any:
         """A bool, int, float, text, None, or a scalar of JAX that is to be fetched."""
         cls = type(result)
-        if cls in (bool, int, float, _Text, type(None)):
+        if any(cls is plain for plain in (bool, int, float, _Text, type(None))):  # no metaclass is asked
             return result
         if has_base(cls, str):
             return visible(str.__str__(result))
@@ -225,7 +225,8 @@ def _label(result: Any) -> str:
 
 
 def _title(function: Callable) -> str:
-    return visible(function_name(function), _N_TITLE)
+    name = guarded(lambda: getattr(function, "__name__", None), lambda _: None)  # a ufunc, a partial may have none
+    return visible(name if type(name) is str else function_name(function), _N_TITLE)
 
 
 def _name(title: str, taken: Collection[str]) -> str:
