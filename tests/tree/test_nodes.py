@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from jax import tree_util
 from sample_nodes import AdamState, Layer, Registered, Slotted, Static, Validating, WithAux
-from sample_trees import module_level_function
+from sample_trees import SAMPLES, module_level_function
 
 import treeviz
+from treeviz.tree.describe import Describers
+from treeviz.tree.keys import KeyTable
+from treeviz.tree.level import custom_level, level_of
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -46,6 +49,66 @@ def test_fields_marked_as_static_are_static():
 
 def test_static_fields_in_slots_are_read():
     assert static(Slotted(jnp.ones(2), axis=3)) == {"axis": "3"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1, True, 1.0, "1", np.int64(1), (1,), (True,), (1.0,)),
+        (0, False, 0.0, -0.0, None, "", ()),
+        (float("nan"), -float("nan"), float("inf"), "nan"),
+        ([1], [1, 2], [1]),
+        tuple(range(300)),
+    ],
+    ids=["ones", "zeros", "NaN", "lists", "many"],
+)
+def test_nodes_of_a_class_share_no_static_value_that_reads_differently(values):
+    table = treeviz.walk([Layer("n", 1.0, units=value) for value in values])
+    nodes = [row for row in table if row.type == "Layer"]
+    assert [dict(row.facts.static)["units"] for row in nodes] == [repr(value) for value in values]
+
+
+def test_classes_without_static_fields_keep_their_names():
+    def new(name: str) -> Any:
+        return tree_util.register_dataclass(dataclass(type(name, (), {"__annotations__": {"w": float}, "w": 0.0})))
+
+    table = treeviz.walk([new("First")(), new("Second")()])
+    assert [row.type for row in table if row.depth == 1] == ["First", "Second"]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_describing_nodes_that_look_alike_once_changes_nothing(name, monkeypatch):
+    tree = SAMPLES[name]()
+    table = treeviz.walk([tree, tree])
+    monkeypatch.setattr(Describers, "_alike", lambda *_: (None, []))
+    each = treeviz.walk([tree, tree])
+    assert [row.facts for row in table] == [row.facts for row in each]
+
+
+def test_no_static_value_is_asked_for_its_hash_or_whether_it_is_equal():
+    class Deaf:
+        def __eq__(self, _):
+            raise AssertionError
+
+        def __hash__(self):
+            raise AssertionError
+
+    deaf = Deaf()
+    table = treeviz.walk([Layer("n", 1.0, units=each) for each in (deaf, Deaf(), deaf)])  # type: ignore[arg-type]
+    assert len({row.facts.static for row in table if row.type == "Layer"}) == 1  # the name of the class
+    assert not any(table.notes.values())
+
+
+@pytest.mark.parametrize(
+    "node", [Layer("n", 1.0), Validating(jnp.ones(2)), WithAux(1.0), Registered(1.0, 2.0), Static("s")]
+)
+def test_both_ways_to_take_a_level_give_the_same(node):
+    keys = KeyTable()
+    level, slow = level_of(type(node))(node, keys), custom_level(node, keys)
+    assert level is not None and slow is not None
+    assert (level.keys, level.trouble) == (slow.keys, slow.trouble)
+    assert [*map(id, level.children)] == [*map(id, slow.children)]
+    assert level.aux is slow.aux or level.aux == slow.aux
 
 
 def test_auxiliary_data_without_names_is_shown_raw():

@@ -75,7 +75,7 @@ class Describers:
         cls = type(thing)
         return self.facts.code(Facts("error", class_name(cls), is_leaf, int(is_leaf), module=module_name(cls)))
 
-    def node(self, node: Any, handler: Handler, level: Level, *, may_inline: bool) -> tuple[int, Level, Inlined | None]:
+    def node(self, node: Any, handler: Handler, level: Level, may_inline: bool) -> tuple[int, Level, Inlined | None]:
         """The code of a node's facts, and its level without what is not to be shown.
 
         The root is never inlined: it has no key, and the leaf in it has one.
@@ -104,7 +104,7 @@ class Describers:
             code = self.facts.code(facts if look is None else self.facts.with_look(facts, look))
             if alike is not None:
                 self._codes[alike] = code
-                self._kept.append((look, values))
+                self._kept.append(values)
         return code
 
     def _alike(self, node: Any, look: Look | None, level: Level) -> tuple[tuple | None, list[Any]]:
@@ -113,8 +113,11 @@ class Describers:
         may_drop = names is not None and type(aux) is tuple and len(aux) < len(names)
         if names is None or may_drop or aux is node or self._class_facts(node).kind != "node":
             return None, []
+        kind = "" if look is None else look.kind
+        if type(kind) is not str:
+            return None, []
         values = stored_values(node, names)
-        return (id(names), id(look), *sameness(values)), values
+        return (id(type(node)), id(names), kind, *sameness(values)), values  # all empty tuples have one id
 
     def _node_facts(self, node: Any, level: Level) -> Facts:
         facts = self._class_facts(node)

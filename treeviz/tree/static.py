@@ -80,23 +80,28 @@ def sameness(values: list[Any]) -> list[Any]:
     Two entries for each value: no class of somebody else is asked whether values are equal.
     """
     same: list[Any] = []
+    add = same.append
     for value in values:
         cls = type(value)
         if cls is int or cls is str:
-            same += cls, value
+            add(cls)
+            add(value)
         elif cls is float:
-            same += cls, value.hex()  # tells -0.0 from 0.0, and is the same for every NaN
+            add(cls)
+            add(value.hex())  # tells -0.0 from 0.0, and is the same for every NaN
         elif cls is tuple and len(value) < 8 and all(type(inner) is int for inner in value):
-            same += cls, value
+            add(cls)
+            add(value)
         else:
-            same += None, id(value)
+            add(None)
+            add(id(value))
     return same
 
 
 def static_text(value: Any) -> str:
     """Like `value_text`; a class's own `repr` is used if it has one and no array hangs off the object."""
     cls = type(value)
-    if cls is int or cls is str or cls is bool or cls is float or value is None:
+    if value is None or cls is bool or cls is int or cls is str or cls is float or cls is tuple:
         return value_text(value)
     text = function_name(value) if is_function(cls) else value_text(value)
     if text != f"<{qualified_name(cls)}>" or arrays_inside(value):

@@ -153,7 +153,8 @@ class _Scanner:
                         break
                     continue
                 if handler.level is not None:
-                    below = self._enter(thing, row, handler, stack[-1])
+                    enter = self._open if is_simple and id(thing) not in first_rows else self._enter
+                    below = enter(thing, row, handler, stack[-1])
                     if of.notes:
                         self._take_notes(row)
                     if below is not None:
@@ -191,12 +192,16 @@ class _Scanner:
 
     def _enter(self, node: Any, row: int, handler: Handler, above: _Frame) -> _Frame | None:
         """Describe a node; the frame to walk its children, or None if there are none to walk."""
-        of, fact_codes = self._of, self._fact_codes
         if self._is_leaf is not None and self._declared_leaf(node):
-            fact_codes.append(of.declared_leaf(node))
+            self._fact_codes.append(self._of.declared_leaf(node))
             return None
         if handler.has_identity and id(node) in self._first_rows and self._is_met_again(node, row):
             return None
+        return self._open(node, row, handler, above)
+
+    def _open(self, node: Any, row: int, handler: Handler, above: _Frame) -> _Frame | None:
+        """The same for a node that is no declared leaf and was not met before, or may be repeated."""
+        of, fact_codes = self._of, self._fact_codes
         try:
             level = handler.level(node, of.keys)  # type: ignore[misc]
             if level is None:
@@ -205,7 +210,7 @@ class _Scanner:
             if handler.is_builtin:
                 fact_codes.append(handler.describe(node))
             else:
-                fact_code, level, inlined = of.node(node, handler, level, may_inline=row > 0)
+                fact_code, level, inlined = of.node(node, handler, level, row > 0)
                 fact_codes.append(fact_code)
                 if inlined is not None:
                     self._inline(node, row, inlined)
