@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,9 @@ class Branch(NamedTuple):
     is_row: bool
 
 
+_new_branch = partial(tuple.__new__, Branch)
+
+
 def branches(table: TreeTable, choice: Choice, n_levels: int, glyphs: Glyphs) -> Iterator[Branch]:
     """The lines, from the first to the last.
 
@@ -52,7 +56,7 @@ def branches(table: TreeTable, choice: Choice, n_levels: int, glyphs: Glyphs) ->
         if depth:
             branch, guide = (glyphs.last, glyphs.blank) if is_last[shown] else (glyphs.branch, glyphs.bar)
             before = guides[depth - 1] if depth <= n_levels else _prefix(guides, depth, n_levels)
-            yield Branch(before + branch, shown, True)
+            yield _new_branch((before + branch, shown, True))
             if depth <= n_levels:
                 guides[depth] = before + guide
         else:

@@ -118,9 +118,10 @@ def columns_of_cells(table: TreeTable, columns: Sequence[Column], rows: np.ndarr
             cells.append(_charts(table, column, rows, glyphs))
         else:
             values = rolled_up(table, column)
-            cells.append(_numbers(column, values[rows]))
+            levels, codes = np.unique(values[rows], return_inverse=True)
+            cells.append(_numbers(column, levels, codes))
             if column.format == "bytes" and column.rollup == "sum" and values[0] > 0:
-                cells += [*_shares(values[rows], values[0], glyphs)]
+                cells += [*_shares(levels, codes, values[0], glyphs)]
     return cells
 
 
@@ -135,11 +136,10 @@ def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> 
     return [_right(title, last_texts(main, rows), everything), _left("", sparks, everything)]
 
 
-def _numbers(column: Column, values: np.ndarray) -> Cells:
+def _numbers(column: Column, levels: np.ndarray, codes: np.ndarray) -> Cells:
     write = WRITE[column.format]
-    levels, codes = np.unique(values, return_inverse=True)
     # NaN is nothing to say. So is a sum of nothing; but a float column says which zeros were counted.
-    nothing = 0 if column.rollup == "sum" and column.format != "number" and values.dtype.kind in "iu" else None
+    nothing = 0 if column.rollup == "sum" and column.format != "number" and levels.dtype.kind in "iu" else None
     texts = ["" if level != level or level == nothing else write(level) for level in levels.tolist()]
     return _right(column.title, texts, codes)
 
@@ -162,8 +162,7 @@ def narrowed(cells: Cells, width: int, glyphs: Glyphs) -> Cells:
     return Cells(_padded(cut(cells.title.rstrip(), width), width), width, [texts[text] for text in cells.texts])
 
 
-def _shares(values: np.ndarray, whole: float, glyphs: Glyphs) -> tuple[Cells, Cells]:
-    levels, codes = np.unique(values, return_inverse=True)
+def _shares(levels: np.ndarray, codes: np.ndarray, whole: float, glyphs: Glyphs) -> tuple[Cells, Cells]:
     bars = [_bar(level / whole, glyphs) for level in levels.tolist()]
     percents = [percent_text(level, whole) for level in levels.tolist()]
     return Cells(" " * _N_BARS, _N_BARS, _take(bars, codes), True), _right("", percents, codes, True)

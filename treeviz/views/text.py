@@ -87,6 +87,7 @@ def text(
         lines = [f"{DIM if i else BOLD}{line}{RESET}" for i, line in enumerate(lines)]
     is_leaf = table.is_leaf[choice.rows].tolist()
     middles = _middles(room, is_leaf, color)
+    endings = details.texts(room.details, color)
     for prefix, shown, is_row in branches(table, choice, n_levels, glyphs):
         if not is_row:
             line = cut(prefix + left_out.text(shown), room.line, glyphs.dots)
@@ -99,9 +100,9 @@ def text(
         if color:
             prefix = f"{DIM}{prefix}{RESET}" if prefix else ""
             label = label if is_leaf[shown] else f"{BOLD}{label}{RESET}"
-        line = f"{prefix}{label}{' ' * blank}{middles[shown]}"
-        detail = details.text(shown, room.details, color)
-        lines.append(f"{line}{_GAP}{detail}" if detail else line.rstrip())
+        ending = endings[shown]
+        line = f"{prefix}{label}{' ' * blank}{middles[shown]}{ending}"
+        lines.append(line if ending else line.rstrip())
     if series:
         lines.extend(worst_text(table, series, glyphs, width=width, color=color))
     return "\n".join(lines)
@@ -136,7 +137,7 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
 
     def left(key: int) -> int:
         """What the cells leave for the details."""
-        return width - key - sum(len(_GAP) + cell.width for cell in cells) - len(_GAP)
+        return width - key - sum([len(_GAP) + cell.width for cell in cells]) - len(_GAP)
 
     none = -len(_GAP)
     wanted = min(details.width, _TROUBLE_WANTS if details.any_trouble else _DETAILS) if details.width else none
@@ -184,21 +185,23 @@ class _Details:
         self._codes = table.fact_codes[choice.rows].tolist()
         self._parts = {code: fact_parts(table.facts[code]) for code in set(self._codes)}
         self._badges: dict[int, list[Part]] = {}
-        self._written: dict[int | tuple, str] = {}
         for shown, part in _badges(table, choice, left_out):
             self._badges.setdefault(shown, []).append(part)
         self.any_trouble = any(style in (RED, YELLOW) for badges in self._badges.values() for style, _ in badges)
         texts = [*self._parts.values(), *(b + self._parts[self._codes[row]] for row, b in self._badges.items())]
         self.width = max((sum(len(_GAP) + len(text) for _, text in parts) - len(_GAP) for parts in texts), default=0)
 
-    def text(self, shown: int, width: int, color: bool) -> str:
-        code = self._codes[shown]
-        badges = self._badges.get(shown)
-        key = (code, *badges) if badges else code
-        written = self._written.get(key)
-        if written is None:
-            written = self._written[key] = self._write([*(badges or ()), *self._parts[code]], width, color)
-        return written
+    def texts(self, width: int, color: bool) -> list[str]:
+        """Of each row that is shown, with the gap before it; "" where there is nothing to say."""
+        written = {code: self._write(parts, width, color) for code, parts in self._parts.items()}
+        texts = [written[code] for code in self._codes]
+        with_badges: dict[tuple, str] = {}
+        for shown, badges in self._badges.items():
+            key = (self._codes[shown], *badges)
+            if key not in with_badges:
+                with_badges[key] = self._write([*badges, *self._parts[key[0]]], width, color)
+            texts[shown] = with_badges[key]
+        return texts
 
     def _write(self, parts: list[Part], width: int, color: bool) -> str:
         texts = []
@@ -209,7 +212,7 @@ class _Details:
                 break
             width -= gap + display_width(text)
             texts.append(f"{style}{text}{RESET}" if color and style else text)
-        return _GAP.join(texts)
+        return _GAP + _GAP.join(texts) if texts else ""
 
 
 def _badges(table: TreeTable, choice: Choice, left_out: LeftOut) -> Iterator[tuple[int, Part]]:
