@@ -6,11 +6,13 @@ import math
 import numpy as np
 import pytest
 from query_trees import TREES, array, item, node, table
+from sample_series import NAN_FROM, layers, run
 from sample_trees import SAMPLES
 
 import treeviz
 from treeviz.tree.column import Column
 from treeviz.tree.keys import Key
+from treeviz.tree.series import Mark, Series
 from treeviz.tree.walk import walk
 from treeviz.views.json import MAX_PATH_DEPTH, to_json
 
@@ -72,6 +74,64 @@ def test_a_histogram_is_a_list_of_counts_and_labels_are_texts():
     where = tree.fact_column("where", ['a"\ud800', "b", ""])
     values = [row["values"] for row in read(tree, [histogram, where])["rows"][:2]]
     assert values == [{"h": [6, 2], "where": 'a"\ud800'}, {"h": [1, 2], "where": "b"}]
+
+
+def test_series_are_there_value_by_value_with_what_was_not_finite_and_what_was_found():
+    tree = layers()
+    norm, ratio = run(tree)
+    document = json.loads(to_json(tree, [], [norm, ratio]), parse_constant=refuse)
+    assert [(each["name"], each["title"], each["log"]) for each in document["series"]] == [
+        ("grads.norm", "gradient norm", True),
+        ("grads.ratio", "gradient / parameter", True),
+    ]
+    for series, written in zip((norm, ratio), document["series"], strict=True):
+        assert written["first_steps"] == series.first_steps.tolist()
+        assert written["last_steps"] == series.last_steps.tolist()
+        assert len(written["values"]) == len(document["rows"])
+        for name in ("values", "low", "high"):
+            truth = getattr(series, name)
+            if truth is None:
+                assert written[name] is None
+            else:  # to the last bit, through as few digits as that takes
+                np.testing.assert_array_equal(np.array(written[name], np.float32), truth.astype(np.float32))
+        places = [[place for place, bad in enumerate(row) if bad] for row in series.bad.tolist()]
+        assert written["nonfinite"] == places
+    found = [(mark["row"], mark["place"], mark["kind"], mark["text"]) for mark in document["series"][0]["marks"]]
+    assert found == [tuple(mark) for mark in norm.marks] and found[0][1] == NAN_FROM
+
+
+def test_infinities_and_nothing_in_series_are_valid_json_and_evil_texts_stay_texts():
+    tree = table("t", [(0, 0, node("dict")), (1, item("a"), array("float32")), (1, item("b"), array("float32"))])
+    values = np.array([[np.inf, -np.inf, np.nan], [0, 1e-30, 3e38], [1 / 3, -0.0, 7]], np.float32)
+    steps = np.array([0, 5, 10])
+    mark = Mark(1, 2, '"}],', "</script>\ud800\x00")
+    series = Series("x", '"', steps, steps, values, np.zeros((3, 3), bool), log=False, marks=(mark,), unit="s")
+    (written,) = json.loads(to_json(tree, [], [series]), parse_constant=refuse)["series"]
+    assert written["values"][0] == ["Infinity", "-Infinity", None]
+    assert written["nonfinite"] == [[0, 1], [], []]
+    assert np.float32(written["values"][2][0]) == np.float32(1 / 3) and len(str(written["values"][2][0])) < 12
+    assert written["marks"] == [{"row": 1, "place": 2, "kind": '"}],', "text": "</script>\ud800\x00"}]
+    assert (written["title"], written["unit"]) == ('"', "s")
+
+
+def test_without_steps_there_are_no_series():
+    tree = layers(1)
+    nothing = Series("x", "x", np.zeros(0), np.zeros(0), np.zeros((len(tree), 0)), np.zeros((len(tree), 0), bool))
+    assert to_json(tree, [], [nothing]) == to_json(tree, []) and "series" not in read(tree)
+
+
+def test_an_inspector_saves_its_series_with_their_units(tmp_path):
+    inspector = treeviz.GradientInspector()
+    for step in range(5):
+        grads = {"a": np.array([3.0, 4.0]), "b": np.array([np.nan if step == 2 else 12.0])}
+        inspector.record(treeviz.measure(grads=grads, params={"a": np.ones(2), "b": np.ones(1)}), step)
+    document = json.loads(inspector.save(tmp_path / "x.json").read_text(), parse_constant=refuse)
+    norm, ratio = document["series"]
+    assert [each["unit"] for each in (norm, ratio)] == ["L2 norm", "ratio"]
+    assert norm["last_steps"] == norm["first_steps"] == [0, 1, 2, 3, 4]
+    assert norm["values"] == [[13, 13, 5, 13, 13], [5] * 5, [12, 12, None, 12, 12]]
+    assert norm["nonfinite"] == [[2], [], [2]] == ratio["nonfinite"]
+    assert norm["marks"][0]["kind"] == "nonfinite" and norm["marks"][0]["place"] == 2
 
 
 def test_without_columns_each_row_has_no_values():

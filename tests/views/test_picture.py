@@ -11,11 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sample_series import NAN_FROM, layers, leaf, run
 from sample_trees import SAMPLES
 
 import treeviz
-from treeviz.views.picture import COLORS, MAX_ROWS, ROW, Box, Line, Text, svg
+from treeviz.tree.numbers import number_text
+from treeviz.views.picture import MAX_ROWS, svg
 from treeviz.views.pixels import SCALE, png
+from treeviz.views.series_payload import thinned
+from treeviz.views.shapes import COLORS, ROW, Box, Curve, Line, Text
+from treeviz.views.tree_view import TreeView
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -103,6 +108,95 @@ def test_two_pictures_of_a_tree_are_the_same_bytes():
     first, second = (treeviz.render(model()).picture() for _ in range(2))
     assert svg(first) == svg(second)
     assert png(first) == png(second)
+
+
+def with_series(n_layers: int = 3, n_columns: int = 100):
+    table = layers(n_layers)
+    return TreeView(table, table.chosen(("bytes",)), series=run(table, n_columns))
+
+
+def places_of(picture, key: str) -> list[float]:
+    """Where it stands."""
+    return [shape.y for shape in picture.shapes if isinstance(shape, Text) and shape.text == key]
+
+
+def curves_at(picture, y: float, role: str) -> list[Curve]:
+    curves = [shape for shape in picture.shapes if isinstance(shape, Curve) and shape.role == role]
+    return [curve for curve in curves if y - 15 <= curve.lines[0][0][1] < y - 15 + ROW]
+
+
+def test_every_row_has_its_last_value_and_a_line_that_goes_as_its_values_did():
+    view = with_series()
+    series, picture = view.series[0], view.picture()
+    assert series.high is not None
+    shown = texts(svg(picture))
+    assert "gradient norm" in shown and "gradient norm at steps 990 to 999 and since steps 0 to 9" in shown
+    up = leaf(view.table, "layers/1/up")
+    assert number_text(float(series.values[up, -1])) in shown
+    y = places_of(picture, "up")[1]
+    ((line,),) = [curve.lines for curve in curves_at(picture, y, "accent")]
+    xs, ys = np.array(line).T
+    high = np.log10(series.high[up])
+    columns = np.minimum((np.arange(len(xs)) + 1) * -(-100 // 64), 100) - 1  # the last that a point sums up
+    expected = [high[: c + 1][-2:].max() if c else high[0] for c in columns]
+    assert np.corrcoef(-ys, expected)[0, 1] > 0.999
+    assert (np.diff(xs) > 0).all() and y - 15 < ys.min() and ys.max() < y - 15 + ROW
+
+
+def test_what_is_not_finite_has_crosses_and_no_line_and_zero_lies_at_the_bottom():
+    picture = with_series(4).picture()
+    y = places_of(picture, "down")[2]
+    (line,), (crosses,) = curves_at(picture, y, "accent"), curves_at(picture, y, "bad")
+    end = max(x for points in line.lines for x, _ in points)
+    assert end < min(x for points in crosses.lines for x, _ in points) + 5
+    assert len(crosses.lines) >= 10
+    (zero,) = curves_at(picture, places_of(picture, "bias")[0], "accent")
+    assert len({height for points in zero.lines for _, height in points}) == 1
+
+
+def test_findings_are_badges_and_of_a_closed_node_a_number():
+    shown = texts(svg(with_series(4).picture()))
+    assert f"nonfinite at steps {10 * NAN_FROM} to {10 * NAN_FROM + 9}" in shown
+    view = with_series(4)
+    shallow = texts(svg(TreeView(view.table, [], depth=1, series=view.series).picture()))
+    assert "3 findings inside" in shallow
+
+
+@pytest.mark.parametrize("n_columns", [1, 2, 7, 1000])
+def test_a_picture_with_series_is_well_formed_bounded_and_stays_inside(n_columns):
+    view = with_series(40, max(n_columns, 70))
+    view = TreeView(view.table, [], series=[thinned(each, n_columns) for each in view.series])
+    picture = view.picture()
+    written = svg(picture)
+    tags = {element.tag for element in ElementTree.fromstring(written.encode()).iter()}
+    assert tags == {SVG + tag for tag in ("svg", "title", "style", "text", "rect", "line", "path")}
+    assert len(written) < 400_000
+    for curve in (shape for shape in picture.shapes if isinstance(shape, Curve)):
+        points = np.array([point for line in curve.lines for point in line])
+        assert np.isfinite(points).all() and all(len(line) > 1 for line in curve.lines)
+        assert (points >= 0).all() and (points <= [picture.width, picture.height]).all()
+    assert svg(view.picture()) == written
+
+
+def test_the_png_has_the_sparklines_in_their_colours():
+    view = with_series()
+    picture = view.picture()
+    image = pixels(png(picture))[..., :3]
+    for role in ("accent", "bad"):
+        color = np.array([int(COLORS[role][0][i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        curve = next(shape for shape in picture.shapes if isinstance(shape, Curve) and shape.role == role)
+        points = np.array([point for line in curve.lines for point in line]) * SCALE
+        (left, top), (right, bottom) = points.min(axis=0) - 2, points.max(axis=0) + 2
+        part = image[int(top) : int(bottom), int(left) : int(right)]
+        assert (abs(part - color).max(axis=-1) < 0.1).sum() > 20
+
+
+def test_an_inspector_draws_its_series(tmp_path):
+    inspector = treeviz.GradientInspector()
+    for step in range(5):
+        inspector.record(treeviz.measure(grads={"a": np.ones(2) * step, "b": np.ones(1)}), step)
+    shown = inspector.save(tmp_path / "x.svg").read_text()
+    assert shown.count("<path") == 3 and "gradient norm at step 4 and since step 0" in shown
 
 
 def pixels(data: bytes) -> np.ndarray:

@@ -69,7 +69,8 @@ def gradient_series(
             bottom = _rolled(table, leaf_rows, history.values(to, "norm", resolution=columns).latest)
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = _as_float32(top / np.where(bottom == 0, np.nan, bottom))
-            series.append(Series(f"{of}.ratio", title, tops.first, tops.until, _without_zeros(ratio, bad), bad))
+            values = _without_zeros(ratio, bad)
+            series.append(Series(f"{of}.ratio", title, tops.first, tops.until, values, bad, unit="ratio"))
     return tuple(series)
 
 
@@ -96,7 +97,8 @@ def _norm_series(
     )
     assert latest is not None
     low, high = (None if part is None else _without_zeros(part, bad) for part in (low, high))
-    return Series(name, title, norm.first, norm.until, _without_zeros(latest, bad), bad, low, high)
+    latest = _without_zeros(latest, bad)
+    return Series(name, title, norm.first, norm.until, latest, bad, low, high, unit="L2 norm")
 
 
 def _without_zeros(values: np.ndarray, bad: np.ndarray) -> np.ndarray:

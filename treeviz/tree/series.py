@@ -31,6 +31,7 @@ class Series:
       bad: bool[n_rows, n_columns]: whether something in the column, or below the row, was not finite.
       log: Whether it is to be shown on a logarithmic scale.
       marks: What was found, to be shown where it was.
+      unit: Of the values: "L2 norm", "ratio".
     """
 
     name: str
@@ -43,6 +44,7 @@ class Series:
     high: np.ndarray | None = None
     log: bool = True
     marks: tuple[Mark, ...] = ()
+    unit: str = ""
 
 
 @dataclass(frozen=True)

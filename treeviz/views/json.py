@@ -13,15 +13,18 @@ import numpy as np
 from treeviz.tree.column import Column
 from treeviz.tree.keys import python_expression
 from treeviz.tree.rollup import rolled_up
+from treeviz.tree.series import Series
 from treeviz.tree.table import Facts, Note, TreeTable
+from treeviz.views.sparks import with_steps
 
 FORMAT = "treeviz/1"
 MAX_PATH_DEPTH = 64
 _SIZES = ("parameters", "bytes", "leaves")
+_NOT_FINITE = {"nan": "null", "inf": '"Infinity"', "-inf": '"-Infinity"'}
 _IN_EVERY_ROW = ("kind", "type", "shape", "dtype", *_SIZES)
 
 
-def to_json(table: TreeTable, columns: Sequence[Column]) -> str:
+def to_json(table: TreeTable, columns: Sequence[Column], series: Sequence[Series] = ()) -> str:
     """The table in a form that programs can rely on: later versions add names, and change none.
 
     One object with the names
@@ -31,6 +34,7 @@ def to_json(table: TreeTable, columns: Sequence[Column]) -> str:
         headline  [text, ...] that sum it up
         columns   [{name, title, format, rollup, help}, ...] of what stands in the rows' `values`
         rows      [{...}, ...], depth first, one on each line
+        series    [{...}, ...], if values of the rows were measured over time
 
     and in each row
 
@@ -47,6 +51,17 @@ def to_json(table: TreeTable, columns: Sequence[Column]) -> str:
     `keystr`, `path` and `expression` are left out of rows deeper than 64 levels, or the file would grow
     with the square of the depth; follow `parent` and `key`. Where a column has nothing to say the value is
     null; infinities are "Infinity" and "-Infinity". A histogram is a list of counts.
+
+    In each of the series
+
+        name, title, unit       "grads.norm", "gradient norm", "L2 norm"
+        log                     whether it is read on a logarithmic scale
+        first_steps, last_steps the steps that each place in the lists of values sums up: one step, or several
+        values                  [[...], ...], a line for each row: the last value of those steps; null: there is none
+        low, high               the same for the least and the greatest, or null if each place is a single step
+        nonfinite               [[...], ...]: in each row, the places where something in it or below was NaN or
+                                infinite; the value there is that of the other numbers
+        marks                   [{row, place, kind, text}, ...]: what was found, and from where on
     """
     columns = [column for column in columns if column.name not in _IN_EVERY_ROW]
     described = [{name: getattr(c, name) for name in ("name", "title", "format", "rollup", "help")} for c in columns]
@@ -56,7 +71,9 @@ def to_json(table: TreeTable, columns: Sequence[Column]) -> str:
         ",\n".join(
             map("".join, zip(_places(table), _facts(table), _sizes(table), _values(table, columns), strict=True))
         ),
-        "\n]}",
+        "\n]",
+        ',\n"series": [\n' + ",\n".join(map(_series, with_steps(series))) + "\n]" if with_steps(series) else "",
+        "}",
     ]
     return "".join(parts)
 
@@ -139,6 +156,26 @@ def _written(table: TreeTable, column: Column) -> list[str]:
         column = replace(column, levels=np.asarray(column.levels, dtype=np.float64))
         return [f"[{', '.join(map(_number, counts))}]" for counts in rolled_up(table, column).tolist()]
     return list(map(_number, rolled_up(table, column).tolist()))
+
+
+def _series(series: Series) -> str:
+    head = {name: getattr(series, name) for name in ("name", "title", "unit", "log")}
+    head |= {name: getattr(series, name).tolist() for name in ("first_steps", "last_steps")}
+    marks = [
+        {"row": int(row), "place": int(place), "kind": kind, "text": text} for row, place, kind, text in series.marks
+    ]
+    places = [np.flatnonzero(bad).tolist() for bad in series.bad | np.isinf(series.values)]
+    parts = [f'"{name}": {_lines(getattr(series, name))}' for name in ("values", "low", "high")]
+    parts += [f'"nonfinite": {json.dumps(places)}', f'"marks": {json.dumps(marks)}']
+    return f"{json.dumps(head)[:-1]},\n" + ",\n".join(parts) + "}"
+
+
+def _lines(values: np.ndarray | None) -> str:
+    """A line for each row, in as many digits as tell the numbers apart."""
+    if values is None:
+        return "null"
+    words: list[list[str]] = values.astype(np.float32).astype(str).tolist()
+    return "[\n" + ",\n".join([f"[{', '.join([_NOT_FINITE.get(word, word) for word in row])}]" for row in words]) + "]"
 
 
 def _number(value: float) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from io import BytesIO
+from math import nan
 from pathlib import Path
 
-from treeviz.views.picture import COLORS, FONT, Box, Line, Picture, Text
+from treeviz.views.shapes import COLORS, FONT, Box, Curve, Line, Picture, Shape
 
 SCALE = 2  # pixels of the image for one of the picture, for screens with many of them
 _POINT = 72 / 100
@@ -36,7 +37,7 @@ def png(picture: Picture) -> bytes:
     return data.getvalue()
 
 
-def _artist(shape: Text | Box | Line, height: int, order: int):
+def _artist(shape: Shape, height: int, order: int):
     from matplotlib import lines, patches, text
     from matplotlib.transforms import Affine2D
 
@@ -59,6 +60,10 @@ def _artist(shape: Text | Box | Line, height: int, order: int):
             transform=to_pixels,
             zorder=order,
         )
+    if isinstance(shape, Curve):
+        points = [point for line in shape.lines for point in (*line, (nan, nan))]  # NaN lifts the pen
+        xs, ys = zip(*points, strict=True)
+        return lines.Line2D(xs, ys, color=color, linewidth=1.2 * _POINT, transform=to_pixels, zorder=order)
     x, y = shape.x * SCALE, (height - shape.y) * SCALE
     return text.Text(
         x,

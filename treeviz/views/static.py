@@ -21,7 +21,7 @@ from treeviz.views.cells import fact_parts, note_part, what_it_is
 from treeviz.views.choice import choose
 from treeviz.views.escape import Markup, text
 from treeviz.views.payload import blank
-from treeviz.views.sparks import last_texts, mark_text, sparklines, steps_text, with_steps
+from treeviz.views.sparks import last_texts, mark_text, marks_inside, sparklines, steps_text, times_text, with_steps
 
 MAX_LINES = 316
 MAX_NESTING = 60  # browsers stop at some hundred levels, and narrow screens much earlier
@@ -48,7 +48,7 @@ def outline(
     series = with_steps(series)
     rows, n_left_out = choose(table, MAX_LINES, MAX_NESTING if depth is None else min(depth, MAX_NESTING))
     numeric = [column for column in columns if column.format in _WRITE][:_N_NUMBERS]
-    titles = ", ".join(["type", *map(_last_title, series[:1]), *(column.title for column in numeric)])
+    titles = ", ".join(["type", *(times_text(each) for each in series[:1]), *(column.title for column in numeric)])
     parts = [
         f'<pre style="{_STYLE}"><b>{text(_short(table.name))}</b>',
         *(f" · {text(summary)}" for summary in table.headline),
@@ -60,11 +60,6 @@ def outline(
         parts.append(f"… {count_text(len(table) - len(rows))} of {count_text(len(table))} rows are not shown here.\n")
     parts.append("</pre>")
     return Markup("".join(parts))
-
-
-def _last_title(series: Series) -> str:
-    first, last = steps_text(series, 0), steps_text(series, -1)
-    return f"{_short(series.title)} at {last} and since {first}"
 
 
 def _findings(table: TreeTable, series: Sequence[Series]) -> Iterator[str]:
@@ -87,7 +82,7 @@ def _lines(
     facts = {code: _facts_text(table.facts[code]) for code in set(codes)}
     label = cache(lambda label: text(_short(label)))
     numbers = list(map("".join, zip(_history(series, rows), _numbers(table, rows, numeric), strict=True)))
-    found_inside = _findings_inside(table, series, rows)
+    found_inside = marks_inside(table, series, rows)
     chosen = rows.tolist()
     inside: list[tuple[int, str]] = []  # the nodes whose children are shown: the end, and what closes them
     for i, row in enumerate(chosen):
@@ -100,7 +95,7 @@ def _lines(
         shows_some = i + 1 < len(chosen) and chosen[i + 1] < ends[i]
         is_open = shows_some and depths[i] < n_open
         if found_inside[i] and not is_open:
-            line += f" <b>{count_text(found_inside[i])} finding{'s' * (found_inside[i] != 1)} inside</b>"
+            line += f" <b>{found_inside[i]}</b>"
         if shows_some:
             yield f"<details{' open' if is_open else ''}><summary>{line}</summary>"
             more = f"    {indent}… {count_text(n_left_out[i])} more\n" if n_left_out[i] else ""
@@ -109,12 +104,6 @@ def _lines(
             yield f"  {line}{f', {count_text(n_left_out[i])} inside' if n_left_out[i] else ''}\n"
     while inside:
         yield inside.pop()[1]
-
-
-def _findings_inside(table: TreeTable, series: Sequence[Series], rows: np.ndarray) -> list[int]:
-    """How many marks the subtree of each of the rows has, without its own."""
-    marked = np.sort([mark.row for each in series for mark in each.marks])
-    return (np.searchsorted(marked, table.end[rows]) - np.searchsorted(marked, rows, side="right")).tolist()
 
 
 def _n_open_levels(depths: np.ndarray) -> int:

@@ -11,7 +11,16 @@ from treeviz.tree.numbers import number_text
 from treeviz.tree.quote import visible
 from treeviz.tree.series import Mark, Series
 from treeviz.tree.table import TreeTable
-from treeviz.views.sparks import ASCII_BAD, UNICODE_BAD, last_texts, last_values, mark_text, sparklines, steps_text
+from treeviz.views.sparks import (
+    ASCII_BAD,
+    UNICODE_BAD,
+    last_texts,
+    last_values,
+    mark_text,
+    marks_by_row,
+    sparklines,
+    steps_text,
+)
 from treeviz.views.terminal import DIM, RED, RESET, YELLOW, Glyphs, cut, display_width
 
 N_LINES = 10
@@ -36,7 +45,7 @@ def worst_leaves(table: TreeTable, series: Sequence[Series], n: int = N_LINES) -
     """
     main = series[0]
     leaves = np.flatnonzero(table.is_leaf & (main.bad | ~np.isnan(main.values)).any(axis=1))
-    found = _marks_by_row(series)
+    found = {row: marks[0] for row, marks in marks_by_row(series).items()}
     is_bad = main.bad[leaves] | np.isinf(main.values[leaves])
     bad_since = np.where(is_bad.any(axis=1), is_bad.argmax(axis=1), is_bad.shape[1]).tolist()
     distances, ratios = _distances(last_values(main, leaves), main.log)
@@ -80,14 +89,6 @@ def worst_text(
 def _path(table: TreeTable, row: int, glyphs: Glyphs) -> str:
     text = glyphs.fit(visible(table[row].keystr)) or table.name
     return text if len(text) <= _PATH else glyphs.dots + text[len(text) - _PATH + 1 :]
-
-
-def _marks_by_row(series: Sequence[Series]) -> dict[int, tuple[Series, Mark]]:
-    found: dict[int, tuple[Series, Mark]] = {}
-    for each in series:
-        for mark in each.marks:
-            found.setdefault(mark.row, (each, mark))
-    return found
 
 
 def _distances(values: np.ndarray, is_log: bool) -> tuple[list[float], list[float]]:
