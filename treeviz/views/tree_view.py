@@ -81,7 +81,7 @@ class TreeView:
 
     def picture(self) -> Picture:
         """The first rows as a picture, for `.svg` and `.png`."""
-        return draw(self.table, self.columns, depth=self.depth)
+        return draw(self.table, self.columns, self.series, depth=self.depth)
 
     def save(self, path: str | Path) -> Path:
         """Write the tree to a file, and return its path.
