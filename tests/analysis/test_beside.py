@@ -74,7 +74,7 @@ def test_gradients_of_another_dtype_stand_beside_their_parameters():
 def test_the_first_and_second_moments_are_found_in_a_state():
     state = (AdamState(jnp.int32(0), like(params()), like(params(), jnp.float16)), ())
     table = beside(params(), opt_state=state)
-    assert places(table) == {"opt_state.0.mu": "opt_state[0].mu", "opt_state.0.nu": "opt_state[0].nu"}
+    assert places(table) == {"opt_state.0.mu": "….mu", "opt_state.0.nu": "….nu"}
     assert set(cells(table, "opt_state.0.mu").values()) == {"float32"}
     assert set(cells(table, "opt_state.0.nu").values()) == {"float16"}
 
@@ -169,8 +169,17 @@ def test_of_many_places_twelve_are_shown_and_the_others_counted():
 
 
 def test_titles_are_short_and_tell_the_places_apart():
-    state = {"inner_states": {"a_long_name": {"inner_state": (AdamState(0, like(params()), like(params())),)}}}
-    assert list(places(beside(params(), opt_state=state)).values()) == ["opt_state….mu", "opt_state….nu"]
+    moments = AdamState(0, like(params()), like(params()))
+    state = {"inner_states": {"a_long_name": {"inner_state": (moments,)}}}
+    assert list(places(beside(params(), opt_state=state)).values()) == ["….mu", "….nu"]
+    assert list(places(beside(params(), opt=moments)).values()) == ["opt.mu", "opt.nu"]
+    both = {"generator": moments, "discriminator": moments}
+    found = places(beside(params(), opt_state=both, grads=params()))
+    names = ("['discriminator'].mu", "['discriminator'].nu", "['generator'].mu", "['generator'].nu")
+    assert list(found.values()) == [*(f"…{name}" for name in names), "grads"]
+    found = places(beside(params(), generator_state=moments, discriminator_state=moments))
+    names = ("generator_stat….mu", "generator_stat….nu", "discriminator_….mu", "discriminator_….nu")
+    assert list(found.values()) == list(names)
 
 
 # -- property: what JAX aligns, and nothing else
@@ -393,7 +402,7 @@ def test_the_states_of_nnx_stand_beside_their_module():
     state = nnx.state(model, nnx.Param)
     opt_state = optax.adam(1e-3).init(state)
     table = beside(model, state=state, opt_state=opt_state, pure=nnx.to_pure_dict(state))
-    assert [*places(table).values()] == ["state", "opt_state[0].mu", "opt_state[0].nu", "pure"]
+    assert [*places(table).values()] == ["state", "….mu", "….nu", "pure"]
     for place in places(table):
         there = [row.path for row in table.leaves if table.columns[f"{place}.dtype"][row.number] != HOLE]
         assert there == ["a/bias", "a/kernel", "norm/bias", "norm/scale"]

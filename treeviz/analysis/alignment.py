@@ -6,16 +6,16 @@ and `['kernel']` of its state are the same key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from treeviz.analysis.place_names import path_text
 from treeviz.tree.table import TreeTable
 
 MAX_PLACES = 12  # of one tree that are shown
 _BOXES = ("node", "module", "variable")  # kinds of nodes that may hold one leaf where the other tree has the leaf
-_N_KEYS = 8  # of a path in a sentence
 _EFFORT = 16  # rows that are looked at, for each row of the trees
 
 
@@ -238,29 +238,6 @@ def _only_leaf(table: TreeTable, row: int, n_leaves: int) -> int | None:
     if n_leaves != 1 or table.facts[table.fact_codes[row]].kind not in _BOXES:
         return None
     return row + int(np.argmax(table.is_leaf[row : table.end[row]]))
-
-
-def path_text(table: TreeTable, row: int, root: int = 0) -> str:
-    """The key path from `root` to `row`, of which the last keys are enough."""
-    n_keys = int(table.depth[row] - table.depth[root])
-    return ("…" if n_keys > _N_KEYS else "") + _last_keys(table, row, min(n_keys, _N_KEYS))
-
-
-def short_path(table: TreeTable, row: int, others: Sequence[int]) -> str:
-    """As few of the path's last keys as tell `row` from the `others`, after "…"."""
-    for n_keys in range(1, _N_KEYS + 1):
-        texts = [_last_keys(table, each, n_keys) for each in (row, *others)]
-        if texts[0] not in texts[1:]:
-            break
-    return f"…{texts[0]}"
-
-
-def _last_keys(table: TreeTable, row: int, n_keys: int) -> str:
-    keys: list[str] = []
-    while row > 0 and len(keys) < n_keys:
-        keys.append(table.key(row).keystr)
-        row = int(table.parent[row])
-    return "".join(reversed(keys))
 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from treeviz.analysis.alignment import Place, find_structure, path_text, shape_text, short_path
+from treeviz.analysis.alignment import find_structure, shape_text
+from treeviz.analysis.place_names import field, place_text, titles
 from treeviz.analysis.sizes import whole_numbers
 from treeviz.tree.column import Column, Format
-from treeviz.tree.quote import visible
 from treeviz.tree.table import Facts, Note, TreeTable
 from treeviz.tree.walk import scan
 
 HOLE = "—"
-_N_TITLE = 20  # characters
-_N_NAME, _N_TEXT = 16, 40
+_N_TEXT = 40  # characters of what is no dtype
 _N_TOLD_APART = 15  # labels of a subtree; the others are "…"
 _N_LISTED = 3
 _SAME = ("array", "numpy", "key", "ref")  # kinds of which it matters whether they are one object
-_NAMES = re.compile(r"[^a-z0-9_-]+")
 
 
 class Beside(NamedTuple):
@@ -42,13 +39,18 @@ class Beside(NamedTuple):
 class _Found(NamedTuple):
     """One tree's leaves, by the leaves of the table that they stand beside."""
 
-    place: str  # "opt_state[0].mu"
-    title: str  # the same, or shorter
-    name: str  # the same as a field of a query
+    other: TreeTable
+    row: int  # of the other tree: where its structure was found
     rows: np.ndarray  # of the table
     facts: list[Facts]  # of the other tree's leaves
     things: list[Any]
     inside: np.ndarray  # bool[n_rows]: where the absence of a leaf is a hole
+
+
+class _Named(NamedTuple):
+    place: str  # "opt_state[0].mu"
+    title: str  # the same, or its end
+    field: str  # of a query
 
 
 def beside_columns(
@@ -73,96 +75,61 @@ def beside_columns(
       stats: Read the values.
       is_leaf: As in `jax.tree.leaves`, for the other trees.
     """
+    notes: list[Note] = []
+    every = [
+        found for name, tree in trees.items() for found in _find(table, *scan(tree, is_leaf=is_leaf, name=name), notes)
+    ]
     columns: list[Column] = []
     shown: list[str] = []
-    notes: list[Note] = []
-    names = set(table.columns)
-    for tree_name, tree in trees.items():
-        other, things = scan(tree, is_leaf=is_leaf, name=tree_name)
-        for found in _find(table, other, things, names, notes):
-            values = dict(zip(found.rows.tolist(), found.things, strict=True))
-            same = [nodes[row] is thing for row, thing in values.items()]
-            added = [_labels(table, found, same), _bytes(table, found)]
-            first = [added[0].name]
-            if stats:
-                measured = _measured(table, found, values)
-                added += measured
-                first = [c.name for c in measured if c.name.endswith((".rms", ".nonfinite")) and _says(c)] or first
-            columns += added
-            shown += first
+    for found, title in zip(every, titles([(found.other, found.row) for found in every]), strict=True):
+        taken = {*table.columns, *(column.name for column in columns)}
+        named = _Named(place_text(found.other, found.row), title, field(found.other, found.row, taken))
+        things = dict(zip(found.rows.tolist(), found.things, strict=True))
+        same = [nodes[row] is thing for row, thing in things.items()]
+        added = [_labels(table, found, named, same), _bytes(table, found, named)]
+        first = [added[0].name]
+        if stats:
+            measured = _measured(table, found, named, things)
+            added += measured
+            first = [c.name for c in measured if c.name.endswith((".rms", ".nonfinite")) and _says(c)] or first
+        columns += added
+        shown += first
     return Beside(tuple(columns), tuple(shown), {0: tuple(notes)} if notes else {})
 
 
-def _find(
-    table: TreeTable, other: TreeTable, things: list[Any], names: set[str], notes: list[Note]
-) -> Iterator[_Found]:
+def _find(table: TreeTable, other: TreeTable, things: list[Any], notes: list[Note]) -> list[_Found]:
     search = find_structure(table, other)
-    for place in search.places:
-        yield _found(table, other, things, place, _named(other, place.row, [each.row for each in search.places], names))
     if search.n_more:
         notes.append(Note("info", f"{other.name}: {search.n_more} more subtrees have this structure"))
     if search.places:
-        return
+        inside = np.ones(len(table), dtype=bool)
+        return [_at(other, place.row, place.own, things, place.leaves, inside) for place in search.places]
     inverse = [] if other.is_leaf[0] else find_structure(other, table, whole=True).places
     if inverse:
-        yield _joined(table, other, things, inverse, names)
-        return
+        inside = np.zeros(len(table), dtype=bool)
+        for place in inverse:
+            inside[place.row : table.end[place.row]] = True
+        rows, leaves = (np.concatenate([getattr(place, which) for place in inverse]) for which in ("own", "leaves"))
+        return [_at(other, 0, leaves, things, rows, inside)]
     text = f"{other.name}: nothing in it has the structure of {table.name}"
     if search.almost is not None:
         row, why = search.almost
-        text += f"; {other.name}{path_text(other, row)} comes closest, but {why}"
+        text += f"; {place_text(other, row)} comes closest, but {why}"
     notes.append(Note("info", text))
+    return []
 
 
-def _found(table: TreeTable, other: TreeTable, things: list[Any], place: Place, named: tuple[str, str, str]) -> _Found:
-    facts = [other.facts[code] for code in other.fact_codes[place.own].tolist()]
-    return _Found(
-        *named, place.leaves, facts, [things[row] for row in place.own.tolist()], np.ones(len(table), dtype=bool)
-    )
-
-
-def _joined(table: TreeTable, other: TreeTable, things: list[Any], places: list[Place], names: set[str]) -> _Found:
-    """The whole other tree beside each of the places in the table."""
-    inside = np.zeros(len(table), dtype=bool)
-    for place in places:
-        inside[place.row : table.end[place.row]] = True
-    rows, leaves = (np.concatenate([getattr(place, which) for place in places]) for which in ("own", "leaves"))
+def _at(
+    other: TreeTable, row: int, leaves: np.ndarray, things: list[Any], rows: np.ndarray, inside: np.ndarray
+) -> _Found:
     facts = [other.facts[code] for code in other.fact_codes[leaves].tolist()]
-    return _Found(*_named(other, 0, [], names), rows, facts, [things[row] for row in leaves.tolist()], inside)
-
-
-# Names
-
-
-def _named(other: TreeTable, row: int, rows: Sequence[int], taken: set[str]) -> tuple[str, str, str]:
-    place = visible(f"{other.name}{path_text(other, row)}")
-    return place, _title(other, row, rows), _name(other, row, taken)
-
-
-def _title(other: TreeTable, row: int, rows: Sequence[int]) -> str:
-    """ "opt_state[0].mu"; where that is long, "opt_state….mu", if no other of the rows ends like that."""
-    name, path = visible(other.name, _N_NAME), path_text(other, row)
-    if len(name) + len(path) > _N_TITLE:
-        path = short_path(other, row, [each for each in rows if each != row])
-    return name + path[:_N_TEXT]
-
-
-def _name(other: TreeTable, row: int, taken: set[str]) -> str:
-    """The same as a field of a query: "opt_state.0.mu"."""
-    name = _NAMES.sub(".", f"{other.name}{path_text(other, row)}".lower()).strip(".-")
-    name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"
-    unique, n = name, 1
-    while any(each == unique or each.startswith(f"{unique}.") for each in taken):
-        n += 1
-        unique = f"{name}_{n}"
-    taken.add(unique)
-    return unique
+    return _Found(other, row, rows, facts, [things[leaf] for leaf in leaves.tolist()], inside)
 
 
 # Columns
 
 
-def _labels(table: TreeTable, found: _Found, same: list[bool]) -> Column:
+def _labels(table: TreeTable, found: _Found, named: _Named, same: list[bool]) -> Column:
     """What stands there: a dtype, a hole, another shape; of a node all that there is below it."""
     codes = np.full(len(table), -1, np.int64)
     main = [table.facts[code] for code in table.fact_codes[found.rows].tolist()]
@@ -179,11 +146,11 @@ def _labels(table: TreeTable, found: _Found, same: list[bool]) -> Column:
     codes[found.rows] = own_codes
     levels, level_codes = _with_nodes(table, list(labels), codes)
     return Column(
-        f"{found.name}.dtype",
-        found.title,
+        f"{named.field}.dtype",
+        named.title,
         levels,
         level_codes,
-        help=f"The dtype of {found.place} here, and its shape if that is another. {HOLE}: there is nothing",
+        help=f"The dtype of {named.place} here, and its shape if that is another. {HOLE}: there is nothing",
     )
 
 
@@ -218,15 +185,15 @@ def _with_nodes(table: TreeTable, labels: list[str], codes: np.ndarray) -> tuple
     return [*labels, *texts], np.where(codes >= 0, codes, len(labels) + of_node).astype(np.int32)
 
 
-def _bytes(table: TreeTable, found: _Found) -> Column:
+def _bytes(table: TreeTable, found: _Found, named: _Named) -> Column:
     n_bytes = [facts.bytes for facts in found.facts]
     levels = np.zeros(len(table), whole_numbers(n_bytes, len(table)).dtype)
     levels[found.rows] = n_bytes
-    title, help = f"{found.title} bytes", f"Bytes of the arrays in {found.place}"
-    return Column(f"{found.name}.bytes", title, levels, None, "bytes", "sum", help)
+    title, help = f"{named.title} bytes", f"Bytes of the arrays in {named.place}"
+    return Column(f"{named.field}.bytes", title, levels, None, "bytes", "sum", help)
 
 
-def _measured(table: TreeTable, found: _Found, things: Mapping[int, Any]) -> list[Column]:
+def _measured(table: TreeTable, found: _Found, named: _Named, things: Mapping[int, Any]) -> list[Column]:
     """What can be said of the values. Beside a row stand those of its counterpart, also beside a node."""
     from treeviz.analysis.stats import value_statistics
 
@@ -238,14 +205,14 @@ def _measured(table: TreeTable, found: _Found, things: Mapping[int, Any]) -> lis
     )
     with np.errstate(all="ignore"):
         norm = rms * np.sqrt(histogram.sum(axis=1) + zeros)
-    place = found.place
+    place = named.place
 
     def column(name: str, said: str, levels, help: str, format: Format = "number", codes=codes) -> Column:
-        return Column(f"{found.name}.{name}", f"{found.title} {said}", levels, codes, format, "given", help)
+        return Column(f"{named.field}.{name}", f"{named.title} {said}", levels, codes, format, "given", help)
 
     measured = [
         column("rms", "rms", rms, f"the root of the mean square of the finite values in {place}"),
-        column("nonfinite", "NaN, ±Inf", nan + inf, f"how many values in {place} are NaN or infinite", "count"),
+        column("nonfinite", "NaN/Inf", nan + inf, f"how many values in {place} are NaN or infinite", "count"),
         column("norm", "norm", norm, f"the L2 norm of the finite values in {place}"),
     ]
     if "rms" in table.columns:
