@@ -1,6 +1,8 @@
 """A real Chromium, and pages in it that fail the test if anything goes wrong in them.
 
 TREEVIZ_CHROMIUM names another browser. Without one these tests are skipped, but not in CI.
+TREEVIZ_SLOW_BROWSER=8 makes the browser eight times as slow, and what a page does in its frames late: a test that does
+not wait for what it reads fails there, as it would on a slow machine on a bad day.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ ARGUMENTS = (
     "--disable-dev-shm-usage",
     "--force-color-profile=srgb",
 )
+TIMEOUT_MS = 60_000  # for what takes a moment: the machine may be slow, and busy
+SLOWNESS = float(os.environ.get("TREEVIZ_SLOW_BROWSER") or 1)
+LATE_MS = 15 * SLOWNESS
 OURS = ("file:", "data:", "blob:", "about:", "http://127.0.0.1:", "ws://127.0.0.1:", "http://localhost:")
 
 
@@ -33,10 +38,26 @@ def chromium() -> Iterator:
         if os.environ.get("CI") == "true":
             pytest.fail("there is no Chromium: install one, or name it in TREEVIZ_CHROMIUM")
         pytest.skip("there is no Chromium; TREEVIZ_CHROMIUM may name one")
+    playwright.expect.set_options(timeout=TIMEOUT_MS)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield browser
         browser.close()
+
+
+def new_context(browser, **options):
+    """A window of its own, with time for what its pages do. The one place where windows are opened."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(TIMEOUT_MS)
+    if SLOWNESS > 1:
+        late = Path(__file__).with_name("late_frames.js").read_text("utf-8")
+        context.add_init_script(f"{{ const LATE_MS = {LATE_MS}; {late} }}")
+        context.on("page", slow_down)
+    return context
+
+
+def slow_down(page) -> None:
+    page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": SLOWNESS})
 
 
 class Watch:
@@ -65,10 +86,12 @@ def open_page(chromium, tmp_path) -> Iterator[Callable]:
 
     def open_html(html: str, *, width: int = 1200, height: int = 700, dark: bool = False, **options):
         options = {"reduced_motion": "reduce", "permissions": ["clipboard-read", "clipboard-write"], **options}
-        context = chromium.new_context(
-            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", **options
+        context = new_context(
+            chromium,
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            **options,
         )
-        context.set_default_timeout(10_000)
         watch = Watch(context)
         watched.append((context, watch))
         file = tmp_path / f"page{len(watched)}.html"

@@ -39,6 +39,9 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+PATIENCE_S = 180  # for a server, a kernel, a notebook: the machine may be slow, and busy
+
+
 class Lab:
     """A JupyterLab server. Two with different folders do not trust each other's notebooks."""
 
@@ -82,7 +85,8 @@ class Lab:
         command += ["--LabApp.extension_manager=readonly", "--ServerApp.terminals_enabled=False"]
         self._log = (folder / "server.log").open("wb")
         self._server = subprocess.Popen(command, env=environment, stdout=self._log, stderr=subprocess.STDOUT)
-        for _ in range(600):
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
             if self._server.poll() is not None:
                 break
             with contextlib.suppress(OSError):
@@ -97,7 +101,7 @@ class Lab:
                 self._ask(f"kernels/{kernel['id']}", "DELETE")
         self._server.send_signal(signal.SIGTERM)
         try:
-            self._server.wait(20)
+            self._server.wait(60)
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
@@ -109,21 +113,21 @@ class Lab:
     def _ask(self, what: str, method: str = "GET") -> Any:
         url = f"http://127.0.0.1:{self.port}/api/{what}"
         request = urllib.request.Request(url, method=method, headers={"Authorization": f"token {self._token}"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             body = answer.read()
         return json.loads(body) if body else None
 
 
 def open_notebook(page: Any, lab: Lab, notebook: str) -> None:
     page.goto(lab.url(notebook))
-    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=1000 * PATIENCE_S)
 
 
 def run_all_cells(page: Any) -> None:
-    """Run the notebook that is open, and wait until its last cell has run."""
+    """Run the notebook that is open, and wait until its last cell has run, or one has failed."""
     page.wait_for_function(
         "() => window.jupyterapp.shell.currentWidget.context.sessionContext.session?.kernel?.status === 'idle'",
-        timeout=120_000,
+        timeout=1000 * PATIENCE_S,
     )
     page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')")
     page.wait_for_function(
@@ -131,10 +135,12 @@ def run_all_cells(page: Any) -> None:
           const notebook = window.jupyterapp.shell.currentWidget;
           const cells = notebook.content.widgets
             .filter(c => c.model.type === 'code' && c.model.sharedModel.source.trim());
+          const has_failed = cells.some(c => c.model.outputs.toJSON().some(output => output.output_type === 'error'));
           return notebook.context.sessionContext.session.kernel.status === 'idle'
-            && cells.every(c => c.model.executionCount != null && c.model.executionState !== 'running');
+            && (has_failed
+              || cells.every(c => c.model.executionCount != null && c.model.executionState !== 'running'));
         }""",
-        timeout=240_000,
+        timeout=1000 * PATIENCE_S,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax
-from browser.test_page import READY, row
+from browser.driving import opened, row, settled
 from watched import init_mlp_params, loss_fn, mlp_data
 
 import treeviz as tv
@@ -23,16 +23,15 @@ def test_a_run_that_went_wrong_shows_where_and_when(open_page, shots):
     for number in range(40):
         params = step(params, x, y.at[0].set(float("nan")) if number == BAD else y)
     page = open_page(inspector.render().html(), width=1300)
-    page.wait_for_selector(READY)
+    opened(page)
     assert page.get_by_text("40 steps · step 39").count() == 1
     n = len(inspector.findings)
     page.get_by_text(f"findings ({n})").click()
     found = page.locator(".finding").first
     assert found.inner_text().startswith("nonfinite") and f"at step {BAD}" in found.inner_text()
     found.click()
-    assert page.get_by_role("slider", name="Heat map").count() == 1
+    assert settled(page).get_by_role("slider", name="Heat map").count() == 1
     row(page, "biases").first.click()
-    page.screenshot(path=shots / "gradients.png")
-    assert page.get_by_role("img", name="magnitudes of gradient").count() == 1
+    assert settled(page).get_by_role("img", name="magnitudes of gradient").count() == 1
     assert page.locator("svg.chart").count() >= 1
     page.screenshot(path=shots / "gradients.png")

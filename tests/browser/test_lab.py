@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from browser.conftest import Watch
+from browser.conftest import Watch, new_context
+from browser.driving import copied, opened, settled
 from browser.jupyter import Lab, errors_in_cells, n_cells, open_notebook, run_all_cells, save, set_theme
 
 NOTEBOOK = Path(__file__).parents[2] / "demos" / "01_see_a_model.ipynb"
@@ -28,9 +29,8 @@ def open_in(chromium):
     watched = []
 
     def open_window(lab: Lab):
-        context = chromium.new_context(viewport={"width": 1280, "height": 1000}, reduced_motion="reduce")
+        context = new_context(chromium, viewport={"width": 1280, "height": 1000}, reduced_motion="reduce")
         context.grant_permissions(["clipboard-read", "clipboard-write"])
-        context.set_default_timeout(30_000)
         watched.append((context, Watch(context)))
         page = context.new_page()
         open_notebook(page, lab, NOTEBOOK.name)
@@ -48,12 +48,13 @@ def page(lab, open_in):
     page = open_in(lab)
     run_all_cells(page)
     assert errors_in_cells(page) == []
-    return page
+    return opened(page, 2)
 
 
 def first_tree(page):
     tree = page.get_by_role("tree").first
     tree.scroll_into_view_if_needed()
+    settled(page)
     return tree
 
 
@@ -65,6 +66,7 @@ def test_the_demo_shows_trees_that_close_and_open(page, shots):
     assert n_rows > 3
     rows.first.click(position={"x": 10, "y": 10})
     tree.locator("[role=treeitem][aria-expanded=false]").first.wait_for()
+    settled(page)
     assert rows.count() == 1
     assert rows.first.get_attribute("aria-expanded") == "false"
     tree.focus()
@@ -87,15 +89,15 @@ def test_no_shortcut_of_the_notebook_fires_in_the_tree(page):
     first_tree(page).focus()
     for key in ["b", "a", "x", "d", "d", "ArrowDown", "Enter", "m", "y"]:
         page.keyboard.press(key)
-    assert n_cells(page) == before
+    assert n_cells(settled(page)) == before
     assert page.evaluate("() => document.activeElement.closest('.jp-OutputArea') !== null")
 
 
 def test_a_row_copies_python_that_leads_to_it(page):
     tree = first_tree(page)
     tree.get_by_role("treeitem").nth(1).click()
-    page.get_by_role("button", name="as Python").first.click()
-    assert re.match(r"\w+[\[.]", page.evaluate("() => navigator.clipboard.readText()"))
+    python = copied(settled(page), page.get_by_role("button", name="as Python").first.click)
+    assert re.match(r"\w+[\[.]", python)
 
 
 def test_two_outputs_share_no_id_and_leave_no_global(page):
@@ -127,6 +129,7 @@ def test_untrusted_the_first_rows_are_still_readable(page, lab, open_in, tmp_pat
         untrusted = open_in(stranger)
         details = untrusted.locator(".jp-OutputArea details").first
         details.wait_for()
+        settled(untrusted)
         assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
         text = untrusted.locator(".jp-OutputArea").first.inner_text() + details.inner_text()
         assert "float32[" in text and "leaves" in text

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser.conftest import Watch
+from browser.conftest import Watch, new_context
+from browser.driving import active, copied, labels, opened, row, scroll_to, search, settled, status
 from hostile_objects import EVIL_TEXTS
 from query_trees import TREES
 from sample_trees import SAMPLES
@@ -26,7 +27,6 @@ TESTS = Path(__file__).parents[1]
 CASES = json.loads((TESTS / "query_cases.json").read_text("utf-8"))
 PAIRS = runpy.run_path(str(TESTS / "tree" / "test_numbers.py"))  # numbers beside their texts
 PARTS = "unpack, matches, Index, Rows, countText, bytesText, numberText, mount"
-READY = ".treeviz .row"
 
 
 def model(n_layers: int = 3):
@@ -42,41 +42,6 @@ def model(n_layers: int = 3):
     return {"embed": np.zeros((100, 8), np.float32), "layers": [layer() for _ in range(n_layers)], "norm": None}
 
 
-def labels(page) -> list[str]:
-    return page.locator(".row .key").all_inner_texts()
-
-
-def active(page) -> str:
-    """The key of the row that the keyboard is at."""
-    return page.evaluate(
-        """() => {
-            const tree = document.querySelector('.treeviz').shadowRoot.querySelector('.tree');
-            const id = tree.getAttribute('aria-activedescendant');
-            return tree.querySelector(`#${id} .key`).textContent;
-        }"""
-    )
-
-
-def row(page, name: str):
-    return page.get_by_role("treeitem", name=name)
-
-
-def status(page) -> str:
-    return page.locator("output").inner_text()
-
-
-def search(page, query: str):
-    page.get_by_role("searchbox").fill(query)
-    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-
-def clipboard(page) -> str:
-    page.wait_for_function(
-        "() => document.querySelector('.treeviz').shadowRoot.querySelector('output').textContent === 'copied'"
-    )
-    return page.evaluate("() => navigator.clipboard.readText()")
-
-
 @pytest.fixture
 def shown(open_page):
     """`shown(tree, …)` opens the page of a tree, with all its rows open if it is small."""
@@ -84,8 +49,7 @@ def shown(open_page):
     def show(tree, *, stats: bool = False, columns=None, depth=9, name="params", values=None, **window):
         view = treeviz.render(tree, name=name, stats=stats, columns=columns, depth=depth)
         page = open_page(as_page(view.table, view.columns, depth=depth, values=values), **window)
-        page.wait_for_selector(READY)
-        return page
+        return opened(page)
 
     return show
 
@@ -93,7 +57,7 @@ def shown(open_page):
 @pytest.fixture(scope="module")
 def parts(chromium):
     """The front end's own functions, on a page where nothing is shown."""
-    context = chromium.new_context()
+    context = new_context(chromium)
     page = context.new_page()
     page.set_content(f"<div id=host></div><script type=module>{module_text()}\nwindow.parts = {{{PARTS}}};</script>")
     page.wait_for_function("() => window.parts")
@@ -207,7 +171,7 @@ def test_a_page_opens_with_the_first_levels_and_few_elements(shown, shots):
 def test_a_page_holds_few_elements_however_large_the_tree(shown, name):
     page = shown(SAMPLES[name](), depth=None, width=2000, height=1100)
     page.get_by_role("button", name="Expand all").click()
-    n_elements = page.evaluate(
+    n_elements = settled(page).evaluate(
         """() => document.querySelectorAll('*').length
             + document.querySelector('.treeviz').shadowRoot.querySelectorAll('*').length"""
     )
@@ -215,7 +179,7 @@ def test_a_page_holds_few_elements_however_large_the_tree(shown, name):
     page.locator(".tree").focus()
     page.keyboard.press("End")
     n_rows = len(treeviz.walk(SAMPLES[name]()))
-    assert page.locator(".row.active").get_attribute("id") == f"row{n_rows - 1}"
+    assert settled(page).locator(".row.active").get_attribute("id") == f"row{n_rows - 1}"
 
 
 def test_a_million_rows_can_be_scrolled_from_end_to_end(open_page):
@@ -241,11 +205,9 @@ def test_a_million_rows_can_be_scrolled_from_end_to_end(open_page):
     many.end[0] = n + 1
     many.position[0] = 0
     page = open_page(as_page(many, []))
-    page.wait_for_selector(READY)
+    opened(page)
     assert labels(page)[:3] == ["many", "[0]", "[1]"]
-    scroller = page.locator(".scroller")
-    scroller.evaluate("(element) => { element.scrollTop = element.scrollHeight }")
-    page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('#row1000000')")
+    scroll_to(page, 10**9)
     assert labels(page)[-1] == "[999999]"
     page.locator(".tree").focus()
     page.keyboard.press("End")
@@ -257,8 +219,10 @@ def test_a_million_rows_can_be_scrolled_from_end_to_end(open_page):
     page.mouse.move(300, 300)
     before = labels(page)[0]
     page.mouse.wheel(0, 220)
-    page.wait_for_timeout(200)
-    assert labels(page)[0] != before
+    page.wait_for_function(  # the mouse does not wait for what it rolls
+        "(before) => document.querySelector('.treeviz').shadowRoot.querySelector('.row .key').textContent !== before",
+        arg=before,
+    )
     assert row(page, "[30]").first.is_visible()
 
 
@@ -311,52 +275,54 @@ def test_a_star_opens_all_siblings(shown):
 
 def test_several_rows_can_be_selected(shown):
     page = shown(model(), depth=2)
-    selected = page.locator(".row[aria-selected=true] .key")
+
+    def selected() -> list[str]:
+        return settled(page).locator(".row[aria-selected=true] .key").all_inner_texts()
+
     row(page, "[0]").click()
     row(page, "[2]").click(modifiers=["Shift"])
-    assert selected.all_inner_texts() == ["[0]", "[1]", "[2]"]
+    assert selected() == ["[0]", "[1]", "[2]"]
     row(page, "[1]").click(modifiers=["Control"])
     row(page, "embed").click(modifiers=["Control"])
-    assert selected.all_inner_texts() == ["embed", "[0]", "[2]"]
-    page.get_by_role("button", name="as Python").click()
-    assert clipboard(page) == "params['embed']\nparams['layers'][0]\nparams['layers'][2]"
+    assert selected() == ["embed", "[0]", "[2]"]
+    python = copied(page, page.get_by_role("button", name="as Python").click)
+    assert python == "params['embed']\nparams['layers'][0]\nparams['layers'][2]"
     row(page, "norm").click()
     page.keyboard.press("Shift+ArrowUp")
     page.keyboard.press("Shift+ArrowUp")
-    assert selected.all_inner_texts() == ["[1]", "[2]", "norm"]
+    assert selected() == ["[1]", "[2]", "norm"]
     page.keyboard.press("Control+Home")
     page.keyboard.press(" ")
-    assert selected.all_inner_texts() == ["params", "[1]", "[2]", "norm"]
+    assert selected() == ["params", "[1]", "[2]", "norm"]
 
 
 def test_the_copied_path_evaluates_to_the_leaf(shown):
     params = model()
     page = shown(params)
     row(page, "kernel").nth(3).click()
-    page.keyboard.press("Control+c")
-    assert eval(clipboard(page)) is params["layers"][1]["mlp"]["kernel"]
-    page.get_by_role("button", name="keystr writes it").click()
-    assert clipboard(page) == "['layers'][1]['mlp']['kernel']"
+    assert eval(copied(page, lambda: page.keyboard.press("Control+c"))) is params["layers"][1]["mlp"]["kernel"]
+    keystr = copied(page, page.get_by_role("button", name="keystr writes it").click)
+    assert keystr == "['layers'][1]['mlp']['kernel']"
 
 
 def test_a_path_is_copied_without_the_clipboard_interface(shown):
     page = shown(model())
     page.evaluate("() => Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     row(page, "embed").click()
-    page.keyboard.press("Control+c")
-    page.wait_for_function(
-        "() => document.querySelector('.treeviz').shadowRoot.querySelector('output').textContent === 'copied'"
-    )
+    copied(page, lambda: page.keyboard.press("Control+c"))
     page.keyboard.press("/")
     page.keyboard.press("Control+v")
-    assert page.get_by_role("searchbox").input_value() == "params['embed']"
+    page.wait_for_function(  # the clipboard is asked in its own time
+        "(text) => document.querySelector('.treeviz').shadowRoot.querySelector('[type=search]').value === text",
+        arg="params['embed']",
+    )
 
 
 def test_a_search_shows_what_it_finds_and_what_is_above(shown, shots):
     page = shown(model(), depth=1)
     search(page, "mlp/kernel")
     assert labels(page) == ["params", "layers", *[label for i in range(3) for label in (f"[{i}]", "mlp", "kernel")]]
-    assert page.locator(".row.hit .key").all_inner_texts() == ["kernel"] * 3
+    assert settled(page).locator(".row.hit .key").all_inner_texts() == ["kernel"] * 3
     assert status(page) == "1 of 3 matches"
     page.screenshot(path=shots / "search.png")
     search(page, "nothing")
@@ -443,27 +409,27 @@ def test_a_sorted_tree_is_searched_and_walked_in_its_new_order(shown):
 
 def test_columns_can_be_hidden_and_shown(shown):
     page = shown(model(), stats=True, columns=["bytes"])
-    assert page.locator(".head button").all_inner_texts() == ["key", "type", "bytes"]
+    assert settled(page).locator(".head button").all_inner_texts() == ["key", "type", "bytes"]
     page.get_by_text("columns").click()
     page.get_by_role("checkbox", name="rms").check()
     page.get_by_role("checkbox", name="bytes", exact=True).uncheck()
-    assert page.locator(".head button").all_inner_texts() == ["key", "type", "rms"]
+    assert settled(page).locator(".head button").all_inner_texts() == ["key", "type", "rms"]
     assert page.locator(".row .number").first.inner_text() != ""
 
 
 def test_the_detail_of_a_row_says_everything_about_it(shown, shots):
     page = shown({"w": np.array([1.0, np.nan, 4.0]), "n": 1}, stats=True)
     row(page, "w").click()
-    detail = page.locator(".detail")
+    detail = settled(page).locator(".detail")
     said = detail.inner_text()
     for text in ("params['w']", "(3,)", "float64", "24 B", "numpy (a leaf)", "rms"):
         assert text in said, text
     assert detail.locator("figure path").count() == 1
-    detail.get_by_role("button", name="Copy path").click()
-    assert clipboard(page) == "params['w']"
+    assert copied(page, detail.get_by_role("button", name="Copy path").click) == "params['w']"
     page.screenshot(path=shots / "detail.png")
     page.locator(".tree").focus()
     page.keyboard.press("Escape")
+    settled(page)
     assert detail.count() == 0
 
 
@@ -473,7 +439,7 @@ def test_a_shared_leaf_leads_to_where_it_was_first(shown):
     row(page, "second").dblclick()
     row(page, "w").click()
     page.locator(".detail").get_by_role("button", name="go to params['first']['w']").click()
-    assert page.locator(".detail code").first.inner_text() == "params['first']['w']"
+    assert settled(page).locator(".detail code").first.inner_text() == "params['first']['w']"
     assert labels(page) == ["params", "first", "w", "second", "w"]
 
 
@@ -509,14 +475,15 @@ def test_no_accessibility_rule_is_broken(shown, shots, dark, width):
             row(page, "kernel").first.click()
         if there == "columns":
             page.get_by_text("columns").click()
-        page.screenshot(path=shots / f"{there}-{width}-{'dark' if dark else 'light'}.png")
+            page.get_by_role("checkbox", name="bytes", exact=True).wait_for()
+        settled(page).screenshot(path=shots / f"{there}-{width}-{'dark' if dark else 'light'}.png")
         found = axe.run(page).response["violations"]
         assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in found] == [], there
 
 
 def test_narrow_windows_keep_the_key_and_the_type(shown):
     page = shown(model(), width=320)
-    assert page.locator(".head button").all_inner_texts() == ["key", "type"]
+    assert settled(page).locator(".head button").all_inner_texts() == ["key", "type"]
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 320
     page.set_viewport_size({"width": 1200, "height": 700})
     page.wait_for_function(
@@ -536,11 +503,11 @@ def test_on_paper_stand_all_rows_in_sight(shown):
     page = shown(list(range(500)), depth=1)
     page.emulate_media(media="print")
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
-    assert page.locator(".row").count() == 501
+    assert settled(page).locator(".row").count() == 501
     assert page.locator(".tools").is_hidden()
     page.emulate_media(media="screen")
     page.evaluate("() => dispatchEvent(new Event('afterprint'))")
-    assert page.locator(".row").count() < 60
+    assert settled(page).locator(".row").count() < 60
 
 
 # The page's surroundings
@@ -573,13 +540,10 @@ def test_an_old_browser_shows_the_plain_rows_and_says_why(open_page):
 def test_one_output_shown_twice_and_another_are_three_views(open_page):
     one, other = (treeviz.render(model(), name=name)._repr_html_() for name in ("one", "other"))
     page = open_page(f"<!DOCTYPE html><title>t</title>{one}{one}{other}")
-    page.wait_for_function(
-        """() => [...document.querySelectorAll('.treeviz')]
-            .filter((host) => host.shadowRoot?.querySelector('.row')).length === 3"""
-    )
+    opened(page, 3)
     assert page.locator(".headline b").all_inner_texts() == ["one", "one", "other"]
     row(page, "layers").nth(1).dblclick()
-    assert page.locator(".row .key").all_inner_texts().count("attn") in (3, 6, 9)
+    assert labels(page).count("attn") in (3, 6, 9)
     ids = page.evaluate("() => [...document.querySelectorAll('[id]')].map((element) => element.id)")
     assert ids == []
 
@@ -589,7 +553,7 @@ def test_the_view_leaves_no_global_and_no_style_behind(open_page):
     page = open_page(
         f"<!DOCTYPE html><title>t</title><script>window.before = Object.keys(window)</script><div>{output}</div>"
     )
-    page.wait_for_selector(READY)
+    opened(page)
     assert page.evaluate("() => Object.keys(window).filter((name) => !before.includes(name))") == ["before"]
     assert page.evaluate("() => document.styleSheets.length + document.adoptedStyleSheets.length") == 0
 
@@ -601,15 +565,22 @@ def test_taking_a_view_away_puts_back_what_stood_there(parts):
             const host = document.getElementById('host');
             host.innerHTML = '<p>before</p>';
             const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-            const shows = () => [host.innerText, !!host.shadowRoot?.querySelector('.row')];
-            const wait = () => new Promise((done) => setTimeout(done, 300));
+            const has_rows = (host) => !!host.shadowRoot?.querySelector('.row');
+            const shows = () => [host.innerText, has_rows(host)];
+            const frame = () => new Promise(requestAnimationFrame);
             const told = [];
             for (let i = 0; i < 2; i++) {
                 const unmount = parts.mount(host, Promise.resolve(bytes));
-                await wait(); told.push(shows());
+                while (!has_rows(host)) await frame();
+                told.push(shows());
                 unmount(); told.push(shows());
             }
-            parts.mount(host, bytes)(); await wait(); told.push(shows());
+            parts.mount(host, bytes)();
+            // What was mounted before another view would be there by the time that the other one is.
+            const other = document.body.appendChild(document.createElement('div'));
+            parts.mount(other, bytes);
+            while (!has_rows(other)) await frame();
+            told.push(shows());
             return told;
         }""",
         packed,
@@ -627,14 +598,14 @@ def test_nothing_in_a_hostile_tree_runs(shown, stats):
     for _ in range(len(labels(page))):
         page.keyboard.press("ArrowDown")
     search(page, "<img")
-    assert page.locator(".row.hit").count() >= 2
+    assert settled(page).locator(".row.hit").count() >= 2
     assert page.locator("img, script[src]").count() == 0
 
 
 @pytest.fixture(scope="module")
 def window(chromium):
     """One window for many pages, and what went wrong in it."""
-    context = chromium.new_context()
+    context = new_context(chromium)
     watch = Watch(context)
     yield context.new_page(), watch
     context.close()
@@ -644,8 +615,9 @@ def window(chromium):
 def test_every_tree_opens(window, tmp_path, name):
     page, watch = window
     page.goto(treeviz.render(SAMPLES[name](), depth=2).save(tmp_path / "tree.html").as_uri())
-    page.wait_for_selector(READY)
+    opened(page)
     assert labels(page)[0] == "tree"
     page.locator(".row").last.click()
     page.get_by_role("button", name="Expand all").click()
+    settled(page)
     assert watch.troubles == []

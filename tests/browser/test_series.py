@@ -6,7 +6,8 @@ from base64 import b64encode
 
 import numpy as np
 import pytest
-from browser.test_page import READY, active, labels, row, search
+from browser.conftest import new_context
+from browser.driving import active, box, labels, opened, readout, row, scroll_to, search, settled
 from sample_series import EXPLODES_FROM, NAN_FROM, WIDTH, layers, leaf, run
 from sample_trees import SAMPLES
 
@@ -35,8 +36,7 @@ def shown(open_page):
         table = layers() if table is None else table
         series = run(table) if series is None else series
         page = open_page(as_page(table, table.chosen(columns), series=series, depth=depth), **window)
-        page.wait_for_selector(READY)
-        return page
+        return opened(page)
 
     return show
 
@@ -46,7 +46,7 @@ def heat(page):
 
 
 def pixel(page, number: int, part: float) -> list[int]:
-    return page.evaluate(PIXEL, [f"row{number}", part])
+    return settled(page).evaluate(PIXEL, [f"row{number}", part])
 
 
 def brightness(page, number: int, part: float) -> float:
@@ -55,19 +55,15 @@ def brightness(page, number: int, part: float) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def readout(page) -> str:
-    return page.locator(".readout").inner_text()
-
-
 def hover(page, number: int, part: float):
     """Move the mouse to a row's strip."""
-    strip, box = page.locator(f"#row{number}").bounding_box(), heat(page).bounding_box()
-    page.mouse.move(box["x"] + part * box["width"], strip["y"] + strip["height"] / 2)
+    strip, area = box(page, f"#row{number}"), box(page, ".heat")
+    page.mouse.move(area["x"] + part * area["width"], strip["y"] + strip["height"] / 2)
 
 
 @pytest.fixture(scope="module")
 def parts(chromium):
-    context = chromium.new_context()
+    context = new_context(chromium)
     page = context.new_page()
     script = f"{module_text(series=True)}\nwindow.parts = {{unpack, Series, PALETTE}};"
     page.set_content(f"<script type=module>{script}</script>")
@@ -126,9 +122,8 @@ def test_the_heat_map_has_a_strip_for_every_row_and_lighter_is_more(shown, shots
     up, embed = leaf(table, "layers/1/up"), leaf(table, "embed")
     assert brightness(page, up, 0.9) > 180 > brightness(page, up, 0.1)
     assert brightness(page, embed, 0.02) > brightness(page, embed, 0.98)
-    boxes = [page.locator(f"#row{n}").bounding_box() for n in (0, 5)]
-    assert heat(page).bounding_box()["y"] == boxes[0]["y"]
-    assert heat(page).bounding_box()["height"] == 22 * page.locator(".row").count()
+    assert box(page, ".heat")["y"] == box(page, "#row0")["y"]
+    assert box(page, ".heat")["height"] == 22 * page.locator(".row").count()
     page.screenshot(path=shots / "series.png")
 
 
@@ -171,20 +166,19 @@ def test_the_heat_map_follows_folding_sorting_searching_and_scrolling(shown):
     def is_aligned(number: int) -> bool:
         return brightness(page, number, 0.9) > 180
 
-    page.locator(".scroller").evaluate("(element) => { element.scrollTop = 90 }")
-    page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('#row20')")
+    scroll_to(page, 90)
     assert is_aligned(up) and not is_aligned(up + 1)
-    page.locator(".scroller").evaluate("(element) => { element.scrollTop = 0 }")
+    scroll_to(page, 0)
     search(page, "1/up")
     assert labels(page)[-1] == "up" and is_aligned(up)
     search(page, "")
     page.locator(".head .spark").click()
-    page.locator(".scroller").evaluate("(element) => { element.scrollTop = 0 }")
+    scroll_to(page, 0)
     assert labels(page)[:2] == ["params", "layers"]
     assert labels(page)[2:4] == ["[2]", "down"]
     page.get_by_role("button", name="Collapse all").click()
     assert labels(page) == ["params"]
-    assert heat(page).bounding_box()["height"] == 22
+    assert box(page, ".heat")["height"] == 22
 
 
 def test_hovering_reads_a_cell_out_in_words(shown):
@@ -221,7 +215,7 @@ def test_the_keyboard_reads_the_heat_map(shown):
     # The slider says its value itself: it is not said twice.
     assert page.locator(".readout").get_attribute("aria-live") == "off"
     page.keyboard.press("Enter")
-    assert page.locator(".detail .title").inner_text() == "params"
+    assert settled(page).locator(".detail .title").inner_text() == "params"
     page.keyboard.press("Escape")
     assert page.locator(".tree").evaluate("(tree) => tree.getRootNode().activeElement === tree")
 
@@ -232,7 +226,7 @@ def test_a_click_on_a_strip_chooses_its_row(shown):
     page.mouse.down()
     page.mouse.up()
     assert active(page) == "up"
-    assert page.locator(".detail .title").inner_text() == "up"
+    assert settled(page).locator(".detail .title").inner_text() == "up"
 
 
 def test_steps_are_chosen_by_dragging_and_by_number(shown, shots):
@@ -306,9 +300,11 @@ def test_the_detail_of_a_row_shows_its_series_over_time(shown, shots):
     cells = detail.get_by_role("row")
     assert cells.nth(1).inner_text().split("\t") == ["steps 990 to 999", "not finite", "not finite"]
     page.screenshot(path=shots / "chart.png")
+    settled(page)
     detail.locator("svg.chart").first.hover(position={"x": 200, "y": 40})
     assert readout(page).endswith("['layers'][2]['down']")
     row(page, "bias").first.click()
+    settled(page)
     assert "0 at steps 0 to 9, 0 at steps 990 to 999" in detail.locator("svg.chart").first.get_attribute("aria-label")
 
 
@@ -368,7 +364,8 @@ def test_no_accessibility_rule_is_broken(shown, shots, dark, width):
             page.get_by_text("last values").click()
         if there == "listed":
             page.get_by_text("findings (3)").click()
-        page.screenshot(path=shots / f"series-{there}-{width}-{'dark' if dark else 'light'}.png")
+            page.locator(".finding").first.wait_for()
+        settled(page).screenshot(path=shots / f"series-{there}-{width}-{'dark' if dark else 'light'}.png")
         found = axe.run(page).response["violations"]
         assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in found] == [], there
 
@@ -395,12 +392,12 @@ def test_few_elements_are_in_the_document_however_many_leaves(shown):
 
 def test_sparklines_stand_in_their_column_until_it_is_hidden(shown):
     page = shown()
-    head, lines = page.locator(".head .spark").bounding_box(), page.locator(".sparks").bounding_box()
+    head, lines = box(page, ".head .spark"), box(page, ".sparks")
     assert (head["x"], head["width"]) == pytest.approx((lines["x"], lines["width"]), abs=1)
-    assert lines["y"] == page.locator(".row").first.bounding_box()["y"]
+    assert lines["y"] == box(page, ".row")["y"]
     page.get_by_text("columns").click()
     page.get_by_role("checkbox", name="gradient norm").uncheck()
-    assert page.locator(".sparks").is_hidden()
+    assert settled(page).locator(".sparks").is_hidden()
 
 
 def test_the_theme_and_forced_colours_are_followed(shown, shots):
@@ -410,7 +407,6 @@ def test_the_theme_and_forced_colours_are_followed(shown, shots):
     assert [255, 255, 255, 255] in list(at)
     page.emulate_media(color_scheme="dark")
     page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('.treeviz.dark')")
-    page.wait_for_timeout(100)
     assert all(sum(pixel(page, crossed, 0.995 - i / 200)[:3]) < 700 for i in range(4))
     page.emulate_media(forced_colors="active")
     page.screenshot(path=shots / "forced.png")
@@ -421,10 +417,9 @@ def test_on_paper_stand_the_strips_of_all_rows(shown, shots):
     page.emulate_media(media="print")
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
     n_rows = len(layers(10))
-    assert page.locator(".row").count() == n_rows
-    assert page.locator(".heat canvas").bounding_box()["height"] == 22 * n_rows
-    first = page.locator(".row").first.bounding_box()
-    assert page.locator(".heat canvas").bounding_box()["y"] == first["y"] == page.locator(".sparks").bounding_box()["y"]
+    assert settled(page).locator(".row").count() == n_rows
+    assert box(page, ".heat canvas")["height"] == 22 * n_rows
+    assert box(page, ".heat canvas")["y"] == box(page, ".row")["y"] == box(page, ".sparks")["y"]
     page.screenshot(path=shots / "print.png", full_page=True)
 
 
@@ -432,10 +427,7 @@ def test_pages_with_and_without_series_stand_in_one_document(open_page):
     table = layers()
     html = fragment(table, []) + fragment(table, [], series=run(table)) + fragment(table, [])
     page = open_page(f"<!DOCTYPE html><title>t</title>{html}")
-    page.wait_for_function(
-        """() => [...document.querySelectorAll('.treeviz')]
-            .filter((host) => host.shadowRoot?.querySelector('.row')).length === 3"""
-    )
+    opened(page, 3)
     assert page.locator(".heat").count() == 1
 
 
@@ -446,7 +438,7 @@ def test_one_step_and_one_leaf_are_enough(shown):
     hover(page, 2, 0.5)
     assert readout(page).startswith("x 1 · step 7")
     row(page, "embed").click()
-    assert page.locator("svg.chart").count() == 1
+    assert settled(page).locator("svg.chart").count() == 1
 
 
 def test_the_detail_of_a_row_shows_how_its_values_were_distributed(open_page, shots):
@@ -457,6 +449,7 @@ def test_the_detail_of_a_row_shows_how_its_values_were_distributed(open_page, sh
     counts[1, 15:, 12] = 10
     histograms = Histograms("grads.histogram", "magnitudes of the gradient", steps, steps, counts, edges)
     page = open_page(as_page(table, [], series=run(table, healthy=True), histograms=[histograms], depth=9))
+    opened(page)
     row(page, "embed").click()
     drawing = page.get_by_role("img", name="magnitudes of the gradient")
     assert "7.6e-6 (below) to 0.0078 (above), steps 0 to 29" in drawing.get_attribute("aria-label")
@@ -470,6 +463,7 @@ def test_the_detail_of_a_row_shows_how_its_values_were_distributed(open_page, sh
     assert lit[:3] == [10, 0, lit[3]] and lit[4] == 255
     page.screenshot(path=shots / "distribution.png")
     row(page, "q").click()
+    settled(page)
     assert drawing.count() == 0
 
 
@@ -477,11 +471,11 @@ def test_many_rows_can_be_printed(shown):
     page = shown(layers(230))
     page.emulate_media(media="print")
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
-    n_rows = page.locator(".row").count()
+    n_rows = settled(page).locator(".row").count()
     assert n_rows == 2000
     for canvas in (".heat canvas", ".sparks"):
         assert page.locator(canvas).evaluate("(canvas) => canvas.height") <= 32_000
-        assert page.locator(canvas).bounding_box()["height"] == pytest.approx(22 * n_rows, abs=1)
+        assert box(page, canvas)["height"] == pytest.approx(22 * n_rows, abs=1)
         drawn = page.locator(canvas).evaluate(
             """(canvas) => {
                 const { width, height } = canvas;

@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from browser.conftest import new_context
+from browser.driving import row
 
 import treeviz
 from treeviz.views.page import page as page_of
@@ -16,7 +18,7 @@ EVIL = "</script></iframe><script>top.hurt = 1</script><img src=x onerror='top.h
 
 
 def frame_of(page, name: str):
-    page.get_by_role("treeitem", name=name).click()
+    row(page, name).click()
     page.keyboard.press("Enter")
     page.locator("iframe").wait_for()
     return page.locator("iframe").element_handle().content_frame()
@@ -31,16 +33,15 @@ def test_the_values_are_drawn_in_a_frame_of_a_saved_page(open_page, shots, dark)
     frame.wait_for_function(
         "document.querySelector('treescope-container').shadowRoot.querySelector('canvas').width > 50"
     )
-    page.wait_for_timeout(200)  # treescope paints in the next frames
-    page.screenshot(path=shots / f"values-{'dark' if dark else 'light'}.png")
-    colors = frame.evaluate(
+    frame.wait_for_function(  # treescope paints in one of the next frames: a gradient, of many colours
         """() => {
           const canvas = document.querySelector('treescope-container').shadowRoot.querySelector('canvas');
           const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-          return new Set(Array.from({ length: data.length / 4 }, (_, i) => data.slice(4 * i, 4 * i + 4).join())).size;
+          const colours = Array.from({ length: data.length / 4 }, (_, i) => data.slice(4 * i, 4 * i + 4).join());
+          return new Set(colours).size > 100;
         }"""
     )
-    assert colors > 100  # a gradient
+    page.screenshot(path=shots / f"values-{'dark' if dark else 'light'}.png")
     assert page.evaluate("window.hurt") is None
 
 
@@ -73,12 +74,15 @@ TRIES = """<body><script>
 
 @pytest.fixture
 def server():
-    """The address of a server on this machine, and what it was asked for."""
+    """The address of a server on this machine, what it was asked for, and who says so."""
     asked: list[str] = []
+    is_asked = threading.Condition()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            with is_asked:
+                asked.append(self.path)
+                is_asked.notify_all()
             self.send_response(204)
             self.end_headers()
 
@@ -88,25 +92,30 @@ def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{http.server_port}", asked
+        yield f"http://127.0.0.1:{http.server_port}", asked, is_asked
         http.shutdown()
         thread.join()
 
 
 def test_a_script_in_the_frame_reaches_neither_the_page_nor_the_network(chromium, tmp_path, server):
-    address, asked = server
+    address, asked, is_asked = server
     table = treeviz.walk({"a": jnp.ones(3)}, name=EVIL)
     tries = TRIES.replace("SERVER", address)
     (tmp_path / "page.html").write_text(page_of(table, [], values={1: tries}), encoding="utf-8")
-    context = chromium.new_context()
+    context = new_context(chromium)
     page = context.new_page()
     page.goto((tmp_path / "page.html").as_uri())
     frame = frame_of(page, "a, float32[3]")
     assert frame.evaluate("window.done") is True
     assert frame.evaluate("[window.reached, origin]") == [[], "null"]
     take_away = f"() => {{ location = '{address}/away' }}"
+    page.evaluate(
+        """() => document.addEventListener('securitypolicyviolation', ({ effectiveDirective }) => {
+            window.refused = effectiveDirective;
+        })"""
+    )
     frame.evaluate(take_away)
-    page.wait_for_timeout(500)
+    page.wait_for_function("() => window.refused === 'frame-src'")
     assert asked == []
     assert page.url == (tmp_path / "page.html").as_uri()
     # The same script does all that where nothing holds it back.
@@ -114,6 +123,6 @@ def test_a_script_in_the_frame_reaches_neither_the_page_nor_the_network(chromium
     page.goto((tmp_path / "free.html").as_uri())
     page.evaluate("window.done")
     page.evaluate(take_away)
-    page.wait_for_timeout(500)
-    assert {"/fetch", "/image", "/away"} <= set(asked)
+    with is_asked:
+        assert is_asked.wait_for(lambda: {"/fetch", "/image", "/away"} <= set(asked), timeout=60)
     context.close()

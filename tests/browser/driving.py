@@ -1,0 +1,90 @@
+"""What a person does in a page, and what they see when it has come to rest.
+
+A view answers some things in a later frame: scrolling, a search, a change of size. So nothing is
+read off a page at once: every function here waits first, and `settled(page)` stands before what a test reads itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+AT_REST = Path(__file__).with_name("at_rest.js").read_text("utf-8")
+READY = ".treeviz .row"
+
+
+def settled(page) -> Any:
+    """The page, when its views have come to rest."""
+    page.evaluate(AT_REST)
+    return page
+
+
+def opened(page, n_views: int = 1) -> Any:
+    """The page, when all of its views are there, and so many at least."""
+    page.wait_for_function(
+        """(n_views) => {
+            const hosts = [...document.querySelectorAll('.treeviz')];
+            return hosts.length >= n_views && hosts.every((host) => host.shadowRoot?.querySelector('.row'));
+        }""",
+        arg=n_views,
+    )
+    return settled(page)
+
+
+def labels(page) -> list[str]:
+    return settled(page).locator(".row .key").all_inner_texts()
+
+
+def active(page) -> str:
+    """The key of the row that the keyboard is at."""
+    return settled(page).evaluate(
+        """() => {
+            const tree = document.querySelector('.treeviz').shadowRoot.querySelector('.tree');
+            const id = tree.getAttribute('aria-activedescendant');
+            return tree.querySelector(`#${id} .key`).textContent;
+        }"""
+    )
+
+
+def row(page, name: str):
+    return settled(page).get_by_role("treeitem", name=name)
+
+
+def status(page) -> str:
+    return settled(page).locator("output").inner_text()
+
+
+def readout(page) -> str:
+    return settled(page).locator(".readout").inner_text()
+
+
+def box(page, selector: str) -> dict[str, float]:
+    """Where the first such element is, in pixels: x, y, width, height."""
+    return settled(page).locator(selector).first.bounding_box()
+
+
+def search(page, query: str):
+    page.get_by_role("searchbox").fill(query)
+    settled(page)
+
+
+def scroll_to(page, top: int):
+    page.locator(".scroller").evaluate("(element, top) => { element.scrollTop = top }", top)
+    settled(page)
+
+
+def copied(page, act: Callable[[], object]) -> str:
+    """What `act` puts on the clipboard. The view says so when it is there, and for a moment only."""
+    page.evaluate(
+        """() => {
+            const output = document.querySelector('.treeviz').shadowRoot.querySelector('output');
+            output.textContent = ''; // what was said of the copy before
+            window.is_copied = false;
+            new MutationObserver(() => { window.is_copied ||= output.textContent === 'copied' })
+                .observe(output, { childList: true });
+        }"""
+    )
+    act()
+    page.wait_for_function("() => window.is_copied")
+    return page.evaluate("() => navigator.clipboard?.readText()")
