@@ -577,3 +577,86 @@ def test_a_tapped_activation_is_a_source_of_its_own(mlp):
     inspector.watch(step)(mlp, x, y)
     hidden = jax.nn.relu(x @ mlp[0]["weights"] + mlp[0]["biases"][None])
     np.testing.assert_allclose(norms_in(inspector, "hidden")[0], true_norms(hidden), rtol=2e-5)
+
+
+# Parameters and updates
+
+
+def test_the_ratio_of_updates_to_parameters_is_known_from_the_unchanged_step(mlp):
+    inspector = tv.GradientInspector(updates=True)
+    step = inspector.watch(jax.jit(update_mlp))
+    params, truth = mlp, []
+    for _ in range(3):
+        new = step(params, x, y)
+        changes = jax.tree.map(lambda a, b: np.asarray(b, np.float64) - np.asarray(a, np.float64), params, new)
+        truth.append(true_norms(changes) / true_norms(params))
+        params = new
+    np.testing.assert_allclose(inspector.history.ratio("updates", "params").latest, truth, rtol=2e-5)
+    view = inspector.render()
+    assert [series.name for series in view.series] == ["grads.norm", "updates.ratio", "grads.ratio"]
+    leaf = next(iter(view.table.leaves))
+    assert leaf["updates_ratio"] == pytest.approx(truth[-1][0], rel=1e-4)
+    assert "updates / params" in repr(inspector) and not inspector.notes
+
+
+def test_ratios_of_the_newest_heavy_step_are_shown_in_the_others(mlp):
+    inspector = tv.GradientInspector(heavy_every=2)
+    train(inspector.watch(jax.jit(update_mlp)), mlp, 4)
+    assert inspector.history.steps("updates").tolist() == [0, 2]
+    table = inspector.render().table
+    assert "updates_ratio" in table.columns and "grads_ratio" not in table.columns
+    ratio = inspector.history.ratio("updates", "params").latest[-1]
+    np.testing.assert_allclose([leaf["updates_ratio"] for leaf in table.leaves], ratio, rtol=1e-6)
+
+
+def test_updates_that_are_far_too_large_are_found_by_watch_for_each_of_two_networks(mlp):
+    inspector = tv.GradientInspector(updates=True)
+
+    @jax.jit
+    def step(generator, discriminator):
+        of_generator = jax.grad(lambda g: loss_fn(g, x, y))(generator)
+        of_discriminator = jax.grad(lambda d: loss_fn(d, x, -y))(discriminator)
+        small, large = (
+            jax.tree.map(lambda p, g, r=rate: p - r * g, params, gradients)
+            for rate, params, gradients in ((1e-3, generator, of_generator), (1e4, discriminator, of_discriminator))
+        )
+        return small, jax.tree.map(lambda p: jnp.clip(p, -1, 1), large)
+
+    watched = inspector.watch(step)
+    generator, discriminator = mlp, jax.tree.map(lambda p: p * 0.5, mlp)
+    for _ in range(25):
+        generator, _ = watched(generator, discriminator)
+    ratios = [finding for finding in inspector.findings if finding.kind == "ratio"]
+    assert [(finding.source, finding.path) for finding in ratios] == [("updates of discriminator", "")]
+    assert "Lower the learning rate" in ratios[0].advice
+    assert [s.name for s in inspector.render("grads of discriminator").series][1] == "updates of discriminator.ratio"
+
+
+def test_what_is_not_measured_is_said_below_the_tree(mlp):
+    inspector = tv.GradientInspector(updates=True)
+    step = inspector.watch(jax.jit(lambda params: jax.grad(loss_fn)(params, x, y)))
+    step(mlp)
+    (note,) = inspector.notes
+    assert note.startswith("updates are not measured: no result of the step is for sure the new params[0]")
+    assert note[:40] in repr(inspector)
+
+
+def test_the_first_bad_leaf_in_backward_order_is_told_by_the_order_of_use_not_of_keys():
+    params = {"z first": jnp.ones(3), "m second": jnp.ones(3), "a last": jnp.ones(3)}
+
+    @jax.jit
+    def step(params, x):
+        def loss(p):
+            return jnp.sum(jnp.sqrt(x * p["z first"] * p["m second"]) * p["a last"] * jnp.sqrt(x))
+
+        return jax.tree.map(lambda p, g: p - 0 * g, params, jax.grad(loss)(params))
+
+    heard = []
+    inspector = tv.GradientInspector(on_finding=heard.append)
+    watched = inspector.watch(step)
+    watched(params, jnp.ones(3))
+    watched(params, jnp.zeros(3))  # the derivative of the first square root
+    first = next(finding for finding in inspector.findings if finding.kind == "nonfinite")
+    assert first.path == "['m second']"
+    assert "that the model uses" in first.advice
+    assert [f.path for f in heard if f.kind == "nonfinite"] == ["['m second']"]

@@ -373,10 +373,16 @@ def both_ways(params, gradients):
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda p, x: jax.grad(loss_fn)(p, x, y), "the new value of the arguments"),
-        (lambda p, x: jax.tree.map(lambda g: g * 0.5, jax.grad(loss_fn)(p, x, y)), "the new value of the arguments"),
-        (lambda p, x: update_mlp(p, x, y)[:2], r"\[0\]\[2\]\['biases'\], \[0\]\[2\]\['weights'\]$"),
-        (lambda p, x: both_ways(p, jax.grad(loss_fn)(p, x, y)), r"\['biases'\].* and 3 more$"),
+        (
+            lambda params, x: jax.grad(loss_fn)(params, x, y),
+            r"the new params\[0\]\['biases'\], params\[0\].* and 3 more$",
+        ),
+        (
+            lambda params, x: jax.tree.map(lambda g: g * 0.5, jax.grad(loss_fn)(params, x, y)),
+            r"the new params\[0\]\['biases'\], params\[0\].* and 3 more$",
+        ),
+        (lambda params, x: update_mlp(params, x, y)[:2], r"the new params\[2\]\['biases'\], params\[2\]\['weights'\]$"),
+        (lambda params, x: both_ways(params, jax.grad(loss_fn)(params, x, y)), r"\['biases'\].* and 3 more$"),
     ],
     ids=["gradients", "scaled gradients", "a part", "two candidates"],
 )

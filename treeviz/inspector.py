@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import warnings
+import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
-from shutil import get_terminal_size
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from treeviz.analysis.findings import Finding, Thresholds, findings
-from treeviz.analysis.gradient_columns import gradient_columns
+from treeviz.analysis.gradient_columns import gradient_columns, ratio_columns
 from treeviz.analysis.gradient_series import gradient_histograms, gradient_series, table_of_source
 from treeviz.analysis.gradients import LIGHT, Measurement
 from treeviz.analysis.history import History
@@ -24,7 +22,7 @@ from treeviz.analysis.sizes import headline, size_columns
 from treeviz.integrations.optax_inspect import find_measurements
 from treeviz.integrations.verification import Verification
 from treeviz.tree.quote import visible
-from treeviz.views.terminal import terminal_ascii
+from treeviz.views.terminal import paragraph
 from treeviz.views.tree_view import TreeView
 from treeviz.watching import StopTraining, Watched, watch
 
@@ -48,7 +46,10 @@ class GradientInspector:
 
     Args:
       every: Inspect every n-th step. The others run the untouched step and cost nothing.
-      heavy_every: Every n-th step also with a histogram and counts of zeros, NaN and infinities.
+      heavy_every: Every n-th step also with a histogram, counts of zeros, NaN and infinities, and with the parameters
+        and updates.
+      updates: Of a watched step measure the parameters and what the step adds to them too, so that their ratios are
+        known. True: in every inspected step; None: in those of `heavy_every`; False: never.
       statistics: What is measured in the other inspected steps: `treeviz.LIGHT`, `FULL` or `HISTOGRAM`.
       name: What the tree is called.
       max_bytes: For the history, whatever the length of the run: recent steps exactly, older ones in buckets.
@@ -66,6 +67,7 @@ class GradientInspector:
         *,
         every: int = 1,
         heavy_every: int = 0,
+        updates: bool | None = None,
         statistics: tuple[str, ...] = LIGHT,
         name: str = "params",
         max_bytes: int = 64_000_000,
@@ -79,6 +81,7 @@ class GradientInspector:
             raise ValueError(f"members={members!r}: there are 'joined' and 'each'.")
         self.name = name
         self._every, self._heavy_every, self._statistics = every, heavy_every, statistics
+        self._updates = updates
         self._inputs = KeptInputs(4 if keep_inputs is True else int(keep_inputs)) if keep_inputs else None
         self._recorder = Recorder(
             max_bytes,
@@ -92,6 +95,7 @@ class GradientInspector:
         )
         self._steps = itertools.count()
         self._n_watched = 0
+        self._watched: list[weakref.ref[Watched]] = []
 
     # What goes in
 
@@ -120,7 +124,9 @@ class GradientInspector:
             statistics=self._statistics,
             via=via,
             exact=exact,
+            updates=self._updates,
         )
+        self._watched.append(weakref.ref(watched))
         if self._inputs is not None:
             watched.before = functools.partial(self._keep_inputs, watched, suffix)
         return watched
@@ -199,7 +205,10 @@ class GradientInspector:
     @property
     def findings(self) -> list[Finding]:
         """What is wrong, the worst first; see `treeviz.analysis.findings`."""
-        return findings(self.history, thresholds=self._recorder.thresholds)
+        return self._found_in(self.history)
+
+    def _found_in(self, history: History) -> list[Finding]:
+        return findings(history, thresholds=self._recorder.thresholds, forward=self._recorder.forward)
 
     def hunt(self, step: int | None = None) -> Culprit | None:
         """Run the first bad step again, operation by operation, and name the one that gave what is not finite, its
@@ -236,14 +245,16 @@ class GradientInspector:
         table = table_of_source(history, source, self.name)
         step, numbers = history.last(source)
         numbers = {name: values for name, values in numbers.items() if name != "rms"}
-        table = table.with_columns(*size_columns(table), *gradient_columns(table, {source: numbers}))
-        found = findings(history, thresholds=self._recorder.thresholds)
+        norm, *others = gradient_columns(table, {source: numbers})
+        measured = (norm, *ratio_columns(table, history, source), *others)
+        table = table.with_columns(*size_columns(table), *measured)
+        found = self._found_in(history)
         words = f"{len(found)} finding{'s' * (len(found) != 1)}"
         dropped = [f"{self.n_dropped} dropped"] if self.n_dropped else []
         table = table.with_headline(*headline(table), f"{len(history):,} steps", f"step {step:,}", words, *dropped)
         series = gradient_series(history, table, source, found)
         histograms = gradient_histograms(history, table, source)
-        columns = [name for name in table.columns if name not in ("leaves", "bytes")]
+        columns = [*(column.name for column in measured), "parameters"]
         return TreeView(table, table.chosen(columns), series=series, histograms=histograms)
 
     def save(self, path: str | Path) -> Path:
@@ -291,19 +302,19 @@ class GradientInspector:
             return "GradientInspector: nothing was measured yet"
         return "\n".join([repr(self.render()), *self._finding_lines()])
 
+    @property
+    def notes(self) -> list[str]:
+        """What of the watched steps is not measured, and why."""
+        watched = [step for reference in self._watched if (step := reference()) is not None]
+        return list(dict.fromkeys(note for step in watched for note in step.notes))
+
     def _finding_lines(self) -> list[str]:
         found = self.findings
         more = [f"  and {len(found) - MOST_PRINTED} more in inspector.findings"] if len(found) > MOST_PRINTED else []
         lines = ["findings"] if found else []
         for finding in found[:MOST_PRINTED]:
-            said = (
-                str(finding).encode("ascii", "backslashreplace").decode()
-                if terminal_ascii(sys.stdout)
-                else str(finding)
-            )
-            width = max(get_terminal_size((100, 24)).columns, 40)
-            lines += wrap(visible(said, 2000), width, initial_indent="  ", subsequent_indent="    ")
-        return lines + more
+            lines += paragraph(visible(str(finding), 2000))
+        return [*lines, *more, *(line for note in self.notes for line in paragraph(visible(note, 2000), ""))]
 
 
 def _stop(finding: Finding) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 from treeviz.analysis.findings import Finding, Thresholds
 from treeviz.analysis.history import History
 from treeviz.analysis.history_track import Series
+from treeviz.analysis.source_names import beside, kind_of
 from treeviz.analysis.stats_summary import FIRST_EXPONENT, N_BINS
 
-NOT_GRADIENTS = ("params", "updates")
+NOT_GRADIENTS = ("params", "updates")  # kinds of sources
 
 
 def forward_order(paths: Sequence[str], forward: Sequence[str] | None) -> np.ndarray:
@@ -60,7 +61,7 @@ def nonfinite(history: History, name: str, forward: Sequence[str] | None = None)
 
 def dead(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
     """Gradients that are zero: always, or from some step on."""
-    if name in NOT_GRADIENTS:
+    if kind_of(name) in NOT_GRADIENTS:
         return
     series, n_steps, has_number = _norms(history, name)
     if n_steps < thresholds.fewest_steps:
@@ -122,16 +123,17 @@ def _patience(n: np.ndarray, alive: np.ndarray, thresholds: Thresholds) -> float
 
 def frozen(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
     """Leaves that have gradients but whose updates are zero."""
-    if name != "updates":
+    if kind_of(name) != "updates":
         return
     series, n_steps, has_number = _norms(history, name)
     if n_steps < thresholds.fewest_steps:
         return
     has_gradient = has_number
-    grads = history.sources.get("grads")
+    of_grads = beside(name, "grads")
+    grads = history.sources.get(of_grads)
     source = history.sources[name]
-    if grads is not None and grads.sizes == source.sizes and "norm" in history.statistics("grads"):
-        has_gradient = has_number & (history.values("grads", "norm").high > 0).any(axis=0)
+    if grads is not None and grads.sizes == source.sizes and "norm" in history.statistics(of_grads):
+        has_gradient = has_number & (history.values(of_grads, "norm").high > 0).any(axis=0)
     leaves = np.flatnonzero(has_gradient & ~(series.high > 0).any(axis=0))
     whole = bool(leaves.size) and leaves.size == has_gradient.sum()
     for leaf in [-1] if whole else leaves:
@@ -149,7 +151,7 @@ def underflow(history: History, name: str, thresholds: Thresholds) -> Iterator[F
     """Magnitudes that the dtype can hardly hold; updates that are lost in the rounding of bfloat16 parameters."""
     source = history.sources[name]
     series = history.values(name, "histogram")
-    if series.total is not None and len(series.n) and name not in NOT_GRADIENTS:
+    if series.total is not None and len(series.n) and kind_of(name) not in NOT_GRADIENTS:
         counts = np.maximum(series.total, 0).sum(axis=0)
         for leaf, dtype in enumerate(source.dtypes):
             if dtype not in ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
@@ -165,13 +167,14 @@ def underflow(history: History, name: str, thresholds: Thresholds) -> Iterator[F
                     "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32.",
                     (), float(part) / thresholds.underflow,
                 )  # fmt: skip
-    if name == "updates":
-        yield from _lost_in_bfloat16(history, thresholds)
+    if kind_of(name) == "updates":
+        yield from _lost_in_bfloat16(history, name, thresholds)
 
 
-def _lost_in_bfloat16(history: History, thresholds: Thresholds) -> Iterator[Finding]:
-    params = history.sources.get("params")
-    ratio = history.ratio("updates", "params")
+def _lost_in_bfloat16(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+    of_params = beside(name, "params")
+    params = history.sources.get(of_params)
+    ratio = history.ratio(name, of_params)
     if params is None or ratio is None or ratio.n.sum() < thresholds.fewest_steps:
         return
     for leaf, dtype in enumerate(params.dtypes):
@@ -180,9 +183,9 @@ def _lost_in_bfloat16(history: History, thresholds: Thresholds) -> Iterator[Find
         # half a unit in the last place is 2**-9 of a number at most; a fourth of that moves hardly any
         if dtype == "bfloat16" and values.size and (typical := float(np.median(values))) < 2.0**-11:
             yield Finding(
-                "underflow", "updates", params.paths[leaf], leaf, int(ratio.first[0]), int(ratio.until[-1]),
+                "underflow", name, params.paths[leaf], leaf, int(ratio.first[0]), int(ratio.until[-1]),
                 (("ratio", typical),),
-                f"The updates of params{params.paths[leaf]} are {typical:.1e} of it, and most are lost when it is "
+                f"The updates of {of_params}{params.paths[leaf]} are {typical:.1e} of it, and most are lost when it is "
                 "rounded to bfloat16.",
                 "Keep a float32 copy of the parameters for the optimizer, or round stochastically.",
                 (), 2.0**-11 / typical,

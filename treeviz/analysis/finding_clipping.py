@@ -11,6 +11,7 @@ from treeviz.analysis.finding_checks import NOT_GRADIENTS
 from treeviz.analysis.findings import Finding, Thresholds
 from treeviz.analysis.history import History
 from treeviz.analysis.history_track import Series
+from treeviz.analysis.source_names import kind_of
 
 _SAME, _BOUND = 1e-4, 1e-3  # relative: norms that are the same; that are at the same bound
 _NEARLY_ALL = 0.95  # of what was changed
@@ -37,7 +38,7 @@ def clipping(history: History, name: str, thresholds: Thresholds) -> Iterator[Fi
     Where they were measured before and after it, the two are compared. Otherwise those are found that have the same
     norm step after step.
     """
-    if name in NOT_GRADIENTS or "norm" not in history.statistics(name):
+    if kind_of(name) in NOT_GRADIENTS or "norm" not in history.statistics(name):
         return
     for before in reversed(list(history.sources)[: list(history.sources).index(name)]):
         compared = _compared(history, before, name, thresholds)
@@ -50,7 +51,7 @@ def clipping(history: History, name: str, thresholds: Thresholds) -> Iterator[Fi
 def _compared(history: History, before: str, after: str, thresholds: Thresholds) -> _Compared | None:
     """None if they are not the same leaves in enough of the same steps, or gradients grew from one to the other."""
     a, b = history.sources[before], history.sources[after]
-    if before in NOT_GRADIENTS or (a.paths, a.sizes) != (b.paths, b.sizes):
+    if kind_of(before) in NOT_GRADIENTS or (a.paths, a.sizes) != (b.paths, b.sizes):
         return None
     (steps, tops), (others, bottoms) = (_exact(history, name, "norm") for name in (before, after))
     common, left, right = np.intersect1d(steps, others, assume_unique=True, return_indices=True)

@@ -9,13 +9,14 @@ import numpy as np
 
 from treeviz.analysis.findings import Finding, Thresholds
 from treeviz.analysis.history import History
+from treeviz.analysis.source_names import beside, kind_of
 
 _RECENT = 5  # entries
 
 
 def levels(history: History, name: str, thresholds: Thresholds):
     """The norms over time as float[k, 1 + leaves], the whole tree first; None if there is too little to judge."""
-    if name in ("params", "updates"):
+    if kind_of(name) in ("params", "updates"):
         return None
     series = history.values(name, "norm")
     if int(series.n.sum()) < thresholds.fewest_steps or len(series.n) < 2 * _RECENT:
@@ -115,14 +116,14 @@ def imbalance(history: History, name: str, thresholds: Thresholds) -> Iterator[F
 
 def ratio(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
     """Updates that are far too large or too small for their parameters."""
-    if name != "updates":
+    if kind_of(name) != "updates":
         return
-    updates, params = history.values("updates", "norm"), None
-    ratios = history.ratio("updates", "params")
+    of_params = beside(name, "params")
+    updates, ratios = history.values(name, "norm"), history.ratio(name, of_params)
     if ratios is None or ratios.n.sum() < thresholds.fewest_steps:
         return
-    params = history.values("params", "norm")
-    source = history.sources["params"]
+    params = history.values(of_params, "norm")
+    source = history.sources[of_params]
     with np.errstate(all="ignore"):
         root = np.sqrt(np.nansum(updates.latest**2, axis=1) / np.nansum(params.latest**2, axis=1))
         typical = [np.median(root), *np.median(ratios.latest, axis=0)]
@@ -137,7 +138,7 @@ def ratio(history: History, name: str, thresholds: Thresholds) -> Iterator[Findi
         is_high = value > thresholds.ratio_high
         yield Finding(
             "ratio", name, path, leaf, int(ratios.first[0]), int(ratios.until[-1]), (("ratio", value),),
-            f"An update changes params{path} by {value:.1e} of its norm; about 1e-3 is usual.",
+            f"An update changes {of_params}{path} by {value:.1e} of its norm; about 1e-3 is usual.",
             "Lower the learning rate." if is_high else "Raise the learning rate, or look what makes the updates so "
             "small.", (), value / thresholds.ratio_high if is_high else thresholds.ratio_low / value,
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from treeviz.analysis.history import History
@@ -104,7 +104,7 @@ def findings(
     *,
     thresholds: Thresholds | None = None,
     kinds: Sequence[str] | None = None,
-    forward: Sequence[str] | None = None,
+    forward: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
 ) -> list[Finding]:
     """What is wrong in a history, the worst first.
 
@@ -116,8 +116,8 @@ def findings(
     Args:
       thresholds: From where on something is worth a word; `Thresholds()` by default.
       kinds: Only these.
-      forward: Paths of leaves in the order in which the model uses them, if it is known. Otherwise it is taken to be
-        that of the leaves, with the numbers in their paths in numeric order.
+      forward: Paths of leaves in the order in which the model uses them, if it is known, for all sources or by their
+        names. Otherwise it is taken to be that of the leaves, with the numbers in their paths in numeric order.
     """
     from treeviz.analysis import finding_checks, finding_clipping, finding_levels, finding_spikes
 
@@ -125,7 +125,9 @@ def findings(
     found: list[Finding] = []
     for name in history.sources:
         if kinds is None or "nonfinite" in kinds:
-            found.extend(finding_checks.nonfinite(history, name, forward))
+            found.extend(
+                finding_checks.nonfinite(history, name, forward.get(name) if isinstance(forward, Mapping) else forward)
+            )
     checks: dict[str, Check] = {
         "exploding": finding_levels.exploding,
         "dead": finding_checks.dead,

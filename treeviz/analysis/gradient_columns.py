@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from treeviz.analysis.history import History
+from treeviz.analysis.source_names import beside, kind_of
 from treeviz.tree.column import Column, Format, Rollup
 from treeviz.tree.rollup import roll, rolled_up
 from treeviz.tree.table import TreeTable
@@ -62,14 +64,27 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
             columns.append(column)
             if name == "norm":
                 norms[source] = rolled_up(table, column)
-    if "params" in norms:
-        for source in ("grads", "updates"):
-            if source in norms:
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    ratio = norms[source] / np.where(norms["params"] == 0, np.nan, norms["params"])
-                help = f"the norm of {source} by that of params, of the whole subtree"
-                columns.append(Column(f"{source}_ratio", f"{source} / params", ratio, None, "number", "given", help))
+    for source, norm in norms.items():
+        params = norms.get(beside(source, "params"))
+        if kind_of(source) in ("grads", "updates") and params is not None:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = norm / np.where(params == 0, np.nan, params)
+            help = f"the norm of {source} by that of {beside(source, 'params')}, of the whole subtree"
+            columns.append(Column(f"{source}_ratio", f"{source} / params", ratio, None, "number", "given", help))
     return columns
+
+
+def ratio_columns(table: TreeTable, history: History, source: str = "grads") -> list[Column]:
+    """The ratios of `gradient_columns` beside a source, as far as they are known, of the newest step that has them."""
+    params = beside(source, "params")
+    names = dict.fromkeys([source, beside(source, "updates"), params])
+    known = {name: history.last(name) for name in names if name in history.sources}
+    alike = {
+        name: {k: values for k, values in numbers.items() if k in ("norm", "nonfinite")}
+        for name, (step, numbers) in known.items()
+        if params in known and step == known[params][0] and history.sources[name].sizes == history.sources[params].sizes
+    }
+    return [column for column in gradient_columns(table, alike) if column.name.endswith("_ratio")]
 
 
 def _holds_bad(table: TreeTable, rows: np.ndarray, statistics: Mapping[str, np.ndarray]) -> np.ndarray:

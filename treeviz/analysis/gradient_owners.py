@@ -9,6 +9,7 @@ import jax
 
 from treeviz.analysis.gradients import Source, source_of
 from treeviz.analysis.marks import Axis, Found
+from treeviz.analysis.source_names import beside
 
 
 class Argument(NamedTuple):
@@ -83,18 +84,11 @@ def owned(found: Sequence[Found], arguments: Sequence[Argument], *, match: bool 
     for f in found:
         if f.of is not None:
             of = next((g for g in named if g.mark is f.of and g.origins == f.origins), None)
-            name = None if of is None else beside(named[of].source.name, f.mark.kind)
-            if of is not None and name is not None and name not in taken:  # those of micro-batches are measured once
+            name = "" if of is None else beside(named[of].source.name, f.mark.kind)
+            if of is not None and name not in taken:  # those of micro-batches are measured once
                 taken.add(name)
                 named[f] = named[of]._replace(source=f.mark.source._replace(name=name), axes=f.axes)
     return [named.get(f) for f in found]
-
-
-def beside(name: str, kind: str) -> str | None:
-    """The name of the "params" or "updates" of a gradient: "params of generator" of "grads of generator"."""
-    if name.split(" ")[0] != "grads":
-        return None
-    return kind + name.removeprefix("grads").split(" #")[0]
 
 
 def _kept(gradients: Sequence[Found], places) -> Sequence[Found]:

@@ -10,6 +10,7 @@ import numpy as np
 from treeviz.analysis.findings import Finding
 from treeviz.analysis.history import History
 from treeviz.analysis.history_track import Series as Recorded
+from treeviz.analysis.source_names import beside, kind_of
 from treeviz.analysis.stats_summary import FIRST_EXPONENT, N_BINS
 from treeviz.tree.from_paths import table_of_paths
 from treeviz.tree.rollup import roll
@@ -49,19 +50,21 @@ def gradient_series(
 
     Args:
       table: With the leaves of `source`, in order.
-      findings: Shown at the row and step where each begins.
+      findings: Shown at the row and step where each begins, if they are of the same leaves: of the parameters and
+        updates beside `source`, too. What is said of a ratio is shown in the series of it.
       columns: Neighbouring steps are joined until there are no more than these.
     """
     leaf_rows = np.flatnonzero(table.is_leaf)
     norm = history.values(source, "norm", resolution=columns)
     bad = _bad(history, table, leaf_rows, norm, source)
     series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{_plain(source)} norm")]
-    marks = tuple(_mark(finding, leaf_rows, norm) for finding in findings if finding.source == source)
-    series[0] = replace(series[0], marks=marks)
-    for of, to, title in (
-        ("updates", "params", "update / parameter"),
-        (source, "params", f"{_plain(source)} / parameter"),
-    ):
+    paths = {name: each.paths for name, each in history.sources.items()}
+    found = [finding for finding in findings if paths.get(finding.source) == paths[source]]
+    to = beside(source, "params")
+    ratios = {beside(source, "updates"): "update / parameter"}
+    if kind_of(source) not in ("params", "updates"):
+        ratios[source] = f"{_plain(source)} / parameter"
+    for of, title in ratios.items():
         if of in history.sources and to in history.sources and history.ratio(of, to) is not None:
             tops = history.values(of, "norm", resolution=columns)
             bad = _bad(history, table, leaf_rows, tops, of, to)
@@ -71,7 +74,7 @@ def gradient_series(
                 ratio = _as_float32(top / np.where(bottom == 0, np.nan, bottom))
             values = _without_zeros(ratio, bad)
             series.append(Series(f"{of}.ratio", title, tops.first, tops.until, values, bad, unit="ratio"))
-    return tuple(series)
+    return _with_marks(series, found, leaf_rows)
 
 
 def gradient_histograms(history: History, table: TreeTable, source: str = "grads") -> tuple[Histograms, ...]:
@@ -85,6 +88,18 @@ def gradient_histograms(history: History, table: TreeTable, source: str = "grads
     counts[table.is_leaf] = np.moveaxis(np.maximum(recorded.total, 0), 0, 1)
     name, title = f"{source}.histogram", f"magnitudes of {_plain(source)}"
     return (Histograms(name, title, recorded.first, recorded.until, roll(table, counts, "sum"), _EDGES),)
+
+
+def _with_marks(series: list[Series], findings: list[Finding], leaf_rows: np.ndarray) -> tuple[Series, ...]:
+    marks: list[list[Mark]] = [[] for _ in series]
+    names = [each.name for each in series]
+    for finding in findings:
+        ratio = f"{finding.source}.ratio" if finding.kind in ("ratio", "frozen") else ""
+        place = names.index(ratio) if ratio in names else 0
+        row = 0 if finding.leaf < 0 else int(leaf_rows[finding.leaf])
+        column = min(int(np.searchsorted(series[place].last_steps, finding.first)), len(series[place].last_steps) - 1)
+        marks[place].append(Mark(row, column, finding.kind, f"{finding.sentence} {finding.advice}"))
+    return tuple(replace(each, marks=tuple(found)) for each, found in zip(series, marks, strict=True))
 
 
 def _norm_series(
@@ -130,12 +145,6 @@ def _bad(history: History, table: TreeTable, leaf_rows: np.ndarray, columns: Rec
         stop = np.maximum(np.searchsorted(nonfinite.first, columns.until, side="right"), start)
         bad[leaf_rows] |= (n_before[stop] > n_before[start]).T
     return roll(table, bad, "any")
-
-
-def _mark(finding: Finding, leaf_rows: np.ndarray, norm: Recorded) -> Mark:
-    row = 0 if finding.leaf < 0 else int(leaf_rows[finding.leaf])
-    column = int(np.searchsorted(norm.until, finding.first))
-    return Mark(row, min(column, len(norm.until) - 1), finding.kind, f"{finding.sentence} {finding.advice}")
 
 
 def _plain(source: str) -> str:

@@ -34,6 +34,7 @@ class Recorder:
     Attributes:
       history: What was read; None before the first.
       n_dropped: How many measurements were lost, because they came faster than they could be read.
+      forward: For the name of a source, the paths of its leaves in the order in which the step uses them.
 
     Args:
       on_call: Called with the call of a step that was read, as `Row` has it, and whether it was bad: not all finite.
@@ -56,6 +57,7 @@ class Recorder:
     ) -> None:
         self.history: History | None = None
         self.n_dropped = 0
+        self.forward: dict[str, tuple[str, ...]] = {}
         self.thresholds = thresholds
         self._max_bytes = max_bytes
         self._members = members
@@ -116,6 +118,8 @@ class Recorder:
         for _ in arrived:  # only now, so that an interrupted reading loses nothing
             self._waiting.popleft()
         self.n_dropped += n_failed
+        if self._members == "joined" and arrived:
+            self._learn_forward(arrived[-1])
         for row in rows:
             self._history_of(row.sources).append(row.step, row.numbers)
         if self._on_call is not None:
@@ -141,11 +145,16 @@ class Recorder:
             self.history = History(sources, self._max_bytes // 2)
             if self._journal is not None:
                 self.history.keep(self._journal)
-        for source in sources:
-            if source.name not in self.history.sources:
-                room = self._max_bytes - self.history.max_bytes
-                self.history.add_source(source, room // 2)
+        new = [source for source in sources if source.name not in self.history.sources]
+        room = self._max_bytes - self.history.max_bytes
+        for source in new:  # the same for each, so that their ratios are known as long as they are
+            self.history.add_source(source, room // 2 // len(new))
         return self.history
+
+    def _learn_forward(self, row_of: Arrived) -> None:
+        for name, watched in row_of.watches.items():
+            if watched.forward:
+                self.forward[name + row_of.suffix] = watched.forward
 
     def _tell(self, patiently: bool) -> None:
         """Tell of new findings. `patiently`: not if it would take more than its part of the time."""
@@ -154,7 +163,7 @@ class Recorder:
         assert self.history is not None
         before = time.monotonic()
         kinds = None if self._on_finding else sorted(self._raise_on)
-        found = findings(self.history, thresholds=self.thresholds, kinds=kinds)
+        found = findings(self.history, thresholds=self.thresholds, kinds=kinds, forward=self.forward)
         now = time.monotonic()
         self._look_again = now + (now - before) / _LOOKING
         for finding in found:

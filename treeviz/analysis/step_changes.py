@@ -8,9 +8,10 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from treeviz.analysis.gradient_owners import Owned, beside
+from treeviz.analysis.gradient_owners import Owned
 from treeviz.analysis.marks import Found, Mark
 from treeviz.analysis.params_beside import params_beside
+from treeviz.analysis.source_names import beside
 from treeviz.analysis.successors import Path, successors
 
 _MOST_NAMED = 3
@@ -41,7 +42,7 @@ def step_changes(
         if name is None or f.of is not None or f.mark.kind == "tap":
             continue
         params, updates = (beside(name.source.name, kind) for kind in ("params", "updates"))
-        if params is None or updates is None or params in taken:
+        if params in taken:
             continue
         parts, why_not = _of_gradient(program, arguments, results, argument_paths, result_paths, reduce, f, name)
         notes += [f"{updates} are not measured: {why_not}"] if why_not else []
@@ -69,7 +70,9 @@ def _of_gradient(
         return parts, ""
     if len(new) == len(old):
         return parts, "the new parameters are sharded in another way than the old"
-    lost = [jax.tree_util.keystr(argument_paths[i]) for i, at in zip(name.arguments, where, strict=True) if at is None]
+    owner = "" if "," in name.owner else name.owner
+    paths = [path for path, has in zip(name.source.paths, name.source.has_number, strict=True) if has]
+    lost = [owner + path for path, at in zip(paths, where, strict=True) if at is None]
     more = f" and {len(lost) - _MOST_NAMED} more" if len(lost) > _MOST_NAMED else ""
     of = ", ".join(lost[:_MOST_NAMED])
-    return parts, f"no result of the step is for sure the new value of the arguments {of}{more}"
+    return parts, f"no result of the step is for sure the new {of}{more}"

@@ -173,13 +173,14 @@ class _Run:
         """
         known, parts, words = [], [], []
         for f in found:
-            is_known = None not in f.origins
-            is_moving = not is_known or any(origin in before for origin in f.origins)
+            origins = [origin for origin in f.origins if origin is not None]
+            is_known = len(origins) == len(f.origins)
+            is_moving = not is_known or any(origin in before for origin in origins)
             known.append(replace(f, is_moving=f.is_moving or (is_moving and f.of is None)))
             can_be = self.beside and is_known and f.of is None and f.mark.kind != "tap" and not f.is_moving
             # within a `shard_map` nobody knows what the devices share
-            if can_be and not self.axis_sizes and all(origin in before for origin in f.origins):
-                old, new = ([x[origin] for origin in f.origins] for x in (before, after))
+            if can_be and not self.axis_sizes and all(origin in before for origin in origins):
+                old, new = ([x[origin] for origin in origins] for x in (before, after))
                 for part, words_of_part in params_beside(self.reduce, f, old, new):
                     parts.append(part)
                     words.append(words_of_part)

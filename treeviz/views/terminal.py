@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import unicodedata
 from functools import lru_cache
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import NamedTuple, TextIO
 
 
@@ -60,6 +63,13 @@ def terminal_ascii(stream: TextIO) -> bool:
 def ascii_text(text: str) -> str:
     """The text with escapes for what is not ASCII."""
     return text.replace("…", "...").replace("×", "x").replace("→", "->").encode("ascii", "backslashreplace").decode()
+
+
+def paragraph(text: str, indent: str = "  ") -> list[str]:
+    """The lines of a text for standard output: as wide as the terminal, and in its signs."""
+    width = max(get_terminal_size((100, 24)).columns, 40)
+    text = ascii_text(text) if terminal_ascii(sys.stdout) else text
+    return wrap(text, width, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
 def display_width(text: str) -> int:
