@@ -139,6 +139,23 @@ def test_a_finding_is_marked_where_it_begins():
     ]
 
 
+def test_what_is_found_in_the_updates_and_parameters_is_marked_at_the_same_leaves():
+    history, _ = a_history(30, None, "grads", "params", "updates")
+    history.add_source(source_of({"a": jnp.zeros(2)}, "tap"), 10_000)
+    table = table_of_source(history, "grads", "params")
+    found = [
+        Finding("nonfinite", "params", "['layers'][0]['w']", 1, 12, 12, (), "NaN.", "Look."),
+        Finding("ratio", "updates", "", -1, 3, 29, (), "Too fast.", "Slower."),
+        Finding("spike", "updates", "['layers'][0]['b']", 0, 5, 5, (), "It rose.", ""),
+        Finding("dead", "tap", "['a']", 0, 3, 3, (), "Of other leaves.", ""),
+    ]
+    series = {each.name: each for each in gradient_series(history, table, "grads", found)}
+    marks = {name: [(mark.row, mark.column, mark.kind) for mark in each.marks] for name, each in series.items()}
+    weight, bias = row_of(table, "['layers'][0]['w']"), row_of(table, "['layers'][0]['b']")
+    assert marks["grads.norm"] == [(weight, 12, "nonfinite"), (bias, 5, "spike")]
+    assert marks["updates.ratio"] == [(0, 3, "ratio")] and marks["grads.ratio"] == []
+
+
 def test_ratios_are_those_of_the_rolled_up_norms():
     history, norms = a_history(40, None, "grads", "params", "updates")
     table = table_of_source(history, "grads", "params")
