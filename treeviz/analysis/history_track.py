@@ -118,19 +118,38 @@ class Track:
 
     def series(self, first: int | None = None, until: int | None = None, resolution: int | None = None) -> Series:
         """What was recorded from step `first` to step `until`, in at most `resolution` entries."""
-        order = (self.oldest + np.arange(self.n_exact)) % len(self.exact_steps)
-        exact_steps = self.exact_steps[order]
-        is_in, exact_in = np.ones(self.n_buckets, bool), np.ones(self.n_exact, bool)
-        steps = self.bucket_steps[:, : self.n_buckets]
+        is_in, is_exact_in = np.ones(self.n_buckets, bool), np.ones(self.n_exact, bool)
+        order = self._order()
+        steps, exact_steps = self.bucket_steps[:, : self.n_buckets], self.exact_steps[order]
         if first is not None:
-            is_in, exact_in = is_in & (steps[1] >= first), exact_in & (exact_steps >= first)
+            is_in, is_exact_in = is_in & (steps[1] >= first), is_exact_in & (exact_steps >= first)
         if until is not None:
-            is_in, exact_in = is_in & (steps[0] <= until), exact_in & (exact_steps <= until)
-        exact_steps = exact_steps[exact_in]
-        exact = np.broadcast_to(self.exact[order[exact_in]], (3, exact_steps.size, *self.shape))
-        values = np.concatenate([self.buckets[:, : self.n_buckets][:, is_in], exact], axis=1)
-        ones = np.ones_like(exact_steps)
-        steps = np.concatenate([steps[:, is_in], np.stack([exact_steps, exact_steps, ones])], axis=1)
+            is_in, is_exact_in = is_in & (steps[0] <= until), is_exact_in & (exact_steps <= until)
+        return self._entries(np.flatnonzero(is_in), order[is_exact_in], resolution)
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps were appended."""
+        return int(self.bucket_steps[2, : self.n_buckets].sum()) + self.n_exact
+
+    def newest(self, n: int) -> Series:
+        """The last `n` steps that were appended, at the cost of these. The first entry may hold earlier ones, too."""
+        n_exact = min(n, self.n_exact)
+        n_in_newest = np.cumsum(self.bucket_steps[2, : self.n_buckets][::-1])
+        n_buckets = min(int(np.searchsorted(n_in_newest, n - n_exact)) + 1, self.n_buckets) if n > n_exact else 0
+        return self._entries(np.arange(self.n_buckets - n_buckets, self.n_buckets), self._order(n_exact))
+
+    def _order(self, n: int | None = None) -> np.ndarray:
+        """Where the newest exact rows stand."""
+        n = self.n_exact if n is None else n
+        return (self.oldest + np.arange(self.n_exact - n, self.n_exact)) % len(self.exact_steps)
+
+    def _entries(self, buckets: np.ndarray, places: np.ndarray, resolution: int | None = None) -> Series:
+        exact_steps = self.exact_steps[places]
+        exact = np.broadcast_to(self.exact[places], (3, exact_steps.size, *self.shape))
+        values = np.concatenate([self.buckets[:, buckets], exact], axis=1)
+        steps = np.stack([exact_steps, exact_steps, np.ones_like(exact_steps)])
+        steps = np.concatenate([self.bucket_steps[:, buckets], steps], axis=1)
         if resolution is not None and steps.shape[1] > max(resolution, 1):
             groups = np.linspace(0, steps.shape[1], max(resolution, 1), endpoint=False).astype(np.intp)
             values, steps = _merged(values, steps, groups, self.is_count)
