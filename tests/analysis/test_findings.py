@@ -287,6 +287,12 @@ def test_other_ways_of_clipping_are_compared_too(by):
     assert found.source == "changed" and dict(found.numbers)["part of steps"] > 0.95
 
 
+def test_gradients_that_are_always_the_same_are_not_taken_for_clipped_ones():
+    run = Run()
+    run.grads[:] = run.grads[0]
+    assert run.findings() == []
+
+
 def test_clipping_is_compared_in_a_long_run_and_in_optax_own():
     assert [f.kind for f in findings(before_and_after(clipped_at(1e-3), 3000, max_bytes=100_000))] == ["clipping"]
     optax, jax, tv = (pytest.importorskip(name) for name in ("optax", "jax", "treeviz"))

@@ -238,6 +238,14 @@ def test_no_line_is_wider_than_asked(width, ascii):
     assert shown.isascii() or not ascii
 
 
+def test_a_node_that_is_not_opened_says_how_many_findings_are_inside():
+    table = layers()
+    lines = text(table, [], series=run(table), depth=1).split("\n")
+    (line,) = [line for line in lines if "layers" in line and "list" in line]
+    assert line.endswith("3 findings inside  … 4 inside")
+    assert "finding" not in text(table, [], series=run(table)).partition("worst leaves")[0]
+
+
 def test_colour_changes_no_character():
     table = layers()
     coloured = text(table, [], series=run(table), width=100, color=True)

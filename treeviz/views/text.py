@@ -24,7 +24,7 @@ from treeviz.views.cells import (
     what_cells,
 )
 from treeviz.views.choice import Choice, choose
-from treeviz.views.sparks import with_steps
+from treeviz.views.sparks import marks_inside, with_steps
 from treeviz.views.terminal import BOLD, CYAN, DIM, RED, RESET, YELLOW, Glyphs, cut, display_width
 from treeviz.views.worst import worst_text
 
@@ -69,7 +69,7 @@ def text(
     n_levels = MAX_LEVELS
     labels, key_widths = key_labels(table, choice.rows, n_levels, glyphs)
     left_out = LeftOut(table, columns, choice, glyphs.dots)
-    details = _Details(table, choice, left_out, glyphs)
+    details = _Details(table, choice, left_out, series, glyphs)
     cells = [
         what_cells(table, choice.rows, glyphs),
         *series_cells(series, choice.rows, glyphs),
@@ -180,12 +180,14 @@ def _shortened(prefix: str, label: str, width: int, glyphs: Glyphs) -> tuple[str
 class _Details:
     """The end of the line: badges, what was left out, values, static fields."""
 
-    def __init__(self, table: TreeTable, choice: Choice, left_out: LeftOut, glyphs: Glyphs) -> None:
+    def __init__(
+        self, table: TreeTable, choice: Choice, left_out: LeftOut, series: Sequence[Series], glyphs: Glyphs
+    ) -> None:
         self._glyphs = glyphs
         self._codes = table.fact_codes[choice.rows].tolist()
         self._parts = {code: fact_parts(table.facts[code]) for code in set(self._codes)}
         self._badges: dict[int, list[Part]] = {}
-        for shown, part in _badges(table, choice, left_out):
+        for shown, part in _badges(table, choice, left_out, series):
             self._badges.setdefault(shown, []).append(part)
         self.any_trouble = any(style in (RED, YELLOW) for badges in self._badges.values() for style, _ in badges)
         texts = [*self._parts.values(), *(b + self._parts[self._codes[row]] for row, b in self._badges.items())]
@@ -215,7 +217,9 @@ class _Details:
         return _GAP + _GAP.join(texts) if texts else ""
 
 
-def _badges(table: TreeTable, choice: Choice, left_out: LeftOut) -> Iterator[tuple[int, Part]]:
+def _badges(
+    table: TreeTable, choice: Choice, left_out: LeftOut, series: Sequence[Series]
+) -> Iterator[tuple[int, Part]]:
     """(which of the rows that are shown, its badge)."""
     noted = np.fromiter(table.notes, dtype=np.int64, count=len(table.notes))
     where = np.searchsorted(choice.rows, noted)
@@ -229,7 +233,10 @@ def _badges(table: TreeTable, choice: Choice, left_out: LeftOut) -> Iterator[tup
                 if note not in parts:
                     parts[note] = note_part(table, note)
                 yield shown, parts[note]
-    for shown in left_out.closed.tolist():
+    found_inside = marks_inside(table, series, choice.rows[left_out.closed])
+    for shown, found in zip(left_out.closed.tolist(), found_inside, strict=True):
+        if found:
+            yield shown, (YELLOW, found)
         yield shown, (DIM, left_out.inside(shown))
     may_be_empty = np.array([facts.kind in _MAY_BE_EMPTY for facts in table.facts])[table.fact_codes[choice.rows]]
     is_empty = table.end[choice.rows] == choice.rows + 1
