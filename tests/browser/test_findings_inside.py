@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from browser.driving import opened, readout, settled
 from sample_series import NAN_FROM, layers, leaf, run
 
 from treeviz.views.page import page as as_page
@@ -13,12 +14,11 @@ def closed(open_page):
     """The page of a table with series, with only the root open."""
     table = layers()
     page = open_page(as_page(table, table.chosen(("bytes",)), series=run(table), depth=1))
-    page.locator("#row0").wait_for()
-    return page
+    return opened(page)
 
 
 def badges(page) -> dict[str, str]:
-    found = page.locator(".row:has(.badge.inside)").all()
+    found = settled(page).locator(".row:has(.badge.inside)").all()
     return {row.locator(".key").inner_text(): row.locator(".badge.inside").inner_text() for row in found}
 
 
@@ -34,18 +34,20 @@ def test_a_closed_node_says_how_many_findings_are_inside_and_an_open_one_leaves_
 
 def test_a_click_on_the_badge_opens_the_way_to_the_worst_of_them_and_reads_it(closed):
     closed.locator(".badge.inside").click()
+    settled(closed)
     down = leaf(layers(), "layers/2/down")
     row = closed.locator(f"#row{down}")
     row.wait_for()
     assert row.get_attribute("aria-selected") == "true"
-    assert f"steps {10 * NAN_FROM} to" in closed.locator(".readout").inner_text()
+    assert f"steps {10 * NAN_FROM} to" in readout(closed)
     assert badges(closed) == {"[0]": "1 finding inside", "[1]": "1 finding inside"}
     closed.get_by_role("treeitem", name="[1]").locator(".badge.inside").click()
+    settled(closed)
     assert closed.locator(f"#row{leaf(layers(), 'layers/1/up')}").get_attribute("aria-selected") == "true"
 
 
 def test_without_findings_there_is_no_such_badge(open_page):
     table = layers()
     page = open_page(as_page(table, [], series=run(table, healthy=True), depth=1))
-    page.locator("#row0").wait_for()
+    opened(page)
     assert badges(page) == {}
