@@ -18,12 +18,12 @@ class FakeModel {
   }
 
   save_changes() {
-    this.post({ state: this.pending });
+    this.post({ method: "update", state: this.pending, buffer_paths: [] });
     this.pending = {};
   }
 
   send(content) {
-    this.post({ content });
+    this.post({ method: "custom", content });
   }
 
   post(message) {
@@ -56,6 +56,7 @@ const bytes_of = (text) => new DataView(Uint8Array.from(atob(text), (character) 
 /** Text in `binary` is base64. */
 globalThis.fake = {
   models: [],
+  views: [],
   async start(esm, states) {
     for (const { plain, binary } of states) {
       const model = new FakeModel({ ...plain, ...Object.fromEntries(Object.entries(binary).map(([name, text]) => [name, bytes_of(text)])) });
@@ -64,7 +65,8 @@ globalThis.fake = {
     this.widget = (await import(URL.createObjectURL(new Blob([esm], { type: "text/javascript" })))).default;
   },
   show(model, place) {
-    return (document.getElementById(place).unmount = this.widget.render({ model: this.models[model], el: document.getElementById(place) }));
+    const el = document.getElementById(place);
+    el.unmount = this.widget.render({ model: this.models[model], el });
   },
   take(model, { plain, binary }) {
     this.models[model].take({ ...plain, ...Object.fromEntries(Object.entries(binary).map(([name, text]) => [name, bytes_of(text)])) });

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
@@ -41,15 +41,15 @@ def _step(node: Any, key: Any) -> Any:
     return next(below for (own,), below in one_level(node)[0] if own == key)
 
 
-def keys_to(node: Any, position: int, wanted: Any) -> tuple:
+def keys_to(node: Any, position: int, is_wanted: Callable[[Any], bool]) -> tuple:
     """The keys from a living node to what is shown as its child at `position`, through a box that holds it alone."""
     pairs, _ = one_level(node)
-    path, found = next(((path, below) for path, below in pairs if below is wanted), pairs[position])
-    keys = tuple(path)
-    while found is not wanted:
+    path, found = next(((path, below) for path, below in pairs if is_wanted(below)), pairs[position])
+    first = keys = tuple(path)
+    while not is_wanted(found):
         pairs, data = one_level(found)
         if data is None or len(pairs) != 1:
-            break
+            return first
         path, found = pairs[0]
         keys += tuple(path)
     return keys

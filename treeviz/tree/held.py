@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +12,13 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from treeviz.tree.follow import key_as_said, keys_to
 from treeviz.tree.level import one_level
+from treeviz.tree.quote import guarded, mro
 from treeviz.tree.table import TreeTable
 
-# They hold nothing else, so they may be held.
-_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), type(Ellipsis)})
-_CONTAINERS = (dict, list, tuple)
+# By their ids, since a metaclass may define the hash of a class. These hold nothing else, so they may be held.
+_PLAIN = frozenset(map(id, (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))))
+_DICTS = frozenset(map(id, (dict, OrderedDict, defaultdict)))
+_CONTAINERS = frozenset(map(id, (dict, list, tuple)))
 
 
 class _Container:
@@ -26,7 +29,25 @@ class _Container:
     def __init__(self, node: Any) -> None:
         self.id = id(node)
         self.type = type(node)
-        self.keys = tuple(dict.keys(node)) if isinstance(node, dict) else ()
+        self.keys = tuple(dict.keys(node)) if id(type(node)) in _DICTS else ()
+
+    @property
+    def is_sequence(self) -> bool:
+        return self.type is list or self.type is tuple
+
+    @property
+    def fields(self) -> tuple[str, ...] | None:
+        """Those of a named tuple."""
+        if any(cls is tuple for cls in mro(self.type)):
+            return guarded(lambda: self.type._fields, lambda _: None)
+        return None
+
+    @property
+    def keys_in_order(self) -> list:
+        """A dict's keys as JAX orders them, or in their own order where it could not."""
+        if self.type is OrderedDict:
+            return list(self.keys)
+        return guarded(lambda: sorted(self.keys), lambda _: list(self.keys))
 
 
 class HeldTree:
@@ -52,7 +73,7 @@ class HeldTree:
     def is_plain(self, row: int) -> bool:
         """Whether it is a number, a text or the like, which stays what it is."""
         thing = self._kept[row] if self._kept is not None else None
-        return type(thing) in _PLAIN if self._kept is not None else isinstance(self._refs[row], tuple)
+        return id(type(thing)) in _PLAIN if self._kept is not None else isinstance(self._refs[row], tuple)
 
     def nodes(self, rows: Sequence[int]) -> list[Any]:
         """The very nodes of these rows.
@@ -80,15 +101,15 @@ class HeldTree:
         node = self.peek(above)
         record = self._refs[above] if self._kept is None else _Container(node)
         if isinstance(record, _Container) and len(self._table.key(row).steps) == 1:
-            if record.type in (list, tuple):
+            if record.is_sequence:
                 return (SequenceKey(position),)
-            if record.type is dict:
-                return (DictKey(_in_order(record.keys)[position]),)
-            if issubclass(record.type, tuple) and hasattr(record.type, "_fields"):
-                return (GetAttrKey(record.type._fields[position]),)
+            if position < len(record.keys):
+                return (DictKey(record.keys_in_order[position]),)
+            if record.fields is not None:
+                return (GetAttrKey(record.fields[position]),)
         if node is not None:
             try:
-                return keys_to(node, position, self.peek(row))
+                return keys_to(node, position, lambda below: self._is_it(row, below))
             except Exception:  # the user's flatten function
                 pass
         return (key_as_said(self._table.key(row), position),)
@@ -145,11 +166,11 @@ class HeldTree:
         node = found[row]
         for below in reversed(way):
             try:
-                node = one_level(node)[0][int(self._table.position[below])][1]
-            except Exception:  # the user's flatten function, or the tree has changed
+                children = _children_of(node)
+            except Exception:  # the user's flatten function
                 return
-            record = self._refs[below]
-            if isinstance(record, _Container) and (id(node) != record.id or type(node) is not record.type):
+            node = next((child for child in children if self._is_it(below, child)), None)
+            if node is None:  # the tree has changed
                 return
             found[below] = node
 
@@ -159,15 +180,23 @@ class HeldTree:
         if type(node) is not record.type:
             return False
         try:
-            children = {id(below) for _, below in one_level(node)[0]}
+            children = {id(child): child for child in _children_of(node)}
         except Exception:
             return False
-        known = [self._refs[below] for below in self._children(row)]
-        ids = [
-            ref.id if isinstance(ref, _Container) else id(ref() if isinstance(ref, weakref.ref) else ref[0])
-            for ref in known
-        ]
-        return not known or any(each in children for each in ids)
+        known = self._children(row)
+        return not known or any(self._is_it(row, children.get(self._id(row))) for row in known)
+
+    def _id(self, row: int) -> int:
+        ref = self._refs[row]
+        return ref.id if isinstance(ref, _Container) else id(ref() if isinstance(ref, weakref.ref) else ref[0])
+
+    def _is_it(self, row: int, node: Any) -> bool:
+        if self._kept is not None:
+            return node is self._kept[row]
+        ref = self._refs[row]
+        if isinstance(ref, _Container):
+            return id(node) == ref.id and type(node) is ref.type
+        return node is ref[0] if isinstance(ref, tuple) else node is not None and node is ref()
 
     def _children(self, row: int) -> list[int]:
         children, below, end = [], row + 1, int(self._table.end[row])
@@ -193,9 +222,9 @@ class HeldTree:
 
 def _ref(thing: Any) -> Any:
     """How a thing is remembered: by itself in a tuple, weakly, or by what can be said of it."""
-    if type(thing) in _PLAIN:
+    if id(type(thing)) in _PLAIN:
         return (thing,)
-    if type(thing) in _CONTAINERS:
+    if id(type(thing)) in _CONTAINERS:
         return _Container(thing)
     try:
         return weakref.ref(thing)
@@ -203,22 +232,19 @@ def _ref(thing: Any) -> Any:
         return _Container(thing)
 
 
-def _in_order(keys: tuple) -> list:
-    """A dict's keys as JAX orders them, or in their own order where it could not."""
-    try:
-        return sorted(keys)
-    except Exception:
-        return list(keys)
+def _children_of(node: Any) -> list:
+    """The children of a living node, in some order of their own for a dict."""
+    if id(type(node)) in _DICTS:
+        return list(node.values())
+    return list(node) if id(type(node)) in _CONTAINERS else [child for _, child in one_level(node)[0]]
 
 
 def _made_again(record: _Container, children: list) -> Any:
-    if record.type in (list, tuple):
+    if record.is_sequence:
         return record.type(children)
-    if record.type is dict:
-        if len(record.keys) != len(children):
-            return None
-        by_key = dict(zip(_in_order(record.keys), children, strict=True))
+    if record.type is dict and len(record.keys) == len(children):
+        by_key = dict(zip(record.keys_in_order, children, strict=True))
         return {key: by_key[key] for key in record.keys}
-    if issubclass(record.type, tuple) and hasattr(record.type, "_make"):
-        return record.type._make(children)
+    if record.fields is not None and len(record.fields) == len(children):
+        return guarded(lambda: record.type(*children), lambda _: None)
     return None

@@ -84,7 +84,7 @@ def dict_level(node: dict, keys: KeyTable) -> Level:
     trouble = ""
     if len(items) > 1:
         try:
-            items.sort(key=itemgetter(0))
+            items = sorted(items, key=itemgetter(0))  # a sort in place would leave them half sorted when it raises
         except Exception as error:
             types = ", ".join(sorted({class_name(type(key)) for key, _ in items}))
             trouble = f"JAX cannot flatten this dict: its keys ({types}) cannot be sorted: {error_text(error)}"

@@ -12,6 +12,7 @@ import anywidget
 import numpy as np
 import traitlets
 
+from treeviz.tree.quote import visible
 from treeviz.tree.table import TreeTable
 from treeviz.views.front_end import packed_widget_module
 from treeviz.views.notebook import outputs_share_a_page, publish, shell_of_notebook, shows_html
@@ -75,8 +76,10 @@ class TreeWidget(anywidget.AnyWidget):
     query = traitlets.Unicode().tag(sync=True)
     expanded = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
+    _source: Source | None = None
+
     def __init__(self, source: Source) -> None:
-        self._source: Source | None = source
+        self._source = source
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._cancelled: deque[int] = deque(maxlen=LINES_KEPT)
         self._is_displayed = False
@@ -164,14 +167,14 @@ class TreeWidget(anywidget.AnyWidget):
     def close(self) -> None:
         """Take the widget away, and let go of everything."""
         source, self._source = self._source, None
+        if source is None:
+            return
+        self._page_is_old = False
         layout = self.layout
         super().close()
         layout.close()
-        if source is not None:
-            source.close()
-            self._page_is_old = False
-            self.set_trait("_packed", b"")
-            self.set_trait("_changes", b"")
+        source.close()
+        self._packed = self._changes = b""
 
     @property
     def _open_source(self) -> Source:
@@ -212,9 +215,28 @@ class TreeWidget(anywidget.AnyWidget):
         elif not self.value:
             self.selection = []
         else:
-            self._log(f"value: there is no {self.value[:200]} in {self.table.name}")
+            self._log(
+                f"value: there is no {self.value[:200]} in {self.table.name}", tell=False
+            )  # the page says so itself
 
     # Messages
+
+    def _handle_msg(self, msg: Any) -> None:
+        """What came over the comm, if it is what our page sends."""
+        try:
+            data = msg["content"]["data"]
+            method = data["method"]
+            is_ours = method == "request_state" or (
+                isinstance(data["state"], dict) and not data.get("buffer_paths")
+                if method == "update"
+                else method == "custom" and "content" in data
+            )
+        except (KeyError, TypeError, AttributeError):
+            is_ours = False
+        if is_ours:
+            super()._handle_msg(msg)
+        else:
+            self._log("dropped from the page: a message that is none of ours")
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
         """What the page changed. It may change these four, and only to what they can be."""
@@ -222,8 +244,8 @@ class TreeWidget(anywidget.AnyWidget):
         for name, value in sync_data.items():
             if name in _FROM_THE_PAGE and _is_small(value):
                 kept[name] = value
-            else:
-                self._log(f"dropped from the page: {name[:50]!r}")
+            elif not self.has_trait(name) or name not in self.keys or getattr(self, name) != value:
+                self._log(f"dropped from the page: a value for {str(name)[:50]!r}")
         if kept:
             try:
                 super().set_state(kept)
@@ -259,10 +281,11 @@ class TreeWidget(anywidget.AnyWidget):
         """Send the page something that it did not ask for; `view.told` has what is done with it, by `message["op"]`."""
         self.send(message, list(buffers))
 
-    def _log(self, line: str) -> None:
+    def _log(self, line: str, *, tell: bool = True) -> None:
+        line = visible(line, 1000)
         self._lines.append(line)
         _logger.warning("explore: %s", line)
-        if self.comm is not None:
+        if tell and self.comm is not None:
             self.send({"op": "log", "text": line})
 
     # How it is displayed

@@ -18,6 +18,7 @@
       place.dataset.treevizAwake = "true";
       const line = document.createElement("p");
       line.textContent = why;
+      line.style.cssText = "margin:4px 0 8px;font-size:90%;opacity:.85";
       place.prepend(line);
       for (const host of /** @type {NodeListOf<HTMLElement>} */ (place.querySelectorAll("[data-treeviz-waiting]"))) host.dataset.treeviz = host.dataset.treevizWaiting;
       place.querySelector("script[type='text/treeviz-waiting']")?.setAttribute("type", "text/treeviz");

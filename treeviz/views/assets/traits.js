@@ -5,7 +5,8 @@ import { row_of_path, rows_of_paths } from "./find_row.js";
 /** @typedef {import("./view.js").View} View */
 /** @typedef {import("./widget.js").Model} Model */
 
-const NAMES = ["query", "expanded", "selection", "value"];
+// In the order in which they are taken: each may depend on those before it.
+const NAMES = ["expanded", "query", "selection", "value"];
 const MOST_SELECTED = 10000;
 const MOST_EXPANDED = 2000;
 
@@ -105,6 +106,7 @@ export class Traits {
         this.#unknown(wanted.filter((_, i) => found[i] < 0));
         rows.open.fill(0);
         for (const row of found) if (row >= 0) rows.open[row] = 1;
+        if (rows.hits) rows.search(rows.hits);
         // What is selected inside of what closed is not gone, but nobody stands on it.
         rows.update();
         while (view.active > 0 && rows.index(view.active) < 0) view.active = tree.parent[view.active];

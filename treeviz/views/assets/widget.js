@@ -17,7 +17,7 @@ const FLASH_MS = 1800;
 
 /** @param {{model: Model, el: HTMLElement}} context @returns {() => void} */
 function render({ model, el }) {
-  const host = h("div", { class: "treeviz-host", "data-treeviz-widget": model.get("_token") });
+  const host = h("div", { class: "treeviz", "data-treeviz-widget": model.get("_token") });
   const journal = new Journal();
   const all = new AbortController();
   /** Of the tree that is shown. */
@@ -30,8 +30,10 @@ function render({ model, el }) {
   el.replaceChildren(host);
 
   const look = async () => {
-    const packed = model.get("_packed");
     const number = ++asked;
+    // Not every host has set all of it when it says that one part is new.
+    await null;
+    const packed = model.get("_packed");
     if (!packed?.byteLength) return;
     try {
       const tree = await unpack(packed);
@@ -49,24 +51,25 @@ function render({ model, el }) {
       traits = new Traits(model, view, stop.signal);
       traits.begin(traits_before);
       stop_before.abort();
-      if (before) tell_changes(view, model);
+      if (rows) tell_changes(view, model, rows);
       announce(model);
     } catch (error) {
       journal.add(`The tree cannot be shown: ${/** @type {Error} */ (error).message}`);
       host.append(journal.element);
     }
   };
-  model.on("change:_packed", look);
+  // A new tree may be packed as the old one was: another version it is.
+  model.on("change:_version", look);
   look();
   return () => {
     all.abort();
     stop.abort();
-    model.off("change:_packed", look);
+    model.off("change:_version", look);
     el.replaceChildren();
   };
 }
 
-/** What a view is given before anything is shown in it. */
+/** What a view is given before anything is shown in it. @param {View} view @param {Model} model @param {Journal} journal @param {AbortSignal} signal */
 function prepare(view, model, journal, signal) {
   view.journal = journal;
   const requests = new Requests(model, view, signal);
@@ -74,13 +77,14 @@ function prepare(view, model, journal, signal) {
   view.root.append(journal.element);
 }
 
-/** Flash what a new tree changed, and count it. */
-function tell_changes(view, model) {
+/** Flash what a new tree changed or added, and count the leaves. @param {View} view @param {Model} model @param {Int32Array} rows where the rows before are now */
+function tell_changes(view, model, rows) {
   const bytes = model.get("_changes");
   if (!bytes?.byteLength) return;
   const numbers = new Uint32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
   const [n_changed, n_added, n_gone] = numbers;
-  const changed = new Uint8Array(view.tree.n);
+  const changed = new Uint8Array(view.tree.n).fill(1);
+  for (const row of rows) if (row >= 0) changed[row] = 0;
   for (const row of numbers.subarray(3)) if (row < view.tree.n) changed[row] = 1;
   view.flash(changed, FLASH_MS);
   const parts = [[n_changed, "changed"], [n_added, "added"], [n_gone, "gone"]].filter(([n]) => n).map(([n, word]) => `${n.toLocaleString("en")} ${word}`);
