@@ -16,6 +16,7 @@ from treeviz.analysis.gradient_series import gradient_histograms, gradient_serie
 from treeviz.analysis.gradients import LIGHT, Measurement
 from treeviz.analysis.history import History
 from treeviz.analysis.kept_inputs import Inputs, KeptInputs, hunt_in_kept
+from treeviz.analysis.live import main_source
 from treeviz.analysis.recorded import Arrived, copied
 from treeviz.analysis.recorder import Recorder
 from treeviz.analysis.sizes import headline, size_columns
@@ -28,6 +29,8 @@ from treeviz.watching import StopTraining, Watched, watch
 
 if TYPE_CHECKING:
     from treeviz.analysis.hunt import Culprit
+    from treeviz.live import Live
+    from treeviz.views.widget import TreeWidget
 
 MOST_PRINTED = 5  # findings
 
@@ -239,9 +242,7 @@ class GradientInspector:
           source: Which tree, of `history.sources`; by default the first gradient.
         """
         history = self.history
-        source = source or next(
-            (name for name in history.sources if name.startswith("grads")), next(iter(history.sources))
-        )
+        source = source or main_source(history)
         table = table_of_source(history, source, self.name)
         step, numbers = history.last(source)
         numbers = {name: values for name, values in numbers.items() if name != "rms"}
@@ -256,6 +257,34 @@ class GradientInspector:
         histograms = gradient_histograms(history, table, source)
         columns = [*(column.name for column in measured), "parameters"]
         return TreeView(table, table.chosen(columns), series=series, histograms=histograms)
+
+    def explore(self, total: int | None = None) -> TreeWidget:
+        """A widget that follows the run: what is measured appears in it while a loop, thread or callback records.
+
+            widget = inspector.explore(total=1000)   # display it, and train in the next cell
+
+        It is told of new steps at most 8 times a second and for at most 2 % of the time, and when nothing comes any
+        more, or the cell has run, it shows the whole picture, as `render` does. `widget.close()` ends it.
+
+        Args:
+          total: How many steps there will be, for the progress bar.
+        """
+        from treeviz.live import LivePanel
+
+        return LivePanel(self, self._recorder, total=total).begin()
+
+    def live(self, total: int | None = None) -> Live:
+        """The same around a loop, which may raise or be interrupted: the picture is whole then, too.
+
+            with inspector.live(total=1000):
+                for _ in range(1000):
+                    params = update(params, x, y)
+
+        Without a notebook it shows nothing, and reads what was measured when the loop has ended.
+        """
+        from treeviz.live import Live
+
+        return Live(self, self._recorder, total)
 
     def save(self, path: str | Path) -> Path:
         """Write the view (.html, .txt, .json, .svg, .png), or the history itself (.treeviz), to a file.

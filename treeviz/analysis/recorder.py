@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from operator import attrgetter
 from pathlib import Path
+from typing import Protocol
 
 import jax
 
@@ -26,6 +27,18 @@ MOST_WAITING = 1024  # of which none is ready: the device is far behind, and the
 _LOOKING = 0.02  # of the time may be spent on looking for findings while the run goes on
 
 
+class Listener(Protocol):
+    """Who follows a run. What it is asked and told costs the loop time, and nothing that it does may stop it."""
+
+    def arrived(self) -> bool:
+        """A measurement was taken in. Whether it wants to know what can be read without waiting."""
+        ...
+
+    def was_read(self) -> None:
+        """The history has new numbers. No other thread reads meanwhile."""
+        ...
+
+
 class Recorder:
     """Takes measurements in without waiting for them, and keeps what they say.
 
@@ -35,6 +48,7 @@ class Recorder:
       history: What was read; None before the first.
       n_dropped: How many measurements were lost, because they came faster than they could be read.
       forward: For the name of a source, the paths of its leaves in the order in which the step uses them.
+      listeners: Who follows the run.
 
     Args:
       on_call: Called with the call of a step that was read, as `Row` has it, and whether it was bad: not all finite.
@@ -66,10 +80,12 @@ class Recorder:
         self._batch, self._ahead = (1, 0) if at_once else (BATCH, AHEAD)
         self._waiting: deque[Arrived] = deque()
         self._reading = threading.RLock()
+        self.listeners: tuple[Listener, ...] = ()
         self._copies_early: bool | None = None
         self._told: set[tuple] = set()
         self._bad: set[str] = set()
         self._look_again = 0.0
+        self._tells_later = False
         self._journal: Path | None = None
         _alive.add(self)
 
@@ -87,19 +103,36 @@ class Recorder:
                     words.copy_to_host_async()
         waiting = self._waiting
         waiting.append(arrived)
-        if len(waiting) >= self._batch + self._ahead and self._reading.acquire(blocking=False):
+        is_wanted = False
+        for listener in self.listeners:
+            is_wanted |= listener.arrived()
+        if (is_wanted or len(waiting) >= self._batch + self._ahead) and self._reading.acquire(blocking=False):
             try:
-                self._read_what_is_there()
+                self._read_what_is_there(1 if is_wanted else self._batch)
             finally:
                 self._reading.release()
 
-    def _read_what_is_there(self) -> None:
+    @property
+    def reading(self) -> contextlib.AbstractContextManager:
+        """Held while something is read."""
+        return self._reading
+
+    def read_what_is_ready(self) -> None:
+        """Read what can be read without waiting for the device. Whoever reads next tells of findings, and may stop."""
+        with self._reading:
+            self._tells_later = True
+            try:
+                self._read_what_is_there(1)
+            finally:
+                self._tells_later = False
+
+    def _read_what_is_there(self, batch: int) -> None:
         waiting = self._waiting
-        if len(waiting) < self._batch:
+        if len(waiting) < batch:
             return
-        if waiting[self._batch - 1].is_ready():
-            ready = list(itertools.takewhile(Arrived.is_ready, itertools.islice(waiting, self._batch - 1, None)))
-            self._read(self._batch - 1 + len(ready), patiently=True)
+        if waiting[batch - 1].is_ready():
+            ready = list(itertools.takewhile(Arrived.is_ready, itertools.islice(waiting, batch - 1, None)))
+            self._read(batch - 1 + len(ready), patiently=True)
         elif len(waiting) >= MOST_WAITING:
             waiting.popleft()
             self.n_dropped += 1
@@ -122,10 +155,15 @@ class Recorder:
             self._learn_forward(arrived[-1])
         for row in rows:
             self._history_of(row.sources).append(row.step, row.numbers)
+        if rows:
+            for listener in self.listeners:
+                listener.was_read()
         if self._on_call is not None:
             for call, of_call in itertools.groupby(rows, attrgetter("call")):
                 self._on_call(call, any(row.bad_sources for row in of_call))
-        if rows and (self._raise_on or self._on_finding):
+        if rows and self._tells_later:
+            self._look_again = 0.0
+        elif rows and (self._raise_on or self._on_finding):
             bad = set().union(*(row.bad_sources for row in rows))
             self._tell(patiently and bad <= self._bad)
             self._bad |= bad
@@ -189,6 +227,7 @@ class Recorder:
         """In a child, which has no device: what was read is there, what was not belongs to the parent."""
         self._reading = threading.RLock()
         self._waiting = deque()
+        self.listeners = ()
 
 
 def _flush_at_exit(reference: weakref.ref) -> None:

@@ -71,6 +71,7 @@ class TreeWidget(anywidget.AnyWidget):
     _changes = traitlets.Bytes().tag(sync=True)
     _version = traitlets.Int().tag(sync=True)
     _token = traitlets.Unicode().tag(sync=True)
+    _live = traitlets.Dict().tag(sync=True)
     value = traitlets.Unicode().tag(sync=True)
     selection = traitlets.List(traitlets.Int()).tag(sync=True)
     query = traitlets.Unicode().tag(sync=True)
@@ -88,7 +89,7 @@ class TreeWidget(anywidget.AnyWidget):
         super().__init__(
             _packed=view.packed,
             _token=secrets.token_hex(8),
-            expanded=[path_name(view.table, row) for row in first_open(view.table, view.depth, MOST_EXPANDED)],
+            expanded=_open_paths(view),
         )
         self.on_msg(TreeWidget._take_message)
 
@@ -127,6 +128,23 @@ class TreeWidget(anywidget.AnyWidget):
             if was_selected:
                 self.value = path_name(self.table, self.selection[-1]) if self.selection else ""
         self._renew_page()
+
+    def follow(self, status: dict[str, Any], *, renewed: bool = False, is_another: bool = False) -> None:
+        """Say how the run goes that the source follows.
+
+        Args:
+          renewed: The source's view is a new one.
+          is_another: Its table has other rows.
+        """
+        with self.hold_sync(), self.hold_trait_notifications():
+            self._live = status
+            if renewed:
+                self._changes = b""
+                self._packed = self._open_source.view.packed
+            if is_another:
+                self._version += 1
+                self.selection = []
+                self.expanded = _open_paths(self._open_source.view)
 
     @property
     def selected(self) -> list[Any]:
@@ -324,16 +342,25 @@ class TreeWidget(anywidget.AnyWidget):
 
         def renew() -> None:
             shell.events.unregister("post_execute", renew)
-            if self._page_is_old and self._source is not None:
-                publish(self._page(), {}, display_id=self._token, update=True)
-            self._page_is_old = False
+            if self._page_is_old:
+                self.renew_page()
 
         shell.events.register("post_execute", renew)
+
+    def renew_page(self) -> None:
+        """The page in the notebook shows what the widget shows."""
+        if self._is_displayed and self._source is not None and shell_of_notebook() is not None:
+            publish(self._page(), {}, display_id=self._token, update=True)
+        self._page_is_old = False
 
     def __repr__(self) -> str:
         if self._source is None:
             return "explore: closed"
         return f"explore: {' · '.join((self.table.name, *self.table.headline))}"
+
+
+def _open_paths(view: TreeView) -> list[str]:
+    return [path_name(view.table, row) for row in first_open(view.table, view.depth, MOST_EXPANDED)]
 
 
 def _is_small(value: Any) -> bool:

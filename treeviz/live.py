@@ -1,0 +1,420 @@
+"""A widget that follows a run: what stands behind it, and when it is told what is new."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treeviz.analysis.findings import Finding, findings
+from treeviz.analysis.gradient_columns import gradient_columns
+from treeviz.analysis.gradient_series import gradient_series, table_of_source
+from treeviz.analysis.history import History
+from treeviz.analysis.live import SHARE, News, Throttle, main_source
+from treeviz.analysis.recorder import Recorder
+from treeviz.analysis.sizes import headline, size_columns
+from treeviz.tree.from_paths import table_of_paths
+from treeviz.tree.table import TreeTable
+from treeviz.views.notebook import shell_of_notebook
+from treeviz.views.tree_view import TreeView
+from treeviz.watching import StopTraining
+
+if TYPE_CHECKING:
+    from treeviz.inspector import GradientInspector
+    from treeviz.views.widget import Replaced, TreeWidget
+
+QUIET_S = 0.5  # after the last measurement what was not told yet is told
+AT_REST_S = 5.0  # and then the whole picture is made
+MOST_FINDINGS = 50
+_FINDINGS_SHARE = 0.005  # of the time
+_RATE_S = 10.0  # over which the speed is measured
+_logger = logging.getLogger("treeviz")
+
+
+class LivePanel:
+    """What stands behind a widget that follows an inspector: it is told what is new, from whichever thread reads it.
+
+    The page first shows one line. When something was measured it is sent the tree (`running`), then columns as they are
+    read, and when nothing comes any more the whole picture, which is what a notebook keeps.
+
+    Args:
+      total: How many steps the loop will make.
+      clock, cpu_clock: In seconds; the second one counts what this thread does.
+    """
+
+    def __init__(
+        self,
+        inspector: GradientInspector,
+        recorder: Recorder,
+        *,
+        total: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        # The inspector may hold arrays, the recorder those that are not read yet: neither stays alive because of a view.
+        self._inspector = weakref.ref(inspector)
+        self._recorder = weakref.ref(recorder)
+        self._name = inspector.name
+        self._reading = recorder.reading
+        self._clock, self._cpu_clock = clock, cpu_clock
+        self._total = total
+        self._throttle = Throttle(clock=clock)
+        self._looking = Throttle(most_per_s=1, share=_FINDINGS_SHARE, clock=clock)
+        self._news: News | None = None
+        self._sequence = 0
+        self._state, self._why = "waiting", ""
+        self._speed: deque[tuple[float, int]] = deque()
+        self._first_step: int | None = None
+        self._began = self._arrived = clock()
+        self._n_arrived = self._n_settled = 0
+        self._n_before = 0  # steps, when this run began
+        self._n_bad = 0  # leaves
+        self._settle_again = 0.0
+        self._found: list[Finding] = []
+        self._told: list[list] = []
+        self._in_cell = False
+        self._shell_thread = threading.get_ident()
+        self._ticker: threading.Thread | None = None
+        self._woken = threading.Event()
+        self._is_closed = False
+        self.view = _waiting_view(inspector.name)
+        self._widget: TreeWidget | None = None
+
+    def begin(self) -> TreeWidget:
+        """The widget; from now on it follows the run."""
+        from treeviz.views.widget import TreeWidget  # a script that shows nothing loads no widgets
+
+        recorder = self._open_recorder
+        with self._reading:
+            if recorder.history is not None:
+                self._show_whole("still")
+                self._n_before = recorder.history.tracks[main_source(recorder.history), "norm"].n_steps
+            self._widget = TreeWidget(self)
+            self._widget.follow(self._status())
+            recorder.listeners = (*recorder.listeners, self)
+        shell = shell_of_notebook()
+        if shell is not None:
+            shell.events.register("post_run_cell", self._after_cell)
+        return self._widget
+
+    # The recorder
+
+    def arrived(self) -> bool:
+        self._arrived = self._clock()
+        if self._n_arrived == self._n_settled:
+            self._began = self._arrived
+        self._n_arrived += 1
+        if threading.get_ident() == self._shell_thread:
+            self._in_cell = True
+        if self._ticker is None:
+            self._start_ticker()
+        return self._throttle.is_due()
+
+    def was_read(self) -> None:
+        if self._throttle.is_due():
+            self._try_to("follow the run", self._tell)
+
+    def _tell(self) -> None:
+        """Send what is new. The lock is held."""
+        recorder, widget = self._recorder(), self._widget
+        if recorder is None or recorder.history is None or widget is None:
+            return
+        before = self._cpu_clock()
+        if self._news is None or self._state != "running":
+            self._show_running(recorder.history)
+        else:
+            self._append(recorder.history, self._news, widget)
+        self._throttle.spent(self._cpu_clock() - before, len(recorder.listeners) - 1)
+
+    def _append(self, history: History, news: News, widget: TreeWidget) -> None:
+        columns = news.take(history)
+        is_worse = False
+        if columns is not None:
+            self._count(int(columns.until.max()))
+            n_bad = int(columns.bad.any(axis=0).sum())
+            is_worse, self._n_bad = n_bad > self._n_bad, max(n_bad, self._n_bad)
+        has_new_findings = self._look_for_findings(history, now=is_worse)
+        if columns is None and not has_new_findings:
+            return
+        self._sequence += 1  # an interrupt from here on leaves a gap, and the page asks
+        message = {"op": "append", "n": 0 if columns is None else len(columns.n), **self._status()}
+        if has_new_findings:
+            message["findings"] = self._told
+        widget.tell(message, [] if columns is None else columns.buffers())
+
+    def _show_running(self, history: History) -> None:
+        """The tree with what was measured until now, in which columns will be appended."""
+        source = main_source(history)
+        steps = history.tracks[source, "norm"]
+        if self._news is None or self._news.source != source:
+            self._news = News(source)
+        if self._state != "running":
+            self._state, self._why = "running", ""
+            self._first_step = int(steps.newest(steps.n_steps - self._n_before).first.min())
+            self._speed.clear()
+        self._look_for_findings(history, now=True)
+        newest_step, newest = history.last(source)
+        self._count(newest_step)
+        table = table_of_source(history, source, self._name)
+        of_table = gradient_columns(table, {source: {k: newest[k] for k in ("norm", "nonfinite") if k in newest}})
+        table = table.with_columns(*size_columns(table), *of_table).with_headline(*headline(table))
+        shown = [column for column in of_table if column.name.endswith("_norm")]
+        series = gradient_series(history, table, source, self._found)[:1]
+        self._sequence += 1
+        self._news.skip(history)
+        self._show(TreeView(table, shown, series=series))
+
+    def _show(self, view: TreeView) -> None:
+        is_another, self.view = len(view.table) != len(self.view.table), view
+        if self._widget is not None:
+            self._widget.follow(self._status(), renewed=True, is_another=is_another)
+
+    def _show_whole(self, state: str, why: str = "") -> None:
+        """All that is known, as `render` shows it."""
+        inspector = self._inspector()
+        view = self.view if inspector is None else inspector.render()
+        self._sequence += 1
+        self._state, self._why = state, why
+        self._show(view)
+
+    def _look_for_findings(self, history: History, *, now: bool = False) -> bool:
+        """Whether there are others than were told."""
+        recorder = self._recorder()
+        if recorder is None or not (now or self._looking.is_due()):
+            return False
+        before = self._cpu_clock()
+        self._found = findings(history, thresholds=recorder.thresholds, forward=recorder.forward)
+        self._looking.spent(self._cpu_clock() - before)
+        told = self._marks(history)
+        is_news, self._told = told != self._told, told
+        return is_news
+
+    def _marks(self, history: History) -> list[list]:
+        """`[row, step, kind, text]` of each finding."""
+        source = main_source(history)
+        leaves = [i for i, is_leaf in enumerate(table_of_source(history, source, self._name).is_leaf) if is_leaf]
+        return [
+            [leaves[f.leaf] if f.leaf >= 0 else 0, f.first, f.kind, f"{f.sentence} {f.advice}"[:1000]]
+            for f in self._found
+            if f.source == source
+        ][:MOST_FINDINGS]
+
+    # How it goes
+
+    def _count(self, newest: int) -> None:
+        now = self._arrived
+        self._speed.append((now, newest))
+        while len(self._speed) > 2 and now - self._speed[0][0] > _RATE_S:
+            self._speed.popleft()
+
+    def _status(self) -> dict[str, Any]:
+        """What the line above the tree says."""
+        recorder, is_running = self._recorder(), self._state == "running"
+        until = self._clock() if is_running else self._arrived
+        status: dict[str, Any] = {
+            "sequence": self._sequence,
+            "state": self._state,
+            "why": self._why,
+            "dropped": 0 if recorder is None else recorder.n_dropped,
+            "total": self._total,
+            "elapsed": round(until - self._began, 3),
+        }
+        if self._speed and self._first_step is not None:
+            (then, at_first), (now, newest) = self._speed[0], self._speed[-1]
+            if not is_running:
+                then, at_first, now = self._began, self._first_step - 1, until
+            status["step"] = newest
+            status["done"] = newest - self._first_step + 1
+            if now > then and newest > at_first:
+                status["rate"] = (newest - at_first) / (now - then)
+        return status
+
+    # When nothing comes any more
+
+    def _start_ticker(self) -> None:
+        with self._reading:
+            if self._ticker is not None or self._is_closed:
+                return
+            # weakly: the thread ends when nobody has the panel any more
+            target = weakref.WeakMethod(self._tick)
+            self._ticker = threading.Thread(
+                target=_tick_on, args=(target, self._woken), daemon=True, name="treeviz live"
+            )
+            self._ticker.start()
+
+    def _tick(self) -> float | None:
+        """What is due now; in how many seconds to look again, or None: the thread may end."""
+        quiet_s = self._clock() - self._arrived
+        with self._reading:
+            recorder = self._recorder()
+            if self._is_closed or recorder is None or self._n_arrived == self._n_settled:
+                self._ticker = None
+                return None
+            if quiet_s < QUIET_S:
+                return QUIET_S - quiet_s
+            self._try_to("read the last steps", recorder.read_what_is_ready)
+            if not self._throttle.is_due():
+                return max(self._throttle.wait_s, 0.05)
+            self._try_to("tell of the last steps", self._tell)
+            wait_s = max(AT_REST_S - quiet_s, self._settle_again - self._clock())
+            if wait_s > 0 or len(recorder):
+                return max(wait_s, QUIET_S)
+            self._try_to("show the whole run", lambda: self._settle("still"))
+            self._ticker = None
+            return None
+
+    def _after_cell(self, *_: object) -> None:
+        """A cell has run: what it measured is shown, and kept with the notebook."""
+        is_in_cell, self._in_cell = self._in_cell, False
+        if self._n_arrived > self._n_settled and (is_in_cell or self._clock() >= self._settle_again):
+            self.settle()
+
+    def settle(self, state: str = "still", why: str = "") -> None:
+        """Read all that was measured, and show the whole picture.
+
+        Raises:
+          StopTraining: As `flush` of the inspector may.
+        """
+        recorder = self._recorder()
+        if recorder is None or self._is_closed:
+            return
+        with self._reading:
+            try:
+                self._try_to("read the last steps", recorder.flush)
+            finally:
+                self._try_to("show the whole run", lambda: self._settle(state, why))
+
+    def _settle(self, state: str, why: str = "") -> None:
+        widget, recorder = self._widget, self._recorder()
+        if widget is None or recorder is None or recorder.history is None:
+            return
+        n_arrived, before = self._n_arrived, self._cpu_clock()
+        history = recorder.history
+        steps = history.tracks[main_source(history), "norm"]
+        newest = steps.latest()
+        if newest is not None and steps.n_steps > self._n_before:
+            if self._first_step is None or self._state != "running":
+                self._first_step = int(steps.newest(steps.n_steps - self._n_before).first.min())
+            self._count(newest[0])
+        self._show_whole(state, why)
+        widget.renew_page()
+        self._n_settled, self._n_before, self._n_bad = n_arrived, steps.n_steps, 0
+        self._settle_again = self._clock() + (self._cpu_clock() - before) / SHARE
+
+    def _try_to(self, what: str, do: Callable[[], None]) -> None:
+        """A run is not stopped by its view."""
+        try:
+            do()
+        except StopTraining:
+            raise
+        except Exception as error:
+            _logger.warning("live: could not %s: %s: %s", what, type(error).__name__, error)
+
+    # What the widget asks
+
+    @property
+    def _open_recorder(self) -> Recorder:
+        recorder = self._recorder()
+        if recorder is None:
+            raise ReferenceError("live: the inspector is gone.")
+        return recorder
+
+    @property
+    def tree(self) -> Any:
+        """The inspector."""
+        inspector = self._inspector()
+        if inspector is None:
+            raise ReferenceError("live: the inspector is gone.")
+        return inspector
+
+    def replace(self, tree: Any, trees: Mapping[str, Any]) -> Replaced:
+        raise TypeError("live: this widget follows an inspector; treeviz.explore() shows trees.")
+
+    def nodes(self, rows: Sequence[int]) -> list[Any]:
+        """What was measured last in these rows: by the names of the columns."""
+        table = self.view.table
+        return [{name: table[row][name] for name in table.columns} for row in rows]
+
+    def paths(self, rows: Sequence[int]) -> list[tuple]:
+        return [tuple(key.keystr for key in self.view.table.path(row)) for row in rows]
+
+    def answer(
+        self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """ "whole": all columns, since some did not reach the page; with a number: nothing, but Python is there."""
+        if operation == "whole" and not numbers and not is_cancelled():
+            with self._reading:
+                recorder, widget = self._recorder(), self._widget
+                if recorder is not None and recorder.history is not None and widget is not None:
+                    if self._state == "running":
+                        self._show_running(recorder.history)
+                    else:
+                        self._show(self.view)
+        return {"sections": []}, []
+
+    def detach(self) -> None:
+        """Follow no longer. What is shown stays."""
+        self._is_closed = True
+        self._woken.set()
+        recorder = self._recorder()
+        if recorder is not None:
+            recorder.listeners = tuple(each for each in recorder.listeners if each is not self)
+        shell = shell_of_notebook()
+        if shell is not None and self._after_cell in shell.events.callbacks["post_run_cell"]:
+            shell.events.unregister("post_run_cell", self._after_cell)
+
+    def close(self) -> None:
+        """Follow no longer, and let go of the widget."""
+        self.detach()
+        self._widget = None
+
+
+def _tick_on(tick: weakref.WeakMethod, woken: threading.Event) -> None:
+    wait_s: float | None = QUIET_S
+    while wait_s is not None and not woken.wait(wait_s):
+        do = tick()
+        if do is None:
+            return
+        wait_s = do()
+        del do
+
+
+def _waiting_view(name: str) -> TreeView:
+    table: TreeTable = table_of_paths(name, [], [])
+    return TreeView(table.with_headline("waiting for the first step"), [])
+
+
+class Live:
+    """What `inspector.live()` gives: around a loop it shows the panel, and after it the whole picture."""
+
+    def __init__(self, inspector: GradientInspector, recorder: Recorder, total: int | None) -> None:
+        self._inspector, self._recorder, self._total = inspector, recorder, total
+        self._panel: LivePanel | None = None
+
+    def __enter__(self) -> TreeWidget | None:
+        """The widget; None where there is no notebook."""
+        if shell_of_notebook() is None:
+            return None
+        self._panel = LivePanel(self._inspector, self._recorder, total=self._total)
+        widget = self._panel.begin()
+        widget._ipython_display_()
+        return widget
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        panel, self._panel = self._panel, None
+        try:
+            if kind is None:
+                self._recorder.flush()
+            else:
+                with contextlib.suppress(Exception):
+                    self._recorder.flush()
+        finally:
+            if panel is not None:
+                with contextlib.suppress(StopTraining):  # it was heard of
+                    panel.settle("done" if kind is None else "stopped", "" if kind is None else kind.__name__)
+                panel.detach()
