@@ -660,3 +660,13 @@ def test_the_first_bad_leaf_in_backward_order_is_told_by_the_order_of_use_not_of
     assert first.path == "['m second']"
     assert "that the model uses" in first.advice
     assert [f.path for f in heard if f.kind == "nonfinite"] == ["['m second']"]
+
+
+def test_parameters_that_gradients_have_ruined_are_no_finding_of_their_own(mlp):
+    inspector = tv.GradientInspector(updates=True)
+    watched = inspector.watch(jax.jit(update_mlp))
+    params = watched(mlp, x, y)
+    params = watched(params, x * np.inf, y)
+    watched(params, x, y)
+    nonfinite = [finding.source for finding in inspector.findings if finding.kind == "nonfinite"]
+    assert nonfinite == ["grads"]

@@ -50,8 +50,9 @@ OPTIMIZERS = {"momentum": momentum, "adam": adam}
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("updates", [False, True], ids=["", "updates"])
 def test_parameters_after_thirty_watched_steps_are_those_of_the_plain_step_bit_for_bit(
-    model, optimizer, dtype, donated
+    updates, model, optimizer, dtype, donated
 ):
     params, apply, x, y = MODELS[model]()
     init, update = OPTIMIZERS[optimizer]()
@@ -67,7 +68,7 @@ def test_parameters_after_thirty_watched_steps_are_those_of_the_plain_step_bit_f
 
     step = jax.jit(step, donate_argnums=(0, 1) if donated else ())
     seen = Recorder()
-    watched = watch(step, seen)
+    watched = watch(step, seen, updates=updates)
     start = params, init(params)
     mine, yours = copies(start), copies(start)
     for number in range(N_STEPS):
@@ -77,3 +78,4 @@ def test_parameters_after_thirty_watched_steps_are_those_of_the_plain_step_bit_f
     assert watched.trouble == ""
     assert seen.steps == list(range(N_STEPS))
     assert np.isfinite(seen.norms()).all()
+    assert seen.names() == (["grads", "params", "updates"] if updates else ["grads"])

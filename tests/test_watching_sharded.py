@@ -212,3 +212,37 @@ def test_a_shard_map_in_a_scan_is_threaded_out(mesh, seen):
         np.testing.assert_allclose(row, true_norms(jax.grad(loss)(now, x, y)), rtol=2e-5)
         now = update(now, x, y)
     assert same_bytes(after, step(params, x, y))
+
+
+@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
+def test_parameters_and_updates_are_those_of_the_whole_arrays(specs, mesh, seen):
+    _, _, p, bx, by = placed(mesh, specs)
+    step = jax.jit(update, donate_argnums=0)
+    watched = watch(step, seen, updates=True)
+    after = watched(copies(p), bx, by)
+    assert same_bytes(after, step(copies(p), bx, by))
+    assert watched.trouble == "" and watched.notes == ()
+    changes = jax.tree.map(lambda a, b: np.asarray(b, np.float64) - np.asarray(a, np.float64), params, after)
+    seen.check(params, "params")
+    seen.check(changes, "updates")
+
+
+@pytest.mark.parametrize("loop", [False, True], ids=["once", "in a loop"])
+def test_in_a_shard_map_the_parameters_are_those_of_the_whole_step_or_are_left_out(loop, mesh, seen):
+    def local(params, x, y):
+        gradients = jax.tree.map(lambda g: jax.lax.pmean(g, "data"), jax.grad(loss)(params, x, y))
+        return descend(params, gradients)
+
+    def many(params, x, y):
+        return jax.lax.fori_loop(0, 3, lambda _, p: local(p, x, y), params) if loop else local(params, x, y)
+
+    step = jax.jit(shard_map(many, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P(), **unchecked))
+    watched = watch(step, seen, updates=True)
+    after = watched(params, x, y)
+    if loop:
+        assert seen.names() == ["grads"] and "cannot be told apart" in watched.notes[0]
+        return
+    seen.check(params, "params")
+    seen.check(
+        jax.tree.map(lambda a, b: np.asarray(b, np.float64) - np.asarray(a, np.float64), params, after), "updates"
+    )

@@ -180,13 +180,17 @@ def plain(model: Model) -> Run:
     return _looping(model, _update(model))
 
 
-def watched(model: Model, every: int = 1) -> Run:
-    inspector = tv.GradientInspector(every=every)
+def watched(model: Model, every: int = 1, updates: bool | None = None) -> Run:
+    inspector = tv.GradientInspector(every=every, updates=updates)
     return _looping(model, inspector.watch(_update(model)), inspector.flush)
 
 
 def watched_every_10(model: Model) -> Run:
     return watched(model, 10)
+
+
+def watched_with_updates(model: Model) -> Run:
+    return watched(model, updates=True)
 
 
 def door_2(model: Model) -> Run:
@@ -275,6 +279,7 @@ VARIANTS = {
     "plain": plain,
     "watch, every step": watched,
     "watch, every 10": watched_every_10,
+    "watch, with updates": watched_with_updates,
     "measure and record": door_2,
     "plain optax": plain_optax,
     "inspect_gradients, in optax": door_3,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from treeviz.analysis.history import History
+from treeviz.analysis.source_names import beside, kind_of
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,13 @@ def findings(
             found.extend(
                 finding_checks.nonfinite(history, name, forward.get(name) if isinstance(forward, Mapping) else forward)
             )
+    struck = {finding.source: finding.first for finding in found}
+    found = [
+        finding  # parameters and updates are struck by their gradients
+        for finding in found
+        if kind_of(finding.source) not in ("params", "updates")
+        or struck.get(beside(finding.source, "grads"), finding.first + 1) > finding.first
+    ]
     checks: dict[str, Check] = {
         "exploding": finding_levels.exploding,
         "dead": finding_checks.dead,

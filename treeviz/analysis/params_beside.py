@@ -60,4 +60,5 @@ def _wide(x: Any) -> Any:
 
 def _sharding(x: Any) -> Any:
     """As far as the type tells, in explicit meshes."""
-    return getattr(jax.typeof(x), "sharding", None) if hasattr(jax, "typeof") else None
+    sharding = getattr(jax.typeof(x), "sharding", None) if hasattr(jax, "typeof") else None
+    return tuple(getattr(sharding, "spec", ()))
