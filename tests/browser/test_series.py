@@ -87,7 +87,7 @@ def test_values_of_a_series_are_read_as_they_were_packed(parts):
                 const columns = Array.from({ length: series.n }, (_, column) => column);
                 const cells = (ask) => rows.map((row) => columns.map((column) => ask(row, column)));
                 return [cells((...at) => String(series.value(...at))), cells((...at) => series.is_bad(...at)),
-                    cells((...at) => series.band(...at).map((code) => series.value_of(at[0], code)))];
+                    cells((...at) => series.band(...at).map((place) => series.value_at(place)))];
             });
         }""",
         b64encode(pack(table, [], series=[norm, ratio])).decode(),

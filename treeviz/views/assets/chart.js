@@ -28,7 +28,7 @@ export function charts(history, row) {
 }
 
 function has_something(series, row) {
-  for (let at = row * series.n; at < (row + 1) * series.n; at++) if (series.codes[at] || series.bad[at]) return true;
+  for (let column = 0; column < series.n; column++) if (series.is_bad(row, column) || !Number.isNaN(series.place(row, column))) return true;
   return false;
 }
 
@@ -37,7 +37,7 @@ function line_chart(history, series, row) {
   const [from, to] = history.span(series);
   const x_of = (column) => LEFT + ((column - from + 0.5) / (to - from)) * (WIDTH - LEFT - RIGHT);
   const y_of = scale_of(history, series, row, from, to);
-  const { line, band, zero } = paths(series, row, from, to, x_of, y_of.of_code);
+  const { line, band, zero } = paths(series, row, from, to, x_of, y_of.of_place);
   const bad = series.bad_runs(row, from, to).flatMap(([start, end]) => crosses(x_of(start), x_of(end - 1)));
   const marks = series.marks.filter((mark) => mark[0] === row && mark[1] >= from && mark[1] < to);
   const label = `${series.title} of ${history.view.tree.label(row)}: ${summary(series, row)}`;
@@ -68,24 +68,25 @@ function line_chart(history, series, row) {
   return h("figure", { class: "over-time" }, h("figcaption", {}, series.title), drawing);
 }
 
-/** Where the codes of a row lie in its chart, and what is written beside it. */
+/** Where the places of a row lie in its chart, and what is written beside it. */
 function scale_of(history, series, row, from, to) {
   const is_log = series.is_log && history.is_log;
-  const place = (code) => (is_log ? code : series.value_of(row, code));
+  const part_of = (place) => (is_log ? place : series.value_at(place));
   let [low, high] = [Infinity, -Infinity];
   for (let column = from; column < to; column++) {
-    if (series.codes[row * series.n + column] < 2 || series.is_bad(row, column)) continue;
+    if (!Number.isFinite(series.place(row, column)) || series.is_bad(row, column)) continue;
     const [least, most] = series.band(row, column);
-    low = Math.min(low, place(least));
-    high = Math.max(high, place(most));
+    low = Math.min(low, part_of(least));
+    high = Math.max(high, part_of(most));
   }
-  if (low > high) return { of_code: () => BOTTOM, ticks: /** @type {[number, string][]} */ ([[BOTTOM, "0"]]) };
-  const span = series.step[row] > 0 ? high - low : 0;
+  if (low > high) return { of_place: () => BOTTOM, ticks: /** @type {[number, string][]} */ ([[BOTTOM, "0"]]) };
+  const [start, end] = series.extent(row);
+  const span = end > start ? high - low : 0;
   const at = (part) => TOP + (1 - part) * (BOTTOM - 8 - TOP);
-  const value = (part) => (is_log ? series.value_of(row, low + part * span) : low + part * span);
+  const value = (part) => (is_log ? series.value_at(low + part * span) : low + part * span);
   const parts = span ? [0, 0.5, 1] : [0.5];
   return {
-    of_code: (code) => (span ? at((place(code) - low) / span) : at(0.5)),
+    of_place: (place) => (span ? at((part_of(place) - low) / span) : at(0.5)),
     ticks: parts.map((part) => /** @type {[number, string]} */ ([at(part), series.number(value(span ? part : 0), 2)])),
   };
 }
@@ -101,17 +102,17 @@ function paths(series, row, from, to, x_of, y_of) {
   };
   let pen = "M";
   for (let column = from; column < to; column++) {
-    const code = series.codes[row * series.n + column];
+    const place = series.place(row, column);
     const x = x_of(column).toFixed(1);
-    if (code < 2 || series.is_bad(row, column)) {
-      if (code === 1 && !series.is_bad(row, column)) zero += `M${x} ${BOTTOM}h2`;
+    if (!Number.isFinite(place) || series.is_bad(row, column)) {
+      if (place === -Infinity && !series.is_bad(row, column)) zero += `M${x} ${BOTTOM}h2`;
       pen = "M";
       close();
       continue;
     }
-    line += `${pen}${x} ${y_of(code).toFixed(1)}${pen === "M" ? "h.1" : ""}`;
+    line += `${pen}${x} ${y_of(place).toFixed(1)}${pen === "M" ? "h.1" : ""}`;
     pen = "L";
-    if (series.low) {
+    if (series.has_band) {
       const [least, most] = series.band(row, column);
       above += `L${x} ${y_of(most).toFixed(1)}`;
       below = `L${x} ${y_of(least).toFixed(1)}${below}`;

@@ -80,7 +80,6 @@ export class Heat {
   /** A pixel for each cell; where there are more cells than pixels, the greatest counts. */
   #fill_cells(rows, from, to, width) {
     const { series, is_log } = this.history;
-    const { codes, n, start, step } = series;
     const [low, high] = series.range[is_log ? 0 : 1];
     const per_unit = 255 / (high - low);
     const cells = this.cells;
@@ -93,13 +92,14 @@ export class Heat {
     const needs_power = series.is_log && !is_log;
     let at = 0;
     for (const row of rows) {
-      const line = row * n;
       for (let x = 0; x < width; x++, at++) {
-        let code = 0;
-        for (let column = bounds[x]; column < bounds[x + 1]; column++) if (codes[line + column] > code) code = codes[line + column];
-        if (code < 2) continue;
-        const place = start[row] + (code - 2) * step[row];
-        const level = ((needs_power ? 10 ** place : place) - low) * per_unit;
+        let most = -Infinity;
+        for (let column = bounds[x]; column < bounds[x + 1]; column++) {
+          const place = series.place(row, column);
+          if (place > most) most = place;
+        }
+        if (most === -Infinity) continue;
+        const level = ((needs_power ? 10 ** most : most) - low) * per_unit;
         pixels[at] = PALETTE[level <= 0 ? 0 : level >= 255 ? 255 : level | 0];
       }
     }

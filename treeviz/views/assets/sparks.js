@@ -75,32 +75,34 @@ export class Sparks {
 const x_of = (series, column, width) => 1 + ((column + 0.5) / series.n) * (width - 2);
 
 /** From the last value of each column to its greatest; where there are more columns than pixels, from the least of these to the greatest. */
-function add_line(paper, series, row, top, width) {
-  const { n, codes, bad, n_codes } = series;
-  const is_flat = !(series.step[row] > 0);
-  const y_of = (code) => top + (code < 2 ? ROW_HEIGHT - 4 : is_flat ? ROW_HEIGHT / 2 : 4 + (1 - (code - 2) / (n_codes - 3)) * (ROW_HEIGHT - 9));
+export function add_line(paper, series, row, top, width) {
+  const { n } = series;
+  const [low, high] = series.extent(row);
+  const is_flat = !(high > low);
+  const y_of = (place) => top + (place === -Infinity ? ROW_HEIGHT - 4 : is_flat ? ROW_HEIGHT / 2 : 4 + (1 - (place - low) / (high - low)) * (ROW_HEIGHT - 9));
   const per_pixel = Math.max(1, Math.floor((2 * n) / width));
   let pen_is_down = false;
   for (let from = 0; from < n; from += per_pixel) {
-    let least = n_codes;
-    let most = 0;
+    let least = Infinity;
+    let most = -Infinity;
     for (let column = from; column < Math.min(n, from + per_pixel); column++) {
-      const code = codes[row * n + column];
-      if (code === 0 || bad[row * n + column]) continue;
-      if (code < least) least = code;
+      const place = series.place(row, column);
+      if (place !== place || series.is_bad(row, column)) continue;
+      if (place < least) least = place;
       most = Math.max(most, series.band(row, column)[1]);
     }
-    if (most) {
+    const is_any = least < Infinity;
+    if (is_any) {
       const x = x_of(series, from + (per_pixel - 1) / 2, width);
       if (pen_is_down) paper.lineTo(x, y_of(least));
       else paper.moveTo(x - 0.5, y_of(least));
       paper.lineTo(x, y_of(most));
     }
-    pen_is_down = most > 0;
+    pen_is_down = is_any;
   }
 }
 
-function add_crosses(paper, series, row, y, width) {
+export function add_crosses(paper, series, row, y, width) {
   let free = 3;
   for (const [from, to] of series.bad_runs(row, 0, series.n)) {
     const last = width - 3;
