@@ -45,6 +45,9 @@ def watch(
     and these leave the device as one further output that only `record` gets. An inspected step runs that second
     program; the others run the step itself.
 
+    The cosine of gradients with the last ones needs these kept, at the cost of their memory, so that the step has to
+    hand them on: `tv.measure(grads=grads, last_grads=last)` in the step, and `inspector.record`.
+
     Args:
       step: What `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit` gave, compiled before or not.
       record: Called after an inspected step with the `Measurement`, whose arrays may not be computed yet, and the
