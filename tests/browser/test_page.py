@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser.conftest import Watch, new_context
-from browser.driving import active, copied, labels, opened, row, scroll_to, search, settled, status
+from browser.driving import active, box, copied, labels, opened, row, scroll_to, search, settled, status
 from hostile_objects import EVIL_TEXTS
 from query_trees import TREES
 from sample_trees import SAMPLES
@@ -238,6 +238,17 @@ def test_the_arrow_of_a_node_opens_and_closes_it(shown):
     assert labels(page)[4:7] == ["[1]", "attn", "mlp"]
     item.click(position={"x": 26, "y": 11})
     assert labels(page) == ["params", "embed", "layers", "norm"]
+
+
+def test_a_press_is_a_click_though_the_window_changes_before_the_button_is_let_go(shown):
+    page = shown(model(), depth=1)
+    place = box(page, "#row2")
+    page.mouse.move(place["x"] + 100, place["y"] + 11)
+    page.mouse.down()
+    page.set_viewport_size({"width": 1190, "height": 690})
+    settled(page)
+    page.mouse.up()
+    assert active(page) == "layers"
 
 
 def test_levels_open_together(shown):

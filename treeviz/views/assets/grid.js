@@ -65,13 +65,17 @@ export class Grid {
     let room = width / CH - key - type - 2 * GAP;
     const fitting = [...wanted].sort((a, b) => urgency(b) - urgency(a));
     const kept = new Set(fitting.filter((column) => column.format === "type" || (room -= width_of(column) + GAP) >= 0));
+    const before = this.columns;
     this.columns = wanted.filter((column) => kept.has(column));
     const tracks = this.columns.map((c) => (c.format === "type" ? `minmax(${type}ch, 52ch)` : `${width_of(c)}ch`));
     this.element.style.setProperty("--tracks", [`minmax(${key}ch, 40ch)`, ...tracks, "1fr"].join(" "));
     this.step = is_small ? 10 : 16;
     this.view.root.classList.toggle("narrow", this.view.root.clientWidth < 1000);
-    this.pool = [];
-    this.window.replaceChildren();
+    // A row that a button is pressed on must still be there when it is let go, or that is no click.
+    if (before.length !== this.columns.length || before.some((column, i) => column !== this.columns[i])) {
+      this.pool = [];
+      this.window.replaceChildren();
+    }
     this.paint_head();
     // Deeper levels are not indented further, but say their depth.
     this.max_levels = Math.max(2, Math.floor((this.head.firstChild.offsetWidth - SIGNS - LABEL) / this.step));
