@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from treeviz.analysis.detail import (
+    Budget,
+    Part,
+    Section,
+    detail_parts,
+    holders_button,
+    holders_section,
+    is_array,
+    statistics,
+    text,
+)
+from treeviz.analysis.detail_window import window
 from treeviz.tree.held import HeldTree
 from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView
 from treeviz.views.widget import Replaced
 
 Look = Callable[[Any, Mapping[str, Any]], tuple[TreeView, list[Any]]]
+
+_SAYS_ALL = frozenset(
+    {"dict", "list", "tuple", "none", "scalar", "string", "more", "repeat", "cycle", "error", "placeholder"}
+)
+MOST_STORED = 2**40  # elements that are looked at on request
 
 
 class Explored:
@@ -66,10 +84,52 @@ class Explored:
           numbers: The row first.
           is_cancelled: Whether the page has lost its interest; it may hear of that late, or not at all.
         """
-        return {"sections": []}, []
+        row = numbers[0] if numbers else 0
+        facts = self.view.table[row].facts
+        budget = Budget(is_cancelled)
+        # Lists, tuples and dicts have to be looked for, and there is nothing to say of one but who holds it.
+        if operation == "detail" and facts.kind in _SAYS_ALL:
+            return {"sections": holders_button(facts.kind)}, []
+        try:
+            (thing,) = self._held.nodes([row])
+        except ReferenceError as error:
+            return {"sections": [text(str(error), "gone")]}, []
+        if operation == "slice":
+            parts: Iterable[Part] = [lambda: _window_section(thing, numbers[1:3], numbers[3:])]
+        elif operation == "statistics":
+            parts = [lambda: statistics(thing, most_elements=MOST_STORED)]
+        elif operation == "holders":
+            parts = [lambda: holders_section(thing, budget)]
+        else:
+            has_stats = "rms" in self.view.table.columns
+            parts = chain(
+                [lambda: _window_section(thing)],
+                detail_parts(thing, facts.kind, budget, stats=not has_stats),
+                [lambda: holders_button(facts.kind)],
+            )
+        return {"sections": budget.gather(parts)}, []
 
     def close(self) -> None:
         self._held = HeldTree(self.view.table, [])
+
+
+def _window_section(thing: Any, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> list[Section]:
+    """A part of an array, drawn, and what the page needs to ask for another part."""
+    from treeviz.integrations.treescope import is_drawable, window_picture
+
+    if not is_array(thing) or not is_drawable(thing):
+        return []
+    part = window(thing, axes, starts)
+    return [
+        {
+            "kind": "window",
+            "shape": list(thing.shape),
+            "axes": part.axes,
+            "starts": part.starts,
+            "sizes": part.sizes,
+            "html": window_picture(part, str(thing.dtype)),
+        }
+    ]
 
 
 def matched_rows(before: TreeTable, after: TreeTable) -> np.ndarray:

@@ -27,7 +27,7 @@ def launch(shard: jax.Array) -> tuple[jax.Array, bool]:
     """
     (device,) = shard.sharding.device_set
     wide = has_float64(device)
-    with _undisturbed(), jax.default_device(device):
+    with undisturbed(), jax.default_device(device):
         return _reduced(shard, wide=wide), wide
 
 
@@ -37,12 +37,12 @@ def has_float64(device) -> bool:
 
 def fetch(arrays: list[jax.Array]) -> list[np.ndarray]:
     """What was launched, in one transfer."""
-    with _undisturbed():
+    with undisturbed():
         return jax.device_get(arrays)
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """JAX as it is by default, and no trace: in this thread, for a moment, whatever the user has set."""
     newest = jax if hasattr(jax, "enable_x64") else jax.experimental  # jax < 0.8
     with contextlib.ExitStack() as stack:

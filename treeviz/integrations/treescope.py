@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from treeviz.analysis.detail_window import Window
 from treeviz.analysis.stats_host import host_view
 from treeviz.tree.table import TreeTable
 from treeviz.views.escape import attribute, text
@@ -54,12 +55,17 @@ def array_pictures(table: TreeTable, things: Sequence[Any]) -> dict[int, str]:
 
 
 def _is_drawable(kind: str, thing: Any) -> bool:
-    if kind not in _KINDS or isinstance(thing, Tracer):
+    return kind in _KINDS and is_drawable(thing) and (not isinstance(thing, jax.Array) or thing.is_fully_addressable)
+
+
+def is_drawable(thing: Any) -> bool:
+    """Whether it is an array with numbers in it."""
+    if isinstance(thing, Tracer):
         return False
     if isinstance(thing, jax.Array):
         if jnp.issubdtype(thing.dtype, jax.dtypes.extended) or thing.is_deleted():
             return False
-        return thing.size > 0 and thing.is_fully_addressable
+        return thing.size > 0
     return isinstance(thing, np.ndarray) and thing.size > 0 and thing.dtype.names is None and _is_number(thing.dtype)
 
 
@@ -107,22 +113,44 @@ def _first(shape: tuple[int, ...], limit: int) -> tuple[slice, ...]:
 
 
 def _document(part: np.ndarray, where: str, dtype: str, shape: tuple[int, ...]) -> str:
-    import treescope
-    from treescope import lowering
-
-    values, note = _as_drawn(part)
-    whole = shape if part.ndim else (1,)
-    labels = {i: _axis_label(i, n, size) for i, (n, size) in enumerate(zip(values.shape, whole, strict=True))}
-    cell = 7 if max(values.shape) <= 32 or values.dtype == np.int32 else 4  # the signs in cells need 7
-    trim = bool(np.isfinite(values).any())  # it warns of an empty mean where nothing is finite
-    with np.errstate(all="ignore"):
-        figure = treescope.render_array(values, axis_labels=labels, pixels_per_cell=cell, trim_outliers=trim)
-    drawn = lowering.render_to_html_as_root(figure.treescope_part)
-    drawn = _HANDLER.sub("", _RANDOM_NAME.sub("treescope_out", drawn))
     caption = f"{dtype}[{','.join(map(str, shape))}]"
     of = where or ("" if part.shape == tuple(shape) else "it")
     if of:
         caption += f": the first {' × '.join(map(str, part.shape))} of {of}"
+    whole = shape if part.ndim else (1,)
+    part = part if part.ndim else part.reshape(1)
+    labels = {i: _axis_label(i, n, size) for i, (n, size) in enumerate(zip(part.shape, whole, strict=True))}
+    return _drawn(part, labels, caption)
+
+
+def window_picture(window: Window, dtype: str) -> str:
+    """The HTML document that shows a window on an array."""
+    of = {i: f"axis {axis}" for i, axis in enumerate(window.axes) if axis >= 0}
+    where = ", ".join(
+        f"{start}" if i not in window.axes else f"{start}:{start + size}"
+        for i, (start, size) in enumerate(zip(window.starts, window.sizes, strict=True))
+    )
+    caption = f"[{where}] {dtype}"
+    if window.devices:
+        caption += f" from {', '.join(window.devices)}"
+    if window.elsewhere:
+        caption += f"; the rest is in another process, on {', '.join(window.elsewhere)}"
+    return _drawn(window.values, of, caption, window.is_here)
+
+
+def _drawn(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.ndarray | None = None) -> str:
+    import treescope
+    from treescope import lowering
+
+    values, note = _as_drawn(part)
+    cell = 7 if max(values.shape) <= 32 or values.dtype == np.int32 else 4  # the signs in cells need 7
+    trim = bool(np.isfinite(values).any())  # it warns of an empty mean where nothing is finite
+    with np.errstate(all="ignore"):
+        figure = treescope.render_array(
+            values, valid_mask=valid, axis_labels=labels, pixels_per_cell=cell, trim_outliers=trim
+        )
+    drawn = lowering.render_to_html_as_root(figure.treescope_part)
+    drawn = _HANDLER.sub("", _RANDOM_NAME.sub("treescope_out", drawn))
     # The caption comes last, and is shown first: what the documents begin with alike is sent once.
     return (
         '<!DOCTYPE html><meta charset="utf-8">'
@@ -138,8 +166,6 @@ def _axis_label(axis: int, n: int, size: int) -> str:
 
 def _as_drawn(part: np.ndarray) -> tuple[np.ndarray, str]:
     """The values in a dtype that treescope draws right, and what was done to them."""
-    if part.ndim == 0:
-        part = part.reshape(1)
     with np.errstate(all="ignore"):
         if part.dtype.kind == "c":
             return np.abs(part).astype(np.float32), "; magnitudes"

@@ -33,7 +33,7 @@ def is_function(cls: type) -> bool:
 
 def describe_function(function: Any) -> str:
     """ "relu  jax/_src/nn/functions.py:93", without the line if it was not written in Python."""
-    code = _code(function)
+    code = code_of(function)
     if code is None:
         return function_name(function)
     path = "/".join(PurePath(code.co_filename).parts[-2:])
@@ -41,6 +41,11 @@ def describe_function(function: Any) -> str:
 
 
 def captured(function: Any) -> tuple[tuple[str, str], ...]:
+    """(name, text) of what the function captured."""
+    return tuple((visible(name), value_text(value)) for name, value in captured_values(function))
+
+
+def captured_values(function: Any) -> list[tuple[str, Any]]:
     """(name, value) of every variable that the function closes over, of a partial's arguments, a method's self."""
     found: list[tuple[str, Any]] = []
     for _ in range(8):
@@ -51,21 +56,22 @@ def captured(function: Any) -> tuple[tuple[str, str], ...]:
             found += [(f"argument {i}", value) for i, value in enumerate(function.args)]
             found += list(function.keywords.items())
             function = function.func
-        code, cells = _code(function, unwrap=False), getattr(function, "__closure__", None) or ()
+        code, cells = code_of(function, unwrap=False), getattr(function, "__closure__", None) or ()
         if code is not None:
             found += [(name, _cell(cell)) for name, cell in zip(code.co_freevars, cells, strict=False)]
         inner = guarded(lambda function=function: getattr(function, "__wrapped__", None), lambda _: None)
         if inner is None:
             break
         function = inner
-    return tuple((visible(name), value_text(value)) for name, value in found[:32])
+    return found[:32]
 
 
 def _cell(cell: types.CellType) -> Any:
     return guarded(lambda: cell.cell_contents, lambda _: "(not set yet)")
 
 
-def _code(function: Any, unwrap: bool = True) -> types.CodeType | None:
+def code_of(function: Any, unwrap: bool = True) -> types.CodeType | None:
+    """What was written in Python, through partials and wrappers."""
     for _ in range(16):
         if type(function) is functools.partial:
             function = function.func

@@ -28,7 +28,7 @@ def arrays_inside(leaf: Any) -> tuple[tuple[str, str], ...]:
     while queue and n_objects < _MAX_OBJECTS and len(found) < _MAX_FOUND:
         path, value, depth = queue.popleft()
         n_objects += 1
-        for step, inner in guarded(lambda value=value: _contents(value), lambda _: []):
+        for step, inner in guarded(lambda value=value: contents(value), lambda _: []):
             if id(inner) in seen or has_base(type(inner), *_NOTHING_INSIDE):
                 continue
             seen.add(id(inner))
@@ -40,13 +40,17 @@ def arrays_inside(leaf: Any) -> tuple[tuple[str, str], ...]:
     return tuple(found[:_MAX_FOUND])
 
 
-def _contents(value: Any) -> list[tuple[str, Any]]:
+def contents(value: Any) -> list[tuple[str, Any]]:
+    """(".name" or "[key]", what is there) of an object: its attributes, slots, and what a builtin container holds.
+
+    Runs no code of the object's class.
+    """
     bases = mro(type(value))
     if module_name(type(value)).partition(".")[0] in ("jax", "jaxlib", "numpy"):
         return []
     found: list[tuple[str, Any]] = []
     if has_base(type(value), dict):
-        found += [(f"[{value_text(key, 40)}]", inner) for key, inner in list(dict.items(value))[:_MAX_OBJECTS]]
+        found += [(f"[{value_text(key, 40)}]", inner) for key, inner in islice(dict.items(value), _MAX_OBJECTS)]
     for sequence in (list, tuple, set, frozenset, deque):
         if has_base(type(value), sequence):
             found += [(f"[{i}]", inner) for i, inner in enumerate(islice(sequence.__iter__(value), _MAX_OBJECTS))]

@@ -43,6 +43,7 @@ _WIDGET_MODULES = (
     "traits.js",
     "requests.js",
     "carry.js",
+    "drill.js",
     "widget.js",
 )
 _EXPORTING = ("treeviz.js", "widget.js", "widget_loader.js")
@@ -63,7 +64,8 @@ def module_text(*, series: bool = False) -> str:
 @cache
 def widget_module_text() -> str:
     """The explorer as one ES module, whose default export is an anywidget."""
-    return _joined(("treeviz.css", "series.css", "widget.css"), (*_MODULES, *_SERIES_MODULES, *_WIDGET_MODULES))
+    styles = ("treeviz.css", "series.css", "widget.css", "drill.css")
+    return _joined(styles, (*_MODULES, *_SERIES_MODULES, *_WIDGET_MODULES))
 
 
 @cache

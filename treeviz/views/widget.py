@@ -20,7 +20,7 @@ from treeviz.views.rows import first_open, path_name, row_of_path
 from treeviz.views.tree_view import TreeView
 
 # What the page may ask for. Each comes with integers, and nothing else.
-OPERATIONS = frozenset({"detail", "slice", "whole"})
+OPERATIONS = frozenset({"detail", "slice", "statistics", "holders", "whole"})
 MOST_NUMBERS = 64
 MOST_SELECTED = 10_000
 MOST_EXPANDED = 2_000

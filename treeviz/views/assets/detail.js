@@ -45,7 +45,7 @@ const path_line = (view, name, text) =>
     h("button", { "aria-label": `Copy ${name}`, click: () => view.copy(text) }, "copy"));
 
 /** @param {any[][]} entries */
-const pairs = (entries) =>
+export const pairs = (entries) =>
   h("dl", {}, ...entries.filter(([, text]) => text).flatMap(([name, text, title]) => [h("dt", { title: title || undefined }, name), h("dd", {}, text)]));
 
 const section = (title, entries) => (entries.length ? [h("div", { class: "section" }, title), pairs(entries)] : []);

@@ -1,0 +1,163 @@
+"""Who holds an object: variables, attributes and containers that lead to it, as Python keeps track of them."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from treeviz.analysis.detail_code import place_of
+from treeviz.tree.keys import stored_attributes
+from treeviz.tree.quote import class_name, function_name, has_base, module_name, value_text, visible
+
+MOST_HOLDERS = 24
+_MOST_AT_ONCE = 40  # objects whose holders are looked for together
+_MOST_LEVELS = 6
+_OURS = __name__.partition(".")[0]
+_ATTRIBUTES = ".__dict__"
+_ATTRIBUTE = re.compile(r"^\['(\w+)'\]")
+
+
+class _Step(NamedTuple):
+    """An object on a way to what is held, and the rest of that way: "['w']"."""
+
+    thing: Any
+    rest: str
+
+
+def holders(thing: Any, goes_on: Callable[[], bool]) -> tuple[list[str], bool]:
+    """Where an object is held, as Python that leads to it where that can be said, and whether that is all of it.
+
+    Goes up from the object to variables of modules and functions, six levels at most. Nothing is kept. Each level
+    looks through all that Python keeps track of, some 100 ms in a large process. Containers that hold nothing but
+    numbers and NumPy arrays are not among it, but what holds them is.
+
+    Args:
+      goes_on: Asked before each level; when it says no the search ends.
+    """
+    modules = {id(vars(module)): name for name, module in list(sys.modules.items()) if type(module) is types.ModuleType}
+    found: dict[str, None] = {}
+    seen = {id(thing)}
+    level, is_all = [_Step(thing, "")], True
+    for _ in range(_MOST_LEVELS):
+        if not level or len(found) >= MOST_HOLDERS:
+            break
+        if not goes_on():
+            is_all = False
+            break
+        level, cut = _one_up(level, modules, seen, found)
+        is_all = is_all and not cut
+    # What nobody was found to hold is named by what it is.
+    for step in level:
+        found.setdefault(f"{_unnamed(step.thing)}{step.rest}")
+    return list(found)[:MOST_HOLDERS], is_all and len(found) <= MOST_HOLDERS
+
+
+def _one_up(level: list[_Step], modules: dict[int, str], seen: set[int], found: dict[str, None]) -> Any:
+    """What holds the objects of a level; names that lead to them are added to `found`."""
+    wanted = {id(step.thing): step for step in level}
+    held: set[int] = set()
+    above: list[_Step] = []
+    mine = {id(level), id(wanted), id(above)} | set(map(id, level))
+    for holder in _referrers([step.thing for step in level]):
+        if id(holder) in mine or _is_our_code(holder):
+            continue
+        if _is_ours(module_name(type(holder))):
+            held.update(map(id, gc.get_referents(holder)))
+            found.setdefault("treeviz, which was asked to keep the tree")
+            continue
+        for name, below in _references(holder, wanted):
+            rest = name + wanted[below].rest
+            if name == _ATTRIBUTES:
+                rest = _ATTRIBUTE.sub(r".\1", wanted[below].rest)
+            held.add(below)
+            if id(holder) in modules:
+                found.setdefault(_variable(modules[id(holder)], rest))
+            elif isinstance(holder, types.FrameType):
+                code = holder.f_code
+                where = place_of(code.co_filename, code.co_firstlineno)
+                found.setdefault(f"a local variable of {visible(code.co_name, 60)} ({where})" + _of(rest))
+            elif isinstance(holder, types.FunctionType):
+                found.setdefault(f"the function {function_name(holder)}" + _of(rest))
+            elif id(holder) not in seen:
+                seen.add(id(holder))
+                above.append(_Step(holder, rest))
+    for below, step in wanted.items():
+        if below not in held and step.rest:
+            found.setdefault(f"{_unnamed(step.thing)}{step.rest}")
+    return above[:_MOST_AT_ONCE], len(above) > _MOST_AT_ONCE
+
+
+def _referrers(things: list[Any]) -> list[Any]:
+    found = gc.get_referrers(*things)
+    wanted = set(map(id, things))
+    # A dict of NumPy arrays is not kept track of, but what refers to it is. Nor is a function that runs.
+    for inner in () if all(map(gc.is_tracked, things)) else gc.get_referents(*gc.get_objects()):
+        is_hidden = (type(inner) is dict or type(inner) is tuple) and not gc.is_tracked(inner)
+        if is_hidden and any(id(each) in wanted for each in (inner.values() if type(inner) is dict else inner)):
+            found.append(inner)
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            if any(id(each) in wanted for each in gc.get_referents(frame)):
+                found.append(frame)
+            frame = frame.f_back
+    return [each for each in found if each is not things]
+
+
+def _is_our_code(holder: Any) -> bool:
+    """What runs at the moment to find this out."""
+    if isinstance(holder, types.FrameType):
+        return _is_ours(holder.f_globals.get("__name__"))
+    return isinstance(holder, types.FunctionType) and _is_ours(holder.__globals__.get("__name__"))
+
+
+def _is_ours(module: Any) -> bool:
+    return type(module) is str and module.partition(".")[0] == _OURS
+
+
+def _references(holder: Any, wanted: dict[int, _Step]) -> Iterator[tuple[str, int]]:
+    """("['w']", id) of each wanted object that is found in the holder."""
+    if type(holder) is dict or has_base(type(holder), dict):
+        pairs = ((f"[{value_text(key, 60)}]", value) for key, value in list(dict.items(holder)))
+    elif has_base(type(holder), list, tuple):
+        base = list if has_base(type(holder), list) else tuple
+        pairs = (
+            ("" if type(value) is types.CellType else f"[{i}]", value)
+            for i, value in enumerate(list(base.__iter__(holder)))
+        )
+    else:
+        attributes = stored_attributes(holder)
+        if id(attributes) in wanted:
+            yield _ATTRIBUTES, id(attributes)
+            return
+        pairs = ((f".{visible(str(name), 60)}", value) for name, value in list(attributes.items()))
+    is_named = False
+    for name, value in islice(pairs, 1_000_000):
+        if id(value) in wanted:
+            is_named = True
+            yield name, id(value)
+    if not is_named:
+        yield from (("", id(value)) for value in gc.get_referents(holder) if id(value) in wanted)
+
+
+def _variable(module: str, rest: str) -> str:
+    """ "params['w']", "numpy.random.x"; IPython's memory of what cells gave is called so."""
+    name, _, after = rest.removeprefix("['").partition("']")
+    if module != "__main__":
+        return f"{visible(module)}.{name}{after}"
+    if name in ("_oh", "Out"):
+        return f"Out{after}, which IPython keeps"
+    is_cache = name.strip("_") == "" or name.strip("_i").isdigit()
+    return f"{name}{after}, which IPython keeps" if is_cache else f"{name}{after}"
+
+
+def _of(rest: str) -> str:
+    return f", as …{rest}" if rest else ""
+
+
+def _unnamed(thing: Any) -> str:
+    return f"<{class_name(thing if type(thing) is type else type(thing))}>"

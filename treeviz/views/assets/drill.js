@@ -1,0 +1,147 @@
+// @ts-check
+// What Python says of the row in the detail: asked for when it is shown, drawn below what the page knows by itself.
+import { pairs } from "./detail.js";
+import { bar_chart, h } from "./dom.js";
+import { additions } from "./view.js";
+
+// After so long a reader is told that we wait, and that it takes too long.
+const WAIT_MS = 300;
+const LONG_MS = 4000;
+
+/** @typedef {import("./view.js").View} View */
+/** @typedef {(operation: string, ...numbers: number[]) => Promise<any>} Ask asks of this row; null: nobody needs the answer any more */
+
+additions.push({
+  name: "drill",
+  start(view) {
+    const show_detail = view.show_detail.bind(view);
+    view.show_detail = (row) => {
+      show_detail(row);
+      if (row >= 0 && view.request) drill(view, row);
+    };
+  },
+});
+
+/** @param {View} view @param {number} row */
+function drill(view, row) {
+  const place = h("div", { class: "drill", "aria-live": "polite" });
+  const is_here = () => place.isConnected && !view.signal.aborted;
+  /** @type {Ask} */
+  const ask = async (operation, ...numbers) => {
+    const answer = await view.request(operation, [row, ...numbers]);
+    return is_here() && answer ? answer.content : null;
+  };
+  view.detail_place.firstElementChild.append(place);
+  fill(place, ask, "detail");
+}
+
+/** Put what Python says in the place of what stands there. @param {HTMLElement} place @param {Ask} ask @param {string} operation */
+async function fill(place, ask, operation) {
+  const line = h("p", {});
+  const say = (text) => (line.textContent = text);
+  const timers = [setTimeout(() => (say("asking Python…"), place.replaceChildren(line)), WAIT_MS)];
+  timers.push(setTimeout(() => say("no answer from Python: it is busy, or gone"), LONG_MS));
+  const answer = await ask(operation);
+  timers.forEach(clearTimeout);
+  if (!answer) return place.replaceChildren();
+  const sections = answer.error ? [{ kind: "text", tone: "bad", text: answer.error }] : answer.sections ?? [];
+  place.replaceChildren(...sections.flatMap((section) => draw(section, ask)));
+}
+
+/** @param {any} section @param {Ask} ask @returns {(Node | string)[]} */
+function draw(section, ask) {
+  const { kind, title } = section;
+  const drawn = PAINTERS[kind]?.(section, ask);
+  return drawn ? [title ? h("div", { class: "section" }, title) : "", drawn] : [];
+}
+
+/** @type {Record<string, (section: any, ask: Ask) => Node>} */
+const PAINTERS = {
+  text: ({ text, tone }) => h("p", { "data-tone": tone }, text),
+  pairs: (section) => pairs(section.pairs),
+  code: ({ text, title }) => h("pre", { tabindex: "0", role: "region", "aria-label": title }, text),
+  outline: ({ lines, title }) =>
+    h("ul", { class: "outline", tabindex: "0", "aria-label": title }, ...lines.map(([depth, name, text, is_array]) =>
+      h("li", { style: `--depth:${depth}` }, h("span", { class: "name" }, name), h("span", { class: is_array && "array" }, text)))),
+  bars: ({ heights, edges, title }) =>
+    h("figure", {}, bar_chart(heights, `${title}: from ${edges[0]} to ${edges[1]}`), h("div", { class: "edges" }, ...edges.map((edge) => h("span", {}, edge)))),
+  grid({ columns, cells, n_more }) {
+    const names = [...new Set(cells.map(([name]) => name))];
+    const hue = (name) => Math.round((360 * names.indexOf(name)) / names.length + 210);
+    const drawn = cells.map(([name, range]) => h("div", { style: `--hue:${hue(name)}` }, name, h("small", {}, range)));
+    const more = n_more ? [h("div", {}, `… ${n_more.toLocaleString("en")} more`)] : [];
+    return h("div", { class: "shards", style: `grid-template-columns:repeat(${columns}, minmax(9ch, 1fr))` }, ...drawn, ...more);
+  },
+  button({ label, operation }, ask) {
+    const place = h("div", {}, h("button", { click: () => fill(place, ask, operation) }, label));
+    return place;
+  },
+  window: (section, ask) => new Window(section, ask).element,
+};
+
+/** A part of an array, and what chooses another part. */
+class Window {
+  /** @param {any} section @param {Ask} ask */
+  constructor({ shape, axes, starts, sizes, html }, ask) {
+    this.shape = shape;
+    this.axes = axes;
+    this.starts = starts;
+    this.ask = ask;
+    this.frame = h("iframe", { sandbox: "allow-scripts", srcdoc: html, title: "values" });
+    this.trouble = h("p", { "data-tone": "bad", hidden: true });
+    this.choices = h("div", {});
+    this.element = h("div", { class: "window", role: "group", "aria-label": "values" }, this.choices, this.trouble, this.frame);
+    this.offer(sizes);
+  }
+
+  /** A slider for each axis that is not shown whole, and the choice of axes where there is one. @param {number[]} sizes */
+  offer(sizes) {
+    const { shape, axes } = this;
+    const sliders = shape.flatMap((size, axis) => (size > sizes[axis] ? [this.slider(axis, size - sizes[axis])] : []));
+    const selects = shape.length > 2 ? [h("label", {}, h("span", {}, "shown"), this.select("rows", 0), " × ", this.select("columns", 1))] : [];
+    this.choices.replaceChildren(...selects, ...sliders);
+  }
+
+  select(name, which) {
+    const options = this.shape.map((size, axis) => h("option", { value: axis, selected: axis === this.axes[which] }, `axis ${axis} (${size})`));
+    const select = h("select", { "aria-label": name, change: () => {
+      const axis = Number(select.value);
+      // The other one's axis: they change places.
+      const axes = this.axes.map((old, i) => (i === which ? axis : old === axis ? this.axes[which] : old));
+      this.axes = axes;
+      this.show(true);
+    } }, ...options);
+    return select;
+  }
+
+  slider(axis, max) {
+    const name = this.axes.includes(axis) ? `axis ${axis} from` : `axis ${axis}`;
+    const attributes = { min: 0, max, value: this.starts[axis], "aria-label": name };
+    const move = (event) => {
+      const start = Math.min(max, Math.max(0, Math.round(Number(event.target.value)) || 0));
+      for (const input of inputs) if (input !== event.target) input.value = start;
+      this.starts = this.starts.map((old, i) => (i === axis ? start : old));
+      this.show(false);
+    };
+    const inputs = [h("input", { type: "range", ...attributes, input: move }), h("input", { type: "number", ...attributes, input: move })];
+    return h("label", {}, h("span", {}, name), ...inputs);
+  }
+
+  /** @param {boolean} is_other whether other axes are shown */
+  async show(is_other) {
+    this.element.ariaBusy = "true";
+    const answer = await this.ask("slice", ...this.axes, ...this.starts);
+    if (!answer) return;
+    this.element.ariaBusy = "false";
+    const [section] = answer.sections ?? [];
+    this.trouble.hidden = section?.kind === "window";
+    this.frame.hidden = !this.trouble.hidden;
+    if (!this.trouble.hidden) return (this.trouble.textContent = answer.error ?? section?.text ?? "it has no values");
+    this.frame.srcdoc = section.html;
+    if (is_other) {
+      this.starts = section.starts;
+      this.offer(section.sizes);
+      this.choices.querySelector("select").focus();
+    }
+  }
+}
