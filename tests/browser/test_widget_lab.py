@@ -1,0 +1,229 @@
+"""The explorer in a real JupyterLab: what Python hears, what needs no kernel, and what stands where no widget can."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+
+import nbformat
+import pytest
+from browser.conftest import TIMEOUT_MS, Watch, new_context
+from browser.driving import settled
+from browser.jupyter import Lab, errors_in_cells, n_cells, open_notebook, run_all_cells, save, set_theme
+
+pytest.importorskip("anywidget")
+
+# The last one anywidget says of a widget that is closed before its module has come.
+NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status|Failed to initialize model")
+MODEL_NOT_FOUND = re.compile(r"widget model not found")
+NO_BLOB = re.compile(r"blob:")
+SETUP = """
+import jax, jax.numpy as jnp, numpy as np, time, ipywidgets, treeviz as tv
+layers = [{"w": jnp.ones((3, 4)), "b": jnp.zeros(4)} for _ in range(3)]
+params = {"layers": layers, "embed": jnp.ones((10, 4))}
+one = tv.explore(params, name="params")
+other = tv.explore(params, name="other")
+heard = []
+one.observe(lambda change: heard.append(change.new), "value")
+"""
+RUN = """async (code) => {
+  const kernel = window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
+  const future = kernel.requestExecute({ code, store_history: false }, true);
+  let said = '';
+  future.onIOPub = (message) => {
+    if (message.header.msg_type === 'stream') said += message.content.text;
+    if (message.header.msg_type === 'error') said += message.content.traceback.join('\\n');
+  };
+  await future.done;
+  return said.trim();
+}"""
+
+
+def python(page, code: str) -> str:
+    return page.evaluate(RUN, code)
+
+
+def until(page, expression: str, expected: str) -> None:
+    """Wait until Python prints that."""
+    end = time.monotonic() + TIMEOUT_MS / 1000
+    while (said := python(page, f"print({expression})")) != expected:
+        assert time.monotonic() < end, said
+
+
+def write_notebook(lab: Lab, name: str, *cells: str) -> None:
+    notebook = nbformat.v4.new_notebook()
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    nbformat.write(notebook, lab.root / name)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    pytest.importorskip("jupyterlab")
+    with Lab(tmp_path_factory.mktemp("lab")) as lab:
+        write_notebook(lab, "explore.ipynb", SETUP, "one", "other", "")
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def open_in(chromium):
+    """`open_in(lab)` opens the notebook in a new window; at the end nothing may have gone wrong there."""
+    watched = []
+
+    def open_window(lab: Lab, expected: re.Pattern = NOT_OURS):
+        context = new_context(chromium, viewport={"width": 1280, "height": 1400}, reduced_motion="reduce")
+        watched.append((context, Watch(context), expected))
+        page = context.new_page()
+        open_notebook(page, lab, "explore.ipynb")
+        return page
+
+    yield open_window
+    for context, watch, expected in watched:
+        context.close()
+        troubles = [trouble for trouble in watch.troubles if not NOT_OURS.search(trouble)]
+        assert [trouble for trouble in troubles if not expected.search(trouble)] == []
+
+
+@pytest.fixture(scope="module")
+def page(lab, open_in):
+    page = open_in(lab)
+    run_all_cells(page)
+    assert errors_in_cells(page) == []
+    for i in range(2):
+        page.get_by_role("tree").nth(i).wait_for()
+    return settled(page)
+
+
+def rows(page, name: str, i: int = 0):
+    return page.get_by_role("tree").nth(i).get_by_role("treeitem", name=name)
+
+
+def test_what_is_selected_is_seen_in_python(page, shots):
+    rows(page, "embed").click()
+    until(page, "one.value", "['embed']")
+    assert python(page, "print(one.selected[0] is params['embed'], heard, one.logged)") == "True [\"['embed']\"] []"
+    page.screenshot(path=shots / "explore-light.png")
+
+
+def test_python_moves_the_view(page):
+    python(page, "one.query = 'embed'")
+    page.get_by_text("1 of 1 match").first.wait_for()
+    python(page, "one.query = ''; one.value = \"['layers'][1]['w']\"")
+    page.get_by_role("tree").first.locator("[aria-selected=true] .key", has_text="w").wait_for()
+
+
+def test_two_models_carry_an_explorer(page):
+    code = "before = len(ipywidgets.Widget.get_manager_state()['state']); third = tv.explore(params)\n"
+    code += "print(len(ipywidgets.Widget.get_manager_state()['state']) - before); third.close()\n"
+    code += "print(len(ipywidgets.Widget.get_manager_state()['state']) - before)"
+    assert python(page, code).split() == ["2", "0"]
+
+
+def test_no_shortcut_of_the_notebook_fires_in_the_explorer(page):
+    before = n_cells(page)
+    page.get_by_role("tree").first.focus()
+    for key in ["b", "a", "x", "d", "d", "ArrowDown", "Enter", "m", "y"]:
+        page.keyboard.press(key)
+    assert n_cells(settled(page)) == before
+    assert page.evaluate("() => document.activeElement.closest('.jp-OutputArea') !== null")
+
+
+def test_linked_explorers_move_together_and_search_while_the_kernel_is_busy(page):
+    python(page, "link = [ipywidgets.jslink((one, name), (other, name)) for name in ('value', 'query')]")
+    # The links are there when the second has taken what the first one has.
+    page.get_by_role("tree").nth(1).locator("[aria-selected=true] .key", has_text="w").wait_for()
+    page.evaluate(
+        """(code) => {
+            const { kernel } = window.jupyterapp.shell.currentWidget.context.sessionContext.session;
+            window.busy = kernel.requestExecute({ code, store_history: false }, true).done;
+        }""",
+        "import pathlib\nfor _ in range(3000):\n  if pathlib.Path('done').exists(): break\n  time.sleep(0.02)",
+    )
+    page.wait_for_function(
+        "() => window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.status === 'busy'"
+    )
+    rows(page, "embed").click()
+    page.get_by_role("tree").nth(1).locator("[aria-selected=true] .key", has_text="embed").wait_for()
+    page.get_by_role("searchbox").nth(1).fill("layers")
+    page.get_by_text(re.compile("of 10 matches")).first.wait_for()
+    assert page.get_by_role("searchbox").first.input_value() == "layers"
+    page.get_by_role("searchbox").nth(1).fill("")
+    page.evaluate(
+        "() => window.jupyterapp.serviceManager.contents.save('done', { type: 'file', format: 'text', content: '' })"
+    )
+    page.evaluate("() => window.busy")
+    until(page, "other.value", "['embed']")
+    python(page, "import os; os.remove('done'); [each.unlink() for each in link]")
+
+
+def test_a_new_tree_keeps_the_place_and_says_what_changed(page):
+    python(page, "one.value = \"['layers'][2]['w']\"; params2 = {**params, 'new': 1}; one.tree = params2")
+    page.locator("output", has_text="1 added").wait_for()
+    assert page.get_by_role("tree").first.locator("[aria-selected=true] .key").inner_text() == "w"
+    assert python(page, "print(one.value, one.selected[0] is params2['layers'][2]['w'])") == "['layers'][2]['w'] True"
+
+
+def test_the_explorer_reads_well_in_the_dark(page, shots):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    for theme in "JupyterLab Dark", "JupyterLab Light":
+        set_theme(page, theme)
+        page.wait_for_function(
+            """is_dark => document.querySelector('[data-treeviz-widget]').shadowRoot
+                .querySelector('.treeviz').classList.contains('dark') === is_dark""",
+            arg="Dark" in theme,
+        )
+        settled(page).screenshot(path=shots / f"explore-{theme.split()[1].lower()}.png")
+        results = axe.Axe().run(page, context="[data-treeviz-widget]")
+        assert results.violations_count == 0, results.generate_report()
+
+
+def test_a_closed_explorer_is_gone(page):
+    python(page, "third = tv.explore([1, 2], name='third')")
+    assert python(page, "third.close(); print(repr(third))") == "explore: closed"
+    python(page, "other.close()")
+    page.get_by_role("tree").nth(1).wait_for(state="detached")
+
+
+def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trusts_it_or_no_kernel_answers(
+    page, lab, open_in, tmp_path_factory, shots
+):
+    save(page)
+    saved = nbformat.read(lab.root / "explore.ipynb", 4)
+    outputs = [output.data for cell in saved.cells for output in cell.outputs]
+    assert [len(data.get("text/html", "")) > 0 for data in outputs] == [False, True, False, True]
+    assert "treeviz" in outputs[1]["text/html"] and len(outputs[1]["text/html"]) < 60_000
+    with Lab(tmp_path_factory.mktemp("stranger")) as stranger:
+        shutil.copy(lab.root / "explore.ipynb", stranger.root)
+        untrusted = open_in(stranger)
+        untrusted.locator(".jp-OutputArea details").first.wait_for()
+        assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
+        assert "embed" in untrusted.locator(".jp-OutputArea:has(details)").first.inner_text()
+        untrusted.screenshot(path=shots / "explore-untrusted.png")
+        untrusted.close()
+    page.close()
+    for kernel in lab._ask("kernels"):
+        lab._ask(f"kernels/{kernel['id']}", "DELETE")
+    alone = open_in(lab, MODEL_NOT_FOUND)
+    alone.get_by_text("No kernel answers here").first.wait_for()
+    alone.get_by_role("tree").first.wait_for()
+    alone.get_by_role("searchbox").first.fill("embed")
+    alone.get_by_text(re.compile("1 match|1 of 1")).first.wait_for()
+    alone.screenshot(path=shots / "explore-no-kernel.png")
+
+
+def test_where_the_policy_forbids_blob_the_page_stands_and_says_why(open_in, tmp_path_factory, shots):
+    folder = tmp_path_factory.mktemp("strict")
+    (folder / "config").mkdir()
+    policy = "script-src 'self' 'unsafe-inline' 'unsafe-eval'"
+    settings = {"headers": {"Content-Security-Policy": policy}}
+    (folder / "config" / "jupyter_server_config.py").write_text(f"c.ServerApp.tornado_settings = {settings!r}\n")
+    with Lab(folder) as strict:
+        write_notebook(strict, "explore.ipynb", SETUP, "one")
+        page = open_in(strict, NO_BLOB)
+        run_all_cells(page)
+        page.get_by_text("forbids blob:").wait_for()
+        page.get_by_role("tree").wait_for()
+        rows(settled(page), "embed").click()
+        page.get_by_text("params['embed']").first.wait_for()
+        page.screenshot(path=shots / "explore-no-blob.png")
