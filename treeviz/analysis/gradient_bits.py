@@ -33,6 +33,7 @@ _INFINITY = np.float32(np.inf).view(np.uint32)
 _SMALL_BELOW = 1 << 14  # elements: smaller leaves are reduced together
 _SHORTEST = 8  # XLA CPU makes NaN of joined reductions of an array of one element (jax 0.4.36 to 0.10.2)
 _ROW = 1 << 10  # elements of a row into which long vectors are broken
+_TOGETHER = 8  # leaves that are joined in one kernel
 _PADDING = 1 << 12  # elements that a block of small leaves may always waste
 
 
@@ -160,8 +161,12 @@ def _blocks(leaves: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
 
 def _padded(leaves: Sequence[jax.Array], length: int) -> jax.Array:
     """[k, length]: a leaf in each row, and zeros after it."""
-    # not one long row: joined to that, what is sharded over a part of a mesh has wrong sums in jaxlib 0.4.36
-    return jnp.stack([lax.pad(x.reshape(-1), np.zeros((), x.dtype), [(0, length - x.size, 0)]) for x in leaves])
+    rows = [lax.pad(x.reshape(-1), np.zeros((), x.dtype), [(0, length - x.size, 0)]) for x in leaves]
+    if jax.__version_info__ < (0, 5):  # joined to one long row, what is sharded over a part of a mesh has wrong sums
+        return jnp.stack(rows)
+    # XLA CPU compiles a few at a time into one kernel each, but all at once only after a kernel for each of them
+    parts = [lax.concatenate(rows[i : i + _TOGETHER], 0) for i in range(0, len(rows), _TOGETHER)]
+    return (lax.concatenate([_barrier(part) for part in parts], 0) if len(parts) > 1 else parts[0]).reshape(-1, length)
 
 
 def _rows_of(
@@ -176,23 +181,28 @@ def _rows_of(
 
     peak_of = ("max", jnp.where(bits < _INFINITY, bits, np.uint32(0)))
     nonfinite_of = ("sum", _ones(bits >= _INFINITY))
-    is_huge = (bits >= _HUGE_FROM) & (bits < _INFINITY)
     usual_of = sum_of_squares(_USUAL_FROM, _HUGE_FROM, np.float32(1))
+    of, scale = jnp.full(x.shape[:1], USUAL, jnp.uint32), np.float32(1)
     if has_usual_squares:
         squares, peak, nonfinite = _reduced([usual_of, peak_of, nonfinite_of], is_cpu)
-        of = jnp.full_like(peak, USUAL)
-    else:  # each sum with an integer: see `_reduced`
+    elif is_cpu:  # where a second pass takes less than three ranges, to compile and to run
+        peak, top = _reduced([peak_of, ("max", bits)], is_cpu)  # never one alone: see `_reduced`
+        peak = lax.select(top < _INFINITY, top, peak)
+        scale, exponent, peak = _of_peak(peak)
+        scale = lax.expand_dims(scale, range(1, x.ndim))
+        squares, nonfinite = _reduced([sum_of_squares(np.uint32(0), _INFINITY, scale), nonfinite_of], is_cpu)
+    else:
         tiny_of = sum_of_squares(np.uint32(0), _USUAL_FROM, _UP)
         huge_of = sum_of_squares(_HUGE_FROM, _INFINITY, _DOWN)
-        usual, peak = _reduced([usual_of, peak_of], is_cpu)
-        tiny, nonfinite = _reduced([tiny_of, nonfinite_of], is_cpu)
-        huge, n_huge = _reduced([huge_of, ("sum", _ones(is_huge))], is_cpu)
+        n_huge_of = ("sum", _ones((bits >= _HUGE_FROM) & (bits < _INFINITY)))
+        terms = [usual_of, tiny_of, huge_of, peak_of, nonfinite_of, n_huge_of]
+        usual, tiny, huge, peak, nonfinite, n_huge = _reduced(terms, is_cpu)
         of = _ones(peak >= _USUAL_FROM) + _ones(n_huge > 0)
         squares = _chosen(of, tiny, usual + _lower(tiny), huge + _lower(usual))
+        scale = lax.expand_dims(_chosen(of, _UP, np.float32(1), _DOWN), range(1, x.ndim))
 
     words = {"norm": _bits(squares), "max_abs": peak, "nonfinite": nonfinite}
     if set(statistics) - set(LIGHT):
-        scale = lax.expand_dims(_chosen(of, _UP, np.float32(1), _DOWN), range(1, x.ndim))
         total, zeros, *counts = _reduced(
             [
                 ("sum", jnp.where(bits < _INFINITY, values, np.float32(0)) * scale),
@@ -212,6 +222,16 @@ def _rows_of(
     columns = [jnp.broadcast_to(first, peak.shape), *(words[name] for name in statistics if name != "histogram")]
     rows = jnp.stack(columns, axis=1)
     return jnp.concatenate([rows, _histogram(x, is_cpu)], axis=1) if "histogram" in statistics else rows
+
+
+def _of_peak(peak: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """2**-exponent as float32, the exponent, and the bits of the largest magnitude times the former."""
+    biased = lax.clamp(np.uint32(1), peak >> np.uint32(23), np.uint32(253))
+    biased = lax.select(
+        peak < np.uint32(1 << 23), jnp.full_like(biased, 127), biased
+    )  # denormal numbers stay as they are
+    scale = lax.bitcast_convert_type((np.uint32(254) - biased) << np.uint32(23), jnp.float32)
+    return scale, biased.astype(jnp.int32) - 127, peak - ((biased - np.uint32(127)) << np.uint32(23))
 
 
 def _lower(sum_of_squares: jax.Array) -> jax.Array:
@@ -242,7 +262,7 @@ def _scaled(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _has_usual_squares(dtype) -> bool:
     if dtype.itemsize > 4 or jnp.issubdtype(dtype, jnp.complexfloating):
-        return dtype == jnp.float64  # which were scaled
+        return dtype in (jnp.float64, jnp.complex128)  # which were scaled
     info = jnp.finfo(dtype)
     return float(info.max) < 2.0**47 and float(info.smallest_subnormal) >= 2.0**-60
 
@@ -272,7 +292,8 @@ def _reduced(terms: Sequence[tuple[str, jax.Array]], is_cpu: bool) -> list[jax.A
     if not is_cpu:  # XLA makes one pass of these; `jnp.sum` of unsigned integers would be uint64 where there is such
         return [jnp.sum(x, axes, dtype=x.dtype) if how == "sum" else jnp.max(x, axes) for how, x in terms]
     # XLA CPU makes one quick loop of several reductions if they are one operation with no more than one sum of floats
-    # (jax 0.10.2: 0.15 ns an element, else 1.2 ns). It adds one number after the other: rows first keep the digits.
+    # (jax 0.10.2: 0.15 ns an element, else 1.2 ns), and compiles that in half of the time that one alone takes.
+    # It adds one number after the other: rows first keep the digits.
     results = list(_joined(terms, axes[-1:]))
     if len(axes) > 1:
         results = list(_joined([(how, x) for (how, _), x in zip(terms, results, strict=True)], axes[:-1]))
