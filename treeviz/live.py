@@ -56,7 +56,7 @@ class LivePanel:
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        # The inspector may hold arrays, the recorder those that are not read yet: neither stays alive because of a view.
+        # The inspector may hold arrays, and the recorder does: neither stays alive because of a view.
         self._inspector = weakref.ref(inspector)
         self._recorder = weakref.ref(recorder)
         self._name = inspector.name
@@ -94,8 +94,7 @@ class LivePanel:
             if recorder.history is not None:
                 self._show_whole("still")
                 self._n_before = recorder.history.tracks[main_source(recorder.history), "norm"].n_steps
-            self._widget = TreeWidget(self)
-            self._widget.follow(self._status())
+            self._widget = TreeWidget(self, self._status())
             recorder.listeners = (*recorder.listeners, self)
         shell = shell_of_notebook()
         if shell is not None:

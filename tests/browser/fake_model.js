@@ -63,6 +63,7 @@ globalThis.fake = {
       this.models.push(model);
     }
     this.widget = (await import(URL.createObjectURL(new Blob([esm], { type: "text/javascript" })))).default;
+    for (const model of this.models) this.widget.initialize({ model });
   },
   show(model, place) {
     const el = document.getElementById(place);

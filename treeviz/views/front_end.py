@@ -44,6 +44,10 @@ _WIDGET_MODULES = (
     "requests.js",
     "carry.js",
     "drill.js",
+    "live_series.js",
+    "live.js",
+    "live_picture.js",
+    "live_panel.js",
     "widget.js",
 )
 _EXPORTING = ("treeviz.js", "widget.js", "widget_loader.js")
@@ -64,8 +68,10 @@ def module_text(*, series: bool = False) -> str:
 @cache
 def widget_module_text() -> str:
     """The explorer as one ES module, whose default export is an anywidget."""
-    styles = ("treeviz.css", "series.css", "widget.css", "drill.css")
-    return _joined(styles, (*_MODULES, *_SERIES_MODULES, *_WIDGET_MODULES))
+    return _joined(
+        ("treeviz.css", "series.css", "widget.css", "drill.css", "live.css"),
+        (*_MODULES, *_SERIES_MODULES, *_WIDGET_MODULES),
+    )
 
 
 @cache

@@ -79,7 +79,7 @@ class TreeWidget(anywidget.AnyWidget):
 
     _source: Source | None = None
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, status: dict[str, Any] | None = None) -> None:
         self._source = source
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._cancelled: deque[int] = deque(maxlen=LINES_KEPT)
@@ -89,6 +89,7 @@ class TreeWidget(anywidget.AnyWidget):
         super().__init__(
             _packed=view.packed,
             _token=secrets.token_hex(8),
+            _live=status or {},
             expanded=_open_paths(view),
         )
         self.on_msg(TreeWidget._take_message)
@@ -141,8 +142,8 @@ class TreeWidget(anywidget.AnyWidget):
             if renewed:
                 self._changes = b""
                 self._packed = self._open_source.view.packed
-            if is_another:
                 self._version += 1
+            if is_another:
                 self.selection = []
                 self.expanded = _open_paths(self._open_source.view)
 

@@ -46,6 +46,7 @@ export function carry(before, view, rows) {
   const { column, descending } = before.sorting;
   const sorted = column && [view.key_column, ...view.columns].find(({ name }) => name === column.name);
   if (sorted) view.sort(sorted, descending);
+  if (before.history && view.history) view.history.take_over(before.history);
 
   const was_in = /** @type {ShadowRoot} */ (before.root.getRootNode()).activeElement;
   const in_search = was_in === before.search_box;

@@ -27,6 +27,18 @@ export function charts(history, row) {
   return drawn.length ? [h("div", { class: "charts" }, ...drawn.map((series) => line_chart(history, series, row))), table(drawn, row)] : [];
 }
 
+/** Draw them again where they stand. @param {History} history @param {number} row @param {HTMLElement} place */
+export function refresh_charts(history, row, place) {
+  const [drawings, values] = charts(history, row);
+  const old = place.querySelector(".charts");
+  const old_values = /** @type {HTMLDetailsElement | null} */ (place.querySelector(".last-values"));
+  if (!old || !old_values || !drawings) return;
+  old.replaceWith(drawings);
+  if (!old_values.open) return void old_values.replaceWith(values);
+  // It is open, and may be read.
+  old_values.querySelector("table")?.replaceWith(/** @type {Node} */ (values.querySelector("table")));
+}
+
 function has_something(series, row) {
   for (let column = 0; column < series.n; column++) if (series.is_bad(row, column) || !Number.isNaN(series.place(row, column))) return true;
   return false;
@@ -34,7 +46,8 @@ function has_something(series, row) {
 
 /** @param {History} history @param {Series} series @param {number} row */
 function line_chart(history, series, row) {
-  const [from, to] = history.span(series);
+  const [from, shown] = history.span(series);
+  const to = Math.min(shown, series.n);
   const x_of = (column) => LEFT + ((column - from + 0.5) / (to - from)) * (WIDTH - LEFT - RIGHT);
   const y_of = scale_of(history, series, row, from, to);
   const { line, band, zero } = paths(series, row, from, to, x_of, y_of.of_place);

@@ -24,7 +24,7 @@ additions.push({
 
 /** @param {View} view @param {number} row */
 function drill(view, row) {
-  const place = h("div", { class: "drill", "aria-live": "polite" });
+  const place = h("div", { class: "drill" });
   const is_here = () => place.isConnected && !view.signal.aborted;
   /** @type {Ask} */
   const ask = async (operation, ...numbers) => {
@@ -37,7 +37,7 @@ function drill(view, row) {
 
 /** Put what Python says in the place of what stands there. @param {HTMLElement} place @param {Ask} ask @param {string} operation */
 async function fill(place, ask, operation) {
-  const line = h("p", {});
+  const line = h("p", { role: "status" });
   const say = (text) => (line.textContent = text);
   const timers = [setTimeout(() => (say("asking Python…"), place.replaceChildren(line)), WAIT_MS)];
   timers.push(setTimeout(() => say("no answer from Python: it is busy, or gone"), LONG_MS));
@@ -59,6 +59,7 @@ function draw(section, ask) {
 const PAINTERS = {
   text: ({ text, tone }) => h("p", { "data-tone": tone }, text),
   pairs: (section) => pairs(section.pairs),
+  numbers: (section) => h("div", { class: "numbers" }, pairs(section.pairs)),
   code: ({ text, title }) => h("pre", { tabindex: "0", role: "region", "aria-label": title }, text),
   outline: ({ lines, title }) =>
     h("ul", { class: "outline", tabindex: "0", "aria-label": title }, ...lines.map(([depth, name, text, is_array]) =>
@@ -76,22 +77,28 @@ const PAINTERS = {
     const place = h("div", {}, h("button", { click: () => fill(place, ask, operation) }, label));
     return place;
   },
-  window: (section, ask) => new Window(section, ask).element,
+  window: (section, ask) => new Part(section, ask).element,
 };
 
 /** A part of an array, and what chooses another part. */
-class Window {
+class Part {
   /** @param {any} section @param {Ask} ask */
-  constructor({ shape, axes, starts, sizes, html }, ask) {
-    this.shape = shape;
-    this.axes = axes;
-    this.starts = starts;
+  constructor(section, ask) {
+    this.shape = section.shape;
+    this.axes = section.axes;
     this.ask = ask;
-    this.frame = h("iframe", { sandbox: "allow-scripts", srcdoc: html, title: "values" });
+    this.frame = h("iframe", { sandbox: "allow-scripts", title: "values" });
     this.trouble = h("p", { "data-tone": "bad", hidden: true });
     this.choices = h("div", {});
-    this.element = h("div", { class: "window", role: "group", "aria-label": "values" }, this.choices, this.trouble, this.frame);
-    this.offer(sizes);
+    this.element = h("div", { class: "part", role: "group", "aria-label": "values" }, this.choices, this.trouble, this.frame);
+    this.draw(section);
+    this.offer(section.sizes);
+  }
+
+  draw({ html, height, starts }) {
+    this.starts = starts;
+    this.frame.srcdoc = html;
+    this.frame.style.height = `${height}px`;
   }
 
   /** A slider for each axis that is not shown whole, and the choice of axes where there is one. @param {number[]} sizes */
@@ -137,9 +144,8 @@ class Window {
     this.trouble.hidden = section?.kind === "window";
     this.frame.hidden = !this.trouble.hidden;
     if (!this.trouble.hidden) return (this.trouble.textContent = answer.error ?? section?.text ?? "it has no values");
-    this.frame.srcdoc = section.html;
+    this.draw(section);
     if (is_other) {
-      this.starts = section.starts;
       this.offer(section.sizes);
       this.choices.querySelector("select").focus();
     }

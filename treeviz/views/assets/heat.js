@@ -55,6 +55,7 @@ export class Heat {
     const paper = canvas.getContext("2d");
     paper.clearRect(0, 0, width, canvas.height);
     const [from, to] = this.history.span(series);
+    const until = Math.min(to, series.n);
     const rows = view.rows.visible.subarray(first, first + n);
     this.#fill_cells(rows, from, to, Math.min(to - from, width));
     paper.imageSmoothingEnabled = false;
@@ -65,9 +66,9 @@ export class Heat {
       const top = Math.round(i * tall);
       paper.clearRect(0, top + Math.round(tall) - 2 * gap, width, 2 * gap);
       paper.fillStyle = colours.dim;
-      for (const [start, end] of series.zero_runs(row, from, to))
+      for (const [start, end] of series.zero_runs(row, from, until))
         paper.fillRect(x_of(start), top + tall / 2 - gap, Math.max(x_of(end) - x_of(start), gap), gap);
-      this.#mark_bad(paper, row, top, tall - 2 * gap, x_of, from, to);
+      this.#mark_bad(paper, row, top, tall - 2 * gap, x_of, from, until);
       if (row === view.active) {
         paper.fillStyle = colours.accent;
         paper.fillRect(0, top + Math.round(tall) - 2 * gap, width, gap);
@@ -94,7 +95,7 @@ export class Heat {
     for (const row of rows) {
       for (let x = 0; x < width; x++, at++) {
         let most = -Infinity;
-        for (let column = bounds[x]; column < bounds[x + 1]; column++) {
+        for (let column = bounds[x]; column < Math.min(series.n, bounds[x + 1]); column++) {
           const place = series.place(row, column);
           if (place > most) most = place;
         }
@@ -163,13 +164,13 @@ export class Heat {
     const { series } = this.history;
     const [from, to] = this.history.span(series);
     const n = Math.max(1, Math.min(to - from, Math.floor(this.width / TICK)));
-    const tick = (i) => {
-      const column = from + Math.floor((i * (to - from)) / n);
+    const columns = Array.from({ length: n }, (_, i) => from + Math.floor((i * (to - from)) / n)).filter((column) => column < series.n);
+    const tick = (column) => {
       const label = h("span", {}, countText(series.first[column]));
       label.style.left = `${(100 * (column - from)) / (to - from)}%`;
       return label;
     };
-    this.axis.replaceChildren(...Array.from({ length: n }, (_, i) => tick(i)));
+    this.axis.replaceChildren(...columns.map(tick));
   }
 
   /** The line at the step that is read. */
@@ -177,7 +178,7 @@ export class Heat {
     const { series, step, view } = this.history;
     const [from, to] = this.history.span(series);
     const column = step === null ? -1 : series.column_at(step);
-    this.line.hidden = column < from || column >= to;
+    this.line.hidden = column < from || column >= Math.min(to, series.n);
     const part = (column + 0.5 - from) / (to - from);
     this.line.style.left = `${100 * part}%`;
     const label = (text, value) => this.element.setAttribute(`aria-${text}`, value);
@@ -194,7 +195,7 @@ export class Heat {
     const [from, to] = this.history.span(series);
     const i = Math.floor((event.clientY - box.top) / ROW_HEIGHT);
     const part = (event.clientX - box.left) / box.width;
-    const column = Math.max(from, Math.min(to - 1, from + Math.floor(part * (to - from))));
+    const column = Math.max(from, Math.min(to - 1, series.n - 1, from + Math.floor(part * (to - from))));
     return { row: view.rows.visible[Math.min(view.rows.count - 1, Math.max(0, view.grid.first + i))], column };
   }
 
@@ -236,7 +237,8 @@ export class Heat {
   #on_key(key) {
     const { history } = this;
     const { view, series } = history;
-    const [from, to] = history.span(series);
+    const [from, shown] = history.span(series);
+    const to = Math.min(shown, series.n);
     const here = history.step === null ? to - 1 : series.column_at(history.step);
     const page = Math.max(1, Math.round((to - from) / 10));
     const columns = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: from, End: to - 1, PageUp: here - page, PageDown: here + page };

@@ -1,6 +1,6 @@
 // @ts-check
 // The view of series: what of them is looked at, and its parts put together.
-import { charts } from "./chart.js";
+import { charts, refresh_charts } from "./chart.js";
 import { theme_colours } from "./colours.js";
 import { distributions } from "./distribution.js";
 import { ROW_HEIGHT } from "./grid.js";
@@ -8,6 +8,7 @@ import { Heat } from "./heat.js";
 import { countText } from "./numbers.js";
 import { panel } from "./panel.js";
 import { Series } from "./series.js";
+/** @typedef {import("./series.js").Timeline} Timeline */
 import { Sparks } from "./sparks.js";
 import { additions } from "./view.js";
 
@@ -18,9 +19,11 @@ export class History {
   /** @param {import("./view.js").View} view */
   constructor(view) {
     this.view = view;
-    const { header, buffers } = view.tree;
-    this.all = header.series.map((spec) => new Series(spec, buffers));
-    /** @type {Series} the one that is looked at */
+    const { header, buffers, growing } = view.tree;
+    const packed = header.series.slice(growing.length ? 1 : 0).map((spec) => new Series(spec, buffers));
+    /** @type {Timeline[]} */
+    this.all = [...growing, ...packed];
+    /** @type {Timeline} the one that is looked at */
     this.series = this.all[0];
     this.is_log = this.series.is_log;
     /** The steps that are looked at. */
@@ -28,6 +31,8 @@ export class History {
     this.to = Infinity;
     /** The step that is read. @type {number | null} */
     this.step = null;
+    /** The notes that say what was found, and their rows. @type {[number, any][]} */
+    this.noted = [];
     this.colours = { ink: "", paper: "", dim: "", accent: "", bad: "" };
     /** Who wants to know of the step that is read, until it says false. @type {Set<(step: number | null) => boolean>} */
     this.on_read = new Set();
@@ -50,10 +55,10 @@ export class History {
     return row > 0 ? `…${text}` : text || tree.name;
   }
 
-  /** From which column to which a series is looked at. @param {Series} series @returns {[number, number]} */
+  /** From which column to which a series is looked at. There may be room for more than there are. @param {Timeline} series @returns {[number, number]} */
   span(series) {
     const from = series.column_at(this.from);
-    return [from, Math.max(from, series.column_at(this.to)) + 1];
+    return [from, this.to === Infinity ? Math.max(series.n, series.n_shown) : Math.max(from, series.column_at(this.to)) + 1];
   }
 
   /** A cell in words. @param {number} row @param {number} column */
@@ -78,7 +83,7 @@ export class History {
     this.show();
   }
 
-  /** @param {Series} series */
+  /** @param {Timeline} series */
   choose(series) {
     this.series = series;
     this.is_log = series.is_log;
@@ -94,7 +99,7 @@ export class History {
     if (this.view.detailed >= 0) this.view.show_detail(this.view.detailed);
   }
 
-  /** Go to where something was found. @param {Series} series @param {import("./series.js").Mark} mark */
+  /** Go to where something was found. @param {Timeline} series @param {import("./series.js").Mark} mark */
   go_to(series, [row, column]) {
     if (series !== this.series) this.choose(series);
     const [from, to] = this.span(series);
@@ -102,6 +107,45 @@ export class History {
     this.view.go_to(row);
     this.read(row, series.first[column], true);
     (this.heat.width ? this.heat.element : this.view.grid.tree).focus({ preventScroll: true });
+  }
+
+  /** Draw what has come to series that grow. What a reader is at stays. */
+  refresh() {
+    this.view.grid.paint(true);
+    this.heat.paint_axis();
+    this.panel.show(true);
+    if (this.view.detailed >= 0) refresh_charts(this, this.view.detailed, this.view.detail_place);
+  }
+
+  /** Look at others in the place of these. @param {Timeline[]} all */
+  look_at(all) {
+    this.series = all[this.all.indexOf(this.series)] ?? all[0];
+    this.all = all;
+    this.refresh();
+  }
+
+  /** What was chosen in the view that this one replaces. @param {History} before */
+  take_over(before) {
+    const chosen = this.all.find(({ name }) => name === before.series.name) ?? this.all[0];
+    this.series = chosen;
+    this.is_log = chosen.is_log && (before.is_log || !before.series.is_log);
+    this.from = before.from;
+    this.to = before.to;
+    this.panel.show();
+  }
+
+  /** Say in the rows what was found. */
+  take_findings() {
+    const { view } = this;
+    for (const [row, note] of this.noted) view.tree.header.notes[row] = view.tree.header.notes[row].filter((each) => each !== note);
+    this.noted = [];
+    for (const series of this.all)
+      for (const [row, column, kind, text] of series.marks) {
+        const note = [kind, `${text} (${series.steps_text(column)})`, -1, []];
+        (view.tree.header.notes[row] ??= []).push(note);
+        this.noted.push([row, note]);
+      }
+    view.inside = findings_inside(this);
   }
 
   use_theme() {
@@ -128,13 +172,11 @@ function findings_inside(history) {
 
 /** @param {import("./view.js").View} view */
 function add_series(view) {
-  const { tree, root, grid, signal } = view;
+  const { root, grid, signal } = view;
   const history = new History(view);
-  for (const series of history.all)
-    for (const [row, column, kind, text] of series.marks)
-      (tree.header.notes[row] ??= []).push([kind, `${text} (${series.steps_text(column)})`, -1, []]);
+  view.history = history;
   view.columns.splice(1, 0, history.sparks.column);
-  view.inside = findings_inside(history);
+  history.take_findings();
   view.more_detail = (row) => [...charts(history, row), ...distributions(history, row)];
   grid.element.append(history.sparks.canvas, history.heat.element);
   grid.head.after(history.heat.axis);

@@ -58,7 +58,7 @@ export class Column {
       for (let row = n - 1; row > 0; row--) values[parent[row]] = join(values[parent[row]], values[row]);
       if (rollup === "norm") values.forEach((value, row) => (values[row] = Math.sqrt(value)));
     }
-    Object.defineProperty(this, "values", { value: values });
+    Object.defineProperty(this, "values", { value: values, configurable: true });
     return values;
   }
 
@@ -91,6 +91,8 @@ export class Tree {
     });
     this.header = header;
     this.buffers = buffers;
+    /** Series that grow, in the place of the first one. @type {any[]} */
+    this.growing = [];
     this.name = header.name;
     this.depth = buffers[header.depth];
     this.n = this.depth.length;

@@ -64,6 +64,11 @@ export class Timeline {
     return this.value_at(this.place(row, column));
   }
 
+  /** How many columns there is room for. */
+  get n_shown() {
+    return this.n;
+  }
+
   /** A cell in words. @param {number} row @param {number} column */
   text(row, column) {
     const value = this.value(row, column);

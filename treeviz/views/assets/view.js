@@ -47,6 +47,8 @@ export class View {
     this.request = null;
     /** What is done with the messages that Python sends by itself, by their operation. @type {Map<string, (message: any, buffers: DataView[]) => void>} */
     this.told = new Map();
+    /** What there is over time. @type {import("./history.js").History | null} */
+    this.history = null;
     /** Where what went wrong is kept for the reader. @type {{add: (text: string) => void} | null} */
     this.journal = null;
     this.when_shown = () => {};
@@ -196,12 +198,17 @@ export class View {
   sort_by(column) {
     const { sorting } = this;
     const first = column.is_number;
-    if (sorting.column !== column) this.sorting = { column, descending: !!first };
-    else if (sorting.descending === !!first) this.sorting = { column, descending: !first };
-    else this.sorting = { column: null, descending: false };
-    this.rows.sort(this.sorting.column && this.#ranks(column), this.sorting.descending);
+    if (sorting.column !== column) this.sort(column, !!first);
+    else if (sorting.descending === !!first) this.sort(column, !first);
+    else this.sort(null, false);
     this.grid.paint_head();
     this.update(this.active);
+  }
+
+  /** Put siblings in the order of a column; null: in the tree's own. @param {any} column @param {boolean} descending */
+  sort(column, descending) {
+    this.sorting = { column, descending };
+    this.rows.sort(column && this.#ranks(column), descending);
   }
 
   /** A number for each row by which a column can be sorted. */

@@ -2,6 +2,8 @@
 // The explorer: the view of the page on a model that Python has, too.
 import { carry, match } from "./carry.js";
 import { h } from "./dom.js";
+import { forget, live_of } from "./live.js";
+import { LivePanel } from "./live_panel.js";
 import { Journal, Requests } from "./requests.js";
 import { unpack } from "./payload.js";
 import { Traits } from "./traits.js";
@@ -26,6 +28,8 @@ function render({ model, el }) {
   let view = null;
   /** @type {Traits | null} */
   let traits = null;
+  /** @type {LivePanel | null} */
+  let panel = null;
   let asked = 0;
   el.replaceChildren(host);
 
@@ -39,13 +43,26 @@ function render({ model, el }) {
       const tree = await unpack(packed);
       // A newer one is under way, or nobody looks any more.
       if (number !== asked || all.signal.aborted) return;
-      const before = view;
+      const live = live_of(model);
+      // What a reader has paused stands still.
+      if (panel?.paused) return;
+      if (live) tree.growing = live.stand_on(tree, model.get("_version"));
+      // The line that waits for the first step is no tree.
+      const before = view?.root.classList.contains("waiting") ? null : view;
+      const panel_before = before && panel;
       const stop_before = stop;
       const rows = before && match(before.tree, tree);
       stop = new AbortController();
-      const traits_before = traits;
+      const traits_before = before && traits;
       view = show(host, tree, stop.signal, (view) => {
-        prepare(view, model, journal, stop.signal);
+        const requests = prepare(view, model, journal, stop.signal);
+        if (live) {
+          // It has no values that Python could be asked for.
+          view.request = null;
+          panel = new LivePanel(view, live, requests, panel_before, rows);
+          const version = model.get("_version");
+          panel.resume = () => model.get("_version") !== version && look();
+        }
         if (before) carry(before, view, rows);
       });
       traits = new Traits(model, view, stop.signal);
@@ -75,6 +92,7 @@ function prepare(view, model, journal, signal) {
   const requests = new Requests(model, view, signal);
   view.request = (operation, numbers) => requests.ask(operation, numbers);
   view.root.append(journal.element);
+  return requests;
 }
 
 /** Flash what a new tree changed or added, and count the leaves. @param {View} view @param {Model} model @param {Int32Array} rows where the rows before are now */
@@ -91,9 +109,15 @@ function tell_changes(view, model, rows) {
   view.say(parts.join(", ") || "nothing changed");
 }
 
+/** Called once for each model: what comes before a view is there is kept. @param {{model: Model}} context */
+function initialize({ model }) {
+  live_of(model);
+  return () => forget(model);
+}
+
 /** The page that stands in for the widget, if the notebook has one, hears that it is not needed. */
 function announce(model) {
   document.dispatchEvent(new CustomEvent("treeviz-widget", { detail: model.get("_token") }));
 }
 
-export default { render };
+export default { initialize, render };
