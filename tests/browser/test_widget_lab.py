@@ -17,7 +17,7 @@ pytest.importorskip("anywidget")
 # The last one anywidget says of a widget that is closed before its module has come.
 NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status|Failed to initialize model")
 MODEL_NOT_FOUND = re.compile(r"widget model not found")
-NO_BLOB = re.compile(r"blob:")
+NO_BLOB = re.compile(r"blob:|jupyterlab-manager")  # and what the widget manager says of it
 SETUP = """
 import jax, jax.numpy as jnp, numpy as np, time, ipywidgets, treeviz as tv
 layers = [{"w": jnp.ones((3, 4)), "b": jnp.zeros(4)} for _ in range(3)]
