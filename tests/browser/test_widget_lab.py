@@ -227,3 +227,4 @@ def test_where_the_policy_forbids_blob_the_page_stands_and_says_why(open_in, tmp
         rows(settled(page), "embed").click()
         page.get_by_text("params['embed']").first.wait_for()
         page.screenshot(path=shots / "explore-no-blob.png")
+        page.close()
