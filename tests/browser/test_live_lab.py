@@ -1,0 +1,253 @@
+"""The live panel in a real JupyterLab: loops that block, threads, tasks, what ends them, and what stays in the notebook."""
+
+from __future__ import annotations
+
+import re
+
+import nbformat
+import pytest
+from browser.conftest import TIMEOUT_MS, Watch, new_context
+from browser.driving import settled
+from browser.jupyter import PATIENCE_S, Lab, open_notebook, run_all_cells, save, set_theme
+
+pytest.importorskip("anywidget")
+
+NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status|Failed to initialize model")
+SETUP = """
+import asyncio, signal, sys, threading, time
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np, treeviz as tv
+params = {"layers": [{"w": jnp.ones((3, 4)), "b": jnp.zeros(4)} for _ in range(3)], "embed": jnp.ones((10, 4))}
+
+@jax.jit
+def measured(scale):
+    return tv.measure(grads=jax.tree.map(lambda leaf: (leaf + 1) * scale, params))
+
+def steps(inspector, until=""):
+    for n in range(100_000):
+        if until and Path(until).exists():
+            return
+        inspector.record(measured(jnp.float32(np.nan if n == 5 else 1 / (n + 1))))
+        yield n
+
+def new():
+    return tv.GradientInspector(name="net")
+"""
+BLOCKING = """
+blocking = new()
+print("before")
+with blocking.live(total=100) as panel:
+    for n in steps(blocking, "stop blocking"):
+        time.sleep(0.02)
+        print(f"bar {n % 2}", end="\\r", file=sys.stderr)
+print("\\nafter", len(blocking.history) - n)
+"""
+RAISING = """
+raising = new()
+try:
+    with raising.live(total=100):
+        for n in steps(raising):
+            if n == 40:
+                raise ValueError
+except ValueError:
+    pass
+"""
+INTERRUPTED = """
+interrupted = new()
+try:
+    with interrupted.live():
+        for n in steps(interrupted):
+            if n == 40:
+                signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    pass
+"""
+UNTHROTTLED = """
+unthrottled = new()
+measurement = jax.block_until_ready(measured(jnp.float32(1)))
+panel = unthrottled.explore(total=20_000)
+display(panel)
+for _ in range(20_000):
+    unthrottled.record(measurement)
+"""
+TASK = """
+task = new()
+with task.live(total=60):
+    for n in steps(task):
+        await asyncio.sleep(0.001)
+        if n == 59:
+            break
+"""
+THREAD = """
+threaded = new()
+panel = threaded.explore()
+def loop():
+    for n in steps(threaded, "stop thread"):
+        time.sleep(0.02)
+thread = threading.Thread(target=loop, daemon=True)
+thread.start()
+panel
+"""
+SECOND_VIEW = "panel"
+
+
+def write_notebook(lab: Lab, name: str, *cells: str) -> None:
+    notebook = nbformat.v4.new_notebook()
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    nbformat.write(notebook, lab.root / name)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    pytest.importorskip("jupyterlab")
+    with Lab(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def open_in(lab, chromium):
+    """`open_in(*cells)` opens a notebook with these in a new window; at the end nothing may have gone wrong there."""
+    watched = []
+
+    def open_window(*cells: str, name: str = "live.ipynb"):
+        context = new_context(chromium, viewport={"width": 1280, "height": 1600}, reduced_motion="reduce")
+        watched.append((context, Watch(context)))
+        if cells:
+            write_notebook(lab, name, SETUP, *cells)
+        page = context.new_page()
+        open_notebook(page, lab, name)
+        return page
+
+    yield open_window
+    for context, watch in watched:
+        for page in context.pages:
+            page.evaluate("() => window.jupyterapp?.serviceManager.sessions.shutdownAll()")
+        context.close()
+        assert [trouble for trouble in watch.troubles if not NOT_OURS.search(trouble)] == []
+
+
+def start_all_cells(page) -> None:
+    page.wait_for_function(
+        "() => window.jupyterapp.shell.currentWidget.context.sessionContext.session?.kernel?.status === 'idle'",
+        timeout=1000 * PATIENCE_S,
+    )
+    page.evaluate("() => void window.jupyterapp.commands.execute('notebook:run-all-cells')")
+
+
+def is_busy(page) -> bool:
+    """Whether a cell runs. The kernel's status is no help: it says that it is idle when a message was answered."""
+    return page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.content.widgets.some((cell) => cell.model.executionState === 'running')"
+    )
+
+
+def state(page, number: int = 0):
+    return page.locator(".live .state").nth(number)
+
+
+def step(page, number: int = 0) -> int:
+    """The step that a panel says it is at."""
+    words = page.locator(".live .words").nth(number).inner_text()
+    return int(re.search(r"step ([\d,]+)", words)[1].replace(",", ""))
+
+
+def wait_until_running(page) -> None:
+    page.locator(".live[data-state=running] .words", has_text=re.compile(r"step [1-9]\d")).first.wait_for(
+        timeout=1000 * PATIENCE_S
+    )
+
+
+def wait_until_idle(page) -> None:
+    page.wait_for_function(
+        """() => {
+            const notebook = window.jupyterapp.shell.currentWidget;
+            const cells = notebook.content.widgets.filter((cell) => cell.model.type === 'code' && cell.model.sharedModel.source);
+            return cells.every((cell) => cell.model.executionCount != null && cell.model.executionState !== 'running');
+        }""",
+        timeout=1000 * PATIENCE_S,
+    )
+
+
+def outputs(lab: Lab, cell: int, name: str = "live.ipynb") -> list:
+    return nbformat.read(lab.root / name, as_version=4).cells[cell].outputs
+
+
+def page_in(output) -> str:
+    return output.get("data", {}).get("text/html", "")
+
+
+def test_a_loop_that_blocks_the_kernel_is_seen_and_its_end_is_kept(lab, open_in, shots):
+    page = open_in(BLOCKING)
+    start_all_cells(page)
+    wait_until_running(page)
+    assert is_busy(page)
+    before = step(page)
+    page.wait_for_function(
+        "(before) => +document.querySelector('.jp-OutputArea .treeviz').shadowRoot.querySelector('.words')"
+        ".textContent.match(/step (\\d+)/)[1] > before",
+        arg=before,
+    )
+    row = page.get_by_role("treeitem", name="embed").first
+    row.click()
+    assert page.locator("svg.chart").count() >= 1
+    page.get_by_role("button", name="pin row").click()
+    assert page.locator(".pin").count() == 1
+    page.get_by_role("button", name="pause").click()
+    page.get_by_role("button", name="go on").click()
+    assert "nonfinite" in page.get_by_role("treeitem").first.get_attribute("aria-label") or page.get_by_text(
+        re.compile(r"findings \(\d")
+    ).count()
+    settled(page)
+    page.screenshot(path=shots / "live-running.png")
+    set_theme(page, "JupyterLab Dark")
+    settled(page)
+    page.screenshot(path=shots / "live-running-dark.png")
+    set_theme(page, "JupyterLab Light")
+    assert is_busy(page)
+    (lab.root / "stop blocking").touch()
+    page.locator(".live[data-state=done]").wait_for()
+    wait_until_idle(page)
+    assert page.locator(".pin").count() == 1, "what was chosen stays"
+    save(page)
+    said = outputs(lab, 1)
+    assert [o.text for o in said if o.output_type == "stream" and o.name == "stdout"] == ["before\n", "\nafter 1\n"]
+    assert all(re.fullmatch(r"(bar \d\r?)*", o.text) for o in said if o.output_type == "stream" and o.name == "stderr")
+    (kept,) = [page_in(o) for o in said if "data-treeviz-stand-in" in page_in(o)]
+    assert "nonfinite" in kept and "waiting for the first step" not in kept
+    page.screenshot(path=shots / "live-done.png")
+
+
+def test_what_ends_a_loop_is_said_and_the_picture_is_whole(lab, open_in):
+    page = open_in(RAISING, INTERRUPTED, UNTHROTTLED, TASK)
+    run_all_cells(page)
+    page.locator(".live").nth(3).wait_for()
+    settled(page)
+    assert state(page, 0).inner_text() == "stopped by ValueError"
+    assert state(page, 1).inner_text() == "stopped by KeyboardInterrupt"
+    assert state(page, 2).inner_text() == "at rest" and step(page, 2) == 20_000
+    assert state(page, 3).inner_text() == "finished" and step(page, 3) == 60
+    assert step(page, 0) == 41 and step(page, 1) == 40
+    save(page)
+    for cell, last in ((1, 40), (2, 40), (3, 19_999), (4, 59)):
+        (kept,) = [page_in(o) for o in outputs(lab, cell) if "data-treeviz-stand-in" in page_in(o)]
+        assert f"step {last:,}" in kept
+
+
+def test_two_views_of_a_run_in_a_thread_agree_and_a_page_that_comes_anew_gets_all_of_it(lab, open_in, shots):
+    page = open_in(THREAD, SECOND_VIEW, name="thread.ipynb")
+    start_all_cells(page)
+    page.locator(".live[data-state=running]").nth(1).wait_for(timeout=1000 * PATIENCE_S)
+    wait_until_running(page)
+    save(page)
+    page.reload()
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=1000 * PATIENCE_S)
+    page.locator(".live[data-state=running]").nth(1).wait_for(timeout=1000 * PATIENCE_S)
+    wait_until_running(page)
+    (lab.root / "stop thread").touch()
+    page.locator(".live[data-state=still]").nth(1).wait_for(timeout=TIMEOUT_MS)
+    settled(page)
+    assert step(page, 0) == step(page, 1) > 0
+    first = [host.locator(".axis span").first.inner_text() for host in page.locator(".treeviz[data-treeviz-widget]").all()]
+    assert first == ["0", "0"], "what came before the page did is there"
+    page.screenshot(path=shots / "live-thread.png")
