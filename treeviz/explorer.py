@@ -16,6 +16,7 @@ from treeviz.analysis.detail import (
     holders_button,
     holders_section,
     is_array,
+    plain_array,
     statistics,
     text,
 )
@@ -117,9 +118,10 @@ def _window_section(thing: Any, axes: Sequence[int] = (), starts: Sequence[int] 
     """A part of an array, drawn, and what the page needs to ask for another part."""
     from treeviz.integrations.treescope import is_drawable, window_picture
 
-    if not is_array(thing) or not is_drawable(thing):
+    if not is_array(thing) or not is_drawable(thing := plain_array(thing)):
         return []
     part = window(thing, axes, starts)
+    html, height = window_picture(part, str(thing.dtype))
     return [
         {
             "kind": "window",
@@ -127,7 +129,8 @@ def _window_section(thing: Any, axes: Sequence[int] = (), starts: Sequence[int] 
             "axes": part.axes,
             "starts": part.starts,
             "sizes": part.sizes,
-            "html": window_picture(part, str(thing.dtype)),
+            "html": html,
+            "height": height,
         }
     ]
 

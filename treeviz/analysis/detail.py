@@ -1,9 +1,9 @@
 """What is said of one node or leaf when somebody asks: plain data, within a budget of time and bytes.
 
 A section is a dict: its kind, mostly a title, and what that kind is made of. Kinds and their fields:
-"text" (text, tone), "pairs" (pairs), "code" (text), "outline" (lines), "bars" (heights, edges), "grid" (columns,
-cells), "button" (label, operation), and "window", which `treeviz.explorer` adds. Texts are bounded and printable, and
-still anybody's: to be escaped.
+"text" (text, tone), "pairs" and "numbers" (pairs), "code" (text), "outline" (lines), "bars" (heights, edges), "grid"
+(columns, cells), "button" (label, operation), and "window", which `treeviz.explorer` adds. Texts are bounded and
+printable, and still anybody's: to be escaped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from treeviz.analysis.detail_code import class_facts, function_source
-from treeviz.analysis.detail_holders import holders
+from treeviz.analysis.detail_holders import SEES_LOCALS, holders
 from treeviz.analysis.detail_inside import outline
 from treeviz.analysis.detail_shards import shard_section
 from treeviz.analysis.stats import value_statistics
@@ -80,6 +80,11 @@ def is_array(thing: Any) -> bool:
     return has_base(cls, np.ndarray) or class_name(cls) == "ArrayImpl"
 
 
+def plain_array(array: Any) -> Any:
+    """The array, without what a subclass of NumPy's makes of it."""
+    return np.ndarray.view(array, np.ndarray) if has_base(type(array), np.ndarray) else array
+
+
 def holders_button(kind: str) -> list[Section]:
     """The question that costs most, to be asked by a click alone."""
     if kind in _NEVER_HELD:
@@ -101,7 +106,7 @@ def detail_parts(thing: Any, kind: str, budget: Budget, *, stats: bool = True) -
         yield lambda: _outline_section("captured", captured_values(thing), budget)
     if kind == "opaque":
         yield lambda: _outline_section("inside, where JAX does not look", contents(thing), budget)
-    if kind in ("array", "deleted", "key", "abstract", "ref", "variable"):
+    if kind in ("key", "abstract") or class_name(type(thing)) == "ArrayImpl":
         yield lambda: shard_section(thing)
     if stats and is_array(thing):
         yield lambda: statistics(thing)
@@ -125,7 +130,7 @@ def _outline_section(title: str, things: Iterable[tuple[str, Any]], budget: Budg
 
 def statistics(array: Any, *, most_elements: int = MOST_ELEMENTS) -> list[Section]:
     """Exact numbers, computed where the array lies, and the histogram of its magnitudes; of a huge one a button."""
-    n_elements = int(array.size)
+    n_elements = int(plain_array(array).size)
     if n_elements > most_elements:
         label = f"compute the statistics of {count_text(n_elements)} elements"
         return [{"kind": "button", "label": label, "operation": "statistics"}]
@@ -136,7 +141,7 @@ def statistics(array: Any, *, most_elements: int = MOST_ELEMENTS) -> list[Sectio
     pairs = [(name, number_text(values[name])) for name in _NUMBERS if not np.isnan(values[name])]
     pairs += [(title, f"{int(values[name]):,}") for name, title in _COUNTS.items() if values[name] > 0]
     if pairs:
-        said.append({"kind": "pairs", "title": "values", "pairs": pairs})
+        said.append({"kind": "numbers", "title": "values", "pairs": pairs})
     used = np.flatnonzero(np.nan_to_num(values["histogram"]))
     if len(used):
         first, last = int(used[0]), int(used[-1])
@@ -152,4 +157,6 @@ def holders_section(thing: Any, budget: Budget) -> list[Section]:
     found, is_all = holders(thing, budget.goes_on)
     lines = [(0, line, "", False) for line in found] or [(0, "nobody who could be found", "", False)]
     more = [] if is_all else [text("There may be more: the search was cut short.")]
+    if not SEES_LOCALS:
+        more.append(text("The variables of functions that run are not looked at before Python 3.13."))
     return [{"kind": "outline", "title": "held by", "lines": lines}, *more]

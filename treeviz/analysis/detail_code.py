@@ -42,7 +42,7 @@ def class_facts(cls: type) -> list[tuple[str, str]]:
     if module_name(cls).partition(".")[0] in ("builtins", "jax", "jaxlib", "numpy", ""):
         return []
     facts = [("class", qualified_name(cls)), ("defined in", _class_place(cls))]
-    doc = type.__dict__["__doc__"].__get__(cls)
+    doc = _own(cls).get("__doc__")
     # A dataclass without one is given its signature.
     if type(doc) is str and not doc.startswith(f"{class_name(cls)}("):
         lines = inspect.cleandoc(doc[:10_000]).strip().splitlines()
@@ -64,12 +64,18 @@ def _class_place(cls: type) -> str:
 
 def _files(cls: type, module: Any) -> Iterator[str]:
     """Of a class of a notebook the cell is known to its methods."""
-    for value in list(type.__dict__["__dict__"].__get__(cls).values()):
-        if type(value) is types.FunctionType and value.__module__ == module_name(cls):
+    for value in list(_own(cls).values()):
+        is_method = type(value) is types.FunctionType and type(value.__module__) is str
+        if is_method and value.__module__ == module_name(cls):
             yield value.__code__.co_filename
     file = guarded(lambda: object.__getattribute__(module, "__dict__").get("__file__"), lambda _: None)
     if type(file) is str:
         yield file
+
+
+def _own(cls: type) -> Any:
+    """What is stored in the class; no descriptor runs."""
+    return type.__dict__["__dict__"].__get__(cls)
 
 
 def _lines(file: str) -> list[str]:

@@ -17,6 +17,8 @@ from treeviz.tree.quote import class_name, function_name, has_base, module_name,
 MOST_HOLDERS = 24
 _MOST_AT_ONCE = 40  # objects whose holders are looked for together
 _MOST_LEVELS = 6
+# Before Python 3.13 to look at the variables of a function that runs is to hold them as long as it does.
+SEES_LOCALS = sys.version_info >= (3, 13)
 _OURS = __name__.partition(".")[0]
 _ATTRIBUTES = ".__dict__"
 _ATTRIBUTE = re.compile(r"^\['(\w+)'\]")
@@ -41,7 +43,7 @@ def holders(thing: Any, goes_on: Callable[[], bool]) -> tuple[list[str], bool]:
     """
     modules = {id(vars(module)): name for name, module in list(sys.modules.items()) if type(module) is types.ModuleType}
     found: dict[str, None] = {}
-    seen = {id(thing)}
+    seen: set[tuple[int, int]] = set()
     level, is_all = [_Step(thing, "")], True
     for _ in range(_MOST_LEVELS):
         if not level or len(found) >= MOST_HOLDERS:
@@ -57,7 +59,7 @@ def holders(thing: Any, goes_on: Callable[[], bool]) -> tuple[list[str], bool]:
     return list(found)[:MOST_HOLDERS], is_all and len(found) <= MOST_HOLDERS
 
 
-def _one_up(level: list[_Step], modules: dict[int, str], seen: set[int], found: dict[str, None]) -> Any:
+def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, int]], found: dict[str, None]) -> Any:
     """What holds the objects of a level; names that lead to them are added to `found`."""
     wanted = {id(step.thing): step for step in level}
     held: set[int] = set()
@@ -80,11 +82,12 @@ def _one_up(level: list[_Step], modules: dict[int, str], seen: set[int], found: 
             elif isinstance(holder, types.FrameType):
                 code = holder.f_code
                 where = place_of(code.co_filename, code.co_firstlineno)
-                found.setdefault(f"a local variable of {visible(code.co_name, 60)} ({where})" + _of(rest))
+                name = _variable("__main__", rest) if rest else "a variable"
+                found.setdefault(f"{name} in {visible(code.co_name, 60)} ({where}), which runs")
             elif isinstance(holder, types.FunctionType):
                 found.setdefault(f"the function {function_name(holder)}" + _of(rest))
-            elif id(holder) not in seen:
-                seen.add(id(holder))
+            elif (id(holder), below) not in seen:
+                seen.add((id(holder), below))
                 above.append(_Step(holder, rest))
     for below, step in wanted.items():
         if below not in held and step.rest:
@@ -100,9 +103,9 @@ def _referrers(things: list[Any]) -> list[Any]:
         is_hidden = (type(inner) is dict or type(inner) is tuple) and not gc.is_tracked(inner)
         if is_hidden and any(id(each) in wanted for each in (inner.values() if type(inner) is dict else inner)):
             found.append(inner)
-    for frame in sys._current_frames().values():
+    for frame in sys._current_frames().values() if SEES_LOCALS else ():
         while frame is not None:
-            if any(id(each) in wanted for each in gc.get_referents(frame)):
+            if not _is_our_code(frame) and any(id(each) in wanted for each in frame.f_locals.values()):
                 found.append(frame)
             frame = frame.f_back
     return [each for each in found if each is not things]
@@ -121,7 +124,9 @@ def _is_ours(module: Any) -> bool:
 
 def _references(holder: Any, wanted: dict[int, _Step]) -> Iterator[tuple[str, int]]:
     """("['w']", id) of each wanted object that is found in the holder."""
-    if type(holder) is dict or has_base(type(holder), dict):
+    if isinstance(holder, types.FrameType):
+        pairs = ((f"[{name!r}]", value) for name, value in list(holder.f_locals.items()) if SEES_LOCALS)
+    elif has_base(type(holder), dict):
         pairs = ((f"[{value_text(key, 60)}]", value) for key, value in list(dict.items(holder)))
     elif has_base(type(holder), list, tuple):
         base = list if has_base(type(holder), list) else tuple

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any
 
 from treeviz.tree.functions import is_function
@@ -38,11 +37,13 @@ def outline(things: Iterable[tuple[str, Any]], goes_on: Callable[[], bool]) -> t
         array = array_text(thing)
         may_open = not array and depth + 1 < _MOST_DEPTH and not is_function(type(thing)) and id(thing) not in opened
         inner = guarded(lambda thing=thing: inside(thing), lambda _: []) if may_open else []
-        text = f"{type(thing).__name__} of {len(inner):,}" if inner and id(type(thing)) in _BUILTIN else None
+        is_builtin = inner and id(type(thing)) in _BUILTIN
+        n_inner = len(thing) if is_builtin else len(inner)
+        text = f"{type(thing).__name__} of {n_inner:,}" if is_builtin else None
         lines.append((depth, visible(name, 60), array or text or value_text(thing, 100), array is not None))
         opened.add(id(thing))
         if len(inner) > _MOST_OF_ONE:
-            inner = [*inner[: _MOST_OF_ONE - 1], (f"… {len(inner) - _MOST_OF_ONE + 1:,} more", _MORE)]
+            inner = [*inner[: _MOST_OF_ONE - 1], (f"… {n_inner - _MOST_OF_ONE + 1:,} more", _MORE)]
         waiting += [(depth + 1, name, below) for name, below in reversed(inner)]
     return lines, True
 
@@ -52,7 +53,7 @@ def inside(thing: Any) -> list[tuple[str, Any]]:
     is_plain = id(type(thing)) in _SEQUENCES and all(id(type(part)) in _FLAT for part in thing)
     if is_plain or id(type(thing)) in _FLAT:
         return []
-    return list(islice(contents(thing), 10_000))
+    return contents(thing)
 
 
 # By their ids, since a metaclass may define the hash of a class.

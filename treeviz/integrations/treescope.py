@@ -123,19 +123,21 @@ def _document(part: np.ndarray, where: str, dtype: str, shape: tuple[int, ...]) 
     return _drawn(part, labels, caption)
 
 
-def window_picture(window: Window, dtype: str) -> str:
-    """The HTML document that shows a window on an array."""
+def window_picture(window: Window, dtype: str) -> tuple[str, int]:
+    """The HTML document that shows a window on an array, and how high it is in pixels."""
     of = {i: f"axis {axis}" for i, axis in enumerate(window.axes) if axis >= 0}
     where = ", ".join(
         f"{start}" if i not in window.axes else f"{start}:{start + size}"
         for i, (start, size) in enumerate(zip(window.starts, window.sizes, strict=True))
     )
     caption = f"[{where}] {dtype}"
-    if window.devices:
-        caption += f" from {', '.join(window.devices)}"
+    if len(window.devices) > 1:
+        more = ["…"] * (len(window.devices) > 8)
+        caption += f" from {', '.join([*window.devices[:8], *more])}"
     if window.elsewhere:
         caption += f"; the rest is in another process, on {', '.join(window.elsewhere)}"
-    return _drawn(window.values, of, caption, window.is_here)
+    height = 130 + _cell(window.values) * len(window.values) + 15 * (len(caption) // 40)
+    return _drawn(window.values, of, caption, window.is_here), height
 
 
 def _drawn(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.ndarray | None = None) -> str:
@@ -143,11 +145,10 @@ def _drawn(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.nda
     from treescope import lowering
 
     values, note = _as_drawn(part)
-    cell = 7 if max(values.shape) <= 32 or values.dtype == np.int32 else 4  # the signs in cells need 7
     trim = bool(np.isfinite(values).any())  # it warns of an empty mean where nothing is finite
     with np.errstate(all="ignore"):
         figure = treescope.render_array(
-            values, valid_mask=valid, axis_labels=labels, pixels_per_cell=cell, trim_outliers=trim
+            values, valid_mask=valid, axis_labels=labels, pixels_per_cell=_cell(part), trim_outliers=trim
         )
     drawn = lowering.render_to_html_as_root(figure.treescope_part)
     drawn = _HANDLER.sub("", _RANDOM_NAME.sub("treescope_out", drawn))
@@ -158,6 +159,11 @@ def _drawn(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.nda
         '<body style="margin:0;background:#fff;color:#000;display:flex;flex-direction:column">'
         f'<div>{drawn}</div><p style="order:-1;margin:6px 8px;font:12px monospace">{text(caption + note)}</p></body>'
     )
+
+
+def _cell(part: np.ndarray) -> int:
+    """Pixels; the signs in those of integers need 7."""
+    return 7 if max(part.shape) <= 32 or not jnp.issubdtype(part.dtype, jnp.inexact) else 4
 
 
 def _axis_label(axis: int, n: int, size: int) -> str:

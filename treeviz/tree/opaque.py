@@ -58,7 +58,7 @@ def contents(value: Any) -> list[tuple[str, Any]]:
     if type(attributes) is dict:
         found += [(f".{visible(str(name), 40)}", inner) for name, inner in list(attributes.items())[:_MAX_OBJECTS]]
     for base in bases:
-        for name, descriptor in list(base.__dict__.items()):
+        for name, descriptor in list(type.__dict__["__dict__"].__get__(base).items()):
             if type(descriptor) is types.MemberDescriptorType and module_name(base) != "builtins":
                 inner = guarded(lambda descriptor=descriptor: descriptor.__get__(value), lambda _: None)
                 found.append((f".{visible(name, 40)}", inner))

@@ -51,8 +51,8 @@ async function fill(place, ask, operation) {
 /** @param {any} section @param {Ask} ask @returns {(Node | string)[]} */
 function draw(section, ask) {
   const { kind, title } = section;
-  const drawn = PAINTERS[kind]?.(section, ask);
-  return drawn ? [title ? h("div", { class: "section" }, title) : "", drawn] : [];
+  if (!Object.hasOwn(PAINTERS, kind)) return [];
+  return [title ? h("div", { class: "section" }, title) : "", PAINTERS[kind](section, ask)];
 }
 
 /** @type {Record<string, (section: any, ask: Ask) => Node>} */
