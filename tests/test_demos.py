@@ -17,6 +17,8 @@ SCRIPTS = sorted(DEMOS.glob("[0-9]*.py"))
 NOTEBOOKS = sorted(DEMOS.glob("[0-9]*.ipynb"))
 LIBRARIES = ("equinox", "flax", "optax")
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
 HIDE = f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES}))\n"
 
 
@@ -120,12 +122,14 @@ def execute(notebook, folder: Path):
 
 
 def check_views(notebook) -> None:
-    """No cell failed, and every view is there as a page and as text."""
+    """No cell failed, and every view is there as a page and as text, also those beside widgets."""
     views = 0
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             assert output.output_type != "error"
-            if "text/html" in output.get("data", {}):
+            if WIDGET in output.get("data", {}):
+                assert output.data["text/html"] == ""  # where no widget can be, the page that comes next stands alone
+            elif "text/html" in output.get("data", {}):
                 views += 1
                 assert "data-treeviz" in output.data["text/html"]
                 assert " leaves · " in output.data["text/plain"]
@@ -147,6 +151,27 @@ def texts_of(notebook) -> list[str]:
         outputs = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs]
         shown.append("".join(outputs))
     return shown
+
+
+@pytest.mark.filterwarnings("default")
+def test_explore_selects_in_python_what_it_shows_and_trains_that_alone(tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    for library in ("equinox", "optax"):
+        pytest.importorskip(library)
+    notebook = execute(nbformat.read(DEMOS / "03_explore.ipynb", as_version=4), tmp_path)
+    assert "widgets" not in notebook.metadata
+    _, trained, view, heard, selected, ablated, replaced, tuned = texts_of(notebook)
+    assert 0 < float(re.fullmatch(r"loss (\S+)\n", trained).group(1)) < 0.5
+    assert "\nmodel  " in view and "grads rms" in view and "mu rms" in view
+    lines = heard.splitlines()
+    assert lines[0] == "now at .blocks[0].attention.query_proj.weight"
+    assert lines[1].startswith("True (32, 32) ")
+    assert "model.blocks[1].attention.output_proj.weight" in selected
+    whole, without = map(float, re.search(r"loss (\S+), without what is selected (\S+)\n", ablated).groups())
+    assert without > 2 * whole
+    assert replaced == "True\n"
+    changed = [".blocks[0].attention.output_proj.weight", ".blocks[1].attention.output_proj.weight"]
+    assert tuned.splitlines() == changed
 
 
 WHOLE_AT_STEP_40 = """

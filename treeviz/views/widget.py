@@ -314,7 +314,7 @@ class TreeWidget(anywidget.AnyWidget):
             return {"text/plain": repr(self)}, {}
         data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
         still = {} if not shows_html() else {"text/html": self._source.view._repr_html_}
-        still["text/plain"] = lambda: repr(self._open_source.view)
+        still["text/plain"] = self._text
         data = {kind: part for kind, part in data.items() if kind not in still}
         wanted = [kind for kind in (*data, *still) if (not include or kind in include) and kind not in (exclude or ())]
         return {kind: still[kind]() if kind in still else data[kind] for kind in wanted}, metadata
@@ -332,7 +332,10 @@ class TreeWidget(anywidget.AnyWidget):
 
     def _page(self) -> dict[str, str]:
         view = self._open_source.view
-        return {"text/html": view.stand_in(self._token), "text/plain": repr(view)}
+        return {"text/html": view.stand_in(self._token), "text/plain": self._text()}
+
+    def _text(self) -> str:
+        return self._open_source.view._repr_mimebundle_(include={"text/plain"})["text/plain"]
 
     def _renew_page(self) -> None:
         """Once the cell has run, the page in the notebook shows what the widget shows."""
