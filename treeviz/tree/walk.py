@@ -50,10 +50,13 @@ def scan(
         scanner = _Scanner(is_leaf, max_rows, fair=False)
         scanner.run(tree)
     except _Overflow:
+        scanner.let_go()
         # only now: shares would cut a small but deep tree for the sake of siblings that it has not
         scanner = _Scanner(is_leaf, max_rows, fair=True)
         scanner.run(tree)
-    return scanner.table(name), scanner.things
+    table, things = scanner.table(name), scanner.things
+    scanner.let_go()
+    return table, things
 
 
 class _Frame(NamedTuple):
@@ -178,6 +181,10 @@ class _Scanner:
                 stack.pop()
                 if parent >= 0:
                     ends[parent] = len(things)
+
+    def let_go(self) -> None:
+        """Refer to itself no more: the tree is not to wait for Python's garbage collector."""
+        self._of.handlers.clear()
 
     def _take_notes(self, row: int) -> None:
         self._notes.setdefault(row, []).extend(self._of.notes)
