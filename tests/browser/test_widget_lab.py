@@ -113,6 +113,18 @@ def test_python_moves_the_view(page):
     page.get_by_role("tree").first.locator("[aria-selected=true] .key", has_text="w").wait_for()
 
 
+def test_python_says_on_demand_what_is_in_an_array_and_who_holds_it(page, shots):
+    python(page, "one.value = \"['embed']\"")
+    drill = page.locator(".drill").first
+    drill.get_by_text("rms").wait_for()
+    caption = drill.frame_locator("iframe").locator("p")
+    assert caption.inner_text() == "[0:10, 0:4] float32"
+    drill.get_by_role("button", name="who else holds this?").click()
+    drill.get_by_text("params['embed']", exact=True).wait_for()
+    settled(page).screenshot(path=shots / "explore-drill.png")
+    assert python(page, "print(params['embed']._npy_value, one.logged)") == "None []"
+
+
 def test_two_models_carry_an_explorer(page):
     code = "before = len(ipywidgets.Widget.get_manager_state()['state']); third = tv.explore(params)\n"
     code += "print(len(ipywidgets.Widget.get_manager_state()['state']) - before); third.close()\n"

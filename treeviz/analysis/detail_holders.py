@@ -70,7 +70,7 @@ def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, in
             continue
         if _is_ours(module_name(type(holder))):
             held.update(map(id, gc.get_referents(holder)))
-            found.setdefault("treeviz, which was asked to keep the tree")
+            found.setdefault("treeviz: a widget that was asked to keep its tree, or a function that was given it")
             continue
         for name, below in _references(holder, wanted):
             rest = name + wanted[below].rest

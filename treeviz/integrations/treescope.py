@@ -136,7 +136,7 @@ def window_picture(window: Window, dtype: str) -> tuple[str, int]:
         caption += f" from {', '.join([*window.devices[:8], *more])}"
     if window.elsewhere:
         caption += f"; the rest is in another process, on {', '.join(window.elsewhere)}"
-    height = 130 + _cell(window.values) * len(window.values) + 15 * (len(caption) // 40)
+    height = 116 + _cell(window.values) * len(window.values) + 15 * (len(caption) // 40)
     return _drawn(window.values, of, caption, window.is_here), height
 
 

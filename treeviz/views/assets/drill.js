@@ -65,7 +65,7 @@ const PAINTERS = {
     h("ul", { class: "outline", tabindex: "0", "aria-label": title }, ...lines.map(([depth, name, text, is_array]) =>
       h("li", { style: `--depth:${depth}` }, h("span", { class: "name" }, name), h("span", { class: is_array && "array" }, text)))),
   bars: ({ heights, edges, title }) =>
-    h("figure", {}, bar_chart(heights, `${title}: from ${edges[0]} to ${edges[1]}`), h("div", { class: "edges" }, ...edges.map((edge) => h("span", {}, edge)))),
+    h("figure", { style: `max-width:${4 * heights.length}ch` }, bar_chart(heights, `${title}: from ${edges[0]} to ${edges[1]}`), h("div", { class: "edges" }, ...edges.map((edge) => h("span", {}, edge)))),
   grid({ columns, cells, n_more }) {
     const names = [...new Set(cells.map(([name]) => name))];
     const hue = (name) => Math.round((360 * names.indexOf(name)) / names.length + 210);
