@@ -12,7 +12,7 @@ import pytest
 
 HOUSE = Path(__file__).parents[1]
 DEMOS = HOUSE / "demos"
-# two_hosts.py and nan_hunt.ipynb are run by a test of their own
+# two_hosts.py, nan_hunt.ipynb and live_training.ipynb are run by a test of their own
 SCRIPTS = sorted(DEMOS.glob("[0-9]*.py"))
 NOTEBOOKS = sorted(DEMOS.glob("[0-9]*.ipynb"))
 LIBRARIES = ("equinox", "flax", "optax")
@@ -209,6 +209,23 @@ def test_nan_hunt_names_the_step_the_leaves_and_the_operation_line_and_cell(tmp_
     ((loss, rest),) = re.findall(r"^loss (\S+), (.*)\n$", repaired)
     assert float(loss) < float(losses["40"]) and rest == "hunt: None, findings: 0"
     assert whole == "['head'] ['norm']\n"  # what the text says can be seen in the view
+
+
+@pytest.mark.filterwarnings("default")
+def test_live_training_keeps_the_whole_picture_of_each_run_where_its_panel_was(tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("anywidget")
+    notebook = execute(nbformat.read(DEMOS / "live_training.ipynb", as_version=4), tmp_path)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not [o for cell in cells for o in cell.outputs if o.output_type == "error" or o.get("name") == "stderr"]
+    assert "widgets" not in notebook.metadata  # so that a converter takes the page, which needs no network
+    for cell, said in ((cells[2], "800 steps · step 799 · 1 finding"), (cells[4], "400 steps · step 399 · 0 findings")):
+        widget, page = cell.outputs
+        assert "application/vnd.jupyter.widget-view+json" in widget.data and widget.data["text/html"] == ""
+        assert page.data["text/plain"].startswith(f"adder · 11 leaves · {said}")
+        assert "data-treeviz-stand-in" in page.data["text/html"] and said in page.data["text/html"]
+    assert "spike at step 400\n" in texts_of(notebook)[3]
+    assert "DictKey(key='blocks'), SequenceKey(idx=1), DictKey(key='up')), 400" in texts_of(notebook)[-1].replace("]", "")
 
 
 @pytest.mark.filterwarnings("default")

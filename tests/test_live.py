@@ -182,7 +182,9 @@ def test_rows_of_a_panel_have_their_paths_and_numbers(run):
     live.step(10)
     live.panel.settle()
     live.widget.value = PATHS[3]
-    assert live.widget.selected_paths == [("['layers']", "[1]", "['w']")]
+    tree = {"layers": [{"b": 0, "w": i} for i in range(4)]}
+    paths = [path for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if leaf == 1]
+    assert live.widget.selected_paths == paths
     assert live.widget.selected[0]["grads_norm"] == pytest.approx(live.norms[-1][3])
     assert live.widget.tree is live.inspector
     with pytest.raises(TypeError, match="follows an inspector"):

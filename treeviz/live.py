@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import logging
 import threading
@@ -10,6 +11,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from treeviz.analysis.findings import Finding, findings
 from treeviz.analysis.gradient_columns import gradient_columns
@@ -340,7 +343,7 @@ class LivePanel:
         return [{name: table[row][name] for name in table.columns} for row in rows]
 
     def paths(self, rows: Sequence[int]) -> list[tuple]:
-        return [tuple(key.keystr for key in self.view.table.path(row)) for row in rows]
+        return [tuple(_entry(key.keystr) for key in self.view.table.path(row)) for row in rows]
 
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
@@ -381,6 +384,19 @@ def _tick_on(tick: weakref.WeakMethod, woken: threading.Event) -> None:
             return
         wait_s = do()
         del do
+
+
+def _entry(keystr: str) -> Any:
+    """The key that JAX writes like this, as far as it can be told."""
+    if keystr.startswith("."):
+        return GetAttrKey(keystr[1:])
+    if keystr.startswith("[<flat index "):
+        return FlattenedIndexKey(int(keystr[len("[<flat index ") : -2]))
+    try:
+        key = ast.literal_eval(keystr[1:-1])
+    except (ValueError, SyntaxError):  # a key of somebody's own
+        return keystr
+    return SequenceKey(key) if type(key) is int else DictKey(key)
 
 
 def _waiting_view(name: str) -> TreeView:

@@ -78,9 +78,12 @@ export class Live {
     this.sequence = content.sequence;
     const [whole] = this.series;
     if (!whole || !this.roll_up) return;
-    if (content.n) {
-      const columns = this.roll_up.read(content.n, buffers);
-      for (const series of this.series) series.add(columns);
+    try {
+      const columns = content.n ? this.roll_up.read(content.n, buffers) : null;
+      if (columns) for (const series of this.series) series.add(columns);
+    } catch {
+      // Columns of another tree: the whole is asked for.
+      this.gap ??= content.sequence;
     }
     if (Array.isArray(content.findings)) whole.found = content.findings;
     whole.marks = [];
