@@ -94,6 +94,28 @@ def test_python_moves_the_view(explore):
     assert selected(kernel.page) == []
 
 
+def test_what_python_selects_while_the_kernel_is_busy_is_not_undone_by_what_the_page_said_meanwhile(explore):
+    kernel = explore(model())
+    (widget,) = kernel.widgets
+    messages = []
+    deliver = widget._send
+
+    def note(message, buffers=None):
+        messages.append(message["state"])
+        deliver(message, buffers)
+
+    widget._send = note
+    widget.value = "['embed']"
+    widget.selection = [3, 4]
+    widget.selection = []
+    assert [set(state) for state in messages] == [{"value", "selection"}] * 3
+    widget.selection = [3, 4]
+    kernel.rest()
+    told = [message.get("state", {}) for message in kernel.sent[0]]
+    assert told and all(set(state) <= {"expanded"} for state in told)
+    assert widget.selection == [3, 4] and len(selected(kernel.page)) == 2
+
+
 def test_what_is_set_before_the_view_is_there_holds_in_it(open_page):
     tree = model()
     widget = tv.explore(tree)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import anywidget
+import ipywidgets
 import numpy as np
 import traitlets
 
@@ -26,7 +29,7 @@ MOST_SELECTED = 10_000
 MOST_EXPANDED = 2_000
 LONGEST_TEXT = 100_000  # of a path or a query from the page
 LINES_KEPT = 200
-_FROM_THE_PAGE = frozenset({"value", "selection", "query", "expanded"})
+_FROM_THE_PAGE = ("expanded", "query", "selection", "value")  # each may depend on those before it
 _logger = logging.getLogger("treeviz")
 
 
@@ -54,7 +57,16 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class TreeWidget(anywidget.AnyWidget):
+class _Sync(threading.local):
+    """What ipywidgets notes while it takes or sends a change: one for each thread, so that no two mix theirs up."""
+
+    def __init__(self) -> None:
+        self.from_the_page: dict[str, Any] = {}
+        self.is_held = False
+        self.held: set[str] = set()
+
+
+class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
     """A tree to click through, which Python hears; see `treeviz.explore`.
 
     Attributes:
@@ -81,6 +93,7 @@ class TreeWidget(anywidget.AnyWidget):
 
     def __init__(self, source: Source, status: dict[str, Any] | None = None) -> None:
         self._source = source
+        self._sync = _Sync()
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._cancelled: deque[int] = deque(maxlen=LINES_KEPT)
         self._is_displayed = False
@@ -121,7 +134,7 @@ class TreeWidget(anywidget.AnyWidget):
         moved = [int(replaced.rows[row]) for row in self.selection if row < len(replaced.rows)]
         numbers = [len(replaced.changed), replaced.n_added, replaced.n_gone, *replaced.changed]
         was_selected = bool(self.selection)
-        with self.hold_sync(), self.hold_trait_notifications():
+        with self.hold_sync():
             self._changes = np.array(numbers, dtype="<u4").tobytes()
             self._packed = source.view.packed
             self._version += 1
@@ -137,14 +150,15 @@ class TreeWidget(anywidget.AnyWidget):
           renewed: The source's view is a new one.
           is_another: Its table has other rows.
         """
-        with self.hold_sync(), self.hold_trait_notifications():
+        with self.hold_sync():
             self._live = status
             if renewed:
                 self._changes = b""
                 self._packed = self._open_source.view.packed
                 self._version += 1
             if is_another:
-                self.selection = []
+                value, self.selection = self.value, []
+                self.value = value  # what was to be gone to may be there now
                 self.expanded = _open_paths(self._open_source.view)
 
     @property
@@ -217,6 +231,12 @@ class TreeWidget(anywidget.AnyWidget):
     @traitlets.validate("expanded")
     def _few_paths(self, proposal: Any) -> list[str]:
         return proposal["value"][:MOST_EXPANDED]
+
+    def notify_change(self, change: Any) -> None:
+        """One message says all that follows from a change: of half of it the page would tell us, in answer, the other
+        half, and while the kernel is busy that is an old one when it is heard."""
+        with self.hold_sync():
+            super().notify_change(change)
 
     @traitlets.observe("selection")
     def _follow_selection(self, change: Any) -> None:
