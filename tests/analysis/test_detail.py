@@ -129,6 +129,22 @@ def test_a_transfer_guard_is_not_in_the_way():
     assert [each["kind"] for each in sections] == ["numbers", "bars"]
 
 
+@needs_8
+@pytest.mark.oldest_jax
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64", "int4"])
+def test_on_a_device_the_window_is_cut_out_before_it_travels(monkeypatch, dtype):
+    from treeviz.analysis import detail_window
+
+    values = (np.arange(16 * 400) % 7).reshape(16, 400).astype(jnp.dtype(dtype))
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
+    x = jax.device_put(values, NamedSharding(mesh, CUT))
+    monkeypatch.setattr(detail_window, "lies_on_host", lambda _: False)
+    with jax.transfer_guard("disallow"), jax.debug_nans(True), jax.disable_jit():
+        part = window(x, (0, 1), [0, 170])
+    np.testing.assert_array_equal(part.values, values[:, 170:234])
+    assert part.values.dtype == values.dtype and len(part.devices) == 8 and x._npy_value is None
+
+
 def test_statistics_are_those_of_numpy():
     values = np.random.default_rng(0).normal(size=(100, 50)).astype(np.float32)
     values[0, :7] = 0
