@@ -50,7 +50,7 @@ _WIDGET_MODULES = (
     "live_panel.js",
     "widget.js",
 )
-_EXPORTING = ("treeviz.js", "widget.js", "widget_loader.js")
+_EXPORTS = ("export function mount(", "export default ")
 
 
 @cache
@@ -130,6 +130,4 @@ def _joinable(name: str) -> str:
     text = re.sub(r"/\*\*.*?\*/", "", text, flags=re.DOTALL)
     lines = (line.strip() for line in text.splitlines())
     kept = [line for line in lines if line and not line.startswith(("//", "import "))]
-    if name not in _EXPORTING:
-        kept = [line.removeprefix("export ") for line in kept]
-    return "\n".join(kept) + "\n"
+    return "\n".join(line if line.startswith(_EXPORTS) else line.removeprefix("export ") for line in kept) + "\n"

@@ -158,7 +158,8 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
                 self._version += 1
             if is_another:
                 value, self.selection = self.value, []
-                self.value = value  # what was to be gone to may be there now
+                self.value = value
+                self._follow_value(None)  # what was to be gone to may be there now
                 self.expanded = _open_paths(self._open_source.view)
 
     @property
@@ -205,8 +206,10 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
         self._page_is_old = False
         layout = self.layout
         super().close()
+        del self._repr_mimebundle_  # ipywidgets puts None in its place, and a closed widget can still be displayed
         layout.close()
         source.close()
+        self.unobserve_all()
         self._packed = self._changes = b""
 
     @property
@@ -221,7 +224,7 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
     @traitlets.validate("selection")
     def _known_rows(self, proposal: Any) -> list[int]:
         wanted, n = proposal["value"], len(self.table) if self._source is not None else 0
-        rows = list(dict.fromkeys(row for row in wanted if 0 <= row < n))[-MOST_SELECTED:]
+        rows = list(dict.fromkeys(int(row) for row in wanted if 0 <= row < n))[-MOST_SELECTED:]
         if len(rows) < len(set(wanted)):
             self._log(
                 f"selection: of {len(wanted)} rows {len(set(wanted)) - len(rows)} are none of this tree's, or too many"
@@ -258,6 +261,33 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
                 f"value: there is no {self.value[:200]} in {self.table.name}", tell=False
             )  # the page says so itself
 
+    # Several threads may change the traits: that of a loop, and that of what the page says
+
+    @property
+    def _property_lock(self) -> dict[str, Any]:
+        return self._sync.from_the_page
+
+    @_property_lock.setter
+    def _property_lock(self, properties: dict[str, Any]) -> None:
+        self._sync.from_the_page = properties
+
+    @property
+    def _holding_sync(self) -> bool:
+        return self._sync.is_held
+
+    @_holding_sync.setter
+    def _holding_sync(self, is_held: bool) -> None:
+        self._sync.is_held = is_held
+
+    @property
+    def _states_to_send(self) -> set[str]:
+        return self._sync.held
+
+    @contextmanager
+    def hold_trait_notifications(self) -> Iterator[None]:
+        """Nothing is held: traitlets would hold it for every thread, and lose what another one set meanwhile."""
+        yield
+
     # Messages
 
     def _handle_msg(self, msg: Any) -> None:
@@ -279,11 +309,9 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
         """What the page changed. It may change these four, and only to what they can be."""
-        kept = {}
-        for name, value in sync_data.items():
-            if name in _FROM_THE_PAGE and _is_small(value):
-                kept[name] = value
-            elif not self.has_trait(name) or name not in self.keys or getattr(self, name) != value:
+        kept = {name: sync_data[name] for name in _FROM_THE_PAGE if _is_small(sync_data.get(name))}
+        for name in sync_data:
+            if name not in kept and (name not in self.keys or getattr(self, name) != sync_data[name]):
                 self._log(f"dropped from the page: a value for {str(name)[:50]!r}")
         if kept:
             try:
