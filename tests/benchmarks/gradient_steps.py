@@ -135,7 +135,7 @@ def _small_data():
 
 
 MODELS = {
-    "mlp": Model(_mlp_loss, _mlp_params, _mlp_data, 320),
+    "mlp": Model(_mlp_loss, _mlp_params, _mlp_data, 160),
     "transformer": Model(_transformer_loss, _transformer_params, _transformer_data, 10),
     "1,000 leaves": Model(_small_loss, _small_params, _small_data, 80),
 }

@@ -6,13 +6,16 @@ dispatch; a transformer of 15 million parameters; and 1,000 small leaves. Each i
 the same chain without it), and with what people do otherwise: a `jax.debug.callback` per leaf, one for all, and
 `numpy.linalg.norm` of gradients that the step returns.
 
-In one process: the variants run in turn, a block of steps each, and every block is compared with the plain one of the
-same round; the figure is the median over the rounds. A block ends when all its steps are computed and all their numbers
-are read. "wall" is what a training run feels; "CPU", the time of all threads, is the steadier figure on a machine with
-other work, but also counts what runs beside the step. "first step" is the CPU time to trace, compile and run it.
+In one process, and made for a machine with other work: the variants run in turn in short blocks of steps, round after
+round, and a variant's figure is its quick block, the one that a fifth of its blocks beat, by that of the plain step. A
+block ends when all its steps are computed and all their numbers are read. "wall" is what a training run feels; "CPU",
+the time of all threads, is the steadier figure, but also counts what runs beside the step.
+
+"first step" is the CPU time to trace, compile and run it when JAX is warm and its caches are empty: the variants in
+turn, and the least of each.
 
 Then how many programs each compiles and how many of them a second process finds in the persistent cache; and the goals
-with "reached" or "missed". On a busy machine a ratio moves by a tenth from run to run.
+with "reached" or "missed".
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -42,6 +45,7 @@ GOALS = {  # of watch every step, and every 10
 }
 TIMES_LESS, FIRST_STEP = 3.0, 1.3
 SLOW = {"callback per leaf", CALLBACK, "NumPy on the host"}  # shorter blocks do
+FIRST_STEPS_OF = ("plain", WATCH, "measure and record", CALLBACK)
 
 
 class Seconds(NamedTuple):
@@ -56,7 +60,7 @@ class Ratios(NamedTuple):
 
     wall: float
     cpu: float
-    first: float
+    first: float | None
 
 
 class Goal(NamedTuple):
@@ -65,7 +69,7 @@ class Goal(NamedTuple):
     what: str
     limit: float
     wall: float | None
-    cpu: float
+    cpu: float | None
     at_least: bool = False
 
 
@@ -75,7 +79,11 @@ def main() -> None:
         _report_cache(arguments.in_cache)
         return
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {os.cpu_count()} cores, {platform.machine()}")
-    goals = [goal for model in arguments.only or MODELS for goal in _goals(model, _measure(model, arguments.rounds))]
+    goals = [
+        goal
+        for model in arguments.only or MODELS
+        for goal in _goals(model, _measure(model, arguments.rounds, arguments.first_steps))
+    ]
     if arguments.cache:
         _print_cache()
     print(f"\n{'goals':66} {'by wall time':14}  by CPU time")
@@ -87,57 +95,77 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15, help="blocks of each variant")
+    parser.add_argument("--first-steps", type=int, default=5, help="compilations of each variant")
     parser.add_argument("--no-cache", dest="cache", action="store_false", help="leave the persistent cache out")
     parser.add_argument("--in-cache", nargs=2, metavar=("FOLDER", "VARIANT"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def _measure(name: str, n_rounds: int) -> dict[str, Ratios]:
+def _measure(name: str, n_rounds: int, n_first_steps: int) -> dict[str, Ratios]:
     model = MODELS[name]
     leaves = jax.tree.leaves(model.make())
     print(f"\n{name}: {len(leaves)} leaves, {sum(leaf.size for leaf in leaves):,} parameters, {n_rounds} rounds")
+    first = _first_steps(name, n_first_steps)
+    runs, n_programs = _ready(name)
+    blocks: dict[str, list[Seconds]] = {variant: [] for variant in VARIANTS}
+    for _ in range(n_rounds):
+        for variant, run in runs.items():
+            n_steps = max(model.n_steps // 8, 3) if variant in SLOW else model.n_steps
+            blocks[variant].append(_seconds_per_step(run, n_steps))
+    quick = {variant: Seconds(*map(_quick, zip(*of_variant, strict=True))) for variant, of_variant in blocks.items()}
+
+    ratios = {}
+    print(f"  {'':28}  ms/step  wall   CPU  first step  programs")
+    for variant, seconds in quick.items():
+        base = quick[BASES[variant]]
+        of_first = first[variant] / first["plain"] if variant in first else None
+        ratios[variant] = each = Ratios(seconds.wall / base.wall, seconds.cpu / base.cpu, of_first)
+        print(
+            f"  {variant:28} {1e3 * seconds.wall:8.2f}  {each.wall:4.2f}  {each.cpu:4.2f}"
+            f"  {'' if of_first is None else f'{of_first:.2f}':>10}  {n_programs[variant]:8}",
+            flush=True,
+        )
+    return ratios
+
+
+def _first_steps(name: str, n_times: int) -> dict[str, float]:
+    """The CPU seconds of each; the first time, which warms JAX, does not count."""
+    least: dict[str, float] = {}
+    for n in range(n_times + 1):
+        for variant in FIRST_STEPS_OF:
+            run = VARIANTS[variant](MODELS[name])
+            jax.clear_caches()
+            start = time.process_time()
+            run.step()
+            run.finish()
+            seconds = time.process_time() - start
+            if n:
+                least[variant] = min(seconds, least.get(variant, seconds))
+    return least
+
+
+def _ready(name: str) -> tuple[dict[str, Run], dict[str, int]]:
+    """Every variant, warm, and how many programs it compiled for that."""
     compilations: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, seconds, **_: compilations.append(seconds) if event == COMPILED else None
     )
-    runs, first, n_programs = {}, {}, {}
+    runs, n_programs = {}, {}
     for variant, make in VARIANTS.items():
-        runs[variant] = run = make(model)
+        runs[variant] = run = make(MODELS[name])
         compilations.clear()
-        start = time.process_time()
-        run.step()
-        run.finish()
-        first[variant] = time.process_time() - start
-        for _ in range(2):
+        for _ in range(3):
             run.step()
         run.finish()
         n_programs[variant] = len(compilations)
     jax.monitoring.clear_event_listeners()
+    return runs, n_programs
 
-    figures: dict[str, list[Seconds]] = {variant: [] for variant in VARIANTS}
-    order = list(VARIANTS)
-    for n in range(n_rounds):
-        for variant in order[n % len(order) :] + order[: n % len(order)]:
-            n_steps = max(model.n_steps // 8, 3) if variant in SLOW else model.n_steps
-            figures[variant].append(_seconds_per_step(runs[variant], n_steps))
 
-    ratios = {}
-    print(f"  {'':28}  ms/step  wall  (quartiles)      CPU  first step  programs")
-    for variant in VARIANTS:
-        pairs = list(zip(figures[variant], figures[BASES[variant]], strict=True))
-        wall = sorted(mine.wall / base.wall for mine, base in pairs)
-        cpu = statistics.median(mine.cpu / base.cpu for mine, base in pairs)
-        first_ratio = first[variant] / first[BASES[variant]]
-        ratios[variant] = Ratios(statistics.median(wall), cpu, first_ratio)
-        ms = 1e3 * statistics.median(each.wall for each in figures[variant])
-        low, high = wall[len(wall) // 4], wall[-1 - len(wall) // 4]
-        print(
-            f"  {variant:28} {ms:8.2f}  {ratios[variant].wall:4.2f}  ({low:.2f} to {high:.2f})"
-            f"  {cpu:5.2f}  {first_ratio:10.2f}  {n_programs[variant]:8}",
-            flush=True,
-        )
-    return ratios
+def _quick(seconds: Sequence[float]) -> float:
+    """What a fifth of the blocks beat: other work on the machine only adds."""
+    return sorted(seconds)[len(seconds) // 5]
 
 
 def _seconds_per_step(run: Run, n_steps: int) -> Seconds:
