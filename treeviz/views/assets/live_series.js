@@ -79,28 +79,49 @@ export class LiveSeries extends Timeline {
 
   #make_room() {
     const { stride, n_rows } = this;
-    const kept = stride / 2;
     if (this.scrolls) {
+      const kept = stride / 2;
       for (const part of [this.first, this.last, this.steps]) part.copyWithin(0, kept);
       for (const part of [this.latest, this.low, this.high, this.bad])
         for (let row = 0; row < n_rows; row++) part.copyWithin(row * stride, row * stride + kept, (row + 1) * stride);
-    } else {
-      for (let column = 0; column < kept; column++) {
-        this.first[column] = this.first[2 * column];
-        this.last[column] = this.last[2 * column + 1];
-        this.steps[column] = this.steps[2 * column] + this.steps[2 * column + 1];
-      }
-      for (let row = 0; row < n_rows; row++)
-        for (let column = 0; column < kept; column++) {
-          const at = row * stride + 2 * column;
-          this.#join(row * stride + column, at, this.latest[at + 1], this.low[at + 1], this.high[at + 1], this.bad[at + 1]);
-        }
-      // Of as many steps as the others: time runs evenly.
-      let steps = 0;
-      for (let column = 0; column < kept; column++) steps += this.steps[column];
-      this.width = Math.ceil(steps / kept);
+      this.n = kept;
+      return;
     }
-    this.n = kept;
+    // Columns of as many steps each: time runs evenly.
+    let total = 0;
+    for (let column = 0; column < this.n; column++) total += this.steps[column];
+    /** @type {number[]} where each column begins */
+    let groups = [];
+    for (this.width = (2 * total) / stride; !groups.length || groups.length > 0.75 * stride; this.width *= 1.5) groups = this.#groups();
+    this.width /= 1.5;
+    groups.forEach((from, column) => {
+      const end = groups[column + 1] ?? this.n;
+      this.first[column] = this.first[from];
+      this.last[column] = this.last[end - 1];
+      let steps = 0;
+      for (let i = from; i < end; i++) steps += this.steps[i];
+      this.steps[column] = steps;
+      for (let row = 0; row < n_rows; row++) {
+        const to = row * stride + column;
+        for (const part of [this.latest, this.low, this.high, this.bad]) part[to] = part[row * stride + from];
+        for (let at = row * stride + from + 1; at < row * stride + end; at++) this.#join(to, to, this.latest[at], this.low[at], this.high[at], this.bad[at]);
+      }
+    });
+    this.n = groups.length;
+  }
+
+  /** Neighbours that have no more steps than a column may have. */
+  #groups() {
+    const groups = [];
+    let steps = Infinity;
+    for (let column = 0; column < this.n; column++) {
+      if (steps + this.steps[column] > this.width) {
+        groups.push(column);
+        steps = 0;
+      }
+      steps += this.steps[column];
+    }
+    return groups;
   }
 
   /** @param {number} row @param {number} column */
