@@ -60,6 +60,11 @@ def test_a_slice_along_no_axes_is_an_error_that_is_said(numbers):
     assert section["tone"] == "bad" and "ValueError" in section["text"]
 
 
+def test_what_nobody_answers_is_answered_with_nothing():
+    widget = tv.explore({"a": 1})
+    assert answer(widget, "whole") == answer(widget, "whole", 1) == answer(widget, "detail") == []
+
+
 def test_statistics_that_the_page_has_are_not_sent_again():
     tree = {"a": jnp.ones(3)}
     assert "numbers" in [section["kind"] for section in answer(tv.explore(tree), "detail", 1)]

@@ -85,7 +85,9 @@ class Explored:
           numbers: The row first.
           is_cancelled: Whether the page has lost its interest; it may hear of that late, or not at all.
         """
-        row = numbers[0] if numbers else 0
+        if operation not in ("detail", "slice", "statistics", "holders") or not numbers:
+            return {"sections": []}, []
+        row = numbers[0]
         facts = self.view.table[row].facts
         budget = Budget(is_cancelled)
         # Lists, tuples and dicts have to be looked for, and there is nothing to say of one but who holds it.

@@ -251,10 +251,18 @@ def test_an_answer_that_comes_late_or_twice_changes_nothing(explore):
 
 def test_while_python_is_busy_the_reader_is_told(explore):
     kernel = explore(tree())
+    kernel.page.evaluate(
+        """() => {
+            window.said = [];
+            const { detail_place } = fake.views[0];
+            const listen = () => said.push(detail_place.querySelector('.drill')?.textContent);
+            new MutationObserver(listen).observe(detail_place, { childList: true, subtree: true, characterData: true });
+        }"""
+    )
     row(kernel.page, "weights").click()
     drill = kernel.page.locator(".drill")
-    drill.get_by_text("asking Python…").wait_for()
     drill.get_by_text("no answer from Python: it is busy, or gone").wait_for()
+    assert kernel.page.evaluate("said.includes('asking Python…')")
     kernel.rest()
     drill.get_by_text("rms").wait_for()
     assert "no answer" not in drill.inner_text()
