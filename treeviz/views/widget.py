@@ -210,6 +210,7 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
         layout.close()
         source.close()
         self.unobserve_all()
+        self._msg_callbacks.callbacks.clear()
         self._packed = self._changes = b""
 
     @property
@@ -294,7 +295,7 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
         """What came over the comm, if it is what our page sends."""
         try:
             data = msg["content"]["data"]
-            method = data["method"]
+            method, _ = data["method"], msg["buffers"]
             is_ours = method == "request_state" or (
                 isinstance(data["state"], dict) and not data.get("buffer_paths")
                 if method == "update"
@@ -309,7 +310,7 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
         """What the page changed. It may change these four, and only to what they can be."""
-        kept = {name: sync_data[name] for name in _FROM_THE_PAGE if _is_small(sync_data.get(name))}
+        kept = {name: sync_data[name] for name in _FROM_THE_PAGE if _is_small(name, sync_data.get(name))}
         for name in sync_data:
             if name not in kept and (name not in self.keys or getattr(self, name) != sync_data[name]):
                 self._log(f"dropped from the page: a value for {str(name)[:50]!r}")
@@ -415,9 +416,10 @@ def _open_paths(view: TreeView) -> list[str]:
     return [path_name(view.table, row) for row in first_open(view.table, view.depth, MOST_EXPANDED)]
 
 
-def _is_small(value: Any) -> bool:
-    if isinstance(value, str):
-        return len(value) <= LONGEST_TEXT
+def _is_small(name: str, value: Any) -> bool:
+    """Whether the page may set a trait to something of this kind and size."""
+    if name in ("query", "value"):
+        return isinstance(value, str) and len(value) <= LONGEST_TEXT
     if isinstance(value, list) and len(value) <= MOST_SELECTED:
         return sum(len(part) if isinstance(part, str) else 1 for part in value) <= 10 * LONGEST_TEXT
     return False
