@@ -9,7 +9,7 @@ from treeviz.tree.functions import is_function
 from treeviz.tree.opaque import contents
 from treeviz.tree.quote import array_text, guarded, value_text, visible
 
-MOST_LINES = 120
+MOST_LINES = 60
 _MOST_DEPTH = 4
 _MOST_OF_ONE = 24
 

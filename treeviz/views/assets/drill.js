@@ -105,7 +105,7 @@ class Part {
   offer(sizes) {
     const { shape, axes } = this;
     const sliders = shape.flatMap((size, axis) => (size > sizes[axis] ? [this.slider(axis, size - sizes[axis])] : []));
-    const selects = shape.length > 2 ? [h("label", {}, h("span", {}, "shown"), this.select("rows", 0), " × ", this.select("columns", 1))] : [];
+    const selects = shape.length > 2 ? [h("div", { class: "axes" }, this.select("rows", 0), "×", this.select("columns", 1))] : [];
     this.choices.replaceChildren(...selects, ...sliders);
   }
 
