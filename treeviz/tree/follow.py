@@ -30,21 +30,33 @@ def follow(tree: Any, path: Iterable[Any]) -> Any:
 
 
 def _step(node: Any, key: Any) -> Any:
-    if isinstance(key, DictKey):
+    if isinstance(key, DictKey) and isinstance(node, dict):
         return node[key.key]
-    if isinstance(key, SequenceKey):
+    if isinstance(key, SequenceKey) and isinstance(node, list | tuple):
         return node[key.idx]
-    if isinstance(key, GetAttrKey):
-        return getattr(node, key.name)
     if isinstance(key, FlattenedIndexKey):
         return child(node, key.key)
-    return next(below for (own,), below in one_level(node)[0] if own == key)
+    # What a class calls its children need not be how Python gets at them.
+    for path, below in one_level(node)[0]:
+        if path and _is_same(path[0], key):
+            return below
+    if isinstance(key, GetAttrKey):
+        return getattr(node, key.name)
+    return node[key.key if isinstance(key, DictKey) else key.idx]
+
+
+def _is_same(own: Any, key: Any) -> bool:
+    """A key of somebody's own class may have no notion of being equal: JAX writes its `str`."""
+    return type(own) is type(key) and bool(own == key or str(own) == str(key))
 
 
 def keys_to(node: Any, position: int, is_wanted: Callable[[Any], bool]) -> tuple:
     """The keys from a living node to what is shown as its child at `position`, through a box that holds it alone."""
     pairs, _ = one_level(node)
-    path, found = next(((path, below) for path, below in pairs if is_wanted(below)), pairs[position])
+    # Two children may be one object; where some are not shown positions are others.
+    path, found = next(
+        (pair for pair in (*pairs[position : position + 1], *pairs) if is_wanted(pair[1])), pairs[position]
+    )
     first = keys = tuple(path)
     while not is_wanted(found):
         pairs, data = one_level(found)
