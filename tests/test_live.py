@@ -19,6 +19,7 @@ from live_runs import PATHS, Run
 import treeviz as tv
 from treeviz.analysis.history_track import Track
 from treeviz.analysis.live import SHARE
+from treeviz.live import LivePanel
 
 pytest.importorskip("anywidget")
 
@@ -210,6 +211,7 @@ def test_real_records_arrive_from_several_threads():
     for thread in threads:
         thread.join()
     panel = widget._source
+    assert isinstance(panel, LivePanel)
     panel.settle()
     assert len(inspector.history) == 600
     assert "600 steps" in repr(widget)
@@ -226,7 +228,7 @@ def test_a_finding_that_stops_a_run_is_not_lost_in_a_thread_that_only_looks():
     thread = threading.Thread(target=recorder.read_what_is_ready)
     thread.start()
     thread.join()
-    assert len(recorder) == 0 and len(recorder.history) == 1
+    assert len(recorder) == 0 and recorder.history is not None and len(recorder.history) == 1
     inspector.record(step(1.0))
     with pytest.raises(tv.StopTraining):
         inspector.flush()

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import treeviz as tv
+from treeviz.live import LivePanel
 
 STEP_S = 0.01
 N_STEPS = 300
@@ -30,6 +31,7 @@ def loop(n_leaves: int, *, with_panel: bool, n_steps: int = N_STEPS, step_s: flo
     spent = [0.0]
     if widget is not None:
         panel = widget._source
+        assert isinstance(panel, LivePanel)
         tell = panel._tell
 
         def timed() -> None:
@@ -37,7 +39,7 @@ def loop(n_leaves: int, *, with_panel: bool, n_steps: int = N_STEPS, step_s: flo
             tell()
             spent[0] += time.thread_time() - before
 
-        panel._tell = timed
+        setattr(panel, "_tell", timed)  # noqa: B010
     began = time.perf_counter()
     for i in range(n_steps):
         until = time.perf_counter() + step_s

@@ -326,12 +326,20 @@ def test_the_picture_is_saved_as_a_file(live, tmp_path):
     assert image[:8] == b"\x89PNG\r\n\x1a\n" and width > area["width"] and height > area["height"]
 
 
-def test_a_row_that_is_clicked_while_it_runs_is_heard_and_asks_nothing(live):
+def test_a_row_that_is_clicked_is_heard_in_python_and_if_that_is_later_the_panel_says_so(live):
     run, kernel = live(steps=50)
     page = drawn(kernel)
     row(page, "b").first.click()
+    page.locator(".notice", has_text="Python hears of this when the cell has run").wait_for()
+    assert page.locator("svg.chart").count() == 2, "what is shown needs no answer"
     kernel.until(lambda: run.widget.value == PATHS[0])
-    assert not [m for m in kernel.sent[0] if m["method"] == "custom"]
+    page = drawn(kernel)
+    assert page.locator(".notice").inner_text() == ""
+    version = run.widget._version
+    row(page, "w").first.click()
+    kernel.until(lambda: run.widget.value == PATHS[1])
+    drawn(kernel)
+    assert run.widget._version == version, "nothing was sent anew"
 
 
 def test_a_million_steps_fit(live):

@@ -1,4 +1,4 @@
-"""The live panel in a real JupyterLab: loops that block, threads, tasks, what ends them, and what stays in the notebook."""
+"""The live panel in a real JupyterLab: loops that block, threads, tasks, what ends them, and what stays."""
 
 from __future__ import annotations
 
@@ -136,9 +136,10 @@ def start_all_cells(page) -> None:
 
 
 def is_busy(page) -> bool:
-    """Whether a cell runs. The kernel's status is no help: it says that it is idle when a message was answered."""
+    """Whether a cell runs. The kernel's status is no help: it is idle whenever a message was answered."""
     return page.evaluate(
-        "() => window.jupyterapp.shell.currentWidget.content.widgets.some((cell) => cell.model.executionState === 'running')"
+        """() => window.jupyterapp.shell.currentWidget.content.widgets
+            .some((cell) => cell.model.executionState === 'running')"""
     )
 
 
@@ -149,7 +150,9 @@ def state(page, number: int = 0):
 def step(page, number: int = 0) -> int:
     """The step that a panel says it is at."""
     words = page.locator(".live .words").nth(number).inner_text()
-    return int(re.search(r"step ([\d,]+)", words)[1].replace(",", ""))
+    found = re.search(r"step ([\d,]+)", words)
+    assert found, words
+    return int(found[1].replace(",", ""))
 
 
 def wait_until_running(page) -> None:
@@ -162,7 +165,8 @@ def wait_until_idle(page) -> None:
     page.wait_for_function(
         """() => {
             const notebook = window.jupyterapp.shell.currentWidget;
-            const cells = notebook.content.widgets.filter((cell) => cell.model.type === 'code' && cell.model.sharedModel.source);
+            const cells = notebook.content.widgets
+                .filter((cell) => cell.model.type === 'code' && cell.model.sharedModel.source);
             return cells.every((cell) => cell.model.executionCount != null && cell.model.executionState !== 'running');
         }""",
         timeout=1000 * PATIENCE_S,
@@ -195,9 +199,10 @@ def test_a_loop_that_blocks_the_kernel_is_seen_and_its_end_is_kept(lab, open_in,
     assert page.locator(".pin").count() == 1
     page.get_by_role("button", name="pause").click()
     page.get_by_role("button", name="go on").click()
-    assert "nonfinite" in page.get_by_role("treeitem").first.get_attribute("aria-label") or page.get_by_text(
-        re.compile(r"findings \(\d")
-    ).count()
+    assert (
+        "nonfinite" in page.get_by_role("treeitem").first.get_attribute("aria-label")
+        or page.get_by_text(re.compile(r"findings \(\d")).count()
+    )
     settled(page)
     page.screenshot(path=shots / "live-running.png")
     set_theme(page, "JupyterLab Dark")
@@ -248,6 +253,7 @@ def test_two_views_of_a_run_in_a_thread_agree_and_a_page_that_comes_anew_gets_al
     page.locator(".live[data-state=still]").nth(1).wait_for(timeout=TIMEOUT_MS)
     settled(page)
     assert step(page, 0) == step(page, 1) > 0
-    first = [host.locator(".axis span").first.inner_text() for host in page.locator(".treeviz[data-treeviz-widget]").all()]
+    hosts = page.locator(".treeviz[data-treeviz-widget]").all()
+    first = [host.locator(".axis span").first.inner_text() for host in hosts]
     assert first == ["0", "0"], "what came before the page did is there"
     page.screenshot(path=shots / "live-thread.png")

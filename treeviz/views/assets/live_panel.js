@@ -16,7 +16,8 @@ const PIN_WIDTH = 150;
 const PIN_LABEL = 28; // characters
 const SORT_MS = 2000;
 const BUSY_MS = 2000;
-const NO_ANSWER = "the kernel is busy";
+const ALL_LATER = "the kernel is busy: earlier steps come when the cell has run";
+const HEARD_LATER = "the kernel is busy: Python hears of this when the cell has run";
 
 export class LivePanel {
   /** @param {View} view @param {Live} live @param {import("./requests.js").Requests} requests @param {LivePanel | null} before of the view that this one replaces @param {Int32Array | null} rows where its rows are now */
@@ -31,6 +32,7 @@ export class LivePanel {
     this.frame = 0;
     this.sorted_at = 0;
     this.is_asking = false;
+    this.is_shown = false;
     /** What the view shows while the store goes on. */
     this.growing = this.history?.all ?? [];
     this.#build();
@@ -41,9 +43,18 @@ export class LivePanel {
       live.listeners.delete(heard);
       cancelAnimationFrame(this.frame);
     });
+    requests.is_silent = true;
     const { on_paint } = view.grid;
-    view.grid.on_paint = () => (on_paint(), this.#show_pins());
+    let chosen = view.selected;
+    view.grid.on_paint = () => {
+      on_paint();
+      this.#show_pins();
+      if (chosen === view.selected) return;
+      chosen = view.selected;
+      if (live.status.state === "running" && this.is_shown) this.#ask([0], HEARD_LATER);
+    };
     this.show();
+    requestAnimationFrame(() => (this.is_shown = true));
   }
 
   #build() {
@@ -73,17 +84,17 @@ export class LivePanel {
       this.show();
       if (this.history && !this.paused && this.live.series.length) this.draw();
     });
-    if (this.live.gap !== null && !this.is_asking) this.#ask_for_all();
+    if (this.live.gap !== null) this.#ask([], ALL_LATER);
   }
 
-  /** What did not reach this page is asked for. Python may hear of that only when the cell has run. */
-  async #ask_for_all() {
+  /** Ask Python for what did not reach this page; with a number only whether it listens. @param {number[]} numbers @param {string} busy what is said when no answer comes */
+  async #ask(numbers, busy) {
+    if (this.is_asking) return;
     this.is_asking = true;
-    const tell = (text) => (this.notice.textContent = text);
-    const timer = setTimeout(() => tell(`earlier steps are not here yet: ${NO_ANSWER}, they come when the cell has run`), BUSY_MS);
-    await this.requests.ask("whole", []);
+    const timer = setTimeout(() => set_text(this.notice, busy), BUSY_MS);
+    await this.requests.ask("whole", numbers);
     clearTimeout(timer);
-    tell("");
+    set_text(this.notice, "");
     this.is_asking = false;
   }
 

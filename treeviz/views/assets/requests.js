@@ -18,6 +18,8 @@ export class Requests {
     this.view = view;
     this.signal = signal;
     this.version = model.get("_version");
+    /** Somebody else says that no answer comes. */
+    this.is_silent = false;
     this.n = Math.floor(Math.random() * 2 ** 31);
     /** @type {Map<string, any>} */
     this.under_way = new Map();
@@ -50,7 +52,7 @@ export class Requests {
   #send(request) {
     request.id = ++this.n;
     this.under_way.set(request.operation, request);
-    request.timer = setTimeout(() => this.view.complain("no answer from the kernel: it is busy, or gone"), PATIENCE_MS);
+    request.timer = setTimeout(() => this.is_silent || this.view.complain("no answer from the kernel: it is busy, or gone"), PATIENCE_MS);
     this.#post({ op: request.operation, id: request.id, numbers: request.numbers });
   }
 
