@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, tree_flatten_with_path
 
 from treeviz.tree.keys import Key
 from treeviz.tree.level import child, one_level
@@ -67,6 +67,12 @@ def keys_to(node: Any, position: int, is_wanted: Callable[[Any], bool]) -> tuple
     return keys
 
 
+def dict_key(key: Any) -> DictKey:
+    """What JAX makes of a dict's key."""
+    # DictKey(None) is a TypeError with jaxlib 0.4.36, though JAX has such keys.
+    return DictKey(key) if key is not None else tree_flatten_with_path({None: 0})[0][0][0][0]
+
+
 def key_as_said(key: Key, position: int) -> Any:
     """The key that a text speaks of, for a node that is not there any more."""
     text = key.keystr
@@ -76,4 +82,4 @@ def key_as_said(key: Key, position: int) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return FlattenedIndexKey(position)
-    return DictKey(value[0]) if isinstance(value, list) and len(value) == 1 else FlattenedIndexKey(position)
+    return dict_key(value[0]) if isinstance(value, list) and len(value) == 1 else FlattenedIndexKey(position)

@@ -8,9 +8,9 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+from jax.tree_util import GetAttrKey, SequenceKey
 
-from treeviz.tree.follow import key_as_said, keys_to
+from treeviz.tree.follow import dict_key, key_as_said, keys_to
 from treeviz.tree.level import one_level
 from treeviz.tree.quote import guarded, mro
 from treeviz.tree.table import TreeTable
@@ -104,7 +104,7 @@ class HeldTree:
             if record.is_sequence:
                 return (SequenceKey(position),)
             if position < len(record.keys):
-                return (DictKey(record.keys_in_order[position]),)
+                return (dict_key(record.keys_in_order[position]),)
             if record.fields is not None:
                 return (GetAttrKey(record.fields[position]),)
         if node is not None:
