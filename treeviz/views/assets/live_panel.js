@@ -206,7 +206,7 @@ export class LivePanel {
     const { series, scale, colours } = history;
     const row = +element.dataset.row;
     const [, canvas, value] = element.children;
-    set_text(value, series.n ? series.text(row, series.n - 1).replace(/, about.*/, "") : "");
+    set_text(value, series.n ? series.text(row, series.n - 1).replace(/(, about | \().*/, "") : "");
     const [width, height] = [Math.round(PIN_WIDTH * scale), Math.round(ROW_HEIGHT * scale)];
     if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
     const paper = canvas.getContext("2d");
