@@ -1,0 +1,107 @@
+"""Servers on loopback that a test starts: what they write lands in one folder, and they end with their test."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+PATIENCE_S = 180  # for a server, a kernel, a notebook: the machine may be slow, and busy
+
+# A test run that is killed leaves no server behind (Linux: PR_SET_PDEATHSIG is 1). Not by `preexec_fn`, since that
+# forks, of which JAX warns.
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+_PLACES = {
+    "JUPYTER_CONFIG_DIR": "config",
+    "JUPYTER_DATA_DIR": "data",
+    "JUPYTER_RUNTIME_DIR": "runtime",
+    "JUPYTERLAB_SETTINGS_DIR": "settings",
+    "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+    "IPYTHONDIR": "ipython",
+    "XDG_CONFIG_HOME": "config",
+    "XDG_STATE_HOME": "state",
+}
+_NOT_INHERITED = ("JUPYTER", "IPYTHON", "MARIMO", "XLA_FLAGS")
+
+
+def environment_in(folder: Path) -> dict[str, str]:
+    """This process's environment, but for what would lead a Jupyter elsewhere than into the folder."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+    return kept | {name: str(folder / place) for name, place in _PLACES.items()}
+
+
+class Server:
+    """A module of Python's that serves on loopback, as a context.
+
+    Args:
+      arguments: Of the module; "{port}" and "{token}" stand for those of this server.
+      ready: What is there as soon as the server is, below its address.
+      stop: The signal at which it ends in good order.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        ready: str = "",
+        stop: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._module, self._ready, self._stop = folder, module, ready, stop
+        self.token = secrets.token_hex(8)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._arguments = [argument.format(port=self.port, token=self.token) for argument in arguments]
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def __enter__(self):
+        log = self._folder / "server.log"
+        command = [sys.executable, "-c", DIE_WITH_PARENT, "-m", self._module, *self._arguments]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, env=environment_in(self._folder), stdout=output, stderr=subprocess.STDOUT, cwd=self._folder
+            )
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until and self._process.poll() is None:
+            try:
+                self.fetch(self._ready)
+                return self
+            except OSError:
+                time.sleep(0.2)
+        self._process.kill()
+        self._process.wait()
+        raise RuntimeError(f"{self._module} did not start:\n{log.read_text(errors='replace')[-3000:]}")
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(self._stop)
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def fetch(self, path: str, method: str = "GET") -> bytes:
+        request = urllib.request.Request(
+            self.address + path, method=method, headers={"Authorization": f"token {self.token}"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read()

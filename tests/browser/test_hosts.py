@@ -1,0 +1,177 @@
+"""The explorer in other hosts than JupyterLab: Notebook 7, Voilà, marimo, and a page that nbconvert made."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from browser.conftest import Watch, new_context
+from browser.driving import settled
+from browser.jupyter import PATIENCE_S, Lab, errors_in_cells, open_notebook, run_all_cells
+from browser.server import Server
+
+pytest.importorskip("anywidget")
+
+# Notebook 7.6 looks for settings of its own that are not there, also in an empty notebook; Voilà 0.5 for an extension.
+NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status|lab-extension|reading 'schema'")
+# What their templates ask the network for; it is not let through.
+OF_THE_TEMPLATE = re.compile(r"https://(cdn\.jsdelivr\.net/npm/@fortawesome|cdnjs\.cloudflare\.com/ajax/libs)/")
+DEMO = Path(__file__).parents[2] / "demos" / "03_explore.ipynb"
+
+SETUP = """
+import jax.numpy as jnp
+import treeviz as tv
+layers = [{"w": jnp.ones((3, 4)), "b": jnp.zeros(4)} for _ in range(3)]
+params = {"layers": layers, "embed": jnp.ones((10, 4))}
+"""
+EXPLORE = """
+import ipywidgets
+widget = tv.explore(params, name="params")
+heard = ipywidgets.Label("heard nothing")
+def hear(change):
+    (thing,) = widget.selected
+    heard.value = f"heard {change.new}: {thing is params['embed']}"
+widget.observe(hear, "value")
+display(widget, heard)
+"""
+IN_MARIMO = f"""
+import marimo
+app = marimo.App()
+
+@app.cell
+def _():
+    import marimo as mo
+    {SETUP.strip().replace(chr(10), chr(10) + "    ")}
+    return mo, params, tv
+
+@app.cell
+def _(mo, params, tv):
+    widget = mo.ui.anywidget(tv.explore(params, name="params"))
+    widget
+    return (widget,)
+
+@app.cell
+def _(mo, params, widget):
+    is_it = [node is params["embed"] for node in widget.selected]
+    mo.plain_text(f"heard {{widget.value['value'] or 'nothing'}}: {{is_it}}")
+    return
+"""
+
+
+@pytest.fixture
+def open_window(chromium):
+    """A new page; at the end nothing may have gone wrong there, nor been asked of the network by anything of ours."""
+    opened = []
+
+    def open_page():
+        context = new_context(chromium, viewport={"width": 1280, "height": 1000}, reduced_motion="reduce")
+        context.set_default_timeout(1000 * PATIENCE_S)
+        opened.append((context, Watch(context)))
+        return context.new_page()
+
+    yield open_page
+    for context, watch in opened:
+        context.close()
+        troubles = [trouble for trouble in watch.troubles if not NOT_OURS.search(trouble)]
+        assert [trouble for trouble in troubles if not OF_THE_TEMPLATE.search(trouble)] == []
+
+
+def write_notebook(file: Path, *cells: str) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.v4.new_notebook()
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    nbformat.write(notebook, file)
+
+
+def check_explorer(page, heard: str) -> None:
+    """It is a widget, it searches, and Python hears which row is clicked, and has the very array of it."""
+    explorer = page.locator("[data-treeviz-widget]")
+    rows = explorer.get_by_role("tree").get_by_role("treeitem")
+    rows.first.wait_for()
+    settled(page)
+    search = explorer.get_by_role("searchbox")
+    search.fill("embed")
+    explorer.get_by_text("1 of 1 match").wait_for()
+    search.fill("")
+    settled(page)
+    page.get_by_text(re.compile(r"^heard nothing")).wait_for()
+    explorer.get_by_role("treeitem", name="embed").click()
+    page.get_by_text(heard, exact=True).wait_for()
+    explorer.get_by_text("params['embed']", exact=True).first.wait_for()
+
+
+def test_notebook_7_hears_what_is_clicked(open_window, tmp_path, shots):
+    pytest.importorskip("notebook")
+    with Lab(tmp_path / "server", "notebook") as notebook:
+        write_notebook(notebook.root / "explore.ipynb", SETUP, EXPLORE, "tv.render(params)")
+        page = open_window()
+        open_notebook(page, notebook, "explore.ipynb")
+        run_all_cells(page)
+        assert errors_in_cells(page) == []
+        check_explorer(page, "heard ['embed']: True")
+        page.get_by_role("tree").nth(1).wait_for()
+        page.screenshot(path=shots / "hosts-notebook.png")
+        page.close()
+
+
+def test_voila_hears_what_is_clicked(open_window, tmp_path, shots):
+    pytest.importorskip("voila")
+    file = tmp_path / "explore.ipynb"
+    write_notebook(file, SETUP, EXPLORE, "tv.render(params)")
+    arguments = [str(file), "--no-browser", "--port={port}", "--port_retries=0", "--Voila.ip=127.0.0.1"]
+    # It ends its kernels when it is interrupted, and not when it is terminated.
+    with Server(tmp_path, "voila", arguments, ready="voila/static/voila.js", stop=signal.SIGINT) as voila:
+        page = open_window()
+        page.goto(voila.address)
+        check_explorer(page, "heard ['embed']: True")
+        page.get_by_role("tree").nth(1).wait_for()
+        page.screenshot(path=shots / "hosts-voila.png")
+        page.close()
+
+
+# A locator does not look into frames: what it finds is in the page itself.
+@pytest.mark.parametrize("command", ["run", "edit"])
+def test_marimo_shows_it_inline_and_runs_the_cells_that_depend_on_it(open_window, tmp_path, shots, command):
+    pytest.importorskip("marimo")
+    file = tmp_path / "explore.py"
+    file.write_text(IN_MARIMO)
+    arguments = ["--quiet", command, str(file), "--headless", "--no-token", "--host", "127.0.0.1", "--port", "{port}"]
+    if command == "edit":
+        arguments.append("--skip-update-check")
+        (tmp_path / "config" / "marimo").mkdir(parents=True)
+        (tmp_path / "config" / "marimo" / "marimo.toml").write_text("[runtime]\nauto_instantiate = true\n")
+    with Server(tmp_path, "marimo", arguments, ready="health") as marimo:
+        page = open_window()
+        page.goto(marimo.address)
+        check_explorer(page, "heard ['embed']: [True]")
+        page.screenshot(path=shots / f"hosts-marimo-{command}.png")
+        page.close()
+
+
+@pytest.mark.filterwarnings("default")  # of the kernel's client, not ours
+def test_the_page_that_nbconvert_makes_of_the_demo_is_read_and_searched_offline(open_window, tmp_path, shots):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    exporters = pytest.importorskip("nbconvert.exporters")
+    for library in ("equinox", "optax"):
+        pytest.importorskip(library)
+    notebook = nbformat.read(DEMO, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", store_widget_state=False).execute()
+    html, _ = exporters.HTMLExporter().from_notebook_node(notebook)
+    file = tmp_path / "explore.html"
+    file.write_text(html, encoding="utf-8")
+    page = open_window()
+    page.goto(file.as_uri())
+    tree = page.get_by_role("tree")
+    tree.wait_for()
+    settled(page)
+    tree.get_by_role("treeitem", name="embed").first.wait_for()
+    search = page.get_by_role("searchbox")
+    search.fill("attention output_proj weight")
+    page.get_by_text("1 of 2 matches").wait_for()
+    settled(page)
+    tree.get_by_role("treeitem", name="weight").first.click()
+    page.get_by_text("model.blocks[0].attention.output_proj.weight").first.wait_for()
+    page.screenshot(path=shots / "hosts-nbconvert.png")
