@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from browser.server import GOODBYE_S, Server
 from browser.server import PATIENCE_S as PATIENCE_S
-from browser.server import Server
 
 SETTINGS = {
     # neither the news nor the update check finds a network, and both cover the page
@@ -55,7 +55,7 @@ class Lab(Server):
     def __exit__(self, *error: object) -> None:
         with contextlib.suppress(OSError):
             for kernel in self._ask("kernels"):
-                self._ask(f"kernels/{kernel['id']}", "DELETE")
+                self.fetch(f"api/kernels/{kernel['id']}", "DELETE", GOODBYE_S)
         super().__exit__(*error)
 
     def url(self, notebook: str) -> str:

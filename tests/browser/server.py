@@ -15,6 +15,8 @@ from pathlib import Path
 
 PATIENCE_S = 180  # for a server, a kernel, a notebook: the machine may be slow, and busy
 
+GOODBYE_S = 15  # for a server to end in good order: one whose kernel is only just starting may wait for ever
+
 # A test run that is killed leaves no server behind (Linux: PR_SET_PDEATHSIG is 1). Not by `preexec_fn`, since that
 # forks, of which JAX warns.
 DIE_WITH_PARENT = """
@@ -94,14 +96,14 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self._process.send_signal(self._stop)
         try:
-            self._process.wait(60)
+            self._process.wait(GOODBYE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def fetch(self, path: str, method: str = "GET") -> bytes:
+    def fetch(self, path: str, method: str = "GET", timeout_s: float = 60) -> bytes:
         request = urllib.request.Request(
             self.address + path, method=method, headers={"Authorization": f"token {self.token}"}
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return answer.read()
