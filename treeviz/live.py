@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import logging
 import threading
@@ -12,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
-
 from treeviz.analysis.findings import Finding, findings
 from treeviz.analysis.gradient_columns import gradient_columns
 from treeviz.analysis.gradient_series import gradient_series, table_of_source
@@ -21,6 +18,7 @@ from treeviz.analysis.history import History
 from treeviz.analysis.live import SHARE, News, Throttle, main_source
 from treeviz.analysis.recorder import Recorder
 from treeviz.analysis.sizes import headline, size_columns
+from treeviz.tree.follow import key_written
 from treeviz.tree.from_paths import table_of_paths
 from treeviz.tree.table import TreeTable
 from treeviz.views.notebook import shell_of_notebook
@@ -343,7 +341,7 @@ class LivePanel:
         return [{name: table[row][name] for name in table.columns} for row in rows]
 
     def paths(self, rows: Sequence[int]) -> list[tuple]:
-        return [tuple(_entry(key.keystr) for key in self.view.table.path(row)) for row in rows]
+        return [tuple(key_written(key.keystr) for key in self.view.table.path(row)) for row in rows]
 
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
@@ -384,19 +382,6 @@ def _tick_on(tick: weakref.WeakMethod, woken: threading.Event) -> None:
             return
         wait_s = do()
         del do
-
-
-def _entry(keystr: str) -> Any:
-    """The key that JAX writes like this, as far as it can be told."""
-    if keystr.startswith("."):
-        return GetAttrKey(keystr[1:])
-    if keystr.startswith("[<flat index "):
-        return FlattenedIndexKey(int(keystr[len("[<flat index ") : -2]))
-    try:
-        key = ast.literal_eval(keystr[1:-1])
-    except (ValueError, SyntaxError):  # a key of somebody's own
-        return keystr
-    return SequenceKey(key) if type(key) is int else DictKey(key)
 
 
 def _waiting_view(name: str) -> TreeView:

@@ -83,3 +83,16 @@ def key_as_said(key: Key, position: int) -> Any:
     except (ValueError, SyntaxError):
         return FlattenedIndexKey(position)
     return dict_key(value[0]) if isinstance(value, list) and len(value) == 1 else FlattenedIndexKey(position)
+
+
+def key_written(keystr: str) -> Any:
+    """The key that `jax.tree_util.keystr` writes like this, as far as it can be told; else the text itself."""
+    if keystr.startswith("."):
+        return GetAttrKey(keystr[1:])
+    if keystr.startswith("[<flat index "):
+        return FlattenedIndexKey(int(keystr[len("[<flat index ") : -2]))
+    try:
+        key = ast.literal_eval(keystr[1:-1])
+    except (ValueError, SyntaxError):  # a key of somebody's own
+        return keystr
+    return SequenceKey(key) if type(key) is int else DictKey(key)
