@@ -369,6 +369,43 @@ def test_a_kernel_that_is_gone_takes_nothing_but_itself(explore):
     assert labels(page).count("w") == 3
 
 
+def test_the_module_that_travels_begins_at_once_and_is_unpacked_once_for_all_explorers(open_page):
+    widgets = [tv.explore({f"leaf{i}": i}) for i in range(4)]
+    page = open_page(PAGE)
+    kernel = FakeKernel(page, *widgets)
+    page.evaluate(
+        """async (esm) => {
+            const import_module = async () => {
+              const url = URL.createObjectURL(new Blob([esm], { type: 'text/javascript' }));
+              return (await import(url)).default;
+            };
+            window.urls = 0;
+            const modules = [await import_module()];
+            const { createObjectURL } = URL;
+            URL.createObjectURL = (blob) => (urls++, createObjectURL(blob));
+            for (let i = 0; i < 3; i++) modules.push(await import_module());
+            const ends = modules.map((module, i) => module.initialize({ model: fake.models[i] }));
+            // This one is closed before it is there.
+            ends.pop()();
+            const renders = modules.map((module, i) => {
+              const el = document.createElement('div');
+              document.body.append(el);
+              return module.render({ model: fake.models[i], el });
+            });
+            window.unmounts = await Promise.all(renders);
+        }""",
+        widgets[0]._esm,
+    )
+    page.wait_for_function("() => document.querySelectorAll('.treeviz').length === 4")
+    for i in range(4):
+        page.get_by_role("treeitem", name=f"leaf{i}").wait_for()
+    assert page.evaluate("() => urls") == 3, "one for each module that travels, and none for what it unpacks"
+    page.get_by_role("treeitem", name="leaf2").click()
+    kernel.until(lambda: widgets[2].value == "['leaf2']")
+    page.evaluate("() => unmounts.forEach((unmount) => unmount())")
+    assert page.locator(".treeviz").count() == 0
+
+
 def test_twenty_explorers_on_a_page_are_twenty(open_page):
     trees = [{f"leaf{i}": np.zeros(i + 1)} for i in range(20)]
     widgets = [tv.explore(tree) for tree in trees]

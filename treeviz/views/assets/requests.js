@@ -57,7 +57,11 @@ export class Requests {
   }
 
   #post(message) {
-    this.view.try_to("ask Python", () => this.model.send({ ...message, version: this.version }));
+    try {
+      this.model.send({ ...message, version: this.version });
+    } catch (error) {
+      this.view.complain(`Python does not hear this: its kernel was restarted, or is gone (${/** @type {Error} */ (error).message})`);
+    }
   }
 
   /** @param {any} content @param {DataView[]} buffers */
