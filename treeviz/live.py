@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from treeviz.analysis.gradient_columns import gradient_columns
 from treeviz.analysis.gradient_series import gradient_series, table_of_source
 from treeviz.analysis.history import History
 from treeviz.analysis.live import SHARE, News, Throttle, main_source
+from treeviz.analysis.progress import Progress
 from treeviz.analysis.recorder import Recorder
 from treeviz.analysis.sizes import headline, size_columns
 from treeviz.tree.follow import key_written
@@ -33,7 +33,6 @@ QUIET_S = 0.5  # after the last measurement what was not told yet is told
 AT_REST_S = 5.0  # and then the whole picture is made
 MOST_FINDINGS = 50
 _FINDINGS_SHARE = 0.005  # of the time
-_RATE_S = 10.0  # over which the speed is measured
 _logger = logging.getLogger("treeviz")
 
 
@@ -63,17 +62,12 @@ class LivePanel:
         self._name = inspector.name
         self._reading = recorder.reading
         self._clock, self._cpu_clock = clock, cpu_clock
-        self._total = total
+        self._progress = Progress(total, clock=clock)
         self._throttle = Throttle(clock=clock)
         self._looking = Throttle(most_per_s=1, share=_FINDINGS_SHARE, clock=clock)
         self._news: News | None = None
         self._sequence = 0
         self._state, self._why = "waiting", ""
-        self._speed: deque[tuple[float, int]] = deque()
-        self._first_step: int | None = None
-        self._began = self._arrived = clock()
-        self._n_arrived = self._n_settled = 0
-        self._n_before = 0  # steps, when this run began
         self._n_bad = 0  # leaves
         self._settle_again = 0.0
         self._found: list[Finding] = []
@@ -94,7 +88,7 @@ class LivePanel:
         with self._reading:
             if recorder.history is not None:
                 self._show_whole("still")
-                self._n_before = recorder.history.tracks[main_source(recorder.history), "norm"].n_steps
+                self._progress.end(recorder.history.tracks[main_source(recorder.history), "norm"])
             self._widget = TreeWidget(self, self._status())
             recorder.listeners = (*recorder.listeners, self)
         shell = shell_of_notebook()
@@ -105,10 +99,7 @@ class LivePanel:
     # The recorder
 
     def arrived(self) -> bool:
-        self._arrived = self._clock()
-        if self._n_arrived == self._n_settled:
-            self._began = self._arrived
-        self._n_arrived += 1
+        self._progress.arrive()
         if threading.get_ident() == self._shell_thread:
             self._in_cell = True
         if self._ticker is None:
@@ -135,7 +126,7 @@ class LivePanel:
         columns = news.take(history)
         is_worse = False
         if columns is not None:
-            self._count(int(columns.until.max()))
+            self._progress.count(int(columns.until.max()))
             n_bad = int(columns.bad.any(axis=0).sum())
             is_worse, self._n_bad = n_bad > self._n_bad, max(n_bad, self._n_bad)
         has_new_findings = self._look_for_findings(history, now=is_worse)
@@ -150,16 +141,14 @@ class LivePanel:
     def _show_running(self, history: History) -> None:
         """The tree with what was measured until now, in which columns will be appended."""
         source = main_source(history)
-        steps = history.tracks[source, "norm"]
         if self._news is None or self._news.source != source:
             self._news = News(source)
         if self._state != "running":
+            self._progress.begin(history.tracks[source, "norm"])
             self._state, self._why = "running", ""
-            self._first_step = int(steps.newest(steps.n_steps - self._n_before).first.min())
-            self._speed.clear()
         self._look_for_findings(history, now=True)
         newest_step, newest = history.last(source)
-        self._count(newest_step)
+        self._progress.count(newest_step)
         table = table_of_source(history, source, self._name)
         of_table = gradient_columns(table, {source: {k: newest[k] for k in ("norm", "nonfinite") if k in newest}})
         table = table.with_columns(*size_columns(table), *of_table).with_headline(*headline(table))
@@ -204,35 +193,16 @@ class LivePanel:
             if f.source == source
         ][:MOST_FINDINGS]
 
-    # How it goes
-
-    def _count(self, newest: int) -> None:
-        now = self._arrived
-        self._speed.append((now, newest))
-        while len(self._speed) > 2 and now - self._speed[0][0] > _RATE_S:
-            self._speed.popleft()
-
     def _status(self) -> dict[str, Any]:
         """What the line above the tree says."""
-        recorder, is_running = self._recorder(), self._state == "running"
-        until = self._clock() if is_running else self._arrived
-        status: dict[str, Any] = {
+        recorder = self._recorder()
+        return {
             "sequence": self._sequence,
             "state": self._state,
             "why": self._why,
             "dropped": 0 if recorder is None else recorder.n_dropped,
-            "total": self._total,
-            "elapsed": round(until - self._began, 3),
+            **self._progress.numbers(is_running=self._state == "running"),
         }
-        if self._speed and self._first_step is not None:
-            (then, at_first), (now, newest) = self._speed[0], self._speed[-1]
-            if not is_running:
-                then, at_first, now = self._began, self._first_step - 1, until
-            status["step"] = newest
-            status["done"] = newest - self._first_step + 1
-            if now > then and newest > at_first:
-                status["rate"] = (newest - at_first) / (now - then)
-        return status
 
     # When nothing comes any more
 
@@ -249,10 +219,10 @@ class LivePanel:
 
     def _tick(self) -> float | None:
         """What is due now; in how many seconds to look again, or None: the thread may end."""
-        quiet_s = self._clock() - self._arrived
+        quiet_s = self._progress.quiet_s
         with self._reading:
             recorder = self._recorder()
-            if self._is_closed or recorder is None or self._n_arrived == self._n_settled:
+            if self._is_closed or recorder is None or self._progress.is_settled:
                 self._ticker = None
                 return None
             if quiet_s < QUIET_S:
@@ -271,7 +241,7 @@ class LivePanel:
     def _after_cell(self, *_: object) -> None:
         """A cell has run: what it measured is shown, and kept with the notebook."""
         is_in_cell, self._in_cell = self._in_cell, False
-        if self._n_arrived > self._n_settled and (is_in_cell or self._clock() >= self._settle_again):
+        if not self._progress.is_settled and (is_in_cell or self._clock() >= self._settle_again):
             self.settle()
 
     def settle(self, state: str = "still", why: str = "") -> None:
@@ -293,17 +263,18 @@ class LivePanel:
         widget, recorder = self._widget, self._recorder()
         if widget is None or recorder is None or recorder.history is None:
             return
-        n_arrived, before = self._n_arrived, self._cpu_clock()
+        n_arrived, before = self._progress.n_arrived, self._cpu_clock()
         history = recorder.history
         steps = history.tracks[main_source(history), "norm"]
         newest = steps.latest()
-        if newest is not None and steps.n_steps > self._n_before:
-            if self._first_step is None or self._state != "running":
-                self._first_step = int(steps.newest(steps.n_steps - self._n_before).first.min())
-            self._count(newest[0])
+        if newest is not None and self._progress.is_ahead(steps):
+            if self._state != "running":
+                self._progress.begin(steps)
+            self._progress.count(newest[0])
         self._show_whole(state, why)
         widget.renew_page()
-        self._n_settled, self._n_before, self._n_bad = n_arrived, steps.n_steps, 0
+        self._progress.end(steps, n_arrived)
+        self._n_bad = 0
         self._settle_again = self._clock() + (self._cpu_clock() - before) / SHARE
 
     def _try_to(self, what: str, do: Callable[[], None]) -> None:
