@@ -10,11 +10,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeviz.analysis.findings import Finding, findings
 from treeviz.analysis.gradient_columns import gradient_columns
 from treeviz.analysis.gradient_series import gradient_series, table_of_source
 from treeviz.analysis.history import History
-from treeviz.analysis.live import SHARE, News, Throttle, main_source
+from treeviz.analysis.live import SHARE, FindingNews, News, Throttle, main_source
 from treeviz.analysis.progress import Progress
 from treeviz.analysis.recorder import Recorder
 from treeviz.analysis.sizes import headline, size_columns
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 QUIET_S = 0.5  # after the last measurement what was not told yet is told
 AT_REST_S = 5.0  # and then the whole picture is made
-MOST_FINDINGS = 50
-_FINDINGS_SHARE = 0.005  # of the time
 _logger = logging.getLogger("treeviz")
 
 
@@ -64,14 +61,12 @@ class LivePanel:
         self._clock, self._cpu_clock = clock, cpu_clock
         self._progress = Progress(total, clock=clock)
         self._throttle = Throttle(clock=clock)
-        self._looking = Throttle(most_per_s=1, share=_FINDINGS_SHARE, clock=clock)
+        self._findings = FindingNews(inspector.name, clock=clock, cpu_clock=cpu_clock)
         self._news: News | None = None
         self._sequence = 0
         self._state, self._why = "waiting", ""
         self._n_bad = 0  # leaves
         self._settle_again = 0.0
-        self._found: list[Finding] = []
-        self._told: list[list] = []
         self._in_cell = False
         self._shell_thread = threading.get_ident()
         self._ticker: threading.Thread | None = None
@@ -135,7 +130,7 @@ class LivePanel:
         self._sequence += 1  # an interrupt from here on leaves a gap, and the page asks
         message = {"op": "append", "n": 0 if columns is None else len(columns.n), **self._status()}
         if has_new_findings:
-            message["findings"] = self._told
+            message["findings"] = self._findings.marks
         widget.tell(message, [] if columns is None else columns.buffers())
 
     def _show_running(self, history: History) -> None:
@@ -153,7 +148,7 @@ class LivePanel:
         of_table = gradient_columns(table, {source: {k: newest[k] for k in ("norm", "nonfinite") if k in newest}})
         table = table.with_columns(*size_columns(table), *of_table).with_headline(*headline(table))
         shown = [column for column in of_table if column.name.endswith("_norm")]
-        series = gradient_series(history, table, source, self._found)[:1]
+        series = gradient_series(history, table, source, self._findings.found)[:1]
         self._sequence += 1
         self._news.skip(history)
         self._show(TreeView(table, shown, series=series))
@@ -174,24 +169,7 @@ class LivePanel:
     def _look_for_findings(self, history: History, *, now: bool = False) -> bool:
         """Whether there are others than were told."""
         recorder = self._recorder()
-        if recorder is None or not (now or self._looking.is_due()):
-            return False
-        before = self._cpu_clock()
-        self._found = findings(history, thresholds=recorder.thresholds, forward=recorder.forward)
-        self._looking.spent(self._cpu_clock() - before)
-        told = self._marks(history)
-        is_news, self._told = told != self._told, told
-        return is_news
-
-    def _marks(self, history: History) -> list[list]:
-        """`[row, step, kind, text]` of each finding."""
-        source = main_source(history)
-        leaves = [i for i, is_leaf in enumerate(table_of_source(history, source, self._name).is_leaf) if is_leaf]
-        return [
-            [leaves[f.leaf] if f.leaf >= 0 else 0, f.first, f.kind, f"{f.sentence} {f.advice}"[:1000]]
-            for f in self._found
-            if f.source == source
-        ][:MOST_FINDINGS]
+        return recorder is not None and self._findings.look(history, recorder.thresholds, recorder.forward, now=now)
 
     def _status(self) -> dict[str, Any]:
         """What the line above the tree says."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from treeviz.analysis.findings import Finding, Thresholds, findings
+from treeviz.analysis.gradient_series import table_of_source
 from treeviz.analysis.history import History
 from treeviz.analysis.history_track import Series, Track
 
 MOST_PER_S = 8
 SHARE = 0.02  # of the time, for telling
 MOST_COLUMNS = 16  # that are told at once
+MOST_FINDINGS = 50
+_FINDINGS_SHARE = 0.005  # of the time
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -118,6 +122,48 @@ class News:
         start = np.searchsorted(counts.until, norms.first)
         stop = np.maximum(np.searchsorted(counts.first, norms.until, side="right"), start)
         return bad | (n_before[stop] > n_before[start])
+
+
+class FindingNews:
+    """What was found in a history, and whether it is something else than before.
+
+    It is looked for at most once a second and for at most a small share of the time, or when somebody has reason to.
+
+    Attributes:
+      found: What was found when it was looked for last.
+      marks: `[row, step, kind, text]` of those in the main source, the first of them.
+
+    Args:
+      name: Of the tree.
+      clock, cpu_clock: In seconds; the second one counts what this thread does.
+    """
+
+    def __init__(self, name: str, *, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
+        self.found: list[Finding] = []
+        self.marks: list[list] = []
+        self._name, self._cpu_clock = name, cpu_clock
+        self._throttle = Throttle(most_per_s=1, share=_FINDINGS_SHARE, clock=clock)
+
+    def look(
+        self, history: History, thresholds: Thresholds, forward: Mapping[str, tuple[str, ...]], *, now: bool = False
+    ) -> bool:
+        """Look for findings if it is time to, or now. Whether there are others than before."""
+        if not (now or self._throttle.is_due()):
+            return False
+        before, told = self._cpu_clock(), self.marks
+        self.found = findings(history, thresholds=thresholds, forward=forward)
+        self._throttle.spent(self._cpu_clock() - before)
+        self.marks = self._marks(history)
+        return self.marks != told
+
+    def _marks(self, history: History) -> list[list]:
+        source = main_source(history)
+        leaves = [i for i, is_leaf in enumerate(table_of_source(history, source, self._name).is_leaf) if is_leaf]
+        return [
+            [leaves[f.leaf] if f.leaf >= 0 else 0, f.first, f.kind, f"{f.sentence} {f.advice}"[:1000]]
+            for f in self.found
+            if f.source == source
+        ][:MOST_FINDINGS]
 
 
 def joined(steps: Series, bad: np.ndarray, most: int) -> Columns:
