@@ -11,19 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeviz.analysis.findings import Finding, Thresholds, findings
-from treeviz.analysis.gradient_columns import gradient_columns, ratio_columns
-from treeviz.analysis.gradient_series import gradient_histograms, gradient_series, table_of_source
 from treeviz.analysis.gradients import LIGHT, Measurement
 from treeviz.analysis.history import History
 from treeviz.analysis.kept_inputs import Inputs, KeptInputs, hunt_in_kept
-from treeviz.analysis.live import main_source
 from treeviz.analysis.recorded import Arrived, copied
 from treeviz.analysis.recorder import Recorder
-from treeviz.analysis.sizes import headline, size_columns
+from treeviz.gradient_view import finding_lines, whole_view
 from treeviz.integrations.optax_inspect import find_measurements
 from treeviz.integrations.verification import Verification
-from treeviz.tree.quote import visible
-from treeviz.views.terminal import paragraph
 from treeviz.views.tree_view import TreeView
 from treeviz.watching import StopTraining, Watched, watch
 
@@ -31,8 +26,6 @@ if TYPE_CHECKING:
     from treeviz.analysis.hunt import Culprit
     from treeviz.live import Live
     from treeviz.views.widget import TreeWidget
-
-MOST_PRINTED = 5  # findings
 
 
 class GradientInspector:
@@ -242,21 +235,7 @@ class GradientInspector:
           source: Which tree, of `history.sources`; by default the first gradient.
         """
         history = self.history
-        source = source or main_source(history)
-        table = table_of_source(history, source, self.name)
-        step, numbers = history.last(source)
-        numbers = {name: values for name, values in numbers.items() if name != "rms"}
-        norm, *others = gradient_columns(table, {source: numbers})
-        measured = (norm, *ratio_columns(table, history, source), *others)
-        table = table.with_columns(*size_columns(table), *measured)
-        found = self._found_in(history)
-        words = f"{len(found)} finding{'s' * (len(found) != 1)}"
-        dropped = [f"{self.n_dropped} dropped"] if self.n_dropped else []
-        table = table.with_headline(*headline(table), f"{len(history):,} steps", f"step {step:,}", words, *dropped)
-        series = gradient_series(history, table, source, found)
-        histograms = gradient_histograms(history, table, source)
-        columns = [*(column.name for column in measured), "parameters"]
-        return TreeView(table, table.chosen(columns), series=series, histograms=histograms)
+        return whole_view(history, self.name, self._found_in(history), source=source, n_dropped=self.n_dropped)
 
     def explore(self, total: int | None = None) -> TreeWidget:
         """A widget that follows the run: what is measured appears in it while a loop, thread or callback records.
@@ -338,12 +317,7 @@ class GradientInspector:
         return list(dict.fromkeys(note for step in watched for note in step.notes))
 
     def _finding_lines(self) -> list[str]:
-        found = self.findings
-        more = [f"  and {len(found) - MOST_PRINTED} more in inspector.findings"] if len(found) > MOST_PRINTED else []
-        lines = ["findings"] if found else []
-        for finding in found[:MOST_PRINTED]:
-            lines += paragraph(visible(str(finding), 2000))
-        return [*lines, *more, *(line for note in self.notes for line in paragraph(visible(note, 2000), ""))]
+        return finding_lines(self.findings, self.notes)
 
 
 def _stop(finding: Finding) -> None:

@@ -10,16 +10,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeviz.analysis.gradient_columns import gradient_columns
-from treeviz.analysis.gradient_series import gradient_series, table_of_source
 from treeviz.analysis.history import History
 from treeviz.analysis.live import SHARE, FindingNews, News, Throttle, main_source
 from treeviz.analysis.progress import Progress
 from treeviz.analysis.recorder import Recorder
-from treeviz.analysis.sizes import headline, size_columns
+from treeviz.gradient_view import running_view, waiting_view
 from treeviz.tree.follow import key_written
-from treeviz.tree.from_paths import table_of_paths
-from treeviz.tree.table import TreeTable
 from treeviz.views.notebook import shell_of_notebook
 from treeviz.views.tree_view import TreeView
 from treeviz.watching import StopTraining
@@ -72,7 +68,7 @@ class LivePanel:
         self._ticker: threading.Thread | None = None
         self._woken = threading.Event()
         self._is_closed = False
-        self.view = _waiting_view(inspector.name)
+        self.view = waiting_view(inspector.name)
         self._widget: TreeWidget | None = None
 
     def begin(self) -> TreeWidget:
@@ -142,16 +138,11 @@ class LivePanel:
             self._progress.begin(history.tracks[source, "norm"])
             self._state, self._why = "running", ""
         self._look_for_findings(history, now=True)
-        newest_step, newest = history.last(source)
-        self._progress.count(newest_step)
-        table = table_of_source(history, source, self._name)
-        of_table = gradient_columns(table, {source: {k: newest[k] for k in ("norm", "nonfinite") if k in newest}})
-        table = table.with_columns(*size_columns(table), *of_table).with_headline(*headline(table))
-        shown = [column for column in of_table if column.name.endswith("_norm")]
-        series = gradient_series(history, table, source, self._findings.found)[:1]
+        self._progress.count(history.last(source)[0])
+        view = running_view(history, self._name, self._findings.found)
         self._sequence += 1
         self._news.skip(history)
-        self._show(TreeView(table, shown, series=series))
+        self._show(view)
 
     def _show(self, view: TreeView) -> None:
         is_another, self.view = len(view.table) != len(self.view.table), view
@@ -331,11 +322,6 @@ def _tick_on(tick: weakref.WeakMethod, woken: threading.Event) -> None:
             return
         wait_s = do()
         del do
-
-
-def _waiting_view(name: str) -> TreeView:
-    table: TreeTable = table_of_paths(name, [], [])
-    return TreeView(table.with_headline("waiting for the first step"), [])
 
 
 class Live:
