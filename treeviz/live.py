@@ -15,6 +15,7 @@ from treeviz.analysis.live import SHARE, FindingNews, News, Throttle, main_sourc
 from treeviz.analysis.progress import Progress
 from treeviz.analysis.recorder import Recorder
 from treeviz.gradient_view import running_view, waiting_view
+from treeviz.ticker import Ticker
 from treeviz.tree.follow import key_written
 from treeviz.views.notebook import shell_of_notebook
 from treeviz.views.tree_view import TreeView
@@ -65,8 +66,7 @@ class LivePanel:
         self._settle_again = 0.0
         self._in_cell = False
         self._shell_thread = threading.get_ident()
-        self._ticker: threading.Thread | None = None
-        self._woken = threading.Event()
+        self._ticker = Ticker(self._tick, first_s=QUIET_S, lock=self._reading, name="treeviz live")
         self._is_closed = False
         self.view = waiting_view(inspector.name)
         self._widget: TreeWidget | None = None
@@ -93,8 +93,8 @@ class LivePanel:
         self._progress.arrive()
         if threading.get_ident() == self._shell_thread:
             self._in_cell = True
-        if self._ticker is None:
-            self._start_ticker()
+        if not self._ticker.is_running:
+            self._ticker.start()
         return self._throttle.is_due()
 
     def was_read(self) -> None:
@@ -175,24 +175,12 @@ class LivePanel:
 
     # When nothing comes any more
 
-    def _start_ticker(self) -> None:
-        with self._reading:
-            if self._ticker is not None or self._is_closed:
-                return
-            # weakly: the thread ends when nobody has the panel any more
-            target = weakref.WeakMethod(self._tick)
-            self._ticker = threading.Thread(
-                target=_tick_on, args=(target, self._woken), daemon=True, name="treeviz live"
-            )
-            self._ticker.start()
-
     def _tick(self) -> float | None:
         """What is due now; in how many seconds to look again, or None: the thread may end."""
         quiet_s = self._progress.quiet_s
         with self._reading:
             recorder = self._recorder()
             if self._is_closed or recorder is None or self._progress.is_settled:
-                self._ticker = None
                 return None
             if quiet_s < QUIET_S:
                 return QUIET_S - quiet_s
@@ -204,7 +192,6 @@ class LivePanel:
             if wait_s > 0 or len(recorder):
                 return max(wait_s, QUIET_S)
             self._try_to("show the whole run", lambda: self._settle("still"))
-            self._ticker = None
             return None
 
     def _after_cell(self, *_: object) -> None:
@@ -300,7 +287,7 @@ class LivePanel:
     def detach(self) -> None:
         """Follow no longer. What is shown stays."""
         self._is_closed = True
-        self._woken.set()
+        self._ticker.stop()
         recorder = self._recorder()
         if recorder is not None:
             recorder.listeners = tuple(each for each in recorder.listeners if each is not self)
@@ -312,16 +299,6 @@ class LivePanel:
         """Follow no longer, and let go of the widget."""
         self.detach()
         self._widget = None
-
-
-def _tick_on(tick: weakref.WeakMethod, woken: threading.Event) -> None:
-    wait_s: float | None = QUIET_S
-    while wait_s is not None and not woken.wait(wait_s):
-        do = tick()
-        if do is None:
-            return
-        wait_s = do()
-        del do
 
 
 class Live:
