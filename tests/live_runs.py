@@ -6,7 +6,7 @@ import numpy as np
 
 import treeviz as tv
 from treeviz.analysis.gradients import Source
-from treeviz.live import LivePanel
+from treeviz.live_panel import LivePanel
 
 PATHS = tuple(f"['layers'][{i}]['{name}']" for i in range(4) for name in ("b", "w"))
 SOURCE = Source(

@@ -19,7 +19,7 @@ from live_runs import PATHS, Run
 import treeviz as tv
 from treeviz.analysis.history_track import Track
 from treeviz.analysis.live import SHARE
-from treeviz.live import LivePanel
+from treeviz.live_panel import LivePanel
 
 pytest.importorskip("anywidget")
 

@@ -248,7 +248,7 @@ class GradientInspector:
         Args:
           total: How many steps there will be, for the progress bar.
         """
-        from treeviz.live import LivePanel
+        from treeviz.live_panel import LivePanel
 
         return LivePanel(self, self._recorder, total=total).begin()
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import treeviz as tv
-from treeviz.live import LivePanel
+from treeviz.live_panel import LivePanel
 
 STEP_S = 0.01
 N_STEPS = 300
