@@ -14,7 +14,7 @@ from browser.jupyter import Lab, errors_in_cells, n_cells, open_notebook, run_al
 
 pytest.importorskip("anywidget")
 
-# The last one anywidget says of a widget that is closed before its module has come.
+# The last one anywidget says of every widget, also one that does nothing, that is closed before its module has come.
 NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status|Failed to initialize model")
 MODEL_NOT_FOUND = re.compile(r"widget model not found")
 NO_BLOB = re.compile(r"blob:|jupyterlab-manager")  # and what the widget manager says of it
@@ -27,6 +27,14 @@ other = tv.explore(params, name="other")
 heard = []
 one.observe(lambda change: heard.append(change.new), "value")
 """
+MANY = """
+n_before = len(ipywidgets.Widget.get_manager_state()["state"])
+many = [tv.explore({f"leaf{i}": jnp.ones(i + 1)}) for i in range(20)]
+n_models = len(ipywidgets.Widget.get_manager_state()["state"]) - n_before
+for each in many:
+    display(each)
+"""
+FED = 'ipywidgets.interactive_output(lambda path: print("the path is", path or "none"), {"path": one})'
 RUN = """async (code) => {
   const kernel = window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
   const future = kernel.requestExecute({ code, store_history: false }, true);
@@ -63,6 +71,7 @@ def lab(tmp_path_factory):
     pytest.importorskip("jupyterlab")
     with Lab(tmp_path_factory.mktemp("lab")) as lab:
         write_notebook(lab, "explore.ipynb", SETUP, "one", "other", "")
+        write_notebook(lab, "many.ipynb", SETUP, MANY, "display(one)\ndisplay(one)", FED)
         yield lab
 
 
@@ -71,11 +80,11 @@ def open_in(chromium):
     """`open_in(lab)` opens the notebook in a new window; at the end nothing may have gone wrong there."""
     watched = []
 
-    def open_window(lab: Lab, expected: re.Pattern = NOT_OURS):
+    def open_window(lab: Lab, expected: re.Pattern = NOT_OURS, name: str = "explore.ipynb"):
         context = new_context(chromium, viewport={"width": 1280, "height": 1400}, reduced_motion="reduce")
         watched.append((context, Watch(context), expected))
         page = context.new_page()
-        open_notebook(page, lab, "explore.ipynb")
+        open_notebook(page, lab, name)
         return page
 
     yield open_window
@@ -97,6 +106,36 @@ def page(lab, open_in):
 
 def rows(page, name: str, i: int = 0):
     return page.get_by_role("tree").nth(i).get_by_role("treeitem", name=name)
+
+
+def status_of(page, i: int):
+    return page.locator("[data-treeviz-widget]").nth(i).locator("output").first
+
+
+def begin_to_be_busy(page) -> None:
+    page.evaluate(
+        """(code) => {
+            const { kernel } = window.jupyterapp.shell.currentWidget.context.sessionContext.session;
+            window.busy = kernel.requestExecute({ code, store_history: false }, true).done;
+        }""",
+        "import pathlib\nfor _ in range(3000):\n  if pathlib.Path('done').exists(): break\n  time.sleep(0.02)",
+    )
+    wait_for_status(page, "busy")
+
+
+def be_busy_no_more(page) -> None:
+    page.evaluate(
+        "() => window.jupyterapp.serviceManager.contents.save('done', { type: 'file', format: 'text', content: '' })"
+    )
+    page.evaluate("() => window.busy")
+    python(page, "import os; os.remove('done')")
+
+
+def wait_for_status(page, status: str) -> None:
+    page.wait_for_function(
+        """(status) => window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.status === status""",
+        arg=status,
+    )
 
 
 def test_what_is_selected_is_seen_in_python(page, shots):
@@ -145,28 +184,16 @@ def test_linked_explorers_move_together_and_search_while_the_kernel_is_busy(page
     python(page, "link = [ipywidgets.jslink((one, name), (other, name)) for name in ('value', 'query')]")
     # The links are there when the second has taken what the first one has.
     page.get_by_role("tree").nth(1).locator("[aria-selected=true] .key", has_text="w").wait_for()
-    page.evaluate(
-        """(code) => {
-            const { kernel } = window.jupyterapp.shell.currentWidget.context.sessionContext.session;
-            window.busy = kernel.requestExecute({ code, store_history: false }, true).done;
-        }""",
-        "import pathlib\nfor _ in range(3000):\n  if pathlib.Path('done').exists(): break\n  time.sleep(0.02)",
-    )
-    page.wait_for_function(
-        "() => window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.status === 'busy'"
-    )
+    begin_to_be_busy(page)
     rows(page, "embed").click()
     page.get_by_role("tree").nth(1).locator("[aria-selected=true] .key", has_text="embed").wait_for()
     page.get_by_role("searchbox").nth(1).fill("layers")
     page.get_by_text(re.compile("of 10 matches")).first.wait_for()
     assert page.get_by_role("searchbox").first.input_value() == "layers"
     page.get_by_role("searchbox").nth(1).fill("")
-    page.evaluate(
-        "() => window.jupyterapp.serviceManager.contents.save('done', { type: 'file', format: 'text', content: '' })"
-    )
-    page.evaluate("() => window.busy")
+    be_busy_no_more(page)
     until(page, "other.value", "['embed']")
-    python(page, "import os; os.remove('done'); [each.unlink() for each in link]")
+    python(page, "[each.unlink() for each in link]")
 
 
 def test_a_new_tree_keeps_the_place_and_says_what_changed(page):
@@ -200,7 +227,9 @@ def test_a_closed_explorer_is_gone(page):
 def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trusts_it_or_no_kernel_answers(
     page, lab, open_in, tmp_path_factory, shots
 ):
+    begin_to_be_busy(page)
     save(page)
+    be_busy_no_more(page)
     saved = nbformat.read(lab.root / "explore.ipynb", 4)
     outputs = [output.data for cell in saved.cells for output in cell.outputs]
     assert [len(data.get("text/html", "")) > 0 for data in outputs] == [False, True, False, True]
@@ -240,3 +269,64 @@ def test_where_the_policy_forbids_blob_the_page_stands_and_says_why(open_in, tmp
         page.get_by_text("params['embed']").first.wait_for()
         page.screenshot(path=shots / "explore-no-blob.png")
         page.close()
+
+
+@pytest.fixture(scope="module")
+def crowd(lab, open_in):
+    """Twenty explorers, another one twice, and a function that is fed with what is selected in it."""
+    page = open_in(lab, name="many.ipynb")
+    run_all_cells(page)
+    assert errors_in_cells(page) == []
+    for i in range(22):
+        page.get_by_role("tree").nth(i).wait_for()
+    return settled(page)
+
+
+def test_twenty_explorers_on_a_page_have_forty_models_and_each_hears_for_itself(crowd):
+    assert python(crowd, "print(n_models)") == "40"
+    for i in 19, 7, 0:
+        rows(crowd, f"leaf{i},", i).click()
+        until(crowd, f"many[{i}].value", f"['leaf{i}']")
+    assert python(crowd, "print([i for i in range(20) if many[i].value])") == "[0, 7, 19]"
+    python(crowd, "for each in many: each.query = 'leaf'")
+    for i in range(20):
+        crowd.get_by_role("tree").nth(i).locator(".row .key", has_text=f"leaf{i}").wait_for()
+        status_of(crowd, i).filter(has_text="1 match").wait_for()
+
+
+def test_an_explorer_that_is_shown_twice_agrees_with_itself_and_feeds_a_function(crowd):
+    first, second = (crowd.get_by_role("tree").nth(i) for i in (20, 21))
+    crowd.get_by_text("the path is none").wait_for()
+    first.get_by_role("treeitem", name="embed").click()
+    second.locator("[aria-selected=true] .key", has_text="embed").wait_for()
+    crowd.get_by_text("the path is ['embed']").wait_for()
+    second.get_by_role("treeitem", name="layers").click()
+    second.press("ArrowLeft")
+    first.locator("[aria-expanded=false] .key", has_text="layers").wait_for()
+    until(crowd, "\"['layers']\" in one.expanded", "False")
+    crowd.get_by_role("searchbox").nth(21).fill("dtype:f32")
+    first.page.wait_for_function(
+        "() => document.querySelectorAll('[data-treeviz-widget]')[20].shadowRoot.querySelector('input').value !== ''"
+    )
+    until(crowd, "one.query", "dtype:f32")
+    python(crowd, "one.query = ''; one.expanded = ['params', \"['layers']\"]")
+    for tree in first, second:
+        tree.get_by_role("treeitem", name="[2]").wait_for()
+
+
+def test_when_the_kernel_is_restarted_explorers_stay_usable_and_say_so(crowd, shots):
+    page = crowd
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.restart()")
+    wait_for_status(page, "idle")
+    rows(page, "embed", 20).click()
+    status = status_of(page, 20)
+    status.filter(has_text=re.compile("no answer from the kernel|Python does not hear")).wait_for()
+    page.get_by_role("tree").nth(20).locator("[aria-selected=true] .key", has_text="embed").wait_for()
+    page.get_by_role("searchbox").nth(20).fill("layers/*/w")
+    status.filter(has_text="3 matches").wait_for()
+    settled(page).screenshot(path=shots / "explore-restarted.png")
+    run_all_cells(page)
+    assert errors_in_cells(page) == []
+    rows(page, "embed", 20).click()
+    until(page, "one.value", "['embed']")
+    page.close()
