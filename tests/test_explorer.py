@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import re
 import weakref
 from collections import OrderedDict, defaultdict, namedtuple
 
@@ -369,3 +371,28 @@ def test_what_is_open_at_first_is_what_the_page_opens(explore):
     assert explore([0] * 100).expanded == ["tree"]
     assert explore(1.0).expanded == []
     assert len(explore([[0]] * 5000, depth=9).expanded) == 2000
+
+
+def shown(documented) -> list[str]:
+    """The code that a docstring shows."""
+    lines = inspect.getdoc(documented).splitlines()
+    return [line.strip() for line in lines if re.match(r"    \w|jax\.|equinox\.", line)]
+
+
+def test_what_the_docstrings_show_runs(explore):
+    params = {"layers": [{"w": jnp.ones(2)}, {"w": jnp.ones(3)}]}
+    new_params = jax.tree.map(lambda leaf: leaf * 2, params)
+    names = {"tv": tv, "params": params, "new_params": new_params, "jax": jax, "jnp": jnp}
+    lines = shown(tv.explore)
+    lines = lines[: lines.index(next(line for line in lines if line.startswith("widget.tree"))) + 1]
+    assert len(lines) == 6
+    for line in lines:
+        exec(line, names)
+    widget = names["widget"]
+    assert widget.value == "['layers'][0]['w']" and widget.tree is new_params
+    (line,) = shown(type(widget).selected_paths)
+    assert eval(line, names) == {"layers": [{"w": True}, {"w": False}]}
+    (line,) = shown(type(widget).where)
+    names["equinox"], names["model"] = pytest.importorskip("equinox"), params
+    assert not eval(line, names)["layers"][0]["w"].any()
+    widget.close()
