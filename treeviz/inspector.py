@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import warnings
 import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -13,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from treeviz.analysis.findings import Finding, Thresholds, findings
 from treeviz.analysis.gradients import LIGHT, Measurement
 from treeviz.analysis.history import History
-from treeviz.analysis.kept_inputs import Inputs, KeptInputs, hunt_in_kept
+from treeviz.analysis.kept_inputs import KeptInputs, hunt_in_kept
 from treeviz.analysis.recorded import Arrived, copied
 from treeviz.analysis.recorder import Recorder
 from treeviz.gradient_view import finding_lines, whole_view
 from treeviz.integrations.optax_inspect import find_measurements
 from treeviz.integrations.verification import Verification
 from treeviz.views.tree_view import TreeView
-from treeviz.watching import StopTraining, Watched, watch
+from treeviz.watching import Watched, watch
 
 if TYPE_CHECKING:
     from treeviz.analysis.hunt import Culprit
@@ -86,7 +84,6 @@ class GradientInspector:
             on_call=None if self._inputs is None else self._inputs.seen,
             on_finding=on_finding,
             raise_on=raise_on,
-            stop=_stop,
             at_once=bool(raise_on or keep_inputs),
         )
         self._steps = itertools.count()
@@ -124,20 +121,8 @@ class GradientInspector:
         )
         self._watched.append(weakref.ref(watched))
         if self._inputs is not None:
-            watched.before = functools.partial(self._keep_inputs, watched, suffix)
+            self._inputs.follow(watched, suffix, self.flush)
         return watched
-
-    def _keep_inputs(self, watched: Watched, suffix: str, number: int, copies: Callable[[], tuple]) -> None:
-        """Called before each inspected step."""
-        assert self._inputs is not None
-        try:
-            self._inputs.keep((suffix, number), lambda: Inputs(watched.__wrapped__, number, *copies()), self.flush)
-        except StopTraining:
-            raise
-        except Exception as error:  # there may be no memory for it
-            watched.before = None
-            said = f"{type(error).__name__}: {error}"
-            warnings.warn(f"inspector: inputs are not kept any more, {said}", RuntimeWarning, stacklevel=4)
 
     def record(self, measured: Any, step: int | None = None) -> None:
         """Take what `treeviz.measure` gave inside a step. Returns at once; the numbers are read some steps later.
@@ -220,11 +205,6 @@ class GradientInspector:
           LookupError: No inputs were kept, or not those of this step.
           CannotHunt: The step cannot be run in this way.
         """
-        if self._inputs is None:
-            raise LookupError(
-                "hunt: no inputs were kept. Run again with GradientInspector(keep_inputs=True), or call "
-                "treeviz.analysis.hunt.hunt(step, *args) with inputs that you have."
-            )
         self.flush()
         return hunt_in_kept(self._inputs, step)
 
@@ -301,24 +281,17 @@ class GradientInspector:
             return {"text/plain": repr(self)}
         bundle = self.render()._repr_mimebundle_(include, exclude)
         if "text/plain" in bundle:
-            bundle["text/plain"] = "\n".join([bundle["text/plain"], *self._finding_lines()])
+            bundle["text/plain"] = "\n".join([bundle["text/plain"], *finding_lines(self.findings, self.notes)])
         return bundle
 
     def __repr__(self) -> str:
         """The worst leaves and what was found, for a terminal."""
         if self._is_empty:
             return "GradientInspector: nothing was measured yet"
-        return "\n".join([repr(self.render()), *self._finding_lines()])
+        return "\n".join([repr(self.render()), *finding_lines(self.findings, self.notes)])
 
     @property
     def notes(self) -> list[str]:
         """What of the watched steps is not measured, and why."""
         watched = [step for reference in self._watched if (step := reference()) is not None]
         return list(dict.fromkeys(note for step in watched for note in step.notes))
-
-    def _finding_lines(self) -> list[str]:
-        return finding_lines(self.findings, self.notes)
-
-
-def _stop(finding: Finding) -> None:
-    raise StopTraining(str(finding))

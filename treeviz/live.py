@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from treeviz.analysis.recorder import Recorder
+from treeviz.analysis.recorder import Recorder, StopTraining
 from treeviz.live_panel import LivePanel
 from treeviz.views.notebook import shell_of_notebook
-from treeviz.watching import StopTraining
 
 if TYPE_CHECKING:
     from treeviz.inspector import GradientInspector

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from treeviz.analysis.history import History
 from treeviz.analysis.live import SHARE, FindingNews, News, Throttle, main_source
 from treeviz.analysis.progress import Progress
-from treeviz.analysis.recorder import Recorder
+from treeviz.analysis.recorder import Recorder, StopTraining
 from treeviz.gradient_view import running_view, waiting_view
 from treeviz.ticker import Ticker
 from treeviz.tree.follow import key_written
 from treeviz.views.notebook import shell_of_notebook
 from treeviz.views.tree_view import TreeView
-from treeviz.watching import StopTraining
 
 if TYPE_CHECKING:
     from treeviz.inspector import GradientInspector

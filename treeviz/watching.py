@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from treeviz.analysis.gradient_owners import Owned
 from treeviz.analysis.gradients import HISTOGRAM, LIGHT, Measurement, check_statistics
+from treeviz.analysis.recorder import StopTraining
 from treeviz.integrations import jax_internals
 from treeviz.integrations.instrument import instrumented, instrumented_callback
 from treeviz.integrations.jitted_steps import CannotWatch, JittedStep, jitted_step
@@ -82,10 +83,6 @@ def watch(
     return Watched(
         jitted_step(step), record, every, heavy_every, check_statistics(statistics), via, match, exact, updates
     )
-
-
-class StopTraining(Exception):
-    """What a recorder raises to end the run: it alone reaches the loop that calls the step."""
 
 
 class Watched:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from treeviz.analysis.recorder import StopTraining
 
 if TYPE_CHECKING:
     from treeviz.analysis.culprit import Culprit
@@ -26,6 +29,15 @@ class Inputs(NamedTuple):
     number: int
     args: tuple
     kwargs: dict[str, Any]
+
+
+class Step(Protocol):
+    """A watched step; see `treeviz.watching.Watched`."""
+
+    before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None
+
+    @property
+    def __wrapped__(self) -> Callable: ...
 
 
 class KeptInputs:
@@ -50,6 +62,25 @@ class KeptInputs:
         """The bad step's, or else those of the newest steps."""
         with self._lock:
             return list(reversed(self._kept.values())) if self.bad is None else [self.bad]
+
+    def follow(self, step: Step, suffix: str, read: Callable[[], None]) -> None:
+        """From now on keep the inputs of a step, as long as there is memory for them; `read` as in `keep`.
+
+        Args:
+          suffix: Which step function; as the recorder has it in the key of a call.
+        """
+
+        def before(number: int, copies: Callable[[], tuple[tuple, dict]]) -> None:
+            try:
+                self.keep((suffix, number), lambda: Inputs(step.__wrapped__, number, *copies()), read)
+            except StopTraining:
+                raise
+            except Exception as error:
+                step.before = None
+                said = f"{type(error).__name__}: {error}"
+                warnings.warn(f"inspector: inputs are not kept any more, {said}", RuntimeWarning, stacklevel=4)
+
+        step.before = before
 
     def keep(self, key: Key, inputs: Callable[[], Inputs], read: Callable[[], None]) -> None:
         """Keep the inputs of a step that is about to run, in place of the oldest that was read.
@@ -85,20 +116,26 @@ class KeptInputs:
         self._unread.discard(key)
 
 
-def hunt_in_kept(kept: KeptInputs, step: int | None = None) -> Culprit | None:
+def hunt_in_kept(kept: KeptInputs | None, step: int | None = None) -> Culprit | None:
     """Run kept steps again and name what went wrong in one of them; None if nothing did.
 
     Args:
+      kept: None: nothing is kept.
       step: The number of a step; also what reaches none of its results is named then. None: the step whose gradients
         are known to be bad; if there is none, the newest ones, one after the other, until one has a result that is not
         finite although what went into it is.
 
     Raises:
-      LookupError: The inputs of that step are not kept any more.
+      LookupError: No inputs are kept, or not those of that step any more.
       CannotHunt: A step cannot be run in this way.
     """
     from treeviz.analysis.hunt import hunt_in
 
+    if kept is None:
+        raise LookupError(
+            "hunt: no inputs were kept. Run again with GradientInspector(keep_inputs=True), or call "
+            "treeviz.analysis.hunt.hunt(step, *args) with inputs that you have."
+        )
     known = kept.newest_first
     chosen = [inputs for inputs in known if step is None or inputs.number == step]
     if step is not None and not chosen:

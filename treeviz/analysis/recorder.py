@@ -27,6 +27,10 @@ MOST_WAITING = 1024  # of which none is ready: the device is far behind, and the
 _LOOKING = 0.02  # of the time may be spent on looking for findings while the run goes on
 
 
+class StopTraining(Exception):
+    """What a recorder raises to end the run: it alone reaches the loop that calls the step."""
+
+
 class Listener(Protocol):
     """Who follows a run. What it is asked and told costs the loop time, and nothing that it does may stop it."""
 
@@ -53,7 +57,7 @@ class Recorder:
     Args:
       on_call: Called with the call of a step that was read, as `Row` has it, and whether it was bad: not all finite.
       on_finding: Called with each finding once.
-      raise_on: Findings of these kinds are given to `stop`, which may raise.
+      raise_on: Findings of these kinds end the run.
       at_once: Read each measurement as soon as it is there, not in batches.
     """
 
@@ -66,7 +70,6 @@ class Recorder:
         on_call: Callable[[tuple[str, int], bool], None] | None = None,
         on_finding: Callable[[Finding], None] | None = None,
         raise_on: Collection[str] = (),
-        stop: Callable[[Finding], None] | None = None,
         at_once: bool = False,
     ) -> None:
         self.history: History | None = None
@@ -76,7 +79,7 @@ class Recorder:
         self._max_bytes = max_bytes
         self._members = members
         self._on_call, self._on_finding = on_call, on_finding
-        self._raise_on, self._stop = frozenset(raise_on), stop
+        self._raise_on = frozenset(raise_on)
         self._batch, self._ahead = (1, 0) if at_once else (BATCH, AHEAD)
         self._waiting: deque[Arrived] = deque()
         self._reading = threading.RLock()
@@ -211,8 +214,8 @@ class Recorder:
             self._told.add(what)
             if self._on_finding is not None:
                 self._on_finding(finding)
-            if finding.kind in self._raise_on and self._stop is not None:
-                self._stop(finding)
+            if finding.kind in self._raise_on:
+                raise StopTraining(str(finding))
 
     def keep(self, path: Path) -> None:
         """Write to a file whatever is read from now on."""
