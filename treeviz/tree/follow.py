@@ -67,7 +67,7 @@ def keys_to(node: Any, position: int, is_wanted: Callable[[Any], bool]) -> tuple
     return keys
 
 
-def dict_key(key: Any) -> DictKey:
+def dict_key(key: Any) -> Any:
     """What JAX makes of a dict's key."""
     # DictKey(None) is a TypeError with jaxlib 0.4.36, though JAX has such keys.
     return DictKey(key) if key is not None else tree_flatten_with_path({None: 0})[0][0][0][0]
