@@ -52,3 +52,19 @@ def shots(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     path = Path(folder).absolute() if folder else tmp_path_factory.mktemp("shots")
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+@pytest.fixture
+def seen():
+    """What `watch` tells of is kept here."""
+    from watched import Recorder  # JAX is set up by now
+
+    return Recorder()
+
+
+@pytest.fixture
+def mlp():
+    """The parameters of a small multilayer perceptron."""
+    from watched import init_mlp_params
+
+    return init_mlp_params([1, 8, 8, 1])

@@ -28,11 +28,6 @@ grads_of_loss = jax.jit(jax.grad(loss_fn))
 PATHS = tuple(f"[{i}]['{name}']" for i in range(3) for name in ("biases", "weights"))
 
 
-@pytest.fixture
-def mlp():
-    return init_mlp_params([1, 8, 8, 1])
-
-
 def norms_apart(params, n_steps: int) -> np.ndarray:
     """[steps, leaves] in float64: of the gradients at each step of plain training."""
     norms = []

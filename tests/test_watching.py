@@ -17,7 +17,6 @@ from jax import grad, value_and_grad
 from watched import (
     Recorder,
     copies,
-    init_mlp_params,
     loss_fn,
     mlp_data,
     same_bytes,
@@ -34,16 +33,6 @@ pytestmark = pytest.mark.oldest_jax
 
 made_before = jax.value_and_grad(loss_fn)
 grads_of_loss = jax.jit(jax.grad(loss_fn))
-
-
-@pytest.fixture
-def seen():
-    return Recorder()
-
-
-@pytest.fixture
-def mlp():
-    return init_mlp_params([1, 8, 8, 1])
 
 
 x, y = mlp_data()

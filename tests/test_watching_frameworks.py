@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from watched import Recorder, same_bytes
+from watched import same_bytes
 
 from treeviz.watching import watch
 
@@ -16,11 +16,6 @@ rng = np.random.default_rng(0)
 # as many bytes as no result has, so that none is put in their place
 x = jnp.asarray(rng.normal(size=(9, 3)).astype(np.float32))
 y = jnp.asarray(rng.normal(size=(9, 2)).astype(np.float32))
-
-
-@pytest.fixture
-def seen():
-    return Recorder()
 
 
 # --- Equinox ---

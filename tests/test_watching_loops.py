@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from watched import Recorder, init_mlp_params, loss_fn, mlp_data, same_bytes, true_norms, update_mlp
+from watched import loss_fn, mlp_data, same_bytes, true_norms, update_mlp
 
 from treeviz.watching import tap, watch
 
@@ -16,16 +16,6 @@ pytestmark = pytest.mark.oldest_jax
 x, y = mlp_data()
 grads_of_loss = jax.jit(jax.grad(loss_fn))
 one_step = jax.jit(update_mlp)
-
-
-@pytest.fixture
-def seen():
-    return Recorder()
-
-
-@pytest.fixture
-def mlp():
-    return init_mlp_params([1, 8, 8, 1])
 
 
 def history(params, n_steps):

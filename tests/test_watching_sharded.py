@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from watched import Recorder, copies, same_bytes, true_norms
+from watched import copies, same_bytes, true_norms
 
 from treeviz.watching import watch
 
@@ -46,11 +46,6 @@ def descend(params, gradients):
 
 def update(params, x, y):
     return descend(params, jax.grad(loss)(params, x, y))
-
-
-@pytest.fixture
-def seen():
-    return Recorder()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from watched import Recorder, copies, init_mlp_params, loss_fn, mlp_data, same_bytes, true_norms, update_mlp
+from watched import copies, loss_fn, mlp_data, same_bytes, true_norms, update_mlp
 
 from treeviz.watching import watch
 
@@ -17,16 +17,6 @@ pytestmark = pytest.mark.oldest_jax
 x, y = mlp_data()
 grads_of_loss = jax.jit(jax.grad(loss_fn))
 NAMES = ["grads", "params", "updates"]
-
-
-@pytest.fixture
-def seen():
-    return Recorder()
-
-
-@pytest.fixture
-def mlp():
-    return init_mlp_params([1, 8, 8, 1])
 
 
 def change(old, new):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from watched import Recorder, same_bytes, true_norms
+from watched import same_bytes, true_norms
 
 from treeviz.watching import watch
 
@@ -16,11 +16,6 @@ rng = np.random.default_rng(0)
 x = jnp.asarray(rng.normal(size=(9, 3)).astype(np.float32))
 y = jnp.asarray(rng.normal(size=(9, 2)).astype(np.float32))
 NAMES = ["grads", "params", "updates"]
-
-
-@pytest.fixture
-def seen():
-    return Recorder()
 
 
 def norms_of_change(old, new):
