@@ -109,6 +109,17 @@ def test_when_nothing_comes_the_last_steps_are_told_and_then_the_whole(run):
     assert live.panel._tick() is None and len(live.told) == n_told
 
 
+def test_what_comes_while_the_whole_is_made_is_looked_at_later(run):
+    live = run()
+    live.step(3)
+    live.clock.now += 6
+    live.widget.renew_page = lambda: live.panel.arrived()
+    assert live.panel._tick() == 0.5
+    live.widget.renew_page = lambda: None
+    live.clock.now += 6
+    assert live.panel._tick() is None
+
+
 def test_after_the_whole_a_run_may_go_on(run):
     live = run()
     live.step(100)

@@ -190,7 +190,7 @@ class LivePanel:
             if wait_s > 0 or len(recorder):
                 return max(wait_s, QUIET_S)
             self._try_to("show the whole run", lambda: self._settle("still"))
-            return None
+            return None if self._progress.is_settled else QUIET_S  # more may have come meanwhile
 
     def _after_cell(self, *_: object) -> None:
         """A cell has run: what it measured is shown, and kept with the notebook."""
