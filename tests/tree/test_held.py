@@ -15,7 +15,7 @@ from jax import tree_util
 from sample_nodes import Keyed, Layer, OddKey, Registered, WithAux
 from sample_trees import SAMPLES
 
-from treeviz.tree.follow import follow, key_as_said, keys_to
+from treeviz.tree.follow import follow, key_as_said, key_written, keys_to
 from treeviz.tree.held import HeldTree
 from treeviz.tree.keys import Key
 from treeviz.tree.walk import scan
@@ -179,6 +179,20 @@ def test_a_text_that_speaks_of_no_key_is_a_position():
     for text in "", "[", "[a]", "[1, 2]", "<flat index 3>", "{}", "[" * 100:
         assert key_as_said(Key("", text, "", ()), 5) == tree_util.FlattenedIndexKey(5)
     assert key_as_said(Key("", ".w", "", ()), 5) == tree_util.GetAttrKey("w")
+
+
+@pytest.mark.parametrize(
+    "tree", [{"a": 1}, {None: 1}, {"it's": 1}, {(1, "a"): 1}, [1], tree_util.GetAttrKey("w")], ids=repr
+)
+def test_a_key_is_read_from_what_jax_writes_for_it(tree):
+    key = tree if isinstance(tree, tree_util.GetAttrKey) else tree_util.tree_flatten_with_path(tree)[0][0][0][0]
+    assert key_written(tree_util.keystr((key,))) == key
+
+
+def test_a_text_that_jax_writes_for_no_key_is_left_as_it_is():
+    for text in "", "[", "[a]", "<flat index 3>", "[<flat index x>]", "{}", "[" * 100:
+        assert key_written(text) == text
+    assert key_written("[<flat index 3>]") == tree_util.FlattenedIndexKey(3)
 
 
 def test_nothing_stays_alive_and_paths_are_known_to_the_end():

@@ -89,10 +89,10 @@ def key_written(keystr: str) -> Any:
     """The key that `jax.tree_util.keystr` writes like this, as far as it can be told; else the text itself."""
     if keystr.startswith("."):
         return GetAttrKey(keystr[1:])
-    if keystr.startswith("[<flat index "):
-        return FlattenedIndexKey(int(keystr[len("[<flat index ") : -2]))
     try:
+        if keystr.startswith("[<flat index "):
+            return FlattenedIndexKey(int(keystr[len("[<flat index ") : -2]))
         key = ast.literal_eval(keystr[1:-1])
     except (ValueError, SyntaxError):  # a key of somebody's own
         return keystr
-    return SequenceKey(key) if type(key) is int else DictKey(key)
+    return SequenceKey(key) if type(key) is int else dict_key(key)
