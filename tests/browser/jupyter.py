@@ -66,6 +66,16 @@ class Lab(Server):
         return json.loads(body) if body else None
 
 
+def write_notebook(lab: Lab, name: str, *cells: str) -> None:
+    """Put a notebook with these cells into the folder of the server."""
+    import nbformat
+
+    notebook = nbformat.v4.new_notebook()
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    nbformat.write(notebook, lab.root / name)
+
+
 def open_notebook(page: Any, lab: Lab, notebook: str) -> None:
     page.goto(lab.url(notebook))
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=1000 * PATIENCE_S)

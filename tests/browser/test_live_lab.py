@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from browser.conftest import TIMEOUT_MS, Watch, new_context
 from browser.driving import settled
-from browser.jupyter import PATIENCE_S, Lab, open_notebook, run_all_cells, save, set_theme
+from browser.jupyter import PATIENCE_S, Lab, open_notebook, run_all_cells, save, set_theme, write_notebook
 
 pytest.importorskip("anywidget")
 
@@ -89,13 +89,6 @@ thread.start()
 panel
 """
 SECOND_VIEW = "panel"
-
-
-def write_notebook(lab: Lab, name: str, *cells: str) -> None:
-    notebook = nbformat.v4.new_notebook()
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
-    nbformat.write(notebook, lab.root / name)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from browser.conftest import TIMEOUT_MS, Watch, new_context
 from browser.driving import settled
-from browser.jupyter import Lab, errors_in_cells, n_cells, open_notebook, run_all_cells, save, set_theme
+from browser.jupyter import Lab, errors_in_cells, n_cells, open_notebook, run_all_cells, save, set_theme, write_notebook
 
 pytest.importorskip("anywidget")
 
@@ -57,13 +57,6 @@ def until(page, expression: str, expected: str) -> None:
     end = time.monotonic() + TIMEOUT_MS / 1000
     while (said := python(page, f"print({expression})")) != expected:
         assert time.monotonic() < end, said
-
-
-def write_notebook(lab: Lab, name: str, *cells: str) -> None:
-    notebook = nbformat.v4.new_notebook()
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
-    nbformat.write(notebook, lab.root / name)
 
 
 @pytest.fixture(scope="module")
