@@ -1,8 +1,8 @@
 """A real Chromium, and pages in it that fail the test if anything goes wrong in them.
 
 TREEVIZ_CHROMIUM names another browser. Without one these tests are skipped, but not in CI.
-TREEVIZ_SLOW_BROWSER=8 makes the browser eight times as slow, and what a page does in its frames late: a test that does
-not wait for what it reads fails there, as it would on a slow machine on a bad day.
+TREEVIZ_SLOW_BROWSER=8 makes the browser eight times as slow, and what a page does in its frames, or unpacks, late: a
+test that does not wait for what it reads fails there, as it would on a slow machine on a bad day.
 """
 
 from __future__ import annotations
@@ -49,11 +49,16 @@ def new_context(browser, **options):
     """A window of its own, with time for what its pages do. The one place where windows are opened."""
     context = browser.new_context(**options)
     context.set_default_timeout(TIMEOUT_MS)
+    script = script_of("unpacking.js")
     if SLOWNESS > 1:
-        late = Path(__file__).with_name("late_frames.js").read_text("utf-8")
-        context.add_init_script(f"{{ const LATE_MS = {LATE_MS}; {late} }}")
+        script = f"{{ const LATE_MS = {LATE_MS}; {script_of('late_frames.js')} }}\n{script}"
         context.on("page", slow_down)
+    context.add_init_script(script)
     return context
+
+
+def script_of(name: str) -> str:
+    return Path(__file__).with_name(name).read_text("utf-8")
 
 
 def slow_down(page) -> None:

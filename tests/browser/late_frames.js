@@ -18,4 +18,8 @@
   if (write) Clipboard.prototype.writeText = function (text) {
     return new Promise((done) => setTimeout(done, LATE_MS)).then(() => write.call(this, text));
   };
+  const read = Response.prototype.arrayBuffer;
+  Response.prototype.arrayBuffer = function () {
+    return new Promise((done) => setTimeout(done, 5 * LATE_MS)).then(() => read.call(this));
+  };
 }
