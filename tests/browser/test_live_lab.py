@@ -9,6 +9,7 @@ import pytest
 from browser.conftest import TIMEOUT_MS, Watch, new_context
 from browser.driving import settled
 from browser.jupyter import PATIENCE_S, Lab, open_notebook, run_all_cells, save, set_theme, write_notebook
+from browser.kernels import IPYKERNELS, use_ipykernel
 
 pytest.importorskip("anywidget")
 
@@ -91,10 +92,12 @@ panel
 SECOND_VIEW = "panel"
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+@pytest.fixture(scope="module", params=IPYKERNELS)
+def lab(tmp_path_factory, request):
     pytest.importorskip("jupyterlab")
-    with Lab(tmp_path_factory.mktemp("lab")) as lab:
+    folder = tmp_path_factory.mktemp("lab")
+    use_ipykernel(request.param, folder)
+    with Lab(folder) as lab:
         yield lab
 
 
