@@ -355,3 +355,12 @@ def test_parameters_are_the_same_to_the_bit_with_and_without_it():
         x = sample("float32", (8, 64), seed=i)
         a, b = step(a, x, True)[0], step(b, x, False)[0]
     np.testing.assert_array_equal(np.asarray(a["w"]), np.asarray(b["w"]))
+
+
+@pytest.mark.parametrize("shapes", [[(16, 8), (8,)], [(8,), (16, 8)], [(8,), (8,)], [(400, 200), (16, 8)]], ids=str)
+def test_every_device_has_the_rows_of_sharded_leaves_in_any_order(shapes):
+    if jax.device_count() != 8:
+        pytest.skip("needs eight devices")
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+    leaves = [jax.device_put(jnp.ones(shape), NamedSharding(mesh, P("b"))) for shape in shapes]
+    assert jax.jit(partial(reduce_tree, statistics=LIGHT))(leaves).is_fully_replicated

@@ -96,7 +96,7 @@ def _rows(leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: b
     nothing[:, 0] = NO_NUMBER
     together = jnp.concatenate([*rows, nothing])
     order = np.array([*order, *without], np.int32)
-    if (np.diff(order) == 1).all():
+    if (np.diff(order) == 1).all() and jax.device_count() == 1:  # else XLA would leave the rows on several devices
         return together
     return together.at[order.argsort().astype(np.int32)].get(mode="promise_in_bounds")
 
