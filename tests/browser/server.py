@@ -42,7 +42,8 @@ _NOT_INHERITED = ("JUPYTER", "IPYTHON", "MARIMO", "XLA_FLAGS")
 def environment_in(folder: Path) -> dict[str, str]:
     """This process's environment, but for what would lead a Jupyter elsewhere than into the folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
-    return kept | {name: str(folder / place) for name, place in _PLACES.items()}
+    ours_first = {"JUPYTER_PREFER_ENV_PATH": "0"}  # what a test puts in the folder goes before what the environment has
+    return kept | {name: str(folder / place) for name, place in _PLACES.items()} | ours_first
 
 
 class Server:

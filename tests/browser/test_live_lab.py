@@ -9,7 +9,7 @@ import pytest
 from browser.conftest import TIMEOUT_MS, Watch, new_context
 from browser.driving import settled
 from browser.jupyter import PATIENCE_S, Lab, open_notebook, run_all_cells, save, set_theme, write_notebook
-from browser.kernels import IPYKERNELS, use_ipykernel
+from browser.kernels import INSTALLED, IPYKERNELS, use_ipykernel
 
 pytest.importorskip("anywidget")
 
@@ -98,6 +98,8 @@ def lab(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("lab")
     use_ipykernel(request.param, folder)
     with Lab(folder) as lab:
+        kernel = lab._ask("kernelspecs")["kernelspecs"]["python3"]["spec"]["display_name"]
+        assert request.param in (INSTALLED, kernel.split()[-1])
         yield lab
 
 
