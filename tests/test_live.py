@@ -143,6 +143,16 @@ def test_a_leaf_that_turns_bad_is_named_at_once(run):
     assert live.widget.table[row].keystr == PATHS[5] and step == 100 and PATHS[5] in text
 
 
+def test_a_page_that_missed_what_was_found_is_told_of_it_again_without_asking(run):
+    live = run()
+    live.step(40, bad=5)
+    live.told.clear()
+    live.step(1000)
+    found = [message["findings"] for message, _ in live.told if "findings" in message]
+    assert found and all("nonfinite" in [kind for _, _, kind, _ in marks] for marks in found)
+    assert len(found) <= len(live.told) / 8, "but not with each message"
+
+
 def test_whoever_lacks_columns_gets_them_all(run):
     live = run()
     live.step(500)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 QUIET_S = 0.5  # after the last measurement what was not told yet is told
 AT_REST_S = 5.0  # and then the whole picture is made
+FINDINGS_EVERY = 16  # messages: a page that came late, while the kernel is busy, hears of them too
 _logger = logging.getLogger("treeviz")
 
 
@@ -123,7 +124,7 @@ class LivePanel:
             return
         self._sequence += 1  # an interrupt from here on leaves a gap, and the page asks
         message = {"op": "append", "n": 0 if columns is None else len(columns.n), **self._status()}
-        if has_new_findings:
+        if has_new_findings or self._sequence % FINDINGS_EVERY == 0:
             message["findings"] = self._findings.marks
         widget.tell(message, [] if columns is None else columns.buffers())
 
