@@ -280,7 +280,7 @@ def test_frames_are_taken_away_with_the_row(explore):
     kernel = explore(tree())
     looked_at(kernel, "weights").locator("iframe").wait_for()
     looked_at(kernel, "cube").locator("iframe").wait_for()
-    assert len(kernel.page.frames) == 2
+    kernel.until(lambda: len(kernel.page.frames) == 2)
     assert kernel.page.locator("iframe").get_attribute("sandbox") == "allow-scripts"
     kernel.page.keyboard.press("Escape")
     kernel.page.locator("iframe").wait_for(state="detached")
