@@ -357,6 +357,19 @@ def test_parameters_are_the_same_to_the_bit_with_and_without_it():
     np.testing.assert_array_equal(np.asarray(a["w"]), np.asarray(b["w"]))
 
 
+@pytest.mark.parametrize(
+    "sizes", [[16384, 128, 128, 1], [1, 8, 1023, 1024, 1025, 5000], [30000, *[32] * 60], [3] * 300]
+)
+def test_small_leaves_broken_into_rows_keep_their_numbers_apart(sizes):
+    rng = np.random.default_rng(0)
+    leaves = [np.float32(rng.normal(size=n) * 10.0 ** rng.integers(-30, 30)) for n in sizes]
+    leaves[-1][0], leaves[0][-1] = np.nan, -np.inf
+    for statistics in (LIGHT, HISTOGRAM):
+        told = numbers([jnp.asarray(x) for x in leaves], statistics)
+        for i, x in enumerate(leaves):
+            assert_told(told, i, x)
+
+
 @pytest.mark.parametrize("shapes", [[(16, 8), (8,)], [(8,), (16, 8)], [(8,), (8,)], [(400, 200), (16, 8)]], ids=str)
 def test_every_device_has_the_rows_of_sharded_leaves_in_any_order(shapes):
     if jax.device_count() != 8:

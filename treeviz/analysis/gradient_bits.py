@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -30,11 +30,11 @@ _UP, _DOWN = np.float32(2.0**SHIFT), np.float32(2.0**-SHIFT)
 _USUAL_FROM, _HUGE_FROM = (np.float32(limit).view(np.uint32) for limit in (2.0**-60, 2.0**47))
 _INFINITY = np.float32(np.inf).view(np.uint32)
 
-_SMALL_BELOW = 1 << 14  # elements: smaller leaves are reduced together
+_SMALL_BELOW = 1 << 15  # elements: smaller leaves are reduced together
 _SHORTEST = 8  # XLA CPU makes NaN of joined reductions of an array of one element (jax 0.4.36 to 0.10.2)
 _ROW = 1 << 10  # elements of a row into which long vectors are broken
 _TOGETHER = 8  # leaves that are joined in one kernel
-_PADDING = 1 << 12  # elements that a block of small leaves may always waste
+_PADDING = 1 << 12  # elements, or rows of them, that a block of small leaves may always waste
 
 
 def n_words(statistics: Sequence[str]) -> int:
@@ -83,13 +83,18 @@ def _rows(leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: b
             n = x.size
             if x.ndim == 1 and not _is_sharded(x):  # as rows, whose sums keep more digits than one long one
                 x = lax.pad(x, np.zeros((), x.dtype), [(0, -n % _ROW, 0)]).reshape(-1, _ROW)
-            rows.append(_rows_of(x[None], [n], is_usual, statistics, is_cpu))
+            rows.append(_rows_of(x[None], (n,), is_usual, statistics, is_cpu))
             order.append(i)
     for group in small.values():
-        for members in _blocks(group, [numbers[i].size for i in group]):
-            sizes = [numbers[i].size for i in members]
-            block = _padded([numbers[i] for i in members], max(sizes[0], _SHORTEST))
-            rows.append(_rows_of(block, sizes, block.dtype == jnp.float64, statistics, is_cpu))
+        sizes = {i: numbers[i].size for i in group}
+        in_rows = is_cpu and jax.__version_info__ >= (0, 5) and numbers[group[0]].dtype == jnp.float32
+        length = _row_length(sizes.values()) if in_rows else 1
+        for members in _blocks(group, [-(-size // length) for size in sizes.values()]):
+            members.sort(key=lambda i: (-sizes[i], i))
+            of_members = tuple(sizes[i] for i in members)
+            counts = tuple(-(-size // length) for size in of_members) if in_rows else None
+            block = _padded([numbers[i] for i in members], length if in_rows else max(*of_members, _SHORTEST))
+            rows.append(_rows_of(block, of_members, block.dtype == jnp.float64, statistics, is_cpu, counts))
             order.extend(members)
     without = [i for i, leaf in enumerate(leaves) if leaf is None]
     nothing = np.zeros((len(without), n_words(statistics)), np.uint32)
@@ -159,9 +164,18 @@ def _blocks(leaves: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
     yield block
 
 
+def _row_length(sizes: Collection[int]) -> int:
+    """Of rows into which leaves are broken: as long as can be without wasting much."""
+    length = _ROW
+    while length > _SHORTEST and sum(-size % length for size in sizes) > sum(sizes) // 4 + _PADDING:
+        length //= 2
+    return length
+
+
 def _padded(leaves: Sequence[jax.Array], length: int) -> jax.Array:
-    """[k, length]: a leaf in each row, and zeros after it."""
-    rows = [lax.pad(x.reshape(-1), np.zeros((), x.dtype), [(0, length - x.size, 0)]) for x in leaves]
+    """[k, length]: each leaf begins a row, and zeros follow it."""
+    rows = [lax.reshape(x, (x.size,)) for x in leaves]
+    rows = [lax.pad(x, np.zeros((), x.dtype), [(0, -x.size % length, 0)]) if x.size % length else x for x in rows]
     if jax.__version_info__ < (0, 5):  # joined to one long row, what is sharded over a part of a mesh has wrong sums
         return jnp.stack(rows)
     # XLA CPU compiles a few at a time into one kernel each, but all at once only after a kernel for each of them
@@ -169,12 +183,23 @@ def _padded(leaves: Sequence[jax.Array], length: int) -> jax.Array:
     return (lax.concatenate([_barrier(part) for part in parts], 0) if len(parts) > 1 else parts[0]).reshape(-1, length)
 
 
+@partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))  # traced and lowered once for all leaves of a shape
 def _rows_of(
-    x: jax.Array, sizes: Sequence[int], has_usual_squares: bool, statistics: tuple[str, ...], is_cpu: bool
+    x: jax.Array,
+    sizes: tuple[int, ...],
+    has_usual_squares: bool,
+    statistics: tuple[str, ...],
+    is_cpu: bool,
+    counts: tuple[int, ...] | None = None,
 ) -> jax.Array:
-    """uint32[k, n_words] of x[k, …], in which zeros follow the `sizes[k]` numbers of each row."""
+    """uint32[k, n_words] of x[k, …], in which zeros follow the `sizes[k]` numbers of each leaf.
+
+    Args:
+      counts: Each leaf has that many rows of x[n, …], not one.
+    """
     values, exponent = _scaled(x) if x.dtype == jnp.float64 else (x, np.int32(0))
     bits = _magnitude(values)
+    reduced = partial(_reduced, is_cpu=is_cpu, counts=counts)
 
     def sum_of_squares(start, stop, scale) -> tuple[str, jax.Array]:
         return "sum", jnp.square(jnp.where(bits - start < stop - start, values, np.float32(0)) * scale)
@@ -182,46 +207,68 @@ def _rows_of(
     peak_of = ("max", jnp.where(bits < _INFINITY, bits, np.uint32(0)))
     nonfinite_of = ("sum", _ones(bits >= _INFINITY))
     usual_of = sum_of_squares(_USUAL_FROM, _HUGE_FROM, np.float32(1))
-    of, scale = jnp.full(x.shape[:1], USUAL, jnp.uint32), np.float32(1)
+    of, scale = jnp.full(len(sizes), USUAL, jnp.uint32), np.float32(1)
     if has_usual_squares:
-        squares, peak, nonfinite = _reduced([usual_of, peak_of, nonfinite_of], is_cpu)
-    elif is_cpu:  # where a second pass takes less than three ranges, to compile and to run
-        peak, top = _reduced([peak_of, ("max", bits)], is_cpu)  # never one alone: see `_reduced`
+        squares, peak, nonfinite = reduced([usual_of, peak_of, nonfinite_of])
+    elif is_cpu and counts is None:  # where a second pass takes less than three ranges, to compile and to run
+        peak, top = reduced([peak_of, ("max", bits)])  # never one alone: see `_reduced`
         peak = lax.select(top < _INFINITY, top, peak)
         scale, exponent, peak = _of_peak(peak)
         scale = lax.expand_dims(scale, range(1, x.ndim))
-        squares, nonfinite = _reduced([sum_of_squares(np.uint32(0), _INFINITY, scale), nonfinite_of], is_cpu)
+        squares, nonfinite = reduced([sum_of_squares(np.uint32(0), _INFINITY, scale), nonfinite_of])
     else:
-        tiny_of = sum_of_squares(np.uint32(0), _USUAL_FROM, _UP)
-        huge_of = sum_of_squares(_HUGE_FROM, _INFINITY, _DOWN)
-        n_huge_of = ("sum", _ones((bits >= _HUGE_FROM) & (bits < _INFINITY)))
-        terms = [usual_of, tiny_of, huge_of, peak_of, nonfinite_of, n_huge_of]
-        usual, tiny, huge, peak, nonfinite, n_huge = _reduced(terms, is_cpu)
-        of = _ones(peak >= _USUAL_FROM) + _ones(n_huge > 0)
+        if is_cpu:
+            (tiny, usual, huge), (peak, *_), (nonfinite, *_) = (y.T for y in reduced(_in_ranges(values, bits)))
+        else:
+            tiny_of = sum_of_squares(np.uint32(0), _USUAL_FROM, _UP)
+            huge_of = sum_of_squares(_HUGE_FROM, _INFINITY, _DOWN)
+            usual, tiny, huge, peak, nonfinite = reduced([usual_of, tiny_of, huge_of, peak_of, nonfinite_of])
+        of = _ones(peak >= _USUAL_FROM) + _ones(peak >= _HUGE_FROM)
         squares = _chosen(of, tiny, usual + _lower(tiny), huge + _lower(usual))
-        scale = lax.expand_dims(_chosen(of, _UP, np.float32(1), _DOWN), range(1, x.ndim))
+        scale = _chosen(of, _UP, np.float32(1), _DOWN)
+        if counts is not None:
+            scale = scale[np.repeat(np.arange(len(counts)), counts)]
+        scale = lax.expand_dims(scale, range(1, x.ndim))
 
     words = {"norm": _bits(squares), "max_abs": peak, "nonfinite": nonfinite}
     if set(statistics) - set(LIGHT):
-        total, zeros, *counts = _reduced(
+        total, zeros, *n_of = reduced(
             [
                 ("sum", jnp.where(bits < _INFINITY, values, np.float32(0)) * scale),
                 ("sum", _ones(_magnitude(x) == 0)),
                 ("sum", _ones(bits > _INFINITY)),
                 ("sum", _ones(values == np.float32(np.inf))),
                 ("sum", _ones(values == np.float32(-np.inf))),
-            ],
-            is_cpu,
+            ]
         )
         n = np.array(sizes, np.uint32)
+        n_padded = np.array(counts or 1, np.uint32) * np.uint32(math.prod(x.shape[1:]))
         n_finite = jnp.maximum(n - nonfinite, np.uint32(1))
         words["mean"] = _bits(total / n_finite.astype(jnp.float32))
-        words["zeros"] = zeros - (np.uint32(math.prod(x.shape[1:])) - n)
-        words.update(zip(("nan", "posinf", "neginf"), counts, strict=True))
+        words["zeros"] = zeros - (n_padded - n)
+        words.update(zip(("nan", "posinf", "neginf"), n_of, strict=True))
     first = (exponent + np.int32(EXPONENT_ZERO)).astype(jnp.uint32) | (of << np.uint32(RANGE_AT))
     columns = [jnp.broadcast_to(first, peak.shape), *(words[name] for name in statistics if name != "histogram")]
     rows = jnp.stack(columns, axis=1)
-    return jnp.concatenate([rows, _histogram(x, is_cpu)], axis=1) if "histogram" in statistics else rows
+    return jnp.concatenate([rows, _histogram(x, reduced)], axis=1) if "histogram" in statistics else rows
+
+
+def _in_ranges(x: jax.Array, bits: jax.Array) -> list[tuple[str, jax.Array]]:
+    """[n, 3, …] of x[n, …]: the squares in each range; and, the same for each, the magnitudes, and what is not finite.
+
+    One loop of XLA CPU, which can have one sum of floats only: quick to compile, and to run if the numbers are few.
+    """
+    shape = (x.shape[0], 3, x.shape[1])
+    starts, stops = np.array([[0, _USUAL_FROM, _HUGE_FROM], [_USUAL_FROM, _HUGE_FROM, _INFINITY]], np.uint32)
+    scales = np.array([_UP, 1, _DOWN], np.float32)
+    starts, lengths, scales = (lax.broadcast_in_dim(y, shape, (1,)) for y in (starts, stops - starts, scales))
+    x, bits = (lax.broadcast_in_dim(y, shape, (0, 2)) for y in (x, bits))
+    is_finite = bits < _INFINITY
+    return [
+        ("sum", lax.square(lax.select(bits - starts < lengths, x, lax.full_like(x, 0)) * scales)),
+        ("max", lax.select(is_finite, bits, lax.full_like(bits, 0))),
+        ("sum", _ones(~is_finite)),
+    ]
 
 
 def _of_peak(peak: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -285,8 +332,14 @@ def _chosen(of: jax.Array, tiny, usual, huge) -> jax.Array:
     return jnp.where(of == HUGE, huge, jnp.where(of == USUAL, usual, tiny))
 
 
-def _reduced(terms: Sequence[tuple[str, jax.Array]], is_cpu: bool) -> list[jax.Array]:
-    """[k] of each term: its sums or its maxima over all axes but the first."""
+def _reduced(
+    terms: Sequence[tuple[str, jax.Array]], is_cpu: bool, counts: Sequence[int] | None = None
+) -> list[jax.Array]:
+    """[k] of each term: its sums or its maxima over all axes but the first.
+
+    Args:
+      counts: Over the last axis alone, and over the rows of each leaf, which are so many.
+    """
     shape = terms[0][1].shape
     axes = tuple(range(1, len(shape)))
     if not is_cpu:  # XLA makes one pass of these; `jnp.sum` of unsigned integers would be uint64 where there is such
@@ -294,10 +347,22 @@ def _reduced(terms: Sequence[tuple[str, jax.Array]], is_cpu: bool) -> list[jax.A
     # XLA CPU makes one quick loop of several reductions if they are one operation with no more than one sum of floats
     # (jax 0.10.2: 0.15 ns an element, else 1.2 ns), and compiles that in half of the time that one alone takes.
     # It adds one number after the other: rows first keep the digits.
-    results = list(_joined(terms, axes[-1:]))
-    if len(axes) > 1:
-        results = list(_joined([(how, x) for (how, _), x in zip(terms, results, strict=True)], axes[:-1]))
+    results, others = list(_joined(terms, axes[-1:])), axes[:-1]
+    if counts is not None:
+        others = (1,) if max(counts) > 1 else ()
+        results = [_by_leaf(x, counts) for x in results] if others else results
+    if others:
+        results = list(_joined([(how, x) for (how, _), x in zip(terms, results, strict=True)], others))
     return results
+
+
+def _by_leaf(x: jax.Array, counts: Sequence[int]) -> jax.Array:
+    """[k, m, …] of x[n, …]: the rows of each leaf, and zeros after them."""
+    ends = np.cumsum(counts)
+    which = np.arange(max(counts)) + (ends - counts)[:, None]
+    which = np.where(which < ends[:, None], which, ends[-1]).astype(np.int32)
+    padded = lax.pad(x, np.zeros((), x.dtype), [(0, 1, 0), *[(0, 0, 0)] * (x.ndim - 1)])
+    return padded.at[which].get(mode="promise_in_bounds")
 
 
 def _joined(terms: Sequence[tuple[str, jax.Array]], axes: Sequence[int]) -> Sequence[jax.Array]:
@@ -307,7 +372,7 @@ def _joined(terms: Sequence[tuple[str, jax.Array]], axes: Sequence[int]) -> Sequ
     return lax.reduce(tuple(x for _, x in terms), start, join, axes)
 
 
-def _histogram(x: jax.Array, is_cpu: bool) -> jax.Array:
+def _histogram(x: jax.Array, reduced: Callable) -> jax.Array:
     """uint32[k, N_BINS]: how often each power of two occurs. Neither zeros nor what is not finite is in a bin."""
     bits = _magnitude(x)
     n_mantissa, bias, word = (52, 1023, np.uint64) if x.dtype == jnp.float64 else (23, 127, np.uint32)
@@ -316,6 +381,6 @@ def _histogram(x: jax.Array, is_cpu: bool) -> jax.Array:
     # As many as begin at each bin or above it, some bins at a time: a quick loop, and no array of bins by numbers.
     above = []
     for first in range(0, N_BINS, 16):
-        above += _reduced([("sum", _ones(finite >= start)) for start in starts[first : first + 16]], is_cpu)
+        above += reduced([("sum", _ones(finite >= start)) for start in starts[first : first + 16]])
     above = jnp.stack([*above, jnp.zeros_like(above[0])], axis=1)
     return above[:, :-1] - above[:, 1:]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -200,13 +200,12 @@ _SAME_LEAF = (
 )
 
 
-def _place_of(eqn):
+@contextmanager
+def _place_of(eqn) -> Iterator[None]:
     """Equations that are bound again keep their names and lines."""
-    stack = ExitStack()
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))
-    stack.enter_context(eqn.ctx.manager)
-    return stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+        yield
 
 
 def _bind(eqn, operands) -> Sequence[Any]:
