@@ -68,3 +68,13 @@ def mlp():
     from watched import init_mlp_params
 
     return init_mlp_params([1, 8, 8, 1])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience():
+    """What an explorer answers is whole, however slow the machine is."""
+    from treeviz.analysis import detail
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(detail, "MOST_SECONDS", 600.0)
+        yield

@@ -19,6 +19,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sample_trees import SAMPLES
 
+from treeviz.analysis import detail
 from treeviz.analysis.detail import MOST_BYTES, Budget, detail_parts, holders_section, is_array, statistics
 from treeviz.analysis.detail_code import class_facts, function_source
 from treeviz.analysis.detail_holders import SEES_LOCALS, holders
@@ -345,11 +346,19 @@ def test_a_variable_of_a_thread_that_runs_is_found():
     assert any("held in training" in line for line in found), found
 
 
-def test_a_budget_of_time_bytes_and_interest_ends_an_answer():
-    clock = iter(range(100))
+def test_a_budget_of_time_bytes_and_interest_ends_an_answer(monkeypatch):
+    monkeypatch.setattr(detail, "MOST_SECONDS", 1.0)
     section = {"kind": "text", "text": "x"}
-    budget = Budget(now=lambda: next(clock) / 2)
-    assert budget.gather([lambda: [section]] * 9)[-1]["text"].startswith("There is more: it takes too long")
+    now = [0.0]
+
+    def part() -> list:
+        now[0] += 0.4
+        return [section]
+
+    budget = Budget(now=lambda: now[0])
+    *said, last = budget.gather([part] * 9)
+    assert last["text"].startswith("There is more: it takes too long")
+    assert len(said) == 4 and now == [1.6], "the first part, and one second"
     huge = {"kind": "text", "text": "x" * (MOST_BYTES // 2)}
     assert [len(each["text"]) > 100 for each in Budget().gather([lambda: [huge]] * 3)] == [True, False]
     assert len(Budget(lambda: True).gather([lambda: [section]] * 9)) == 1

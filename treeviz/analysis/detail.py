@@ -41,6 +41,8 @@ Part = Callable[[], list[Section]]
 class Budget:
     """How long an answer may take, and how much it may say.
 
+    Time runs from when somebody first asks for it: what the first part of the first answer loads is not counted.
+
     Args:
       is_cancelled: Whether nobody waits for the answer any more.
     """
@@ -50,17 +52,20 @@ class Budget:
     ) -> None:
         self.is_cancelled = is_cancelled
         self._now = now
-        self._end = now() + MOST_SECONDS
+        self._end: float | None = None
         self._bytes_left = MOST_BYTES
 
     def goes_on(self) -> bool:
-        return self._now() < self._end and not self.is_cancelled()
+        now = self._now()
+        if self._end is None:
+            self._end = now + MOST_SECONDS
+        return now < self._end and not self.is_cancelled()
 
     def gather(self, parts: Iterable[Part]) -> list[Section]:
         """What the parts say, until the budget is spent; what one raises stands in its place."""
         gathered: list[Section] = []
-        for part in parts:
-            if not self.goes_on():
+        for i, part in enumerate(parts):
+            if self.is_cancelled() or (i > 0 and not self.goes_on()):
                 return [*gathered, text("There is more: it takes too long for one answer.")]
             for section in guarded(part, lambda error: [text(f"could not be found out: {error_text(error)}", "bad")]):
                 self._bytes_left -= len(json.dumps(section))
