@@ -81,7 +81,7 @@ class Explored:
         """What the page asked for: plain data, and bytes beside it.
 
         Args:
-          operation: One of `treeviz.views.widget.OPERATIONS`.
+          operation: One of `treeviz.views.requests.OPERATIONS`.
           numbers: The row first.
           is_cancelled: Whether the page has lost its interest; it may hear of that late, or not at all.
         """

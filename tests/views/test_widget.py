@@ -26,7 +26,8 @@ import ipywidgets
 import traitlets
 
 from treeviz.views import notebook
-from treeviz.views.widget import LONGEST_TEXT, MOST_EXPANDED, MOST_NUMBERS, MOST_SELECTED, OPERATIONS
+from treeviz.views.requests import LONGEST_TEXT, MOST_NUMBERS, MOST_SELECTED, OPERATIONS
+from treeviz.views.widget import MOST_EXPANDED
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 

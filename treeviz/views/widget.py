@@ -19,15 +19,11 @@ from treeviz.tree.quote import visible
 from treeviz.tree.table import TreeTable
 from treeviz.views.front_end import packed_widget_module
 from treeviz.views.notebook import outputs_share_a_page, publish, shell_of_notebook, shows_html
+from treeviz.views.requests import MOST_SELECTED, is_small, read_request
 from treeviz.views.rows import first_open, path_name, row_of_path
 from treeviz.views.tree_view import TreeView
 
-# What the page may ask for. Each comes with integers, and nothing else.
-OPERATIONS = frozenset({"detail", "slice", "statistics", "holders", "whole"})
-MOST_NUMBERS = 64
-MOST_SELECTED = 10_000
 MOST_EXPANDED = 2_000
-LONGEST_TEXT = 100_000  # of a path or a query from the page
 LINES_KEPT = 200
 _FROM_THE_PAGE = ("expanded", "query", "selection", "value")  # each may depend on those before it
 _logger = logging.getLogger("treeviz")
@@ -131,16 +127,18 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
         """Show another tree, with others beside it as in `treeviz.explore`; see `tree`."""
         source = self._open_source
         replaced = source.replace(tree, trees)
-        moved = [int(replaced.rows[row]) for row in self.selection if row < len(replaced.rows)]
+        selected = self.selection
+        moved = [int(replaced.rows[row]) for row in selected if row < len(replaced.rows)]
         numbers = [len(replaced.changed), replaced.n_added, replaced.n_gone, *replaced.changed]
-        was_selected = bool(self.selection)
         with self.hold_sync():
             self._changes = np.array(numbers, dtype="<u4").tobytes()
             self._packed = source.view.packed
             self._version += 1
-            self.selection = [row for row in moved if row >= 0]
-            if was_selected:
-                self.value = path_name(self.table, self.selection[-1]) if self.selection else ""
+            rows = [row for row in moved if row >= 0]
+            if rows != selected:  # else what another thread selects meanwhile stands
+                self.selection = rows
+            if selected:
+                self.value = path_name(self.table, rows[-1]) if rows else ""
         self._renew_page()
 
     def follow(self, status: dict[str, Any], *, renewed: bool = False, is_another: bool = False) -> None:
@@ -245,12 +243,14 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
     @traitlets.observe("selection")
     def _follow_selection(self, change: Any) -> None:
         """Whichever of the two was set, the other says the same."""
+        rows = self.selection  # read once: another thread may set it
         if self._source is not None:
-            self.value = path_name(self.table, self.selection[-1]) if self.selection else ""
+            self.value = path_name(self.table, rows[-1]) if rows else ""
 
     @traitlets.observe("value")
     def _follow_value(self, change: Any) -> None:
-        if self._source is None or (self.selection and path_name(self.table, self.selection[-1]) == self.value):
+        rows = self.selection  # read once: another thread may set it
+        if self._source is None or (rows and path_name(self.table, rows[-1]) == self.value):
             return
         row = row_of_path(self.table, self.value) if self.value else None
         if row is not None:
@@ -310,7 +310,7 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
         """What the page changed. It may change these four, and only to what they can be."""
-        kept = {name: sync_data[name] for name in _FROM_THE_PAGE if _is_small(name, sync_data.get(name))}
+        kept = {name: sync_data[name] for name in _FROM_THE_PAGE if is_small(name, sync_data.get(name))}
         for name in sync_data:
             if name not in kept and (name not in self.keys or getattr(self, name) != sync_data[name]):
                 self._log(f"dropped from the page: a value for {str(name)[:50]!r}")
@@ -324,7 +324,7 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
         """A request of the page: an operation of a fixed set, and integers."""
         if isinstance(content, dict) and content.get("do") in ("focus", "blur"):
             return
-        request = _read_request(content, buffers)
+        request = read_request(content, buffers)
         if isinstance(request, str):
             self._log(f"dropped from the page: {request}")
             return
@@ -414,27 +414,3 @@ class TreeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
 
 def _open_paths(view: TreeView) -> list[str]:
     return [path_name(view.table, row) for row in first_open(view.table, view.depth, MOST_EXPANDED)]
-
-
-def _is_small(name: str, value: Any) -> bool:
-    """Whether the page may set a trait to something of this kind and size."""
-    if name in ("query", "value"):
-        return isinstance(value, str) and len(value) <= LONGEST_TEXT
-    if isinstance(value, list) and len(value) <= MOST_SELECTED:
-        return sum(len(part) if isinstance(part, str) else 1 for part in value) <= 10 * LONGEST_TEXT
-    return False
-
-
-def _read_request(content: Any, buffers: Any) -> tuple[str, int, int, list[int]] | str:
-    """Operation, number, version of the tree and integers; or what is wrong with them."""
-    if not isinstance(content, dict) or set(content) != {"op", "id", "version", "numbers"} or buffers:
-        return "a message that is no request"
-    operation, numbers = content["op"], content["numbers"]
-    if not isinstance(operation, str) or operation not in OPERATIONS | {"cancel"}:
-        return "a request for something unknown"
-    if not isinstance(numbers, list) or len(numbers) > MOST_NUMBERS:
-        return f"{operation} with too much, or with no list"
-    whole = [content["id"], content["version"], *numbers]
-    if not all(type(number) is int and abs(number) < 2**53 for number in whole):
-        return f"{operation} with something else than integers"
-    return operation, content["id"], content["version"], numbers
