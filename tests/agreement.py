@@ -15,17 +15,17 @@ from treeviz.tree.walk import scan
 
 
 def walk_and_compare(tree: Any) -> TreeTable:
-    """The table of a tree called `t`: its leaves, paths, order, counts and expressions are those of JAX."""
+    """The table of a tree called `t`: leaves, paths, order, counts are JAX's; expressions give the nodes."""
     integrations.load()
-    table, things = scan(tree, name="t")
+    table, nodes = scan(tree, name="t")
     check_table(table)
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     rows = np.flatnonzero(table.is_leaf)
     assert [table[row].keystr for row in rows] == [jax.tree_util.keystr(path) for path, _ in flat]
-    assert all(things[row] is leaf for row, (_, leaf) in zip(rows, flat, strict=True))
+    assert all(nodes[row] is leaf for row, (_, leaf) in zip(rows, flat, strict=True))
     assert sum(table[row].facts.leaves for row in range(len(table))) == len(flat)
-    for row, (_, leaf) in zip(rows, flat, strict=True):
-        assert eval(table[row].expression, {"t": tree, "treeviz": treeviz}) is leaf, table[row].expression
+    for row, node in zip(table, nodes, strict=True):
+        assert eval(row.expression, {"t": tree, "treeviz": treeviz}) is node, row.expression
     assert not any(note.kind == "error" for notes in table.notes.values() for note in notes)
     return treeviz.walk(tree, name="t")
 

@@ -1,4 +1,4 @@
-"""What every test stands on: eight CPU devices, strict JAX, and files that hold what is expected."""
+"""What every test stands on: eight CPU devices, strict JAX, expected files, and how a run is shared among processes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
+os.environ.pop("COLUMNS", None)  # an xdist worker has 80: text is as wide as in a single process
+
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import pytest
 from hypothesis import settings
+from jax._src import compiler
+
+if jax.__version_info__ < (0, 5):  # one thread compiles: the other cores have work of their own
+    os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -21,12 +27,118 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 settings.register_profile("treeviz", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("treeviz")
 
-GOLDEN = Path(__file__).parent / "golden"
+TESTS = Path(__file__).parent
+GOLDEN, BROWSER, TRACING = TESTS / "golden", TESTS / "browser", TESTS / "steps" / "tracing"
+MOST_WORKERS = 8  # each takes one to two GB
+
+# XLA compiles in a third of the time with these. jax 0.4.36 sums less precisely then; later ones may rename them.
+PLAIN = {
+    "xla_backend_optimization_level": "0",
+    "xla_llvm_disable_expensive_passes": "True",
+    "xla_cpu_use_fusion_emitters": "False",
+    "xla_cpu_parallel_codegen_split_count": "1",
+}
+PLAIN_JAX = (0, 5), (0, 11)
+
+# The files that take longest, slowest first. Workers take them first, so that none is alone with one at the end.
+# What is neither here nor below tests/browser or tests/steps/tracing is marked `quick`.
+SLOWEST = [
+    "browser/test_widget_lab.py",
+    "browser/test_live_lab.py",
+    "test_demos.py",
+    "browser/test_hosts.py",
+    "steps/tracing/test_param_updates.py",
+    "steps/test_measure.py",
+    "steps/tracing/test_watch.py",
+    "inspector/test_inspector.py",
+    "analysis/stats/test_jax_arrays.py",
+    "steps/nan_origin/test_locate.py",
+    "browser/test_lab.py",
+    "browser/test_live.py",
+    "browser/test_page.py",
+    "browser/test_series.py",
+    "browser/test_widget.py",
+    "test_distributed.py",
+    "steps/tracing/test_watch_processes.py",
+    "steps/tracing/test_watch_bits.py",
+    "explorer/test_explored.py",
+    "inspector/test_live.py",
+    "analysis/compare/test_side_by_side.py",
+    "integrations/test_treescope.py",
+    "integrations/test_optax_inspect.py",
+    "integrations/test_flax_nnx.py",
+    "integrations/test_flax.py",
+    "test_house.py",
+    "test_cli.py",
+    "views/test_save.py",
+    "test_hostile.py",
+    "test_jax_docs.py",
+    "test_properties.py",
+    "test_samples.py",
+    "views/widget/test_widget.py",
+    "explorer/test_answers.py",
+    "explorer/test_weak_tree.py",
+]
 
 
 def pytest_addoption(parser: pytest.Parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden; read its diff like code")
     parser.addoption("--shots", default="", metavar="FOLDER", help="keep the screenshots of the browser tests here")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
+def pytest_cmdline_main(config: pytest.Config):
+    """Share the files of a folder among processes, one per core. Files and tests that are named run in this process."""
+    option = config.option
+    if not hasattr(option, "numprocesses") or hasattr(config, "workerinput"):
+        return  # without pytest-xdist, or in a worker
+    if option.numprocesses is None and not (option.usepdb or option.collectonly):
+        n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        has_folder = any(Path(argument).is_dir() for argument in config.args)
+        if has_folder and n_cores > 1 and os.environ["JAX_PLATFORMS"] == "cpu":  # a GPU is for one process
+            option.numprocesses = min(n_cores, MOST_WORKERS)
+    if option.numprocesses and option.dist == "no":
+        option.dist = "loadfile"
+        option.loadscopereorder = False  # it knows how many tests a file has, and not how long they take
+        option.maxworkerrestart = option.maxworkerrestart or "0"  # a test that hangs ends the run
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
+    place = {TESTS / name: number for number, name in enumerate(SLOWEST)}
+    gone = [str(path) for path in place if not path.exists()]
+    if gone:
+        raise pytest.UsageError(f"tests/conftest.py: SLOWEST names files that are not there: {', '.join(gone)}")
+    for item in items:
+        if item.path not in place and not {BROWSER, TRACING} & {*item.path.parents}:
+            item.add_marker("quick")
+    # Within a file those that JAX compiles otherwise come last, since each change of that costs all of its programs.
+    first = {item.path: number for number, item in reversed([*enumerate(items)])}
+    is_worker = hasattr(config, "workerinput")
+    items.sort(
+        key=lambda item: (
+            place.get(item.path, len(place)) if is_worker else 0,
+            first[item.path],
+            item.get_closest_marker("optimized") is not None,
+        )
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item):
+    """Compile without optimization where a test is marked so, and is not marked `optimized` within such a file."""
+    global is_plain
+    was_plain, is_marked = is_plain, item.get_closest_marker("unoptimized") and not item.get_closest_marker("optimized")
+    is_plain = bool(is_marked) and PLAIN_JAX[0] <= jax.__version_info__ < PLAIN_JAX[1]
+    if is_plain != was_plain:
+        jax.clear_caches()  # JAX would go on with the programs that it has
+
+
+def get_compile_options(*args, env_options_overrides=None, **keywords):
+    overrides = {**(PLAIN if is_plain else {}), **(env_options_overrides or {})}
+    return optimized_options(*args, env_options_overrides=overrides, **keywords)
+
+
+is_plain = False
+optimized_options, compiler.get_compile_options = compiler.get_compile_options, get_compile_options
 
 
 @pytest.fixture
@@ -73,7 +185,7 @@ def mlp():
 @pytest.fixture(scope="session", autouse=True)
 def patience():
     """What an explorer answers is whole, however slow the machine is."""
-    from treeviz.analysis import detail
+    from treeviz.analysis.details import sections as detail
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(detail, "MOST_SECONDS", 600.0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 import treeviz as tv
-from treeviz.analysis.gradients import Source
-from treeviz.live_panel import LivePanel
+from treeviz.inspector.panel import LivePanel
+from treeviz.steps.measure import MeasuredTree
 
 PATHS = tuple(f"['layers'][{i}]['{name}']" for i in range(4) for name in ("b", "w"))
-SOURCE = Source(
+SOURCE = MeasuredTree(
     "grads", PATHS, (100,) * len(PATHS), ("float32",) * len(PATHS), (True,) * len(PATHS), ("10,10",) * len(PATHS)
 )
 
@@ -41,7 +41,7 @@ class Run:
         self.panel = LivePanel(self.inspector, self.recorder, total=total, clock=self.clock, cpu_clock=self._pay)
         self.panel._ticker.stop()  # a test says when
         self.widget = self.panel.begin()
-        self.told: list[tuple[dict, list[bytes]]] = []
+        self.sent: list[tuple[dict, list[bytes]]] = []
         self._rng = np.random.default_rng(3)
 
     def _pay(self) -> float:
@@ -50,8 +50,8 @@ class Run:
         return self._cpu()
 
     def listen(self) -> None:
-        """Keep what the widget is told, in place of sending it."""
-        self.widget.tell = lambda message, buffers=(): self.told.append((message, list(buffers)))  # type: ignore[method-assign]
+        """Keep the messages of the widget in place of sending them."""
+        self.widget.send_message = lambda message, buffers=(): self.sent.append((message, list(buffers)))  # type: ignore[method-assign]
 
     def step(self, n: int = 1, *, every_s: float = 0.01, bad: int | None = None) -> None:
         """Measure so many steps, one after the other, each read at once."""
@@ -70,8 +70,8 @@ class Run:
                 listener.was_read()
 
     def columns(self) -> list[dict[str, np.ndarray]]:
-        """What was told, message by message."""
-        return [read_columns(message["n"], buffers) for message, buffers in self.told if message["n"]]
+        """The columns of each message."""
+        return [read_columns(message["n"], buffers) for message, buffers in self.sent if message["n"]]
 
 
 def read_columns(n: int, buffers: list[bytes]) -> dict[str, np.ndarray]:

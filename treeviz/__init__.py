@@ -2,43 +2,66 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from treeviz.analysis.leaf_functions import column as column
+from treeviz.analysis.user_columns import column as column
 from treeviz.api import explore as explore
 from treeviz.api import load_ipython_extension as load_ipython_extension
 from treeviz.api import render as render
 from treeviz.api import unload_ipython_extension as unload_ipython_extension
 from treeviz.api import walk as walk
 from treeviz.tree.column import Column as Column
+from treeviz.tree.describers import Description as Description
+from treeviz.tree.describers import describes as describes
 from treeviz.tree.level import child as child
-from treeviz.tree.looks import Look as Look
-from treeviz.tree.looks import describes as describes
 from treeviz.tree.table import TreeTable as TreeTable
 from treeviz.views.tree_view import TreeView as TreeView
 
 if _TYPE_CHECKING:
-    from treeviz.analysis.gradients import FULL as FULL
-    from treeviz.analysis.gradients import HISTOGRAM as HISTOGRAM
-    from treeviz.analysis.gradients import LIGHT as LIGHT
-    from treeviz.analysis.gradients import measure as measure
-    from treeviz.inspector import GradientInspector as GradientInspector
-    from treeviz.integrations.optax_inspect import inspect_gradients as inspect_gradients
-    from treeviz.watching import CannotWatch as CannotWatch
-    from treeviz.watching import StopTraining as StopTraining
-    from treeviz.watching import tap as tap
+    from treeviz.inspector.inspector import GradientInspector as GradientInspector
+    from treeviz.integrations.optax import inspect_gradients as inspect_gradients
+    from treeviz.steps.measure import measure as measure
+    from treeviz.steps.statistics import FULL as FULL
+    from treeviz.steps.statistics import HISTOGRAM as HISTOGRAM
+    from treeviz.steps.statistics import LIGHT as LIGHT
+    from treeviz.steps.stop import StopTraining as StopTraining
+    from treeviz.steps.tracing.tap import tap as tap
+    from treeviz.steps.tracing.watch import CannotWatch as CannotWatch
 
 __version__ = "0.1.0"
 
-# Imported when they are asked for, so that `import treeviz` stays quick for those who only look at trees.
+# The names in `from treeviz import *`, `dir(treeviz)` and completion. Modules are imported by full name.
+__all__ = [
+    "FULL",
+    "HISTOGRAM",
+    "LIGHT",
+    "CannotWatch",
+    "Column",
+    "Description",
+    "GradientInspector",
+    "StopTraining",
+    "TreeTable",
+    "TreeView",
+    "child",
+    "column",
+    "describes",
+    "explore",
+    "inspect_gradients",
+    "measure",
+    "render",
+    "tap",
+    "walk",
+]
+
+# Imported at first use, so that `import treeviz` stays fast for users who only render trees.
 _LATER = {
-    "FULL": "treeviz.analysis.gradients",
-    "HISTOGRAM": "treeviz.analysis.gradients",
-    "LIGHT": "treeviz.analysis.gradients",
-    "measure": "treeviz.analysis.gradients",
-    "GradientInspector": "treeviz.inspector",
-    "inspect_gradients": "treeviz.integrations.optax_inspect",
-    "CannotWatch": "treeviz.watching",
-    "StopTraining": "treeviz.watching",
-    "tap": "treeviz.watching",
+    "FULL": "treeviz.steps.statistics",
+    "HISTOGRAM": "treeviz.steps.statistics",
+    "LIGHT": "treeviz.steps.statistics",
+    "measure": "treeviz.steps.measure",
+    "GradientInspector": "treeviz.inspector.inspector",
+    "inspect_gradients": "treeviz.integrations.optax",
+    "CannotWatch": "treeviz.steps.tracing.watch",
+    "StopTraining": "treeviz.steps.stop",
+    "tap": "treeviz.steps.tracing.tap",
 }
 
 
@@ -52,4 +75,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return [*__all__, "__version__"]

@@ -1,4 +1,4 @@
-"""The command `treeviz`: shows a model, or the arrays of a file."""
+"""The command `treeviz`: show a demo model, or the arrays of a file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-FOUND, NOTHING_FOUND, TROUBLE, PIPE_CLOSED = 0, 1, 2, 141  # as grep, and the shell, have them
+FOUND, NOTHING_FOUND, TROUBLE, PIPE_CLOSED = 0, 1, 2, 141  # the exit statuses of grep and of the shell
 
 _DESCRIPTION = "See a JAX pytree: every leaf with its path, shape, dtype and size."
 _EPILOG = """\
@@ -21,32 +22,62 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0; 1 if --find found nothing; 2 if there was trouble."""
+    """Run the command, and return its exit status: 0; 1 if --find found nothing; 2 on an error."""
+    _open_closed_descriptors()
     try:
         status = _run(_parser().parse_args(arguments))
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # Python would complain once more when it flushes at the end: https://docs.python.org/3/library/signal.html
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return 130
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, MemoryError) as error:
+        _drop_output()
         return _trouble(error)
+
+
+def _open_closed_descriptors() -> None:
+    """After `>&-` the next file would become standard output or error, where libraries write into it."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _drop_output() -> None:
+    """Drop what cannot be written: a closed pipe, a full disk.
+
+    Python would report the error again when it flushes at exit: https://docs.python.org/3/library/signal.html
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(_one_line(message))
 
 
 def _parser() -> argparse.ArgumentParser:
     from treeviz import __version__
+    from treeviz.tree.files.loading import READERS
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         "treeviz", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", metavar="demo|FILE", help="demo, or a .npz, .npy or .safetensors file")
+    parser.add_argument("what", metavar="demo|FILE", help=f"demo, or a file: {', '.join(READERS)}")
     parser.add_argument("--save", metavar="OUT", type=Path, help="write it to OUT: .html, .txt, .json, .svg or .png")
     parser.add_argument("--find", metavar="QUERY", help="list the rows that match, as in the page's search box")
     parser.add_argument("--depth", metavar="N", type=_depth, help="show N levels")
     parser.add_argument("--stats", action="store_true", help="read the values: mean, std, zeros, NaN, a histogram …")
+    parser.add_argument("--whole", action="store_true", help="walk and read all of it, however long that takes")
     parser.add_argument("--version", action="version", version=f"treeviz {__version__}")
     return parser
 
@@ -61,54 +92,73 @@ def _run(options: argparse.Namespace) -> int:
     from treeviz.api import render
 
     tree, name, save = _demo(options.save) if options.what == "demo" else _file(options)
-    view = render(tree, name=name, stats=options.stats, depth=options.depth)
+    whole = options.whole or options.find is not None  # else what is not looked at would not be found
+    view = render(tree, name=name, stats=options.stats, depth=options.depth, whole=whole)
     saved = view.save(save) if save else None
     if options.find is None:
-        _print(str(view) if sys.stdout.isatty() or options.what == "demo" else view.text())
+        is_short = options.what == "demo" or (sys.stdout is not None and sys.stdout.isatty())
+        _print(str(view) if is_short else view.text())
         status = FOUND
     else:
         rows = view.find(options.find)
         for row in rows:
             _print(f"{row.expression}  {_what(row)}")
-        print(f"{len(rows):,} of {len(view.table):,} rows match", file=sys.stderr)
+        _print_error(f"{len(rows):,} of {len(view.table):,} rows match")
         status = FOUND if rows else NOTHING_FOUND
     if saved:
-        print(f"Wrote {saved}", file=sys.stderr if options.find is not None else sys.stdout)
+        (_print if options.find is None else _print_error)(f"Wrote {_one_line(saved)}")
     return status
 
 
 def _demo(save: Path | None):
-    from treeviz import example
+    from treeviz import demo_model
 
-    if not example.has_optax():
+    if not demo_model.has_optax():
         _print(
             "optax is not installed: the optimizer state stands in named tuples of the same names as its own. "
             "(pip install optax)\n"
         )
-    return example.train_state(), "state", save or Path("treeviz-demo.html")
+    return demo_model.train_state(), "state", save or Path("treeviz-demo.html")
 
 
 def _file(options: argparse.Namespace):
-    from treeviz.tree.loading import identifier, load
+    from treeviz.tree.files.loading import identifier, load
 
     path = Path(options.what)
     return load(path, values=options.stats), identifier(path), options.save
 
 
 def _what(row) -> str:
+    from treeviz.tree.safe_repr import aval_text
+
     facts = row.facts
-    return facts.type if facts.shape is None else f"{facts.dtype}[{','.join(map(str, facts.shape))}]"
+    return facts.type if facts.shape is None else aval_text(facts.shape, facts.dtype)
 
 
 def _print(text: str) -> None:
-    """Text may hold any character; the terminal may not have it."""
+    """Print text; escape characters that the terminal's encoding lacks."""
+    if sys.stdout is None:
+        raise OSError("standard output is closed")
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
+def _print_error(text: str) -> None:
+    if sys.stderr is not None:  # else print() would take standard output
+        print(text, file=sys.stderr)
+
+
+def _one_line(text: object) -> str:
+    """A file's name, an argument or a message, without what a terminal would obey."""
+    from treeviz.tree.safe_repr import visible
+
+    return visible(str(text), 2000)
+
+
 def _trouble(error: Exception) -> int:
-    if isinstance(error, OSError) and error.filename is not None:
-        print(f"treeviz: {error.filename}: {error.strerror}", file=sys.stderr)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     else:
-        print(f"treeviz: {error}", file=sys.stderr)
+        text = str(error) or type(error).__name__
+    _print_error(f"treeviz: {_one_line(text)}")
     return TROUBLE

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from treeviz.analysis.findings import findings
-from treeviz.analysis.gradients import Source
-from treeviz.analysis.history import History
+from treeviz.steps.findings.find import findings
+from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.recording.history import History
 
 MAX_BYTES = 64_000_000  # the default of an inspector
 SPIKE = 1e6
@@ -30,7 +30,7 @@ def main() -> None:
     arguments = parser.parse_args()
     n_steps, n_leaves = arguments.steps, arguments.leaves
     paths = tuple(f"['layers'][{i}]" for i in range(n_leaves))
-    source = Source("grads", paths, (4096,) * n_leaves, ("float32",) * n_leaves, (True,) * n_leaves)
+    source = MeasuredTree("grads", paths, (4096,) * n_leaves, ("float32",) * n_leaves, (True,) * n_leaves)
     history, before = History([source], MAX_BYTES), _peak_bytes()
     tenths = list(_tenths(history, n_steps, n_leaves))
     held = _peak_bytes() - before

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 import treeviz as tv
-from treeviz.live_panel import LivePanel
+from treeviz.inspector.backend import LiveBackend
+from treeviz.inspector.panel import LivePanel
 
 STEP_S = 0.01
 N_STEPS = 300
@@ -30,16 +31,18 @@ def loop(n_leaves: int, *, with_panel: bool, n_steps: int = N_STEPS, step_s: flo
     widget = inspector.explore(total=n_steps) if with_panel else None
     spent = [0.0]
     if widget is not None:
-        panel = widget._source
+        backend = widget._backend
+        assert isinstance(backend, LiveBackend)
+        panel = backend.panel
         assert isinstance(panel, LivePanel)
-        tell = panel._tell
+        send_updates = panel.send_updates
 
         def timed() -> None:
             before = time.thread_time()
-            tell()
+            send_updates()
             spent[0] += time.thread_time() - before
 
-        setattr(panel, "_tell", timed)  # noqa: B010
+        setattr(panel, "send_updates", timed)  # noqa: B010
     began = time.perf_counter()
     for i in range(n_steps):
         until = time.perf_counter() + step_s

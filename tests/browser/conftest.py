@@ -7,6 +7,7 @@ test that does not wait for what it reads fails there, as it would on a slow mac
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 CHROMIUM = os.environ.get("TREEVIZ_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome") or ""
+PLAYWRIGHT = "playwright.sync_api"
 ARGUMENTS = (
     "--no-sandbox",  # also as root, in a container
     "--disable-gpu",
@@ -33,9 +35,10 @@ OURS = ("file:", "data:", "blob:", "about:", "http://127.0.0.1:", "ws://127.0.0.
 @pytest.fixture(scope="session")
 def chromium() -> Iterator:
     """The browser, started once."""
-    playwright = pytest.importorskip("playwright.sync_api")
+    is_needed = os.environ.get("CI") == "true"
+    playwright = importlib.import_module(PLAYWRIGHT) if is_needed else pytest.importorskip(PLAYWRIGHT)
     if not Path(CHROMIUM).is_file():
-        if os.environ.get("CI") == "true":
+        if is_needed:
             pytest.fail("there is no Chromium: install one, or name it in TREEVIZ_CHROMIUM")
         pytest.skip("there is no Chromium; TREEVIZ_CHROMIUM may name one")
     playwright.expect.set_options(timeout=TIMEOUT_MS)
@@ -43,6 +46,27 @@ def chromium() -> Iterator:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def jupyterlab(tmp_path_factory) -> Iterator:
+    """The JupyterLab of this process. Test files put notebooks of different names in it, and end their kernels."""
+    with a_lab(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory) -> Iterator:
+    """Another JupyterLab, which does not trust what ran in the first."""
+    with a_lab(tmp_path_factory.mktemp("stranger")) as lab:
+        yield lab
+
+
+def a_lab(folder: Path):
+    pytest.importorskip("jupyterlab")
+    from browser.jupyter import Lab
+
+    return Lab(folder)
 
 
 def new_context(browser, **options):

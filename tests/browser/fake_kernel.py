@@ -11,7 +11,7 @@ from typing import Any
 from browser.conftest import TIMEOUT_MS
 from browser.driving import settled
 
-from treeviz.views.front_end import widget_module_text
+from treeviz.views.html.bundle import widget_module_text
 
 PAGE = """<!DOCTYPE html><html lang="en"><meta name="color-scheme" content="light dark"><title>explorers</title>
 <main><h1>Explorers</h1><div id="a"></div><div id="b"></div></main></html>"""
@@ -61,8 +61,8 @@ class FakeKernel:
             )
         elif message["method"] == "custom":
             parts = [b64encode(data).decode() for data in buffers]
-            told = [model, message["content"], parts]
-            self.page.evaluate("([model, content, parts]) => fake.tell(model, content, parts)", told)
+            message_parts = [model, message["content"], parts]
+            self.page.evaluate("([model, content, parts]) => fake.send(model, content, parts)", message_parts)
 
     def until(self, condition: Callable[[], Any]) -> None:
         """Deliver until something holds."""

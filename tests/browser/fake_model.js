@@ -46,8 +46,8 @@ class FakeModel {
     for (const name of changed) this.fire(`change:${name}`, this.state[name]);
   }
 
-  fire(event, ...told) {
-    for (const callback of [...(this.listeners.get(event) ?? [])]) callback(...told);
+  fire(event, ...args) {
+    for (const callback of [...(this.listeners.get(event) ?? [])]) callback(...args);
   }
 }
 
@@ -72,7 +72,7 @@ globalThis.fake = {
   take(model, { plain, binary }) {
     this.models[model].take({ ...plain, ...Object.fromEntries(Object.entries(binary).map(([name, text]) => [name, bytes_of(text)])) });
   },
-  tell(model, content, buffers) {
+  send(model, content, buffers) {
     this.models[model].fire("msg:custom", content, buffers.map(bytes_of));
   },
   drain: (model) => fake.models[model].outbox.splice(0),

@@ -54,9 +54,12 @@ class Lab(Server):
 
     def __exit__(self, *error: object) -> None:
         with contextlib.suppress(OSError):
-            for kernel in self._ask("kernels"):
-                self.fetch(f"api/kernels/{kernel['id']}", "DELETE", GOODBYE_S)
+            self.end_kernels()
         super().__exit__(*error)
+
+    def end_kernels(self) -> None:
+        for kernel in self._ask("kernels"):
+            self.fetch(f"api/kernels/{kernel['id']}", "DELETE", GOODBYE_S)
 
     def url(self, notebook: str) -> str:
         return f"{self.address}{self._pages}/{notebook}?token={self.token}&reset"

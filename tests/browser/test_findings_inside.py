@@ -6,14 +6,15 @@ import pytest
 from browser.driving import opened, readout, settled
 from sample_series import NAN_FROM, layers, leaf, run
 
-from treeviz.views.page import page as as_page
+from treeviz.views.html.page import page as as_page
+from treeviz.views.view import View
 
 
 @pytest.fixture
 def closed(open_page):
     """The page of a table with series, with only the root open."""
     table = layers()
-    page = open_page(as_page(table, table.chosen(("bytes",)), series=run(table), depth=1))
+    page = open_page(as_page(View(table, table.chosen(("bytes",)), series=run(table), depth=1)))
     return opened(page)
 
 
@@ -48,6 +49,6 @@ def test_a_click_on_the_badge_opens_the_way_to_the_worst_of_them_and_reads_it(cl
 
 def test_without_findings_there_is_no_such_badge(open_page):
     table = layers()
-    page = open_page(as_page(table, [], series=run(table, healthy=True), depth=1))
+    page = open_page(as_page(View(table, [], series=run(table, healthy=True), depth=1)))
     opened(page)
     assert badges(page) == {}

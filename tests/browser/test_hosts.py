@@ -31,8 +31,8 @@ import ipywidgets
 widget = tv.explore(params, name="params")
 heard = ipywidgets.Label("heard nothing")
 def hear(change):
-    (thing,) = widget.selected
-    heard.value = f"heard {change.new}: {thing is params['embed']}"
+    (node,) = widget.selected
+    heard.value = f"heard {change.new}: {node is params['embed']}"
 widget.observe(hear, "value")
 display(widget, heard)
 """

@@ -16,11 +16,10 @@ NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status")
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    pytest.importorskip("jupyterlab")
-    with Lab(tmp_path_factory.mktemp("lab")) as lab:
-        shutil.copy(NOTEBOOK, lab.root)
-        yield lab
+def lab(jupyterlab):
+    shutil.copy(NOTEBOOK, jupyterlab.root)
+    yield jupyterlab
+    jupyterlab.end_kernels()
 
 
 @pytest.fixture(scope="module")
@@ -122,16 +121,15 @@ def test_dark_follows_jupyterlab(page, shots):
     set_theme(page, "JupyterLab Light")
 
 
-def test_untrusted_the_first_rows_are_still_readable(page, lab, open_in, tmp_path_factory, shots):
+def test_untrusted_the_first_rows_are_still_readable(page, lab, open_in, stranger, shots):
     save(page)
-    with Lab(tmp_path_factory.mktemp("stranger")) as stranger:
-        shutil.copy(lab.root / NOTEBOOK.name, stranger.root)
-        untrusted = open_in(stranger)
-        details = untrusted.locator(".jp-OutputArea details").first
-        details.wait_for()
-        settled(untrusted)
-        assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
-        text = untrusted.locator(".jp-OutputArea").first.inner_text() + details.inner_text()
-        assert "float32[" in text and "leaves" in text
-        untrusted.screenshot(path=shots / "lab-untrusted.png")
-        untrusted.close()
+    shutil.copy(lab.root / NOTEBOOK.name, stranger.root)
+    untrusted = open_in(stranger)
+    details = untrusted.locator(".jp-OutputArea details").first
+    details.wait_for()
+    settled(untrusted)
+    assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
+    text = untrusted.locator(".jp-OutputArea").first.inner_text() + details.inner_text()
+    assert "float32[" in text and "leaves" in text
+    untrusted.screenshot(path=shots / "lab-untrusted.png")
+    untrusted.close()

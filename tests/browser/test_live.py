@@ -11,7 +11,7 @@ from browser.driving import box, labels, readout, row, settled
 from browser.fake_kernel import PAGE, FakeKernel
 from live_runs import PATHS, Run
 
-from treeviz.views.front_end import widget_module_text
+from treeviz.views.html.bundle import widget_module_text
 
 pytest.importorskip("anywidget")
 
@@ -33,12 +33,12 @@ def parts(chromium):
 GROW = """async ([packed, messages]) => {
     const bytes = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
     const tree = await parts.unpack(bytes(packed));
-    const roll_up = new parts.RollUp(tree);
+    const rollUp = new parts.RollUp(tree);
     const about = { name: 'grads.norm', title: 'norm', digits: 4 };
     const all = [false, true].map((scrolls) => new parts.LiveSeries(about, tree.n, scrolls));
     let most = 0;
     for (const [n, buffers] of messages) {
-        const columns = roll_up.read(n, buffers.map(bytes));
+        const columns = rollUp.read(n, buffers.map(bytes));
         for (const series of all) series.add(columns);
         most = Math.max(most, all[0].n);
     }
@@ -60,15 +60,15 @@ def test_columns_are_joined_as_numpy_would_and_never_more_than_there_is_room_for
     run.step(3000, every_s=every_s)
     run.step(20, every_s=every_s, bad=2)
     run.step(5, every_s=every_s)
-    run.panel._tell()
+    run.panel.send_updates()
     messages = [
-        [message["n"], [b64encode(part).decode() for part in parts]] for message, parts in run.told if message["n"]
+        [message["n"], [b64encode(part).decode() for part in parts]] for message, parts in run.sent if message["n"]
     ]
-    whole, newest = parts.evaluate(GROW, [b64encode(run.panel.view.packed).decode(), messages])
+    whole, newest = parts.evaluate(GROW, [b64encode(run.panel.backend.view.packed).decode(), messages])
     run.widget.close()
     assert whole["most"] <= whole["room"] <= 512
 
-    table = run.panel.view.table
+    table = run.panel.backend.view.table
     leaves = np.flatnonzero(table.is_leaf)
     squares, bad = np.zeros((len(run.norms), len(table))), np.zeros((len(run.norms), len(table)), bool)
     squares[:, leaves], bad[:, leaves] = np.array(run.norms, np.float32).astype(float) ** 2, run.bad
@@ -125,7 +125,7 @@ def drawn(kernel):
 
 
 def words(page) -> str:
-    return settled(page).locator(".live .words").first.inner_text()
+    return settled(page).locator(".live .text").first.inner_text()
 
 
 def state(page) -> str:
@@ -158,7 +158,7 @@ def test_what_is_measured_is_drawn_and_read(live):
     assert state(page) == "running"
     assert words(page).startswith("step ") and " of 400 · 100 steps/s · 0:01 left" in words(page)
     run.clock.now += 1
-    run.panel._tell()
+    run.panel.send_updates()
     page = drawn(kernel)
     norm = np.float32(run.norms[-1][1])
     cell = row(page, "w").first.locator(".number").inner_text()
@@ -188,7 +188,7 @@ def test_a_pause_lets_the_picture_stand_still_and_nothing_is_lost(live):
     run.step(200)
     page = drawn(kernel)
     assert last_column(page) == before and state(page) == "paused"
-    run.panel.settle("done")
+    run.panel.finish("done")
     page = drawn(kernel)
     assert last_column(page) == before
     page.get_by_role("button", name="go on").click()
@@ -204,7 +204,7 @@ def test_two_views_agree_and_one_that_comes_late_knows_all(live):
     kernel.show(0, "b")
     run.step(100)
     run.clock.now += 1
-    run.panel._tell()
+    run.panel.send_updates()
     page = drawn(kernel)
     told = []
     for place in "ab":
@@ -233,7 +233,7 @@ def test_columns_that_did_not_come_are_asked_for_and_come(live):
     slider.press("Home")
     assert "step 0 · " in readout(page)
     steps = page.evaluate(
-        "() => [...fake.views.at(-1).history.series.first].slice(0, fake.views.at(-1).history.series.n)"
+        "() => [...fake.views.at(-1).seriesView.series.first].slice(0, fake.views.at(-1).seriesView.series.n)"
     )
     assert steps[:110] == list(range(110))
     assert page.locator(".notice").inner_text() == ""
@@ -265,11 +265,11 @@ def test_a_pinned_row_stays_in_sight(live):
     assert page.get_by_role("button", name="unpin row").count() == 1
     run.step(100)
     run.clock.now += 1
-    run.panel._tell()
+    run.panel.send_updates()
     page = drawn(kernel)
     assert float(pin.locator(".value").inner_text()) == pytest.approx(run.norms[-1][3], rel=1e-3)
     page.get_by_role("button", name="Collapse all").click()
-    run.panel.settle()
+    run.panel.finish()
     page = drawn(kernel)
     assert pin.count() == 1, "the whole picture keeps it"
     pin.locator(".where").click()
@@ -287,12 +287,12 @@ def test_steps_that_were_chosen_and_the_order_stay_while_more_come(live):
     run.step(200)
     page = drawn(kernel)
     assert page.get_by_role("spinbutton", name="To step").input_value() == "99"
-    page.locator(".head .spark").click()
+    page.locator(".head .sparkline").click()
     order = labels(page)
-    run.panel.settle()
+    run.panel.finish()
     page = drawn(kernel)
     assert page.get_by_role("spinbutton", name="From step").input_value() == "50"
-    assert "descending" in page.locator(".head .spark").get_attribute("aria-label")
+    assert "descending" in page.locator(".head .sparkline").get_attribute("aria-label")
     assert sorted(labels(page)) == sorted(order)
 
 
@@ -313,7 +313,7 @@ def test_the_newest_steps_scroll(live):
 def test_the_picture_is_saved_as_a_file(live, tmp_path):
     run, kernel = live(steps=120)
     run.clock.now += 1
-    run.panel._tell()
+    run.panel.send_updates()
     page = drawn(kernel)
     with page.expect_download() as download:
         page.get_by_role("button", name="save picture").click()
@@ -322,7 +322,7 @@ def test_the_picture_is_saved_as_a_file(live, tmp_path):
     assert download.value.suggested_filename == "net-step-119.png"
     image = path.read_bytes()
     width, height = (int.from_bytes(image[at : at + 4], "big") for at in (16, 20))
-    area = box(page, ".heat")
+    area = box(page, ".heat-map")
     assert image[:8] == b"\x89PNG\r\n\x1a\n" and width > area["width"] and height > area["height"]
 
 
@@ -350,12 +350,12 @@ def test_a_million_steps_fit(live):
         parts = [first, first + 6249, np.full(columns, 6250.0)]
         norms = np.full((columns, len(PATHS)), 0.5, "<f4")
         buffers = [*(p.astype("<f8").tobytes() for p in parts), bytes(columns), *(norms.tobytes() for _ in range(3))]
-        run.panel._sequence += 1
-        run.widget.tell({"op": "append", "n": columns, **run.panel._status()}, buffers)
+        run.panel._messages._sequence += 1
+        run.widget.send_message({"op": "append", "n": columns, **run.panel._messages.status()}, buffers)
     for _ in range(100):
         run.step(20)
     page = drawn(kernel)
-    series = page.evaluate("() => fake.views.at(-1).history.all.map((s) => [s.n, s.stride, s.latest.length])")
+    series = page.evaluate("() => fake.views.at(-1).seriesView.all.map((s) => [s.n, s.stride, s.latest.length])")
     assert all(n <= stride <= 512 and cells == stride * 14 for n, stride, cells in series)
     assert page.evaluate("() => document.querySelector('.treeviz').shadowRoot.querySelectorAll('*').length") < 600
 
@@ -372,5 +372,5 @@ def test_nobody_is_left_out_of_a_run(live, shots, width, dark):
         settled(page).screenshot(path=shots / f"live-{name}-{width}-{'dark' if dark else 'light'}.png")
         results = axe.Axe().run(page)
         assert results.violations_count == 0, results.generate_report()
-        run.panel.settle("stopped", "KeyboardInterrupt")
+        run.panel.finish("stopped", "KeyboardInterrupt")
         page = drawn(kernel)

@@ -7,26 +7,29 @@ import re
 import runpy
 from base64 import b64encode
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from browser.conftest import Watch, new_context
 from browser.driving import active, box, copied, labels, opened, row, scroll_to, search, settled, status
 from hostile_objects import EVIL_TEXTS
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from query_trees import TREES
 from sample_trees import SAMPLES
 
 import treeviz
 from treeviz.tree.column import Column
-from treeviz.tree.rollup import rolled_up
-from treeviz.views.front_end import module_text
-from treeviz.views.page import page as as_page
-from treeviz.views.payload import pack
+from treeviz.views.html.bundle import module_text
+from treeviz.views.html.page import page as as_page
+from treeviz.views.html.payload import pack
+from treeviz.views.view import View
 
 TESTS = Path(__file__).parents[1]
 CASES = json.loads((TESTS / "query_cases.json").read_text("utf-8"))
 PAIRS = runpy.run_path(str(TESTS / "tree" / "test_numbers.py"))  # numbers beside their texts
-PARTS = "unpack, matches, Index, Rows, countText, bytesText, numberText, mount"
+PARTS = "unpack, matches, WordIndex, Rows, countText, bytesText, numberText, mount"
 
 
 def model(n_layers: int = 3):
@@ -48,7 +51,7 @@ def shown(open_page):
 
     def show(tree, *, stats: bool = False, columns=None, depth=9, name="params", values=None, **window):
         view = treeviz.render(tree, name=name, stats=stats, columns=columns, depth=depth)
-        page = open_page(as_page(view.table, view.columns, depth=depth, values=values), **window)
+        page = open_page(as_page(View(view.table, view.columns, depth=depth, values=values)), **window)
         return opened(page)
 
     return show
@@ -70,7 +73,8 @@ def parts(chromium):
 
 
 def load(parts, table):
-    parts.evaluate("(text) => load(text).then(() => {})", b64encode(pack(table, list(table.columns.values()))).decode())
+    packed = pack(View(table, list(table.columns.values())))
+    parts.evaluate("(text) => load(text).then(() => {})", b64encode(packed).decode())
 
 
 # What the front end works out for itself
@@ -101,7 +105,7 @@ def test_paths_places_and_totals_of_every_tree_are_those_of_the_table(parts, nam
         assert (label, keystr, expression) == (table[number].label, table[number].keystr, table[number].expression)
     for column in table.columns.values():
         if column.format in ("count", "bytes"):
-            np.testing.assert_allclose(values_of(parts, column.name), rolled_up(table, column).astype(float), rtol=1e-6)
+            np.testing.assert_allclose(values_of(parts, column.name), table.rolled(column).astype(float), rtol=1e-6)
 
 
 def values_of(parts, name: str) -> np.ndarray:
@@ -119,7 +123,7 @@ def test_roll_ups_are_those_of_the_table(parts, rollup, missing):
         own = own > 1
     column = Column("x", "x", own, format="number", rollup=rollup)
     load(parts, table.with_columns(column))
-    np.testing.assert_allclose(values_of(parts, "x"), rolled_up(table, column).astype(float), rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(values_of(parts, "x"), table.rolled(column).astype(float), rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['tree']} {case['query']}")
@@ -128,7 +132,8 @@ def test_the_search_box_reads_the_same_language_as_python(parts, case):
     found = parts.evaluate(
         """(query) => {
             try {
-                return [...parts.matches(tree, new parts.Index(tree), query)].flatMap((hit, row) => hit ? [row] : []);
+                const hits = parts.matches(tree, new parts.WordIndex(tree), query);
+                return [...hits].flatMap((hit, row) => hit ? [row] : []);
             } catch (error) {
                 return error.message;
             }
@@ -151,7 +156,8 @@ def test_every_tree_is_searched_as_python_searches_it(parts, name, query):
     table = treeviz.walk(SAMPLES[name]())
     load(parts, table)
     found = parts.evaluate(
-        "(query) => parts.matches(tree, new parts.Index(tree), query).reduce((a, hit, row) => a + hit * (row + 1), 0)",
+        "(query) => parts.matches(tree, new parts.WordIndex(tree), query)"
+        ".reduce((sum, hit, row) => sum + hit * (row + 1), 0)",
         query,
     )
     assert found == sum(row.number + 1 for row in table.find(query))
@@ -204,7 +210,7 @@ def test_a_million_rows_can_be_scrolled_from_end_to_end(open_page):
     )
     many.end[0] = n + 1
     many.position[0] = 0
-    page = open_page(as_page(many, []))
+    page = open_page(as_page(View(many, [])))
     opened(page)
     assert labels(page)[:3] == ["many", "[0]", "[1]"]
     scroll_to(page, 10**9)
@@ -444,6 +450,30 @@ def test_the_detail_of_a_row_says_everything_about_it(shown, shots):
     assert detail.count() == 0
 
 
+def test_what_an_opaque_leaf_holds_is_shown_in_its_row_and_its_detail(shown):
+    page = shown({"config": SimpleNamespace(lr=0.1, name="</script>")})
+    within = row(page, "config").locator(".within")
+    assert within.inner_text() == "lr=0.1 · name='</script>'" and within.bounding_box()["width"] > 100
+    row(page, "config").click()
+    said = settled(page).locator(".detail").inner_text()
+    assert re.search(r"inside, invisible to JAX\s+lr\s+0\.1\s+name\s+'</script>'", said)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+def test_the_detail_of_an_array_names_its_devices_and_has_no_empty_numbers(shown):
+    places = [NamedSharding(Mesh(np.array(jax.devices()[i : i + 2]), ("x",)), PartitionSpec("x")) for i in (2, 4)]
+    tree = {f"w{i}": jax.device_put(np.ones((2, i + 1), np.float32), place) for i, place in enumerate(places)}
+    page = shown({**tree, "host": np.ones(3)})
+    said = {}
+    for name in ("w0", "host", "params"):
+        row(page, name).click()
+        lines = settled(page).locator(".detail dl").first.locator("dt, dd").all_inner_texts()
+        said[name] = dict(zip(lines[::2], lines[1::2], strict=True))
+    assert (said["w0"]["devices"], said["w0"]["bytes/device"]) == ("cpu:2–3 (x=2)", "4 B")
+    assert said["host"]["host"] == "24 B" and "bytes/device" not in said["host"]
+    assert said["params"]["spread"] == "4 B on cpu:2–3, 8 B on cpu:4–5" and said["params"]["devices"] == "4"
+
+
 def test_a_shared_leaf_leads_to_where_it_was_first(shown):
     w = np.zeros(4)
     page = shown({"first": {"w": w}, "second": {"w": w}}, depth=1)
@@ -570,7 +600,7 @@ def test_the_view_leaves_no_global_and_no_style_behind(open_page):
 
 
 def test_taking_a_view_away_puts_back_what_stood_there(parts):
-    packed = b64encode(pack(treeviz.walk(model()), [])).decode()
+    packed = b64encode(pack(View(treeviz.walk(model()), []))).decode()
     told = parts.evaluate(
         """async (text) => {
             const host = document.getElementById('host');

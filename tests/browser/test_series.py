@@ -12,16 +12,17 @@ from sample_series import EXPLODES_FROM, NAN_FROM, WIDTH, layers, leaf, run
 from sample_trees import SAMPLES
 
 import treeviz
-from treeviz.tree.series import Histograms, Mark, Series
-from treeviz.views.front_end import module_text
-from treeviz.views.page import fragment
-from treeviz.views.page import page as as_page
-from treeviz.views.payload import pack
+from treeviz.tree.series import FindingMark, Histograms, Series
+from treeviz.views.html.bundle import module_text
+from treeviz.views.html.page import fragment
+from treeviz.views.html.page import page as as_page
+from treeviz.views.html.payload import pack
+from treeviz.views.view import View
 
 # The pixels of the heat map at a place of the row on the screen, 0 to 1 from its left edge: as red, green, blue, alpha.
 PIXEL = """([id, part]) => {
     const inside = document.querySelector('.treeviz').shadowRoot;
-    const canvas = inside.querySelector('.heat canvas');
+    const canvas = inside.querySelector('.heat-map canvas');
     const element = inside.querySelector('#' + id);
     const y = (element.getBoundingClientRect().top - canvas.getBoundingClientRect().top + 6) * devicePixelRatio;
     return [...canvas.getContext('2d').getImageData(Math.floor(part * (canvas.width - 1)), Math.floor(y), 1, 1).data];
@@ -35,7 +36,7 @@ def shown(open_page):
     def show(table=None, series=None, *, columns=("bytes",), depth=9, **window):
         table = layers() if table is None else table
         series = run(table) if series is None else series
-        page = open_page(as_page(table, table.chosen(columns), series=series, depth=depth), **window)
+        page = open_page(as_page(View(table, table.chosen(columns), series=series, depth=depth)), **window)
         return opened(page)
 
     return show
@@ -57,7 +58,7 @@ def brightness(page, number: int, part: float) -> float:
 
 def hover(page, number: int, part: float):
     """Move the mouse to a row's strip."""
-    strip, area = box(page, f"#row{number}"), box(page, ".heat")
+    strip, area = box(page, f"#row{number}"), box(page, ".heat-map")
     page.mouse.move(area["x"] + part * area["width"], strip["y"] + strip["height"] / 2)
 
 
@@ -86,11 +87,11 @@ def test_values_of_a_series_are_read_as_they_were_packed(parts):
                 const rows = Array.from({ length: tree.n }, (_, row) => row);
                 const columns = Array.from({ length: series.n }, (_, column) => column);
                 const cells = (ask) => rows.map((row) => columns.map((column) => ask(row, column)));
-                return [cells((...at) => String(series.value(...at))), cells((...at) => series.is_bad(...at)),
-                    cells((...at) => series.band(...at).map((place) => series.value_at(place)))];
+                return [cells((...at) => String(series.value(...at))), cells((...at) => series.isBad(...at)),
+                    cells((...at) => series.band(...at).map((place) => series.valueAt(place)))];
             });
         }""",
-        b64encode(pack(table, [], series=[norm, ratio])).decode(),
+        b64encode(pack(View(table, [], series=[norm, ratio]))).decode(),
     )
     for series, (values, bad, bands) in zip((norm, ratio), told, strict=True):
         values = np.array(values, float)
@@ -122,8 +123,8 @@ def test_the_heat_map_has_a_strip_for_every_row_and_lighter_is_more(shown, shots
     up, embed = leaf(table, "layers/1/up"), leaf(table, "embed")
     assert brightness(page, up, 0.9) > 180 > brightness(page, up, 0.1)
     assert brightness(page, embed, 0.02) > brightness(page, embed, 0.98)
-    assert box(page, ".heat")["y"] == box(page, "#row0")["y"]
-    assert box(page, ".heat")["height"] == 22 * page.locator(".row").count()
+    assert box(page, ".heat-map")["y"] == box(page, "#row0")["y"]
+    assert box(page, ".heat-map")["height"] == 22 * page.locator(".row").count()
     page.screenshot(path=shots / "series.png")
 
 
@@ -132,7 +133,7 @@ def test_what_is_not_finite_is_crossed_out_and_what_is_zero_is_a_line(shown):
     table = layers()
     strip = """([id, from, to]) => {
         const inside = document.querySelector('.treeviz').shadowRoot;
-        const canvas = inside.querySelector('.heat canvas');
+        const canvas = inside.querySelector('.heat-map canvas');
         const box = inside.querySelector('#' + id).getBoundingClientRect();
         const top = Math.round(box.top - canvas.getBoundingClientRect().top);
         const width = Math.floor((to - from) * canvas.width);
@@ -172,13 +173,13 @@ def test_the_heat_map_follows_folding_sorting_searching_and_scrolling(shown):
     search(page, "1/up")
     assert labels(page)[-1] == "up" and is_aligned(up)
     search(page, "")
-    page.locator(".head .spark").click()
+    page.locator(".head .sparkline").click()
     scroll_to(page, 0)
     assert labels(page)[:2] == ["params", "layers"]
     assert labels(page)[2:4] == ["[2]", "down"]
     page.get_by_role("button", name="Collapse all").click()
     assert labels(page) == ["params"]
-    assert box(page, ".heat")["height"] == 22
+    assert box(page, ".heat-map")["height"] == 22
 
 
 def test_hovering_reads_a_cell_out_in_words(shown):
@@ -255,7 +256,7 @@ def test_steps_are_chosen_by_dragging_and_by_number(shown, shots):
 def test_another_series_can_be_looked_at(shown):
     page = shown()
     page.get_by_role("combobox", name="Series").select_option("gradient / parameter")
-    assert page.locator(".head .spark").inner_text() == "gradient / parameter"
+    assert page.locator(".head .sparkline").inner_text() == "gradient / parameter"
     hover(page, 1, 0.5)
     assert readout(page).startswith("gradient / parameter ")
 
@@ -264,12 +265,12 @@ def test_the_scale_can_be_linear_and_the_legend_says_its_numbers(shown):
     page = shown()
     legend = page.locator(".legend")
     assert "not finite" in legend.inner_text() and "zero" in legend.inner_text()
-    before = page.locator(".colours").get_attribute("aria-label")
+    before = page.locator(".colors").get_attribute("aria-label")
     assert before.endswith("logarithmic")
     embed = leaf(layers(), "embed")
     light = brightness(page, embed, 0.9)
     page.get_by_role("checkbox", name="log").uncheck()
-    assert page.locator(".colours").get_attribute("aria-label").endswith("linear")
+    assert page.locator(".colors").get_attribute("aria-label").endswith("linear")
     assert brightness(page, embed, 0.9) < light
 
 
@@ -338,11 +339,32 @@ def test_a_finding_outside_of_the_chosen_steps_brings_them_all_back(shown):
 def test_a_finding_in_another_series_shows_that_series(shown):
     table = layers()
     norm, ratio = run(table, healthy=True)
-    mark = Mark(5, 10, "ratio", "Far from 1e-3.")
+    mark = FindingMark(5, 10, "ratio", "Far from 1e-3.")
     page = shown(table, [norm, Series(**{**vars(ratio), "marks": (mark,)})])
     page.get_by_text("findings (1)").click()
     page.locator(".finding").click()
     assert readout(page).startswith("gradient / parameter")
+
+
+def test_the_color_of_a_finding_is_that_of_its_severity_whatever_its_kind(shown):
+    table = layers()
+    norm, _ = run(table, healthy=True)
+    marks = (FindingMark(1, 3, "melting", "Too hot.", "error"), FindingMark(2, 3, "cooling", "Too cold."))
+    page = shown(table, [Series(**{**vars(norm), "marks": marks})])
+
+    def color(element):
+        return element.evaluate("(element) => getComputedStyle(element).color")
+
+    theme = settled(page).locator(".tools").first
+    of_theme = {
+        name: theme.evaluate(
+            "(place, name) => { place.style.color = `var(--${name})`; return getComputedStyle(place).color }", name
+        )
+        for name in ("bad", "warm")
+    }
+    page.get_by_text("findings (2)").click()
+    for places in (page.locator(".row .badge:not(.inside)"), page.locator(".finding .badge")):
+        assert [color(places.nth(i)) for i in range(2)] == [of_theme["bad"], of_theme["warm"]]
 
 
 def test_a_run_without_findings_has_no_list_of_them(shown):
@@ -373,8 +395,8 @@ def test_no_accessibility_rule_is_broken(shown, shots, dark, width):
 @pytest.mark.parametrize("width", [320, 500, 699])
 def test_a_narrow_window_keeps_the_sparkline_and_drops_the_heat_map(shown, width):
     page = shown(width=width)
-    assert page.locator(".heat").is_hidden() and page.locator(".legend").is_hidden()
-    assert page.locator(".head .spark").is_visible() and page.locator(".sparks").is_visible()
+    assert page.locator(".heat-map").is_hidden() and page.locator(".legend").is_hidden()
+    assert page.locator(".head .sparkline").is_visible() and page.locator(".sparklines").is_visible()
     assert page.evaluate("() => document.documentElement.scrollWidth") <= width
     page.get_by_text("findings (3)").click()
     page.locator(".finding").first.click()
@@ -392,12 +414,12 @@ def test_few_elements_are_in_the_document_however_many_leaves(shown):
 
 def test_sparklines_stand_in_their_column_until_it_is_hidden(shown):
     page = shown()
-    head, lines = box(page, ".head .spark"), box(page, ".sparks")
+    head, lines = box(page, ".head .sparkline"), box(page, ".sparklines")
     assert (head["x"], head["width"]) == pytest.approx((lines["x"], lines["width"]), abs=1)
     assert lines["y"] == box(page, ".row")["y"]
     page.get_by_text("columns").click()
     page.get_by_role("checkbox", name="gradient norm").uncheck()
-    assert settled(page).locator(".sparks").is_hidden()
+    assert settled(page).locator(".sparklines").is_hidden()
 
 
 def test_the_theme_and_forced_colours_are_followed(shown, shots):
@@ -418,17 +440,17 @@ def test_on_paper_stand_the_strips_of_all_rows(shown, shots):
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
     n_rows = len(layers(10))
     assert settled(page).locator(".row").count() == n_rows
-    assert box(page, ".heat canvas")["height"] == 22 * n_rows
-    assert box(page, ".heat canvas")["y"] == box(page, ".row")["y"] == box(page, ".sparks")["y"]
+    assert box(page, ".heat-map canvas")["height"] == 22 * n_rows
+    assert box(page, ".heat-map canvas")["y"] == box(page, ".row")["y"] == box(page, ".sparklines")["y"]
     page.screenshot(path=shots / "print.png", full_page=True)
 
 
 def test_pages_with_and_without_series_stand_in_one_document(open_page):
     table = layers()
-    html = fragment(table, []) + fragment(table, [], series=run(table)) + fragment(table, [])
+    html = fragment(View(table, [])) + fragment(View(table, [], series=run(table))) + fragment(View(table, []))
     page = open_page(f"<!DOCTYPE html><title>t</title>{html}")
     opened(page, 3)
-    assert page.locator(".heat").count() == 1
+    assert page.locator(".heat-map").count() == 1
 
 
 def test_one_step_and_one_leaf_are_enough(shown):
@@ -448,7 +470,7 @@ def test_the_detail_of_a_row_shows_how_its_values_were_distributed(open_page, sh
     counts[1, :, 3] = 5
     counts[1, 15:, 12] = 10
     histograms = Histograms("grads.histogram", "magnitudes of the gradient", steps, steps, counts, edges)
-    page = open_page(as_page(table, [], series=run(table, healthy=True), histograms=[histograms], depth=9))
+    page = open_page(as_page(View(table, [], series=run(table, healthy=True), histograms=[histograms], depth=9)))
     opened(page)
     row(page, "embed").click()
     drawing = page.get_by_role("img", name="magnitudes of the gradient")
@@ -473,7 +495,7 @@ def test_many_rows_can_be_printed(shown):
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
     n_rows = settled(page).locator(".row").count()
     assert n_rows == 2000
-    for canvas in (".heat canvas", ".sparks"):
+    for canvas in (".heat-map canvas", ".sparklines"):
         assert page.locator(canvas).evaluate("(canvas) => canvas.height") <= 32_000
         assert box(page, canvas)["height"] == pytest.approx(22 * n_rows, abs=1)
         drawn = page.locator(canvas).evaluate(

@@ -12,7 +12,10 @@ from browser.conftest import new_context
 from browser.driving import row
 
 import treeviz
-from treeviz.views.page import page as page_of
+from treeviz.integrations.treescope import array_pictures
+from treeviz.tree.walk import scan
+from treeviz.views.html.page import page as page_of
+from treeviz.views.view import View
 
 EVIL = "</script></iframe><script>top.hurt = 1</script><img src=x onerror='top.hurt = 1'>"
 
@@ -43,6 +46,24 @@ def test_the_values_are_drawn_in_a_frame_of_a_saved_page(open_page, shots, dark)
     )
     page.screenshot(path=shots / f"values-{'dark' if dark else 'light'}.png")
     assert page.evaluate("window.hurt") is None
+
+
+WRITE_IN_PIECES = """async (html) => {
+  const frame = document.body.appendChild(document.createElement('iframe'));
+  frame.contentDocument.open();
+  for (const piece of html.split(/(?<=octet-stream['"]>)/)) {
+    frame.contentDocument.write(piece);
+    await new Promise((resume) => setTimeout(resume, 20));
+  }
+  frame.contentDocument.close();
+}"""
+
+
+def test_the_values_are_drawn_though_the_parser_pauses_before_a_script(open_page):
+    table, nodes = scan({"weights": np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)})
+    page = open_page("<body></body>")
+    page.evaluate(WRITE_IN_PIECES, array_pictures(table, nodes)[1])
+    page.frames[1].wait_for_selector("canvas", state="attached")
 
 
 def test_a_view_in_treescopes_output_is_the_whole_view_in_a_frame_that_is_large_enough(open_page, shots):
@@ -101,12 +122,12 @@ def test_a_script_in_the_frame_reaches_neither_the_page_nor_the_network(chromium
     address, asked, is_asked = server
     table = treeviz.walk({"a": jnp.ones(3)}, name=EVIL)
     tries = TRIES.replace("SERVER", address)
-    (tmp_path / "page.html").write_text(page_of(table, [], values={1: tries}), encoding="utf-8")
+    (tmp_path / "page.html").write_text(page_of(View(table, values={1: tries})), encoding="utf-8")
     context = new_context(chromium)
     page = context.new_page()
     page.goto((tmp_path / "page.html").as_uri())
     frame = frame_of(page, "a, float32[3]")
-    assert frame.evaluate("window.done") is True
+    frame.wait_for_function("window.done")
     assert frame.evaluate("[window.reached, origin]") == [[], "null"]
     take_away = f"() => {{ location = '{address}/away' }}"
     page.evaluate(

@@ -205,7 +205,7 @@ def test_a_path_that_is_not_there_changes_nothing_and_is_said(explore):
     assert selected(kernel.page) == ["embed"]
     assert status(kernel.page) == "there is no ['nowhere'] in tree"
     assert widget.logged == ["value: there is no ['nowhere'] in tree"]
-    assert "there is no ['nowhere']" in kernel.page.locator(".journal").text_content()
+    assert "there is no ['nowhere']" in kernel.page.locator(".log").text_content()
     assert widget.value == "['nowhere']", "who set it may look whether it is there in another explorer"
 
 
@@ -223,7 +223,7 @@ def test_hostile_paths_and_queries_are_texts(explore, evil):
     kernel.rest()
     widget.value = first + "x"
     kernel.rest()
-    assert kernel.page.locator(".journal li").count() == 1
+    assert kernel.page.locator(".log li").count() == 1
 
 
 def test_a_new_tree_keeps_what_is_open_selected_searched_and_in_place_and_flashes_what_changed(explore):
@@ -329,9 +329,9 @@ def test_an_answer_that_comes_twice_late_or_for_nobody_is_nothing(explore):
     kernel.deliver()
     for number in (message["content"]["id"], 123, None, "x"):
         answer = [0, {"op": "answer", "id": number, "sections": []}, []]
-        kernel.page.evaluate("([model, content, parts]) => fake.tell(model, content, parts)", answer)
+        kernel.page.evaluate("([model, content, parts]) => fake.send(model, content, parts)", answer)
     for content in (None, 5, {}, {"op": "unheard of"}, {"op": None}):
-        kernel.page.evaluate("content => fake.tell(0, content, [])", content)
+        kernel.page.evaluate("content => fake.send(0, content, [])", content)
     assert kernel.page.evaluate("() => answered") == 1
 
 
@@ -350,7 +350,7 @@ def test_without_an_answer_the_view_says_so_and_stays_usable(explore):
     page = kernel.page
     page.evaluate("() => { window.answer = null; fake.views[0].request('detail', [1]).then((it) => { answer = it }); }")
     page.locator("output", has_text="no answer from the kernel").wait_for()
-    assert page.locator(".journal li").count() == 1
+    assert page.locator(".log li").count() == 1
     search(page, "embed")
     assert "1 match" in status(page)
     kernel.rest()
@@ -444,7 +444,7 @@ def test_nobody_is_left_out(explore, shots, width, dark):
     kernel.rest()
     widget.value = "['nowhere']"
     kernel.rest()
-    kernel.page.locator(".journal summary").click()
+    kernel.page.locator(".log summary").click()
     settled(kernel.page)
     kernel.page.screenshot(path=shots / f"explorer-{width}-{'dark' if dark else 'light'}.png")
     results = axe.Axe().run(kernel.page)

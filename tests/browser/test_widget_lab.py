@@ -60,12 +60,11 @@ def until(page, expression: str, expected: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    pytest.importorskip("jupyterlab")
-    with Lab(tmp_path_factory.mktemp("lab")) as lab:
-        write_notebook(lab, "explore.ipynb", SETUP, "one", "other", "")
-        write_notebook(lab, "many.ipynb", SETUP, MANY, "display(one)\ndisplay(one)", FED)
-        yield lab
+def lab(jupyterlab):
+    write_notebook(jupyterlab, "explore.ipynb", SETUP, "one", "other", "")
+    write_notebook(jupyterlab, "many.ipynb", SETUP, MANY, "display(one)\ndisplay(one)", FED)
+    yield jupyterlab
+    jupyterlab.end_kernels()
 
 
 @pytest.fixture(scope="module")
@@ -147,13 +146,13 @@ def test_python_moves_the_view(page):
 
 def test_python_says_on_demand_what_is_in_an_array_and_who_holds_it(page, shots):
     python(page, "one.value = \"['embed']\"")
-    drill = page.locator(".drill").first
-    drill.get_by_text("rms").wait_for()
-    caption = drill.frame_locator("iframe").locator("p")
+    pane = page.locator(".details").first
+    pane.get_by_text("rms").wait_for()
+    caption = pane.frame_locator("iframe").locator("p")
     assert caption.inner_text() == "[0:10, 0:4] float32"
-    drill.get_by_role("button", name="who else holds this?").click()
-    drill.get_by_text("params['embed']", exact=True).wait_for()
-    settled(page).screenshot(path=shots / "explore-drill.png")
+    pane.get_by_role("button", name="who else holds this?").click()
+    pane.get_by_text("params['embed']", exact=True).wait_for()
+    settled(page).screenshot(path=shots / "explore-details.png")
     assert python(page, "print(params['embed']._npy_value, one.logged)") == "None []"
 
 
@@ -218,7 +217,7 @@ def test_a_closed_explorer_is_gone(page):
 
 
 def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trusts_it_or_no_kernel_answers(
-    page, lab, open_in, tmp_path_factory, shots
+    page, lab, open_in, stranger, shots
 ):
     begin_to_be_busy(page)
     save(page)
@@ -227,17 +226,15 @@ def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trust
     outputs = [output.data for cell in saved.cells for output in cell.outputs]
     assert [len(data.get("text/html", "")) > 0 for data in outputs] == [False, True, False, True]
     assert "treeviz" in outputs[1]["text/html"] and len(outputs[1]["text/html"]) < 60_000
-    with Lab(tmp_path_factory.mktemp("stranger")) as stranger:
-        shutil.copy(lab.root / "explore.ipynb", stranger.root)
-        untrusted = open_in(stranger)
-        untrusted.locator(".jp-OutputArea details").first.wait_for()
-        assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
-        assert "embed" in untrusted.locator(".jp-OutputArea:has(details)").first.inner_text()
-        untrusted.screenshot(path=shots / "explore-untrusted.png")
-        untrusted.close()
+    shutil.copy(lab.root / "explore.ipynb", stranger.root)
+    untrusted = open_in(stranger)
+    untrusted.locator(".jp-OutputArea details").first.wait_for()
+    assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
+    assert "embed" in untrusted.locator(".jp-OutputArea:has(details)").first.inner_text()
+    untrusted.screenshot(path=shots / "explore-untrusted.png")
+    untrusted.close()
     page.close()
-    for kernel in lab._ask("kernels"):
-        lab._ask(f"kernels/{kernel['id']}", "DELETE")
+    lab.end_kernels()
     alone = open_in(lab, MODEL_NOT_FOUND)
     alone.get_by_text("No kernel answers here").first.wait_for()
     alone.get_by_role("tree").first.wait_for()

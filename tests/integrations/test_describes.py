@@ -45,7 +45,9 @@ def leaf_class():
 
 def test_a_describer_of_a_node_says_what_is_not_found_otherwise():
     Box = node_class()
-    treeviz.describes(Box)(lambda box: treeviz.Look("module", type="Length", text=f"in {box.unit}", static=[("n", 3)]))
+    treeviz.describes(Box)(
+        lambda box: treeviz.Description("module", type="Length", text=f"in {box.unit}", static=[("n", 3)])
+    )
     table = walk_and_compare({"a": Box(jnp.ones(2), unit="m")})
     assert outline(table) == ["t dict dict", "  a module Length", "    .value array jax.Array"]
     assert (table[1].facts.text, table[1].facts.static) == ("in m", (("n", "3"),))
@@ -53,18 +55,18 @@ def test_a_describer_of_a_node_says_what_is_not_found_otherwise():
 
 def test_what_a_describer_leaves_out_is_what_the_walk_finds():
     Box = node_class()
-    treeviz.describes(Box)(lambda box: treeviz.Look(text="words"))
+    treeviz.describes(Box)(lambda box: treeviz.Description(text="words"))
     table = walk_and_compare([Box(1.0, unit="m")])
     assert (table[1].kind, table[1].type, table[1].facts.static) == ("node", "Box", (("aux", "'m'"),))
     Quantity = leaf_class()
-    treeviz.describes(Quantity)(lambda leaf: treeviz.Look(text="words"))
+    treeviz.describes(Quantity)(lambda leaf: treeviz.Description(text="words"))
     table = walk_and_compare([Quantity()])
     assert (table[1].kind, table[1].type) == ("opaque", "Quantity")
 
     class Metres(np.ndarray):
         pass
 
-    treeviz.describes(Metres)(lambda array: treeviz.Look(text="in metres"))
+    treeviz.describes(Metres)(lambda array: treeviz.Description(text="in metres"))
     (row,) = walk_and_compare([np.ones(3).view(Metres)]).leaves
     assert (row.kind, row.shape, row.dtype, row.facts.bytes, row.facts.text) == (
         "numpy",
@@ -79,8 +81,8 @@ def test_a_describer_holds_for_subclasses_until_one_has_its_own():
     Quantity = leaf_class()
     Special = type("Special", (Quantity,), {})
     More = type("More", (Special,), {})
-    treeviz.describes(Quantity)(lambda _: treeviz.Look(text="any"))
-    treeviz.describes(Special)(lambda _: treeviz.Look(text="special"))
+    treeviz.describes(Quantity)(lambda _: treeviz.Description(text="any"))
+    treeviz.describes(Special)(lambda _: treeviz.Description(text="special"))
     assert [row.facts.text for row in treeviz.walk([Quantity(), Special(), More()]).leaves] == [
         "any",
         "special",
@@ -93,7 +95,7 @@ def test_an_inlined_box_is_one_row_and_its_path_leads_to_the_leaf():
 
     @treeviz.describes(Box)
     def _(box):
-        return treeviz.Look(type="Length", text=f"in {box.unit}", static=(), inline=True)
+        return treeviz.Description(type="Length", text=f"in {box.unit}", static=(), inline=True)
 
     tree = {"a": Box(jnp.ones(2), unit="m"), "b": Box(2.5, unit="s"), "c": Box({"x": 1.0}, unit="kg")}
     table = walk_and_compare(tree)
@@ -115,13 +117,13 @@ def test_an_inlined_box_is_one_row_and_its_path_leads_to_the_leaf():
 
 def test_a_box_at_the_root_keeps_its_own_row():
     Box = node_class()
-    treeviz.describes(Box)(lambda box: treeviz.Look(inline=True))
+    treeviz.describes(Box)(lambda box: treeviz.Description(inline=True))
     assert outline(walk_and_compare(Box(jnp.ones(2)))) == ["t node Box", "  .value array jax.Array"]
 
 
 def test_a_traced_array_in_a_box_is_shown_with_the_name_of_the_box():
     Box = node_class()
-    treeviz.describes(Box)(lambda box: treeviz.Look(inline=True))
+    treeviz.describes(Box)(lambda box: treeviz.Description(inline=True))
     seen = []
     jax.jit(lambda tree: seen.append(text_of(tree)))([Box(jnp.ones(2))])
     assert "Box float32[2] tracer" in seen[0]
@@ -129,7 +131,7 @@ def test_a_traced_array_in_a_box_is_shown_with_the_name_of_the_box():
 
 def test_children_without_leaves_can_be_hidden_and_others_cannot():
     Box = node_class(("value", "cache", "state"))
-    treeviz.describes(Box)(lambda box: treeviz.Look(hide=frozenset({"cache", "state"})))
+    treeviz.describes(Box)(lambda box: treeviz.Description(hide=frozenset({"cache", "state"})))
     assert outline(walk_and_compare([Box(jnp.ones(2), None, ())]))[1:] == [
         "  [0] node Box",
         "    .value array jax.Array",
@@ -144,7 +146,7 @@ def test_children_can_be_named_and_reached_in_other_words():
 
     @treeviz.describes(Box)
     def _(box):
-        return treeviz.Look(
+        return treeviz.Description(
             labels=["left", "right"], step=lambda keystr: f"[{'left' if keystr == '._0' else 'right'!r}]"
         )
 
@@ -156,44 +158,44 @@ def test_children_can_be_named_and_reached_in_other_words():
 
 def test_an_opaque_leaf_that_hides_arrays_is_accused_unless_its_describer_knows_better():
     Quantity = leaf_class()
-    treeviz.describes(Quantity)(lambda _: treeviz.Look(text="words"))
+    treeviz.describes(Quantity)(lambda _: treeviz.Description(text="words"))
     (row,) = walk_and_compare([Quantity(jnp.ones(3))]).leaves
     assert [note.kind for note in row.notes] == ["hides"]
-    treeviz.describes(Quantity)(lambda _: treeviz.Look(text="words", transparent=True))
+    treeviz.describes(Quantity)(lambda _: treeviz.Description(text="words", transparent=True))
     (row,) = walk_and_compare([Quantity(jnp.ones(3))]).leaves
     assert row.notes == ()
 
 
 def test_a_leaf_with_a_shape_counts_as_an_array():
     Quantity = leaf_class()
-    treeviz.describes(Quantity)(lambda _: treeviz.Look("tensor", shape=(2, 3), dtype="bf16", bytes=12))
+    treeviz.describes(Quantity)(lambda _: treeviz.Description("tensor", shape=(2, 3), dtype="bf16", bytes=12))
     table = walk_and_compare([Quantity(jnp.ones(3))])
     assert table.headline == ("1 leaf", "6 parameters", "12 B", "bf16 100 %")
 
 
 @pytest.mark.parametrize(
-    "describer, words",
+    "describer, text",
     [
         (lambda _: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda _: None, "TypeError: a describer returns a treeviz.Look, not None"),
-        (lambda _: treeviz.Look("modul"), "ValueError: there is no kind 'modul'; there are dict, list"),
-        (lambda _: treeviz.Look(text=3), "TypeError: "),
-        (lambda _: treeviz.Look(labels=["one", "two"]), "ValueError: zip() argument"),
-        (lambda _: treeviz.Look(step=lambda _: 1 / 0), "ZeroDivisionError: division by zero"),
+        (lambda _: None, "TypeError: a describer returns a treeviz.Description, not None"),
+        (lambda _: treeviz.Description("modul"), "ValueError: there is no kind 'modul'; there are dict, list"),
+        (lambda _: treeviz.Description(text=3), "TypeError: "),
+        (lambda _: treeviz.Description(labels=["one", "two"]), "ValueError: zip() argument"),
+        (lambda _: treeviz.Description(step=lambda _: 1 / 0), "ZeroDivisionError: division by zero"),
         (lambda _: sys.exit(), "SystemExit"),
     ],
 )
-def test_a_describer_that_raises_is_an_error_in_its_row_and_everything_is_still_there(describer, words):
+def test_a_describer_that_raises_is_an_error_in_its_row_and_everything_is_still_there(describer, text):
     Box = node_class()
     treeviz.describes(Box)(describer)
     table = treeviz.walk({"a": Box(jnp.ones(2), unit="m"), "b": 1.0}, name="t")
     assert outline(table) == ["t dict dict", "  a node Box", "    .value array jax.Array", "  b scalar float"]
     (note,) = table[1].notes
-    assert note.kind == "error" and f"the describer of this class raised: {words}" in note.text
+    assert note.kind == "error" and f"the describer of this class raised: {text}" in note.text
     assert table.find("is:error") == [table[1]]
 
 
-@pytest.mark.parametrize("describer", [lambda _: 1 / 0, lambda _: None, lambda _: treeviz.Look(shape=7)])
+@pytest.mark.parametrize("describer", [lambda _: 1 / 0, lambda _: None, lambda _: treeviz.Description(shape=7)])
 def test_a_describer_of_a_leaf_that_raises_is_an_error_in_its_row(describer):
     Quantity = leaf_class()
     treeviz.describes(Quantity)(describer)
@@ -216,7 +218,7 @@ def test_ctrl_c_passes_through_a_describer():
 def test_what_a_describer_says_is_made_printable_and_bounded():
     Quantity = leaf_class()
     evil = "</script>\u202e\x00\ud800" + "x" * 10_000
-    treeviz.describes(Quantity)(lambda _: treeviz.Look(type=evil, text=evil, dtype=evil, static=[(evil, evil)]))
+    treeviz.describes(Quantity)(lambda _: treeviz.Description(type=evil, text=evil, dtype=evil, static=[(evil, evil)]))
     view = treeviz.render([Quantity()])
     facts = view.table[1].facts
     for text in (facts.type, facts.text, facts.dtype, *facts.static[0]):
@@ -241,7 +243,7 @@ def library(monkeypatch):
 
 def test_a_library_whose_import_still_runs_is_looked_at_when_it_is_there(library):
     library.__spec__._initializing = True
-    integrations.describes_from("fake_library", "Thing", "Missing")(lambda _: treeviz.Look(text="known"))
+    integrations.describes_from("fake_library", "Thing", "Missing")(lambda _: treeviz.Description(text="known"))
     integrations.load()
     Thing = library.Thing = leaf_class()
     assert [row.facts.text for row in treeviz.walk([Thing()]).leaves] == [""]
@@ -251,7 +253,7 @@ def test_a_library_whose_import_still_runs_is_looked_at_when_it_is_there(library
 
 def test_another_version_of_a_library_without_the_class_is_no_trouble(library):
     library.Thing = "not a class any more"
-    integrations.describes_from("fake_library", "Thing")(lambda _: treeviz.Look(text="known"))
+    integrations.describes_from("fake_library", "Thing")(lambda _: treeviz.Description(text="known"))
     assert [row.kind for row in treeviz.walk([1.0])] == ["list", "scalar"]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from agreement import outline, row_at, text_of, walk_and_compare
 
@@ -25,6 +28,20 @@ class Affine(eqx.Module):
 
     def apply(self, x):
         return self.weight @ x
+
+
+def test_a_module_without_fields_shows_no_static_data():
+    table = walk_and_compare([eqx.nn.Identity(), eqx.nn.Lambda(jax.nn.relu)])
+    assert [row.facts.static for row in table if row.kind == "module"] == [(), ()]
+
+
+def test_an_array_in_a_static_field_gets_a_badge_with_its_bytes():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Equinox warns as well, where the module is made
+        affine = Affine(jnp.ones((2, 3)), "a", (np.arange(3),))  # type: ignore[arg-type]
+    (note,) = walk_and_compare(affine)[0].notes
+    assert (note.kind, note.details) == ("hides", ((".shape[0]", "int64[3]"),))
+    assert note.text.startswith("holds 1 array (24 B) that JAX cannot see, in static data")
 
 
 def test_a_module_shows_its_layers_its_static_fields_with_values_and_its_functions():

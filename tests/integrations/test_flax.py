@@ -16,6 +16,19 @@ KEY = jax.random.key(0)
 INIT = nn.initializers.lecun_normal()
 
 
+def test_an_array_in_a_static_field_of_a_struct_gets_a_badge_with_its_bytes():
+    @flax.struct.dataclass
+    class State:
+        w: jax.Array
+        table: object = flax.struct.field(pytree_node=False)
+
+    table = walk_and_compare([State(jnp.ones(2), jnp.ones((3, 4))), State(jnp.ones(2), "none")])
+    noted = [note for row in table for note in row.notes if note.kind == "hides"]
+    assert [(note.text[:22], note.details) for note in noted] == [
+        ("holds 1 array (48 B) t", ((".table", "float32[3,4]"),))
+    ]
+
+
 def dense(box=None):
     return nn.Dense(3, kernel_init=INIT if box is None else box(INIT, (None, "tp")))
 
@@ -97,18 +110,20 @@ def test_a_frozen_dict_is_a_dict_whose_paths_can_be_pasted():
     table = walk_and_compare(tree)
     assert outline(table) == ["t dict FrozenDict", "  a array jax.Array", "  b dict dict", "    w array jax.Array"]
     assert row_at(table, "['b']['w']").expression == "t['b']['w']"
+    # `t['b']` is a FrozenDict around the dict that stands in the tree.
+    assert row_at(table, "['b']").expression == "treeviz.child(t, 1)"
     assert table[0].facts.static == ()
 
 
 def test_a_linen_module_is_a_leaf_that_is_explained_and_not_accused():
     module = dense()
     bound = module.bind(variables())
-    for leaf, words in [
+    for leaf, text in [
         (module, "a Linen module: its arrays are what init() returns"),
         (bound, "a Linen module, bound to variables"),
     ]:
         (row,) = walk_and_compare([leaf]).leaves
-        assert (row.kind, row.type, row.facts.text) == ("opaque", "Dense", words)
+        assert (row.kind, row.type, row.facts.text) == ("opaque", "Dense", text)
         assert row.notes == ()
         static = dict(row.facts.static)
         assert static["features"] == "3" and static["use_bias"] == "True" and "parent" not in static

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -56,6 +58,15 @@ def test_static_attributes_are_named_with_their_values_and_what_is_private_is_hi
     assert static[:3] == (("in_features", "2"), ("out_features", "3"), ("use_bias", "True"))
     assert ("dtype", "None") in static
     assert "_pytree__" not in treeviz.render(block()).text()
+
+
+def test_functions_that_are_defaults_of_the_constructor_are_left_out_and_others_are_shown():
+    rngs, dot = nnx.Rngs(0), partial(jax.lax.dot_general, precision="highest")
+    plain, own = (
+        dict(walk_and_compare(nnx.Linear(2, 3, rngs=rngs, **how))[0].facts.static) for how in ({}, {"dot_general": dot})
+    )
+    assert not {"dot_general", "promote_dtype"} & set(plain)
+    assert own["dot_general"] == "partial(dot_general, …)" and set(own) == {*plain, "dot_general"}
 
 
 def test_the_tags_of_random_streams_are_shown():
@@ -119,6 +130,8 @@ def test_a_state_is_a_dict_of_variables_whose_paths_can_be_pasted():
     table = walk_and_compare(state)
     assert (table[0].kind, table[0].type, table[0].facts.static) == ("dict", "State", ())
     assert row_at(table, "['first']['kernel'].value").expression == "t['first']['kernel'].get_raw_value()"
+    # `t['first']` is a State around the dict that stands in the tree.
+    assert row_at(table, "['first']").expression == "treeviz.child(t, 0)"
 
 
 def test_a_graph_definition_is_static_and_says_how_large_it_is():

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treeviz.analysis.gradients import FULL, numbers_of
-from treeviz.integrations.optax_inspect import find_measurements, inspect_gradients
+from treeviz.integrations.optax import inspect_gradients
+from treeviz.steps.measure import find_measurements, numbers_of
+from treeviz.steps.statistics import FULL
 
 optax = pytest.importorskip("optax")
 
@@ -83,7 +84,7 @@ def test_it_works_in_a_scan_and_under_vmap_and_with_eval_shape():
         numbers_of(stacked)["grads"]["norm"][-1], numbers_of(find_measurements(state)[0])["grads"]["norm"]
     )
     many = jax.vmap(lambda s: optimizer.init(jax.tree.map(lambda p: p * s, params())))(jnp.arange(3.0))
-    assert find_measurements(many)[0].words["grads"].shape[:2] == (3, 2)
+    assert find_measurements(many)[0].packed["grads"].shape[:2] == (3, 2)
     jax.eval_shape(optimizer.init, params())
 
 

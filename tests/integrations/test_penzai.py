@@ -10,6 +10,15 @@ from agreement import outline, row_at, text_of, walk_and_compare
 pz = pytest.importorskip("penzai.pz", reason="needs penzai")
 
 
+def test_a_struct_without_fields_shows_no_static_data():
+    @pz.pytree_dataclass
+    class Empty(pz.Struct):
+        pass
+
+    table = walk_and_compare([Empty(), pz.nn.Identity()])
+    assert [(row.kind, row.facts.static) for row in table if row.depth] == [("node", ()), ("module", ())]
+
+
 def named():
     return pz.nx.wrap(jnp.ones((2, 3, 4))).tag("batch", "seq", "features")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 from importlib.machinery import ModuleSpec
@@ -45,10 +46,34 @@ def fake_torch():
         def element_size(self):
             return 2
 
+        def untyped_storage(self):
+            n_bytes = 2 * math.prod(self.shape)
+            return types.SimpleNamespace(device=self.device, nbytes=lambda: n_bytes)
+
+        def expand(self, *shape):
+            expanded = Tensor(shape, self.dtype, self.device)
+            expanded.untyped_storage = self.untyped_storage
+            return expanded
+
+    class Sparse(Tensor):
+        """As `torch.eye(n).to_sparse()`: n indices of 8 bytes for each axis, and n values."""
+
+        def __init__(self, n, layout="sparse_coo"):
+            super().__init__((n, n), device="cpu")
+            self.layout = f"torch.{layout}"
+            indices, values = Tensor((n, 4), device="cpu"), Tensor((n,), device="cpu")
+            names = {"sparse_coo": ["_indices"], "sparse_csr": ["crow_indices", "col_indices"]}[layout]
+            for name in names:
+                setattr(self, name, lambda: indices)
+            setattr(self, "_values" if layout == "sparse_coo" else "values", lambda: values)
+
+        def untyped_storage(self):
+            raise NotImplementedError("Cannot access storage of SparseTensorImpl")
+
     class Parameter(Tensor):
         __module__ = "torch.nn.parameter"
 
-    torch.Tensor, torch.Parameter = Tensor, Parameter
+    torch.Tensor, torch.Parameter, torch.Sparse = Tensor, Parameter, Sparse
     return torch
 
 
@@ -102,6 +127,21 @@ def test_a_torch_tensor_shows_shape_dtype_device_and_whether_it_has_a_gradient(f
 
 
 @pytest.mark.parametrize("fake", ["torch"], indirect=True)
+def test_a_torch_tensor_counts_the_bytes_that_it_holds(fake):
+    tree = {
+        "plain": fake.Tensor((4,), device="cpu"),
+        "meta": fake.Tensor((1000,), device="meta"),
+        "sparse": fake.Sparse(1000),
+        "csr": fake.Sparse(1000, "sparse_csr"),
+        "expanded": fake.Tensor((1,), device="cpu").expand(1000, 1000),
+    }
+    rows = {row.path: row for row in treeviz.walk(tree).leaves}
+    n_bytes = {path: row.facts.bytes for path, row in rows.items()}
+    assert n_bytes == {"plain": 8, "meta": 0, "sparse": 10_000, "csr": 18_000, "expanded": 2}
+    assert rows["sparse"].facts.text == "cpu, sparse_coo" and rows["sparse"].shape == (1000, 1000)
+
+
+@pytest.mark.parametrize("fake", ["torch"], indirect=True)
 def test_the_same_tensor_in_two_places_is_shared(fake):
     tensor = fake.Tensor((4,))
     assert treeviz.walk([tensor, tensor]).headline[0] == "2 leaves (1 unique)"
@@ -129,9 +169,11 @@ def test_real_torch_tensors_are_shown_and_not_read():
     by_path = {row.path: row for row in table.leaves}
     assert (by_path["p"].type, by_path["p"].shape, by_path["p"].dtype) == ("Parameter", (3, 2), "float32")
     assert by_path["p"].facts.text == "cpu, requires_grad"
-    assert by_path["meta"].facts.text == "meta"
+    assert (by_path["meta"].facts.text, by_path["meta"].facts.bytes) == ("meta", 0)
     assert (by_path["i"].dtype, by_path["i"].facts.bytes) == ("int64", 24)
     assert by_path["state/weight"].facts.bytes == 24
+    sparse = treeviz.walk(torch.eye(1000).to_sparse())[0].facts
+    assert sparse.bytes == 1000 * (4 + 2 * 8) and sparse.text == "cpu, sparse_coo"
 
 
 def test_real_tensorflow_tensors_are_shown_and_not_read():

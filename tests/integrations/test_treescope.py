@@ -19,15 +19,15 @@ from sample_trees import SAMPLES
 
 import treeviz
 from treeviz.integrations import treescope as pictures
-from treeviz.preparing import scanned
+from treeviz.prepare import scanned
 
 treescope = pytest.importorskip("treescope")
 pytestmark = pytest.mark.oldest_jax
 
 
 def drawn(tree, **options) -> dict[str, str]:
-    table, things = scanned(tree, None, "tree", **options)
-    return {table[row].keystr: html for row, html in pictures.array_pictures(table, things).items()}
+    table, nodes = scanned(tree, None, "tree", **options)
+    return {table[row].keystr: html for row, html in pictures.array_pictures(table, nodes).items()}
 
 
 def values_in(html: str) -> np.ndarray:
@@ -115,7 +115,7 @@ def test_no_copy_stays_on_the_array_and_it_can_still_be_donated(dtype):
     array = jnp.ones((100, 100), dtype)
     address = array.unsafe_buffer_pointer()
     view = treeviz.render([array], values=True)
-    assert view._values.keys() == {1}
+    assert view.values.keys() == {1}
     assert array._npy_value is None
     after = jax.jit(lambda x: x, donate_argnums=0)(array)
     assert array.is_deleted()
@@ -150,7 +150,7 @@ def test_a_guard_against_transfers_costs_the_picture_and_not_the_page():
     tree = [jnp.ones(3), np.ones(3)]
     with jax.transfer_guard("disallow_explicit"):
         view = treeviz.render(tree, values=True)
-    assert 2 in view._values
+    assert 2 in view.values
 
 
 def test_many_arrays_share_the_room_and_the_first_ones_are_drawn():
@@ -179,7 +179,7 @@ def test_two_renderings_are_the_same_bytes():
 @pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
 def test_every_sample_tree_can_be_asked_for_values(sample):
     view = treeviz.render(sample(), values=True)
-    for row, html in view._values.items():
+    for row, html in view.values.items():
         assert view.table[row].is_leaf
         assert html.startswith('<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy"')
 
@@ -195,7 +195,9 @@ def test_a_view_is_a_box_in_treescopes_output_as_text_and_as_html():
     view = treeviz.render({evil: jnp.ones((2, 3)), "n": None}, name="model")
     text = treescope.render_to_text({"view": view, "after": 1})
     lines = [line.strip() for line in text.splitlines()]
-    assert "'view': <TreeView model · 1 leaf · 6 parameters · 24 B · float32 100 %" in lines
+    assert any(
+        line.startswith("'view': <TreeView model · 1 leaf · 6 parameters · 24 B · float32 100 %") for line in lines
+    )
     for line in view.text().splitlines():
         assert line.strip() in lines
     html = treescope.render_to_html({"view": view, "after": 1}, compressed=False)

@@ -5,8 +5,8 @@ import numpy as np
 import optax
 import pytest
 
+from treeviz.tree.facts import Facts
 from treeviz.tree.from_paths import table_of_paths
-from treeviz.tree.table import Facts
 from treeviz.tree.walk import walk
 
 TREES = {

@@ -15,7 +15,7 @@ from sample_nodes import Special
 from sample_trees import Level, MyDict, deleted, donated, module_level_function, scale
 
 import treeviz
-from treeviz.tree.table import Facts
+from treeviz.tree.facts import Facts
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -133,9 +133,9 @@ def test_functions_show_their_name_file_and_line():
 
 
 def test_closures_show_what_they_captured():
-    assert facts(scale(jnp.ones(3))).static == (("factor", "float32[3]"),)
+    assert facts(scale(jnp.ones(3))).static == (("factor", "float32[3] (12 B)"),)
     assert facts(functools.partial(module_level_function, np.ones(2), k=1)).static == (
-        ("argument 0", "float64[2]"),
+        ("argument 0", "float64[2] (16 B)"),
         ("k", "1"),
     )
 

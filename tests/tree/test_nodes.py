@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import tree_util
-from sample_nodes import AdamState, Layer, Registered, Slotted, Static, Validating, WithAux
-from sample_trees import SAMPLES, module_level_function
+from sample_nodes import AdamState, Layer, Registered, Slotted, Special, Static, Validating, WithAux
+from sample_trees import SAMPLES, module_level_function, scale
 
 import treeviz
 from treeviz.tree.describe import Describers
@@ -120,14 +122,141 @@ def test_arrays_in_static_data_are_described_and_not_printed():
     assert static(Layer("n", 1.0, units=np.arange(3)))["units"] == "int64[3]"  # type: ignore[arg-type]
 
 
+def hidden(tree: Any) -> tuple[str, dict[str, str]]:
+    (note,) = (note for note in treeviz.walk(tree)[0].notes if note.kind == "hides")
+    return note.text, dict(note.details)
+
+
+def layer(units: Any) -> Layer:
+    return Layer("n", 1.0, units=units)
+
+
+@pytest.mark.parametrize(
+    ("node", "where", "inside"),
+    [
+        (layer(np.arange(3)), "static data", {".units": "int64[3]"}),
+        (layer(({"k": [np.arange(3)]},)), "static data", {".units[0]['k'][0]": "int64[3]"}),
+        (layer(Special(np.arange(3), 1)), "static data", {".units.x": "int64[3]"}),
+        (layer(partial(max, np.arange(3))), "static data", {".units(argument 0)": "int64[3]"}),
+        (WithAux(1.0, label=np.arange(3)), "static data", {".aux[0]": "int64[3]"}),
+        (tree_util.Partial(partial(max, np.arange(3))), "a function", {"(argument 0)": "int64[3]"}),
+        (tree_util.Partial(tree_util.Partial(max, k=np.arange(3))), "a function", {".k": "int64[3]"}),
+        (tree_util.Partial(scale(np.arange(3))), "a function", {".factor": "int64[3]"}),
+    ],
+)
+def test_arrays_in_static_data_get_a_badge_with_their_bytes(node, where, inside):
+    text = f"holds 1 array (24 B) that JAX cannot see, in {where}: jit raises or compiles again when it changes"
+    assert hidden(node) == (text, inside)
+
+
+def test_every_node_with_the_same_array_in_its_static_data_gets_the_badge():
+    table, units = (np.arange(3), np.arange(3))
+    rows = [row for row in treeviz.walk([layer(table), layer(table), layer(units), layer(3)]) if row.type == "Layer"]
+    assert [[note.kind for note in row.notes if note.kind == "hides"] for row in rows] == [["hides"]] * 3 + [[]]
+
+
+def test_static_data_without_arrays_gets_no_badge():
+    for node in (layer(jax.ShapeDtypeStruct((2,), np.float32)), layer(np.float32(1)), layer(scale(2.0)), Static("s")):
+        assert not treeviz.walk(node)[0].notes
+
+
+class Tag:
+    """As the tags, axes and units of libraries: known by its `repr`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<{self.name}\n  tag at 0x7f00>"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Tag("symmetric"), "<symmetric tag>"),
+        ((Tag("a"), 2), "(<a tag>, 2)"),
+        ([{"k": (Tag("a"),)}], "[{'k': (<a tag>,)}]"),
+        ({Tag("a"): Tag("b")}, "{<a tag>: <b tag>}"),
+        (frozenset({Tag("b"), Tag("a")}), "frozenset({<a tag>, <b tag>})"),
+        ((jax.nn.relu, Layer), "(relu, sample_nodes.Layer)"),
+        ((slice(1, 2), range(3)), "(slice(1, 2, None), range(0, 3))"),
+    ],
+)
+def test_static_values_are_written_as_their_class_writes_them_also_inside_containers(value, text):
+    assert static(layer(value))["units"] == text
+
+
+class Loud:
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+    def __repr__(self) -> str:
+        raise AssertionError("the values of an array would be fetched")
+
+
+@pytest.mark.parametrize(
+    "inside", [jnp.ones(2), [Special({"k": jnp.ones(2)}, 1)], partial(max, jnp.ones(2)), list(range(2000))]
+)
+def test_an_object_that_refers_to_arrays_or_to_too_much_is_written_by_its_fields(inside):
+    text = static(layer((Loud(inside),)))["units"]
+    assert text.startswith("(Loud(inside=")
+
+
+def test_a_repr_that_raises_or_is_endless_to_read_is_none():
+    class Raises:
+        x = 1
+        __repr__ = None
+
+    class Long:
+        def __repr__(self):
+            return "<b>" * 1_000_000
+
+    assert static(layer(Raises()))["units"].endswith("Raises>")
+    assert len(static(layer(Long()))["units"]) == 120
+
+
+def test_programs_are_written_on_one_line_and_long_ones_are_counted():
+    def chain(x):
+        for _ in range(200):
+            x = x + 1.0
+        return x
+
+    text = static(layer(jax.make_jaxpr(lambda x: (x + 1.0) * 2.0)(1.0)))["units"]
+    assert "let b" in text and "\\n" not in text
+    assert static(layer(jax.make_jaxpr(chain)(1.0)))["units"] == "a jaxpr of 200 equations"
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        tree_util.Partial(partial(module_level_function, 1)),
+        tree_util.Partial(tree_util.Partial(module_level_function), 1),
+    ],
+)
+def test_a_partial_of_a_partial_shows_the_function(node):
+    line = module_level_function.__code__.co_firstlineno
+    assert treeviz.walk(node)[0].facts.text == f"partial(module_level_function, …)  tests/sample_trees.py:{line}"
+
+
+def test_a_linearized_function_shows_what_was_linearized_and_its_residuals_are_children():
+    def loss(x):
+        return jnp.sin(x) * 2.0
+
+    table = treeviz.walk(jax.linearize(loss, jnp.ones(3))[1])
+    facts = table[0].facts
+    if hasattr(jax.make_jaxpr(loss)(1.0).jaxpr, "debug_info") and jax.__version_info__ >= (0, 5):
+        assert facts.text == f"linearize of loss  tree/test_nodes.py:{loss.__code__.co_firstlineno}"
+    assert [name for name, _ in facts.static] == ["jaxpr"]
+    assert table[0]["bytes"] >= 12
+
+
 def test_a_static_node_has_no_leaves_and_shows_its_value():
     (row,) = treeviz.walk(Static("add"))
     assert (row.kind, row["leaves"], row.facts.text) == ("static", 0, "'add'")
 
 
 def test_a_partial_shows_its_function_and_its_arguments_are_its_children():
-    partial = tree_util.Partial(module_level_function, jnp.ones(2), k=np.ones(3))
-    table = treeviz.walk({"f": partial})
+    table = treeviz.walk({"f": tree_util.Partial(module_level_function, jnp.ones(2), k=np.ones(3))})
     node = table[1]
     line = module_level_function.__code__.co_firstlineno
     assert node.kind == "closure"
@@ -169,7 +298,9 @@ def test_a_class_of_the_users_own_can_say_how_it_looks():
     def _(quantity):
         if quantity.unit is None:
             raise ValueError("no unit")
-        return treeviz.Look(type="Quantity<b>", text=f"in {quantity.unit}\x00", static=(("unit", quantity.unit),))
+        return treeviz.Description(
+            type="Quantity<b>", text=f"in {quantity.unit}\x00", static=(("unit", quantity.unit),)
+        )
 
     table = treeviz.walk([Quantity(jnp.ones(2), "m"), Quantity(1.0, None)])
     assert (table[1].type, table[1].facts.text, table[1].facts.static) == (

@@ -23,6 +23,11 @@ COUNTS = [
     (-1234, "-1,234"),
     (-2_000_000, "-2.0 M"),
     (3.0, "3"),
+    (1e24, "1e24"),
+    (-1e308, "-1e308"),
+    (math.inf, "inf"),
+    (-math.inf, "-inf"),
+    (math.nan, "NaN"),
 ]
 BYTES = [
     (0, "0 B"),
@@ -33,6 +38,8 @@ BYTES = [
     (999_950, "1.0 MB"),
     (497_759_232, "497.8 MB"),
     (141_107_412_992, "141.1 GB"),
+    (1e308, "1e308 B"),
+    (math.inf, "inf B"),
 ]
 NUMBERS = [
     (0.0, "0"),
@@ -76,7 +83,16 @@ def test_a_number_has_four_significant_digits(x, text):
 
 @pytest.mark.parametrize(
     ("part", "whole", "text"),
-    [(0, 10, ""), (1, 0, ""), (1, 1000, "<1 %"), (1, 2, "50 %"), (995, 1000, "100 %"), (5, 5, "100 %"), (1, 8, "13 %")],
+    [
+        (0, 10, ""),
+        (1, 0, ""),
+        (1, 1000, "<1 %"),
+        (1, 2, "50 %"),
+        (995, 1000, "100 %"),
+        (5, 5, "100 %"),
+        (1, 8, "13 %"),
+        (math.inf, math.inf, ""),
+    ],
 )
 def test_a_share_is_a_whole_percent(part, whole, text):
     assert percent_text(part, whole) == text

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treeviz
-from treeviz.tree.table import Sharding
+from treeviz.tree.facts import Sharding
 
 pytestmark = [
     pytest.mark.oldest_jax,
@@ -42,7 +42,7 @@ def lying(sharding, x=X) -> Sharding:
 def test_a_spec_is_shown_with_its_mesh_and_what_each_device_holds(spec, text, shard_shape):
     sharding = NamedSharding(mesh(data=4, model=2), spec)
     found = lying(sharding)
-    assert (found.text, found.devices) == (text, "8 × cpu (data=4, model=2)")
+    assert (found.text, found.devices) == (text, "cpu:0–7 (data=4, model=2)")
     assert (found.n_devices, found.shard_shape) == (8, shard_shape) == (8, sharding.shard_shape(X.shape))
     assert (found.replicated, found.committed, found.addressable) == (False, True, True)
 
@@ -106,8 +106,8 @@ def test_equal_shardings_share_their_facts():
 def test_a_sharded_tree_shows_its_shardings_without_being_asked():
     tree = {"w": jax.device_put(X, NamedSharding(mesh(data=8), P("data")))}
     view = treeviz.render(tree)
-    assert [column.name for column in view.columns] == ["parameters", "bytes", "leaves", "sharding", "device_bytes"]
-    assert "P('data') · 8 × cpu (data=8)" in view.text()
+    assert [column.name for column in view.columns] == ["parameters", "bytes", "leaves", "device_bytes", "sharding"]
+    assert "P('data') · cpu:0–7 (data=8)" in view.text()
 
 
 def test_looking_at_a_sharded_array_gathers_nothing():

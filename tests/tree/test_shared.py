@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import enum
+import pathlib
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sample_nodes import Layer
+from sample_nodes import Layer, Special, Static
 from sample_trees import dag, shared
 
 import treeviz
@@ -50,6 +55,46 @@ def test_a_leaf_of_a_shared_subtree_may_stand_elsewhere_too():
 
 def test_what_python_shares_by_itself_has_no_badge():
     assert badges([None, None, 1, 1, "a", "a", (), (), True, True, 0.5, 0.5, (1, 2), (1, 2), len, len]) == {}
+
+
+def type_name(value) -> str:
+    return type(value).__name__
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        jax.sharding.PartitionSpec(),
+        jax.sharding.PartitionSpec("data"),
+        jax.devices()[0],
+        jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+        int,
+        Layer,
+        jnp.float32,
+        Color.RED,
+        np.dtype("float32"),
+        ...,
+        range(3),
+        slice(2),
+        frozenset([1]),
+        datetime.date(2020, 1, 1),
+        pathlib.PurePath("a"),
+        np,
+        Static("relu"),
+    ],
+    ids=type_name,
+)
+def test_an_object_that_cannot_change_has_no_badge(constant):
+    assert badges([constant, constant, {"again": constant}]) == {}
+
+
+@pytest.mark.parametrize("mutable", [Special(1, 2), {1}, object(), np.random.default_rng(0), [[]]], ids=type_name)
+def test_an_object_that_can_change_has_a_badge(mutable):
+    assert badges([mutable, mutable]) == {"[0]": "stands in 2 places", "[1]": "[0]"}
 
 
 def test_unique_totals_count_what_is_shared_once():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import tree_util
-from sample_nodes import AdamState, Forever, Keyed, Layer, Node, Point, Raises, Registered, Repeated, Special, WithAux
+from sample_nodes import AdamState, Forever, Keyed, Layer, Node, Point, Raises, Repeated, Special, WithAux
 from sample_trees import dag, deep
 
 import treeviz
@@ -201,11 +201,11 @@ def test_an_attribute_that_python_cannot_write_is_reached_by_position(name):
 
 
 def test_a_node_without_keys_is_reached_by_position():
-    tree = {"n": Registered(1.0, [2.0])}
+    tree = {"n": WithAux(1.0, [2.0])}
     row = treeviz.walk(tree)[3]
     assert row.keystr == "['n'][<flat index 1>]"
     assert row.expression == "treeviz.child(tree['n'], 1)"
-    assert treeviz.child(tree["n"], 1) is tree["n"].y
+    assert treeviz.child(tree["n"], 1) is tree["n"].children[1]
 
 
 def test_a_node_that_repeats_a_key_keeps_its_children_apart():

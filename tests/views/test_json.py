@@ -12,9 +12,10 @@ from sample_trees import SAMPLES
 import treeviz
 from treeviz.tree.column import Column
 from treeviz.tree.keys import Key
-from treeviz.tree.series import Mark, Series
+from treeviz.tree.series import FindingMark, Series
 from treeviz.tree.walk import walk
 from treeviz.views.json import MAX_PATH_DEPTH, to_json
+from treeviz.views.view import View
 
 
 def refuse(constant):
@@ -23,7 +24,7 @@ def refuse(constant):
 
 def read(tree, columns=None):
     columns = list(tree.columns.values()) if columns is None else columns
-    return json.loads(to_json(tree, columns), parse_constant=refuse)
+    return json.loads(to_json(View(tree, columns)), parse_constant=refuse)
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -79,7 +80,7 @@ def test_a_histogram_is_a_list_of_counts_and_labels_are_texts():
 def test_series_are_there_value_by_value_with_what_was_not_finite_and_what_was_found():
     tree = layers()
     norm, ratio = run(tree)
-    document = json.loads(to_json(tree, [], [norm, ratio]), parse_constant=refuse)
+    document = json.loads(to_json(View(tree, [], series=[norm, ratio])), parse_constant=refuse)
     assert [(each["name"], each["title"], each["log"]) for each in document["series"]] == [
         ("grads.norm", "gradient norm", True),
         ("grads.ratio", "gradient / parameter", True),
@@ -97,16 +98,16 @@ def test_series_are_there_value_by_value_with_what_was_not_finite_and_what_was_f
         places = [[place for place, bad in enumerate(row) if bad] for row in series.bad.tolist()]
         assert written["nonfinite"] == places
     found = [(mark["row"], mark["place"], mark["kind"], mark["text"]) for mark in document["series"][0]["marks"]]
-    assert found == [tuple(mark) for mark in norm.marks] and found[0][1] == NAN_FROM
+    assert found == [mark[:4] for mark in norm.marks] and found[0][1] == NAN_FROM
 
 
 def test_infinities_and_nothing_in_series_are_valid_json_and_evil_texts_stay_texts():
     tree = table("t", [(0, 0, node("dict")), (1, item("a"), array("float32")), (1, item("b"), array("float32"))])
     values = np.array([[np.inf, -np.inf, np.nan], [0, 1e-30, 3e38], [1 / 3, -0.0, 7]], np.float32)
     steps = np.array([0, 5, 10])
-    mark = Mark(1, 2, '"}],', "</script>\ud800\x00")
+    mark = FindingMark(1, 2, '"}],', "</script>\ud800\x00")
     series = Series("x", '"', steps, steps, values, np.zeros((3, 3), bool), log=False, marks=(mark,), unit="s")
-    (written,) = json.loads(to_json(tree, [], [series]), parse_constant=refuse)["series"]
+    (written,) = json.loads(to_json(View(tree, [], series=[series])), parse_constant=refuse)["series"]
     assert written["values"][0] == ["Infinity", "-Infinity", None]
     assert written["nonfinite"] == [[0, 1], [], []]
     assert np.float32(written["values"][2][0]) == np.float32(1 / 3) and len(str(written["values"][2][0])) < 12
@@ -117,7 +118,7 @@ def test_infinities_and_nothing_in_series_are_valid_json_and_evil_texts_stay_tex
 def test_without_steps_there_are_no_series():
     tree = layers(1)
     nothing = Series("x", "x", np.zeros(0), np.zeros(0), np.zeros((len(tree), 0)), np.zeros((len(tree), 0), bool))
-    assert to_json(tree, [], [nothing]) == to_json(tree, []) and "series" not in read(tree)
+    assert to_json(View(tree, [], series=[nothing])) == to_json(View(tree, [])) and "series" not in read(tree)
 
 
 def test_an_inspector_saves_its_series_with_their_units(tmp_path):
@@ -141,7 +142,7 @@ def test_without_columns_each_row_has_no_values():
 def test_the_file_of_a_deep_tree_grows_with_its_depth_only():
     key = Key("key", "['key']", "key", ("['key']",))
     deep = table("deep", [(0, 0, node("dict")), *((d, key, node("dict")) for d in range(1, 5000))])
-    text = to_json(deep, [])
+    text = to_json(View(deep, []))
     rows = json.loads(text)["rows"]
     assert len(text) < 5000 * 500
     assert rows[MAX_PATH_DEPTH]["keystr"] == "['key']" * MAX_PATH_DEPTH

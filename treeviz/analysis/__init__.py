@@ -1,1 +1,1 @@
-"""WHAT WE CAN SAY: functions from a `TreeTable` to columns."""
+"""Analyse: functions from a `TreeTable` to columns."""

@@ -1,4 +1,4 @@
-"""How much there is: leaves, parameters and bytes of every subtree, and of the tree in a line."""
+"""Sizes: leaves, parameters and bytes of every subtree, and a headline for the tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treeviz.tree.table import TreeTable
 
 
 def size_columns(table: TreeTable) -> tuple[Column, ...]:
-    """The columns parameters, bytes and leaves, which roll up as sums; shared leaves count wherever they stand."""
+    """The columns parameters, bytes and leaves, which roll up as sums; a shared leaf counts at each occurrence."""
     return (
         _sum_column(table, "parameters", "count", "Elements of arrays; Python scalars are none"),
         _sum_column(table, "bytes", "bytes", "Bytes of arrays, 1 kB = 1000 B"),
@@ -26,12 +26,12 @@ def _sum_column(table: TreeTable, name: str, format, help: str) -> Column:
 
 
 def whole_numbers(values: list[int], n_rows: int) -> np.ndarray:
-    """The values as int64, or as float64 where their sum over the rows could be too large for that."""
+    """The values as int64, or as float64 where their sum over the rows could overflow int64."""
     return np.array(values, dtype=np.int64 if max(values, default=0) * n_rows < 2**63 else np.float64)
 
 
 def is_first(table: TreeTable) -> np.ndarray:
-    """bool[n_rows]: False for what stands elsewhere already, so that sums over the rest are of unique things."""
+    """bool[n_rows]: False for later occurrences of a shared node, so that sums over the rest count each once."""
     first = np.ones(len(table), dtype=bool)
     for row, notes in table.notes.items():
         if any(note.kind == "shared" and note.row >= 0 for note in notes):
@@ -39,22 +39,31 @@ def is_first(table: TreeTable) -> np.ndarray:
     return first
 
 
-def headline(table: TreeTable) -> tuple[str, ...]:
-    """The tree in a few words: "148 leaves", "124.4 M parameters", "497.8 MB", "float32 100 %"."""
-    columns = {column.name: column for column in size_columns(table)}
-    unique = is_first(table)
-    at_least = "≥ " if any(note.kind == "more" for notes in table.notes.values() for note in notes) else ""
+def is_cut(table: TreeTable) -> bool:
+    """Whether the budget left something out of the table."""
+    return any(note.kind == "more" for notes in table.notes.values() for note in notes)
 
-    def total(name: str, words: tuple[str, str]) -> str:
-        values = columns[name].values
+
+def headline(table: TreeTable) -> tuple[str, ...]:
+    """Sum up a tree: "148 leaves", "124.4 M parameters", "497.8 MB", "float32 100 %".
+
+    Args:
+      table: With its `size_columns`.
+    """
+    unique = is_first(table)
+    at_least = "≥ " if is_cut(table) else ""
+
+    def total(name: str, nouns: tuple[str, str]) -> str:
+        values = table.columns[name].values
         write = bytes_text if name == "bytes" else count_text
         everything, once = (write(int(part.sum())) for part in (values, values[unique]))
-        text = f"{at_least}{everything} {words[everything != '1']}".strip()
-        return text if once == everything else f"{text} ({once} unique)"
+        text = f"{at_least}{everything} {nouns[everything != '1']}".strip()
+        return text if once == everything else f"{text} ({at_least}{once} unique)"
 
     parts = [total("leaves", ("leaf", "leaves"))]
-    if columns["bytes"].values.any():
-        parts += [total("parameters", ("parameter", "parameters")), total("bytes", ("", "")), *_dtypes(table)]
+    if table.columns["bytes"].values.any():
+        parts += [total("parameters", ("parameter", "parameters")), total("bytes", ("", ""))]
+        parts += [] if at_least else _dtypes(table)
     return tuple(parts)
 
 

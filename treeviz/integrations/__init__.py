@@ -1,6 +1,6 @@
-"""ONE FILE PER LIBRARY: what treeviz knows about other people's trees.
+"""One file per library: how its nodes and leaves are described, and how its jitted steps are taken apart.
 
-A file is imported when its library has been imported by somebody else, never before.
+`load` imports the file of each library that the process has imported already, and never imports a library.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeviz.tree.looks import Describer, describes
-from treeviz.tree.quote import guarded
+from treeviz.tree.describers import Describer, describes
+from treeviz.tree.private_names import PrivateName, warn_of_missing
+from treeviz.tree.safe_repr import guarded
 
-# The library, which has to be there -> our file about it.
-ADAPTERS = {
-    "equinox": "equinox",
-    "flax": "flax",
-    "flax.linen": "flax_linen",
-    "flax.nnx": "flax_nnx",
-    "optax": "optax",
-    "penzai": "penzai",
-    "pytreeclass": "pytreeclass",
-    "tensorflow": "tensorflow",
-    "torch": "torch",
-}
+# Libraries; each has a file of its name in this folder.
+ADAPTERS = ("chex", "equinox", "flax", "optax", "pandas", "penzai", "pytreeclass", "tensorflow", "torch")
 _loaded: set[str] = set()
+_private: dict[str, tuple[PrivateName, ...]] = {}  # of libraries loaded, not checked yet
 _waiting: list[tuple[str, tuple[str, ...], Describer]] = []  # for modules that are not imported yet
 
 
 def load() -> None:
-    """Let the libraries that this process uses say how their nodes and leaves look."""
-    for library, adapter in ADAPTERS.items():
-        if adapter not in _loaded and _contents(library) is not None:
-            import_module(f"treeviz.integrations.{adapter}")
-            _loaded.add(adapter)
+    """Import our files about the libraries that this process has imported; warn once about missing private names.
+
+    Called before every walk and `watch`, since a library may be imported after treeviz. A call with nothing new takes
+    some microseconds.
+    """
+    for library in ADAPTERS:
+        if library not in _loaded and _contents(library) is not None:
+            _private[library] = getattr(import_module(f"treeviz.integrations.{library}"), "TO_DESCRIBE", ())
+            _loaded.add(library)
+    for library, names in list(_private.items()):
+        if all(_contents(name.public_module) for name in names):
+            warn_of_missing(_private.pop(library))
     for entry in _waiting[:]:
         module, names, describer = entry
         contents = _contents(module)
@@ -48,9 +47,9 @@ def load() -> None:
 
 
 def describes_from(module: str, *names: str) -> Callable[[Describer], Describer]:
-    """`describes` for classes of a library, as soon as somebody has imported their module.
+    """Like `describes`, for classes of a library, once their module is imported.
 
-    Names that its installed version does not have are left out.
+    Names that the installed version lacks are left out.
     """
 
     def register(describer: Describer) -> Describer:
@@ -65,11 +64,12 @@ def describes_from(module: str, *names: str) -> Callable[[Describer], Describer]
 
 
 def array_facts(array: Any) -> dict[str, Any]:
-    """The shape, dtype and bytes of an array in a leaf that is no array itself, as keywords of `Look`."""
+    """The shape, dtype, bytes and sharding of an array in a leaf that is no array, as keywords of `Description`."""
     if not isinstance(array, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return {}
     n_bytes = guarded(lambda: math.prod(array.shape) * array.dtype.itemsize, lambda _: 0)
-    return {"shape": tuple(array.shape), "dtype": str(array.dtype), "bytes": n_bytes}
+    sharding = guarded(lambda: getattr(array, "sharding", None), lambda _: None)
+    return {"shape": tuple(array.shape), "dtype": str(array.dtype), "bytes": n_bytes, "sharding": sharding}
 
 
 def _register(contents: dict[str, Any], names: tuple[str, ...], describer: Describer) -> None:
@@ -77,7 +77,7 @@ def _register(contents: dict[str, Any], names: tuple[str, ...], describer: Descr
 
 
 def _contents(module: str) -> dict[str, Any] | None:
-    """What a module defines, or None: nobody imported it, its import still runs, or it waits for its first use."""
+    """The names in a module; None if it is not imported, still being imported, or lazy and unused."""
     found = sys.modules.get(module)
     if found is None or type(found).__name__ == "_LazyModule":
         return None

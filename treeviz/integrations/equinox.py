@@ -1,62 +1,88 @@
-"""Equinox: modules, methods and wrappers that are pytrees, state by name, weights that are tied."""
+"""Equinox: modules, methods and wrappers that are pytrees, state by name, tied weights; the steps of `filter_jit`."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import functools
+import sys
+from dataclasses import fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from jax.tree_util import GetAttrKey
+
 from treeviz.integrations import describes_from
+from treeviz.steps.tracing.jax_private import is_jitted
+from treeviz.steps.tracing.jitted import JittedStep, LibraryMoved, Make, around_wrapper, unwraps
+from treeviz.tree.describers import Description
 from treeviz.tree.functions import describe_function
 from treeviz.tree.keys import stored_attribute
-from treeviz.tree.looks import Look
-from treeviz.tree.quote import class_name, guarded, mro, value_text
+from treeviz.tree.private_names import PrivateName, why_missing
+from treeviz.tree.safe_repr import class_name, guarded, has_base, mro, value_text
+from treeviz.tree.treedef import knows_child_keys
 
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # a placeholder -> what it stands for
 
 
+_UNNAMED_SHARED = "a node that equinox.nn.Shared has taken out does not say what it stands for"
+_UNNAMED_INDEX = "an equinox.nn.StateIndex does not say which state it stands for"
+TO_WATCH = (PrivateName("equinox:filter_jit()._cached", "the jax.jit inside equinox.filter_jit is not found"),)
+TO_DESCRIBE = (
+    PrivateName(
+        "equinox._module:BoundMethod or equinox._module._prebuilt:BoundMethod",
+        "a bound method does not say which function it is",
+    ),
+    PrivateName("equinox.nn:State.__init__.<globals>._state", "the values of an equinox.nn.State have no names"),
+    *(PrivateName(f"equinox.nn:StateIndex.{name}", _UNNAMED_INDEX) for name in ("marker", "init")),
+    *(PrivateName(f"equinox.nn:Shared.{name}", _UNNAMED_SHARED) for name in ("pytree", "where", "get")),
+    PrivateName("equinox.nn._shared:SharedNode", _UNNAMED_SHARED),
+)
+PRIVATE = (*TO_WATCH, *TO_DESCRIBE)
+
+
 @describes_from("equinox", "Module")
-def module(node: Any) -> Look:
-    return _module_look(type(node))
+def module(node: Any) -> Description:
+    return _module_description(type(node))
 
 
-@lru_cache(maxsize=1024)
-def _module_look(cls: type) -> Look:
+@functools.lru_cache(maxsize=1024)
+def _module_description(cls: type) -> Description:
     is_wrapper = any("__wrapped__" in base.__dict__ for base in mro(cls))  # filter_jit, filter_vmap, …
-    return Look("closure" if is_wrapper else "module")
+    # The treedef of a module without fields has a marker of Equinox's in place of static data.
+    fields = next(base.__dict__["__dataclass_fields__"] for base in mro(cls) if "__dataclass_fields__" in base.__dict__)
+    return Description("closure" if is_wrapper else "module", static=None if fields else ())
 
 
 @describes_from("equinox", "Partial")
-def partial(node: Any) -> Look:
-    return Look("closure")
+def partial(node: Any) -> Description:
+    return Description("closure")
 
 
 @describes_from("equinox._module", "BoundMethod")
 @describes_from("equinox._module._prebuilt", "BoundMethod")
-def bound_method(node: Any) -> Look:
-    return Look("closure", text=describe_function(stored_attribute(node, "__func__")), static=())
+def bound_method(node: Any) -> Description:
+    return Description("closure", text=describe_function(stored_attribute(node, "__func__")), static=())
 
 
 @describes_from("equinox.nn", "StateIndex")
-def state_index(node: Any) -> Look:
+def state_index(node: Any) -> Description:
     marker = stored_attribute(node, "marker")
     named = isinstance(marker, (str, int))
     text = f"of the state {value_text(marker)}" if named else "not named yet: see eqx.nn.make_with_state"
     if class_name(type(stored_attribute(node, "init"))) == "_Sentinel":  # the value is in the State
-        return Look("static", text=text, static=(), hide=frozenset({"init"}))
-    return Look("node", text=text, static=())
+        return Description("static", text=text, static=(), hide=frozenset({"init"}))
+    return Description("node", text=text, static=())
 
 
 @describes_from("equinox.nn", "State")
-def state(node: Any) -> Look:
+def state(node: Any) -> Description:
     values = stored_attribute(node, "_state")
     if not isinstance(values, dict):
-        return Look("node")
-    return Look("node", static=(), labels=[key if type(key) is str else value_text(key) for key in values])
+        return Description("node")
+    return Description("node", static=(), labels=[key if type(key) is str else value_text(key) for key in values])
 
 
 @describes_from("equinox.nn", "Shared")
-def shared(node: Any) -> Look:
+def shared(node: Any) -> Description:
     pytree, where, get = (stored_attribute(node, name) for name in ("pytree", "where", "get"))
     source = guarded(lambda: get(_Path("pytree")), lambda _: None)
     placeholders = guarded(lambda: where(pytree), lambda _: ())
@@ -66,16 +92,24 @@ def shared(node: Any) -> Look:
         if class_name(type(placeholder)) == "SharedNode":
             path = guarded(lambda i=i: sources[i], lambda _: None)
             _sources[placeholder] = path.text if type(path) is _Path else f"what {describe_function(get)} returns"
-    return Look("module")
+    return Description("module")
 
 
 @describes_from("equinox.nn._shared", "SharedNode")
-def shared_node(leaf: Any) -> Look:
-    return Look(text=f"stands for {_sources.get(leaf, 'a shared node')}", transparent=True)
+def shared_node(leaf: Any) -> Description:
+    return Description(text=f"stands for {_sources.get(leaf, 'a shared node')}", transparent=True)
+
+
+@knows_child_keys
+def child_keys(cls: type, aux: Any) -> list[Any] | None:
+    """The keys of the children of a module in a bare treedef: Equinox registers every module alike."""
+    if not has_base(cls, sys.modules["equinox"].Module):
+        return None
+    return [GetAttrKey(field.name) for field in fields(cls) if not field.metadata.get("static", False)]
 
 
 class _Path:
-    """Writes down which attributes and items a function asks for, so that no array is touched."""
+    """Records which attributes and items a function reads, without touching an array."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -91,3 +125,24 @@ class _Path:
         return _Path(f"{self.text}[{key!r}]")
 
     __iter__ = None
+
+
+@unwraps("equinox")
+def unwrap_filter_jit(step: Any) -> JittedStep | None:
+    """Take apart a step that `equinox.filter_jit` made."""
+    if type(step).__module__.partition(".")[0] != "equinox":
+        return None
+    jitted: Any = getattr(step, "_cached", None)
+    if not is_jitted(jitted):
+        if type(step) is type(sys.modules["equinox"].filter_jit(unwrap_filter_jit)):
+            raise LibraryMoved(why_missing(TO_WATCH))
+        return None
+
+    def with_other(make: Make) -> Any:
+        other = object.__new__(type(step))  # a frozen dataclass
+        for name, value in vars(step).items():
+            object.__setattr__(other, name, value)
+        object.__setattr__(other, "_cached", make(jitted.__wrapped__))
+        return other
+
+    return JittedStep(step, jitted, functools.partial(around_wrapper, with_other))

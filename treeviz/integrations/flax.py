@@ -1,25 +1,239 @@
-"""Flax: frozen dicts, and arrays in boxes that name their axes (`Partitioned`, `LogicallyPartitioned`)."""
+"""Flax: frozen dicts, boxes that name the axes of an array, Linen modules; NNX modules, Variables and states; and the
+steps of `nnx.jit`.
+"""
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
-from treeviz.integrations import describes_from
-from treeviz.tree.keys import MISSING
-from treeviz.tree.looks import Look, by_key
-from treeviz.tree.quote import value_text
+import jax
+from jax.tree_util import DictKey, GetAttrKey
+
+from treeviz.integrations import array_facts, describes_from
+from treeviz.steps.tracing.jax_private import is_jitted
+from treeviz.steps.tracing.jitted import JittedStep, LibraryMoved, Make, around_wrapper, unwraps
+from treeviz.tree.describers import Description, by_key, by_wrapping_key
+from treeviz.tree.keys import MISSING, stored_attribute, stored_attributes
+from treeviz.tree.opaque import arrays_inside
+from treeviz.tree.private_names import PrivateName, why_missing
+from treeviz.tree.safe_repr import class_name, guarded, has_base, is_function, mro, namespace, value_text
+from treeviz.tree.treedef import knows_child_keys
+
+_NO_CONFIGURATION = ("parent", "name")
+_PRIVATE = ("_pytree__", "_object__")
+_HIDDEN = frozenset({"_pytree__state", "_object__state"})
+_SETTINGS = ("hijax", "ref", "eager_sharding")  # of every Variable
+_SHARDING = ("out_sharding", "sharding", "sharding_names")  # named differently by version
+_PARTS = ("type", "value", "raw_value", "_trace_state")
+
+
+# Before Flax 0.12 there is `VariableState`, and these are attributes of instances.
+_ALL_STATIC = "an NNX module shows its children among its static fields too"
+TO_WATCH = (PrivateName("flax.nnx:jit().jitted_fn", "the jax.jit inside nnx.jit is not found"),)
+TO_DESCRIBE = (
+    PrivateName(
+        "flax.nnx:Module._pytree__nodes or flax.nnx:Object._object__nodes or flax.nnx:VariableState", _ALL_STATIC
+    ),
+    PrivateName("flax.nnx:Variable._var_metadata or flax.nnx:VariableState", "an nnx.Variable shows no metadata"),
+    PrivateName("flax.nnx:FlatState._keys", "the values of an nnx.FlatState have no names"),
+)
+PRIVATE = (*TO_WATCH, *TO_DESCRIBE)
 
 
 @describes_from("flax.core.frozen_dict", "FrozenDict")
-def frozen_dict(node: Any) -> Look:
-    return Look("dict", static=(), step=by_key)
+def frozen_dict(node: Any) -> Description:
+    return Description("dict", static=(), step=by_wrapping_key)
 
 
 @describes_from("flax.core.meta", "AxisMetadata")
 @describes_from("flax.linen.partitioning", "AxisMetadata")
-def box(node: Any) -> Look:
+def box(node: Any) -> Description:
     fields = vars(node) if hasattr(node, "__dict__") else {}
     names = fields.get("names", MISSING)
     text = "" if names is MISSING else f"names={value_text(names)}"
     static = [(name, value) for name, value in fields.items() if name not in ("names", "value") and value is not None]
-    return Look("node", text=text, static=static, inline=True)
+    return Description("node", text=text, static=static, inline=True)
+
+
+@describes_from("flax.linen", "Module")
+def linen_module(leaf: Any) -> Description:
+    configuration = {
+        field.name: stored_attribute(leaf, field.name)
+        for field in fields(leaf)
+        if field.init and field.name not in _NO_CONFIGURATION
+    }
+    is_bound = stored_attribute(leaf, "scope") not in (None, MISSING)
+    return Description(
+        text="a Linen module, bound to variables" if is_bound else "a Linen module: its arrays are what init() returns",
+        static=[(name, value) for name, value in configuration.items() if value is not None],
+        # The variables of a bound module are shown elsewhere; an array in a field is not.
+        transparent=not arrays_inside(configuration).n_arrays,
+    )
+
+
+@describes_from("flax.nnx", "Object", "Pytree", "Module")
+def nnx_module(node: Any) -> Description:
+    attributes = object.__getattribute__(node, "__dict__")
+    # Before Flax 0.12 no module is a pytree; since then all are, except those that say otherwise.
+    if not getattr(type(node), "_pytree__is_pytree", "_pytree__state" in attributes):
+        return Description(text="an NNX object that is no pytree: nnx.split gives its arrays", transparent=True)
+    defaults = _defaults(type(node))
+    static = [(name, value) for name, value in _static(attributes) if defaults.get(name, MISSING) is not value]
+    return Description("module", static=static, hide=_HIDDEN)
+
+
+@functools.lru_cache(maxsize=1024)
+def _defaults(cls: type) -> dict[str, Any]:
+    """The functions that the constructor has as defaults: where they were kept, they say nothing."""
+    init = next(namespace(base)["__init__"] for base in mro(cls) if "__init__" in namespace(base))
+    found = guarded(lambda: inspect.signature(init).parameters.values(), lambda _: ())
+    return {each.name: each.default for each in found if is_function(type(each.default))}
+
+
+def _static(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
+    is_child = attributes.get("_pytree__nodes") or attributes.get("_object__nodes") or {}
+    static = [
+        (name, value)
+        for name, value in attributes.items()
+        if not name.startswith(_PRIVATE) and not is_child.get(name, False)
+    ]
+    static.sort(key=lambda pair: pair[1] is None or callable(pair[1]))  # None and functions last
+    return static
+
+
+@describes_from("flax.nnx", "List")
+def list_of_modules(node: Any) -> Description:
+    # an element that is not data, such as a function, is static
+    static = [(f"[{name}]", value) for name, value in _static(vars(node)) if name != "_length"]
+    return Description("list", static=static, hide=_HIDDEN, step=by_key)
+
+
+@describes_from("flax.nnx", "Dict")
+def dict_of_modules(node: Any) -> Description:
+    return Description("dict", static=_static(vars(node)), hide=_HIDDEN)
+
+
+@describes_from("flax.nnx", "Variable", "VariableState")
+def nnx_variable(node: Any) -> Description:
+    metadata, attributes = stored_attribute(node, "_var_metadata"), {}
+    if type(metadata) is not dict:  # before Flax 0.12
+        attributes = stored_attributes(node)
+        metadata = {name: value for name, value in attributes.items() if name not in _PARTS}
+    text, static = _text_and_static(metadata)
+    if "raw_value" in attributes:  # not yet a pytree
+        return Description(
+            "variable", text=text, static=static, **array_facts(attributes["raw_value"]), transparent=True
+        )
+    kind = attributes.get("type")  # of a VariableState
+    name = class_name(kind) if isinstance(kind, type) else ""
+    return Description("node", type=name, text=text, static=static, step=_raw_value(type(node)), inline=True)
+
+
+def _text_and_static(metadata: dict[str, Any]) -> tuple[str, list[tuple[str, Any]]]:
+    """The metadata shown as text, and the rest."""
+    parts, static = [], []
+    for name, value in metadata.items():
+        if value is None or (type(value) is tuple and not value) or name in _SETTINGS:
+            continue
+        if name in _SHARDING:
+            parts.append(f"sharding={value_text(value)}")
+        elif name == "tag":
+            parts.append(value_text(value))
+        else:
+            static.append((name, value))
+    return " ".join(parts), static
+
+
+def _raw_value(cls: type):
+    # `.value` warns since Flax 0.12, and copies what is not an array
+    known = any("get_raw_value" in base.__dict__ for base in mro(cls))
+    return (lambda _: ".get_raw_value()") if known else None
+
+
+@describes_from("flax.nnx.variablelib", "HijaxVariable")
+def hijax_variable(leaf: Any) -> Description:
+    kind, arrays = stored_attribute(leaf, "_var_type"), stored_attribute(leaf, "_leaves")
+    name = class_name(kind) if isinstance(kind, type) else ""
+    array = arrays[0] if type(arrays) is tuple and len(arrays) == 1 else None
+    return Description("variable", type=name, **array_facts(array), transparent=True)
+
+
+@describes_from("flax.nnx", "State")
+def nnx_state(node: Any) -> Description:
+    return Description("dict", static=(), step=by_wrapping_key)
+
+
+@describes_from("flax.nnx", "FlatState")
+def flat_state(node: Any) -> Description:
+    keys = stored_attribute(node, "_keys")
+    if type(keys) is not tuple and type(keys) is not list:
+        return Description("node", static=())
+    return Description("node", static=(), labels=["/".join(map(str, path)) for path in keys])
+
+
+@describes_from("flax.nnx", "GraphDef")
+def graph_def(node: Any) -> Description:
+    nodes, n_leaves = (stored_attribute(node, name) for name in ("nodes", "num_leaves"))
+    if type(nodes) is not list:
+        return Description("static", static=())
+    return Description("static", text=f"{len(nodes):,} nodes, {value_text(n_leaves)} leaves", static=())
+
+
+@knows_child_keys
+def child_keys(cls: type, aux: Any) -> list[Any] | None:
+    """The keys of the children of Flax's nodes in a bare treedef."""
+    if "_flax_dataclass" in cls.__dict__:
+        return [GetAttrKey(field.name) for field in fields(cls) if field.metadata.get("pytree_node", True)]
+    if _is_from(cls, "flax.core", "FrozenDict") or _is_from(cls, "flax.nnx", "State"):
+        return [DictKey(key) for key in aux]
+    if _is_from(cls, "flax.nnx", "Module"):
+        return [GetAttrKey(name) for name in aux[0]]
+    return [GetAttrKey("value")] if _is_from(cls, "flax.nnx", "Variable") else None
+
+
+def _is_from(cls: type, module: str, name: str) -> bool:
+    base = getattr(sys.modules.get(module), name, None)
+    return base is not None and has_base(cls, base)
+
+
+@unwraps("flax")
+def unwrap_nnx_jit(step: Any) -> JittedStep | None:
+    """Take apart a step that `flax.nnx.jit` made."""
+    if type(step).__module__.partition(".")[0] != "flax":
+        return None
+    jitted: Any = getattr(step, "jitted_fn", None)
+    if not is_jitted(jitted):
+        if type(step) is type(sys.modules["flax.nnx"].jit(unwrap_nnx_jit)):
+            raise LibraryMoved(why_missing(TO_WATCH))
+        return None
+
+    def with_other(make: Make) -> Any:
+        other = copy.copy(step)
+        function = jitted.__wrapped__
+        if hasattr(function, "ctxtag"):  # by which the traced function finds its wrapper
+            function = copy.copy(function)
+            function.ctxtag = other
+        other.jitted_fn = make(function)
+        return other
+
+    around = functools.partial(around_wrapper, with_other)
+    return JittedStep(step, jitted, around, copied=_clone, tidy_path=_tidy_path, changes_arguments=True)
+
+
+def _tidy_path(path: str) -> str:
+    """The path of a parameter in its model, without the state that NNX splits off and the `value` of a Variable."""
+    return re.sub(r"^((?:\[\d+\])?)\.states\[\d+\]", r"\1", path).removesuffix(".value")
+
+
+def _clone(tree: Any, copy_array: Callable[[Any], Any]) -> Any:
+    """A copy of a tree that contains NNX modules; shared modules stay shared."""
+    nnx = sys.modules["flax.nnx"]
+    graph, state = nnx.split(tree)
+    return nnx.merge(graph, jax.tree.map(copy_array, state))

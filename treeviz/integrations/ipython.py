@@ -1,4 +1,4 @@
-"""`%load_ext treeviz` adds one line magic, `%tree expression`, and changes nothing else. IPython is not imported."""
+"""The line magic `%tree expression`, which `%load_ext treeviz` adds. IPython is not imported."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-_replaced: dict[int, Any] = {}  # by the id of the shell: the magic of that name that was there before
+_replaced: dict[int, Any] = {}  # by the id of the shell: its earlier `%tree`, if any
 
 
 def add_magic(shell: Any, render: Callable[..., Any]) -> None:
-    """Add `%tree expression`, which gives `render` what the expression evaluates to. Again, it does nothing new."""
+    """Add the line magic `%tree expression`, which calls `render` with the value of the expression. Idempotent."""
 
     def tree(line: str) -> Any:
         """Show the pytree that an expression evaluates to: %tree params["layers"]"""
@@ -25,7 +25,7 @@ def add_magic(shell: Any, render: Callable[..., Any]) -> None:
 
 
 def remove_magic(shell: Any) -> None:
-    """Take `%tree` away, and put back what had that name before. Again, it does nothing."""
+    """Remove `%tree`, and restore the magic that had that name before. Idempotent."""
     if id(shell) not in _replaced:
         return
     magics, before = shell.magics_manager.magics["line"], _replaced.pop(id(shell))

@@ -6,14 +6,16 @@ import math
 from typing import Any
 
 from treeviz.integrations import describes_from
-from treeviz.tree.looks import Look
-from treeviz.tree.quote import guarded
+from treeviz.tree.describers import Description
+from treeviz.tree.safe_repr import guarded
 
 
 @describes_from("tensorflow", "Tensor", "Variable")
-def tensor(leaf: Any) -> Look:
+def tensor(leaf: Any) -> Description:
     shape = guarded(lambda: tuple(map(int, leaf.shape)), lambda _: None)  # not known yet inside a tf.function
     n_bytes = 0 if shape is None else guarded(lambda: math.prod(shape) * int(leaf.dtype.size), lambda _: 0)
-    words = [str(guarded(lambda: leaf.device, lambda _: "")).rpartition("/device:")[2].lower()]
-    words += ["trainable"] if guarded(lambda: leaf.trainable, lambda _: False) is True else []
-    return Look("tensor", text=", ".join(filter(None, words)), shape=shape, dtype=str(leaf.dtype.name), bytes=n_bytes)
+    parts = [str(guarded(lambda: leaf.device, lambda _: "")).rpartition("/device:")[2].lower()]
+    parts += ["trainable"] if guarded(lambda: leaf.trainable, lambda _: False) is True else []
+    return Description(
+        "tensor", text=", ".join(filter(None, parts)), shape=shape, dtype=str(leaf.dtype.name), bytes=n_bytes
+    )

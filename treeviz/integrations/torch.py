@@ -6,18 +6,42 @@ import math
 from typing import Any
 
 from treeviz.integrations import describes_from
-from treeviz.tree.looks import Look
-from treeviz.tree.quote import guarded
+from treeviz.tree.describers import Description
+from treeviz.tree.safe_repr import guarded
+
+# The tensors that a sparse tensor consists of. The plain ones of COO would refuse while it is not coalesced.
+_PARTS = {
+    "sparse_coo": ("_indices", "_values"),
+    **dict.fromkeys(("sparse_csr", "sparse_bsr"), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys(("sparse_csc", "sparse_bsc"), ("ccol_indices", "row_indices", "values")),
+}
 
 
 @describes_from("torch", "Tensor")
-def tensor(leaf: Any) -> Look:
+def tensor(leaf: Any) -> Description:
     shape = tuple(map(int, leaf.shape))
-    words = [str(leaf.device), *(["requires_grad"] if leaf.requires_grad else [])]
-    return Look(
+    layout = guarded(lambda: str(leaf.layout).removeprefix("torch."), lambda _: "strided")
+    parts = [
+        str(leaf.device),
+        *([layout] if layout in _PARTS else []),
+        *(["requires_grad"] if leaf.requires_grad else []),
+    ]
+    return Description(
         "tensor",
-        text=", ".join(words),
+        text=", ".join(parts),
         shape=shape,
         dtype=str(leaf.dtype).removeprefix("torch."),
-        bytes=guarded(lambda: math.prod(shape) * leaf.element_size(), lambda _: 0),
+        bytes=guarded(lambda: _stored_bytes(leaf, layout, shape), lambda _: 0),
     )
+
+
+def _stored_bytes(leaf: Any, layout: str, shape: tuple[int, ...]) -> int:
+    """What the tensor holds in memory: none on "meta", few where it is sparse or one number is repeated."""
+    if layout in _PARTS:
+        parts = [getattr(leaf, name)() for name in _PARTS[layout]]
+        return sum(math.prod(part.shape) * part.element_size() for part in parts)
+    n_bytes = math.prod(shape) * leaf.element_size()
+    storage = guarded(lambda: leaf.untyped_storage(), lambda _: leaf)  # since PyTorch 2.0
+    if str(storage.device) == "meta":
+        return 0
+    return n_bytes if storage is leaf else min(n_bytes, storage.nbytes())

@@ -10,26 +10,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from treeviz.analysis.detail_window import Window
-from treeviz.analysis.stats_host import host_view
+from treeviz.analysis.details.window import Window
+from treeviz.analysis.stats.host import host_view
+from treeviz.tree.kinds import KINDS
+from treeviz.tree.safe_repr import aval_text
 from treeviz.tree.table import TreeTable
-from treeviz.views.escape import attribute, text
+from treeviz.tree.tracers import Tracer
+from treeviz.views.html.escape import attribute, text
 
 MAX_ELEMENTS = 200_000  # of all pictures together: about 1 MB of the page
 MAX_OF_ONE, MIN_OF_ONE = 4096, 256
 MAX_AXIS, MAX_ONLY_AXIS = 64, 128
-_KINDS = ("array", "numpy", "variable")
 _MAX_DIGITS = 9_999_999  # treescope draws integers up to here digit by digit
 
 # treescope runs its own scripts with `new Function`. The frame has an origin of its own, and no network.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-inline' 'unsafe-eval'"
 _RANDOM_NAME = re.compile(r"treescope_out_[0-9a-f]{32}")
 _HANDLER = re.compile(r'\stabindex="0" part="treescope_root" onkeydown="[^"<>]*"')  # for a mode that we do not offer
+# treescope's elements run the script inside them when the parser meets them. In a `srcdoc` a slow parser may pause
+# there, and then half of the script runs, or none ("insertContent is not a function", treescope 0.1.10). So these
+# elements are defined when the whole document is parsed.
+_ELEMENTS = re.compile(r"<script>\s*\(\(\)=>\{(.*?)\}\)\(\);\s*</script>", re.DOTALL)
+_ELEMENTS_LATER = r"<script>addEventListener('DOMContentLoaded', ()=>{\1});</script>"
 
 
-def array_pictures(table: TreeTable, things: Sequence[Any]) -> dict[int, str]:
+def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
     """HTML documents that show the values of the arrays of a tree, by row number.
 
     Each draws the first elements along every axis: at most 64 × 64 of one array, fewer where there are
@@ -37,36 +43,38 @@ def array_pictures(table: TreeTable, things: Sequence[Any]) -> dict[int, str]:
     gathered: its first shard is drawn. Deleted arrays, tracers, and arrays that are partly in another
     process have none. Only what is drawn is copied, and nothing stays on the array.
 
-    The documents hold numbers of ours and scripts of treescope's: show them in a sandboxed frame.
+    The documents contain scripts of treescope: show them in a sandboxed frame.
 
     Args:
-      things: The node or leaf of each row, see `treeviz.tree.walk.scan`.
+      nodes: The node or leaf of each row, see `treeviz.tree.walk.scan`.
     """
-    candidates = [row for row in np.flatnonzero(table.is_leaf).tolist() if _is_drawable(table[row].kind, things[row])]
-    limit, candidates = _fair([int(things[row].size) for row in candidates], candidates)
+    candidates = [row for row in np.flatnonzero(table.is_leaf).tolist() if _is_drawable(table[row].kind, nodes[row])]
+    limit, candidates = _fair([int(nodes[row].size) for row in candidates], candidates)
     pictures = {}
     for row in candidates:
         try:
-            part, where = _part_of(things[row], limit)
-            pictures[row] = _document(part, where, str(things[row].dtype), things[row].shape)
-        except Exception:  # looking never takes a run down: a transfer guard, a device that is gone
+            part, where = _part_of(nodes[row], limit)
+            pictures[row] = _document(part, where, str(nodes[row].dtype), nodes[row].shape)
+        except Exception:  # a transfer guard or a lost device must not stop a run
             continue
     return pictures
 
 
-def _is_drawable(kind: str, thing: Any) -> bool:
-    return kind in _KINDS and is_drawable(thing) and (not isinstance(thing, jax.Array) or thing.is_fully_addressable)
+def _is_drawable(kind: str, node: Any) -> bool:
+    return (
+        KINDS[kind].has_values and is_drawable(node) and (not isinstance(node, jax.Array) or node.is_fully_addressable)
+    )
 
 
-def is_drawable(thing: Any) -> bool:
-    """Whether it is an array with numbers in it."""
-    if isinstance(thing, Tracer):
+def is_drawable(node: Any) -> bool:
+    """Whether it is an array of numbers, and not empty."""
+    if isinstance(node, Tracer):
         return False
-    if isinstance(thing, jax.Array):
-        if jnp.issubdtype(thing.dtype, jax.dtypes.extended) or thing.is_deleted():
+    if isinstance(node, jax.Array):
+        if jnp.issubdtype(node.dtype, jax.dtypes.extended) or node.is_deleted():
             return False
-        return thing.size > 0
-    return isinstance(thing, np.ndarray) and thing.size > 0 and thing.dtype.names is None and _is_number(thing.dtype)
+        return node.size > 0
+    return isinstance(node, np.ndarray) and node.size > 0 and node.dtype.names is None and _is_number(node.dtype)
 
 
 def _is_number(dtype: np.dtype) -> bool:
@@ -74,7 +82,7 @@ def _is_number(dtype: np.dtype) -> bool:
 
 
 def _fair(sizes: Sequence[int], rows: list[int]) -> tuple[int, list[int]]:
-    """How many elements of each array there is room for, and the rows that get some."""
+    """The most elements that are drawn of each array, and the rows of the arrays that are drawn."""
     limit = MAX_OF_ONE
     while limit > MIN_OF_ONE and sum(min(size, limit) for size in sizes) > MAX_ELEMENTS:
         limit //= 2
@@ -83,7 +91,7 @@ def _fair(sizes: Sequence[int], rows: list[int]) -> tuple[int, list[int]]:
 
 
 def _part_of(array: Any, limit: int) -> tuple[np.ndarray, str]:
-    """A copy of the first elements, and where they come from if that is not the whole array's beginning."""
+    """A copy of the first elements, and their shard if that is not the whole array."""
     if not isinstance(array, jax.Array):
         array = np.asarray(array)
         return np.array(array[_first(array.shape, limit)]), ""
@@ -95,7 +103,7 @@ def _part_of(array: Any, limit: int) -> tuple[np.ndarray, str]:
     first = _first(part.shape, limit)
     if _is_host(shard.device):
         return np.array(host_view(part)[first]), where
-    # on the device first: the whole array does not travel
+    # sliced on the device, so that only the part is transferred
     return np.array(jax.lax.slice(part, [0] * part.ndim, [s.stop for s in first])), where
 
 
@@ -113,7 +121,7 @@ def _first(shape: tuple[int, ...], limit: int) -> tuple[slice, ...]:
 
 
 def _document(part: np.ndarray, where: str, dtype: str, shape: tuple[int, ...]) -> str:
-    caption = f"{dtype}[{','.join(map(str, shape))}]"
+    caption = aval_text(shape, dtype)
     of = where or ("" if part.shape == tuple(shape) else "it")
     if of:
         caption += f": the first {' × '.join(map(str, part.shape))} of {of}"
@@ -124,7 +132,7 @@ def _document(part: np.ndarray, where: str, dtype: str, shape: tuple[int, ...]) 
 
 
 def window_picture(window: Window, dtype: str) -> tuple[str, int]:
-    """The HTML document that shows a window on an array, and how high it is in pixels."""
+    """The HTML document that shows a window on an array, and its height in pixels."""
     of = {i: f"axis {axis}" for i, axis in enumerate(window.axes) if axis >= 0}
     where = ", ".join(
         f"{start}" if i not in window.axes else f"{start}:{start + size}"
@@ -145,14 +153,15 @@ def _drawn(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.nda
     from treescope import lowering
 
     values, note = _as_drawn(part)
-    trim = bool(np.isfinite(values).any())  # it warns of an empty mean where nothing is finite
+    trim = bool(np.isfinite(values).any())  # treescope warns of an empty mean if nothing is finite
     with np.errstate(all="ignore"):
         figure = treescope.render_array(
             values, valid_mask=valid, axis_labels=labels, pixels_per_cell=_cell(part), trim_outliers=trim
         )
     drawn = lowering.render_to_html_as_root(figure.treescope_part)
     drawn = _HANDLER.sub("", _RANDOM_NAME.sub("treescope_out", drawn))
-    # The caption comes last, and is shown first: what the documents begin with alike is sent once.
+    drawn = _ELEMENTS.sub(_ELEMENTS_LATER, drawn, count=1)
+    # The caption is last and is shown first, so that documents begin alike: their common start is sent once.
     return (
         '<!DOCTYPE html><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{attribute(_POLICY)}">'
@@ -162,7 +171,7 @@ def _drawn(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.nda
 
 
 def _cell(part: np.ndarray) -> int:
-    """Pixels; the signs in those of integers need 7."""
+    """Pixels of a cell; the signs of integers need 7."""
     return 7 if max(part.shape) <= 32 or not jnp.issubdtype(part.dtype, jnp.inexact) else 4
 
 
@@ -171,7 +180,7 @@ def _axis_label(axis: int, n: int, size: int) -> str:
 
 
 def _as_drawn(part: np.ndarray) -> tuple[np.ndarray, str]:
-    """The values in a dtype that treescope draws right, and what was done to them."""
+    """The values in a dtype that treescope draws correctly, and a note on the conversion."""
     with np.errstate(all="ignore"):
         if part.dtype.kind == "c":
             return np.abs(part).astype(np.float32), "; magnitudes"

@@ -1,1 +1,1 @@
-"""WHAT IS THERE: walk a pytree once, and it becomes a table with one row per node."""
+"""Describe: walk a pytree once into a table with one row per node."""

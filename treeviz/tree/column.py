@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
+
+from treeviz.tree.forks import computed_once
 
 Format = Literal["label", "count", "bytes", "number", "histogram"]
 Rollup = Literal["sum", "max", "min", "any", "norm", "given", "none"]
@@ -17,18 +18,22 @@ Rollup = Literal["sum", "max", "min", "any", "norm", "given", "none"]
 class Column:
     """One value for every row.
 
-    A column is stored plain (`levels[row]`) or dictionary-coded (`levels[codes[row]]`). Columns that
-    follow from the same facts share one `codes` array, so that it is packed and sent once.
+    A column is stored plain (`levels[row]`) or dictionary-coded (`levels[codes[row]]`). Columns derived
+    from the same facts share one `codes` array, so that it is packed and sent once.
+
+        depths = np.array([row.depth for row in tv.walk(params)])
+        depth = tv.Column("depth", "depth", depths, format="count", rollup="max", help="Levels of the subtree")
+        tv.render(params, columns=["bytes", depth])
 
     Attributes:
-      name: The identifier by which a query, a view and a script know it: "bytes", "nan".
-      title: What stands above it: "bytes", "NaN".
+      name: The identifier in queries, in `columns=` and in `TreeTable.columns`: "bytes", "nan".
+      title: The heading: "bytes", "NaN".
       levels: The values: numbers (NaN where a row has none), strings for the format "label",
         or float[n, bins] for "histogram".
       codes: int[n_rows] into `levels`, or None when `levels` has one entry per row.
       format: "label" text; "count" whole numbers; "bytes"; "number" floats; "histogram" a small bar chart.
-      rollup: How a node's value follows from those of its subtree. "given": `levels` holds it already;
-        "none": a node has no value.
+      rollup: How a node's value is computed from the values in its subtree. "given": `levels` has it already;
+        "none": a node keeps its own value.
       help: One sentence for a tooltip: the definition and the unit.
     """
 
@@ -41,11 +46,11 @@ class Column:
     help: str = ""
 
     def __getitem__(self, row: int):
-        """The row's own value, before any roll-up."""
+        """The row's own value, not rolled up."""
         return self.levels[row if self.codes is None else self.codes[row]]
 
-    @cached_property
+    @computed_once
     def values(self) -> np.ndarray:
-        """[n_rows] (or [n_rows, bins]): every row's own value, before any roll-up."""
+        """[n_rows] (or [n_rows, bins]): every row's own value, not rolled up."""
         levels = np.asarray(self.levels, dtype=object if self.format == "label" else None)
         return levels if self.codes is None else levels[self.codes]

@@ -1,4 +1,4 @@
-"""Decide, once for each class, what the walk does with its objects, and describe its nodes."""
+"""Choose once per class how the walk handles its objects, and describe nodes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from typing import Any, NamedTuple
 
 from jax import tree_util
 
-from treeviz.tree.functions import captured, describe_function
-from treeviz.tree.keys import Key, KeyTable
-from treeviz.tree.leaves import ONLY_A_KIND, FactTable
+from treeviz.tree.array_like import array_like_reader
+from treeviz.tree.aux_data import Fields
+from treeviz.tree.describers import Describer, Description, by_wrapping_key, describer_of
+from treeviz.tree.facts import Facts, Note
+from treeviz.tree.functions import captured, captured_values, describe_function
+from treeviz.tree.inside import Inside
+from treeviz.tree.keys import Key, KeyTable, label_text
+from treeviz.tree.leaves import ONLY_A_KIND, FactTable, array_like_facts, opaque_facts
 from treeviz.tree.level import BUILTIN_LEVELS, Level, level_of, one_level
-from treeviz.tree.looks import Describer, Look, describer_of
-from treeviz.tree.opaque import arrays_inside
-from treeviz.tree.quote import class_name, error_text, guarded, has_base, module_name, value_text, visible
-from treeviz.tree.static import sameness, static_text, stored_values
-from treeviz.tree.table import Facts, Note
+from treeviz.tree.object_text import static_text
+from treeviz.tree.opaque import contents
+from treeviz.tree.safe_repr import class_name, error_text, guarded, has_base, module_name, value_text, visible
+from treeviz.tree.static import sameness, static_note, stored_values
 from treeviz.tree.treedef import treedef_level
 
 _BUILTIN_KINDS = {list: "list", tuple: "tuple", type(None): "none"}  # all others are dicts
@@ -25,15 +29,15 @@ _BUILTIN_KINDS = {list: "list", tuple: "tuple", type(None): "none"}  # all other
 class Handler(NamedTuple):
     """What the walk does with the objects of one class."""
 
-    level: Callable[[Any, KeyTable], Level | None] | None  # how to look one level in; None: a leaf
-    describe: Callable[[Any], int]  # the code of a leaf's facts
-    has_identity: bool  # whether the same object in two places is worth a badge
-    look: Describer | None = None
-    is_builtin: bool = False  # a container of Python: all look the same
+    level: Callable[[Any, KeyTable], Level | None] | None  # how to go one level in; None: a leaf
+    describe: Callable[[Any], int]  # returns the code of a leaf's facts
+    has_identity: bool  # note it where one object occurs twice
+    describer: Describer | None = None
+    is_builtin: bool = False  # a builtin container: all of a class share their facts
 
 
 class Inlined(NamedTuple):
-    """A box and the leaf in it, which share a row."""
+    """A leaf that shares the row of the box around it."""
 
     leaf: Any
     key: Key  # of the leaf in the box
@@ -41,44 +45,45 @@ class Inlined(NamedTuple):
 
 
 class Describers:
-    """What one walk knows of classes, keys and facts."""
+    """The classes, keys and facts of one walk."""
 
-    def __init__(self) -> None:
-        self.keys = KeyTable()
+    def __init__(self, max_rows: int) -> None:
+        self.keys = KeyTable(max_rows)
         self.facts = FactTable()
-        self.notes: list[Note] = []  # on the object that was described last; the walk takes them
-        self.handlers: dict[int, Handler] = {}  # by the id of the class
-        self._by_class: dict[int, Facts] = {}  # by the id of the class
-        self._codes: dict[tuple, int] = {}  # of the facts of nodes that look alike
-        self._classes: list[type] = []  # kept, so that no id of theirs is used again
-        self._kept: list[Any] = []  # for the same reason
+        self.notes = self.facts.static.notes  # about the object described last; the walk collects them
+        self.handlers: dict[int, Handler] = {}  # by the class's id
+        self._by_class: dict[int, Facts] = {}  # by the class's id
+        self._codes: dict[tuple, tuple[int, list[Note]]] = {}  # of shared facts, and their notes
+        self._inside = Inside()
+        self._classes: list[type] = []  # kept alive, so that no id is reused
+        self._kept: list[Any] = []  # likewise
 
-    def handler(self, thing: Any) -> Handler:
-        cls = type(thing)
+    def handler(self, node: Any) -> Handler:
+        cls = type(node)
         handler = self.handlers.get(id(cls))
         if handler is None:
             self._classes.append(cls)
-            handler = self.handlers[id(cls)] = self._new_handler(thing, cls)
+            handler = self.handlers[id(cls)] = self._new_handler(node, cls)
         return handler
 
     def handle(self, cls: type, handler: Handler) -> None:
-        """Have the objects of a class handled in a way of its own during this walk."""
+        """Override how this walk handles the objects of a class."""
         self._classes.append(cls)
         self.handlers[id(cls)] = handler
 
     def handle_treedefs(self) -> None:
         self.handle(tree_util.PyTreeDef, Handler(treedef_level, self._placeholder, False))
 
-    def trouble(self, thing: Any, what: str, error: BaseException, *, is_leaf: bool) -> int:
-        """The facts of an object that could not be described, with a note that says why."""
+    def trouble(self, node: Any, what: str, error: BaseException, *, is_leaf: bool) -> int:
+        """The code of the facts of an object that raised, with the error as a note."""
         self.notes.append(Note("error", f"{what}: {error_text(error)}"))
-        cls = type(thing)
+        cls = type(node)
         return self.facts.code(Facts("error", class_name(cls), is_leaf, int(is_leaf), module=module_name(cls)))
 
     def node(self, node: Any, handler: Handler, level: Level, may_inline: bool) -> tuple[int, Level, Inlined | None]:
-        """The code of a node's facts, and its level without what is not to be shown.
+        """The code of a node's facts, and its level without hidden children.
 
-        The root is never inlined: it has no key, and the leaf in it has one.
+        The root is never inlined: it has no key to which the leaf's key could be appended.
         """
         cls = type(node)
         if handler.level is treedef_level:
@@ -87,51 +92,64 @@ class Describers:
             kind = _BUILTIN_KINDS.get(cls, "dict" if is_builtin else "node")
             return self.facts.code(Facts(kind, class_name(cls), False)), level, None
         try:
-            if handler.look is not None:
-                return self._by_look(node, _look(handler.look, node), level, may_inline)
+            if handler.describer is not None:
+                return self._by_description(node, _described(handler.describer, node), level, may_inline)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self._complain(error)
         return self._by_kind(node, None, level), level, None
 
-    def _by_kind(self, node: Any, look: Look | None, level: Level) -> int:
-        """The code of the facts of a node of which a look says its kind at most. Nodes that look alike share them."""
-        alike, values = self._alike(node, look, level)
-        code = None if alike is None else self._codes.get(alike)
-        if code is None:
-            facts = self._node_facts(node, level)
-            code = self.facts.code(facts if look is None else self.facts.with_look(facts, look))
-            if alike is not None:
-                self._codes[alike] = code
-                self._kept.append(values)
+    def _by_kind(self, node: Any, description: Description | None, level: Level) -> int:
+        """The code of the facts of a node whose description gives at most a kind. Equal nodes share it."""
+        alike, values = self._alike(node, description, level)
+        known = None if alike is None else self._codes.get(alike)
+        if known is not None:
+            self.notes += known[1]
+            return known[0]
+        n_before = len(self.notes)
+        facts = self._node_facts(node, level)
+        code = self.facts.code(facts if description is None else self.facts.with_description(facts, description))
+        if alike is not None and not any(name.startswith("aux") for name, _ in facts.static):
+            self._codes[alike] = code, self.notes[n_before:]
+            self._kept.append(values)
         return code
 
-    def _alike(self, node: Any, look: Look | None, level: Level) -> tuple[tuple | None, list[Any]]:
-        """What nodes with the same facts have in common, and their static values. None: each has its own facts."""
-        names, aux = self.facts.static.names(type(node), level, self.keys), level.aux
-        may_drop = names is not None and type(aux) is tuple and len(aux) < len(names)
-        if names is None or may_drop or aux is node or self._class_facts(node).kind != "node":
+    def _alike(self, node: Any, description: Description | None, level: Level) -> tuple[tuple | None, list[Any]]:
+        """A key that nodes with equal facts share, and their static values. None: the facts are not shared."""
+        fields, aux = self._fields(node, level), level.aux
+        if fields is None or fields.unnamed or aux is node or self._class_facts(node).kind != "node":
             return None, []
-        kind = "" if look is None else look.kind
+        if type(aux) is tuple and len(aux) < len(fields.names):  # something is dropped
+            return None, []
+        kind = "" if description is None else description.kind
         if type(kind) is not str:
             return None, []
-        values = stored_values(node, names)
-        return (id(type(node)), id(names), kind, *sameness(values)), values  # all empty tuples have one id
+        values = stored_values(node, fields.names)
+        return (id(type(node)), id(fields), kind, *sameness(values)), values
 
     def _node_facts(self, node: Any, level: Level) -> Facts:
         facts = self._class_facts(node)
         if facts.kind == "closure":
+            self._note(static_note(captured_values(node.func), "a function"))
             return facts._replace(text=describe_function(node.func), static=captured(node.func))
-        if facts.kind == "namedtuple":
+        if facts.kind == "namedtuple" and level.aux is None and len(level.children) == tuple.__len__(node):
             return facts
         if level.aux is node and not level.children:
+            self._note(static_note(contents(node), "static data"))
             return facts._replace(kind="static", text=static_text(node))
-        names = self.facts.static.names(type(node), level, self.keys)
-        return facts._replace(static=self.facts.static.of_node(node, level.aux, names))
+        return facts._replace(static=self.facts.static.of_node(node, level, self._fields(node, level)))
+
+    def _fields(self, node: Any, level: Level) -> Fields | None:
+        is_known = self.handler(node).describer is not None
+        return self.facts.static.fields(type(node), level, self.keys, is_known)
+
+    def _note(self, note: Note | None) -> None:
+        if note is not None:
+            self.notes.append(note)
 
     def _class_facts(self, node: Any) -> Facts:
-        """What the class alone says of its nodes."""
+        """The facts that follow from the class alone."""
         cls = type(node)
         facts = self._by_class.get(id(cls))
         if facts is None:
@@ -142,69 +160,81 @@ class Describers:
         return facts
 
     def declared_leaf(self, node: Any) -> int:
-        """A node that the caller's `is_leaf` made a leaf."""
+        """Describe a node that the caller's `is_leaf` declares a leaf."""
         cls = type(node)
         return self.facts.code(
             Facts("opaque", class_name(cls), True, 1, text=value_text(node), module=module_name(cls))
         )
 
-    def _new_handler(self, thing: Any, cls: type) -> Handler:
+    def _new_handler(self, node: Any, cls: type) -> Handler:
         builtin = next((known for known in BUILTIN_LEVELS if cls is known), None)
         if builtin is not None:
             code = self.facts.code(Facts(_BUILTIN_KINDS.get(builtin, "dict"), class_name(cls), False))
             return Handler(BUILTIN_LEVELS[builtin], lambda _: code, has_identity=True, is_builtin=True)
-        look = describer_of(cls)
-        # what raises here raises again when the node is entered, where it becomes its row's error
-        # jax 0.10 warns of a generator, and an error is to come: looking at one is no reason for a warning.
+        describer = describer_of(cls)
+        # An error is raised again when the walk enters the node, and is then shown in its row.
+        # Generators are leaves here: jax 0.10 warns when it flattens one, and will raise.
         is_node = cls is not types.GeneratorType
-        data = guarded(lambda: one_level(thing)[1], lambda _: (cls, None)) if is_node else None
+        data = guarded(lambda: one_level(node)[1], lambda _: (cls, None)) if is_node else None
         if data is not None:
-            return Handler(level_of(cls), self._placeholder, True, look)
+            return Handler(level_of(cls), self._placeholder, True, describer)
         plain, has_identity = self.facts.describer(cls)
-        describe = self._opaque if plain == self.facts.opaque else plain
-        if look is None:
+        describe = self._opaque(node, cls) if plain == self.facts.opaque else plain
+        if describer is None:
             return Handler(None, describe, has_identity)
 
-        def describe_by_look(leaf: Any) -> int:
-            code = guarded(lambda: self._leaf_by_look(leaf, look, plain), self._complain)
+        def describe_by_describer(leaf: Any) -> int:
+            code = guarded(lambda: self._described_leaf(leaf, describer, plain), self._complain)
             return describe(leaf) if code is None else code
 
-        return Handler(None, describe_by_look, True)
+        return Handler(None, describe_by_describer, True)
 
     def _placeholder(self, _: Any) -> int:
         return self.facts.code(Facts("placeholder", "*", True, 1))
 
-    def _opaque(self, leaf: Any) -> int:
-        self._accuse(leaf)
-        return self.facts.opaque(leaf)
+    def _opaque(self, first: Any, cls: type) -> Callable[[Any], int]:
+        """Describes objects of a class that JAX does not know: by their shape and dtype, or by what is inside."""
+        read, plain = array_like_reader(cls), opaque_facts(first)
 
-    def _accuse(self, leaf: Any) -> None:
-        """A note if an opaque leaf hides arrays."""
-        inside = arrays_inside(leaf)
-        if inside:
-            n, name = len(inside), class_name(type(leaf))
-            text = f"holds {n} array{'s' * (n > 1)} that JAX cannot see: {name} is not registered as a pytree node"
-            self.notes.append(Note("hides", text, details=inside))
+        def describe(leaf: Any) -> int:
+            found = read(leaf)
+            # A class whose objects have no text of their own has none for all.
+            facts = array_like_facts(leaf, found) if found else opaque_facts(leaf) if plain.text else plain
+            return self.facts.code(self._look_inside(facts, leaf))
+
+        return describe
+
+    def _look_inside(self, facts: Facts, leaf: Any) -> Facts:
+        """The facts with what an opaque leaf holds, unless they tell it; notes the arrays in it."""
+        note = self._inside.note(leaf)
+        self._note(note)
+        if note is not None and facts.kind == "abstract":  # a wrapper of arrays
+            facts = facts._replace(kind="tensor")
+        if facts.text or facts.static:
+            return facts
+        return facts._replace(inside=self._inside.fields(leaf, facts.shape is not None))
 
     def _complain(self, error: BaseException) -> None:
-        self.notes.append(Note("error", f"the describer of this class raised: {error_text(error)}"))
+        self._note(Note("error", f"the describer of this class raised: {error_text(error)}"))
 
-    def _leaf_by_look(self, leaf: Any, describe: Describer, plain: Callable[[Any], int]) -> int:
-        look = _look(describe, leaf)
-        facts = self.facts.with_look(self.facts.facts[plain(leaf)], look)
-        if facts.kind == "opaque" and not look.transparent:
-            self._accuse(leaf)
+    def _described_leaf(self, leaf: Any, describer: Describer, plain: Callable[[Any], int]) -> int:
+        description = _described(describer, leaf)
+        facts = self.facts.with_description(self.facts.facts[plain(leaf)], description)
+        if facts.kind == "opaque" and not description.transparent:
+            facts = self._look_inside(facts, leaf)
         return self.facts.code(facts)
 
-    def _by_look(self, node: Any, look: Look, level: Level, may_inline: bool) -> tuple[int, Level, Inlined | None]:
-        if look[1:] == ONLY_A_KIND:
-            return self._by_kind(node, look, level), level, None
-        is_complete = look.kind and look.static is not None
+    def _by_description(
+        self, node: Any, description: Description, level: Level, may_inline: bool
+    ) -> tuple[int, Level, Inlined | None]:
+        if description[1:] == ONLY_A_KIND:
+            return self._by_kind(node, description, level), level, None
+        is_complete = description.kind and description.static is not None
         facts = self._class_facts(node) if is_complete else self._node_facts(node, level)
-        facts = self.facts.with_look(facts, look)
-        if look.labels is not None or look.step is not None or look.hide:
-            level = self._level_by_look(level, look)
-        if look.inline and may_inline and len(level.children) == 1 and level.keys is not None:
+        facts = self.facts.with_description(facts, description)
+        if description.labels is not None or description.step is not None or description.hide:
+            level = self._described_level(level, description)
+        if description.inline and may_inline and len(level.children) == 1 and level.keys is not None:
             leaf = level.children[0]
             handler = self.handler(leaf)
             if handler.level is None:
@@ -215,31 +245,37 @@ class Describers:
                 return self.facts.code(facts), Level([], None), Inlined(leaf, key, handler.has_identity)
         return self.facts.code(facts), level, None
 
-    def _level_by_look(self, level: Level, look: Look) -> Level:
-        """The level without the children that are hidden, and with the names that a describer gives to the others."""
+    def _described_level(self, level: Level, description: Description) -> Level:
+        """The level without hidden children; the others get the names and steps of the description."""
         keys = [] if level.keys is None else [self.keys.keys[code] for code in level.keys]
-        if look.labels is not None:
-            names = [visible(label) for label in look.labels]
-            keys = [key._replace(label=name, segment=name) for key, name in zip(keys, names, strict=True)]
-        if look.step is not None:
-            steps = [look.step(key.keystr) for key in keys]
-            keys = [key if step is None else key._replace(steps=(step,)) for key, step in zip(keys, steps, strict=True)]
+        if description.labels is not None:
+            pairs = zip(keys, description.labels, strict=True)
+            keys = [key._replace(label=label_text(name), segment=visible(name)) for key, name in pairs]
+        if description.step is not None:
+            is_wrapping = description.step is by_wrapping_key
+            for i, key in enumerate(keys):
+                step = description.step(key.keystr)
+                if step is not None:
+                    keys[i] = key._replace(steps=((step, i) if is_wrapping else step,))
         children = level.children
-        if look.hide:
+        if description.hide:
             pairs = zip(keys, children, strict=True)
-            pairs = [(key, kid) for key, kid in pairs if key.segment not in look.hide or not self._is_empty(kid)]
+            pairs = [
+                (key, kid) for key, kid in pairs if key.segment not in description.hide or not _is_empty(self, kid)
+            ]
             keys, children = [key for key, _ in pairs], [kid for _, kid in pairs]
         return level._replace(children=children, keys=[self.keys.code(key) for key in keys])
 
-    def _is_empty(self, node: Any) -> bool:
-        """Whether JAX sees a node without children."""
-        handler = self.handler(node)
-        level = handler.level and handler.level(node, self.keys)
-        return level is not None and not level.children
+
+def _described(describer: Describer, node: Any) -> Description:
+    description = describer(node)
+    if not isinstance(description, Description):
+        raise TypeError(f"a describer returns a treeviz.Description, not {value_text(description)}")
+    return description
 
 
-def _look(describe: Describer, thing: Any) -> Look:
-    look = describe(thing)
-    if not isinstance(look, Look):
-        raise TypeError(f"a describer returns a treeviz.Look, not {value_text(look)}")
-    return look
+def _is_empty(describers: Describers, node: Any) -> bool:
+    """Whether JAX sees a node without children."""
+    handler = describers.handler(node)
+    level = handler.level and handler.level(node, describers.keys)
+    return level is not None and not level.children

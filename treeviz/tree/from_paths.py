@@ -1,4 +1,4 @@
-"""A table from key paths alone: for trees that are known only by what was written down of them."""
+"""A table from key paths alone, for recorded trees."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from treeviz.tree.facts import Facts
 from treeviz.tree.keys import Key
-from treeviz.tree.table import Facts, TreeTable
+from treeviz.tree.table import TreeTable
 
 # One step of `jax.tree_util.keystr`: a quoted key, anything else in brackets, or an attribute.
 _STEP = re.compile(
@@ -17,19 +18,18 @@ _STEP = re.compile(
 
 
 def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> TreeTable:
-    """The tree that has these leaves, in this order; its nodes follow from the paths.
+    """The tree with these leaves, in this order; its nodes are inferred from the paths.
 
-    What is no step of a key path as JAX writes it (a key type of somebody's own) stays one key with what
-    follows it.
+    Unknown text (of a user-defined key type) becomes one key with all that follows.
 
     Args:
-      paths: What `jax.tree_util.keystr` gives of each leaf.
-      leaves: What is known of each.
+      paths: The `jax.tree_util.keystr` of each leaf.
+      leaves: The facts of each leaf.
     """
     depths, parents, ends, key_codes, fact_codes = [0], [-1], [1], [0], [0]
     keys: dict[Key, int] = {Key("[…]", "[…]", "*", ()): 0}
     facts: dict[Facts, int] = {Facts(kind, "", False): code for code, kind in enumerate(_NODE_KINDS)}
-    above: list[tuple[str, int]] = []  # the steps that lead to the row before, and their rows
+    above: list[tuple[str, int]] = []  # the steps to the previous row, and their rows
 
     for path, leaf in zip(paths, leaves, strict=True):
         steps = _steps(path)
@@ -67,7 +67,7 @@ _NODE_KINDS = ("node", "dict", "list")
 
 
 def _node_kind(step: str) -> int:
-    """What a node most likely is, by the key of a child, as a place in `_NODE_KINDS`."""
+    """The index in `_NODE_KINDS` of the most likely kind of a node, by the key of a child."""
     return 1 if step[:2] in ("['", '["') else 2 if step[1:-1].isdigit() else 0
 
 

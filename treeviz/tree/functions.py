@@ -7,59 +7,86 @@ import types
 from pathlib import PurePath
 from typing import Any
 
-import numpy as np
-
-from treeviz.tree.quote import class_name, function_name, guarded, has_base, module_name, mro, value_text, visible
-
-_FUNCTIONS = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    types.MethodWrapperType,
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-    functools.partial,
-    np.ufunc,
+from treeviz.tree.numbers import bytes_text
+from treeviz.tree.safe_repr import (
+    array_bytes,
+    array_text,
+    function_name,
+    guarded,
+    has_base,
+    is_jaxpr,
+    unboxed,
+    value_text,
+    visible,
 )
-_JAX_WRAPPERS = ("PjitFunction", "custom_jvp", "custom_vjp", "ufunc", "PmapFunction")
-
-
-def is_function(cls: type) -> bool:
-    """Functions, methods, partials, and what JAX makes of them: `jax.jit(f)`, `jax.custom_jvp(f)`."""
-    return has_base(cls, *_FUNCTIONS) or any(
-        class_name(base) in _JAX_WRAPPERS and "jax" in module_name(base) for base in mro(cls)
-    )
+from treeviz.tree.transformed import is_code_of_jax, unwrapped
 
 
 def describe_function(function: Any) -> str:
-    """ "relu  jax/_src/nn/functions.py:93", without the line if it was not written in Python."""
-    code = code_of(function)
-    if code is None:
-        return function_name(function)
-    path = "/".join(PurePath(code.co_filename).parts[-2:])
-    return f"{function_name(function)}  {visible(path, 80)}:{code.co_firstlineno}"
+    """ "relu  jax/_src/nn/functions.py:93", "grad of loss  demo/train.py:12".
+
+    Without file and line for a function not written in Python.
+    """
+    jaxpr = _jaxpr(function)
+    if jaxpr is not None:
+        traced = guarded(lambda: _traced(jaxpr), lambda _: "")
+        if traced:
+            return traced
+    made, inner = unwrapped(unboxed(function))
+    name, code = made + function_name(inner), code_of(inner)
+    return name if code is None else f"{name}  {_short_path(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _jaxpr(function: Any) -> Any:
+    """The program that a function of JAX's making runs, such as the result of `jax.linearize`; None for others."""
+    function = unboxed(function)
+    if not has_base(type(function), functools.partial):
+        return None
+    arguments = functools.partial.args.__get__(function)
+    return next((each for each in arguments[:4] if is_jaxpr(type(each))), None)
+
+
+def _traced(jaxpr: Any) -> str:
+    """ "linearize of loss  demo/train.py:12"; "" if this jax does not tell."""
+    info = jaxpr.debug_info
+    name, _, place = info.func_src_info.partition(" at ")
+    return f"{info.traced_for} of {visible(name, 80)}  {_short_path(place)}" if place else ""
+
+
+def _short_path(path: str) -> str:
+    return visible("/".join(PurePath(path).parts[-2:]), 80)
 
 
 def captured(function: Any) -> tuple[tuple[str, str], ...]:
-    """(name, text) of what the function captured."""
-    return tuple((visible(name), value_text(value)) for name, value in captured_values(function))
+    """(name, text) of each captured value; "float32[3] (12 B)" of an array."""
+    jaxpr = _jaxpr(function)
+    if jaxpr is not None:
+        return (("jaxpr", value_text(jaxpr)),)
+    return tuple((visible(name), _captured_text(value)) for name, value in captured_values(function))
+
+
+def _captured_text(value: Any) -> str:
+    array = array_text(value)
+    return value_text(value) if array is None else f"{array} ({bytes_text(array_bytes(value))})"
 
 
 def captured_values(function: Any) -> list[tuple[str, Any]]:
-    """(name, value) of every variable that the function closes over, of a partial's arguments, a method's self."""
+    """(name, value) of closure variables, of a partial's arguments, of a method's self."""
     found: list[tuple[str, Any]] = []
     for _ in range(8):
+        function = unboxed(function)
         if type(function) is types.MethodType:
             found.append(("self", function.__self__))
             function = function.__func__
-        if isinstance(function, functools.partial):
-            found += [(f"argument {i}", value) for i, value in enumerate(function.args)]
-            found += list(function.keywords.items())
-            function = function.func
+        if has_base(type(function), functools.partial):
+            found += [(f"argument {i}", value) for i, value in enumerate(functools.partial.args.__get__(function))]
+            found += list(functools.partial.keywords.__get__(function).items())
+            function = unboxed(functools.partial.func.__get__(function))
         code, cells = code_of(function, unwrap=False), getattr(function, "__closure__", None) or ()
-        if code is not None:
-            found += [(name, _cell(cell)) for name, cell in zip(code.co_freevars, cells, strict=False)]
         inner = guarded(lambda function=function: getattr(function, "__wrapped__", None), lambda _: None)
+        if code is not None and (inner is None or not is_code_of_jax(code)):
+            pairs = zip(code.co_freevars, map(_cell, cells), strict=False)
+            found += [(name, value) for name, value in pairs if inner is None or value is not inner]
         if inner is None:
             break
         function = inner
@@ -71,16 +98,15 @@ def _cell(cell: types.CellType) -> Any:
 
 
 def code_of(function: Any, unwrap: bool = True) -> types.CodeType | None:
-    """What was written in Python, through partials and wrappers."""
+    """The code object of a Python function, through partials and wrappers; None for others."""
     for _ in range(16):
-        if type(function) is functools.partial:
-            function = function.func
+        function = unboxed(function)
+        if has_base(type(function), functools.partial):
+            function = functools.partial.func.__get__(function)
             continue
-        code = guarded(lambda function=function: getattr(function, "__code__", None), lambda _: None)
-        if type(code) is types.CodeType:
-            return code
-        inner = guarded(lambda function=function: getattr(function, "__wrapped__", None), lambda _: None)
-        if inner is None or not unwrap:
-            return None
+        inner = unwrapped(function)[1] if unwrap else function
+        if inner is function:
+            break
         function = inner
-    return None
+    code = guarded(lambda: getattr(function, "__code__", None), lambda _: None)
+    return code if type(code) is types.CodeType else None

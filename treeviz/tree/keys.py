@@ -1,35 +1,40 @@
-"""Keys and key paths: what people read, copy and paste. Labels, never identities."""
+"""Keys and key paths as text. They are labels, not identities."""
 
 from __future__ import annotations
 
 import ast
 import keyword
-import types
 import unicodedata
-from collections import namedtuple
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from jax import tree_util
 
-from treeviz.tree.quote import LABEL_LIMIT, guarded, mro, plain_repr, value_text, visible
+from treeviz.tree.attributes import MISSING, attribute_of_each, stored_attribute, stored_attributes
+from treeviz.tree.safe_repr import LABEL_LIMIT, guarded, plain_repr, value_text, visible
+
+KEYSTR_LIMIT = 10_000  # characters
+_BLANKS = " \u115f\u1160\u2800\u3164\uffa0"  # those that can be printed
 
 
 class Key(NamedTuple):
     """One step of a key path.
 
     Attributes:
-      label: What stands in the tree: "kernel", ".mu", "[3]".
-      keystr: What `jax.tree_util.keystr` writes for it: "['kernel']", ".mu", "[3]".
-      segment: What a query's glob sees: "kernel", "mu", "3".
-      steps: How Python gets there. A string is put behind the expression of the node; a number n means
-        `treeviz.child(node, n)`, for nodes that have no notation of their own.
+      label: The text in the tree: "kernel", ".mu", "[3]".
+      keystr: What `jax.tree_util.keystr` writes for it: "['kernel']", ".mu", "[3]". Characters that cannot be printed
+        are escaped, addresses of objects left out, and the part after 10,000 characters cut.
+      segment: The text that a query's glob matches: "kernel", "mu", "3".
+      steps: How Python gets from the node to the child. A string is appended to the node's expression; a
+        number n means `treeviz.child(node, n)`, where Python has no syntax for the step. A pair of both: the string
+        gives a dict in a wrapper, and everything else as it is.
     """
 
     label: str
     keystr: str
     segment: str
-    steps: tuple[str | int, ...]
+    steps: tuple[str | int | tuple[str, int], ...]
 
 
 def index_key(position: int) -> Key:
@@ -38,23 +43,35 @@ def index_key(position: int) -> Key:
     return Key(text, text, str(position), (text,))
 
 
-def python_expression(name: str, path: Iterable[Key]) -> str:
-    """Python that goes from the tree called `name` along `path`."""
+def python_expression(name: str, path: Iterable[Key], *, is_dict: bool = False) -> str:
+    """Python that evaluates to the node at `path` of the tree `name`.
+
+    Args:
+      is_dict: The node is or may be a dict, which some mappings give in a wrapper.
+    """
     expression = name
     for key in path:
         for step in key.steps:
+            if isinstance(step, tuple):
+                step = step[is_dict]
             expression = expression + step if isinstance(step, str) else f"treeviz.child({expression}, {step})"
     return expression
 
 
 class KeyTable:
-    """The different keys of one walk, each with a code. Code 0 is the index in a list or tuple."""
+    """The distinct keys of one walk, each with a code. Code 0 is the index in a list or tuple.
 
-    def __init__(self) -> None:
+    Args:
+      most: Only the first so many keys of a node get a code, since the walk shows no more; the others have 0.
+    """
+
+    def __init__(self, most: int = 2**31) -> None:
+        self._most = most
         self.keys: list[Key] = [Key("[…]", "[…]", "*", ())]
         self._codes: dict[Key, int] = {}
         self._plain: dict[str | int, int] = {}
-        self._attributes: dict[str, int] = {}  # of names by which Python finds the child
+        self._attributes: dict[str, int] = {}  # of attributes that refer to the child
+        self._flat_indices: dict[tuple[str, str], int] = {}  # by JAX's key and attribute
 
     def code(self, key: Key) -> int:
         code = self._codes.get(key)
@@ -66,33 +83,49 @@ class KeyTable:
     def mapping(self, items: list[tuple[Any, Any]]) -> list[int]:
         """The codes of a dict's keys."""
         known = self._plain.get
-        # no other key is looked up at once: its hash may be somebody's code
-        codes = [known(key, 0) if type(key) is str or type(key) is int else 0 for key, _ in items]
+        # Other keys are not looked up: their hash may run user code.
+        codes = [known(key, 0) if type(key) is str or type(key) is int else 0 for key, _ in islice(items, self._most)]
         if 0 in codes:
             codes = [code or self._mapping_code(items[i][0], i) for i, code in enumerate(codes)]
-        return codes
+        return codes + [0] * (len(items) - len(codes))
 
-    def customs(self, node: Any, pairs: Iterable[tuple[Any, Any]]) -> list[int]:
-        """The codes of the keys that a registered class gave to the children of its node."""
+    def customs(self, node: Any, pairs: Sequence[tuple[Any, Any]]) -> list[int]:
+        """The codes of the keys that a registered class gives the children of a node."""
         known, stored, codes = self._attributes, stored_attributes(node), []
-        for key, kid in pairs:
+        aliases: list[str] | None = None
+        for key, kid in islice(pairs, self._most):
+            if type(key) is tree_util.FlattenedIndexKey:
+                aliases = attribute_of_each(node, [below for _, below in pairs]) if aliases is None else aliases
+                codes.append(self._flat_index_code(key, aliases[len(codes)], len(codes)))
+                continue
             name = key.name if type(key) is tree_util.GetAttrKey else None
             if type(name) is str and name in known and stored.get(name, MISSING) is kid:
                 codes.append(known[name])
             else:
                 codes.append(self.custom(key, node, kid, len(codes)))
-        return codes
+        return codes + [0] * (len(pairs) - len(codes))
 
     def custom(self, key: Any, node: Any, child: Any, position: int) -> int:
-        """The code of a key that a registered class gave to its child at `position`."""
+        """The code of the key that a registered class gives its child at `position`."""
         cls = type(key)
         if cls is tree_util.GetAttrKey:
             return self._attribute_code(key.name, node, child, position)
         if cls is tree_util.DictKey:
             return self.code(_mapping_key(key.key, position)._replace(steps=(position,)))
-        text = guarded(lambda: visible(str(key)), lambda error: f"<a key whose str raised {type(error).__name__}>")
-        segment = str(position) if cls in (tree_util.SequenceKey, tree_util.FlattenedIndexKey) else text.strip("[]'\".")
-        return self.code(Key(text, text, segment, (position,)))
+        text = guarded(
+            lambda: visible(str(key), KEYSTR_LIMIT), lambda error: f"<a key whose str raised {type(error).__name__}>"
+        )
+        segment = str(position) if cls is tree_util.SequenceKey else visible(text).strip("[]'\".")
+        return self.code(Key(label_text(text), text, segment, (position,)))
+
+    def _flat_index_code(self, key: Any, alias: str, position: int) -> int:
+        """The code of JAX's key of a child registered without one, with the name of its attribute in the label."""
+        text = str(key) if type(key.key) is not int or key.key != position else f"[<flat index {position}>]"
+        code = self._flat_indices.get((text, alias))
+        if code is None:
+            label, step = (f".{visible(alias)} = {text}", f".{alias}") if _is_name(alias) else (text, position)
+            code = self._flat_indices[text, alias] = self.code(Key(label, text, str(position), (step,)))
+        return code
 
     def _attribute_code(self, name: Any, node: Any, child: Any, position: int) -> int:
         known = self._attributes.get(name) if type(name) is str else None
@@ -112,18 +145,22 @@ class KeyTable:
         return code
 
 
+def label_text(text: str) -> str:
+    """A name as it stands in the tree, in quotes if blanks would hide it or its ends."""
+    label = visible(text)
+    is_hidden = not label or label[0] in _BLANKS or label[-1] in _BLANKS
+    return f"'{label}'" if is_hidden else label
+
+
 def _mapping_key(key: Any, position: int) -> Key:
     if type(key) is str and len(key) <= LABEL_LIMIT:
         keystr = f"[{key!r}]"
-        label = visible(key)
-        return Key(label, keystr, label, (keystr,))
+        return Key(label_text(key), keystr, visible(key), (keystr,))
     if type(key) is int and _is_short(key):
         label, keystr = str(key), f"[{key}]"
         return Key(label, keystr, label, (keystr,))
-    if type(key) is str:
-        label, text = visible(key), value_text(key)
-    else:
-        label = text = guarded(lambda: plain_repr(key, LABEL_LIMIT), lambda _: value_text(key, LABEL_LIMIT))
+    text = guarded(lambda: plain_repr(key, KEYSTR_LIMIT), lambda _: value_text(key, LABEL_LIMIT))
+    label = label_text(key if type(key) is str else text)
     keystr = f"[{text}]"
     return Key(label, keystr, label, (keystr,) if _is_pasteable(key, text) else (position,))
 
@@ -133,50 +170,20 @@ def _is_short(number: int) -> bool:
 
 
 def _is_pasteable(key: Any, text: str) -> bool:
-    if type(key) not in (int, bool, float, bytes, tuple, type(None)):
+    if len(text) > LABEL_LIMIT or type(key) not in (int, bool, float, bytes, tuple, type(None)):
         return False
     return guarded(lambda: bool(ast.literal_eval(text) == key), lambda _: False)
 
 
 def _attribute_key(name: Any, node: Any, child: Any, position: int) -> Key:
     name = str.__str__(name) if isinstance(name, str) else value_text(name)
-    label = visible(name)
     attribute = _is_name(name) and stored_attribute(node, name) is child
-    return Key(f".{label}", f".{label}", label, (f".{name}",) if attribute else (position,))
+    keystr = f".{visible(name, KEYSTR_LIMIT)}"
+    return Key(f".{label_text(name)}", keystr, visible(name), (f".{name}",) if attribute else (position,))
 
 
 def _is_name(text: str) -> bool:
-    """Whether Python reads `node.text` as the attribute of that name."""
+    """Whether `node.text` is valid Python for the attribute of that name."""
     if not text.isidentifier() or keyword.iskeyword(text):
         return False
     return text.isascii() or unicodedata.normalize("NFKC", text) == text
-
-
-MISSING = object()
-_TUPLE_FIELD = type(namedtuple("_", "field").field)  # type: ignore[attr-defined]
-
-
-def stored_attributes(node: Any) -> dict[str, Any]:
-    """What is stored in the object by name, without its slots."""
-    try:
-        stored = object.__getattribute__(node, "__dict__")
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # no such thing, or a property of that name
-        return {}
-    return stored if type(stored) is dict else {}
-
-
-def stored_attribute(node: Any, name: str) -> Any:
-    """What `node.name` holds if it is stored (an instance attribute, a slot, a named tuple's field).
-
-    Never runs a property or a `__getattr__`; MISSING if there is no such thing.
-    """
-    found = stored_attributes(node).get(name, MISSING)
-    if found is not MISSING:
-        return found
-    for cls in mro(type(node)):
-        descriptor: Any = cls.__dict__.get(name)
-        if type(descriptor) in (types.MemberDescriptorType, _TUPLE_FIELD):
-            return guarded(lambda descriptor=descriptor: descriptor.__get__(node), lambda _: MISSING)
-    return MISSING

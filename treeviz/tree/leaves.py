@@ -1,40 +1,47 @@
-"""Describe a leaf: what kind it is, and the facts that cost nothing. Values are never read."""
+"""Describe a leaf by its kind and its metadata. Values are never read."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
-from treeviz.tree.functions import captured, describe_function, is_function
+from treeviz.tree.array_like import ArrayLike
+from treeviz.tree.attributes import is_interned
+from treeviz.tree.describers import Description
+from treeviz.tree.facts import Facts, Sharding
+from treeviz.tree.functions import captured, describe_function
 from treeviz.tree.kinds import KINDS, LEAF_KINDS, NODE_KINDS
-from treeviz.tree.looks import Look
-from treeviz.tree.quote import (
+from treeviz.tree.safe_repr import (
     VALUE_LIMIT,
+    aval_text,
     class_name,
     dimensions,
     guarded,
     has_base,
+    is_function,
     module_name,
     qualified_name,
     value_text,
     visible,
 )
-from treeviz.tree.sharding import describe_sharding, of_array
+from treeviz.tree.sharding import describe_sharding, manual_axes, of_array, of_traced
 from treeviz.tree.static import StaticFields
-from treeviz.tree.table import Facts, Sharding
+from treeviz.tree.tracers import Tracer
 
 LeafDescriber = Callable[[Any], int]
 
 
-ONLY_A_KIND = Look()[1:]  # of a look that says no more
+# Modules whose classes that are opaque leaves are immutable: shardings, devices, dates …
+_CONSTANTS = ("jax", "jaxlib", "ml_dtypes", "datetime", "decimal", "fractions", "pathlib", "re", "uuid")
+ONLY_A_KIND = Description()[1:]  # of a description that gives only a kind
 
 
 class FactTable:
-    """The different facts of one walk, each with a code. Leaves that look alike are described once."""
+    """The distinct facts of one walk, each with a code. Equal leaves are described once."""
 
     def __init__(self) -> None:
         self.facts: list[Facts] = []
@@ -44,7 +51,7 @@ class FactTable:
         self._shardings: dict[int, Any] = {}
         self._equal_shardings: dict[Any, Any] = {}
         self._places: dict[int, Sharding | None] = {}
-        self._kept: list[Any] = []  # so that the id of a sharding is not used again
+        self._kept: list[Any] = []  # so that no id of a sharding is reused
 
     def code(self, facts: Facts) -> int:
         code = self._codes.get(facts)
@@ -53,15 +60,15 @@ class FactTable:
             self.facts.append(facts)
         return code
 
-    def _remember(self, look: Any, facts: Facts) -> int:
-        code = self._codes[look] = self.code(facts)
+    def _remember(self, cache_key: Any, facts: Facts) -> int:
+        code = self._codes[cache_key] = self.code(facts)
         return code
 
     def describer(self, cls: type) -> tuple[LeafDescriber, bool]:
-        """How leaves of this class are described, and whether their identity matters."""
+        """The describer of leaves of this class, and whether their identity matters."""
         if has_base(cls, Tracer):
             return self.tracer, False
-        # Before jax 0.5 the class of arrays comes from jaxlib and has no base.
+        # Before jax 0.5 the class of arrays is jaxlib's and has no base.
         if has_base(cls, jax.Array) or (module_name(cls), class_name(cls)) == ("jaxlib.xla_extension", "ArrayImpl"):
             return (self.array if class_name(cls) == "ArrayImpl" else self.key), True
         if has_base(cls, np.ndarray):
@@ -76,22 +83,22 @@ class FactTable:
             return self.abstract, False
         if class_name(cls) in ("Ref", "MutableArray") and "jax" in module_name(cls):
             return self.ref, True
-        return (self.function, False) if is_function(cls) else (self.opaque, True)
+        return (self.function, False) if is_function(cls) else (self.opaque, not _is_constant(cls))
 
     def array(self, leaf: Any) -> int:
         sharding = self._same_sharding(leaf.sharding)
         shape, dtype, weak, committed = leaf.shape, leaf.dtype, leaf.weak_type, leaf.committed
         deleted = leaf.is_deleted()
-        look = (deleted, shape, dtype, weak, committed, id(sharding))
-        code = self._codes.get(look)
+        cache_key = (deleted, shape, dtype, weak, committed, id(sharding))
+        code = self._codes.get(cache_key)
         if code is not None:
             return code
         facts = self._array_facts("deleted" if deleted else "array", "jax.Array", leaf)
         where = self._place(sharding, shape, committed)
-        return self._remember(look, facts._replace(weak=weak, sharding=where))
+        return self._remember(cache_key, facts._replace(weak=weak, sharding=where))
 
     def _same_sharding(self, sharding: Any) -> Any:
-        """One object for equal shardings, which is kept: its id is used in looks."""
+        """One object for all equal shardings, kept alive since its id is part of cache keys."""
         same = self._shardings.get(id(sharding))
         if same is None:
             same = self._equal_shardings.setdefault(sharding, sharding)
@@ -100,7 +107,7 @@ class FactTable:
         return same
 
     def _place(self, sharding: Any, shape: tuple[int, ...], committed: bool | None) -> Sharding | None:
-        """Where an array lies. A sharding may name thousands of devices, so each is described once."""
+        """The facts of a sharding, which may name thousands of devices, so each is described once."""
         if id(sharding) not in self._places:
             self._places[id(sharding)] = describe_sharding(sharding)
         return of_array(self._places[id(sharding)], sharding, tuple(shape), committed)
@@ -115,8 +122,8 @@ class FactTable:
 
     def numpy(self, leaf: Any) -> int:
         cls, shape, dtype = type(leaf), np.ndarray.shape.__get__(leaf), np.ndarray.dtype.__get__(leaf)
-        look = (id(cls), shape, dtype)
-        code = self._codes.get(look)
+        cache_key = (id(cls), shape, dtype)
+        code = self._codes.get(cache_key)
         if code is not None:
             return code
         type_text = f"np.{class_name(cls)}" if module_name(cls).partition(".")[0] == "numpy" else class_name(cls)
@@ -128,7 +135,7 @@ class FactTable:
             facts = facts._replace(kind="float0", parameters=0, bytes=0, dtype="float0")
         elif not _has_jax_kind(dtype):
             facts = facts._replace(parameters=0, text="not a JAX dtype")
-        return self._remember(look, facts)
+        return self._remember(cache_key, facts)
 
     def numpy_scalar(self, leaf: Any) -> int:
         dtype = np.generic.dtype.__get__(leaf)  # type: ignore[attr-defined]
@@ -172,25 +179,37 @@ class FactTable:
         if sharding is not None:
             sharding = self._same_sharding(sharding)
         shape, dtype = leaf.shape, leaf.dtype
-        look = (id(type(leaf)), shape, dtype, weak, id(sharding))
-        code = self._codes.get(look)
+        cache_key = (id(type(leaf)), shape, dtype, weak, id(sharding))
+        code = self._codes.get(cache_key)
         if code is not None:
             return code
         facts = self._array_facts("abstract", class_name(type(leaf)), leaf)
         where = None if sharding is None else self._place(sharding, shape, None)
-        return self._remember(look, facts._replace(weak=weak, sharding=where))
+        return self._remember(cache_key, facts._replace(weak=weak, sharding=where))
 
     def tracer(self, leaf: Any) -> int:
         aval = leaf.aval
         name = class_name(type(leaf))
-        text = _TRACERS.get(name, "")
+        text, axes = _TRACERS.get(name, ""), manual_axes(aval)
+        if axes or name == "ShardMapTracer":
+            text = "; ".join(filter(None, (f"one shard of shard_map{f' over {axes}' if axes else ''}", text)))
         if not hasattr(aval, "shape"):
             return self.code(Facts("tracer", name, True, 1, dtype=value_text(aval), text=text))
         facts = self._array_facts("tracer", name, aval)
-        return self.code(facts._replace(weak=bool(getattr(aval, "weak_type", False)), text=text))
+        facts = facts._replace(weak=bool(getattr(aval, "weak_type", False)), text=text)
+        sharding = of_traced(aval)
+        if sharding is not None:
+            facts = facts._replace(sharding=self._place(self._same_sharding(sharding), facts.shape or (), None))
+        written = guarded(lambda: visible(str(aval)), lambda _: "")
+        if written.startswith("Shaped") or written.removeprefix("~") == aval_text(facts.shape or (), facts.dtype):
+            written = ""
+        return self.code(facts._replace(aval=written))
 
     def ref(self, leaf: Any) -> int:
-        return self.code(self._array_facts("ref", class_name(type(leaf)), leaf))
+        facts = self._array_facts("ref", class_name(type(leaf)), leaf)
+        sharding = guarded(lambda: self._same_sharding(leaf.sharding), lambda _: None)
+        where = None if sharding is None else self._place(sharding, facts.shape or (), None)
+        return self.code(facts._replace(sharding=where))
 
     def function(self, leaf: Any) -> int:
         code = self._codes.get(("function", id(leaf)))
@@ -202,30 +221,34 @@ class FactTable:
         return self._remember(("function", id(leaf)), facts)
 
     def opaque(self, leaf: Any) -> int:
-        cls = type(leaf)
-        text = value_text(leaf)
-        if text == f"<{qualified_name(cls)}>":
-            text = ""
-        return self.code(Facts("opaque", class_name(cls), True, 1, text=text, module=module_name(cls)))
+        return self.code(opaque_facts(leaf))
 
-    def with_look(self, facts: Facts, look: Look) -> Facts:
-        """The facts, with what a describer says in the place of what was found."""
-        if look.kind and look.kind not in KINDS:
-            raise ValueError(f"there is no kind {value_text(look.kind)}; there are {', '.join(KINDS)}")
-        fits = look.kind in (LEAF_KINDS if facts.is_leaf else NODE_KINDS)
-        if look[1:] == ONLY_A_KIND:
-            return facts._replace(kind=look.kind) if fits else facts
+    def with_description(self, facts: Facts, description: Description) -> Facts:
+        """The facts, overridden by a description."""
+        if description.kind and description.kind not in KINDS:
+            raise ValueError(f"there is no kind {value_text(description.kind)}; there are {', '.join(KINDS)}")
+        fits = description.kind in (LEAF_KINDS if facts.is_leaf else NODE_KINDS)
+        if description[1:] == ONLY_A_KIND:
+            return facts._replace(kind=description.kind) if fits else facts
         facts = facts._replace(
-            kind=look.kind if fits else facts.kind,
-            type=visible(look.type) if look.type else facts.type,
-            text=visible(look.text) if look.text else facts.text if look.shape is None else "",
-            static=facts.static if look.static is None else self.static.of_pairs(look.static),
+            kind=description.kind if fits else facts.kind,
+            type=visible(description.type) if description.type else facts.type,
+            text=visible(description.text) if description.text else facts.text if description.shape is None else "",
+            static=facts.static
+            if description.static is None
+            else self.static.of_pairs(description.static, facts.is_leaf),
         )
-        if look.shape is None:
-            return facts._replace(dtype=visible(look.dtype)) if look.dtype else facts
-        shape = dimensions(look.shape)
-        facts = facts._replace(shape=shape, dtype=visible(look.dtype))
-        return facts._replace(parameters=_product(shape), bytes=int(look.bytes)) if facts.is_leaf else facts
+        if description.shape is None:
+            return facts._replace(dtype=visible(description.dtype)) if description.dtype else facts
+        shape = dimensions(description.shape)
+        facts = facts._replace(shape=shape, dtype=visible(description.dtype))
+        if not facts.is_leaf:
+            return facts
+        sharding = description.sharding
+        where = None if sharding is None else self._place(self._same_sharding(sharding), shape, None)
+        return facts._replace(
+            parameters=_product(shape), bytes=int(description.bytes), sharding=where or facts.sharding
+        )
 
     def _array_facts(self, kind: str, type_text: str, array: Any) -> Facts:
         shape = dimensions(array.shape)
@@ -244,13 +267,35 @@ class FactTable:
         return name
 
 
+def opaque_facts(leaf: Any) -> Facts:
+    """The facts of an object that JAX does not know; its text is "" if nothing but the class is known."""
+    cls = type(leaf)
+    text = value_text(leaf)
+    text = "" if text == f"<{qualified_name(cls)}>" else text
+    return Facts("opaque", class_name(cls), True, 1, text=text, module=module_name(cls))
+
+
+def array_like_facts(leaf: Any, found: ArrayLike) -> Facts:
+    """The facts of an object that JAX does not know and that has a shape and a dtype."""
+    cls, kind = type(leaf), "tensor" if found.gives_values else "abstract"
+    is_numeric = guarded(lambda: _has_jax_kind(np.dtype(found.dtype)), lambda _: False)
+    aval = (found.n_elements if is_numeric else 0, found.n_bytes, found.shape, found.dtype)
+    return Facts(kind, class_name(cls), True, 1, *aval, module=module_name(cls))
+
+
+def _is_constant(cls: type) -> bool:
+    """Whether nothing can change an object of the class, so that it does not matter who shares it."""
+    is_frozen = has_base(cls, frozenset, range, slice, types.ModuleType)
+    return is_interned(cls) or is_frozen or module_name(cls).partition(".")[0] in _CONSTANTS
+
+
 def _has_jax_kind(dtype: np.dtype) -> bool:
-    """Numbers, and what ml_dtypes adds (bfloat16 …), which NumPy calls void."""
+    """Whether the dtype is numeric, or one of ml_dtypes (bfloat16 …), whose kind is void in NumPy."""
     return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
 
 
 def _product(shape: tuple) -> int:
-    # a symbolic dimension is text: such an array has no size yet
+    # A symbolic dimension is text: the array has no size yet.
     n = 1
     for size in shape:
         if not isinstance(size, int):
@@ -265,5 +310,4 @@ _TRACERS = {
     "JVPTracer": "differentiated (forward)",
     "LinearizeTracer": "differentiated (linearized)",
     "BatchTracer": "mapped by vmap: the shape of one example",
-    "ShardMapTracer": "inside shard_map: the shape of one shard",
 }

@@ -1,51 +1,53 @@
-"""Roll a column up: give every node what its subtree adds up to."""
+"""Roll a column up: the value of every subtree."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from treeviz.tree.column import Column, Rollup
-from treeviz.tree.table import TreeTable
+from treeviz.tree.column import Rollup
 
-_REDUCE = {"max": np.fmax, "min": np.fmin, "any": np.logical_or}
+REDUCE = {"max": np.fmax, "min": np.fmin, "any": np.logical_or, "sum": np.add, "norm": np.hypot}
 
 
-def rolled_up(table: TreeTable, column: Column) -> np.ndarray:
-    """[n_rows]: the column's value for every row, nodes included.
+def roll(depth: np.ndarray, parent: np.ndarray, end: np.ndarray, values: np.ndarray, rule: Rollup) -> np.ndarray:
+    """Give every node of a tree the value of its subtree.
 
-    Linear in the rows; all but whole-number sums also pay for every level of depth.
+    Linear in the rows; all rules but the sum of whole numbers also cost time for each level of depth.
+
+    Args:
+      depth, parent, end: int32[n_rows], as in `treeviz.TreeTable`.
+      values: [n_rows], or [n_rows, k] for k columns at once: the rows' own values.
+      rule: "sum"; "max", "min"; "any"; "norm", the root of the sum of squares. NaN means no value, and is skipped; the
+        result is NaN where no row of the subtree has a value. "none" and "given" return `values` itself.
+
+    Returns:
+      The shape of `values`; int64 for sums of whole numbers, float64 for other sums and norms.
     """
-    values = column.values
-    return values if column.format == "label" else roll(table, values, column.rollup)
-
-
-def roll(table: TreeTable, values: np.ndarray, rollup: Rollup) -> np.ndarray:
-    """The same for values without a column: [n_rows], or [n_rows, k] for k columns at once."""
-    if rollup in ("none", "given"):
+    if rule in ("none", "given"):
         return values
-    if rollup == "sum" and values.dtype.kind in "iub":
+    if rule == "sum" and values.dtype.kind in "iub":
         before = np.zeros((len(values) + 1, *values.shape[1:]), dtype=np.int64)
         np.cumsum(values, axis=0, out=before[1:])
-        return before[table.end] - before[:-1]
-    if rollup == "sum":
-        return _by_level(table, values.astype(np.float64), np.add, 0.0)
-    if rollup == "norm":
-        norms = np.sqrt(_by_level(table, np.square(values, dtype=np.float64), np.add, 0.0))
-        norms[~_by_level(table, ~np.isnan(values), np.logical_or)] = np.nan  # nothing below has a norm
-        return norms
-    return _by_level(table, values, _REDUCE[rollup])
+        return before[end] - before[:-1]
+    with np.errstate(all="ignore"):  # a sum may overflow to infinity
+        if rule not in ("sum", "norm"):
+            return _by_level(depth, parent, values, REDUCE[rule])
+        missing = np.isnan(values)
+        own = np.where(missing, 0.0, np.abs(values) if rule == "norm" else values).astype(np.float64, copy=False)
+        rolled = _by_level(depth, parent, own, REDUCE[rule])
+        if missing.any():
+            rolled[~_by_level(depth, parent, ~missing, np.logical_or)] = np.nan
+    return rolled
 
 
-def _by_level(table: TreeTable, values: np.ndarray, reduce: np.ufunc, missing=None) -> np.ndarray:
-    """Deepest level first, each row's value is joined to its parent's."""
+def _by_level(depth: np.ndarray, parent: np.ndarray, values: np.ndarray, reduce: np.ufunc) -> np.ndarray:
+    """Join each row's value to its parent's, the deepest level first."""
     rolled = values.copy()
-    if missing is not None:
-        rolled[np.isnan(rolled)] = missing
-    by_depth = np.argsort(table.depth, kind="stable")
-    levels = np.searchsorted(table.depth[by_depth], np.arange(1, int(table.depth.max(initial=0)) + 2))
+    by_depth = np.argsort(depth, kind="stable")
+    levels = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
     for start, stop in zip(levels[-2::-1], levels[:0:-1], strict=True):
         rows = by_depth[start:stop]
-        parents = table.parent[rows]
+        parents = parent[rows]
         first = np.flatnonzero(np.diff(parents, prepend=-2))
         heads = parents[first]
         rolled[heads] = reduce(rolled[heads], reduce.reduceat(rolled[rows], first))

@@ -1,36 +1,38 @@
-"""A series: a value for every row of a table at every one of many steps."""
+"""A series: a value for every row of a table at every step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 
-class Mark(NamedTuple):
-    """Something that was found at one row and step."""
+class FindingMark(NamedTuple):
+    """A finding at one row and step."""
 
     row: int
     column: int  # of the series
     kind: str  # "nonfinite", "exploding", …
-    text: str  # a sentence for people
+    text: str  # a sentence for the user
+    severity: str = "warning"  # or "error": selects the colour in views
 
 
 @dataclass(frozen=True)
 class Series:
-    """How a value of every row went over time: leaves x steps, rolled up for nodes.
+    """A value of every row at every step, rolled up for nodes.
 
     Attributes:
       name: The identifier: "grads.norm".
-      title: What stands above it: "gradient norm".
-      first_steps, last_steps: int64[n_columns]: the steps that a column of the series sums up; the same
-        number twice where it is a single step.
+      title: The heading: "gradient norm".
+      first_steps, last_steps: int64[n_columns]: the first and last step that a column covers; equal for
+        a single step.
       values: float32[n_rows, n_columns]: the last value in the column; NaN where there is none.
-      low, high: The same for the least and the greatest value in the column, or None if they equal `values`.
-      bad: bool[n_rows, n_columns]: whether something in the column, or below the row, was not finite.
-      log: Whether it is to be shown on a logarithmic scale.
-      marks: What was found, to be shown where it was.
+      low, high: The least and the greatest value in the column, or None if they equal `values`.
+      bad: bool[n_rows, n_columns]: whether a value in the column, of the row or below it, was not finite.
+      log: Show it on a logarithmic scale.
+      marks: The findings, at their rows and steps.
       unit: Of the values: "L2 norm", "ratio".
     """
 
@@ -43,18 +45,18 @@ class Series:
     low: np.ndarray | None = None
     high: np.ndarray | None = None
     log: bool = True
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[FindingMark, ...] = ()
     unit: str = ""
 
 
 @dataclass(frozen=True)
 class Histograms:
-    """How the values inside every row were distributed over time, rolled up for nodes.
+    """The distribution of the values of every row at every step, rolled up for nodes.
 
     Attributes:
       name, title, first_steps, last_steps: As those of a `Series`.
-      counts: [n_rows, n_columns, n_bins]: how many values fell into each bin; zeros where there are none.
-      edges: float[n_bins + 1]: where the bins begin and end.
+      counts: [n_rows, n_columns, n_bins]: the number of values in each bin.
+      edges: float[n_bins + 1]: the edges of the bins.
     """
 
     name: str
@@ -63,3 +65,57 @@ class Histograms:
     last_steps: np.ndarray
     counts: np.ndarray
     edges: np.ndarray
+
+
+def with_steps(series: Sequence[Series]) -> list[Series]:
+    """The series that have at least one step."""
+    return [each for each in series if each.values.shape[1]]
+
+
+def thinned(series: Series, n_columns: int) -> Series:
+    """The same series in at most `n_columns` columns: equal numbers of consecutive columns are merged."""
+    n = series.values.shape[1]
+    if n <= n_columns:
+        return series
+    width = -(-n // n_columns)
+    starts = np.arange(0, n, width)
+    stops = np.append(starts[1:], n)
+    low = series.values if series.low is None else series.low
+    high = series.values if series.high is None else series.high
+    low, high, values = merged(low, high, series.values, starts, axis=1)
+    return replace(
+        series,
+        first_steps=series.first_steps[starts],
+        last_steps=series.last_steps[stops - 1],
+        values=values,
+        low=low,
+        high=high,
+        bad=np.logical_or.reduceat(series.bad, starts, axis=1),
+        marks=tuple(mark._replace(column=mark.column // width) for mark in series.marks),
+    )
+
+
+def merged(
+    low: np.ndarray, high: np.ndarray, latest: np.ndarray, starts: np.ndarray, axis: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Merge neighbouring time buckets: the least, the greatest and the last value of each group, ignoring NaN.
+
+    Args:
+      low, high, latest: Of equal shapes, with time along `axis`.
+      starts: int[k]: the start of each group. No group is empty.
+    """
+    low, high = np.fmin.reduceat(low, starts, axis=axis), np.fmax.reduceat(high, starts, axis=axis)
+    return low, high, _last_known(latest, starts, axis)
+
+
+def _last_known(values: np.ndarray, starts: np.ndarray, axis: int) -> np.ndarray:
+    values = np.moveaxis(values, axis, 0)
+    last = values[np.append(starts[1:], len(values)) - 1]
+    has_gaps = np.isnan(last).any(axis=0) if values.dtype.kind == "f" else np.False_
+    if has_gaps.any():
+        gappy = values[:, has_gaps]
+        places = np.where(np.isnan(gappy), -1, np.arange(len(gappy))[:, None])
+        places = np.maximum.reduceat(places, starts, axis=0)
+        known = np.take_along_axis(gappy, np.maximum(places, 0), axis=0)
+        last[:, has_gaps] = np.where(places < 0, np.nan, known)
+    return np.moveaxis(last, 0, axis)

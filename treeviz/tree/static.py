@@ -1,72 +1,100 @@
-"""Static data: what a node keeps in the treedef, where no transformation sees it."""
+"""Static data: values that a node keeps in the treedef, which no JAX transformation sees."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from treeviz.tree.functions import is_function
+from treeviz.tree.aux_data import DROPPED, Fields, static_of
+from treeviz.tree.facts import Note
+from treeviz.tree.inside import holds, stopped
 from treeviz.tree.keys import MISSING, KeyTable, stored_attribute, stored_attributes
 from treeviz.tree.level import Level
-from treeviz.tree.opaque import arrays_inside
-from treeviz.tree.quote import VALUE_LIMIT, function_name, guarded, mro, plain_repr, qualified_name, value_text, visible
+from treeviz.tree.object_text import static_text
+from treeviz.tree.opaque import arrays_in, step_to
+from treeviz.tree.safe_repr import has_base, mro, visible
 
 _MAX_FIELDS = 64
+_MAX_OBJECTS = 2_000  # that are searched for arrays in the static data of one node
 
 
 Texts = tuple[tuple[str, str], ...]
 
 
 class StaticFields:
-    """Writes static fields down. What many nodes have in common is written once in a walk."""
+    """Writes static fields as text, once per walk for all nodes that share them."""
 
     def __init__(self) -> None:
         self._fields: dict[int, list[str]] = {}  # by the id of the class
-        self._names: dict[tuple, tuple[str, ...] | None] = {}  # by the id of the class and the keys of children
-        self._texts: dict[tuple, Texts] = {}  # by names and the ids of values
-        self._kept: list[Any] = []  # so that no id is used again
+        self._shapes: dict[tuple, Fields | None] = {}  # by the id of the class and the keys of children
+        self._texts: dict[tuple, tuple[Texts, Note | None]] = {}  # by names and the ids of values
+        self._kept: list[Any] = []  # so that no id is reused
+        self.notes: list[Note] = []  # of the node described last
 
-    def names(self, cls: type, level: Level, keys: KeyTable) -> tuple[str, ...] | None:
-        """The fields of a dataclass that are not children, whatever library made it one.
+    def fields(self, cls: type, level: Level, keys: KeyTable, is_known: bool) -> Fields | None:
+        """The fields of any library's dataclass, or of a named tuple, that no key of a child names.
 
-        Always the same tuple for the same class and children. None: the class is no dataclass.
+        The same object for the same class and keys. None: the class has no fields.
         """
         shape = (id(cls), *(level.keys or ()))
-        if shape in self._names:
-            return self._names[shape]
-        fields = self._fields.get(id(cls))
-        if fields is None:
-            fields = self._fields[id(cls)] = _field_names(cls)
+        if shape in self._shapes:
+            return self._shapes[shape]
+        names = self._fields.get(id(cls))
+        if names is None:
+            names = self._fields[id(cls)] = _field_names(cls)
             self._kept.append(cls)
-        children = {keys.keys[code].segment for code in level.keys or ()}
-        names = self._names[shape] = tuple([name for name in fields if name not in children]) if fields else None
-        return names
+        segments = [keys.keys[code].segment for code in level.keys or ()]
+        unnamed = tuple(i for i, segment in enumerate(segments) if segment not in names)
+        others = tuple([name for name in names if name not in segments])
+        fields = self._shapes[shape] = Fields(others, unnamed, frozenset(names), is_known) if names else None
+        return fields
 
-    def of_node(self, node: Any, aux: Any, names: tuple[str, ...] | None) -> Texts:
+    def of_node(self, node: Any, level: Level, fields: Fields | None) -> Texts:
         """(name, value) of the static fields of a registered node.
 
-        Of a class that is no dataclass what its flatten function returned as auxiliary data.
+        For a class without fields: the auxiliary data that its flatten function returned.
         """
-        if names is None:
+        if fields is None:
+            aux = level.aux
             nothing = aux is None or (type(aux) is tuple and not aux)
-            return () if nothing else (("aux", static_text(aux)),)
-        values = dict(zip(names, stored_values(node, names), strict=True))
-        dropped = _dropped(values, aux)
-        return self.of_pairs([(f"{name} (dropped)" if name in dropped else name, values[name]) for name in names])
+            return () if nothing else self.of_pairs([("aux", aux)])
+        values = stored_values(node, fields.names)
+        return self.of_pairs(static_of(node, fields, values, level.children, level.aux))
 
-    def of_pairs(self, pairs: Iterable[tuple[str, Any]]) -> Texts:
-        """The pairs, bounded and printable."""
+    def of_pairs(self, pairs: Iterable[tuple[str, Any]], is_leaf: bool = False) -> Texts:
+        """The pairs, bounded and printable; arrays in a node's are noted."""
         pairs = list(pairs)[:_MAX_FIELDS]
         if not pairs:
             return ()
-        look = (*map(str.__str__, [name for name, _ in pairs]), *sameness([value for _, value in pairs]))
-        texts = self._texts.get(look)
-        if texts is None:
-            texts = self._texts[look] = tuple(
+        cache_key = (*map(str.__str__, [name for name, _ in pairs]), *sameness([value for _, value in pairs]))
+        known = self._texts.get(cache_key)
+        if known is None:
+            texts = tuple(
                 (visible(name, 80), "(not set)" if value is MISSING else static_text(value)) for name, value in pairs
             )
+            known = self._texts[cache_key] = texts, static_note(pairs)
             self._kept.append(pairs)
+        texts, note = known
+        if note is not None and not is_leaf and note not in self.notes:
+            self.notes.append(note)
         return texts
+
+
+def static_note(pairs: Iterable[tuple[str, Any]], where: str = "static data") -> Note | None:
+    """The arrays in named static values: they are constants of what is compiled, and change without JAX.
+
+    Only if there are none, those in dropped fields.
+    """
+    pairs = list(pairs)
+    found = arrays_in(((step_to(name), value) for name, value in pairs if not name.endswith(DROPPED)), _MAX_OBJECTS)
+    if not found.n_arrays:
+        lost = ((step_to(name.removesuffix(DROPPED)), value) for name, value in pairs if name.endswith(DROPPED))
+        found = arrays_in(lost, _MAX_OBJECTS)
+        text = f"{holds(found)} that JAX cannot see, and loses: `tree_flatten` drops it"
+        return Note("hides", text + stopped(found), details=found.details) if found.n_arrays else None
+    they = "it changes" if found.n_arrays == 1 else "they change"
+    text = f"{holds(found)} that JAX cannot see, in {where}: jit raises or compiles again when {they}"
+    return Note("hides", text + stopped(found), details=found.details)
 
 
 def stored_values(node: Any, names: Collection[str]) -> list[Any]:
@@ -75,9 +103,9 @@ def stored_values(node: Any, names: Collection[str]) -> list[Any]:
 
 
 def sameness(values: list[Any]) -> list[Any]:
-    """What two lists of values have in common if the same texts are right for both.
+    """A key that two lists of values share only if their texts are equal.
 
-    Two entries for each value: no class of somebody else is asked whether values are equal.
+    Two entries for each value. User-defined classes are compared by identity, so none of their code runs.
     """
     same: list[Any] = []
     add = same.append
@@ -88,7 +116,7 @@ def sameness(values: list[Any]) -> list[Any]:
             add(value)
         elif cls is float:
             add(cls)
-            add(value.hex())  # tells -0.0 from 0.0, and is the same for every NaN
+            add(value.hex())  # distinguishes -0.0 from 0.0, and is equal for all NaN
         elif cls is tuple and len(value) < 8 and all(type(inner) is int for inner in value):
             add(cls)
             add(value)
@@ -98,33 +126,10 @@ def sameness(values: list[Any]) -> list[Any]:
     return same
 
 
-def static_text(value: Any) -> str:
-    """Like `value_text`; a class's own `repr` is used if it has one and no array hangs off the object."""
-    cls = type(value)
-    if value is None or cls is bool or cls is int or cls is str or cls is float or cls is tuple:
-        return value_text(value)
-    text = function_name(value) if is_function(cls) else value_text(value)
-    if text != f"<{qualified_name(cls)}>" or arrays_inside(value):
-        return text
-    own_repr = next(base for base in mro(cls) if "__repr__" in base.__dict__)
-    return text if own_repr is object else guarded(lambda: plain_repr(value, VALUE_LIMIT), lambda _: text)
-
-
 def _field_names(cls: type) -> list[str]:
     for base in mro(cls):
         fields = base.__dict__.get("__dataclass_fields__")
         if type(fields) is dict:
             return [str(name) for name, field in fields.items() if field._field_type.name == "_FIELD"]
-    return []
-
-
-def _dropped(values: dict[str, Any], aux: Any) -> set[str]:
-    """The `drop_fields` of `register_dataclass`: neither child nor metadata, lost when it is unflattened.
-
-    JAX does not tell their names, but its aux is the tuple of the metadata themselves.
-    """
-    if type(aux) is not tuple or len(aux) >= len(values):
-        return set()
-    kept = {id(value) for value in aux}
-    dropped = {name for name, value in values.items() if id(value) not in kept}
-    return dropped if kept <= {id(value) for value in values.values()} else set()
+    names = getattr(cls, "_fields", ()) if has_base(cls, tuple) else ()
+    return [str(name) for name in names] if type(names) is tuple else []

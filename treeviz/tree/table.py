@@ -4,73 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.tree.column import Column
+from treeviz.tree.column import Column, Rollup
+from treeviz.tree.facts import Facts, Note
+from treeviz.tree.forks import computed_once
 from treeviz.tree.keys import Key, index_key, python_expression
-
-
-class Sharding(NamedTuple):
-    """Where an array lies."""
-
-    text: str  # "P('data', None)", "cpu:0"
-    n_devices: int
-    shard_shape: tuple[int, ...]
-    replicated: bool  # every device holds all of it, and there is more than one
-    committed: bool | None  # None: the question does not arise (an abstract array)
-    addressable: bool  # False: a part lives in another process
-    devices: str = ""  # "8 x cpu", for people
-
-
-class Facts(NamedTuple):
-    """What is known of a node or leaf. Rows that look alike share one.
-
-    Every text in it is printable, bounded, and free of control characters.
-    """
-
-    kind: str  # one of `treeviz.tree.kinds.KINDS`
-    type: str  # the class, as people say it: "dict", "Linear", "jax.Array"
-    is_leaf: bool  # as JAX sees it
-    leaves: int = 0  # what the row itself adds to the count of leaves
-    parameters: int = 0  # ... of array elements
-    bytes: int = 0
-    shape: tuple[int, ...] | None = None
-    dtype: str = ""  # "float32", "key<fry>"
-    weak: bool = False  # weakly typed
-    module: str = ""  # of the class
-    text: str = ""  # a scalar's value, a function's name and line, a box's axis names
-    static: tuple[tuple[str, str], ...] = ()  # names and values of static fields
-    sharding: Sharding | None = None
-
-
-class Note(NamedTuple):
-    """Something worth a badge on one row."""
-
-    kind: str  # one of `treeviz.tree.kinds.NOTES`: "shared", "cycle", "error", "more", "hides", "info"
-    text: str  # a sentence for people
-    row: int = -1  # the row that it speaks of, e.g. where a shared leaf was first seen
-    details: tuple[tuple[str, str], ...] = ()  # lines below it: ("._w", "float32[3]")
+from treeviz.tree.query.find import find
+from treeviz.tree.rollup import roll
+from treeviz.tree.safe_repr import printable
 
 
 @dataclass(frozen=True)
 class TreeTable:
     """A pytree as a table: one row per node, depth first, in the order in which JAX flattens.
 
-    A row is known by its number; a subtree is the contiguous range `row : end[row]`. The table holds
-    descriptions only: no array and no node of the tree stays alive because of it.
+    A row is identified by its number; a subtree is the contiguous range `row : end[row]`. The table keeps no array
+    and no node of the tree alive.
+
+        table = tv.walk(params)
+        table[0]["bytes"]                                   # of the whole tree
+        [row.keystr for row in table.leaves if row.dtype == "float32"]
+        table.find("bytes:>1M")[:5]                         # rows; the language of the page's search box
 
     Attributes:
-      name: What the root is called in key paths.
+      name: The name of the root in key paths.
       depth, parent, end: int32[n_rows]. The root has depth 0 and parent -1.
-      position: int32[n_rows], the row's place among its siblings.
-      key_codes: int32[n_rows] into `keys`; `keys[0]` stands for "the sequence index `position`".
+      position: int32[n_rows]: the index of the row among its siblings.
+      key_codes: int32[n_rows] into `keys`; code 0 means the sequence index `position`.
       fact_codes: int32[n_rows] into `facts`.
-      notes: The few rows that have badges.
-      columns: What analyses have added, by name.
-      headline: Short texts that sum up the whole tree: "148 leaves", "497.8 MB".
+      notes: The notes by row, shown as badges.
+      columns: The columns by name: facts and sizes from `walk`, more from `render` on request.
+      headline: Short texts that summarize the whole tree: "148 leaves", "497.8 MB".
     """
 
     name: str
@@ -85,6 +51,12 @@ class TreeTable:
     notes: Mapping[int, tuple[Note, ...]] = field(default_factory=dict)
     columns: Mapping[str, Column] = field(default_factory=dict)
     headline: tuple[str, ...] = ()
+    _rolled: dict[str, tuple[Column, np.ndarray]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # They may come from someone else's file, and stand in what a terminal shows and in messages.
+        object.__setattr__(self, "name", printable(self.name))
+        object.__setattr__(self, "headline", tuple(map(printable, self.headline)))
 
     def __len__(self) -> int:
         return len(self.depth)
@@ -98,7 +70,7 @@ class TreeTable:
     def __repr__(self) -> str:
         return f"TreeTable({' · '.join((self.name, f'{len(self)} rows', *self.headline))})"
 
-    @cached_property
+    @computed_once
     def is_leaf(self) -> np.ndarray:
         """bool[n_rows]: the rows that JAX counts as leaves."""
         return np.array([facts.is_leaf for facts in self.facts], dtype=bool)[self.fact_codes]
@@ -135,7 +107,7 @@ class TreeTable:
         return tuple(self.columns[name] for name in names)
 
     def fact_column(self, name: str, levels, *, title: str = "", **how) -> Column:
-        """A column that follows from the facts alone: `levels` has one entry per entry of `facts`."""
+        """A column derived from `facts`: `levels` has one entry for each of them."""
         return Column(name, title or name, levels, self.fact_codes, **how)
 
     def find(self, query: str) -> list[Row]:
@@ -146,14 +118,38 @@ class TreeTable:
             table.find("shape:*,768 | bytes:>1M")    either
             table.find("nan -key:bias")              has a NaN (after render(tree, stats=True)), and is no bias
 
-        Each row has a `keystr` and an `expression` that can be pasted. See `treeviz.tree.find` for all of it.
+        Each row has a `keystr` and an `expression` that can be pasted. See `treeviz.tree.query.find` for the language.
 
         Raises:
-          ValueError: The query cannot be read; the message says where.
+          ValueError: The query is invalid; the message says where.
         """
-        from treeviz.tree.find import find
-
         return find(self, query)
+
+    def rolled(self, column: Column) -> np.ndarray:
+        """[n_rows], or [n_rows, bins]: a column's value for every row, nodes included. Do not change it in place.
+
+        Linear in the rows; all rules but the sum of whole numbers also cost time for each level of depth. The result
+        for a column of this table is cached.
+        """
+        known = self._rolled.get(column.name)
+        if known is not None and known[0] is column:
+            return known[1]
+        values = column.values if column.format == "label" else self.roll(column.values, column.rollup)
+        if self.columns.get(column.name) is column:
+            self._rolled[column.name] = (column, values)
+        return values
+
+    def roll(self, values: np.ndarray, rule: Rollup) -> np.ndarray:
+        """The same for plain values: [n_rows], or [n_rows, k] for k columns at once."""
+        return roll(self.depth, self.parent, self.end, values, rule)
+
+    def children(self, row: int) -> list[int]:
+        """The rows of a node's children, in the order in which JAX flattens."""
+        children, child, end = [], row + 1, int(self.end[row])
+        while child < end:
+            children.append(child)
+            child = int(self.end[child])
+        return children
 
     def key(self, row: int) -> Key:
         code = self.key_codes[row]
@@ -170,7 +166,7 @@ class TreeTable:
 
 @dataclass(frozen=True)
 class Row:
-    """One node of the tree, seen through its table."""
+    """One node or leaf of the table."""
 
     table: TreeTable
     number: int
@@ -218,36 +214,36 @@ class Row:
 
     @property
     def children(self) -> Iterator[Row]:
-        row = self.number + 1
-        while row < self.end:
-            yield Row(self.table, row)
-            row = int(self.table.end[row])
+        return (Row(self.table, row) for row in self.table.children(self.number))
 
     @property
     def label(self) -> str:
-        """The last key of the path, for people: "kernel", ".mu", "[3]"; the tree's name at the root."""
+        """The last key of the path as text: "kernel", ".mu", "[3]"; the tree's name at the root."""
         return self.table.name if self.number == 0 else self.table.key(self.number).label
 
     @property
     def keystr(self) -> str:
-        """The key path as `jax.tree_util.keystr` writes it (and right for namedtuples)."""
+        """The key path as `jax.tree_util.keystr` writes it, but correct for named tuples (jax#39297).
+
+        Characters that cannot be printed are escaped, addresses of objects left out, and the part of a key after 10,000
+        characters cut.
+        """
         return "".join(key.keystr for key in self.table.path(self.number))
 
     @property
     def path(self) -> str:
-        """The key path joined by slashes, as a query's globs see it: "layers/0/weight"."""
+        """The key path joined by slashes, as globs match it: "layers/0/weight"."""
         return "/".join(key.segment for key in self.table.path(self.number))
 
     @property
     def expression(self) -> str:
-        """Python that evaluates to this very node, given the tree under the table's name."""
-        return python_expression(self.table.name, self.table.path(self.number))
+        """Python that evaluates to this node, if a variable with the table's name refers to the tree."""
+        is_dict = self.type in ("dict", "OrderedDict", "defaultdict") or self.kind == "opaque"
+        return python_expression(self.table.name, self.table.path(self.number), is_dict=is_dict)
 
     def __getitem__(self, column: str):
         """The row's value in a column, rolled up over its subtree."""
-        from treeviz.tree.rollup import rolled_up
-
-        return rolled_up(self.table, self.table.columns[column])[self.number]
+        return self.table.rolled(self.table.columns[column])[self.number]
 
     def __repr__(self) -> str:
         facts = self.facts

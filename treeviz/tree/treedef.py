@@ -1,17 +1,30 @@
-"""A bare `PyTreeDef` as a tree: the same nodes, with a placeholder for every leaf."""
+"""A bare `PyTreeDef` as a tree with a placeholder for every leaf."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from treeviz.tree.keys import Key, KeyTable
-from treeviz.tree.level import Level
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey
+
+from treeviz.tree.keys import Key, KeyTable, label_text
+from treeviz.tree.level import Level, one_level
+from treeviz.tree.safe_repr import guarded, has_base, visible
+
+# (class, auxiliary data) -> JAX's keys of the children, or None for classes that it does not know.
+ChildKeys = Callable[[type, Any], Sequence[Any] | None]
+_child_keys: list[ChildKeys] = []
+
+
+def knows_child_keys(function: ChildKeys) -> ChildKeys:
+    """Register a function that tells JAX's keys of the children of a library's nodes in a bare treedef."""
+    _child_keys.append(function)
+    return function
 
 
 def treedef_level(treedef: Any, keys: KeyTable) -> Level | None:
-    """The children of a treedef, or None where it stands for a leaf."""
+    """The children of a treedef, or None for a leaf."""
     data = treedef.node_data()
     if data is None:
         return None
@@ -27,10 +40,32 @@ def _key_codes(data: tuple[type, Any], n_children: int, keys: KeyTable) -> list[
         return keys.mapping([(key, None) for key in aux])
     if cls is defaultdict:
         return keys.mapping([(key, None) for key in aux[1]])
-    names = list(getattr(cls, "_fields", ()))
-    if dataclasses.is_dataclass(cls):
-        names = [field.name for field in dataclasses.fields(cls) if not field.metadata.get("static")]
-    if len(names) != n_children:
-        # a treedef does not keep the keys of a registered class
-        return [keys.code(Key(f"<{i}>", f"[<flat index {i}>]", str(i), (i,))) for i in range(n_children)]
-    return [keys.code(Key(f".{name}", f".{name}", name, (f".{name}",))) for name in names]
+    found = _keys_of(cls, aux, n_children)
+    return [_code(keys, key, i) for i, key in enumerate(found)]
+
+
+def _keys_of(cls: type, aux: Any, n_children: int) -> Sequence[Any]:
+    """JAX's keys of the children. Flat indices unless it is certain: a treedef has no keys of a registered class."""
+    for of in (_named_tuple_keys, *_child_keys):
+        found = guarded(lambda of=of: of(cls, aux), lambda _: None)
+        if found is not None and len(found) == n_children:
+            return found
+    return [FlattenedIndexKey(i) for i in range(n_children)]
+
+
+def _named_tuple_keys(cls: type, aux: Any) -> Sequence[Any] | None:
+    """The fields of a named tuple, unless it was registered by hand: then its children may be others."""
+    if aux is not None or not has_base(cls, tuple) or not hasattr(cls, "_fields"):
+        return None
+    # The treedef does not say which, so a named tuple with something in every field is flattened.
+    pairs, _ = one_level(tuple.__new__(cls, [object() for _ in cls._fields]))  # type: ignore[attr-defined]
+    return [path[0] for path, _ in pairs]
+
+
+def _code(keys: KeyTable, key: Any, position: int) -> int:
+    if type(key) is DictKey:
+        return keys.mapping([(key.key, None)])[0]
+    if type(key) is GetAttrKey:
+        name = visible(key.name)
+        return keys.code(Key(f".{label_text(name)}", f".{name}", name, (f".{name}",)))
+    return keys.code(Key(f"<{position}>", f"[<flat index {position}>]", str(position), (position,)))

@@ -1,1 +1,1 @@
-"""HOW IT IS SHOWN: functions from a `TreeTable` to text, HTML and files."""
+"""Show: functions from a `TreeTable` to text, HTML and files."""

@@ -1,21 +1,21 @@
-"""A table as JSON, for programs."""
+"""A view as JSON, for programs."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from treeviz.tree.column import Column
+from treeviz.tree.facts import DeviceIds, Facts, Note
 from treeviz.tree.keys import python_expression
-from treeviz.tree.rollup import rolled_up
 from treeviz.tree.series import Series
-from treeviz.tree.table import Facts, Note, TreeTable
-from treeviz.views.sparks import with_steps
+from treeviz.tree.table import TreeTable
+from treeviz.views.view import View
 
 FORMAT = "treeviz/1"
 MAX_PATH_DEPTH = 64
@@ -24,17 +24,18 @@ _NOT_FINITE = {"nan": "null", "inf": '"Infinity"', "-inf": '"-Infinity"'}
 _IN_EVERY_ROW = ("kind", "type", "shape", "dtype", *_SIZES)
 
 
-def to_json(table: TreeTable, columns: Sequence[Column], series: Sequence[Series] = ()) -> str:
-    """The table in a form that programs can rely on: later versions add names, and change none.
+def to_json(view: View) -> str:
+    """The rows in a stable format: later versions add names, but change none.
 
     One object with the names
 
         format    "treeviz/1"
         name      of the tree
-        headline  [text, ...] that sum it up
-        columns   [{name, title, format, rollup, help}, ...] of what stands in the rows' `values`
-        rows      [{...}, ...], depth first, one on each line
-        series    [{...}, ...], if values of the rows were measured over time
+        headline  [text, ...], a summary of the tree
+        columns   [{name, title, format, rollup, help}, ...] of the rows' `values`
+        device_sets  [[id, ...], ...], the devices of the shardings, in the order of the mesh
+        rows      [{...}, ...], depth first, one per line
+        series    [{...}, ...], if values were recorded over the steps
 
     and in each row
 
@@ -42,44 +43,54 @@ def to_json(table: TreeTable, columns: Sequence[Column], series: Sequence[Series
         key                     the last key as `jax.tree_util.keystr` writes it; "" at the root
         keystr, path            the whole key path, as keystr writes it and joined by slashes
         expression              Python that evaluates to the node, given the tree under its name
-        leaf, kind, type        whether it is a leaf for JAX; the words of the search
-        shape, dtype, weak      of an array or its like; otherwise shape is null and dtype is ""
+        leaf, kind, type        whether it is a leaf for JAX; its kind and type as in the search
+        shape, dtype, weak      of an array or a similar leaf; otherwise shape is null and dtype is ""
         parameters, bytes, leaves   of the row and everything below it
-        text, module, static, sharding, notes   if there is something to say; static is [[name, value], ...]
+        text, aval, module, static, inside, sharding, notes   only if not empty; static is [[name, value], ...], and
+                                so is inside: what an opaque leaf holds and JAX does not see; aval is a
+                                traced value's type as JAX writes it, if it says more; the device_set of a
+                                sharding is an index into device_sets, its memory "" where it is the default one
         values                  {column: value}, of the row and everything below it
 
-    `keystr`, `path` and `expression` are left out of rows deeper than 64 levels, or the file would grow
-    with the square of the depth; follow `parent` and `key`. Where a column has nothing to say the value is
-    null; infinities are "Infinity" and "-Infinity". A histogram is a list of counts.
+    Rows deeper than 64 levels have no `keystr`, `path` and `expression`, since the file would grow with the square of
+    the depth; follow `parent` and `key`. A missing value or NaN is null; infinities are "Infinity" and "-Infinity". A
+    histogram is a list of counts.
 
     In each of the series
 
         name, title, unit       "grads.norm", "gradient norm", "L2 norm"
         log                     whether it is read on a logarithmic scale
-        first_steps, last_steps the steps that each place in the lists of values sums up: one step, or several
-        values                  [[...], ...], a line for each row: the last value of those steps; null: there is none
-        low, high               the same for the least and the greatest, or null if each place is a single step
-        nonfinite               [[...], ...]: in each row, the places where something in it or below was NaN or
-                                infinite; the value there is that of the other numbers
-        marks                   [{row, place, kind, text}, ...]: what was found, and from where on
+        first_steps, last_steps the range of steps that each place in the lists of values covers
+        values                  [[...], ...], a list for each row: the last value of those steps, or null
+        low, high               the same for the least and the greatest value; null if each place is a single step
+        nonfinite               [[...], ...]: for each row, the places where a number in it or below was NaN or
+                                infinite; the value there covers the finite numbers only
+        marks                   [{row, place, kind, text}, ...]: the findings, each at its first place
     """
-    columns = [column for column in columns if column.name not in _IN_EVERY_ROW]
+    table = view.table
+    columns = [column for column in view.columns if column.name not in _IN_EVERY_ROW]
     described = [{name: getattr(c, name) for name in ("name", "title", "format", "rollup", "help")} for c in columns]
+    shardings = [facts.sharding for facts in table.facts if facts.sharding is not None]
+    device_sets = {ids: i for i, ids in enumerate(dict.fromkeys(each.device_ids for each in shardings))}
     parts = [
         f'{{"format": {json.dumps(FORMAT)},\n"name": {json.dumps(table.name)},\n',
-        f'"headline": {json.dumps(table.headline)},\n"columns": {json.dumps(described)},\n"rows": [\n',
+        f'"headline": {json.dumps(table.headline)},\n"columns": {json.dumps(described)},\n',
+        f'"device_sets": {json.dumps([*device_sets])},\n"rows": [\n',
         ",\n".join(
-            map("".join, zip(_places(table), _facts(table), _sizes(table), _values(table, columns), strict=True))
+            map(
+                "".join,
+                zip(_places(table), _facts(table, device_sets), _sizes(table), _values(table, columns), strict=True),
+            )
         ),
         "\n]",
-        ',\n"series": [\n' + ",\n".join(map(_series, with_steps(series))) + "\n]" if with_steps(series) else "",
+        ',\n"series": [\n' + ",\n".join(map(_series, view.series)) + "\n]" if view.series else "",
         "}",
     ]
     return "".join(parts)
 
 
 def _places(table: TreeTable) -> Iterator[str]:
-    """Of each row, where it stands."""
+    """Number, parent, depth, key and paths of each row."""
     root = '{"number": 0, "parent": null, "depth": 0, "key": "", "keystr": "", "path": ""'
     yield f'{root}, "expression": {_text(table.name)}'
     above = [("", "", table.name)]
@@ -99,26 +110,27 @@ def _places(table: TreeTable) -> Iterator[str]:
         above.append((keystr, path, expression))
 
 
-def _facts(table: TreeTable) -> Iterator[str]:
-    """Of each row, what is known of it."""
-    texts = [json.dumps(_known(facts))[1:-1] for facts in table.facts]
+def _facts(table: TreeTable, device_sets: Mapping[DeviceIds, int]) -> Iterator[str]:
+    """The facts and notes of each row."""
+    texts = [json.dumps(_known(facts, device_sets))[1:-1] for facts in table.facts]
     for row, code in enumerate(table.fact_codes.tolist()):
         notes = table.notes.get(row)
         yield f", {texts[code]}" + (f', "notes": {json.dumps([_note(note) for note in notes])}' if notes else "")
 
 
-def _known(facts: Facts) -> dict[str, Any]:
+def _known(facts: Facts, device_sets: Mapping[DeviceIds, int]) -> dict[str, Any]:
     shape = None if facts.shape is None else _dimensions(facts.shape)
     known: dict[str, Any] = {"leaf": facts.is_leaf, "kind": facts.kind, "type": facts.type, "shape": shape}
     known |= {"dtype": facts.dtype, "weak": facts.weak}
-    known |= {name: value for name in ("text", "module", "static") if (value := getattr(facts, name))}
+    known |= {name: value for name in ("text", "aval", "module", "static", "inside") if (value := getattr(facts, name))}
     if facts.sharding is not None:
         known["sharding"] = {**facts.sharding._asdict(), "shard_shape": _dimensions(facts.sharding.shard_shape)}
+        known["sharding"]["device_set"] = device_sets[known["sharding"].pop("device_ids")]
     return known
 
 
 def _dimensions(shape: tuple) -> list[int | str]:
-    """A symbolic dimension as its text."""
+    """The sizes; a symbolic dimension as text."""
     return [size if isinstance(size, int) else str(size) for size in shape]
 
 
@@ -128,18 +140,18 @@ def _note(note: Note) -> dict[str, Any]:
 
 
 def _sizes(table: TreeTable) -> Iterator[str]:
-    """Of each row, how much it and what is below it holds."""
+    """The sizes of each row's subtree."""
     sums = []
     for name in _SIZES:
         own = [getattr(facts, name) for facts in table.facts]
         levels = np.array(own, dtype=np.int64 if max(own) * len(table) < 2**63 else np.float64)
-        sums.append(rolled_up(table, table.fact_column(name, levels, format="count", rollup="sum")).tolist())
+        sums.append(table.rolled(table.fact_column(name, levels, format="count", rollup="sum")).tolist())
     for parameters, n_bytes, leaves in zip(*sums, strict=True):
         yield f', "parameters": {int(parameters)}, "bytes": {int(n_bytes)}, "leaves": {int(leaves)}'
 
 
 def _values(table: TreeTable, columns: Sequence[Column]) -> Iterator[str]:
-    """Of each row, its values in the columns."""
+    """The values of each row in the columns."""
     names = [_text(column.name) for column in columns]
     for values in zip(*(_written(table, column) for column in columns), strict=True):
         written = ", ".join([f"{name}: {value}" for name, value in zip(names, values, strict=True)])
@@ -154,15 +166,16 @@ def _written(table: TreeTable, column: Column) -> list[str]:
         return levels if column.codes is None else [levels[code] for code in column.codes.tolist()]
     if column.format == "histogram":
         column = replace(column, levels=np.asarray(column.levels, dtype=np.float64))
-        return [f"[{', '.join(map(_number, counts))}]" for counts in rolled_up(table, column).tolist()]
-    return list(map(_number, rolled_up(table, column).tolist()))
+        return [f"[{', '.join(map(_number, counts))}]" for counts in table.rolled(column).tolist()]
+    values = table.rolled(column).tolist()
+    return [_number(value) for value in (values if column.format == "number" else map(_whole, values))]
 
 
 def _series(series: Series) -> str:
     head = {name: getattr(series, name) for name in ("name", "title", "unit", "log")}
     head |= {name: getattr(series, name).tolist() for name in ("first_steps", "last_steps")}
     marks = [
-        {"row": int(row), "place": int(place), "kind": kind, "text": text} for row, place, kind, text in series.marks
+        {"row": int(row), "place": int(place), "kind": kind, "text": text} for row, place, kind, text, _ in series.marks
     ]
     places = [np.flatnonzero(bad).tolist() for bad in series.bad | np.isinf(series.values)]
     parts = [f'"{name}": {_lines(getattr(series, name))}' for name in ("values", "low", "high")]
@@ -171,11 +184,18 @@ def _series(series: Series) -> str:
 
 
 def _lines(values: np.ndarray | None) -> str:
-    """A line for each row, in as many digits as tell the numbers apart."""
+    """A list for each row, with as many digits as float32 needs."""
     if values is None:
         return "null"
-    words: list[list[str]] = values.astype(np.float32).astype(str).tolist()
-    return "[\n" + ",\n".join([f"[{', '.join([_NOT_FINITE.get(word, word) for word in row])}]" for row in words]) + "]"
+    written: list[list[str]] = values.astype(np.float32).astype(str).tolist()
+    return (
+        "[\n" + ",\n".join([f"[{', '.join([_NOT_FINITE.get(word, word) for word in row])}]" for row in written]) + "]"
+    )
+
+
+def _whole(value: float) -> float:
+    """A count that was kept as a float, as an int."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _number(value: float) -> str:

@@ -1,11 +1,11 @@
-"""A tree view inside treescope's own output: a box that folds."""
+"""A tree view inside the output of treescope: a foldable box."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-# Pixels. treescope makes its frame as large as what is in it, so that has to have a size.
+# Pixels. treescope sizes its frame by the content, which therefore needs a fixed size.
 WIDTH, MIN_HEIGHT, MAX_HEIGHT = 960, 320, 600
 _HEAD, _ROW = 110, 22
 
@@ -14,11 +14,11 @@ def box(summary: str, n_rows: int, fragment: str, lines: Sequence[str], path: st
     """What `__treescope_repr__` returns.
 
     Args:
-      summary: Stands in the line that folds.
-      n_rows: Of the whole tree.
+      summary: The text of the foldable line.
+      n_rows: The number of rows of the tree, for the height of the box.
       fragment: The HTML of the view.
-      lines: The view as text, for where treescope writes text.
-      path: How treescope got here; None if it has no path.
+      lines: The view as text, for treescope's text output.
+      path: treescope's path of the object, or None.
     """
     from treescope import rendering_parts as parts
 

@@ -1,0 +1,112 @@
+"""What an explorer answers when the page asks for a row: no browser, no kernel."""
+
+from __future__ import annotations
+
+import gc
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_trees import SAMPLES
+
+import treeviz as tv
+from treeviz.analysis.details.sections import MOST_BYTES
+from treeviz.views.widget.requests import OPERATIONS
+
+pytest.importorskip("anywidget")
+pytest.importorskip("treescope")
+MOST_ROWS = 12  # of each tree, no two that look alike
+
+
+def answer(widget, operation: str, *numbers: int) -> list[dict]:
+    content, buffers = widget._backend.answer(operation, numbers, lambda: False)
+    assert buffers == [] and len(json.dumps(content)) < MOST_BYTES
+    return content["sections"]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_row_of_every_strange_tree_has_an_answer(name):
+    tree = SAMPLES[name]()
+    widget = tv.explore(tree)
+    table = widget.table
+    alike = {
+        (table[row].kind, table[row].facts.type, table[row].facts.dtype): row for row in range(min(len(table), 500))
+    }
+    for row in sorted(alike.values())[:MOST_ROWS]:
+        sections = answer(widget, "detail", row)
+        assert all(section["kind"] != "text" or section["tone"] != "bad" for section in sections)
+        for section in sections:
+            if section["kind"] == "window":
+                assert answer(widget, "slice", row, *section["axes"], *section["starts"]) == [section]
+    for leaf in jax.tree.leaves(tree) if name in ("params", "sharded") else ():
+        assert getattr(leaf, "_npy_value", None) is None
+    widget.close()
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+def test_a_node_says_what_each_device_holds_of_it_where_they_differ():
+    tree = {"a": [jax.device_put(np.ones(n, np.int8), jax.devices()[n]) for n in (1, 5)], "b": [jnp.ones(2)]}
+    widget = tv.explore(tree)
+    (section, _) = answer(widget, "detail", 1)
+    assert section == {"kind": "pairs", "title": "bytes on each device", "pairs": [("cpu:5", "5 B"), ("cpu:1", "1 B")]}
+    assert [each["kind"] for each in answer(widget, "detail", 4)] == ["button"]
+
+
+def test_a_slice_is_of_the_place_that_is_asked_for():
+    values = jnp.arange(10 * 20 * 100.0).reshape(10, 20, 100)
+    widget = tv.explore({"a": values})
+    (section,) = answer(widget, "slice", 1, 2, 0, 3, 7, 90)
+    assert section["axes"] == (2, 0) and section["starts"] == (0, 7, 36) and section["sizes"] == (10, 1, 64)
+    assert "[0:10, 7, 36:100] float32" in section["html"]
+    assert values._npy_value is None
+
+
+@pytest.mark.parametrize("numbers", [(1, 0, 0), (1, 5, 1, 0, 0), (1, 0, 1, 0), (1, 0)])
+def test_a_slice_along_no_axes_is_an_error_that_is_said(numbers):
+    tree = {"a": np.ones((3, 4))}
+    (section,) = answer(tv.explore(tree), "slice", *numbers)
+    assert section["tone"] == "bad" and "ValueError" in section["text"]
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS - {"whole"}))  # that one is for the panel of a live run
+def test_each_operation_of_the_page_has_an_answer(operation):
+    tree = {"a": jnp.ones(3)}
+    assert answer(tv.explore(tree), operation, 1)
+
+
+def test_what_nobody_answers_is_answered_with_nothing():
+    widget = tv.explore({"a": 1})
+    assert answer(widget, "whole") == answer(widget, "whole", 1) == answer(widget, "detail") == []
+
+
+def test_statistics_that_the_page_has_are_not_sent_again():
+    tree = {"a": jnp.ones(3)}
+    assert "numbers" in [section["kind"] for section in answer(tv.explore(tree), "detail", 1)]
+    assert "numbers" not in [section["kind"] for section in answer(tv.explore(tree, stats=True), "detail", 1)]
+
+
+def test_nobody_is_kept_by_an_answer():
+    tree = {"a": jnp.ones((30, 40))}
+    widget = tv.explore(tree)
+    for operation in ("detail", "slice", "statistics", "referrers"):
+        answer(widget, operation, 1)
+    gc.disable()
+    try:
+        tree.clear()
+        (section,) = answer(widget, "detail", 1)
+    finally:
+        gc.enable()
+    assert section["tone"] == "gone" and "has been freed" in section["text"]
+
+
+def test_who_holds_an_array_does_not_name_the_explorer():
+    tree = {"a": jnp.ones(3)}
+    widget = tv.explore(tree)
+    (lines, *_) = answer(widget, "referrers", 1)
+    assert not any("treeviz" in line or "answer" in line for _, line, *_ in lines["lines"]), lines
+    kept = tv.explore(tree, keep=True)
+    (lines, *_) = answer(widget, "referrers", 1)
+    assert any("asked to keep" in line for _, line, *_ in lines["lines"])
+    kept.close()

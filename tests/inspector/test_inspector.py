@@ -1,0 +1,692 @@
+"""`GradientInspector`: every door into it, compared with gradients that were computed apart."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from watched import copies, init_mlp_params, loss_fn, mlp_data, same_bytes, true_norms, update_mlp
+
+import treeviz as tv
+from treeviz.steps.recording import recorder
+from treeviz.steps.recording.decode import Arrived
+
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+
+x, y = mlp_data()
+grads_of_loss = jax.jit(jax.grad(loss_fn))
+PATHS = tuple(f"[{i}]['{name}']" for i in range(3) for name in ("biases", "weights"))
+
+
+def norms_apart(params, n_steps: int) -> np.ndarray:
+    """[steps, leaves] in float64: of the gradients at each step of plain training."""
+    norms = []
+    for _ in range(n_steps):
+        norms.append(true_norms(grads_of_loss(params, x, y)))
+        params = update_mlp_jitted(params, x, y)
+    return np.array(norms)
+
+
+update_mlp_jitted = jax.jit(update_mlp)
+
+
+def train(step, params, n_steps: int):
+    for _ in range(n_steps):
+        params = step(params, x, y)
+    return params
+
+
+def norms_in(inspector, source="grads") -> np.ndarray:
+    return inspector.history.values(source, "norm").latest
+
+
+# Doors
+
+
+@pytest.mark.optimized
+def test_watch_shows_every_norm_of_every_step_and_changes_nothing(mlp):
+    inspector = tv.GradientInspector()
+    after = train(inspector.watch(jax.jit(update_mlp)), mlp, 70)
+    np.testing.assert_allclose(norms_in(inspector), norms_apart(mlp, 70), rtol=2e-5)
+    assert inspector.history.sources["grads"].paths == PATHS
+    assert inspector.history.steps().tolist() == list(range(70))
+    assert same_bytes(after, train(update_mlp_jitted, mlp, 70))
+    assert inspector.n_dropped == 0
+
+
+def test_every_tenth_step_is_inspected_and_a_histogram_now_and_then(mlp):
+    inspector = tv.GradientInspector(every=10, heavy_every=20)
+    train(inspector.watch(jax.jit(update_mlp)), mlp, 41)
+    assert inspector.history.steps().tolist() == [0, 10, 20, 30, 40]
+    np.testing.assert_allclose(norms_in(inspector), norms_apart(mlp, 41)[::10], rtol=2e-5)
+    assert inspector.history.steps("grads", "histogram").tolist() == [0, 20, 40]
+
+
+def test_record_takes_what_measure_gave(mlp):
+    inspector = tv.GradientInspector()
+
+    @jax.jit
+    def update(params, x, y):
+        grads = jax.grad(loss_fn)(params, x, y)
+        updates = jax.tree.map(lambda g: -0.01 * g, grads)
+        after = jax.tree.map(jnp.add, params, updates)
+        return after, tv.measure(params=params, grads=grads, updates=updates)
+
+    params = mlp
+    for step in range(5):
+        before = params
+        params, measurement = update(params, x, y)
+        inspector.record(measurement, step=10 * step)
+    assert inspector.history.steps().tolist() == [0, 10, 20, 30, 40]
+    np.testing.assert_allclose(norms_in(inspector)[-1], true_norms(grads_of_loss(before, x, y)), rtol=2e-5)
+    np.testing.assert_allclose(norms_in(inspector, "params")[-1], true_norms(before), rtol=2e-5)
+    ratio = inspector.history.ratio("updates", "params").latest[-1]
+    np.testing.assert_allclose(ratio, 0.01 * true_norms(grads_of_loss(before, x, y)) / true_norms(before), rtol=1e-4)
+
+
+@pytest.mark.parametrize("door", ["watch", "record"])
+def test_the_inner_steps_of_a_scan_are_steps(door, mlp):
+    inspector = tv.GradientInspector()
+
+    @jax.jit
+    def four_updates(params):
+        def body(params, _):
+            grads = jax.grad(loss_fn)(params, x, y)
+            return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), tv.measure(grads=grads)
+
+        return jax.lax.scan(body, params, length=4)
+
+    params = mlp
+    step = inspector.watch(four_updates) if door == "watch" else four_updates
+    for _ in range(3):
+        params, measurement = step(params)
+        if door == "record":
+            inspector.record(measurement)
+    assert inspector.history.steps().tolist() == list(range(12))
+    np.testing.assert_allclose(norms_in(inspector), norms_apart(mlp, 12), rtol=2e-5)
+
+
+def ensemble(n: int):
+    members = [init_mlp_params([1, 8, 8, 1]) for _ in range(n)]
+    members = [jax.tree.map(lambda p, k=k: p * (1.0 + k), member) for k, member in enumerate(members)]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+
+
+def member_norms(params, n: int) -> np.ndarray:
+    """[members, leaves]"""
+    return np.array([true_norms(grads_of_loss(jax.tree.map(lambda p, k=k: p[k], params), x, y)) for k in range(n)])
+
+
+@pytest.mark.parametrize("door", ["watch", "record"])
+def test_an_ensemble_is_joined_into_one_norm_or_has_a_leaf_per_member(door):
+    params = ensemble(3)
+    apart = member_norms(params, 3)
+    for members in ("joined", "each"):
+        inspector = tv.GradientInspector(members=members)
+        if door == "watch":
+            inspector.watch(jax.jit(jax.vmap(update_mlp, in_axes=(0, None, None))))(params, x, y)
+        else:
+            measured = jax.jit(jax.vmap(lambda p: tv.measure(grads=jax.grad(loss_fn)(p, x, y))))(params)
+            if measured.packed["grads"].ndim == 3:  # one axis in front is taken for that of a loop
+                measured = jax.tree.map(lambda packed: packed[None], measured)
+            inspector.record(measured)
+        expected = np.sqrt((apart**2).sum(axis=0)) if members == "joined" else apart.T.ravel()
+        np.testing.assert_allclose(norms_in(inspector)[-1], expected, rtol=2e-5)
+        paths = inspector.history.sources["grads"].paths
+        assert paths == (PATHS if members == "joined" else tuple(f"{path}[{k}]" for path in PATHS for k in range(3)))
+        assert repr(inspector.render())
+
+
+def test_members_that_nobody_knows_are_refused():
+    with pytest.raises(ValueError, match="members='all': there are 'joined' and 'each'"):
+        tv.GradientInspector(members="all")
+
+
+def test_an_optimizers_state_tells_of_gradients_before_and_after_clipping_and_may_be_donated(mlp):
+    optax = pytest.importorskip("optax")
+    optimizer = optax.chain(
+        tv.inspect_gradients("grads"), optax.clip_by_global_norm(0.1), tv.inspect_gradients("clipped"), optax.sgd(0.01)
+    )
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def update(params, state):
+        updates, state = optimizer.update(jax.grad(loss_fn)(params, x, y), state, params)
+        return optax.apply_updates(params, updates), state
+
+    inspector = tv.GradientInspector()
+    params = copies(mlp)
+    state = optimizer.init(params)
+    apart = []
+    for _ in range(60):
+        apart.append(true_norms(grads_of_loss(params, x, y)))
+        params, state = update(params, state)
+        inspector.record(state)
+    assert inspector.n_dropped == 0
+    np.testing.assert_allclose(norms_in(inspector), apart, rtol=2e-5)
+    scale = np.minimum(1, 0.1 / np.linalg.norm(apart, axis=1))[:, None]
+    np.testing.assert_allclose(norms_in(inspector, "clipped"), apart * scale, rtol=1e-4)
+    assert len(inspector.history) == 60
+
+
+def test_a_tree_without_a_measurement_is_refused_with_what_would_do(mlp):
+    with pytest.raises(
+        ValueError, match=r"record: there is no measurement in this list\. Give it what treeviz\.measure"
+    ):
+        tv.GradientInspector().record(mlp)
+
+
+def test_a_measurement_whose_buffers_were_taken_is_counted_as_dropped(mlp):
+    inspector = tv.GradientInspector()
+    measure = jax.jit(lambda p: tv.measure(grads=p))
+    for step in range(3):
+        measurement = measure(mlp)
+        inspector.record(measurement)
+        if step == 1:
+            measurement.packed["grads"].delete()
+    assert inspector.history.steps().tolist() == [0, 2]
+    assert inspector.n_dropped == 1
+    assert "1 dropped" in repr(inspector)
+
+
+def test_two_watched_steps_tell_one_inspector_under_names_of_their_own(mlp):
+    inspector = tv.GradientInspector()
+
+    def update_critic(params, x, y):
+        return jax.tree.map(lambda p, g: p + 0.1 * g, params, jax.grad(loss_fn)(params, x, y))
+
+    generator, critic = inspector.watch(jax.jit(update_mlp)), inspector.watch(jax.jit(update_critic))
+    params = mlp
+    for _ in range(3):
+        params = generator(params, x, y)
+        before = params
+        params = critic(params, x, y)
+    assert set(inspector.history.sources) == {"grads", "grads of update_critic"}
+    of_critic = norms_in(inspector, "grads of update_critic")
+    np.testing.assert_allclose(of_critic[-1], true_norms(grads_of_loss(before, x, y)), rtol=2e-5)
+    assert "update_critic" in repr(inspector.render("grads of update_critic"))
+
+
+# What it tells, and when
+
+
+def explode(params, x, y):
+    return jax.tree.map(lambda p, g: p - 1e4 * g, params, jax.grad(loss_fn)(params, x, y))
+
+
+def test_a_run_stops_with_the_first_leaf_that_is_not_finite(mlp):
+    inspector = tv.GradientInspector(raise_on={"nonfinite"})
+    step = inspector.watch(jax.jit(explode))
+    with pytest.raises(tv.StopTraining, match=r"nonfinite: grads\[\d\]\['\w+'\] had \d+ numbers? that"):
+        train(step, mlp, 100)
+    bad = inspector.history.values("grads", "nonfinite")
+    first = int(bad.until[(bad.latest > 0).any(axis=1)][0])
+    params = train(jax.jit(explode), mlp, first)
+    assert not all(np.isfinite(g).all() for g in jax.tree.leaves(grads_of_loss(params, x, y)))
+
+
+def test_a_finding_is_told_once(mlp):
+    told = []
+    inspector = tv.GradientInspector(on_finding=told.append)
+    step = inspector.watch(jax.jit(explode))
+    params = train(step, mlp, 200)
+    assert "nonfinite" in {finding.kind for finding in told}  # without anybody asking
+    inspector.flush()
+    train(step, params, 10)
+    inspector.flush()
+    assert sum(finding.kind == "nonfinite" for finding in told) == 1
+
+
+def test_findings_are_printed_below_the_tree(mlp):
+    inspector = tv.GradientInspector()
+    train(inspector.watch(jax.jit(explode)), mlp, 30)
+    lines = str(inspector).splitlines()
+    assert lines[0].startswith("params · 6 leaves · 30 steps · step 29 · ")
+    assert any("worst leaves" in line for line in lines)
+    assert str(inspector.findings[0]) in str(inspector).replace("\n   ", "")
+    assert inspector._repr_mimebundle_()["text/plain"] == str(inspector)
+
+
+def test_before_the_first_step_it_says_so():
+    inspector = tv.GradientInspector()
+    assert repr(inspector) == "GradientInspector: nothing was measured yet"
+    assert inspector._repr_mimebundle_() == {"text/plain": repr(inspector)}
+    with pytest.raises(LookupError, match=r"nothing was measured yet\. Call the step that watch\(\) gave, or record"):
+        inspector.findings
+
+
+@pytest.mark.optimized
+def test_verify_says_that_not_a_bit_changes(mlp):
+    inspector = tv.GradientInspector()
+    step = jax.jit(update_mlp)
+    verification = inspector.verify(step, mlp, x, y)
+    assert verification and str(verification) == "The same bytes in all 6 leaves."
+    assert inspector.verify(inspector.watch(step), mlp, x, y)
+    assert repr(inspector) == "GradientInspector: nothing was measured yet"
+
+
+# The first bad step, again
+
+
+@partial(jax.jit, donate_argnums=0)
+def fails_later(params, batch):
+    def loss(params):
+        inside = batch @ params["w"]
+        return jnp.sum(jnp.sqrt(inside))  # here
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
+def test_locate_nan_names_the_line_of_the_first_bad_step_though_its_inputs_were_donated():
+    inspector = tv.GradientInspector(keep_inputs=True)
+    step = inspector.watch(fails_later)
+    params = {"w": jnp.ones(3)}
+    for _ in range(40):
+        params = step(params, jnp.ones((2, 3)))
+    origin = inspector.locate_nan()
+    assert "sqrt" in str(origin) and "# here" in str(origin) and Path(__file__).name in str(origin)
+    first = next(finding for finding in inspector.findings if finding.kind == "nonfinite").first
+    assert inspector._inputs.bad.number == first
+
+
+def test_locate_nan_goes_through_an_equinox_step_and_its_donated_model():
+    eqx = pytest.importorskip("equinox")
+
+    @eqx.filter_jit(donate="all")
+    def step(model, batch):
+        grads = eqx.filter_grad(lambda model: jnp.sum(jnp.sqrt(jax.vmap(model)(batch))))(model)  # here
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -10.0 * g, grads))
+
+    inspector = tv.GradientInspector(keep_inputs=True)
+    watched = inspector.watch(step)
+    model = eqx.nn.Linear(3, 1, key=jax.random.key(0))
+    model = eqx.tree_at(lambda m: m.weight, model, jnp.ones((1, 3)))
+    for _ in range(10):
+        model = watched(model, jnp.ones((4, 3)))
+    origin = str(inspector.locate_nan())
+    assert "sqrt" in origin and "# here" in origin
+
+
+def test_inputs_are_kept_of_the_newest_steps_and_freed_when_newer_ones_come(mlp):
+    inspector = tv.GradientInspector(keep_inputs=2)
+    step = inspector.watch(jax.jit(update_mlp))
+    kept = []
+    keep = inspector._inputs.keep
+
+    def spy(key, inputs, read):
+        def seen():
+            made = inputs()
+            kept.extend(weakref.ref(leaf) for leaf in jax.tree.leaves(made.args))
+            return made
+
+        keep(key, seen, read)
+        assert len(inspector._inputs) <= 2
+
+    inspector._inputs.keep = spy
+    train(step, mlp, 20)
+    inspector.flush()
+    gc.collect()
+    assert [reference() is None for reference in kept] == [True] * 18 * 8 + [False] * 2 * 8
+    assert inspector.locate_nan() is None
+
+
+@jax.jit
+def reports_nan(params, batch):
+    grads = jax.grad(lambda params: jnp.sum(batch @ params["w"]))(params)
+    report = jnp.log(jnp.sum(batch))  # report
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), report
+
+
+def run_with_reports(n_steps: int, bad: set[int], **how):
+    inspector = tv.GradientInspector(keep_inputs=True, **how)
+    step, params = inspector.watch(reports_nan), {"w": jnp.ones(3)}
+    for number in range(n_steps):
+        params, _ = step(params, jnp.ones((2, 3)) * (-1 if number in bad else 1))
+    return inspector
+
+
+def test_locate_nan_finds_a_loss_that_is_not_finite_though_all_gradients_are():
+    inspector = run_with_reports(20, {17})
+    assert "nonfinite" not in {finding.kind for finding in inspector.findings}
+    origin = inspector.locate_nan()
+    assert origin is not None
+    assert (origin.primitive, origin.step, origin.source) == ("log", 17, inspect_line(reports_nan, "# report"))
+    assert "That was in step 17." in str(origin)
+    assert inspector.locate_nan(17) == origin and inspector.locate_nan(step=18) is None
+
+
+def inspect_line(function, part: str) -> str:
+    (line,) = [line.strip() for line in inspect.getsource(inspect.unwrap(function)).split("\n") if part in line]
+    return line
+
+
+def test_of_a_step_whose_inputs_are_gone_locate_nan_says_which_there_are():
+    inspector = run_with_reports(20, {3})
+    assert inspector.locate_nan() is None
+    with pytest.raises(LookupError, match=r"the inputs of step 3 are not kept\. There are those of: 16, 17, 18, 19\."):
+        inspector.locate_nan(3)
+    inspector = run_with_reports(20, {3}, every=5)
+    with pytest.raises(LookupError, match=r"There are those of: 0, 5, 10, 15\."):
+        inspector.locate_nan(3)
+
+
+def test_from_a_step_that_was_given_a_nan_locate_nan_goes_back_to_the_one_that_made_it():
+    @jax.jit
+    def step(params, scale):
+        grads = jax.grad(lambda w: jnp.sum(jnp.where(w > 0, w, 1.0)))(params["w"])  # finite whatever w is
+        return {"w": params["w"] + grads, "scale": params["scale"] / scale}
+
+    inspector = tv.GradientInspector(keep_inputs=True)
+    watched, params = inspector.watch(step), {"w": jnp.ones(3), "scale": jnp.zeros(2)}
+    for number in range(10):
+        params = watched(params, jnp.array(0.0 if number == 7 else 1.0))
+    assert not inspector.findings
+    origin = inspector.locate_nan()
+    assert origin is not None
+    assert (origin.primitive, origin.direction, origin.step) == ("div", "forward", 7)
+    origin = inspector.locate_nan(9)
+    assert origin is not None and (origin.direction, origin.argument) == ("input", "params['scale']")
+
+
+def test_a_nan_that_a_healthy_step_is_given_on_purpose_and_drops_is_nobodys_fault():
+    @jax.jit
+    def step(w, labels):
+        return w - jax.grad(lambda w: jnp.sum(jnp.where(jnp.isnan(labels), 0.0, w)))(w)
+
+    inspector = tv.GradientInspector(keep_inputs=2)
+    watched, w = inspector.watch(step), jnp.ones(3)
+    for _ in range(5):
+        w = watched(w, jnp.array([1.0, jnp.nan, 2.0]))
+    assert inspector.locate_nan() is None
+
+
+def test_without_inputs_locate_nan_says_how_to_keep_them(mlp):
+    inspector = tv.GradientInspector()
+    train(inspector.watch(jax.jit(explode)), mlp, 30)
+    with pytest.raises(
+        LookupError, match=r"no inputs were kept\. Run again with GradientInspector\(keep_inputs=True\)"
+    ):
+        inspector.locate_nan()
+
+
+# Files
+
+
+def test_a_saved_history_is_loaded_and_goes_on(mlp, tmp_path):
+    inspector = tv.GradientInspector(name="mlp")
+    params = train(inspector.watch(jax.jit(update_mlp)), mlp, 5)
+    assert inspector.save(tmp_path / "run.treeviz") == tmp_path / "run.treeviz"
+    again = tv.GradientInspector.load(tmp_path / "run.treeviz", name="mlp")
+    assert repr(again) == repr(inspector)
+    again.record(jax.jit(lambda p: tv.measure(grads=jax.grad(loss_fn)(p, x, y)))(params), step=5)
+    np.testing.assert_allclose(norms_in(again), norms_apart(mlp, 6), rtol=2e-5)
+
+
+@pytest.mark.parametrize("suffix", [".html", ".txt", ".json", ".svg"])
+def test_it_is_saved_as_a_view(suffix, mlp, tmp_path):
+    inspector = tv.GradientInspector()
+    train(inspector.watch(jax.jit(update_mlp)), mlp, 5)
+    text = inspector.save(tmp_path / f"x{suffix}").read_text("utf-8")
+    assert "weights" in text and "grads norm" in text
+
+
+PROGRAM = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import jax
+from watched import *
+import treeviz as tv
+x, y = mlp_data()
+params = init_mlp_params([1, 8, 8, 1])
+inspector = tv.GradientInspector()
+update = inspector.watch(jax.jit(update_mlp))
+"""
+
+
+def run(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", PROGRAM + program, str(Path(__file__).parents[1]), *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=Path(tv.__file__).parents[1])
+    assert finished.returncode in (0, 9), finished.stderr
+    assert finished.stderr == ""
+    return finished.stdout
+
+
+@pytest.mark.optimized  # as the process that crashes is: the same numbers are compared
+def test_a_crash_loses_no_more_than_the_unread_steps(tmp_path):
+    path = tmp_path / "run.treeviz"
+    run(
+        """
+inspector.keep(sys.argv[2])
+for step in range(300):
+    params = update(params, x, y)
+    if step % 50 == 0: jax.block_until_ready(params)
+os._exit(9)
+""",
+        str(path),
+    )
+    norms = norms_in(tv.GradientInspector.load(path))
+    assert len(norms) > 200
+    np.testing.assert_allclose(norms, norms_apart(init_mlp_params([1, 8, 8, 1]), len(norms)), rtol=2e-5)
+
+
+def test_what_is_kept_is_whole_when_the_interpreter_ends(tmp_path):
+    path = tmp_path / "run.treeviz"
+    run("inspector.keep(sys.argv[2])\nfor _ in range(45): params = update(params, x, y)", str(path))
+    inspector = tv.GradientInspector.load(path)
+    assert inspector.history.steps().tolist() == list(range(45))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_sees_what_was_read_and_does_not_hang(tmp_path):
+    said = run(
+        """
+import warnings
+warnings.simplefilter("ignore")  # of Python and JAX, about fork
+for _ in range(40): params = update(params, x, y)
+inspector.flush()
+for _ in range(5): params = update(params, x, y)
+if os.fork() == 0:
+    print(len(inspector.history), "in the child", flush=True)
+    os._exit(0)
+os.wait()
+print(len(inspector.history), "in the parent")
+"""
+    )
+    assert said.split("\n")[:2] == ["40 in the child", "45 in the parent"]
+
+
+# Under strain
+
+
+def test_a_step_is_kept_that_another_thread_records_while_one_reads(mlp, monkeypatch):
+    inspector = tv.GradientInspector()
+    measured = jax.block_until_ready(jax.jit(lambda p: tv.measure(grads=jax.grad(loss_fn)(p, x, y)))(mlp))
+    is_ready, n_others = Arrived.is_ready, itertools.count()
+
+    def record_meanwhile(arrived):
+        thread = threading.Thread(target=inspector.record, args=(measured,), kwargs={"step": 1000 + next(n_others)})
+        thread.start()
+        thread.join()
+        return is_ready(arrived)
+
+    monkeypatch.setattr(Arrived, "is_ready", record_meanwhile)
+    for step in range(100):
+        inspector.record(measured, step=step)
+    monkeypatch.undo()
+    steps = inspector.history.steps().tolist()
+    assert sorted(steps) == [*range(100), *(1000 + k for k in range(next(n_others)))]
+    assert max(steps) > 1000
+
+
+def test_threads_may_train_at_the_same_time(mlp):
+    inspector = tv.GradientInspector()
+    measure = jax.jit(lambda p: tv.measure(grads=jax.grad(loss_fn)(p, x, y)))
+    measure(mlp)
+    ready = threading.Barrier(4)
+
+    def record(k):
+        ready.wait()
+        for step in range(100):
+            inspector.record(measure(mlp), step=1000 * k + step)
+
+    threads = [threading.Thread(target=record, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    steps = inspector.history.steps().tolist()
+    assert sorted(steps) == [1000 * k + step for k in range(4) for step in range(100)]
+    assert inspector.n_dropped == 0
+
+
+def test_ctrl_c_goes_through_and_no_step_is_lost(mlp, monkeypatch):
+    inspector = tv.GradientInspector()
+    step = inspector.watch(jax.jit(update_mlp))
+    params = train(step, mlp, 10)
+    with monkeypatch.context() as patched:
+
+        def interrupted(*_, **__):
+            raise KeyboardInterrupt
+
+        patched.setattr(recorder, "read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            inspector.flush()
+    train(step, params, 10)
+    assert inspector.history.steps().tolist() == list(range(20))
+
+
+def test_an_inspector_that_nobody_has_any_more_is_gone(mlp):
+    inspector = tv.GradientInspector()
+    step = inspector.watch(jax.jit(update_mlp))
+    train(step, mlp, 3)
+    reference = weakref.ref(inspector._recorder)
+    del inspector, step
+    gc.collect()
+    assert reference() is None
+
+
+def test_no_flag_of_jax_comes_in_the_way(mlp):
+    inspector = tv.GradientInspector()
+    step = inspector.watch(jax.jit(explode))
+    with jax.transfer_guard("disallow_explicit"), jax.debug_nans(False), jax.checking_leaks():
+        train(step, mlp, 30)
+        assert "nonfinite" in {finding.kind for finding in inspector.findings}
+
+
+def test_a_tapped_activation_is_a_source_of_its_own(mlp):
+    @jax.jit
+    def step(params, x, y):
+        def loss(params):
+            h = tv.tap(jax.nn.relu(x @ params[0]["weights"] + params[0]["biases"][None]), "hidden")
+            return jnp.mean((h @ params[1]["weights"] - 1) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, jax.grad(loss)(params))
+
+    inspector = tv.GradientInspector()
+    inspector.watch(step)(mlp, x, y)
+    hidden = jax.nn.relu(x @ mlp[0]["weights"] + mlp[0]["biases"][None])
+    np.testing.assert_allclose(norms_in(inspector, "hidden")[0], true_norms(hidden), rtol=2e-5)
+
+
+# Parameters and updates
+
+
+def test_the_ratio_of_updates_to_parameters_is_known_from_the_unchanged_step(mlp):
+    inspector = tv.GradientInspector(updates=True)
+    step = inspector.watch(jax.jit(update_mlp))
+    params, truth = mlp, []
+    for _ in range(3):
+        new = step(params, x, y)
+        changes = jax.tree.map(lambda a, b: np.asarray(b, np.float64) - np.asarray(a, np.float64), params, new)
+        truth.append(true_norms(changes) / true_norms(params))
+        params = new
+    np.testing.assert_allclose(inspector.history.ratio("updates", "params").latest, truth, rtol=2e-5)
+    view = inspector.render()
+    assert [series.name for series in view.series] == ["grads.norm", "updates.ratio", "grads.ratio"]
+    leaf = next(iter(view.table.leaves))
+    assert leaf["updates_ratio"] == pytest.approx(truth[-1][0], rel=1e-4)
+    assert "updates / params" in repr(inspector) and not inspector.notes
+
+
+def test_ratios_of_the_newest_heavy_step_are_shown_in_the_others(mlp):
+    inspector = tv.GradientInspector(heavy_every=2)
+    train(inspector.watch(jax.jit(update_mlp)), mlp, 4)
+    assert inspector.history.steps("updates").tolist() == [0, 2]
+    table = inspector.render().table
+    assert "updates_ratio" in table.columns and "grads_ratio" not in table.columns
+    ratio = inspector.history.ratio("updates", "params").latest[-1]
+    np.testing.assert_allclose([leaf["updates_ratio"] for leaf in table.leaves], ratio, rtol=1e-6)
+
+
+def test_updates_that_are_far_too_large_are_found_by_watch_for_each_of_two_networks(mlp):
+    inspector = tv.GradientInspector(updates=True)
+
+    @jax.jit
+    def step(generator, discriminator):
+        of_generator = jax.grad(lambda g: loss_fn(g, x, y))(generator)
+        of_discriminator = jax.grad(lambda d: loss_fn(d, x, -y))(discriminator)
+        small, large = (
+            jax.tree.map(lambda p, g, r=rate: p - r * g, params, gradients)
+            for rate, params, gradients in ((1e-3, generator, of_generator), (1e4, discriminator, of_discriminator))
+        )
+        return small, jax.tree.map(lambda p: jnp.clip(p, -1, 1), large)
+
+    watched = inspector.watch(step)
+    generator, discriminator = mlp, jax.tree.map(lambda p: p * 0.5, mlp)
+    for _ in range(25):
+        generator, _ = watched(generator, discriminator)
+    ratios = [finding for finding in inspector.findings if finding.kind == "ratio"]
+    assert [(finding.source, finding.path) for finding in ratios] == [("updates of discriminator", "")]
+    assert "Lower the learning rate" in ratios[0].advice
+    assert [s.name for s in inspector.render("grads of discriminator").series][1] == "updates of discriminator.ratio"
+
+
+def test_what_is_not_measured_is_said_below_the_tree(mlp):
+    inspector = tv.GradientInspector(updates=True)
+    step = inspector.watch(jax.jit(lambda params: jax.grad(loss_fn)(params, x, y)))
+    step(mlp)
+    (note,) = inspector.notes
+    assert note.startswith("updates are not measured: no result of the step is for sure the new params[0]")
+    assert note[:40] in repr(inspector)
+
+
+def test_the_first_bad_leaf_in_backward_order_is_told_by_the_order_of_use_not_of_keys():
+    params = {"z first": jnp.ones(3), "m second": jnp.ones(3), "a last": jnp.ones(3)}
+
+    @jax.jit
+    def step(params, x):
+        def loss(p):
+            return jnp.sum(jnp.sqrt(x * p["z first"] * p["m second"]) * p["a last"] * jnp.sqrt(x))
+
+        return jax.tree.map(lambda p, g: p - 0 * g, params, jax.grad(loss)(params))
+
+    heard = []
+    inspector = tv.GradientInspector(on_finding=heard.append)
+    watched = inspector.watch(step)
+    watched(params, jnp.ones(3))
+    watched(params, jnp.zeros(3))  # the derivative of the first square root
+    first = next(finding for finding in inspector.findings if finding.kind == "nonfinite")
+    assert first.path == "['m second']"
+    assert "that the model uses" in first.advice
+    assert [f.path for f in heard if f.kind == "nonfinite"] == ["['m second']"]
+
+
+def test_parameters_that_gradients_have_ruined_are_no_finding_of_their_own(mlp):
+    inspector = tv.GradientInspector(updates=True)
+    watched = inspector.watch(jax.jit(update_mlp))
+    params = watched(mlp, x, y)
+    params = watched(params, x * np.inf, y)
+    watched(params, x, y)
+    nonfinite = [finding.source for finding in inspector.findings if finding.kind == "nonfinite"]
+    assert nonfinite == ["grads"]

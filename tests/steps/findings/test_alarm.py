@@ -1,0 +1,88 @@
+"""Findings are reported during a run, and end it in time."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+import treeviz as tv
+from treeviz.steps.findings.alarm import Alarm
+from treeviz.steps.findings.finding import Thresholds
+from treeviz.steps.measure import MeasuredTree, Measurement
+from treeviz.steps.recording.decode import Arrived
+from treeviz.steps.recording.recorder import MOST_LATE, Recorder
+from treeviz.steps.statistics import LIGHT
+from treeviz.steps.stop import StopTraining
+
+SOURCE = MeasuredTree("grads", ("['x']",), (2,), ("float32",), (True,))
+
+
+class NeverReady:
+    """Packed numbers of a step that the device has not finished: to read them is to wait for it."""
+
+    def __init__(self, n_nonfinite: int) -> None:
+        one = np.float32(1).view(np.uint32)
+        self.packed = np.array([[1 << 14 | 1 << 16, one, one, n_nonfinite]], np.uint32)
+        self.shape = self.packed.shape
+        self.ndim = 2
+
+    def is_ready(self) -> bool:
+        return False
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return self.packed
+
+
+def arrived(step: int, n_nonfinite: int = 0) -> Arrived:
+    return Arrived(Measurement({"grads": NeverReady(n_nonfinite)}, [SOURCE], LIGHT), step)
+
+
+def test_a_bad_step_ends_the_run_at_most_so_many_steps_later_however_far_the_loop_is_ahead_of_the_device():
+    recorder = Recorder(1_000_000, alarm=Alarm(Thresholds(), raise_on={"nonfinite"}), at_once=True, most_late=MOST_LATE)
+    step = 0
+    with pytest.raises(StopTraining, match=r"nonfinite: grads\['x'\] had 1 number that is NaN or infinite at step 7"):
+        for step in range(100):
+            recorder.take(arrived(step, n_nonfinite=int(step == 7)))
+    assert step == 7 + MOST_LATE
+
+
+@pytest.mark.parametrize(("is_ready", "n_late"), [(True, 0), (False, MOST_LATE)])
+@pytest.mark.parametrize("raise_on", [set(), {"nonfinite"}])
+def test_a_finding_is_told_as_soon_as_a_run_that_it_ends_would_end(monkeypatch, raise_on, is_ready, n_late):
+    monkeypatch.setattr(NeverReady, "is_ready", lambda _: is_ready)
+    told: list = []
+    inspector, step = tv.GradientInspector(on_finding=told.append, raise_on=raise_on), 0
+    with pytest.raises(StopTraining) if raise_on else contextlib.nullcontext():
+        while not told:
+            inspector.record(arrived(step, n_nonfinite=int(step == 5)).measurement, step=step)
+            step += not told
+    assert step == 5 + n_late and [finding.first for finding in told] == [5]
+
+
+def test_without_an_alarm_a_loop_never_waits():
+    recorder = Recorder(1_000_000, at_once=True)
+    for step in range(100):
+        recorder.take(arrived(step))
+    assert len(recorder) == 100 and not recorder.history
+
+
+def test_each_finding_is_reported_once():
+    reported = []
+    recorder = Recorder(1_000_000, alarm=Alarm(Thresholds(), on_finding=reported.append))
+    for step in range(3):
+        recorder.take(arrived(step, n_nonfinite=1))
+        recorder.flush()
+    assert [(finding.kind, finding.first) for finding in reported] == [("nonfinite", 0)]
+
+
+def test_what_was_read_where_nothing_may_be_raised_is_reported_at_the_next_read():
+    recorder = Recorder(1_000_000, alarm=Alarm(Thresholds(), raise_on={"nonfinite"}), at_once=True)
+    bad = arrived(0, n_nonfinite=1)
+    bad.measurement.packed["grads"].is_ready = lambda: True
+    recorder.take(arrived(-1))
+    recorder.flush()
+    recorder._waiting.append(bad)
+    recorder.read_what_is_ready()
+    with pytest.raises(StopTraining):
+        recorder.take(arrived(1))
+        recorder.flush()

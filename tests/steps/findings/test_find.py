@@ -1,0 +1,404 @@
+"""Findings: none on healthy runs, and each on the fault that was planted."""
+
+import numpy as np
+import pytest
+
+from treeviz.steps.findings.find import findings
+from treeviz.steps.findings.finding import Finding, Thresholds
+from treeviz.steps.findings.spikes import jumps_of
+from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.recording.history import History
+
+N_STEPS = 300
+
+
+def source(name: str, paths: dict[str, int], dtype: str = "float32") -> MeasuredTree:
+    n = len(paths)
+    return MeasuredTree(name, tuple(paths), tuple(paths.values()), (dtype,) * n, (True,) * n)
+
+
+def mlp() -> dict[str, int]:
+    return {f"['layers'][{i}]['{leaf}']": size for i in range(12) for leaf, size in (("b", 128), ("w", 16384))}
+
+
+def transformer() -> dict[str, int]:
+    layer = {
+        "attn.qkv": 49152,
+        "attn.out": 16384,
+        "mlp.up": 65536,
+        "mlp.down": 65536,
+        "ln1.scale": 128,
+        "ln2.scale": 128,
+    }
+    blocks = {f".blocks[{i}].{leaf}": size for i in range(12) for leaf, size in layer.items()}
+    return {".embed": 1_000_000, ".pos": 32768, **blocks, ".head": 1_000_000}
+
+
+class Run:
+    """A run with lognormal gradient norms; a test bends the numbers of some steps and leaves."""
+
+    def __init__(self, paths=None, *, seed=0, dtype="float32", n_steps=N_STEPS):
+        rng = np.random.default_rng(seed)
+        paths = paths or mlp()
+        n = len(paths)
+        sizes = np.array(list(paths.values()))
+        self.sources = [source(name, paths, dtype) for name in ("grads", "params", "updates")]
+        self.paths = list(paths)
+        decay = 1 / np.sqrt(1 + np.arange(n_steps) / 20)[:, None]
+        level = 10 ** rng.normal(0, 0.4, n) * np.sqrt(sizes) * 1e-4
+        self.grads = level * decay * np.exp(rng.normal(0, 0.4, (n_steps, n)) + rng.normal(0, 0.3, (n_steps, 1)))
+        self.bad = np.zeros((n_steps, n), np.int64)
+        self.params = np.sqrt(sizes) * 0.02 * (1 + 1e-3 * np.arange(n_steps)[:, None]) * np.ones(n)
+        self.updates = self.params * 1e-3 * np.exp(rng.normal(0, 0.3, (n_steps, n)))
+        self.histogram = None
+
+    def history(self, **how) -> History:
+        history = History(self.sources, **how)
+        for step in range(len(self.grads)):
+            grads = {"norm": self.grads[step], "nonfinite": self.bad[step]}
+            if self.histogram is not None and step % 50 == 0:
+                grads["histogram"] = self.histogram
+            numbers = {"grads": grads, "params": {"norm": self.params[step]}, "updates": {"norm": self.updates[step]}}
+            history.append(step, numbers)
+        return history
+
+    def findings(self, **how) -> list[Finding]:
+        return findings(self.history(), **how)
+
+
+def kinds(found: list[Finding]) -> set[str]:
+    return {finding.kind for finding in found}
+
+
+@pytest.mark.parametrize("paths", [mlp(), transformer()], ids=["mlp", "transformer"])
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_said_of_a_healthy_run(paths, seed):
+    assert Run(paths, seed=seed).findings() == []
+
+
+@pytest.mark.parametrize("max_bytes", [20_000, 200_000])
+def test_nothing_is_said_of_a_healthy_run_in_little_memory(max_bytes):
+    assert findings(Run(n_steps=2000).history(max_bytes=max_bytes)) == []
+
+
+def test_nothing_is_said_of_the_first_steps():
+    assert Run(n_steps=10).findings() == []
+
+
+def test_nothing_is_said_of_warm_up_and_decay():
+    run = Run()
+    steps = np.arange(N_STEPS)[:, None]
+    run.updates *= np.minimum(steps / 100, 1) * (1 + np.cos(np.pi * steps / N_STEPS)) / 2
+    run.grads *= np.where(steps < 30, 3.0, 1.0)
+    assert run.findings() == []
+
+
+def test_nothing_is_said_of_a_sparse_embedding_or_a_rare_expert():
+    run = Run(transformer())
+    run.grads[:, 0] *= 0.02
+    rare = np.random.default_rng(1).random(N_STEPS) > 0.15
+    run.grads[rare, 5] = 0
+    assert run.findings() == []
+
+
+def test_nothing_is_said_of_loss_scaling_and_of_a_lora_whose_first_gradients_are_zero():
+    run = Run()
+    run.grads *= 2.0**15
+    run.grads[0, ::2] = 0
+    assert run.findings() == []
+
+
+def test_the_leaf_that_is_not_finite_first_in_the_backward_pass_is_named_with_those_it_spread_to():
+    run = Run()
+    run.bad[140, 2:18] = 7
+    run.bad[141:, :] = 9
+    (found,) = run.findings()
+    assert (found.kind, found.source, found.first, found.until) == ("nonfinite", "grads", 140, 299)
+    assert found.path == "['layers'][8]['w']"
+    assert dict(found.numbers) == {"numbers": 7, "leaves at first": 16, "leaves in all": 24}
+    assert found.leaves == tuple(range(24))
+    assert "7 numbers that are NaN or infinite at step 140" in found.sentence
+
+
+def test_layer_10_comes_after_layer_2_whatever_the_order_of_the_leaves():
+    paths = {f"['layer_{i}']": 10 for i in (0, 1, 10, 11, 2, 3)}  # as a dict sorts them
+    run = Run(paths)
+    run.bad[50:, [2, 4]] = 1
+    assert run.findings(kinds=["nonfinite"])[0].path == "['layer_10']"
+    forward = ["['layer_10']", "['layer_2']"]
+    assert run.findings(kinds=["nonfinite"], forward=forward)[0].path == "['layer_2']"
+
+
+def test_a_nonfinite_step_is_found_after_it_went_into_a_bucket():
+    run = Run(n_steps=5000)
+    run.bad[7, 3] = 2
+    history = run.history(max_bytes=100_000)
+    assert history.values("grads", "nonfinite").n[0] > 1
+    (found,) = findings(history)
+    assert found.kind == "nonfinite" and found.path == "['layers'][1]['w']"
+    assert found.first <= 7 <= found.until and "between steps" in found.sentence
+
+
+def test_an_exploding_norm_is_found():
+    run = Run()
+    run.grads[250:] *= 10 ** np.linspace(0, 6, 50)[:, None]
+    found = {finding.kind: finding for finding in run.findings()}
+    assert 250 < found["exploding"].first < 290 and found["exploding"].until == 299
+
+
+def test_a_vanishing_leaf_is_found_and_named():
+    run = Run()
+    run.grads[:, 1] *= 1e-8
+    found = {finding.kind: finding for finding in run.findings()}
+    assert found["vanishing"].path == run.paths[1]
+
+
+@pytest.mark.parametrize(("since", "says"), [(0, "always"), (100, "from step 100 on")])
+def test_a_dead_leaf_is_found_with_its_first_step(since, says):
+    run = Run()
+    run.grads[since:, 5] = 0
+    (found,) = run.findings()
+    assert (found.kind, found.path, found.first) == ("dead", run.paths[5], since)
+    assert says in found.sentence
+
+
+def test_gradients_that_are_all_zero_are_one_finding():
+    run = Run()
+    run.grads[:] = 0
+    (found,) = run.findings()
+    assert (found.kind, found.path) == ("dead", "")
+
+
+def test_a_leaf_that_is_all_nan_is_not_dead():
+    run = Run()
+    run.grads[:, 5], run.bad[:, 5] = 0, 128
+    assert kinds(run.findings()) == {"nonfinite"}
+
+
+def test_a_frozen_leaf_is_found():
+    run = Run()
+    run.updates[:, 4] = 0
+    (found,) = run.findings()
+    assert (found.kind, found.source, found.path) == ("frozen", "updates", run.paths[4])
+
+
+def test_a_spike_is_found_in_the_leaf_and_in_the_tree():
+    run = Run()
+    run.grads[200, 7] *= 500
+    run.grads[220] *= 100
+    found = [finding for finding in run.findings() if finding.kind == "spike"]
+    assert [f.path for f in found if f.path in ("", run.paths[7])]
+    assert any(f.first == 200 for f in found)
+    assert any(f.path == "" and f.until == 220 for f in found)
+    assert kinds(run.findings()) == {"spike"}
+
+
+def test_layers_of_one_kind_that_differ_by_orders_of_magnitude_are_found():
+    run = Run()
+    run.grads *= (10 ** (-np.arange(24) // 2 * 0.4))[None]
+    found = [finding for finding in run.findings() if finding.kind == "imbalance"]
+    assert {"['layers'][0]['w']", "['layers'][0]['b']"} & {finding.path for finding in found}
+
+
+@pytest.mark.parametrize(("factor", "advice"), [(1e3, "Lower"), (1e-4, "Raise")])
+def test_an_update_ratio_far_from_a_thousandth_is_found(factor, advice):
+    run = Run()
+    run.updates *= factor
+    (found,) = run.findings()
+    assert (found.kind, found.path) == ("ratio", "") and advice in found.advice
+
+
+def test_float16_gradients_near_their_smallest_numbers_are_found():
+    run = Run(dtype="float16")
+    run.histogram = np.zeros((24, 64), np.int64)
+    run.histogram[:, 30] = 90  # 2**-10
+    run.histogram[3, 20] = 10  # 2**-20, below 2**-14
+    (found,) = run.findings()
+    assert (found.kind, found.path) == ("underflow", run.paths[3])
+    assert dict(found.numbers) == {"part": 0.1}
+
+
+def test_updates_that_bfloat16_parameters_cannot_take_are_found():
+    run = Run(dtype="bfloat16")
+    run.updates *= 0.1
+    assert kinds(run.findings()) == {"underflow"}
+
+
+def test_gradients_that_are_always_clipped_are_found():
+    run = Run()
+    run.grads /= np.sqrt((run.grads**2).sum(axis=1, keepdims=True))
+    (found,) = run.findings()
+    assert found.kind == "clipping" and dict(found.numbers)["norm"] == pytest.approx(1)
+
+
+def before_and_after(change, n_steps=N_STEPS, **how) -> History:
+    """Gradients, and what `change` makes of their [steps, leaves] norms, as if measured before and after it."""
+    run = Run(n_steps=n_steps)
+    after = change(run.grads)
+    history = History([source("grads", mlp()), source("changed", mlp())], **how)
+    for step in range(n_steps):
+        norms = {"grads": run.grads[step], "changed": after[step]}
+        history.append(step, {name: {"norm": norm, "max_abs": norm / 9} for name, norm in norms.items()})
+    return history
+
+
+def clipped_at(bound: float):
+    def clipped(grads):
+        root = np.sqrt((grads**2).sum(axis=1, keepdims=True))
+        return grads * np.minimum(1, bound / root)
+
+    return clipped
+
+
+def root_quantile(part: float) -> float:
+    return float(np.quantile(np.sqrt((Run().grads ** 2).sum(axis=1)), part))
+
+
+def test_gradients_measured_before_and_after_clipping_tell_how_often_it_acts_and_by_how_much():
+    bound = root_quantile(0.02)
+    (found,) = findings(before_and_after(clipped_at(bound)))
+    root = np.sqrt((Run().grads ** 2).sum(axis=1))
+    numbers = dict(found.numbers)
+    assert (found.kind, found.source, found.path, found.first, found.until) == ("clipping", "changed", "", 0, 299)
+    assert numbers["part of steps"] == np.mean(root > bound) == 0.98
+    assert numbers["norm"] == pytest.approx(bound, rel=1e-9)
+    assert numbers["norm before"] == pytest.approx(np.median(root[root > bound]))
+    assert found.sentence.startswith("Clipping makes changed smaller than grads in 98% of the steps")
+    assert f"raise it to about {np.quantile(root, 0.9):.2g}" in found.advice
+
+
+def test_the_larger_half_of_a_run_clipped_is_no_finding_and_neither_is_what_is_no_clipping():
+    assert findings(before_and_after(clipped_at(root_quantile(0.5)))) == []
+    assert findings(before_and_after(lambda grads: grads)) == []
+    assert findings(before_and_after(lambda grads: 1e-3 * grads)) == []
+    noise = np.exp(np.random.default_rng(5).normal(0, 0.3, (N_STEPS, 24)))
+    assert findings(before_and_after(lambda grads: 1e-2 * grads * noise)) == []  # as Adam does
+
+
+@pytest.mark.parametrize("by", ["numbers", "leaves", "parameters"])
+def test_other_ways_of_clipping_are_compared_too(by):
+    def clipped(grads):
+        if by == "numbers":  # optax.clip
+            return np.minimum(grads, grads.min(axis=1, initial=np.inf).min() * 3)
+        if by == "leaves":  # optax.clip_by_block_rms
+            return np.minimum(grads, np.quantile(grads, 0.1, axis=0))
+        return np.minimum(grads, np.median(grads) * (1 + 1e-4 * np.arange(24) + 1e-3 * np.arange(N_STEPS)[:, None]))
+
+    (found,) = [f for f in findings(before_and_after(clipped)) if f.kind == "clipping"]
+    assert found.source == "changed" and dict(found.numbers)["part of steps"] > 0.95
+
+
+def test_gradients_that_are_always_the_same_are_not_taken_for_clipped_ones():
+    run = Run()
+    run.grads[:] = run.grads[0]
+    assert run.findings() == []
+
+
+@pytest.mark.parametrize("is_clipped", [False, True])
+def test_a_single_leaf_is_clipped_if_its_norm_stays_and_its_largest_number_does_not(is_clipped):
+    history = History([source("grads", {"['w']": 64})])
+    largest = np.random.default_rng(0).uniform(0.2, 0.6, N_STEPS) if is_clipped else np.full(N_STEPS, 0.4)
+    for step in range(N_STEPS):
+        history.append(step, {"grads": {"norm": [1.0], "max_abs": [largest[step]], "nonfinite": [0]}})
+    assert [found.kind for found in findings(history)] == ["clipping"] * is_clipped
+
+
+def test_clipping_is_compared_in_a_long_run_and_in_optax_own():
+    assert [f.kind for f in findings(before_and_after(clipped_at(1e-3), 3000, max_bytes=100_000))] == ["clipping"]
+    optax, jax, tv = (pytest.importorskip(name) for name in ("optax", "jax", "treeviz"))
+    optimizer = optax.chain(
+        tv.inspect_gradients("grads"), optax.clip_by_global_norm(0.5), tv.inspect_gradients("clipped"), optax.sgd(1e-3)
+    )
+    params = {"w": np.ones((8, 8), np.float32), "b": np.ones(8, np.float32)}
+    state, update, inspector = optimizer.init(params), jax.jit(optimizer.update), tv.GradientInspector()
+    rng = np.random.default_rng(0)
+    for step in range(60):
+        grads = {name: rng.normal(size=x.shape).astype(np.float32) for name, x in params.items()}
+        state = update(grads, state, params)[1]
+        inspector.record(state, step)
+    (found,) = inspector.findings
+    assert (found.kind, found.source) == ("clipping", "clipped")
+    assert dict(found.numbers)["norm"] == pytest.approx(0.5, rel=1e-4)
+    assert dict(found.numbers)["part of steps"] == 1
+
+
+def test_the_worst_comes_first_and_of_one_kind_the_one_further_beyond_its_threshold():
+    run = Run()
+    run.grads[:, [2, 6]] *= 1e-2  # so that the whole tree's norm tells nothing of them
+    run.grads[200, 2] *= 300
+    run.grads[200, 6] *= 3000
+    run.grads[:, 5] = 0
+    run.updates[:, 4] = 0
+    run.updates[:, 9] *= 1e4
+    run.bad[150, 2], run.bad[140, 11] = 1, 1
+    found = run.findings()
+    order = ["nonfinite", "dead", "frozen", "ratio"]
+    assert [f.kind for f in found if f.kind != "spike"] == order
+    spikes = [f for f in found if f.kind == "spike"]
+    assert spikes and min(map(found.index, spikes)) > order.index("frozen")
+    assert [f.times for f in spikes] == sorted((f.times for f in spikes), reverse=True)
+    assert [f.leaf for f in spikes] == [6, 2]
+
+
+def test_what_is_not_finite_first_comes_first_whatever_its_source():
+    run = Run()
+    history = History(run.sources)
+    for step in range(30):
+        bad = {
+            name: np.full(24, int(step >= since)) for name, since in (("grads", 20), ("params", 10), ("updates", 15))
+        }
+        history.append(step, {name: {"norm": run.grads[step], "nonfinite": bad[name]} for name in bad})
+    found = [f for f in findings(history) if f.kind == "nonfinite"]
+    assert [(f.source, f.first) for f in found] == [("params", 10), ("updates", 15), ("grads", 20)]
+
+
+def test_a_tree_that_does_not_train_at_all_comes_before_a_dead_leaf():
+    run = Run()
+    run.grads[:, 5] = 0
+    run.updates[:] = 0
+    assert [(f.kind, f.leaf) for f in run.findings()] == [("frozen", -1), ("dead", 5)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_jumps_are_those_above_the_median_of_the_fifty_entries_before_each_twenty_five(seed):
+    rng = np.random.default_rng(seed)
+    norms = rng.lognormal(0, 0.2, (int(rng.integers(1, 400)), 5))
+    norms *= 10.0 ** np.where(rng.random(norms.shape) < 0.03, rng.integers(1, 4, norms.shape), 0)
+    norms[rng.random(norms.shape) < 0.2] = rng.choice([0, np.nan, np.inf])
+    expected = np.zeros_like(norms)
+    for start in range(20, len(norms), 25):
+        for leaf in range(5):
+            before = norms[max(start - 50, 0) : start, leaf]
+            before = np.log10(before[np.isfinite(before) & (before > 0)])
+            if len(before) < 20:
+                continue
+            deviation = 1.4826 * np.median(np.abs(before - np.median(before)))
+            for at in range(start, min(start + 25, len(norms))):
+                jump = np.log10(norms[at, leaf]) - np.median(before) if 0 < norms[at, leaf] < np.inf else 0
+                expected[at, leaf] = jump if jump > max(1, 8 * deviation) else 0
+    with np.errstate(all="raise"):
+        np.testing.assert_allclose(jumps_of(norms, Thresholds()), expected)
+
+
+def test_thresholds_are_arguments():
+    run = Run()
+    assert kinds(run.findings(thresholds=Thresholds(ratio_high=1e-4))) == {"ratio"}
+
+
+def test_every_finding_says_what_to_try():
+    run = Run()
+    run.bad[140:, 2:18] = 7
+    run.grads[:, 5] = 0
+    for finding in run.findings():
+        assert finding.sentence.endswith(".") and finding.advice.endswith(".")
+        assert finding.first <= finding.until
+
+
+def test_what_is_not_finite_or_explodes_is_an_error_and_the_rest_are_warnings():
+    exploding, struck, dead = Run(), Run(), Run()
+    exploding.grads[-20:] *= 1e4
+    struck.bad[20, 3] = 1
+    dead.grads[100:, 3] = 0
+    found = [*exploding.findings(), *struck.findings(), *dead.findings()]
+    assert {f.kind for f in found if f.severity == "error"} == {"nonfinite", "exploding"}
+    assert {f.severity for f in found if f.kind == "dead"} == {"warning"}

@@ -1,0 +1,58 @@
+"""A release of JAX, Equinox, Flax or ipywidgets that has moved a private name: everything else still works."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from moved_names import TABLES, cases, table
+
+from treeviz.tree.private_names import PrivateName
+
+PROGRAM = Path(__file__).parents[2] / "moved_names.py"
+
+
+@functools.cache
+def found(library: str) -> dict[str, dict]:
+    """One process tries all that a library may move."""
+    env = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiles in less time; no number is asked for
+    run = subprocess.run([sys.executable, PROGRAM, library], capture_output=True, text=True, timeout=280, env=env)
+    assert run.returncode == 0, run.stderr[-3000:]
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("FOUND ")]
+    return json.loads(line.removeprefix("FOUND "))
+
+
+def is_lost(name: PrivateName, case: str) -> bool:
+    """Whether all places where this release has the name are hidden."""
+    if case == "everything":
+        return True
+    places = [place for place in name.where.split(" or ") if not PrivateName(place, "").is_missing()]
+    return all(any(is_within(place, hidden) for hidden in case.split(" or ")) for place in places)
+
+
+def is_within(place: str, hidden: str) -> bool:
+    return place == hidden or place.startswith((f"{hidden}.", f"{hidden}:"))
+
+
+@pytest.mark.oldest_jax
+@pytest.mark.parametrize(("library", "case"), [(library, case) for library in TABLES for case in cases(library)])
+def test_where_a_private_name_is_gone_the_rest_works_and_one_warning_says_what_is_lost(library, case):
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"needs {library}")
+    result = found(library)[case]
+    assert result["failed"] == {}
+    to_watch = getattr(sys.modules[TABLES[library]], "TO_WATCH", ())
+    lost = [name for name in table(library) if is_lost(name, case)]
+    assert result["is_watched"] == (not set(lost) & set(to_watch))
+    warned = result["warned"]
+    if case == "everything":
+        assert 1 <= len(warned) <= 2  # of the description of a tree, and of its step
+    else:
+        assert len(warned) == (1 if lost else 0)
+        assert all(name.lost in warned[0] for name in lost)

@@ -1,0 +1,191 @@
+"""`watch(updates=True)` on steps of optax, Flax and Equinox: what it measures is what they change."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from watched import same_bytes, true_norms, watch
+
+pytestmark = pytest.mark.unoptimized
+
+rng = np.random.default_rng(0)
+x = jnp.asarray(rng.normal(size=(9, 3)).astype(np.float32))
+y = jnp.asarray(rng.normal(size=(9, 2)).astype(np.float32))
+NAMES = ["grads", "params", "updates"]
+
+
+def norms_of_change(old, new):
+    return true_norms(jax.tree.map(lambda a, b: np.asarray(b, np.float64) - np.asarray(a, np.float64), old, new))
+
+
+def check(seen, old, new, at=-1):
+    assert seen.names(at) == NAMES
+    np.testing.assert_allclose(seen.norms("params", at), true_norms(old), rtol=2e-5)
+    np.testing.assert_allclose(seen.norms("updates", at), norms_of_change(old, new), rtol=2e-5)
+
+
+def loss(params, x, y):
+    return jnp.mean((jnp.tanh(x @ params["w"] + params["b"][None]) - y) ** 2)
+
+
+def optimizers():
+    optax = pytest.importorskip("optax")
+    schedule = optax.warmup_cosine_decay_schedule(1e-3, 1e-2, 3, 10)
+    return {
+        "sgd": optax.sgd(0.1),
+        "momentum": optax.sgd(0.1, momentum=0.9, nesterov=True),
+        "undamped": optax.chain(optax.trace(1.0), optax.scale(-1.0)),
+        "adam": optax.adam(1e-2),
+        "adamw": optax.adamw(schedule, weight_decay=0.1),
+        "decay in the gradients": optax.chain(optax.add_decayed_weights(0.5), optax.adam(1e-2)),
+        "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
+        "lion": optax.lion(1e-3),
+        "lamb": optax.lamb(1e-2),
+        "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2),
+        "every second": optax.MultiSteps(optax.adam(1e-2), 2),
+        "ema of updates": optax.chain(optax.adam(1e-2), optax.ema(0.9)),
+        "lookahead of scale": optax.chain(optax.scale_by_rss(), optax.scale(-0.1)),
+        "finite only": optax.apply_if_finite(optax.adam(1e-2), 3),
+        "hyperparameters": optax.inject_hyperparams(optax.adamw)(learning_rate=1e-2),
+        "part": optax.multi_transform({"a": optax.adam(1e-2), "b": optax.set_to_zero()}, {"w": "a", "b": "b"}),
+    }
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sgd", "momentum", "undamped", "adam", "adamw", "decay in the gradients", "clipped", "lion", "lamb"),
+        *(
+            "adafactor",
+            "every second",
+            "ema of updates",
+            "lookahead of scale",
+            "finite only",
+            "hyperparameters",
+            "part",
+        ),
+    ],
+)
+@pytest.mark.parametrize("order", ["params first", "state first"])
+def test_whatever_the_optimizer_the_updates_are_what_it_adds(name, order, seen):
+    optax = pytest.importorskip("optax")
+    tx = optimizers()[name]
+
+    def step(params, state, average):
+        updates, state = tx.update(jax.grad(loss)(params, x, y), state, params)
+        params = optax.apply_updates(params, updates)
+        average = optax.incremental_update(params, average, 0.1)
+        return (params, state, average) if order == "params first" else (average, state, params)
+
+    step = jax.jit(step)
+    params = {"w": jnp.asarray(rng.normal(size=(3, 2)).astype(np.float32)), "b": jnp.ones(2)}
+    state, average = tx.init(params), jax.tree.map(jnp.copy, params)
+    watched = watch(step, seen, updates=True)
+    for _ in range(3):
+        got, expected = watched(params, state, average), step(params, state, average)
+        assert same_bytes(got, expected)
+        new, average = (got[0], got[2]) if order == "params first" else (got[2], got[0])
+        check(seen, params, new)
+        params, state = new, got[1]
+    assert watched.trouble == "" and watched.notes == ()
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("donated", [(), (0,)], ids=["kept", "donated"])
+def test_of_a_linen_train_state_the_parameters_are_measured(donated, seen):
+    linen = pytest.importorskip("flax.linen")
+    optax = pytest.importorskip("optax")
+    from flax.training.train_state import TrainState
+
+    class WithAverage(TrainState):
+        average: object = None
+
+    model = linen.Dense(2)
+    params = model.init(jax.random.key(0), x)["params"]
+
+    def of(params):
+        return jnp.mean((model.apply({"params": params}, x) - y) ** 2)
+
+    @functools.partial(jax.jit, donate_argnums=donated)
+    def step(state):
+        value, gradients = jax.value_and_grad(of)(state.params)
+        state = state.apply_gradients(grads=gradients)
+        return state.replace(average=optax.incremental_update(state.params, state.average, 0.4)), value
+
+    mine, yours = (
+        WithAverage.create(
+            apply_fn=model.apply,
+            params=jax.tree.map(jnp.copy, params),
+            tx=optax.adamw(1e-2),
+            average=jax.tree.map(jnp.copy, params),
+        )
+        for _ in range(2)
+    )
+    watched = watch(step, seen, updates=True)
+    for _ in range(3):
+        old = jax.tree.map(lambda p: np.array(p, copy=True), mine.params)
+        (mine, _), (yours, _) = watched(mine), step(yours)
+        check(seen, old, mine.params)
+    assert same_bytes(mine, yours)
+    assert watched.watches["updates"].owner == "state.params"
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize("donate", ["none", "all"])
+def test_of_an_equinox_step_the_models_arrays_are_measured(donate, seen):
+    eqx = pytest.importorskip("equinox")
+    optax = pytest.importorskip("optax")
+    model = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+    optimizer = optax.adam(1e-2)
+
+    @eqx.filter_jit(donate=donate)
+    def step(model, opt_state, x, y):
+        of = eqx.filter_value_and_grad(lambda model, x, y: jnp.mean((jax.vmap(model)(x) - y) ** 2))
+        value, gradients = of(model, x, y)
+        updates, opt_state = optimizer.update(gradients, opt_state, model)
+        return eqx.apply_updates(model, updates), opt_state, value
+
+    state = optimizer.init(eqx.filter(model, eqx.is_array))
+    watched = watch(step, seen, updates=True)
+    for _ in range(3):
+        old = jax.tree.map(lambda p: np.array(p, copy=True), eqx.filter(model, eqx.is_array))
+        model, state, _ = watched(model, state, x.copy(), y.copy())
+        check(seen, old, eqx.filter(model, eqx.is_array))
+    assert watched.trouble == "" and watched.notes == ()
+    assert seen.paths("updates") == tuple(f".layers[{i}].{name}" for i in range(2) for name in ("weight", "bias"))
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize("options", [{}, {"graph": False}], ids=str)
+def test_of_an_nnx_step_the_models_parameters_are_measured(name, options, seen):
+    nnx = pytest.importorskip("flax.nnx")
+    tx = optimizers()[name]
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.first = nnx.Linear(3, 8, rngs=rngs)
+            self.last = nnx.Linear(8, 2, rngs=rngs)
+
+        def __call__(self, x):
+            return self.last(nnx.tanh(self.first(x)))
+
+    @functools.partial(nnx.jit, **options)
+    def step(model, optimizer, x, y):
+        value, gradients = nnx.value_and_grad(lambda m: jnp.mean((m(x) - y) ** 2))(model)
+        optimizer.update(model, gradients)
+        return value
+
+    model = Model(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    watched = watch(step, seen, updates=True)
+    for _ in range(3):
+        old = jax.tree.map(lambda p: np.array(p, copy=True), jax.tree.leaves(nnx.state(model, nnx.Param)))
+        watched(model, optimizer, x, y)
+        check(seen, old, jax.tree.leaves(nnx.state(model, nnx.Param)))
+    assert watched.trouble == "" and watched.notes == ()
+    assert watched.watches["updates"].forward[-1].startswith("['last']")

@@ -1,0 +1,167 @@
+"""What is measured of sown values comes out of every higher-order primitive, next to results that stay the same."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from treeviz.steps.tracing.reap import reap
+from treeviz.steps.tracing.reap_rules import CannotReap
+from treeviz.steps.tracing.sow import sow
+from treeviz.steps.tracing.sown import sown_in
+
+pytestmark = pytest.mark.oldest_jax
+
+x = jnp.arange(1.0, 5.0)
+
+
+def sown(value, name="m", origin=()):
+    return sow("grads", name, value, list(origin))
+
+
+def total(_, values):
+    return sum(jnp.sum(v) for v in values)
+
+
+def run(function, *arguments):
+    """The results, what was found, and the packed, of a function under jit."""
+    program = jax.make_jaxpr(function)(*arguments)
+
+    def reaped(*arguments):
+        results, found[:], packed = reap(program, arguments, total)
+        return results, packed
+
+    found = []
+    leaves = jax.tree.leaves(arguments)
+    results, packed = jax.jit(reaped)(*leaves)
+    assert "treeviz" not in jax.jit(reaped).lower(*leaves).as_text()
+    for mine, yours in zip(results, jax.tree.leaves(jax.jit(function)(*arguments)), strict=True):
+        np.testing.assert_array_equal(mine, yours)
+    return results, found, [np.array(w) for w in packed]
+
+
+@jax.custom_vjp
+def with_rule(x):
+    return sown(x * 2)
+
+
+with_rule.defvjp(lambda x: (with_rule(x), None), lambda _, g: (g,))
+
+
+@jax.custom_jvp
+def with_jvp_rule(x):
+    return sown(x * 2)
+
+
+with_jvp_rule.defjvp(lambda x, t: (with_jvp_rule(*x), t[0]))
+
+ONCE = {
+    "plain": lambda x: sown(x * 2),
+    "jit": jax.jit(lambda x: sown(x * 2) + 1),
+    "jit in jit": jax.jit(lambda x: jax.jit(lambda x: sown(x * 2) + 1)(x) + 1),
+    "checkpoint": jax.checkpoint(lambda x: sown(x * 2) + jnp.asarray(np.arange(4.0, dtype=np.float32))),
+    "custom_vjp": with_rule,
+    "custom_jvp": with_jvp_rule,
+    "cond": lambda x: lax.cond(x[0] > 0, lambda x: sown(x * 2), lambda x: x, x),
+    "switch": lambda x: lax.switch(2, [lambda x: x, lambda x: x + 1, lambda x: sown(x * 2)], x),
+    "while": lambda x: lax.while_loop(lambda s: s[0] < 1, lambda s: (s[0] + 1, sown(s[1] * 2)), (0, x))[1],
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_sown_value_is_measured_where_it_stands(name):
+    _, found, packed = run(ONCE[name], x)
+    assert [f.axes for f in found] == [()]
+    np.testing.assert_array_equal(packed, [20.0])
+
+
+def test_a_scan_stacks_and_a_nested_one_stacks_again():
+    def step(c, x):
+        return c + 1, sown(c * x)
+
+    _, found, packed = run(lambda x: lax.scan(step, 0.0, x), x)
+    np.testing.assert_array_equal(packed[0], np.arange(4) * np.arange(1.0, 5.0))
+    assert [tuple(a) for a in found[0].axes] == [("step", 4)]
+    nested = lambda x: lax.scan(lambda c, _: lax.scan(step, c, x), 0.0, None, length=2)
+    _, found, packed = run(nested, x)
+    np.testing.assert_array_equal(packed[0], np.arange(8).reshape(2, 4) * np.arange(1.0, 5.0))
+    assert [tuple(a) for a in found[0].axes] == [("step", 2), ("step", 4)]
+
+
+def test_a_branch_with_several_sown_values_leaves_zeros_for_the_others():
+    def function(i, x):
+        return lax.switch(i, [lambda x: sown(sown(x) * 2), lambda x: x, lambda x: sown(x * 5)], x)
+
+    for i, expected in enumerate([[10, 20, 0], [0, 0, 0], [0, 0, 50]]):
+        np.testing.assert_array_equal(run(function, i, x)[2], expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_every_member_of_a_vmap_is_measured(axis):
+    stacked = jnp.moveaxis(jnp.arange(24.0).reshape(2, 3, 4), 0, axis)
+    _, found, packed = run(jax.vmap(lambda x: sown(x * 2), axis), stacked)
+    np.testing.assert_array_equal(packed[0], [2 * np.arange(12).sum(), 2 * np.arange(12, 24).sum()])
+    assert [tuple(a) for a in found[0].axes] == [("member", 2)]
+
+
+def test_vmaps_in_one_another_have_the_outermost_axis_first():
+    stacked = jnp.arange(24.0).reshape(2, 3, 4)
+    _, found, packed = run(jax.vmap(jax.vmap(lambda x: sown(x * 2), in_axes=1), in_axes=2), jnp.moveaxis(stacked, 0, 2))
+    outer_first = np.moveaxis(np.array(stacked), 0, 2)  # [3, 4, 2]
+    expected = [[2 * outer_first[:, j, i].sum() for j in range(4)] for i in range(2)]
+    np.testing.assert_array_equal(packed[0], expected)
+    assert [tuple(a) for a in found[0].axes] == [("member", 2), ("member", 4)]
+
+
+def test_the_way_of_an_argument_is_followed():
+    def function(a, b, c):
+        @jax.jit
+        def inner(b, a):
+            low = a.astype(jnp.bfloat16)
+            return sown((low, b + 1), origin=(low, b))
+
+        def body(carry, c):
+            return carry, inner(c, carry)[0]
+
+        return lax.scan(body, a, jnp.stack([b, c])), sown(b, origin=(b,)), sown(c * 2, origin=(c * 2,))
+
+    _, found, _ = run(function, x, x + 1, x + 2)
+    assert sorted([f.origins for f in found], key=str) == [(0, None), (1,), (None,)]
+
+
+def test_what_a_checkpoint_computes_again_is_measured_once():
+    function = jax.grad(lambda x: jnp.sum(jnp.sin(jax.checkpoint(lambda x: sown(jnp.sin(x)) ** 2)(x))))
+    program = jax.make_jaxpr(function)(x)
+    assert [again for _, again in sown_in(program)] == [False, True]
+    _, _, packed = run(function, x)
+    np.testing.assert_allclose(packed, [np.sin(np.array(x)).sum()], rtol=1e-6)
+
+
+def test_sowing_does_not_change_derivatives():
+    f = lambda x: jnp.sum(sown(jnp.sin(x)) ** 2)
+    g = lambda x: jnp.sum(jnp.sin(x) ** 2)
+    np.testing.assert_array_equal(jax.grad(f)(x), jax.grad(g)(x))
+    np.testing.assert_array_equal(jax.hessian(f)(x), jax.hessian(g)(x))
+    np.testing.assert_array_equal(jax.jvp(f, (x,), (x,))[1], jax.jvp(g, (x,), (x,))[1])
+
+
+def test_an_unknown_operation_is_refused_by_name():
+    def solve(x):
+        return lax.custom_linear_solve(lambda v: 2 * v, x, lambda matvec, b: sown(b / 2))
+
+    with pytest.raises(CannotReap, match="inside `custom_linear_solve`"):
+        run(solve, x)
+
+
+def test_the_names_and_lines_of_the_equations_stay():
+    def function(x):
+        with jax.named_scope("here"):
+            return sown(jnp.sin(x))
+
+    program = jax.make_jaxpr(function)(x)
+    reaped = jax.make_jaxpr(lambda x: reap(program, [x], total)[0])(x)
+    before, after = ([e for e in p.eqns if e.primitive.name == "sin"][0] for p in (program, reaped))  # noqa: RUF015
+    assert str(after.source_info.name_stack) == str(before.source_info.name_stack) == "here"

@@ -1,0 +1,601 @@
+"""`watch`: the gradients inside a jitted step, seen and measured, and the step as it was."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import threading
+import weakref
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import grad, value_and_grad
+from watched import (
+    Recorder,
+    copies,
+    loss_fn,
+    mlp_data,
+    same_bytes,
+    true_norms,
+    update_mlp,
+)
+
+from treeviz.steps.statistics import FULL, unpack
+from treeviz.steps.tracing.tap import tap
+from treeviz.steps.tracing.verify import compare
+from treeviz.steps.tracing.watch import CannotWatch, watch
+
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+
+made_before = jax.value_and_grad(loss_fn)
+grads_of_loss = jax.jit(jax.grad(loss_fn))
+
+
+x, y = mlp_data()
+
+
+def descend(params, gradients):
+    return jax.tree.map(lambda p, g: p - 0.01 * g, params, gradients)
+
+
+def test_the_documentations_mlp_shows_its_gradients_at_every_step_unchanged(seen, mlp):
+    update = watch(jax.jit(update_mlp), seen)
+    params = mlp
+    for step in range(5):
+        gradients = grads_of_loss(params, x, y)
+        params = update(params, x, y)
+        seen.check(gradients)
+        assert seen.steps[-1] == step
+    assert seen.paths() == tuple(f"[{i}]['{name}']" for i in range(3) for name in ("biases", "weights"))
+    assert update.watches["grads"].owner == "params"
+    assert update.trouble == ""
+
+
+@jax.custom_jvp
+def with_own_derivative(p, x, y):
+    return descend(p, jax.grad(loss_fn)(p, x, y))
+
+
+with_own_derivative.defjvp(lambda primals, tangents: (with_own_derivative(*primals), tangents[0]))
+
+STEPS = {
+    "grad": lambda p, x, y: descend(p, jax.grad(loss_fn)(p, x, y)),
+    "grad imported by name": lambda p, x, y: descend(p, grad(loss_fn)(p, x, y)),
+    "value_and_grad imported by name": lambda p, x, y: descend(p, value_and_grad(loss_fn)(p, x, y)[1]),
+    "value_and_grad made before": lambda p, x, y: descend(p, made_before(p, x, y)[1]),
+    "gradients in a jit of their own": lambda p, x, y: descend(p, grads_of_loss(p, x, y)),
+    "has_aux": lambda p, x, y: descend(p, jax.grad(lambda p: (loss_fn(p, x, y), {"n": x}), has_aux=True)(p)[0]),
+    "vjp": lambda p, x, y: descend(p, jax.vjp(lambda p: loss_fn(p, x, y), p)[1](jnp.ones(()))[0]),
+    "a copy of the parameters": lambda p, x, y: descend(p, jax.grad(loss_fn)(jax.tree.map(lambda p: p + 0.0, p), x, y)),
+    "checkpoint": lambda p, x, y: descend(p, jax.grad(jax.checkpoint(loss_fn))(p, x, y)),
+    "in a checkpoint": jax.checkpoint(lambda p, x, y: descend(p, jax.grad(loss_fn)(p, x, y))),
+    "in a function with a derivative of its own": with_own_derivative,
+    "a taken branch": lambda p, x, y: jax.lax.cond(
+        x[0, 0] < 0, lambda p: descend(p, jax.grad(loss_fn)(p, x, y)), lambda p: p, p
+    ),
+    "a gradient of a gradient": lambda p, x, y: descend(
+        p, jax.grad(lambda p: loss_fn(p, x, y) + 0 * jnp.sum(jax.grad(lambda x: loss_fn(p, x, y))(x) ** 2))(p)
+    ),
+}
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", STEPS)
+def test_gradients_are_seen_however_they_are_taken(name, seen, mlp):
+    step = jax.jit(STEPS[name])
+    watched = watch(step, seen)
+    after = watched(mlp, x, y)
+    seen.check(grads_of_loss(mlp, x, y))
+    assert seen.paths() == tuple(f"[{i}]['{name}']" for i in range(3) for name in ("biases", "weights"))
+    assert same_bytes(after, step(mlp, x, y))
+    assert watched.trouble == ""
+
+
+@pytest.mark.optimized
+def test_a_step_that_was_compiled_before_is_watched_and_not_compiled_again(seen, mlp):
+    step = jax.jit(lambda p, x, y: update_mlp(p, x, y))
+    step(mlp, x, y)
+    grads_of_loss(mlp, x, y)
+    watched = watch(step, seen)
+    watched(mlp, x, y)
+    seen.check(grads_of_loss(mlp, x, y))
+    assert step._cache_size() == 1
+
+
+def test_the_gradients_of_a_branch_that_is_not_taken_have_no_number(seen, mlp):
+    step = jax.jit(STEPS["a taken branch"])
+    watch(step, seen)(mlp, x + 10, y)
+    assert np.isnan(seen.norms()).all()
+
+
+def test_two_networks_of_one_shape_are_told_apart(seen, mlp):
+    @jax.jit
+    def step(generator, discriminator, x, y):
+        of_generator = jax.grad(lambda g: loss_fn(g, x, y))(generator)
+        of_discriminator = jax.grad(lambda d: loss_fn(d, x, -y))(discriminator)
+        return descend(generator, of_generator), descend(discriminator, of_discriminator)
+
+    other = jax.tree.map(lambda p: p * 0.5, mlp)
+    watched = watch(step, seen)
+    watched(mlp, other, x, y)
+    seen.check(grads_of_loss(mlp, x, y), "grads of generator")
+    seen.check(grads_of_loss(other, x, -y), "grads of discriminator")
+    assert {name: w.owner for name, w in watched.watches.items()} == {
+        "grads of generator": "generator",
+        "grads of discriminator": "discriminator",
+    }
+
+
+def test_micro_batches_written_out_have_a_name_each(seen, mlp):
+    @jax.jit
+    def step(params, x, y):
+        first, second = (jax.grad(loss_fn)(params, x[i::2], y[i::2]) for i in range(2))
+        return descend(params, jax.tree.map(lambda a, b: (a + b) / 2, first, second))
+
+    watch(step, seen)(mlp, x, y)
+    seen.check(grads_of_loss(mlp, x[::2], y[::2]), "grads")
+    seen.check(grads_of_loss(mlp, x[1::2], y[1::2]), "grads #2")
+
+
+def test_parameters_deep_in_an_argument_are_named_by_their_place(seen, mlp):
+    @jax.jit
+    def step(state, batch):
+        return {
+            "step": state["step"] + 1,
+            "params": descend(state["params"], jax.grad(loss_fn)(state["params"], *batch)),
+        }
+
+    watched = watch(step, seen)
+    watched({"step": 0, "params": mlp}, batch=(x, y))
+    seen.check(grads_of_loss(mlp, x, y))
+    assert watched.watches["grads"].owner == "state['params']"
+
+
+def test_low_precision_copies_and_a_scaled_loss_are_the_gradients_of_the_parameters(seen, mlp):
+    scale = 1024.0
+
+    def scaled_loss(params, x, y):
+        return loss_fn(params, x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)).astype(jnp.float32) * scale
+
+    @jax.jit
+    def step(params, x, y):
+        low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+        gradients = jax.grad(scaled_loss)(low, x, y)
+        return descend(params, jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradients))
+
+    watched = watch(step, seen)
+    watched(mlp, x, y)
+    low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), mlp)
+    seen.check(jax.jit(jax.grad(scaled_loss))(low, x, y))
+    assert watched.watches["grads"].owner == "params"
+    assert set(watched.watches["grads"].source.dtypes) == {"bfloat16"}
+
+
+@pytest.mark.optimized
+def test_the_members_of_an_ensemble_have_a_row_each(seen, mlp):
+    ensemble = jax.tree.map(lambda p: jnp.stack([p, p * 0.5, -p]), mlp)
+    step = jax.jit(jax.vmap(update_mlp, in_axes=(0, None, None)))
+    watched = watch(step, seen)
+    after = watched(ensemble, x, y)
+    members = [jax.tree.map(lambda p: p[i], ensemble) for i in range(3)]
+    np.testing.assert_allclose(seen.norms(), [true_norms(grads_of_loss(m, x, y)) for m in members], rtol=2e-5)
+    assert [tuple(axis) for axis in watched.watches["grads"].axes] == [("member", 3)]
+    assert same_bytes(after, step(ensemble, x, y))
+
+
+def test_a_float0_or_an_integer_has_its_row_and_no_number(seen):
+    @jax.jit
+    def step(params, x):
+        gradients = jax.grad(lambda p: jnp.sum(p["w"] * x) ** 2, allow_int=True)(params)
+        return {"n": params["n"] + 1, "w": params["w"] - gradients["w"]}
+
+    params = {"n": jnp.arange(3), "w": jnp.ones(4)}
+    watch(step, seen)(params, jnp.arange(4.0))
+    assert seen.paths() == ("['n']", "['w']")
+    np.testing.assert_allclose(seen.norms(), [np.nan, 12 * np.linalg.norm(np.arange(4.0))], rtol=1e-6)
+
+
+def test_every_and_heavy_every_choose_the_steps(seen, mlp):
+    watched = watch(jax.jit(update_mlp), seen, every=2, heavy_every=3, statistics=FULL)
+    for _ in range(7):
+        watched(mlp, x, y)
+    assert seen.steps == [0, 2, 3, 4, 6]
+    assert ["histogram" in m.statistics for m in seen.measurements] == [True, False, True, False, True]
+    numbers = unpack(np.array(seen.measurements[1].packed["grads"]), FULL)
+    gradients = jax.tree.leaves(grads_of_loss(mlp, x, y))
+    np.testing.assert_allclose(numbers["mean"], [np.mean(np.float64(g)) for g in gradients], rtol=1e-4, atol=1e-7)
+    np.testing.assert_array_equal(numbers["zeros"], [np.sum(np.array(g) == 0) for g in gradients])
+
+
+def test_what_is_not_inspected_runs_the_step_itself(mlp, seen):
+    step = jax.jit(lambda p, x, y: update_mlp(p, x, y))
+    watched = watch(step, seen, every=10)
+    watched(mlp, x, y)
+    assert step._cache_size() == 0
+    watched(mlp, x, y)
+    assert step._cache_size() == 1
+    assert seen.steps == [0]
+
+
+class Compiles:
+    """Counts the programs that are compiled and the functions that are traced."""
+
+    def __init__(self):
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._on)
+
+    def _on(self, event, duration, **_):
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture(scope="module")
+def compiles():
+    return Compiles()
+
+
+@pytest.mark.optimized
+def test_one_more_program_is_compiled_for_each_signature_and_none_after(seen, mlp, compiles):
+    traced = []
+
+    @jax.jit
+    def step(params, x, y):
+        traced.append(x.shape)
+        return update_mlp(params, x, y)
+
+    watched = watch(step, seen, every=2)
+    short = x[:8], y[:8]
+    before = compiles.count
+    for _ in range(6):
+        watched(mlp, x, y)
+    jax.block_until_ready(seen.measurements)
+    assert compiles.count - before == 2
+    assert len(traced) == 2
+    for _ in range(6):
+        watched(mlp, *short)
+    assert compiles.count - before == 4
+    assert traced == [x.shape] * 2 + [x[:8].shape] * 2
+
+
+@pytest.mark.optimized
+def test_donated_arguments_are_deleted_as_the_step_deletes_them(seen, mlp):
+    step = jax.jit(update_mlp, donate_argnums=0)
+    watched = watch(step, seen)
+    gradients = grads_of_loss(mlp, x, y)
+    mine, yours = copies(mlp), copies(mlp)
+    after, expected = watched(mine, x, y), step(yours, x, y)
+    assert [p.is_deleted() for p in jax.tree.leaves(mine)] == [p.is_deleted() for p in jax.tree.leaves(yours)]
+    assert all(p.is_deleted() for p in jax.tree.leaves(mine))
+    assert not x.is_deleted()
+    assert same_bytes(after, expected)
+    seen.check(gradients)
+
+
+def test_no_buffer_is_kept_alive(mlp):
+    watched = watch(jax.jit(update_mlp), lambda *_: None)
+    after = watched(copies(mlp), x, y)
+    alive = [weakref.ref(p) for p in jax.tree.leaves(after)]
+    del after
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * len(alive)
+
+
+def test_no_tracer_leaks(mlp, seen):
+    with jax.checking_leaks():
+        watch(jax.jit(update_mlp), seen)(mlp, x, y)
+        watch(jax.jit(STEPS["in a checkpoint"]), seen)(mlp, x, y)
+    assert len(seen.steps) == 2
+
+
+@pytest.mark.optimized
+def test_static_arguments_keywords_and_defaults_stay(seen, mlp):
+    @partial(jax.jit, static_argnums=(3,), static_argnames=("flavour",))
+    def step(params, x, y, rate=0.5, *, flavour="plain"):
+        assert type(rate) is float and type(flavour) is str
+        return jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss_fn)(params, x, y))
+
+    watched = watch(step, seen)
+    for call in (
+        lambda f: f(mlp, x, y),
+        lambda f: f(mlp, x, y, 0.25),
+        lambda f: f(mlp, y=y, x=x, flavour="other"),
+    ):
+        assert same_bytes(call(watched), call(step))
+        seen.check(grads_of_loss(mlp, x, y))
+    assert watched.trouble == ""
+    assert len(seen.steps) == 3
+
+
+def test_name_signature_and_the_methods_of_the_step_stay(seen, mlp):
+    step = jax.jit(update_mlp, inline=True, keep_unused=True)
+    watched = watch(step, seen)
+    assert watched.__name__ == "update_mlp"
+    assert watched.__wrapped__ is update_mlp
+    assert inspect.signature(watched) == inspect.signature(step)
+    assert watched.lower(mlp, x, y).as_text() == step.lower(mlp, x, y).as_text()
+    assert str(watched.trace(mlp, x, y).jaxpr) == str(step.trace(mlp, x, y).jaxpr)
+    assert watched.eval_shape(mlp, x, y) == step.eval_shape(mlp, x, y)
+    watched(mlp, x, y)
+    watched.clear_cache()
+    assert seen.steps == [0]
+
+
+@pytest.mark.optimized
+def test_a_step_that_is_a_method_is_watched(seen, mlp):
+    class Trainer:
+        rate = 0.5
+
+        @partial(jax.jit, static_argnums=0)
+        def step(self, params, x, y):
+            return jax.tree.map(lambda p, g: p - self.rate * g, params, jax.grad(loss_fn)(params, x, y))
+
+    trainer = Trainer()
+    after = watch(trainer.step, seen)(mlp, x, y)
+    seen.check(grads_of_loss(mlp, x, y))
+    assert same_bytes(after, trainer.step(mlp, x, y))
+
+
+@pytest.mark.optimized
+def test_a_partial_of_a_step_is_watched(seen, mlp):
+    step = functools.partial(jax.jit(update_mlp), x=x, y=y)
+    assert same_bytes(watch(step, seen)(mlp), step(mlp))
+    seen.check(grads_of_loss(mlp, x, y))
+
+
+@pytest.mark.optimized
+def test_exact_runs_the_untouched_step(seen, mlp):
+    step = jax.jit(lambda p, x, y: update_mlp(p, x, y), donate_argnums=0)
+    watched = watch(step, seen, exact=True)
+    gradients = grads_of_loss(mlp, x, y)
+    mine = copies(mlp)
+    after = watched(mine, x, y)
+    seen.check(gradients)
+    assert step._cache_size() == 1
+    assert all(p.is_deleted() for p in jax.tree.leaves(mine))
+    assert same_bytes(after, step(copies(mlp), x, y))
+
+
+def test_a_callback_is_used_only_when_asked_for(seen, mlp):
+    step = jax.jit(update_mlp)
+    watched = watch(step, seen, via="callback")
+    watched(mlp, x, y)
+    watched(mlp, x, y)
+    assert seen.steps == [0, 1]
+    seen.check(grads_of_loss(mlp, x, y))
+
+
+@pytest.mark.optimized
+def test_verify_compares_byte_for_byte_and_leaves_the_arguments_alone(mlp, seen):
+    watched = watch(jax.jit(update_mlp, donate_argnums=0), seen)
+    verification = watched.verify(mlp, x, y)
+    assert verification
+    assert str(verification) == "The same bytes in all 6 leaves."
+    assert not any(p.is_deleted() for p in jax.tree.leaves(mlp))
+    assert seen.steps == []
+
+
+@pytest.mark.optimized
+def test_verify_says_which_leaves_differ():
+    left = {"a": jnp.arange(4.0), "b": jnp.ones(3), "key": jax.random.key(1)}
+    right = {"a": jnp.array([0.0, 1.0, 2.5, 3.0]), "b": jnp.ones(3), "key": jax.random.key(2)}
+    verification = compare(left, right)
+    assert not verification
+    assert str(verification).startswith(
+        "2 of 3 leaves differ:\n  ['a']: 1 of 4 elements differ, by 0.5 at most\n  ['key']: 1 of 2 elements"
+    )
+    assert "exact=True" in str(verification)
+
+
+# --- what can go wrong ---
+
+
+def test_an_ahead_of_time_compiled_step_is_refused_with_a_way_out(mlp, seen):
+    compiled = jax.jit(update_mlp).lower(mlp, x, y).compile()
+    with pytest.raises(
+        CannotWatch, match=r"compiled ahead of time(.|\n)*return \.\.\., tv\.measure\(params=params, grads=grads\)"
+    ):
+        watch(compiled, seen)
+
+
+def test_a_step_that_is_not_jitted_is_refused_with_a_way_out(seen):
+    with pytest.raises(
+        CannotWatch, match=r"`update_mlp` is not what jax\.jit gave(.|\n)*inspector\.watch\(jax\.jit\(step\)\)"
+    ):
+        watch(update_mlp, seen)
+    with pytest.raises(CannotWatch, match="this is a int"):
+        watch(3, seen)  # type: ignore[arg-type]
+
+
+@pytest.mark.optimized
+def test_a_step_without_gradients_runs_and_says_so_once(mlp, seen):
+    step = jax.jit(lambda params: jax.tree.map(lambda p: p + 1, params))
+    watched = watch(step, seen)
+    with pytest.warns(RuntimeWarning, match=r"no gradient is made in this step(.|\n)*tv\.measure"):
+        after = watched(mlp)
+    assert same_bytes(after, step(mlp))
+    watched(mlp)
+    assert "no gradient" in watched.trouble
+    assert seen.steps == []
+
+
+@pytest.mark.optimized
+def test_gradients_that_cannot_be_led_out_leave_the_step_running(mlp, seen, monkeypatch):
+    from treeviz.steps.tracing import reap_rules
+
+    monkeypatch.setitem(reap_rules.RULES, "scan", None)
+    step = jax.jit(lambda p: jax.lax.scan(lambda p, _: (update_mlp(p, x, y), None), p, None, length=3)[0])
+    watched = watch(step, seen)
+    with pytest.warns(RuntimeWarning, match="inside `scan`"):
+        after = watched(mlp)
+    assert same_bytes(after, step(mlp))
+
+
+def test_an_error_of_the_step_is_the_users_own(mlp, seen):
+    watched = watch(jax.jit(update_mlp), seen)
+    with pytest.raises(TypeError) as plain:
+        jax.jit(update_mlp)(mlp, x, "text")
+    with pytest.raises(TypeError) as watched_error:
+        watched(mlp, x, "text")
+    assert str(watched_error.value) == str(plain.value)
+    assert "During" not in str(watched_error.value) and not isinstance(watched_error.value.__cause__, RuntimeError)
+    watched(mlp, x, y)
+    assert seen.steps == [1]
+    assert watched.trouble == ""
+
+
+def test_an_error_of_the_recorder_is_warned_of_once(mlp):
+    def record(measurement, step):
+        raise ZeroDivisionError("a bug")
+
+    watched = watch(jax.jit(update_mlp), record)
+    with pytest.warns(RuntimeWarning, match="recording step 0 raised ZeroDivisionError: a bug"):
+        watched(mlp, x, y)
+    watched(mlp, x, y)
+
+
+def test_ctrl_c_passes(mlp):
+    def record(measurement, step):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watch(jax.jit(update_mlp), record)(mlp, x, y)
+
+
+@pytest.mark.optimized
+def test_a_release_of_jax_that_moved_the_name_is_told_with_a_way_out(monkeypatch, seen, mlp):
+    from jax._src import api
+
+    step = jax.jit(update_mlp)
+    expected = step(mlp, x, y)
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "value_and_grad", lambda fun: fun)
+        warning = rf"is not watched: jax {jax.__version__} has no .*value_and_grad(.|\n)*tv\.measure"
+        with pytest.warns(RuntimeWarning, match=warning) as caught:
+            watched = watch(step, seen)
+        assert len(caught) == 1
+    assert same_bytes(watched(mlp, x, y), expected)
+    assert seen.steps == []
+    with pytest.raises(CannotWatch, match="has no"):
+        watched.verify(mlp, x, y)
+
+
+def test_after_a_step_jax_is_as_it_was(mlp, seen):
+    from jax._src import api
+
+    names = ["vjp", "_vjp", "_vjp3_bwd"]
+    before = [getattr(api, name, None) for name in names]
+    watch(jax.jit(update_mlp), seen)(mlp, x, y)
+    assert [getattr(api, name, None) for name in names] == before
+    with pytest.raises(TypeError):
+        watch(jax.jit(update_mlp), seen)(mlp, x, "text")
+    assert [getattr(api, name, None) for name in names] == before
+
+
+@pytest.mark.optimized
+def test_inside_another_program_the_step_is_plain(mlp, seen):
+    watched = watch(jax.jit(update_mlp), seen)
+    after = jax.jit(lambda p: watched(p, x, y))(mlp)
+    assert same_bytes(after, jax.jit(lambda p: update_mlp(p, x, y))(mlp))
+    assert seen.steps == []
+    jax.grad(lambda p: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(watched(p, x, y))))(mlp)
+
+
+def test_without_jit_the_gradients_are_seen_too(mlp, seen):
+    with jax.disable_jit():
+        watch(jax.jit(update_mlp), seen)(mlp, x, y)
+    seen.check(grads_of_loss(mlp, x, y))
+
+
+@pytest.mark.parametrize(
+    "flag", ["jax_debug_nans", "jax_debug_infs", "jax_enable_x64", "jax_check_tracer_leaks", "jax_debug_key_reuse"]
+)
+def test_under_a_flag_of_jax_the_numbers_are_the_same(flag, mlp, seen):
+    before = getattr(jax.config, flag)
+    jax.config.update(flag, True)
+    try:
+        watched = watch(jax.jit(update_mlp), seen)
+        watched(mlp, x, y)
+        assert watched.trouble == ""
+    finally:
+        jax.config.update(flag, before)
+    seen.check(grads_of_loss(mlp, x, y))
+
+
+def test_gradients_that_are_not_finite_do_not_set_off_debug_nans(seen):
+    step = jax.jit(lambda p, x: p + 0 * jnp.nan_to_num(jax.grad(lambda p: jnp.sum(jnp.sqrt(p * x)))(p)))
+    with jax.debug_nans(True):
+        watched = watch(step, seen)
+        watched(jnp.zeros(3), jnp.zeros(3))
+    assert watched.trouble == ""
+    numbers = unpack(np.array(seen.measurements[0].packed["grads"]), seen.measurements[0].statistics)
+    assert numbers["nonfinite"].tolist() == [3]
+
+
+def test_threads_watch_at_the_same_time(mlp):
+    recorders = [Recorder() for _ in range(4)]
+    barrier = threading.Barrier(4)
+    scaled = [jax.tree.map(lambda p, s=s: p * s, mlp) for s in (1.0, 0.5, 0.25, 2.0)]
+
+    def run(i):
+        watched = watch(jax.jit(lambda p, x, y: update_mlp(p, x, y)), recorders[i])
+        barrier.wait()
+        for _ in range(3):
+            watched(scaled[i], x, y)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    for recorder, params in zip(recorders, scaled, strict=True):
+        assert len(recorder.steps) == 3
+        recorder.check(grads_of_loss(params, x, y))
+
+
+# --- taps ---
+
+
+def hidden_loss(params, x, y):
+    hidden = jax.nn.relu(x @ params[0]["weights"] + params[0]["biases"][None])
+    hidden = tap({"h": hidden}, "hidden")["h"]
+    hidden = tap(hidden, "into hidden", cotangent=True)
+    return jnp.mean((hidden @ params[2]["weights"] - y) ** 2)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "checkpoint"])
+def test_a_tap_tells_of_activations_and_of_what_flows_back(around, mlp, seen):
+    step = jax.jit(lambda params, x, y: descend(params, jax.grad(around(hidden_loss))(params, x, y)))
+    watched = watch(step, seen)
+    after = watched(mlp, x, y)
+    hidden = jax.nn.relu(x @ mlp[0]["weights"] + mlp[0]["biases"][None])
+    back = jax.grad(lambda h: jnp.mean((h @ mlp[2]["weights"] - y) ** 2))(hidden)
+    assert seen.names() == ["grads", "hidden", "into hidden"]
+    seen.check(hidden, "hidden")
+    seen.check(back, "into hidden")
+    assert seen.paths("hidden") == ("['h']",)
+    assert same_bytes(after, step(mlp, x, y))
+
+
+@pytest.mark.parametrize("how", ["output", "callback", "without jit"])
+@pytest.mark.parametrize("name", ["grads", "updates", "grads of params"])
+def test_a_tap_with_the_name_of_a_gradient_leaves_it_to_the_gradient(name, how, mlp, seen):
+    def loss(params):
+        return jnp.sum(tap(params[0]["weights"], name) ** 2)
+
+    watched = watch(jax.jit(jax.grad(loss)), seen, via="callback" if how == "callback" else "output")
+    with jax.disable_jit(how == "without jit"):
+        watched(mlp)
+    jax.effects_barrier()
+    norms = {name: norms for at in range(len(seen.steps)) for name, norms in seen.all_norms(at).items()}
+    assert sorted(norms) == ["grads", f"tap {name}"]
+    weights = np.linalg.norm(mlp[0]["weights"])
+    np.testing.assert_allclose(norms[f"tap {name}"], [weights], rtol=2e-5)
+    np.testing.assert_allclose(norms["grads"].max(), 2 * weights, rtol=2e-5)
+
+
+def test_outside_a_watched_step_a_tap_does_nothing(mlp):
+    tree = {"a": jnp.ones(3)}
+    assert tap(tree, "a") is tree
+    assert "treeviz" not in str(jax.make_jaxpr(hidden_loss)(mlp, x, y))

@@ -1,0 +1,200 @@
+"""`watch` on the steps of neural-network libraries, jitted by their own `jit`."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from watched import same_bytes, watch
+
+pytestmark = pytest.mark.unoptimized
+
+rng = np.random.default_rng(0)
+# as many bytes as no result has, so that none is put in their place
+x = jnp.asarray(rng.normal(size=(9, 3)).astype(np.float32))
+y = jnp.asarray(rng.normal(size=(9, 2)).astype(np.float32))
+
+
+# --- Equinox ---
+
+
+@pytest.mark.optimized
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize("donate", ["none", "all", "all-except-first"])
+def test_an_equinox_step_shows_the_models_gradients(donate, seen):
+    eqx = pytest.importorskip("equinox")
+    optax = pytest.importorskip("optax")
+    model = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+    optimizer = optax.adam(1e-2)
+    start = model, optimizer.init(eqx.filter(model, eqx.is_array))
+
+    def loss(model, x, y):
+        return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+    @eqx.filter_jit(donate=donate)
+    def step(state, x, y):
+        model, opt_state = state
+        value, gradients = eqx.filter_value_and_grad(loss)(model, x, y)
+        updates, opt_state = optimizer.update(gradients, opt_state, model)
+        return (eqx.apply_updates(model, updates), opt_state), value
+
+    def fresh():
+        return jax.tree.map(lambda a: a.copy() if eqx.is_array(a) else a, (start, x, y))
+
+    gradients = eqx.filter_grad(loss)(model, x, y)
+    watched = watch(step, seen)
+    mine, yours = fresh(), fresh()
+    after, expected = watched(*mine), step(*yours)
+    seen.check(gradients)
+    assert seen.paths() == tuple(f".layers[{i}].{name}" for i in range(2) for name in ("weight", "bias"))
+    assert same_bytes(*(eqx.filter(tree, eqx.is_array) for tree in (after, expected)))
+    arrays = [eqx.filter(tree, eqx.is_array) for tree in (mine, yours)]
+    deleted = [[leaf.is_deleted() for leaf in jax.tree.leaves(tree)] for tree in arrays]
+    assert deleted[0] == deleted[1]
+    assert any(deleted[0]) == (donate == "all")
+    assert watched.trouble == ""
+
+
+def test_an_equinox_steps_methods_stay(seen):
+    eqx = pytest.importorskip("equinox")
+    step = eqx.filter_jit(lambda model, x: eqx.filter_grad(lambda m: jnp.sum(m(x[0])))(model))
+    model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+    watched = watch(step, seen)
+    assert watched.lower(model, x).as_text() == step.lower(model, x).as_text()
+    watched(model, x)
+    assert seen.steps == [0]
+
+
+@pytest.mark.optimized
+def test_exact_leaves_an_equinox_step_as_it_is(seen):
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+    gradient = eqx.filter_grad(lambda m: jnp.sum(jax.vmap(m)(x) ** 2))
+
+    @eqx.filter_jit(donate="all-except-first")
+    def step(x, model):
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -g, gradient(model)))
+
+    expected = step(x, jax.tree.map(jnp.copy, model))
+    true = gradient(model)
+    assert same_bytes(watch(step, seen, exact=True)(x, model), expected)
+    seen.check(true)
+
+
+# --- Flax ---
+
+
+def close(left, right):
+    return all(map(functools.partial(np.allclose, rtol=1e-5), jax.tree.leaves(left), jax.tree.leaves(right)))
+
+
+def nnx_model():
+    from flax import nnx
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.first = nnx.Linear(3, 8, rngs=rngs)
+            self.norm = nnx.BatchNorm(8, rngs=rngs)
+            self.last = nnx.Linear(8, 2, rngs=rngs)
+
+        def __call__(self, x):
+            return self.last(nnx.relu(self.norm(self.first(x))))
+
+    return Model(nnx.Rngs(0))
+
+
+def nnx_loss(model, x, y):
+    return jnp.mean((model(x) - y) ** 2)
+
+
+@pytest.mark.optimized
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
+@pytest.mark.parametrize("options", [{}, {"graph": False}, {"donate_argnums": (0, 1)}], ids=str)
+def test_an_nnx_step_shows_the_models_gradients_and_changes_the_model_as_before(options, exact, seen):
+    nnx = pytest.importorskip("flax.nnx")
+    optax = pytest.importorskip("optax")
+
+    @functools.partial(nnx.jit, **options)
+    def step(model, optimizer, x, y):
+        value, gradients = nnx.value_and_grad(nnx_loss)(model, x, y)
+        optimizer.update(model, gradients)
+        return value
+
+    model, other = nnx_model(), nnx_model()
+    optimizers = [nnx.Optimizer(m, optax.adam(1e-2), wrt=nnx.Param) for m in (model, other)]
+    watched = watch(step, seen, exact=exact)
+    for i in range(3):
+        gradients = nnx.grad(nnx_loss)(nnx.clone(model), x, y)
+        mine, yours = watched(model, optimizers[0], x, y), step(other, optimizers[1], x, y)
+        # A moment of the batch norm's scale differs in its last digit: XLA rounds where the gradient ends another way.
+        states = [nnx.state(tree) for tree in (model, other, *optimizers)]
+        same = same_bytes if exact else close
+        assert same(mine, yours) and same(states[0], states[1]) and same(states[2], states[3])
+        np.testing.assert_allclose(
+            seen.norms(at=i)[1:], [np.linalg.norm(g) for g in jax.tree.leaves(gradients)][1:], rtol=1e-4
+        )  # that of the bias before the batch norm is zero, but for rounding
+    assert seen.paths() == (
+        *("['first']['bias']", "['first']['kernel']", "['last']['bias']", "['last']['kernel']"),
+        *("['norm']['bias']", "['norm']['scale']"),
+    )
+    assert watched.trouble == ""
+    assert watched.watches["grads"].owner == "model"
+
+
+@pytest.mark.optimized
+def test_a_linen_train_state_shows_the_gradients_of_its_parameters(seen):
+    linen = pytest.importorskip("flax.linen")
+    optax = pytest.importorskip("optax")
+    from flax.training.train_state import TrainState
+
+    model = linen.Dense(2)
+    params = model.init(jax.random.key(0), x)["params"]
+    tx = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
+
+    def loss(params, x, y):
+        return jnp.mean((model.apply({"params": params}, x) - y) ** 2), {"n": 1.0}
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state, x, y):
+        (value, _), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, x, y)
+        return state.apply_gradients(grads=gradients), value
+
+    mine, yours = (
+        TrainState.create(apply_fn=model.apply, params=jax.tree.map(jnp.copy, params), tx=tx) for _ in range(2)
+    )
+    watched = watch(step, seen)
+    for i in range(3):
+        gradients = jax.grad(loss, has_aux=True)(mine.params, x, y)[0]
+        mine, yours = watched(mine, x, y)[0], step(yours, x, y)[0]
+        seen.check(gradients, at=i)
+    assert same_bytes(mine, yours)
+    assert watched.watches["grads"].owner == "state.params"
+    assert seen.paths() == ("['bias']", "['kernel']")
+
+
+@pytest.mark.optimized
+def test_an_optax_chain_with_schedule_and_clipping_stays_as_it_is(seen):
+    optax = pytest.importorskip("optax")
+    tx = optax.chain(optax.clip(0.01), optax.adam(optax.cosine_decay_schedule(1e-2, 10)))
+    params = {"w": jnp.ones((3, 2))}
+
+    def loss(params):
+        return jnp.mean((x @ params["w"] - y) ** 2)
+
+    @jax.jit
+    def step(params, state):
+        updates, state = tx.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    watched = watch(step, seen)
+    mine = yours = params, tx.init(params)
+    for i in range(4):
+        gradients = jax.grad(loss)(mine[0])
+        mine, yours = watched(*mine), step(*yours)
+        seen.check(gradients, at=i)
+    assert same_bytes(mine, yours)
+    np.testing.assert_allclose(seen.norms(at=0)[0], np.linalg.norm(jax.grad(loss)(params)["w"]), rtol=1e-6)

@@ -1,0 +1,156 @@
+"""`watch` beyond one process: two that share their arrays, and two that run one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.oldest_jax
+
+TIMEOUT_S = 150
+TWO_HOSTS = """
+import json, os, sys, warnings
+rank, port, case = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+import jax
+jax.config.update("jax_cpu_collectives_implementation", "gloo")  # what newer releases take by themselves
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank, initialization_timeout=120)
+import jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from treeviz.steps.tracing import watch as watching
+from treeviz.steps.statistics import unpack
+
+mesh = Mesh(np.array(jax.devices()), ("data",))
+def put(x, spec=P("data")):
+    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])
+rng = np.random.default_rng(0)
+w, x, y = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 4), (16, 8), (16, 4)))
+
+@jax.jit
+def step(params, x, y):
+    grads = jax.grad(lambda p: jnp.mean((jnp.tanh(x @ p["w"]) - y) ** 2))(params)
+    return jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
+
+seen = []
+watching._AGREE_WITHIN_S = 5.0 if case == "alone" else 100.0
+settings = {"every": 2} if case == "differs" and rank == 1 else {}
+run = step if case == "alone" and rank == 1 else watching.watch(step, lambda m, n: seen.append(m), **settings)
+params, batch = {"w": put(w)}, (put(x), put(y))  # fully sharded
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        params = run(params, *batch)
+    jax.block_until_ready(params)
+norms = [unpack(np.array(m.packed["grads"].addressable_data(0)), m.statistics)["norm"].tolist() for m in seen]
+print("FOUND", json.dumps({
+    "norms": norms,
+    "replicated": all(m.packed["grads"].is_fully_replicated for m in seen),
+    "warned": [str(w.message) for w in caught if "watch" in str(w.message)],
+}), flush=True)
+jax.distributed.shutdown()
+"""
+
+
+def two_hosts(case: str) -> list[dict]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = dict(os.environ, JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_HOSTS, str(rank), str(port), case],
+            env=env, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        results = [host.communicate(timeout=TIMEOUT_S) for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert all(host.returncode == 0 for host in hosts), "\n".join(errors[-3000:] for _, errors in results)
+    return [json.loads(out.split("FOUND", 1)[1]) for out, _ in results]
+
+
+def true_norms() -> list[float]:
+    rng = np.random.default_rng(0)
+    w, x, y = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 4), (16, 8), (16, 4)))
+    w, norms = w.astype(np.float64), []
+    for _ in range(3):
+        out = np.tanh(x @ w)
+        gradient = x.T @ (2 * (out - y) / y.size * (1 - out**2))
+        norms.append(np.linalg.norm(gradient))
+        w = w - 0.5 * gradient
+    return norms
+
+
+def test_two_processes_hold_the_same_numbers_of_gradients_that_lie_in_both():
+    first, second = two_hosts("both")
+    assert first == second
+    np.testing.assert_allclose(np.ravel(first["norms"]), true_norms(), rtol=1e-5)
+    assert first["replicated"] and first["warned"] == []
+
+
+@pytest.mark.parametrize("case, said", [("alone", "process 1 does not watch this step"), ("differs", "every=2")])
+def test_what_processes_watch_otherwise_is_refused_before_it_can_hang(case, said):
+    first, second = two_hosts(case)
+    assert first["norms"] == second["norms"] == []
+    assert said in " ".join(first["warned"])
+    assert "All processes must watch the same step in the same way" in " ".join(first["warned"])
+
+
+CACHED = """
+import sys, json
+import jax, jax.numpy as jnp
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+events = []
+jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+from treeviz.steps.tracing.watch import watch
+def loss(w, x):
+    return jnp.mean(jnp.tanh(x @ w) ** 2)
+step = jax.jit(lambda w, x: w - jax.grad(loss)(w, x))
+watched = watch(step, lambda *_: None)
+w, x = jax.device_put(([[1.0, 2.0]], [[3.0]]))
+w, x = jnp.asarray(w), jnp.asarray(x)
+events.clear()
+watched(w, x)
+cache = "/jax/compilation_cache/"
+print(json.dumps([events.count(cache + "cache_hits"), events.count(cache + "cache_misses")]))
+"""
+
+
+def test_a_second_process_finds_the_watched_step_in_the_persistent_cache(tmp_path):
+    runs = [python(CACHED, str(tmp_path)) for _ in range(2)]
+    assert [json.loads(run) for run in runs] == [[0, 1], [1, 0]]
+
+
+AT_EXIT = """
+import jax, jax.numpy as jnp
+from treeviz.steps.tracing.watch import watch
+step = jax.jit(lambda w: w - jax.grad(lambda w: jnp.sum(w**2))(w))
+watched = watch(step, lambda *_: None)
+import atexit
+atexit.register(lambda: print("at exit", watched(jnp.ones(3))))
+watched(jnp.ones(3))
+"""
+
+
+def test_a_watched_step_runs_at_the_exit_of_the_interpreter():
+    assert python(AT_EXIT) == "at exit [-1. -1. -1.]\n"
+
+
+def python(program: str, *arguments: str) -> str:
+    """What a program prints in an interpreter of its own, where warnings are errors."""
+    command = [sys.executable, "-W", "error", "-c", program, *arguments]
+    env = dict(os.environ, JAX_PLATFORMS="cpu")
+    run = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[3], env=env)
+    assert run.stderr == ""
+    return run.stdout

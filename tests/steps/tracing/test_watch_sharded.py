@@ -1,0 +1,251 @@
+"""`watch` on eight devices: automatic and explicit shardings, and `shard_map`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from watched import copies, same_bytes, true_norms
+
+from treeviz.steps.tracing.watch import watch
+
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+
+if hasattr(jax, "shard_map"):
+    unchecked = {"check_vma": False}
+    shard_map = jax.shard_map
+else:
+    from jax.experimental.shard_map import shard_map
+
+    unchecked = {"check_rep": False}
+
+rng = np.random.default_rng(0)
+params = {
+    "w": jnp.asarray(rng.normal(size=(16, 8)).astype(np.float32)),
+    "b": jnp.asarray(rng.normal(size=(8,)).astype(np.float32)),
+}
+x = jnp.asarray(rng.normal(size=(32, 16)).astype(np.float32))
+y = jnp.asarray(rng.normal(size=(32, 8)).astype(np.float32))
+
+
+def loss(params, x, y):
+    return jnp.mean((jnp.tanh(x @ params["w"] + params["b"][None]) - y) ** 2)
+
+
+gradients = jax.grad(loss)(params, x, y)
+
+
+def descend(params, gradients):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def update(params, x, y):
+    return descend(params, jax.grad(loss)(params, x, y))
+
+
+@pytest.fixture
+def mesh():
+    if jax.device_count() != 8:
+        pytest.skip("needs eight devices")
+    return Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+
+
+SPECS = {
+    "replicated": {"w": P(), "b": P()},
+    "sharded": {"w": P("model", None), "b": P("model")},
+    "fully sharded": {"w": P(("data", "model"), None), "b": P(("data", "model"))},
+}
+
+
+def placed(mesh, specs):
+    shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda s: isinstance(s, P))
+    batch = NamedSharding(mesh, P("data"))
+    return shardings, batch, jax.device_put(params, shardings), jax.device_put(x, batch), jax.device_put(y, batch)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("said", ["nothing", "in", "out", "in and out", "a prefix"])
+def test_shardings_stay_as_they_are_and_every_device_has_the_numbers(specs, said, mesh, seen):
+    shardings, batch, p, bx, by = placed(mesh, specs)
+    options = {}
+    if "in" in said.split():
+        options["in_shardings"] = (shardings, batch, batch)
+    if "out" in said.split():
+        options["out_shardings"] = shardings
+    if said == "a prefix":
+        options["out_shardings"] = NamedSharding(mesh, P())
+    donated = () if said == "a prefix" else 0  # its results lie elsewhere than its arguments
+    step = jax.jit(update, donate_argnums=donated, **options)
+    watched = watch(step, seen)
+    mine = copies(p)
+    after = watched(mine, bx, by)
+    expected = step(copies(p), bx, by)
+    assert same_bytes(after, expected)
+    for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(expected), strict=True):
+        assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+    seen.check(gradients)
+    assert seen.measurements[0].packed["grads"].is_fully_replicated
+    assert watched.trouble == ""
+
+
+@pytest.mark.optimized
+def test_explicit_axes_are_reaped(seen):
+    axis_type = getattr(jax.sharding, "AxisType", None)
+    if axis_type is None or not hasattr(jax, "set_mesh"):
+        pytest.skip("this jax has no explicit axes")
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(axis_type.Explicit,))
+    with jax.set_mesh(mesh):
+        p = jax.device_put(params, NamedSharding(mesh, P()))
+        bx, by = (jax.device_put(a, NamedSharding(mesh, P("data"))) for a in (x, y))
+        step = jax.jit(update)
+        watched = watch(step, seen)
+        assert same_bytes(watched(p, bx, by), step(p, bx, by))
+    assert watched.trouble == ""
+    seen.check(gradients)
+
+
+@pytest.mark.optimized
+def test_explicit_axes_on_the_parameters_are_reaped_from_a_scan(seen):
+    axis_type = getattr(jax.sharding, "AxisType", None)
+    if axis_type is None or not hasattr(jax, "set_mesh"):
+        pytest.skip("this jax has no explicit axes")
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(axis_type.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        p = jax.device_put(params, {"w": NamedSharding(mesh, P(None, "model")), "b": NamedSharding(mesh, P("model"))})
+        bx = jax.device_put(x, NamedSharding(mesh, P("data", None)))
+        by = jax.device_put(y, NamedSharding(mesh, P("data", "model")))
+
+        @jax.jit
+        def step(p, x, y):
+            return jax.lax.scan(lambda p, _: (update(p, x, y), None), p, None, length=2)[0]
+
+        watched = watch(step, seen)
+        assert same_bytes(watched(p, bx, by), step(p, bx, by))
+    assert watched.trouble == ""
+    np.testing.assert_allclose(seen.norms()[0], true_norms(gradients), rtol=2e-5)
+    np.testing.assert_allclose(seen.norms()[1], true_norms(jax.grad(loss)(update(params, x, y), x, y)), rtol=2e-5)
+
+
+def shares(params):
+    """The gradient of each eighth of the batch, as a mean over the whole."""
+    return [jax.grad(loss)(params, x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4]) for i in range(8)]
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("options", [{}, unchecked], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("mean", [jax.lax.pmean, lambda g, axis: jax.tree.map(lambda g: jax.lax.psum(g, axis) / 8, g)])
+def test_in_shard_map_the_mean_over_the_devices_is_measured(options, mean, mesh, seen):
+    if not options and not hasattr(jax, "shard_map"):
+        pytest.skip("jax 0.4 cannot say that a value varies")
+    line = Mesh(mesh.devices.ravel(), ("data",))
+
+    @jax.jit
+    @partial(shard_map, mesh=line, in_specs=(P(), P("data"), P("data")), out_specs=P(), **options)
+    def step(params, x, y):
+        local = params
+        if not options:  # else the gradient is summed where it is made
+            local = (
+                jax.lax.pcast(params, "data", to="varying")
+                if hasattr(jax.lax, "pcast")
+                else jax.lax.pvary(params, "data")
+            )
+        return descend(params, mean(jax.grad(loss)(local, x, y), "data"))
+
+    watched = watch(step, seen)
+    after = watched(params, x, y)
+    assert watched.trouble == ""
+    seen.check(gradients)
+    assert same_bytes(after, step(params, x, y))
+
+
+@pytest.mark.optimized
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.4 does not see that its gradient is replicated")
+def test_in_shard_map_the_gradient_of_a_mean_is_measured_once(mesh, seen):
+    @jax.jit
+    @partial(shard_map, mesh=mesh, in_specs=(P(), P(("data", "model")), P(("data", "model"))), out_specs=P())
+    def step(params, x, y):
+        return descend(params, jax.grad(lambda p: jax.lax.pmean(loss(p, x, y), ("data", "model")))(params))
+
+    watched = watch(step, seen)
+    after = watched(params, x, y)
+    assert watched.trouble == ""
+    seen.check(gradients)
+    assert same_bytes(after, step(params, x, y))
+
+
+@pytest.mark.optimized
+def test_in_shard_map_gradients_that_stay_apart_have_a_row_for_each_device(mesh, seen):
+    line = Mesh(mesh.devices.ravel(), ("data",))
+    stacked = jax.tree.map(lambda p: jnp.stack([p] * 8), params)
+
+    @jax.jit
+    @partial(shard_map, mesh=line, in_specs=(P("data"), P("data"), P("data")), out_specs=P("data"), **unchecked)
+    def step(params, x, y):
+        one = jax.tree.map(lambda p: p[0], params)
+        return jax.tree.map(lambda p: p[None], descend(one, jax.grad(loss)(one, x, y)))
+
+    watched = watch(step, seen)
+    after = watched(stacked, x, y)
+    np.testing.assert_allclose(seen.norms(), [true_norms(g) for g in shares(params)], rtol=2e-5)
+    assert [axis.kind for axis in watched.watches["grads"].axes] == ["device"]
+    assert same_bytes(after, step(stacked, x, y))
+
+
+@pytest.mark.optimized
+def test_a_shard_map_in_a_scan_is_reaped(mesh, seen):
+    line = Mesh(mesh.devices.ravel(), ("data",))
+
+    @partial(shard_map, mesh=line, in_specs=(P(), P("data"), P("data")), out_specs=P(), **unchecked)
+    def inner(params, x, y):
+        return descend(params, jax.lax.pmean(jax.grad(loss)(params, x, y), "data"))
+
+    step = jax.jit(lambda p, x, y: jax.lax.scan(lambda p, _: (inner(p, x, y), None), p, None, length=3)[0])
+    watched = watch(step, seen)
+    after = watched(params, x, y)
+    assert watched.trouble == ""
+    now = params
+    for row in seen.norms():
+        np.testing.assert_allclose(row, true_norms(jax.grad(loss)(now, x, y)), rtol=2e-5)
+        now = update(now, x, y)
+    assert same_bytes(after, step(params, x, y))
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
+def test_parameters_and_updates_are_those_of_the_whole_arrays(specs, mesh, seen):
+    _, _, p, bx, by = placed(mesh, specs)
+    step = jax.jit(update, donate_argnums=0)
+    watched = watch(step, seen, updates=True)
+    after = watched(copies(p), bx, by)
+    assert same_bytes(after, step(copies(p), bx, by))
+    assert watched.trouble == "" and watched.notes == ()
+    changes = jax.tree.map(lambda a, b: np.asarray(b, np.float64) - np.asarray(a, np.float64), params, after)
+    seen.check(params, "params")
+    seen.check(changes, "updates")
+
+
+@pytest.mark.parametrize("loop", [False, True], ids=["once", "in a loop"])
+def test_in_a_shard_map_the_parameters_are_those_of_the_whole_step_or_are_left_out(loop, mesh, seen):
+    def local(params, x, y):
+        gradients = jax.tree.map(lambda g: jax.lax.pmean(g, "data"), jax.grad(loss)(params, x, y))
+        return descend(params, gradients)
+
+    def many(params, x, y):
+        return jax.lax.fori_loop(0, 3, lambda _, p: local(p, x, y), params) if loop else local(params, x, y)
+
+    step = jax.jit(shard_map(many, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P(), **unchecked))
+    watched = watch(step, seen, updates=True)
+    after = watched(params, x, y)
+    if loop:
+        assert seen.names() == ["grads"] and "cannot be told apart" in watched.notes[0]
+        return
+    seen.check(params, "params")
+    seen.check(
+        jax.tree.map(lambda a, b: np.asarray(b, np.float64) - np.asarray(a, np.float64), params, after), "updates"
+    )

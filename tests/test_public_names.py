@@ -1,0 +1,113 @@
+"""What `treeviz.` offers, and the example of each public name, which runs."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treeviz
+import treeviz.inspector.inspector
+import treeviz.views.text.text
+
+NAMES = [name for name in treeviz.__all__ if callable(getattr(treeviz, name))]
+
+
+@dataclass
+class Quantity:
+    unit: str
+
+
+def example(documented: Any) -> str:
+    """The code of a docstring: the paragraphs that are indented by four."""
+    paragraphs = (inspect.getdoc(documented) or "").split("\n\n")
+    code = [part for part in paragraphs if all(line.startswith("    ") for line in part.split("\n"))]
+    return textwrap.dedent("\n\n".join(code))
+
+
+def surroundings() -> dict[str, Any]:
+    """What the examples take for granted."""
+    optax = pytest.importorskip("optax")
+    params = {"layers": [{"w": jnp.ones((3, 3)), "b": jnp.ones(3)}]}
+    x, y = jnp.ones((2, 3)), jnp.zeros((2, 3))
+
+    def loss(params, batch):
+        layer = params["layers"][0]
+        return jnp.mean((batch[0] @ layer["w"] + layer["b"][None] - batch[1]) ** 2)
+
+    @jax.jit
+    def update(params, x, y):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, (x, y)))
+
+    optimizer = optax.adam(1e-3)
+    return {
+        "tv": treeviz,
+        "treeviz": treeviz,
+        "jax": jax,
+        "jnp": jnp,
+        "np": np,
+        "optax": optax,
+        "params": params,
+        "new_params": jax.tree.map(lambda leaf: leaf * 2, params),
+        "grads": jax.grad(loss)(params, (x, y)),
+        "optimizer": optimizer,
+        "opt_state": optimizer.init(params),
+        "batch": (x, y),
+        "x": x,
+        "y": y,
+        "w": jnp.ones((3, 4)),
+        "loss": loss,
+        "update": update,
+        "Quantity": Quantity,
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_example_of_a_public_name_runs(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if name == "explore":
+        pytest.importorskip("anywidget")
+    code = example(getattr(treeviz, name))
+    assert code, f"{name} has no example: a paragraph of its docstring that is indented by four"
+    scope = surroundings()
+    if name == "inspect_gradients":
+
+        def update(params, opt_state, batch):
+            optimizer = scope["optimizer"]
+            updates, opt_state = optimizer.update(
+                jax.grad(scope["loss"])(params, batch), optimizer.init(params), params
+            )
+            return scope["optax"].apply_updates(params, updates), opt_state
+
+        scope |= {"update": jax.jit(update), "inspector": treeviz.GradientInspector()}
+    exec(code, scope)
+    if name == "explore":
+        scope["widget"].close()
+
+
+@pytest.mark.oldest_jax
+def test_dir_and_star_offer_the_public_names_and_nothing_else():
+    assert [name for name in dir(treeviz) if not name.startswith("_")] == sorted(treeviz.__all__)
+    assert all(hasattr(treeviz, name) for name in treeviz.__all__)
+    scope: dict[str, Any] = {}
+    exec("from treeviz import *", scope)
+    assert sorted(set(scope) - {"__builtins__"}) == sorted(treeviz.__all__)
+    assert inspect.ismodule(treeviz.views) and inspect.ismodule(treeviz.inspector)
+
+
+@pytest.mark.parametrize("use_jedi", [False, True])
+def test_completion_in_ipython_offers_the_public_names_and_nothing_else(use_jedi):
+    completer = pytest.importorskip("IPython.core.completer")
+    if use_jedi:
+        pytest.importorskip("jedi")
+    completions = completer.IPCompleter(namespace={"treeviz": treeviz}, use_jedi=use_jedi)
+    completions.use_jedi = use_jedi
+    with completer.provisionalcompleter():
+        offered = {each.text.removeprefix("treeviz").lstrip(".") for each in completions.completions("treeviz.", 8)}
+    assert {name for name in offered if not name.startswith("_")} == set(treeviz.__all__)

@@ -1,0 +1,65 @@
+"""The front end as one module: what a bundle holds, and in which order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from treeviz.tree.kinds import KINDS
+from treeviz.views.html import bundle
+from treeviz.views.html.bundle import module_text, modules_in_order
+
+pytestmark = pytest.mark.oldest_jax
+
+ASSETS = Path(bundle.__file__).with_name("assets")
+
+
+def write(folder: Path, **modules: str) -> Path:
+    for name, imports in modules.items():
+        lines = [f'import {{ x }} from "./{other}.js";' for other in imports.split()]
+        (folder / f"{name}.js").write_text("\n".join([*lines, f"export const {name} = 1;"]))
+    return folder
+
+
+def test_a_module_comes_after_those_that_it_imports_and_once(tmp_path):
+    assets = write(tmp_path, a="b c", b="d", c="d", d="", unused="a")
+    order = modules_in_order(["a.js"], assets)
+    assert sorted(order) == ["a.js", "b.js", "c.js", "d.js"]
+    assert order[0] == "d.js" and order[-1] == "a.js"
+    assert modules_in_order(["d.js", "a.js"], assets)[0] == "d.js"
+
+
+def test_modules_that_import_each_other_are_an_error_that_names_them(tmp_path):
+    assets = write(tmp_path, a="b", b="c", c="b")
+    with pytest.raises(ValueError, match=r"modules import each other: b\.js -> c\.js -> b\.js"):
+        modules_in_order(["a.js"], assets)
+
+
+def test_every_module_and_stylesheet_is_in_a_bundle():
+    loaders = {"load/fallback.js", "load/page.js", "load/page_loader.js", "load/widget_loader.js"}
+    modules = set(modules_in_order(bundle._WIDGET))
+    assert modules | loaders == {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*.js")}
+    folders = {Path(name).parent.as_posix() for name in modules}
+    assert {path.relative_to(ASSETS).parent.as_posix() for path in ASSETS.rglob("*.css")} <= folders
+
+
+def test_the_modules_of_a_bundle_declare_each_name_once():
+    """They are joined into one scope."""
+    texts = [(ASSETS / name).read_text("utf-8") for name in modules_in_order(bundle._WIDGET)]
+    declaration = re.compile(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
+    declared = [name for text in texts for name in declaration.findall(text)]
+    assert len(declared) > 100 and [name for name in declared if declared.count(name) > 1] == []
+
+
+def test_a_page_without_series_has_neither_their_modules_nor_their_styles():
+    assert not any(name.startswith("series/") for name in modules_in_order(bundle._TREE))
+    assert ".heat" not in module_text() and ".heat" in module_text(series=True)
+
+
+def test_every_kind_of_row_has_a_glyph_of_its_own():
+    (glyphs,) = re.findall(r"const GLYPHS = {(.*?)};", (ASSETS / "tree/grid.js").read_text("utf-8"), re.DOTALL)
+    drawn = dict(re.findall(r'(\w+): "(.+?)"', glyphs))
+    assert drawn.keys() == KINDS.keys()
+    assert len(set(drawn.values())) == len(drawn)

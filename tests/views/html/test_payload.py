@@ -1,0 +1,182 @@
+"""The packed table, unpacked by a reader that is written for this test alone."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from query_trees import TREES
+from sample_trees import SAMPLES
+
+import treeviz
+from treeviz.tree.column import Column
+from treeviz.tree.kinds import KINDS
+from treeviz.tree.table import TreeTable
+from treeviz.views.html.payload import pack
+from treeviz.views.view import View
+
+pytestmark = pytest.mark.oldest_jax
+
+DTYPES = ["<u1", "<u2", "<u4", "<i4", "<f4", "<f8"]
+
+
+def unpacked(packed: bytes) -> tuple[dict, list[np.ndarray]]:
+    inflated = zlib.decompress(packed, -15)
+    at = 4 + int.from_bytes(inflated[:4], "little")
+    header = json.loads(inflated[4:at], parse_constant=pytest.fail)
+    buffers = []
+    for code, size in header["buffers"]:
+        assert at % 8 == 0
+        buffers.append(np.frombuffer(inflated, DTYPES[code], size, at))
+        at += -(-buffers[-1].nbytes // 8) * 8
+    assert at == len(inflated)
+    return header, buffers
+
+
+def spec_of(header: dict, name: str) -> dict:
+    return next(spec for spec in header["columns"] if spec["name"] == name)
+
+
+def values_of(header: dict, buffers: list[np.ndarray], name: str) -> np.ndarray:
+    """The column as it was sent, one value for every row."""
+    spec = spec_of(header, name)
+    if "labels" in spec:
+        levels = np.array(spec["labels"], dtype=object)[buffers[spec["label_codes"]]]
+    else:
+        levels = buffers[spec["levels"]]
+        levels = levels.reshape(-1, spec["n_bins"]) if "n_bins" in spec else levels
+    return levels if spec["codes"] is None else levels[buffers[spec["codes"]]]
+
+
+def with_column(table: TreeTable, values, **how) -> TreeTable:
+    return table.with_columns(Column("x", "x", values, **how))
+
+
+def packed_values(table: TreeTable, values, **how) -> np.ndarray:
+    table = with_column(table, values, **how)
+    return values_of(*unpacked(pack(View(table, [table.columns["x"]]))), "x")
+
+
+@pytest.fixture
+def table() -> TreeTable:
+    return TREES["model"]()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_depths_keys_facts_and_labels_of_every_tree_come_through(name):
+    table = treeviz.walk(SAMPLES[name]())
+    header, buffers = unpacked(pack(View(table, [])))
+    np.testing.assert_array_equal(buffers[header["depth"]], table.depth)
+    np.testing.assert_array_equal(buffers[header["key_codes"]], table.key_codes)
+    np.testing.assert_array_equal(buffers[header["fact_codes"]], table.fact_codes)
+    for field in ("kind", "type", "dtype", "text", "module", "is_leaf", "weak"):
+        levels, codes = header["facts"][field]
+        assert [levels[code] for code in buffers[codes]] == [getattr(facts, field) for facts in table.facts]
+    for column in table.columns.values():
+        if column.format == "label":
+            assert values_of(header, buffers, column.name).tolist() == column.values.tolist()
+
+
+@pytest.mark.parametrize("rollup", ["sum", "max", "min", "any", "norm", "given", "none"])
+def test_a_column_travels_as_the_rows_own_values(table, rollup):
+    own = np.arange(len(table))
+    assert packed_values(table, own, format="count", rollup=rollup).tolist() == own.tolist()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.nan,
+        np.inf,
+        -np.inf,
+        0.0,
+        1.5,
+        255,
+        256,
+        65_536,
+        2**31,
+        -1,
+        -(2**31),
+        2**53,
+        1e300,
+        1e-300,
+        3.4e38,
+        16_777_217.0,
+    ],
+)
+def test_a_number_of_any_size_comes_through(table, value):
+    values = np.full(len(table), value)
+    np.testing.assert_allclose(packed_values(table, values, format="number"), values, rtol=1e-7)
+    if float(value).is_integer():
+        assert packed_values(table, values, format="number").tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint8", "int16", "uint32", "int64", "float16", "float32", "float64"]
+)
+def test_numbers_of_any_dtype_come_through_whatever_numpy_is_told_to_do_about_errors(table, dtype):
+    values = np.arange(len(table)).astype(dtype)
+    with np.errstate(all="raise"):
+        assert packed_values(table, values, format="number").tolist() == values.tolist()
+
+
+def test_an_array_of_codes_that_columns_share_is_sent_once(table):
+    facts = [facts.bytes for facts in table.facts]
+    columns = [table.fact_column(f"c{i}", np.array(facts) + i, format="count", rollup="sum") for i in range(20)]
+    n_before = len(unpacked(pack(View(table, [])))[1])
+    header, buffers = unpacked(pack(View(table.with_columns(*columns), [])))
+    assert len(buffers) - n_before == 20  # the levels
+    assert {spec_of(header, column.name)["codes"] for column in columns} == {header["fact_codes"]}
+
+
+def test_small_numbers_travel_in_bytes(table):
+    header, buffers = unpacked(pack(View(table, [])))
+    assert {buffers[header[name]].dtype for name in ("depth", "key_codes", "fact_codes")} == {np.dtype("u1")}
+
+
+def test_a_histogram_travels_as_heights_relative_to_its_highest_bar(table):
+    levels = np.zeros((len(table), 4))
+    levels[3] = [0, 1, 1000, 500]
+    table = with_column(table, levels, format="histogram")
+    header, buffers = unpacked(pack(View(table, [])))
+    heights = values_of(header, buffers, "x")
+    assert heights[3].tolist() == [0, 1, 255, 128]
+    assert not heights[[*range(3), *range(4, len(table))]].any()
+    assert spec_of(header, "x")["used"] == [1, 4]
+
+
+def test_histograms_add_up_over_a_subtree(table):
+    counts = np.eye(len(table), 16, dtype=np.int64)
+    heights = packed_values(table, counts, format="histogram", rollup="sum")
+    for row in range(len(table)):
+        assert np.flatnonzero(heights[row]).tolist() == list(range(row, table.end[row]))
+
+
+def test_a_histogram_of_nothing_is_flat(table):
+    assert not packed_values(table, np.full((len(table), 3), np.nan), format="histogram").any()
+
+
+def test_shown_columns_come_first_and_the_others_come_too(table):
+    first, second, third = (Column(name, name, np.zeros(len(table)), format="number") for name in ("a", "b", "c"))
+    header, _ = unpacked(
+        pack(View(replace(table, columns={c.name: c for c in (first, second, third)}), [third, first]))
+    )
+    assert [(spec["name"], spec["shown"]) for spec in header["columns"]] == [("c", True), ("a", True), ("b", False)]
+
+
+def test_the_same_table_gives_the_same_bytes():
+    def packed() -> bytes:
+        view = treeviz.render(SAMPLES["every kind of leaf"](), stats=True)
+        return pack(View(view.table, view.columns, depth=2, values={1: "<p>one</p>"}))
+
+    assert packed() == packed()
+
+
+def test_every_kind_of_row_has_a_sign():
+    from treeviz.views.html.bundle import module_text
+
+    signs = module_text().partition("const GLYPHS = {")[2].partition("};")[0]
+    assert [kind for kind in KINDS if f"{kind}: " not in signs] == []

@@ -1,0 +1,332 @@
+"""The text view: what a terminal shows stands beside the tree that it shows."""
+
+import re
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from query_trees import TREES, array, item, leaf, node, table
+from sample_trees import SAMPLES
+
+import treeviz
+from treeviz.tree.column import Column
+from treeviz.tree.walk import walk
+from treeviz.views.text.terminal import ASCII, UNICODE, display_width
+from treeviz.views.text.text import text
+from treeviz.views.view import View
+
+ANSI = re.compile(r"\x1b\[\d+m")
+GBK = UNICODE._replace(encoding="gbk")
+
+
+def shown(tree, *names, depth=None, **how):
+    return text(View(tree, [tree.columns[name] for name in names], depth=depth), **how)
+
+
+def expect(expected):
+    return textwrap.dedent(expected).strip("\n")
+
+
+def test_a_model():
+    tree = TREES["model"]().with_headline("6 leaves", "3.1 M parameters", "12.1 MB")
+    assert shown(tree, "parameters", "bytes") == expect("""
+        params · 6 leaves · 3.1 M parameters · 12.1 MB
+                                              parameters     bytes
+        params            dict                     3.1 M   12.1 MB  ████████  100 %
+        ├─ layers         list                     2.9 M   11.8 MB  ███████▊   98 %
+        │  ├─ [0]         Linear                 590.6 K    2.4 MB  █▌         20 %  in_features=768, use_bias=True
+        │  │  ├─ .weight  float32[768,768]       589.8 K    2.4 MB  █▌         20 %
+        │  │  └─ .bias    bfloat16[768]              768    1.5 kB             <1 %
+        │  └─ [1]         Linear                   2.4 M    9.4 MB  ██████▎    78 %  in_features=768, use_bias=True
+        │     ├─ .weight  float32[768,3072]        2.4 M    9.4 MB  ██████▎    78 %  shared with ['layers'][0].weight
+        │     └─ .bias    None
+        ├─ h/0/attn       dict                   147.5 K  294.9 kB  ▎           2 %
+        │  └─ W           bfloat16[2,768,96]     147.5 K  294.9 kB  ▎           2 %
+        ├─ act            function                                                   gelu  nn/functions.py:12
+        └─ lr             float 0.003
+    """)
+
+
+def test_a_state_with_everything_that_can_be_wrong():
+    assert shown(TREES["state"](), "bytes", "nan", "max", width=90) == expect("""
+        state
+                                           bytes  nan    max
+        state        AdamState            1.3 kB    2  10000
+        ├─ .count    int32[]                 4 B    0      7
+        ├─ .mu       dict                  144 B    2  10000
+        │  ├─ w      float32[4]             16 B    0   -1.5
+        │  └─ nan    float16[64]           128 B    2  10000
+        ├─ .key      key<fry>[]              4 B
+        ├─ .mask     bool[4,4]              16 B    0      1
+        ├─ .fft      complex64[1,8]         64 B    0
+        ├─ .scale    float8_e4m3fn[1000]  1.0 kB    0   0.25
+        ├─ .tangent  float0[3]
+        ├─ .hidden   Special                                  holds 2 arrays that JAX cannot see
+        ├─ .broken   Node                                     error: ValueError: no
+        ├─ .self     Node                                     contains itself
+        ├─ .u        uint8[100]            100 B    0    255
+        └─ .rest     list                                     … 480 more
+    """)
+
+
+def test_a_narrow_terminal_gives_up_columns_before_types_and_badges():
+    assert shown(TREES["state"](), "parameters", "bytes", "leaves", width=50) == expect("""
+        state
+        state        AdamState
+        ├─ .count    int32[]
+        ├─ .mu       dict
+        │  ├─ w      float32[4]
+        │  └─ nan    float16[64]
+        ├─ .key      key<fry>[]
+        ├─ .mask     bool[4,4]
+        ├─ .fft      complex64[1,8]
+        ├─ .scale    float8_e4m3fn[1000]
+        ├─ .tangent  float0[3]
+        ├─ .hidden   Special              holds 2 arrays …
+        ├─ .broken   Node                 error: ValueErr…
+        ├─ .self     Node                 contains itself
+        ├─ .u        uint8[100]
+        └─ .rest     list                 … 480 more
+    """)
+
+
+def test_what_does_not_fit_is_counted_where_it_is_missing():
+    tree = treeviz.walk({"blocks": [{"b": np.ones(3), "w": np.ones((3, 3))} for _ in range(40)], "step": 7})
+    assert shown(tree, "bytes", max_rows=16) == expect("""
+        tree · 81 leaves · 480 parameters · 3.8 kB · float64 100 %
+                                         bytes
+        tree        dict                3.8 kB  ████████  100 %
+        ├─ blocks   list                3.8 kB  ████████  100 %
+        │  ├─ [0]   dict                  96 B  ▎           3 %
+        │  │  ├─ b  float64[3] numpy      24 B             <1 %
+        │  │  └─ w  float64[3,3] numpy    72 B  ▏           2 %
+        │  ├─ [1]   dict                  96 B  ▎           3 %
+        │  │  ├─ b  float64[3] numpy      24 B             <1 %
+        │  │  └─ w  float64[3,3] numpy    72 B  ▏           2 %
+        │  ├─ [2]   dict                  96 B  ▎           3 %
+        │  │  ├─ b  float64[3] numpy      24 B             <1 %
+        │  │  └─ w  float64[3,3] numpy    72 B  ▏           2 %
+        │  ├─ [3]   dict                  96 B  ▎           3 %  … 2 inside
+        │  ├─ [4]   dict                  96 B  ▎           3 %  … 2 inside
+        │  └─ … 35 more (70 leaves, 3.4 kB)
+        └─ step     int 7
+    """)
+
+
+def test_a_depth_closes_what_is_below():
+    assert shown(TREES["model"](), depth=1) == expect("""
+        params
+        params       dict
+        ├─ layers    list         … 2 inside
+        ├─ h/0/attn  dict         … 1 inside
+        ├─ act       function     gelu  nn/functions.py:12
+        └─ lr        float 0.003
+    """)
+
+
+def test_ascii_is_nothing_but_ascii():
+    tree = table(
+        "größe",
+        [(0, 0, node("dict")), (1, item("漢字"), array("float32", 2)), (1, item("b"), leaf("string", "str", "'é'"))],
+    ).with_headline("1 leaf")
+    assert shown(tree, "bytes", glyphs=ASCII) == expect(r"""
+        gr\xf6\xdfe - 1 leaf
+                                     bytes
+        gr\xf6\xdfe      dict          8 B  ########  100 %
+        |- \u6f22\u5b57  float32[2]    8 B  ########  100 %
+        `- b             str                                 '\xe9'
+    """)
+
+
+def test_wide_characters_are_aligned():
+    tree = table(
+        "t", [(0, 0, node("dict")), (1, item("漢字"), array("int8", 2)), (1, item("e\u0301"), array("int8", 3))]
+    )
+    assert shown(tree) == expect("""
+        t
+        t        dict
+        ├─ 漢字  int8[2]
+        └─ e\u0301     int8[3]
+    """)
+
+
+def test_a_key_that_is_empty_is_seen():
+    assert shown(walk({"": 1})).splitlines()[-1] == "└─ ''  int 1"
+
+
+def test_a_histogram_is_a_small_chart_of_the_bins_that_are_used():
+    tree = table("t", [(0, 0, node("list")), (1, 0, array("int8", 9)), (1, 1, array("int8", 10))])
+    bins = np.zeros((3, 64))
+    bins[1, 30:34] = 1, 0, 8, 4
+    bins[2, 32] = 5
+    column = Column("h", "sizes", bins, format="histogram", rollup="sum")
+    assert text(View(tree, [column])) == expect("""
+        t
+                          sizes
+        t       list      ▁ █▃
+        ├─ [0]  int8[9]   ▁ █▄
+        └─ [1]  int8[10]    █
+    """)
+
+
+def test_columns_of_labels_are_shown_unless_every_line_says_it_anyway():
+    tree = table("t", [(0, 0, node("list")), (1, 0, array("int8", 9))])
+    columns = [tree.fact_column("dtype", ["", "int8"]), tree.fact_column("change", ["", "added"])]
+    assert text(View(tree, columns)) == expect("""
+        t
+                         change
+        t       list
+        └─ [0]  int8[9]  added
+    """)
+
+
+def test_deep_rows_say_their_level():
+    tree = walk_chain(43)
+    assert shown(tree).splitlines()[-4:] == [
+        "   " * 38 + "└─ [0]  list",
+        "   " * 39 + "└─ [0]  list",
+        "   " * 40 + "41 └─ [0]  list",
+        "   " * 40 + "42 └─ [0]  list  empty",
+    ]
+
+
+def test_a_badge_says_where_the_other_place_is():
+    both = np.ones(2)
+    loop: list = [1]
+    loop.append(loop)
+    lines = shown(walk({"a": {"x": both}, "b": both, "loop": loop})).splitlines()
+    assert lines[3].endswith("stands in 2 places")
+    assert lines[4].endswith("shared with ['a']['x']")
+    assert lines[7].endswith("cycle to ['loop']")
+
+
+def test_an_opaque_leaf_says_what_it_hides():
+    class Special:
+        def __init__(self):
+            self.arrays = [np.ones(i) for i in range(5)]
+
+    assert (
+        shown(walk(Special()))
+        .splitlines()[-1]
+        .endswith(
+            ": .arrays[0] float64[0], .arrays[1] float64[1], .arrays[2] float64[2], …"
+            "  inside: arrays=[float64[0], float64[1], float64[2], … 2 more]"
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (jnp.ones((2, 3)), "float32[2,3]"),
+        (jnp.array(1.0), "~float32[]"),
+        (np.ones(2, np.int8), "int8[2] numpy"),
+        (np.float32(0.5), "float32[] 0.5"),
+        (0.1, "float 0.1"),
+        (True, "bool True"),
+        (None, "None"),
+        ((), "tuple  empty"),
+        (jax.ShapeDtypeStruct((2,), jnp.bfloat16), "bfloat16[2] abstract"),
+        (jax.random.key(0), "key<fry>[]"),
+        (np.zeros((3,), jax.dtypes.float0), "float0[3]"),
+        ("text", "str  'text'"),
+        (object(), "object"),
+        (jax.tree.structure(1), "*"),
+    ],
+)
+def test_each_kind_of_leaf_says_what_it_is(value, what):
+    line = text(View(walk(value), [])).splitlines()[1]
+    assert line == f"tree  {what}"
+
+
+# What holds for every tree
+
+
+def walk_chain(n: int):
+    return table("deep", [(0, 0, node("list")), *((depth, 0, node("list")) for depth in range(1, n))])
+
+
+def trees():
+    yield from (make() for make in TREES.values())
+    yield walk({"漢字" * 20: {"x" * 150: np.ones(3), "y": ["long " * 30] * 3}, "b": [{"c": None}] * 30})
+    yield walk_chain(60)
+
+
+@pytest.mark.parametrize("width", [1, 7, 20, 33, 40, 57, 80, 100, 200])
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII, GBK], ids=["unicode", "ascii", "gbk"])
+def test_no_line_is_wider_than_the_terminal(width, glyphs):
+    for tree in trees():
+        for max_rows in (None, 10):
+            lines = text(
+                View(tree, [*tree.columns.values()]), width=width, max_rows=max_rows, glyphs=glyphs
+            ).splitlines()
+            assert max(map(display_width, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [None, 60, 100])
+def test_colours_change_nothing_but_the_colour(width):
+    for tree in trees():
+        columns = [*tree.columns.values()]
+        plain = text(View(tree, columns), width=width, max_rows=12)
+        coloured = text(View(tree, columns), width=width, max_rows=12, color=True)
+        assert "\x1b" not in plain
+        assert "\x1b" in coloured
+        assert [line.rstrip() for line in ANSI.sub("", coloured).splitlines()] == plain.splitlines()
+
+
+def test_every_row_has_a_line_and_they_are_in_order():
+    for tree in trees():
+        lines = text(View(tree, [])).splitlines()[-len(tree) :]
+        for row, line in zip(tree, lines, strict=True):
+            assert (row.label or row.keystr) in line
+            assert row.depth > 40 or len(re.match(r"[│├└─ ]*", line)[0]) >= 3 * row.depth
+
+
+def test_the_tree_can_be_read_back_from_its_indentation():
+    tree = TREES["model"]()
+    above, parents = [], []
+    for i, line in enumerate(shown(tree).splitlines()[1:]):
+        depth = len(re.match(r"[│├└─ ]*", line)[0]) // 3
+        parents.append(above[depth - 1] if depth else -1)
+        above[depth:] = [i]
+    assert parents == tree.parent.tolist()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_strange_tree_is_shown_in_printable_lines_that_fit(name):
+    tree = treeviz.walk(SAMPLES[name]())
+    columns = [*tree.columns.values()]
+    whole = text(View(tree, columns))
+    assert whole.count("\n") >= len(tree)
+    assert all(line.isprintable() for line in whole.split("\n"))
+    whole.encode()
+    for glyphs, encoding in (UNICODE, "utf-8"), (GBK, "gbk"), (ASCII, "ascii"):
+        lines = text(View(tree, columns), width=80, max_rows=40, glyphs=glyphs).split("\n")
+        assert max(map(display_width, lines)) <= 80
+        assert len(lines) <= 46  # of them a headline of some lines, and the titles
+        "".join(lines).encode(encoding)
+
+
+def test_nothing_that_a_key_or_a_value_says_breaks_its_line():
+    hostile = ["\n", "\x1b[31m", "\r", "\u202e", "\x00", "\ud800", "\t", "\u2028", "</pre>"]
+    tree = walk({key: key for key in hostile}, name="a\nb")
+    shown_text = text(View(tree, []), width=80)
+    assert len(shown_text.splitlines()) == 2 + len(hostile)
+    assert all(line.isprintable() for line in shown_text.splitlines())
+    shown_text.encode()
+
+
+def test_a_tree_of_200_000_levels_takes_lines_of_bounded_length():
+    lines = shown(walk_chain(200_000), width=100).splitlines()
+    assert len(lines) == 200_001
+    assert max(map(len, lines)) <= 100
+
+
+def test_looking_does_not_change_the_table():
+    tree = TREES["state"]()
+    before = {name: column.values.copy() for name, column in tree.columns.items()}
+    first = text(View(tree, [*tree.columns.values()]), max_rows=5)
+    assert text(View(tree, [*tree.columns.values()]), max_rows=5) == first
+    assert all(np.array_equal(column.values, before[name], equal_nan=True) for name, column in tree.columns.items())

@@ -1,0 +1,1 @@
+"""Several trees side by side."""

@@ -1,0 +1,1 @@
+"""The details of one row, for the explorer."""

@@ -1,0 +1,38 @@
+"""What is said at once of values that are not finite, in every view: in the headline, and in the row of each leaf."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treeviz.tree.facts import Note
+from treeviz.tree.table import TreeTable
+
+
+def not_finite(table: TreeTable, *, is_whole: bool) -> tuple[list[str], dict[int, tuple[Note, ...]]]:
+    """The parts of the headline ("NaN in 3 leaves"), and a note for each leaf ("NaN: 3 of 12 values").
+
+    Args:
+      table: With its value statistics.
+      is_whole: Whether every leaf was read; otherwise the headline says "at least".
+    """
+    rows = np.flatnonzero(table.end == np.arange(1, len(table) + 1))
+    counts = [np.nan_to_num(table.columns[name].values[rows]).astype(np.int64) for name in ("nan", "inf")]
+    parts = []
+    for word, each in zip(("NaN", "±Inf"), counts, strict=True):
+        n = int(np.count_nonzero(each))
+        if n:
+            parts.append(f"{word} in {'' if is_whole else '≥ '}{n:,} {'leaf' if n == 1 else 'leaves'}")
+    bad = np.flatnonzero(counts[0] + counts[1])
+    notes = {
+        row: (Note("nonfinite", _sentence(table.facts[table.fact_codes[row]].parameters, n_nan, n_inf)),)
+        for row, n_nan, n_inf in zip(*(each[bad].tolist() for each in (rows, *counts)), strict=True)
+    }
+    return parts, notes
+
+
+def _sentence(n: int, n_nan: int, n_inf: int) -> str:
+    """ "NaN: 3 of 12 values, ±Inf: 1 of 12 values"."""
+    counts = [(word, count) for word, count in (("NaN", n_nan), ("±Inf", n_inf)) if count]
+    return ", ".join(
+        [f"{word}: {count:,} of {n:,} values" if n > 1 else f"the value is {word}" for word, count in counts]
+    )

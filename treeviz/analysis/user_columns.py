@@ -1,0 +1,240 @@
+"""Columns from a user's function of a leaf."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeviz.analysis.sizes import whole_numbers
+from treeviz.tree.column import Column, Format, Rollup
+from treeviz.tree.query.fields import ALIASES, ROW_FIELDS, VALUE_STATISTICS
+from treeviz.tree.safe_repr import error_text, function_name, guarded, has_base, value_text, visible
+from treeviz.tree.table import TreeTable
+from treeviz.tree.tracers import Tracer
+
+_N_TITLE = 40  # characters
+_NAMES = re.compile(r"[^a-z0-9_.-]+")
+_FORMATS = ("label", "count", "bytes", "number")
+_ROLLUPS = ("sum", "max", "min", "any", "norm", "none")
+
+
+@dataclass(frozen=True)
+class LeafFunction:
+    """A function of a leaf and how its results are shown; made by `treeviz.column`."""
+
+    function: Callable[[Any], Any]
+    title: str
+    format: Format | None
+    rollup: Rollup
+    help: str
+
+
+def column(
+    function: Callable[[Any], Any],
+    *,
+    title: str = "",
+    format: Format | None = None,
+    rollup: Rollup = "none",
+    help: str = "",
+) -> LeafFunction:
+    """A column of your own for `render(tree, columns=[...])`: the result of a function for each leaf.
+
+        import jax.numpy as jnp, treeviz as tv
+
+        params = {"w": jnp.ones((3, 4)), "b": jnp.zeros(4)}
+        largest = tv.column(lambda x: abs(x).max(), title="max |x|", rollup="max")
+        print(tv.render(params, columns=["bytes", largest]))
+
+    The function is called once for each leaf, in the tree's order. Its result may be a Python or NumPy number, a JAX
+    scalar, a string, None (an empty cell) or anything else, shown as a short text. JAX scalars of all leaves
+    are fetched in one transfer. An exception is shown in the leaf's row only.
+
+    Args:
+      function: Takes a leaf. Its cost is not limited; ctrl-C interrupts it.
+      title: The heading of the column, and in lower case its name in queries; by default the function's name.
+      format: "count" and "bytes" for integers, "number" for floats, "label" for text; by default it follows from the
+        results.
+      rollup: How a node's value is computed from the leaves below it: "sum", "max", "min", "any", "norm" (the root of
+        the sum of squares), or "none": a node has no value.
+      help: One sentence for the tooltip: the definition and the unit.
+
+    Raises:
+      TypeError: `function` is not callable.
+      ValueError: Unknown `format` or `rollup`.
+    """
+    if not callable(function):
+        raise TypeError(f"column: a function of a leaf is wanted, and not {value_text(function)}")
+    for what, value, known in (("format", format, (None, *_FORMATS)), ("rollup", rollup, _ROLLUPS)):
+        if value not in known:
+            raise ValueError(f"column: there is no {what} {value!r}; there are {', '.join(map(repr, known))}.")
+    title = visible(title, _N_TITLE) if title else _title(function)
+    return LeafFunction(function, title, format, rollup, visible(help) if help else f"{title} of the leaf")
+
+
+def function_columns(
+    table: TreeTable, nodes: Sequence[object], functions: Sequence[LeafFunction], taken: Collection[str]
+) -> list[list[Column]]:
+    """For each function its column, and a column of texts if some results are not numbers.
+
+    Args:
+      table: As walked.
+      nodes: The node or leaf of each of its rows.
+      taken: Names in use.
+    """
+    rows = np.flatnonzero(table.is_leaf).tolist()
+    answers = [_Answers([_call(each.function, nodes[row]) for row in rows]) for each in functions]
+    _fetch(answers)
+    columns, taken = [], {*ROW_FIELDS, *ALIASES, *VALUE_STATISTICS, *(name.lower() for name in taken)}
+    for each, answer in zip(functions, answers, strict=True):
+        name = _name(each.title, taken)
+        taken |= {name, f"{name}.text"}
+        columns.append(_columns(table, rows, each, answer.results, name))
+    return columns
+
+
+class _Text(str):
+    """Text in a cell in place of a number: an error, or a result of another type."""
+
+
+class _Answers:
+    """The results of a function for each leaf, and the indices of those still on a device."""
+
+    def __init__(self, results: list[Any]) -> None:
+        self.results = [self._plain(result) for result in results]
+        self.waiting = [i for i, result in enumerate(self.results) if isinstance(result, jax.Array)]
+
+    @staticmethod
+    def _plain(result: Any) -> Any:
+        """The result as a bool, int, float, text or None, or a JAX scalar that is fetched later."""
+        cls = type(result)
+        if any(cls is plain for plain in (bool, int, float, _Text, type(None))):  # `is` calls no metaclass
+            return result
+        if has_base(cls, str):
+            return visible(str.__str__(result))
+        try:
+            if has_base(cls, Tracer):
+                return _Text("traced: no value yet")
+            if isinstance(result, jax.Array):
+                if result.shape == () and not jnp.issubdtype(result.dtype, jax.dtypes.extended):
+                    return result
+                return _Text(value_text(result))
+            if has_base(cls, np.generic, np.ndarray) and result.shape == ():
+                return _number(result)
+        except Exception as error:
+            return _Text(error_text(error))
+        return _Text(value_text(result))
+
+
+def _call(function: Callable[[Any], Any], leaf: Any) -> Any:
+    try:
+        return function(leaf)
+    except Exception as error:
+        return _Text(error_text(error))
+
+
+def _fetch(answers: list[_Answers]) -> None:
+    """Fetch the JAX scalars of all functions in one transfer."""
+    waiting = [(answer.results, i) for answer in answers for i in answer.waiting]
+    if not waiting:
+        return
+
+    from treeviz.analysis.stats.device import fetch
+
+    scalars = [results[i] for results, i in waiting]
+    try:
+        fetched: list[Any] = fetch(scalars)
+    except Exception:  # one failed: fetch each alone to find it
+        fetched = [_one(fetch, scalar) for scalar in scalars]
+    for (results, i), value in zip(waiting, fetched, strict=True):
+        results[i] = value if type(value) is _Text else _number(value)
+
+
+def _one(fetch: Callable, scalar: jax.Array) -> Any:
+    try:
+        return fetch([scalar])[0]
+    except Exception as error:
+        return _Text(error_text(error))
+
+
+def _number(scalar: Any) -> Any:
+    """A NumPy scalar as a Python number; as text if it is not a number."""
+    array = np.asarray(scalar)
+    if array.dtype.kind in "biuf":
+        return array.item() if array.dtype.kind != "f" else float(array)
+    if array.dtype.kind == "V" and jnp.issubdtype(array.dtype, np.number):  # bfloat16, int4 …
+        return float(array.astype(np.float64))
+    return _Text(value_text(array.item() if array.dtype.kind in "cUS" else scalar))
+
+
+def _columns(table: TreeTable, rows: list[int], of: LeafFunction, results: list[Any], name: str) -> list[Column]:
+    wants_numbers = of.format in ("count", "bytes", "number") or of.rollup != "none"
+    numeric = (int, float, bool) if wants_numbers else (int, float)
+    are_numbers = [type(result) in numeric for result in results]
+    if of.format == "label" or not any(are_numbers):
+        return [_labels(table, rows, of, results, name, of.title)]
+    numbers = [result if is_number else None for result, is_number in zip(results, are_numbers, strict=True)]
+    columns = [_numbers(table, rows, of, numbers, name)]
+    others = [
+        "NaN" if result != result else None if is_number else result
+        for result, is_number in zip(results, are_numbers, strict=True)
+    ]
+    if any(text is not None for text in others):
+        columns.append(_labels(table, rows, of, others, f"{name}.text", f"{of.title}: no number"))
+    return columns
+
+
+def _numbers(table: TreeTable, rows: list[int], of: LeafFunction, numbers: list[Any], name: str) -> Column:
+    given = [number for number in numbers if number is not None]
+    are_whole = all(type(number) is not float for number in given)
+    format: Format = of.format or ("count" if are_whole else "number")
+    own = [np.nan if number is None else _float(number) for number in numbers]
+    levels = np.full(len(table), np.nan)
+    levels[rows] = own
+    if of.rollup == "any":
+        levels = np.nan_to_num(levels)
+    if of.rollup == "sum" and format in ("count", "bytes") and are_whole and len(given) == len(numbers):
+        magnitudes = [abs(int(number)) for number in given]
+        dtype = whole_numbers(magnitudes, len(table)).dtype if max(magnitudes, default=0) < 2**63 else np.float64
+        levels = np.zeros(len(table), dtype)
+        levels[rows] = own if dtype == np.float64 else [int(number) for number in given]
+    return Column(name, of.title, levels, None, format, of.rollup, of.help)
+
+
+def _float(number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return np.inf if number > 0 else -np.inf
+
+
+def _labels(table: TreeTable, rows: list[int], of: LeafFunction, results: list[Any], name: str, title: str) -> Column:
+    known: dict[str, int] = {"": 0}
+    codes = np.zeros(len(table), np.int32)
+    codes[rows] = [known.setdefault(_label(result), len(known)) for result in results]
+    return Column(name, title, list(known), codes, help=of.help)
+
+
+def _label(result: Any) -> str:
+    return "" if result is None else str.__str__(result) if isinstance(result, str) else value_text(result)
+
+
+def _title(function: Callable) -> str:
+    name = guarded(lambda: getattr(function, "__name__", None), lambda _: None)  # a ufunc or a partial may have none
+    return visible(name if type(name) is str else function_name(function), _N_TITLE)
+
+
+def _name(title: str, taken: Collection[str]) -> str:
+    """The title as a field name of queries, with a number if it is in use."""
+    name = _NAMES.sub("_", title.lower()).strip("_.-") or "function"
+    name = name if name[0].isalpha() else f"_{name}"
+    unique, n = name, 1
+    while unique in taken or f"{unique}.text" in taken:
+        n += 1
+        unique = f"{name}_{n}"
+    return unique

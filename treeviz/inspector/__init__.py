@@ -1,0 +1,1 @@
+"""GradientInspector and its views, also of a run in progress."""

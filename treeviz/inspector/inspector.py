@@ -1,0 +1,350 @@
+"""GradientInspector: records the gradients of a run, and shows them."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeviz import integrations
+from treeviz.inspector.views import finding_lines, whole_view
+from treeviz.steps.findings.alarm import Alarm
+from treeviz.steps.findings.find import findings
+from treeviz.steps.findings.finding import Finding, Thresholds
+from treeviz.steps.measure import Measurement
+from treeviz.steps.nan_origin.kept_inputs import KeptInputs, locate_nan_in_kept
+from treeviz.steps.recording.decode import Arrived, recordable
+from treeviz.steps.recording.history import History
+from treeviz.steps.recording.history_file import load, save
+from treeviz.steps.recording.recorder import MOST_LATE, Recorder
+from treeviz.steps.statistics import LIGHT
+from treeviz.steps.tracing.verify import Verification
+from treeviz.steps.tracing.watch import Watched, watch
+from treeviz.views.tree_view import TreeView
+
+if TYPE_CHECKING:
+    from treeviz.inspector.live import Live
+    from treeviz.steps.nan_origin.locate import NanOrigin
+    from treeviz.views.widget.widget import TreeWidget
+
+
+class GradientInspector:
+    """Inspect the gradients of a jitted step without changing it: per leaf, per step, and why they went wrong.
+
+        inspector = tv.GradientInspector()
+        update = inspector.watch(update)          # your own jitted step; nothing else changes
+        for _ in range(10):
+            params = update(params, x, y)
+        inspector                                 # in a notebook; print(inspector) or .save("x.html") elsewhere
+
+    Inside the step each gradient is reduced to a few numbers a leaf, which are copied to the host asynchronously and
+    read some steps later; `flush` and every view read the rest. Norms are L2 norms of the finite
+    values; NaN and infinities are counted separately. Several threads may train at once. A forked child process has
+    the history of its parent until the fork, and measures nothing, since JAX does not work there.
+
+    Args:
+      every: Inspect every n-th step. The other steps run the original step at no cost.
+      heavy_every: In every n-th step also measure a histogram, counts of zeros, NaN and infinities, and the parameters
+        and updates. 0: never.
+      updates: For a watched step also measure the parameters and what the step adds to them, which gives their ratios.
+        True: in every inspected step; None: in those of `heavy_every`; False: never.
+      statistics: The statistics of the other inspected steps: `treeviz.LIGHT`, `FULL` or `HISTOGRAM`.
+      name: The name of the tree in views.
+      max_bytes: Memory of the history, for a run of any length: recent steps exactly, older ones in time buckets.
+      thresholds: The limits beyond which numbers become findings.
+      on_finding: Called with each `Finding` once, by a call of a watched step or by `record`: with "nonfinite" at most
+        16 inspected steps after the bad one, since the loop may not get further ahead of the device; the other kinds
+        are searched for as often as 2 % of the time allow.
+      raise_on: Kinds of findings, e.g. {"nonfinite"}, that stop the run: the same calls raise `StopTraining`.
+      keep_inputs: Keep copies of the arguments of the newest watched steps, on their devices; once gradients are not
+        finite, keep those of that step only, so that `locate_nan` can run it again. True keeps 4; a step waits until
+        there is room.
+      members: For the gradients of a vmapped ensemble: "joined" is one row for all members, "each" one row a member.
+
+    Raises:
+      ValueError: `members` is neither "joined" nor "each".
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int = 1,
+        heavy_every: int = 0,
+        updates: bool | None = None,
+        statistics: tuple[str, ...] = LIGHT,
+        name: str = "params",
+        max_bytes: int = 64_000_000,
+        thresholds: Thresholds | None = None,
+        on_finding: Callable[[Finding], None] | None = None,
+        raise_on: Collection[str] = (),
+        keep_inputs: bool | int = False,
+        members: str = "joined",
+    ) -> None:
+        if members not in ("joined", "each"):
+            raise ValueError(f"members={members!r}: there are 'joined' and 'each'.")
+        self.name = name
+        self.thresholds = thresholds or Thresholds()
+        self._every, self._heavy_every, self._statistics = every, heavy_every, statistics
+        self._updates = updates
+        self._inputs = KeptInputs(4 if keep_inputs is True else int(keep_inputs)) if keep_inputs else None
+        alarm = Alarm(self.thresholds, on_finding=on_finding, raise_on=raise_on) if raise_on or on_finding else None
+        self._recorder = Recorder(
+            max_bytes,
+            members=members,
+            on_call=None if self._inputs is None else self._inputs.seen,
+            alarm=alarm,
+            at_once=alarm is not None or bool(keep_inputs),
+            most_late=None if alarm is None else MOST_LATE,
+        )
+        self._steps = itertools.count()
+        self._n_watched = 0
+        self._watched: list[weakref.ref[Watched]] = []
+
+    # Measuring
+
+    def watch(self, step: Callable, *, via: str = "output", exact: bool = False) -> Watched:
+        """Return a step that computes what `step` does, and records the gradients that are computed inside it.
+
+        The first inspected call traces and compiles the step once more.
+
+        Args:
+          step: A function that `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit` has returned, compiled or not.
+          via: How numbers leave the device: "output" or "callback"; see `treeviz.steps.tracing.watch.watch`.
+          exact: Always run the original step, and measure in a second run: its results are bit-identical, at twice the
+            cost.
+
+        Raises:
+          CannotWatch: The step cannot be watched; the message says why, and what to do instead.
+        """
+        integrations.load()  # registers the steps of Equinox and Flax
+        suffix = f" of {getattr(step, '__name__', 'step')}" if self._n_watched else ""
+        self._n_watched += 1
+
+        def record(measurement: Measurement, number: int) -> None:
+            self._recorder.take(Arrived(measurement, number, watched.watches, suffix))
+
+        watched = watch(
+            step,
+            record,
+            every=self._every,
+            heavy_every=self._heavy_every,
+            statistics=self._statistics,
+            via=via,
+            exact=exact,
+            updates=self._updates,
+        )
+        self._watched.append(weakref.ref(watched))
+        if self._inputs is not None:
+            self._inputs.follow(watched, suffix, self.flush)
+        return watched
+
+    def record(self, measured: Any, step: int | None = None) -> None:
+        """Record the result of `treeviz.measure` in a step. Returns at once; the numbers are read some steps later.
+
+            grads = jax.grad(loss)(params, batch)
+            inspector.record(tv.measure(grads=grads))
+
+        Args:
+          measured: A `Measurement`, or any tree that contains some, such as an optimizer state with those of
+            `treeviz.inspect_gradients`. Those of a tree are copied, since the next step may donate its buffers.
+          step: The number of the step; by default steps are counted from 0.
+
+        Raises:
+          StopTraining: There is a finding of a kind in `raise_on`.
+          ValueError: There is no measurement in `measured`.
+        """
+        step = next(self._steps) if step is None else step
+        for measurement in recordable(measured):
+            self._recorder.take(Arrived(measurement, step))
+
+    def flush(self) -> None:
+        """Read all measurements; waits for the steps that are still running."""
+        self._recorder.flush()
+
+    def verify(self, step: Callable, /, *args, **kwargs) -> Verification:
+        """Check whether watching this step changes any bit of its results for these arguments, which are copied.
+
+            print(inspector.verify(update, params, x, y))
+
+        Runs the step with and without the measurement.
+
+        Raises:
+          CannotWatch: The step cannot be watched.
+        """
+        if not isinstance(step, Watched):
+            integrations.load()
+            step = watch(step, lambda *_: None, statistics=self._statistics)
+        return step.verify(*args, **kwargs)
+
+    # Reading
+
+    @property
+    def history(self) -> History:
+        """All that was measured so far. Waits for the steps that are still running.
+
+        Raises:
+          LookupError: Nothing was measured yet.
+        """
+        self.flush()
+        if not self._recorder.history:
+            raise LookupError("inspector: nothing was measured yet. Call the step that watch() gave, or record().")
+        return self._recorder.history
+
+    @property
+    def n_dropped(self) -> int:
+        """Number of lost measurements: their step failed, their buffers were donated, or the device was too slow."""
+        return self._recorder.n_dropped
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Problems found in the history, the worst first; see `treeviz.steps.findings.find`."""
+        return self._found_in(self.history)
+
+    def _found_in(self, history: History) -> list[Finding]:
+        return findings(history, thresholds=self.thresholds, forward=self._recorder.forward)
+
+    def locate_nan(self, step: int | None = None) -> NanOrigin | None:
+        """Locate the operation that produced the first NaN or infinity, by running its step again.
+
+        Runs the step operation by operation, which takes much longer than the compiled step. Needs
+        `GradientInspector(keep_inputs=True)`, and `every=1` to inspect the first bad step. See
+        `treeviz.steps.nan_origin.locate`.
+
+        Args:
+          step: The number of the step, e.g. the one whose loss was NaN; its inputs must still be kept. None: the first
+            step with non-finite gradients, or if there was none the newest with any non-finite result.
+
+        Returns:
+          The operation, its file and line, and whether it was in the forward or the backward pass; None if no step
+          was bad.
+
+        Raises:
+          LookupError: No inputs were kept, or not those of this step.
+          CannotLocateNan: The step cannot be run operation by operation.
+        """
+        self.flush()
+        return locate_nan_in_kept(self._inputs, step)
+
+    def render(self, source: str | None = None) -> TreeView:
+        """The tree of gradients: the newest numbers as columns, and the norm of every leaf and subtree over the steps.
+
+        Waits for the steps that are still running.
+
+        Args:
+          source: The tree to show, one of `history.sources`; by default the first gradient.
+
+        Raises:
+          LookupError: Nothing was measured yet.
+        """
+        history = self.history
+        return whole_view(history, self.name, self._found_in(history), source=source, lost=self._recorder.lost)
+
+    def explore(self, total: int | None = None) -> TreeWidget:
+        """A widget that follows the run: it shows new steps while a loop, a thread or a callback records them.
+
+            widget = inspector.explore(total=1000)   # display it, and train in the next cell
+
+        It is updated at most 8 times a second, and updates use at most 2 % of the time. When no more steps come, or the
+        cell has run, it shows the final view, the same as `render`. `widget.close()` ends it. Needs anywidget.
+
+        Args:
+          total: The number of steps of the run, for the progress bar.
+        """
+        from treeviz.inspector.panel import LivePanel
+
+        return LivePanel(self, self._recorder, total=total).begin()
+
+    def live(self, total: int | None = None) -> Live:
+        """A context manager for a loop that displays the widget of `explore`, and completes it however the loop ends.
+
+            with inspector.live(total=1000):
+                for _ in range(1000):
+                    params = update(params, x, y)
+
+        Outside a notebook it shows nothing, and reads all measurements when the loop ends.
+
+        Args:
+          total: The number of steps of the run, for the progress bar. ValueError if it is no whole number.
+        """
+        from treeviz.inspector.live import Live
+
+        return Live(self, self._recorder, total)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the view (.html, .txt, .json, .svg, .png) or the history (.treeviz) to a file.
+
+        Returns:
+          The path. `GradientInspector.load` reads a .treeviz file.
+
+        Raises:
+          LookupError: Nothing was measured yet.
+          ValueError: Any other suffix.
+        """
+        if Path(path).suffix != ".treeviz":
+            return self.render().save(path)
+        save(self.history, path)
+        return Path(path)
+
+    def keep(self, path: str | Path) -> Path:
+        """From now on write every step to a file, so that a crash loses no more than the steps of the last second.
+
+        If the disk is full or the file is deleted, the run goes on with its numbers in memory: one warning is logged,
+        the view says what the file lacks, and writing is tried again.
+
+        Returns:
+          The path of the file, which `GradientInspector.load` reads at any time. A file of another run stays as it is,
+          and the path is a new one: "run-2.treeviz". An inspector that was loaded from a file continues it.
+
+        Raises:
+          OSError: The file cannot be written, e.g. since its folder is not there.
+        """
+        kept = self._recorder.keep(Path(path))
+        if kept != Path(path):
+            text = f"keep: {path} is not of this run, and stays as it is; this run is kept in {kept}. To continue what "
+            warnings.warn(f"{text}is in a file, begin with GradientInspector.load({str(path)!r}).", stacklevel=2)
+        return kept
+
+    @classmethod
+    def load(cls, path: str | Path, **options) -> GradientInspector:
+        """An inspector with the history of a file that `save` or `keep` has written, to be shown or continued.
+
+        Args:
+          path: A .treeviz file.
+          **options: Those of `GradientInspector`.
+
+        Raises:
+          OSError: There is no such file, or it may not be read.
+          ValueError: The file is no history, or damaged.
+        """
+        inspector = cls(**options)
+        inspector._recorder.history = load(path)
+        return inspector
+
+    def __reduce__(self):
+        raise TypeError(
+            "GradientInspector: it follows steps of this process, so it cannot be pickled or copied. "
+            "inspector.save('run.treeviz') writes its history, GradientInspector.load('run.treeviz') reads it."
+        )
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        if self._recorder.is_empty:
+            return {"text/plain": repr(self)}
+        bundle = self.render()._repr_mimebundle_(include, exclude)
+        if "text/plain" in bundle:
+            bundle["text/plain"] = "\n".join([bundle["text/plain"], *finding_lines(self.findings, self.notes)])
+        return bundle
+
+    def __repr__(self) -> str:
+        """The leaves to look at first and the findings, for a terminal."""
+        if self._recorder.is_empty:
+            return "GradientInspector: nothing was measured yet"
+        return "\n".join([repr(self.render()), *finding_lines(self.findings, self.notes)])
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not measured in the watched steps, and why; and what of a loaded file could not be read."""
+        notes = [note for reference in self._watched if (step := reference()) is not None for note in step.notes]
+        return list(dict.fromkeys([*notes, *filter(None, [self._recorder.history.damage])]))

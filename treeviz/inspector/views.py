@@ -1,0 +1,68 @@
+"""The views of measured gradients: before, during and after a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from treeviz.analysis.sizes import headline, size_columns
+from treeviz.steps.columns import gradient_columns, ratio_columns
+from treeviz.steps.findings.finding import Finding
+from treeviz.steps.recording.history import History, main_source
+from treeviz.steps.series import gradient_histograms, gradient_series, table_of_source
+from treeviz.tree.from_paths import table_of_paths
+from treeviz.tree.safe_repr import visible
+from treeviz.views.text.terminal import paragraph
+from treeviz.views.tree_view import TreeView
+
+MOST_PRINTED = 5  # findings
+
+
+def waiting_view(name: str) -> TreeView:
+    """The root alone, before the first measurement."""
+    return TreeView(table_of_paths(name, [], []).with_headline("waiting for the first step"), [])
+
+
+def running_view(history: History, name: str, found: Sequence[Finding] = ()) -> TreeView:
+    """The tree of the main source with its norms until now, to which a page can append buckets."""
+    source = main_source(history)
+    _, newest = history.last(source)
+    table = table_of_source(history, source, name)
+    of_table = gradient_columns(table, {source: {k: newest[k] for k in ("norm", "nonfinite") if k in newest}})
+    table = table.with_columns(*size_columns(table), *of_table)
+    table = table.with_headline(*headline(table))
+    shown = [column for column in of_table if column.name.endswith("_norm")]
+    return TreeView(table, shown, series=gradient_series(history, table, source, found)[:1])
+
+
+def whole_view(
+    history: History, name: str, found: Sequence[Finding], *, source: str | None = None, lost: Sequence[str] = ()
+) -> TreeView:
+    """The tree of gradients: the newest numbers as columns, and the norm of every leaf and subtree as a series.
+
+    Args:
+      found: The findings in the history.
+      source: The tree to show; by default the main source.
+      lost: How many measurements were lost, and what the file of the run lacks.
+    """
+    source = source or main_source(history)
+    table = table_of_source(history, source, name)
+    step, numbers = history.last(source)
+    norm, *others = gradient_columns(table, {source: numbers})
+    measured = (norm, *ratio_columns(table, history, source), *others)
+    table = table.with_columns(*size_columns(table), *measured)
+    summary = f"{len(found)} finding{'s' * (len(found) != 1)}"
+    steps = f"{len(history):,} steps", f"step {step:,}"
+    table = table.with_headline(*headline(table), *steps, summary, *map(visible, lost))
+    series = gradient_series(history, table, source, found)
+    histograms = gradient_histograms(history, table, source)
+    columns = [*(column.name for column in measured), "parameters"]
+    return TreeView(table, table.chosen(columns), series=series, histograms=histograms)
+
+
+def finding_lines(found: Sequence[Finding], notes: Iterable[str]) -> list[str]:
+    """The worst findings and the notes, for a terminal."""
+    more = [f"  and {len(found) - MOST_PRINTED} more in inspector.findings"] if len(found) > MOST_PRINTED else []
+    lines = ["findings"] if found else []
+    for finding in found[:MOST_PRINTED]:
+        lines += paragraph(visible(str(finding), 2000))
+    return [*lines, *more, *(line for note in notes for line in paragraph(visible(note, 2000), ""))]

@@ -1,0 +1,211 @@
+"""Prepare a tree for a view: its table with all columns, and the columns shown first."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treeviz import integrations
+from treeviz.analysis.devices import device_columns
+from treeviz.analysis.facts import fact_columns
+from treeviz.analysis.sizes import headline, is_cut, size_columns
+from treeviz.analysis.user_columns import LeafFunction, column, function_columns
+from treeviz.tree import walk as walking
+from treeviz.tree.budget import DISPLAY, WHOLE, Budget
+from treeviz.tree.column import Column
+from treeviz.tree.facts import Note
+from treeviz.tree.safe_repr import class_name, value_text
+from treeviz.tree.table import TreeTable
+
+AnyColumn = str | Column | LeafFunction | Callable[[Any], Any]
+
+SIZES = ("parameters", "bytes", "leaves")
+STATISTICS = ("nan", "inf", "zeros", "min", "max", "mean", "std", "rms", "histogram")
+_OPTIONS = ("name", "columns", "stats", "values", "is_leaf", "depth", "whole", "beside", "keep")
+_MOST_NOT_READ = 1_000  # leaves with a note of their own
+
+
+class Prepared(NamedTuple):
+    """A table with all requested columns.
+
+    Attributes:
+      nodes: The node or leaf of each row.
+      columns: The columns shown at first.
+    """
+
+    table: TreeTable
+    nodes: list[Any]
+    columns: tuple[Column, ...]
+
+
+def scanned(
+    tree: Any, is_leaf: Callable[[Any], bool] | None, name: str, budget: Budget = WHOLE
+) -> tuple[TreeTable, list[Any]]:
+    """The table with its facts and sizes, and the node or leaf of each row."""
+    integrations.load()
+    table, nodes = walking.scan(tree, is_leaf=is_leaf, name=name, budget=budget)
+    on_devices, where = device_columns(table)
+    table = table.with_columns(*fact_columns(table), *on_devices, *size_columns(table))
+    return table.with_headline(*headline(table), *where), nodes
+
+
+def prepare(
+    tree: Any,
+    *,
+    name: str = "tree",
+    columns: Sequence[AnyColumn] | None = None,
+    stats: bool = False,
+    is_leaf: Callable[[Any], bool] | None = None,
+    trees: Mapping[str, Any] | None = None,
+    whole: bool = False,
+) -> Prepared:
+    """Walk the tree and add the columns of statistics, of other trees, and of the user's functions.
+
+    Args:
+      trees: Other trees by name, see `other_trees`. The other arguments are those of `treeviz.render`.
+
+    Raises:
+      TypeError: A tree was given as `stats`.
+      ValueError: `columns` has a name that the table does not have, or a `Column` of another length.
+    """
+    check_flag("stats", stats)
+    check_flag("whole", whole)
+    budget = WHOLE if whole else DISPLAY
+    table, nodes = scanned(tree, is_leaf, name, budget)
+    if stats:
+        table = _with_statistics(table, nodes, budget)
+    names_of_others: tuple[str, ...] = ()
+    if trees:
+        from treeviz.analysis.compare.side_by_side import other_tree_columns
+
+        found = other_tree_columns(table, nodes, trees, stats=stats, is_leaf=is_leaf, budget=budget)
+        table = table.with_columns(*found.columns).with_notes(found.notes)
+        names_of_others = found.shown
+    if columns is None:
+        names = _default_columns(table, stats, names_of_others) if trees else _alone(table, stats)
+        return Prepared(table, nodes, table.chosen(names))
+    table, names = _with_own(table, nodes, columns)
+    names += [name for name in names_of_others if name not in names]
+    return Prepared(table, nodes, table.chosen(names))
+
+
+def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget) -> TreeTable:
+    from treeviz.analysis.stats.columns import NOT_READ, value_statistics
+    from treeviz.analysis.stats.not_finite import not_finite
+
+    added, reasons = value_statistics(table, nodes, budget=budget)
+    left_out = [row for row, text in reasons.items() if text.startswith(NOT_READ)]
+    parts, notes = not_finite(table := table.with_columns(*added), is_whole=not left_out and not is_cut(table))
+    if left_out:
+        parts.append(f"statistics without {len(left_out):,} {'leaf' if len(left_out) == 1 else 'leaves'}")
+        for row in left_out[_MOST_NOT_READ:]:  # the headline counts them
+            del reasons[row]
+    table = table.with_notes({row: (Note("info", text),) for row, text in reasons.items()}).with_notes(notes)
+    return table.with_headline(*table.headline, *parts)
+
+
+def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the other trees of a call: keywords that are no options, and `beside=`.
+
+    Raises:
+      TypeError: A keyword is a flag, a number or a string and so no tree, or is given twice.
+    """
+    for name, tree in trees.items():
+        if type(tree) in (bool, int, str):
+            near = difflib.get_close_matches(name, _OPTIONS, n=1)
+            raise TypeError(
+                f"{caller}: there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
+                f"A keyword that is no option names another tree, and {value_text(tree)} is none."
+            )
+    others = {} if others is None else others
+    if not isinstance(others, Mapping):
+        raise TypeError(
+            f"{caller}: beside= is to be a dict of trees by name, and not a {class_name(type(others))}: "
+            "beside={'grads': grads}"
+        )
+    twice = [name for name in others if name in trees]
+    if twice:
+        raise TypeError(f"{caller}: {twice[0]!r} is given twice, as a keyword and in beside=.")
+    return {**trees, **{str(name): tree for name, tree in others.items()}}
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise a TypeError if a tree was given for a boolean option."""
+    _check(name, "True or False", type(value) in (bool, int, type(None)))
+
+
+def check_options(*, name: Any, columns: Any, is_leaf: Any, depth: Any) -> None:
+    """Raise a TypeError if a tree was given for an option that is no flag."""
+    _check("name", "text", isinstance(name, str))
+    _check("is_leaf", "a function", is_leaf is None or callable(is_leaf))
+    _check("depth", "a number of levels", depth is None or isinstance(depth, int | np.integer))
+    what = "a list of names, functions of a leaf and treeviz.Column objects"
+    _check("columns", what, columns is None or _are_columns(columns))
+
+
+def _are_columns(columns: Any) -> bool:
+    if isinstance(columns, Mapping):  # table.columns
+        return all(isinstance(each, Column) for each in columns.values())
+    are_some = isinstance(columns, Sequence | Set)
+    return are_some and all(isinstance(each, str | Column | LeafFunction) or callable(each) for each in columns)
+
+
+def _check(name: str, what: str, is_right: bool) -> None:
+    if not is_right:
+        raise TypeError(
+            f"{name}= is an option, {what}. To show a tree of that name beside the other, pass beside={{{name!r}: …}}."
+        )
+
+
+def _with_own(table: TreeTable, nodes: Sequence[object], columns: Sequence[AnyColumn]) -> tuple[TreeTable, list[str]]:
+    """Add the columns given as `Column` or function; return the table and the names of all requested columns."""
+    if isinstance(columns, str):
+        raise ValueError(f"columns= is to be a list: columns=[{columns!r}]")
+    functions = [
+        each if isinstance(each, LeafFunction) else column(each)
+        for each in columns
+        if not isinstance(each, (str, Column))
+    ]
+    given = [each for each in columns if isinstance(each, Column)]
+    for each in given:
+        n_values = len(each.levels if each.codes is None else each.codes)
+        if n_values != len(table):
+            raise ValueError(
+                f"column {each.name!r} has {n_values:,} values, but {table.name} has {len(table):,} rows: "
+                "one for each row, nodes included."
+            )
+    table = table.with_columns(*given)
+    made = function_columns(table, nodes, functions, table.columns) if functions else []
+    table = table.with_columns(*(one for each in made for one in each))
+    waiting, names = iter(made), []
+    for each in columns:
+        if isinstance(each, str):
+            names.append(each)
+        elif isinstance(each, Column):
+            names.append(each.name)
+        else:
+            names += [one.name for one in next(waiting)]
+    return table, names
+
+
+def _alone(table: TreeTable, stats: bool) -> tuple[str, ...]:
+    return (*SIZES, *_placement(table), *(STATISTICS if stats else ()))
+
+
+def _placement(table: TreeTable) -> tuple[str, ...]:
+    """The columns that say where the arrays lie, unless all of them are on one device."""
+    shardings = [facts.sharding for facts in table.facts if facts.sharding is not None]
+    is_spread = table.rolled(table.columns["devices"])[0] > 1 or any(each.n_devices > 1 for each in shardings)
+    memories = dict.fromkeys(each.memory for each in shardings if each.memory)
+    if not is_spread and not memories:
+        return ()
+    others = [name for name in (*(f"{memory}.bytes" for memory in memories), "host_bytes") if name in table.columns]
+    return ("device_bytes", *(name for name in others if table.rolled(table.columns[name])[0] > 0), "sharding")
+
+
+def _default_columns(table: TreeTable, stats: bool, others: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns to compare; the others are in the menu."""
+    return ("rms", *others, "nan", "bytes") if stats else (*others, "bytes")

@@ -1,0 +1,1 @@
+"""Measure: what happens in a jitted step: sow -> reap -> record -> findings, columns, series."""

@@ -1,0 +1,42 @@
+"""The cosine between the gradients of two steps, computed on the device."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from treeviz.steps.reduce import barrier
+
+
+@jax.jit
+def cosines(leaves: list[jax.Array | None], others: list[jax.Array | None]) -> jax.Array:
+    """uint32[len(leaves), 1]: the bits of the cosine of two leaves; NaN if one is None or zero.
+
+    Non-finite numbers count as zeros.
+    """
+    packed = [
+        np.full(1, np.nan, np.float32) if a is None or b is None else _cosine(a, b)
+        for a, b in zip(leaves, others, strict=True)
+    ]
+    return lax.bitcast_convert_type(jnp.stack(packed), jnp.uint32) if packed else jnp.zeros((0, 1), jnp.uint32)
+
+
+def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
+    left, right = (_scaled_by_peak(barrier(lax.stop_gradient(jnp.asarray(x)))) for x in (a, b))
+    dot = jnp.sum(jnp.stack([jnp.sum(x * y) for x, y in zip(left, right, strict=False)]))
+    squares = [jnp.sum(jnp.stack([jnp.sum(x * x) for x in parts])) for parts in (left, right)]
+    squares = squares[0] * squares[1]
+    return jnp.where(squares > 0, dot / jnp.sqrt(jnp.where(squares > 0, squares, 1)), np.float32(np.nan))[None]
+
+
+def _scaled_by_peak(x: jax.Array) -> list[jax.Array]:
+    """The real part, and the imaginary one if there is one, as float32, divided by the largest magnitude."""
+    parts = [x.real, x.imag] if jnp.issubdtype(x.dtype, jnp.complexfloating) else [x]
+    parts = [jnp.where(jnp.isfinite(x), x if x.dtype == jnp.float64 else x.astype(jnp.float32), 0) for x in parts]
+    peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in parts]))
+    down, up = (np.array(2.0**shift, peak.dtype) for shift in (-100, 100))
+    once = jnp.where(peak > up, down, jnp.where(peak < down, up, np.array(1, peak.dtype)))
+    again = once * peak
+    return [(x * once / jnp.where(again > 0, again, np.array(1, peak.dtype))).astype(jnp.float32) for x in parts]

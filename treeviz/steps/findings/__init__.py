@@ -1,0 +1,1 @@
+"""Problems in a history."""

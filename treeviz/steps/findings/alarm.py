@@ -1,0 +1,76 @@
+"""Report findings while a run goes on, and end the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from treeviz.steps.findings.find import findings
+from treeviz.steps.findings.finding import Finding, Thresholds
+from treeviz.steps.recording.history import History
+from treeviz.steps.stop import StopTraining
+
+_SHARE = 0.02  # of the time, for the search for findings during a run
+
+
+class Alarm:
+    """Searches for findings when a recorder has read something: the `alarm` of a `Recorder`.
+
+    It searches at once when a source has its first NaN or infinity, and at each flush; otherwise as often as 2 % of the
+    time allows.
+
+    Args:
+      thresholds: The limits beyond which numbers become findings.
+      on_finding: Called with each finding once.
+      raise_on: Kinds of findings that raise `StopTraining`.
+    """
+
+    def __init__(
+        self,
+        thresholds: Thresholds,
+        *,
+        on_finding: Callable[[Finding], None] | None = None,
+        raise_on: Collection[str] = (),
+    ) -> None:
+        self._thresholds, self._on_finding, self._raise_on = thresholds, on_finding, frozenset(raise_on)
+        self._reported: set[tuple] = set()
+        self._bad_sources: set[str] = set()
+        self._search_again = 0.0
+
+    def postpone(self) -> None:
+        """Let the next `was_read` search at once, after a read that may not raise."""
+        self._search_again = 0.0
+
+    def was_read(
+        self, history: History, bad_sources: set[str], forward: Mapping[str, tuple[str, ...]], *, is_flush: bool
+    ) -> None:
+        """Report new findings.
+
+        Args:
+          bad_sources: The sources with NaN or infinity in the steps that were read.
+          forward: As `findings` takes it.
+          is_flush: Search at any cost.
+
+        Raises:
+          StopTraining: A new finding is of a kind in `raise_on`.
+        """
+        is_worse = not bad_sources <= self._bad_sources
+        if is_flush or is_worse or time.monotonic() >= self._search_again:
+            self._search(history, forward)
+        self._bad_sources |= bad_sources
+
+    def _search(self, history: History, forward: Mapping[str, tuple[str, ...]]) -> None:
+        before = time.monotonic()
+        kinds = None if self._on_finding else sorted(self._raise_on)
+        found = findings(history, thresholds=self._thresholds, kinds=kinds, forward=forward)
+        now = time.monotonic()
+        self._search_again = now + (now - before) / _SHARE
+        for finding in found:
+            key = (finding.kind, finding.source, finding.path, finding.first)
+            if key in self._reported:
+                continue
+            self._reported.add(key)
+            if self._on_finding is not None:
+                self._on_finding(finding)
+            if finding.kind in self._raise_on:
+                raise StopTraining(str(finding))

@@ -1,0 +1,151 @@
+"""Findings about gradients that are clipped in nearly every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from treeviz.steps.findings.counts import NOT_GRADIENTS
+from treeviz.steps.findings.finding import Finding, Rank, Thresholds
+from treeviz.steps.names import kind_of
+from treeviz.steps.recording.history import History
+from treeviz.steps.recording.track import Timeline
+
+_SAME, _BOUND = 1e-4, 1e-3  # relative tolerances: of equal norms; of norms at the same bound
+_NEARLY_ALL = 0.95  # of the changed norms
+
+
+class _Compared(NamedTuple):
+    """Norms of the same steps before and after a transformation of the gradients.
+
+    Attributes:
+      steps: int64[k].
+      before, after: float64[k, leaves], without leaves that have no numbers.
+      largest: float64[k]: the largest magnitude after it; None if not measured.
+    """
+
+    steps: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    largest: np.ndarray | None
+
+
+def clipping(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+    """Gradients that are clipped in nearly every step.
+
+    If they were measured before and after clipping, the two are compared. Otherwise gradients with the same norm in
+    nearly every step are reported.
+    """
+    if kind_of(name) in NOT_GRADIENTS or "norm" not in history.statistics(name):
+        return
+    for before in reversed(list(history.sources)[: list(history.sources).index(name)]):
+        compared = _compared(history, before, name, thresholds)
+        if compared is not None:
+            yield from _always_smaller(compared, before, name, thresholds)
+            return
+    yield from _always_the_same(history, name, thresholds)
+
+
+def _compared(history: History, before: str, after: str, thresholds: Thresholds) -> _Compared | None:
+    """None if the sources differ in leaves or share too few steps, or if gradients grew from one to the other."""
+    a, b = history.sources[before], history.sources[after]
+    if kind_of(before) in NOT_GRADIENTS or (a.paths, a.sizes) != (b.paths, b.sizes):
+        return None
+    (steps, tops), (others, bottoms) = (_exact(history, name, "norm") for name in (before, after))
+    common, left, right = np.intersect1d(steps, others, assume_unique=True, return_indices=True)
+    has_number = np.array(a.has_number, bool)
+    tops, bottoms = tops[left][:, has_number], bottoms[right][:, has_number]
+    known = np.isfinite(tops).all(axis=1) & np.isfinite(bottoms).all(axis=1) & tops.any(axis=1) & bottoms.any(axis=1)
+    steps, tops, bottoms = common[known], tops[known], bottoms[known]
+    if len(steps) < max(thresholds.fewest_steps, 1) or (bottoms > tops * (1 + _SAME)).any():
+        return None
+    at, largest = _exact(history, after, "max_abs")
+    is_measured = bool(np.isin(steps, at).all())
+    largest = largest[np.searchsorted(at, steps)][:, has_number].max(axis=1) if is_measured else None
+    return _Compared(steps, tops, bottoms, largest)
+
+
+def _exact(history: History, name: str, statistic: str) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that are kept exactly, each once, and the values of the leaves at these steps."""
+    timeline = history.values(name, statistic)
+    steps, places = np.unique(timeline.until[timeline.n == 1], return_index=True)
+    return steps, timeline.latest[timeline.n == 1][places]
+
+
+def _always_smaller(compared: _Compared, before: str, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+    tops, bottoms = (np.linalg.norm(norms, axis=1) for norms in (compared.before, compared.after))
+    is_less = compared.after < compared.before * (1 - _SAME)
+    is_clipped = is_less.any(axis=1)
+    part = float(is_clipped.mean())
+    if part < thresholds.clipping or not _is_a_bound(compared, bottoms, is_less):
+        return
+    top, bottom = (float(np.median(norms[is_clipped])) for norms in (tops, bottoms))
+    has_one_bound = _is_constant(bottoms[is_clipped])
+    where = f"to about {np.quantile(tops, 0.9):.2g}, which nine of ten steps stay below" if has_one_bound else ""
+    yield Finding(
+        "clipping", name, "", -1, int(compared.steps[0]), int(compared.steps[-1]),
+        (("norm", bottom), ("norm before", top), ("part of steps", part)),
+        f"Clipping makes {name} smaller than {before} in {part:.0%} of the steps: the norm is {top:.4g} before it and "
+        f"{bottom:.4g} after it.",
+        f"Then the bound only rescales the learning rate: raise it{' ' * bool(where)}{where}, or lower the learning "
+        "rate instead.",
+        (), top / bottom,
+        rank=Rank.CHOICE,
+    )  # fmt: skip
+
+
+def _is_a_bound(compared: _Compared, norms: np.ndarray, is_less: np.ndarray) -> bool:
+    """Whether gradients were clipped at a bound, not scaled by a learning rate.
+
+    A clipped norm, largest magnitude or norm of a leaf is constant; or leaves are unchanged in some steps.
+    """
+    is_clipped = is_less.any(axis=1)
+    if _is_constant(norms[is_clipped]):
+        return True
+    if compared.largest is not None and _is_constant(compared.largest[is_clipped]):
+        return True
+    bounds = np.ma.median(np.ma.array(compared.after, mask=~is_less), axis=0).filled(np.nan)
+    if np.mean((np.abs(compared.after - bounds) <= _BOUND * bounds)[is_less]) >= _NEARLY_ALL:
+        return True
+    is_same = compared.after >= compared.before * (1 - 1e-6)
+    return bool((is_less.any(axis=0) & (is_same & (compared.after > 0)).any(axis=0)).any())
+
+
+def _is_constant(values: np.ndarray) -> bool:
+    middle = float(np.median(values))
+    return float(np.mean(np.abs(values - middle) <= _BOUND * middle)) >= _NEARLY_ALL
+
+
+def _always_the_same(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+    timeline: Timeline = history.values(name, "norm")
+    is_exact = timeline.n == 1  # the norms of the leaves in a bucket can be of different steps
+    root = np.sqrt(np.nansum(timeline.latest[is_exact] ** 2, axis=1))
+    if root.size < max(thresholds.fewest_steps, 1) or not (root > 0).all():
+        return
+    if (np.ptp(timeline.latest[is_exact], axis=0) <= _SAME * root[0]).all() and _is_same_inside(history, name, root[0]):
+        return  # constant gradients: the loss is linear, or the loop drops the new parameters
+    bound = float(np.median(root))
+    part = float(np.mean(np.abs(root - bound) <= _SAME * bound))
+    if part >= thresholds.clipping:
+        yield Finding(
+            "clipping", name, "", -1, int(timeline.first[is_exact][0]), int(timeline.until[-1]),
+            (("norm", bound), ("part of steps", part)),
+            f"The norm of {name} was {bound:.4g} in {part:.0%} of the steps: they are clipped always.",
+            "Then the bound only rescales the learning rate: raise it to some times the usual norm before clipping "
+            "(which a measurement placed before it shows), or lower the learning rate instead.",
+            rank=Rank.CHOICE,
+        )  # fmt: skip
+
+
+def _is_same_inside(history: History, name: str, norm: float) -> bool:
+    """Whether gradients whose leaves have constant norms are constant, as far as the statistics show.
+
+    Under clipping by the global norm, the norms of several leaves vary, but that of a single leaf does not: there the
+    largest magnitude decides.
+    """
+    if len(history.sources[name].paths) > 1:
+        return True
+    _, largest = _exact(history, name, "max_abs")
+    return bool(len(largest)) and bool((np.ptp(largest, axis=0) <= _SAME * norm).all())

@@ -1,0 +1,194 @@
+"""Measure trees of arrays within a jitted step, and read the numbers on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util
+
+from treeviz.steps.cosine import cosines
+from treeviz.steps.reduce import reduce_leaves
+from treeviz.steps.statistics import LIGHT, check_statistics, unpack
+from treeviz.tree.safe_repr import printable
+from treeviz.tree.walk import walk
+
+LAST = "last_grads"  # the name of the tree whose leaves are compared with those of "grads"
+
+
+class MeasuredTree(NamedTuple):
+    """Names, sizes and dtypes of the leaves of a measured tree. Hashable; equal for trees of the same structure.
+
+    Attributes:
+      name: "grads", "params", "updates", or a name that the user chose.
+      paths: The key path of each leaf in JAX's order, as `jax.tree_util.keystr` writes it (but right for namedtuples).
+      sizes: The number of elements of each leaf.
+      dtypes: "float32", "key<fry>"; "" for a leaf that is not an array.
+      has_number: Whether the leaf is measured: a real or complex array with at least one element.
+      shapes: "768,2304", "" for a scalar; an empty tuple where shapes are not known, as in files of older versions.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    sizes: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    has_number: tuple[bool, ...]
+    shapes: tuple[str, ...] = ()
+
+
+@tree_util.register_pytree_node_class
+class Measurement:
+    """The statistics of some trees as they leave a jitted step: a pytree whose leaves are uint32 arrays.
+
+    Return it from the step like any other output, and give it to `GradientInspector.record`, or read it with
+    `numbers_of`. `lax.scan` and `jax.vmap` add leading axes, one entry per inner step or member.
+
+    Attributes:
+      packed: For each measured tree, by name: uint32[..., leaves, words]; `treeviz.steps.statistics.unpack` reads it.
+      sources: The measured trees, sorted by name.
+      statistics: The requested statistics, in order; `statistics_of` has those of one tree.
+    """
+
+    def __init__(
+        self,
+        packed: Mapping[str, Any],
+        sources: Sequence[MeasuredTree],
+        statistics: tuple[str, ...] = LIGHT,
+    ) -> None:
+        self.packed = dict(packed)
+        self.sources = tuple(sources)
+        self.statistics = tuple(statistics)
+
+    def tree_flatten(self):
+        return tuple(self.packed[s.name] for s in self.sources), (self.sources, self.statistics)
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        sources, statistics = aux
+        self = object.__new__(cls)
+        self.packed = {source.name: child for source, child in zip(sources, children, strict=True)}
+        self.sources, self.statistics = sources, statistics
+        return self
+
+    def statistics_of(self, name: str) -> tuple[str, ...]:
+        """The statistics in the packed rows of a tree, in order."""
+        return (*self.statistics, "cosine") if name == "grads" and LAST in self.packed else self.statistics
+
+    def __repr__(self) -> str:
+        of = ", ".join(f"{source.name}: {len(source.paths)} leaves" for source in self.sources)
+        return f"Measurement({of}; {', '.join(self.statistics)})"
+
+
+def measure(*, statistics: tuple[str, ...] = LIGHT, **trees: Any) -> Measurement:
+    """Measure trees of arrays within a jitted step, and return the statistics from it.
+
+        @jax.jit
+        def update(params, x):
+            grads = jax.grad(lambda w: jnp.sum((x * w) ** 2))(params)
+            return params - 0.1 * grads, tv.measure(params=params, grads=grads)
+
+        inspector, params = tv.GradientInspector(), jnp.ones(3)
+        for _ in range(10):
+            params, measurement = update(params, jnp.arange(3.0))
+            inspector.record(measurement)
+
+    Pure, and works under `jit`, `vmap`, `scan`, `grad` and `shard_map`. Changes no tree, and reads no array on
+    the host. Costs one pass over the numbers with `LIGHT`, about two with `FULL` and six with `HISTOGRAM`, and
+    16, 36 or 292 bytes of output for each leaf.
+
+    Args:
+      statistics: `LIGHT` is cheap enough for every step; `FULL` adds mean, zeros, NaN and infinities; `HISTOGRAM` adds
+        the count of each power of two.
+      **trees: Any pytrees, by name. With "params", "grads" and "updates" the inspector shows their ratios too; with
+        "last_grads", the gradients of the step before, the cosine of each leaf of "grads" with them is measured.
+
+    Returns:
+      A `Measurement`.
+
+    Raises:
+      ValueError: A statistic is not known, or "last_grads" has another structure than "grads".
+    """
+    statistics = check_statistics(statistics)
+    trees = {printable(name): tree for name, tree in trees.items()}
+    sources = [source_of(tree, name) for name, tree in sorted(trees.items())]
+    packed = {name: reduce_tree(tree, statistics=statistics) for name, tree in trees.items()}
+    if LAST in trees and "grads" in trees:
+        if jax.tree.structure(trees["grads"]) != jax.tree.structure(trees[LAST]):
+            raise ValueError("measure: last_grads has another structure than grads; start with a tree of zeros.")
+        both = cosines(_numeric(trees["grads"]), _numeric(trees[LAST]))
+        packed["grads"] = jnp.concatenate([packed["grads"], both], axis=1)
+    return Measurement(packed, sources, statistics)
+
+
+def find_measurements(tree: Any) -> list[Measurement]:
+    """The measurements in a pytree, e.g. in an optimizer's state, in JAX's order of leaves."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Measurement))
+    return [leaf for leaf in leaves if isinstance(leaf, Measurement)]
+
+
+def _numeric(tree: Any) -> list:
+    return [leaf if _has_number(leaf) else None for leaf in jax.tree.leaves(tree)]
+
+
+def reduce_tree(tree: Any, *, statistics: tuple[str, ...] = LIGHT) -> jax.Array:
+    """uint32[leaves, words]: the packed statistics of each leaf, in JAX's order; `unpack` reads them.
+
+    Pure, and traceable under every transformation. A leaf without numbers (integers, a key, an empty array) is marked.
+    """
+    statistics = check_statistics(statistics)
+    return reduce_leaves(_numeric(tree), statistics)
+
+
+def source_of(tree: Any, name: str) -> MeasuredTree:
+    """Names, sizes and dtypes of the leaves of a tree. Takes some µs a leaf; reads no value.
+
+    All texts are printable, since they are shown, and written to files that other people open.
+    """
+    leaves = jax.tree.leaves(tree)
+    return MeasuredTree(
+        printable(name),
+        tuple(map(printable, _paths(tree, len(leaves)))),
+        tuple(int(np.prod(getattr(leaf, "shape", ()), dtype=object)) for leaf in leaves),
+        tuple(printable(str(getattr(leaf, "dtype", ""))) for leaf in leaves),
+        tuple(_has_number(leaf) for leaf in leaves),
+        tuple(",".join(map(str, getattr(leaf, "shape", ()))) for leaf in leaves),
+    )
+
+
+def _paths(tree: Any, n_leaves: int) -> tuple[str, ...]:
+    rows = list(walk(tree).leaves)
+    if len(rows) == n_leaves:
+        return tuple(row.keystr for row in rows)
+    # The walk was cut short, or counts leaves differently from JAX.
+    return tuple(tree_util.keystr(path) for path, _ in tree_util.tree_flatten_with_path(tree)[0])
+
+
+def _has_number(leaf: Any) -> bool:
+    if type(leaf) in (float, complex):
+        return True
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
+        return False
+    return leaf.dtype != np.dtype(object) and jnp.issubdtype(leaf.dtype, jnp.inexact) and 0 not in leaf.shape
+
+
+def numbers_of(measurement: Measurement) -> dict[str, dict[str, np.ndarray]]:
+    """The numbers of a measurement: for each tree, by name, the result of `unpack`. Waits for the step.
+
+    numbers_of(measurement)["grads"]["norm"]    # float64[leaves]
+    """
+    with jax.transfer_guard("allow"):
+        packed = jax.device_get(measurement.packed)
+    return {
+        source.name: unpack(packed[source.name], measurement.statistics_of(source.name), source.sizes)
+        for source in measurement.sources
+    }
+
+
+def steps_of(numbers: Mapping[str, Mapping[str, np.ndarray]]) -> Iterator[dict[str, dict[str, np.ndarray]]]:
+    """Split numbers that `scan` stacked along the first axis into those of each inner step."""
+    n_steps = min(len(values) for statistics in numbers.values() for values in statistics.values())
+    for i in range(n_steps):
+        yield {name: {k: values[i] for k, values in statistics.items()} for name, statistics in numbers.items()}

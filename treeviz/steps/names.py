@@ -1,0 +1,28 @@
+"""Names of measured trees: "updates of generator" belong to the same step as "grads of generator"."""
+
+from __future__ import annotations
+
+import re
+
+_KINDS = ("grads", "params", "updates")
+
+
+def kind_of(name: str) -> str:
+    """ "grads", "params" or "updates", by the first word of a name; "" for a name that the user chose."""
+    first = name.split(" ")[0]
+    return first if first in _KINDS else ""
+
+
+def name_of_tap(name: str) -> str:
+    """The name of a tapped tree: "tap grads" where the user's is that of a gradient, of parameters or of updates."""
+    return f"tap {name}" if kind_of(name) else name
+
+
+def sibling_name(name: str, kind: str) -> str:
+    """The name of the tree of another kind in the same step: "grads of critic" gives "params of critic".
+
+    Micro-batches ("grads #2") share one tree of parameters and one of updates. A name that the user chose gives the
+    kind itself: the step is assumed to have one such tree.
+    """
+    mine = kind_of(name)
+    return kind + re.sub(r" #\d+(?= of |$)", "", name.removeprefix(mine)) if mine else kind

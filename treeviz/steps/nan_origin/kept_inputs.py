@@ -1,0 +1,155 @@
+"""Copies of the inputs of the newest steps, to run a bad step again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from treeviz.steps.nan_origin.locate import locate_nan_in
+from treeviz.steps.nan_origin.report import NanOrigin
+from treeviz.steps.stop import StopTraining
+from treeviz.tree.forks import Lock
+from treeviz.tree.safe_repr import error_text
+
+Key = tuple[str, int]  # which step function, and the number of its call
+
+
+class Inputs(NamedTuple):
+    """The arguments of a call of a step.
+
+    Attributes:
+      step: The function.
+      number: The number of the step.
+      args, kwargs: Copies.
+    """
+
+    step: Callable
+    number: int
+    args: tuple
+    kwargs: dict[str, Any]
+
+
+class Step(Protocol):
+    """A watched step; see `treeviz.steps.tracing.watch.Watched`."""
+
+    before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None
+
+    @property
+    def __wrapped__(self) -> Callable: ...
+
+
+class KeptInputs:
+    """Keeps the inputs of the newest steps. Once a step is known to be bad, its inputs alone are kept.
+
+    Attributes:
+      bad: The inputs of the first step with NaN or Inf in its gradients; None as long as there is none.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.bad: Inputs | None = None
+        self._most = most
+        self._kept: dict[Key, Inputs] = {}
+        self._unread: set[Key] = set()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def newest_first(self) -> list[Inputs]:
+        """The inputs of the bad step, or else those of the newest steps."""
+        with self._lock:
+            return list(reversed(self._kept.values())) if self.bad is None else [self.bad]
+
+    def follow(self, step: Step, suffix: str, read: Callable[[], None]) -> None:
+        """Keep the inputs of a step from now on, until that raises; `read` as in `keep`.
+
+        Args:
+          suffix: The name of the step function in the keys of its calls.
+        """
+
+        def before(number: int, copies: Callable[[], tuple[tuple, dict]]) -> None:
+            try:
+                self.keep((suffix, number), lambda: Inputs(step.__wrapped__, number, *copies()), read)
+            except StopTraining:
+                raise
+            except Exception as error:
+                step.before = None
+                text = f"inspector: inputs are not kept any more, {error_text(error)}"
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+        step.before = before
+
+    def keep(self, key: Key, inputs: Callable[[], Inputs], read: Callable[[], None]) -> None:
+        """Keep the inputs of a step that is about to run, in place of the oldest that was read.
+
+        Args:
+          inputs: Makes the copies; is not called when there is a bad step already.
+          read: Called when there is no room: reads what was measured.
+        """
+        if self.bad is not None:
+            return
+        if len(self._unread) >= self._most:
+            read()
+        with self._lock:
+            while len(self._kept) >= self._most:
+                # A step that raised has no measurement, so its key stays unread.
+                oldest = next((key for key in self._kept if key not in self._unread), next(iter(self._kept)))
+                self._forget(oldest)
+            if self.bad is None:
+                self._kept[key] = inputs()
+                self._unread.add(key)
+
+    def seen(self, key: Key, is_bad: bool) -> None:
+        """Record that the numbers of a step were read."""
+        with self._lock:
+            self._unread.discard(key)
+            if is_bad and self.bad is None:
+                self.bad = self._kept.get(key)
+                self._kept.clear()
+                self._unread.clear()
+
+    def _forget(self, key: Key) -> None:
+        del self._kept[key]
+        self._unread.discard(key)
+
+
+def locate_nan_in_kept(kept: KeptInputs | None, step: int | None = None) -> NanOrigin | None:
+    """Run kept steps again, and report the origin of the first NaN or Inf; None if there is none.
+
+    Args:
+      kept: None: no inputs are kept.
+      step: The number of a step; NaN that reaches none of its results is reported, too. None: the step whose gradients
+        are known to be bad; if there is none, the newest steps, one after the other, until one has finite inputs and a
+        result that is not finite.
+
+    Raises:
+      LookupError: No inputs are kept, or not those of that step any more.
+      CannotLocateNan: A step cannot be replayed.
+    """
+    if kept is None:
+        raise LookupError(
+            "locate_nan: no inputs were kept. Run again with GradientInspector(keep_inputs=True), or call "
+            "treeviz.steps.nan_origin.locate.locate_nan(step, *args) with inputs that you have."
+        )
+    known = kept.newest_first
+    chosen = [inputs for inputs in known if step is None or inputs.number == step]
+    if step is not None and not chosen:
+        there = ", ".join(str(inputs.number) for inputs in reversed(known)) or "none yet"
+        raise LookupError(
+            f"locate_nan: the inputs of step {step} are not kept. There are those of: {there}. Of the inspected steps "
+            "the newest are kept, and once a gradient was not finite only those of that step; GradientInspector("
+            "keep_inputs=10) keeps ten."
+        )
+    found: NanOrigin | None = None
+    for inputs in chosen:
+        # A healthy step may compute a NaN that it does not use.
+        only_results = step is None and kept.bad is None
+        origin = locate_nan_in(inputs.step, inputs.args, inputs.kwargs, only_results=only_results)
+        if origin is not None:
+            found = replace(origin, step=inputs.number)
+        if found is not None and (origin is None or origin.direction != "input"):
+            break  # a bad input may come from the step before
+    return found

@@ -1,0 +1,1 @@
+"""From the device into bounded memory."""

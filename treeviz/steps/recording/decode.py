@@ -1,0 +1,192 @@
+"""Decode measurements from the device, many at a time, into the numbers of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeviz.steps.measure import MeasuredTree, Measurement, find_measurements
+from treeviz.steps.statistics import STATISTICS, unpack
+from treeviz.steps.tracing.attribution import Attribution
+from treeviz.tree.safe_repr import printable
+
+Numbers = dict[str, dict[str, np.ndarray]]
+
+
+class Arrived(NamedTuple):
+    """A measurement that a step returned.
+
+    Attributes:
+      measurement: Its arrays may not be computed yet.
+      step: The number of the step.
+      watches: The attributions of the sources, by name, if the step is watched.
+      suffix: Appended to the names of the sources, so that those of several steps differ.
+    """
+
+    measurement: Measurement
+    step: int
+    watches: Mapping[str, Attribution] = MappingProxyType({})
+    suffix: str = ""
+
+    def is_ready(self) -> bool:
+        """Whether it can be read without waiting."""
+        return all(getattr(packed, "is_ready", _yes)() for packed in self.measurement.packed.values())
+
+
+def _yes() -> bool:
+    return True  # a callback gets NumPy arrays
+
+
+class StepNumbers(NamedTuple):
+    """The numbers of one step, by source and statistic.
+
+    Attributes:
+      call: The suffix and the number of the call; inner steps share it.
+    """
+
+    step: int
+    sources: list[MeasuredTree]
+    numbers: Numbers
+    call: tuple[str, int]
+
+    @property
+    def bad_sources(self) -> set[str]:
+        """The sources that contain NaN or Inf."""
+        of = self.numbers.items()
+        return {name for name, numbers in of if "nonfinite" in numbers and (numbers["nonfinite"] > 0).any()}
+
+
+def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
+    """The leading axes of each source: "step", "member" or "device" for each.
+
+    In a measurement that the user returned from the step, the first leading axis is assumed to be that of a loop.
+    """
+    axes = {}
+    for name, packed in arrived.measurement.packed.items():
+        if name in arrived.watches:
+            axes[name] = tuple(axis.kind for axis in arrived.watches[name].axes)
+        else:
+            axes[name] = ("step", *("member",) * (packed.ndim - 3))[: max(packed.ndim - 2, 0)]
+    return axes
+
+
+def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[StepNumbers]:
+    """The numbers of every step; inner steps of a loop count as steps of their own. Waits for the device.
+
+    In a step of `k` inner steps, the i-th has the number `step * k + i`.
+
+    Args:
+      members: "joined": one value for all members of a `vmap`, e.g. the norm over all. "each": a leaf per member.
+    """
+    for _, group in groupby(arrived, key=_layout):
+        alike = list(group)
+        first = alike[0]
+        axes = axes_of(first)
+        sources, by_source = [], {}
+        for source in first.measurement.sources:
+            with jax.transfer_guard("allow"):
+                stacked = np.stack([np.asarray(each.measurement.packed[source.name]) for each in alike])
+            numbers = unpack(stacked, first.measurement.statistics_of(source.name))
+            source, rows = _leaf_rows(source, numbers, ("batch", *axes[source.name]), members)
+            source = source._replace(name=printable(source.name + first.suffix))
+            by_source[source.name] = rows
+            sources.append(source)
+        yield from _step_by_step(alike, sources, by_source)
+
+
+def recordable(measured: Any) -> list[Measurement]:
+    """A measurement; or copies of those in a tree, such as an optimizer's state, which the next step may donate.
+
+    Raises:
+      ValueError: There is none.
+    """
+    if isinstance(measured, Measurement):
+        return [measured]
+    measurements = find_measurements(measured)
+    if not measurements:
+        raise ValueError(
+            f"record: there is no measurement in this {type(measured).__name__}. Give it what treeviz.measure() "
+            "gave, or an optimizer's state that treeviz.inspect_gradients() has a place in."
+        )
+    return copied(measurements)
+
+
+def copied(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Copies of measurements; those with the same statistics become one measurement."""
+    packed = iter(_copy([list(each.packed.values()) for each in measurements]))
+    of_statistics: dict[tuple[str, ...], tuple[dict, list[MeasuredTree]]] = {}
+    for each in measurements:
+        all_packed, sources = of_statistics.setdefault(each.statistics, ({}, []))
+        all_packed.update(zip(each.packed, next(packed), strict=True))
+        sources += each.sources
+    return [Measurement(*both, statistics) for statistics, both in of_statistics.items()]
+
+
+@jax.jit
+def _copy(packed):
+    return jax.tree.map(jnp.copy, packed)
+
+
+def _layout(arrived: Arrived) -> Any:
+    """A key that is equal for measurements that can be read together."""
+    measurement = arrived.measurement
+    shapes = tuple(packed.shape for packed in measurement.packed.values())
+    # By id: one program has the same source objects, and comparing a thousand leaves takes time.
+    return tuple(map(id, measurement.sources)), measurement.statistics, shapes, id(arrived.watches), arrived.suffix
+
+
+def _leaf_rows(source: MeasuredTree, numbers: dict[str, np.ndarray], kinds: Sequence[str], members: str):
+    """Numbers as [batch, inner steps, leaves, …], whatever their leading axes."""
+    n_front = len(kinds)
+    of_steps = [i for i, kind in enumerate(kinds) if kind == "step"]
+    of_members = [i for i, kind in enumerate(kinds) if kind in ("member", "device")]
+    rows = {}
+    n_members = 1
+    for name, values in numbers.items():
+        shape = values.shape
+        values = np.transpose(values, [0, *of_steps, *of_members, *range(n_front, values.ndim)])
+        n_members = int(np.prod([shape[i] for i in of_members], dtype=np.int64))
+        n_steps = int(np.prod([shape[i] for i in of_steps], dtype=np.int64))
+        values = values.reshape(shape[0], n_steps, n_members, *shape[n_front:])
+        if not of_members or (members == "joined"):
+            rows[name] = STATISTICS[name].join_members(values, axis=2) if of_members else values[:, :, 0]
+        else:
+            values = np.moveaxis(values, 2, 3)  # the members of a leaf follow one another
+            rows[name] = values.reshape(*values.shape[:2], -1, *values.shape[4:])
+    if of_members and members == "each":
+        source = _of_each_member(source, n_members)
+    return source, rows
+
+
+def _of_each_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
+    def repeated(values: Sequence) -> tuple:
+        return tuple(value for value in values for _ in range(n_members))
+
+    paths = tuple(f"{path}[{member}]" for path in source.paths for member in range(n_members))
+    return source._replace(
+        paths=paths,
+        sizes=repeated(source.sizes),
+        dtypes=repeated(source.dtypes),
+        has_number=repeated(source.has_number),
+        shapes=repeated(source.shapes),
+    )
+
+
+def _step_by_step(arrived: Sequence[Arrived], sources: list[MeasuredTree], by_source: Numbers) -> Iterator[StepNumbers]:
+    n_inner = {name: next(iter(numbers.values())).shape[1] for name, numbers in by_source.items()}
+    most = max(n_inner.values())
+    for batch, each in enumerate(arrived):
+        for inner in range(most):
+            numbers = {
+                name: {statistic: values[batch, min(inner, n_inner[name] - 1)] for statistic, values in rows.items()}
+                for name, rows in by_source.items()
+                # a source that was measured once in a loop belongs to its last step
+                if n_inner[name] == most or inner == most - 1
+            }
+            yield StepNumbers(each.step * most + inner, sources, numbers, (each.suffix, each.step))

@@ -1,0 +1,195 @@
+"""Histories in files.
+
+A history is a zip file, which `numpy.load` reads too. Its `header.json` is `{"format": "treeviz-history", "version": 1,
+"run", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number", "shapes"}],
+"tracks": [{"source", "statistic", "bucket_width"}]}`. The arrays of track i are, oldest first:
+
+- `i/exact_steps.npy` int64[n] and `i/exact.npy` [n, leaves], or [n, leaves, 64] of histograms;
+- `i/bucket_steps.npy` int64[3, k], the first step, the last and how many, and `i/buckets.npy` [3, k, leaves], of floats
+  the least, of counts the sum; the greatest; the last.
+
+During a run there is a journal in the same folder, `name.journal`: the line `treeviz-journal 1 RUN`, then a record per
+step. A record is the lengths of its two parts as little-endian uint32; JSON `{"n", "step", "arrays":
+[[source, statistic]]}` in UTF-8; the arrays, little-endian float64 or int64; and the CRC-32 of all that as uint32.
+`n` is the number of steps before, so that steps in both files are read once. A truncated or damaged record ends the
+journal.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.recording.history import History
+from treeviz.steps.recording.records import replay
+from treeviz.steps.recording.track import FEWEST_BUCKETS, FEWEST_EXACT
+from treeviz.tree.safe_repr import printable, visible
+
+FORMAT, VERSION = "treeviz-history", 1
+_ARRAYS = ("exact_steps", "exact", "bucket_steps", "buckets")
+_MOST_HEADER = 1 << 28  # bytes
+
+
+def save(history: History, path: str | os.PathLike) -> None:
+    """Write a history to one file, atomically.
+
+    The records of a journal of this file are dropped, since the file contains them.
+    """
+    path = Path(path)
+    write(history, path)
+    if history.journal is not None:
+        history.journal.saved(history, path)
+
+
+def write(history: History, path: Path) -> None:
+    """Write a history to one file, atomically, and leave its journal as it is."""
+    history.finish()
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "run": history.run,
+        "n_appended": history.n_appended,
+        "max_bytes": history.max_bytes,
+        "sources": [source._asdict() for source in history.sources.values()],
+        "tracks": [
+            {"source": source, "statistic": statistic, "bucket_width": track.bucket_width}
+            for (source, statistic), track in history.tracks.items()
+        ],
+    }
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+    try:
+        with io.BufferedWriter(FileIO(handle, "w")) as file:
+            with _NewArchive(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+                archive.writestr("header.json", json.dumps(header))
+                for i, track in enumerate(history.tracks.values()):
+                    for name, array in zip(_ARRAYS, track.arrays(), strict=True):
+                        with archive.open(f"{i}/{name}.npy", "w", force_zip64=True) as member:
+                            np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class _NewArchive(zipfile.ZipFile):
+    """An archive that is closed when it is complete: else an error of zipfile would hide a Ctrl-C."""
+
+    def __exit__(self, kind, *_: object) -> None:
+        if kind is None:
+            self.close()
+
+    def __del__(self) -> None:
+        pass
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def load(path: str | os.PathLike) -> History:
+    """Read what `save` or `keep` wrote.
+
+    Raises:
+      OSError: There is no such file, or it may not be read.
+      ValueError: The file is no history, is damaged, or has a newer format.
+    """
+    path = Path(path)
+    with open(path, "rb") as file:
+        try:
+            history = _history_in(file)
+        except Exception as error:  # a damaged zip file makes zipfile, zlib and NumPy raise nearly anything
+            why = visible(str(error), 300) or type(error).__name__
+            shown = visible(str(path), 1000)
+            raise ValueError(f"load: {shown} is no history that this version of treeviz can read: {why}") from error
+    journal = journal_of(path)
+    if journal.exists():
+        replay(history, journal)
+    return history
+
+
+def run_in(path: Path) -> str:
+    """The identifier of the run in a file; empty if it is no history. Takes well below a millisecond."""
+    try:
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            return str(_header(archive)["run"])
+    except Exception:
+        return ""
+
+
+def journal_of(path: str | os.PathLike) -> Path:
+    return Path(f"{os.fspath(path)}.journal")
+
+
+def _history_in(file: BinaryIO) -> History:
+    with zipfile.ZipFile(file) as archive:
+        header = _header(archive)
+        history = History(list(_sources(header["sources"])), int(header["max_bytes"]))
+        history.run, history.n_appended = str(header["run"]), int(header["n_appended"])
+        tracks = [
+            (history.new_track(printable(of["source"]), of["statistic"]), int(of["bucket_width"]))
+            for of in header["tracks"]
+        ]
+        n_least = sum(8 * int(np.prod(track.shape)) * (FEWEST_EXACT + 3 * FEWEST_BUCKETS) for track, _ in tracks)
+        n_left = 2 * (history.max_bytes + n_least) + (1 << 16) * len(tracks)  # of bytes; more is no history
+        for i, (track, bucket_width) in enumerate(tracks):
+            arrays = []
+            for name in _ARRAYS:
+                data = _content(archive, f"{i}/{name}.npy", n_left)
+                n_left -= len(data)
+                arrays.append(_array(data))
+            track.restore(arrays, bucket_width)
+    return history
+
+
+def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
+    header = json.loads(_content(archive, "header.json", _MOST_HEADER))
+    if header["format"] != FORMAT or header["version"] > VERSION:
+        raise ValueError(f"version {header['version']} of {header['format']}")
+    return header
+
+
+def _sources(fields: list[dict[str, Any]]) -> Iterator[MeasuredTree]:
+    for name, *of_leaves in (list(source.values()) for source in fields):
+        source = MeasuredTree(str(name), *map(tuple, of_leaves))
+        is_whole = len({len(values) for values in source[1:5]}) == 1
+        for values, kind in zip(source[1:], (str, int, str, int, str), strict=True):
+            is_whole &= all(isinstance(value, kind) for value in values)
+        if not is_whole:
+            raise ValueError(f"the leaves of {source.name!r} do not fit together")
+        texts = {field: tuple(map(printable, getattr(source, field))) for field in ("paths", "dtypes", "shapes")}
+        yield source._replace(name=printable(source.name), **texts)
+
+
+def _content(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """What a member contains, if that is at most `most` bytes."""
+    member = archive.getinfo(name)
+    if member.file_size > most or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name} has {member.file_size:,} bytes in compression {member.compress_type}")
+    with archive.open(member) as file:  # `archive.read` would inflate more than the directory says
+        return file.read(member.file_size)
+
+
+def _array(data: bytes) -> np.ndarray:
+    """The array in a .npy file. Allocates nothing for a shape that the data does not have."""
+    file = io.BytesIO(data)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("an array has another format")
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.kind not in "if" or is_fortran or min(shape, default=0) < 0:
+        raise ValueError(f"an array is {dtype} of {shape}")
+    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)

@@ -1,0 +1,323 @@
+"""From the device to the history: measurements wait until they are computed, and are read in batches."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import jax
+
+from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.recording.decode import Arrived, StepNumbers, read
+from treeviz.steps.recording.history import History
+from treeviz.steps.recording.journal import keep
+from treeviz.steps.recording.ticker import Ticker
+from treeviz.tree.forks import Lock
+from treeviz.tree.safe_repr import printable
+
+BATCH = 64  # measurements that are read together
+AHEAD = 16  # newer measurements, which the device may not have finished
+MOST_WAITING = 1024  # if none of these is ready, the oldest is dropped
+MOST_LATE = 16  # unread measurements that a loop with an alarm may have
+KEPT_WITHIN_S = 1.0  # after which a measurement that is ready is read, so that it is in the file
+
+
+class Listener(Protocol):
+    """Follows a run, e.g. for a widget. Its methods run in the threads that record and read."""
+
+    def arrived(self) -> bool:
+        """A measurement was taken in. Returns whether to read now what can be read without waiting."""
+        ...
+
+    def was_read(self) -> None:
+        """The history has new numbers. No other thread reads meanwhile."""
+        ...
+
+
+class Alarm(Protocol):
+    """Searches what was read for findings, and may end the run; see `treeviz.steps.findings.alarm`."""
+
+    def was_read(
+        self, history: History, bad_sources: set[str], forward: Mapping[str, tuple[str, ...]], *, is_flush: bool
+    ) -> None: ...
+
+    def postpone(self) -> None: ...
+
+
+class _Batch(NamedTuple):
+    """Measurements that were read together. If an interrupt comes, the next reading goes on with what is left of them.
+
+    Attributes:
+      arrived: The measurements, which were the oldest of those that wait.
+      rows: Their numbers.
+      n_before: How many steps the history had before them.
+      n_dropped: How many measurements are lost, with those of this batch that could not be read.
+    """
+
+    arrived: list[Arrived]
+    rows: list[StepNumbers]
+    n_before: int
+    n_dropped: int
+
+
+class Recorder:
+    """Takes measurements in without waiting for them, reads them later in batches, and keeps a history.
+
+    `take` may be called from several threads; one of them reads.
+
+    Attributes:
+      history: What was read; without sources and steps before the first.
+      n_dropped: The number of lost measurements: their step failed, or they came faster than they could be read.
+      forward: For the name of a source, the paths of its leaves in the order in which the step uses them.
+      listeners: Those that follow the run.
+
+    Args:
+      max_bytes: The memory of the history.
+      members: As `treeviz.steps.recording.decode.read` takes it.
+      on_call: Called for each step that was read: with its `StepNumbers.call`, and whether a number is NaN or infinite.
+      alarm: Called last after each reading, since it may raise.
+      at_once: Read each measurement as soon as it is ready, not in batches.
+      most_late: `take` waits for the device while more measurements than these are unread; None: it never waits.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        *,
+        members: str = "joined",
+        on_call: Callable[[tuple[str, int], bool], None] | None = None,
+        alarm: Alarm | None = None,
+        at_once: bool = False,
+        most_late: int | None = None,
+    ) -> None:
+        self.history = History([], 0)
+        self.n_dropped = 0
+        self.forward: dict[str, tuple[str, ...]] = {}
+        self._max_bytes = max_bytes
+        self._members = members
+        self._on_call, self._alarm = on_call, alarm
+        self._batch, self._ahead = (1, 0) if at_once else (BATCH, AHEAD)
+        self._most_late = most_late
+        self._waiting: deque[Arrived] = deque()
+        self._reading = Lock()
+        self.listeners: tuple[Listener, ...] = ()
+        self._copies_early: bool | None = None
+        self._may_raise = True
+        self._has_untold = False  # numbers that the alarm has not searched
+        self._unfinished: _Batch | None = None
+        self._ticker: Ticker | None = None
+        _alive.add(self)
+
+    def __len__(self) -> int:
+        """How many measurements are not read yet."""
+        return len(self._waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was measured yet."""
+        return not self.history and not self._waiting
+
+    def take(self, arrived: Arrived) -> None:
+        """Take a measurement in; read earlier ones if they are ready."""
+        if self._copies_early is None:  # on CPU, arrays are in host memory already
+            self._copies_early = jax.default_backend() != "cpu"
+        if self._copies_early:
+            for packed in arrived.measurement.packed.values():
+                if isinstance(packed, jax.Array):
+                    packed.copy_to_host_async()
+        waiting = self._waiting
+        waiting.append(arrived)
+        is_wanted = False
+        for listener in self.listeners:
+            is_wanted |= listener.arrived()
+        if (is_wanted or len(waiting) >= self._batch + self._ahead) and self._reading.acquire(blocking=False):
+            try:
+                self._read_what_is_there(1 if is_wanted else self._batch)
+                if self._most_late is not None and len(waiting) > self._most_late and not arrived.is_ready():
+                    # A callback, whose numbers are ready, must not wait here: the device may be waiting for it.
+                    self._read(len(waiting) - self._most_late, is_flush=False)
+            finally:
+                self._reading.release()
+
+    @property
+    def reading(self) -> contextlib.AbstractContextManager:
+        """A lock that is held while measurements are read."""
+        return self._reading
+
+    def read_what_is_ready(self) -> None:
+        """Read what can be read without waiting for the device.
+
+        Findings are reported at the next read, which may raise StopTraining.
+        """
+        with self._reading:
+            try:
+                self._may_raise = False
+                self._read_what_is_there(1)
+            finally:
+                self._may_raise = True
+
+    def _read_what_is_there(self, batch: int) -> None:
+        self._finish()
+        waiting = self._waiting
+        if len(waiting) < batch:
+            return
+        if waiting[batch - 1].is_ready():
+            n_waiting = len(waiting)  # not an iterator: other threads append meanwhile
+            n_ready = next((n for n in range(batch, n_waiting) if not waiting[n].is_ready()), n_waiting)
+            self._read(n_ready, is_flush=False)
+        elif len(waiting) >= MOST_WAITING:
+            self._unfinished = _Batch([waiting[0]], [], len(self.history), self.n_dropped + 1)
+            self._finish()
+
+    def flush(self) -> None:
+        """Read everything that has been measured; waits for the steps that still run."""
+        with self._reading:
+            self._finish()
+            self._read(len(self._waiting))
+            if self.history.journal is not None:
+                self.history.journal.catch_up(self.history)
+
+    def _read(self, n: int, is_flush: bool = True) -> None:
+        arrived = [self._waiting[k] for k in range(n)]
+        try:
+            rows, n_failed = list(read(arrived, members=self._members)), 0
+        except RuntimeError:  # a step failed, or its arrays are deleted; the others are good
+            rows, n_failed = self._read_one_by_one(arrived)
+        self._unfinished = _Batch(arrived, rows, len(self.history), self.n_dropped + n_failed)
+        self._finish(is_flush)
+
+    def _finish(self, is_flush: bool = False) -> None:
+        """Put a batch into the history, or what an interrupt has left of one: nothing here is done twice."""
+        batch = self._unfinished
+        if batch is None:
+            return
+        for each in batch.arrived:
+            if self._waiting and self._waiting[0] is each:
+                self._waiting.popleft()
+        self.n_dropped = max(self.n_dropped, batch.n_dropped)
+        if self._members == "joined" and batch.arrived:
+            self._learn_forward(batch.arrived[-1])
+        trouble = None
+        self.history.finish()
+        while (done := len(self.history) - batch.n_before) < len(batch.rows):
+            row = batch.rows[done]
+            try:
+                self._history_of(row.sources).append(row.step, row.numbers)
+            except ValueError as error:  # e.g. another tree under the same name
+                del batch.rows[done]
+                self.n_dropped += 1
+                trouble = error
+        if self._on_call is not None:
+            for call, of_call in itertools.groupby(batch.rows, attrgetter("call")):
+                self._on_call(call, any(row.bad_sources for row in of_call))
+        self._unfinished = None
+        self._tell(batch.rows, is_flush)
+        if trouble is not None:
+            raise trouble
+
+    def _tell(self, rows: list[StepNumbers], is_flush: bool) -> None:
+        """Tell the listeners and the alarm of new rows; the alarm may raise."""
+        if rows:
+            for listener in self.listeners:
+                listener.was_read()
+        if self._alarm is None or not (rows or self._has_untold):
+            return
+        if not self._may_raise:
+            self._alarm.postpone()
+        self._has_untold = not self._may_raise
+        if self._may_raise:
+            bad = set().union(*(row.bad_sources for row in rows))
+            self._alarm.was_read(self.history, bad, self.forward, is_flush=is_flush)
+
+    def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[StepNumbers], int]:
+        rows, n_failed = [], 0
+        for each in arrived:
+            try:
+                rows += read([each], members=self._members)
+            except RuntimeError:
+                n_failed += 1
+        return rows, n_failed
+
+    def _history_of(self, sources: list[MeasuredTree]) -> History:
+        new = [source for source in sources if source.name not in self.history.sources]
+        room = self._max_bytes - self.history.max_bytes  # half of it is for sources that are seen later
+        for source in new:  # equal memory, so that ratios reach as far back as norms
+            self.history.add_source(source, room // 2 // len(new))
+        return self.history
+
+    def _learn_forward(self, row_of: Arrived) -> None:
+        for name, watched in row_of.watches.items():
+            if watched.forward:
+                self.forward[printable(name + row_of.suffix)] = watched.forward
+
+    def keep(self, path: Path) -> Path:
+        """Write each further step to a file, at most a second after its numbers are ready. Returns the file's path.
+
+        Raises:
+          OSError: The file cannot be written.
+        """
+        with self._reading:
+            path = keep(self.history, path)
+        if self._ticker is None:
+            self._ticker = Ticker(self._tick, first_s=KEPT_WITHIN_S, lock=self._reading, name="treeviz keep")
+            self._ticker.start()
+            atexit.register(_close_at_exit, weakref.ref(self))  # while JAX can still return the last steps
+        return path
+
+    def _tick(self) -> float:
+        with contextlib.suppress(Exception):  # the loop's own reading reports it
+            self.read_what_is_ready()
+        assert self.history.journal is not None
+        self.history.journal.catch_up(self.history)
+        return KEPT_WITHIN_S
+
+    def close(self) -> None:
+        """Read all, and write it to the file of `keep` now or never."""
+        with self._reading:
+            if self._ticker is not None:
+                self._ticker.stop()
+            with contextlib.suppress(Exception):  # a failed step has been reported
+                self.flush()
+            if self.history.journal is not None:
+                self.history.journal.catch_up(self.history, now=True)
+
+    @property
+    def lost(self) -> list[str]:
+        """How many measurements were lost, and how many steps the file of `keep` lacks, and why; for a headline."""
+        lost = [f"{self.n_dropped:,} dropped"] if self.n_dropped else []
+        if self.history.journal is not None:
+            n, why = self.history.journal.lacks(self.history)
+            lost += [f"{n:,} step{'s' * (n != 1)} not in {self.history.journal.path.name}: {why}"] if n else []
+        return lost
+
+    def after_fork(self) -> None:
+        """Keep the history in a forked child, which has no device. Unread measurements belong to the parent."""
+        self._waiting = deque()
+        self._unfinished = self._ticker = None
+        self.listeners = ()
+
+
+def _close_at_exit(reference: weakref.ref) -> None:
+    recorder = reference()
+    if recorder is not None:
+        recorder.close()
+
+
+_alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for recorder in list(_alive):
+        recorder.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

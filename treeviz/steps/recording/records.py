@@ -1,0 +1,80 @@
+"""The records of a journal: one for each step, each with its own check sum."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from treeviz.steps.recording.history import History, Record
+from treeviz.tree.safe_repr import visible
+
+_LENGTHS, _SUM = struct.Struct("<II"), struct.Struct("<I")
+
+
+def first_line(history: History) -> bytes:
+    return f"treeviz-journal 1 {history.run}\n".encode()
+
+
+def encode(n: int, step: int, record: Record) -> bytes:
+    """The record of a step; `n` steps were appended before it."""
+    names = [[source, statistic] for source, statistic, _ in record]
+    head = json.dumps({"n": n, "step": int(step), "arrays": names}).encode()
+    body = b"".join(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes() for *_, values in record)
+    data = _LENGTHS.pack(len(head), len(body)) + head + body
+    return data + _SUM.pack(zlib.crc32(data))
+
+
+def replay(history: History, journal: Path) -> None:
+    """Add the steps of a journal that belongs to this history, until its end or a damaged record."""
+    with open(journal, "rb") as file:
+        n_left = os.fstat(file.fileno()).st_size
+        line = file.readline(200)
+        if line != first_line(history):
+            return
+        n_left -= len(line)
+        while (lengths := file.read(_LENGTHS.size)) and (whole := _whole_record(file, lengths, n_left)):
+            n_left -= len(whole)
+            try:
+                _add(history, whole)
+            except Exception:  # the sum is right and the content is not: of a newer version, or made up
+                n_left += len(whole)
+                break
+    if n_left:
+        history.damage = (
+            f"The last {n_left:,} bytes of {visible(str(journal), 1000)} cannot be read: the steps in them are missing."
+        )
+
+
+def _whole_record(file, lengths: bytes, n_left: int) -> bytes:
+    """The record that begins with `lengths`; b"" if it is cut or damaged."""
+    if len(lengths) < _LENGTHS.size or _LENGTHS.size + sum(_LENGTHS.unpack(lengths)) + _SUM.size > n_left:
+        return b""  # before reading: a damaged length would take gigabytes
+    whole = lengths + file.read(sum(_LENGTHS.unpack(lengths)) + _SUM.size)
+    (check_sum,) = _SUM.unpack_from(whole, len(whole) - _SUM.size)
+    return whole if zlib.crc32(memoryview(whole)[: -_SUM.size]) == check_sum else b""
+
+
+def _add(history: History, whole: bytes) -> None:
+    n_head, n_body = _LENGTHS.unpack_from(whole)
+    begin = _LENGTHS.size + n_head
+    head = json.loads(whole[_LENGTHS.size : begin])
+    if head["n"] > history.n_appended:
+        raise ValueError("there is a gap")
+    if head["n"] == history.n_appended:  # else the history has it already
+        history.add(int(head["step"]), list(_arrays(history, head["arrays"], whole[begin : begin + n_body])))
+
+
+def _arrays(history: History, names: list[list[str]], body: bytes) -> Iterator[tuple[str, str, np.ndarray]]:
+    at = 0
+    for source, statistic in names:
+        shape, dtype = history.kind_of(source, statistic)
+        n_bytes = 8 * int(np.prod(shape, dtype=np.int64))
+        values = np.frombuffer(body[at : at + n_bytes], np.dtype(dtype).newbyteorder("<"))
+        yield source, statistic, values.reshape(shape)
+        at += n_bytes

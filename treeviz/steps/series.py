@@ -1,0 +1,153 @@
+"""A history as series of a table: each leaf over the steps, rolled up for subtrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
+from treeviz.steps.findings.finding import Finding
+from treeviz.steps.names import kind_of, sibling_name
+from treeviz.steps.recording.history import History
+from treeviz.steps.recording.track import Timeline, occurs_in
+from treeviz.tree.facts import Facts
+from treeviz.tree.from_paths import table_of_paths
+from treeviz.tree.series import FindingMark, Histograms, Series
+from treeviz.tree.table import TreeTable
+
+MOST_BUCKETS = 400  # of a series: about what a screen has room for
+_MOST_COUNTS = 4_000_000  # of all histograms
+_EDGES = 2.0 ** np.arange(FIRST_EXPONENT, FIRST_EXPONENT + N_BINS + 1)
+
+
+def table_of_source(history: History, source: str, name: str) -> TreeTable:
+    """The measured tree, rebuilt from the paths, sizes, shapes and dtypes of its leaves."""
+    what = history.sources[source]
+    shapes = [tuple(map(int, filter(None, shape.split(",")))) for shape in what.shapes] or [None] * len(what.paths)
+    leaves = [
+        Facts(
+            "array" if has_number else "opaque",
+            "jax.Array" if has_number else "no gradient",
+            True,
+            1,
+            parameters=size if has_number else 0,
+            shape=shape,
+            dtype=dtype,
+        )
+        for size, shape, dtype, has_number in zip(what.sizes, shapes, what.dtypes, what.has_number, strict=True)
+    ]
+    return table_of_paths(name, what.paths, leaves)
+
+
+def gradient_series(
+    history: History,
+    table: TreeTable,
+    source: str = "grads",
+    findings: Iterable[Finding] = (),
+    buckets: int = MOST_BUCKETS,
+) -> tuple[Series, ...]:
+    """The norm of every row of `table` over the steps, and its ratio to the norm of the parameters if that is known.
+
+    The norm of a subtree is the root of the sum of squares of its leaves. Buckets with NaN or Inf are marked as bad.
+
+    Args:
+      table: With the leaves of `source`, in order.
+      findings: Shown at the row and step where each begins, if they are of the same leaves, as those of the parameters
+        and updates are. Findings about ratios are shown in the series of the ratio.
+      buckets: The most time buckets; neighbouring steps are merged.
+    """
+    leaf_rows = np.flatnonzero(table.is_leaf)
+    norm = history.values(source, "norm", resolution=buckets)
+    bad = _bad(history, table, leaf_rows, norm, source)
+    series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{_plain(source)} norm")]
+    paths = {name: each.paths for name, each in history.sources.items()}
+    found = [finding for finding in findings if paths.get(finding.source) == paths[source]]
+    to = sibling_name(source, "params")
+    ratios = {sibling_name(source, "updates"): "update / parameter"}
+    if kind_of(source) not in ("params", "updates"):
+        ratios[source] = f"{_plain(source)} / parameter"
+    for of, title in ratios.items():
+        if history.has_ratio(of, to):
+            tops = history.values(of, "norm", resolution=buckets)
+            bad = _bad(history, table, leaf_rows, tops, of, to)
+            top = _rolled(table, leaf_rows, tops.latest)
+            bottom = _rolled(table, leaf_rows, history.values(to, "norm", resolution=buckets).latest)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = as_float32(top / np.where(bottom == 0, np.nan, bottom))
+            values = _without_zeros(ratio, bad)
+            series.append(Series(f"{of}.ratio", title, tops.first, tops.until, values, bad, unit="ratio"))
+    return _with_marks(series, found, leaf_rows)
+
+
+def gradient_histograms(history: History, table: TreeTable, source: str = "grads") -> tuple[Histograms, ...]:
+    """The count of each power of two in every row over the steps; empty if it was not measured."""
+    if "histogram" not in history.statistics(source):
+        return ()
+    buckets = min(max(_MOST_COUNTS // (len(table) * N_BINS), 4), MOST_BUCKETS)
+    recorded = history.values(source, "histogram", resolution=buckets)
+    assert recorded.total is not None
+    counts = np.zeros((len(table), len(recorded.until), N_BINS), np.int64)
+    counts[table.is_leaf] = np.moveaxis(np.maximum(recorded.total, 0), 0, 1)
+    name, title = f"{source}.histogram", f"magnitudes of {_plain(source)}"
+    return (Histograms(name, title, recorded.first, recorded.until, table.roll(counts, "sum"), _EDGES),)
+
+
+def _with_marks(series: list[Series], findings: list[Finding], leaf_rows: np.ndarray) -> tuple[Series, ...]:
+    marks: list[list[FindingMark]] = [[] for _ in series]
+    names = [each.name for each in series]
+    for finding in findings:
+        ratio = f"{finding.source}.ratio" if finding.kind in ("ratio", "frozen") else ""
+        place = names.index(ratio) if ratio in names else 0
+        row = 0 if finding.leaf < 0 else int(leaf_rows[finding.leaf])
+        bucket = min(int(np.searchsorted(series[place].last_steps, finding.first)), len(series[place].last_steps) - 1)
+        marks[place].append(
+            FindingMark(row, bucket, finding.kind, f"{finding.sentence} {finding.advice}", finding.severity)
+        )
+    return tuple(replace(each, marks=tuple(found)) for each, found in zip(series, marks, strict=True))
+
+
+def _norm_series(
+    table: TreeTable, leaf_rows: np.ndarray, norm: Timeline, bad: np.ndarray, name: str, title: str
+) -> Series:
+    is_single = bool((norm.n == 1).all())
+    latest, low, high = (
+        None if part is None else as_float32(_rolled(table, leaf_rows, part))
+        for part in (norm.latest, None if is_single else norm.low, None if is_single else norm.high)
+    )
+    assert latest is not None
+    low, high = (None if part is None else _without_zeros(part, bad) for part in (low, high))
+    latest = _without_zeros(latest, bad)
+    return Series(name, title, norm.first, norm.until, latest, bad, low, high, unit="L2 norm")
+
+
+def _without_zeros(values: np.ndarray, bad: np.ndarray) -> np.ndarray:
+    """Replace zeros by NaN where numbers are NaN or Inf, since the norm covers finite values only."""
+    values[bad & (values == 0)] = np.nan
+    return values
+
+
+def as_float32(values: np.ndarray) -> np.ndarray:
+    """The values as float32; those beyond its range become the largest finite number."""
+    largest = np.finfo(np.float32).max
+    return np.clip(values, -largest, largest).astype(np.float32)
+
+
+def _rolled(table: TreeTable, leaf_rows: np.ndarray, of_leaves: np.ndarray) -> np.ndarray:
+    """[n_rows, steps] from [steps, leaves]; NaN where a subtree has no numbers."""
+    values = np.full((len(table), of_leaves.shape[0]), np.nan)
+    values[leaf_rows] = of_leaves.T
+    return table.roll(values, "norm")
+
+
+def _bad(history: History, table: TreeTable, leaf_rows: np.ndarray, entries: Timeline, *sources: str) -> np.ndarray:
+    """bool[n_rows, k]: whether these sources had NaN or Inf at the steps of the entries."""
+    bad = np.zeros((len(table), len(entries.until)), dtype=bool)
+    for source in sources:
+        bad[leaf_rows] |= occurs_in(history.values(source, "nonfinite"), entries).T
+    return table.roll(bad, "any")
+
+
+def _plain(source: str) -> str:
+    return source.replace("grads", "gradient", 1) if source.startswith("grads") else source

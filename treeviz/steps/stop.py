@@ -1,0 +1,16 @@
+"""The exception that ends a training run."""
+
+
+class StopTraining(Exception):
+    """A finding of a kind in `GradientInspector(raise_on=...)` ended the run. The message is the finding.
+
+    It is the only exception of the inspector that reaches the training loop; all others become warnings.
+
+        inspector = tv.GradientInspector(raise_on={"nonfinite"})
+        update = inspector.watch(update)
+        try:
+            for _ in range(100):
+                params = update(params, x, y)
+        except tv.StopTraining as stop:
+            print(stop)  # which leaf, since which step, and what to try
+    """

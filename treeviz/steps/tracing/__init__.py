@@ -1,0 +1,1 @@
+"""The step as a program: measured without changing it."""

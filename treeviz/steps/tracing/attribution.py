@@ -1,0 +1,181 @@
+"""Which argument of a step each gradient belongs to, and the name of the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from treeviz.steps.measure import MeasuredTree, source_of
+from treeviz.steps.names import sibling_name
+
+if TYPE_CHECKING:  # `sow` needs JAX's extension API, reading records does not
+    from treeviz.steps.tracing.sow import Axis, Reaped
+
+
+class Argument(NamedTuple):
+    """An argument of the step, by the name of its parameter."""
+
+    name: str
+    tree: Any
+
+
+class Attribution(NamedTuple):
+    """A measured tree, and the argument that it is the gradient of.
+
+    Attributes:
+      source: Its leaves, and its name in the measurement.
+      owner: A Python expression for what it is the gradient of: "state.params"; empty if unknown.
+      axes: The leading axes of its packed rows.
+      arguments: For each measured leaf, the number of the program argument that it belongs to; empty if unknown.
+      forward: The paths of the leaves in the order in which the program uses the arguments; empty if unknown.
+    """
+
+    source: MeasuredTree
+    owner: str
+    axes: tuple[Axis, ...]
+    arguments: tuple[int, ...] = ()
+    forward: tuple[str, ...] = ()
+
+    def in_order(self, used: Sequence[int]) -> Attribution:
+        """Set `forward`, from the numbers of the program's arguments in the order of their use."""
+        paths = (path for path, has in zip(self.source.paths, self.source.has_number, strict=True) if has)
+        path_of = dict(zip(self.arguments, paths, strict=False))
+        return self._replace(forward=tuple(path_of[i] for i in used if i in path_of))
+
+
+class _Owner(NamedTuple):
+    """What a gradient belongs to: a Python expression, and the number of the argument for each measured leaf."""
+
+    expression: str
+    arguments: tuple[int, ...]
+
+
+def attribute_gradients(
+    reaped: Sequence[Reaped], arguments: Sequence[Argument], *, match: bool = True
+) -> list[Attribution | None]:
+    """Name what was reaped, and find what it is the gradient of.
+
+    A gradient belongs to the arguments that it was taken with respect to, which `reap` has followed through the
+    program. Where it could not, the gradient belongs to the first subtree of an argument that has the same paths, sizes
+    and dtypes.
+
+    Args:
+      arguments: The step's arguments; `Reaped.origins` counts their leaves, in order.
+      match: Keep only the gradients of the loss with respect to arguments, if there are any. False: keep all.
+
+    Returns:
+      The attribution of each of `reaped`; None if it is left out.
+    """
+    gradients = [r for r in reaped if r.gradient is None]
+    owners = _owners(gradients, arguments)
+    kept = set(_of_the_loss([r for r in gradients if r.sown.kind != "tap"], owners) if match else gradients)
+    # The argument distinguishes gradients of several arguments: "grads of generator".
+    has_several = len({owner.expression if owner else None for r, owner in owners.items() if r in kept}) > 1
+    n_named: dict[str, int] = {}
+    named: dict[Reaped, Attribution] = {}
+    for r in gradients:
+        is_tap = r.sown.kind == "tap"
+        if not is_tap and r not in kept:
+            continue
+        owner, name = owners[r] or _Owner("", ()), r.sown.source.name
+        if not is_tap and has_several and owner.expression:
+            name = f"{name} of {owner.expression}"
+        n_named[name] = n_named.get(name, 0) + 1
+        if n_named[name] > 1:
+            name = f"{name} #{n_named[name]}"
+        named[r] = Attribution(r.sown.source._replace(name=name), owner.expression, r.axes, owner.arguments)
+    named.update(_params_and_updates(reaped, named))
+    return [named.get(r) for r in reaped]
+
+
+def _params_and_updates(reaped: Sequence[Reaped], named: Mapping[Reaped, Attribution]) -> dict[Reaped, Attribution]:
+    """The attributions of params and updates that were measured in a loop: those of their gradients, renamed.
+
+    The gradients of several micro-batches have the same params and updates, of which only the first are kept.
+    """
+    taken = {attribution.source.name for attribution in named.values()}
+    found: dict[Reaped, Attribution] = {}
+    for r in reaped:
+        if r.gradient is None:
+            continue
+        gradient = next((g for g in named if g.sown is r.gradient and g.origins == r.origins), None)
+        if gradient is None:
+            continue
+        name = sibling_name(named[gradient].source.name, r.sown.kind)
+        if name not in taken:
+            taken.add(name)
+            found[r] = named[gradient]._replace(source=r.sown.source._replace(name=name), axes=r.axes)
+    return found
+
+
+def _of_the_loss(gradients: Sequence[Reaped], owners: Mapping[Reaped, _Owner | None]) -> Sequence[Reaped]:
+    """The gradients that the step is most likely trained with."""
+    with_owner = [r for r in gradients if owners[r] is not None]
+    # The cotangents of a bare `jax.vjp` may be an intermediate of a user's own derivative rule.
+    of_functions = [r for r in with_owner if r.sown.kind == "grads"]
+    # A gradient that is differentiated itself is a term of the loss, as in a penalty on its norm.
+    outer = [r for r in of_functions if not r.is_differentiated]
+    return outer or of_functions or with_owner or gradients
+
+
+def _owners(gradients: Sequence[Reaped], arguments: Sequence[Argument]) -> dict[Reaped, _Owner | None]:
+    leaves = [(argument.name, path) for argument in arguments for path in source_of(argument.tree, "").paths]
+    owners = {r: _by_origins(r, leaves) for r in gradients}
+    if None in owners.values():
+        subtrees = _subtrees(arguments)
+        owners = {r: _by_signature(r.sown.source, subtrees) if owner is None else owner for r, owner in owners.items()}
+    return owners
+
+
+def _by_origins(gradient: Reaped, leaves: Sequence[tuple[str, str]]) -> _Owner | None:
+    """The owner, from the arguments that the values were traced back to; None if one was not.
+
+    Args:
+      leaves: For each program argument, the name of the step's argument and the path in it.
+    """
+    source = gradient.sown.source
+    origins = tuple(origin for origin in gradient.origins if origin is not None)
+    if gradient.sown.kind == "tap" or not origins or len(origins) < len(gradient.origins):
+        return None
+    expressions = set()
+    paths = [path for path, has in zip(source.paths, source.has_number, strict=True) if has]
+    for origin, path in zip(origins, paths, strict=True):
+        name, leaf_path = leaves[origin]
+        expressions.add(name + (leaf_path.removesuffix(path) if leaf_path.endswith(path) else ""))
+    return _Owner(", ".join(sorted(expressions)), origins)
+
+
+def _by_signature(source: MeasuredTree, subtrees: Mapping[tuple, tuple[str, int]]) -> _Owner | None:
+    if _signature(source) not in subtrees:
+        return None
+    expression, first = subtrees[_signature(source)]
+    return _Owner(expression, tuple(first + i for i, has in enumerate(source.has_number) if has))
+
+
+def _signature(source: MeasuredTree) -> tuple:
+    return (source.paths, source.sizes, source.dtypes)
+
+
+def _subtrees(arguments: Sequence[Argument]) -> dict[tuple, tuple[str, int]]:
+    """The first subtree with each signature: a Python expression, and the number of its first leaf."""
+    found: dict[tuple, tuple[str, int]] = {}
+    first, queue = 0, []
+    for argument in arguments:
+        queue.append((argument.name, argument.tree, first))
+        first += len(jax.tree.leaves(argument.tree))
+    for expression, tree, first in queue:  # the loop appends to the queue
+        found.setdefault(_signature(source_of(tree, "")), (expression, first))
+        children = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_all_but_the_first())[0]
+        if not (len(children) == 1 and children[0][1] is tree):
+            for path, child in children:
+                queue.append((expression + jax.tree_util.keystr(path), child, first))
+                first += len(jax.tree.leaves(child))
+    return found
+
+
+def _all_but_the_first():
+    """An `is_leaf` that stops JAX one level below the root, for which it is called first."""
+    asked = []
+    return lambda _: bool(asked) or bool(asked.append(True))

@@ -1,0 +1,160 @@
+"""Find the `jax.jit` inside a step of any library, and wrap the step around another one.
+
+A library with a `jit` of its own has a function with `unwraps` in its file of `integrations`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from treeviz.steps.tracing.jax_private import is_jitted
+from treeviz.tree.safe_repr import printable_lines
+
+
+class CannotWatch(Exception):
+    """A step cannot be watched. The message says why, and which code works instead.
+
+        inspector = tv.GradientInspector()
+        try:
+            update = inspector.watch(update)
+        except tv.CannotWatch as error:
+            print(error)
+
+    `GradientInspector.watch` and `verify` raise it.
+    """
+
+    def __init__(self, step: Any, why: str) -> None:
+        super().__init__(printable_lines(f"watch: {why}.\n{self.instead(step)}"))
+
+    @staticmethod
+    def instead(step: Any) -> str:
+        name = getattr(step, "__name__", "step")
+        return (
+            f"Return the measurement from `{name}` yourself, that always works:\n"
+            "    return ..., tv.measure(params=params, grads=grads)\n"
+            f"and hand it on: inspector.record(measurement)."
+        )
+
+
+class LibraryMoved(Exception):
+    """The library of a step has moved a private name. The message says which, and what is lost."""
+
+
+Make = Callable[[Callable], Callable]  # the Python function -> a jitted one that returns `(out, measurement)`
+
+
+def copy_leaves(tree: Any, copy_array: Callable[[Any], Any]) -> Any:
+    """The tree with `copy_array` applied to every leaf."""
+    return jax.tree.map(copy_array, tree)
+
+
+class JittedStep(NamedTuple):
+    """A step, and the function within it that `jax.jit` made.
+
+    Attributes:
+      step: The user's step.
+      jitted: The function within it that `jax.jit` made.
+      around: Wraps the step around what a `Make` makes instead of `jitted`. Returns a function with the step's
+        arguments, which returns `(what the step returns, measurement)`.
+      is_plain: `step` is `jitted`, without a wrapper that needs its results.
+      copied: Copies arguments, given how an array is copied. A step on the copies leaves the originals unchanged.
+      tidy_path: Shortens the path of a gradient to that of the user's parameter.
+      changes_arguments: The step also returns by changing its arguments.
+    """
+
+    step: Any
+    jitted: Any
+    around: Callable[[Make], Callable]
+    is_plain: bool = False
+    copied: Callable[[Any, Callable[[Any], Any]], Any] = copy_leaves
+    tidy_path: Callable[[str], str] = str
+    changes_arguments: bool = False
+
+
+Unwrap = Callable[[Any], JittedStep | None]
+
+_unwraps: dict[str, Unwrap] = {}  # by library
+
+
+def unwraps(library: str) -> Callable[[Unwrap], Unwrap]:
+    """Register how the steps of a library are taken apart; the function returns None for any other step.
+
+    It raises `LibraryMoved` if this release of the library makes its steps in another way.
+    """
+
+    def register(unwrap: Unwrap) -> Unwrap:
+        _unwraps[library] = unwrap
+        return unwrap
+
+    return register
+
+
+def jitted_step(step: Any) -> JittedStep:
+    """Take a step apart.
+
+    Raises:
+      CannotWatch: There is no `jax.jit` in it.
+      LibraryMoved: The release of its library is unknown.
+    """
+    if is_jitted(step):
+        return JittedStep(step, step, lambda make: make(step.__wrapped__), is_plain=True)
+    if isinstance(step, types.MethodType):
+        inner = jitted_step(step.__func__)
+        return inner._replace(step=step, around=lambda make: functools.partial(inner.around(make), step.__self__))
+    if type(step) is functools.partial:
+        inner = jitted_step(step.func)
+        return inner._replace(
+            step=step, around=lambda make: functools.partial(inner.around(make), *step.args, **step.keywords)
+        )
+    for unwrap in _unwraps.values():
+        found = unwrap(step)
+        if found is not None:
+            return found
+    raise CannotWatch(step, _why_not_jitted(step))
+
+
+def _why_not_jitted(step: Any) -> str:
+    if isinstance(step, jax.stages.Compiled | jax.stages.Lowered):
+        return "the step is compiled ahead of time, so it cannot be traced again; watch what it was lowered from"
+    if not callable(step):
+        return f"a step is a function, this is a {type(step).__name__}"
+    if type(step).__name__ == "PmapFunction":
+        return "the step is made by jax.pmap; write it with jax.jit, or jax.shard_map inside jax.jit"
+    return (
+        f"`{getattr(step, '__name__', type(step).__name__)}` is not what jax.jit gave. Watch the jitted function "
+        "itself, inspector.watch(jax.jit(step)), before anything else is put around it"
+    )
+
+
+def around_wrapper(with_other: Callable[[Make], Any], make: Make) -> Callable:
+    """Call a library's wrapper around a twin; the measurement bypasses the wrapper.
+
+    Args:
+      with_other: Returns the wrapper with the result of a `Make` in place of its `jax.jit`.
+    """
+    bypass = threading.local()
+
+    def make_without_measurement(function):
+        twin = make(function)
+
+        def without_measurement(*args, **kwargs):
+            out, bypass.measurement = twin(*args, **kwargs)
+            return out
+
+        return without_measurement
+
+    wrapper = with_other(make_without_measurement)
+
+    def run(*args, **kwargs):
+        bypass.measurement = None
+        out = wrapper(*args, **kwargs)
+        measurement, bypass.measurement = bypass.measurement, None
+        return out, measurement
+
+    return run

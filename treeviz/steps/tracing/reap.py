@@ -1,0 +1,243 @@
+"""Run a traced program, and return with its results what is measured of its sown values, at any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from treeviz.steps.tracing.param_updates import measure_params
+from treeviz.steps.tracing.primitives import (
+    CALLS,
+    SAME_LEAF,
+    bind,
+    called_jaxpr,
+    consts_of,
+    context_of,
+    inner_jaxprs,
+    is_recomputed,
+    last_uses,
+    open_jaxpr,
+)
+from treeviz.steps.tracing.reap_rules import RULES, CannotReap
+from treeviz.steps.tracing.sow import Reaped, Sown, sow_p
+from treeviz.steps.tracing.sown import scatter_adds, sown_in, sums_of_sown
+from treeviz.steps.tracing.vmap_members import measure_members
+
+Reduce = Callable[[Sown, Sequence[Any]], jax.Array]
+
+
+def reap(
+    program: ClosedJaxpr,
+    arguments: Sequence[Any],
+    reduce: Reduce,
+    empty: Callable[[Any], Any] = jnp.zeros_like,
+    *,
+    with_params: bool = False,
+) -> tuple[list[Any], list[Reaped], list[jax.Array]]:
+    """Run `program` on `arguments`, and measure its sown values.
+
+    Traceable: under `jit` the packed rows are further results of the program, which sows nothing any more.
+
+    Args:
+      reduce: Measures the values of one sown tree; returns its packed rows.
+      empty: Makes the packed rows of a branch that was not taken, or of a while loop without a step, from such rows or
+        their shape.
+      with_params: Measure also the parameters that a gradient inside a loop belongs to, and their updates, if the loop
+        changes them.
+
+    Returns:
+      The program's results; what was reaped; and the packed rows of each.
+
+    Raises:
+      CannotReap: A value is sown inside a higher-order primitive without a rule.
+    """
+    computed_once = {sown for sown, recomputed in sown_in(program) if not recomputed}
+    run = Run(reduce, empty, computed_once, with_params)
+    return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
+
+
+class Run:
+    """One run of a program. The rules of `reap_rules` use it to run the jaxprs inside.
+
+    Attributes:
+      computed_once: The trees that are sown outside of recomputations, which are measured only there.
+      in_recomputation: This jaxpr is run again, for a backward pass.
+      axis_sizes: The sizes of the mesh axes that are named in this jaxpr.
+    """
+
+    def __init__(self, reduce: Reduce, empty: Callable[[Any], Any], computed_once: set[Sown], with_params: bool):
+        self.reduce = reduce
+        self.empty = empty
+        self.computed_once = computed_once
+        self.with_params = with_params
+        self.in_recomputation = False
+        self.axis_sizes: Mapping[str, int] = {}
+
+    def with_axes(self, axis_sizes: Mapping[str, int]) -> Run:
+        """The same run, for a jaxpr in which further mesh axes are named."""
+        run = copy(self)
+        run.axis_sizes = {**self.axis_sizes, **axis_sizes}
+        return run
+
+    def recomputing(self) -> Run:
+        """The same run, for a jaxpr that is run again."""
+        run = copy(self)
+        run.in_recomputation = True
+        return run
+
+    def jaxpr(self, jaxpr: Jaxpr, consts, arguments, origins=()):
+        """Run one jaxpr.
+
+        Args:
+          origins: For each argument, the number of the program argument that it is the same leaf as; or None.
+
+        Returns:
+          Its results, what was reaped in it, and the packed rows of each.
+        """
+        values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+        origin: dict[Any, int | None] = dict(zip(jaxpr.invars, origins, strict=False))
+        reaped: list[Reaped] = []
+        packed: list[jax.Array] = []
+
+        def read(atom):
+            return atom.val if isinstance(atom, Literal) else values[atom]
+
+        def origins_of(eqn):
+            return [None if isinstance(x, Literal) else origin.get(x) for x in eqn.invars]
+
+        summed = sums_of_sown(jaxpr, self.axis_sizes)
+        scattered = scatter_adds(jaxpr)
+        freed_after = last_uses(jaxpr, _needed_later(summed, scattered))
+        for n, eqn in enumerate(jaxpr.eqns):
+            operands = [read(x) for x in eqn.invars]
+            if n in summed:  # measured below, where the sums are known
+                results = operands[: eqn.params["n"]]
+            else:
+                with context_of(eqn):
+                    measured = _scattered_again(scattered.get(n, {}), operands, read)
+                    results, reaped_here, packed_here = self.equation(eqn, measured, origins_of(eqn))
+                results = operands[: len(results)] if n in scattered else results
+                reaped += reaped_here
+                packed += packed_here
+            values.update(zip(eqn.outvars, results, strict=True))
+            origin.update(zip(eqn.outvars, _origins_of_results(eqn, origins_of(eqn)), strict=False))
+            for variable in freed_after.get(n, ()):
+                values.pop(variable, None)
+        for n, (variables, axes) in summed.items():
+            eqn = jaxpr.eqns[n]
+            _, reaped_here, packed_here = self.measure(eqn, [read(v) for v in variables], origins_of(eqn))
+            reaped += [replace(r, summed_over=axes) for r in reaped_here]
+            packed += packed_here
+        return [read(x) for x in jaxpr.outvars], reaped, packed
+
+    def equation(self, eqn, operands, origins):
+        rule = self.rule(eqn)
+        return (bind(eqn, operands), (), ()) if rule is None else rule(self, eqn, operands, origins)
+
+    def traced(self, jaxpr: Any, origins=()):
+        """A function from the jaxpr's operands to its results and packed rows; and a list of what is reaped.
+
+        The list is empty until the function is traced.
+        """
+        reaped: list[Reaped] = []
+
+        def function(*operands):
+            results, reaped[:], packed = self.jaxpr(open_jaxpr(jaxpr), consts_of(jaxpr), operands, origins)
+            return results, packed
+
+        return function, reaped
+
+    def rule(self, eqn) -> Callable | None:
+        """How to run an equation that sows, or in which something is sown; None for all others."""
+        if eqn.primitive is sow_p:
+            return Run.measure
+        recomputed = self.in_recomputation or is_recomputed(eqn)
+        sown_inside = (pair for inner in inner_jaxprs(eqn) for pair in sown_in(inner, recomputed))
+        if all(recomputed and sown in self.computed_once for sown, recomputed in sown_inside):
+            return None
+        rule = RULES.get(eqn.primitive.name)
+        if rule is None:
+            raise CannotReap(
+                f"a gradient is made inside `{eqn.primitive.name}`, a primitive from which treeviz can return nothing"
+            )
+        return rule
+
+    def measure(self, eqn, operands, origins):
+        """The rule for `sow`.
+
+        Args:
+          operands: The sown values; those that they are the gradients of may follow, and are not read.
+          origins: The origins of all operands of the equation.
+        """
+        n, sown, batched = (eqn.params[name] for name in ("n", "sown", "batched"))
+        values = operands[:n]
+        if self.in_recomputation and sown in self.computed_once:
+            return values, (), ()
+        packed, axes = measure_members(lambda *values: self.reduce(sown, values), values, [b[:n] for b in batched])
+        reaped = Reaped(
+            sown,
+            axes,
+            origins=tuple(origins[n:]) or (None,) * n,
+            is_differentiated=eqn.params["differentiated"],
+            batched=tuple(b[n:] for b in batched),
+        )
+        return values, [reaped], [packed]
+
+    def in_loop(self, reaped: Sequence[Reaped], before: Mapping[int, Any], after: Mapping[int, Any]):
+        """What a loop body reaps, marked if it changes there; parameters and updates; and the packed rows of these.
+
+        Args:
+          before, after: The carry into and out of a step of the loop, by the number of the body's operand.
+        """
+        known, params, packed = [], [], []
+        for r in reaped:
+            origins = [origin for origin in r.origins if origin is not None]
+            has_all = len(origins) == len(r.origins)
+            changes = not has_all or any(origin in before for origin in origins)
+            known.append(replace(r, changes_in_loop=r.changes_in_loop or (changes and r.gradient is None)))
+            is_gradient = r.gradient is None and r.sown.kind != "tap"
+            # Within a `shard_map` it is unknown which parameters the devices share.
+            if not (self.with_params and is_gradient and has_all) or r.changes_in_loop or self.axis_sizes:
+                continue
+            if all(origin in before for origin in origins):
+                old, new = ([carry[origin] for origin in origins] for carry in (before, after))
+                for part, packed_part in measure_params(self.reduce, r, old, new):
+                    params.append(part)
+                    packed.append(packed_part)
+        return known + params, packed
+
+
+def _needed_later(summed, scattered) -> set[Any]:
+    """The variables that are read after their last use in the jaxpr: sums, and the operands of repeated scatters."""
+    needed = {v for variables, _ in summed.values() for v in variables}
+    scatters = (eqn for by_place in scattered.values() for eqn in by_place.values())
+    return needed | {v for eqn in scatters for v in eqn.invars if not isinstance(v, Literal)}
+
+
+def _scattered_again(scatters: Mapping[int, Any], operands: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
+    """The operands, with those from a scatter-add computed again. `scatter_adds` says why."""
+    operands = list(operands)
+    for i, eqn in scatters.items():
+        # The barrier keeps XLA from merging the two.
+        (operands[i],) = bind(eqn, lax.optimization_barrier([read(x) for x in eqn.invars]))
+    return operands
+
+
+def _origins_of_results(eqn: Any, origins: Sequence[int | None]) -> Sequence[int | None]:
+    """For each result of an equation, the number of the program argument that it is the same leaf as; or None."""
+    if eqn.primitive.name in SAME_LEAF or eqn.primitive is sow_p:
+        return origins
+    if eqn.primitive.name not in CALLS:
+        return ()
+    inner = open_jaxpr(called_jaxpr(eqn))
+    place = {v: i for i, v in enumerate(inner.invars)}
+    places = [None if isinstance(v, Literal) else place.get(v) for v in inner.outvars]
+    return [None if i is None else origins[i] for i in places]

@@ -1,0 +1,154 @@
+"""The rules of `reap`: for each higher-order primitive, how to run it and return what is reaped inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Jaxpr
+
+from treeviz.steps.tracing.primitives import (
+    CALLS,
+    COND,
+    JITS,
+    REMATS,
+    SCAN,
+    SHARD_MAP,
+    WHILE,
+    called_jaxpr,
+    consts_of,
+    is_recomputed,
+    open_jaxpr,
+    scan_parts,
+    while_parts,
+)
+from treeviz.steps.tracing.reap_shard_map import reap_shard_map
+from treeviz.steps.tracing.sow import Axis, Reaped
+
+
+class CannotReap(Exception):
+    """A value is sown inside a primitive from which it cannot be returned."""
+
+
+# A rule gets the `reap.Run`, the equation, the values of its operands, and for each operand the number of the argument
+# that it is the same leaf as, or None. It returns the results, what was reaped, and the packed rows.
+# Only equations with a sown value inside come here; JAX binds all others as they are.
+
+
+def _call(run: Any, eqn, operands, origins):
+    inner = called_jaxpr(eqn)
+    return run.jaxpr(open_jaxpr(inner), consts_of(inner), operands, origins)
+
+
+def _jit(run: Any, eqn, operands, origins):
+    p = eqn.params
+    function, reaped = run.traced(p["jaxpr"], origins)
+    operands = [_with_sharding(x, sharding) for x, sharding in zip(operands, p["in_shardings"], strict=True)]
+    function.__name__ = p["name"]
+    results, packed = jax.jit(function, inline=p["inline"])(*operands)
+    results = [_with_sharding(x, sharding) for x, sharding in zip(results, p["out_shardings"], strict=True)]
+    return results, reaped, packed
+
+
+def _with_sharding(x, sharding):
+    return lax.with_sharding_constraint(x, sharding) if isinstance(sharding, jax.sharding.Sharding) else x
+
+
+def _remat(run: Any, eqn, operands, origins):
+    if is_recomputed(eqn):
+        run = run.recomputing()
+    function, reaped = run.traced(eqn.params["jaxpr"], origins)
+    jaxpr, constants = _without_constants(run, function, operands)
+    # The same primitive with the same parameters, since these tell XLA what not to merge with the forward pass.
+    results = eqn.primitive.bind(*constants, *operands, **{**eqn.params, "jaxpr": jaxpr})
+    return results[: len(eqn.outvars)], reaped, results[len(eqn.outvars) :]
+
+
+def _without_constants(run: Any, function: Callable, operands) -> tuple[Jaxpr, list[Any]]:
+    """The function as a jaxpr that takes its constants first, since remat takes an open jaxpr; and the constants."""
+    program = jax.make_jaxpr(function)(*operands)
+    n_consts, inner = len(program.consts), program.jaxpr
+
+    def with_constants(*operands):
+        return run.jaxpr(inner, operands[:n_consts], operands[n_consts:])[0]
+
+    return jax.make_jaxpr(with_constants)(*program.consts, *operands).jaxpr, program.consts
+
+
+def _scan(run: Any, eqn, operands, origins):
+    p = eqn.params
+    body, consts, carry, xs = scan_parts(eqn, operands)
+    function, reaped = run.traced(body, range(len(operands)))
+
+    def step(carry, x):
+        results, packed = function(*consts, *carry, *x)
+        before, after = (dict(enumerate(values, len(consts))) for values in (carry, results[: len(carry)]))
+        reaped[:], packed_params = run.in_loop(reaped, before, after)
+        return results[: len(carry)], (results[len(carry) :], [*packed, *packed_params])
+
+    carry, (ys, packed) = lax.scan(step, carry, xs, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
+    return [*carry, *ys], [r.within(Axis("step", p["length"])) for r in _outside(reaped, origins)], packed
+
+
+def _while_loop(run: Any, eqn, operands, origins):
+    parts, origins_of = while_parts(eqn, operands), while_parts(eqn, origins)
+    carry = list(parts.carry)
+    goes_on, reaped_in_condition = run.traced(parts.condition, [*origins_of.cond_consts, *origins_of.carry])
+    function, reaped = run.traced(parts.body, range(len(parts.body_consts) + len(carry)))
+
+    def step(carry):
+        results, packed = function(*parts.body_consts, *carry)
+        before, after = (dict(enumerate(values, len(parts.body_consts))) for values in (carry, results))
+        reaped[:], packed_params = run.in_loop(reaped, before, after)
+        return results, [*packed, *packed_params]
+
+    def condition(state):
+        return goes_on(*parts.cond_consts, *state[0])[0][0]
+
+    _, shapes = jax.eval_shape(step, carry)
+    start = carry, [run.empty(shape) for shape in shapes]
+    results, packed = lax.while_loop(condition, lambda state: step(state[0]), start)
+    if reaped_in_condition:
+        raise CannotReap("a gradient is made in the condition of a while loop")
+    outside = _outside(reaped, [*origins_of.body_consts, *origins_of.carry])
+    return results, [replace(r, is_of_last_step=True) for r in outside], packed
+
+
+def _outside(reaped: Sequence[Reaped], origins: Sequence[int | None]) -> list[Reaped]:
+    """What a loop body reaped, with the origins of the loop's operands instead of their numbers."""
+    return [replace(r, origins=tuple(None if o is None else origins[o] for o in r.origins)) for r in reaped]
+
+
+def _cond(run: Any, eqn, operands, origins):
+    index, *operands = operands
+    branches = [run.traced(branch, origins[1:]) for branch in eqn.params["branches"]]
+    shapes = [jax.eval_shape(function, *operands)[1] for function, _ in branches]
+
+    def branch(taken):
+        function, _ = branches[taken]
+
+        def run_branch(*operands):
+            """Return the packed rows of all branches, since their results must have the same structure."""
+            results, packed = function(*operands)
+            return results, [
+                packed if k == taken else [run.empty(shape) for shape in shapes[k]] for k in range(len(branches))
+            ]
+
+        return run_branch
+
+    results, packed = lax.switch(index, [branch(k) for k in range(len(branches))], *operands)
+    return results, [r for _, reaped in branches for r in reaped], [w for of_branch in packed for w in of_branch]
+
+
+RULES: dict[str, Callable] = {
+    **dict.fromkeys(CALLS, _call),
+    **dict.fromkeys(JITS, _jit),
+    **dict.fromkeys(REMATS, _remat),
+    SCAN: _scan,
+    WHILE: _while_loop,
+    COND: _cond,
+    SHARD_MAP: reap_shard_map,
+}

@@ -1,0 +1,109 @@
+"""Find the sown values in a jaxpr, and those that are summed afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Jaxpr, Literal
+
+from treeviz.steps.tracing.primitives import (
+    DEVICE_SUMS,
+    SAME_LEAF,
+    SCATTER_ADDS,
+    inner_jaxprs,
+    is_recomputed,
+    open_jaxpr,
+)
+from treeviz.steps.tracing.sow import Sown, sow_p
+
+
+def sown_in(jaxpr: Any, recomputed: bool = False) -> Iterator[tuple[Sown, bool]]:
+    """Every sown tree in a jaxpr and in those inside it, and whether `jax.checkpoint` computes it a second time."""
+    for eqn in open_jaxpr(jaxpr).eqns:
+        if eqn.primitive is sow_p:
+            yield eqn.params["sown"], recomputed
+        for inner in inner_jaxprs(eqn):
+            yield from sown_in(inner, recomputed or is_recomputed(eqn))
+
+
+def scatter_adds(jaxpr: Jaxpr) -> dict[int, dict[int, Any]]:
+    """The sown values that a scatter-add makes, as in the gradient of an embedding.
+
+    XLA fuses a single use of such a sum into the scatter. The measurement would be a second use, which prevents that
+    and changes the last digit of the results. So it gets a scatter-add of its own.
+
+    Returns:
+      By the number of the equation that sows, and then the number of the value: the scatter-add.
+    """
+    made_by = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name in SCATTER_ADDS}
+    found = {}
+    for n, eqn in enumerate(jaxpr.eqns):
+        if eqn.primitive is sow_p:
+            values = enumerate(eqn.invars[: eqn.params["n"]])
+            found[n] = {i: made_by[x] for i, x in values if not isinstance(x, Literal) and x in made_by}
+    return {n: scatters for n, scatters in found.items() if scatters}
+
+
+def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, tuple[list[Any], frozenset[str]]]:
+    """The sown gradients that are then summed over the devices of a `shard_map`.
+
+    Each device has the gradient of its share of the batch. The user wants the gradient of the whole batch, which is
+    the result of the `psum` or `pmean` that follows.
+
+    Args:
+      axis_sizes: The sizes of the mesh axes that are named in this jaxpr.
+
+    Returns:
+      By the number of the equation that sows: the variables that hold the sums or means, and the axes of the mesh that
+      all of them are summed over. A tree of which one value is not summed is left out.
+    """
+    if not any(eqn.primitive.name in DEVICE_SUMS for eqn in jaxpr.eqns):
+        return {}
+    found = {}
+    for n, eqn in enumerate(jaxpr.eqns):
+        if eqn.primitive is sow_p and eqn.params["sown"].kind != "tap":
+            sums = _sums_of(jaxpr, eqn.outvars, axis_sizes)
+            if sums is not None:
+                found[n] = sums
+    return found
+
+
+def _sums_of(jaxpr: Jaxpr, variables: Sequence[Any], axis_sizes: Mapping[str, int]):
+    sums = []
+    for variable in variables:
+        sums.append(_sum_of(jaxpr, variable, axis_sizes))
+        if not sums[-1][1]:
+            return None
+    return [end for end, _ in sums], frozenset.intersection(*(axes for _, axes in sums))
+
+
+def _sum_of(jaxpr: Jaxpr, variable: Any, axis_sizes: Mapping[str, int]) -> tuple[Any, frozenset[str]]:
+    """The last sum or mean over devices that a variable becomes, and over which axes; no axes if it becomes none."""
+    axes: frozenset[str] = frozenset()
+    end = at = variable
+    while True:
+        uses = [(eqn, i) for eqn in jaxpr.eqns for i, x in enumerate(eqn.invars) if x is at]
+        sums = [(eqn, i) for eqn, i in uses if eqn.primitive.name in DEVICE_SUMS]
+        if sums:
+            eqn, place = sums[0]
+            axes |= {axis for axis in eqn.params["axes"] if isinstance(axis, str)}
+            end = at = eqn.outvars[place]
+        elif len(uses) == 1 and uses[0][0].primitive.name in SAME_LEAF:
+            eqn, place = uses[0]
+            at = eqn.outvars[place]
+            end = at if axes else end
+        elif len(uses) == 1 and _divides(uses[0][0], math.prod(axis_sizes.get(axis, 1) for axis in axes)):
+            end = at = uses[0][0].outvars[0]
+        else:
+            return end, axes
+
+
+def _divides(eqn: Any, n: int) -> bool:
+    """Whether an equation divides by the number of devices, and so makes a mean of a sum."""
+    by = eqn.invars[-1]
+    if eqn.primitive.name not in ("div", "mul") or not isinstance(by, Literal) or n == 1:
+        return False
+    return bool(np.all(np.isclose(np.float32(by.val), n if eqn.primitive.name == "div" else 1 / n)))

@@ -1,0 +1,247 @@
+"""The instrumented twin of a jitted step: it returns the same results, and measures the gradients computed inside."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeviz.steps.measure import Measurement, reduce_tree, source_of
+from treeviz.steps.names import kind_of
+from treeviz.steps.reduce import NO_NUMBER, reduce_leaves
+from treeviz.steps.tracing.argument_order import argument_order
+from treeviz.steps.tracing.attribution import Argument, Attribution, attribute_gradients
+from treeviz.steps.tracing.jax_private import JitOptions, seeing_gradients
+from treeviz.steps.tracing.param_updates import measure_step_params
+from treeviz.steps.tracing.reap import reap
+from treeviz.steps.tracing.sow import Reaped, Sown, sow
+from treeviz.tree.tracers import Tracer
+
+
+class NothingSeen(Exception):
+    """No gradient is computed in the step."""
+
+
+def instrumented(
+    function: Callable,
+    options: JitOptions,
+    statistics: tuple[str, ...],
+    *,
+    match: bool = True,
+    updates: bool = False,
+    tidy_path: Callable[[str], str] = str,
+    on_traced: Callable[[Sequence[Attribution], Sequence[str]], None] = lambda *_: None,
+    donate: bool = True,
+    only_measure: bool = False,
+) -> Callable:
+    """A jitted function that returns `(what the function returns, Measurement)`.
+
+    Args:
+      options: The options with which `jax.jit` made the step.
+      match: Only gradients of the function's own arguments, if there are any.
+      updates: Measure the parameters too, and what the step adds to them.
+      tidy_path: Shortens the path of a gradient to that of the user's parameter.
+      on_traced: Called whenever it is traced, with what is measured, and with notes on what is not.
+      donate: Donate the arguments that the step donates.
+      only_measure: Return `(None, Measurement)`, so that only what the gradients need is computed.
+    """
+
+    @functools.wraps(function)
+    def twin(*args, **kwargs):
+        out, measurement = _measured(function, args, kwargs, statistics, match, updates, tidy_path, on_traced)
+        return (None if only_measure else out), measurement
+
+    out_shardings = None if options.out_shardings is None else (options.out_shardings, None)
+    if only_measure:
+        out_shardings = None
+    return _jit(twin, options, out_shardings, donate)
+
+
+def instrumented_callback(
+    function: Callable, options: JitOptions, statistics: tuple[str, ...], record: Callable[[Measurement], None]
+) -> Callable:
+    """A jitted function that returns `(what the function returns, None)`, and calls `record` at each gradient."""
+
+    def see(kind, tree, origins=None, name="grads"):
+        source = source_of(tree, name)
+        if any(source.has_number):
+            jax.debug.callback(
+                lambda packed: record(Measurement({name: packed}, [source], statistics)),
+                reduce_tree(tree, statistics=statistics),
+            )
+        return tree
+
+    @functools.wraps(function)
+    def twin(*args, **kwargs):
+        with seeing_gradients(see):
+            return function(*args, **kwargs), None
+
+    return _jit(twin, options, None if options.out_shardings is None else (options.out_shardings, None), True)
+
+
+def _jit(function, options: JitOptions, out_shardings, donate: bool):
+    keywords = options.keywords
+    if not donate:
+        keywords = {k: v for k, v in keywords.items() if not k.startswith("donate")}
+    if out_shardings is not None:
+        keywords = {**keywords, "out_shardings": out_shardings}
+    return jax.jit(function, **keywords)
+
+
+def _measured(function, args, kwargs, statistics, match, updates, tidy_path, on_traced):
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        return _measured_at_once(function, args, kwargs, statistics, updates, on_traced)
+    arguments = _arguments(function, args, kwargs)
+    leaves, rebuild = _split(args, kwargs)
+    out_tree, out_paths = None, []
+
+    def on_leaves(*leaves):
+        nonlocal out_tree, out_paths
+        args, kwargs = rebuild(leaves)
+        out, out_tree = jax.tree_util.tree_flatten_with_path(function(*args, **kwargs))
+        out_paths = [path for path, _ in out]
+        return [leaf for _, leaf in out]
+
+    with seeing_gradients(_sow):
+        program = jax.make_jaxpr(on_leaves)(*leaves)
+    reduce = functools.partial(_reduce, statistics)
+    out, found, packed = reap(program, leaves, reduce, _nothing, with_params=updates)
+    names = attribute_gradients(found, arguments, match=match)
+    notes = _notes_of_loops(found, names)
+    if updates:
+        paths = _paths(args, kwargs)
+        measured, notes_of_params = measure_step_params(program, leaves, out, paths, out_paths, reduce, found, names)
+        notes += notes_of_params
+        names += [name for name, _ in measured]
+        packed += [packed_tree for _, packed_tree in measured]
+    order = argument_order(program)
+    names = [_tidy(name and name.in_order(order), tidy_path) for name in names]
+    measurement = _measurement(zip(names, packed, strict=True), statistics)
+    on_traced([name for name in names if name is not None], notes)
+    return jax.tree.unflatten(out_tree, out), measurement
+
+
+def _notes_of_loops(found: Sequence[Reaped], names: Sequence[Attribution | None]) -> list[str]:
+    of_last = [name.source.name for r, name in zip(found, names, strict=True) if name and r.is_of_last_step]
+    return [
+        f"{name}: of a while loop, whose number of steps is not known beforehand, only the last step is measured. "
+        "lax.scan, or lax.fori_loop with constant bounds, has the numbers of every step."
+        for name in of_last
+        if kind_of(name) not in ("params", "updates")  # which are measured with their gradients
+    ]
+
+
+def _tidy(name: Attribution | None, tidy_path: Callable[[str], str]) -> Attribution | None:
+    if name is None or tidy_path is str:
+        return name
+    paths, forward = (tuple(map(tidy_path, paths)) for paths in (name.source.paths, name.forward))
+    return name._replace(source=name.source._replace(paths=paths), forward=forward)
+
+
+def _sow(kind, tree, origins=None, name="grads"):
+    return sow(kind, name, tree, [] if origins is None else jax.tree.leaves(origins))
+
+
+def _measured_at_once(function, args, kwargs, statistics, updates, on_traced):
+    """Measure without jit, where every gradient has its values when it is computed."""
+    names, packed = [], []
+
+    def see(kind, tree, origins=None, name="grads"):
+        count = sum(n.source.name.split(" #")[0] == name for n in names)
+        source = source_of(tree, f"{name} #{count + 1}" if count else name)
+        if any(source.has_number):
+            names.append(Attribution(source, "", ()))
+            packed.append(reduce_tree(tree, statistics=statistics))
+        return tree
+
+    with seeing_gradients(see):
+        out = function(*args, **kwargs)
+    on_traced(names, ["updates are not measured without jit"] if updates else [])
+    return out, _measurement(zip(names, packed, strict=True), statistics)
+
+
+def _measurement(named, statistics) -> Measurement:
+    kept = sorted(((name.source, packed) for name, packed in named if name is not None), key=lambda pair: pair[0].name)
+    if not kept:
+        raise NothingSeen("no gradient is made in this step by jax.grad, jax.value_and_grad or jax.vjp")
+    return Measurement({source.name: packed for source, packed in kept}, [source for source, _ in kept], statistics)
+
+
+def _reduce(statistics, sown: Sown, values: Sequence[Any]) -> jax.Array:
+    left = iter(values)
+    return reduce_leaves([next(left) if has else None for has in sown.source.has_number], statistics)
+
+
+def _nothing(packed) -> jax.Array:
+    """Packed rows without a number, for a branch that was not taken or a loop without a step."""
+    rows = np.zeros(packed.shape, np.uint32)
+    rows[..., 0] = NO_NUMBER
+    return jnp.asarray(rows)
+
+
+def _split(args, kwargs):
+    """The traced leaves of a call, and a function that replaces them. A value without any stays the same object."""
+    flat: list[Any] = []
+    whole: list[tuple[Any, Any]] = []
+    for value in (*args, *kwargs.values()):
+        leaves, treedef = jax.tree.flatten(value)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+        whole.append((value, None) if not places else (leaves, (treedef, places)))
+        flat += [leaves[i] for i in places]
+
+    def rebuild(traced):
+        traced = iter(traced)
+        values = []
+        for value, how in whole:
+            if how is not None:
+                treedef, places = how
+                leaves = list(value)
+                for i in places:
+                    leaves[i] = next(traced)
+                value = jax.tree.unflatten(treedef, leaves)
+            values.append(value)
+        return values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
+
+    return flat, rebuild
+
+
+def _paths(args, kwargs) -> list[tuple]:
+    """The key paths of the leaves of `_split`."""
+    values = [
+        *((jax.tree_util.SequenceKey(i), x) for i, x in enumerate(args)),
+        *((jax.tree_util.GetAttrKey(name), x) for name, x in kwargs.items()),
+    ]
+    return [
+        (key, *path)
+        for key, value in values
+        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
+        if isinstance(leaf, Tracer)
+    ]
+
+
+def _arguments(function, args, kwargs) -> list[Argument]:
+    """The traced arguments by name; their leaves have the order of `_split`."""
+    try:
+        parameters = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    except (TypeError, ValueError):
+        parameters = []
+    names = [parameters[i] if i < len(parameters) else f"args[{i}]" for i in range(len(args))]
+    found = []
+    for name, value in zip((*names, *kwargs), (*args, *kwargs.values()), strict=True):
+        leaves = jax.tree.leaves(value)
+        is_traced = [isinstance(leaf, Tracer) for leaf in leaves]
+        if leaves and all(is_traced):
+            found.append(Argument(name, value))
+        else:
+            paths = source_of(value, "").paths if any(is_traced) else ()
+            found += [
+                Argument(name + path, leaf)
+                for path, leaf, traced in zip(paths, leaves, is_traced, strict=False)
+                if traced
+            ]
+    return found

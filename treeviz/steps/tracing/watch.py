@@ -1,0 +1,316 @@
+"""Watch a jitted step: it returns what it did before, and the gradients computed inside it are measured."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from treeviz.steps.measure import Measurement
+from treeviz.steps.statistics import HISTOGRAM, LIGHT, check_statistics
+from treeviz.steps.stop import StopTraining
+from treeviz.steps.tracing import jax_private
+from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, jitted_step
+from treeviz.steps.tracing.verify import Verification, compare
+from treeviz.tree.safe_repr import printable_lines
+from treeviz.tree.tracers import Tracer
+
+if TYPE_CHECKING:
+    from treeviz.steps.tracing.attribution import Attribution
+
+__all__ = ["CannotWatch", "Watched", "watch"]
+
+Record = Callable[[Measurement, int], None]
+
+_n_watched = itertools.count()
+_AGREE_WITHIN_S = 60.0
+
+
+class Settings(NamedTuple):
+    """The arguments of `watch`."""
+
+    every: int
+    heavy_every: int
+    statistics: tuple[str, ...]
+    via: str
+    match: bool
+    exact: bool
+    updates: bool | None
+
+    def check(self) -> None:
+        check_statistics(self.statistics)
+        if self.via not in ("output", "callback"):
+            raise ValueError(f"via={self.via!r}: there are 'output' and 'callback'.")
+        if self.every < 0 or self.heavy_every < 0 or not (self.every or self.heavy_every):
+            raise ValueError(f"every={self.every}, heavy_every={self.heavy_every}: no step would be inspected.")
+        if self.updates and self.via == "callback":
+            raise ValueError("updates=True needs via='output': a callback sees gradients only.")
+        if self.exact and self.via == "callback":
+            raise ValueError("exact=True measures in a second run; via='callback' has no use in it.")
+
+    def __str__(self) -> str:
+        """The settings that must be equal in all processes."""
+        return ", ".join(f"{name}={value}" for name, value in self._asdict().items() if name != "match")
+
+
+def watch(
+    step: Callable,
+    record: Record,
+    *,
+    every: int = 1,
+    heavy_every: int = 0,
+    statistics: tuple[str, ...] = LIGHT,
+    via: str = "output",
+    match: bool = True,
+    exact: bool = False,
+    updates: bool | None = None,
+) -> Watched:
+    """Wrap a jitted step so that `record` gets a measurement of the gradients computed inside it.
+
+        update = watch(update, lambda measurement, number: print(number, measurement.sources))
+        params = update(params, x, y)
+
+    The step itself is unchanged. It is traced once more, each gradient is reduced to a few numbers where it is
+    computed, and these leave the device as one further output, which only `record` gets. An inspected step runs this
+    second program; the others run the step itself.
+
+    If the installed JAX, Equinox or Flax lacks a private name that this needs, the step runs unwatched, and one warning
+    says what is lost.
+
+    The cosine between successive gradients needs the last ones kept, at the cost of their memory, so the step has to
+    return them: `tv.measure(grads=grads, last_grads=last)` in the step, and `inspector.record`.
+
+    Args:
+      step: The result of `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit`, compiled before or not.
+      record: Called after an inspected step with the `Measurement`, whose arrays may not be computed yet, and the
+        number of the step. An exception that it raises becomes a warning, once; `StopTraining` is passed on.
+      every: Inspect every n-th step; 0: only those of `heavy_every`.
+      heavy_every: Every n-th step, add a histogram and counts: a third program.
+      statistics: The statistics of the other inspected steps.
+      via: "output"; or "callback", which calls the host from inside the step. That reaches gradients that an output
+        cannot, but is slow, changes bits, and keeps the program out of the persistent compilation cache.
+      match: Only gradients of the step's own arguments, if there are any.
+      exact: Always run the untouched step, and measure in a second run on the same arguments that returns nothing else.
+        An inspected step then costs twice its time.
+      updates: Also measure the parameters that the gradients belong to, and what the step adds to them, after rounding
+        and with any optimizer: which results are the new values of which parameters follows from how they are
+        computed. True: in every inspected step, which costs about as much again as the gradients; None: in those of
+        `heavy_every`; False: never. `Watched.notes` says what could not be measured.
+
+    Raises:
+      CannotWatch: The step cannot be watched; the message says why, and what to do instead.
+      ValueError: Settings that exclude each other, or an unknown statistic.
+    """
+    settings = Settings(every, heavy_every, statistics, via, match, exact, updates)
+    settings.check()
+    why_not = jax_private.why_not()
+    if why_not:
+        return Watched(step, None, record, settings, f"{why_not} (tried with jax 0.4.36 to 0.10.2)")
+    try:
+        return Watched(step, jitted_step(step), record, settings)
+    except LibraryMoved as error:
+        return Watched(step, None, record, settings, str(error))
+    except (ImportError, AttributeError) as error:  # a private name of JAX that is not in `PRIVATE`
+        return Watched(step, None, record, settings, _error_text(error))
+
+
+class _Twins:
+    """The instrumented programs of a step, and which one inspects which call."""
+
+    def __init__(self, jitted: JittedStep, settings: Settings, on_traced: Callable, on_callback: Callable) -> None:
+        self._jitted, self._settings = jitted, settings
+        self._on_traced, self._on_callback = on_traced, on_callback
+        self._options = jax_private.jit_options(jitted.jitted)
+        only_measure = settings.exact and jitted.is_plain
+        self._light = self.make(settings.statistics, updates=bool(settings.updates), only_measure=only_measure)
+        self._heavy = None
+        if settings.heavy_every:
+            self._heavy = self.make(HISTOGRAM, updates=settings.updates is not False, only_measure=only_measure)
+
+    def of(self, number: int) -> Callable | None:
+        """The program that inspects this call, or None."""
+        if self._heavy is not None and number % self._settings.heavy_every == 0:
+            return self._heavy
+        return self._light if self._settings.every and number % self._settings.every == 0 else None
+
+    def make(self, statistics: tuple[str, ...], *, updates: bool, only_measure: bool = False) -> Callable:
+        """A function with the arguments of the step that returns `(what the step returns, measurement)`."""
+        # Imported here, since these modules use JAX's extension API, which `jax_private.why_not` checks.
+        from treeviz.steps.tracing.twin import instrumented, instrumented_callback
+
+        def make(function):
+            if self._settings.via == "callback":
+                return instrumented_callback(function, self._options, statistics, self._on_callback)
+            return instrumented(
+                function,
+                self._options,
+                statistics,
+                match=self._settings.match,
+                updates=updates,
+                tidy_path=self._jitted.tidy_path,
+                on_traced=self._on_traced,
+                donate=not self._settings.exact,
+                only_measure=only_measure,
+            )
+
+        return self._jitted.around(make)
+
+
+class Watched:
+    """A watched step: called like the step, and with its attributes.
+
+    Attributes:
+      watches: What is measured, by the name in the measurement; known when the first step was traced.
+      notes: What is not measured besides the gradients, and why.
+      trouble: Why the step is not watched any more, or empty. The step itself still runs.
+      before: Called before an inspected step with its number, and with a function that returns copies of its arguments.
+    """
+
+    def __init__(
+        self, step: Callable, jitted: JittedStep | None, record: Record, settings: Settings, trouble: str = ""
+    ) -> None:
+        functools.update_wrapper(self, step, updated=())
+        self.__wrapped__ = getattr(step, "__wrapped__", step)
+        self.watches: dict[str, Attribution] = {}
+        self.notes: tuple[str, ...] = ()
+        self.trouble = ""
+        self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
+        self._step, self._jitted = step, jitted
+        self._record, self._settings = record, settings
+        self._numbers = itertools.count()
+        self._running = 0  # the number of the newest call
+        self._has_warned = False  # of an error in `record`
+        self._question = f"{next(_n_watched)}"
+        self._disagreement: str | None = None  # between processes; None: they have not been compared yet
+        self._twins = None if jitted is None else _Twins(jitted, settings, self._on_traced, self._take)
+        if trouble:
+            self._give_up(trouble)
+
+    def __call__(self, /, *args, **kwargs):
+        self._running = number = next(self._numbers)
+        twin = self._twin_of(number)
+        if twin is None:
+            return self._step(*args, **kwargs)
+        if self.before is not None:
+            self.before(number, lambda: self._copied((args, kwargs), _copy_array))
+        if self._settings.exact:
+            return self._run_apart(twin, number, args, kwargs)
+        try:
+            out, measurement = twin(*args, **kwargs)
+        except Exception as error:
+            trouble = error
+        else:
+            if measurement is None:
+                jax.effects_barrier()  # so that a callback comes while `_running` is still its step
+            else:
+                self._deliver(measurement, number)
+            return out
+        return self._run_untouched(trouble, args, kwargs)
+
+    def _run_apart(self, twin, number: int, args, kwargs):
+        """Run the untouched step, after its twin has measured on the same arguments and left them as they are."""
+        trouble = None
+        try:
+            # Modules that a step changes in place are copied, arrays are not: the twin donates no buffer.
+            is_plain = self._jitted is not None and self._jitted.is_plain
+            copies = (args, kwargs) if is_plain else self._copied((args, kwargs), lambda x: x)
+            _, measurement = twin(*copies[0], **copies[1])
+            self._deliver(measurement, number)
+        except Exception as error:
+            trouble = error
+        out = self._step(*args, **kwargs)
+        if trouble is not None:
+            self._give_up(_error_text(trouble))
+        return out
+
+    def _run_untouched(self, trouble: Exception, args, kwargs):
+        """Run the step itself, instead of a twin that raised. If it raises too, the error is the user's own."""
+        leaves = jax.tree.leaves((args, kwargs))
+        if any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in leaves):
+            raise trouble  # the twin ran and has taken the arguments: an error of the step itself
+        out = self._step(*args, **kwargs)
+        self._give_up(_error_text(trouble))
+        return out
+
+    def _twin_of(self, number: int) -> Callable | None:
+        twin = None if self.trouble or self._twins is None else self._twins.of(number)
+        if twin is not None and self._disagreement is None:
+            self._disagreement = jax_private.agreed(self._question, str(self._settings), _AGREE_WITHIN_S)
+            if self._disagreement:
+                self._give_up(self._disagreement + ". All processes must watch the same step in the same way")
+        return None if self.trouble else twin
+
+    def _deliver(self, measurement: Measurement, number: int) -> None:
+        if not isinstance(next(iter(measurement.packed.values())), Tracer):  # else the step is part of another program
+            self._take(measurement, number)
+
+    def _take(self, measurement: Measurement, number: int | None = None) -> None:
+        """Hand a measurement to `record`; with None, it is from a callback of the newest call."""
+        number = self._running if number is None else number
+        try:
+            self._record(measurement, number)
+        except StopTraining:
+            raise
+        except Exception as error:
+            if not self._has_warned:
+                self._has_warned = True
+                text = f"watch: recording step {number} raised {_error_text(error)}"
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+    def _give_up(self, why: str) -> None:
+        self.trouble = f"{why}.\n{CannotWatch.instead(self._step)}"
+        warnings.warn(f"watch: the step runs, but is not watched: {self.trouble}", RuntimeWarning, stacklevel=4)
+
+    def _on_traced(self, watches, notes) -> None:
+        self.watches = {**self.watches, **{w.source.name: w for w in watches}}
+        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
+
+    def verify(self, *args, **kwargs) -> Verification:
+        """Run the step and its watched twin on copies of these arguments, and compare their results byte by byte.
+
+        A gradient that is measured is written to memory, where XLA may otherwise merge it with what uses it: then the
+        last digit of a result can differ. `print` the result to see which leaves do; `exact=True` rules it out.
+
+        Raises:
+          CannotWatch: The step is not watched: the twin raised, or this JAX release is unknown.
+        """
+        if self._jitted is None or self._twins is None:
+            raise CannotWatch(self._step, self.trouble.partition(".\n")[0])
+        twin = self._twins.make(self._settings.statistics, updates=bool(self._settings.updates))
+        theirs, ours = (self._copied((args, kwargs), _copy_array) for _ in range(2))
+        expected = self._step(*theirs[0], **theirs[1])
+        try:
+            got, _ = twin(*ours[0], **ours[1])
+        except Exception as error:
+            raise CannotWatch(self._step, _error_text(error)) from error
+        if self._jitted.changes_arguments:
+            expected, got = (expected, theirs), (got, ours)
+        return compare(expected, got)
+
+    def _copied(self, tree: Any, copy_array: Callable[[Any], Any]) -> Any:
+        assert self._jitted is not None
+        return self._jitted.copied(tree, copy_array)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_step" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._step, name)
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<watched {printable_lines(repr(self._step))}>"
+
+
+def _copy_array(x: Any) -> Any:
+    return x.copy() if isinstance(x, jax.Array) else x
+
+
+def _error_text(error: Exception) -> str:
+    return printable_lines(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)

@@ -1,0 +1,83 @@
+"""Describers: functions that define how the nodes and leaves of a class are shown."""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from treeviz.tree.safe_repr import guarded, mro
+
+
+class Description(NamedTuple):
+    """What a describer returns about one node or leaf. The walk fills in omitted fields.
+
+        tv.Description(kind="node", type="Linear", text="512 to 64", static=[("use_bias", True)])
+
+    Attributes:
+      kind: One of `treeviz.tree.kinds.KINDS`.
+      type: The name of the class in the row: "Param".
+      text: A short text after the type: axis names, a unit.
+      shape, dtype, bytes: For a leaf that is an array of a class unknown to JAX; `dtype` is a name.
+      sharding: The `jax.sharding.Sharding` of such an array, if it lies on JAX's devices.
+      static: (name, value) pairs that JAX keeps in the treedef. Values are shown with bounded length. None: the
+        fields of a dataclass that are not children.
+      labels: The names of a node's children, in JAX's order. None: their keys.
+      step: Maps the key of a child, as `keystr` writes it, to the Python that gets the child from the node:
+        `by_key` gives `node['kernel']`. None, also as its result: the attribute, or `treeviz.child`.
+      hide: Segments of the keys of children to hide. Children with leaves stay, so that counts agree with JAX.
+      inline: Show the node and its only child as one row, if that child is a leaf.
+      transparent: Do not look inside an opaque leaf, and do not warn of arrays there.
+    """
+
+    kind: str = ""
+    type: str = ""
+    text: str = ""
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    bytes: int = 0
+    static: Sequence[tuple[str, Any]] | None = None
+    labels: Sequence[str] | None = None
+    step: Callable[[str], str | None] | None = None
+    hide: frozenset[str] = frozenset()
+    inline: bool = False
+    transparent: bool = False
+    sharding: Any = None
+
+
+def by_key(keystr: str) -> str | None:
+    """Use the child's key as the step to it, for mappings and sequences: "['kernel']", "[3]"."""
+    key = guarded(lambda: literal_eval(keystr), lambda _: None)
+    return keystr if type(key) is list and len(key) == 1 else None
+
+
+def by_wrapping_key(keystr: str) -> str | None:
+    """As `by_key`, for mappings that give a dict inside them in a wrapper, and not the dict itself."""
+    return by_key(keystr)
+
+
+Describer = Callable[[Any], Description]
+_describers: dict[int, tuple[type, Describer]] = {}  # by id: a metaclass may have no usable hash
+
+
+def describes(*classes: type) -> Callable[[Describer], Describer]:
+    """Register a function that describes the nodes or leaves of a class and of its subclasses.
+
+    The function gets the object and returns a `Description`. It runs during the walk, once for each such
+    object, so it must be fast. If it raises, the row shows the error and the default description.
+
+        @treeviz.describes(Quantity)
+        def _(quantity):
+            return treeviz.Description(type="Quantity", text=f"in {quantity.unit}")
+    """
+
+    def register(describer: Describer) -> Describer:
+        _describers.update({id(cls): (cls, describer) for cls in classes})
+        return describer
+
+    return register
+
+
+def describer_of(cls: type) -> Describer | None:
+    """The describer of the class or of its nearest base that has one."""
+    return next((_describers[id(base)][1] for base in mro(cls) if id(base) in _describers), None)

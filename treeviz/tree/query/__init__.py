@@ -1,0 +1,1 @@
+"""The search language: parse a query, and find its rows."""

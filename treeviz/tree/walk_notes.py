@@ -1,0 +1,58 @@
+"""Notes that the walk can make only when it is done: about shared objects, and about totals that are not whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from treeviz.tree.facts import Facts, Note
+from treeviz.tree.kinds import KINDS
+
+Notes = dict[int, list[Note]]
+
+_MOST = 1_000  # nodes that say that some of them was left out
+_AT_LEAST = Note("info", "at least: some of it was left out")
+
+
+def note_shared(
+    notes: Notes, repeats: Sequence[tuple[int, int]], ends: Sequence[int], facts: Callable[[int], Facts]
+) -> None:
+    """Note every object that occurs several times: a shared subtree once, without the nodes inside it.
+
+    Args:
+      repeats: The row of each further occurrence, with the first row.
+      ends: Of each row, the end of its subtree.
+      facts: The facts of a row.
+    """
+    places: dict[int, int] = {}
+    inside_until = 0
+    for row, first in sorted(repeats):
+        if row < inside_until or not _is_worth_a_badge(first, ends, facts):
+            continue
+        inside_until = ends[row]
+        places[first] = places.get(first, 1) + 1
+        notes.setdefault(row, []).append(Note("shared", "the same object as", first))
+    for first, n_places in places.items():
+        notes.setdefault(first, []).append(Note("shared", f"stands in {n_places} places"))
+
+
+def _is_worth_a_badge(first: int, ends: Sequence[int], facts: Callable[[int], Facts]) -> bool:
+    """Python shares constant tuples, so a shared tuple is noted only if it contains arrays or mutable objects.
+
+    A static node is a constant, too.
+    """
+    if facts(first).kind not in ("tuple", "namedtuple", "static"):
+        return True
+    inside = map(facts, range(first, ends[first]))
+    return any(each.bytes or KINDS[each.kind].is_mutable for each in inside)
+
+
+def note_left_out(notes: Notes, parents: Sequence[int]) -> None:
+    """Note at the nodes above what was left out that their totals are not whole; the highest ones if there are many."""
+    above: set[int] = set()
+    for row, at_row in notes.items():
+        parent = parents[row] if any(note.kind == "more" for note in at_row) else -1
+        while parent >= 0 and parent not in above:
+            above.add(parent)
+            parent = parents[parent]
+    for row in sorted(above)[:_MOST]:
+        notes.setdefault(row, []).append(_AT_LEAST)

@@ -1,0 +1,1 @@
+"""HTML: fragments, pages and the front end."""

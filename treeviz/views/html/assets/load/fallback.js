@@ -1,0 +1,46 @@
+// @ts-check
+// Shows the static page in place of a widget that does not appear, and says why.
+{
+  const PATIENCE_MS = 3000;
+  const BLOB = "This page's security policy (CSP) forbids blob:, which widgets need. Here is the tree as it was when the cell ran; Python does not hear what is done in it.";
+  const NOBODY = "No kernel answers here: this is the tree as it was when the cell ran. Run the cell again to explore it from Python.";
+
+  /** @param {HTMLElement} place */
+  const watch = (place) => {
+    const token = place.dataset.treevizFallback;
+    const stop = new AbortController();
+    const isHere = () => document.querySelector(`[data-treeviz-widget="${token}"]`) !== null;
+    const leave = () => ((place.hidden = true), stop.abort());
+    /** @param {string} why */
+    const stay = (why) => {
+      place.hidden = false;
+      if (place.dataset.treevizAwake) return;
+      place.dataset.treevizAwake = "true";
+      const line = document.createElement("p");
+      line.textContent = why;
+      line.style.cssText = "margin:4px 0 8px;font-size:90%;opacity:.85";
+      place.prepend(line);
+      for (const host of /** @type {NodeListOf<HTMLElement>} */ (place.querySelectorAll("[data-treeviz-waiting]"))) host.dataset.treeviz = host.dataset.treevizWaiting;
+      place.querySelector("script[type='text/treeviz-waiting']")?.setAttribute("type", "text/treeviz");
+      const script = document.createElement("script");
+      script.type = "module";
+      script.textContent = place.querySelector("script[type='text/treeviz-loader']")?.textContent ?? "";
+      place.append(script);
+    };
+    document.addEventListener("treeviz-widget", (event) => /** @type {CustomEvent} */ (event).detail === token && leave(), { signal: stop.signal });
+    if (isHere()) return leave();
+    const url = URL.createObjectURL(new Blob([""], { type: "text/javascript" }));
+    import(url).then(
+      () => setTimeout(() => stop.signal.aborted || isHere() || stay(NOBODY), inJupyter ? PATIENCE_MS : 0),
+      () => stay(BLOB),
+    );
+    // Hidden at first, since the output would jump where the widget appears at once.
+    place.hidden = inJupyter;
+  };
+
+  const inJupyter = document.getElementById("jupyter-config-data") !== null;
+  for (const place of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-treeviz-fallback]:not([data-treeviz-watched])"))) {
+    place.dataset.treevizWatched = "true";
+    watch(place);
+  }
+}

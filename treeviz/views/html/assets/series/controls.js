@@ -1,0 +1,86 @@
+// @ts-check
+// The toolbar of series: which series, scale and steps are shown, the findings, the color legend, the value at the pointer.
+import { GRADIENT } from "./colors.js";
+import { h, menu } from "../tree/dom.js";
+import { countText } from "../tree/numbers.js";
+
+/** @typedef {import("./series_view.js").SeriesView} SeriesView */
+
+const MAX_LISTED = 200;
+
+/** @param {SeriesView} seriesView */
+export function controls(seriesView) {
+  const { all } = seriesView;
+  const choice = h("select", { "aria-label": "Series", change: () => seriesView.choose(seriesView.all[choice.selectedIndex]) }, ...all.map((series) => h("option", {}, series.title)));
+  const log = h("input", { type: "checkbox", change: () => ((seriesView.isLog = log.checked), seriesView.show()) });
+  const step = (label, change) => h("input", { type: "number", "aria-label": label, title: label, change });
+  const zoom = () => seriesView.zoom(from.value === "" ? -Infinity : +from.value, to.value === "" ? Infinity : +to.value);
+  const from = step("From step", zoom);
+  const to = step("To step", zoom);
+  const whole = h("button", { title: "show all steps (double click in the heat map)", click: () => seriesView.zoom(-Infinity, Infinity) }, "all steps");
+  const low = h("span", {});
+  const high = h("span", {});
+  const colors = h("i", { class: "colors", role: "img" });
+  colors.style.background = GRADIENT;
+  const legend = h("span", { class: "legend" }, low, colors, high, h("span", {}, h("b", { class: "sign" }, "×"), " not finite"), h("span", {}, "─ zero"));
+  const readout = h("output", { class: "readout", "aria-live": "polite" });
+  const findings = menu("findings", "Findings", () => findingsList(seriesView, () => (findings.open = false)));
+  findings.classList.add("findings");
+  const element = h(
+    "div", { class: "tools series", role: "group", "aria-label": "Over time" },
+    choice, h("label", {}, log, "log"),
+    h("span", { class: "range" }, "steps ", from, "–", to), whole,
+    findings, legend, readout,
+  );
+
+  /** @param {boolean} grows whether something has come, and nothing was chosen: who types is let alone */
+  const show = (grows = false) => {
+    const { series, isLog } = seriesView;
+    const nFound = nFindings(seriesView);
+    findings.hidden = !nFound;
+    findings.firstChild.textContent = `findings (${countText(nFound)})`;
+    const { first, last, n } = seriesView.all[0];
+    for (const input of [from, to]) {
+      input.min = String(first[0]);
+      input.max = String(last[n - 1]);
+    }
+    choice.selectedIndex = seriesView.all.indexOf(series);
+    log.checked = isLog;
+    log.disabled = !series.isLog;
+    const [start, end] = seriesView.span(series);
+    const typedIn = grows ? element.getRootNode().activeElement : null;
+    if (typedIn !== from) from.value = String(series.first[start]);
+    if (typedIn !== to) to.value = String(series.last[Math.min(end, series.n) - 1]);
+    whole.hidden = seriesView.from === -Infinity && seriesView.to === Infinity;
+    const [least, most] = series.range[isLog ? 0 : 1].map((place) => series.number(isLog ? 10 ** place : place, 2));
+    low.textContent = `≤ ${least}`;
+    high.textContent = `≥ ${most}`;
+    colors.setAttribute("aria-label", `colours from ${least}, dark, to ${most}, light, ${isLog ? "logarithmic" : "linear"}`);
+  };
+  show();
+  const setReadout = (text, byKey) => {
+    // A screen reader announces the value of the slider already.
+    readout.setAttribute("aria-live", byKey ? "off" : "polite");
+    readout.textContent = text;
+  };
+  return { element, show, setReadout };
+}
+
+/** @param {SeriesView} seriesView */
+const nFindings = (seriesView) => seriesView.all.reduce((sum, series) => sum + series.nMarks, 0);
+
+/** @param {SeriesView} seriesView @param {() => void} close */
+function findingsList(seriesView, close) {
+  const found = seriesView.all.flatMap((series) => series.marks.map((mark) => ({ series, mark })));
+  const button = ({ series, mark }) => {
+    const [row, bucket, kind, text, severity] = mark;
+    const go = () => {
+      close();
+      seriesView.goTo(series, mark);
+    };
+    return h("button", { class: "finding", click: go }, h("b", { class: "badge", "data-note": kind, "data-severity": severity }, kind),
+      ` ${seriesView.path(row)} · ${series.stepsText(bucket)} `, h("span", {}, text));
+  };
+  const rest = nFindings(seriesView) - Math.min(found.length, MAX_LISTED);
+  return [...found.slice(0, MAX_LISTED).map(button), ...(rest ? [h("p", {}, `… ${countText(rest)} more`)] : [])];
+}

@@ -1,0 +1,253 @@
+// @ts-check
+// The heat map at the right of the rows: a strip of color for each row on the screen, steps from left to right.
+import { PALETTE } from "./colors.js";
+import { h } from "../tree/dom.js";
+import { ROW_HEIGHT } from "../tree/grid.js";
+import { countText } from "../tree/numbers.js";
+import { cross } from "./sparklines.js";
+
+/** @typedef {import("./series_view.js").SeriesView} SeriesView */
+
+const MIN_WIDTH = 700; // of the view, for a heat map to be shown
+const ROWS = 600; // pixels that the rows need
+const MAX_ROWS = 1100; // pixels that the rows can use
+const TICK = 76;
+const HATCH = 9;
+
+export class HeatMap {
+  /** @param {SeriesView} seriesView */
+  constructor(seriesView) {
+    this.seriesView = seriesView;
+    this.width = 0;
+    this.canvas = h("canvas", { "aria-hidden": "true" });
+    this.line = h("div", { class: "at-step", hidden: true });
+    this.element = h("div", { class: "heat-map", role: "slider", tabindex: "0", "aria-valuemin": "0" }, this.canvas, this.line);
+    this.axis = h("div", { class: "axis", "aria-hidden": "true" });
+    this.cells = document.createElement("canvas");
+    this.hatch = document.createElement("canvas");
+    this.#listen();
+  }
+
+  /** Set the width of the heat map for a width of the view. @param {number} width */
+  take(width) {
+    const wanted = width < MIN_WIDTH ? 0 : Math.max(Math.min(width - ROWS, width / 2), width - MAX_ROWS);
+    this.width = Math.floor(wanted);
+    this.element.hidden = this.axis.hidden = !this.width;
+    this.seriesView.controls.element.classList.toggle("alone", !this.width);
+    this.seriesView.view.grid.element.style.setProperty("--reserved", `${this.width}px`);
+    return this.width;
+  }
+
+  /** Draw the strips of all rows on the screen. */
+  paint() {
+    const { view, series, scale, colors } = this.seriesView;
+    const { first = 0, n = 0 } = view.grid;
+    if (!this.width || !n) return;
+    const width = Math.round((this.width - 1) * scale);
+    const tall = ROW_HEIGHT * scale;
+    const { canvas } = this;
+    if (canvas.width !== width || canvas.height !== Math.round(n * tall)) {
+      canvas.width = width;
+      canvas.height = Math.round(n * tall);
+    }
+    this.element.style.height = canvas.style.height = `${n * ROW_HEIGHT}px`;
+    this.element.style.transform = view.grid.window.style.transform;
+    const ctx = canvas.getContext("2d");
+    ctx.clearRect(0, 0, width, canvas.height);
+    const [from, to] = this.seriesView.span(series);
+    const until = Math.min(to, series.n);
+    const rows = view.rows.visible.subarray(first, first + n);
+    this.#fillCells(rows, from, to, Math.min(to - from, width));
+    ctx.imageSmoothingEnabled = false;
+    ctx.drawImage(this.cells, 0, 0, this.cells.width, n, 0, 0, width, n * tall);
+    const xOf = (bucket) => ((bucket - from) / (to - from)) * width;
+    const gap = Math.max(1, Math.round(scale));
+    rows.forEach((row, i) => {
+      const top = Math.round(i * tall);
+      ctx.clearRect(0, top + Math.round(tall) - 2 * gap, width, 2 * gap);
+      ctx.fillStyle = colors.dim;
+      for (const [start, end] of series.zeroRuns(row, from, until))
+        ctx.fillRect(xOf(start), top + tall / 2 - gap, Math.max(xOf(end) - xOf(start), gap), gap);
+      this.#markBad(ctx, row, top, tall - 2 * gap, xOf, from, until);
+      if (row === view.active) {
+        ctx.fillStyle = colors.accent;
+        ctx.fillRect(0, top + Math.round(tall) - 2 * gap, width, gap);
+      }
+    });
+    this.#markFindings(ctx, rows, tall, xOf, from, to);
+    this.point();
+  }
+
+  /** Draw a pixel for each cell; where cells share a pixel, the greatest value. */
+  #fillCells(rows, from, to, width) {
+    const { series, isLog } = this.seriesView;
+    const [low, high] = series.range[isLog ? 0 : 1];
+    const perUnit = 255 / (high - low);
+    const cells = this.cells;
+    cells.width = width;
+    cells.height = rows.length;
+    const ctx = /** @type {CanvasRenderingContext2D} */ (cells.getContext("2d"));
+    const image = ctx.createImageData(width, rows.length);
+    const pixels = new Uint32Array(image.data.buffer);
+    const bounds = Int32Array.from({ length: width + 1 }, (_, x) => from + Math.floor((x * (to - from)) / width));
+    const needsPower = series.isLog && !isLog;
+    let at = 0;
+    for (const row of rows) {
+      for (let x = 0; x < width; x++, at++) {
+        let most = -Infinity;
+        for (let bucket = bounds[x]; bucket < Math.min(series.n, bounds[x + 1]); bucket++) {
+          const place = series.place(row, bucket);
+          if (place > most) most = place;
+        }
+        if (most === -Infinity) continue;
+        const level = ((needsPower ? 10 ** most : most) - low) * perUnit;
+        pixels[at] = PALETTE[level <= 0 ? 0 : level >= 255 ? 255 : level | 0];
+      }
+    }
+    ctx.putImageData(image, 0, 0);
+  }
+
+  /** Draw crosses where values are not finite, wide enough to be seen. */
+  #markBad(ctx, row, top, tall, xOf, from, to) {
+    const { series, scale } = this.seriesView;
+    const least = HATCH * scale;
+    for (const [start, end] of series.badRuns(row, from, to)) {
+      const width = Math.max(xOf(end) - xOf(start), least);
+      const x = Math.max(0, Math.min(xOf(start), ctx.canvas.width - width));
+      ctx.save();
+      ctx.translate(x, top);
+      ctx.fillStyle = this.pattern;
+      ctx.fillRect(0, 0, width, tall);
+      ctx.restore();
+    }
+  }
+
+  /** Draw a small flag at each finding. */
+  #markFindings(ctx, rows, tall, xOf, from, to) {
+    const { series, scale, colors } = this.seriesView;
+    const places = new Map();
+    rows.forEach((row, i) => places.set(row, i));
+    for (const [row, bucket] of series.marks) {
+      if (!places.has(row) || bucket < from || bucket >= to) continue;
+      const x = Math.max(5 * scale, (xOf(bucket) + xOf(bucket + 1)) / 2);
+      const y = Math.round(places.get(row) * tall);
+      ctx.beginPath();
+      ctx.moveTo(x - 5 * scale, y);
+      ctx.lineTo(x + 5 * scale, y);
+      ctx.lineTo(x, y + 8 * scale);
+      ctx.closePath();
+      ctx.fillStyle = colors.background;
+      ctx.strokeStyle = colors.bad;
+      ctx.lineWidth = 1.5 * scale;
+      ctx.fill();
+      ctx.stroke();
+    }
+  }
+
+  /** Draw the pattern of crosses in the colors of the theme. */
+  useColors() {
+    const { colors, scale } = this.seriesView;
+    const tile = this.hatch;
+    tile.width = Math.round(HATCH * scale);
+    tile.height = Math.round(ROW_HEIGHT * scale);
+    const ctx = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
+    ctx.fillStyle = colors.background;
+    ctx.fillRect(0, 0, tile.width, tile.height);
+    ctx.strokeStyle = colors.bad;
+    ctx.lineWidth = 1.5 * scale;
+    cross(ctx, tile.width / 2, tile.height / 2 - scale, 2.8 * scale);
+    ctx.stroke();
+    this.pattern = /** @type {CanvasPattern} */ (ctx.createPattern(tile, "repeat"));
+  }
+
+  paintAxis() {
+    const { series } = this.seriesView;
+    const [from, to] = this.seriesView.span(series);
+    const n = Math.max(1, Math.min(to - from, Math.floor(this.width / TICK)));
+    const buckets = Array.from({ length: n }, (_, i) => from + Math.floor((i * (to - from)) / n)).filter((bucket) => bucket < series.n);
+    const tick = (bucket) => {
+      const label = h("span", {}, countText(series.first[bucket]));
+      label.style.left = `${(100 * (bucket - from)) / (to - from)}%`;
+      return label;
+    };
+    this.axis.replaceChildren(...buckets.map(tick));
+  }
+
+  /** Move the line to the step under the pointer, and describe the cell to screen readers. */
+  point() {
+    const { series, step, view } = this.seriesView;
+    const [from, to] = this.seriesView.span(series);
+    const bucket = step === null ? -1 : series.bucketAt(step);
+    this.line.hidden = bucket < from || bucket >= Math.min(to, series.n);
+    const part = (bucket + 0.5 - from) / (to - from);
+    this.line.style.left = `${100 * part}%`;
+    const label = (text, value) => this.element.setAttribute(`aria-${text}`, value);
+    label("label", `Heat map of the ${series.title}, ${view.tree.label(view.active)}`);
+    label("valuemax", series.n - 1);
+    label("valuenow", Math.max(0, bucket));
+    label("valuetext", this.seriesView.readoutText(view.active, Math.max(0, bucket)));
+  }
+
+  /** The row and the bucket under the pointer. @param {MouseEvent} event */
+  #place(event) {
+    const { view, series } = this.seriesView;
+    const box = this.element.getBoundingClientRect();
+    const [from, to] = this.seriesView.span(series);
+    const i = Math.floor((event.clientY - box.top) / ROW_HEIGHT);
+    const part = (event.clientX - box.left) / box.width;
+    const bucket = Math.max(from, Math.min(to - 1, series.n - 1, from + Math.floor(part * (to - from))));
+    return { row: view.rows.visible[Math.min(view.rows.count - 1, Math.max(0, view.grid.first + i))], bucket };
+  }
+
+  #listen() {
+    const { seriesView } = this;
+    const { view } = seriesView;
+    const on = (type, listen) => this.element.addEventListener(type, listen);
+    let start = -1;
+    let x = 0;
+    on("pointermove", (/** @type {PointerEvent} */ event) => {
+      const { row, bucket } = this.#place(event);
+      seriesView.read(row, seriesView.series.first[bucket]);
+      if (start >= 0 && Math.abs(event.clientX - x) > 5) this.element.classList.add("dragged");
+    });
+    on("pointerdown", (/** @type {PointerEvent} */ event) => {
+      if (event.button) return;
+      start = this.#place(event).bucket;
+      x = event.clientX;
+      this.element.setPointerCapture(event.pointerId);
+    });
+    on("pointerup", (/** @type {PointerEvent} */ event) => {
+      const { row, bucket } = this.#place(event);
+      const { series } = seriesView;
+      const wasDrag = start >= 0 && Math.abs(event.clientX - x) > 5;
+      if (wasDrag) seriesView.zoom(series.first[Math.min(start, bucket)], series.last[Math.max(start, bucket)]);
+      else if (start >= 0) view.go(row);
+      start = -1;
+      this.element.classList.remove("dragged");
+    });
+    on("pointerleave", () => seriesView.read(-1, seriesView.step));
+    on("dblclick", () => seriesView.zoom(-Infinity, Infinity));
+    on("keydown", (/** @type {KeyboardEvent} */ event) => {
+      if (this.#onKey(event.key)) (event.preventDefault(), event.stopPropagation());
+    });
+    on("focus", () => seriesView.read(view.active, seriesView.step ?? seriesView.series.last[seriesView.series.n - 1], true));
+  }
+
+  /** @param {string} key */
+  #onKey(key) {
+    const { seriesView } = this;
+    const { view, series } = seriesView;
+    const [from, shown] = seriesView.span(series);
+    const to = Math.min(shown, series.n);
+    const here = seriesView.step === null ? to - 1 : series.bucketAt(seriesView.step);
+    const page = Math.max(1, Math.round((to - from) / 10));
+    const buckets = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: from, End: to - 1, PageUp: here - page, PageDown: here + page };
+    const rows = { ArrowDown: 1, ArrowUp: -1 };
+    if (key in rows) view.go(view.rows.visible[Math.max(0, Math.min(view.rows.count - 1, view.rows.index(view.active) + rows[key]))], "none");
+    else if (key === "Enter") view.go(view.active);
+    else if (key === "Escape") view.grid.tree.focus();
+    else if (!(key in buckets)) return false;
+    if (key !== "Escape") seriesView.read(view.active, series.first[Math.max(from, Math.min(to - 1, buckets[key] ?? here))], true);
+    return true;
+  }
+}

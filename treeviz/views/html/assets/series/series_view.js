@@ -1,0 +1,203 @@
+// @ts-check
+// Shows series in a view: the state of the selection, and the heat map, sparklines, charts and controls put together.
+import { charts, refreshCharts } from "./chart.js";
+import { themeColors } from "./colors.js";
+import { distributions } from "./distribution.js";
+import { ROW_HEIGHT } from "../tree/grid.js";
+import { HeatMap } from "./heat_map.js";
+import { countText } from "../tree/numbers.js";
+import { controls } from "./controls.js";
+import { Series } from "./series.js";
+/** @typedef {import("./series.js").Timeline} Timeline */
+import { Sparklines } from "./sparklines.js";
+import { additions } from "../tree/view.js";
+
+const MAX_CANVAS = 32000; // pixels
+const MAX_KEYS = 12; // of a path
+
+export class SeriesView {
+  /** @param {import("../tree/view.js").View} view */
+  constructor(view) {
+    this.view = view;
+    const { header, buffers, growing } = view.tree;
+    const packed = header.series.slice(growing.length ? 1 : 0).map((spec) => new Series(spec, buffers));
+    /** @type {Timeline[]} */
+    this.all = [...growing, ...packed];
+    /** The series that is shown. @type {Timeline} */
+    this.series = this.all[0];
+    this.isLog = this.series.isLog;
+    /** The first and the last step that are shown. */
+    this.from = -Infinity;
+    this.to = Infinity;
+    /** The step under the pointer. @type {number | null} */
+    this.step = null;
+    /** The notes of findings, with their rows. @type {[number, any][]} */
+    this.noted = [];
+    this.colors = { text: "", background: "", dim: "", accent: "", bad: "" };
+    /** Removes the listeners of the charts in the details. */
+    this.chartStop = new AbortController();
+    this.heatMap = new HeatMap(this);
+    this.sparklines = new Sparklines(this);
+    this.controls = controls(this);
+  }
+
+  /** Canvas pixels per CSS pixel. Browsers do not draw canvases that are taller than MAX_CANVAS. */
+  get scale() {
+    return Math.min(devicePixelRatio || 1, MAX_CANVAS / (ROW_HEIGHT * (this.view.grid.n || 1)));
+  }
+
+  /** The last keys of the path of a row. @param {number} row */
+  path(row) {
+    const { tree } = this.view;
+    let text = "";
+    let n = 0;
+    for (; row > 0 && n < MAX_KEYS; row = tree.parent[row], n++) text = tree.key(row).keystr + text;
+    return row > 0 ? `…${text}` : text || tree.name;
+  }
+
+  /** The buckets of a series that are shown: the first, and the end. The end is above `n` where there is room for more buckets. @param {Timeline} series @returns {[number, number]} */
+  span(series) {
+    const from = series.bucketAt(this.from);
+    return [from, this.to === Infinity ? Math.max(series.n, series.nShown) : Math.max(from, series.bucketAt(this.to)) + 1];
+  }
+
+  /** What the readout says of a cell. @param {number} row @param {number} bucket */
+  readoutText(row, bucket, series = this.series) {
+    return `${series.title} ${series.text(row, bucket)} · ${series.stepsText(bucket)} · ${this.path(row)}`;
+  }
+
+  /** Show the value at a row and a step in the readout. @param {number} row -1: nothing @param {number | null} step */
+  read(row, step, byKey = false, series = this.series) {
+    this.step = step;
+    this.controls.setReadout(row < 0 || step === null ? "" : this.readoutText(row, series.bucketAt(step), series), byKey);
+    this.heatMap.point();
+    this.view.emit("read", step);
+  }
+
+  /** Show only some steps. @param {number} from @param {number} to */
+  zoom(from, to) {
+    const { first, last, n } = this.all[0];
+    [this.from, this.to] = from <= to ? [from, to] : [to, from];
+    if (this.from <= first[0]) this.from = -Infinity;
+    if (this.to >= last[n - 1]) this.to = Infinity;
+    this.show();
+  }
+
+  /** @param {Timeline} series */
+  choose(series) {
+    this.series = series;
+    this.isLog = series.isLog;
+    this.view.grid.paintHead();
+    this.show();
+  }
+
+  /** Paint everything again. */
+  show() {
+    this.view.grid.paint(true);
+    this.heatMap.paintAxis();
+    this.controls.show();
+    if (this.view.detailed >= 0) this.view.showDetail(this.view.detailed);
+  }
+
+  /** Go to the row and the step of a finding. @param {Timeline} series @param {import("./series.js").FindingMark} mark */
+  goTo(series, [row, bucket]) {
+    if (series !== this.series) this.choose(series);
+    const [from, to] = this.span(series);
+    if (bucket < from || bucket >= to) this.zoom(-Infinity, Infinity);
+    this.view.goTo(row);
+    this.read(row, series.first[bucket], true);
+    (this.heatMap.width ? this.heatMap.element : this.view.grid.tree).focus({ preventScroll: true });
+  }
+
+  /** Draw the new values of series that grow. Scroll position, focus and open tables stay. */
+  refresh() {
+    this.view.grid.paint(true);
+    this.heatMap.paintAxis();
+    this.controls.show(true);
+    if (this.view.detailed >= 0) refreshCharts(this, this.view.detailed, this.view.detailPlace);
+  }
+
+  /** Show other series in place of these, each in place of the one with its index. @param {Timeline[]} all */
+  replaceSeries(all) {
+    this.series = all[this.all.indexOf(this.series)] ?? all[0];
+    this.all = all;
+    this.refresh();
+  }
+
+  /** Take over what was chosen in the view that this one replaces. @param {SeriesView} before */
+  takeOver(before) {
+    const chosen = this.all.find(({ name }) => name === before.series.name) ?? this.all[0];
+    this.series = chosen;
+    this.isLog = chosen.isLog && (before.isLog || !before.series.isLog);
+    this.from = before.from;
+    this.to = before.to;
+    this.controls.show();
+  }
+
+  /** Put the findings into the notes of their rows. */
+  takeFindings() {
+    const { view } = this;
+    for (const [row, note] of this.noted) view.tree.header.notes[row] = view.tree.header.notes[row].filter((each) => each !== note);
+    this.noted = [];
+    for (const series of this.all)
+      for (const [row, bucket, kind, text, severity] of series.marks) {
+        const note = [kind, `${text} (${series.stepsText(bucket)})`, -1, [], severity];
+        (view.tree.header.notes[row] ??= []).push(note);
+        this.noted.push([row, note]);
+      }
+    view.inside = findingsInside(this);
+  }
+
+  useTheme() {
+    this.colors = themeColors(this.view.root);
+    this.heatMap.useColors();
+  }
+}
+
+/** The answer of view.inside: how many findings a closed node hides, and how to go to the worst of them. @param {SeriesView} seriesView */
+function findingsInside(seriesView) {
+  const { end, n } = seriesView.view.tree;
+  const found = seriesView.all.flatMap((series) => series.marks.map((mark) => ({ series, mark })));
+  const before = new Int32Array(n + 1);
+  for (const { mark } of found) before[mark[0] + 1]++;
+  for (let row = 0; row < n; row++) before[row + 1] += before[row];
+  return (row) => {
+    const count = before[end[row]] - before[row + 1];
+    if (!count) return null;
+    const { series, mark } = /** @type {any} */ (found.find(({ mark: [at] }) => at > row && at < end[row]));
+    const text = `${countText(count)} ${count === 1 ? "finding" : "findings"} inside`;
+    return { kind: mark[2], severity: mark[4], text, go: () => seriesView.goTo(series, mark) };
+  };
+}
+
+/** @param {import("../tree/view.js").View} view */
+function addSeries(view) {
+  const { root, grid, signal } = view;
+  const seriesView = new SeriesView(view);
+  view.seriesView = seriesView;
+  view.columns.splice(1, 0, seriesView.sparklines.column);
+  seriesView.takeFindings();
+  view.moreDetail = (row) => [...charts(seriesView, row), ...distributions(seriesView, row)];
+  grid.element.append(seriesView.sparklines.canvas, seriesView.heatMap.element);
+  grid.head.after(seriesView.heatMap.axis);
+  root.querySelector(".body")?.before(seriesView.controls.element);
+  grid.reservedWidth = (width) => {
+    const taken = seriesView.heatMap.take(width);
+    seriesView.sparklines.isSlim = width - taken < 560;
+    seriesView.heatMap.paintAxis();
+    if (!seriesView.colors.text) seriesView.useTheme();
+    return taken;
+  };
+  view.on("paint", () => {
+    seriesView.sparklines.paint();
+    seriesView.heatMap.paint();
+  });
+  // The theme can change, and can be read only when the view is in the document.
+  const observer = new MutationObserver(() => (seriesView.useTheme(), grid.paint(true)));
+  observer.observe(root, { attributeFilter: ["class"] });
+  signal.addEventListener("abort", () => observer.disconnect());
+  matchMedia("(forced-colors: active)").addEventListener("change", () => (seriesView.useTheme(), grid.paint(true)), { signal });
+}
+
+// The explorer contains these modules even if its tree has no series.
+additions.push({ name: "series", start: (view) => view.tree.header.series && addSeries(view) });

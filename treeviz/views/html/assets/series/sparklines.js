@@ -1,0 +1,125 @@
+// @ts-check
+// The column of sparklines: a small line in every row, on the row's own scale. One canvas covers the column.
+import { h } from "../tree/dom.js";
+import { ROW_HEIGHT } from "../tree/grid.js";
+
+/** @typedef {import("./series_view.js").SeriesView} SeriesView */
+
+const [WIDE, SLIM] = [16, 9]; // in characters
+const STROKE = 1.2;
+const CROSS = 7; // pixels from one to the next
+
+export class Sparklines {
+  /** @param {SeriesView} seriesView */
+  constructor(seriesView) {
+    this.seriesView = seriesView;
+    this.isSlim = false;
+    this.canvas = h("canvas", { class: "sparklines", "aria-hidden": "true" });
+    const sparklines = this;
+    /** The column as the grid needs it. */
+    this.column = {
+      name: "series",
+      format: "sparkline",
+      help: "how it went from the first step to the last, on the row's own scale; × is not finite. Sorts by the last value",
+      isNumber: true,
+      isUrgent: true,
+      hidden: false,
+      text: () => "",
+      get title() {
+        return seriesView.series.title;
+      },
+      get values() {
+        return seriesView.series.lastValues;
+      },
+      get width() {
+        return sparklines.isSlim ? SLIM : WIDE;
+      },
+    };
+  }
+
+  /** Draw the sparklines of all rows on the screen. */
+  paint() {
+    const { seriesView, canvas } = this;
+    const { grid, rows } = seriesView.view;
+    const place = grid.columns.indexOf(this.column);
+    canvas.hidden = place < 0;
+    if (place < 0) return;
+    const cell = /** @type {HTMLElement} */ (grid.head.children[place + 1]);
+    const [width, height] = [cell.offsetWidth, grid.n * ROW_HEIGHT];
+    const { scale, colors } = seriesView;
+    if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+      canvas.width = Math.round(width * scale);
+      canvas.height = Math.round(height * scale);
+    }
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    canvas.style.left = `${cell.offsetLeft}px`;
+    canvas.style.transform = grid.window.style.transform;
+    const ctx = canvas.getContext("2d");
+    ctx.setTransform(scale, 0, 0, scale, 0, 0);
+    ctx.clearRect(0, 0, width, height);
+    const shown = rows.visible.subarray(grid.first, grid.first + grid.n);
+    ctx.strokeStyle = colors.accent;
+    ctx.lineWidth = STROKE;
+    ctx.beginPath();
+    shown.forEach((row, i) => addLine(ctx, seriesView.series, row, i * ROW_HEIGHT, width));
+    ctx.stroke();
+    ctx.strokeStyle = colors.bad;
+    ctx.lineWidth = STROKE + 0.2;
+    ctx.beginPath();
+    shown.forEach((row, i) => addCrosses(ctx, seriesView.series, row, (i + 0.5) * ROW_HEIGHT, width));
+    ctx.stroke();
+  }
+}
+
+const xOf = (series, bucket, width) => 1 + ((bucket + 0.5) / series.n) * (width - 2);
+
+/** Add a row's line to a canvas: from the last value of each bucket up to its greatest. Where buckets share a pixel, from their least value to their greatest. */
+export function addLine(ctx, series, row, top, width) {
+  const { n } = series;
+  const [low, high] = series.extent(row);
+  const isFlat = !(high > low);
+  const yOf = (place) => top + (place === -Infinity ? ROW_HEIGHT - 4 : isFlat ? ROW_HEIGHT / 2 : 4 + (1 - (place - low) / (high - low)) * (ROW_HEIGHT - 9));
+  const perPixel = Math.max(1, Math.floor((2 * n) / width));
+  let penIsDown = false;
+  for (let from = 0; from < n; from += perPixel) {
+    let least = Infinity;
+    let most = -Infinity;
+    for (let bucket = from; bucket < Math.min(n, from + perPixel); bucket++) {
+      const place = series.place(row, bucket);
+      if (place !== place || series.isBad(row, bucket)) continue;
+      if (place < least) least = place;
+      most = Math.max(most, series.band(row, bucket)[1]);
+    }
+    const isAny = least < Infinity;
+    if (isAny) {
+      const x = xOf(series, from + (perPixel - 1) / 2, width);
+      if (penIsDown) ctx.lineTo(x, yOf(least));
+      else ctx.moveTo(x - 0.5, yOf(least));
+      ctx.lineTo(x, yOf(most));
+    }
+    penIsDown = isAny;
+  }
+}
+
+export function addCrosses(ctx, series, row, y, width) {
+  let free = 3;
+  for (const [from, to] of series.badRuns(row, 0, series.n)) {
+    const last = width - 3;
+    let x = Math.max(free, Math.min(xOf(series, from, width), last));
+    if (x > last) return;
+    do {
+      cross(ctx, x, y, 2.5);
+      x += CROSS;
+    } while (x <= Math.min(xOf(series, to - 1, width), last));
+    free = x;
+  }
+}
+
+/** @param {CanvasRenderingContext2D} ctx @param {number} x @param {number} y @param {number} size */
+export function cross(ctx, x, y, size) {
+  ctx.moveTo(x - size, y - size);
+  ctx.lineTo(x + size, y + size);
+  ctx.moveTo(x + size, y - size);
+  ctx.lineTo(x - size, y + size);
+}

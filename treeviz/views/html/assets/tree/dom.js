@@ -1,0 +1,82 @@
+// @ts-check
+// Helpers for the DOM: elements, bar charts, menus, the clipboard and the theme.
+
+/**
+ * An element with attributes and children. An attribute that is true has no value, one that is a function is an event listener.
+ * Strings become text nodes and are never parsed as HTML.
+ * @param {string} tag
+ * @param {Record<string, any>} [attributes]
+ * @param {...(Node | string)} children
+ * @returns {any}
+ */
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (value !== false && value !== undefined) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** A bar chart of heights from 0 to 255. @param {ArrayLike<number>} heights @param {string} label */
+export function barChart(heights, label) {
+  const make = (tag, attributes) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const name in attributes) element.setAttribute(name, attributes[name]);
+    return element;
+  };
+  const path = Array.from(heights, (height, i) => `M${i} 255V${255 - height}h.85V255z`).join("");
+  const viewBox = `0 0 ${heights.length} 255`;
+  const chart = make("svg", { viewBox, preserveAspectRatio: "none", class: "bars", role: "img", "aria-label": label });
+  chart.append(make("path", { d: path }));
+  return chart;
+}
+
+/** A button that opens a list; `make` builds the list each time it opens. @param {string} title @param {string} label @param {() => Node[]} make */
+export function menu(title, label, make) {
+  const list = h("div", { class: "list", role: "group", "aria-label": label });
+  const element = h("details", { class: "menu", toggle: () => element.open && list.replaceChildren(...make()) }, h("summary", {}, title), list);
+  element.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !element.open) return;
+    event.stopPropagation();
+    element.open = false;
+    element.firstChild.focus();
+  });
+  element.addEventListener("focusout", (event) => element.contains(event.relatedTarget) || event.relatedTarget === null || (element.open = false));
+  return element;
+}
+
+/** Put text on the clipboard, also where the browser has no navigator.clipboard. @param {string} text @param {Node} place @returns {Promise<boolean>} */
+export async function copy(text, place) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = h("textarea", { class: "unseen" });
+    const focused = /** @type {ShadowRoot} */ (place.getRootNode()).activeElement;
+    area.value = text;
+    place.appendChild(area);
+    area.select();
+    const copied = document.execCommand("copy");
+    area.remove();
+    /** @type {HTMLElement | null} */ (focused)?.focus();
+    return copied;
+  }
+}
+
+/** Follow the theme of the host: the view is dark where the text of the host is light. @param {HTMLElement} host @param {HTMLElement} root @param {AbortSignal} signal */
+export function followTheme(host, root, signal) {
+  const update = () => {
+    const [red, green, blue] = getComputedStyle(host).color.match(/[\d.]+/g)?.map(Number) ?? [0, 0, 0];
+    root.classList.toggle("dark", 0.3 * red + 0.6 * green + 0.1 * blue > 140);
+  };
+  // JupyterLab loads the style sheet of a theme a moment after it sets the attribute.
+  const soon = () => (update(), setTimeout(update, 300));
+  const observer = new MutationObserver(soon);
+  for (const element of [document.documentElement, document.body])
+    observer.observe(element, { attributeFilter: ["class", "style", "data-jp-theme-name", "data-jp-theme-light", "data-theme", "data-vscode-theme-kind"] });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon, { signal });
+  signal.addEventListener("abort", () => observer.disconnect());
+  update();
+}

@@ -1,0 +1,77 @@
+// @ts-check
+// Globs: * ? [a-z] [!a-z], matched against a whole text in lower case, as in treeviz/tree/query/.
+
+/** @type {(text: string) => boolean} */
+export const isGlob = (text) => /[*?[]/.test(text);
+
+/** @type {(pattern: string) => (text: string) => boolean} */
+export function globTest(pattern) {
+  if (!isGlob(pattern)) return (text) => text === pattern;
+  const tokens = pattern.match(/\[[!^]?\]?[^\]]*\]|[^]/gu) ?? [];
+  const parts = [""];
+  for (const token of tokens) {
+    if (token === "*") parts.push("");
+    else parts[parts.length - 1] += token === "?" ? "." : token.length > 2 && token[0] === "[" ? set(token) : literal(token);
+  }
+  let source = parts[0];
+  // Each part between stars matches at its first place and is never tried again, so that no pattern is slow.
+  parts.slice(1, -1).forEach((part, i) => (source += `(?=(.*?${part}))\\${i + 1}`));
+  if (parts.length > 1) source += `.*${parts[parts.length - 1]}`;
+  try {
+    const whole = new RegExp(`^${source}$`, "su");
+    return (text) => whole.test(text);
+  } catch {
+    // An empty range like [z-a] matches nothing.
+    return () => false;
+  }
+}
+
+const literal = (text) => text.replace(/[\\^$.*+?()[\]{}|/-]/gu, "\\$&");
+
+function set(token) {
+  const negated = "!^".includes(token[1]);
+  const members = token.slice(negated ? 2 : 1, -1).replace(/[\\\][^]/g, "\\$&");
+  return `[${negated ? "^" : ""}${members}]`;
+}
+
+/**
+ * The rows whose path ends with a match of the glob, segment by segment.
+ * Bit i of the state of a row is set if the first i segments of the pattern match and end at that row.
+ * @param {import("./tree.js").Tree} tree
+ * @param {import("./word_index.js").WordIndex} index
+ * @param {string} glob
+ */
+export function onPath(tree, index, glob) {
+  const fromRoot = glob[0] === "/";
+  const pattern = glob.slice(fromRoot ? 1 : 0).replace(/\/$/, "").split("/");
+  if (pattern.length > 30) throw new Error("a glob may have 30 keys");
+  const tests = pattern.map(globTest);
+  let stay = 0;
+  pattern.forEach((segment, i) => (stay |= +(segment === "**") << i));
+  const closed = (state) => {
+    for (let more; (more = state | ((state & stay) << 1)) !== state; ) state = more;
+    return state;
+  };
+  const movesOf = (segment) =>
+    segment.split("/").map((part) => tests.reduce((moves, test, i) => moves | (+test(part) << i), 0) & ~stay);
+  const accept = 1 << pattern.length;
+  const again = fromRoot ? 0 : closed(1);
+  const { n, parent, keyCodes, position } = tree;
+  const states = new Int32Array(n);
+  const found = new Uint8Array(n);
+  const byCode = [];
+  const byPosition = [];
+  states[0] = closed(1);
+  found[0] = +!!(states[0] & accept);
+  for (let row = 1; row < n; row++) {
+    const code = keyCodes[row];
+    const moves = code
+      ? (byCode[code] ??= movesOf(index.key(code).segment))
+      : (byPosition[position[row]] ??= movesOf(String(position[row])));
+    let state = states[parent[row]];
+    for (const move of moves) state = closed(((state & move) << 1) | (state & stay) | again);
+    states[row] = state;
+    found[row] = +!!(state & accept);
+  }
+  return found;
+}

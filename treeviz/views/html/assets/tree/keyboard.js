@@ -1,0 +1,119 @@
+// @ts-check
+// Keyboard control, following the WAI-ARIA pattern for tree views.
+
+/** @typedef {import("./view.js").View} View */
+
+/** @param {View} view @param {HTMLInputElement} search */
+export function listenToKeys(view, search) {
+  const { root } = view;
+  const typing = new TypeAhead(view);
+  const onKey = (/** @type {KeyboardEvent} */ event) => {
+    // No key that is typed in here is meant for the notebook around it.
+    event.stopPropagation();
+    const target = event.composedPath()[0];
+    const find = (event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "f";
+    if (find) (search.focus(), search.select());
+    else if (event.key === "F3") view.search.next(event.shiftKey ? -1 : 1);
+    else if (target === search) {
+      if (!onSearchKey(view, search, event)) return;
+    } else if (target === view.grid.tree) {
+      if (!onTreeKey(view, search, typing, event)) return;
+    } else if (event.key === "Escape") view.showDetail(-1);
+    else return;
+    event.preventDefault();
+  };
+  root.addEventListener("keydown", onKey);
+  for (const type of ["keyup", "keypress"]) root.addEventListener(type, (event) => event.stopPropagation());
+}
+
+/** @param {View} view @param {HTMLInputElement} search @param {TypeAhead} typing @param {KeyboardEvent} event @returns {boolean} whether the key has a meaning */
+function onTreeKey(view, search, typing, event) {
+  const { rows } = view;
+  const { key, shiftKey, altKey } = event;
+  const control = event.ctrlKey || event.metaKey;
+  const here = rows.index(view.active);
+  const page = view.grid.nInSight - 1;
+  const goals = { ArrowDown: here + 1, ArrowUp: here - 1, Home: 0, End: rows.count - 1, PageDown: here + page, PageUp: here - page };
+  if (altKey) return false;
+  if (key.length > 1) typing.clear();
+  if (key in goals) {
+    const goal = rows.visible[Math.max(0, Math.min(rows.count - 1, goals[key]))];
+    view.go(goal, shiftKey ? "range" : control ? "none" : "one");
+  } else if (control) {
+    if (key.toLowerCase() !== "c" || getSelection()?.toString()) return false;
+    view.copyPaths("expression");
+  } else if (key === "ArrowRight") openOrEnter(view);
+  else if (key === "ArrowLeft") closeOrLeave(view);
+  else if (key === "Enter") rows.hasChildren(view.active) ? view.toggle(view.active) : view.go(view.active);
+  else if (key === " ") view.go(view.active, "add");
+  else if (key === "*") openSiblings(view);
+  else if (key === "/") search.focus();
+  else if (key === "Escape") view.showDetail(-1);
+  else if (key.length === 1) typing.add(key);
+  else return false;
+  return true;
+}
+
+/** @param {View} view @param {HTMLInputElement} search @param {KeyboardEvent} event @returns {boolean} whether the key has a meaning */
+function onSearchKey(view, search, event) {
+  if (event.key === "Enter") view.search.next(event.shiftKey ? -1 : 1);
+  else if (event.key === "ArrowDown") view.grid.tree.focus();
+  else if (event.key === "Escape") {
+    if (search.value) view.search.run((search.value = ""));
+    view.grid.tree.focus();
+  } else return false;
+  return true;
+}
+
+/** @param {View} view */
+function openOrEnter(view) {
+  const { active, rows } = view;
+  if (!rows.hasChildren(active)) return;
+  if (!rows.isOpen(active)) view.setOpen(active, true);
+  else view.go(rows.visible[rows.index(active) + 1]);
+}
+
+/** @param {View} view */
+function closeOrLeave(view) {
+  const { active, rows } = view;
+  if (rows.isOpen(active)) view.setOpen(active, false);
+  else if (active) view.go(view.tree.parent[active]);
+}
+
+/** Open the active row and its siblings. @param {View} view */
+function openSiblings(view) {
+  const { tree, rows, active } = view;
+  const parent = tree.parent[active];
+  const end = parent < 0 ? tree.n : tree.end[parent];
+  for (let row = parent + 1; row < end; row = tree.end[row]) rows.opened[row] = 1;
+  view.update(active);
+}
+
+/** Goes to the row whose key starts with the typed letters. */
+class TypeAhead {
+  /** @param {View} view */
+  constructor(view) {
+    this.view = view;
+    this.typed = "";
+    this.timer = 0;
+  }
+
+  clear() {
+    this.typed = "";
+  }
+
+  /** Go to the next row whose key starts with the typed letters, or with the last of them. @param {string} letter */
+  add(letter) {
+    const { rows, tree, active } = this.view;
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.clear(), 700);
+    for (const start of new Set([this.typed + letter, letter])) {
+      this.typed = start.toLowerCase();
+      const from = rows.index(active) + +(this.typed.length === 1);
+      for (let i = 0; i < rows.count; i++) {
+        const row = rows.visible[(from + i) % rows.count];
+        if (tree.label(row).toLowerCase().replace(/^[.[']+/, "").startsWith(this.typed)) return this.view.go(row);
+      }
+    }
+  }
+}

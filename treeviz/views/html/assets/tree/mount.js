@@ -1,0 +1,129 @@
+// @ts-check
+// Puts the view of a packed table into an element. A page starts here.
+//
+// Modules tell each other what happens by events of the view: view.emit(event, detail) and view.on(event, listener).
+// A listener ends with the view. A module that listens is not known to the one that sends.
+//
+//   event  | detail          | sent by                            | listened to by
+//   change | -               | tree/view.js                       | tree/toolbar.js, widget/sync.js
+//   select | -               | tree/view.js                       | tree/mount.js, widget/sync.js
+//   paint  | -               | tree/grid.js                       | series/series_view.js, live/panel.js, widget/flash.js
+//   detail | row, or -1      | tree/view.js                       | widget/details.js
+//   status | {text, isError} | tree/view.js                       | tree/toolbar.js
+//   log    | text            | tree/view.js, widget/requests.js   | widget/widget.js
+//   shown  | -               | tree/mount.js                      | widget/transfer.js
+//   read   | step, or null   | series/series_view.js              | series/chart.js
+//   resume | -               | live/panel.js                      | widget/widget.js
+//
+// change: what is open, searched for or sorted. select: the selected rows. paint: rows were put into the document. detail: the
+// details of a row are shown. status: a text for the line above the rows. log: an error to keep for the reader. shown: the view
+// is in the document. read: the step under the pointer. resume: the reader ended a pause of a run.
+//
+// Where the sender needs an answer, one module sets a function: view.moreDetail, view.inside, grid.reservedWidth
+// (series/series_view.js) and view.request (widget/widget.js). A run outlives the views of it, so it has an event of its own:
+// "update" of Live, sent by live/run.js, listened to by live/panel.js; its detail says whether there are new findings.
+import { followTheme, h } from "./dom.js";
+import { listenToKeys } from "./keyboard.js";
+import { unpack } from "./tree.js";
+// @ts-ignore bundle.py puts the style sheet there as a string.
+import { STYLES } from "./tree.css";
+import { toolbar } from "./toolbar.js";
+import { additions, View } from "./view.js";
+
+const MAX_PRINTED = 2000;
+
+/**
+ * Show a packed table in `host`, in place of its content. An error is shown there as one line.
+ * @param {HTMLElement} host
+ * @param {BufferSource | Promise<BufferSource>} payload
+ * @returns {() => void} removes the view and restores the content
+ */
+export function mount(host, payload) {
+  const stop = new AbortController();
+  const before = new DocumentFragment();
+  Promise.resolve(payload)
+    .then(unpack)
+    .then((tree) => {
+      if (stop.signal.aborted) return;
+      show(host, tree, stop.signal);
+      before.append(...[...host.children].filter((child) => child.localName !== "script"));
+    })
+    .catch((error) => host.append(h("p", {}, `The interactive view cannot start: ${error.message}.`)));
+  return () => {
+    stop.abort();
+    host.shadowRoot?.replaceChildren(h("slot"));
+    host.prepend(before);
+  };
+}
+
+/**
+ * Show a tree in `host`, in place of its content, until the signal is aborted.
+ * @param {HTMLElement} host
+ * @param {import("./tree.js").Tree} tree
+ * @param {AbortSignal} signal
+ * @param {(view: View) => void} [prepare] is called with the view before it is shown
+ * @returns {View}
+ */
+export function show(host, tree, signal, prepare = () => {}) {
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(STYLES);
+  const root = h("div", { class: "treeviz" });
+  const inPage = "page" in host.dataset;
+  root.classList.toggle("page", inPage);
+  const view = new View(tree, root, signal);
+  const { element, search } = toolbar(view);
+  view.searchBox = search;
+  const [name, ...rest] = [tree.name, ...tree.header.headline];
+  const heading = inPage ? { role: "heading", "aria-level": "1" } : {};
+  root.append(
+    h("div", { class: "headline", ...heading }, h("b", {}, name), ...rest.map((text) => ` · ${text}`)),
+    element,
+    h("div", { class: "body" }, view.grid.element, view.detailPlace),
+  );
+  for (const { start } of additions) start(view);
+  listenToMouse(view);
+  listenToKeys(view, search);
+  listenToPrinting(view);
+
+  host.dataset.lmSuppressShortcuts = "true";
+  const shadow = host.shadowRoot ?? host.attachShadow({ mode: "open" });
+  shadow.adoptedStyleSheets = [sheet];
+  view.on("select", () => host.dispatchEvent(new CustomEvent("treeviz-select", { detail: { rows: [...view.selected] } })));
+  prepare(view);
+  shadow.replaceChildren(root);
+  followTheme(host, root, signal);
+  view.emit("shown");
+  return view;
+}
+
+/** @param {View} view */
+function listenToMouse(view) {
+  const { grid } = view;
+  grid.tree.addEventListener("click", (/** @type {MouseEvent} */ event) => {
+    const { row, onArrow } = grid.rowAt(event);
+    if (row < 0) return;
+    if (onArrow && view.rows.hasChildren(row)) {
+      view.active = row;
+      view.toggle(row);
+    } else if (!getSelection()?.toString()) {
+      view.go(row, event.shiftKey ? "range" : event.ctrlKey || event.metaKey ? "add" : "one");
+    }
+  });
+  grid.tree.addEventListener("dblclick", (/** @type {MouseEvent} */ event) => {
+    const { row, onArrow } = grid.rowAt(event);
+    if (row >= 0 && !onArrow) view.toggle(row);
+  });
+  // Shift-click selects rows, not text.
+  grid.tree.addEventListener("mousedown", (event) => event.shiftKey && event.preventDefault());
+}
+
+/** A printed page cannot be scrolled, so all open rows are printed, up to MAX_PRINTED. @param {View} view */
+function listenToPrinting(view) {
+  const { grid, rows, signal } = view;
+  const print = (printing) => {
+    grid.nPrinted = printing ? Math.min(rows.count, MAX_PRINTED) : 0;
+    grid.paint(true);
+  };
+  addEventListener("beforeprint", () => print(true), { signal });
+  addEventListener("afterprint", () => print(false), { signal });
+}

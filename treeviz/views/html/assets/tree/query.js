@@ -1,0 +1,195 @@
+// @ts-check
+// Parses and runs the queries of the search box, as treeviz/tree/query/ does in Python.
+import { globTest, isGlob, onPath } from "./globs.js";
+import { byKey, inPath } from "./word_index.js";
+
+/** @typedef {import("./tree.js").Tree} Tree */
+/** @typedef {import("./word_index.js").WordIndex} WordIndex */
+/** @typedef {{negated: boolean, field: string, value: string, quoted: boolean}} Term */
+
+const TOKEN = /\s+|(\|)|(-*)([a-z_][\w.-]*:)?(?:"([^"]*)"|([^\s|"]+))/y;
+const NUMBER = "[+-]?(?:\\d+(?:\\.\\d+)?|\\.\\d+)(?:e[+-]?\\d+)?(?:[kmgt]i?)?";
+const COMPARISON = new RegExp(`^(>=|<=|>|<|=|)(${NUMBER})$`);
+const RANGE = new RegExp(`^(${NUMBER})\\.\\.(${NUMBER})$`);
+const SCALES = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, ki: 2 ** 10, mi: 2 ** 20, gi: 2 ** 30, ti: 2 ** 40 };
+const DTYPES = { bf: "bfloat", f: "float", i: "int", u: "uint", c: "complex" };
+const DTYPE_CLASSES = { float: /^b?float(?!0$)/, int: /^u?int\d/, complex: /^complex/, bool: /^bool/, f8: /^float8/ };
+const STATISTICS = /^(min|max|mean|std|rms|zeros|nan|inf|posinf|neginf|histogram)$/;
+const FLAGS = { nan: ["nan"], inf: ["inf", "posinf", "neginf"] };
+/** @type {Record<string, (tree: Tree, code: number) => boolean>} */
+const IS = {
+  leaf: (tree, code) => tree.fact(code, "is_leaf"),
+  node: (tree, code) => !tree.fact(code, "is_leaf"),
+  opaque: (tree, code) => tree.fact(code, "kind") === "opaque",
+  static: (tree, code) => tree.fact(code, "static").length > 0,
+  weak: (tree, code) => tree.fact(code, "weak"),
+  replicated: (tree, code) => !!tree.fact(code, "sharding")?.[3],
+  error: (tree, code) => ["error", "cycle"].includes(tree.fact(code, "kind")),
+};
+const NOTED = { error: ["error", "cycle"], cut: ["more"] };
+const NOTES = ["shared", "cycle", "more", "hides", "partial", "nonfinite", "info"];
+
+/** @type {(query: string) => Term[][]} */
+export function parse(query) {
+  /** @type {Term[][]} */
+  const alternatives = [[]];
+  const text = query.toLowerCase();
+  TOKEN.lastIndex = 0;
+  while (TOKEN.lastIndex < text.length) {
+    const token = TOKEN.exec(text);
+    if (!token) throw new Error("A quote is not closed.");
+    const [, bar, minus, field = "", quote, bare] = token;
+    if (bar) alternatives.push([]);
+    const value = quote ?? bare;
+    if (!value && !field) continue;
+    const quoted = quote !== undefined;
+    if (!value || (!field && !quoted && /^[a-z_][\w.-]*:$/.test(value))) throw new Error(`${field || value} needs a value.`);
+    alternatives[alternatives.length - 1].push({ negated: minus.length % 2 === 1, field: field.slice(0, -1), value, quoted });
+  }
+  return alternatives.filter((terms) => terms.length);
+}
+
+/** An array with 1 for each row that matches a query. @type {(tree: Tree, index: WordIndex, query: string) => Uint8Array} */
+export function matches(tree, index, query) {
+  const { n } = tree;
+  const foundBy = (term) => {
+    const found = rowsOf(tree, index, term);
+    if (term.negated) for (let row = 0; row < n; row++) found[row] ^= 1;
+    return found;
+  };
+  const all = (rows, found) => rows.map((matched, row) => matched & found[row]);
+  const any = (rows, found) => rows.map((matched, row) => matched | found[row]);
+  const alternatives = parse(query).map((terms) => terms.map(foundBy).reduce(all));
+  return alternatives.length ? alternatives.reduce(any) : new Uint8Array(n);
+}
+
+/** @type {(tree: Tree, index: WordIndex, term: Term) => Uint8Array} */
+function rowsOf(tree, index, term) {
+  const { field, value, quoted } = term;
+  if (!field) {
+    const columns = tree.columns.filter(({ name }) => !quoted && Object.hasOwn(FLAGS, value) && FLAGS[value].includes(name));
+    if (columns.length) return byRow(tree, (row) => columns.some((column) => column.values[row] > 0));
+    const glob = !quoted && (isGlob(value) || value.includes("/")) ? onPath(tree, index, value) : null;
+    // ['layers'][0] can be a copied key path as well as a glob, so both are searched.
+    if (glob && !/^[^*?]*\[[^*?]*$/.test(value)) return glob;
+    const found = inPath(tree, index, value);
+    const { n, factCodes } = tree;
+    const own = ofFacts(tree, (code) => index.text(code).includes(value));
+    for (let row = 0; row < n; row++) found[row] |= own[factCodes[row]];
+    if (glob) for (let row = 0; row < n; row++) found[row] |= glob[row];
+    return found;
+  }
+  const glob = isGlob(value) && !quoted ? globTest(value) : null;
+  const equals = glob ?? ((text) => text === value);
+  const contains = glob ?? ((text) => text.includes(value));
+  const facts = (name, test) => byFacts(tree, (code) => test(tree.fact(code, name).toLowerCase()));
+  if (field === "key") {
+    const found = byKey(tree, index, new Uint8Array(tree.n), (key) => +contains(key.segment));
+    found[0] = +contains(index.name);
+    return found;
+  }
+  if (field === "kind") return value === "leaf" ? byFacts(tree, (code) => tree.fact(code, "is_leaf")) : facts("kind", equals);
+  if (field === "type") return facts("type", contains);
+  if (field === "dtype") return facts("dtype", glob ?? dtypeTest(value));
+  if (field === "sharding")
+    return byFacts(tree, (code) => contains(tree.fact(code, "sharding")?.[0].toLowerCase() ?? "\0"));
+  if (field === "shape") {
+    const fits = shapeTest(value);
+    return byFacts(tree, (code) => !!tree.fact(code, "shape") && fits(tree.fact(code, "shape")));
+  }
+  if (field === "is") return flagged(tree, value);
+  const numbers = numbersOf(tree, field);
+  const test = numberTest(field, value);
+  return byRow(tree, (row) => test(numbers[row]));
+}
+
+/** @type {(tree: Tree, test: (row: number) => boolean) => Uint8Array} */
+function byRow(tree, test) {
+  const found = new Uint8Array(tree.n);
+  for (let row = 0; row < tree.n; row++) found[row] = +test(row);
+  return found;
+}
+
+/** An array with 1 for each record of facts that passes the test. @type {(tree: Tree, test: (code: number) => boolean) => Uint8Array} */
+const ofFacts = (tree, test) => Uint8Array.from({ length: tree.nFacts }, (_, code) => +test(code));
+
+/** @type {(tree: Tree, test: (code: number) => boolean) => Uint8Array} */
+function byFacts(tree, test) {
+  const passed = ofFacts(tree, test);
+  const { n, factCodes } = tree;
+  const found = new Uint8Array(n);
+  for (let row = 0; row < n; row++) found[row] = passed[factCodes[row]];
+  return found;
+}
+
+/** @type {(value: string) => (text: string) => boolean} */
+function dtypeTest(value) {
+  if (Object.hasOwn(DTYPE_CLASSES, value)) return (text) => DTYPE_CLASSES[value].test(text);
+  const [, letters, bits] = /^(bf|[fiuc])(\d+)$/.exec(value) ?? [];
+  const name = letters ? DTYPES[letters] + bits : value;
+  return (text) => text === name;
+}
+
+/** @type {(tree: Tree, value: string) => Uint8Array} */
+function flagged(tree, value) {
+  const test = Object.hasOwn(IS, value) ? IS[value] : null;
+  if (!test && !NOTES.includes(value) && value !== "cut")
+    throw new Error(`There is no is:${value}. There are: ${[...new Set([...Object.keys(IS), "cut", ...NOTES])].sort().join(", ")}.`);
+  const kinds = NOTED[value] ?? (NOTES.includes(value) ? [value] : []);
+  const found = byFacts(tree, (code) => !!test?.(tree, code));
+  for (const row in tree.header.notes) if (tree.notes(+row).some(([kind]) => kinds.includes(kind))) found[row] = 1;
+  return found;
+}
+
+/** @type {(tree: Tree, field: string) => ArrayLike<number>} */
+function numbersOf(tree, field) {
+  const name = field === "params" ? "parameters" : field;
+  if (name === "depth") return tree.depth;
+  const numeric = tree.columns.filter((column) => column.isNumber);
+  const column = numeric.find((column) => column.name.toLowerCase() === name);
+  if (column) return column.values;
+  if (STATISTICS.test(name)) throw new Error(`${field}: needs value statistics: render(tree, stats=True)`);
+  const names = ["key", "kind", "type", "dtype", "sharding", "shape", "is", "depth", ...numeric.map((column) => column.name)];
+  throw new Error(`There is no field ${field}. There are: ${names.join(", ")}.`);
+}
+
+/** @type {(field: string, value: string) => (x: number) => boolean} */
+function numberTest(field, value) {
+  const [, compare, bound] = COMPARISON.exec(value) ?? [];
+  const [, low, high] = RANGE.exec(value) ?? [];
+  if (low) return (x) => x >= number(low) && x <= number(high);
+  if (!bound) throw new Error(`Write ${field}:>1M, ${field}:<=0.5, ${field}:1k..2k or ${field}:42.`);
+  const limit = number(bound);
+  if (compare === ">") return (x) => x > limit;
+  if (compare === ">=") return (x) => x >= limit;
+  if (compare === "<") return (x) => x < limit;
+  if (compare === "<=") return (x) => x <= limit;
+  return (x) => x === limit;
+}
+
+/** @type {(text: string) => number} */
+function number(text) {
+  const digits = text.replace(/[kmgt]i?$/, "");
+  return +digits * SCALES[text.slice(digits.length)];
+}
+
+/** @type {(value: string) => (shape: number[]) => boolean} */
+function shapeTest(value) {
+  const dims = value.replace(/^\((.*)\)$/, "$1").replace(/,$/, "");
+  const tests = (dims ? dims.split(",") : []).map((dim) => {
+    if (dim === "*") return () => true;
+    if (dim === "...") return null;
+    if (!COMPARISON.test(dim)) throw new Error("Write dimensions as numbers, >64, <=8, * or ... : shape:...,>64,768");
+    return numberTest("shape", dim);
+  });
+  const skip = (ends) => {
+    tests.forEach((test, i) => !test && ends.has(i) && ends.add(i + 1));
+    return ends;
+  };
+  return (shape) => {
+    let ends = skip(new Set([0]));
+    for (const dim of shape)
+      ends = skip(new Set([...ends].filter((i) => i < tests.length && tests[i]?.(dim) !== false).map((i) => i + +!!tests[i])));
+    return ends.has(tests.length);
+  };
+}

@@ -1,0 +1,178 @@
+// @ts-check
+// Which rows are visible (open and not filtered out), and in which order.
+
+/** @typedef {import("./tree.js").Tree} Tree */
+
+export class Rows {
+  /** @param {Tree} tree */
+  constructor(tree) {
+    const { n } = tree;
+    this.tree = tree;
+    /** The visible rows: the first `count` numbers. */
+    this.visible = new Int32Array(n);
+    this.count = 0;
+    /** Which nodes are open, without and with a filter. */
+    this.open = new Uint8Array(n);
+    this.openFiltered = new Uint8Array(n);
+    /** The rows in sorted order, and the index of each row in it; null: in the order of the tree. @type {Int32Array | null} */
+    this.order = null;
+    /** @type {Int32Array | null} */
+    this.place = null;
+    /** The rows that match the search (null: there is no search), the rows that the filter keeps, and the subtrees that match entirely. @type {Uint8Array | null} */
+    this.hits = null;
+    this.kept = new Uint8Array(n);
+    this.whole = new Uint8Array(n);
+    this.nHits = 0;
+    this.filtering = true;
+    /** For ARIA: the position of each visible row among its visible siblings, and the number of visible children. */
+    this.placeAmong = new Int32Array(n);
+    this.nSeen = new Int32Array(n + 1);
+  }
+
+  get filtered() {
+    return this.filtering && this.hits !== null;
+  }
+
+  get opened() {
+    return this.filtered ? this.openFiltered : this.open;
+  }
+
+  /** Also right with a filter, since a node that is kept has children that are kept. @param {number} row */
+  hasChildren(row) {
+    return this.tree.end[row] > row + 1;
+  }
+
+  /** @param {number} row */
+  isOpen(row) {
+    return this.opened[row] === 1 && this.hasChildren(row);
+  }
+
+  /** Compute the visible rows; the cost is linear in their number. */
+  update() {
+    const { tree, visible, order, placeAmong, nSeen } = this;
+    const { n, end, parent } = tree;
+    const kept = this.filtered ? this.kept : null;
+    const open = this.opened;
+    let count = 0;
+    nSeen.fill(0);
+    for (let at = 0; at < n; ) {
+      const row = order ? order[at] : at;
+      const size = end[row] - row;
+      if (kept && !kept[row]) {
+        at += size;
+        continue;
+      }
+      visible[count++] = row;
+      placeAmong[row] = ++nSeen[parent[row] + 1];
+      at += open[row] ? 1 : size;
+    }
+    this.count = count;
+  }
+
+  /** The index of a row among the visible rows, or -1. @param {number} row */
+  index(row) {
+    return this.visible.subarray(0, this.count).indexOf(row);
+  }
+
+  /** Open all nodes above a depth, and close the others. @param {number} depth */
+  openTo(depth) {
+    const { n, depth: depths } = this.tree;
+    for (let row = 0; row < n; row++) this.opened[row] = +(depths[row] < depth);
+  }
+
+  /** The largest depth at which at most `n` rows are visible; at least 1. @param {number} n */
+  depthFor(n) {
+    const { depth, maxDepth } = this.tree;
+    const counts = new Uint32Array(maxDepth + 1);
+    for (const d of depth) counts[d]++;
+    let fits = 0;
+    for (let shown = counts[0]; fits < maxDepth && (shown += counts[fits + 1]) <= n; ) fits++;
+    return Math.max(1, fits);
+  }
+
+  /** Open the ancestors of a row, and switch the filter off if it hides the row. @param {number} row */
+  reveal(row) {
+    if (this.filtered && !this.kept[row]) this.filtering = false;
+    for (let above = this.tree.parent[row]; above >= 0; above = this.tree.parent[above]) this.opened[above] = 1;
+  }
+
+  /** Set the rows that match a search; null ends the search. @param {Uint8Array | null} hits */
+  search(hits) {
+    this.hits = hits;
+    this.nHits = 0;
+    if (!hits) return;
+    const { n, parent, end } = this.tree;
+    const { kept, whole, open, openFiltered } = this;
+    const nInside = new Int32Array(n);
+    for (let row = n - 1; row >= 0; row--) {
+      nInside[row] += hits[row];
+      if (row) nInside[parent[row]] += nInside[row];
+    }
+    this.nHits = nInside[0];
+    for (let row = 0; row < n; row++) {
+      const above = parent[row];
+      // All rows inside a hit are kept, unless there are hits below it.
+      const inHit = row > 0 && kept[above] && nInside[above] === hits[above];
+      kept[row] = +(nInside[row] > 0 || inHit);
+      whole[row] = +(nInside[row] === end[row] - row);
+      openFiltered[row] = whole[row] ? open[row] : +(nInside[row] > hits[row]);
+    }
+  }
+
+  /** The next or previous row that matches, continuing at the other end; -1 if there is none. @param {number} row @param {1 | -1} step */
+  nextHit(row, step) {
+    const { hits, order, place, whole } = this;
+    const { n, end } = this.tree;
+    if (!hits || !this.nHits) return -1;
+    let at = row < 0 ? -1 : place ? place[row] : row;
+    // A closed subtree that matches entirely counts as one match.
+    if (step > 0 && row >= 0 && whole[row] && !this.opened[row]) at += end[row] - row - 1;
+    for (let tried = 0; tried <= n; tried++) {
+      at = (at + step + n) % n;
+      let next = order ? order[at] : at;
+      if (!hits[next]) continue;
+      for (let above = this.tree.parent[next]; above >= 0 && whole[above]; above = this.tree.parent[above])
+        if (!this.opened[above]) next = above;
+      return next;
+    }
+    return -1;
+  }
+
+  /** The number of a hit, counted in sorted order. @param {number} row */
+  hitNumber(row) {
+    const { hits, order, place } = this;
+    let count = 0;
+    for (let at = place ? place[row] : row; hits && at >= 0; at--) count += hits[order ? order[at] : at];
+    return count;
+  }
+
+  /** Sort siblings by their values; NaN comes last. @param {ArrayLike<number> | null} values @param {boolean} descending */
+  sort(values, descending) {
+    if (!values) {
+      this.order = this.place = null;
+      return;
+    }
+    const { n, end } = this.tree;
+    const place = new Int32Array(n);
+    const order = new Int32Array(n);
+    const sign = descending ? -1 : 1;
+    const compare = (a, b) => {
+      const x = values[a];
+      const y = values[b];
+      if (x === y) return a - b;
+      return x !== x ? (y !== y ? a - b : 1) : y !== y ? -1 : sign * (x - y);
+    };
+    for (let row = 0; row < n; row++) {
+      order[place[row]] = row;
+      const children = [];
+      for (let child = row + 1; child < end[row]; child = end[child]) children.push(child);
+      let at = place[row] + 1;
+      for (const child of children.length > 1 ? children.sort(compare) : children) {
+        place[child] = at;
+        at += end[child] - child;
+      }
+    }
+    this.order = order;
+    this.place = place;
+  }
+}

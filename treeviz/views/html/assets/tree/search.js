@@ -1,0 +1,84 @@
+// @ts-check
+// Runs the queries of the search box, shows how many rows match, and goes from match to match.
+import { wholeText } from "./numbers.js";
+import { matches } from "./query.js";
+import { Rows } from "./rows.js";
+
+export class Search {
+  /** @param {import("./view.js").View} view */
+  constructor(view) {
+    this.view = view;
+    /** @type {string | null} a query that waits for the next frame */
+    this.asked = null;
+  }
+
+  /** Build the texts, and let the browser compile the search, before the user types. */
+  warmUp() {
+    const { tree, wordIndex } = this.view;
+    wordIndex.warm();
+    const rows = new Rows(tree);
+    rows.search(matches(tree, wordIndex, "a"));
+    rows.update();
+  }
+
+  /** Run a query in the next frame, so that fast typing is not slowed down. @param {string} query */
+  ask(query) {
+    if (this.asked === null) requestAnimationFrame(() => this.settle());
+    this.asked = query;
+  }
+
+  /** Run the query that waits, if there is one. */
+  settle() {
+    const { asked } = this;
+    this.asked = null;
+    if (asked !== null) this.run(asked);
+  }
+
+  /** Run a query. One that cannot be parsed shows its error and changes nothing else. @param {string} query */
+  run(query) {
+    const { view } = this;
+    const { rows } = view;
+    try {
+      rows.search(query.trim() ? matches(view.tree, view.wordIndex, query) : null);
+    } catch (error) {
+      view.setStatus(/** @type {Error} */ (error).message, true);
+      return;
+    }
+    if (rows.hits && !rows.hits[view.active]) view.active = Math.max(0, rows.nextHit(0, 1));
+    // When the search ends, a selected active row stays visible.
+    else if (!rows.hits && view.selected.has(view.active)) rows.reveal(view.active);
+    rows.update();
+    if (rows.index(view.active) < 0) view.active = 0;
+    view.update(view.active);
+    this.showCount();
+  }
+
+  /** Hide the rows that do not match, or show all. @param {boolean} filtering */
+  setFiltering(filtering) {
+    const { rows, active } = this.view;
+    rows.filtering = filtering;
+    if (rows.hits) rows.reveal(active);
+    this.view.update(active);
+  }
+
+  /** Show the number of matches in the status. */
+  showCount() {
+    const { view } = this;
+    const { hits, nHits } = view.rows;
+    if (!hits) view.setStatus("");
+    else if (!nHits) view.setStatus("no match");
+    else {
+      const here = hits[view.active] ? `${wholeText(view.rows.hitNumber(view.active))} of ` : "";
+      view.setStatus(`${here}${wholeText(nHits)} ${nHits === 1 ? "match" : "matches"}`);
+    }
+  }
+
+  /** Go to the next or the previous match. @param {1 | -1} step */
+  next(step) {
+    this.settle();
+    const row = this.view.rows.nextHit(this.view.active, step);
+    if (row < 0) return;
+    this.view.goTo(row);
+    this.showCount();
+  }
+}

@@ -1,0 +1,36 @@
+// @ts-check
+// A number for each row, by which the rows can be sorted.
+
+/** @typedef {import("./tree.js").Tree} Tree */
+
+/**
+ * The ranks of all rows in a column: its numbers, or the alphabetical order of its texts.
+ * @param {Tree} tree
+ * @param {import("./word_index.js").WordIndex} wordIndex
+ * @param {any} column
+ * @returns {ArrayLike<number>}
+ */
+export function sortRanks(tree, wordIndex, column) {
+  if (column.isNumber) return column.values;
+  const ofRows = (rankOf) => Float64Array.from({ length: tree.n }, (_, row) => rankOf(row));
+  if (column.format === "key") {
+    const rank = textRanks(tree.keys.map((_, code) => (code ? wordIndex.key(code).label : "")));
+    return ofRows((row) => (tree.keyCodes[row] ? tree.n + rank[tree.keyCodes[row]] : tree.position[row]));
+  }
+  if (column.format === "type") {
+    const rank = textRanks(Array.from({ length: tree.nFacts }, (_, code) => tree.fact(code, "what")));
+    return ofRows((row) => rank[tree.factCodes[row]]);
+  }
+  if (column.format === "histogram") return ofRows((row) => column.bars(row).reduce((sum, height) => sum + height, 0));
+  const rank = textRanks(column.labels);
+  return ofRows((row) => rank[column.levels[column.codes ? column.codes[row] : row]]);
+}
+
+/** The places of texts in alphabetical order; equal texts have equal places. @param {string[]} texts */
+function textRanks(texts) {
+  const { compare } = new Intl.Collator("en", { numeric: true });
+  const order = texts.map((_, i) => i).sort((a, b) => compare(texts[a], texts[b]));
+  const rank = new Float64Array(texts.length);
+  order.forEach((i, place) => (rank[i] = place && !compare(texts[order[place - 1]], texts[i]) ? rank[order[place - 1]] : place));
+  return rank;
+}

@@ -1,0 +1,195 @@
+// @ts-check
+// Unpacks a table (views/html/payload.py) and computes what was not sent: parents, paths and roll-ups.
+import { bytesText, countText, numberText } from "./numbers.js";
+
+export const FORMAT = 1;
+const ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
+const WRITE = { count: countText, bytes: bytesText, number: numberText };
+// Join two values; NaN means that there is no value.
+const JOIN = {
+  max: (a, b) => (a >= b || b !== b ? a : b),
+  min: (a, b) => (a <= b || b !== b ? a : b),
+  any: (a, b) => +!!(a || b),
+  sum: (a, b) => (b !== b ? a : a !== a ? b : a + b),
+  norm: (a, b) => (b !== b ? a : a !== a ? b : Math.hypot(a, b)),
+};
+
+/** @typedef {{label: string, keystr: string, segment: string, steps: (string | number | [string, number])[]}} Key */
+/** @typedef {[kind: string, text: string, row: number, details: [string, string][], severity?: string]} Note */
+
+/** @type {(bytes: BufferSource) => Promise<Tree>} */
+export async function unpack(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  return new Tree(await new Response(stream).arrayBuffer());
+}
+
+/** A column: one value for every row. */
+export class Column {
+  /** @param {any} spec @param {any[]} buffers @param {Tree} tree */
+  constructor(spec, buffers, tree) {
+    this.name = spec.name;
+    this.title = spec.title;
+    this.format = spec.format;
+    this.help = spec.help;
+    this.shown = spec.shown;
+    this.labels = spec.labels;
+    this.nBins = spec.n_bins;
+    /** The first bin and the end of the bins that any histogram uses. */
+    this.used = spec.used;
+    this.blank = spec.blank;
+    this.isNumber = spec.format in WRITE;
+    this.levels = buffers[spec.labels ? spec.label_codes : spec.levels];
+    this.codes = buffers[spec.codes];
+    this.rollup = spec.rollup;
+    this.tree = tree;
+  }
+
+  /** The values, each rolled up over the subtree of its row; computed once. */
+  get values() {
+    const { n, parent } = this.tree;
+    const { levels, codes, rollup } = this;
+    const values = new Float64Array(n);
+    for (let row = 0; row < n; row++) values[row] = levels[codes ? codes[row] : row];
+    const join = JOIN[rollup];
+    if (rollup === "norm") values.forEach((value, row) => (values[row] = Math.abs(value)));
+    if (join) for (let row = n - 1; row > 0; row--) values[parent[row]] = join(values[parent[row]], values[row]);
+    Object.defineProperty(this, "values", { value: values, configurable: true });
+    return values;
+  }
+
+  /** @param {number} row */
+  text(row) {
+    if (this.labels) return this.labels[this.levels[this.codes ? this.codes[row] : row]];
+    const value = this.values[row];
+    return value !== value || value === this.blank ? "" : WRITE[this.format](value);
+  }
+
+  /** The bar heights of a histogram, 0 to 255. @param {number} row @returns {Uint8Array} */
+  bars(row) {
+    const level = this.codes ? this.codes[row] : row;
+    return this.levels.subarray(level * this.nBins, (level + 1) * this.nBins);
+  }
+}
+
+/** The rows in depth-first order. Only depths, keys and facts are sent; the rest is computed here. */
+export class Tree {
+  /** @param {ArrayBuffer} buffer */
+  constructor(buffer) {
+    const length = new DataView(buffer).getUint32(0, true);
+    const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+    if (header.format !== FORMAT) throw new Error("it was made by another version of treeviz");
+    let at = 4 + length;
+    const buffers = header.buffers.map(([type, size]) => {
+      const array = new ARRAYS[type](buffer, at, size);
+      at += Math.ceil(array.byteLength / 8) * 8;
+      return array;
+    });
+    this.header = header;
+    this.buffers = buffers;
+    /** The series of a live run, in place of the first packed one. @type {any[]} */
+    this.growing = [];
+    this.name = header.name;
+    this.depth = buffers[header.depth];
+    this.n = this.depth.length;
+    this.keys = header.keys;
+    this.keyCodes = buffers[header.key_codes];
+    this.factCodes = buffers[header.fact_codes];
+    this.facts = header.facts;
+    for (const field in this.facts) this.facts[field][1] = buffers[this.facts[field][1]];
+    this.nFacts = this.facts.kind[1].length;
+    const { parent, end, position, nChildren } = link(this.depth);
+    this.parent = parent;
+    this.end = end;
+    this.position = position;
+    this.nChildren = nChildren;
+    this.maxDepth = this.depth.reduce(larger, 0);
+    this.columns = header.columns.map((spec) => new Column(spec, buffers, this));
+  }
+
+  /** @param {number} row @returns {Key} */
+  key(row) {
+    return this.keyCodes[row] ? readKey(this.keys[this.keyCodes[row]]) : indexKey(this.position[row]);
+  }
+
+  /** @param {number} row */
+  label(row) {
+    return row ? this.key(row).label : this.name;
+  }
+
+  /** @param {number} row @returns {Key[]} */
+  path(row) {
+    const keys = [];
+    for (; row > 0; row = this.parent[row]) keys.push(this.key(row));
+    return keys.reverse();
+  }
+
+  /** @param {number} row */
+  keystr(row) {
+    return this.path(row).map((key) => key.keystr).join("");
+  }
+
+  /** A Python expression that evaluates to the node. @param {number} row */
+  expression(row) {
+    let text = this.name;
+    // Some mappings give a dict in a wrapper.
+    const isDict = /^(dict|OrderedDict|defaultdict)$/.test(this.of(row, "type")) || this.of(row, "kind") === "opaque";
+    for (const steps of this.path(row).flatMap((key) => key.steps)) {
+      const step = Array.isArray(steps) ? steps[+isDict] : steps;
+      text = typeof step === "string" ? text + step : `treeviz.child(${text}, ${step})`;
+    }
+    return text;
+  }
+
+  /** A field of a record of facts. @param {number} code @param {string} field */
+  fact(code, field) {
+    const [levels, codes] = this.facts[field];
+    return levels[codes[code]];
+  }
+
+  /** @param {number} row @param {string} field */
+  of(row, field) {
+    return this.fact(this.factCodes[row], field);
+  }
+
+  /** @param {number} row @returns {Note[]} */
+  notes(row) {
+    return this.header.notes[row] ?? [];
+  }
+}
+
+const larger = (a, b) => (a > b ? a : b);
+
+/** Compute parents, subtree ends, positions and numbers of children from the depths. @param {ArrayLike<number>} depth */
+function link(depth) {
+  const n = depth.length;
+  const parent = new Int32Array(n).fill(-1);
+  const position = new Int32Array(n);
+  const nChildren = new Int32Array(n);
+  const end = new Int32Array(n).fill(1);
+  const last = [0];
+  for (let row = 1; row < n; row++) {
+    parent[row] = last[depth[row] - 1];
+    position[row] = nChildren[parent[row]]++;
+    last[depth[row]] = row;
+  }
+  for (let row = n - 1; row > 0; row--) end[parent[row]] += end[row];
+  for (let row = 0; row < n; row++) end[row] += row;
+  return { parent, end, position, nChildren };
+}
+
+/** @type {(position: number) => Key} */
+export function indexKey(position) {
+  const text = `[${position}]`;
+  return { label: text, keystr: text, segment: String(position), steps: [text] };
+}
+
+/** @type {(packed: any) => Key} */
+export function readKey(packed) {
+  if (typeof packed === "string") {
+    const keystr = `['${packed}']`;
+    return { label: packed, keystr, segment: packed, steps: [keystr] };
+  }
+  const [label, keystr, segment, steps] = packed || ["", "", "", []];
+  if (keystr !== undefined) return { label, keystr, segment, steps };
+  return { label: `.${label}`, keystr: `.${label}`, segment: label, steps: [`.${label}`] };
+}

@@ -1,0 +1,191 @@
+// @ts-check
+// The state of a view and what a reader can do: open, select, sort, search, copy, show details.
+import { detail } from "./detail.js";
+import { copy, h } from "./dom.js";
+import { Grid } from "./grid.js";
+import { Rows } from "./rows.js";
+import { Search } from "./search.js";
+import { sortRanks } from "./sorting.js";
+import { WordIndex } from "./word_index.js";
+
+/** @typedef {import("./tree.js").Tree} Tree */
+
+/**
+ * What other modules add to every view, in the order of the bundle. It is a list and no event: modules register when they are
+ * loaded, before there is a view to listen to, and page.js takes the names to know which pages this script can show.
+ * @type {{name: string, start: (view: View) => void}[]}
+ */
+export const additions = [];
+
+/** One tree on the screen: what is active, selected, sorted and open. Its events are listed in mount.js. */
+export class View extends EventTarget {
+  /** @param {Tree} tree @param {HTMLElement} root @param {AbortSignal} signal */
+  constructor(tree, root, signal) {
+    super();
+    this.tree = tree;
+    this.root = root;
+    this.signal = signal;
+    this.rows = new Rows(tree);
+    this.wordIndex = new WordIndex(tree);
+    this.keyColumn = { name: "key", title: "key", format: "key", help: "" };
+    const typeColumn = { name: "type", title: "type", format: "type", help: "", hidden: false };
+    /** @type {any[]} */
+    this.columns = [typeColumn, ...tree.columns.filter((column) => column.name !== "type")];
+    for (const column of tree.columns) column.hidden = !column.shown;
+    /** @type {{column: any, descending: boolean}} */
+    this.sorting = { column: null, descending: false };
+    this.active = 0;
+    this.anchor = 0;
+    this.selected = new Set();
+    this.detailed = -1;
+    this.search = new Search(this);
+    /** Additional parts of the details of a row. @type {(row: number) => Node[]} */
+    this.moreDetail = () => [];
+    /** What a closed node shows of the findings inside it, and how to go there; null: there are none. @type {(row: number) => {kind: string, severity: string, text: string, go: () => void} | null} */
+    this.inside = () => null;
+    /** The search box, once mount.js has built the toolbar. @type {any} */
+    this.searchBox = null;
+    /** Sends a request to Python; null: there is no Python. @type {import("../widget/requests.js").Request | null} */
+    this.request = null;
+    /** The view of the series, if the tree has any. @type {import("../series/series_view.js").SeriesView | null} */
+    this.seriesView = null;
+    this.hasError = false;
+    this.detailPlace = h("div", { class: "side", hidden: true });
+    this.grid = new Grid(this);
+    this.rows.openTo(tree.header.open ?? this.rows.depthFor(30));
+    this.rows.update();
+  }
+
+  /** Send an event to the modules that listen. @param {string} type @param {any} [detail] */
+  emit(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
+  }
+
+  /** Listen to an event until the view ends, or another signal. @param {string} type @param {(detail: any) => void} listener */
+  on(type, listener, signal = this.signal) {
+    this.addEventListener(type, (event) => listener(/** @type {CustomEvent} */ (event).detail), { signal });
+  }
+
+  /** Show changed state; scroll to a row if one is given. @param {number} [row] */
+  update(row = -1) {
+    this.rows.update();
+    const index = row < 0 ? -1 : this.rows.index(row);
+    if (index >= 0) this.grid.scrollTo(index);
+    else this.grid.paint(true);
+    this.emit("change");
+  }
+
+  /** @param {number} row @param {boolean} open */
+  setOpen(row, open) {
+    if (!this.rows.hasChildren(row)) return;
+    this.rows.opened[row] = +open;
+    // The active row may be inside the node that was closed.
+    if (!open && this.active > row && this.active < this.tree.end[row]) this.active = row;
+    this.update();
+  }
+
+  /** @param {number} row */
+  toggle(row) {
+    this.setOpen(row, !this.rows.isOpen(row));
+  }
+
+  /** @param {number} depth */
+  openTo(depth) {
+    this.rows.openTo(depth);
+    while (this.tree.depth[this.active] > depth) this.active = this.tree.parent[this.active];
+    this.update(this.active);
+  }
+
+  /** Make a row active, and select it alone, in addition, or with all rows from the anchor on. @param {number} row @param {"one" | "add" | "range" | "none"} [how] */
+  go(row, how = "one") {
+    this.active = row;
+    if (how === "one") this.selected = new Set([row]);
+    else if (how === "add" && !this.selected.delete(row)) this.selected.add(row);
+    else if (how === "range") {
+      const [from, to] = [this.rows.index(this.anchor), this.rows.index(row)].sort((a, b) => a - b);
+      this.selected = new Set(this.rows.visible.subarray(Math.max(0, from), to + 1));
+    }
+    if (how !== "range") this.anchor = row;
+    const index = this.rows.index(row);
+    if (index >= 0) this.grid.scrollTo(index);
+    if (how === "one" && this.detailed !== row) this.showDetail(row);
+    if (how !== "none") this.emit("select");
+  }
+
+  /** Go to a row, also if it is in a closed node or filtered out. @param {number} row */
+  goTo(row) {
+    this.rows.reveal(row);
+    this.update(row);
+    this.go(row);
+  }
+
+  /** @param {number} row -1: none */
+  showDetail(row) {
+    const focused = /** @type {ShadowRoot} */ (this.root.getRootNode()).activeElement;
+    this.detailed = row;
+    if (this.detailPlace.contains(focused)) this.grid.tree.focus({ preventScroll: true });
+    this.detailPlace.replaceChildren(...(row < 0 ? [] : [detail(this, row)]));
+    if (this.detailPlace.hidden !== row < 0) {
+      this.detailPlace.hidden = row < 0;
+      this.grid.resize();
+      this.grid.scrollTo(this.rows.index(this.active));
+    }
+    this.emit("detail", row);
+  }
+
+  /** Sort siblings by a column: first one way, then the other, then as in the tree. @param {any} column */
+  sortBy(column) {
+    const { sorting } = this;
+    const first = column.isNumber;
+    if (sorting.column !== column) this.sort(column, !!first);
+    else if (sorting.descending === !!first) this.sort(column, !first);
+    else this.sort(null, false);
+    this.grid.paintHead();
+    this.update(this.active);
+  }
+
+  /** Sort siblings by a column; null: as in the tree. @param {any} column @param {boolean} descending */
+  sort(column, descending) {
+    this.sorting = { column, descending };
+    this.rows.sort(column && sortRanks(this.tree, this.wordIndex, column), descending);
+  }
+
+  /** Show a text in the line above the rows. @param {string} text */
+  setStatus(text, isError = false) {
+    this.emit("status", { text, isError });
+  }
+
+  /** Show an error in the status, and log it. @param {string} text */
+  showError(text) {
+    this.hasError = true;
+    this.setStatus(text);
+    this.emit("log", text);
+  }
+
+  /** Remove the error from the status: the cause is over. */
+  clearError() {
+    if (this.hasError) this.search.showCount();
+    this.hasError = false;
+  }
+
+  /** @param {string} what @param {() => void} action */
+  tryTo(what, action) {
+    try {
+      action();
+    } catch (error) {
+      this.showError(`could not ${what}: ${/** @type {Error} */ (error).message}`);
+    }
+  }
+
+  /** @param {string} text */
+  async copy(text) {
+    this.setStatus((await copy(text, this.root)) ? "copied" : "this browser does not let us copy");
+    setTimeout(() => this.search.showCount(), 1500);
+  }
+
+  /** Copy the paths of the selected rows. @param {"expression" | "keystr"} form */
+  copyPaths(form) {
+    const rows = this.selected.size ? [...this.selected].sort((a, b) => a - b) : [this.active];
+    return this.copy(rows.map((row) => this.tree[form](row)).join("\n"));
+  }
+}

@@ -1,0 +1,73 @@
+// @ts-check
+// Moves the state of a view to the view of the tree that replaces it, row by row.
+import { ROW_HEIGHT } from "../tree/grid.js";
+
+/** @typedef {import("../tree/tree.js").Tree} Tree */
+/** @typedef {import("../tree/view.js").View} View */
+
+/** For each row of one tree its row in another, matched by key path; -1 if there is none. @param {Tree} one @param {Tree} other */
+export function match(one, other) {
+  const rows = new Int32Array(one.n).fill(-1);
+  if (one.n === other.n && equal(one.depth, other.depth) && equal(one.keyCodes, other.keyCodes) && JSON.stringify(one.keys) === JSON.stringify(other.keys))
+    return rows.map((_, row) => row);
+  rows[0] = 0;
+  for (let row = 0; row < one.n; row++) {
+    const there = rows[row];
+    if (there < 0 || !one.nChildren[row]) continue;
+    /** Keys may repeat: the first is matched with the first. @type {Map<string, number[]>} */
+    const children = new Map();
+    for (let child = there + 1; child < other.end[there]; child = other.end[child]) {
+      const { keystr } = other.key(child);
+      children.get(keystr)?.push(child) ?? children.set(keystr, [child]);
+    }
+    for (let child = row + 1; child < one.end[row]; child = one.end[child]) rows[child] = children.get(one.key(child).keystr)?.shift() ?? -1;
+  }
+  return rows;
+}
+
+const equal = (a, b) => a.length === b.length && a.every((value, i) => value === b[i]);
+
+/** Move the state; called before the new view is shown. @param {View} before @param {View} view @param {Int32Array} rows */
+export function transferState(before, view, rows) {
+  /** The row that stands for a row now: the same, or its nearest ancestor that still exists. */
+  const stay = (row) => {
+    while (rows[row] < 0) row = before.tree.parent[row];
+    return rows[row];
+  };
+  view.rows.open.fill(0);
+  rows.forEach((row, old) => row >= 0 && (view.rows.open[row] = before.rows.open[old]));
+  view.selected = new Set([...before.selected].map((row) => rows[row]).filter((row) => row >= 0));
+  view.active = stay(before.active);
+  view.anchor = stay(before.anchor);
+  for (const column of view.columns) {
+    const old = before.columns.find(({ name }) => name === column.name);
+    if (old) column.hidden = old.hidden;
+  }
+  const { column, descending } = before.sorting;
+  const sorted = column && [view.keyColumn, ...view.columns].find(({ name }) => name === column.name);
+  if (sorted) view.sort(sorted, descending);
+  if (before.seriesView && view.seriesView) view.seriesView.takeOver(before.seriesView);
+
+  const wasIn = /** @type {ShadowRoot} */ (before.root.getRootNode()).activeElement;
+  const inSearch = wasIn === before.searchBox;
+  const inTree = wasIn === before.grid.tree;
+  const query = before.searchBox.value;
+  const { filtering } = before.rows;
+  const { scrollTop } = before.grid.element;
+  const first = before.rows.count ? before.rows.visible[before.grid.first ?? 0] : 0;
+  const offset = scrollTop + before.grid.shift - (before.grid.first ?? 0) * ROW_HEIGHT;
+  const detailed = before.detailed < 0 ? -1 : rows[before.detailed];
+  view.on("shown", () => {
+    if (query) {
+      view.searchBox.value = query;
+      view.search.run(query);
+      if (!filtering && view.rows.hits) view.search.setFiltering(false);
+    }
+    view.rows.update();
+    if (detailed >= 0) view.showDetail(detailed);
+    view.grid.paint(true);
+    view.grid.scrollSo(view.rows.index(stay(first)), offset);
+    if (inSearch) view.searchBox.focus();
+    else if (inTree) view.grid.tree.focus({ preventScroll: true });
+  });
+}

@@ -1,0 +1,125 @@
+// @ts-check
+// The explorer: shows the tree of an anywidget model, and connects the view to Python.
+import { transferState, match } from "./transfer.js";
+import { flash } from "./flash.js";
+import { h } from "../tree/dom.js";
+import { forget, liveOf } from "../live/run.js";
+import { LivePanel } from "../live/panel.js";
+import { LogPane, Requests } from "./requests.js";
+import { unpack } from "../tree/tree.js";
+import { TraitSync } from "./sync.js";
+import { show } from "../tree/mount.js";
+
+const FLASH_MS = 1800;
+
+/** @typedef {import("../tree/view.js").View} View */
+/** The model that anywidget passes; all views of a widget share its state.
+ * @typedef {{get: (name: string) => any, set: (name: string, value: any) => void, save_changes: () => void,
+ *   on: (event: string, callback: Function) => void, off: (event: string, callback: Function) => void,
+ *   send: (content: any) => void}} Model */
+
+/** A view and what belongs to it. @typedef {{view: View, sync: TraitSync, panel: LivePanel | null, stop: AbortController}} Shown */
+
+/** @param {{model: Model, el: HTMLElement}} context @returns {() => void} */
+function render({ model, el }) {
+  const host = h("div", { class: "treeviz", "data-treeviz-widget": model.get("_token") });
+  const logPane = new LogPane();
+  const all = new AbortController();
+  /** @type {Shown | null} */
+  let shown = null;
+  let asked = 0;
+  el.replaceChildren(host);
+
+  const showTree = async () => {
+    const number = ++asked;
+    // Some hosts send the event of one trait before they set the others.
+    await null;
+    const packed = model.get("_packed");
+    if (!packed?.byteLength) return;
+    try {
+      const tree = await unpack(packed);
+      // A newer tree came meanwhile, or the widget was removed.
+      if (number !== asked || all.signal.aborted) return;
+      // A paused view is not replaced; the event "resume" shows the new tree.
+      if (shown?.panel?.paused) return;
+      shown = replace(shown, host, tree, model, logPane, showTree);
+      announce(model);
+    } catch (error) {
+      logPane.add(`The tree cannot be shown: ${/** @type {Error} */ (error).message}`);
+      host.append(logPane.element);
+    }
+  };
+  // The version changes with every tree; `_packed` may stay equal.
+  model.on("change:_version", showTree);
+  showTree();
+  return () => {
+    all.abort();
+    shown?.stop.abort();
+    model.off("change:_version", showTree);
+    el.replaceChildren();
+  };
+}
+
+/** Show a tree in place of another, with the state of its view. @param {Shown | null} old @param {HTMLElement} host @param {import("../tree/tree.js").Tree} tree @param {Model} model @param {LogPane} logPane @param {() => void} showTree @returns {Shown} */
+function replace(old, host, tree, model, logPane, showTree) {
+  const live = liveOf(model);
+  const version = model.get("_version");
+  if (live) tree.growing = live.standOn(tree, version);
+  // The view that waits for the first step has no state to keep.
+  const before = old?.view.root.classList.contains("waiting") ? null : old;
+  const rows = before && match(before.view.tree, tree);
+  const stop = new AbortController();
+  /** @type {LivePanel | null} */
+  let panel = null;
+  const view = show(host, tree, stop.signal, (view) => {
+    const requests = prepare(view, model, logPane, stop.signal);
+    if (live) {
+      // The tree of a run has no values that Python could send.
+      view.request = null;
+      panel = new LivePanel(view, live, requests, before && before.panel, rows);
+      view.on("resume", () => model.get("_version") !== version && showTree());
+    }
+    if (before) transferState(before.view, view, /** @type {Int32Array} */ (rows));
+  });
+  const sync = new TraitSync(model, view, stop.signal);
+  sync.begin(before && before.sync);
+  old?.stop.abort();
+  if (rows) showChanges(view, model, rows);
+  return { view, sync, panel, stop };
+}
+
+/** Connect a view to the log and to Python, before it is shown. @param {View} view @param {Model} model @param {LogPane} logPane @param {AbortSignal} signal */
+function prepare(view, model, logPane, signal) {
+  view.on("log", (text) => logPane.add(text));
+  const requests = new Requests(model, view, signal);
+  view.request = (operation, numbers) => requests.ask(operation, numbers);
+  view.root.append(logPane.element);
+  return requests;
+}
+
+/** Flash the rows that a new tree changed or added, and show how many leaves changed. @param {View} view @param {Model} model @param {Int32Array} rows for each row of the old tree its row in the new one */
+function showChanges(view, model, rows) {
+  const bytes = model.get("_changes");
+  if (!bytes?.byteLength) return;
+  const numbers = new Uint32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
+  const [nChanged, nAdded, nGone] = numbers;
+  const changed = new Uint8Array(view.tree.n).fill(1);
+  for (const row of rows) if (row >= 0) changed[row] = 0;
+  for (const row of numbers.subarray(3)) if (row < view.tree.n) changed[row] = 1;
+  flash(view, changed, FLASH_MS);
+  const parts = [[nChanged, "changed"], [nAdded, "added"], [nGone, "gone"]].filter(([n]) => n).map(([n, word]) => `${n.toLocaleString("en")} ${word}`);
+  view.setStatus(parts.join(", ") || "nothing changed");
+}
+
+/** Called once for each model, so that a run is followed from its first message on. @param {{model: Model}} context */
+function initialize({ model }) {
+  liveOf(model);
+  return () => forget(model);
+}
+
+/** Announce the widget, so that its fallback page (load/fallback.js) stays hidden. */
+function announce(model) {
+  document.dispatchEvent(new CustomEvent("treeviz-widget", { detail: model.get("_token") }));
+}
+
+export default { initialize, render };

@@ -1,0 +1,123 @@
+"""Join the modules of `assets/` and their stylesheets into one ES module.
+
+A bundle holds its entry modules and all that they import, each after its imports, and the stylesheets of the folders
+that the modules come from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from posixpath import dirname, join, normpath
+
+_ASSETS = Path(__file__).with_name("assets")
+# No module imports those that register themselves in `additions` of view.js: they are entries, too.
+_TREE = ("tree/mount.js",)
+_SERIES = (*_TREE, "series/series_view.js")
+_WIDGET = (*_SERIES, "widget/details.js", "widget/widget.js")  # anywidget loads the last one
+_EXPORTS = ("export function mount(", "export default ")
+_IMPORT = re.compile(r'^import .*"(\..*\.js)";$', re.MULTILINE)
+
+
+@cache
+def module_text(*, series: bool = False) -> str:
+    """The front end as one ES module that exports `mount`.
+
+    Args:
+      series: Include sparklines, the heat map and charts.
+    """
+    return _joined(_SERIES if series else _TREE)
+
+
+@cache
+def widget_module_text() -> str:
+    """The explorer as one ES module, whose default export is an anywidget."""
+    return _joined(_WIDGET)
+
+
+@cache
+def packed_widget_module() -> str:
+    """A module that unpacks and exports the explorer: a third of its size. Every widget sends it."""
+    return f"const PACKED = {json.dumps(_packed(widget_module_text()))};\n{_joinable('load/widget_loader.js')}"
+
+
+@cache
+def page_module_text(*, series: bool = False) -> str:
+    """`module_text`, and the code that mounts the views of its page."""
+    return module_text(series=series) + _joinable("load/page.js")
+
+
+@cache
+def packed_page_module(*, series: bool = False) -> str:
+    """`page_module_text`, deflated, in base64: a third of its size. The loader unpacks it."""
+    return _packed(page_module_text(series=series))
+
+
+@cache
+def loader_text() -> str:
+    """The script that unpacks the front end and runs it."""
+    return _joinable("load/page_loader.js")
+
+
+@cache
+def fallback_text() -> str:
+    """The script that shows the fallback page if the widget does not appear."""
+    return _joinable("load/fallback.js")
+
+
+def modules_in_order(entries: Sequence[str], assets: Path = _ASSETS) -> list[str]:
+    """The entries and all that they import, each after its imports: a depth-first walk in post-order.
+
+    Raises:
+      ValueError: An import cycle.
+    """
+    order: dict[str, None] = {}
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            raise ValueError(f"modules import each other: {' -> '.join((*above[above.index(name) :], name))}")
+        if name not in order:
+            # From the last import to the first, related modules are closer: the bundles deflate 1 % better.
+            for imported in reversed(_IMPORT.findall((assets / name).read_text("utf-8"))):
+                visit(normpath(join(dirname(name), imported)), (*above, name))
+            order[name] = None
+
+    for entry in entries:
+        visit(entry, ())
+    return list(order)
+
+
+def _joined(entries: Sequence[str]) -> str:
+    modules = modules_in_order(entries)
+    folders = dict.fromkeys(map(dirname, modules))
+    stylesheets = (path for folder in folders for path in sorted((_ASSETS / folder).glob("*.css")))
+    styles = f"const STYLES = {json.dumps(''.join(map(_stylesheet_text, stylesheets)))};\n"
+    return styles + "".join(map(_joinable, modules))
+
+
+def _packed(text: str) -> str:
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return b64encode(deflate.compress(text.encode()) + deflate.flush()).decode()
+
+
+def _stylesheet_text(path: Path) -> str:
+    text = re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", path.read_text("utf-8"), flags=re.DOTALL))
+    return re.sub(r" ?([{};,]) ?", r"\1", text).strip()
+
+
+def _joinable(name: str) -> str:
+    """A module without its imports (they precede it), comments and indentation.
+
+    This is no JavaScript parser: our modules have line comments on lines of their own, one import per line, no string
+    over several lines, and no string that contains the start of a block comment.
+    """
+    text = (_ASSETS / name).read_text("utf-8")
+    text = re.sub(r"/\*\*.*?\*/", "", text, flags=re.DOTALL)
+    lines = (line.strip() for line in text.splitlines())
+    kept = [line for line in lines if line and not line.startswith(("//", "import "))]
+    return "\n".join(line if line.startswith(_EXPORTS) else line.removeprefix("export ") for line in kept) + "\n"

@@ -1,0 +1,94 @@
+"""A view as HTML: a fragment for a notebook cell, or a document of its own."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+
+from treeviz.views.html.bundle import fallback_text, loader_text, packed_page_module, page_module_text
+from treeviz.views.html.escape import Markup, attribute, text
+from treeviz.views.html.fit import pack_within
+from treeviz.views.html.payload import FORMAT
+from treeviz.views.html.static import outline
+from treeviz.views.view import View
+
+_SCRIPT = re.compile(r"<script\s*>(.*?)</script\s*>", re.DOTALL | re.IGNORECASE)
+
+
+def fragment(view: View) -> str:
+    """The first rows as static HTML, and the script and data that turn them into the interactive page.
+
+    The static rows go no deeper than `view.depth`. Series are shown as sparklines, a heat map and charts.
+    """
+    return _host(view, pack_within(view), "data-treeviz") + _script(bool(view.series))
+
+
+def page(view: View, *, title: str = "") -> str:
+    """The same as a self-contained document.
+
+    Its content security policy allows no request, and no script but the front end and those of `view.values`.
+
+    Args:
+      title: Of the document; by default the tree's name and headline.
+    """
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {_script_policy(view)}"
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{attribute(policy)}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+    )
+    host = _host(view, pack_within(view), "data-page data-treeviz")
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{head}'
+        f"<title>{text(title or view.title)}</title></head>\n"
+        f'<body style="margin:0"><main style="margin:8px">\n{host}\n</main>{_script(bool(view.series))}</body></html>\n'
+    )
+
+
+def fallback(view: View, packed: bytes, *, token: str) -> str:
+    """The page that a notebook stores with a widget, shown only if the widget with this token does not appear.
+
+    Args:
+      packed: `pack(view)`, which the widget needs as well.
+    """
+    host = _host(view, pack_within(view, packed), "data-treeviz-waiting")
+    module = packed_page_module(series=bool(view.series))
+    return (
+        f'<div data-treeviz-fallback="{attribute(token)}">{host}<script type="text/treeviz-waiting">{module}</script>'
+        f'<script type="text/treeviz-loader">{loader_text()}</script><script>{fallback_text()}</script></div>'
+    )
+
+
+def _host(view: View, packed: bytes, attributes: str) -> str:
+    """The element that the front end takes over, with the static rows and the packed table.
+
+    The value of the last attribute names the modules it needs; a script without those for series ignores it.
+    """
+    needs = f"{FORMAT} series" if view.series else FORMAT
+    return (
+        f'<div class="treeviz" {attributes}="{needs}" data-lm-suppress-shortcuts="true">'
+        f'{outline(view)}<script type="application/octet-stream">{b64encode(packed).decode()}</script></div>'
+    )
+
+
+@cache
+def _script(has_series: bool) -> Markup:
+    packed = packed_page_module(series=has_series)
+    return Markup(f'<script type="text/treeviz">{packed}</script><script type="module">{loader_text()}</script>')
+
+
+@cache
+def _script_hash(script: str) -> str:
+    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
+
+
+def _script_policy(view: View) -> str:
+    """Allow the front end and the scripts of `view.values`, whose sandboxed frames inherit the policy."""
+    values: Mapping[int, str] = view.values or {}
+    scripts = dict.fromkeys(script for html in values.values() for script in _SCRIPT.findall(html) if script)
+    builds_functions = any("new Function" in script for script in scripts)
+    hashes = map(_script_hash, (loader_text(), page_module_text(series=bool(view.series)), *scripts))
+    return " ".join(["script-src", *hashes, *(["'unsafe-eval'"] if builds_functions else [])])

@@ -1,0 +1,211 @@
+"""Pack a view into the bytes that the front end reads.
+
+The bytes, inflated: the length of the header (uint32), the header (JSON), then the buffers, each padded to a multiple
+of 8 bytes. A buffer is an array of numbers in the smallest type that fits; the header refers to it by its index.
+Parents, paths and roll-ups are not sent: the front end computes them in a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from os.path import commonprefix
+from typing import Any
+
+import numpy as np
+
+from treeviz.tree.column import Column
+from treeviz.tree.facts import Facts, Sharding
+from treeviz.tree.keys import Key
+from treeviz.tree.table import TreeTable
+from treeviz.views.html.histogram_payload import pack_histograms
+from treeviz.views.html.series_payload import pack_series
+from treeviz.views.text.cells import type_text
+from treeviz.views.view import View
+
+FORMAT = 1
+_AT_ONCE = 1 << 14  # histograms
+_TYPES = {"u1": 0, "u2": 1, "u4": 2, "i4": 3, "f4": 4, "f8": 5}
+# The facts to send; numbers are columns.
+_FIELDS = (
+    "what",
+    "kind",
+    "type",
+    "is_leaf",
+    "shape",
+    "dtype",
+    "weak",
+    "module",
+    "text",
+    "static",
+    "sharding",
+    "inside",
+)
+
+
+def pack(view: View) -> bytes:
+    """The view as the front end reads it: raw deflate, deterministic.
+
+    All columns of the table are sent, for the search and for the menu of columns; those of the view come first.
+    """
+    buffers = _Buffers()
+    table = view.table
+    shown = {column.name for column in view.columns}
+    everything = {column.name: column for column in (*view.columns, *table.columns.values())}
+    header = {
+        "format": FORMAT,
+        "name": table.name,
+        "headline": table.headline,
+        "open": view.depth,
+        "depth": buffers.add(table.depth),
+        "key_codes": buffers.add(table.key_codes),
+        "keys": [0, *map(_key, table.keys[1:])],
+        "fact_codes": buffers.add(table.fact_codes),
+        "facts": _facts(table.facts, buffers),
+        "notes": {str(row): notes for row, notes in table.notes.items()},
+        "columns": [
+            {
+                "name": column.name,
+                "title": column.title,
+                "format": column.format,
+                "help": column.help,
+                "shown": column.name in shown,
+                **_values(table, column, buffers),
+            }
+            for column in everything.values()
+        ],
+        "values": _documents(view.values or {}),
+        **(_over_time(view, buffers) if view.series else {}),
+        "buffers": buffers.index,
+    }
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    text += b" " * (-(4 + len(text)) % 8)
+    deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
+    parts = [deflate.compress(part) for part in (len(text).to_bytes(4, "little"), text, *buffers.chunks())]
+    return b"".join((*parts, deflate.flush()))
+
+
+def _over_time(view: View, buffers: _Buffers) -> dict[str, Any]:
+    return {
+        "series": pack_series(view.series, buffers.add),
+        "histograms": pack_histograms(view.histograms, buffers.add),
+    }
+
+
+def _documents(documents: Mapping[int, str]) -> dict[str, Any]:
+    """The documents without their common prefix (mostly scripts), which is sent once."""
+    before = commonprefix(list(documents.values()))  # noqa: RUF071 (characters are meant)
+    return {"before": before, "rows": {str(row): html[len(before) :] for row, html in documents.items()}}
+
+
+class _Buffers:
+    """The arrays to send; an array that several columns share is sent once."""
+
+    def __init__(self) -> None:
+        self.index: list[tuple[int, int]] = []  # of each, the code of its type and its length
+        self._arrays: list[np.ndarray] = []
+        self._known: dict[int, tuple[int, np.ndarray]] = {}  # arrays are kept alive, so that no id is reused
+
+    def add(self, array: np.ndarray) -> int:
+        """The index of the buffer of `array`."""
+        known = self._known.get(id(array))
+        if known is None:
+            narrow = np.ascontiguousarray(_narrow(array).ravel())
+            known = self._known[id(array)] = (len(self.index), array)
+            self._arrays.append(narrow)
+            self.index.append((_TYPES[narrow.dtype.str[1:]], narrow.size))
+        return known[0]
+
+    def chunks(self) -> Iterable[bytes]:
+        for array in self._arrays:
+            yield array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+            yield bytes(-array.nbytes % 8)
+
+
+def _narrow(array: np.ndarray) -> np.ndarray:
+    """The same numbers in the smallest type of the front end."""
+    if array.dtype.kind == "b":
+        return array.astype(np.uint8)
+    if array.dtype.kind in "iu":
+        low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+        for dtype in (np.uint8, np.uint16, np.uint32, np.int32):
+            if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+                return array.astype(dtype)
+        return array.astype(np.float64)
+    wide = array.astype(np.float64)
+    with np.errstate(all="ignore"):
+        narrow = wide.astype(np.float32)
+        sizes = np.abs(wide[np.isfinite(wide) & (wide != 0)])
+        whole = bool(np.all(sizes == np.floor(sizes)))
+    # Whole numbers are counts, which must stay exact: float32 has 24 bits.
+    limits = (1.0, 2.0**24) if whole else (2.0**-126, 3.4e38)
+    fits = not sizes.size or (sizes.min() >= limits[0] and sizes.max() <= limits[1])
+    return narrow if fits else wide
+
+
+def _key(key: Key) -> str | list[str] | Key:
+    """A dict key as its string, an attribute as a list with its name, any other key with all its fields."""
+    label, keystr, segment, steps = key
+    if steps == (keystr,):
+        if label == segment and keystr == f"['{label}']":
+            return label
+        if label == keystr and label == f".{segment}":
+            return [segment]
+    return key
+
+
+def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
+    """For each field its distinct values, and the buffer with each fact's index into them."""
+    fields = zip(*facts, strict=True) if facts else ((),) * len(Facts._fields)
+    by_name: dict[str, Sequence[Any]] = dict(zip(Facts._fields, fields, strict=True))
+    by_name["what"] = [type_text(each) for each in facts]
+    # not the ids of the devices, which may be thousands
+    by_name["sharding"] = [each and each[: Sharding._fields.index("platform")] for each in by_name["sharding"]]
+    return {name: _coded(by_name[name], buffers) for name in _FIELDS}
+
+
+def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
+    levels = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    codes = np.fromiter(map(levels.__getitem__, values), np.int64, len(values))
+    return [list(levels), buffers.add(codes)]
+
+
+def _values(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str, Any]:
+    """The buffers of a column, and the rule by which the front end rolls it up."""
+    codes = None if column.codes is None else buffers.add(column.codes)
+    if column.format == "label":
+        levels, level_codes = _coded([str(level) for level in column.levels], buffers)
+        return {"labels": levels, "label_codes": level_codes, "codes": codes}
+    if column.format == "histogram":
+        return _histogram(table, column, buffers)
+    levels = buffers.add(np.asarray(column.levels))
+    return {"levels": levels, "codes": codes, "rollup": column.rollup, "blank": hidden_value(column)}
+
+
+def hidden_value(column: Column) -> int | None:
+    """Zero if it is not shown, or None. Hide zeros in integer sums; float columns show them."""
+    is_sum = column.rollup == "sum" and column.format in ("count", "bytes")
+    return 0 if is_sum and np.asarray(column.levels).dtype.kind in "iu" else None
+
+
+def _histogram(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str, Any]:
+    """Heights from 0 to 255 relative to the highest bin; a bin that is not empty has at least 1."""
+    levels, codes = np.asarray(column.levels), column.codes
+    if column.rollup not in ("none", "given"):
+        levels, codes = table.rolled(replace(column, levels=levels.astype(np.float64))), None
+    heights = np.empty(levels.shape, np.uint8)
+    for first in range(0, len(levels), _AT_ONCE):  # not all at once: they are 64 times as many numbers as other columns
+        some = np.nan_to_num(levels[first : first + _AT_ONCE].astype(np.float64), nan=0.0, posinf=0.0)
+        highest = some.max(axis=1, keepdims=True, initial=0)
+        heights[first : first + _AT_ONCE] = np.ceil(
+            255 * np.divide(some, highest, out=np.zeros_like(some), where=highest > 0)
+        )
+    used = np.flatnonzero(heights.any(axis=0))
+    return {
+        "levels": buffers.add(heights),
+        "codes": None if codes is None else buffers.add(codes),
+        "n_bins": levels.shape[1],
+        "used": [int(used[0]), int(used[-1]) + 1] if len(used) else [0, 0],
+    }

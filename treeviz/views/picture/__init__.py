@@ -1,0 +1,1 @@
+"""Pictures: .svg and .png."""

@@ -1,0 +1,227 @@
+"""The cells of a row as text: its type, its columns, its badges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from treeviz.tree.column import Column
+from treeviz.tree.facts import Facts, Note
+from treeviz.tree.kinds import KINDS
+from treeviz.tree.numbers import bytes_text, count_text, number_text, percent_text
+from treeviz.tree.safe_repr import LABEL_LIMIT, aval_text, visible
+from treeviz.tree.series import Series
+from treeviz.tree.table import TreeTable
+from treeviz.views.text import terminal
+from treeviz.views.text.sparklines import ASCII_BAD, UNICODE_BAD, last_texts, sparklines
+from treeviz.views.text.terminal import Glyphs, cut, display_width
+
+Part = tuple[str, str]  # a style (an ANSI sequence, or "") and a text
+WRITE: dict[str, Callable[[float], str]] = {"count": count_text, "bytes": bytes_text, "number": number_text}
+
+_IN_EVERY_LINE = ("key", "type", "kind", "shape", "dtype")  # columns that a line shows anyway
+_N_BARS = 8
+_N_CHARACTERS = 12  # of a sparkline
+_LABEL, _STATIC = 32, 500  # characters of a label in a narrow terminal, most of all static fields
+_N_PATH = 12  # keys of a path in a badge
+_N_INSIDE = 3
+_NOTE_STYLES = {
+    "error": terminal.RED,
+    "cycle": terminal.RED,
+    "hides": terminal.YELLOW,
+    "partial": terminal.YELLOW,
+    "nonfinite": terminal.YELLOW,
+}
+
+
+class Cells(NamedTuple):
+    """One column: a text for each shown row, all equally wide."""
+
+    title: str
+    width: int
+    texts: list[str]
+    is_extra: bool = False  # dropped first where the width is limited
+    is_label: bool = False  # may be cut
+
+
+def type_text(facts: Facts) -> str:
+    """ "dict", "float32[768,768]", "~float32[]", "int32[3] numpy", "float 0.1", "Param bfloat16[8]"."""
+    if facts.kind == "none":
+        return "None"
+    value = f" {facts.text}" if is_value(facts) else ""
+    if facts.shape is None:
+        return facts.type + value
+    aval = facts.aval or ("~" if facts.weak else "") + aval_text(facts.shape, facts.dtype)
+    is_boxed = facts.module != ""  # the type is a wrapper's, such as Param
+    kind = KINDS[facts.kind]
+    if facts.type not in (kind.implied_types or ()) and (is_boxed or kind.implied_types is not None):
+        aval = f"{facts.type} {aval}"
+    return (aval if kind.is_implied else f"{aval} {facts.kind}") + value
+
+
+def is_value(facts: Facts) -> bool:
+    """Whether the text is a value short enough to follow the type: "float 0.1"."""
+    return facts.kind == "scalar" and 0 < len(facts.text) <= 24
+
+
+def fact_parts(facts: Facts) -> list[Part]:
+    """The text, the static fields, and what JAX does not see inside an opaque leaf: the end of a line."""
+    parts = []
+    if facts.text and not is_value(facts):
+        parts.append((terminal.DIM, facts.text))
+    for before, pairs in (("", facts.static), ("inside: ", facts.inside)):
+        if pairs:
+            fields = before + pairs_text(pairs)
+            parts.append((terminal.DIM, fields if len(fields) <= _STATIC else fields[: _STATIC - 1] + "…"))
+    return parts
+
+
+def pairs_text(pairs: Sequence[tuple[str, str]]) -> str:
+    """ "lr=0.1, ['w']=float32[2], … 3 more"."""
+    return ", ".join(f"… {value}" if name == "…" else f"{name}={value}" for name, value in pairs)
+
+
+def note_part(table: TreeTable, note: Note) -> Part:
+    """A badge: "shared with ['wte']", "cycle to ['a'][0]", "error: ValueError: …"."""
+    if note.row >= 0 and note.kind in ("shared", "cycle"):
+        text = f"{'shared with' if note.kind == 'shared' else 'cycle to'} {_path_text(table, note.row)}"
+    else:
+        text = f"error: {note.text}" if note.kind == "error" else note.text
+    if note.details:
+        inside = [f"{name} {what}" for name, what in note.details[:_N_INSIDE]]
+        text += f": {', '.join(inside)}{', …' if len(note.details) > _N_INSIDE else ''}"
+    return _NOTE_STYLES.get(note.kind, terminal.CYAN), text
+
+
+def _path_text(table: TreeTable, row: int) -> str:
+    keys = []
+    while row > 0 and len(keys) < _N_PATH:
+        keys.append(table.key(row).keystr)
+        row = int(table.parent[row])
+    return ("…" if row > 0 else "" if keys else table.name) + "".join(reversed(keys))
+
+
+def type_cells(table: TreeTable, rows: np.ndarray, glyphs: Glyphs) -> Cells:
+    """The type of each row; see `type_text`."""
+    codes = table.fact_codes[rows]
+    texts = [""] * len(table.facts)
+    for code in set(codes.tolist()):
+        texts[code] = glyphs.fit(type_text(table.facts[code]))
+    return _left("", texts, codes)
+
+
+def columns_of_cells(
+    table: TreeTable, columns: Sequence[Column], rows: np.ndarray, glyphs: Glyphs, width: int | None = None
+) -> list[Cells]:
+    """The cells of the columns. Summed bytes are followed by their share, as a bar and in percent.
+
+    Args:
+      width: The most columns of a line, of which a label takes a third.
+    """
+    longest = LABEL_LIMIT if width is None else max(_LABEL, width // 3)
+    cells = []
+    for column in columns:
+        if column.format == "label":
+            if column.name not in _IN_EVERY_LINE:
+                cells.append(_labels(column, rows, glyphs, longest))
+        elif column.format == "histogram":
+            cells.append(_charts(table, column, rows, glyphs))
+        else:
+            values = table.rolled(column)
+            levels, codes = np.unique(values[rows], return_inverse=True)
+            cells.append(_numbers(column, levels, codes, glyphs))
+            if column.format == "bytes" and column.rollup == "sum" and values[0] > 0:
+                cells += [*_shares(levels, codes, float(values[0]), glyphs)]
+    return cells
+
+
+def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> list[Cells]:
+    """The last value and the sparkline of each row in the first series."""
+    if not series:
+        return []
+    main, everything = series[0], np.arange(len(rows))
+    bad = ASCII_BAD if glyphs.dots.isascii() else UNICODE_BAD
+    sparks = sparklines(main, rows, _N_CHARACTERS, bars=glyphs.heights[1:], bad=bad)
+    title = glyphs.fit(cut(visible(main.title), _LABEL))
+    return [_right(title, last_texts(main, rows), everything), _left("", sparks, everything)]
+
+
+def _numbers(column: Column, levels: np.ndarray, codes: np.ndarray, glyphs: Glyphs) -> Cells:
+    write = WRITE[column.format]
+    # NaN is blank. Hide zeros in integer sums; float columns show them.
+    hidden = 0 if column.rollup == "sum" and column.format != "number" and levels.dtype.kind in "iu" else None
+    texts = ["" if level != level or level == hidden else write(level) for level in levels.tolist()]
+    return _right(glyphs.fit(column.title), texts, codes)
+
+
+def _right(title: str, texts: list[str], codes: np.ndarray, is_extra: bool = False) -> Cells:
+    width = max(display_width(title), max(map(len, texts)))
+    return Cells(_padded(title, width, True), width, _take([text.rjust(width) for text in texts], codes), is_extra)
+
+
+def _left(title: str, texts: list[str], codes: np.ndarray) -> Cells:
+    width = max(display_width(title), *map(display_width, texts))
+    return Cells(_padded(title, width), width, _take([_padded(text, width) for text in texts], codes))
+
+
+def narrowed(cells: Cells, width: int, glyphs: Glyphs) -> Cells:
+    """The same cells, shortened to `width` columns."""
+    if width >= cells.width:
+        return cells
+    texts = {text: _padded(cut(text.rstrip(), width, glyphs.dots), width) for text in set(cells.texts)}
+    title = _padded(cut(cells.title.rstrip(), width), width)
+    return cells._replace(title=title, width=width, texts=[texts[text] for text in cells.texts])
+
+
+def _shares(levels: np.ndarray, codes: np.ndarray, whole: float, glyphs: Glyphs) -> tuple[Cells, Cells]:
+    bars = [_bar(level / whole, glyphs) for level in levels.tolist()]
+    percents = [percent_text(level, whole) for level in levels.tolist()]
+    return Cells(" " * _N_BARS, _N_BARS, _take(bars, codes), True), _right("", percents, codes, True)
+
+
+def _bar(share: float, glyphs: Glyphs) -> str:
+    n_steps = len(glyphs.eighths)
+    n_whole, rest = divmod(round(min(1.0, max(0.0, share)) * _N_BARS * n_steps), n_steps)
+    return (glyphs.eighths[-1] * n_whole + glyphs.eighths[rest - 1 : rest]).ljust(_N_BARS)
+
+
+def _labels(column: Column, rows: np.ndarray, glyphs: Glyphs, longest: int) -> Cells:
+    codes = rows if column.codes is None else column.codes[rows]
+    texts = [""] * len(column.levels)
+    for code in set(codes.tolist()):
+        texts[code] = glyphs.fit(cut(str(column.levels[code]), longest))
+    return _left(glyphs.fit(column.title), texts, codes)._replace(is_label=True)
+
+
+def _charts(table: TreeTable, column: Column, rows: np.ndarray, glyphs: Glyphs) -> Cells:
+    """Histograms as charts of at most eight bars; all rows show the same range of bins."""
+    if column.rollup in ("none", "given"):
+        counts = np.asarray(column.levels)[rows if column.codes is None else column.codes[rows]]
+    else:
+        counts = table.rolled(replace(column, levels=np.asarray(column.levels, dtype=np.float64)))[rows]
+    counts = np.nan_to_num(counts.astype(np.float64))
+    used = np.flatnonzero(counts.any(axis=0))
+    if len(used):
+        counts = counts[:, used[0] : used[-1] + 1]
+    n_bins = counts.shape[1]
+    n_bars = min(_N_BARS, n_bins)
+    starts = np.arange(n_bars) * n_bins // max(1, n_bars)
+    bars = np.add.reduceat(counts, starts, axis=1) if n_bars else counts
+    highest = bars.max(axis=1, keepdims=True, initial=0)
+    heights = np.ceil((len(glyphs.heights) - 1) * np.divide(bars, highest, out=np.zeros_like(bars), where=highest > 0))
+    texts = ["".join([glyphs.heights[h] for h in row]) for row in heights.astype(int).tolist()]
+    title = glyphs.fit(column.title)
+    width = max(display_width(title), n_bars)
+    return Cells(_padded(title, width), width, [text.ljust(width) for text in texts])
+
+
+def _take(texts: list[str], codes: np.ndarray) -> list[str]:
+    return list(map(texts.__getitem__, codes.tolist()))
+
+
+def _padded(text: str, width: int, right: bool = False) -> str:
+    blank = " " * (width - display_width(text))
+    return blank + text if right else text + blank

@@ -1,0 +1,123 @@
+"""The outliers among the leaves, as lines of text below the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from treeviz.tree.numbers import number_text
+from treeviz.tree.safe_repr import visible
+from treeviz.tree.series import FindingMark, Series
+from treeviz.tree.table import TreeTable
+from treeviz.views.text.sparklines import (
+    ASCII_BAD,
+    UNICODE_BAD,
+    last_texts,
+    last_values,
+    mark_text,
+    marks_by_row,
+    sparklines,
+    steps_text,
+)
+from treeviz.views.text.terminal import DIM, RED, RESET, YELLOW, Glyphs, cut, display_width
+
+N_LINES = 10
+_N_CHARACTERS = 16  # of a sparkline
+_PATH = 44  # most characters of a path
+_REASON, _REASON_WANTS = 400, 40  # characters of a reason: the most; those that it gets before sparklines
+_FAR = 10.0  # a value this many times above or below the median is far from it
+
+
+class Outlier(NamedTuple):
+    """A leaf that differs from the others, and why.
+
+    Attributes:
+      style: The ANSI sequence of the reason's colour.
+    """
+
+    row: int
+    style: str
+    reason: str
+
+
+def outliers(table: TreeTable, series: Sequence[Series], n: int = N_LINES) -> list[Outlier]:
+    """The `n` leaves to look at first, by the first series.
+
+    Leaves with NaN or Inf come first, ordered by its first step; then those with findings; then the others, by the
+    distance of their last value from the median of all leaves, on the scale of the series (linear or log).
+    """
+    main = series[0]
+    leaves = np.flatnonzero(table.is_leaf & (main.bad | ~np.isnan(main.values)).any(axis=1))
+    found = {row: marks[0] for row, marks in marks_by_row(series).items()}
+    is_bad = main.bad[leaves] | np.isinf(main.values[leaves])
+    bad_since = np.where(is_bad.any(axis=1), is_bad.argmax(axis=1), is_bad.shape[1]).tolist()
+    distances, ratios = _distances(last_values(main, leaves), main.log)
+    rows = leaves.tolist()
+    places = {row: place for place, row in enumerate(found)}  # findings are sorted, the most severe first
+    order = sorted(
+        range(len(rows)),
+        key=lambda i: (bad_since[i], places.get(rows[i], len(places)), -distances[i], rows[i]),
+    )
+    return [_reason(main, rows[i], bad_since[i], ratios[i], found.get(rows[i])) for i in order[:n]]
+
+
+def outlier_lines(
+    table: TreeTable, series: Sequence[Series], glyphs: Glyphs, *, width: int | None = None, color: bool = False
+) -> list[str]:
+    """The section "worst leaves": a title and a line for each outlier; empty without outliers."""
+    found = outliers(table, series)
+    if not found:
+        return []
+    main = series[0]
+    rows = np.array([each.row for each in found])
+    paths = [_path(table, row, glyphs) for row in rows.tolist()]
+    lasts = last_texts(main, rows)
+    bad = ASCII_BAD if glyphs.dots.isascii() else UNICODE_BAD
+    sparks = sparklines(main, rows, _N_CHARACTERS, bars=glyphs.heights[1:], bad=bad)
+    path_width, last_width = max(map(display_width, paths)), max(map(len, lasts))
+    if width is not None and width < path_width + last_width + _N_CHARACTERS + _REASON_WANTS:
+        sparks = [""] * len(found)  # the tree above shows them
+    spans = f"{main.title}, steps {int(main.first_steps[0])} to {int(main.last_steps[-1])}"
+    lines = [cut(glyphs.fit(f"worst leaves by {visible(spans)}"), width or 2**31, glyphs.dots)]
+    for each, path, last, spark in zip(found, paths, lasts, sparks, strict=True):
+        start = f"  {path}{' ' * (path_width - display_width(path))}  {last.rjust(last_width)}  "
+        start += f"{spark}  " if spark else ""
+        room = 2**31 if width is None else width - display_width(start)
+        reason = cut(glyphs.fit(visible(each.reason, _REASON)), max(0, room), glyphs.dots)
+        line = start + (f"{each.style}{reason}{RESET}" if color and reason else reason)
+        lines.append(line.rstrip() if room > 0 else cut(start.rstrip(), width or 2**31, glyphs.dots))
+    return [f"{DIM}{lines[0]}{RESET}", *lines[1:]] if color else lines
+
+
+def _path(table: TreeTable, row: int, glyphs: Glyphs) -> str:
+    text = glyphs.fit(visible(table[row].keystr) or table.name)
+    return text if len(text) <= _PATH else glyphs.dots + text[len(text) - _PATH + 1 :]
+
+
+def _distances(values: np.ndarray, is_log: bool) -> tuple[list[float], list[float]]:
+    """The distance of each value from the median of the positive ones, and its ratio to that median."""
+    known = np.isfinite(values) & (values > 0)
+    if not known.any():
+        return [0.0] * len(values), [1.0] * len(values)
+    ratios = np.divide(values, np.median(values[known]), out=np.ones(len(values)), where=known)
+    distances = np.abs(np.log10(ratios)) if is_log else np.abs(ratios - 1)
+    is_zero = values == 0
+    return np.where(is_zero, np.inf, distances).tolist(), np.where(is_zero, 0.0, ratios).tolist()
+
+
+def _reason(main: Series, row: int, bad_since: int, ratio: float, found: tuple[Series, FindingMark] | None) -> Outlier:
+    is_bad = bad_since < main.values.shape[1]
+    if found is not None:
+        series, mark = found
+        return Outlier(
+            row, RED if is_bad else YELLOW, f"{mark.kind} at {steps_text(series, mark.column)}: {mark_text(mark)}"
+        )
+    if is_bad:
+        return Outlier(row, RED, f"not finite since {steps_text(main, bad_since)}")
+    if ratio == 0:
+        return Outlier(row, YELLOW, "zero")
+    if _FAR > ratio > 1 / _FAR:
+        return Outlier(row, DIM, "")
+    return Outlier(row, DIM, f"{number_text(float(f'{ratio:.2g}'))} x the median")

@@ -1,0 +1,122 @@
+"""The capabilities of a terminal: display width, Unicode or ASCII, colours."""
+
+from __future__ import annotations
+
+import os
+import sys
+import unicodedata
+from functools import lru_cache
+from shutil import get_terminal_size
+from textwrap import wrap
+from typing import NamedTuple, TextIO
+
+from treeviz.tree.safe_repr import printable
+
+
+class Glyphs(NamedTuple):
+    """The characters that draw a tree. `branch`, `last`, `bar` and `blank` are three columns wide."""
+
+    branch: str
+    last: str
+    bar: str
+    blank: str
+    dots: str
+    separator: str
+    eighths: str  # of a block, from the left; the last is the whole block
+    heights: str  # of a bar in a small chart; the first is blank
+    encoding: str = ""  # of the stream; "" has all characters
+
+    def fit(self, text: str) -> str:
+        """The text as the stream can show it: no control characters, and none that its encoding lacks."""
+        if text.isascii():
+            return printable(text)
+        text = ascii_text(text) if self.dots.isascii() else printable(text)
+        return text.encode(self.encoding, "backslashreplace").decode(self.encoding) if self.encoding else text
+
+
+UNICODE = Glyphs("├─ ", "└─ ", "│  ", "   ", "…", " · ", "▏▎▍▌▋▊▉█", " ▁▂▃▄▅▆▇█")
+ASCII = Glyphs("|- ", "`- ", "|  ", "   ", "...", " - ", "#", " .:-=+*#@")
+
+RESET = "\x1b[0m"
+DIM, BOLD, RED, GREEN, YELLOW, CYAN = (f"\x1b[{code}m" for code in ("2", "1", "31", "32", "33", "36"))
+
+
+def terminal_color(stream: TextIO) -> bool:
+    """Whether to write colours to the stream.
+
+    No if NO_COLOR is set and not empty; else yes if FORCE_COLOR is; else if the stream is a terminal whose TERM is not
+    "dumb". See https://no-color.org and https://force-color.org.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return os.environ.get("TERM") != "dumb" and _is_terminal(stream)
+
+
+def glyphs_of(stream: TextIO) -> Glyphs:
+    """The characters for a stream: ASCII if its encoding lacks those that draw a tree, as cp437 does."""
+    encoding = getattr(stream, "encoding", None)
+    if not isinstance(encoding, str):
+        return UNICODE
+    try:
+        "".join(UNICODE).encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return UNICODE if encoding.lower().startswith("utf") else UNICODE._replace(encoding=encoding)
+
+
+def ascii_text(text: str) -> str:
+    """The text in printable ASCII; other characters become escape sequences."""
+    return (
+        printable(text)
+        .replace("…", "...")
+        .replace("×", "x")
+        .replace("→", "->")
+        .replace("–", "-")
+        .encode("ascii", "backslashreplace")
+        .decode()
+    )
+
+
+def paragraph(text: str, indent: str = "  ") -> list[str]:
+    """The text wrapped for standard output: to the terminal's width, in ASCII if its encoding needs it."""
+    width = max(get_terminal_size((100, 24)).columns, 40)
+    return wrap(glyphs_of(sys.stdout).fit(text), width, initial_indent=indent, subsequent_indent=indent + "  ")
+
+
+def display_width(text: str) -> int:
+    """The columns that the text takes: two for a wide East Asian character, none for a combining mark."""
+    return len(text) if text.isascii() else sum(map(_character_width, text))
+
+
+def cut(text: str, width: int, dots: str = "…") -> str:
+    """The text, shortened to at most `width` columns that end in `dots`."""
+    if display_width(text) <= width:
+        return text
+    room = width - len(dots)
+    if room < 0:
+        return dots[: max(0, width)]
+    if text.isascii():
+        return text[:room] + dots
+    for i, character in enumerate(text):
+        room -= _character_width(character)
+        if room < 0:
+            return text[:i] + dots
+    return text
+
+
+@lru_cache(4096)
+def _character_width(character: str) -> int:
+    if character.isascii():
+        return 1
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # not a file, or closed
+        return False

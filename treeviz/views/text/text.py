@@ -1,0 +1,243 @@
+"""A view as an aligned tree of text, for terminals and .txt files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from treeviz.tree.facts import Note
+from treeviz.tree.kinds import KINDS
+from treeviz.tree.safe_repr import visible
+from treeviz.tree.series import Series
+from treeviz.tree.table import TreeTable
+from treeviz.views.text import terminal
+from treeviz.views.text.cells import (
+    Cells,
+    Part,
+    columns_of_cells,
+    fact_parts,
+    narrowed,
+    note_part,
+    series_cells,
+    type_cells,
+)
+from treeviz.views.text.guides import LeftOut, guides, key_labels
+from treeviz.views.text.outliers import outlier_lines
+from treeviz.views.text.sparklines import marks_inside
+from treeviz.views.text.terminal import BOLD, CYAN, DIM, RED, RESET, YELLOW, Glyphs, cut, display_width
+from treeviz.views.text.truncate import Truncated, truncate
+from treeviz.views.view import View
+
+MAX_LEVELS = 40  # of indentation; deeper rows show their depth as a number
+_GAP = "  "
+# Where the width is limited: the least columns of a key, a type, the details; of a label behind a long guide
+_KEY, _TYPE, _DETAILS = 16, 12, 20
+_LABEL = 10
+_TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem
+_UNLIMITED_KEY = 60  # without a limit, a longer key shifts the rest of its line
+
+
+def text(
+    view: View,
+    *,
+    width: int | None = None,
+    max_rows: int | None = None,
+    color: bool = False,
+    glyphs: Glyphs = terminal.UNICODE,
+) -> str:
+    """The tree as text, a line for each row: its key, its type, the view's columns, badges and static fields.
+
+    The first line sums up the tree. Columns that repeat the type, the shape or the dtype are left out. Each line shows
+    the last value and a sparkline of the first series, whose outliers ("worst leaves") are listed below the tree.
+    Rows deeper than `view.depth` are not shown. Costs a few µs a row, linear in the number of rows
+    at any depth.
+
+    Args:
+      width: The most columns of a line. None: no limit.
+      max_rows: The most lines of rows: the first ones of every subtree. None: all.
+      color: Write ANSI colours; see `terminal_color`.
+      glyphs: The characters to draw with; see `glyphs_of`.
+    """
+    table, series = view.table, view.series
+    truncated = truncate(table, max_rows, view.depth)
+    n_levels = MAX_LEVELS
+    labels, key_widths = key_labels(table, truncated.rows, n_levels, glyphs)
+    left_out = LeftOut(table, view.columns, truncated, glyphs.dots)
+    details = _Details(table, truncated, left_out, series, glyphs)
+    cells = [
+        type_cells(table, truncated.rows, glyphs),
+        *series_cells(series, truncated.rows, glyphs),
+        *columns_of_cells(table, view.columns, truncated.rows, glyphs, width),
+    ]
+    room = _room(width, max(key_widths), cells, details, glyphs)
+    if max(key_widths) > room.key and width is not None:
+        n_levels = min(MAX_LEVELS, max(1, (room.key - _LABEL) // len(glyphs.bar)))
+        labels, key_widths = key_labels(table, truncated.rows, n_levels, glyphs)
+
+    lines = _headline(table, width, glyphs)
+    if any(cell.title.strip() for cell in room.cells):
+        lines.append(_GAP.join([" " * room.key, *(cell.title for cell in room.cells)]).rstrip())
+    if color:
+        lines = [f"{DIM if i else BOLD}{line}{RESET}" for i, line in enumerate(lines)]
+    is_leaf = table.is_leaf[truncated.rows].tolist()
+    middles = _middles(room, is_leaf, color)
+    endings = details.texts(room.details, color)
+    for prefix, shown, is_row in guides(table, truncated, n_levels, glyphs):
+        if not is_row:
+            line = cut(prefix + left_out.text(shown), room.line, glyphs.dots)
+            lines.append(f"{DIM}{line}{RESET}" if color else line)
+            continue
+        label, blank = labels[shown], room.key - key_widths[shown]
+        if blank < 0 and width is not None:
+            prefix, label = _shortened(prefix, label, room.key, glyphs)
+            blank = room.key - display_width(prefix + label)
+        if color:
+            prefix = f"{DIM}{prefix}{RESET}" if prefix else ""
+            label = label if is_leaf[shown] else f"{BOLD}{label}{RESET}"
+        ending = endings[shown]
+        line = f"{prefix}{label}{' ' * blank}{middles[shown]}{ending}"
+        lines.append(line if ending else line.rstrip())
+    if series:
+        lines.extend(outlier_lines(table, series, glyphs, width=width, color=color))
+    return "\n".join(lines)
+
+
+def _headline(table: TreeTable, width: int | None, glyphs: Glyphs) -> list[str]:
+    """The name and the headline of the tree, in as many lines as needed."""
+    lines: list[str] = []
+    for part in (table.name, *table.headline):
+        part = glyphs.fit(visible(part))
+        longer = f"{lines[-1]}{glyphs.separator}{part}" if lines else part
+        if lines and (width is None or display_width(longer) <= width):
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines if width is None else [cut(line, width, glyphs.dots) for line in lines]
+
+
+class _Room(NamedTuple):
+    """How the width of a line is divided."""
+
+    line: int
+    key: int
+    cells: list[Cells]
+    details: int
+
+
+def _room(width: int | None, key: int, cells: list[Cells], details: _Details, glyphs: Glyphs) -> _Room:
+    """Divide the width: first drop the extra cells, then shorten the key and the type, then cut or drop columns."""
+    if width is None:
+        return _Room(2**31, min(key, _UNLIMITED_KEY), cells, 2**31)
+
+    def left(key: int) -> int:
+        """The columns that the cells leave for the details."""
+        return width - key - sum([len(_GAP) + cell.width for cell in cells]) - len(_GAP)
+
+    none = -len(_GAP)
+    wanted = min(details.width, _TROUBLE_WANTS if details.any_trouble else _DETAILS) if details.width else none
+    needed = _TROUBLE if details.any_trouble else none
+    comfortable = min(key, max(_KEY, width * 2 // 5))
+    while left(comfortable) < wanted and any(cell.is_extra for cell in cells):
+        last = max(i for i, cell in enumerate(cells) if cell.is_extra)
+        cells = cells[:last] + cells[last + 1 :]
+    key = min(key, max(comfortable, key + left(key) - wanted))
+    key = min(key, max(_KEY, key + left(key) - none), width)
+    if left(key) < needed:
+        cells = [narrowed(cells[0], max(2 * _TYPE, width // 3), glyphs), *cells[1:]]
+    while len(cells) > 1 and left(key) < needed:
+        last = cells[-1]
+        narrow = last.width - (needed - left(key))
+        cells = [*cells[:-1], *([narrowed(last, narrow, glyphs)] if last.is_label and narrow >= _TYPE else [])]
+    missing = needed - left(key)
+    if missing > 0:
+        cells = [narrowed(cells[0], max(_TYPE, cells[0].width - missing), glyphs), *cells[1:]]
+    missing = none - left(key)
+    if missing > 0:  # too narrow for anything but keys
+        cells = [narrowed(cells[0], cells[0].width - missing, glyphs)] if cells[0].width - missing > 0 else []
+    return _Room(width, key, cells, max(0, left(key)))
+
+
+def _middles(room: _Room, is_leaf: list[bool], color: bool) -> list[str]:
+    """The text of each row between the key and the details: the type and the columns."""
+    texts = [cell.texts for cell in room.cells]
+    if color and texts:
+        types = zip(texts[0], is_leaf, strict=True)
+        texts[0] = [type_ if leaf else f"{CYAN}{type_}{RESET}" for type_, leaf in types]
+    return [_GAP + _GAP.join(row) for row in zip(*texts, strict=True)] if texts else [""] * len(is_leaf)
+
+
+def _shortened(prefix: str, label: str, width: int, glyphs: Glyphs) -> tuple[str, str]:
+    """The guide and the key in at most `width` columns; keeps the end of a long guide."""
+    room = max(min(4, display_width(label)), width - len(prefix))
+    prefix = prefix if len(prefix) + room <= width else prefix[max(0, len(prefix) - width + room) :]
+    return prefix, cut(label, width - len(prefix), glyphs.dots)
+
+
+class _Details:
+    """The ends of the lines: badges, the number of omitted children, values, static fields."""
+
+    def __init__(
+        self, table: TreeTable, truncated: Truncated, left_out: LeftOut, series: Sequence[Series], glyphs: Glyphs
+    ) -> None:
+        self._glyphs = glyphs
+        self._codes = table.fact_codes[truncated.rows].tolist()
+        self._parts = {code: fact_parts(table.facts[code]) for code in set(self._codes)}
+        self._badges: dict[int, list[Part]] = {}
+        for shown, part in _badges(table, truncated, left_out, series):
+            self._badges.setdefault(shown, []).append(part)
+        self.any_trouble = any(style in (RED, YELLOW) for badges in self._badges.values() for style, _ in badges)
+        texts = [*self._parts.values(), *(b + self._parts[self._codes[row]] for row, b in self._badges.items())]
+        self.width = max((sum(len(_GAP) + len(text) for _, text in parts) - len(_GAP) for parts in texts), default=0)
+
+    def texts(self, width: int, color: bool) -> list[str]:
+        """The details of each shown row, with the gap before them, or ""."""
+        written = {code: self._write(parts, width, color) for code, parts in self._parts.items()}
+        texts = [written[code] for code in self._codes]
+        with_badges: dict[tuple, str] = {}
+        for shown, badges in self._badges.items():
+            key = (self._codes[shown], *badges)
+            if key not in with_badges:
+                with_badges[key] = self._write([*badges, *self._parts[key[0]]], width, color)
+            texts[shown] = with_badges[key]
+        return texts
+
+    def _write(self, parts: list[Part], width: int, color: bool) -> str:
+        texts = []
+        for style, text in parts:
+            gap = len(_GAP) if texts else 0
+            text = cut(self._glyphs.fit(text), width - gap, self._glyphs.dots)
+            if not text:
+                break
+            width -= gap + display_width(text)
+            texts.append(f"{style}{text}{RESET}" if color and style else text)
+        return _GAP + _GAP.join(texts) if texts else ""
+
+
+def _badges(
+    table: TreeTable, truncated: Truncated, left_out: LeftOut, series: Sequence[Series]
+) -> Iterator[tuple[int, Part]]:
+    """Pairs of an index into the shown rows and a badge."""
+    noted = np.fromiter(table.notes, dtype=np.int64, count=len(table.notes))
+    where = np.searchsorted(truncated.rows, noted)
+    parts: dict[Note, Part] = {}
+    for row, shown in zip(noted.tolist(), where.tolist(), strict=True):
+        if shown == len(truncated.rows) or truncated.rows[shown] != row:
+            continue
+        repeated = "more" if table.facts[table.fact_codes[row]].kind == "more" else None  # its type shows the same
+        for note in table.notes[row]:
+            if note.kind != repeated:
+                if note not in parts:
+                    parts[note] = note_part(table, note)
+                yield shown, parts[note]
+    found_inside = marks_inside(table, series, truncated.rows[left_out.closed])
+    for shown, found in zip(left_out.closed.tolist(), found_inside, strict=True):
+        if found:
+            yield shown, (YELLOW, found)
+        yield shown, (DIM, left_out.inside(shown))
+    may_be_empty = np.array([KINDS[facts.kind].is_container for facts in table.facts])[table.fact_codes[truncated.rows]]
+    is_empty = table.end[truncated.rows] == truncated.rows + 1
+    for shown in np.flatnonzero(may_be_empty & is_empty).tolist():
+        if truncated.rows[shown] not in table.notes:
+            yield shown, (DIM, "empty")

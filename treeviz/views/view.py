@@ -1,0 +1,44 @@
+"""View: a table and what to show of it. Every output is a function of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+from treeviz.tree.column import Column
+from treeviz.tree.series import Histograms, Series, with_steps
+from treeviz.tree.table import TreeTable
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class View:
+    """A table and what to show of it.
+
+    Attributes:
+      table: One row for each node.
+      columns: The columns to show at first, in this order. The page offers the table's other columns, too.
+      depth: How many levels are open at first; None: as many as fit.
+      whole: Put all rows and columns into a page, whatever its size.
+      values: HTML documents that show the values of some rows, by row number. The page runs them in a sandbox.
+      series: How values of the rows changed over the steps. A series without a step is left out.
+      histograms: How the values inside the rows were distributed over the steps; shown only with series.
+    """
+
+    table: TreeTable
+    columns: Sequence[Column] = ()
+    _: KW_ONLY
+    depth: int | None = None
+    whole: bool = False
+    values: Mapping[int, str] | None = None
+    series: Sequence[Series] = ()
+    histograms: Sequence[Histograms] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "series", tuple(with_steps(self.series)))
+        object.__setattr__(self, "histograms", tuple(self.histograms))
+
+    @property
+    def title(self) -> str:
+        """The tree's name and headline in one line."""
+        return " · ".join((self.table.name, *self.table.headline))
