@@ -105,5 +105,11 @@ def _devices(sharding: Any) -> list[Any]:
 def _memory(sharding: Any, devices: list[Any]) -> str:
     """The kind of memory; "" for the one that the devices use by default."""
     kind = guarded(lambda: sharding.memory_kind, lambda _: None)
-    default = guarded(lambda: devices[0].default_memory().kind, lambda _: "device")
+    default = guarded(lambda: _one_of_ours(devices).default_memory().kind, lambda _: "device")
     return "" if kind is None or kind == default else visible(str(kind), 40)
+
+
+def _one_of_ours(devices: list[Any]) -> Any:
+    """A device of this process, or one like those: before jax 0.5 the others do not tell their memories."""
+    client = devices[0].client
+    return next((each for each in devices if each.process_index == client.process_index()), client.local_devices()[0])
