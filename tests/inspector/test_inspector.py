@@ -225,8 +225,9 @@ def explode(params, x, y):
     return jax.tree.map(lambda p, g: p - 1e4 * g, params, jax.grad(loss_fn)(params, x, y))
 
 
-def test_a_run_stops_with_the_first_leaf_that_is_not_finite(mlp):
-    inspector = tv.GradientInspector(raise_on={"nonfinite"})
+@pytest.mark.parametrize("raise_on", ["nonfinite", {"nonfinite"}])
+def test_a_run_stops_with_the_first_leaf_that_is_not_finite(raise_on, mlp):
+    inspector = tv.GradientInspector(raise_on=raise_on)
     step = inspector.watch(jax.jit(explode))
     with pytest.raises(tv.StopTraining, match=r"nonfinite: grads\[\d\]\['\w+'\] had \d+ numbers? that"):
         train(step, mlp, 100)
@@ -234,6 +235,14 @@ def test_a_run_stops_with_the_first_leaf_that_is_not_finite(mlp):
     first = int(bad.until[(bad.latest > 0).any(axis=1)][0])
     params = train(jax.jit(explode), mlp, first)
     assert not all(np.isfinite(g).all() for g in jax.tree.leaves(grads_of_loss(params, x, y)))
+
+
+def test_a_kind_of_finding_that_there_is_not_is_refused_with_those_that_there_are():
+    for raise_on in ("nan", {"nan"}, ["nonfinite", "nan"]):
+        with pytest.raises(
+            ValueError, match=r"raise_on: there is no kind of finding 'nan'; there are 'nonfinite', 'ex"
+        ):
+            tv.GradientInspector(raise_on=raise_on)
 
 
 def test_a_finding_is_told_once(mlp):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from treeviz import integrations
 from treeviz.inspector.views import finding_lines, whole_view
 from treeviz.steps.findings.alarm import Alarm
-from treeviz.steps.findings.find import findings
+from treeviz.steps.findings.find import check_kinds, findings
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.measure import Measurement
 from treeviz.steps.nan_origin.kept_inputs import KeptInputs, locate_nan_in_kept
@@ -58,14 +58,14 @@ class GradientInspector:
       on_finding: Called with each `Finding` once, by a call of a watched step or by `record`: with "nonfinite" at most
         16 inspected steps after the bad one, since the loop may not get further ahead of the device; the other kinds
         are searched for as often as 2 % of the time allow.
-      raise_on: Kinds of findings, e.g. {"nonfinite"}, that stop the run: the same calls raise `StopTraining`.
+      raise_on: Kinds of findings, e.g. "nonfinite", that stop the run: the same calls raise `StopTraining`.
       keep_inputs: Keep copies of the arguments of the newest watched steps, on their devices; once gradients are not
         finite, keep those of that step only, so that `locate_nan` can run it again. True keeps 4; a step waits until
         there is room.
       members: For the gradients of a vmapped ensemble: "joined" is one row for all members, "each" one row a member.
 
     Raises:
-      ValueError: `members` is neither "joined" nor "each".
+      ValueError: `members` is neither "joined" nor "each", or a kind in `raise_on` is not known.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class GradientInspector:
         max_bytes: int = 64_000_000,
         thresholds: Thresholds | None = None,
         on_finding: Callable[[Finding], None] | None = None,
-        raise_on: Collection[str] = (),
+        raise_on: str | Collection[str] = (),
         keep_inputs: bool | int = False,
         members: str = "joined",
     ) -> None:
@@ -90,6 +90,7 @@ class GradientInspector:
         self._every, self._heavy_every, self._statistics = every, heavy_every, statistics
         self._updates = updates
         self._inputs = KeptInputs(4 if keep_inputs is True else int(keep_inputs)) if keep_inputs else None
+        raise_on = check_kinds(raise_on, "raise_on")
         alarm = Alarm(self.thresholds, on_finding=on_finding, raise_on=raise_on) if raise_on or on_finding else None
         self._recorder = Recorder(
             max_bytes,
@@ -201,10 +202,7 @@ class GradientInspector:
     @property
     def findings(self) -> list[Finding]:
         """Problems found in the history, the worst first; see `treeviz.steps.findings.find`."""
-        return self._found_in(self.history)
-
-    def _found_in(self, history: History) -> list[Finding]:
-        return findings(history, thresholds=self.thresholds, forward=self._recorder.forward)
+        return findings(self.history, thresholds=self.thresholds, forward=self._recorder.forward)
 
     def locate_nan(self, step: int | None = None) -> NanOrigin | None:
         """Locate the operation that produced the first NaN or infinity, by running its step again.
@@ -239,8 +237,7 @@ class GradientInspector:
         Raises:
           LookupError: Nothing was measured yet.
         """
-        history = self.history
-        return whole_view(history, self.name, self._found_in(history), source=source, lost=self._recorder.lost)
+        return whole_view(self.history, self.name, self.findings, source=source, lost=self._recorder.lost)
 
     def explore(self, total: int | None = None) -> TreeWidget:
         """A widget that follows the run: it shows new steps while a loop, a thread or a callback records them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from treeviz.steps.findings import clipping, counts, norms, spikes
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
@@ -25,11 +25,28 @@ CHECKS: dict[str, Check] = {
 }
 
 
+def check_kinds(kinds: str | Collection[str], where: str) -> frozenset[str]:
+    """The kinds of findings as a set; a string is one kind.
+
+    Args:
+      where: The argument that they were given as, for the error.
+
+    Raises:
+      ValueError: A kind is not known.
+    """
+    kinds = frozenset([kinds] if isinstance(kinds, str) else kinds)
+    known = ("nonfinite", *CHECKS)
+    if not kinds <= set(known):
+        unknown = ", ".join(sorted(repr(kind) for kind in kinds if kind not in known))
+        raise ValueError(f"{where}: there is no kind of finding {unknown}; there are {', '.join(map(repr, known))}.")
+    return kinds
+
+
 def findings(
     history: History,
     *,
     thresholds: Thresholds | None = None,
-    kinds: Sequence[str] | None = None,
+    kinds: str | Collection[str] | None = None,
     forward: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
 ) -> list[Finding]:
     """What is wrong in a history, the worst first.
@@ -46,8 +63,12 @@ def findings(
       kinds: Search for these only; by default for all.
       forward: Paths of leaves in the order in which the model uses them, for all sources or by source name. By default
         the order of the leaves, with the numbers in their paths in numeric order.
+
+    Raises:
+      ValueError: A kind is not known.
     """
     thresholds = thresholds or Thresholds()
+    kinds = None if kinds is None else check_kinds(kinds, "findings")
     found: list[Finding] = []
     for name in history.sources:
         if kinds is None or "nonfinite" in kinds:
