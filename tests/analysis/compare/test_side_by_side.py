@@ -285,6 +285,12 @@ def test_a_flag_that_is_misspelt_is_no_tree():
         treeviz.render(params(), stat=True)
 
 
+@pytest.mark.parametrize(("show", "name"), [(treeviz.explore, "values"), (treeviz.render, "keep")])
+def test_an_option_of_the_other_function_is_not_what_was_meant(show, name):
+    with pytest.raises(TypeError, match=f"there is no option '{name}'\\. A keyword"):
+        show(params(), **{name: True})
+
+
 def test_a_tree_by_the_name_of_an_option_is_refused_and_goes_into_beside():
     for name in ("columns", "depth", "name", "is_leaf"):
         for tree in ({"w": np.ones(2)}, [np.ones(2)], np.ones(2), np.float32(1)):
