@@ -10,6 +10,7 @@ from treeviz.steps.findings.alarm import Alarm
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.measure import MeasuredTree, Measurement
 from treeviz.steps.recording.decode import Arrived
+from treeviz.steps.recording.history import History
 from treeviz.steps.recording.recorder import MOST_LATE, Recorder
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.stop import StopTraining
@@ -73,6 +74,31 @@ def test_each_finding_is_reported_once():
         recorder.take(arrived(step, n_nonfinite=1))
         recorder.flush()
     assert [(finding.kind, finding.first) for finding in reported] == [("nonfinite", 0)]
+
+
+def told_of(norms, nonfinite, max_bytes: int) -> list[tuple[str, str, int]]:
+    """What an alarm tells that searches after each step of a tree of two leaves: kind, path and first step."""
+    source = MeasuredTree("grads", ("['a']", "['b']"), (2, 2), ("float32",) * 2, (True,) * 2)
+    history, told = History([source], max_bytes), []
+    alarm = Alarm(Thresholds(), on_finding=told.append)
+    for step, numbers in enumerate(zip(norms, nonfinite, strict=True)):
+        history.append(step, {"grads": dict(zip(("norm", "nonfinite"), numbers, strict=True))})
+        alarm.was_read(history, set(), {}, is_flush=True)
+    return [(finding.kind, finding.path, finding.first) for finding in told]
+
+
+def test_a_finding_is_told_once_though_its_steps_go_into_buckets_that_double():
+    norms, nonfinite = np.random.default_rng(0).uniform(1, 2, (300, 2)), np.zeros((300, 2), np.int64)
+    norms[32:, 1] = 0
+    nonfinite[7, 0] = nonfinite[9, 1] = 1  # in one bucket later, where the last leaf comes first in the backward pass
+    assert told_of(norms, nonfinite, max_bytes=0) == [("nonfinite", "['a']", 7), ("dead", "['b']", 32)]
+
+
+def test_what_ends_and_begins_anew_is_told_again():
+    norms = np.random.default_rng(0).uniform(1, 2, (80, 2))
+    norms[30:40], norms[60:70] = 1000 * norms[30:40], 1000 * norms[60:70]
+    told = told_of(norms, np.zeros((80, 2), np.int64), max_bytes=64_000_000)
+    assert [first for kind, _, first in told if kind == "exploding"] == [30, 60]
 
 
 def test_what_was_read_where_nothing_may_be_raised_is_reported_at_the_next_read():

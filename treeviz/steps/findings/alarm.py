@@ -21,7 +21,7 @@ class Alarm:
 
     Args:
       thresholds: The limits beyond which numbers become findings.
-      on_finding: Called with each finding once.
+      on_finding: Called with each finding once, and again if it ends and begins anew.
       raise_on: Kinds of findings that raise `StopTraining`.
     """
 
@@ -33,7 +33,8 @@ class Alarm:
         raise_on: Collection[str] = (),
     ) -> None:
         self._thresholds, self._on_finding, self._raise_on = thresholds, on_finding, frozenset(raise_on)
-        self._reported: set[tuple] = set()
+        self._told: dict[tuple, int] = {}  # until which step, by what stays the same of a finding
+        self._present: set[tuple] = set()  # in the last search
         self._bad_sources: set[str] = set()
         self._search_again = 0.0
 
@@ -65,12 +66,24 @@ class Alarm:
         found = findings(history, thresholds=self._thresholds, kinds=kinds, forward=forward)
         now = time.monotonic()
         self._search_again = now + (now - before) / _SHARE
+        present, self._present = self._present, set()
         for finding in found:
-            key = (finding.kind, finding.source, finding.path, finding.first)
-            if key in self._reported:
+            key = _key(finding)
+            is_told = key in present or finding.first <= self._told.get(key, finding.first - 1)
+            self._present.add(key)
+            self._told[key] = finding.until
+            if is_told:
                 continue
-            self._reported.add(key)
             if self._on_finding is not None:
                 self._on_finding(finding)
             if finding.kind in self._raise_on:
                 raise StopTraining(str(finding))
+
+
+def _key(finding: Finding) -> tuple:
+    """What stays the same of a finding while the run goes on.
+
+    The first step does not: it moves when steps go into buckets. Nor does the leaf, where it is the worst of several.
+    """
+    where = {"nonfinite": "", "exploding": "", "imbalance": finding.leaves}.get(finding.kind, finding.path)
+    return finding.kind, finding.source, where
