@@ -595,6 +595,21 @@ def test_a_tap_with_the_name_of_a_gradient_leaves_it_to_the_gradient(name, how, 
     np.testing.assert_allclose(norms["grads"].max(), 2 * weights, rtol=2e-5)
 
 
+@pytest.mark.parametrize("cotangent", [False, True], ids=["values", "cotangents"])
+def test_a_tapped_tree_may_hold_anything_and_what_has_no_number_has_a_row(cotangent, seen):
+    def loss(w, i):
+        tapped = tap({"h": w * 2, "i": i, "name": "text"}, "mixed", cotangent=cotangent)
+        assert tapped["name"] == "text"
+        return jnp.sum(tapped["h"] ** 2) * tapped["i"][1]
+
+    watched = watch(jax.jit(jax.grad(loss)), seen)
+    after = watched(jnp.ones(3), jnp.arange(2))
+    assert watched.trouble == "" and after.tolist() == [8.0] * 3
+    (source,) = (w.source for w in watched.watches.values() if w.source.name == "mixed")
+    assert source.paths == ("['h']", "['i']", "['name']") and source.dtypes == ("float32", "int32", "")
+    np.testing.assert_allclose(seen.all_norms(0)["mixed"], [np.sqrt(3) * (4 if cotangent else 2), np.nan, np.nan])
+
+
 def test_outside_a_watched_step_a_tap_does_nothing(mlp):
     tree = {"a": jnp.ones(3)}
     assert tap(tree, "a") is tree

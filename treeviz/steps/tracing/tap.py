@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from treeviz.steps.measure import source_of
 from treeviz.steps.names import name_of_tap
 from treeviz.steps.tracing.jax_private import now_seeing
 from treeviz.tree.safe_repr import printable
@@ -19,7 +20,7 @@ def tap(tree: Any, name: str, *, cotangent: bool = False) -> Any:
     Does nothing in a step that is not watched, or with a JAX release in which none can be.
 
     Args:
-      tree: Any pytree; leaves that are not arrays of numbers are left out.
+      tree: Any pytree; leaves other than real or complex arrays have a row without a number.
       name: The name of the tree in the measurement, next to "grads". One that begins with "grads", "params" or
         "updates" becomes "tap grads", since such trees belong to the step's gradients.
       cotangent: Record the gradient with respect to `tree` in the backward pass, instead of its values in the forward
@@ -41,16 +42,26 @@ def tap(tree: Any, name: str, *, cotangent: bool = False) -> Any:
 
 def _with_tapped_cotangent(tree: Any, name: str) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
+    places = [i for i, has in enumerate(source_of(tree, name).has_number) if has]
+    # `backward` runs later, and may hold no tracer.
+    known = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+
+    def tree_with(values, leaves):
+        leaves = list(leaves)
+        for i, value in zip(places, values, strict=True):
+            leaves[i] = value
+        return jax.tree.unflatten(treedef, leaves)
 
     @jax.custom_vjp
-    def identity(leaves):
-        return leaves
+    def identity(values):
+        return values
 
     def backward(_, cotangents):
         see = now_seeing()
         if see is not None:
-            cotangents = jax.tree.leaves(see("tap", jax.tree.unflatten(treedef, cotangents), name=name))
-        return (list(cotangents),)
+            tapped = jax.tree.leaves(see("tap", tree_with(cotangents, known), name=name))
+            cotangents = [tapped[i] for i in places]
+        return (cotangents,)
 
-    identity.defvjp(lambda leaves: (leaves, None), backward)
-    return jax.tree.unflatten(treedef, identity(leaves))
+    identity.defvjp(lambda values: (values, None), backward)
+    return tree_with(identity([leaves[i] for i in places]), leaves)
