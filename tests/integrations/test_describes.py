@@ -53,6 +53,14 @@ def test_a_describer_of_a_node_says_what_is_not_found_otherwise():
     assert (table[1].facts.text, table[1].facts.static) == ("in m", (("n", "3"),))
 
 
+def test_a_describer_runs_once_for_each_place():
+    Box, asked = node_class(), []
+    treeviz.describes(Box)(lambda box: asked.append(box) or treeviz.Description())
+    in_two_places, other = Box(jnp.ones(2)), Box(1.0)
+    treeviz.walk([in_two_places, in_two_places, other])
+    assert asked == [in_two_places, in_two_places, other]
+
+
 def test_what_a_describer_leaves_out_is_what_the_walk_finds():
     Box = node_class()
     treeviz.describes(Box)(lambda box: treeviz.Description(text="words"))

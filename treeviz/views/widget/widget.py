@@ -27,7 +27,7 @@ class TreeWidget(DisplayedWidget):
 
     Attributes:
       value: The key path of the selected row, as `jax.tree_util.keystr` writes it; the tree's name for the root; "" if
-        none is selected.
+        none is selected. A path that is not in the tree may be set: then `selection` stays as it was.
       selection: The numbers of the selected rows; the last one is the row of `value`.
       query: The text of the search box.
       expanded: The key paths of the open nodes, parents before children; at most 2,000.
