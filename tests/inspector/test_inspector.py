@@ -442,6 +442,19 @@ def test_a_saved_history_is_loaded_and_goes_on(mlp, tmp_path):
     np.testing.assert_allclose(norms_in(again), norms_apart(mlp, 6), rtol=2e-5)
 
 
+def test_steps_are_counted_on_from_a_loaded_history(mlp, tmp_path):
+    inspector = tv.GradientInspector()
+    params = train(inspector.watch(jax.jit(update_mlp)), mlp, 5)
+    path = inspector.save(tmp_path / "run.treeviz")
+    watching, recording = tv.GradientInspector.load(path, every=3), tv.GradientInspector.load(path)
+    train(watching.watch(jax.jit(update_mlp)), params, 5)
+    assert watching.history.steps().tolist() == [0, 1, 2, 3, 4, 6, 9]
+    measurement = jax.jit(lambda p: tv.measure(grads=p))(params)
+    recording.record(measurement)
+    recording.record(measurement, step=100)
+    assert recording.history.steps().tolist() == [0, 1, 2, 3, 4, 5, 100]
+
+
 @pytest.mark.parametrize("suffix", [".html", ".txt", ".json", ".svg"])
 def test_it_is_saved_as_a_view(suffix, mlp, tmp_path):
     inspector = tv.GradientInspector()

@@ -41,12 +41,12 @@ class GradientInspector:
         inspector                                 # in a notebook; print(inspector) or .save("x.html") elsewhere
 
     Inside the step each gradient is reduced to a few numbers a leaf, which are copied to the host asynchronously and
-    read some steps later; `flush` and every view read the rest. Norms are L2 norms of the finite
-    values; NaN and infinities are counted separately. Several threads may train at once. A forked child process has
-    the history of its parent until the fork, and measures nothing, since JAX does not work there.
+    read some steps later; `flush` and every view read the rest. Norms are L2 norms of the finite values; NaN and
+    infinities are counted separately. Several threads may train at once. A forked child process has what its parent
+    had read until the fork, and measures nothing, since JAX does not work there.
 
     Args:
-      every: Inspect every n-th step. The other steps run the original step at no cost.
+      every: Inspect every n-th step. The other calls run the original step.
       heavy_every: In every n-th step also measure a histogram, counts of zeros, NaN and infinities, and the parameters
         and updates. 0: never.
       updates: For a watched step also measure the parameters and what the step adds to them, which gives their ratios.
@@ -55,9 +55,9 @@ class GradientInspector:
       name: The name of the tree in views.
       max_bytes: Memory of the history, for a run of any length: recent steps exactly, older ones in time buckets.
       thresholds: The limits beyond which numbers become findings.
-      on_finding: Called with each `Finding` once, by a call of a watched step or by `record`: with "nonfinite" at most
-        16 inspected steps after the bad one, since the loop may not get further ahead of the device; the other kinds
-        are searched for as often as 2 % of the time allow.
+      on_finding: Called with each `Finding` once, and again if it ends and begins anew: by a watched step, by `record`,
+        or by `flush` and the views. "nonfinite" comes at most 16 inspected steps after the bad one, since the loop may
+        not get further ahead of the device; the other kinds are searched for as often as 2 % of the time allow.
       raise_on: Kinds of findings, e.g. "nonfinite", that stop the run: the same calls raise `StopTraining`.
       keep_inputs: Keep copies of the arguments of the newest watched steps, on their devices; once gradients are not
         finite, keep those of that step only, so that `locate_nan` can run it again. True keeps 4; a step waits until
@@ -87,8 +87,7 @@ class GradientInspector:
             raise ValueError(f"members={members!r}: there are 'joined' and 'each'.")
         self.name = name
         self.thresholds = thresholds or Thresholds()
-        self._every, self._heavy_every, self._statistics = every, heavy_every, statistics
-        self._updates = updates
+        self._every, self._heavy_every, self._statistics, self._updates = every, heavy_every, statistics, updates
         self._inputs = KeptInputs(4 if keep_inputs is True else int(keep_inputs)) if keep_inputs else None
         raise_on = check_kinds(raise_on, "raise_on")
         alarm = Alarm(self.thresholds, on_finding=on_finding, raise_on=raise_on) if raise_on or on_finding else None
@@ -100,7 +99,7 @@ class GradientInspector:
             at_once=alarm is not None or bool(keep_inputs),
             most_late=None if alarm is None else MOST_LATE,
         )
-        self._steps = itertools.count()
+        self._first, self._steps = 0, itertools.count()  # the number of the first step, and of those of `record`
         self._n_watched = 0
         self._watched: list[weakref.ref[Watched]] = []
 
@@ -136,6 +135,7 @@ class GradientInspector:
             via=via,
             exact=exact,
             updates=self._updates,
+            first=self._first,
         )
         self._watched.append(weakref.ref(watched))
         if self._inputs is not None:
@@ -151,7 +151,7 @@ class GradientInspector:
         Args:
           measured: A `Measurement`, or any tree that contains some, such as an optimizer state with those of
             `treeviz.inspect_gradients`. Those of a tree are copied, since the next step may donate its buffers.
-          step: The number of the step; by default steps are counted from 0.
+          step: The number of the step; by default steps are counted from 0, or on from a loaded history.
 
         Raises:
           StopTraining: There is a finding of a kind in `raise_on`.
@@ -162,15 +162,13 @@ class GradientInspector:
             self._recorder.take(Arrived(measurement, step))
 
     def flush(self) -> None:
-        """Read all measurements; waits for the steps that are still running."""
+        """Read all measurements; waits for the steps that are still running. Raises StopTraining as `record` does."""
         self._recorder.flush()
 
     def verify(self, step: Callable, /, *args, **kwargs) -> Verification:
         """Check whether watching this step changes any bit of its results for these arguments, which are copied.
 
             print(inspector.verify(update, params, x, y))
-
-        Runs the step with and without the measurement.
 
         Raises:
           CannotWatch: The step cannot be watched.
@@ -208,8 +206,7 @@ class GradientInspector:
         """Locate the operation that produced the first NaN or infinity, by running its step again.
 
         Runs the step operation by operation, which takes much longer than the compiled step. Needs
-        `GradientInspector(keep_inputs=True)`, and `every=1` to inspect the first bad step. See
-        `treeviz.steps.nan_origin.locate`.
+        `GradientInspector(keep_inputs=True)`, and `every=1` to inspect the first bad step.
 
         Args:
           step: The number of the step, e.g. the one whose loss was NaN; its inputs must still be kept. None: the first
@@ -309,15 +306,17 @@ class GradientInspector:
         """An inspector with the history of a file that `save` or `keep` has written, to be shown or continued.
 
         Args:
-          path: A .treeviz file.
-          **options: Those of `GradientInspector`.
+          path: A .treeviz file. Watched steps, and those of `record`, are counted on from its newest step.
+          **options: Those of `GradientInspector`; `max_bytes` is for trees that the file lacks.
 
         Raises:
           OSError: There is no such file, or it may not be read.
           ValueError: The file is no history, or damaged.
         """
         inspector = cls(**options)
-        inspector._recorder.history = load(path)
+        history = inspector._recorder.history = load(path)
+        inspector._first = 1 + max((history.last(source)[0] for source in history.sources), default=-1)
+        inspector._steps = itertools.count(inspector._first)
         return inspector
 
     def __reduce__(self):

@@ -41,6 +41,7 @@ class Settings(NamedTuple):
     match: bool
     exact: bool
     updates: bool | None
+    first: int
 
     def check(self) -> None:
         check_statistics(self.statistics)
@@ -69,6 +70,7 @@ def watch(
     match: bool = True,
     exact: bool = False,
     updates: bool | None = None,
+    first: int = 0,
 ) -> Watched:
     """Wrap a jitted step so that `record` gets a measurement of the gradients computed inside it.
 
@@ -101,12 +103,13 @@ def watch(
         and with any optimizer: which results are the new values of which parameters follows from how they are
         computed. True: in every inspected step, which costs about as much again as the gradients; None: in those of
         `heavy_every`; False: never. `Watched.notes` says what could not be measured.
+      first: The number of the first step.
 
     Raises:
       CannotWatch: The step cannot be watched; the message says why, and what to do instead.
       ValueError: Settings that exclude each other, or an unknown statistic.
     """
-    settings = Settings(every, heavy_every, statistics, via, match, exact, updates)
+    settings = Settings(every, heavy_every, statistics, via, match, exact, updates, first)
     settings.check()
     why_not = jax_private.why_not()
     if why_not:
@@ -182,7 +185,7 @@ class Watched:
         self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
         self._step, self._jitted = step, jitted
         self._record, self._settings = record, settings
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(settings.first)
         self._running = 0  # the number of the newest call
         self._has_warned = False  # of an error in `record`
         self._question = f"{next(_n_watched)}"
