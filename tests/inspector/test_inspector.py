@@ -350,6 +350,15 @@ def test_inputs_are_kept_of_the_newest_steps_and_freed_when_newer_ones_come(mlp)
     assert inspector.locate_nan() is None
 
 
+@pytest.mark.filterwarnings("ignore:watch. `update_mlp` is called inside")
+def test_of_a_step_inside_another_program_no_inputs_are_kept_since_they_have_no_values(mlp):
+    inspector = tv.GradientInspector(keep_inputs=True)
+    step = inspector.watch(jax.jit(update_mlp))
+    with jax.checking_leaks():
+        jax.jit(lambda params: step(params, x, y))(mlp)
+    assert len(inspector._inputs) == 0
+
+
 @jax.jit
 def reports_nan(params, batch):
     grads = jax.grad(lambda params: jnp.sum(batch @ params["w"]))(params)

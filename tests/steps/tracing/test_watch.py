@@ -315,7 +315,10 @@ def test_name_signature_and_the_methods_of_the_step_stay(seen, mlp):
     assert watched.__name__ == "update_mlp"
     assert watched.__wrapped__ is update_mlp
     assert inspect.signature(watched) == inspect.signature(step)
-    assert watched.lower(mlp, x, y).as_text() == step.lower(mlp, x, y).as_text()
+    with pytest.warns(
+        RuntimeWarning, match=r"what `update_mlp`\.lower gives is the step as it is: nothing is measured"
+    ):
+        assert watched.lower(mlp, x, y).as_text() == step.lower(mlp, x, y).as_text()
     assert str(watched.trace(mlp, x, y).jaxpr) == str(step.trace(mlp, x, y).jaxpr)
     assert watched.eval_shape(mlp, x, y) == step.eval_shape(mlp, x, y)
     watched(mlp, x, y)
@@ -495,12 +498,21 @@ def test_after_a_step_jax_is_as_it_was(mlp, seen):
 
 
 @pytest.mark.optimized
-def test_inside_another_program_the_step_is_plain(mlp, seen):
+def test_inside_another_program_the_step_is_plain_and_one_warning_says_what_to_watch(mlp, seen):
     watched = watch(jax.jit(update_mlp), seen)
-    after = jax.jit(lambda p: watched(p, x, y))(mlp)
+    with pytest.warns(RuntimeWarning, match=r"`update_mlp` is called inside another(.*)Watch the outer function"):
+        after = jax.jit(lambda p: watched(p, x, y))(mlp)
     assert same_bytes(after, jax.jit(lambda p: update_mlp(p, x, y))(mlp))
     assert seen.steps == []
     jax.grad(lambda p: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(watched(p, x, y))))(mlp)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_inside_a_watched_program_a_watched_step_is_seen_once(exact, mlp, seen):
+    inner = watch(jax.jit(update_mlp), Recorder(), exact=exact)
+    watch(jax.jit(lambda p: jax.lax.scan(lambda p, _: (inner(p, x, y), None), p, length=3)), seen)(mlp)
+    assert seen.names() == ["grads"] and seen.norms().shape == (3, 6)
+    np.testing.assert_allclose(seen.norms()[0], true_norms(grads_of_loss(mlp, x, y)), rtol=2e-5)
 
 
 def test_without_jit_the_gradients_are_seen_too(mlp, seen):

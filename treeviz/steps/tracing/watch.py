@@ -81,6 +81,9 @@ def watch(
     computed, and these leave the device as one further output, which only `record` gets. An inspected step runs this
     second program; the others run the step itself.
 
+    Calls inside another jitted or transformed function are not measured, since no number can leave that function. One
+    warning says to watch that function instead, where all gradients inside it are seen.
+
     If the installed JAX, Equinox or Flax lacks a private name that this needs, the step runs unwatched, and one warning
     says what is lost.
 
@@ -187,7 +190,7 @@ class Watched:
         self._record, self._settings = record, settings
         self._numbers = itertools.count(settings.first)
         self._running = 0  # the number of the newest call
-        self._has_warned = False  # of an error in `record`
+        self._warned: set[str] = set()  # of what
         self._question = f"{next(_n_watched)}"
         self._disagreement: str | None = None  # between processes; None: they have not been compared yet
         self._twins = None if jitted is None else _Twins(jitted, settings, self._on_traced, self._take)
@@ -199,7 +202,7 @@ class Watched:
         twin = self._twin_of(number)
         if twin is None:
             return self._step(*args, **kwargs)
-        if self.before is not None:
+        if self.before is not None and not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             self.before(number, lambda: self._copied((args, kwargs), _copy_array))
         if self._settings.exact:
             return self._run_apart(twin, number, args, kwargs)
@@ -242,6 +245,8 @@ class Watched:
 
     def _twin_of(self, number: int) -> Callable | None:
         twin = None if self.trouble or self._twins is None else self._twins.of(number)
+        if twin is not None and jax_private.now_seeing() is not None:
+            return None  # within another watched step, which sees the gradients
         if twin is not None and self._disagreement is None:
             self._disagreement = jax_private.agreed(self._question, str(self._settings), _AGREE_WITHIN_S)
             if self._disagreement:
@@ -249,8 +254,24 @@ class Watched:
         return None if self.trouble else twin
 
     def _deliver(self, measurement: Measurement, number: int) -> None:
-        if not isinstance(next(iter(measurement.packed.values())), Tracer):  # else the step is part of another program
+        if not isinstance(next(iter(measurement.packed.values())), Tracer):
             self._take(measurement, number)
+            return
+        self._warn_once(
+            "inside",
+            f"{self._named} is called inside another jitted or transformed function, which its numbers cannot leave: "
+            "nothing is measured in these calls. Watch the outer function instead, inspector.watch(jax.jit(outer)), "
+            "which sees all gradients inside it; or return tv.measure(grads=grads) from it for inspector.record().",
+        )
+
+    @property
+    def _named(self) -> str:
+        return f"`{getattr(self._step, '__name__', 'step')}`"
+
+    def _warn_once(self, about: str, text: str, stacklevel: int = 4) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(printable_lines(f"watch: {text}"), RuntimeWarning, stacklevel=stacklevel)
 
     def _take(self, measurement: Measurement, number: int | None = None) -> None:
         """Hand a measurement to `record`; with None, it is from a callback of the newest call."""
@@ -260,10 +281,7 @@ class Watched:
         except StopTraining:
             raise
         except Exception as error:
-            if not self._has_warned:
-                self._has_warned = True
-                text = f"watch: recording step {number} raised {_error_text(error)}"
-                warnings.warn(text, RuntimeWarning, stacklevel=3)
+            self._warn_once("record", f"recording step {number} raised {_error_text(error)}")
 
     def _give_up(self, why: str) -> None:
         self.trouble = f"{why}.\n{CannotWatch.instead(self._step)}"
@@ -302,6 +320,13 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_step" not in self.__dict__:
             raise AttributeError(name)
+        if name in ("lower", "trace") and not self.trouble:
+            self._warn_once(
+                "lower",
+                f"what {self._named}.{name} gives is the step as it is: nothing is measured when that is compiled and "
+                "called. Call the watched step itself, whose first call compiles it.",
+                stacklevel=3,
+            )
         return getattr(self._step, name)
 
     def __get__(self, instance, owner=None):
