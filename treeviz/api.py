@@ -18,8 +18,8 @@ def walk(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str =
     """Turn a pytree into a table with one row per node, depth first, as JAX sees it.
 
     The walk is iterative: a tree may be 200,000 levels deep. A cycle, a flatten function that raises, keys that
-    cannot be sorted and an exhausted budget are reported in their rows. No value is read, and the table keeps
-    nothing of the tree alive. Costs about 3 µs a leaf.
+    cannot be sorted and an exhausted budget are reported in their rows. No value of an array is read, and the table
+    keeps nothing of the tree alive. Costs about 3 µs a leaf.
 
         table = tv.walk(params)
         [(row.keystr, row.shape) for row in table.leaves]
@@ -28,7 +28,7 @@ def walk(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str =
       tree: Any pytree: parameters, a model, an optimizer state, gradients, a tree of
         `jax.ShapeDtypeStruct`, tracers inside `jit`, or a bare `PyTreeDef`.
       is_leaf: As in `jax.tree.leaves`: nodes for which it is true are shown as leaves.
-      name: The name of the root in key paths and expressions.
+      name: What the root is called, in its row and in expressions.
 
     Returns:
       A `TreeTable` with the columns of facts (type, shape, dtype, sharding …) and of sizes.
@@ -53,29 +53,30 @@ def render(
 
     The result displays itself in a notebook; in a terminal `print` it; in a script call `.save("x.html")` or
     `.show()`. It is a snapshot that keeps no array alive. Nothing is computed, copied or fetched
-    from a device unless `stats`, `values` or a function in `columns` requires it. Costs a few µs a leaf.
+    from a device unless `stats`, `values` or a function in `columns` requires it. Costs about 3 to 20 µs a leaf.
 
         tv.render(params, grads=grads, opt_state=opt_state, stats=True)   # side by side
 
     Args:
       tree: Any pytree; see `walk`.
-      name: The name of the root in key paths and in copied expressions.
+      name: What the root is called, in its row and in copied expressions.
       columns: The columns to show at first: names, of `view.table.columns`; functions of a leaf, also as
         `treeviz.column(function, rollup="sum")`; a `Column` of your own. The page lets the reader show the others.
       stats: Add min, max, mean, std, rms, the counts of zeros, NaN and infinities, and a histogram of
         magnitudes, for every array and every subtree. They are computed on the array's device; only
-        the results are transferred, at once. About 3 ns an element on a CPU.
+        the results are transferred, at once. About 4 ns an element on a CPU. The row of an array says so if it
+        is not read: one that is partly in another process, or of more than 10^9 elements in host memory.
       values: Draw the values of the arrays with treescope in the details of the rows. Copies a bounded part
         of every array to the host: see `treeviz.integrations.treescope`.
       is_leaf: As in `jax.tree.leaves`.
       depth: How many levels are open at first. None: as many as fit.
-      whole: Walk, read and send all of it. By default a display costs about 5 s and its page at most 3 MB: 200,000
-        rows, 2 s for the walk of each tree, 2.5 s for the values of arrays in host memory. What is left out is
-        counted where it is missing.
+      whole: Walk, read (see `stats`) and send all of it. By default a display costs about 5 s and its page at most
+        3 MB: 200,000 rows, 2 s for the walk of each tree, 2.5 s for the values of arrays in host memory. What is
+        left out is counted where it is missing.
       beside: Other trees by name, for names that are also options.
-      **trees: Other trees. Every subtree with the structure of `tree` (gradients, Adam's mu and nu, an
-        average; leaves may be missing) becomes a column: of dtypes, or with `stats` of root mean squares. The
-        page's menu of columns has more.
+      **trees: Other trees. Their subtrees with the structure of `tree` (gradients, Adam's mu and nu, an average;
+        leaves may be missing) become columns, twelve of a tree at most: of dtypes, or with `stats` of root mean
+        squares. The page's menu of columns has more.
 
     Raises:
       TypeError: A keyword is neither an option nor a tree, or a tree was given for an option.
@@ -123,7 +124,7 @@ def explore(
         widget.tree = new_params                   # rows keep their place, changed ones flash
 
     Searching, sorting and folding work while the kernel is busy. Without a kernel, as in a saved notebook, the
-    output is `render`'s page. The widget keeps nothing of the tree alive. Costs what `render` costs.
+    output is `render`'s page. The widget keeps nothing of the tree alive.
 
     Args:
       tree: Any pytree; see `walk`.

@@ -4,7 +4,7 @@
 class StopTraining(Exception):
     """A finding of a kind in `GradientInspector(raise_on=...)` ended the run. The message is the finding.
 
-    It is the only exception of the inspector that reaches the training loop; all others become warnings.
+    Of a watched step it is the only exception of the inspector that reaches the loop; all others become warnings.
 
         inspector = tv.GradientInspector(raise_on={"nonfinite"})
         update = inspector.watch(update)

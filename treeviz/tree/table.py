@@ -29,7 +29,7 @@ class TreeTable:
         table.find("bytes:>1M")[:5]                         # rows; the language of the page's search box
 
     Attributes:
-      name: The name of the root in key paths.
+      name: What the root is called, in its row and in expressions.
       depth, parent, end: int32[n_rows]. The root has depth 0 and parent -1.
       position: int32[n_rows]: the index of the row among its siblings.
       key_codes: int32[n_rows] into `keys`; code 0 means the sequence index `position`.

@@ -40,7 +40,7 @@ def walk(
     Args:
       tree: Any pytree, a tree of `jax.ShapeDtypeStruct`, or a bare `PyTreeDef`.
       is_leaf: As in `jax.tree.leaves`: nodes for which it is true are shown as leaves.
-      name: The name of the root in key paths and expressions.
+      name: What the root is called, in its row and in expressions.
       max_rows: The budget. Siblings share it fairly; a placeholder counts the omitted children.
     """
     return scan(tree, is_leaf=is_leaf, name=name, budget=Budget(max_rows))[0]
