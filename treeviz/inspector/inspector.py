@@ -121,7 +121,6 @@ class GradientInspector:
         """
         integrations.load()  # registers the steps of Equinox and Flax
         suffix = f" of {getattr(step, '__name__', 'step')}" if self._n_watched else ""
-        self._n_watched += 1
 
         def record(measurement: Measurement, number: int) -> None:
             self._recorder.take(Arrived(measurement, number, watched.watches, suffix))
@@ -137,6 +136,7 @@ class GradientInspector:
             updates=self._updates,
             first=self._first,
         )
+        self._n_watched += 1
         self._watched.append(weakref.ref(watched))
         if self._inputs is not None:
             self._inputs.follow(watched, suffix, self.flush)

@@ -12,7 +12,7 @@ from jax.tree_util import GetAttrKey
 
 from treeviz.integrations import describes_from
 from treeviz.steps.tracing.jax_private import is_jitted
-from treeviz.steps.tracing.jitted import JittedStep, LibraryMoved, Make, around_wrapper, unwraps
+from treeviz.steps.tracing.jitted import JittedStep, LibraryMoved, Make, around_wrapper, made_by_pmap, unwraps
 from treeviz.tree.describers import Description
 from treeviz.tree.functions import describe_function
 from treeviz.tree.keys import stored_attribute
@@ -129,13 +129,15 @@ class _Path:
 
 @unwraps("equinox")
 def unwrap_filter_jit(step: Any) -> JittedStep | None:
-    """Take apart a step that `equinox.filter_jit` made."""
+    """Take apart a step that `equinox.filter_jit` made; of one that `filter_pmap` made, say how to convert it."""
     if type(step).__module__.partition(".")[0] != "equinox":
         return None
     jitted: Any = getattr(step, "_cached", None)
     if not is_jitted(jitted):
         if type(step) is type(sys.modules["equinox"].filter_jit(unwrap_filter_jit)):
             raise LibraryMoved(why_missing(TO_WATCH))
+        if "Pmap" in type(step).__name__:
+            raise made_by_pmap(step, "equinox.filter_pmap", "equinox.filter_jit(equinox.filter_vmap")
         return None
 
     def with_other(make: Make) -> Any:

@@ -18,7 +18,7 @@ from jax.tree_util import DictKey, GetAttrKey
 
 from treeviz.integrations import array_facts, describes_from
 from treeviz.steps.tracing.jax_private import is_jitted
-from treeviz.steps.tracing.jitted import JittedStep, LibraryMoved, Make, around_wrapper, unwraps
+from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, Make, around_wrapper, unwraps
 from treeviz.tree.describers import Description, by_key, by_wrapping_key
 from treeviz.tree.keys import MISSING, stored_attribute, stored_attributes
 from treeviz.tree.opaque import arrays_inside
@@ -206,6 +206,12 @@ def _is_from(cls: type, module: str, name: str) -> bool:
 @unwraps("flax")
 def unwrap_nnx_jit(step: Any) -> JittedStep | None:
     """Take apart a step that `flax.nnx.jit` made."""
+    if getattr(getattr(step, "__code__", None), "co_name", "") == "cache_args_wrapper":
+        raise CannotWatch(
+            step,
+            "the step is made by nnx.cached_partial, which has bound its model",
+            f"Watch the step that it was given:\n    nnx.cached_partial(inspector.watch({step.__name__}), model, ...)",
+        )
     if type(step).__module__.partition(".")[0] != "flax":
         return None
     jitted: Any = getattr(step, "jitted_fn", None)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from watched import same_bytes, watch
 
+from treeviz.steps.tracing.watch import CannotWatch
+
 pytestmark = pytest.mark.unoptimized
 
 rng = np.random.default_rng(0)
@@ -67,6 +69,8 @@ def test_an_equinox_steps_methods_stay(seen):
         assert watched.lower(model, x).as_text() == step.lower(model, x).as_text()
     watched(model, x)
     assert seen.steps == [0]
+    with pytest.raises(CannotWatch, match="the step is compiled ahead of time"):
+        watch(step.lower(model, x).compile(), seen)
 
 
 @pytest.mark.optimized
@@ -147,6 +151,29 @@ def test_an_nnx_step_shows_the_models_gradients_and_changes_the_model_as_before(
 
 
 @pytest.mark.optimized
+def test_a_step_with_a_cached_model_is_refused_with_the_order_that_works(seen):
+    nnx = pytest.importorskip("flax.nnx")
+    if not hasattr(nnx, "set_graph_updates"):
+        pytest.skip("the modes of this Flax have other names")
+
+    @nnx.jit(graph=True, graph_updates=True)
+    def step(model, x, y):
+        gradients = nnx.grad(nnx_loss)(model, x, y)
+        nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model, nnx.Param), gradients))
+
+    model = nnx_model()
+    with nnx.set_graph_mode(True), nnx.set_graph_updates(True):
+        with pytest.raises(CannotWatch, match=r"nnx\.cached_partial\(inspector\.watch\(step\), model, \.\.\.\)"):
+            watch(nnx.cached_partial(step, model), seen)
+        cached = nnx.cached_partial(watch(step, seen), model)
+    for _ in range(2):
+        gradients = nnx.grad(nnx_loss)(nnx.clone(model), x, y)
+        cached(x, y)
+        np.testing.assert_allclose(
+            seen.norms()[1:], [np.linalg.norm(g) for g in jax.tree.leaves(gradients)][1:], rtol=1e-4
+        )
+
+
 def test_a_linen_train_state_shows_the_gradients_of_its_parameters(seen):
     linen = pytest.importorskip("flax.linen")
     optax = pytest.importorskip("optax")

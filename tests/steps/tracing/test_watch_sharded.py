@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from watched import copies, same_bytes, true_norms
 
+import treeviz as tv
 from treeviz.steps.tracing.watch import watch
 
 pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
@@ -249,3 +250,29 @@ def test_in_a_shard_map_the_parameters_are_those_of_the_whole_step_or_are_left_o
     seen.check(
         jax.tree.map(lambda a, b: np.asarray(b, np.float64) - np.asarray(a, np.float64), params, after), "updates"
     )
+
+
+# Steps that take the devices themselves
+
+
+def averaged(params, x, y):
+    return descend(params, jax.lax.pmean(jax.grad(loss)(params, x, y), "batch"))
+
+
+@pytest.mark.parametrize("by", ["jax.pmap", "equinox.filter_pmap"])
+def test_the_lines_that_convert_a_pmapped_step_compute_the_same_and_are_watched(by, mesh):
+    equinox = pytest.importorskip("equinox") if by == "equinox.filter_pmap" else None
+    pmapped = (equinox.filter_pmap if equinox else jax.pmap)(averaged, axis_name="batch")
+    arguments = jax.tree.map(lambda p: jnp.stack([p] * 8), params), x.reshape(8, 4, 16), y.reshape(8, 4, 8)
+    after = pmapped(*arguments)
+    inspector = tv.GradientInspector(members="each")
+    with pytest.raises(tv.CannotWatch, match=f"the step is made by {by}") as error:
+        inspector.watch(pmapped)
+    names = {"jax": jax, "equinox": equinox, "inspector": inspector, "function": averaged, "arguments": arguments}
+    exec("\n".join(line.strip() for line in str(error.value).split("\n")[2:]), names)
+    converted = names["step"](*names["arguments"])
+    for name, expected in after.items():
+        np.testing.assert_allclose(converted[name], expected, rtol=1e-6)
+    of_devices = [jax.grad(loss)(params, x[4 * k : 4 * k + 4], y[4 * k : 4 * k + 4]) for k in range(8)]
+    norms = np.array([true_norms(gradients) for gradients in of_devices]).T.ravel()
+    np.testing.assert_allclose(inspector.history.values("grads", "norm").latest[0], norms, rtol=2e-5)

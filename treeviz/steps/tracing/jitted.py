@@ -29,8 +29,8 @@ class CannotWatch(Exception):
     `GradientInspector.watch` and `verify` raise it.
     """
 
-    def __init__(self, step: Any, why: str) -> None:
-        super().__init__(printable_lines(f"watch: {why}.\n{self.instead(step)}"))
+    def __init__(self, step: Any, why: str, instead: str = "") -> None:
+        super().__init__(printable_lines(f"watch: {why}.\n{instead or self.instead(step)}"))
 
     @staticmethod
     def instead(step: Any) -> str:
@@ -116,16 +116,38 @@ def jitted_step(step: Any) -> JittedStep:
         found = unwrap(step)
         if found is not None:
             return found
+    if type(step).__name__ == "PmapFunction" or _is_pmapped(step):
+        raise made_by_pmap(step, "jax.pmap", "jax.jit(jax.vmap")
     raise CannotWatch(step, _why_not_jitted(step))
 
 
+def _is_pmapped(step: Any) -> bool:
+    """Whether it is the Python function that jax.pmap returns since jax 0.8."""
+    return getattr(getattr(step, "lower", None), "__qualname__", "").startswith("pmap.")
+
+
+def made_by_pmap(step: Any, by: str, vmapped: str) -> CannotWatch:
+    """The error that a function like `jax.pmap` made the step, with lines that convert it.
+
+    Args:
+      vmapped: The beginning of the call that computes the same by vmap.
+    """
+    return CannotWatch(
+        step,
+        f"the step is made by {by}",
+        "With vmap and arguments that are sharded over the devices it computes the same, and can be watched:\n"
+        "    from jax.sharding import Mesh, NamedSharding, PartitionSpec\n"
+        '    sharding = NamedSharding(Mesh(jax.devices(), "devices"), PartitionSpec("devices"))\n'
+        f"    arguments = jax.device_put(arguments, sharding)  # those that {by} divides\n"
+        f'    step = inspector.watch({vmapped}(function, axis_name="batch")))  # the function that {by} was given',
+    )
+
+
 def _why_not_jitted(step: Any) -> str:
-    if isinstance(step, jax.stages.Compiled | jax.stages.Lowered):
+    if type(step).__name__ in ("Compiled", "Lowered", "Traced"):  # of JAX, Equinox or Flax
         return "the step is compiled ahead of time, so it cannot be traced again; watch what it was lowered from"
     if not callable(step):
         return f"a step is a function, this is a {type(step).__name__}"
-    if type(step).__name__ == "PmapFunction":
-        return "the step is made by jax.pmap; write it with jax.jit, or jax.shard_map inside jax.jit"
     return (
         f"`{getattr(step, '__name__', type(step).__name__)}` is not what jax.jit gave. Watch the jitted function "
         "itself, inspector.watch(jax.jit(step)), before anything else is put around it"
