@@ -246,7 +246,9 @@ def jitted_step():
     import jax
     import jax.numpy as jnp
 
-    step = jax.jit(lambda w, x: w - jax.grad(lambda w: jnp.sum((w * x) ** 2))(w))
+    import treeviz
+
+    step = jax.jit(lambda w, x: w - jax.grad(lambda w: jnp.sum((treeviz.tap(w, "w") * x) ** 2))(w))
     return step, lambda: (jnp.arange(3.0), jnp.ones(3))
 
 

@@ -133,3 +133,16 @@ def test_another_tree_that_there_is_no_time_to_read_is_counted(slow):
     assert any(
         text.startswith("grads: ") and "leaves were not read: the statistics take more" in text for text in found
     )
+
+
+def test_the_budget_is_what_the_docstring_says():
+    rows, walk_s, read_s, _ = prepare.DISPLAY
+    said = f"{rows:,} rows, {walk_s:g} s for the walk of each tree, {read_s:g} s for the values"
+    documented = " ".join((treeviz.render.__doc__ or "").split())
+    assert said in documented and "its page at most 3 MB" in documented
+
+
+def test_a_page_of_many_rows_takes_at_most_three_megabytes():
+    names = np.random.default_rng(0).integers(2**60, size=(40_000, 8)).tolist()
+    view = treeviz.render({"".join(f"{part:x}" for part in parts): 0.5 for parts in names})
+    assert len(view.packed) > 2_500_000 and 2_000_000 < len(view.html()) <= 3_000_000

@@ -164,6 +164,24 @@ def test_what_is_no_column_is_refused():
         treeviz.column(float, rollup="average")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"columns=\['bytes'\]"):
         treeviz.render([1.0], columns="bytes")
+    with pytest.raises(ValueError, match="there is no format 'percent'; there are None, 'label', 'count'"):
+        treeviz.column(float, format="percent")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no column 'nosuch'; there are "):
+        treeviz.render([1.0], columns=["nosuch"])
+
+
+def test_a_function_is_called_once_for_each_leaf_in_the_order_of_the_tree():
+    asked: list = []
+    treeviz.render(TREE, columns=[asked.append])
+    assert list(map(id, asked)) == list(map(id, jax.tree.leaves(TREE)))
+
+
+def test_without_a_roll_up_a_node_has_no_value_and_a_format_is_as_it_was_asked_for():
+    table = treeviz.render({"x": [1.5, 2.0]}, columns=[treeviz.column(float)]).table
+    assert np.isnan([table[0]["float"], table[1]["float"]]).all()
+    assert [row["float"] for row in table.leaves] == [1.5, 2.0]
+    (column,) = treeviz.render([1.5], columns=[treeviz.column(float, format="label")]).columns
+    assert column.format == "label"
 
 
 def test_all_scalars_of_all_functions_come_in_one_transfer(monkeypatch):

@@ -472,6 +472,36 @@ def test_it_is_saved_as_a_view(suffix, mlp, tmp_path):
     assert "weights" in text and "grads norm" in text
 
 
+def test_nothing_can_be_rendered_or_saved_before_the_first_step_or_with_another_suffix(tmp_path):
+    inspector = tv.GradientInspector()
+    for ask in (
+        inspector.render,
+        lambda: inspector.save(tmp_path / "x.html"),
+        lambda: inspector.save(tmp_path / "x.treeviz"),
+    ):
+        with pytest.raises(LookupError, match="nothing was measured yet"):
+            ask()
+    inspector.record(tv.measure(grads=np.ones(2, np.float32)))
+    with pytest.raises(ValueError, match="treeviz writes"):
+        inspector.save(tmp_path / "x.pdf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_on_finding_raises_reaches_record_and_is_a_warning_of_a_watched_step():
+    def update(w):
+        return w - jax.grad(lambda w: jnp.sum(jnp.log(w)))(w)
+
+    inspector = tv.GradientInspector(on_finding=lambda _: 1 / 0)
+    watched = inspector.watch(jax.jit(update))
+    with pytest.warns(RuntimeWarning, match="ZeroDivisionError"):
+        for _ in range(2 * recorder.MOST_LATE):
+            watched(jnp.zeros(2))
+    inspector = tv.GradientInspector(on_finding=lambda _: 1 / 0)
+    bad = jax.block_until_ready(tv.measure(grads=np.full(2, np.nan, np.float32)))
+    with pytest.raises(ZeroDivisionError):
+        inspector.record(bad)
+
+
 PROGRAM = """
 import os, sys
 sys.path.insert(0, sys.argv[1])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from copy import copy, deepcopy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packed import packed_measurement
@@ -85,6 +86,29 @@ def test_a_finding_in_steps_that_were_read_for_the_file_is_told_by_the_loop(tmp_
     assert len(recorder) == 0 and not told
     inspector.flush()
     assert [finding.first for finding in told] == [1]
+
+
+def test_the_file_is_looked_after_every_second(tmp_path, monkeypatch):
+    waited: list[float] = []
+
+    def ticker(tick, first_s, **_):
+        return SimpleNamespace(start=lambda: waited.extend((first_s, tick())), stop=lambda: None)
+
+    monkeypatch.setattr(recorder, "Ticker", ticker)
+    tv.GradientInspector().keep(tmp_path / "run.treeviz")
+    assert waited == [1.0, 1.0]
+
+
+def test_what_of_a_loaded_file_cannot_be_read_is_a_note(tmp_path):
+    inspector = tv.GradientInspector()
+    path = inspector.keep(tmp_path / "run.treeviz")
+    train(inspector, 0, 1)
+    inspector.flush()
+    journal = path.with_name("run.treeviz.journal")
+    journal.write_bytes(journal.read_bytes()[:-5])
+    again = tv.GradientInspector.load(path)
+    (note,) = again.notes
+    assert steps_of(again) == [0] and "run.treeviz.journal cannot be read" in note
 
 
 def test_there_is_no_thread_before_keep_and_none_after_the_inspector(tmp_path, monkeypatch):

@@ -278,3 +278,17 @@ treeviz.render([1.0]).text()
 print(type(module).__name__)
 """
     assert fresh_python(program).strip() == "_LazyModule"
+
+
+def test_the_sharding_of_a_described_array_is_shown():
+    Quantity, place = leaf_class(), jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    treeviz.describes(Quantity)(lambda _: treeviz.Description(shape=(2,), dtype="f4", bytes=8, sharding=place))
+    (row,) = treeviz.walk([Quantity()]).leaves
+    (array,) = treeviz.walk([jax.device_put(np.ones(2, np.float32), place)]).leaves
+    assert (row["sharding"], row["device_bytes"]) == (array["sharding"], array["device_bytes"])
+
+
+def test_without_optax_inspect_gradients_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optax", None)
+    with pytest.raises(ModuleNotFoundError, match="optax"):
+        treeviz.inspect_gradients()

@@ -369,3 +369,12 @@ def test_every_device_has_the_rows_of_sharded_leaves_in_any_order(shapes):
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
     leaves = [jax.device_put(jnp.ones(shape), NamedSharding(mesh, P("b"))) for shape in shapes]
     assert jax.jit(partial(reduce_tree, statistics=LIGHT))(leaves).is_fully_replicated
+
+
+def test_a_leaf_takes_as_many_bytes_as_the_docstring_says():
+    packed = [
+        jax.eval_shape(lambda s=s: measure(grads=[np.ones(3, np.float32)] * 2, statistics=s)).packed["grads"]
+        for s in (LIGHT, FULL, HISTOGRAM)
+    ]
+    assert [rows.size * rows.dtype.itemsize // 2 for rows in packed] == [16, 36, 292]
+    assert "16, 36 or 292 bytes of output for each leaf" in " ".join((measure.__doc__ or "").split())

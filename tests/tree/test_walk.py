@@ -214,6 +214,16 @@ def test_a_node_that_repeats_a_key_keeps_its_children_apart():
     assert [row.expression for row in table][1:] == ["treeviz.child(tree, 0)", "treeviz.child(tree, 1)"]
 
 
+def test_child_flattens_the_node_once():
+    flattened: list[int] = []
+
+    class Counted:
+        pass
+
+    tree_util.register_pytree_node(Counted, lambda _: (flattened.append(1) or (1.0, 2.0), None), lambda *_: Counted())
+    assert treeviz.child(Counted(), 1) == 2.0 and flattened == [1]
+
+
 @pytest.mark.parametrize(
     ("tree", "position", "error", "message"),
     [

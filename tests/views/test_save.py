@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -193,3 +194,12 @@ def test_the_magic_gives_back_a_name_that_was_taken():
     treeviz.unload_ipython_extension(shell)
     treeviz.unload_ipython_extension(shell)
     assert magics["line"] == {"tree": "mine", "time": "theirs"}
+
+
+def test_a_view_prints_its_first_rows_in_the_width_and_the_colours_of_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown = repr(treeviz.render({f"a long name {i}": 1.0 for i in range(500)}))
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown).split("\n")
+    assert plain != shown.split("\n") and max(map(len, plain)) <= 50 and 50 < len(plain) <= 65

@@ -1,11 +1,13 @@
 """Findings are reported during a run, and end it in time."""
 
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import treeviz as tv
+from treeviz.steps.findings import alarm
 from treeviz.steps.findings.alarm import Alarm
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.measure import MeasuredTree, Measurement
@@ -99,6 +101,54 @@ def test_what_ends_and_begins_anew_is_told_again():
     norms[30:40], norms[60:70] = 1000 * norms[30:40], 1000 * norms[60:70]
     told = told_of(norms, np.zeros((80, 2), np.int64), max_bytes=64_000_000)
     assert [first for kind, _, first in told if kind == "exploding"] == [30, 60]
+
+
+VIEWS = {
+    "flush": tv.GradientInspector.flush,
+    "history": lambda inspector: inspector.history,
+    "findings": lambda inspector: inspector.findings,
+    "render": tv.GradientInspector.render,
+    "print": str,
+}
+
+
+@pytest.mark.parametrize("read", VIEWS.values(), ids=VIEWS)
+def test_whatever_reads_the_rest_ends_the_run(read):
+    inspector = tv.GradientInspector(raise_on="nonfinite")
+    inspector.record(arrived(0, n_nonfinite=1).measurement)
+    with pytest.raises(StopTraining):
+        read(inspector)
+
+
+def test_an_inspector_has_thresholds_of_its_own():
+    told: list = []
+    patient, hasty = (
+        tv.GradientInspector(),
+        tv.GradientInspector(thresholds=Thresholds(fewest_steps=3), on_finding=told.append),
+    )
+    zeros = tv.measure(grads=np.zeros(2, np.float32))
+    for inspector in (patient, hasty):
+        for _ in range(3):
+            inspector.record(zeros)
+    assert patient.findings == [] and [finding.kind for finding in hasty.findings] == ["dead"]
+    assert told == hasty.findings
+
+
+def test_the_search_takes_its_share_of_the_time(monkeypatch):
+    now, searches = [0.0], []
+
+    def search(*_, **__):
+        searches.append(now[0])
+        now[0] += 0.1
+        return []
+
+    monkeypatch.setattr(alarm, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(alarm, "findings", search)
+    watcher = Alarm(Thresholds(), on_finding=print)
+    for _ in range(1000):
+        now[0] += 0.1
+        watcher.was_read(History([SOURCE]), set(), {}, is_flush=False)
+    assert len(searches) > 10 and 0.1 * (len(searches) - 1) <= 0.02 * now[0]
 
 
 def test_what_was_read_where_nothing_may_be_raised_is_reported_at_the_next_read():

@@ -49,6 +49,13 @@ def test_recent_steps_are_exact():
     assert step == 99 and numbers["norm"].tolist() == norms[99].tolist()
 
 
+def test_without_memory_the_newest_eight_steps_and_two_to_four_buckets_are_there():
+    history, norms, _ = filled(100, max_bytes=0)
+    series = history.values("grads", "norm")
+    np.testing.assert_array_equal(series.latest[-8:], norms[-8:])
+    assert (series.n[-8:] == 1).all() and 2 <= len(series.n) - 8 <= 4 and series.n.sum() == 100
+
+
 @given(n_steps=st.integers(1, 3000), max_bytes=st.integers(0, 20_000))
 def test_buckets_hold_the_least_the_greatest_the_last_and_the_sum_of_their_steps(n_steps, max_bytes):
     rng = np.random.default_rng(n_steps)

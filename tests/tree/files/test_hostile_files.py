@@ -6,6 +6,7 @@ import bz2
 import io
 import json
 import lzma
+import os
 import random
 import struct
 import tracemalloc
@@ -289,3 +290,13 @@ def test_a_mutated_file_is_a_tree_or_a_load_error_of_one_line(tmp_path, suffix):
             for row in treeviz.render(tree, stats=True).table if i % 10 == 1 else treeviz.walk(tree):
                 assert row.shape is None or min(row.shape, default=0) >= 0
     assert 0 < n_refused < len(mutated)
+
+
+def test_of_a_safetensors_file_only_the_header_is_read(tmp_path, capsys):
+    path, n_bytes = tmp_path / "m.safetensors", 1 << 36
+    path.write_bytes(safetensors({"w": tensor(0, n_bytes)}))
+    os.truncate(path, path.stat().st_size + n_bytes)  # values that no disk holds
+    trees: list = []
+    assert peak_of(lambda: trees.append(load(path))) < MB and trees[0]["w"].shape == (n_bytes,)
+    assert cli.main([str(path), "--find", "bytes:>100M"]) == cli.FOUND
+    assert f"uint8[{n_bytes}]" in capsys.readouterr().out
