@@ -133,6 +133,23 @@ def test_after_the_whole_a_run_may_go_on(run):
     assert live.widget._packed == live.inspector.render().packed
 
 
+@pytest.mark.parametrize("pauses", [False, True])
+def test_a_tree_that_changes_is_shown_with_its_new_leaves_during_a_run_and_after_a_pause(run, pauses):
+    live = run()
+    live.step(100)
+    if pauses:
+        live.panel.finish()
+    larger = {"layers": [{"w": jnp.ones(2)}] * 7}
+    for step in (100, 101):
+        live.inspector.record(tv.measure(grads=larger), step=step)
+        live.clock.now += 1
+        live.inspector.flush()
+    assert sum(live.panel.backend.view.table.is_leaf) == 7
+    assert [message["n"] for message, _ in live.sent][-1] == 1, "the second step was appended to the new tree"
+    live.panel.finish()
+    assert live.widget._packed == live.inspector.render().packed and live.widget._live["step"] == 101
+
+
 def test_a_leaf_that_turns_bad_is_named_at_once(run):
     live = run(cost_s=0.004)
     live.step(100)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeviz import integrations
-from treeviz.inspector.views import finding_lines, whole_view
+from treeviz.inspector.views import finding_lines, section_notes, whole_view
 from treeviz.steps.findings.alarm import Alarm
 from treeviz.steps.findings.find import check_kinds, findings
 from treeviz.steps.findings.finding import Finding, Thresholds
@@ -341,6 +341,7 @@ class GradientInspector:
 
     @property
     def notes(self) -> list[str]:
-        """What is not measured in the watched steps, and why; and what of a loaded file could not be read."""
+        """What is not measured in the watched steps, and why; which trees changed; what of a file could not be read."""
+        history = self._recorder.history
         notes = [note for reference in self._watched if (step := reference()) is not None for note in step.notes]
-        return list(dict.fromkeys([*notes, *filter(None, [self._recorder.history.damage])]))
+        return list(dict.fromkeys([*notes, *section_notes(history), *filter(None, [history.damage])]))

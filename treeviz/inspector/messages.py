@@ -63,10 +63,9 @@ class RunMessages:
             **self.progress.numbers(is_running=self.state == "running"),
         }
 
-    @property
-    def can_append(self) -> bool:
-        """Whether the page has the tree of this run already."""
-        return self._norms is not None and self.state == "running"
+    def can_append(self, history: History) -> bool:
+        """Whether the page has the tree of this run already, and that has not changed."""
+        return self.state == "running" and self._norms is not None and self._norms.source == main_source(history)
 
     def tree_so_far(self, history: History) -> TreeView:
         """The tree with all steps until now. The next `append` begins after them."""

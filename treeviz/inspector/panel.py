@@ -111,7 +111,7 @@ class LivePanel:
         if recorder is None or not recorder.history or widget is None:
             return
         before = self._cpu_clock()
-        if not self._messages.can_append:
+        if not self._messages.can_append(recorder.history):
             self._show(self._messages.tree_so_far(recorder.history))
         elif (message := self._messages.append(recorder.history)) is not None:
             widget.send_message(*message)

@@ -63,11 +63,16 @@ class Progress:
 
     def is_ahead(self, steps: Track) -> bool:
         """Whether steps of this run were read."""
-        return steps.n_steps > self._n_before
+        return self._n_new(steps) > 0
+
+    def _n_new(self, steps: Track) -> int:
+        """How many steps of this run were read. A tree that has changed since the last run has steps of its own."""
+        n = steps.n_steps - self._n_before
+        return n if n >= 0 else steps.n_steps
 
     def begin(self, steps: Track) -> None:
         """Record that the first steps of a run were read."""
-        self._first_step = int(steps.newest(steps.n_steps - self._n_before).first.min())
+        self._first_step = int(steps.newest(self._n_new(steps)).first.min())
         self._speed.clear()
 
     def count(self, newest: int) -> None:

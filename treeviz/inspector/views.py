@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from treeviz.analysis.sizes import headline, size_columns
 from treeviz.steps.columns import gradient_columns, ratio_columns
 from treeviz.steps.findings.finding import Finding
+from treeviz.steps.names import kind_of, section_of
 from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.series import gradient_histograms, gradient_series, table_of_source
 from treeviz.tree.from_paths import table_of_paths
@@ -52,11 +53,31 @@ def whole_view(
     table = table.with_columns(*size_columns(table), *measured)
     summary = f"{len(found)} finding{'s' * (len(found) != 1)}"
     steps = f"{len(history):,} steps", f"step {step:,}"
-    table = table.with_headline(*headline(table), *steps, summary, *map(visible, lost))
+    section = [f"another tree{section}" for section in section_of(source)[1:] if section]
+    table = table.with_headline(*headline(table), *steps, *section, summary, *map(visible, lost))
     series = gradient_series(history, table, source, found)
     histograms = gradient_histograms(history, table, source)
     columns = [*(column.name for column in measured), "parameters"]
     return TreeView(table, table.chosen(columns), series=series, histograms=histograms)
+
+
+def section_notes(history: History) -> list[str]:
+    """Which steps are where, for each gradient or other tree that changed during the run."""
+    sections: dict[str, list[str]] = {}
+    for name in history.sources:
+        if history.statistics(name) and kind_of(name) not in ("params", "updates"):
+            sections.setdefault(section_of(name)[0], []).append(name)
+    return [
+        f"{tree}: leaves were added, removed or reshaped, so it is {len(names)} trees: "
+        + ", ".join(f"{name!r} (steps {_first(history, name):,} to {history.last(name)[0]:,})" for name in names)
+        + ". The last one is shown; inspector.render(name) shows another."
+        for tree, names in sections.items()
+        if len(names) > 1
+    ]
+
+
+def _first(history: History, source: str) -> int:
+    return int(history.values(source, history.statistics(source)[0], resolution=1).first[0])
 
 
 def finding_lines(found: Sequence[Finding], notes: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from treeviz.steps.names import kind_of, sibling_name
+from treeviz.steps.names import kind_of, section_of, sibling_name
 from treeviz.steps.recording.history import History
 from treeviz.steps.statistics import STATISTICS, Statistic
 from treeviz.tree.column import Column
@@ -46,7 +46,8 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
 def _column(
     table: TreeTable, rows: np.ndarray, source: str, record: Statistic, values: np.ndarray, is_bad: np.ndarray
 ) -> Column:
-    name, title, help = f"{source}_{record.name}", f"{source} {record.title}", f"{source}: {record.help}"
+    title = f"{section_of(source)[0]} {record.title}"
+    name, help = f"{source}_{record.name}", f"{source}: {record.help}"
     if record.is_count:
         return Column(name, title, _spread(table, rows, np.maximum(values, 0), 0), None, "count", record.rollup, help)
     levels = _spread(table, rows, values, np.nan)
@@ -65,7 +66,8 @@ def _ratios(norms: Mapping[str, np.ndarray]) -> list[Column]:
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = norm / np.where(params == 0, np.nan, params)
             help = f"the norm of {source} by that of {sibling_name(source, 'params')}, of the whole subtree"
-            columns.append(Column(f"{source}_ratio", f"{source} / params", ratio, None, "number", "given", help))
+            title = f"{section_of(source)[0]} / params"
+            columns.append(Column(f"{source}_ratio", title, ratio, None, "number", "given", help))
     return columns
 
 

@@ -25,4 +25,11 @@ def sibling_name(name: str, kind: str) -> str:
     kind itself: the step is assumed to have one such tree.
     """
     mine = kind_of(name)
-    return kind + re.sub(r" #\d+(?= of |$)", "", name.removeprefix(mine)) if mine else kind
+    return kind + re.sub(r" #\d+(?= of | since |$)", "", name.removeprefix(mine)) if mine else kind
+
+
+def section_of(name: str) -> tuple[str, str]:
+    """The name of a tree without its section, and the section: "grads" and " since step 12", or "grads" and ""."""
+    section = re.search(r"( since step \d+( again)*)?$", name)
+    assert section is not None
+    return name[: section.start()], section.group()

@@ -9,7 +9,7 @@ import numpy as np
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings.finding import Finding
-from treeviz.steps.names import kind_of, sibling_name
+from treeviz.steps.names import kind_of, section_of, sibling_name
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline, occurs_in
 from treeviz.tree.facts import Facts
@@ -63,7 +63,8 @@ def gradient_series(
     bad = _bad(history, table, leaf_rows, norm, source)
     series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{_plain(source)} norm")]
     paths = {name: each.paths for name, each in history.sources.items()}
-    found = [finding for finding in findings if paths.get(finding.source) == paths[source]]
+    shown = section_of(source)[1], paths[source]
+    found = [finding for finding in findings if (section_of(finding.source)[1], paths.get(finding.source)) == shown]
     to = sibling_name(source, "params")
     ratios = {sibling_name(source, "updates"): "update / parameter"}
     if kind_of(source) not in ("params", "updates"):
@@ -150,4 +151,5 @@ def _bad(history: History, table: TreeTable, leaf_rows: np.ndarray, entries: Tim
 
 
 def _plain(source: str) -> str:
+    source, _ = section_of(source)
     return source.replace("grads", "gradient", 1) if source.startswith("grads") else source

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.names import section_of
 from treeviz.steps.recording.track import Timeline, Track
 from treeviz.steps.statistics import STATISTICS, TOTAL_SHARES, rms_of
 
@@ -235,5 +236,7 @@ class History:
 
 
 def main_source(history: History) -> str:
-    """The tree to show first: the first gradients, else the first source."""
-    return next((name for name in history.sources if name.startswith("grads")), next(iter(history.sources)))
+    """The tree to show first: the first gradients, else the first source. If it has changed, its newest section."""
+    first = next((name for name in history.sources if name.startswith("grads")), next(iter(history.sources)))
+    tree, _ = section_of(first)
+    return [name for name in history.sources if section_of(name)[0] == tree][-1]

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import itertools
 import os
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.decode import Arrived, StepNumbers, read
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.journal import keep
+from treeviz.steps.recording.sections import Sections
 from treeviz.steps.recording.ticker import Ticker
 from treeviz.tree.forks import Lock
 from treeviz.tree.safe_repr import printable
@@ -103,6 +105,7 @@ class Recorder:
         self.forward: dict[str, tuple[str, ...]] = {}
         self._max_bytes = max_bytes
         self._members = members
+        self._sections = Sections()
         self._on_call, self._alarm = on_call, alarm
         self._batch, self._ahead = (1, 0) if at_once else (BATCH, AHEAD)
         self._most_late = most_late
@@ -203,25 +206,26 @@ class Recorder:
             if self._waiting and self._waiting[0] is each:
                 self._waiting.popleft()
         self.n_dropped = max(self.n_dropped, batch.n_dropped)
-        if self._members == "joined" and batch.arrived:
-            self._learn_forward(batch.arrived[-1])
         trouble = None
         self.history.finish()
         while (done := len(self.history) - batch.n_before) < len(batch.rows):
-            row = batch.rows[done]
             try:
+                row = self._sections.place(batch.rows[done], self.history)
                 self._history_of(row.sources).append(row.step, row.numbers)
-            except ValueError as error:  # e.g. another tree under the same name
+                batch.rows[done] = row
+            except ValueError as error:
                 del batch.rows[done]
                 self.n_dropped += 1
                 trouble = error
+        if self._members == "joined" and batch.arrived:
+            self._learn_forward(batch.arrived[-1])
         if self._on_call is not None:
             for call, of_call in itertools.groupby(batch.rows, attrgetter("call")):
                 self._on_call(call, any(row.bad_sources for row in of_call))
         self._unfinished = None
-        self._tell(batch.rows, is_flush)
         if trouble is not None:
-            raise trouble
+            warnings.warn(f"inspector: a step was not recorded: {trouble}", RuntimeWarning, stacklevel=2)
+        self._tell(batch.rows, is_flush)
 
     def _tell(self, rows: list[StepNumbers], is_flush: bool) -> None:
         """Tell the listeners and the alarm of new rows; the alarm may raise."""
@@ -256,7 +260,8 @@ class Recorder:
     def _learn_forward(self, row_of: Arrived) -> None:
         for name, watched in row_of.watches.items():
             if watched.forward:
-                self.forward[printable(name + row_of.suffix)] = watched.forward
+                name = printable(name + row_of.suffix)
+                self.forward[name + self._sections.of(name, self.history)] = watched.forward
 
     def keep(self, path: Path) -> Path:
         """Write each further step to a file, at most a second after its numbers are ready. Returns the file's path.

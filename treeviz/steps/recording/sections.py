@@ -1,0 +1,83 @@
+"""A tree that changes during a run gets another name, so that no step is lost: "grads since step 12"."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.names import kind_of, section_of, sibling_name
+from treeviz.steps.recording.decode import StepNumbers
+from treeviz.steps.recording.history import History
+
+MOST_SECTIONS = 16  # of a tree
+
+
+class Sections:
+    """Tells which section of a history each measured tree belongs to, by its leaves.
+
+    A tree whose structure comes back, as of two models that take turns, goes on in its earlier section.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, tuple[str, MeasuredTree]] = {}  # by the name of a tree: its last section, as it came
+
+    def place(self, row: StepNumbers, history: History) -> StepNumbers:
+        """The row, with the names of the trees in the history.
+
+        Raises:
+          ValueError: A tree has changed too often.
+        """
+        if all(map(self._is_as_ever, row.sources)):
+            return row
+        sections: dict[str, str] = {}
+        for source in sorted(row.sources, key=lambda source: kind_of(source.name) in ("params", "updates")):
+            # Parameters and updates belong to the section of their gradients, also where they come later.
+            wanted = sections.get(sibling_name(source.name, "grads"), self.of(source.name, history))
+            sections[source.name] = _section(source, wanted, row.step, history)
+        self._newest.update({source.name: (sections[source.name], source) for source in row.sources})
+        if not any(sections.values()):
+            return row
+        return row._replace(
+            sources=[source._replace(name=source.name + sections[source.name]) for source in row.sources],
+            numbers={name + sections[name]: numbers for name, numbers in row.numbers.items()},
+        )
+
+    def of(self, name: str, history: History) -> str:
+        """The section of the newest step of a tree; empty if it has not changed."""
+        return self._newest[name][0] if name in self._newest else _known(name, history.sources)[-1]
+
+    def _is_as_ever(self, source: MeasuredTree) -> bool:
+        """Whether it is in no section, and the same objects came last. This takes a microsecond."""
+        section, last = self._newest.get(source.name, ("unknown", source))
+        return not section and source.paths is last.paths and source.shapes is last.shapes
+
+
+def _known(name: str, sources: Collection[str]) -> list[str]:
+    """The sections of a tree, the newest last."""
+    return [section for each in sources for tree, section in [section_of(each)] if tree == name] or [""]
+
+
+def _section(source: MeasuredTree, wanted: str, step: int, history: History) -> str:
+    """The section with the structure of a tree: the wanted one, another one, or a new one."""
+    if _fits(source, history.sources.get(source.name + wanted)):
+        return wanted
+    known = _known(source.name, history.sources)
+    for section in reversed(known):
+        if _fits(source, history.sources.get(source.name + section)):
+            return section
+    if len(known) >= MOST_SECTIONS:
+        raise ValueError(f"{source.name} has had {len(known)} other structures before")
+    section = f" since step {step}"
+    while source.name + section in history.sources:  # the steps were counted from 0 again
+        section += " again"
+    return section
+
+
+def _fits(new: MeasuredTree, old: MeasuredTree | None) -> bool:
+    """Whether the leaves are the same. The sizes of an activation may differ from batch to batch."""
+    if old is None or (old.paths is new.paths and old.shapes is new.shapes):
+        return True
+    if old.paths != new.paths or not kind_of(new.name):
+        return old.paths == new.paths
+    has_shapes = bool(old.shapes and new.shapes)  # files of older versions have none
+    return old.sizes == new.sizes and old.dtypes == new.dtypes and not (has_shapes and old.shapes != new.shapes)
