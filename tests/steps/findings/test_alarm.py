@@ -1,8 +1,10 @@
 """Findings are reported during a run, and end it in time."""
 
 import contextlib
+import itertools
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -132,6 +134,18 @@ def test_an_inspector_has_thresholds_of_its_own():
             inspector.record(zeros)
     assert patient.findings == [] and [finding.kind for finding in hasty.findings] == ["dead"]
     assert told == hasty.findings
+
+
+def test_what_the_search_had_no_time_for_is_told_when_the_rest_is_read(monkeypatch):
+    monkeypatch.setattr(alarm, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    told: list = []
+    inspector = tv.GradientInspector(thresholds=Thresholds(fewest_steps=3), on_finding=told.append)
+    zeros = tv.measure(grads=np.zeros(2, np.float32))
+    for _ in range(3):
+        inspector.record(jax.block_until_ready(zeros))
+    assert len(inspector._recorder) == 0 and told == []
+    inspector.flush()
+    assert [finding.kind for finding in told] == ["dead"]
 
 
 def test_the_search_takes_its_share_of_the_time(monkeypatch):

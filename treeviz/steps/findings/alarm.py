@@ -44,8 +44,8 @@ class Alarm:
 
     def was_read(
         self, history: History, bad_sources: set[str], forward: Mapping[str, tuple[str, ...]], *, is_flush: bool
-    ) -> None:
-        """Report new findings.
+    ) -> bool:
+        """Report new findings. Returns whether it searched for them now.
 
         Args:
           bad_sources: The sources with NaN or infinity in the steps that were read.
@@ -56,9 +56,11 @@ class Alarm:
           StopTraining: A new finding is of a kind in `raise_on`.
         """
         is_worse = not bad_sources <= self._bad_sources
-        if is_flush or is_worse or time.monotonic() >= self._search_again:
+        is_due = is_flush or is_worse or time.monotonic() >= self._search_again
+        if is_due:
             self._search(history, forward)
         self._bad_sources |= bad_sources
+        return is_due
 
     def _search(self, history: History, forward: Mapping[str, tuple[str, ...]]) -> None:
         before = time.monotonic()

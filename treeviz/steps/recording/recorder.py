@@ -49,7 +49,7 @@ class Alarm(Protocol):
 
     def was_read(
         self, history: History, bad_sources: set[str], forward: Mapping[str, tuple[str, ...]], *, is_flush: bool
-    ) -> None: ...
+    ) -> bool: ...
 
     def postpone(self) -> None: ...
 
@@ -239,7 +239,7 @@ class Recorder:
         self._has_untold = not self._may_raise
         if self._may_raise:
             bad = set().union(*(row.bad_sources for row in rows))
-            self._alarm.was_read(self.history, bad, self.forward, is_flush=is_flush)
+            self._has_untold = not self._alarm.was_read(self.history, bad, self.forward, is_flush=is_flush)
 
     def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[StepNumbers], int]:
         rows, n_failed = [], 0
