@@ -180,9 +180,9 @@ def plain(model: Model) -> Run:
     return _looping(model, _update(model))
 
 
-def watched(model: Model, every: int = 1, updates: bool | None = None) -> Run:
+def watched(model: Model, every: int = 1, updates: bool | None = None, exact: bool = False) -> Run:
     inspector = tv.GradientInspector(every=every, updates=updates)
-    return _looping(model, inspector.watch(_update(model)), inspector.flush)
+    return _looping(model, inspector.watch(_update(model), exact=exact), inspector.flush)
 
 
 def watched_every_10(model: Model) -> Run:
@@ -191,6 +191,10 @@ def watched_every_10(model: Model) -> Run:
 
 def watched_with_updates(model: Model) -> Run:
     return watched(model, updates=True)
+
+
+def watched_exact(model: Model) -> Run:
+    return watched(model, exact=True)
 
 
 def door_2(model: Model) -> Run:
@@ -280,6 +284,7 @@ VARIANTS = {
     "watch, every step": watched,
     "watch, every 10": watched_every_10,
     "watch, with updates": watched_with_updates,
+    "watch, exact": watched_exact,
     "measure and record": door_2,
     "plain optax": plain_optax,
     "inspect_gradients, in optax": door_3,

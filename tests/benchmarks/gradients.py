@@ -2,9 +2,9 @@
 
 The same step of three models: the multilayer perceptron of JAX's documentation, whose step is little more than its
 dispatch; a transformer of 15 million parameters; and 1,000 small leaves. Each is run plain, with treeviz's doors
-(`watch` every step and every 10, `measure` with `record`, `inspect_gradients` in an optax chain, which is compared with
-the same chain without it), and with what people do otherwise: a `jax.debug.callback` per leaf, one for all, and
-`numpy.linalg.norm` of gradients that the step returns.
+(`watch` every step, every 10 and in a second run, `measure` with `record`, `inspect_gradients` in an optax chain, which
+is compared with the same chain without it), and with what people do otherwise: a `jax.debug.callback` per leaf, one for
+all, and `numpy.linalg.norm` of gradients that the step returns.
 
 In one process, and made for a machine with other work: the variants run in turn in short blocks of steps, round after
 round, and a variant's figure is its quick block, the one that a fifth of its blocks beat, by that of the plain step. A

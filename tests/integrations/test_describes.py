@@ -15,6 +15,7 @@ from test_house import fresh_python
 
 import treeviz
 from treeviz import integrations
+from treeviz.tree.walk import walk
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -53,12 +54,15 @@ def test_a_describer_of_a_node_says_what_is_not_found_otherwise():
     assert (table[1].facts.text, table[1].facts.static) == ("in m", (("n", "3"),))
 
 
-def test_a_describer_runs_once_for_each_place():
+def test_a_describer_runs_once_for_each_place_and_again_where_a_budget_is_exceeded():
     Box, asked = node_class(), []
     treeviz.describes(Box)(lambda box: asked.append(box) or treeviz.Description())
     in_two_places, other = Box(jnp.ones(2)), Box(1.0)
     treeviz.walk([in_two_places, in_two_places, other])
     assert asked == [in_two_places, in_two_places, other]
+    asked.clear()
+    walk([in_two_places] * 4, max_rows=8)
+    assert asked == [in_two_places] * 8
 
 
 def test_what_a_describer_leaves_out_is_what_the_walk_finds():

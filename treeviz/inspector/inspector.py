@@ -113,8 +113,8 @@ class GradientInspector:
         Args:
           step: A function that `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit` has returned, compiled or not.
           via: How numbers leave the device: "output" or "callback"; see `treeviz.steps.tracing.watch.watch`.
-          exact: Always run the original step, and measure in a second run: its results are bit-identical, at twice the
-            cost.
+          exact: Always run the original step, and measure in a second run: its results are bit-identical, at about
+            twice the cost.
 
         Raises:
           CannotWatch: The step cannot be watched; the message says why, and what to do instead.

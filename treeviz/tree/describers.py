@@ -64,7 +64,7 @@ def describes(*classes: type) -> Callable[[Describer], Describer]:
     """Register a function that describes the nodes or leaves of a class and of its subclasses.
 
     The function gets the object and returns a `Description`. It runs during the walk, once for each place of such an
-    object, and twice if the tree exceeds the budget, so it must be fast. If it raises, the row shows the error and the
+    object, and again if the tree exceeds the budget, so it must be fast. If it raises, the row shows the error and the
     default description.
 
         @treeviz.describes(Quantity)

@@ -101,7 +101,7 @@ def watch(
         cannot, but is slow, changes bits, and keeps the program out of the persistent compilation cache.
       match: Only gradients of the step's own arguments, if there are any.
       exact: Always run the untouched step, and measure in a second run on the same arguments that returns nothing else.
-        An inspected step then costs twice its time.
+        An inspected step then costs about twice its time.
       updates: Also measure the parameters that the gradients belong to, and what the step adds to them, after rounding
         and with any optimizer: which results are the new values of which parameters follows from how they are
         computed. True: in every inspected step, which costs about as much again as the gradients; None: in those of
