@@ -134,6 +134,24 @@ def test_after_the_whole_a_run_may_go_on(run):
 
 
 @pytest.mark.parametrize("pauses", [False, True])
+def test_a_new_run_is_shown_from_its_first_step(run, pauses):
+    live = run()
+    live.step(10)
+    if pauses:
+        live.panel.finish()
+    live.inspector.reset()
+    live.sent.clear()
+    for _ in range(3):
+        live.inspector.record(tv.measure(grads=[jnp.ones(2)] * len(PATHS)))
+        live.clock.now += 1
+        live.inspector.flush()
+    assert [live.columns()[-1][name].tolist() for name in ("first", "n")] == [[2], [1]]
+    live.panel.finish()
+    assert live.widget._packed == live.inspector.render().packed
+    assert (live.widget._live["step"], live.widget._live["state"]) == (2, "still")
+
+
+@pytest.mark.parametrize("pauses", [False, True])
 def test_a_tree_that_changes_is_shown_with_its_new_leaves_during_a_run_and_after_a_pause(run, pauses):
     live = run()
     live.step(100)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
-import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeviz import integrations
+from treeviz.inspector.runs import Runs
 from treeviz.inspector.views import finding_lines, section_notes, whole_view
 from treeviz.steps.findings.alarm import Alarm
 from treeviz.steps.findings.find import check_kinds, findings
 from treeviz.steps.findings.finding import Finding, Thresholds
-from treeviz.steps.measure import Measurement
 from treeviz.steps.nan_origin.kept_inputs import KeptInputs, locate_nan_in_kept
 from treeviz.steps.recording.decode import Arrived, recordable
 from treeviz.steps.recording.history import History
@@ -64,6 +62,9 @@ class GradientInspector:
         there is room.
       members: For the gradients of a vmapped ensemble: "joined" is one row for all members, "each" one row a member.
 
+    Attributes:
+      earlier_runs: The histories of the newest 4 runs before this one, the oldest first; see `watch`.
+
     Raises:
       ValueError: `members` is neither "joined" nor "each", or a kind in `raise_on` is not known.
     """
@@ -87,7 +88,7 @@ class GradientInspector:
             raise ValueError(f"members={members!r}: there are 'joined' and 'each'.")
         self.name = name
         self.thresholds = thresholds or Thresholds()
-        self._every, self._heavy_every, self._statistics, self._updates = every, heavy_every, statistics, updates
+        self._statistics = statistics
         self._inputs = KeptInputs(4 if keep_inputs is True else int(keep_inputs)) if keep_inputs else None
         raise_on = check_kinds(raise_on, "raise_on")
         alarm = Alarm(self.thresholds, on_finding=on_finding, raise_on=raise_on) if raise_on or on_finding else None
@@ -99,16 +100,18 @@ class GradientInspector:
             at_once=alarm is not None or bool(keep_inputs),
             most_late=None if alarm is None else MOST_LATE,
         )
-        self._first, self._steps = 0, itertools.count()  # the number of the first step, and of those of `record`
-        self._n_watched = 0
-        self._watched: list[weakref.ref[Watched]] = []
+        settings = {"every": every, "heavy_every": heavy_every, "statistics": statistics, "updates": updates}
+        self._runs = Runs(self._recorder, self._inputs, **settings)
+        self.earlier_runs = self._runs.earlier
 
     # Measuring
 
     def watch(self, step: Callable, *, via: str = "output", exact: bool = False) -> Watched:
         """Return a step that computes what `step` does, and records the gradients that are computed inside it.
 
-        The first inspected call traces and compiles the step once more.
+        The first inspected call traces and compiles the step once more. A cell may be run again: a step that is watched
+        already is returned as it is, and one that is defined again after it was measured begins a new run, which the
+        views show, and whose steps count from 0.
 
         Args:
           step: A function that `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit` has returned, compiled or not.
@@ -120,27 +123,7 @@ class GradientInspector:
           CannotWatch: The step cannot be watched; the message says why, and what to do instead.
         """
         integrations.load()  # registers the steps of Equinox and Flax
-        suffix = f" of {getattr(step, '__name__', 'step')}" if self._n_watched else ""
-
-        def record(measurement: Measurement, number: int) -> None:
-            self._recorder.take(Arrived(measurement, number, watched.watches, suffix))
-
-        watched = watch(
-            step,
-            record,
-            every=self._every,
-            heavy_every=self._heavy_every,
-            statistics=self._statistics,
-            via=via,
-            exact=exact,
-            updates=self._updates,
-            first=self._first,
-        )
-        self._n_watched += 1
-        self._watched.append(weakref.ref(watched))
-        if self._inputs is not None:
-            self._inputs.follow(watched, suffix, self.flush)
-        return watched
+        return self._runs.watch(step, via, exact)
 
     def record(self, measured: Any, step: int | None = None) -> None:
         """Record the result of `treeviz.measure` in a step. Returns at once; the numbers are read some steps later.
@@ -157,9 +140,17 @@ class GradientInspector:
           StopTraining: There is a finding of a kind in `raise_on`.
           ValueError: There is no measurement in `measured`.
         """
-        step = next(self._steps) if step is None else step
+        step = next(self._runs.numbers) if step is None else step
         for measurement in recordable(measured):
             self._recorder.take(Arrived(measurement, step))
+
+    def reset(self) -> None:
+        """Forget all that was measured, and count steps from 0. What is watched stays so.
+
+        Waits for the steps that are still running. The file of `keep` stays, and a new one follows the next run.
+        """
+        self._runs.begin()
+        self.earlier_runs.clear()
 
     def flush(self) -> None:
         """Read all measurements; waits for the steps that are still running. Raises StopTraining as `record` does."""
@@ -315,8 +306,8 @@ class GradientInspector:
         """
         inspector = cls(**options)
         history = inspector._recorder.history = load(path)
-        inspector._first = 1 + max((history.last(source)[0] for source in history.sources), default=-1)
-        inspector._steps = itertools.count(inspector._first)
+        newest = max((history.last(source)[0] for source in history.sources), default=-1)
+        inspector._runs.count_from(newest + 1)
         return inspector
 
     def __reduce__(self):
@@ -343,5 +334,5 @@ class GradientInspector:
     def notes(self) -> list[str]:
         """What is not measured in the watched steps, and why; which trees changed; what of a file could not be read."""
         history = self._recorder.history
-        notes = [note for reference in self._watched if (step := reference()) is not None for note in step.notes]
+        notes = [note for step in self._runs for note in step.notes]
         return list(dict.fromkeys([*notes, *section_notes(history), *filter(None, [history.damage])]))

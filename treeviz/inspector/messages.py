@@ -65,13 +65,14 @@ class RunMessages:
 
     def can_append(self, history: History) -> bool:
         """Whether the page has the tree of this run already, and that has not changed."""
-        return self.state == "running" and self._norms is not None and self._norms.source == main_source(history)
+        norms = self._norms
+        return self.state == "running" and norms is not None and norms.is_of(history, main_source(history))
 
     def tree_so_far(self, history: History) -> TreeView:
         """The tree with all steps until now. The next `append` begins after them."""
         source = main_source(history)
-        if self._norms is None or self._norms.source != source:
-            self._norms = NormUpdates(source)
+        if self._norms is None or not self._norms.is_of(history, source):
+            self._norms = NormUpdates(history, source)
         if self.state != "running":
             self.progress.begin(history.tracks[source, "norm"])
             self.state, self._reason = "running", ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -92,9 +93,13 @@ class Buckets(NamedTuple):
 class NormUpdates:
     """The norms of a source since the last message. The cost depends on the new steps only, not on the whole run."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, history: History, source: str) -> None:
+        self.source, self._history = source, weakref.ref(history)
         self._n_sent = 0  # steps
+
+    def is_of(self, history: History, source: str) -> bool:
+        """Whether it is of this source in this very history; a new run has another one."""
+        return self._history() is history and self.source == source
 
     def skip(self, history: History) -> None:
         """Skip the steps until now, which the page has already."""

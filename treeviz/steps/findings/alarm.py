@@ -33,6 +33,10 @@ class Alarm:
         raise_on: Collection[str] = (),
     ) -> None:
         self._thresholds, self._on_finding, self._raise_on = thresholds, on_finding, frozenset(raise_on)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a run: nothing was told of it."""
         self._told: dict[tuple, int] = {}  # until which step, by what stays the same of a finding
         self._present: set[tuple] = set()  # in the last search
         self._bad_sources: set[str] = set()

@@ -111,6 +111,13 @@ class KeptInputs:
                 self._kept.clear()
                 self._unread.clear()
 
+    def clear(self) -> None:
+        """Keep none of the inputs until now."""
+        with self._lock:
+            self.bad = None
+            self._kept.clear()
+            self._unread.clear()
+
     def _forget(self, key: Key) -> None:
         del self._kept[key]
         self._unread.discard(key)

@@ -53,6 +53,8 @@ class Alarm(Protocol):
 
     def postpone(self) -> None: ...
 
+    def begin(self) -> None: ...
+
 
 class _Batch(NamedTuple):
     """Measurements that were read together. If an interrupt comes, the next reading goes on with what is left of them.
@@ -100,24 +102,44 @@ class Recorder:
         at_once: bool = False,
         most_late: int | None = None,
     ) -> None:
-        self.history = History([], 0)
-        self.n_dropped = 0
-        self.forward: dict[str, tuple[str, ...]] = {}
-        self._max_bytes = max_bytes
-        self._members = members
-        self._sections = Sections()
+        self._max_bytes, self._members = max_bytes, members
         self._on_call, self._alarm = on_call, alarm
         self._batch, self._ahead = (1, 0) if at_once else (BATCH, AHEAD)
         self._most_late = most_late
-        self._waiting: deque[Arrived] = deque()
         self._reading = Lock()
         self.listeners: tuple[Listener, ...] = ()
         self._copies_early: bool | None = None
         self._may_raise = True
-        self._has_untold = False  # numbers that the alarm has not searched
-        self._unfinished: _Batch | None = None
+        self._path: Path | None = None  # that `keep` was given
+        self._begin()
         self._ticker: Ticker | None = None
         _alive.add(self)
+
+    def _begin(self) -> None:
+        self.history = History([], 0)
+        self.n_dropped = 0
+        self.forward: dict[str, tuple[str, ...]] = {}
+        self._waiting: deque[Arrived] = deque()
+        self._sections = Sections()
+        self._has_untold = False  # numbers that the alarm has not searched
+        self._unfinished: _Batch | None = None
+        if self._alarm is not None:
+            self._alarm.begin()
+
+    def begin(self) -> History:
+        """Begin a run, in a new file of `keep`, and forget what is not read yet. Returns the history before."""
+        with self._reading:
+            before = self.history
+            self._begin()
+            journal, before.journal = before.journal, None
+            if journal is not None:
+                journal.catch_up(before, now=True)
+                journal.close()
+                try:
+                    keep(self.history, self._path or journal.path)
+                except OSError as error:
+                    warnings.warn(f"keep: the new run is not written to a file: {error}", RuntimeWarning, stacklevel=4)
+        return before
 
     def __len__(self) -> int:
         """How many measurements are not read yet."""
@@ -270,7 +292,7 @@ class Recorder:
           OSError: The file cannot be written.
         """
         with self._reading:
-            path = keep(self.history, path)
+            self._path, path = path, keep(self.history, path)
         if self._ticker is None:
             self._ticker = Ticker(self._tick, first_s=KEPT_WITHIN_S, lock=self._reading, name="treeviz keep")
             self._ticker.start()
@@ -280,8 +302,8 @@ class Recorder:
     def _tick(self) -> float:
         with contextlib.suppress(Exception):  # the loop's own reading reports it
             self.read_what_is_ready()
-        assert self.history.journal is not None
-        self.history.journal.catch_up(self.history)
+        if self.history.journal is not None:
+            self.history.journal.catch_up(self.history)
         return KEPT_WITHIN_S
 
     def close(self) -> None:

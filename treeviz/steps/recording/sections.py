@@ -30,9 +30,10 @@ class Sections:
         if all(map(self._is_as_ever, row.sources)):
             return row
         sections: dict[str, str] = {}
-        for source in sorted(row.sources, key=lambda source: kind_of(source.name) in ("params", "updates")):
-            # Parameters and updates belong to the section of their gradients, also where they come later.
-            wanted = sections.get(sibling_name(source.name, "grads"), self.of(source.name, history))
+        for source in sorted(row.sources, key=_goes_with_gradients):
+            wanted = self.of(source.name, history)
+            if _goes_with_gradients(source):  # into their section, also where it comes later
+                wanted = sections.get(sibling_name(source.name, "grads"), wanted)
             sections[source.name] = _section(source, wanted, row.step, history)
         self._newest.update({source.name: (sections[source.name], source) for source in row.sources})
         if not any(sections.values()):
@@ -50,6 +51,10 @@ class Sections:
         """Whether it is in no section, and the same objects came last. This takes a microsecond."""
         section, last = self._newest.get(source.name, ("unknown", source))
         return not section and source.paths is last.paths and source.shapes is last.shapes
+
+
+def _goes_with_gradients(source: MeasuredTree) -> bool:
+    return kind_of(source.name) in ("params", "updates")
 
 
 def _known(name: str, sources: Collection[str]) -> list[str]:

@@ -171,6 +171,9 @@ class Watched:
     """A watched step: called like the step, and with its attributes.
 
     Attributes:
+      step: The step itself.
+      settings: How it is watched.
+      numbers: The numbers of the next calls.
       watches: What is measured, by the name in the measurement; known when the first step was traced.
       notes: What is not measured besides the gradients, and why.
       trouble: Why the step is not watched any more, or empty. The step itself still runs.
@@ -186,9 +189,9 @@ class Watched:
         self.notes: tuple[str, ...] = ()
         self.trouble = ""
         self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
-        self._step, self._jitted = step, jitted
-        self._record, self._settings = record, settings
-        self._numbers = itertools.count(settings.first)
+        self.step, self._jitted = step, jitted
+        self._record, self.settings = record, settings
+        self.numbers = itertools.count(settings.first)
         self._running = 0  # the number of the newest call
         self._warned: set[str] = set()  # of what
         self._question = f"{next(_n_watched)}"
@@ -198,13 +201,13 @@ class Watched:
             self._give_up(trouble)
 
     def __call__(self, /, *args, **kwargs):
-        self._running = number = next(self._numbers)
+        self._running = number = next(self.numbers)
         twin = self._twin_of(number)
         if twin is None:
-            return self._step(*args, **kwargs)
+            return self.step(*args, **kwargs)
         if self.before is not None and not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             self.before(number, lambda: self._copied((args, kwargs), _copy_array))
-        if self._settings.exact:
+        if self.settings.exact:
             return self._run_apart(twin, number, args, kwargs)
         try:
             out, measurement = twin(*args, **kwargs)
@@ -229,7 +232,7 @@ class Watched:
             self._deliver(measurement, number)
         except Exception as error:
             trouble = error
-        out = self._step(*args, **kwargs)
+        out = self.step(*args, **kwargs)
         if trouble is not None:
             self._give_up(_error_text(trouble))
         return out
@@ -239,7 +242,7 @@ class Watched:
         leaves = jax.tree.leaves((args, kwargs))
         if any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in leaves):
             raise trouble  # the twin ran and has taken the arguments: an error of the step itself
-        out = self._step(*args, **kwargs)
+        out = self.step(*args, **kwargs)
         self._give_up(_error_text(trouble))
         return out
 
@@ -248,7 +251,7 @@ class Watched:
         if twin is not None and jax_private.now_seeing() is not None:
             return None  # within another watched step, which sees the gradients
         if twin is not None and self._disagreement is None:
-            self._disagreement = jax_private.agreed(self._question, str(self._settings), _AGREE_WITHIN_S)
+            self._disagreement = jax_private.agreed(self._question, str(self.settings), _AGREE_WITHIN_S)
             if self._disagreement:
                 self._give_up(self._disagreement + ". All processes must watch the same step in the same way")
         return None if self.trouble else twin
@@ -266,7 +269,7 @@ class Watched:
 
     @property
     def _named(self) -> str:
-        return f"`{getattr(self._step, '__name__', 'step')}`"
+        return f"`{getattr(self.step, '__name__', 'step')}`"
 
     def _warn_once(self, about: str, text: str, stacklevel: int = 4) -> None:
         if about not in self._warned:
@@ -284,7 +287,7 @@ class Watched:
             self._warn_once("record", f"recording step {number} raised {_error_text(error)}")
 
     def _give_up(self, why: str) -> None:
-        self.trouble = f"{why}.\n{CannotWatch.instead(self._step)}"
+        self.trouble = f"{why}.\n{CannotWatch.instead(self.step)}"
         warnings.warn(f"watch: the step runs, but is not watched: {self.trouble}", RuntimeWarning, stacklevel=4)
 
     def _on_traced(self, watches, notes) -> None:
@@ -301,14 +304,14 @@ class Watched:
           CannotWatch: The step is not watched: the twin raised, or this JAX release is unknown.
         """
         if self._jitted is None or self._twins is None:
-            raise CannotWatch(self._step, self.trouble.partition(".\n")[0])
-        twin = self._twins.make(self._settings.statistics, updates=bool(self._settings.updates))
+            raise CannotWatch(self.step, self.trouble.partition(".\n")[0])
+        twin = self._twins.make(self.settings.statistics, updates=bool(self.settings.updates))
         theirs, ours = (self._copied((args, kwargs), _copy_array) for _ in range(2))
-        expected = self._step(*theirs[0], **theirs[1])
+        expected = self.step(*theirs[0], **theirs[1])
         try:
             got, _ = twin(*ours[0], **ours[1])
         except Exception as error:
-            raise CannotWatch(self._step, _error_text(error)) from error
+            raise CannotWatch(self.step, _error_text(error)) from error
         if self._jitted.changes_arguments:
             expected, got = (expected, theirs), (got, ours)
         return compare(expected, got)
@@ -318,7 +321,7 @@ class Watched:
         return self._jitted.copied(tree, copy_array)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_step" not in self.__dict__:
+        if name.startswith("__") or "step" not in self.__dict__:
             raise AttributeError(name)
         if name in ("lower", "trace") and not self.trouble:
             self._warn_once(
@@ -327,13 +330,13 @@ class Watched:
                 "called. Call the watched step itself, whose first call compiles it.",
                 stacklevel=3,
             )
-        return getattr(self._step, name)
+        return getattr(self.step, name)
 
     def __get__(self, instance, owner=None):
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
-        return f"<watched {printable_lines(repr(self._step))}>"
+        return f"<watched {printable_lines(repr(self.step))}>"
 
 
 def _copy_array(x: Any) -> Any:

@@ -1,0 +1,137 @@
+"""The runs that an inspector follows: the steps that it watches in each, and the histories of those before."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from treeviz.steps.measure import Measurement
+from treeviz.steps.nan_origin.kept_inputs import KeptInputs
+from treeviz.steps.recording.decode import Arrived
+from treeviz.steps.recording.history import History
+from treeviz.steps.recording.recorder import Recorder
+from treeviz.steps.tracing.watch import Watched, watch
+
+MOST_EARLIER = 4
+
+
+@dataclass
+class _Step:
+    """A step by its definition: the module and the name of its function.
+
+    Attributes:
+      suffix: Appended to the names of its trees: "", or " of update".
+      code: Of the function. A cell that is run again makes it anew, a factory that is called twice does not.
+      watched: The newest with this definition.
+      is_of_run: It was watched in this run.
+      is_measured: It was measured in this run.
+    """
+
+    suffix: str
+    code: Any
+    watched: weakref.ref[Watched]
+    is_of_run: bool = True
+    is_measured: bool = False
+
+
+class Runs:
+    """Watches steps for a recorder. A step that is defined again after it was measured begins a new run.
+
+    Attributes:
+      earlier: The histories of the newest runs before this one.
+      first: The number of a step's first call.
+      numbers: Those of the measurements that are recorded without a number.
+
+    Args:
+      **settings: Of `treeviz.steps.tracing.watch.watch`.
+    """
+
+    def __init__(self, recorder: Recorder, inputs: KeptInputs | None, **settings: Any) -> None:
+        self.earlier: list[History] = []
+        self._recorder, self._inputs, self._settings = recorder, inputs, settings
+        self._steps: dict[tuple, list[_Step]] = {}
+        self.count_from(0)
+
+    def count_from(self, first: int) -> None:
+        self.first, self.numbers = first, itertools.count(first)
+        for watched in self:
+            watched.numbers = itertools.count(first)
+
+    def __iter__(self) -> Iterator[Watched]:
+        """The steps that are watched."""
+        for step in self._all():
+            watched = step.watched()
+            if watched is not None:
+                yield watched
+
+    def _all(self) -> list[_Step]:
+        return [step for steps in self._steps.values() for step in steps]
+
+    def watch(self, step: Callable, via: str, exact: bool) -> Watched:
+        """The step, watched; if it is so already, the same object."""
+        for known in self:
+            if step is known or (step is known.step and (known.settings.via, known.settings.exact) == (via, exact)):
+                return known
+        step = step.step if isinstance(step, Watched) else step  # by another inspector
+
+        def record(measurement: Measurement, number: int) -> None:
+            of.is_measured = True
+            self._recorder.take(Arrived(measurement, number, watched.watches, of.suffix))
+
+        watched = watch(step, record, via=via, exact=exact, first=self.first, **self._settings)
+        of = self._add(watched)
+        if self._inputs is not None:
+            self._inputs.follow(watched, of.suffix, self._recorder.flush)
+        return watched
+
+    def _add(self, watched: Watched) -> _Step:
+        definition, code = _definition(watched.step)
+        steps = self._steps.setdefault(definition, [])
+        if any(step.is_measured for step in steps):
+            self.earlier.append(self.begin())
+            del self.earlier[:-MOST_EARLIER]
+            watched.numbers = itertools.count()
+        for step in steps:
+            if not step.is_of_run or step.code is not code:
+                step.code, step.watched, step.is_of_run = code, weakref.ref(watched), True
+                return step
+        name = getattr(watched.step, "__name__", "step")
+        taken = {step.suffix for step in self._all()}
+        suffixes = ("", f" of {name}", *(f" of {name} {n}" for n in range(2, len(taken) + 2)))
+        steps.append(_Step(next(s for s in suffixes if s not in taken), code, weakref.ref(watched)))
+        return steps[-1]
+
+    def begin(self) -> History:
+        """Begin a run, whose steps count from 0. Returns the history before, once all its steps are read."""
+        with contextlib.suppress(Exception):  # such as StopTraining, of a run that has ended
+            self._recorder.flush()
+        self.count_from(0)
+        for step in self._all():
+            step.is_of_run = step.is_measured = False
+        if self._inputs is not None:
+            self._inputs.clear()
+        return self._recorder.begin()
+
+
+def _definition(step: Any) -> tuple[tuple, Any]:
+    """The module and the name of a step's function, and its code, which a cell that is run again makes anew."""
+    function = step
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, types.MethodType):
+            function = function.__func__
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        else:
+            break
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", "")
+    line = code.co_firstlineno if code is not None and "<lambda>" in name else None
+    return (getattr(function, "__module__", ""), name, line), code
