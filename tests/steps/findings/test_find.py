@@ -101,6 +101,13 @@ def test_nothing_is_said_of_a_sparse_embedding_or_a_rare_expert():
     assert run.findings() == []
 
 
+def test_nothing_is_said_of_a_norm_that_grows_sixtyfold_in_42_steps():
+    run = Run()
+    run.grads[200:242] *= 60 ** (np.arange(42) / 42)[:, None]
+    run.grads[242:] *= 60
+    assert run.findings() == []
+
+
 def test_nothing_is_said_of_loss_scaling_and_of_a_lora_whose_first_gradients_are_zero():
     run = Run()
     run.grads *= 2.0**15
@@ -116,7 +123,7 @@ def test_the_leaf_that_is_not_finite_first_in_the_backward_pass_is_named_with_th
     assert (found.kind, found.source, found.first, found.until) == ("nonfinite", "grads", 140, 299)
     assert found.path == "['layers'][8]['w']"
     assert dict(found.numbers) == {"numbers": 7, "leaves at first": 16, "leaves in all": 24}
-    assert found.leaves == tuple(range(24))
+    assert found.leaves[0] == 17 and sorted(found.leaves) == list(range(24))
     assert "7 numbers that are NaN or infinite at step 140" in found.sentence
 
 
@@ -169,6 +176,48 @@ def test_gradients_that_are_all_zero_are_one_finding():
     assert (found.kind, found.path) == ("dead", "")
 
 
+def test_leaves_that_die_at_other_steps_or_places_are_findings_of_their_own():
+    run = Run()
+    run.grads[100:, :8] = 0  # layers 0 to 3
+    run.grads[102:, 13] = 0  # the weights of layer 6
+    run.grads[200:, 16:20] = 0  # layers 8 and 9
+    assert [(f.kind, f.path, f.first, len(f.leaves)) for f in run.findings()] == [
+        ("dead", "['layers'][3]['w']", 100, 8),
+        ("dead", "['layers'][6]['w']", 102, 1),
+        ("dead", "['layers'][9]['w']", 200, 4),
+    ]
+
+
+def test_the_same_leaf_of_many_layers_is_one_dead_finding():
+    run = Run()
+    run.grads[:, ::2] = 0
+    (found,) = run.findings()
+    assert (found.kind, found.path, found.leaves[0], sorted(found.leaves)) == (
+        "dead",
+        "['layers'][11]['b']",
+        22,
+        list(range(0, 24, 2)),
+    )
+
+
+def test_what_a_nan_brings_about_is_not_told_and_what_comes_after_it_is():
+    run = Run()
+    run.bad[30, 23] = 1
+    run.grads[100:, 5] = 0
+    assert [f.kind for f in run.findings()] == ["nonfinite", "dead"]
+    run.bad[30:, 23] = 1
+    assert [f.kind for f in run.findings()] == ["nonfinite"]
+    assert run.findings(kinds=["dead"]) == []
+
+
+def test_the_second_gradient_of_a_step_comes_before_the_tenth():
+    names = ["grads", "grads #10", "grads #2"]
+    history = History([source(name, mlp()) for name in names])
+    for step in range(60):
+        history.append(step, {name: {"norm": np.zeros(24), "nonfinite": np.zeros(24)} for name in names})
+    assert [f.source for f in findings(history)] == ["grads", "grads #2", "grads #10"]
+
+
 def test_a_leaf_that_is_all_nan_is_not_dead():
     run = Run()
     run.grads[:, 5], run.bad[:, 5] = 0, 128
@@ -180,6 +229,15 @@ def test_a_frozen_leaf_is_found():
     run.updates[:, 4] = 0
     (found,) = run.findings()
     assert (found.kind, found.source, found.path) == ("frozen", "updates", run.paths[4])
+
+
+def test_many_spikes_are_one_finding_that_leads_to_the_highest():
+    run = Run()
+    run.grads[40:300:25] *= 100
+    run.grads[190] *= 3
+    (found,) = run.findings()
+    assert (found.kind, found.path, found.first, found.until) == ("spike", "", 40, 290)
+    assert "at step 190" in found.sentence and "It jumped at 11 steps in all" in found.sentence
 
 
 def test_a_spike_is_found_in_the_leaf_and_in_the_tree():
@@ -325,12 +383,12 @@ def test_clipping_is_compared_in_a_long_run_and_in_optax_own():
 def test_the_worst_comes_first_and_of_one_kind_the_one_further_beyond_its_threshold():
     run = Run()
     run.grads[:, [2, 6]] *= 1e-2  # so that the whole tree's norm tells nothing of them
-    run.grads[200, 2] *= 300
+    run.grads[220, 2] *= 300
     run.grads[200, 6] *= 3000
     run.grads[:, 5] = 0
     run.updates[:, 4] = 0
     run.updates[:, 9] *= 1e4
-    run.bad[150, 2], run.bad[140, 11] = 1, 1
+    run.bad[20, 2], run.bad[10, 11] = 1, 1
     found = run.findings()
     order = ["nonfinite", "dead", "frozen", "ratio"]
     assert [f.kind for f in found if f.kind != "spike"] == order
@@ -360,7 +418,7 @@ def test_a_tree_that_does_not_train_at_all_comes_before_a_dead_leaf():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_jumps_are_those_above_the_median_of_the_fifty_entries_before_each_twenty_five(seed):
+def test_jumps_are_above_the_medians_of_the_fifty_entries_before_each_twenty_five_and_of_the_last_eight(seed):
     rng = np.random.default_rng(seed)
     norms = rng.lognormal(0, 0.2, (int(rng.integers(1, 400)), 5))
     norms *= 10.0 ** np.where(rng.random(norms.shape) < 0.03, rng.integers(1, 4, norms.shape), 0)
@@ -375,7 +433,10 @@ def test_jumps_are_those_above_the_median_of_the_fifty_entries_before_each_twent
             deviation = 1.4826 * np.median(np.abs(before - np.median(before)))
             for at in range(start, min(start + 25, len(norms))):
                 jump = np.log10(norms[at, leaf]) - np.median(before) if 0 < norms[at, leaf] < np.inf else 0
-                expected[at, leaf] = jump if jump > max(1, 8 * deviation) else 0
+                near = norms[max(at - 8, 0) : at, leaf]
+                near = np.log10(near[np.isfinite(near) & (near > 0)])
+                is_sudden = jump and near.size and np.log10(norms[at, leaf]) - np.median(near) > 1
+                expected[at, leaf] = jump if is_sudden and jump > max(1, 8 * deviation) else 0
     with np.errstate(all="raise"):
         np.testing.assert_allclose(jumps_of(norms, Thresholds()), expected)
 

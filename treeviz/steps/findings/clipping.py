@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.steps.findings.counts import NOT_GRADIENTS
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
+from treeviz.steps.findings.searched import Searched
 from treeviz.steps.names import kind_of
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline
@@ -32,13 +32,14 @@ class _Compared(NamedTuple):
     largest: np.ndarray | None
 
 
-def clipping(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+def clipping(tree: Searched) -> Iterator[Finding]:
     """Gradients that are clipped in nearly every step.
 
     If they were measured before and after clipping, the two are compared. Otherwise gradients with the same norm in
     nearly every step are reported.
     """
-    if kind_of(name) in NOT_GRADIENTS or "norm" not in history.statistics(name):
+    history, name, thresholds = tree.history, tree.name, tree.thresholds
+    if not tree.is_gradient or "norm" not in history.statistics(name):
         return
     for before in reversed(list(history.sources)[: list(history.sources).index(name)]):
         compared = _compared(history, before, name, thresholds)
@@ -51,7 +52,7 @@ def clipping(history: History, name: str, thresholds: Thresholds) -> Iterator[Fi
 def _compared(history: History, before: str, after: str, thresholds: Thresholds) -> _Compared | None:
     """None if the sources differ in leaves or share too few steps, or if gradients grew from one to the other."""
     a, b = history.sources[before], history.sources[after]
-    if kind_of(before) in NOT_GRADIENTS or (a.paths, a.sizes) != (b.paths, b.sizes):
+    if kind_of(before) in ("params", "updates") or (a.paths, a.sizes) != (b.paths, b.sizes):
         return None
     (steps, tops), (others, bottoms) = (_exact(history, name, "norm") for name in (before, after))
     common, left, right = np.intersect1d(steps, others, assume_unique=True, return_indices=True)

@@ -2,114 +2,183 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
+from treeviz.steps.findings.searched import Searched, listed, pattern
 from treeviz.steps.names import kind_of, sibling_name
-from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import occurs_in
 
-NOT_GRADIENTS = ("params", "updates")  # kinds of sources
+_SMALLEST_FLOAT16 = 2.0**-24
+_DIVERGED = 100.0  # times the norm before
+_SCALE = "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32."
+_TOGETHER = 5  # entries between leaves that die of one cause
 
 
-def forward_order(paths: Sequence[str], forward: Sequence[str] | None) -> np.ndarray:
-    """int[n_leaves]: each leaf's place in the order in which the model uses them, as far as it is known."""
-    if forward is None:  # layer 2 comes before layer 10
-        keys = [[(int(x), "") if x.isdecimal() else (-1, x) for x in re.split(r"([0-9]+)", path)] for path in paths]
-        return np.argsort(sorted(range(len(paths)), key=lambda leaf: (keys[leaf], leaf)))
-    places = {path: place for place, path in enumerate(forward)}
-    return np.array([places.get(path, -1) for path in paths])
-
-
-def nonfinite(history: History, name: str, forward: Sequence[str] | None = None) -> Iterator[Finding]:
+def nonfinite(tree: Searched) -> Iterator[Finding]:
     """The first step with NaN or Inf, the leaf where the backward pass met them first, and all leaves affected."""
-    timeline = history.values(name, "nonfinite")
-    bad = timeline.high > 0
+    timeline = tree.history.values(tree.name, "nonfinite")
+    bad: np.ndarray = timeline.high > 0
     entries = np.flatnonzero(bad.any(axis=1))
     if not entries.size:
         return
-    paths = history.sources[name].paths
-    at_first = np.flatnonzero(bad[entries[0]])
-    leaf = int(at_first[np.argmax(forward_order(paths, forward)[at_first])])
-    spread = np.flatnonzero(bad.any(axis=0))
-    first, until = int(timeline.first[entries[0]]), int(timeline.until[entries[-1]])
-    n = int(timeline.high[entries[0], leaf])
-    others = "" if len(spread) == 1 else f" {len(spread)} of {len(paths)} leaves were struck in all."
-    when = (
-        f"at step {first}" if timeline.n[entries[0]] == 1 else f"between steps {first} and {timeline.until[entries[0]]}"
-    )
-    order = "by its key: if the model uses them in that order," if forward is None else "that the model uses, so"
+    name, paths = tree.name, tree.source.paths
+    entry = entries[0]
+    at_first = np.flatnonzero(bad[entry])
+    leaf = int(at_first[np.argmax(tree.places[at_first])])
+    spread = sorted(map(int, np.flatnonzero(bad.any(axis=0))), key=lambda i: (not bad[entry, i], -tree.places[i]))
+    first, until = int(timeline.first[entry]), int(timeline.until[entries[-1]])
+    when = f"at step {first}" if timeline.n[entry] == 1 else f"between steps {first} and {timeline.until[entry]}"
+    is_everywhere = _is_everywhere(tree, at_first)
+    if is_everywhere:
+        n = int(timeline.high[entry, at_first].sum())
+        sentence = f"{len(at_first)} of {len(paths)} leaves of {name} were NaN or infinite {when}."
+        reason = (
+            "The leaf that is used last is among them, so they were made before any gradient of a parameter: in the "
+            "forward pass, in the loss or its derivative, or in the batch. Look"
+        )
+    else:
+        n = int(timeline.high[entry, leaf])
+        plural = n != 1
+        others = "" if len(spread) == 1 else f" {len(spread)} of {len(paths)} leaves were struck in all."
+        sentence = (
+            f"{name}{paths[leaf]} had {n} number{'s' * plural} that {'are' if plural else 'is'} NaN or infinite "
+            f"{when}.{others}"
+        )
+        order = (
+            "by its key: if the model uses them in that order," if tree.forward is None else "that the model uses, so"
+        )
+        reason = f"Of the leaves that were struck first it is the last one {order} the backward pass met it first: look"
     yield Finding(
         "nonfinite",
         name,
-        paths[leaf],
-        leaf,
+        "" if is_everywhere else paths[leaf],
+        -1 if is_everywhere else leaf,
         first,
         until,
         (("numbers", n), ("leaves at first", len(at_first)), ("leaves in all", len(spread))),
-        f"{name}{paths[leaf]} had {n} number{'s' * (n != 1)} that {'are' if n != 1 else 'is'} NaN or infinite "
-        f"{when}.{others}",
-        f"Of the leaves that were struck first it is the last one {order} the backward pass met it first: "
-        "look there for a division, a log, a square root or an exponential, and at that step's batch; a lower learning "
-        "rate, clipping, or loss scaling in float16 may be what is missing.",
-        tuple(int(i) for i in spread),
+        sentence + _had_diverged(tree, first),
+        f"{reason} there for a division, a log, a square root or an exponential, and at that step's batch; a lower "
+        "learning rate, clipping, or loss scaling in float16 may be what is missing. inspector.locate_nan() names the "
+        "operation and its line, where GradientInspector(keep_inputs=True) has kept the inputs of the step.",
+        tuple(spread),
         rank=Rank.NOT_FINITE,
         severity="error",
     )
 
 
-def dead(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+def _is_everywhere(tree: Searched, struck: np.ndarray) -> bool:
+    """Whether the backward pass met NaN before any parameter: in the leaf that is used last, and in most others."""
+    alive = np.union1d(struck, np.flatnonzero((tree.norm.high > 0).any(axis=0)))
+    if len(alive) < 3 or not tree.is_gradient:
+        return False
+    if tree.forward is None:
+        return len(struck) >= 0.9 * len(alive)
+    return 2 * len(struck) > len(alive) and tree.places[alive].max() == tree.places[struck].max()
+
+
+def _had_diverged(tree: Searched, first: int) -> str:
+    """What the norm was before the first NaN, if it had grown."""
+    before = tree.norm.until < first
+    root = np.sqrt(np.nansum(tree.norm.high[before] ** 2, axis=1))
+    usual = float(np.median(root[:-10])) if len(root) > 10 else float(root[0]) if len(root) else 0.0
+    times = root[-10:].max() / usual if usual > 0 else 0.0
+    return f" Before, the norm had grown {times:.2g} times: the training diverged." if times > _DIVERGED else ""
+
+
+def dead(tree: Searched) -> Iterator[Finding]:
     """Gradients that are zero: always, or from some step on."""
-    if kind_of(name) in NOT_GRADIENTS:
+    if not tree.is_gradient or tree.n_steps < tree.thresholds.fewest_steps:
         return
-    timeline, n_steps, has_number = _norms(history, name)
-    if n_steps < thresholds.fewest_steps:
-        return
-    paths = history.sources[name].paths
+    timeline, (first, until) = tree.norm, tree.span
     # A norm covers finite numbers only, so where others are not finite, zero does not mean dead.
-    alive = (timeline.high > 0) | occurs_in(history.values(name, "nonfinite"), timeline)
-    never = has_number & ~alive.any(axis=0)
-    if has_number.any() and never[has_number].all():
+    alive = (timeline.high > 0) | occurs_in(tree.history.values(tree.name, "nonfinite"), timeline)
+    trained = tree.is_trained
+    if trained.any() and not alive[:, trained].any():
         yield Finding(
-            "dead", name, "", -1, int(timeline.first[0]), int(timeline.until[-1]), (("steps", n_steps),),
-            f"All of {name} were zero in all {n_steps} steps.",
+            "dead", tree.name, "", -1, first, until, (("steps", tree.n_steps),),
+            f"All of {tree.name} were zero in all {tree.n_steps} steps.",
             "The loss does not depend on the parameters: look for stop_gradient, an argnums that names something else, "
             "a comparison or rounding on the way, or a loss that underflows.",
-            (), n_steps / thresholds.fewest_steps,
+            (), tree.n_steps / tree.thresholds.fewest_steps,
             rank=Rank.TRAINING_ENDS,
         )  # fmt: skip
         return
-    n_entries = len(timeline.n)
-    since = np.where(
-        alive.any(axis=0), n_entries - alive[::-1].argmax(axis=0), 0
-    )  # the entry after its last nonzero one
-    n_until = np.concatenate([[0], np.cumsum(timeline.n)])
-    for leaf in np.flatnonzero(has_number & (since < n_entries)):
-        start, n_zero = since[leaf], int(n_until[-1] - n_until[since[leaf]])
-        patience = _patience(timeline.n, alive[:, leaf], thresholds) if start else thresholds.fewest_steps
-        if n_zero < patience:
-            continue
-        first = int(timeline.first[start])
-        always = f"from step {first} on" if start else "always"
-        reason = (
-            "Its units may be dead, as ReLUs are whose inputs became negative for every example: try a lower "
-            "learning rate, a leaky activation, or another initialisation. Experts and embeddings that are no longer "
-            "chosen look so too."
-            if start
-            else "No path leads from the loss to it: look for stop_gradient, an unused branch, or a parameter that the "
-            "model does not use. A bias before a normalisation, and the key bias of attention, have no effect and may "
-            "go."
-        )
-        yield Finding(
-            "dead", name, paths[leaf], int(leaf), first, int(timeline.until[-1]), (("steps", n_zero),),
-            f"{name}{paths[leaf]} was {always} zero: {n_zero} steps.", reason, (), n_zero / patience,
+    since = np.where(alive.any(axis=0), len(alive) - alive[::-1].argmax(axis=0), 0)  # after the last nonzero entry
+    n_zero = tree.n_steps - np.concatenate([[0], np.cumsum(timeline.n)])[since]
+    patience = [_patience(timeline.n, alive[:, i], tree.thresholds) for i in range(alive.shape[1])]
+    patience = np.where(since > 0, patience, tree.thresholds.fewest_steps)
+    is_dead = trained & (n_zero >= patience) & (since < len(alive))
+    starts = np.unique(since[is_dead])
+    for group in np.split(starts, np.flatnonzero((np.diff(starts) > _TOGETHER) | (starts[:-1] == 0)) + 1):
+        for run in _alike(tree, tree.runs(is_dead & np.isin(since, group))):
+            yield _dead_run(tree, run, int(since[run].min()), float((n_zero / patience)[run].max()))
+
+
+def _alike(tree: Searched, runs: Iterable[list[int]]) -> list[list[int]]:
+    """Join the runs that differ in the numbers of their layers only: that nearest to the loss comes first."""
+    joined: dict[frozenset[str], list[int]] = {}
+    for run in runs:
+        alike = frozenset(pattern(tree.path(leaf)) for leaf in run)
+        joined[alike] = run + joined.get(alike, [])
+    return list(joined.values())
+
+
+def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Finding:
+    """The finding of leaves that are zero since the entry `start`, of which the first is the cause."""
+    first = int(tree.norm.first[start])
+    n_zero = int(tree.norm.n[start:].sum())
+    path = tree.path(run[0])
+    if (largest := _last_of_float16(tree, run)) is not None:
+        return Finding(
+            "underflow", tree.name, path, run[0], first, tree.span[1], (("largest", largest), ("steps", n_zero)),
+            f"{tree.name}{path}{_others(run)} became zero: around it, gradients are of {largest:.1g} at most, and "
+            f"float16 has nothing below {_SMALLEST_FLOAT16:.1g}.",
+            _SCALE, tuple(run), times,
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
+    always = f"from step {first} on" if start else "always"
+    reason = "Of these leaves it is the last one in use, so the backward pass met it first. " if len(run) > 1 else ""
+    if start:
+        reason += (
+            "Units may be dead, as ReLUs are whose inputs became negative for every example: try a lower learning "
+            "rate, a leaky activation, or another initialisation. Experts and embeddings that are no longer chosen "
+            "look so too."
+        )
+    else:
+        reason += (
+            "Look for stop_gradient, an unused branch, units that are zero for every example, or a parameter that the "
+            "model does not use."
+        )
+    return Finding(
+        "dead", tree.name, path, run[0], first, tree.span[1], (("steps", n_zero),),
+        f"{tree.name}{path}{_others(run)} {'was' if len(run) == 1 else 'were'} {always} zero: {n_zero} steps.",
+        reason, tuple(run), times,
+        rank=Rank.LEAF_ENDS,
+    )  # fmt: skip
+
+
+def _others(leaves: Sequence[int]) -> str:
+    n = len(leaves) - 1
+    return f" and {n} other lea{'ves' if n > 1 else 'f'}" if n else ""
+
+
+def _last_of_float16(tree: Searched, run: list[int]) -> float | None:
+    """The largest magnitude next to leaves that are zero, if it is among the smallest numbers of float16; else None.
+
+    Gradients may be float32 that were cast: these are multiples of the smallest float16, too. Those of bfloat16 are
+    not.
+    """
+    after = [leaf for layer in tree.layers for leaf in layer if tree.places[leaf] > tree.places[run[0]]][:2]
+    largest = tree.history.values(tree.name, "max_abs").latest[:, [*run, *after]]
+    largest = largest[np.isfinite(largest) & (largest > 0)]
+    if largest.size and (largest % _SMALLEST_FLOAT16 == 0).all() and (top := np.median(largest)) < 2.0**-17:
+        return float(top)
+    return None
 
 
 def _patience(n: np.ndarray, alive: np.ndarray, thresholds: Thresholds) -> float:
@@ -120,81 +189,87 @@ def _patience(n: np.ndarray, alive: np.ndarray, thresholds: Thresholds) -> float
     return max(thresholds.dead_after, 10 * int(pauses.max(initial=0)))
 
 
-def frozen(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+def frozen(tree: Searched) -> Iterator[Finding]:
     """Leaves that have gradients but whose updates are zero."""
-    if kind_of(name) != "updates":
+    if kind_of(tree.name) != "updates" or tree.n_steps < tree.thresholds.fewest_steps:
         return
-    timeline, n_steps, has_number = _norms(history, name)
-    if n_steps < thresholds.fewest_steps:
+    has_gradient = tree.is_trained
+    of_grads = sibling_name(tree.name, "grads")
+    grads = tree.history.sources.get(of_grads)
+    if grads is not None and grads.sizes == tree.source.sizes and "norm" in tree.history.statistics(of_grads):
+        has_gradient = tree.is_trained & (tree.history.values(of_grads, "norm").high > 0).any(axis=0)
+    leaves = np.flatnonzero(has_gradient & ~(tree.norm.high > 0).any(axis=0)).tolist()
+    if not leaves:
         return
-    has_gradient = has_number
-    of_grads = sibling_name(name, "grads")
-    grads = history.sources.get(of_grads)
-    source = history.sources[name]
-    if grads is not None and grads.sizes == source.sizes and "norm" in history.statistics(of_grads):
-        has_gradient = has_number & (history.values(of_grads, "norm").high > 0).any(axis=0)
-    leaves = np.flatnonzero(has_gradient & ~(timeline.high > 0).any(axis=0))
-    whole = bool(leaves.size) and leaves.size == has_gradient.sum()
-    for leaf in [-1] if whole else leaves:
-        path = "" if whole else source.paths[leaf]
-        yield Finding(
-            "frozen", name, path, int(leaf), int(timeline.first[0]), int(timeline.until[-1]), (("steps", n_steps),),
-            f"{'All parameters' if whole else path} got no update in {n_steps} steps, though there is a gradient.",
-            "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If "
-            "it is meant to be frozen, nothing is wrong; its gradient need not be computed then.",
-            tuple(int(i) for i in leaves) if whole else (), n_steps / thresholds.fewest_steps,
-            rank=Rank.TRAINING_ENDS if whole else Rank.LEAF_ENDS,
-        )  # fmt: skip
+    whole = len(leaves) == has_gradient.sum()
+    what = "All parameters" if whole else listed([tree.path(leaf) for leaf in leaves])
+    yield Finding(
+        "frozen", tree.name, "" if whole else tree.path(leaves[0]), -1 if whole else leaves[0], *tree.span,
+        (("steps", tree.n_steps), ("leaves", len(leaves))),
+        f"{what} got no update in {tree.n_steps} steps, though there is a gradient.",
+        "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If "
+        "it is meant to be frozen, nothing is wrong; its gradient need not be computed then.",
+        tuple(leaves), tree.n_steps / tree.thresholds.fewest_steps,
+        rank=Rank.TRAINING_ENDS if whole else Rank.LEAF_ENDS,
+    )  # fmt: skip
 
 
-def underflow(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+def underflow(tree: Searched) -> Iterator[Finding]:
     """Magnitudes near the smallest of the dtype; updates that are lost in the rounding of bfloat16 parameters."""
-    source = history.sources[name]
-    timeline = history.values(name, "histogram")
-    if timeline.total is not None and len(timeline.n) and kind_of(name) not in NOT_GRADIENTS:
+    timeline = tree.history.values(tree.name, "histogram")
+    if timeline.total is not None and len(timeline.n) and tree.is_gradient:
         counts = np.maximum(timeline.total, 0).sum(axis=0)
-        for leaf, dtype in enumerate(source.dtypes):
-            if dtype not in ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
-                continue
-            smallest = int(np.log2(float(jnp.finfo(dtype).smallest_normal)))
-            part = counts[leaf, : max(min(smallest - FIRST_EXPONENT, N_BINS), 0)].sum() / max(counts[leaf].sum(), 1)
-            if part > thresholds.underflow:
-                yield Finding(
-                    "underflow", name, source.paths[leaf], leaf, int(timeline.first[0]), int(timeline.until[-1]),
-                    (("part", float(part)),),
-                    f"{part:.0%} of {name}{source.paths[leaf]} are below 2**{smallest}, where {dtype} loses digits "
-                    f"and then all.",
-                    "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32.",
-                    (), float(part) / thresholds.underflow,
-                    rank=Rank.LEAF_ENDS,
-                )  # fmt: skip
-    if kind_of(name) == "updates":
-        yield from _lost_in_bfloat16(history, name, thresholds)
+        parts = {}
+        for leaf, dtype in enumerate(tree.source.dtypes):
+            if dtype in ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
+                below = counts[leaf, : max(min(_exponent(dtype) - FIRST_EXPONENT, N_BINS), 0)].sum()
+                parts[leaf] = float(below / max(counts[leaf].sum(), 1))
+        worst = [leaf for leaf in sorted(parts, key=lambda i: -parts[i]) if parts[leaf] > tree.thresholds.underflow]
+        if worst:
+            part, dtype = parts[worst[0]], tree.source.dtypes[worst[0]]
+            yield Finding(
+                "underflow", tree.name, tree.path(worst[0]), worst[0], int(timeline.first[0]), int(timeline.until[-1]),
+                (("part", part),),
+                f"{part:.0%} of {tree.name}{tree.path(worst[0])}{_less_of(worst)} are below 2**{_exponent(dtype)}, "
+                f"where {dtype} loses digits and then all.",
+                _SCALE, tuple(worst), part / tree.thresholds.underflow,
+                rank=Rank.LEAF_ENDS,
+            )  # fmt: skip
+    if kind_of(tree.name) == "updates":
+        yield from _lost_in_bfloat16(tree)
 
 
-def _lost_in_bfloat16(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
-    of_params = sibling_name(name, "params")
-    params = history.sources.get(of_params)
-    ratio = history.ratio(name, of_params)
-    if params is None or ratio is None or ratio.n.sum() < thresholds.fewest_steps:
+def _exponent(dtype: str) -> int:
+    """That of the smallest normal number."""
+    return int(np.log2(float(jnp.finfo(dtype).smallest_normal)))
+
+
+def _less_of(leaves: Sequence[int]) -> str:
+    n = len(leaves) - 1
+    return f" (and less of {n} other lea{'ves' if n > 1 else 'f'})" if n else ""
+
+
+def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:
+    of_params = sibling_name(tree.name, "params")
+    params = tree.history.sources.get(of_params)
+    ratio = tree.history.ratio(tree.name, of_params)
+    if params is None or ratio is None or ratio.n.sum() < tree.thresholds.fewest_steps:
         return
+    typical = {}
     for leaf, dtype in enumerate(params.dtypes):
         values = ratio.latest[:, leaf]
         values = values[np.isfinite(values) & (values > 0)]
         # Half a unit in the last place is at most 2**-9 of a number; a quarter of that changes hardly any.
-        if dtype == "bfloat16" and values.size and (typical := float(np.median(values))) < 2.0**-11:
-            yield Finding(
-                "underflow", name, params.paths[leaf], leaf, int(ratio.first[0]), int(ratio.until[-1]),
-                (("ratio", typical),),
-                f"The updates of {of_params}{params.paths[leaf]} are {typical:.1e} of it, and most are lost when it is "
-                "rounded to bfloat16.",
-                "Keep a float32 copy of the parameters for the optimizer, or round stochastically.",
-                (), 2.0**-11 / typical,
-                rank=Rank.LEAF_ENDS,
-            )  # fmt: skip
-
-
-def _norms(history: History, name: str):
-    """The norms over time, their number of steps, and which leaves have numbers."""
-    timeline = history.values(name, "norm")
-    return timeline, int(timeline.n.sum()), np.array(history.sources[name].has_number, bool)
+        if dtype == "bfloat16" and values.size and np.median(values) < 2.0**-11:
+            typical[leaf] = float(np.median(values))
+    if typical:
+        worst = sorted(typical, key=typical.__getitem__)
+        part, path = typical[worst[0]], params.paths[worst[0]]
+        yield Finding(
+            "underflow", tree.name, path, worst[0], int(ratio.first[0]), int(ratio.until[-1]), (("ratio", part),),
+            f"The updates of {of_params}{path}{_others(worst)} are {part:.1e} of it or little more, and most are lost "
+            "when it is rounded to bfloat16.",
+            "Keep a float32 copy of the parameters for the optimizer, or round stochastically.",
+            tuple(worst), 2.0**-11 / part,
+            rank=Rank.LEAF_ENDS,
+        )  # fmt: skip

@@ -6,13 +6,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from treeviz.steps.findings import clipping, counts, norms, spikes
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
+from treeviz.steps.findings.searched import Searched, natural
 from treeviz.steps.names import kind_of, sibling_name
 from treeviz.steps.recording.history import History
 
-Check = Callable[[History, str, Thresholds], Iterator[Finding]]
+Check = Callable[[Searched], Iterator[Finding]]
 
-# For each kind, the function that yields the findings of one source; `findings` itself handles "nonfinite".
+# For each kind, the function that yields the findings of one source.
 CHECKS: dict[str, Check] = {
+    "nonfinite": counts.nonfinite,
     "exploding": norms.exploding,
     "dead": counts.dead,
     "frozen": counts.frozen,
@@ -22,7 +24,9 @@ CHECKS: dict[str, Check] = {
     "ratio": norms.ratio,
     "underflow": counts.underflow,
     "clipping": clipping.clipping,
+    "redundant": norms.redundant,
 }
+_CAUSES = ("nonfinite", "exploding")  # of other findings
 
 
 def check_kinds(kinds: str | Collection[str], where: str) -> frozenset[str]:
@@ -35,10 +39,9 @@ def check_kinds(kinds: str | Collection[str], where: str) -> frozenset[str]:
       ValueError: A kind is not known.
     """
     kinds = frozenset([kinds] if isinstance(kinds, str) else kinds)
-    known = ("nonfinite", *CHECKS)
-    if not kinds <= set(known):
-        unknown = ", ".join(sorted(repr(kind) for kind in kinds if kind not in known))
-        raise ValueError(f"{where}: there is no kind of finding {unknown}; there are {', '.join(map(repr, known))}.")
+    if not kinds <= CHECKS.keys():
+        unknown = ", ".join(sorted(repr(kind) for kind in kinds if kind not in CHECKS))
+        raise ValueError(f"{where}: there is no kind of finding {unknown}; there are {', '.join(map(repr, CHECKS))}.")
     return kinds
 
 
@@ -53,10 +56,12 @@ def findings(
 
         findings(inspector.history)[0].sentence
 
-    The order is that of `Rank`: numbers that are NaN or infinite, the earliest first; a whole tree that explodes,
-    or whose gradients or updates are all zero; leaves that are dead, frozen or vanish, and numbers that underflow; what
-    is unusual; and clipping, which is a choice. Of two with the same rank, the one that is further beyond its
-    threshold comes first. Takes some milliseconds for a hundred leaves.
+    Leaves that went wrong of one cause are one finding, with the leaf where the backward pass met it first; what a NaN
+    or an explosion brings about is not told again. The order is that of `Rank`: numbers that are NaN or infinite, the
+    earliest first; a whole tree that explodes, or whose gradients or updates are all zero; leaves that are dead, frozen
+    or vanish, and numbers that underflow; what is unusual; clipping, which is a choice; and what is no fault. Of two
+    with the same rank, the one that is further beyond its threshold comes first. Takes some milliseconds for a hundred
+    leaves.
 
     Args:
       thresholds: The limits; `Thresholds()` by default.
@@ -68,25 +73,26 @@ def findings(
       ValueError: A kind is not known.
     """
     thresholds = thresholds or Thresholds()
-    kinds = None if kinds is None else check_kinds(kinds, "findings")
-    found: list[Finding] = []
-    for name in history.sources:
-        if kinds is None or "nonfinite" in kinds:
-            found.extend(
-                counts.nonfinite(history, name, forward.get(name) if isinstance(forward, Mapping) else forward)
-            )
-    struck = {finding.source: finding.first for finding in found}
-    found = [
-        finding  # NaN in gradients spreads to parameters and updates
-        for finding in found
-        if kind_of(finding.source) not in ("params", "updates")
-        or struck.get(sibling_name(finding.source, "grads"), finding.first + 1) > finding.first
-    ]
-    for kind, check in CHECKS.items():
-        if kinds is None or kind in kinds:
-            for name in history.sources:
-                found.extend(check(history, name, thresholds))
-    return sorted(found, key=_weight)
+    names = sorted(history.sources, key=lambda name: natural(name) if "#" in name else [])  # "grads #2" before "#10"
+    forward_of = forward if isinstance(forward, Mapping) else dict.fromkeys(names, forward)
+    trees = [Searched(history, name, thresholds, forward_of.get(name)) for name in names]
+    wanted = frozenset(CHECKS) if kinds is None else check_kinds(kinds, "findings")
+    checks = [check for kind, check in CHECKS.items() if kind in wanted or kind in _CAUSES]
+    found = [finding for check in checks for tree in trees for finding in check(tree)]
+    causes = [finding for finding in found if finding.kind in _CAUSES]
+    told = (x for x in found if x.kind in wanted and not any(_follows(x, cause) for cause in causes))
+    return sorted(told, key=_weight)
+
+
+def _follows(finding: Finding, cause: Finding) -> bool:
+    """Whether the cause brings the finding about: NaN that stay what comes after them, an explosion the jumps."""
+    if cause.kind == "exploding":
+        return finding.kind == "spike" and finding.source == cause.source and finding.until >= cause.first
+    grads = sibling_name(finding.source, "grads")
+    if finding.kind == "nonfinite":  # NaN in gradients spreads to parameters and updates
+        is_spread = kind_of(finding.source) in ("params", "updates") and cause.source == grads
+        return is_spread and cause.first <= finding.first
+    return sibling_name(cause.source, "grads") == grads and cause.first <= finding.first <= finding.until <= cause.until
 
 
 def _weight(finding: Finding) -> tuple[int, int, float, int]:

@@ -15,6 +15,7 @@ class Rank(IntEnum):
     LEAF_ENDS = 2  # the same for some leaves
     UNUSUAL = 3
     CHOICE = 4  # a setting that may be intended
+    INFORMATION = 5  # nothing is wrong
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,18 @@ class Finding:
 
     Attributes:
       kind: "nonfinite", "exploding", "vanishing", "dead", "frozen", "spike", "imbalance", "ratio", "underflow",
-        "clipping".
+        "clipping", "redundant".
       source: Which tree: "grads", "updates".
-      path: The key path of the leaf; "" is the whole tree.
+      path: The key path of the leaf, where several are concerned the cause or the worst; "" is the whole tree.
       leaf: Its number among the leaves, in JAX's order; -1 is the whole tree.
       first, until: The first and the last step that it covers.
       numbers: The evidence, by name.
       sentence: What happened.
       advice: What to try.
-      leaves: All leaves concerned, e.g. those to which a NaN spread.
+      leaves: The leaves concerned, the cause or the worst first; may be empty.
       times: How far beyond its threshold it is, as a factor.
       rank: `findings` sorts by it.
-      severity: "error" or "warning"; views take the color of a finding from it.
+      severity: "error", "warning", or "info" where nothing is wrong; views take the color of a finding from it.
     """
 
     kind: str
@@ -52,7 +53,7 @@ class Finding:
     leaves: tuple[int, ...] = ()
     times: float = 1.0
     rank: Rank = Rank.UNUSUAL
-    severity: Literal["error", "warning"] = "warning"
+    severity: Literal["error", "warning", "info"] = "warning"
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.sentence} {self.advice}"
@@ -72,12 +73,13 @@ class Thresholds:
       vanishing: The root mean square of a leaf's gradient, relative to the median of all leaves. X. Glorot and
         Y. Bengio ("Understanding the difficulty of training deep feedforward neural networks", AISTATS 2010) aim at
         equal variances of gradients in all layers; sparse embeddings and scales stay well above the default.
-      imbalance: The factor between the gradients of leaves that differ only in the number of their layer.
+      imbalance: The factor between the gradients of leaves that differ only in the number of their layer: from the
+        first to the last, if they fall or grow gradually, or between one and the median of the others.
       dead_after: The number of zero steps after which a leaf with earlier gradients is dead, at least ten times its
         longest pause.
-      spike, spike_deviations: The factor of a norm to the median of the steps before, and its distance from that
-        median in log10, in median absolute deviations: P. J. Rousseeuw and C. Croux, "Alternatives to the Median
-        Absolute Deviation", JASA 1993.
+      spike, spike_deviations: The factor of a norm to the medians of the 50 and of the 8 steps before, and its
+        distance from the first one in log10, in median absolute deviations: P. J. Rousseeuw and C. Croux, "Alternatives
+        to the Median Absolute Deviation", JASA 1993.
       ratio_low, ratio_high: The limits of the norm of the updates divided by that of the parameters. A. Karpathy
         (CS231n, "Neural Networks Part 3", 2015) recommends about 1e-3; the defaults are a factor of 100 away.
       ratio_size: The fewest elements of a leaf whose ratio is checked, since biases begin as zeros.

@@ -2,145 +2,171 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from treeviz.steps.findings.finding import Finding, Rank, Thresholds
+from treeviz.steps.findings.finding import Finding, Rank
+from treeviz.steps.findings.searched import RECENT, Searched, listed, natural, pattern
 from treeviz.steps.names import kind_of, sibling_name
-from treeviz.steps.recording.history import History
 
-_RECENT = 5  # entries
-
-
-def levels(history: History, name: str, thresholds: Thresholds):
-    """The norms over time as float[k, 1 + leaves], the whole tree first; None if there are too few steps."""
-    if kind_of(name) in ("params", "updates"):
-        return None
-    timeline = history.values(name, "norm")
-    if int(timeline.n.sum()) < thresholds.fewest_steps or len(timeline.n) < 2 * _RECENT:
-        return None
-    root = np.sqrt(np.nansum(timeline.high**2, axis=1, keepdims=True))
-    return timeline, np.concatenate([root, timeline.high], axis=1)
+_FEWEST_LAYERS = 5  # whose gradients may be told to depend on the depth
+_ALIKE = 30.0  # the factor between layers from which one differs
 
 
-def exploding(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+def exploding(tree: Searched) -> Iterator[Finding]:
     """The norm of the whole tree has risen far above its earlier median, and stays there."""
-    if (known := levels(history, name, thresholds)) is None:
+    if not len(tree.levels):
         return
-    timeline, norms = known
-    root, paths = norms[:, 0], history.sources[name].paths
-    before = root[:-_RECENT][root[:-_RECENT] > 0]
+    timeline, root, name = tree.norm, tree.levels[:, 0], tree.name
+    before = root[:-RECENT][root[:-RECENT] > 0]
     if not before.size:
         return
-    usual, now = float(np.median(before)), float(np.min(root[-_RECENT:]))
-    if not now > thresholds.exploding * usual:
+    usual, now = float(np.median(before)), float(np.min(root[-RECENT:]))
+    if not now > tree.thresholds.exploding * usual:
         return
-    first = int(timeline.first[np.flatnonzero(root <= thresholds.exploding * usual)[-1] + 1])
+    first = int(timeline.first[np.flatnonzero(root <= tree.thresholds.exploding * usual)[-1] + 1])
     leaf = int(np.nanargmax(timeline.latest[-1]))
     yield Finding(
-        "exploding", name, paths[leaf], leaf, first, int(timeline.until[-1]),
+        "exploding", name, tree.path(leaf), leaf, first, int(timeline.until[-1]),
         (("norm", now), ("median before", usual)),
-        f"The norm of {name} has stayed above {now:.3g} since, {now / usual:.3g} times its median of {usual:.3g}; "
-        f"the largest part is {name}{paths[leaf]}.",
+        f"The norm of {name} has stayed above {now:.3g} since step {first}, {now / usual:.3g} times its median of "
+        f"{usual:.3g}; the largest part is {name}{tree.path(leaf)}.",
         "Try clipping by the global norm at a few times the usual norm, a lower learning rate or a longer warm-up; in "
         "recurrent and very deep models look at the initialisation and at missing normalisation.",
-        (), now / usual / thresholds.exploding,
+        (), now / usual / tree.thresholds.exploding,
         rank=Rank.TRAINING_ENDS, severity="error",
     )  # fmt: skip
 
 
-def _typical(history: History, name: str, thresholds: Thresholds):
-    """Each leaf's median root mean square over time, NaN where it has none or is zero."""
-    if (known := levels(history, name, thresholds)) is None:
-        return None
-    timeline, norms = known
-    sizes = np.maximum(np.array(history.sources[name].sizes, float), 1)
-    values = np.where(norms[:, 1:] > 0, norms[:, 1:], np.nan) / np.sqrt(sizes)
-    with np.errstate(all="ignore"):
-        typical = np.full(len(sizes), np.nan)
-        has = np.isfinite(values).any(axis=0)
-        typical[has] = np.nanmedian(values[:, has], axis=0)
-    return timeline, typical
+def redundant(tree: Searched) -> Iterator[Finding]:
+    """Leaves whose gradient is zero by mathematics: what is measured is rounding error."""
+    leaves = np.flatnonzero(tree.redundant).tolist()
+    if leaves:
+        yield Finding(
+            "redundant", tree.name, tree.path(leaves[0]), leaves[0], *tree.span, (("leaves", len(leaves)),),
+            f"The gradient of {listed([tree.path(leaf) for leaf in leaves])} is rounding error of those beside it.",
+            "Such a parameter has no effect, as the key bias of attention or a bias before a batch normalisation: "
+            "nothing is wrong, and it may be left out.",
+            tuple(leaves),
+            rank=Rank.INFORMATION, severity="info",
+        )  # fmt: skip
 
 
-def vanishing(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
-    """Leaves whose gradients are tiny compared with those of the others."""
-    if (known := _typical(history, name, thresholds)) is None:
-        return
-    timeline, typical = known
+def vanishing(tree: Searched) -> Iterator[Finding]:
+    """Leaves whose gradients are tiny: less from layer to layer, or compared with those of the others."""
+    typical, is_told = np.where(tree.redundant, np.nan, tree.typical), np.zeros(len(tree.typical), bool)
+    falls = [leaves for leaves in _groups(tree, typical) if _trend(tree, typical[leaves]) > 0]
+    if falls:
+        leaves = max(falls, key=lambda leaves: typical[leaves[-1]] / typical[leaves[0]])
+        low, high, n = leaves[0], leaves[-1], len(leaves) - 1
+        factor = float(typical[high] / typical[low])
+        everyone = sorted((leaf for leaves in falls for leaf in leaves), key=typical.__getitem__)
+        is_told[everyone] = True
+        yield Finding(
+            "vanishing", tree.name, tree.path(low), low, *tree.span,
+            (("factor", factor), ("largest", float(typical[high])), ("smallest", float(typical[low]))),
+            f"{tree.name} vanish with depth: from {tree.path(high)} to {tree.path(low)} they fall {factor:.2g} times, "
+            f"by about {factor ** (1 / n):.2g} at each layer.",
+            "Look at the initialisation, saturated activations (sigmoid, tanh) and missing residual connections or "
+            "normalisation.",
+            tuple(everyone), factor / tree.thresholds.imbalance,
+            rank=Rank.LEAF_ENDS,
+        )  # fmt: skip
     alive = np.isfinite(typical)
     if alive.sum() < 3:
         return
     usual = float(np.median(typical[alive]))
-    paths = history.sources[name].paths
-    for leaf in np.flatnonzero(alive & (np.nan_to_num(typical) < thresholds.vanishing * usual)):
+    with np.errstate(invalid="ignore"):
+        is_tiny = (typical < tree.thresholds.vanishing * usual) & ~is_told
+    for run in tree.runs(is_tiny):
+        leaf, others = run[0], len(run) - 1
         yield Finding(
-            "vanishing", name, paths[leaf], int(leaf), int(timeline.first[0]), int(timeline.until[-1]),
+            "vanishing", tree.name, tree.path(leaf), leaf, *tree.span,
             (("rms", float(typical[leaf])), ("median of leaves", usual)),
-            f"{name}{paths[leaf]} is {typical[leaf]:.2g} on average, {typical[leaf] / usual:.1e} of what the leaves "
-            f"usually have.",
+            f"{tree.name}{tree.path(leaf)} is {typical[leaf]:.2g} on average, {typical[leaf] / usual:.1e} of what the "
+            f"leaves usually have{f'; so are {others} leaves before it' if others else ''}.",
             "Look at the initialisation, saturated activations (sigmoid, tanh, softmax) and missing residual "
-            "connections or normalisation after it. Where it is rounding error alone, the parameter has no effect: a "
-            "bias before a normalisation, the key bias of attention.",
-            (), thresholds.vanishing * usual / float(typical[leaf]),
+            "connections or normalisation after it.",
+            tuple(run), tree.thresholds.vanishing * usual / float(np.min(typical[run])),
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
 
 
-def imbalance(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
-    """Layers of one kind whose gradients differ by orders of magnitude."""
-    if (known := _typical(history, name, thresholds)) is None:
-        return
-    timeline, typical = known
-    source = history.sources[name]
-    groups: dict[tuple[str, int], list[int]] = {}
-    for leaf, path in enumerate(source.paths):
-        if np.isfinite(typical[leaf]):
-            groups.setdefault((re.sub(r"[0-9]+", "*", path), source.sizes[leaf]), []).append(leaf)
-    for (pattern, _), leaves in groups.items():
-        if len(leaves) < 3:
+def imbalance(tree: Searched) -> Iterator[Finding]:
+    """Layers of one kind whose gradients grow towards the input, or of which one is far from the others."""
+    typical = np.where(tree.redundant, np.nan, tree.typical)
+    for leaves in _groups(tree, typical):
+        values = typical[leaves]
+        factors = np.maximum(values / np.median(values), np.median(values) / values)
+        is_far = factors > tree.thresholds.imbalance
+        if _trend(tree, values) < 0:
+            far = sorted(leaves, key=lambda leaf: -typical[leaf])
+            factor, other = float(typical[far[0]] / typical[far[-1]]), f"that of {tree.path(far[-1])}"
+        elif 0 < 4 * is_far.sum() < len(leaves) and np.ptp(np.log10(values[~is_far])) < np.log10(_ALIKE):
+            far = [leaf for _, leaf in sorted(zip(-factors, leaves, strict=True))][: is_far.sum()]
+            factor, other = float(typical[far[0]] / np.median(values)), "their median"
+        else:
             continue
-        low, high = min(leaves, key=typical.__getitem__), max(leaves, key=typical.__getitem__)
-        factor = float(typical[high] / typical[low])
-        if factor > thresholds.imbalance:
-            yield Finding(
-                "imbalance", name, source.paths[high], high, int(timeline.first[0]), int(timeline.until[-1]),
-                (("factor", factor), ("largest", float(typical[high])), ("smallest", float(typical[low]))),
-                f"Among the {len(leaves)} leaves {name}{pattern}, that of {source.paths[high]} is {factor:.3g} times "
-                f"that of {source.paths[low]}.",
-                "Gradients should be of one size in layers of one kind: look at the initialisation (Glorot, He), the "
-                "scale of residual branches, and normalisation between them.",
-                tuple(leaves), factor / thresholds.imbalance,
-            )  # fmt: skip
+        yield Finding(
+            "imbalance", tree.name, tree.path(far[0]), far[0], *tree.span,
+            (("factor", factor), ("largest", float(values.max())), ("smallest", float(values.min()))),
+            f"Among the {len(leaves)} leaves {tree.name}{pattern(tree.path(far[0]))}, that of {tree.path(far[0])} is "
+            f"{factor:.3g} times {other}.",
+            "Gradients should be of one size in layers of one kind: look at the initialisation (Glorot, He), the "
+            "scale of residual branches, and normalisation between them.",
+            tuple(far), max(factor, 1 / factor) / tree.thresholds.imbalance,
+        )  # fmt: skip
 
 
-def ratio(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+def _groups(tree: Searched, typical: np.ndarray) -> list[list[int]]:
+    """The leaves that differ only in the numbers of their layers, the first layer first."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for leaf in np.flatnonzero(np.isfinite(typical)).tolist():
+        groups.setdefault((pattern(tree.path(leaf)), tree.source.sizes[leaf]), []).append(leaf)
+    ordered = (sorted(leaves, key=lambda leaf: natural(tree.path(leaf))) for leaves in groups.values())
+    return [leaves for leaves in ordered if len(leaves) >= _FEWEST_LAYERS]
+
+
+def _trend(tree: Searched, values: np.ndarray) -> int:
+    """1 if gradients grow from layer to layer by more than `imbalance` in all, -1 if they fall, 0 if neither.
+
+    A jump is no trend: it lies between two parts of a model, as the actor and the critic.
+    """
+    logs = np.log10(values)
+    if np.ptp(logs) < np.log10(tree.thresholds.imbalance) or np.abs(np.diff(logs)).max() > np.ptp(logs) / 2:
+        return 0
+    correlation = np.corrcoef(np.arange(len(logs)), logs)[0, 1]
+    return int(np.sign(correlation)) if abs(correlation) > 0.9 else 0
+
+
+def ratio(tree: Searched) -> Iterator[Finding]:
     """Updates that are far too large or too small for their parameters."""
-    if kind_of(name) != "updates":
+    if kind_of(tree.name) != "updates":
         return
-    of_params = sibling_name(name, "params")
-    updates, ratios = history.values(name, "norm"), history.ratio(name, of_params)
+    of_params, thresholds = sibling_name(tree.name, "params"), tree.thresholds
+    updates, ratios = tree.norm, tree.history.ratio(tree.name, of_params)
     if ratios is None or ratios.n.sum() < thresholds.fewest_steps:
         return
-    params = history.values(of_params, "norm")
-    source = history.sources[of_params]
+    params = tree.history.values(of_params, "norm")
+    source = tree.history.sources[of_params]
     with np.errstate(all="ignore"):
         root = np.sqrt(np.nansum(updates.latest**2, axis=1) / np.nansum(params.latest**2, axis=1))
-        typical = [np.median(root), *np.median(ratios.latest, axis=0)]
-    judged = [-1, *(leaf for leaf, size in enumerate(source.sizes) if size >= thresholds.ratio_size)]
-    is_done = False
-    for leaf in judged:
-        value = float(typical[leaf + 1])
-        if not np.isfinite(value) or value == 0 or thresholds.ratio_low <= value <= thresholds.ratio_high or is_done:
+        typical = np.array([np.median(root), *np.median(ratios.latest, axis=0)])
+        is_judged = np.isfinite(typical) & (typical > 0) & (np.array([np.inf, *source.sizes]) >= thresholds.ratio_size)
+        times = np.maximum(typical / thresholds.ratio_high, thresholds.ratio_low / typical)
+    worst = [int(i) for i in np.argsort(-times, kind="stable") if is_judged[i] and times[i] > 1]
+    for is_high in (True, False):
+        leaves = [i - 1 for i in worst if (typical[i] > thresholds.ratio_high) == is_high]
+        if 0 in worst:  # a finding of the whole tree replaces those of its leaves
+            leaves = [-1] if -1 in leaves else []
+        if not leaves:
             continue
-        is_done = leaf < 0  # a finding of the whole tree replaces those of its leaves
-        path = "" if leaf < 0 else source.paths[leaf]
-        is_high = value > thresholds.ratio_high
+        value, path = float(typical[leaves[0] + 1]), "" if leaves[0] < 0 else source.paths[leaves[0]]
+        more = f" Of {len(leaves) - 1} more the ratio is too {'high' if is_high else 'low'}." if len(leaves) > 1 else ""
         yield Finding(
-            "ratio", name, path, leaf, int(ratios.first[0]), int(ratios.until[-1]), (("ratio", value),),
-            f"An update changes {of_params}{path} by {value:.1e} of its norm; about 1e-3 is usual.",
+            "ratio", tree.name, path, leaves[0], int(ratios.first[0]), int(ratios.until[-1]), (("ratio", value),),
+            f"An update changes {of_params}{path} by {value:.1e} of its norm; about 1e-3 is usual.{more}",
             "Lower the learning rate." if is_high else "Raise the learning rate, or look what makes the updates so "
-            "small.", (), value / thresholds.ratio_high if is_high else thresholds.ratio_low / value,
+            "small.", tuple(leaf for leaf in leaves if leaf >= 0), float(times[leaves[0] + 1]),
         )  # fmt: skip

@@ -7,51 +7,61 @@ from collections.abc import Iterator
 import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Thresholds
-from treeviz.steps.findings.norms import levels
-from treeviz.steps.recording.history import History
+from treeviz.steps.findings.searched import Searched
 
 _BEFORE = 50  # entries that a spike is compared with
+_NEAR = 8  # and the last of them, of which the same is asked: a trend is no spike
 _BLOCK = 25  # entries that are compared with the same earlier ones
 _AT_ONCE = 1_000_000  # numbers that are sorted together
+_TOGETHER = 5  # entries between jumps of one event
+_MOST_EVENTS = 4  # that are findings of their own
 
 
-def spikes(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
-    """Norms that jump above their own history: the largest jump of each leaf, or that of the whole tree instead."""
-    if (known := levels(history, name, thresholds)) is None:
+def spikes(tree: Searched) -> Iterator[Finding]:
+    """Norms that jump above their own history: what jumps together is one finding."""
+    if not len(tree.levels):
         return
-    timeline, norms = known
-    jumps = jumps_of(norms, thresholds)
-    if not jumps.any():
+    jumps = jumps_of(np.where(np.insert(tree.redundant, 0, False), np.nan, tree.levels), tree.thresholds)
+    entries = np.flatnonzero(jumps.any(axis=1))
+    if not entries.size:
         return
-    paths = history.sources[name].paths
-    struck = np.flatnonzero(jumps.any(axis=0))
-    if struck[0] == 0:  # a spike of the whole tree replaces those of its leaves at the same steps
-        is_covered = ~((jumps[:, struck] > 0) & (jumps[:, :1] == 0)).any(axis=0)
-        is_covered[0] = False
-        struck = struck[~is_covered]
-    for column in struck:
-        entries = np.flatnonzero(jumps[:, column])
-        top = int(entries[np.argmax(jumps[entries, column])])
-        leaf, step, jump = int(column) - 1, int(timeline.first[top]), float(jumps[top, column])
-        path = paths[leaf] if leaf >= 0 else ""
-        largest = int(np.nanargmax(norms[top, 1:]))
-        where = "" if leaf >= 0 else f"; most of it is {name}{paths[largest]}"
-        yield Finding(
-            "spike", name, path, leaf, int(timeline.first[entries[0]]), int(timeline.until[entries[-1]]),
-            (("norm", float(norms[top, column])), ("times", float(10**jump)), ("steps", len(entries))),
-            f"The norm of {name}{path} jumped to {norms[top, column]:.3g} at step {step}, {10**jump:.3g} times its "
-            f"median before{where}.",
-            "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower "
-            "b2 or a larger eps helps where second moments are too old.",
-            (largest,) if leaf < 0 else (),
-            10**jump / thresholds.spike,
-        )  # fmt: skip
+    events = np.split(entries, np.flatnonzero(np.diff(entries) > _TOGETHER) + 1)
+    for event in events if len(events) <= _MOST_EVENTS else [entries]:
+        yield _spike(tree, jumps[event], event)
+
+
+def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
+    """The finding of the jumps [entries, 1 + leaves] at the entries of one event."""
+    highest, name = jumps.max(axis=0), tree.name
+    column = 0 if highest[0] else int(highest.argmax())
+    top = int(event[jumps[:, column].argmax()])
+    struck = [leaf for leaf in np.argsort(-highest[1:], kind="stable").tolist() if highest[leaf + 1]]
+    norm, times, step = tree.levels[top, column], 10 ** float(highest[column]), int(tree.norm.first[top])
+    path, n = tree.path(column - 1) if column else "", len(struck)
+    if not struck:
+        struck = [int(np.nanargmax(tree.levels[top, 1:]))]
+        also = f"; most of it is {name}{tree.path(struck[0])}"
+    elif column:
+        also = f", and so did {n - 1} other lea{'ves' if n > 2 else 'f'}" if n > 1 else ""
+    else:
+        also = f"; {n} of {len(highest) - 1} leaves jumped, {name}{tree.path(struck[0])} most: "
+        also += f"{10 ** highest[struck[0] + 1]:,.3g} times"
+    more = f" It jumped at {len(event)} steps in all." if len(event) > 1 else ""
+    return Finding(
+        "spike", name, path, column - 1, int(tree.norm.first[event[0]]), int(tree.norm.until[event[-1]]),
+        (("norm", float(norm)), ("times", float(times)), ("steps", len(event)), ("leaves", n)),
+        f"The norm of {name}{path} jumped to {norm:.3g} at step {step}, {times:,.3g} times its median before{also}."
+        f"{more}",
+        "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower "
+        "b2 or a larger eps helps where second moments are too old.",
+        tuple(struck), times / tree.thresholds.spike,
+    )  # fmt: skip
 
 
 def jumps_of(norms: np.ndarray, thresholds: Thresholds) -> np.ndarray:
     """float[k, columns]: for a spike, how far it is above the median of the norms before, in powers of ten; else 0.
 
-    Entries are compared in blocks with those before the block, so that a new level is one spike.
+    Entries are compared in blocks with those before the block, and each with the last entries before it.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log10(norms)
@@ -75,6 +85,13 @@ def jumps_of(norms: np.ndarray, thresholds: Thresholds) -> np.ndarray:
         is_spike &= (n_known >= fewest)[..., None]
         block, column, place = np.nonzero(is_spike)
         jumps[some[block] + place, column] = jump[is_spike]
+    entry, column = np.nonzero(jumps)
+    near = np.sort(padded[entry[:, None] + np.arange(_BEFORE - _NEAR, _BEFORE), column[:, None]], axis=1)
+    with np.errstate(invalid="ignore"):
+        is_jump = logs[entry, column] - _middle(near, np.count_nonzero(~np.isnan(near), axis=1)) > np.log10(
+            thresholds.spike
+        )
+    jumps[entry[~is_jump], column[~is_jump]] = 0
     return jumps
 
 

@@ -1,0 +1,212 @@
+"""Findings of one cause are one, the cause first; healthy models have none. Each model is small, and watched."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treeviz as tv
+from treeviz.steps.findings.finding import Finding
+
+pytestmark = pytest.mark.unoptimized
+N_STEPS = 40
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng((seed, *shape)).normal(size=shape).astype(np.float32) / np.sqrt(shape[0])
+
+
+def dense(i: int, n_in: int, n_out: int) -> dict:
+    return {"b": normal(n_out, seed=i) * 0.1, "w": normal(n_in, n_out, seed=i)}
+
+
+def apply(layer: dict, x: jax.Array) -> jax.Array:
+    return x @ layer["w"] + layer["b"].reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def stack(n: int, size: int = 8) -> dict:
+    return {**{f"l{i}": dense(i, size, size) for i in range(n)}, "out": dense(n, size, 1)}
+
+
+def mlp(activation):
+    def loss(params, x, y):
+        for i in range(len(params) - 1):
+            x = activation(apply(params[f"l{i}"], x))
+        return jnp.mean((apply(params["out"], x) - y) ** 2)
+
+    return loss
+
+
+def batch(step: int) -> tuple:
+    x = normal(8, 8, seed=1000 + step) * 3
+    return x, np.tanh(x[:, :1])
+
+
+def watched(loss, params, batch=batch, n_steps: int = N_STEPS, rate: float = 1e-2) -> tv.GradientInspector:
+    """The inspector of a run of plain gradient descent."""
+    inspector = tv.GradientInspector()
+
+    @jax.jit
+    def update(params, *batch):
+        grads = jax.grad(loss)(params, *batch)
+        return jax.tree.map(lambda p, g: p - jnp.asarray(rate, p.dtype) * g, params, grads)
+
+    step = inspector.watch(update)
+    for i in range(n_steps):
+        params = step(params, *batch(i))
+    return inspector
+
+
+def findings(*run, **how) -> list[Finding]:
+    return watched(*run, **how).findings
+
+
+def attention(params, x):
+    x = x - x.mean(-1, keepdims=True)
+    x = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+    q, k, v = (apply(params[name], x) for name in "qkv")
+    return x + apply(params["o"], jax.nn.softmax(q @ k.transpose(0, 2, 1)) @ v)
+
+
+def test_the_key_bias_of_attention_is_information_and_no_other_leaf_is_named():
+    params = {f"layer{i}": {name: dense(i, 4, 4) for name in "kovq"} for i in range(2)}
+
+    def loss(params, x, y):
+        x = x.reshape(4, 4, 4)
+        for layer in params.values():
+            x = attention(layer, x)
+        return jnp.mean((x.sum((1, 2)) - y[:4, 0]) ** 2)
+
+    (found,) = findings(loss, params)
+    assert (found.kind, found.severity, found.leaf) == ("redundant", "info", 0)
+    assert "['layer0']['k']['b'], ['layer1']['k']['b'] is rounding error" in found.sentence
+
+
+def test_the_bias_before_a_batch_normalisation_is_information():
+    params = {f"conv{i}": {"bias": normal(6), "kernel": normal(3, 3, 6, 6, seed=i)} for i in range(2)}
+
+    def loss(params, x, y):
+        x = (x.reshape(-1, 1) * np.arange(1, 7, dtype=np.float32)[None]).reshape(4, 4, 4, 6)
+        for layer in params.values():
+            how = {"padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+            x = jax.lax.conv_general_dilated(x, layer["kernel"], (1, 1), **how) + layer["bias"][None, None, None]
+            x = x - x.mean((0, 1, 2), keepdims=True)
+            x = jnp.tanh(x * jax.lax.rsqrt((x * x).mean((0, 1, 2), keepdims=True) + 1e-5))
+        return jnp.mean((x.sum((1, 2, 3)) - y[:4, 0]) ** 2)
+
+    (found,) = findings(loss, params)
+    assert (found.kind, found.severity, found.leaves) == ("redundant", "info", (0, 2))
+
+
+def test_nothing_is_said_of_an_actor_beside_a_critic_whose_returns_are_large():
+    sizes = [(8, 16), (16, 16), (16, 16), (16, 2), (8, 16), (16, 16), (16, 16), (16, 1)]
+    params = {f"Dense_{i}": dense(i, *shape) for i, shape in enumerate(sizes)}
+
+    def loss(params, x, y):
+        actor, critic = (list(params.values())[at : at + 4] for at in (0, 4))
+        heads = []
+        for layers in (actor, critic):
+            hidden = x
+            for layer in layers[:3]:
+                hidden = jnp.tanh(apply(layer, hidden))
+            heads.append(apply(layers[3], hidden))
+        policy = -jnp.mean(jax.nn.log_softmax(0.1 * heads[0])[:, 0] * (y[:, 0] - y.mean()))
+        return policy + jnp.mean((heads[1] - 300 - 100 * y) ** 2)
+
+    inspector = watched(loss, params, rate=1e-6)
+    norms = dict(zip(inspector.history.sources["grads"].paths, inspector.history.last()[1]["norm"], strict=True))
+    assert norms["['Dense_5']['w']"] > 1000 * norms["['Dense_1']['w']"]
+    assert inspector.findings == []
+
+
+def test_the_states_of_equinox_are_not_called_dead():
+    eqx = pytest.importorskip("equinox")
+    model = (eqx.nn.BatchNorm(8, axis_name="batch", mode="batch"), eqx.nn.Linear(8, 1, key=jax.random.key(0)))
+    arrays, rest = eqx.partition(model, eqx.is_inexact_array)
+
+    def loss(arrays, x, y):
+        norm, linear = eqx.combine(arrays, rest)
+        state = eqx.nn.State((norm, linear))
+        x, _ = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
+        return jnp.mean((jax.vmap(linear)(x) - y) ** 2)
+
+    inspector = watched(loss, arrays)
+    assert any("state_index.init" in path for path in inspector.history.sources["grads"].paths)
+    assert inspector.findings == []
+
+
+def test_a_dead_layer_is_the_first_of_the_leaves_that_get_no_gradient_because_of_it():
+    params = stack(6)
+    params["l3"]["b"] = params["l3"]["b"] - 100
+    (found,) = findings(mlp(jax.nn.relu), params)
+    paths = jax.tree_util.tree_flatten_with_path(params)[0]
+    names = [jax.tree_util.keystr(paths[leaf][0]) for leaf in found.leaves]
+    assert (found.kind, found.path) == ("dead", "['l3']['w']") and names[:2] == ["['l3']['w']", "['l3']['b']"]
+    assert set(names) == {f"['l{i}']['{leaf}']" for i in range(4) for leaf in "bw"} | {"['l4']['w']"}
+    assert "and 8 other leaves were always zero" in found.sentence
+
+
+def test_fourteen_sigmoid_layers_vanish_with_depth_at_the_end_that_has_no_gradient():
+    (found,) = findings(mlp(jax.nn.sigmoid), stack(14))
+    assert (found.kind, found.severity) == ("vanishing", "warning") and found.path.startswith("['l0']")
+    assert found.sentence.startswith("grads vanish with depth: from ['l13']") and len(found.leaves) == 28
+    assert 3 < dict(found.numbers)["factor"] ** (1 / 13) < 6
+
+
+@pytest.mark.parametrize("scale", [1, 1e-4])
+def test_float16_that_has_nothing_below_its_smallest_number_underflows_and_is_not_dead(scale):
+    params = jax.tree.map(lambda x: (x * 0.7).astype(np.float16), stack(6))
+    loss = mlp(jax.nn.sigmoid)
+
+    def in_float16(params, x, y):
+        return loss(params, x.astype(jnp.float16), y.astype(jnp.float16)) * jnp.float16(scale)
+
+    found = findings(in_float16, params)
+    assert "dead" not in {finding.kind for finding in found}
+    assert [finding.kind for finding in found if "underflow" in finding.kind] == ["underflow"] * (scale < 1)
+
+
+def test_a_nan_of_the_forward_pass_is_one_finding_of_the_whole_tree():
+    def loss(params, x, y):
+        return mlp(jax.nn.relu)(params, x, jnp.log(y))
+
+    def bad_at_20(step):
+        x, y = batch(step)
+        return x, np.where(step == 20, -1, np.abs(y) + 0.1)
+
+    (found,) = findings(loss, stack(4), bad_at_20)
+    assert (found.kind, found.path, found.leaf, found.first) == ("nonfinite", "", -1, 20)
+    assert found.sentence == "10 of 10 leaves of grads were NaN or infinite at step 20."
+    assert "in the forward pass, in the loss or its derivative, or in the batch" in found.advice
+
+
+def test_a_nan_of_the_backward_pass_is_blamed_on_the_leaf_that_it_met_first():
+    def loss(params, x, y):
+        for i in range(4):
+            x = jnp.tanh(apply(params[f"l{i}"], x))
+            if i == 1:
+                x = jnp.sqrt(jnp.abs(x * y[:, :1]))
+        return jnp.mean(apply(params["out"], x) ** 2)
+
+    (found,) = findings(loss, stack(4), lambda step: (batch(step)[0], np.full((8, 1), step != 20, np.float32)))
+    assert (found.kind, found.path, found.first) == ("nonfinite", "['l1']['b']", 20)
+    assert "10 of 10 leaves were struck in all" in found.sentence
+
+
+def test_a_run_that_diverges_to_infinity_says_so():
+    found = findings(mlp(jax.nn.gelu), stack(3), rate=30.0)[0]
+    assert found.kind == "nonfinite" and found.sentence.endswith(" times: the training diverged.")
+
+
+def test_one_bad_batch_is_one_finding_with_its_leaves_the_worst_first():
+    def bad_at_30(step):
+        x, y = batch(step)
+        return x * (300 if step == 30 else 1), y
+
+    inspector = watched(mlp(jax.nn.gelu), stack(4), bad_at_30, rate=1e-5)
+    (found,) = inspector.findings
+    norms = inspector.history.values("grads").latest
+    times = norms[30] / np.median(norms[20:30], axis=0)
+    assert (found.kind, found.path, found.first, found.until) == ("spike", "", 30, 30)
+    assert len(found.leaves) == np.sum(times > 10) and found.leaves[0] == np.argmax(times)
+    assert f"; {len(found.leaves)} of 10 leaves jumped, " in found.sentence

@@ -1,0 +1,178 @@
+"""A measured tree that is searched for findings: its norms, its layers, and the order in which the model uses them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from treeviz.steps.findings.finding import Thresholds
+from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.names import kind_of
+from treeviz.steps.recording.history import History
+from treeviz.steps.recording.track import Timeline
+from treeviz.steps.statistics import rms_of
+
+RECENT = 5  # entries
+_LAST_KEY = re.compile(r"(\['(?:[^'\\]|\\.)*'\]|\[[^\[\]]*\]|\.[^.\[\]]+)$")
+# Equinox' StateIndex, and the statistics of normalisations
+_STATE = re.compile(r"index\.init\b|\b(running|moving)_(mean|var|variance)\b|\bbatch_stats\b")
+_ROUNDING = 1e-3  # of its layer: a leaf that seems to vanish alone
+
+
+@dataclass(frozen=True)
+class Searched:
+    """One measured tree of a history.
+
+    Attributes:
+      name: Of the tree: "grads".
+      forward: The paths of its leaves in the order in which the model uses them; None: the order of their keys.
+    """
+
+    history: History
+    name: str
+    thresholds: Thresholds
+    forward: Sequence[str] | None = None
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether these may be gradients."""
+        return kind_of(self.name) not in ("params", "updates")
+
+    @property
+    def source(self) -> MeasuredTree:
+        return self.history.sources[self.name]
+
+    def path(self, leaf: int) -> str:
+        return self.source.paths[leaf]
+
+    @cached_property
+    def norm(self) -> Timeline:
+        return self.history.values(self.name, "norm")
+
+    @cached_property
+    def n_steps(self) -> int:
+        return int(self.norm.n.sum())
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first and the last step."""
+        return int(self.norm.first[0]), int(self.norm.until[-1])
+
+    @cached_property
+    def is_trained(self) -> np.ndarray:
+        """bool[leaves]: whether it has numbers, and is no state that is kept among the parameters."""
+        is_state = [_STATE.search(path) is not None for path in self.source.paths]
+        return np.array(self.source.has_number, bool) & ~np.array(is_state, bool)
+
+    @cached_property
+    def levels(self) -> np.ndarray:
+        """float[k, 1 + leaves]: the norms over time, that of the whole tree first; k = 0 if there are too few steps."""
+        if not self.is_gradient or self.n_steps < self.thresholds.fewest_steps or len(self.norm.n) < 2 * RECENT:
+            return np.zeros((0, 1 + len(self.source.paths)))
+        root = np.sqrt(np.nansum(self.norm.high**2, axis=1, keepdims=True))
+        return np.concatenate([root, self.norm.high], axis=1)
+
+    @cached_property
+    def typical(self) -> np.ndarray:
+        """float[leaves]: the median root mean square over time; NaN where it is zero, or there are too few steps."""
+        typical = np.full(len(self.source.paths), np.nan)
+        if len(self.levels):
+            values = rms_of(np.where(self.levels[:, 1:] > 0, self.levels[:, 1:], np.nan), self.source.sizes)
+            has = np.isfinite(values).any(axis=0)
+            typical[has] = np.nanmedian(values[:, has], axis=0)
+        return typical
+
+    @cached_property
+    def redundant(self) -> np.ndarray:
+        """bool[leaves]: whether the gradient is the rounding error of those of the same layer, and zero by mathematics.
+
+        Where a layer gets no gradient, all its leaves are small; where a shift cancels, its bias alone is.
+        """
+        typical, sizes = self.typical, self.source.sizes
+        found = np.zeros(len(typical), bool)
+        with np.errstate(invalid="ignore"):
+            usual = np.nanmedian(typical) if np.isfinite(typical).any() else np.nan
+        before: list[int] = []
+        for layer in self.layers:
+            for leaf in layer:
+                larger = [other for other in layer if sizes[other] > sizes[leaf]]
+                if len(layer) == 1:  # of a flat list: the leaf that is used before
+                    larger = [other for other in before[-1:] if sizes[other] > sizes[leaf]]
+                if larger:
+                    ratio = typical[leaf] / typical[larger].min()
+                    is_small = typical[leaf] < self.thresholds.vanishing * usual and ratio < _ROUNDING
+                    found[leaf] = is_small or ratio < self.thresholds.vanishing
+            before = layer
+        return found
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """int[leaves]: the place of each leaf in the order in which the model uses them, as far as it is known."""
+        paths = self.source.paths
+        if self.forward is None:  # layer 2 comes before layer 10
+            return np.argsort(sorted(range(len(paths)), key=lambda leaf: (natural(paths[leaf]), leaf)))
+        places = {path: place for place, path in enumerate(self.forward)}
+        return np.array([places.get(path, -1) for path in paths])
+
+    @cached_property
+    def layers(self) -> list[list[int]]:
+        """The leaves of each layer, in the order in which the model uses the layers.
+
+        A layer are the leaves of one parent whose last keys have the same numbers: {"w0": …, "b0": …, "w1": …} holds
+        two of them.
+        """
+        what, groups = self.source, {}
+        for leaf, path in enumerate(what.paths):
+            last = _LAST_KEY.search(path)
+            key = last[0] if last else path
+            is_place = key[1:-1].isdecimal()  # in a list
+            numbers = () if is_place else tuple(re.findall(r"[0-9]+", key))
+            groups.setdefault((path.removesuffix(key), is_place, numbers), []).append(leaf)
+        layers = []
+        for (_, is_place, _), leaves in groups.items():
+            ranks = {len(what.shapes[leaf].split(",")) if what.shapes else what.sizes[leaf] for leaf in leaves}
+            if is_place and len(ranks) < len(leaves):  # a list of layers; (w, b) is one
+                layers += [[leaf] for leaf in leaves]
+            else:
+                layers.append(sorted(leaves, key=lambda leaf: -what.sizes[leaf]))
+        return sorted(layers, key=lambda layer: min(self.places[leaf] for leaf in layer))
+
+    def runs(self, struck: np.ndarray) -> Iterator[list[int]]:
+        """Split the struck leaves into those that the model uses one after the other.
+
+        The leaf that the backward pass meets first is the first of its run. A layer of which only some leaves are
+        struck ends a run: behind a layer that gives zeros only, weights have no gradient and biases have.
+        """
+        judged = self.is_trained & ~self.redundant
+        run: list[int] = []
+        for layer in self.layers:
+            leaves = [leaf for leaf in layer if judged[leaf]]
+            hit = [leaf for leaf in leaves if struck[leaf]]
+            if len(hit) == len(leaves):
+                run = hit + run
+            else:
+                if run or hit:
+                    yield run + hit
+                run = []
+        if run:
+            yield run
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A sort key in which "layer 2" comes before "layer 10"."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", text)]
+
+
+def pattern(path: str) -> str:
+    """The path with "*" for each number in it."""
+    return re.sub(r"[0-9]+", "*", path)
+
+
+def listed(paths: Sequence[str], most: int = 3) -> str:
+    """The first paths, and how many more there are."""
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(paths[:most]) + more
