@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pairs import all_pairs
 from small_models import MODELS
-from watched import Recorder, copies, same_bytes
+from watched import Recorder, copies, same_bytes, true_norms
 
 from treeviz.steps.tracing.watch import watch
 
@@ -82,3 +82,85 @@ def test_parameters_after_thirty_watched_steps_are_those_of_the_plain_step_bit_f
     assert seen.steps == list(range(N_STEPS))
     assert np.isfinite(seen.norms()).all()
     assert seen.names() == (["grads", "params", "updates"] if updates else ["grads"])
+
+
+def _normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def one_output():
+    """A critic, a regressor, a binary classifier."""
+    params = {
+        "w": _normal(0, 8, 64) / 3,
+        "b": np.zeros(64, np.float32),
+        "out": _normal(1, 64, 1) / 8,
+        "c": _normal(2, 1),
+    }
+
+    def loss(params, x, y):
+        hidden = jnp.tanh(x @ params["w"] + params["b"][None])
+        return jnp.mean(((hidden @ params["out"] + params["c"][None])[:, 0] - y) ** 2)
+
+    return params, jax.grad(loss), _normal(3, 32, 8), _normal(4, 32)
+
+
+def one_output_of_each_example():
+    """Weights of (outputs, inputs), as in Equinox."""
+    params = {"w": _normal(0, 1, 16) / 4, "b": _normal(2, 1)}
+
+    def loss(params, x, y):
+        return jnp.mean((jax.vmap(lambda x: jax.nn.sigmoid(params["w"] @ x + params["b"]))(x) - y) ** 2)
+
+    return params, jax.grad(loss), _normal(3, 32, 16), _normal(4, 32, 1)
+
+
+def clipped_gradients_of_each_example():
+    params = {"w": _normal(0, 8, 16) / 3, "out": _normal(1, 16, 4) / 4}
+
+    def loss(params, x, y):
+        logits = jnp.tanh(x[None] @ params["w"]) @ params["out"]
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[None, None], axis=1)[0, 0]
+
+    gradient_of_each = jax.vmap(jax.grad(loss), (None, 0, 0))
+
+    def gradient(params, x, y):
+        grads = gradient_of_each(params, x, y)
+        norms = jnp.sqrt(sum(jnp.sum(g * g, (1, 2)) for g in grads.values()))
+        return jax.tree.map(lambda g: jnp.mean(g / jnp.maximum(norms, 1)[:, None, None], 0), grads)
+
+    return params, gradient, _normal(3, 8, 8), np.arange(8, dtype=np.int32) % 4, gradient_of_each
+
+
+def embedding_used_twice():
+    params = {"embed": _normal(0, 20, 16) / 4}
+
+    def loss(params, x, y):
+        hidden = jnp.tanh(params["embed"][x] * params["embed"][x[::-1]])
+        return jnp.mean((hidden @ params["embed"].T - y[:, None]) ** 2)
+
+    return params, jax.grad(loss), np.arange(32, dtype=np.int32) * 7 % 20, _normal(1, 32)
+
+
+@pytest.mark.oldest_jax
+@pytest.mark.parametrize(
+    "case", [one_output, one_output_of_each_example, clipped_gradients_of_each_example, embedding_used_twice]
+)
+def test_gradients_that_xla_merges_with_the_update_are_measured_without_changing_a_bit(case):
+    params, gradient, x, y, *measured = case()
+
+    @jax.jit
+    def step(params, moments, x, y):
+        grads = gradient(params, x, y)
+        mu = jax.tree.map(lambda g, m: (1 - 0.9) * g + 0.9 * m, grads, moments[0])
+        nu = jax.tree.map(lambda g, v: (1 - 0.999) * g**2 + 0.999 * v, grads, moments[1])
+        return jax.tree.map(lambda p, m, v: p + -1e-3 * (m / (jnp.sqrt(v) + 1e-8)), params, mu, nu), (mu, nu)
+
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    watched = watch(step, seen := Recorder())
+    mine = yours = params, (zeros, zeros)
+    for number in range(6):
+        mine, yours = watched(*mine, x, y), step(*yours, x, y)
+        assert same_bytes(mine, yours), f"step {number}"
+    assert seen.steps == list(range(6))
+    norms = np.linalg.norm(np.atleast_2d(seen.norms(at=0)), axis=0)  # over the members of a vmap
+    np.testing.assert_allclose(norms, true_norms((*measured, gradient)[0](params, x, y)), rtol=2e-5)

@@ -36,6 +36,14 @@ SAME_LEAF = IDENTITY | CASTS
 DEVICE_SUMS = frozenset(["psum", "psum2", "psum_invariant", "psum_p", "all_reduce"])
 # They add updates into an array by index, as the gradient of an embedding does.
 SCATTER_ADDS = frozenset(["scatter-add"])
+# Each element of the result comes from one of each operand. XLA merges these with what uses the result.
+ELEMENTWISE = CASTS | frozenset(
+    [
+        *("abs", "add", "add_any", "copy", "div", "exp", "integer_pow", "log", "logistic", "max", "min", "mul", "neg"),
+        *("rsqrt", "select_n", "sign", "sqrt", "square", "sub", "tanh"),
+        *("and", "eq", "ge", "gt", "le", "lt", "ne", "not", "or"),
+    ]
+)
 # Element-wise functions and sums that never give an infinity of one sign for an infinity of the other: exp(-Inf) is 0.
 KEEPS_SIGN_OF_INFINITY = frozenset(
     [

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from treeviz.steps.tracing.param_updates import measure_params
@@ -26,8 +25,9 @@ from treeviz.steps.tracing.primitives import (
     open_jaxpr,
 )
 from treeviz.steps.tracing.reap_rules import RULES, CannotReap
+from treeviz.steps.tracing.repeats import repeat, repeats
 from treeviz.steps.tracing.sow import Reaped, Sown, sow_p
-from treeviz.steps.tracing.sown import scatter_adds, sown_in, sums_of_sown
+from treeviz.steps.tracing.sown import sown_in, sums_of_sown
 from treeviz.steps.tracing.vmap_members import measure_members
 
 Reduce = Callable[[Sown, Sequence[Any]], jax.Array]
@@ -114,17 +114,17 @@ class Run:
             return [None if isinstance(x, Literal) else origin.get(x) for x in eqn.invars]
 
         summed = sums_of_sown(jaxpr, self.axis_sizes)
-        scattered = scatter_adds(jaxpr)
-        freed_after = last_uses(jaxpr, _needed_later(summed, scattered))
+        again = repeats(jaxpr)
+        freed_after = last_uses(jaxpr, _needed_later(summed, again))
         for n, eqn in enumerate(jaxpr.eqns):
             operands = [read(x) for x in eqn.invars]
             if n in summed:  # measured below, where the sums are known
                 results = operands[: eqn.params["n"]]
             else:
                 with context_of(eqn):
-                    measured = _scattered_again(scattered.get(n, {}), operands, read)
+                    measured = repeat(again[n], eqn, read) if n in again else operands
                     results, reaped_here, packed_here = self.equation(eqn, measured, origins_of(eqn))
-                results = operands[: len(results)] if n in scattered else results
+                results = operands[: len(results)] if n in again else results
                 reaped += reaped_here
                 packed += packed_here
             values.update(zip(eqn.outvars, results, strict=True))
@@ -215,20 +215,10 @@ class Run:
         return known + params, packed
 
 
-def _needed_later(summed, scattered) -> set[Any]:
-    """The variables that are read after their last use in the jaxpr: sums, and the operands of repeated scatters."""
+def _needed_later(summed, again) -> set[Any]:
+    """The variables that are read after their last use in the jaxpr: sums, and the operands of repeated equations."""
     needed = {v for variables, _ in summed.values() for v in variables}
-    scatters = (eqn for by_place in scattered.values() for eqn in by_place.values())
-    return needed | {v for eqn in scatters for v in eqn.invars if not isinstance(v, Literal)}
-
-
-def _scattered_again(scatters: Mapping[int, Any], operands: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
-    """The operands, with those from a scatter-add computed again. `scatter_adds` says why."""
-    operands = list(operands)
-    for i, eqn in scatters.items():
-        # The barrier keeps XLA from merging the two.
-        (operands[i],) = bind(eqn, lax.optimization_barrier([read(x) for x in eqn.invars]))
-    return operands
+    return needed | {v for eqns in again.values() for eqn in eqns for v in eqn.invars if not isinstance(v, Literal)}
 
 
 def _origins_of_results(eqn: Any, origins: Sequence[int | None]) -> Sequence[int | None]:

@@ -12,7 +12,6 @@ from jax.extend.core import Jaxpr, Literal
 from treeviz.steps.tracing.primitives import (
     DEVICE_SUMS,
     SAME_LEAF,
-    SCATTER_ADDS,
     inner_jaxprs,
     is_recomputed,
     open_jaxpr,
@@ -27,24 +26,6 @@ def sown_in(jaxpr: Any, recomputed: bool = False) -> Iterator[tuple[Sown, bool]]
             yield eqn.params["sown"], recomputed
         for inner in inner_jaxprs(eqn):
             yield from sown_in(inner, recomputed or is_recomputed(eqn))
-
-
-def scatter_adds(jaxpr: Jaxpr) -> dict[int, dict[int, Any]]:
-    """The sown values that a scatter-add makes, as in the gradient of an embedding.
-
-    XLA fuses a single use of such a sum into the scatter. The measurement would be a second use, which prevents that
-    and changes the last digit of the results. So it gets a scatter-add of its own.
-
-    Returns:
-      By the number of the equation that sows, and then the number of the value: the scatter-add.
-    """
-    made_by = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name in SCATTER_ADDS}
-    found = {}
-    for n, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive is sow_p:
-            values = enumerate(eqn.invars[: eqn.params["n"]])
-            found[n] = {i: made_by[x] for i, x in values if not isinstance(x, Literal) and x in made_by}
-    return {n: scatters for n, scatters in found.items() if scatters}
 
 
 def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, tuple[list[Any], frozenset[str]]]:
