@@ -111,7 +111,8 @@ class GradientInspector:
 
         The first inspected call traces and compiles the step once more. A cell may be run again: a step that is watched
         already is returned as it is, and one that is defined again after it was measured begins a new run, which the
-        views show, and whose steps count from 0.
+        views show, and whose steps count from 0. In a run of several processes all must watch the step: where one does
+        not, the others wait for it 10 s, and run the step unwatched.
 
         Args:
           step: A function that `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit` has returned, compiled or not.

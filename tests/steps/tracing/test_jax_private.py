@@ -225,4 +225,4 @@ def test_only_what_jit_gave_is_jitted():
 
 
 def test_one_process_agrees_with_itself():
-    assert jax_internals.agreed("question", "answer", 1.0) == ""
+    assert jax_internals.agreed("step", "answer", 1.0, join_s=1.0) == ""

@@ -38,12 +38,15 @@ def step(params, x, y):
     return jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
 
 seen = []
-watching._AGREE_WITHIN_S = 5.0 if case == "alone" else 100.0
+watching._JOIN_WITHIN_S = 3.0 if case == "late" else 100.0
 settings = {"every": 2} if case == "differs" and rank == 1 else {}
-run = step if case == "alone" and rank == 1 else watching.watch(step, lambda m, n: seen.append(m), **settings)
+if case == "late" and rank == 1:  # it does not watch, as far as the other knows, until that has given up
+    from jax._src import distributed
+    distributed.global_state.client.blocking_key_value_get("treeviz/__main__.step/asked 0/decision", 100_000)
 params, batch = {"w": put(w)}, (put(x), put(y))  # fully sharded
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
+    run = watching.watch(step, lambda m, n: seen.append(m), **settings)
     for _ in range(3):
         params = run(params, *batch)
     jax.block_until_ready(params)
@@ -97,12 +100,14 @@ def test_two_processes_hold_the_same_numbers_of_gradients_that_lie_in_both():
     assert first["replicated"] and first["warned"] == []
 
 
-@pytest.mark.parametrize("case, said", [("alone", "process 1 does not watch this step"), ("differs", "every=2")])
+@pytest.mark.parametrize(
+    "case, said", [("late", "process 1 did not watch this step within 3 s"), ("differs", "every=2")]
+)
 def test_what_processes_watch_otherwise_is_refused_before_it_can_hang(case, said):
-    first, second = two_hosts(case)
-    assert first["norms"] == second["norms"] == []
-    assert said in " ".join(first["warned"])
-    assert "All processes must watch the same step in the same way" in " ".join(first["warned"])
+    for host in two_hosts(case):
+        assert host["norms"] == []
+        assert said in " ".join(host["warned"])
+        assert "All processes must watch it alike; one may save or show it" in " ".join(host["warned"])
 
 
 CACHED = """

@@ -27,8 +27,8 @@ __all__ = ["CannotWatch", "Watched", "watch"]
 
 Record = Callable[[Measurement, int], None]
 
-_n_watched = itertools.count()
-_AGREE_WITHIN_S = 60.0
+_AGREE_WITHIN_S = 60.0  # all processes of a run that watch a step
+_JOIN_WITHIN_S = 10.0  # those that watch it at all
 
 
 class Settings(NamedTuple):
@@ -194,11 +194,13 @@ class Watched:
         self.numbers = itertools.count(settings.first)
         self._running = 0  # the number of the newest call
         self._warned: set[str] = set()  # of what
-        self._question = f"{next(_n_watched)}"
+        self._name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
         self._disagreement: str | None = None  # between processes; None: they have not been compared yet
         self._twins = None if jitted is None else _Twins(jitted, settings, self._on_traced, self._take)
         if trouble:
             self._give_up(trouble)
+        else:
+            jax_private.announce(self._name)
 
     def __call__(self, /, *args, **kwargs):
         self._running = number = next(self.numbers)
@@ -251,9 +253,10 @@ class Watched:
         if twin is not None and jax_private.now_seeing() is not None:
             return None  # within another watched step, which sees the gradients
         if twin is not None and self._disagreement is None:
-            self._disagreement = jax_private.agreed(self._question, str(self.settings), _AGREE_WITHIN_S)
+            answer = str(self.settings)
+            self._disagreement = jax_private.agreed(self._name, answer, _AGREE_WITHIN_S, join_s=_JOIN_WITHIN_S)
             if self._disagreement:
-                self._give_up(self._disagreement + ". All processes must watch the same step in the same way")
+                self._give_up(f"{self._disagreement}. All processes must watch it alike; one may save or show it")
         return None if self.trouble else twin
 
     def _deliver(self, measurement: Measurement, number: int) -> None:
