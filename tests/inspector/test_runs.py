@@ -74,7 +74,11 @@ def test_a_definition_that_is_run_again_begins_a_run_that_is_shown_and_the_one_b
     np.testing.assert_allclose(
         notebook.inspector.history.values("grads", "norm").latest[:, 0], 4 * 0.6 ** np.arange(2), rtol=1e-6
     )
-    assert "2 steps" in repr(notebook.inspector) and before.run != notebook.inspector.history.run
+    assert [f"{n} steps" in notebook.inspector.render(run=run).text() for run, n in ((0, 2), (-1, 3))] == [True, True]
+    assert "inspector.render(run=-1) shows the one before" in " ".join(notebook.inspector.notes)
+    with pytest.raises(LookupError):
+        notebook.inspector.render(run=-2)
+    assert before.run != notebook.inspector.history.run
 
 
 @pytest.mark.parametrize("order", ["ab", "ba", "b"])

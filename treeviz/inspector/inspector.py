@@ -215,17 +215,22 @@ class GradientInspector:
         self.flush()
         return locate_nan_in_kept(self._inputs, step)
 
-    def render(self, source: str | None = None) -> TreeView:
+    def render(self, source: str | None = None, *, run: int = 0) -> TreeView:
         """The tree of gradients: the newest numbers as columns, and the norm of every leaf and subtree over the steps.
 
         Waits for the steps that are still running.
 
         Args:
-          source: The tree to show, one of `history.sources`; by default the first gradient.
+          source: The tree to show, one of `history.sources`; by default the first gradient, as it was last if its
+            leaves have changed.
+          run: 0 is this run, -1 the one before, of `earlier_runs`.
 
         Raises:
-          LookupError: Nothing was measured yet.
+          LookupError: Nothing was measured yet, or the run is not kept.
         """
+        if run:
+            earlier = self.earlier_runs[run]
+            return whole_view(earlier, self.name, findings(earlier, thresholds=self.thresholds), source=source)
         return whole_view(self.history, self.name, self.findings, source=source, lost=self._recorder.lost)
 
     def explore(self, total: int | None = None) -> TreeWidget:
@@ -333,7 +338,9 @@ class GradientInspector:
 
     @property
     def notes(self) -> list[str]:
-        """What is not measured in the watched steps, and why; which trees changed; what of a file could not be read."""
+        """What is not measured, and why; what is shown of runs and of trees that changed; damage of a loaded file."""
         history = self._recorder.history
         notes = [note for step in self._runs for note in step.notes]
+        if self.earlier_runs:
+            notes.append("A step that was defined again began this run; inspector.render(run=-1) shows the one before.")
         return list(dict.fromkeys([*notes, *section_notes(history), *filter(None, [history.damage])]))
