@@ -162,6 +162,9 @@ class GradientInspector:
 
             print(inspector.verify(update, params, x, y))
 
+        Runs the step with and without the measurement, up to five times each, on its own results where they have the
+        structure of its arguments. Its effects, such as prints, happen each time.
+
         Raises:
           CannotWatch: The step cannot be watched.
         """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeviz.steps.measure import source_of
+from treeviz.steps.tracing.jitted import JittedStep
+
+_MOST_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -41,22 +45,139 @@ class Verification:
 
     Attributes:
       n_leaves: How many leaves were compared.
-      differences: The leaves that differ.
+      differences: The leaves that differ, in the first run in which any does.
+      n_runs: How many runs were compared; with differences, the last of them is where they are.
+      n_unsteady: How many leaves differ when the step itself is run twice.
     """
 
     n_leaves: int
     differences: tuple[Difference, ...]
+    n_runs: int = 1
+    n_unsteady: int = 0
 
     def __bool__(self) -> bool:
         return not self.differences
 
     def __str__(self) -> str:
         if not self.differences:
-            return f"The same bytes in all {self.n_leaves} leaves."
-        lines = [f"{len(self.differences)} of {self.n_leaves} leaves differ:", *(f"  {d}" for d in self.differences)]
-        return "\n".join([*lines, "watch(step, exact=True) runs the untouched step, and measures in a second one."])
+            return f"The same bytes in all {self.n_leaves} leaves" + f" of {self.n_runs} runs" * (self.n_runs > 1) + "."
+        run = f" in run {self.n_runs}" * (self.n_runs > 1)
+        lines = [
+            f"{len(self.differences)} of {self.n_leaves} leaves differ{run}:",
+            *(f"  {d}" for d in self.differences),
+        ]
+        return "\n".join([*lines, self.remedy])
+
+    @property
+    def remedy(self) -> str:
+        """What to do if leaves differ."""
+        if not self.n_unsteady:
+            return "watch(step, exact=True) runs the untouched step, and measures in a second one."
+        return (
+            f"The step does not repeat itself: run twice, unwatched, it differs in {self.n_unsteady} leaves. "
+            "So this need not come from watching, and exact=True does not help. On a GPU, the environment variable "
+            "XLA_FLAGS=--xla_gpu_deterministic_ops=true does."
+        )
 
     __repr__ = __str__
+
+
+class TwinFailed(Exception):
+    """The watched twin raised an error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def verify(jitted: JittedStep, twin: Callable, args: tuple, kwargs: dict[str, Any]) -> Verification:
+    """Compare a step with its twin on copies of these arguments, and on those that follow from them.
+
+    Raises:
+      TwinFailed: The twin raised.
+    """
+    found = Verification(0, ())
+    for n_runs in range(1, _MOST_RUNS + 1):
+        expected = _results(jitted, args, kwargs)
+        ours = jitted.copied((args, kwargs), copy_array)
+        try:
+            out, _ = twin(*ours[0], **ours[1])
+        except Exception as error:
+            raise TwinFailed(error) from error
+        found = compare(expected, (out, ours) if jitted.changes_arguments else out)
+        if not found:
+            n_unsteady = len(compare(expected, _results(jitted, args, kwargs)).differences)
+            return replace(found, n_runs=n_runs, n_unsteady=n_unsteady)
+        found = replace(found, n_runs=n_runs)
+        following = _next_arguments(jitted, args, kwargs, expected)
+        if following is None:
+            break
+        args, kwargs = following
+    return found
+
+
+def _results(jitted: JittedStep, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What the step returns for copies of its arguments; and the copies, if it changes them."""
+    copies = jitted.copied((args, kwargs), copy_array)
+    out = jitted.step(*copies[0], **copies[1])
+    return (out, copies) if jitted.changes_arguments else out
+
+
+def _next_arguments(jitted: JittedStep, args: tuple, kwargs: dict[str, Any], results: Any) -> Any:
+    """The arguments with results in the place of those of the same structure, and none all zero; None if unchanged."""
+    is_changed = False
+    if jitted.changes_arguments:
+        is_changed, (args, kwargs) = True, results[1]
+    else:
+        left = [part for part in _parts_of_tree(results, 2) if _has_array(part)]
+        following = []
+        for value in (*args, *kwargs.values()):
+            found = next((part for part in left if _has_array(value) and _are_alike(part, value)), None)
+            left = left if found is None else [part for part in left if part is not found]
+            is_changed |= found is not None
+            following.append(value if found is None else found)
+        args, kwargs = tuple(following[: len(args)]), dict(zip(kwargs, following[len(args) :], strict=True))
+
+    def without_zeros(x: Any) -> Any:
+        nonlocal is_changed
+        if not _is_all_zero(x):
+            return copy_array(x)
+        is_changed = True
+        numbers = np.random.default_rng(0).uniform(5e-4, 1e-3, x.shape).astype(x.dtype)
+        return jax.device_put(numbers, x.sharding)
+
+    following = jitted.copied((args, kwargs), without_zeros)
+    return following if is_changed else None
+
+
+def _parts_of_tree(tree: Any, depth: int) -> Iterator[Any]:
+    yield tree
+    if depth and isinstance(tree, tuple | list | dict):
+        for child in tree.values() if isinstance(tree, dict) else tree:
+            yield from _parts_of_tree(child, depth - 1)
+
+
+def _has_array(tree: Any) -> bool:
+    """Whether there is an array of several elements. A loss is no learning rate, though both are scalars."""
+    return any(isinstance(x, jax.Array) and x.size > 1 for x in jax.tree.leaves(tree))
+
+
+def _are_alike(a: Any, b: Any) -> bool:
+    (left, left_tree), (right, right_tree) = jax.tree.flatten(a), jax.tree.flatten(b)
+    return left_tree == right_tree and all(map(_is_alike, left, right))
+
+
+def _is_alike(a: Any, b: Any) -> bool:
+    return all(getattr(a, name, None) == getattr(b, name, None) for name in ("shape", "dtype"))
+
+
+def _is_all_zero(x: Any) -> bool:
+    is_float = isinstance(x, jax.Array) and x.is_fully_addressable and jnp.issubdtype(x.dtype, jnp.floating)
+    return is_float and x.size > 0 and not any(part.any() for part in _parts(x))
+
+
+def copy_array(x: Any) -> Any:
+    return x.copy() if isinstance(x, jax.Array) else x
 
 
 def compare(expected: Any, got: Any) -> Verification:
@@ -78,11 +199,11 @@ def _difference(a: Any, b: Any) -> tuple[int, int, float] | None:
         if left.shape != right.shape or left.dtype != right.dtype:
             return max(left.size, 1), left.size, np.nan
         size += left.size
-        if left.tobytes() == right.tobytes():
+        bytes_ = [x.reshape(-1).view(np.uint8).reshape(x.size, x.dtype.itemsize) for x in (left, right)]
+        is_different = (bytes_[0] != bytes_[1]).any(axis=1)
+        if not is_different.any():
             continue
-        width = left.dtype.itemsize
-        bytes_ = [np.frombuffer(x.tobytes(), np.uint8).reshape(-1, width) for x in (left, right)]
-        n += int((bytes_[0] != bytes_[1]).any(axis=1).sum())
+        n += int(is_different.sum())
         with np.errstate(all="ignore"):
             gap = np.abs(left.astype(np.complex128) - right.astype(np.complex128))
         largest = float(np.fmax(largest, np.nanmax(gap) if not np.isnan(gap).all() else np.nan))

@@ -7,17 +7,18 @@ import itertools
 import types
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from treeviz.steps.measure import Measurement
-from treeviz.steps.statistics import HISTOGRAM, LIGHT, check_statistics
+from treeviz.steps.statistics import LIGHT
 from treeviz.steps.stop import StopTraining
 from treeviz.steps.tracing import jax_private
 from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, jitted_step
-from treeviz.steps.tracing.verify import Verification, compare
-from treeviz.tree.safe_repr import printable_lines
+from treeviz.steps.tracing.twins import Settings, Twins
+from treeviz.steps.tracing.verify import TwinFailed, Verification, copy_array, verify
+from treeviz.tree.safe_repr import error_text, printable_lines
 from treeviz.tree.tracers import Tracer
 
 if TYPE_CHECKING:
@@ -29,34 +30,6 @@ Record = Callable[[Measurement, int], None]
 
 _AGREE_WITHIN_S = 60.0  # all processes of a run that watch a step
 _JOIN_WITHIN_S = 10.0  # those that watch it at all
-
-
-class Settings(NamedTuple):
-    """The arguments of `watch`."""
-
-    every: int
-    heavy_every: int
-    statistics: tuple[str, ...]
-    via: str
-    match: bool
-    exact: bool
-    updates: bool | None
-    first: int
-
-    def check(self) -> None:
-        check_statistics(self.statistics)
-        if self.via not in ("output", "callback"):
-            raise ValueError(f"via={self.via!r}: there are 'output' and 'callback'.")
-        if self.every < 0 or self.heavy_every < 0 or not (self.every or self.heavy_every):
-            raise ValueError(f"every={self.every}, heavy_every={self.heavy_every}: no step would be inspected.")
-        if self.updates and self.via == "callback":
-            raise ValueError("updates=True needs via='output': a callback sees gradients only.")
-        if self.exact and self.via == "callback":
-            raise ValueError("exact=True measures in a second run; via='callback' has no use in it.")
-
-    def __str__(self) -> str:
-        """The settings that must be equal in all processes."""
-        return ", ".join(f"{name}={value}" for name, value in self._asdict().items() if name != "match")
 
 
 def watch(
@@ -122,49 +95,7 @@ def watch(
     except LibraryMoved as error:
         return Watched(step, None, record, settings, str(error))
     except (ImportError, AttributeError) as error:  # a private name of JAX that is not in `PRIVATE`
-        return Watched(step, None, record, settings, _error_text(error))
-
-
-class _Twins:
-    """The instrumented programs of a step, and which one inspects which call."""
-
-    def __init__(self, jitted: JittedStep, settings: Settings, on_traced: Callable, on_callback: Callable) -> None:
-        self._jitted, self._settings = jitted, settings
-        self._on_traced, self._on_callback = on_traced, on_callback
-        self._options = jax_private.jit_options(jitted.jitted)
-        only_measure = settings.exact and jitted.is_plain
-        self._light = self.make(settings.statistics, updates=bool(settings.updates), only_measure=only_measure)
-        self._heavy = None
-        if settings.heavy_every:
-            self._heavy = self.make(HISTOGRAM, updates=settings.updates is not False, only_measure=only_measure)
-
-    def of(self, number: int) -> Callable | None:
-        """The program that inspects this call, or None."""
-        if self._heavy is not None and number % self._settings.heavy_every == 0:
-            return self._heavy
-        return self._light if self._settings.every and number % self._settings.every == 0 else None
-
-    def make(self, statistics: tuple[str, ...], *, updates: bool, only_measure: bool = False) -> Callable:
-        """A function with the arguments of the step that returns `(what the step returns, measurement)`."""
-        # Imported here, since these modules use JAX's extension API, which `jax_private.why_not` checks.
-        from treeviz.steps.tracing.twin import instrumented, instrumented_callback
-
-        def make(function):
-            if self._settings.via == "callback":
-                return instrumented_callback(function, self._options, statistics, self._on_callback)
-            return instrumented(
-                function,
-                self._options,
-                statistics,
-                match=self._settings.match,
-                updates=updates,
-                tidy_path=self._jitted.tidy_path,
-                on_traced=self._on_traced,
-                donate=not self._settings.exact,
-                only_measure=only_measure,
-            )
-
-        return self._jitted.around(make)
+        return Watched(step, None, record, settings, error_text(error))
 
 
 class Watched:
@@ -196,7 +127,7 @@ class Watched:
         self._warned: set[str] = set()  # of what
         self._name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
         self._disagreement: str | None = None  # between processes; None: they have not been compared yet
-        self._twins = None if jitted is None else _Twins(jitted, settings, self._on_traced, self._take)
+        self._twins = None if jitted is None else Twins(jitted, settings, self._on_traced, self._take)
         if trouble:
             self._give_up(trouble)
         else:
@@ -208,7 +139,7 @@ class Watched:
         if twin is None:
             return self.step(*args, **kwargs)
         if self.before is not None and not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            self.before(number, lambda: self._copied((args, kwargs), _copy_array))
+            self.before(number, lambda: self._copied((args, kwargs), copy_array))
         if self.settings.exact:
             return self._run_apart(twin, number, args, kwargs)
         try:
@@ -236,7 +167,7 @@ class Watched:
             trouble = error
         out = self.step(*args, **kwargs)
         if trouble is not None:
-            self._give_up(_error_text(trouble))
+            self._give_up(error_text(trouble))
         return out
 
     def _run_untouched(self, trouble: Exception, args, kwargs):
@@ -245,7 +176,7 @@ class Watched:
         if any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in leaves):
             raise trouble  # the twin ran and has taken the arguments: an error of the step itself
         out = self.step(*args, **kwargs)
-        self._give_up(_error_text(trouble))
+        self._give_up(error_text(trouble))
         return out
 
     def _twin_of(self, number: int) -> Callable | None:
@@ -287,7 +218,7 @@ class Watched:
         except StopTraining:
             raise
         except Exception as error:
-            self._warn_once("record", f"recording step {number} raised {_error_text(error)}")
+            self._warn_once("record", f"recording step {number} raised {error_text(error)}")
 
     def _give_up(self, why: str) -> None:
         self.trouble = f"{why}.\n{CannotWatch.instead(self.step)}"
@@ -300,6 +231,10 @@ class Watched:
     def verify(self, *args, **kwargs) -> Verification:
         """Run the step and its watched twin on copies of these arguments, and compare their results byte by byte.
 
+        Up to five runs: where a result has the structure of an argument, as new parameters and moments have, it is the
+        argument of the next run; arguments that are all zero are small numbers from the second run on, since zeros
+        hide how a sum is rounded. If bytes differ, the step is run once more, to tell whether it repeats itself.
+
         A gradient that is measured is written to memory, where XLA may otherwise merge it with what uses it: then the
         last digit of a result can differ. `print` the result to see which leaves do; `exact=True` rules it out.
 
@@ -309,15 +244,10 @@ class Watched:
         if self._jitted is None or self._twins is None:
             raise CannotWatch(self.step, self.trouble.partition(".\n")[0])
         twin = self._twins.make(self.settings.statistics, updates=bool(self.settings.updates))
-        theirs, ours = (self._copied((args, kwargs), _copy_array) for _ in range(2))
-        expected = self.step(*theirs[0], **theirs[1])
         try:
-            got, _ = twin(*ours[0], **ours[1])
-        except Exception as error:
-            raise CannotWatch(self.step, _error_text(error)) from error
-        if self._jitted.changes_arguments:
-            expected, got = (expected, theirs), (got, ours)
-        return compare(expected, got)
+            return verify(self._jitted, twin, args, kwargs)
+        except TwinFailed as error:
+            raise CannotWatch(self.step, error_text(error.error)) from error.error
 
     def _copied(self, tree: Any, copy_array: Callable[[Any], Any]) -> Any:
         assert self._jitted is not None
@@ -340,11 +270,3 @@ class Watched:
 
     def __repr__(self) -> str:
         return f"<watched {printable_lines(repr(self.step))}>"
-
-
-def _copy_array(x: Any) -> Any:
-    return x.copy() if isinstance(x, jax.Array) else x
-
-
-def _error_text(error: Exception) -> str:
-    return printable_lines(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
