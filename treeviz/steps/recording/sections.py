@@ -20,6 +20,7 @@ class Sections:
 
     def __init__(self) -> None:
         self._newest: dict[str, tuple[str, MeasuredTree]] = {}  # by the name of a tree: its last section, as it came
+        self._unchanged: list[MeasuredTree] | None = None
 
     def place(self, row: StepNumbers, history: History) -> StepNumbers:
         """The row, with the names of the trees in the history.
@@ -27,7 +28,8 @@ class Sections:
         Raises:
           ValueError: A tree has changed too often.
         """
-        if all(map(self._is_as_ever, row.sources)):
+        if row.sources is self._unchanged or all(map(self._is_unchanged, row.sources)):
+            self._unchanged = row.sources  # rows that were read together have the same list
             return row
         sections: dict[str, str] = {}
         for source in sorted(row.sources, key=_goes_with_gradients):
@@ -47,8 +49,8 @@ class Sections:
         """The section of the newest step of a tree; empty if it has not changed."""
         return self._newest[name][0] if name in self._newest else _known(name, history.sources)[-1]
 
-    def _is_as_ever(self, source: MeasuredTree) -> bool:
-        """Whether it is in no section, and the same objects came last. This takes a microsecond."""
+    def _is_unchanged(self, source: MeasuredTree) -> bool:
+        """Whether it is in no section, and the same objects came last."""
         section, last = self._newest.get(source.name, ("unknown", source))
         return not section and source.paths is last.paths and source.shapes is last.shapes
 
