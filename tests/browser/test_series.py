@@ -349,7 +349,10 @@ def test_a_finding_in_another_series_shows_that_series(shown):
 def test_the_color_of_a_finding_is_that_of_its_severity_whatever_its_kind(shown):
     table = layers()
     norm, _ = run(table, healthy=True)
-    marks = (FindingMark(1, 3, "melting", "Too hot.", "error"), FindingMark(2, 3, "cooling", "Too cold."))
+    marks = tuple(
+        FindingMark(row, 3, kind, f"{kind}.", severity)
+        for row, (kind, severity) in enumerate([("melting", "error"), ("cooling", "warning"), ("mild", "info")], 1)
+    )
     page = shown(table, [Series(**{**vars(norm), "marks": marks})])
 
     def color(element):
@@ -360,11 +363,14 @@ def test_the_color_of_a_finding_is_that_of_its_severity_whatever_its_kind(shown)
         name: theme.evaluate(
             "(place, name) => { place.style.color = `var(--${name})`; return getComputedStyle(place).color }", name
         )
-        for name in ("bad", "warm")
+        for name in ("bad", "warm", "dim")
     }
-    page.get_by_text("findings (2)").click()
+    assert color(page.get_by_text("findings (3)")) == of_theme["bad"]
+    page.get_by_text("findings (3)").click()
     for places in (page.locator(".row .badge:not(.inside)"), page.locator(".finding .badge")):
-        assert [color(places.nth(i)) for i in range(2)] == [of_theme["bad"], of_theme["warm"]]
+        assert [color(places.nth(i)) for i in range(3)] == list(of_theme.values())
+    page = shown(table, [Series(**{**vars(norm), "marks": marks[2:]})])
+    assert color(settled(page).get_by_text("findings (1)")) == of_theme["dim"]
 
 
 def test_a_run_without_findings_has_no_list_of_them(shown):

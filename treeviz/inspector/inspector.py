@@ -234,7 +234,8 @@ class GradientInspector:
         if run:
             earlier = self.earlier_runs[run]
             return whole_view(earlier, self.name, findings(earlier, thresholds=self.thresholds), source=source)
-        return whole_view(self.history, self.name, self.findings, source=source, lost=self._recorder.lost)
+        lost, keeps_inputs = self._recorder.lost, self._inputs is not None
+        return whole_view(self.history, self.name, self.findings, source=source, lost=lost, keeps_inputs=keeps_inputs)
 
     def explore(self, total: int | None = None) -> TreeWidget:
         """A widget that follows the run: it shows new steps while a loop, a thread or a callback records them.

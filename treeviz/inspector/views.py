@@ -16,6 +16,7 @@ from treeviz.views.text.terminal import paragraph
 from treeviz.views.tree_view import TreeView
 
 MOST_PRINTED = 5  # findings
+_LONGEST = 500  # characters of a diagnosis
 
 
 def waiting_view(name: str) -> TreeView:
@@ -36,7 +37,13 @@ def running_view(history: History, name: str, found: Sequence[Finding] = ()) -> 
 
 
 def whole_view(
-    history: History, name: str, found: Sequence[Finding], *, source: str | None = None, lost: Sequence[str] = ()
+    history: History,
+    name: str,
+    found: Sequence[Finding],
+    *,
+    source: str | None = None,
+    lost: Sequence[str] = (),
+    keeps_inputs: bool = False,
 ) -> TreeView:
     """The tree of gradients: the newest numbers as columns, and the norm of every leaf and subtree as a series.
 
@@ -44,6 +51,7 @@ def whole_view(
       found: The findings in the history.
       source: The tree to show; by default the main source.
       lost: How many measurements were lost, and what the file of the run lacks.
+      keeps_inputs: Whether `locate_nan` has inputs of steps.
     """
     source = source or main_source(history)
     table = table_of_source(history, source, name)
@@ -52,13 +60,28 @@ def whole_view(
     measured = (norm, *ratio_columns(table, history, source), *others)
     table = table.with_columns(*size_columns(table), *measured)
     summary = f"{len(found)} finding{'s' * (len(found) != 1)}"
+    if found and found[0].severity == "info":
+        summary += " for information"
     steps = f"{len(history):,} steps", f"step {step:,}"
     section = [f"another tree{section}" for section in section_of(source)[1:] if section]
-    table = table.with_headline(*headline(table), *steps, *section, summary, *map(visible, lost))
+    table = table.with_headline(
+        *headline(table), *steps, *section, summary, *map(visible, lost), *diagnosis(found, keeps_inputs)
+    )
     series = gradient_series(history, table, source, found)
     histograms = gradient_histograms(history, table, source)
     columns = [*(column.name for column in measured), "parameters"]
     return TreeView(table, table.chosen(columns), series=series, histograms=histograms)
+
+
+def diagnosis(found: Sequence[Finding], keeps_inputs: bool) -> list[str]:
+    """What went wrong first, in a sentence, and the call that says where it was made; empty if nothing is wrong."""
+    if not found or found[0].severity == "info":
+        return []
+    first, how = found[0], ""
+    if first.kind == "nonfinite":
+        kept = "" if keeps_inputs else "With GradientInspector(keep_inputs=True), "
+        how = f" {kept}inspector.locate_nan() names the operation that made it."
+    return [visible(f"{first.severity}: {first.sentence}{how}", _LONGEST)]
 
 
 def section_notes(history: History) -> list[str]:

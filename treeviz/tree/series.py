@@ -16,7 +16,7 @@ class FindingMark(NamedTuple):
     column: int  # of the series
     kind: str  # "nonfinite", "exploding", …
     text: str  # a sentence for the user
-    severity: str = "warning"  # or "error": selects the colour in views
+    severity: str = "warning"  # or "error", "info": selects the colour in views
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from treeviz.steps.names import kind_of, sibling_name
 from treeviz.steps.recording.track import occurs_in
 
 _SMALLEST_FLOAT16 = 2.0**-24
-_DIVERGED = 100.0  # times the norm before
+_DIVERGED, _BEFORE = 100.0, 10  # times the norm before, in the last entries before a NaN
 _SCALE = "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32."
 _TOGETHER = 5  # entries between leaves that die of one cause
 
@@ -53,6 +53,11 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
             "by its key: if the model uses them in that order," if tree.forward is None else "that the model uses, so"
         )
         reason = f"Of the leaves that were struck first it is the last one {order} the backward pass met it first: look"
+    reason += (
+        " there for a division, a log, a square root or an exponential, and at that step's batch; a lower learning "
+        "rate, clipping, or loss scaling in float16 may be what is missing."
+    )
+    diverged, what_then = _had_diverged(tree, first)
     yield Finding(
         "nonfinite",
         name,
@@ -61,10 +66,9 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
         first,
         until,
         (("numbers", n), ("leaves at first", len(at_first)), ("leaves in all", len(spread))),
-        sentence + _had_diverged(tree, first),
-        f"{reason} there for a division, a log, a square root or an exponential, and at that step's batch; a lower "
-        "learning rate, clipping, or loss scaling in float16 may be what is missing. inspector.locate_nan() names the "
-        "operation and its line, where GradientInspector(keep_inputs=True) has kept the inputs of the step.",
+        sentence + diverged,
+        f"{what_then or reason} inspector.locate_nan() names the operation and its line, where "
+        "GradientInspector(keep_inputs=True) has kept the inputs of the step.",
         tuple(spread),
         rank=Rank.NOT_FINITE,
         severity="error",
@@ -81,13 +85,20 @@ def _is_everywhere(tree: Searched, struck: np.ndarray) -> bool:
     return 2 * len(struck) > len(alive) and tree.places[alive].max() == tree.places[struck].max()
 
 
-def _had_diverged(tree: Searched, first: int) -> str:
-    """What the norm was before the first NaN, if it had grown."""
-    before = tree.norm.until < first
+def _had_diverged(tree: Searched, first: int) -> tuple[str, str]:
+    """If the norm had grown before the first NaN: since when, and what to try; else two empty texts."""
+    before = np.flatnonzero(tree.norm.until < first)
     root = np.sqrt(np.nansum(tree.norm.high[before] ** 2, axis=1))
-    usual = float(np.median(root[:-10])) if len(root) > 10 else float(root[0]) if len(root) else 0.0
-    times = root[-10:].max() / usual if usual > 0 else 0.0
-    return f" Before, the norm had grown {times:.2g} times: the training diverged." if times > _DIVERGED else ""
+    usual = float(np.median(root[:-_BEFORE])) if len(root) > _BEFORE else float(root[0]) if len(root) else 0.0
+    grown = np.flatnonzero(root > _DIVERGED * usual) if usual > 0 else []
+    if not len(grown) or len(root) - grown[0] > _BEFORE:
+        return "", ""
+    step = int(tree.norm.first[before[grown[0]]])
+    times = root[grown].max() / usual
+    return (
+        f" The training diverged: the norm had grown {times:.2g} times since step {step}.",
+        f"Look at the batch of step {step}; a lower learning rate or clipping may be what is missing.",
+    )
 
 
 def dead(tree: Searched) -> Iterator[Finding]:

@@ -100,7 +100,7 @@ def _badges(view: View, rows: np.ndarray, closed: Container[int]) -> Iterator[li
         badges = [(note_part(view.table, note)[1], _BADGE_ROLES.get(note.kind, "warm")) for note in notes]
         for series, mark in found.get(row, ()):
             text = f"{mark.kind} at {steps_text(series, mark.column)}"
-            badges.append((text, "bad" if mark.severity == "error" else "warm"))
+            badges.append((text, _BADGE_ROLES.get(mark.severity, "warm")))
         if shown in closed and inside[shown]:
             badges.append((inside[shown], "warm"))
         yield badges

@@ -55,7 +55,8 @@ def outliers(table: TreeTable, series: Sequence[Series], n: int = N_LINES) -> li
     bad_since = np.where(is_bad.any(axis=1), is_bad.argmax(axis=1), is_bad.shape[1]).tolist()
     distances, ratios = _distances(last_values(main, leaves), main.log)
     rows = leaves.tolist()
-    places = {row: place for place, row in enumerate(found)}  # findings are sorted, the most severe first
+    wrong = [row for row, (_, mark) in found.items() if mark.severity != "info"]
+    places = {row: place for place, row in enumerate(wrong)}  # findings are sorted, the most severe first
     order = sorted(
         range(len(rows)),
         key=lambda i: (bad_since[i], places.get(rows[i], len(places)), -distances[i], rows[i]),
@@ -111,9 +112,8 @@ def _reason(main: Series, row: int, bad_since: int, ratio: float, found: tuple[S
     is_bad = bad_since < main.values.shape[1]
     if found is not None:
         series, mark = found
-        return Outlier(
-            row, RED if is_bad else YELLOW, f"{mark.kind} at {steps_text(series, mark.column)}: {mark_text(mark)}"
-        )
+        style = RED if is_bad else DIM if mark.severity == "info" else YELLOW
+        return Outlier(row, style, f"{mark.kind} at {steps_text(series, mark.column)}: {mark_text(mark)}")
     if is_bad:
         return Outlier(row, RED, f"not finite since {steps_text(main, bad_since)}")
     if ratio == 0:

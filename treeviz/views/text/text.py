@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ _GAP = "  "
 # Where the width is limited: the least columns of a key, a type, the details; of a label behind a long guide
 _KEY, _TYPE, _DETAILS = 16, 12, 20
 _LABEL = 10
+_HEADLINE = 500  # characters of a part
 _TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem
 _UNLIMITED_KEY = 60  # without a limit, a longer key shifts the rest of its line
 
@@ -108,13 +110,15 @@ def _headline(table: TreeTable, width: int | None, glyphs: Glyphs) -> list[str]:
     """The name and the headline of the tree, in as many lines as needed."""
     lines: list[str] = []
     for part in (table.name, *table.headline):
-        part = glyphs.fit(visible(part))
+        part = glyphs.fit(visible(part, _HEADLINE))
         longer = f"{lines[-1]}{glyphs.separator}{part}" if lines else part
         if lines and (width is None or display_width(longer) <= width):
             lines[-1] = longer
         else:
             lines.append(part)
-    return lines if width is None else [cut(line, width, glyphs.dots) for line in lines]
+    if width is None:
+        return lines
+    return [cut(piece, width, glyphs.dots) for line in lines for piece in wrap(line, width, break_long_words=False)]
 
 
 class _Room(NamedTuple):

@@ -39,6 +39,8 @@ export function controls(seriesView) {
     const nFound = nFindings(seriesView);
     findings.hidden = !nFound;
     findings.firstChild.textContent = `findings (${countText(nFound)})`;
+    const severities = seriesView.all.flatMap((series) => series.marks.map((mark) => mark[4]));
+    findings.children[0].setAttribute("data-severity", ["error", "warning"].find((each) => severities.includes(each)) ?? "info");
     const { first, last, n } = seriesView.all[0];
     for (const input of [from, to]) {
       input.min = String(first[0]);

@@ -1,0 +1,42 @@
+"""The first lines of text and page say what went wrong, and what to call."""
+
+import numpy as np
+import pytest
+
+import treeviz as tv
+from treeviz.inspector.views import diagnosis
+from treeviz.steps.findings.finding import Finding
+
+
+def inspector(n_bad: int, **options) -> tv.GradientInspector:
+    """The inspector of three steps of which the last has NaN in some of four leaves."""
+    inspector = tv.GradientInspector(**options)
+    for step in range(3):
+        bad = n_bad if step == 2 else 0
+        grads = {f"layer{i}": np.full(3, np.nan if i < bad else 1, np.float32) for i in range(4)}
+        inspector.record(tv.measure(grads=grads))
+    return inspector
+
+
+@pytest.mark.parametrize("keeps_inputs", [False, True])
+def test_the_first_lines_say_what_is_not_finite_and_how_to_find_the_operation(keeps_inputs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    view = inspector(4, keep_inputs=keeps_inputs).render()
+    call = "inspector.locate_nan() names the operation that made it."
+    how = call if keeps_inputs else f"With GradientInspector(keep_inputs=True), {call}"
+    said = f"error: 4 of 4 leaves of grads were NaN or infinite at step 2. {how}"
+    lines = view.text(width=60).splitlines()
+    assert lines[0].endswith("1 finding") and max(map(len, lines[:5])) <= 60
+    assert " ".join(lines[1:5]).startswith(said)
+    assert view.table.headline[-1] == said and said in view.html()
+
+
+def test_a_leaf_that_is_struck_alone_is_named_first():
+    said = inspector(1).render().table.headline[-1]
+    assert said.startswith("error: grads['layer0'] had 3 numbers that are NaN or infinite at step 2.")
+
+
+def test_a_run_in_which_nothing_is_wrong_has_no_diagnosis():
+    assert inspector(0).render().table.headline[-1] == "0 findings"
+    information = Finding("redundant", "grads", "['b']", 0, 0, 9, (), "It is zero.", "Leave it.", severity="info")
+    assert diagnosis([information], keeps_inputs=False) == diagnosis([], keeps_inputs=True) == []
