@@ -106,7 +106,7 @@ class GradientInspector:
 
     # Measuring
 
-    def watch(self, step: Callable, *, via: str = "output", exact: bool = False) -> Watched:
+    def watch(self, step: Callable, *, via: str = "output", exact: bool | str = False) -> Watched:
         """Return a step that computes what `step` does, and records the gradients that are computed inside it.
 
         The first inspected call traces and compiles the step once more. A cell may be run again: a step that is watched
@@ -117,8 +117,8 @@ class GradientInspector:
         Args:
           step: A function that `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit` has returned, compiled or not.
           via: How numbers leave the device: "output" or "callback"; see `treeviz.steps.tracing.watch.watch`.
-          exact: Always run the original step, and measure in a second run: its results are bit-identical, at about
-            twice the cost.
+          exact: Always run the original step, and measure in a second run, at about twice the cost. A step with effects
+            is refused. "auto": if a bit of the results differs, which the 16th inspected step compares and `notes` say.
 
         Raises:
           CannotWatch: The step cannot be watched; the message says why, and what to do instead.
@@ -234,7 +234,7 @@ class GradientInspector:
         if run:
             earlier = self.earlier_runs[run]
             return whole_view(earlier, self.name, findings(earlier, thresholds=self.thresholds), source=source)
-        lost, keeps_inputs = self._recorder.lost, self._inputs is not None
+        lost, keeps_inputs = [*self._recorder.lost, *self._runs.changed_bits], self._inputs is not None
         return whole_view(self.history, self.name, self.findings, source=source, lost=lost, keeps_inputs=keeps_inputs)
 
     def explore(self, total: int | None = None) -> TreeWidget:

@@ -70,10 +70,15 @@ class Runs:
             if watched is not None:
                 yield watched
 
+    @property
+    def changed_bits(self) -> list[str]:
+        """That a step is measured in a way that changes bits, for the headline of a view."""
+        return ["measuring changes bits: exact=True does not"] if any(step.changes_bits for step in self) else []
+
     def _all(self) -> list[_Step]:
         return [step for steps in self._steps.values() for step in steps]
 
-    def watch(self, step: Callable, via: str, exact: bool) -> Watched:
+    def watch(self, step: Callable, via: str, exact: bool | str) -> Watched:
         """The step, watched; if it is so already, the same object."""
         for known in self:
             if step is known or (step is known.step and (known.settings.via, known.settings.exact) == (via, exact)):

@@ -50,7 +50,7 @@ def whole_view(
     Args:
       found: The findings in the history.
       source: The tree to show; by default the main source.
-      lost: How many measurements were lost, and what the file of the run lacks.
+      lost: How many measurements were lost, what the file of the run lacks, and whether measuring changes bits.
       keeps_inputs: Whether `locate_nan` has inputs of steps.
     """
     source = source or main_source(history)

@@ -81,6 +81,20 @@ def _is_jaxpr(x: Any) -> bool:
     return isinstance(x, Jaxpr | ClosedJaxpr)
 
 
+def effects_in(program: ClosedJaxpr) -> set[str]:
+    """The names of the primitives in a program that do more than return results, as `io_callback` does."""
+
+    def names(jaxpr: Any) -> Iterator[str]:
+        for eqn in open_jaxpr(jaxpr).eqns:
+            inner = inner_jaxprs(eqn)
+            if eqn.effects and not inner:
+                yield eqn.primitive.name
+            for one in inner:
+                yield from names(one)
+
+    return set(names(program)) if program.jaxpr.effects else set()
+
+
 def open_jaxpr(jaxpr: Any) -> Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 

@@ -18,6 +18,7 @@ from treeviz.steps.tracing.argument_order import argument_order
 from treeviz.steps.tracing.attribution import Argument, Attribution, attribute_gradients
 from treeviz.steps.tracing.jax_private import JitOptions, seeing_gradients
 from treeviz.steps.tracing.param_updates import measure_step_params
+from treeviz.steps.tracing.primitives import effects_in
 from treeviz.steps.tracing.reap import reap
 from treeviz.steps.tracing.sow import Reaped, Sown, sow
 from treeviz.tree.tracers import Tracer
@@ -35,7 +36,7 @@ def instrumented(
     match: bool = True,
     updates: bool = False,
     tidy_path: Callable[[str], str] = str,
-    on_traced: Callable[[Sequence[Attribution], Sequence[str]], None] = lambda *_: None,
+    on_traced: Callable[[Sequence[Attribution], Sequence[str], set[str]], None] = lambda *_: None,
     donate: bool = True,
     only_measure: bool = False,
 ) -> Callable:
@@ -46,7 +47,8 @@ def instrumented(
       match: Only gradients of the function's own arguments, if there are any.
       updates: Measure the parameters too, and what the step adds to them.
       tidy_path: Shortens the path of a gradient to that of the user's parameter.
-      on_traced: Called whenever it is traced, with what is measured, and with notes on what is not.
+      on_traced: Called whenever it is traced, with what is measured, notes on what is not, and the names of the step's
+        primitives with effects.
       donate: Donate the arguments that the step donates.
       only_measure: Return `(None, Measurement)`, so that only what the gradients need is computed.
     """
@@ -122,7 +124,7 @@ def _measured(function, args, kwargs, statistics, match, updates, tidy_path, on_
     order = argument_order(program)
     names = [_tidy(name and name.in_order(order), tidy_path) for name in names]
     measurement = _measurement(zip(names, packed, strict=True), statistics)
-    on_traced([name for name in names if name is not None], notes)
+    on_traced([name for name in names if name is not None], notes, effects_in(program))
     return jax.tree.unflatten(out_tree, out), measurement
 
 
@@ -161,7 +163,7 @@ def _measured_at_once(function, args, kwargs, statistics, updates, on_traced):
 
     with seeing_gradients(see):
         out = function(*args, **kwargs)
-    on_traced(names, ["updates are not measured without jit"] if updates else [])
+    on_traced(names, ["updates are not measured without jit"] if updates else [], set())
     return out, _measurement(zip(names, packed, strict=True), statistics)
 
 

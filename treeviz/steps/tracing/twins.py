@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from treeviz.steps.statistics import HISTOGRAM, check_statistics
 from treeviz.steps.tracing import jax_private
+from treeviz.steps.tracing.compare_once import CompareOnce
 from treeviz.steps.tracing.jitted import JittedStep
+from treeviz.steps.tracing.verify import Verification
+
+if TYPE_CHECKING:
+    from treeviz.steps.tracing.attribution import Attribution
+
+
+OnTraced = Callable[[Sequence["Attribution"], Sequence[str], set[str]], None]  # as in `twin.instrumented`
+
+
+class RunsTwice(Exception):
+    """A step cannot be measured in a second run, since it does more than return results."""
 
 
 class Settings(NamedTuple):
@@ -18,7 +30,7 @@ class Settings(NamedTuple):
     statistics: tuple[str, ...]
     via: str
     match: bool
-    exact: bool
+    exact: bool | str
     updates: bool | None
     first: int
 
@@ -30,8 +42,10 @@ class Settings(NamedTuple):
             raise ValueError(f"every={self.every}, heavy_every={self.heavy_every}: no step would be inspected.")
         if self.updates and self.via == "callback":
             raise ValueError("updates=True needs via='output': a callback sees gradients only.")
+        if self.exact not in (True, False, "auto"):
+            raise ValueError(f"exact={self.exact!r}: there are True, False and 'auto'.")
         if self.exact and self.via == "callback":
-            raise ValueError("exact=True measures in a second run; via='callback' has no use in it.")
+            raise ValueError(f"exact={self.exact!r} measures in a second run; via='callback' has no use in it.")
 
     def __str__(self) -> str:
         """The settings that must be equal in all processes."""
@@ -39,17 +53,32 @@ class Settings(NamedTuple):
 
 
 class Twins:
-    """The instrumented programs of a step, and which one inspects which call."""
+    """The instrumented programs of a step, and which one inspects which call.
 
-    def __init__(self, jitted: JittedStep, settings: Settings, on_traced: Callable, on_callback: Callable) -> None:
+    Attributes:
+      is_exact: They measure in a second run, beside the step itself.
+      comparison: With the step itself, made once; None if there is none to be made.
+    """
+
+    def __init__(
+        self,
+        jitted: JittedStep,
+        settings: Settings,
+        on_traced: OnTraced,
+        on_callback: Callable,
+        on_compared: Callable[[Verification | int], None],
+    ) -> None:
         self._jitted, self._settings = jitted, settings
         self._on_traced, self._on_callback = on_traced, on_callback
         self._options = jax_private.jit_options(jitted.jitted)
-        only_measure = settings.exact and jitted.is_plain
-        self._light = self.make(settings.statistics, updates=bool(settings.updates), only_measure=only_measure)
-        self._heavy = None
-        if settings.heavy_every:
-            self._heavy = self.make(HISTOGRAM, updates=settings.updates is not False, only_measure=only_measure)
+        self.is_exact = settings.exact is True
+        self._light = self._of_run(settings.statistics, bool(settings.updates))
+        self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
+        self.comparison: CompareOnce | None = None
+        if settings.via == "output" and not self.is_exact:
+            used = [twin for twin, every in ((self._light, settings.every), (self._heavy, 1)) if twin and every]
+            runs_plain = settings.every != 1 and settings.heavy_every != 1
+            self.comparison = CompareOnce(jitted, self._options, used, runs_plain, on_compared)
 
     def of(self, number: int) -> Callable | None:
         """The program that inspects this call, or None."""
@@ -57,7 +86,19 @@ class Twins:
             return self._heavy
         return self._light if self._settings.every and number % self._settings.every == 0 else None
 
-    def make(self, statistics: tuple[str, ...], *, updates: bool, only_measure: bool = False) -> Callable:
+    def _of_run(self, statistics: tuple[str, ...], updates: bool) -> Callable:
+        if not self.is_exact:
+            return self.make(statistics, updates=updates)
+        return self.make(statistics, updates=updates, only_measure=self._jitted.is_plain, on_traced=self._on_second_run)
+
+    def make(
+        self,
+        statistics: tuple[str, ...],
+        *,
+        updates: bool,
+        only_measure: bool = False,
+        on_traced: OnTraced | None = None,
+    ) -> Callable:
         """A function with the arguments of the step that returns `(what the step returns, measurement)`."""
         # Imported here, since these modules use JAX's extension API, which `jax_private.why_not` checks.
         from treeviz.steps.tracing.twin import instrumented, instrumented_callback
@@ -72,9 +113,17 @@ class Twins:
                 match=self._settings.match,
                 updates=updates,
                 tidy_path=self._jitted.tidy_path,
-                on_traced=self._on_traced,
-                donate=not self._settings.exact,
+                on_traced=on_traced or self._on_traced,
+                donate=not self.is_exact,
                 only_measure=only_measure,
             )
 
         return self._jitted.around(make)
+
+    def _on_second_run(self, watches: Sequence[Attribution], notes: Sequence[str], effects: set[str]) -> None:
+        from treeviz.steps.tracing.primitives import DEBUG_CALLBACKS
+
+        text = f"exact=True runs the step twice, and with it {', '.join(sorted(effects))}"
+        if effects - DEBUG_CALLBACKS:
+            raise RunsTwice(f"{text}, whose effect would happen twice. Watch this step without exact=True")
+        self._on_traced(watches, [*notes, f"{text}."] if effects else notes, effects)

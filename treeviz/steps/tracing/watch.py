@@ -41,7 +41,7 @@ def watch(
     statistics: tuple[str, ...] = LIGHT,
     via: str = "output",
     match: bool = True,
-    exact: bool = False,
+    exact: bool | str = False,
     updates: bool | None = None,
     first: int = 0,
 ) -> Watched:
@@ -53,6 +53,11 @@ def watch(
     The step itself is unchanged. It is traced once more, each gradient is reduced to a few numbers where it is
     computed, and these leave the device as one further output, which only `record` gets. An inspected step runs this
     second program; the others run the step itself.
+
+    XLA may round a result of the second program differently. To know, the 16th inspected call also runs the step
+    itself, on copies of what it donates, and a thread compares all bytes. Where they differ, `Watched.notes` says how
+    much. Not compared are steps with effects, which would happen twice, those of several processes, and where the
+    copies would take more than 1 GiB on a device; `Watched.verify` compares at any time.
 
     Calls inside another jitted or transformed function are not measured, since no number can leave that function. One
     warning says to watch that function instead, where all gradients inside it are seen.
@@ -74,7 +79,9 @@ def watch(
         cannot, but is slow, changes bits, and keeps the program out of the persistent compilation cache.
       match: Only gradients of the step's own arguments, if there are any.
       exact: Always run the untouched step, and measure in a second run on the same arguments that returns nothing else.
-        An inspected step then costs about twice its time.
+        An inspected step then costs about twice its time. A step with effects, as of `io_callback`, is refused: they
+        would happen twice, as those of `jax.debug.print` do. "auto": from when the step and the program that measures
+        it were seen to return other bytes; never for a step with effects, or in a run of several processes.
       updates: Also measure the parameters that the gradients belong to, and what the step adds to them, after rounding
         and with any optimizer: which results are the new values of which parameters follows from how they are
         computed. True: in every inspected step, which costs about as much again as the gradients; None: in those of
@@ -107,6 +114,7 @@ class Watched:
       numbers: The numbers of the next calls.
       watches: What is measured, by the name in the measurement; known when the first step was traced.
       notes: What is not measured besides the gradients, and why.
+      compared: What the comparison with the step itself gave, of the program that differs if one does; None: not yet.
       trouble: Why the step is not watched any more, or empty. The step itself still runs.
       before: Called before an inspected step with its number, and with a function that returns copies of its arguments.
     """
@@ -118,6 +126,7 @@ class Watched:
         self.__wrapped__ = getattr(step, "__wrapped__", step)
         self.watches: dict[str, Attribution] = {}
         self.notes: tuple[str, ...] = ()
+        self.compared: Verification | None = None
         self.trouble = ""
         self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
         self.step, self._jitted = step, jitted
@@ -127,7 +136,7 @@ class Watched:
         self._warned: set[str] = set()  # of what
         self._name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
         self._disagreement: str | None = None  # between processes; None: they have not been compared yet
-        self._twins = None if jitted is None else Twins(jitted, settings, self._on_traced, self._take)
+        self._twins = None if jitted is None else self._twins_with(jitted, settings)
         if trouble:
             self._give_up(trouble)
         else:
@@ -135,15 +144,19 @@ class Watched:
 
     def __call__(self, /, *args, **kwargs):
         self._running = number = next(self.numbers)
-        twin = self._twin_of(number)
-        if twin is None:
+        twins = self._twins
+        twin = None if twins is None else self._twin_of(twins, number)
+        if twins is None or twin is None:
             return self.step(*args, **kwargs)
         if self.before is not None and not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             self.before(number, lambda: self._copied((args, kwargs), copy_array))
-        if self.settings.exact:
+        if twins.is_exact:
             return self._run_apart(twin, number, args, kwargs)
         try:
-            out, measurement = twin(*args, **kwargs)
+            if twins.comparison is not None and twins.comparison.is_due(twin):
+                out, measurement = twins.comparison.run(twin, args, kwargs)
+            else:
+                out, measurement = twin(*args, **kwargs)
         except Exception as error:
             trouble = error
         else:
@@ -179,8 +192,11 @@ class Watched:
         self._give_up(error_text(trouble))
         return out
 
-    def _twin_of(self, number: int) -> Callable | None:
-        twin = None if self.trouble or self._twins is None else self._twins.of(number)
+    def _twins_with(self, jitted: JittedStep, settings: Settings) -> Twins:
+        return Twins(jitted, settings, self._on_traced, self._take, self._on_compared)
+
+    def _twin_of(self, twins: Twins, number: int) -> Callable | None:
+        twin = None if self.trouble else twins.of(number)
         if twin is not None and jax_private.now_seeing() is not None:
             return None  # within another watched step, which sees the gradients
         if twin is not None and self._disagreement is None:
@@ -224,9 +240,46 @@ class Watched:
         self.trouble = f"{why}.\n{CannotWatch.instead(self.step)}"
         warnings.warn(f"watch: the step runs, but is not watched: {self.trouble}", RuntimeWarning, stacklevel=4)
 
-    def _on_traced(self, watches, notes) -> None:
+    def _on_traced(self, watches, notes, effects) -> None:
         self.watches = {**self.watches, **{w.source.name: w for w in watches}}
+        if effects and self._twins is not None and self._twins.comparison is not None:
+            self._twins.comparison.stop()
+            if self.settings.exact:
+                notes = [*notes, f"{self._named} is not run twice, since {', '.join(sorted(effects))} has an effect."]
+        self._note(*notes)
+
+    @property
+    def changes_bits(self) -> bool:
+        """Whether the step is measured in a way that was seen to change a bit of its results."""
+        return self.compared is not None and not self.compared and not self.settings.exact
+
+    def _note(self, *notes: str) -> None:
         self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
+
+    def _on_compared(self, found: Verification | int) -> None:
+        """Take the result of a comparison, or the size of copies that are too large, from any thread."""
+        if isinstance(found, int):
+            self._note(
+                f"{self._named}: whether measuring changes bits was not compared, since the copies would take "
+                f"{found / 2**30:.2g} GiB of a device. inspector.verify() compares, before a run."
+            )
+            return
+        if self.compared is None or not found:
+            self.compared = found
+        if found:
+            return
+        text = (
+            f"{self._named}: measuring changes bits. Of {found.n_leaves} results {len(found.differences)} differ from "
+            f"those of the step itself for the same arguments: {found.differences[0]}. "
+        )
+        if self.settings.exact and self._jitted is not None:
+            self._twins = self._twins_with(self._jitted, self.settings._replace(exact=True))
+            self._note(f"{text}From now on the untouched step runs, and is measured in a second run.")
+        else:
+            self._note(
+                f"{text}watch(step, exact=True) rules it out, for about twice the time of an inspected step. A step "
+                "that does not repeat itself differs, too: inspector.verify() tells."
+            )
 
     def verify(self, *args, **kwargs) -> Verification:
         """Run the step and its watched twin on copies of these arguments, and compare their results byte by byte.

@@ -1,0 +1,226 @@
+"""Whether measuring changes bits is compared once during a run, aside, and told."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+from watched import Recorder, same_bytes, watch
+
+import treeviz as tv
+from treeviz.steps.tracing import compare_once, twin
+
+pytestmark = [pytest.mark.unoptimized]
+
+AT_CALL = 3
+x = jnp.arange(1.0, 5.0)
+
+
+def finished():
+    """Wait for what the comparison does aside."""
+    for thread in threading.enumerate():
+        if thread.name == "treeviz comparison":
+            thread.join()
+
+
+def train(watched, n_steps, params=x):
+    """The results of each step, by donation if the step donates."""
+    params, results = params + 0, []
+    for _ in range(n_steps):
+        params, _ = watched(params, x)
+        results.append(np.array(params))
+        finished()
+    return results
+
+
+def update(params, x):
+    loss, grads = jax.value_and_grad(lambda p: jnp.sum((p * x) ** 2))(params)
+    return params - 0.01 * grads, loss
+
+
+@pytest.fixture(autouse=True)
+def early(monkeypatch):
+    monkeypatch.setattr(compare_once, "AT_CALL", AT_CALL)
+
+
+@pytest.fixture
+def changes_bits(monkeypatch):
+    """Measuring changes the first result of a step."""
+    reap = twin.reap
+
+    def wrong(*args, **kwargs):
+        out, *measured = reap(*args, **kwargs)
+        return [out[0] * jnp.float32(1.001), *out[1:]], *measured
+
+    monkeypatch.setattr(twin, "reap", wrong)
+
+
+@pytest.fixture
+def n_runs(monkeypatch):
+    """The number of comparisons that were made."""
+    made, compare = [], compare_once.compare
+    monkeypatch.setattr(compare_once, "compare", lambda *args: made.append(args[0] is not None) or compare(*args))
+    return made
+
+
+@pytest.mark.oldest_jax
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("donated", [False, True])
+def test_a_step_is_compared_once_and_nothing_is_told_where_no_bit_differs(every, donated, n_runs):
+    step = jax.jit(update, donate_argnums=0 if donated else ())
+    watched = watch(step, seen := Recorder(), every=every)
+    mine = train(watched, 10)
+    assert same_bytes(mine, train(step, 10))
+    assert watched.compared and watched.compared.n_leaves == 2
+    assert watched.notes == () and len(n_runs) == 1
+    assert seen.steps == list(range(0, 10, every))
+
+
+@pytest.mark.oldest_jax
+def test_a_difference_is_a_note_that_says_how_much_and_what_to_do(changes_bits):
+    watched = watch(jax.jit(update), Recorder())
+    train(watched, AT_CALL + 2)
+    assert not watched.compared and watched.compared.n_leaves == 2
+    (note,) = watched.notes
+    assert note.startswith("`update`: measuring changes bits. Of 2 results 1 differ from those of the step itself")
+    assert "[0]: 4 of 4 elements differ, by 0.00" in note and "exact=True" in note
+
+
+def test_the_view_and_the_text_of_an_inspector_say_that_bits_change(changes_bits):
+    inspector = tv.GradientInspector()
+    train(inspector.watch(jax.jit(update)), AT_CALL + 2)
+    assert "measuring changes bits: exact=True does not" in inspector.render().table.headline
+    assert "4 of 4 elements differ" in repr(inspector)
+
+
+def test_both_programs_of_a_run_with_histograms_are_compared(n_runs):
+    watched = watch(jax.jit(update), Recorder(), heavy_every=2)
+    train(watched, 2 * AT_CALL + 2)
+    assert watched.compared and len(n_runs) == 2
+
+
+@pytest.mark.oldest_jax
+@pytest.mark.parametrize("donated", [False, True])
+def test_auto_goes_on_with_the_untouched_step_where_bits_differ(donated, changes_bits):
+    step = jax.jit(update, donate_argnums=0 if donated else ())
+    watched = watch(step, seen := Recorder(), exact="auto")
+    before = train(watched, AT_CALL + 2)
+    assert not same_bytes(before, train(step, AT_CALL + 2))
+    seen.steps.clear()
+    assert same_bytes(train(watched, 4), train(step, 4))
+    assert len(seen.steps) == 4
+    assert "From now on the untouched step runs" in watched.notes[0]
+
+
+def test_auto_measures_in_one_run_where_no_bit_differs():
+    watched = watch(jax.jit(update), Recorder(), exact="auto")
+    train(watched, AT_CALL + 2)
+    assert watched.compared and watched.notes == ()
+    assert not watched._twins.is_exact
+
+
+@pytest.mark.parametrize("exact", [False, "auto"])
+def test_a_step_with_effects_is_never_run_twice(exact, changes_bits):
+    called = []
+
+    @jax.jit
+    def step(params, x):
+        io_callback(lambda n: called.append(float(n)), None, params[0])
+        return update(params, x)
+
+    watched = watch(step, Recorder(), exact=exact)
+    train(watched, 2 * AT_CALL)
+    jax.effects_barrier()
+    assert len(called) == 2 * AT_CALL
+    assert watched.compared is None
+    assert [note for note in watched.notes if "io_callback" in note] == list(watched.notes)
+    assert len(watched.notes) == (exact == "auto")
+
+
+@pytest.mark.oldest_jax
+def test_exact_refuses_a_step_whose_effects_would_happen_twice():
+    called = []
+
+    @jax.jit
+    def step(params, x):
+        io_callback(lambda n: called.append(float(n)), None, params[0])
+        return update(params, x)
+
+    watched = watch(step, seen := Recorder(), exact=True)
+    with pytest.warns(RuntimeWarning, match="exact=True runs the step twice, and with it io_callback"):
+        train(watched, 3)
+    jax.effects_barrier()
+    assert len(called) == 3 and seen.steps == []
+
+
+def test_exact_says_that_prints_happen_twice(capsys):
+    @jax.jit
+    def step(params, x):
+        jax.debug.print("one {}", 1)
+        return update(params, x)
+
+    watched = watch(step, Recorder(), exact=True)
+    train(watched, 1)
+    jax.effects_barrier()
+    assert capsys.readouterr().out.count("one 1") == 2
+    assert "runs the step twice" in watched.notes[0]
+
+
+@pytest.mark.parametrize("donated", [False, True])
+def test_copies_that_are_too_large_are_not_made_and_a_note_says_so(donated, monkeypatch, n_runs):
+    monkeypatch.setattr(compare_once, "MOST_BYTES", 40)
+    watched = watch(jax.jit(update, donate_argnums=0 if donated else ()), Recorder())
+    train(watched, AT_CALL + 2)
+    assert watched.compared is None and not n_runs
+    assert "was not compared, since the copies would take" in watched.notes[0] and "verify" in watched.notes[0]
+
+
+def test_an_error_of_the_comparison_is_not_one_of_the_step(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("of the comparison")
+
+    for name in ("compare", "_lowered", "_n_bytes"):
+        with monkeypatch.context() as patch:
+            patch.setattr(compare_once, name, fail)
+            watched = watch(jax.jit(update), seen := Recorder())
+            train(watched, AT_CALL + 2)
+            assert len(seen.steps) == AT_CALL + 2 and watched.compared is None
+
+
+def test_the_comparison_keeps_no_array_and_no_program():
+    watched = watch(jax.jit(update, donate_argnums=0), lambda *_: None)
+    params = train(watched, AT_CALL - 1)[-1]
+    n_arrays = len(jax.live_arrays())
+    train(watched, 3, params)
+    assert watched.compared
+    assert len(jax.live_arrays()) == n_arrays
+    assert watched._twins.comparison._plain is None
+
+
+def test_steps_with_static_arguments_and_of_equinox_and_nnx_are_compared():
+    eqx, nnx = pytest.importorskip("equinox"), pytest.importorskip("flax.nnx")
+    static = jax.jit(lambda how, params, x: update(params, x), static_argnums=0)
+    filtered = eqx.filter_jit(lambda how, params, x: update(params, x))
+    for step in (static, filtered):
+        watched = watch(step, Recorder())
+        for _ in range(AT_CALL + 2):
+            watched("how", x, x)
+            finished()
+        assert watched.compared and watched.compared.n_leaves == 2
+
+    model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+
+    @nnx.jit
+    def train_step(model, x):
+        grads = nnx.grad(lambda model: jnp.sum(model(x) ** 2))(model)
+        nnx.update(model, jax.tree.map(lambda p, g: p - 0.01 * g, nnx.state(model), grads))
+
+    watched = watch(train_step, Recorder())
+    for _ in range(AT_CALL + 2):
+        watched(model, x)
+        finished()
+    assert watched.compared and watched.compared.n_leaves >= 2
