@@ -2,68 +2,12 @@
 
 import numpy as np
 import pytest
+from norm_runs import N_STEPS, Run, mlp, source, transformer
 
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.findings.spikes import jumps_of
-from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History
-
-N_STEPS = 300
-
-
-def source(name: str, paths: dict[str, int], dtype: str = "float32") -> MeasuredTree:
-    n = len(paths)
-    return MeasuredTree(name, tuple(paths), tuple(paths.values()), (dtype,) * n, (True,) * n)
-
-
-def mlp() -> dict[str, int]:
-    return {f"['layers'][{i}]['{leaf}']": size for i in range(12) for leaf, size in (("b", 128), ("w", 16384))}
-
-
-def transformer() -> dict[str, int]:
-    layer = {
-        "attn.qkv": 49152,
-        "attn.out": 16384,
-        "mlp.up": 65536,
-        "mlp.down": 65536,
-        "ln1.scale": 128,
-        "ln2.scale": 128,
-    }
-    blocks = {f".blocks[{i}].{leaf}": size for i in range(12) for leaf, size in layer.items()}
-    return {".embed": 1_000_000, ".pos": 32768, **blocks, ".head": 1_000_000}
-
-
-class Run:
-    """A run with lognormal gradient norms; a test bends the numbers of some steps and leaves."""
-
-    def __init__(self, paths=None, *, seed=0, dtype="float32", n_steps=N_STEPS):
-        rng = np.random.default_rng(seed)
-        paths = paths or mlp()
-        n = len(paths)
-        sizes = np.array(list(paths.values()))
-        self.sources = [source(name, paths, dtype) for name in ("grads", "params", "updates")]
-        self.paths = list(paths)
-        decay = 1 / np.sqrt(1 + np.arange(n_steps) / 20)[:, None]
-        level = 10 ** rng.normal(0, 0.4, n) * np.sqrt(sizes) * 1e-4
-        self.grads = level * decay * np.exp(rng.normal(0, 0.4, (n_steps, n)) + rng.normal(0, 0.3, (n_steps, 1)))
-        self.bad = np.zeros((n_steps, n), np.int64)
-        self.params = np.sqrt(sizes) * 0.02 * (1 + 1e-3 * np.arange(n_steps)[:, None]) * np.ones(n)
-        self.updates = self.params * 1e-3 * np.exp(rng.normal(0, 0.3, (n_steps, n)))
-        self.histogram = None
-
-    def history(self, **how) -> History:
-        history = History(self.sources, **how)
-        for step in range(len(self.grads)):
-            grads = {"norm": self.grads[step], "nonfinite": self.bad[step]}
-            if self.histogram is not None and step % 50 == 0:
-                grads["histogram"] = self.histogram
-            numbers = {"grads": grads, "params": {"norm": self.params[step]}, "updates": {"norm": self.updates[step]}}
-            history.append(step, numbers)
-        return history
-
-    def findings(self, **how) -> list[Finding]:
-        return findings(self.history(), **how)
 
 
 def kinds(found: list[Finding]) -> set[str]:
@@ -280,104 +224,6 @@ def test_updates_that_bfloat16_parameters_cannot_take_are_found():
     run = Run(dtype="bfloat16")
     run.updates *= 0.1
     assert kinds(run.findings()) == {"underflow"}
-
-
-def test_gradients_that_are_always_clipped_are_found():
-    run = Run()
-    run.grads /= np.sqrt((run.grads**2).sum(axis=1, keepdims=True))
-    (found,) = run.findings()
-    assert found.kind == "clipping" and dict(found.numbers)["norm"] == pytest.approx(1)
-
-
-def before_and_after(change, n_steps=N_STEPS, **how) -> History:
-    """Gradients, and what `change` makes of their [steps, leaves] norms, as if measured before and after it."""
-    run = Run(n_steps=n_steps)
-    after = change(run.grads)
-    history = History([source("grads", mlp()), source("changed", mlp())], **how)
-    for step in range(n_steps):
-        norms = {"grads": run.grads[step], "changed": after[step]}
-        history.append(step, {name: {"norm": norm, "max_abs": norm / 9} for name, norm in norms.items()})
-    return history
-
-
-def clipped_at(bound: float):
-    def clipped(grads):
-        root = np.sqrt((grads**2).sum(axis=1, keepdims=True))
-        return grads * np.minimum(1, bound / root)
-
-    return clipped
-
-
-def root_quantile(part: float) -> float:
-    return float(np.quantile(np.sqrt((Run().grads ** 2).sum(axis=1)), part))
-
-
-def test_gradients_measured_before_and_after_clipping_tell_how_often_it_acts_and_by_how_much():
-    bound = root_quantile(0.02)
-    (found,) = findings(before_and_after(clipped_at(bound)))
-    root = np.sqrt((Run().grads ** 2).sum(axis=1))
-    numbers = dict(found.numbers)
-    assert (found.kind, found.source, found.path, found.first, found.until) == ("clipping", "changed", "", 0, 299)
-    assert numbers["part of steps"] == np.mean(root > bound) == 0.98
-    assert numbers["norm"] == pytest.approx(bound, rel=1e-9)
-    assert numbers["norm before"] == pytest.approx(np.median(root[root > bound]))
-    assert found.sentence.startswith("Clipping makes changed smaller than grads in 98% of the steps")
-    assert f"raise it to about {np.quantile(root, 0.9):.2g}" in found.advice
-
-
-def test_the_larger_half_of_a_run_clipped_is_no_finding_and_neither_is_what_is_no_clipping():
-    assert findings(before_and_after(clipped_at(root_quantile(0.5)))) == []
-    assert findings(before_and_after(lambda grads: grads)) == []
-    assert findings(before_and_after(lambda grads: 1e-3 * grads)) == []
-    noise = np.exp(np.random.default_rng(5).normal(0, 0.3, (N_STEPS, 24)))
-    assert findings(before_and_after(lambda grads: 1e-2 * grads * noise)) == []  # as Adam does
-
-
-@pytest.mark.parametrize("by", ["numbers", "leaves", "parameters"])
-def test_other_ways_of_clipping_are_compared_too(by):
-    def clipped(grads):
-        if by == "numbers":  # optax.clip
-            return np.minimum(grads, grads.min(axis=1, initial=np.inf).min() * 3)
-        if by == "leaves":  # optax.clip_by_block_rms
-            return np.minimum(grads, np.quantile(grads, 0.1, axis=0))
-        return np.minimum(grads, np.median(grads) * (1 + 1e-4 * np.arange(24) + 1e-3 * np.arange(N_STEPS)[:, None]))
-
-    (found,) = [f for f in findings(before_and_after(clipped)) if f.kind == "clipping"]
-    assert found.source == "changed" and dict(found.numbers)["part of steps"] > 0.95
-
-
-def test_gradients_that_are_always_the_same_are_not_taken_for_clipped_ones():
-    run = Run()
-    run.grads[:] = run.grads[0]
-    assert run.findings() == []
-
-
-@pytest.mark.parametrize("is_clipped", [False, True])
-def test_a_single_leaf_is_clipped_if_its_norm_stays_and_its_largest_number_does_not(is_clipped):
-    history = History([source("grads", {"['w']": 64})])
-    largest = np.random.default_rng(0).uniform(0.2, 0.6, N_STEPS) if is_clipped else np.full(N_STEPS, 0.4)
-    for step in range(N_STEPS):
-        history.append(step, {"grads": {"norm": [1.0], "max_abs": [largest[step]], "nonfinite": [0]}})
-    assert [found.kind for found in findings(history)] == ["clipping"] * is_clipped
-
-
-def test_clipping_is_compared_in_a_long_run_and_in_optax_own():
-    assert [f.kind for f in findings(before_and_after(clipped_at(1e-3), 3000, max_bytes=100_000))] == ["clipping"]
-    optax, jax, tv = (pytest.importorskip(name) for name in ("optax", "jax", "treeviz"))
-    optimizer = optax.chain(
-        tv.inspect_gradients("grads"), optax.clip_by_global_norm(0.5), tv.inspect_gradients("clipped"), optax.sgd(1e-3)
-    )
-    params = {"w": np.ones((8, 8), np.float32), "b": np.ones(8, np.float32)}
-    state, update, inspector = optimizer.init(params), jax.jit(optimizer.update), tv.GradientInspector()
-    rng = np.random.default_rng(0)
-    for step in range(60):
-        grads = {name: rng.normal(size=x.shape).astype(np.float32) for name, x in params.items()}
-        state = update(grads, state, params)[1]
-        inspector.record(state, step)
-    (found,) = inspector.findings
-    assert (found.kind, found.source) == ("clipping", "clipped")
-    assert dict(found.numbers)["norm"] == pytest.approx(0.5, rel=1e-4)
-    assert dict(found.numbers)["part of steps"] == 1
 
 
 def test_the_worst_comes_first_and_of_one_kind_the_one_further_beyond_its_threshold():

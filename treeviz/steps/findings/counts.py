@@ -121,8 +121,9 @@ def dead(tree: Searched) -> Iterator[Finding]:
         return
     since = np.where(alive.any(axis=0), len(alive) - alive[::-1].argmax(axis=0), 0)  # after the last nonzero entry
     n_zero = tree.n_steps - np.concatenate([[0], np.cumsum(timeline.n)])[since]
-    patience = [_patience(timeline.n, alive[:, i], tree.thresholds) for i in range(alive.shape[1])]
-    patience = np.where(since > 0, patience, tree.thresholds.fewest_steps)
+    patience = np.full(len(since), float(tree.thresholds.fewest_steps))
+    for leaf in np.flatnonzero((since > 0) & (since < len(alive))):
+        patience[leaf] = _patience(timeline.n, alive[:, leaf], tree.thresholds)
     is_dead = trained & (n_zero >= patience) & (since < len(alive))
     starts = np.unique(since[is_dead])
     for group in np.split(starts, np.flatnonzero((np.diff(starts) > _TOGETHER) | (starts[:-1] == 0)) + 1):

@@ -1,0 +1,106 @@
+"""Clipping in nearly every step is a finding, where gradients were measured before and after it, and where not."""
+
+import numpy as np
+import pytest
+from norm_runs import N_STEPS, Run, mlp, source
+
+from treeviz.steps.findings.find import findings
+from treeviz.steps.recording.history import History
+
+
+def test_gradients_that_are_always_clipped_are_found():
+    run = Run()
+    run.grads /= np.sqrt((run.grads**2).sum(axis=1, keepdims=True))
+    (found,) = run.findings()
+    assert found.kind == "clipping" and dict(found.numbers)["norm"] == pytest.approx(1)
+
+
+def before_and_after(change, n_steps=N_STEPS, **how) -> History:
+    """Gradients, and what `change` makes of their [steps, leaves] norms, as if measured before and after it."""
+    run = Run(n_steps=n_steps)
+    after = change(run.grads)
+    history = History([source("grads", mlp()), source("changed", mlp())], **how)
+    for step in range(n_steps):
+        norms = {"grads": run.grads[step], "changed": after[step]}
+        history.append(step, {name: {"norm": norm, "max_abs": norm / 9} for name, norm in norms.items()})
+    return history
+
+
+def clipped_at(bound: float):
+    def clipped(grads):
+        root = np.sqrt((grads**2).sum(axis=1, keepdims=True))
+        return grads * np.minimum(1, bound / root)
+
+    return clipped
+
+
+def root_quantile(part: float) -> float:
+    return float(np.quantile(np.sqrt((Run().grads ** 2).sum(axis=1)), part))
+
+
+def test_gradients_measured_before_and_after_clipping_tell_how_often_it_acts_and_by_how_much():
+    bound = root_quantile(0.02)
+    (found,) = findings(before_and_after(clipped_at(bound)))
+    root = np.sqrt((Run().grads ** 2).sum(axis=1))
+    numbers = dict(found.numbers)
+    assert (found.kind, found.source, found.path, found.first, found.until) == ("clipping", "changed", "", 0, 299)
+    assert numbers["part of steps"] == np.mean(root > bound) == 0.98
+    assert numbers["norm"] == pytest.approx(bound, rel=1e-9)
+    assert numbers["norm before"] == pytest.approx(np.median(root[root > bound]))
+    assert found.sentence.startswith("Clipping makes changed smaller than grads in 98% of the steps")
+    assert f"raise it to about {np.quantile(root, 0.9):.2g}" in found.advice
+
+
+def test_the_larger_half_of_a_run_clipped_is_no_finding_and_neither_is_what_is_no_clipping():
+    assert findings(before_and_after(clipped_at(root_quantile(0.5)))) == []
+    assert findings(before_and_after(lambda grads: grads)) == []
+    assert findings(before_and_after(lambda grads: 1e-3 * grads)) == []
+    noise = np.exp(np.random.default_rng(5).normal(0, 0.3, (N_STEPS, 24)))
+    assert findings(before_and_after(lambda grads: 1e-2 * grads * noise)) == []  # as Adam does
+
+
+@pytest.mark.parametrize("by", ["numbers", "leaves", "parameters"])
+def test_other_ways_of_clipping_are_compared_too(by):
+    def clipped(grads):
+        if by == "numbers":  # optax.clip
+            return np.minimum(grads, grads.min(axis=1, initial=np.inf).min() * 3)
+        if by == "leaves":  # optax.clip_by_block_rms
+            return np.minimum(grads, np.quantile(grads, 0.1, axis=0))
+        return np.minimum(grads, np.median(grads) * (1 + 1e-4 * np.arange(24) + 1e-3 * np.arange(N_STEPS)[:, None]))
+
+    (found,) = [f for f in findings(before_and_after(clipped)) if f.kind == "clipping"]
+    assert found.source == "changed" and dict(found.numbers)["part of steps"] > 0.95
+
+
+def test_gradients_that_are_always_the_same_are_not_taken_for_clipped_ones():
+    run = Run()
+    run.grads[:] = run.grads[0]
+    assert run.findings() == []
+
+
+@pytest.mark.parametrize("is_clipped", [False, True])
+def test_a_single_leaf_is_clipped_if_its_norm_stays_and_its_largest_number_does_not(is_clipped):
+    history = History([source("grads", {"['w']": 64})])
+    largest = np.random.default_rng(0).uniform(0.2, 0.6, N_STEPS) if is_clipped else np.full(N_STEPS, 0.4)
+    for step in range(N_STEPS):
+        history.append(step, {"grads": {"norm": [1.0], "max_abs": [largest[step]], "nonfinite": [0]}})
+    assert [found.kind for found in findings(history)] == ["clipping"] * is_clipped
+
+
+def test_clipping_is_compared_in_a_long_run_and_in_optax_own():
+    assert [f.kind for f in findings(before_and_after(clipped_at(1e-3), 3000, max_bytes=100_000))] == ["clipping"]
+    optax, jax, tv = (pytest.importorskip(name) for name in ("optax", "jax", "treeviz"))
+    optimizer = optax.chain(
+        tv.inspect_gradients("grads"), optax.clip_by_global_norm(0.5), tv.inspect_gradients("clipped"), optax.sgd(1e-3)
+    )
+    params = {"w": np.ones((8, 8), np.float32), "b": np.ones(8, np.float32)}
+    state, update, inspector = optimizer.init(params), jax.jit(optimizer.update), tv.GradientInspector()
+    rng = np.random.default_rng(0)
+    for step in range(60):
+        grads = {name: rng.normal(size=x.shape).astype(np.float32) for name, x in params.items()}
+        state = update(grads, state, params)[1]
+        inspector.record(state, step)
+    (found,) = inspector.findings
+    assert (found.kind, found.source) == ("clipping", "clipped")
+    assert dict(found.numbers)["norm"] == pytest.approx(0.5, rel=1e-4)
+    assert dict(found.numbers)["part of steps"] == 1
