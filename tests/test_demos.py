@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,9 @@ HIDE = f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES}))\n"
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(HOUSE), "PYTHONIOENCODING": "utf-8"}
+    """That of a user: one CPU device, where the tests have eight."""
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return {**kept, "PYTHONPATH": str(HOUSE), "PYTHONIOENCODING": "utf-8"}
 
 
 def run(program: str, folder: Path) -> str:
@@ -33,44 +37,69 @@ def run(program: str, folder: Path) -> str:
     return finished.stdout
 
 
+def program(script: Path) -> str:
+    return f"import runpy; runpy.run_path({str(script)!r})"
+
+
+@pytest.fixture(scope="module")
+def run_once(tmp_path_factory) -> Callable[[str], tuple[str, Path]]:
+    """`run_once(name)` gives what a script has printed, and the folder in which it ran."""
+
+    @functools.cache
+    def run_script(name: str) -> tuple[str, Path]:
+        folder = tmp_path_factory.mktemp("demo")
+        return run(program(DEMOS / name), folder), folder
+
+    return run_script
+
+
+@pytest.fixture(scope="module")
+def execute_once(tmp_path_factory) -> Callable:
+    """`execute_once(path)` gives a notebook with its outputs."""
+
+    @functools.cache
+    def execute_notebook(path: Path):
+        return execute(read(path), tmp_path_factory.mktemp("demo"))
+
+    return execute_notebook
+
+
 def test_there_is_a_script_and_a_notebook():
     assert SCRIPTS and NOTEBOOKS
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_runs_where_it_can_write(script, tmp_path):
-    run(f"import runpy; runpy.run_path({str(script)!r})", tmp_path)
+def test_a_script_runs_where_it_can_write(script, run_once):
+    run_once(script.name)
 
 
 def test_see_a_model_says_which_library_is_missing_and_goes_on(tmp_path):
-    script = DEMOS / "01_see_a_model.py"
-    output = run(f"{HIDE}import runpy; runpy.run_path({str(script)!r})", tmp_path)
+    output = run(HIDE + program(DEMOS / "01_see_a_model.py"), tmp_path)
     for name in ("Equinox", "Flax", "optax"):
         assert f"{name} is not installed: pip install {name.lower()}" in output
 
 
-def test_see_a_model_shows_a_tree_of_each_library_and_finds_rows_in_it(tmp_path):
+def test_see_a_model_shows_a_tree_of_each_library_and_finds_rows_in_it(run_once):
     for library in LIBRARIES:
         pytest.importorskip(library)
-    script = DEMOS / "01_see_a_model.py"
-    output = run(f"import runpy; runpy.run_path({str(script)!r})", tmp_path)
+    output, folder = run_once("01_see_a_model.py")
     for text in ("mlp · 8 leaves", "Partitioned", "BatchStat", "ScaleByAdamState"):
         assert text in output
     assert [line for line in output.splitlines() if line.startswith("state[")] == [
         f"state['params']['layers'][{i}]['w'] float32 (64, 64)" for i in range(4)
     ]
-    assert sorted(os.listdir(tmp_path)) == ["model.html", "model.svg"]
+    assert sorted(os.listdir(folder)) == ["model.html", "model.svg"]
 
 
-def test_watch_gradients_finds_the_bad_example_and_what_came_of_it(tmp_path):
-    script = DEMOS / "02_watch_gradients.py"
-    output = " ".join(run(f"import runpy; runpy.run_path({str(script)!r})", tmp_path).split())
+def test_watch_gradients_finds_the_bad_example_and_what_came_of_it(run_once):
+    printed, folder = run_once("02_watch_gradients.py")
+    output = " ".join(printed.split())
     assert output.startswith("mlp · 6 leaves · 600 steps · step 599 · ")
     (first_bad,) = re.findall(r"nonfinite: 6 of 6 leaves of grads were NaN or infinite at step (\d+)", output)
     assert 400 < int(first_bad) < 410 and re.search(r"had grown \S+ times since step 40[01]\. ", output)
     assert re.search(r"spike: The norm of grads jumped to \S+ at step 40\d", output)
-    assert os.listdir(tmp_path) == ["gradients.html"]
-    page = (tmp_path / "gradients.html").read_text("utf-8")
+    assert os.listdir(folder) == ["gradients.html"]
+    page = (folder / "gradients.html").read_text("utf-8")
     assert "[1]" in page and "weights" in page and "<script" in page
 
 
@@ -107,6 +136,10 @@ def test_two_hosts_print_the_same_norms_which_are_those_of_one_host_and_leave_no
     assert [float(norm) for norm in norms.split()] == pytest.approx(truth, rel=1e-4)
 
 
+def read(path: Path):
+    return pytest.importorskip("nbformat").read(path, as_version=4)
+
+
 def execute(notebook, folder: Path):
     nbclient = pytest.importorskip("nbclient")
     client = nbclient.NotebookClient(
@@ -137,9 +170,8 @@ def check_views(notebook) -> None:
 
 @pytest.mark.filterwarnings("default")  # of the kernel's client, not ours
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs_and_every_view_is_there_as_a_page_and_as_text(path, tmp_path):
-    nbformat = pytest.importorskip("nbformat")
-    check_views(execute(nbformat.read(path, as_version=4), tmp_path))
+def test_a_notebook_runs_and_every_view_is_there_as_a_page_and_as_text(path, execute_once):
+    check_views(execute_once(path))
 
 
 def texts_of(notebook) -> list[str]:
@@ -152,11 +184,10 @@ def texts_of(notebook) -> list[str]:
 
 
 @pytest.mark.filterwarnings("default")
-def test_explore_selects_in_python_what_it_shows_and_trains_that_alone(tmp_path):
-    nbformat = pytest.importorskip("nbformat")
+def test_explore_selects_in_python_what_it_shows_and_trains_that_alone(execute_once):
     for library in ("equinox", "optax"):
         pytest.importorskip(library)
-    notebook = execute(nbformat.read(DEMOS / "03_explore.ipynb", as_version=4), tmp_path)
+    notebook = execute_once(DEMOS / "03_explore.ipynb")
     assert "widgets" not in notebook.metadata
     _, trained, view, heard, selected, ablated, replaced, tuned = texts_of(notebook)
     assert 0 < float(re.fullmatch(r"loss (\S+)\n", trained).group(1)) < 0.5
@@ -181,7 +212,7 @@ print(*(path for path, n in zip(inspector.history.sources["grads"].paths, bad, s
 @pytest.mark.filterwarnings("default")
 def test_locate_nan_names_the_step_the_leaves_and_the_operation_line_and_cell(tmp_path):
     nbformat = pytest.importorskip("nbformat")
-    notebook = nbformat.read(DEMOS / "locate_nan.ipynb", as_version=4)
+    notebook = read(DEMOS / "locate_nan.ipynb")
     notebook.cells.append(nbformat.v4.new_code_cell(WHOLE_AT_STEP_40))
     notebook = execute(notebook, tmp_path)
     check_views(notebook)
@@ -211,9 +242,8 @@ def test_locate_nan_names_the_step_the_leaves_and_the_operation_line_and_cell(tm
 
 @pytest.mark.filterwarnings("default")
 def test_live_training_keeps_the_whole_picture_of_each_run_where_its_panel_was(tmp_path):
-    nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("anywidget")
-    notebook = execute(nbformat.read(DEMOS / "live_training.ipynb", as_version=4), tmp_path)
+    notebook = execute(read(DEMOS / "live_training.ipynb"), tmp_path)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not [o for cell in cells for o in cell.outputs if o.output_type == "error" or o.get("name") == "stderr"]
     assert "widgets" not in notebook.metadata  # so that a converter takes the page, which needs no network
@@ -239,7 +269,6 @@ def test_show_displays_a_view_below_the_cell_and_gives_nothing_back(tmp_path):
 
 @pytest.mark.parametrize("path", sorted(DEMOS.glob("*.ipynb")), ids=lambda path: path.name)
 def test_a_notebook_is_kept_without_outputs(path):
-    nbformat = pytest.importorskip("nbformat")
-    for cell in nbformat.read(path, as_version=4).cells:
+    for cell in read(path).cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
