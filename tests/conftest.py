@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from compiling import PLAIN
 from hypothesis import settings
 from jax._src import compiler
 
@@ -30,15 +31,6 @@ settings.load_profile("treeviz")
 TESTS = Path(__file__).parent
 GOLDEN, BROWSER, TRACING = TESTS / "golden", TESTS / "browser", TESTS / "steps" / "tracing"
 MOST_WORKERS = 8  # each takes one to two GB
-
-# XLA compiles in a third of the time with these. jax 0.4.36 sums less precisely then; later ones may rename them.
-PLAIN = {
-    "xla_backend_optimization_level": "0",
-    "xla_llvm_disable_expensive_passes": "True",
-    "xla_cpu_use_fusion_emitters": "False",
-    "xla_cpu_parallel_codegen_split_count": "1",
-}
-PLAIN_JAX = (0, 5), (0, 11)
 
 # The files that take longest, slowest first. Workers take them first, so that none is alone with one at the end.
 # What is neither here nor below tests/browser or tests/steps/tracing is marked `quick`.
@@ -127,7 +119,7 @@ def pytest_runtest_setup(item: pytest.Item):
     """Compile without optimization where a test is marked so, and is not marked `optimized` within such a file."""
     global is_plain
     was_plain, is_marked = is_plain, item.get_closest_marker("unoptimized") and not item.get_closest_marker("optimized")
-    is_plain = bool(is_marked) and PLAIN_JAX[0] <= jax.__version_info__ < PLAIN_JAX[1]
+    is_plain = bool(is_marked and PLAIN)
     if is_plain != was_plain:
         jax.clear_caches()  # JAX would go on with the programs that it has
 

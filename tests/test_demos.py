@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from compiling import PLAIN_FLAGS
 
 HOUSE = Path(__file__).parents[1]
 DEMOS = HOUSE / "demos"
@@ -26,8 +27,7 @@ HIDE = f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES}))\n"
 
 def environment() -> dict[str, str]:
     """That of a user: one CPU device, where the tests have eight."""
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return {**kept, "PYTHONPATH": str(HOUSE), "PYTHONIOENCODING": "utf-8"}
+    return {**os.environ, "XLA_FLAGS": PLAIN_FLAGS, "PYTHONPATH": str(HOUSE), "PYTHONIOENCODING": "utf-8"}
 
 
 def run(program: str, folder: Path) -> str:

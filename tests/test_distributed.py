@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compiling import PLAIN_FLAGS
 
 TIMEOUT_S = 120
 PROGRAM = """
@@ -83,7 +84,7 @@ def two_processes(tmp_path: Path) -> list[dict]:
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {PLAIN_FLAGS}",
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }
     command = [sys.executable, "-c", PROGRAM]

@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from compiling import PLAIN_FLAGS
+
 PATIENCE_S = 180  # for a server, a kernel, a notebook: the machine may be slow, and busy
 
 GOODBYE_S = 15  # for a server to end in good order: one whose kernel is only just starting may wait for ever
@@ -36,14 +38,15 @@ _PLACES = {
     "XDG_CONFIG_HOME": "config",
     "XDG_STATE_HOME": "state",
 }
-_NOT_INHERITED = ("JUPYTER", "IPYTHON", "MARIMO", "XLA_FLAGS")
+_NOT_INHERITED = ("JUPYTER", "IPYTHON", "MARIMO")
 
 
 def environment_in(folder: Path) -> dict[str, str]:
     """This process's environment, but for what would lead a Jupyter elsewhere than into the folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
     ours_first = {"JUPYTER_PREFER_ENV_PATH": "0"}  # what a test puts in the folder goes before what the environment has
-    return kept | {name: str(folder / place) for name, place in _PLACES.items()} | ours_first
+    places = {name: str(folder / place) for name, place in _PLACES.items()}
+    return kept | places | ours_first | {"XLA_FLAGS": PLAIN_FLAGS}
 
 
 class Server:
