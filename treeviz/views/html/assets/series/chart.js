@@ -35,7 +35,9 @@ export function refreshCharts(seriesView, row, place) {
   const [drawings, values] = charts(seriesView, row);
   const old = place.querySelector(".charts");
   const oldValues = /** @type {HTMLDetailsElement | null} */ (place.querySelector(".last-values"));
-  if (!old || !oldValues || !drawings) return;
+  if (!drawings) return;
+  // The details were opened before the row had any value.
+  if (!old || !oldValues) return seriesView.view.showDetail(row);
   old.replaceWith(drawings);
   if (!oldValues.open) return void oldValues.replaceWith(values);
   // The table is open: replace its content only, so that it stays open.
