@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -11,6 +12,7 @@ from browser.conftest import Watch, new_context
 from browser.driving import settled
 from browser.jupyter import PATIENCE_S, Lab, errors_in_cells, open_notebook, run_all_cells
 from browser.server import Server
+from compiling import PLAIN_FLAGS
 
 pytest.importorskip("anywidget")
 
@@ -133,21 +135,19 @@ def test_voila_hears_what_is_clicked(open_window, tmp_path, shots):
 
 
 # A locator does not look into frames: what it finds is in the page itself.
-@pytest.mark.parametrize("command", ["run", "edit"])
-def test_marimo_shows_it_inline_and_runs_the_cells_that_depend_on_it(open_window, tmp_path, shots, command):
+def test_marimo_shows_it_inline_and_runs_the_cells_that_depend_on_it(open_window, tmp_path, shots):
     pytest.importorskip("marimo")
     file = tmp_path / "explore.py"
     file.write_text(IN_MARIMO)
-    arguments = ["--quiet", command, str(file), "--headless", "--no-token", "--host", "127.0.0.1", "--port", "{port}"]
-    if command == "edit":
-        arguments.append("--skip-update-check")
-        (tmp_path / "config" / "marimo").mkdir(parents=True)
-        (tmp_path / "config" / "marimo" / "marimo.toml").write_text("[runtime]\nauto_instantiate = true\n")
+    options = ["--headless", "--no-token", "--skip-update-check", "--host", "127.0.0.1", "--port", "{port}"]
+    arguments = ["--quiet", "edit", str(file), *options]
+    (tmp_path / "config" / "marimo").mkdir(parents=True)
+    (tmp_path / "config" / "marimo" / "marimo.toml").write_text("[runtime]\nauto_instantiate = true\n")
     with Server(tmp_path, "marimo", arguments, ready="health") as marimo:
         page = open_window()
         page.goto(marimo.address)
         check_explorer(page, "heard ['embed']: [True]")
-        page.screenshot(path=shots / f"hosts-marimo-{command}.png")
+        page.screenshot(path=shots / "hosts-marimo.png")
         page.close()
 
 
@@ -158,7 +158,8 @@ def test_the_page_that_nbconvert_makes_of_the_demo_is_read_and_searched_offline(
     for library in ("equinox", "optax"):
         pytest.importorskip(library)
     notebook = nbformat.read(DEMO, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", store_widget_state=False).execute()
+    client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", store_widget_state=False)
+    client.execute(env={**os.environ, "XLA_FLAGS": PLAIN_FLAGS})
     html, _ = exporters.HTMLExporter().from_notebook_node(notebook)
     file = tmp_path / "explore.html"
     file.write_text(html, encoding="utf-8")
