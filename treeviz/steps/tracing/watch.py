@@ -189,7 +189,10 @@ class Watched:
         if any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in leaves):
             raise trouble  # the twin ran and has taken the arguments: an error of the step itself
         out = self.step(*args, **kwargs)
-        self._give_up(error_text(trouble))
+        if any(isinstance(leaf, Tracer) for leaf in leaves):  # e.g. before jax 0.5 a twin cannot be differentiated
+            self._warn_inside()
+        else:
+            self._give_up(error_text(trouble))
         return out
 
     def _twins_with(self, jitted: JittedStep, settings: Settings) -> Twins:
@@ -209,7 +212,10 @@ class Watched:
     def _deliver(self, measurement: Measurement, number: int) -> None:
         if not isinstance(next(iter(measurement.packed.values())), Tracer):
             self._take(measurement, number)
-            return
+        else:
+            self._warn_inside()
+
+    def _warn_inside(self) -> None:
         self._warn_once(
             "inside",
             f"{self._named} is called inside another jitted or transformed function, which its numbers cannot leave: "
