@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path not in place and not {BROWSER, TRACING} & {*item.path.parents}:
             item.add_marker("quick")
-    # Within a file those that JAX compiles otherwise come last, since each change of that costs all of its programs.
+    # Within a file those that are marked `optimized` come last, since each change of that costs all compiled programs.
     first = {item.path: number for number, item in reversed([*enumerate(items)])}
     is_worker = hasattr(config, "workerinput")
     items.sort(
@@ -116,10 +116,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item):
-    """Compile without optimization where a test is marked so, and is not marked `optimized` within such a file."""
+    """Compile quickly, but for tests that are marked `optimized`."""
     global is_plain
-    was_plain, is_marked = is_plain, item.get_closest_marker("unoptimized") and not item.get_closest_marker("optimized")
-    is_plain = bool(is_marked and PLAIN)
+    was_plain, is_plain = is_plain, bool(PLAIN) and not item.get_closest_marker("optimized")
     if is_plain != was_plain:
         jax.clear_caches()  # JAX would go on with the programs that it has
 

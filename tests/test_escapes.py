@@ -24,7 +24,7 @@ from treeviz.tree.column import Column
 from treeviz.tree.facts import Facts
 from treeviz.tree.from_paths import table_of_paths
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+pytestmark = pytest.mark.oldest_jax
 
 # A title for the window, a clear screen, a C1 control, right-to-left, a line break that spoofs, a lone surrogate
 EVIL = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202egrads\r\n\udc80"

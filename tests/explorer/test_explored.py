@@ -17,8 +17,6 @@ from sample_trees import SAMPLES
 
 import treeviz as tv
 
-pytestmark = pytest.mark.unoptimized
-
 pytest.importorskip("anywidget")
 
 Point = namedtuple("Point", "x y")

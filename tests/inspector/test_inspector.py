@@ -23,7 +23,7 @@ import treeviz as tv
 from treeviz.steps.recording import recorder
 from treeviz.steps.recording.decode import Arrived
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+pytestmark = pytest.mark.oldest_jax
 
 x, y = mlp_data()
 grads_of_loss = jax.jit(jax.grad(loss_fn))

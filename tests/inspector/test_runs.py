@@ -12,7 +12,7 @@ import pytest
 import treeviz as tv
 from treeviz.inspector.runs import MOST_EARLIER
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+pytestmark = pytest.mark.oldest_jax
 
 DEFINITION = """
     @jax.jit

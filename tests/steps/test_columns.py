@@ -9,8 +9,6 @@ from treeviz.steps.columns import gradient_columns
 from treeviz.steps.measure import measure, numbers_of
 from treeviz.tree.walk import walk
 
-pytestmark = pytest.mark.oldest_jax
-
 
 def table_of(tree, **others):
     numbers = numbers_of(measure(grads=tree, **others))

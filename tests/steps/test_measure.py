@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from treeviz.steps.measure import Measurement, measure, numbers_of, reduce_tree, source_of, steps_of
 from treeviz.steps.statistics import FULL, HISTOGRAM, LIGHT, n_words, unpack
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+pytestmark = pytest.mark.oldest_jax
 
 FLOATS = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"]
 COUNTS = ("nonfinite", "zeros", "nan", "posinf", "neginf")

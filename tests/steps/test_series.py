@@ -13,8 +13,6 @@ from treeviz.steps.measure import source_of
 from treeviz.steps.recording.history import History
 from treeviz.steps.series import MOST_BUCKETS, gradient_histograms, gradient_series, table_of_source
 
-pytestmark = pytest.mark.oldest_jax
-
 TREE = {
     "layers": [{"b": jnp.zeros(3), "w": jnp.zeros((2, 3))}, {"b": jnp.zeros(1), "w": jnp.zeros((3, 1))}],
     "step": jnp.zeros((), jnp.int32),

@@ -10,8 +10,6 @@ import pytest
 import treeviz
 from treeviz.tree.walk import walk
 
-pytestmark = pytest.mark.oldest_jax
-
 TREE = {"a": [1, {"b": 2, "c": ()}], "d": {"e": [3, 4, 5]}, "f": 6}
 
 

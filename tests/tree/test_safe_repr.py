@@ -14,8 +14,6 @@ from sample_nodes import Special
 
 from treeviz.tree.safe_repr import class_name, error_text, guarded, has_base, module_name, value_text, visible
 
-pytestmark = pytest.mark.oldest_jax
-
 
 @given(st.text(st.characters()))
 def test_visible_text_is_printable_and_says_the_same(text):

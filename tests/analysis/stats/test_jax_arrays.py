@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from treeviz.analysis.stats import host as stats_host
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+pytestmark = pytest.mark.oldest_jax
 
 HOST, DEVICE = {}, {"_on_host": on_device}
 BOTH = pytest.mark.parametrize("how", [HOST, DEVICE], ids=["host", "device"])

@@ -8,7 +8,6 @@ import pytest
 import treeviz as tv
 from treeviz.steps.findings.finding import Finding
 
-pytestmark = pytest.mark.unoptimized
 N_STEPS = 40
 
 

@@ -16,8 +16,6 @@ from jax import lax
 
 from treeviz.steps.nan_origin.locate import CannotLocateNan, locate_nan, locate_nan_in
 
-pytestmark = pytest.mark.unoptimized
-
 HERE = Path(__file__).name
 
 

@@ -13,8 +13,6 @@ from treeviz.steps.recording.decode import Arrived, copied, read
 from treeviz.steps.recording.recorder import AHEAD, BATCH, MOST_WAITING, Recorder
 from treeviz.steps.statistics import LIGHT
 
-pytestmark = pytest.mark.oldest_jax
-
 TREE = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([jnp.inf, 1.0]), "c": jnp.arange(3)}
 SOURCE = MeasuredTree("grads", ("['x']",), (2,), ("float32",), (True,))
 

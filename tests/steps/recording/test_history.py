@@ -20,8 +20,6 @@ from treeviz.steps.recording.history_file import load, save
 from treeviz.steps.recording.journal import keep
 from treeviz.steps.recording.track import Track
 
-pytestmark = pytest.mark.oldest_jax
-
 
 def source(name="grads", n_leaves=3) -> MeasuredTree:
     ones = (1,) * n_leaves

@@ -16,8 +16,6 @@ from treeviz.steps.recording.history_file import load, save
 from treeviz.steps.recording.journal import keep
 from treeviz.steps.recording.recorder import Recorder
 
-pytestmark = pytest.mark.oldest_jax
-
 RECORDING = Path(treeviz.steps.recording.__file__).parent
 N_BEFORE, N = 12, 2  # with so little memory, the next steps halve the number of buckets, begin one, and fill it
 

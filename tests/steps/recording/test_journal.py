@@ -15,8 +15,6 @@ from treeviz.steps.recording.history import History
 from treeviz.steps.recording.history_file import journal_of, load, save
 from treeviz.steps.recording.journal import LONGEST_WAIT_S, keep
 
-pytestmark = pytest.mark.oldest_jax
-
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:

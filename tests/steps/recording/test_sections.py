@@ -13,7 +13,7 @@ from treeviz.steps.recording.history import main_source
 from treeviz.steps.recording.sections import MOST_SECTIONS
 from treeviz.steps.statistics import LIGHT
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+pytestmark = pytest.mark.oldest_jax
 
 
 def measurement(**trees: list[int]) -> Measurement:

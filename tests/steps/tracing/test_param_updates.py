@@ -12,7 +12,7 @@ from watched import copies, loss_fn, mlp_data, same_bytes, true_norms, update_ml
 
 from treeviz.steps.tracing.watch import watch
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+pytestmark = pytest.mark.oldest_jax
 
 x, y = mlp_data()
 grads_of_loss = jax.jit(jax.grad(loss_fn))

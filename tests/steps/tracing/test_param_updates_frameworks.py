@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from watched import same_bytes, true_norms, watch
 
-pytestmark = pytest.mark.unoptimized
-
 rng = np.random.default_rng(0)
 x = jnp.asarray(rng.normal(size=(9, 3)).astype(np.float32))
 y = jnp.asarray(rng.normal(size=(9, 2)).astype(np.float32))

@@ -17,7 +17,7 @@ from treeviz.steps.tracing.reap import reap
 from treeviz.steps.tracing.sow import sow
 from treeviz.steps.tracing.sown import sums_of_sown
 
-pytestmark = pytest.mark.oldest_jax
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.optimized]
 
 x = jnp.arange(1.0, 5.0)
 

@@ -12,7 +12,7 @@ import pytest
 from treeviz.steps.tracing.jitted import JittedStep
 from treeviz.steps.tracing.verify import verify
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+pytestmark = pytest.mark.oldest_jax
 
 params = jnp.arange(1.0, 4.0)
 zeros = jnp.zeros(3)

@@ -12,6 +12,7 @@ from watched import Recorder, copies, same_bytes, true_norms
 
 from treeviz.steps.tracing.watch import watch
 
+pytestmark = pytest.mark.optimized
 N_STEPS = 30
 
 

@@ -12,8 +12,6 @@ from watched import same_bytes, watch
 
 from treeviz.steps.tracing.watch import CannotWatch
 
-pytestmark = pytest.mark.unoptimized
-
 rng = np.random.default_rng(0)
 # as many bytes as no result has, so that none is put in their place
 x = jnp.asarray(rng.normal(size=(9, 3)).astype(np.float32))

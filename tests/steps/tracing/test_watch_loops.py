@@ -12,7 +12,7 @@ from watched import loss_fn, mlp_data, same_bytes, true_norms, update_mlp
 from treeviz.steps.tracing.tap import tap
 from treeviz.steps.tracing.watch import watch
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+pytestmark = pytest.mark.oldest_jax
 
 x, y = mlp_data()
 grads_of_loss = jax.jit(jax.grad(loss_fn))

@@ -15,7 +15,7 @@ from watched import copies, same_bytes, true_norms
 import treeviz as tv
 from treeviz.steps.tracing.watch import watch
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.unoptimized]
+pytestmark = pytest.mark.oldest_jax
 
 if hasattr(jax, "shard_map"):
     unchecked = {"check_vma": False}

@@ -23,8 +23,6 @@ from treeviz import cli
 from treeviz.tree.files.entries import Unread
 from treeviz.tree.files.loading import LoadError, load
 
-pytestmark = pytest.mark.oldest_jax
-
 MB = 1 << 20
 ONES = np.ones(3, np.float32)
 

@@ -16,8 +16,6 @@ from treeviz.tree.files.entries import Stored, Unread
 from treeviz.tree.files.loading import LoadError, identifier, load
 from treeviz.tree.files.nested import nested
 
-pytestmark = pytest.mark.oldest_jax
-
 
 def write_safetensors(path: Path, arrays: dict[str, tuple[str, np.ndarray]], **changes) -> Path:
     """As https://github.com/huggingface/safetensors defines the format."""

@@ -11,8 +11,6 @@ from treeviz.tree.kinds import KINDS
 from treeviz.views.html import bundle
 from treeviz.views.html.bundle import module_text, modules_in_order
 
-pytestmark = pytest.mark.oldest_jax
-
 ASSETS = Path(bundle.__file__).with_name("assets")
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from treeviz.views.html import bundle
-
-pytestmark = pytest.mark.oldest_jax
 
 MODULES = {
     path.relative_to(bundle._ASSETS).as_posix(): path.read_text("utf-8") for path in bundle._ASSETS.rglob("*.js")

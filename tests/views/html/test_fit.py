@@ -10,8 +10,6 @@ import treeviz
 from treeviz.views.html import fit
 from treeviz.views.html.payload import pack
 
-pytestmark = pytest.mark.oldest_jax
-
 RNG = np.random.default_rng(0)
 WIDE = {f"{RNG.integers(2**60):x}": [np.full(3, i), 0.5] for i in range(400)}
 

@@ -24,8 +24,6 @@ from treeviz.views.html.page import page
 from treeviz.views.html.static import MAX_NESTING, outline
 from treeviz.views.view import View
 
-pytestmark = pytest.mark.oldest_jax
-
 VOID = {"meta", "br", "img", "input"}
 
 

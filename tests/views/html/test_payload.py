@@ -18,8 +18,6 @@ from treeviz.tree.table import TreeTable
 from treeviz.views.html.payload import pack
 from treeviz.views.view import View
 
-pytestmark = pytest.mark.oldest_jax
-
 DTYPES = ["<u1", "<u2", "<u4", "<i4", "<f4", "<f8"]
 
 

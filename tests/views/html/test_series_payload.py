@@ -28,8 +28,6 @@ from treeviz.views.text.text import text
 from treeviz.views.tree_view import TreeView
 from treeviz.views.view import View
 
-pytestmark = pytest.mark.oldest_jax
-
 
 def series_of(values, *, log: bool = True, bad=None, **more) -> Series:
     values = np.atleast_2d(np.asarray(values, np.float32))
