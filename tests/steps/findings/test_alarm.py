@@ -98,6 +98,13 @@ def test_a_finding_is_told_once_though_its_steps_go_into_buckets_that_double():
     assert told_of(norms, nonfinite, max_bytes=0) == [("nonfinite", "['a']", 7), ("dead", "['b']", 32)]
 
 
+def test_each_bad_batch_is_told_whichever_was_the_worse():
+    norms = np.random.default_rng(0).uniform(1, 2, (90, 2))
+    norms[[30, 50, 70]] *= [[30], [300], [100]]
+    told = told_of(norms, np.zeros((90, 2), np.int64), max_bytes=64_000_000)
+    assert told == [("spike", "", 30), ("spike", "", 50), ("spike", "", 70)]
+
+
 def test_what_ends_and_begins_anew_is_told_again():
     norms = np.random.default_rng(0).uniform(1, 2, (80, 2))
     norms[30:40], norms[60:70] = 1000 * norms[30:40], 1000 * norms[60:70]

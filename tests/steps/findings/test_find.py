@@ -111,6 +111,9 @@ def test_a_dead_leaf_is_found_with_its_first_step(since, says):
     (found,) = run.findings()
     assert (found.kind, found.path, found.first) == ("dead", run.paths[5], since)
     assert says in found.sentence
+    assert found.advice.startswith(
+        "Other leaves of its layer have gradients, so what it is multiplied with may be zero."
+    )
 
 
 def test_gradients_that_are_all_zero_are_one_finding():
@@ -130,6 +133,7 @@ def test_leaves_that_die_at_other_steps_or_places_are_findings_of_their_own():
         ("dead", "['layers'][6]['w']", 102, 1),
         ("dead", "['layers'][9]['w']", 200, 4),
     ]
+    assert "the last one in use" in run.findings()[0].advice
 
 
 def test_the_same_leaf_of_many_layers_is_one_dead_finding():

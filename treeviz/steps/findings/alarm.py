@@ -73,11 +73,13 @@ class Alarm:
         now = time.monotonic()
         self._search_again = now + (now - before) / _SHARE
         present, self._present = self._present, set()
-        for finding in found:
+        for finding in sorted(found, key=lambda finding: finding.first if finding.kind == "spike" else -1):
             key = _key(finding)
-            is_told = key in present or finding.first <= self._told.get(key, finding.first - 1)
+            told_until = self._told.get(key, finding.first - 1)
+            goes_on = key in present and finding.kind != "spike"  # each bad batch is a finding of its own
+            is_told = goes_on or finding.first <= told_until
             self._present.add(key)
-            self._told[key] = finding.until
+            self._told[key] = max(finding.until, told_until)
             if is_told:
                 continue
             if self._on_finding is not None:
@@ -91,5 +93,5 @@ def _key(finding: Finding) -> tuple:
 
     The first step does not: it moves when steps go into buckets. Nor does the leaf, where it is the worst of several.
     """
-    where = {"nonfinite": "", "exploding": "", "imbalance": finding.leaves}.get(finding.kind, finding.path)
+    where = {"nonfinite": "", "exploding": "", "imbalance": frozenset(finding.leaves)}.get(finding.kind, finding.path)
     return finding.kind, finding.source, where

@@ -155,6 +155,8 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
         )  # fmt: skip
     always = f"from step {first} on" if start else "always"
     reason = "Of these leaves it is the last one in use, so the backward pass met it first. " if len(run) > 1 else ""
+    if tree.norm.high[start:, next(layer for layer in tree.layers if run[0] in layer)].any():
+        reason = "Other leaves of its layer have gradients, so what it is multiplied with may be zero. "
     if start:
         reason += (
             "Units may be dead, as ReLUs are whose inputs became negative for every example: try a lower learning "
@@ -163,8 +165,8 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
         )
     else:
         reason += (
-            "Look for stop_gradient, an unused branch, units that are zero for every example, or a parameter that the "
-            "model does not use."
+            "Look for stop_gradient, an unused branch, units that are zero for every example, in it or before it, or a "
+            "parameter that the model does not use."
         )
     return Finding(
         "dead", tree.name, path, run[0], first, tree.span[1], (("steps", n_zero),),
