@@ -14,8 +14,6 @@ from watched import Recorder, same_bytes, watch
 import treeviz as tv
 from treeviz.steps.tracing import compare_once, twin
 
-pytestmark = [pytest.mark.unoptimized]
-
 AT_CALL = 3
 x = jnp.arange(1.0, 5.0)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from treeviz.steps.names import kind_of
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline
 from treeviz.steps.statistics import rms_of
+from treeviz.tree.forks import computed_once
 
 RECENT = 5  # entries
 _LAST_KEY = re.compile(r"(\['(?:[^'\\]|\\.)*'\]|\[[^\[\]]*\]|\.[^.\[\]]+)$")
@@ -49,11 +49,11 @@ class Searched:
     def path(self, leaf: int) -> str:
         return self.source.paths[leaf]
 
-    @cached_property
+    @computed_once
     def norm(self) -> Timeline:
         return self.history.values(self.name, "norm")
 
-    @cached_property
+    @computed_once
     def n_steps(self) -> int:
         return int(self.norm.n.sum())
 
@@ -62,13 +62,13 @@ class Searched:
         """The first and the last step."""
         return int(self.norm.first[0]), int(self.norm.until[-1])
 
-    @cached_property
+    @computed_once
     def is_trained(self) -> np.ndarray:
         """bool[leaves]: whether it has numbers, and is no state that is kept among the parameters."""
         is_state = [_STATE.search(path) is not None for path in self.source.paths]
         return np.array(self.source.has_number, bool) & ~np.array(is_state, bool)
 
-    @cached_property
+    @computed_once
     def levels(self) -> np.ndarray:
         """float[k, 1 + leaves]: the norms over time, that of the whole tree first; k = 0 if there are too few steps."""
         if not self.is_gradient or self.n_steps < self.thresholds.fewest_steps or len(self.norm.n) < 2 * RECENT:
@@ -76,7 +76,7 @@ class Searched:
         root = np.sqrt(np.nansum(self.norm.high**2, axis=1, keepdims=True))
         return np.concatenate([root, self.norm.high], axis=1)
 
-    @cached_property
+    @computed_once
     def typical(self) -> np.ndarray:
         """float[leaves]: the median root mean square over time; NaN where it is zero, or there are too few steps."""
         typical = np.full(len(self.source.paths), np.nan)
@@ -86,7 +86,7 @@ class Searched:
             typical[has] = np.nanmedian(values[:, has], axis=0)
         return typical
 
-    @cached_property
+    @computed_once
     def redundant(self) -> np.ndarray:
         """bool[leaves]: whether the gradient is the rounding error of those of the same layer, and zero by mathematics.
 
@@ -109,7 +109,7 @@ class Searched:
             before = layer
         return found
 
-    @cached_property
+    @computed_once
     def places(self) -> np.ndarray:
         """int[leaves]: the place of each leaf in the order in which the model uses them, as far as it is known."""
         paths = self.source.paths
@@ -118,7 +118,7 @@ class Searched:
         places = {path: place for place, path in enumerate(self.forward)}
         return np.array([places.get(path, -1) for path in paths])
 
-    @cached_property
+    @computed_once
     def layers(self) -> list[list[int]]:
         """The leaves of each layer, in the order in which the model uses the layers.
 
