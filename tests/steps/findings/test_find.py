@@ -166,6 +166,26 @@ def test_the_second_gradient_of_a_step_comes_before_the_tenth():
     assert [f.source for f in findings(history)] == ["grads", "grads #2", "grads #10"]
 
 
+def test_a_layer_that_vanishes_alone_is_one_finding_and_no_imbalance_beside_it():
+    run = Run()
+    run.grads[:, 6:8] *= 1e-8
+    (found,) = run.findings()
+    assert (found.kind, found.path, found.leaves) == ("vanishing", "['layers'][3]['w']", (7, 6))
+
+
+def test_a_layer_of_which_all_gradients_are_large_is_one_imbalance():
+    run = Run()
+    run.grads[:, 6:8] *= 1e5
+    found = [finding for finding in run.findings() if finding.kind == "imbalance"]
+    assert [sorted(finding.leaves) for finding in found] == [[6, 7]] and "their median" in found[0].sentence
+
+
+def test_the_bias_of_a_layer_with_large_inputs_is_not_taken_for_rounding_error():
+    run = Run()
+    run.grads[:, 1] *= 1e6  # the weights of the first layer
+    assert "redundant" not in kinds(run.findings())
+
+
 def test_a_leaf_that_is_all_nan_is_not_dead():
     run = Run()
     run.grads[:, 5], run.bad[:, 5] = 0, 128

@@ -153,7 +153,7 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
             _SCALE, tuple(run), times,
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
-    always = f"from step {first} on" if start else "always"
+    zero = f"zero from step {first} on" if start else "always zero"
     reason = "Of these leaves it is the last one in use, so the backward pass met it first. " if len(run) > 1 else ""
     if tree.norm.high[start:, next(layer for layer in tree.layers if run[0] in layer)].any():
         reason = "Other leaves of its layer have gradients, so what it is multiplied with may be zero. "
@@ -170,7 +170,7 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
         )
     return Finding(
         "dead", tree.name, path, run[0], first, tree.span[1], (("steps", n_zero),),
-        f"{tree.name}{path}{_others(run)} {'was' if len(run) == 1 else 'were'} {always} zero: {n_zero} steps.",
+        f"{tree.name}{path}{_others(run)} {'was' if len(run) == 1 else 'were'} {zero}: {n_zero} steps.",
         reason, tuple(run), times,
         rank=Rank.LEAF_ENDS,
     )  # fmt: skip

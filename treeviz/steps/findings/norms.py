@@ -73,12 +73,8 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
             tuple(everyone), factor / tree.thresholds.imbalance,
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
-    alive = np.isfinite(typical)
-    if alive.sum() < 3:
-        return
-    usual = float(np.median(typical[alive]))
-    with np.errstate(invalid="ignore"):
-        is_tiny = (typical < tree.thresholds.vanishing * usual) & ~is_told
+    is_tiny = _is_tiny(tree, typical) & ~is_told
+    usual = float(np.median(typical[np.isfinite(typical)])) if is_tiny.any() else 0.0
     for run in tree.runs(is_tiny):
         leaf, others = run[0], len(run) - 1
         yield Finding(
@@ -95,28 +91,40 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
 
 def imbalance(tree: Searched) -> Iterator[Finding]:
     """Layers of one kind whose gradients grow towards the input, or of which one is far from the others."""
-    typical = np.where(tree.redundant, np.nan, tree.typical)
+    typical = np.where(tree.redundant | _is_tiny(tree, tree.typical), np.nan, tree.typical)
+    grow, differ = [], []  # how many times, to what, and the leaves, the worst first
     for leaves in _groups(tree, typical):
         values = typical[leaves]
         factors = np.maximum(values / np.median(values), np.median(values) / values)
         is_far = factors > tree.thresholds.imbalance
         if _trend(tree, values) < 0:
-            far = sorted(leaves, key=lambda leaf: -typical[leaf])
-            factor, other = float(typical[far[0]] / typical[far[-1]]), f"that of {tree.path(far[-1])}"
+            worst = sorted(leaves, key=lambda leaf: -typical[leaf])
+            grow.append((float(typical[worst[0]] / typical[worst[-1]]), f"that of {tree.path(worst[-1])}", worst))
         elif 0 < 4 * is_far.sum() < len(leaves) and np.ptp(np.log10(values[~is_far])) < np.log10(_ALIKE):
-            far = [leaf for _, leaf in sorted(zip(-factors, leaves, strict=True))][: is_far.sum()]
-            factor, other = float(typical[far[0]] / np.median(values)), "their median"
-        else:
-            continue
+            worst = [leaf for _, leaf in sorted(zip(-factors, leaves, strict=True))][: is_far.sum()]
+            differ.append((float(typical[worst[0]] / np.median(values)), "their median", worst))
+    for found in filter(None, (grow, differ)):
+        factor, other, worst = max(found, key=lambda each: max(each[0], 1 / each[0]))
+        leaf = worst[0]
+        everyone = [*worst, *(leaf for *_, leaves in found for leaf in leaves if leaf not in worst)]
         yield Finding(
-            "imbalance", tree.name, tree.path(far[0]), far[0], *tree.span,
-            (("factor", factor), ("largest", float(values.max())), ("smallest", float(values.min()))),
-            f"Among the {len(leaves)} leaves {tree.name}{pattern(tree.path(far[0]))}, that of {tree.path(far[0])} is "
-            f"{factor:.3g} times {other}.",
+            "imbalance", tree.name, tree.path(leaf), leaf, *tree.span,
+            (("factor", factor), ("rms", float(typical[leaf])), ("leaves", len(everyone))),
+            f"Among the leaves {tree.name}{pattern(tree.path(leaf))}, that of {tree.path(leaf)} is {factor:.3g} times "
+            f"{other}.",
             "Gradients should be of one size in layers of one kind: look at the initialisation (Glorot, He), the "
             "scale of residual branches, and normalisation between them.",
-            tuple(far), max(factor, 1 / factor) / tree.thresholds.imbalance,
+            tuple(everyone), max(factor, 1 / factor) / tree.thresholds.imbalance,
         )  # fmt: skip
+
+
+def _is_tiny(tree: Searched, typical: np.ndarray) -> np.ndarray:
+    """bool[leaves]: whether the gradient is that small beside those of the others that it vanishes."""
+    alive = np.isfinite(typical)
+    if alive.sum() < 3:
+        return np.zeros(len(typical), bool)
+    with np.errstate(invalid="ignore"):
+        return typical < tree.thresholds.vanishing * np.median(typical[alive])
 
 
 def _groups(tree: Searched, typical: np.ndarray) -> list[list[int]]:

@@ -20,7 +20,7 @@ RECENT = 5  # entries
 _LAST_KEY = re.compile(r"(\['(?:[^'\\]|\\.)*'\]|\[[^\[\]]*\]|\.[^.\[\]]+)$")
 # Equinox' StateIndex, and the statistics of normalisations
 _STATE = re.compile(r"index\.init\b|\b(running|moving)_(mean|var|variance)\b|\bbatch_stats\b")
-_ROUNDING = 1e-3  # of its layer: a leaf that seems to vanish alone
+_ROUNDING = 1e-3  # of the other leaves, and of those of its layer: both, since inputs may be large
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Searched:
 
     @computed_once
     def typical(self) -> np.ndarray:
-        """float[leaves]: the median root mean square over time; NaN where it is zero, or there are too few steps."""
+        """float[leaves]: the median root mean square over time; NaN where too few are above zero."""
         typical = np.full(len(self.source.paths), np.nan)
         if len(self.levels):
             values = rms_of(np.where(self.levels[:, 1:] > 0, self.levels[:, 1:], np.nan), self.source.sizes)
-            has = np.isfinite(values).any(axis=0)
+            has = np.isfinite(values).sum(axis=0) >= 2 * RECENT
             typical[has] = np.nanmedian(values[:, has], axis=0)
         return typical
 
@@ -94,8 +94,7 @@ class Searched:
         """
         typical, sizes = self.typical, self.source.sizes
         found = np.zeros(len(typical), bool)
-        with np.errstate(invalid="ignore"):
-            usual = np.nanmedian(typical) if np.isfinite(typical).any() else np.nan
+        usual = np.median(typical[np.isfinite(typical)]) if np.isfinite(typical).any() else np.nan
         before: list[int] = []
         for layer in self.layers:
             for leaf in layer:
@@ -103,9 +102,8 @@ class Searched:
                 if len(layer) == 1:  # of a flat list: the leaf that is used before
                     larger = [other for other in before[-1:] if sizes[other] > sizes[leaf]]
                 if larger:
-                    ratio = typical[leaf] / typical[larger].min()
-                    is_small = typical[leaf] < self.thresholds.vanishing * usual and ratio < _ROUNDING
-                    found[leaf] = is_small or ratio < self.thresholds.vanishing
+                    least, most = sorted([typical[leaf] / usual, typical[leaf] / typical[larger].min()])
+                    found[leaf] = least < self.thresholds.vanishing and most < _ROUNDING
             before = layer
         return found
 
