@@ -9,7 +9,7 @@ import numpy as np
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
-from treeviz.steps.findings.searched import Searched, listed, pattern
+from treeviz.steps.findings.searched import Searched, factor_text, listed, pattern
 from treeviz.steps.names import kind_of, sibling_name
 from treeviz.steps.recording.track import occurs_in
 
@@ -96,7 +96,7 @@ def _had_diverged(tree: Searched, first: int) -> tuple[str, str]:
     step = int(tree.norm.first[before[grown[0]]])
     times = root[grown].max() / usual
     return (
-        f" The training diverged: the norm had grown {times:.2g} times since step {step}.",
+        f" The training diverged: the norm had grown {factor_text(times)} times since step {step}.",
         f"Look at the batch of step {step}; a lower learning rate or clipping may be what is missing.",
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Rank
-from treeviz.steps.findings.searched import RECENT, Searched, listed, natural, pattern
+from treeviz.steps.findings.searched import RECENT, Searched, factor_text, listed, natural, pattern
 from treeviz.steps.names import kind_of, sibling_name
 
 _FEWEST_LAYERS = 5  # whose gradients may be told to depend on the depth
@@ -30,8 +30,8 @@ def exploding(tree: Searched) -> Iterator[Finding]:
     yield Finding(
         "exploding", name, tree.path(leaf), leaf, first, int(timeline.until[-1]),
         (("norm", now), ("median before", usual)),
-        f"The norm of {name} has stayed above {now:.3g} since step {first}, {now / usual:.3g} times its median of "
-        f"{usual:.3g}; the largest part is {name}{tree.path(leaf)}.",
+        f"The norm of {name} has stayed above {now:.3g} since step {first}, {factor_text(now / usual)} times its "
+        f"median of {usual:.3g}; the largest part is {name}{tree.path(leaf)}.",
         "Try clipping by the global norm at a few times the usual norm, a lower learning rate or a longer warm-up; in "
         "recurrent and very deep models look at the initialisation and at missing normalisation.",
         (), now / usual / tree.thresholds.exploding,
@@ -66,8 +66,8 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
         yield Finding(
             "vanishing", tree.name, tree.path(low), low, *tree.span,
             (("factor", factor), ("largest", float(typical[high])), ("smallest", float(typical[low]))),
-            f"{tree.name} vanish with depth: from {tree.path(high)} to {tree.path(low)} they fall {factor:.2g} times, "
-            f"by about {factor ** (1 / n):.2g} at each layer.",
+            f"{tree.name} vanish with depth: from {tree.path(high)} to {tree.path(low)} they fall "
+            f"{factor_text(factor)} times, by about {factor ** (1 / n):.2g} at each layer.",
             "Look at the initialisation, saturated activations (sigmoid, tanh) and missing residual connections or "
             "normalisation.",
             tuple(everyone), factor / tree.thresholds.imbalance,
@@ -110,8 +110,8 @@ def imbalance(tree: Searched) -> Iterator[Finding]:
         yield Finding(
             "imbalance", tree.name, tree.path(leaf), leaf, *tree.span,
             (("factor", factor), ("rms", float(typical[leaf])), ("leaves", len(everyone))),
-            f"Among the leaves {tree.name}{pattern(tree.path(leaf))}, that of {tree.path(leaf)} is {factor:.3g} times "
-            f"{other}.",
+            f"Among the leaves {tree.name}{pattern(tree.path(leaf))}, that of {tree.path(leaf)} is "
+            f"{factor_text(factor)} times {other}.",
             "Gradients should be of one size in layers of one kind: look at the initialisation (Glorot, He), the "
             "scale of residual branches, and normalisation between them.",
             tuple(everyone), max(factor, 1 / factor) / tree.thresholds.imbalance,

@@ -170,6 +170,11 @@ def pattern(path: str) -> str:
     return re.sub(r"[0-9]+", "*", path)
 
 
+def factor_text(factor: float) -> str:
+    """Three digits of a factor: "15,100", "4.56", "5e+21"."""
+    return f"{float(f'{factor:.3g}'):,.7g}"
+
+
 def listed(paths: Sequence[str], most: int = 3) -> str:
     """The first paths, and how many more there are."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""

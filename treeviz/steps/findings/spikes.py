@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Thresholds
-from treeviz.steps.findings.searched import Searched
+from treeviz.steps.findings.searched import Searched, factor_text
 
 _BEFORE = 50  # entries that a spike is compared with
 _NEAR = 8  # and the last of them, of which the same is asked: a trend is no spike
@@ -45,13 +45,13 @@ def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
         also = f", and so did {n - 1} other lea{'ves' if n > 2 else 'f'}" if n > 1 else ""
     else:
         also = f"; {n} of {len(highest) - 1} leaves jumped, {name}{tree.path(struck[0])} most: "
-        also += f"{10 ** highest[struck[0] + 1]:,.3g} times"
+        also += f"{factor_text(10 ** highest[struck[0] + 1])} times"
     more = f" It jumped at {len(event)} steps in all." if len(event) > 1 else ""
     return Finding(
         "spike", name, path, column - 1, int(tree.norm.first[event[0]]), int(tree.norm.until[event[-1]]),
         (("norm", float(norm)), ("times", float(times)), ("steps", len(event)), ("leaves", n)),
-        f"The norm of {name}{path} jumped to {norm:.3g} at step {step}, {times:,.3g} times its median before{also}."
-        f"{more}",
+        f"The norm of {name}{path} jumped to {norm:.3g} at step {step}, {factor_text(times)} times its median "
+        f"before{also}.{more}",
         "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower "
         "b2 or a larger eps helps where second moments are too old.",
         tuple(struck), times / tree.thresholds.spike,
