@@ -10,6 +10,9 @@ from pairs import all_pairs
 from small_models import MODELS
 from watched import Recorder, copies, same_bytes, true_norms
 
+from treeviz.steps.statistics import LIGHT
+from treeviz.steps.tracing.jax_private import jit_options
+from treeviz.steps.tracing.twin import instrumented
 from treeviz.steps.tracing.watch import watch
 
 pytestmark = pytest.mark.optimized
@@ -165,3 +168,16 @@ def test_gradients_that_xla_merges_with_the_update_are_measured_without_changing
     assert seen.steps == list(range(6))
     norms = np.linalg.norm(np.atleast_2d(seen.norms(at=0)), axis=0)  # over the members of a vmap
     np.testing.assert_allclose(norms, true_norms((*measured, gradient)[0](params, x, y)), rtol=2e-5)
+
+
+@pytest.mark.oldest_jax
+def test_no_product_of_matrices_is_computed_again_for_the_measurement():
+    params = {"place": _normal(0, 6, 16), "w": _normal(1, 16, 16), "out": _normal(2, 16, 16)}
+
+    @jax.jit
+    def step(params, x):
+        return jax.grad(lambda p: jnp.mean((jnp.tanh((x + p["place"][None]) @ p["w"]) @ p["out"]) ** 2))(params)
+
+    twin = instrumented(step.__wrapped__, jit_options(step), LIGHT)
+    plain, measured = (f.lower(params, _normal(3, 1, 6, 16)).as_text().count("dot_general") for f in (step, twin))
+    assert plain == measured == 6

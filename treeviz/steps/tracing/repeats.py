@@ -113,10 +113,19 @@ def _contracted(eqn: Any) -> list[int]:
 
 
 def _has_ones(eqn: Any) -> bool:
-    """Whether XLA computes a sum or product without some axes of size 1, and reshapes the result."""
+    """Whether XLA computes a sum without its axes of size 1, or a product with a vector, and reshapes the result."""
     if eqn.primitive.name not in ("reduce_sum", "dot_general") or _is_of_ones(eqn):
         return False
-    return 1 in eqn.outvars[0].aval.shape and eqn.params.get("out_sharding") is None
+    if eqn.params.get("out_sharding") is not None or 1 not in eqn.outvars[0].aval.shape:
+        return False
+    if eqn.primitive.name == "reduce_sum":
+        return eqn.outvars[0].aval.size == 1
+    # Not a product of matrices, even if they have axes of size 1: it would be computed twice.
+    return any(all(n == 1 for n in free) for free in map(_free, eqn.invars, *eqn.params["dimension_numbers"]))
+
+
+def _free(x: Any, contracted: Sequence[int], batch: Sequence[int]) -> list[int]:
+    return [n for axis, n in enumerate(x.aval.shape) if axis not in (*contracted, *batch)]
 
 
 def _without_ones(eqn: Any, operands: Sequence[Any]) -> Any:

@@ -294,8 +294,8 @@ class Watched:
         argument of the next run; arguments that are all zero are small numbers from the second run on, since zeros
         hide how a sum is rounded. If bytes differ, the step is run once more, to tell whether it repeats itself.
 
-        A gradient that is measured is written to memory, where XLA may otherwise merge it with what uses it: then the
-        last digit of a result can differ. `print` the result to see which leaves do; `exact=True` rules it out.
+        A measured value has one more use in the program, on which XLA's choices depend: then the last digit of a result
+        can differ. `print` the result to see which leaves do; `exact=True` rules it out.
 
         Raises:
           CannotWatch: The step is not watched: the twin raised, or this JAX release is unknown.
