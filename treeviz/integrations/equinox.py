@@ -12,7 +12,7 @@ from jax.tree_util import GetAttrKey
 
 from treeviz.integrations import describes_from
 from treeviz.steps.tracing.jax_private import is_jitted
-from treeviz.steps.tracing.jitted import JittedStep, LibraryMoved, Make, around_wrapper, made_by_pmap, unwraps
+from treeviz.steps.tracing.jitted import JittedStep, LibraryMoved, Make, around_wrapper, is_of, made_by_pmap, unwraps
 from treeviz.tree.describers import Description
 from treeviz.tree.functions import describe_function
 from treeviz.tree.keys import stored_attribute
@@ -130,7 +130,7 @@ class _Path:
 @unwraps("equinox")
 def unwrap_filter_jit(step: Any) -> JittedStep | None:
     """Take apart a step that `equinox.filter_jit` made; of one that `filter_pmap` made, say how to convert it."""
-    if type(step).__module__.partition(".")[0] != "equinox":
+    if not is_of("equinox", step):
         return None
     jitted: Any = getattr(step, "_cached", None)
     if not is_jitted(jitted):

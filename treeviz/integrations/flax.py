@@ -18,7 +18,7 @@ from jax.tree_util import DictKey, GetAttrKey
 
 from treeviz.integrations import array_facts, describes_from
 from treeviz.steps.tracing.jax_private import is_jitted
-from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, Make, around_wrapper, unwraps
+from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, Make, around_wrapper, is_of, unwraps
 from treeviz.tree.describers import Description, by_key, by_wrapping_key
 from treeviz.tree.keys import MISSING, stored_attribute, stored_attributes
 from treeviz.tree.opaque import arrays_inside
@@ -212,7 +212,7 @@ def unwrap_nnx_jit(step: Any) -> JittedStep | None:
             "the step is made by nnx.cached_partial, which has bound its model",
             f"Watch the step that it was given:\n    nnx.cached_partial(inspector.watch({step.__name__}), model, ...)",
         )
-    if type(step).__module__.partition(".")[0] != "flax":
+    if not is_of("flax", step):
         return None
     jitted: Any = getattr(step, "jitted_fn", None)
     if not is_jitted(jitted):

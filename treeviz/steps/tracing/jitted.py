@@ -95,6 +95,11 @@ def unwraps(library: str) -> Callable[[Unwrap], Unwrap]:
     return register
 
 
+def is_of(library: str, step: Any) -> bool:
+    """Whether the type of a step is from a library; before jax 0.5 those of jaxlib have no module."""
+    return str(getattr(type(step), "__module__", "")).partition(".")[0] == library
+
+
 def jitted_step(step: Any) -> JittedStep:
     """Take a step apart.
 
