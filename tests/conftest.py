@@ -166,6 +166,22 @@ def seen():
 
 
 @pytest.fixture
+def explore():
+    """`treeviz.explore`, whose widgets are closed at the end."""
+    import treeviz as tv
+
+    made = []
+
+    def make(tree, **options):
+        made.append(tv.explore(tree, **options))
+        return made[-1]
+
+    yield make
+    for widget in made:
+        widget.close()
+
+
+@pytest.fixture
 def mlp():
     """The parameters of a small multilayer perceptron."""
     from watched import init_mlp_params

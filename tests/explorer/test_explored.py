@@ -50,19 +50,6 @@ class Keyless:
         return cls(*parts)
 
 
-@pytest.fixture
-def explore():
-    made = []
-
-    def make(tree, **options):
-        made.append(tv.explore(tree, **options))
-        return made[-1]
-
-    yield make
-    for widget in made:
-        widget.close()
-
-
 def params() -> dict:
     return {
         "layers": [{"w": jnp.ones((3, 4)), "b": jnp.zeros(4)} for _ in range(3)],

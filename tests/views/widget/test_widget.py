@@ -54,16 +54,8 @@ def wires(monkeypatch):
 
 
 @pytest.fixture
-def explore(wires):
-    made = []
-
-    def make(tree, **options):
-        made.append(tv.explore(tree, **options))
-        return made[-1]
-
-    yield make
-    for widget in made:
-        widget.close()
+def explore(wires, explore):
+    return explore
 
 
 def params() -> dict:
