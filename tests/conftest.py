@@ -1,4 +1,4 @@
-"""What every test stands on: eight CPU devices, strict JAX, expected files, and how a run is shared among processes."""
+"""What every test stands on: eight CPU devices, strict JAX, and how a run is shared among processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 
 os.environ.pop("COLUMNS", None)  # an xdist worker has 80: text is as wide as in a single process
 
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -29,7 +28,7 @@ settings.register_profile("treeviz", deadline=None, derandomize=True, print_blob
 settings.load_profile("treeviz")
 
 TESTS = Path(__file__).parent
-GOLDEN, BROWSER, TRACING = TESTS / "golden", TESTS / "browser", TESTS / "steps" / "tracing"
+BROWSER, TRACING = TESTS / "browser", TESTS / "steps" / "tracing"
 MOST_WORKERS = 8  # each takes one to two GB
 
 # The files that take longest, slowest first. Workers take them first, so that none is alone with one at the end.
@@ -74,7 +73,6 @@ SLOWEST = [
 
 
 def pytest_addoption(parser: pytest.Parser):
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden; read its diff like code")
     parser.addoption("--shots", default="", metavar="FOLDER", help="keep the screenshots of the browser tests here")
 
 
@@ -130,22 +128,6 @@ def get_compile_options(*args, env_options_overrides=None, **keywords):
 
 is_plain = False
 optimized_options, compiler.get_compile_options = compiler.get_compile_options, get_compile_options
-
-
-@pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`golden("mlp.html", text)` compares `text` with the file of that name in `tests/golden`."""
-    update = request.config.getoption("--update-golden")
-
-    def compare(name: str, text: str):
-        file = GOLDEN / name
-        if update:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8", newline="\n")
-        assert file.exists(), f"tests/golden/{name} is not there: pytest --update-golden writes it"
-        assert text == file.read_text(encoding="utf-8")
-
-    return compare
 
 
 @pytest.fixture(scope="session")
