@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeviz.integrations.ipython import add_magic, remove_magic
 from treeviz.prepare import AnyColumn, check_flag, check_options, other_trees, prepare, scanned
+from treeviz.tree.layers import Stacked
 from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView
 
@@ -43,6 +44,7 @@ def render(
     columns: Sequence[AnyColumn] | None = None,
     stats: bool = False,
     values: bool = False,
+    stacked: Stacked = (),
     is_leaf: Callable[[Any], bool] | None = None,
     depth: int | None = None,
     whole: bool = False,
@@ -68,6 +70,10 @@ def render(
         is not read: one that is partly in another process, or of more than 10^9 elements in host memory.
       values: Draw the values of the arrays with treescope in the details of the rows. Copies a bounded part
         of every array to the host: see `treeviz.integrations.treescope`.
+      stacked: Globs of the key paths of arrays, or of nodes above them, that hold all layers of a model along their
+        first axis, as where it scans over layers: "layers/*". {"layers/*": 1} names another axis. Below such an array
+        stands a row for each layer, with statistics of its own, as `view.find("layers/w[3]")`. They are no leaves for
+        JAX, and count as none.
       is_leaf: As in `jax.tree.leaves`.
       depth: How many levels are open at first. None: as many as fit.
       whole: Walk, read (see `stats`) and send all of it. By default a display costs about 5 s and its page at most
@@ -80,15 +86,16 @@ def render(
 
     Raises:
       TypeError: A keyword is neither an option nor a tree, or a tree was given for an option.
-      ValueError: `columns` names a column that the table does not have.
+      ValueError: `columns` names a column that the table does not have, or a glob in `stacked` matches no array.
     """
     check_flag("values", values)
-    check_options(name=name, columns=columns, is_leaf=is_leaf, depth=depth)
+    check_options(name=name, columns=columns, is_leaf=is_leaf, depth=depth, stacked=stacked)
     prepared = prepare(
         tree,
         name=name,
         columns=columns,
         stats=stats,
+        stacked=stacked,
         is_leaf=is_leaf,
         whole=whole,
         trees=other_trees("render", beside, trees),

@@ -17,6 +17,8 @@ from treeviz.tree import walk as walking
 from treeviz.tree.budget import DISPLAY, WHOLE, Budget
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Note
+from treeviz.tree.files.entries import Stored
+from treeviz.tree.layers import Stacked, open_stacks, stacks_in
 from treeviz.tree.safe_repr import class_name, value_text
 from treeviz.tree.table import TreeTable
 
@@ -24,7 +26,7 @@ AnyColumn = str | Column | LeafFunction | Callable[[Any], Any]
 
 SIZES = ("parameters", "bytes", "leaves")
 STATISTICS = ("nan", "inf", "zeros", "min", "max", "mean", "std", "rms", "histogram")
-_OPTIONS = ("name", "columns", "stats", "is_leaf", "depth", "whole", "beside")
+_OPTIONS = ("name", "columns", "stats", "stacked", "is_leaf", "depth", "whole", "beside")
 _MORE_OPTIONS = {"render": "values", "explore": "keep"}
 _MOST_NOT_READ = 1_000  # leaves with a note of their own
 
@@ -43,11 +45,20 @@ class Prepared(NamedTuple):
 
 
 def scanned(
-    tree: Any, is_leaf: Callable[[Any], bool] | None, name: str, budget: Budget = WHOLE
+    tree: Any,
+    is_leaf: Callable[[Any], bool] | None,
+    name: str,
+    budget: Budget = WHOLE,
+    stacked: Stacked = (),
 ) -> tuple[TreeTable, list[Any]]:
-    """The table with its facts and sizes, and the node or leaf of each row."""
+    """The table with its facts and sizes, and the node or leaf of each row; that of a layer is its array."""
     integrations.load()
     table, nodes = walking.scan(tree, is_leaf=is_leaf, name=name, budget=budget)
+    if stacked:
+        axes = stacks_in(table, stacked)
+        in_files = {row: "its values stay in the file" for row in axes if isinstance(nodes[row], Stored)}
+        table, rows = open_stacks(table, axes, max_rows=budget.max_rows, closed=in_files)
+        nodes = [nodes[row] for row in rows.tolist()]
     on_devices, where = device_columns(table)
     table = table.with_columns(*fact_columns(table), *on_devices, *size_columns(table))
     return table.with_headline(*headline(table), *where), nodes
@@ -59,6 +70,7 @@ def prepare(
     name: str = "tree",
     columns: Sequence[AnyColumn] | None = None,
     stats: bool = False,
+    stacked: Stacked = (),
     is_leaf: Callable[[Any], bool] | None = None,
     trees: Mapping[str, Any] | None = None,
     whole: bool = False,
@@ -75,7 +87,7 @@ def prepare(
     check_flag("stats", stats)
     check_flag("whole", whole)
     budget = WHOLE if whole else DISPLAY
-    table, nodes = scanned(tree, is_leaf, name, budget)
+    table, nodes = scanned(tree, is_leaf, name, budget, stacked)
     if stats:
         table = _with_statistics(table, nodes, budget)
     names_of_others: tuple[str, ...] = ()
@@ -94,8 +106,9 @@ def prepare(
 
 
 def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget) -> TreeTable:
-    from treeviz.analysis.stats.columns import NOT_READ, value_statistics
+    from treeviz.analysis.stats.columns import value_statistics
     from treeviz.analysis.stats.not_finite import not_finite
+    from treeviz.analysis.stats.scan import NOT_READ
 
     added, reasons = value_statistics(table, nodes, budget=budget)
     left_out = [row for row, text in reasons.items() if text.startswith(NOT_READ)]
@@ -138,13 +151,21 @@ def check_flag(name: str, value: Any) -> None:
     _check(name, "True or False", type(value) in (bool, int, type(None)))
 
 
-def check_options(*, name: Any, columns: Any, is_leaf: Any, depth: Any) -> None:
+def check_options(*, name: Any, columns: Any, is_leaf: Any, depth: Any, stacked: Any = ()) -> None:
     """Raise a TypeError if a tree was given for an option that is no flag."""
     _check("name", "text", isinstance(name, str))
     _check("is_leaf", "a function", is_leaf is None or callable(is_leaf))
     _check("depth", "a number of levels", depth is None or isinstance(depth, int | np.integer))
+    _check("stacked", "globs of key paths, or a dict of globs and axes", _are_globs(stacked))
     what = "a list of names, functions of a leaf and treeviz.Column objects"
     _check("columns", what, columns is None or _are_columns(columns))
+
+
+def _are_globs(stacked: Any) -> bool:
+    axes = stacked.values() if isinstance(stacked, Mapping) else ()
+    return isinstance(stacked, str | Sequence | Set | Mapping) and (
+        all(isinstance(glob, str) for glob in stacked) and all(isinstance(axis, int) for axis in axes)
+    )
 
 
 def _are_columns(columns: Any) -> bool:

@@ -14,7 +14,8 @@ class Kind(NamedTuple):
 
     Attributes:
       help: What it is.
-      group: "node"; "leaf"; "trouble": a placeholder for what could not be walked.
+      group: "node"; "leaf"; "part": of a leaf, which JAX does not see; "trouble": a placeholder for what could not be
+        walked.
       is_container: A node that is labelled "empty" when it has no children.
       may_box: A node that may wrap the only leaf below it.
       has_values: The leaf is an array whose values can be drawn.
@@ -29,7 +30,7 @@ class Kind(NamedTuple):
     """
 
     help: str
-    group: Literal["node", "leaf", "trouble"]
+    group: Literal["node", "leaf", "part", "trouble"]
     is_container: bool = False
     may_box: bool = False
     has_values: bool = False
@@ -116,6 +117,13 @@ KINDS = {
     "variable": Kind("a mutable box of a neural-network library", "leaf", may_box=True, has_values=True),
     "opaque": Kind("an object that JAX cannot look into", "leaf", is_mutable=True),
     "placeholder": Kind("a leaf of a bare PyTreeDef", "leaf", is_abstract=True, is_self_evident=True, has_owner=False),
+    "layer": Kind(
+        "a layer of a stack, which is one leaf",
+        "part",
+        is_self_evident=True,
+        has_owner=False,
+        implied_types=None,
+    ),
     # Placeholders for what could not be walked
     "error": Kind("flattening this node raised", "trouble", is_self_evident=True),
     "cycle": Kind("this node contains itself", "trouble", is_self_evident=True),

@@ -75,6 +75,18 @@ class TreeTable:
         """bool[n_rows]: the rows that JAX counts as leaves."""
         return np.array([facts.is_leaf for facts in self.facts], dtype=bool)[self.fact_codes]
 
+    @computed_once
+    def is_layer(self) -> np.ndarray:
+        """bool[n_rows]: the rows of layers of a stack, which is one leaf."""
+        return np.array([facts.kind == "layer" for facts in self.facts], dtype=bool)[self.fact_codes]
+
+    @computed_once
+    def measured(self) -> np.ndarray:
+        """int[k]: the rows with values of their own: each leaf, or in place of it the layers that it is open into."""
+        is_open = np.zeros(len(self), bool)
+        is_open[self.parent[self.is_layer]] = True
+        return np.flatnonzero(self.is_layer | (self.is_leaf & ~is_open))
+
     @property
     def leaves(self) -> Iterator[Row]:
         """The rows that JAX counts as leaves, in the order of `jax.tree.leaves`."""

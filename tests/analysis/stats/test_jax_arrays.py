@@ -13,6 +13,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from treeviz.analysis.stats import host as stats_host
+from treeviz.analysis.stats.columns import value_statistics
+from treeviz.tree.layers import open_stacks
+from treeviz.tree.walk import scan
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -219,8 +222,24 @@ def test_an_array_that_is_deleted_meanwhile_says_so(monkeypatch):
         doomed.delete()
         return stats_host.host_view(shard)
 
-    monkeypatch.setattr("treeviz.analysis.stats.columns.host_view", delete_first)
+    monkeypatch.setattr("treeviz.analysis.stats.scan.host_view", delete_first)
     assert statistics([doomed])[1] == {1: "deleted while it was read"}
+
+
+@BOTH
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_layers_of_a_stack_are_read_where_they_lie(axis, how):
+    x = sample("float32", (4, 6, 5))
+    lying = [jnp.asarray(x), *(jax.device_put(x, NamedSharding(mesh(2), spec)) for spec in (P("a"), P(None, "a"), P()))]
+    table, nodes = scan(lying)
+    table, rows = open_stacks(table, dict.fromkeys(range(1, 5), axis))
+    columns, notes = value_statistics(table, [nodes[row] for row in rows.tolist()], **how)
+    of = {column.name: column for column in columns}
+    for stack in table[0].children:
+        assert_same(told(of, stack.number), truth(x))
+        for i, row in enumerate(stack.children):
+            assert_same(told(of, row.number), truth(np.take(x, i, axis)))
+    assert notes == {}
 
 
 def test_a_reduction_that_fails_is_a_note_and_the_others_go_on(monkeypatch):
@@ -235,7 +254,7 @@ def test_a_reduction_that_fails_is_a_note_and_the_others_go_on(monkeypatch):
 
     arrays_made = []
     launch = stats_device.launch
-    monkeypatch.setattr(stats_device, "launch", lambda x: (made := launch(x), arrays_made.append(made[0]))[0])
+    monkeypatch.setattr(stats_device, "launch", lambda *x: (made := launch(*x), arrays_made.append(made[0]))[0])
     monkeypatch.setattr(stats_device, "fetch", fails)
     columns, notes = statistics([jnp.ones(3), jnp.full(3, 2.0)], **DEVICE)
     assert notes == {1: "could not be read: RuntimeError: INTERNAL: the device is on fire"}
@@ -245,7 +264,7 @@ def test_a_reduction_that_fails_is_a_note_and_the_others_go_on(monkeypatch):
 def test_nothing_is_started_on_an_array_that_is_partly_elsewhere(monkeypatch):
     x = jax.device_put(np.ones(8), NamedSharding(mesh(8), P("a")))
     monkeypatch.setattr(NamedSharding, "is_fully_addressable", property(lambda self: False))
-    monkeypatch.setattr("treeviz.analysis.stats.columns.host_view", None)
+    monkeypatch.setattr("treeviz.analysis.stats.scan.host_view", None)
     assert statistics([x])[1] == {1: "no statistics: a part of it lives in another process"}
 
 

@@ -19,16 +19,16 @@ _AT_ONCE = 1 << 16  # elements
 MAX_ELEMENTS = 2**32 - 1  # of one shard: counts are uint32
 
 
-def launch(shard: jax.Array) -> tuple[jax.Array, bool]:
-    """Start the reduction of a single-device array, without waiting for it.
+def launch(shard: jax.Array, axis: int | None = None) -> tuple[jax.Array, bool]:
+    """Start the reduction of a single-device array, or of each of its layers along an axis, without waiting for it.
 
     Returns:
-      uint32[...] on the same device, for `summary_of_bits`, and whether it contains float64.
+      uint32[...] or uint32[layers, ...] on the same device, for `summary_of_bits`, and whether it contains float64.
     """
     (device,) = shard.sharding.device_set
     wide = has_float64(device)
     with undisturbed(), jax.default_device(device):
-        return _reduced(shard, wide=wide), wide
+        return (_reduced(shard, wide=wide) if axis is None else _reduced_layers(shard, axis=axis, wide=wide)), wide
 
 
 def has_float64(device) -> bool:
@@ -99,6 +99,13 @@ def _reduced(x: jax.Array, *, wide: bool) -> jax.Array:
     floats = jnp.stack([mean, std, least.astype(wider), greatest.astype(wider)])
     exponent_of_scale = (top - bias).astype(jnp.uint32)
     return jnp.concatenate([lax.bitcast_convert_type(floats, jnp.uint32).reshape(-1), exponent_of_scale[None], counts])
+
+
+@partial(jax.jit, static_argnames=("axis", "wide"))
+def _reduced_layers(x: jax.Array, *, axis: int, wide: bool) -> jax.Array:
+    of_layer = lambda i: _reduced(lax.dynamic_index_in_dim(x, i, axis, keepdims=False), wide=wide)  # noqa: E731
+    bits = np.zeros((x.shape[axis], *jax.eval_shape(of_layer, 0).shape), np.uint32)
+    return lax.fori_loop(0, x.shape[axis], lambda i, bits: bits.at[i].set(of_layer(i)), bits)
 
 
 def _real(x: jax.Array, wide: bool) -> jax.Array:

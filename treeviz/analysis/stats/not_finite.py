@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from treeviz.tree.facts import Note
@@ -15,16 +17,16 @@ def not_finite(table: TreeTable, *, is_whole: bool) -> tuple[list[str], dict[int
       table: With its value statistics.
       is_whole: Whether every leaf was read; otherwise the headline says "at least".
     """
-    rows = np.flatnonzero(table.end == np.arange(1, len(table) + 1))
+    rows = np.flatnonzero(table.is_leaf | table.is_layer)
     counts = [np.nan_to_num(table.columns[name].values[rows]).astype(np.int64) for name in ("nan", "inf")]
     parts = []
     for word, each in zip(("NaN", "±Inf"), counts, strict=True):
-        n = int(np.count_nonzero(each))
+        n = int(np.count_nonzero(each[table.is_leaf[rows]]))
         if n:
             parts.append(f"{word} in {'' if is_whole else '≥ '}{n:,} {'leaf' if n == 1 else 'leaves'}")
     bad = np.flatnonzero(counts[0] + counts[1])
     notes = {
-        row: (Note("nonfinite", _sentence(table.facts[table.fact_codes[row]].parameters, n_nan, n_inf)),)
+        row: (Note("nonfinite", _sentence(math.prod(table[row].shape or ()), n_nan, n_inf)),)
         for row, n_nan, n_inf in zip(*(each[bad].tolist() for each in (rows, *counts)), strict=True)
     }
     return parts, notes

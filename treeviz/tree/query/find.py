@@ -34,6 +34,7 @@ _DTYPE_CLASSES = {
     "bool": re.compile("bool"),
     "f8": re.compile("float8"),
 }
+_INDEX = re.compile(r"\[(\d+)\]")
 _FLAG_COLUMNS = {"nan": ("nan",), "inf": ("inf", "posinf", "neginf")}
 _IS: dict[str, Callable[[Facts], bool]] = {
     "leaf": lambda facts: facts.is_leaf,
@@ -84,7 +85,7 @@ def find(table: Table, query: str) -> list[Any]:
         attn            the word is in the row's key path (so: everything in attn), type, dtype, shape,
                         value or static fields. In quotes it is taken literally: "nan", "(3, 4)"
         layers/*/w      a glob on the end of the key path: * ? [a-z] within a key, ** any number of
-                        keys, a leading / ties it to the root
+                        keys, a leading / ties it to the root; w[3] is also w/3
         key: kind: type: dtype: sharding:      dtype:bf16, dtype:float, kind:opaque, kind:leaf, key:w*
         shape:*,768     * one dimension, ... any number, also >64 and <=8; shape:() is a scalar
         bytes:>1M       any column of numbers, rolled up: > >= < <= = or 1k..2k; k M G T, Ki Mi Gi Ti
@@ -115,9 +116,10 @@ def _rows(table: Table, term: Term) -> np.ndarray:
             return np.any([table.rolled(column) > 0 for column in columns], axis=0)
         glob = None
         if not term.quoted and (is_glob(value) or "/" in value):
-            glob = _on_path(table, *path_pattern(value))
+            glob = on_path(table, value)
             if not is_pasted_path(value):
                 return glob
+            glob |= on_path(table, _INDEX.sub(r"/\1", value))
         found = _in_path(table, value) | _by_facts(table, lambda facts: value in _own_text(facts))
         return found if glob is None else found | glob
     match term.field:
@@ -264,6 +266,11 @@ def _add_spanning(table: Table, word: str, found: np.ndarray) -> None:
         if ends[row - 1] > row:
             del tails[depth:]
             tails.append((keystr[-n_kept:], segment[-n_kept:]))
+
+
+def on_path(table: Table, glob: str) -> np.ndarray:
+    """bool[n_rows]: the rows whose key path ends with a match of a glob, such as `layers/*/w`."""
+    return _on_path(table, *path_pattern(glob.lower()))
 
 
 def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:

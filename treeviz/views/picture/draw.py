@@ -67,7 +67,9 @@ def draw(view: View, *, max_rows: int = MAX_ROWS) -> Picture:
             right = max(right, _right(line))
             continue
         facts = table.facts[codes[shown]]
-        shapes.append(Text(start, y + 15, labels[shown], "ink", is_bold=not facts.is_leaf))
+        shapes.append(
+            Text(start, y + 15, labels[shown], "ink", is_bold=not (facts.is_leaf or KINDS[facts.kind].group == "part"))
+        )
         shapes.append(Text(type_x, y + 15, types[shown], _role(facts)))
         for column in columns:
             shapes += column.shapes(shown, y)
@@ -128,6 +130,8 @@ def _role(facts: Facts) -> str:
         return "bad"
     if kind.is_abstract:
         return "violet"
+    if kind.group == "part":
+        return "dim"
     return "ink" if facts.is_leaf else "accent"
 
 

@@ -114,6 +114,7 @@ class LeftOut:
         self._start = np.arange(1, len(table) + 1)  # of each row: its first child that is not shown
         np.maximum.at(self._start, table.parent[truncated.rows[1:]], table.end[truncated.rows[1:]])
         self._n_leaves = _before(np.array([facts.leaves for facts in table.facts])[table.fact_codes])
+        self._stacks = set(table.parent[table.is_layer].tolist())
         sizes = next((c for c in columns if c.format == "bytes" and c.rollup == "sum"), None)
         self._n_bytes = None if sizes is None else _before(sizes.values)
 
@@ -126,10 +127,11 @@ class LeftOut:
         row = self._truncated.rows[shown]
         start, end = self._start[row], self._end[row]
         n_leaves = int(self._n_leaves[end] - self._n_leaves[start])
-        sizes = [f"{count_text(n_leaves)} {'leaf' if n_leaves == 1 else 'leaves'}"]
+        sizes = [f"{count_text(n_leaves)} {'leaf' if n_leaves == 1 else 'leaves'}"] if row not in self._stacks else []
         if self._n_bytes is not None and self._n_bytes[end] > self._n_bytes[start]:
             sizes.append(bytes_text(int(self._n_bytes[end] - self._n_bytes[start])))
-        return f"{self._dots} {count_text(self._truncated.n_left_out[shown])} more ({', '.join(sizes)})"
+        more = f"{self._dots} {count_text(self._truncated.n_left_out[shown])} more"
+        return f"{more} ({', '.join(sizes)})" if sizes else more
 
 
 def _before(values: np.ndarray) -> np.ndarray:

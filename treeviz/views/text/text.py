@@ -83,7 +83,7 @@ def text(
         lines.append(_GAP.join([" " * room.key, *(cell.title for cell in room.cells)]).rstrip())
     if color:
         lines = [f"{DIM if i else BOLD}{line}{RESET}" for i, line in enumerate(lines)]
-    is_leaf = table.is_leaf[truncated.rows].tolist()
+    is_leaf = (table.is_leaf | table.is_layer)[truncated.rows].tolist()
     middles = _middles(room, is_leaf, color)
     endings = details.texts(room.details, color)
     for prefix, shown, is_row in guides(table, truncated, n_levels, glyphs):

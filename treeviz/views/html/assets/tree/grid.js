@@ -18,7 +18,7 @@ const WIDTHS = { label: 16, count: 10, bytes: 9, number: 10, histogram: 12 };
 const GLYPHS = {
   dict: "{}", list: "[]", tuple: "()", namedtuple: "(.)", none: "∅", node: "◇", module: "◆", static: "§", closure: "λ",
   array: "▦", numpy: "▤", scalar: "#", string: "“”", abstract: "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
-  ref: "&", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", error: "!", cycle: "↻", repeat: "=", more: "…",
+  ref: "&", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", layer: "▪", error: "!", cycle: "↻", repeat: "=", more: "…",
 };
 // A badge shows the path of the other place up to this many keys.
 const MAX_PATH = 12;
@@ -222,7 +222,7 @@ function fillType(cell, tree, row, what, notes, inside) {
   const text = what.endsWith(tree.of(row, "text")) ? "" : tree.of(row, "text");
   const fields = tree.of(row, "static").map(pairText);
   const within = tree.of(row, "inside").map(pairText);
-  const dim = [...(n ? [`${wholeText(n)} ${n === 1 ? "child" : "children"}`] : []), ...fields].join(" · ");
+  const dim = [...(n ? [`${wholeText(n)} inside`] : []), ...fields].join(" · ");
   const main = h("span", { class: "what" }, text ? `${what} ${text}` : what);
   const badges = notes.map((note) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title: note[1] }, badgeText(tree, note)));
   if (inside) {

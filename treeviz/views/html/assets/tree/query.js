@@ -75,8 +75,8 @@ function rowsOf(tree, index, term) {
     const found = inPath(tree, index, value);
     const { n, factCodes } = tree;
     const own = ofFacts(tree, (code) => index.text(code).includes(value));
-    for (let row = 0; row < n; row++) found[row] |= own[factCodes[row]];
-    if (glob) for (let row = 0; row < n; row++) found[row] |= glob[row];
+    const indexed = glob && onPath(tree, index, value.replace(/\[(\d+)]/g, "/$1"));
+    for (let row = 0; row < n; row++) found[row] |= own[factCodes[row]] | glob?.[row] | indexed?.[row];
     return found;
   }
   const glob = isGlob(value) && !quoted ? globTest(value) : null;
@@ -160,11 +160,7 @@ function numberTest(field, value) {
   if (low) return (x) => x >= number(low) && x <= number(high);
   if (!bound) throw new Error(`Write ${field}:>1M, ${field}:<=0.5, ${field}:1k..2k or ${field}:42.`);
   const limit = number(bound);
-  if (compare === ">") return (x) => x > limit;
-  if (compare === ">=") return (x) => x >= limit;
-  if (compare === "<") return (x) => x < limit;
-  if (compare === "<=") return (x) => x <= limit;
-  return (x) => x === limit;
+  return (x) => (compare || "=").includes(x > limit ? ">" : x < limit ? "<" : x === limit ? "=" : "!");
 }
 
 /** @type {(text: string) => number} */

@@ -1,0 +1,151 @@
+"""The layers of a stack as rows: an array that holds all layers of a model opens into a row for each of them.
+
+JAX sees one leaf, so these rows add nothing to counts and sizes. They are for values: statistics, series, findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from treeviz.tree.facts import Facts, Note
+from treeviz.tree.keys import Key
+from treeviz.tree.query.find import on_path
+from treeviz.tree.table import TreeTable
+
+LAYER = "layer"  # the kind of such a row
+MOST_LAYERS = 1024  # of an array; more is rather a table of words
+
+Stacked = str | Sequence[str] | Mapping[str, int]  # globs of key paths, and the axis of the layers: 0 if it is not told
+
+
+def stacked_axes(stacked: Stacked) -> dict[str, int]:
+    """The axis of the layers by glob."""
+    if isinstance(stacked, Mapping):
+        return dict(stacked)
+    return dict.fromkeys([stacked] if isinstance(stacked, str) else stacked, 0)
+
+
+def stacks_in(table: TreeTable, stacked: Stacked) -> dict[int, int]:
+    """The axis of the layers of each array, by row, whose key path, or that of a node above it, matches a glob.
+
+    Raises:
+      ValueError: A glob matches no array with such an axis.
+    """
+    axes: dict[int, int] = {}
+    for glob, axis in stacked_axes(stacked).items():
+        found = [row for row in _below(table, on_path(table, glob)).tolist() if _n_layers(table, row, axis)]
+        if not found:
+            raise ValueError(
+                f"stacked={glob!r}: no array of {table.name} with an axis {axis} has a key path that ends like this. "
+                f"{table.name}.find({glob!r}) lists what does, and a glob may also name a node above the arrays."
+            )
+        axes.update(dict.fromkeys(found, axis))
+    return axes
+
+
+def _below(table: TreeTable, matched: np.ndarray) -> np.ndarray:
+    """The leaves that are matched, or lie below a row that is."""
+    starts = np.zeros(len(table) + 1, np.int64)
+    np.add.at(starts, np.flatnonzero(matched), 1)
+    np.add.at(starts, table.end[matched], -1)
+    return np.flatnonzero(table.is_leaf & (np.cumsum(starts)[:-1] > 0))
+
+
+def _n_layers(table: TreeTable, row: int, axis: int) -> int:
+    shape = table.facts[table.fact_codes[row]].shape or ()
+    return shape[axis] if 0 <= axis < len(shape) and isinstance(shape[axis], int) else 0
+
+
+def open_stacks(
+    table: TreeTable, axes: Mapping[int, int], *, max_rows: int = 2_000_000, closed: Mapping[int, str] | None = None
+) -> tuple[TreeTable, np.ndarray]:
+    """Add a row below an array for each of its layers.
+
+    Args:
+      table: As walked, without columns.
+      axes: The axis of the layers of each array, by row.
+      max_rows: The most rows of the result.
+      closed: Why the layers of a row are not shown, by row.
+
+    Returns:
+      The table; and for each of its rows, the number of the row before, that of a layer being the number of its array.
+    """
+    why, counts, room = dict(closed or {}), np.zeros(len(table), np.int64), max_rows - len(table)
+    for row, axis in axes.items():
+        n = _n_layers(table, row, axis)
+        if n > MOST_LAYERS or n > room:
+            why.setdefault(row, f"{n:,} are more than there is room for")
+        if row not in why:
+            counts[row] = n
+            room -= n
+    notes = {row: (Note("info", f"its layers are not shown: {text}"),) for row, text in why.items()}
+    table = table.with_notes(notes)
+    n_before = np.concatenate([[0], np.cumsum(counts)])
+    source = np.repeat(np.arange(len(table)), 1 + counts)
+    new = np.arange(len(table)) + n_before[:-1]  # of each row before
+    is_layer = np.ones(len(source), bool)
+    is_layer[new] = False
+    layers, arrays = np.flatnonzero(is_layer), source[is_layer]
+    codes = _Codes(table, axes)
+    parent, end, position = new[table.parent[source]], np.arange(1, len(source) + 1), table.position[source]
+    parent[0], parent[layers] = -1, new[arrays]
+    end[new] = table.end + n_before[table.end]
+    position[layers] = layers - new[arrays] - 1
+    key_codes, fact_codes = table.key_codes[source], table.fact_codes[source]
+    key_codes[layers] = [codes.key(row, i) for row, i in zip(arrays.tolist(), position[layers].tolist(), strict=True)]
+    fact_codes[layers] = [codes.fact(row) for row in arrays.tolist()]
+    opened = replace(
+        table,
+        depth=(table.depth[source] + is_layer).astype(np.int32),
+        parent=parent.astype(np.int32),
+        end=end.astype(np.int32),
+        position=position,
+        key_codes=key_codes,
+        keys=tuple(codes.keys),
+        fact_codes=fact_codes,
+        facts=tuple(codes.facts),
+        notes={int(new[row]): _moved(notes, new) for row, notes in table.notes.items()},
+        columns={},
+    )
+    return opened, source
+
+
+class _Codes:
+    """The codes of the keys and facts of layers."""
+
+    def __init__(self, table: TreeTable, axes: Mapping[int, int]) -> None:
+        self.keys, self.facts = list(table.keys), list(table.facts)
+        self._table, self._axes = table, axes
+        self._keys: dict[tuple[int, int], int] = {}
+        self._facts: dict[tuple[int, int], int] = {}
+
+    def key(self, row: int, layer: int) -> int:
+        axis = self._axes[row]
+        if not axis:
+            return 0  # the index in a list or tuple
+        if (axis, layer) not in self._keys:
+            self._keys[axis, layer] = len(self.keys)
+            text = f"[{':, ' * axis}{layer}]"
+            self.keys.append(Key(text, text, str(layer), (text,)))
+        return self._keys[axis, layer]
+
+    def fact(self, row: int) -> int:
+        code, axis = int(self._table.fact_codes[row]), self._axes[row]
+        if (code, axis) not in self._facts:
+            self._facts[code, axis] = len(self.facts)
+            whole = self.facts[code]
+            shape = (whole.shape or ())[:axis] + (whole.shape or ())[axis + 1 :]
+            self.facts.append(Facts(LAYER, whole.type, False, shape=shape, dtype=whole.dtype, weak=whole.weak))
+        return self._facts[code, axis]
+
+
+def _moved(notes: Collection[Note], new: np.ndarray) -> tuple[Note, ...]:
+    return tuple(note._replace(row=int(new[note.row])) if note.row >= 0 else note for note in notes)
+
+
+def axis_of(table: TreeTable, layer: int) -> int:
+    """Which axis of an array the layer in this row is an index into."""
+    return table.key(layer).label.count(":")
