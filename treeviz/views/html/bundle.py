@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from base64 import b64encode
+from base64 import a85encode, b64encode
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,8 @@ _TREE = ("tree/mount.js",)
 _SERIES = (*_TREE, "series/series_view.js")
 _WIDGET = (*_SERIES, "widget/details.js", "widget/widget.js")  # anywidget loads the last one
 _EXPORTS = ("export function mount(", "export default ")
+# What load/page_loader.js reads: from "(" to "~", without the two that HTML and JSON would escape.
+_CHARACTERS = bytes.maketrans(bytes(range(33, 118)), bytes(code for code in range(40, 127) if code not in b"<\\"))
 _IMPORT = re.compile(r'^import .*"(\..*\.js)";$', re.MULTILINE)
 
 
@@ -43,7 +45,8 @@ def widget_module_text() -> str:
 @cache
 def packed_widget_module() -> str:
     """A module that unpacks and exports the explorer: a third of its size. Every widget sends it."""
-    return f"const PACKED = {json.dumps(_packed(widget_module_text()))};\n{_joinable('load/widget_loader.js')}"
+    packed = b64encode(_deflated(widget_module_text())).decode()
+    return f"const PACKED = {json.dumps(packed)};\n{_joinable('load/widget_loader.js')}"
 
 
 @cache
@@ -54,8 +57,11 @@ def page_module_text(*, series: bool = False) -> str:
 
 @cache
 def packed_page_module(*, series: bool = False) -> str:
-    """`page_module_text`, deflated, in base64: a third of its size. The loader unpacks it."""
-    return _packed(page_module_text(series=series))
+    """`page_module_text`, deflated, in 85 characters: a third of its size. The loader unpacks it.
+
+    Five characters hold four bytes, where base64 needs a fifteenth more. None of them is special in HTML or JSON.
+    """
+    return a85encode(_deflated(page_module_text(series=series))).replace(b"z", b"!!!!!").translate(_CHARACTERS).decode()
 
 
 @cache
@@ -100,9 +106,9 @@ def _joined(entries: Sequence[str]) -> str:
     return styles + "".join(map(_joinable, modules))
 
 
-def _packed(text: str) -> str:
+def _deflated(text: str) -> bytes:
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    return b64encode(deflate.compress(text.encode()) + deflate.flush()).decode()
+    return deflate.compress(text.encode()) + deflate.flush()
 
 
 def _stylesheet_text(path: Path) -> str:
