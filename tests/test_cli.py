@@ -85,8 +85,14 @@ def test_depth_limits_what_is_shown(params, capsys):
 def test_stats_read_the_values(params, capsys):
     assert main([str(params), "--stats"]) == 0
     assert "mean" in capsys.readouterr().out
-    assert main([str(params), "--find", "mean:=2", "--stats"]) == 0
+    assert main([str(params), "--find", "mean:=2"]) == 0
     assert capsys.readouterr().out == "params['scale']  float32[]\n"
+    assert main([str(params), "--find", "nan"]) == cli.NOTHING_FOUND
+    np.savez(params, bad=np.array([1, np.nan]), good=np.ones(2))
+    capsys.readouterr()
+    assert main([str(params), "--find", "nan"]) == 0
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("params['bad']  float64[2]\n", "1 of 3 rows match\n")
 
 
 def test_what_a_display_leaves_out_is_shown_on_request_and_always_searched(params, capsys, monkeypatch):
@@ -248,6 +254,6 @@ def test_the_demo_of_full_size_runs_as_a_command_of_its_own(tmp_path):
     shown = run("demo", "--save", "gpt2.html", cwd=tmp_path, env={"XLA_FLAGS": ""})
     assert shown.stderr == ""
     assert shown.returncode == 0
-    assert "373.3 M parameters" in shown.stdout  # and twice as many moments
+    assert "124.4 M parameters, 373.3 M elements" in shown.stdout  # and twice as many moments
     assert "float32[50257,768]" in shown.stdout
     assert os.listdir(tmp_path) == ["gpt2.html"]

@@ -90,9 +90,12 @@ def _depth(text: str) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from treeviz.api import render
+    from treeviz.tree.query.find import needs_values, unread
 
+    # What is not looked at would not be found.
+    options.stats |= options.find is not None and needs_values(options.find)
     tree, name, save = _demo(options.save) if options.what == "demo" else _file(options)
-    whole = options.whole or options.find is not None  # else what is not looked at would not be found
+    whole = options.whole or options.find is not None
     view = render(tree, name=name, stats=options.stats, depth=options.depth, whole=whole)
     saved = view.save(save) if save else None
     if options.find is None:
@@ -103,7 +106,9 @@ def _run(options: argparse.Namespace) -> int:
         rows = view.find(options.find)
         for row in rows:
             _print(f"{row.expression}  {_what(row)}")
-        _print_error(f"{len(rows):,} of {len(view.table):,} rows match")
+        n_unread = int(unread(view.table).sum()) if needs_values(options.find) else 0
+        but = f"; the values of {n_unread:,} {'leaf' if n_unread == 1 else 'leaves'} were not read" if n_unread else ""
+        _print_error(f"{len(rows):,} of {len(view.table):,} rows match{but}")
         status = FOUND if rows else NOTHING_FOUND
     if saved:
         (_print if options.find is None else _print_error)(f"Wrote {_one_line(saved)}")

@@ -387,7 +387,7 @@ def test_without_the_filter_a_search_goes_through_the_whole_tree(shown):
     assert labels(page).count("attn") == 2
 
 
-@pytest.mark.parametrize("query", ["bytes:>", '"open', "nosuch:1", "is:nothing", "shape:x", "mean:>1"])
+@pytest.mark.parametrize("query", ["bytes:>", '"open', "nosuch:1", "is:nothing", "shape:x", "mean:>1", "nan"])
 def test_a_query_that_cannot_be_read_is_explained_beside_the_box(shown, query):
     page = shown(model())
     search(page, query)
@@ -448,6 +448,8 @@ def test_the_detail_of_a_row_says_everything_about_it(shown, shots):
     page.keyboard.press("Escape")
     settled(page)
     assert detail.count() == 0
+    search(page, "nan")
+    assert (status(page), active(page)) == ("1 of 1 match", "w"), "what holds it is in sight, and no match"
 
 
 def test_what_an_opaque_leaf_holds_is_shown_in_its_row_and_its_detail(shown):

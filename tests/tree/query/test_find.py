@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -50,7 +51,7 @@ def test_the_errors_say_what_to_write_instead():
     )
     assert message("cpu:0") == (
         "find: there is no field 'cpu'. There are: "
-        "key, kind, type, dtype, sharding, shape, is, depth, parameters, bytes, leaves. "
+        "key, kind, type, dtype, sharding, shape, is, depth, elements, bytes, leaves. "
         'To search for the text itself, put it in quotes: "cpu:0"'
     )
     assert message("shape:x,3") == (
@@ -61,7 +62,9 @@ def test_the_errors_say_what_to_write_instead():
         "find: there is no is:blue. There are: is:cut, is:cycle, is:error, is:hides, is:info, is:leaf, is:more, "
         "is:node, is:nonfinite, is:opaque, is:partial, is:replicated, is:shared, is:static, is:weak."
     )
-    assert message("std:>1") == "find: std:>1 needs value statistics: render(tree, stats=True)"
+    unread = "needs the values, which were not read: render(tree, stats=True) reads them."
+    assert message("std:>1") == f"find: std:>1 {unread}"
+    assert message("-nan") == f'find: nan {unread} To search for the text itself, put it in quotes: "nan"'
     assert message('a "b') == """find: a quote is not closed in 'a "b'. Put the words between two quotes."""
     assert message("key:") == "find: 'key:' needs a value. To search for the text, put it in quotes: \"key:\""
 
@@ -69,6 +72,15 @@ def test_the_errors_say_what_to_write_instead():
 def test_the_rows_come_with_paths_to_paste():
     found = find(TREES["model"](), "layers/*/weight")
     assert [row.expression for row in found] == ["params['layers'][0].weight", "params['layers'][1].weight"]
+
+
+def test_what_was_not_read_is_not_said_to_be_free_of_nan():
+    shape_only = treeviz.render({"w": np.zeros(2), "shape": jax.ShapeDtypeStruct((3,), float)}, stats=True)
+    with pytest.raises(
+        ValueError, match=r"^find: there is no nan in what was read. The values of 1 leaf were not read.$"
+    ):
+        shape_only.find("nan")
+    assert [row.keystr for row in shape_only.find("zeros")] == ["['w']"]
 
 
 # Against a plain reading of the same rules, row by row, on random trees

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from treeviz.tree.column import Column
-from treeviz.tree.facts import Facts, Note
-from treeviz.tree.keys import Key, index_key
+from treeviz.tree.facts import Facts
 from treeviz.tree.kinds import NOTES
 from treeviz.tree.query.fields import ALIASES, ROW_FIELDS, VALUE_STATISTICS
 from treeviz.tree.query.parse import (
@@ -25,6 +24,7 @@ from treeviz.tree.query.parse import (
     path_pattern,
     shape_test,
 )
+from treeviz.tree.query.paths import Table, by_key, in_path, on_path
 
 _DTYPES = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex"}
 _DTYPE_CLASSES = {
@@ -35,7 +35,10 @@ _DTYPE_CLASSES = {
     "f8": re.compile("float8"),
 }
 _INDEX = re.compile(r"\[(\d+)\]")
-_FLAG_COLUMNS = {"nan": ("nan",), "inf": ("inf", "posinf", "neginf")}
+# Words that ask for values, and the columns that count them. Those of a watched run count NaN and infinities together.
+_FLAG_COLUMNS = {"nan": ("nan",), "inf": ("inf", "posinf", "neginf"), "zeros": ("zeros",)}
+_NOT_FINITE = "_nonfinite"
+_NEEDS_VALUES = "needs the values, which were not read: render(tree, stats=True) reads them."
 _IS: dict[str, Callable[[Facts], bool]] = {
     "leaf": lambda facts: facts.is_leaf,
     "node": lambda facts: not facts.is_leaf,
@@ -48,52 +51,25 @@ _IS: dict[str, Callable[[Facts], bool]] = {
 _IS_NOTE = {"error": ("error", "cycle"), "cut": ("more",), **{kind: (kind,) for kind in NOTES if kind != "error"}}
 
 
-class Table(Protocol):
-    """The part of `treeviz.TreeTable` that a search reads."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def depth(self) -> np.ndarray: ...
-    @property
-    def end(self) -> np.ndarray: ...
-    @property
-    def position(self) -> np.ndarray: ...
-    @property
-    def key_codes(self) -> np.ndarray: ...
-    @property
-    def keys(self) -> tuple[Key, ...]: ...
-    @property
-    def fact_codes(self) -> np.ndarray: ...
-    @property
-    def facts(self) -> tuple[Facts, ...]: ...
-    @property
-    def notes(self) -> Mapping[int, tuple[Note, ...]]: ...
-    @property
-    def columns(self) -> Mapping[str, Column]: ...
-    def rolled(self, column: Column) -> np.ndarray: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, row: int) -> Any: ...
-
-
 def find(table: Table, query: str) -> list[Any]:
     """The rows that match the query, in the tree's order; none for a blank query.
 
     Case does not matter. Terms separated by spaces must all match, `|` separates alternatives, and `-`
     before a term negates it:
 
-        attn            the word is in the row's key path (so: everything in attn), type, dtype, shape,
-                        value or static fields. In quotes it is taken literally: "nan", "(3, 4)"
+        attn            the word is in the row's key path (so: everything in attn), type, shape, value or
+                        static fields, or it is the dtype: bf16. In quotes it is taken literally: "nan", "(3, 4)"
         layers/*/w      a glob on the end of the key path: * ? [a-z] within a key, ** any number of
                         keys, a leading / ties it to the root; w[3] is also w/3
         key: kind: type: dtype: sharding:      dtype:bf16, dtype:float, kind:opaque, kind:leaf, key:w*
         shape:*,768     * one dimension, ... any number, also >64 and <=8; shape:() is a scalar
-        bytes:>1M       any column of numbers, rolled up: > >= < <= = or 1k..2k; k M G T, Ki Mi Gi Ti
-        nan  inf        a NaN or an infinity in the row or below it (with value statistics)
+        bytes:>1M       any column of numbers, rolled up: > >= < <= = or 1k..2k; k M G T, Ki Mi Gi Ti.
+                        A node does not match for what matches below it
+        nan  inf  zeros         leaves with such values, which needs statistics: render(tree, stats=True)
         is:leaf         also node, shared, error, cycle, cut, hides, opaque, static, weak, replicated, …
 
     Raises:
-      ValueError: An unknown field or flag, an invalid number, an unclosed quote.
+      ValueError: An unknown field or flag, an invalid number, an unclosed quote, values that were not read.
     """
     return [table[row] for row in np.flatnonzero(matches(table, query)).tolist()]
 
@@ -105,27 +81,57 @@ def matches(table: Table, query: str) -> np.ndarray:
         rows = np.ones(len(table), dtype=bool)
         for term in terms:
             rows &= _rows(table, term) ^ term.negated
+        if any(not term.negated and _rolls_up(table, term) for term in terms):
+            rows &= ~_is_above(table, rows)
         matched |= rows
     return matched
+
+
+def needs_values(query: str) -> bool:
+    """Whether the query asks for value statistics.
+
+    Raises:
+      ValueError: As `parse`.
+    """
+    terms = [term for alternative in parse(query) for term in alternative]
+    return any(term.field in VALUE_STATISTICS or _is_flag(term) for term in terms)
+
+
+def _is_flag(term: Term) -> bool:
+    return not term.field and not term.quoted and term.value in _FLAG_COLUMNS
+
+
+def _rolls_up(table: Table, term: Term) -> bool:
+    """Whether a node may match only for what is below it."""
+    column = _columns_of_numbers(table).get(_column_name(term))
+    return _is_flag(term) or (column is not None and column.rollup != "none" and term.field != "depth")
+
+
+def _is_above(table: Table, rows: np.ndarray) -> np.ndarray:
+    """bool[n_rows]: whether any of the rows is below."""
+    counts = np.concatenate([[0], np.cumsum(rows)])
+    return counts[table.end] > counts[1:]
 
 
 def _rows(table: Table, term: Term) -> np.ndarray:
     value = term.value
     if not term.field:
-        if not term.quoted and value in _FLAG_COLUMNS and (columns := _present(table, _FLAG_COLUMNS[value])):
-            return np.any([table.rolled(column) > 0 for column in columns], axis=0)
+        if _is_flag(term):
+            return _flagged_by_values(table, value)
         glob = None
         if not term.quoted and (is_glob(value) or "/" in value):
             glob = on_path(table, value)
             if not is_pasted_path(value):
                 return glob
             glob |= on_path(table, _INDEX.sub(r"/\1", value))
-        found = _in_path(table, value) | _by_facts(table, lambda facts: value in _own_text(facts))
+        is_dtype = _dtype_test(value)
+        own = _by_facts(table, lambda facts: value in _own_text(facts) or (not term.quoted and is_dtype(facts.dtype)))
+        found = in_path(table, value) | own
         return found if glob is None else found | glob
     match term.field:
         case "key":
             test = _text_test(term, contains_test)
-            return _by_key(table, lambda key: test(key.segment), test(table.name))
+            return by_key(table, lambda key: test(key.segment), test(table.name))
         case "kind" if value == "leaf":
             return _by_facts(table, lambda facts: facts.is_leaf)
         case "kind":
@@ -191,122 +197,45 @@ def _flagged(table: Table, term: Term) -> np.ndarray:
 # Numbers
 
 
-def _present(table: Table, names: Iterable[str]) -> list[Column]:
-    return [table.columns[name] for name in names if name in table.columns]
+def _flagged_by_values(table: Table, word: str) -> np.ndarray:
+    """The rows that have such values."""
+    columns = [table.columns[name] for name in _FLAG_COLUMNS[word] if name in table.columns]
+    if not columns and word != "zeros":
+        columns = [column for name, column in table.columns.items() if name.endswith(_NOT_FINITE)]
+    if not columns:
+        raise ValueError(f'find: {word} {_NEEDS_VALUES} To search for the text itself, put it in quotes: "{word}"')
+    found = np.any([table.rolled(column) > 0 for column in columns], axis=0)
+    if not found.any() and (n_unread := int(unread(table).sum())):
+        raise ValueError(
+            f"find: there is no {word} in what was read. "
+            f"The values of {n_unread:,} {'leaf' if n_unread == 1 else 'leaves'} were not read."
+        )
+    return found
+
+
+def unread(table: Table) -> np.ndarray:
+    """bool[n_rows]: the leaves with elements that the value statistics leave out, if there are any statistics."""
+    has_elements = _by_facts(table, lambda facts: facts.is_leaf and facts.elements > 0)
+    return has_elements & np.isnan(table.columns["nan"].values) if "nan" in table.columns else has_elements & False
+
+
+def _column_name(term: Term) -> str:
+    return ALIASES.get(term.field, term.field)
+
+
+def _columns_of_numbers(table: Table) -> dict[str, Column]:
+    return {name.lower(): c for name, c in table.columns.items() if c.format in ("count", "bytes", "number")}
 
 
 def _numbers(table: Table, term: Term) -> np.ndarray:
-    name = ALIASES.get(term.field, term.field)
+    name, columns = _column_name(term), _columns_of_numbers(table)
     if name == "depth":
         return table.depth
-    columns = {name.lower(): c for name, c in table.columns.items() if c.format in ("count", "bytes", "number")}
     if name in columns:
         return table.rolled(columns[name])
     if name in VALUE_STATISTICS:
-        raise ValueError(f"find: {term} needs value statistics: render(tree, stats=True)")
+        raise ValueError(f"find: {term} {_NEEDS_VALUES}")
     raise ValueError(
         f"find: there is no field {term.field!r}. There are: {', '.join([*ROW_FIELDS, *columns])}. "
         f'To search for the text itself, put it in quotes: "{term.field}:{term.value}"'
     )
-
-
-# Key paths. Parents precede their children, so the state of a path is known at its children.
-
-
-def _by_key(table: Table, test: Callable[[Key], bool], root: bool) -> np.ndarray:
-    """Whether the row's own key passes; each distinct key is tested once."""
-    rows = np.fromiter((test(key) for key in table.keys), dtype=bool, count=len(table.keys))[table.key_codes]
-    indexed = np.flatnonzero(table.key_codes == 0)
-    positions, inverse = np.unique(table.position[indexed], return_inverse=True)
-    rows[indexed] = np.array([test(index_key(position)) for position in positions.tolist()], dtype=bool)[inverse]
-    rows[0] = root
-    return rows
-
-
-def _in_path(table: Table, word: str) -> np.ndarray:
-    """The rows whose key path contains the word: in one key, or across keys as joined by keystr or slashes."""
-    name = table.name.lower()
-
-    def in_key(key: Key) -> bool:
-        return word in key.label.lower() or word in key.keystr.lower() or word in key.segment.lower()
-
-    found = _by_key(table, in_key, word in name)
-    if len(word) > 1 and not found[0]:
-        _add_spanning(table, word, found)
-    hits = np.flatnonzero(found).tolist()
-    covered = 0
-    for row in hits:
-        if row >= covered:
-            covered = int(table.end[row])
-            found[row:covered] = True
-    return found
-
-
-def _add_spanning(table: Table, word: str, found: np.ndarray) -> None:
-    """Mark the rows where the word starts in one key and ends in a later one."""
-    n_kept = len(word) - 1
-    keys = [(key.keystr.lower(), "/" + key.segment.lower()) for key in table.keys]
-    tails = [(table.name.lower()[-n_kept:],) * 2]
-    depths, codes, positions = table.depth.tolist(), table.key_codes.tolist(), table.position.tolist()
-    ends, own = table.end.tolist(), found.tolist()
-    row = 1
-    while row < len(depths):
-        if own[row]:
-            row = ends[row]
-            continue
-        depth, code = depths[row], codes[row]
-        keystr, segment = keys[code] if code else (f"[{positions[row]}]", f"/{positions[row]}")
-        before = tails[depth - 1]
-        keystr, segment = before[0] + keystr, before[1] + segment
-        if word in keystr or word in segment:
-            found[row] = True
-            row = ends[row]
-            continue
-        row += 1
-        if ends[row - 1] > row:
-            del tails[depth:]
-            tails.append((keystr[-n_kept:], segment[-n_kept:]))
-
-
-def on_path(table: Table, glob: str) -> np.ndarray:
-    """bool[n_rows]: the rows whose key path ends with a match of a glob, such as `layers/*/w`."""
-    return _on_path(table, *path_pattern(glob.lower()))
-
-
-def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:
-    """The rows whose path ends with a match of the pattern, segment by segment.
-
-    Bit i of a row's state: the first i segments of the pattern match a path that ends at that row.
-    """
-    tests = [(1 << i, glob_test(segment)) for i, segment in enumerate(pattern) if segment != "**"]
-    stay = sum(1 << i for i, segment in enumerate(pattern) if segment == "**")
-    start, accept = _closed(1, stay), 1 << len(pattern)
-    again = 0 if from_root else start
-    moves_of: dict[int, list[int]] = {}  # by key code, and by minus the position for an index
-    states = [start]  # of the previous row and of its ancestors
-    found = [bool(start & accept)]
-    rows = zip(table.depth.tolist(), table.key_codes.tolist(), table.position.tolist(), strict=True)
-    next(rows)
-    for depth, code, position in rows:
-        moves = moves_of.get(code or -position)
-        if moves is None:
-            text = table.keys[code].segment if code else str(position)
-            moves = moves_of[code or -position] = [
-                sum(bit for bit, test in tests if test(segment)) for segment in text.split("/")
-            ]
-        state = states[depth - 1]
-        for move in moves:
-            state = (state & move) << 1 | state & stay | again
-            if stay:
-                state = _closed(state, stay)
-        found.append(state & accept != 0)
-        del states[depth:]
-        states.append(state)
-    return np.array(found)
-
-
-def _closed(state: int, stay: int) -> int:
-    """The state that also skips every `**` it has reached."""
-    while (more := state | (state & stay) << 1) != state:
-        state = more
-    return state

@@ -15,7 +15,8 @@ const SCALES = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, ki: 2 ** 10, mi: 2 ** 2
 const DTYPES = { bf: "bfloat", f: "float", i: "int", u: "uint", c: "complex" };
 const DTYPE_CLASSES = { float: /^b?float(?!0$)/, int: /^u?int\d/, complex: /^complex/, bool: /^bool/, f8: /^float8/ };
 const STATISTICS = /^(min|max|mean|std|rms|zeros|nan|inf|posinf|neginf|histogram)$/;
-const FLAGS = { nan: ["nan"], inf: ["inf", "posinf", "neginf"] };
+const UNREAD = "needs the values, which were not read: render(tree, stats=True) reads them";
+const FLAGS = { nan: ["nan"], inf: ["inf", "posinf", "neginf"], zeros: ["zeros"] };
 /** @type {Record<string, (tree: Tree, code: number) => boolean>} */
 const IS = {
   leaf: (tree, code) => tree.fact(code, "is_leaf"),
@@ -59,22 +60,34 @@ export function matches(tree, index, query) {
   };
   const all = (rows, found) => rows.map((matched, row) => matched & found[row]);
   const any = (rows, found) => rows.map((matched, row) => matched | found[row]);
-  const alternatives = parse(query).map((terms) => terms.map(foundBy).reduce(all));
+  const alternatives = parse(query).map((terms) => {
+    const found = terms.map(foundBy).reduce(all);
+    // A node does not match for what matches below it. Rows are in depth-first order: the next one is below it, or beside it.
+    if (terms.some((term) => !term.negated && rollsUp(tree, term)))
+      for (let row = n - 1, next = n; row >= 0; row--) if (found[row]) next < tree.end[row] ? (found[row] = 0) : (next = row);
+    return found;
+  });
   return alternatives.length ? alternatives.reduce(any) : new Uint8Array(n);
 }
+
+/** @type {(term: Term) => boolean} */
+const isFlag = ({ field, quoted, value }) => !field && !quoted && Object.hasOwn(FLAGS, value);
+
+/** Whether a node may match only for what is below it. @type {(tree: Tree, term: Term) => boolean} */
+const rollsUp = (tree, term) => isFlag(term) || (term.field !== "depth" && (columnOf(tree, term.field)?.rollup ?? "none") !== "none");
 
 /** @type {(tree: Tree, index: WordIndex, term: Term) => Uint8Array} */
 function rowsOf(tree, index, term) {
   const { field, value, quoted } = term;
   if (!field) {
-    const columns = tree.columns.filter(({ name }) => !quoted && Object.hasOwn(FLAGS, value) && FLAGS[value].includes(name));
-    if (columns.length) return byRow(tree, (row) => columns.some((column) => column.values[row] > 0));
+    if (isFlag(term)) return flaggedByValues(tree, value);
     const glob = !quoted && (isGlob(value) || value.includes("/")) ? onPath(tree, index, value) : null;
     // ['layers'][0] can be a copied key path as well as a glob, so both are searched.
     if (glob && !/^[^*?]*\[[^*?]*$/.test(value)) return glob;
     const found = inPath(tree, index, value);
     const { n, factCodes } = tree;
-    const own = ofFacts(tree, (code) => index.text(code).includes(value));
+    const isDtype = dtypeTest(value);
+    const own = ofFacts(tree, (code) => index.text(code).includes(value) || (!quoted && isDtype(tree.fact(code, "dtype").toLowerCase())));
     const indexed = glob && onPath(tree, index, value.replace(/\[(\d+)]/g, "/$1"));
     for (let row = 0; row < n; row++) found[row] |= own[factCodes[row]] | glob?.[row] | indexed?.[row];
     return found;
@@ -141,15 +154,29 @@ function flagged(tree, value) {
   return found;
 }
 
+/** @type {(tree: Tree, word: string) => Uint8Array} */
+function flaggedByValues(tree, word) {
+  const named = (test) => tree.columns.filter(({ name }) => test(name));
+  let columns = named((name) => FLAGS[word].includes(name));
+  if (!columns.length && word !== "zeros") columns = named((name) => name.endsWith("_nonfinite"));
+  const found = byRow(tree, (row) => columns.some(({ values }) => values[row] > 0));
+  const isUnread = (row) => tree.of(row, "is_leaf") && columnOf(tree, "elements").values[row] > 0 && columns[0].values[row] !== columns[0].values[row];
+  if (!columns.length) throw new Error(`${word} ${UNREAD}. In quotes it is a word: "${word}".`);
+  const nUnread = found.includes(1) ? 0 : byRow(tree, isUnread).reduce((n, unread) => n + unread);
+  if (nUnread) throw new Error(`No ${word} in what was read. Leaves that were not read: ${nUnread}.`);
+  return found;
+}
+
+const columnOf = (tree, field) =>
+  tree.columns.find(({ name, isNumber }) => isNumber && name.toLowerCase() === (field === "params" || field === "parameters" ? "elements" : field));
+
 /** @type {(tree: Tree, field: string) => ArrayLike<number>} */
 function numbersOf(tree, field) {
-  const name = field === "params" ? "parameters" : field;
-  if (name === "depth") return tree.depth;
-  const numeric = tree.columns.filter((column) => column.isNumber);
-  const column = numeric.find((column) => column.name.toLowerCase() === name);
+  if (field === "depth") return tree.depth;
+  const column = columnOf(tree, field);
   if (column) return column.values;
-  if (STATISTICS.test(name)) throw new Error(`${field}: needs value statistics: render(tree, stats=True)`);
-  const names = ["key", "kind", "type", "dtype", "sharding", "shape", "is", "depth", ...numeric.map((column) => column.name)];
+  if (STATISTICS.test(field)) throw new Error(`${field}: ${UNREAD}.`);
+  const names = ["key", "kind", "type", "dtype", "sharding", "shape", "is", "depth", ...tree.columns.filter(({ isNumber }) => isNumber).map(({ name }) => name)];
   throw new Error(`There is no field ${field}. There are: ${names.join(", ")}.`);
 }
 
