@@ -66,7 +66,7 @@ def table(name: str, rows: list[tuple[int, Key | int, Facts]], notes=None, **col
     )
     sizes = [
         found.fact_column(name, np.array([getattr(f, name) for f in facts]), format=format_, rollup="sum")
-        for name, format_ in (("parameters", "count"), ("bytes", "bytes"), ("leaves", "count"))
+        for name, format_ in (("elements", "count"), ("bytes", "bytes"), ("leaves", "count"))
     ]
     statistics = [
         Column(name, name, np.array(values, dtype=float), format="number", rollup="max" if name == "max" else "sum")

@@ -93,7 +93,7 @@ def test_sizes_of_a_subtree_are_those_of_its_arrays(tree):
     for row, node in zip(table, nodes, strict=True):
         arrays = [leaf for leaf in tree_util.tree_leaves(node) if isinstance(leaf, np.ndarray)]
         assert row["bytes"] == sum(a.nbytes for a in arrays)
-        assert row["parameters"] == sum(a.size for a in arrays)
+        assert row["elements"] == sum(a.size for a in arrays)
         assert row["leaves"] == len(tree_util.tree_leaves(node))
 
 

@@ -24,7 +24,7 @@ from treeviz.tree.table import TreeTable
 
 AnyColumn = str | Column | LeafFunction | Callable[[Any], Any]
 
-SIZES = ("parameters", "bytes", "leaves")
+SIZES = ("elements", "bytes", "leaves")
 STATISTICS = ("nan", "inf", "zeros", "min", "max", "mean", "std", "rms", "histogram")
 _OPTIONS = ("name", "columns", "stats", "stacked", "is_leaf", "depth", "whole", "beside")
 _MORE_OPTIONS = {"render": "values", "explore": "keep"}

@@ -182,7 +182,7 @@ def test_a_leaf_with_a_shape_counts_as_an_array():
     Quantity = leaf_class()
     treeviz.describes(Quantity)(lambda _: treeviz.Description("tensor", shape=(2, 3), dtype="bf16", bytes=12))
     table = walk_and_compare([Quantity(jnp.ones(3))])
-    assert table.headline == ("1 leaf", "6 parameters", "12 B", "bf16 100 %")
+    assert table.headline == ("1 leaf", "6 elements", "12 B", "bf16 100 %")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_module_shows_its_layers_its_static_fields_with_values_and_its_functio
     linear = row_at(table, ".layers[0]")
     assert linear.facts.static == (("in_features", "2"), ("out_features", "4"), ("use_bias", "True"))
     assert row_at(table, ".activation").facts.text.startswith("relu ")
-    assert table.headline[:2] == ("6 leaves", "27 parameters")
+    assert table.headline[:2] == ("6 leaves", "27 elements")
 
 
 def test_static_fields_of_a_users_own_module_are_named():

@@ -55,7 +55,7 @@ def test_an_unbound_parameter_is_a_leaf_with_its_label_and_the_shape_of_its_valu
         ("variable", "StateVariable", None, "", 0, "label='cache' value={'a': float32[2]}"),
     ]
     assert table.notes == {}
-    assert table.headline[:3] == ("3 leaves", "26 parameters", "104 B")
+    assert table.headline[:3] == ("3 leaves", "26 elements", "104 B")
 
 
 def test_the_same_parameter_in_two_places_is_shared():

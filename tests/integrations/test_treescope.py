@@ -196,7 +196,7 @@ def test_a_view_is_a_box_in_treescopes_output_as_text_and_as_html():
     text = treescope.render_to_text({"view": view, "after": 1})
     lines = [line.strip() for line in text.splitlines()]
     assert any(
-        line.startswith("'view': <TreeView model · 1 leaf · 6 parameters · 24 B · float32 100 %") for line in lines
+        line.startswith("'view': <TreeView model · 1 leaf · 6 elements · 24 B · float32 100 %") for line in lines
     )
     for line in view.text().splitlines():
         assert line.strip() in lines

@@ -186,7 +186,7 @@ def test_every_view_tells_what_is_inside():
 
 def test_what_is_inside_counts_for_nothing_in_the_numbers_of_the_tree():
     table = treeviz.walk([SimpleNamespace(w=np.ones((100, 100))), jnp.ones(2)])
-    assert (table[0]["bytes"], table[0]["parameters"], table[0]["leaves"]) == (8, 2, 2)
+    assert (table[0]["bytes"], table[0]["elements"], table[0]["leaves"]) == (8, 2, 2)
 
 
 # Objects with a shape and a dtype
@@ -194,7 +194,7 @@ def test_what_is_inside_counts_for_nothing_in_the_numbers_of_the_tree():
 
 def leaf_facts(leaf: Any) -> tuple:
     (row,) = treeviz.walk(leaf)
-    return row.kind, row.type, row.shape, row.dtype, row["parameters"], row["bytes"]
+    return row.kind, row.type, row.shape, row.dtype, row["elements"], row["bytes"]
 
 
 class Stored:

@@ -30,7 +30,7 @@ def test_a_stack_opens_into_rows_that_are_no_leaves(params, view):
     check_table(table)
     assert [row.keystr for row in table.leaves] == [row.keystr for row in plain.leaves]
     shown = [0 if row < 0 else int(np.flatnonzero(~table.is_layer)[row]) for row in range(len(plain))]
-    for name in ("leaves", "parameters", "bytes", "nan", "min", "max", "mean", "std", "zeros"):
+    for name in ("leaves", "elements", "bytes", "nan", "min", "max", "mean", "std", "zeros"):
         np.testing.assert_allclose(table.rolled(table.columns[name])[shown], plain.rolled(plain.columns[name]))
     assert table.headline == plain.headline and "NaN in 2 leaves" in table.headline
     assert {row.number: row.notes for row in plain if row.notes}.keys() == {

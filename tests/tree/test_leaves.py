@@ -116,7 +116,7 @@ def test_a_value_that_costs_nothing_is_shown(leaf, text):
 def test_numpy_arrays_that_jax_does_not_take_count_as_bytes_but_not_as_parameters(dtype):
     x = np.zeros((2, 2), dtype)
     found = facts(x)
-    assert (found.kind, found.parameters, found.bytes, found.text) == ("numpy", 0, x.nbytes, "not a JAX dtype")
+    assert (found.kind, found.elements, found.bytes, found.text) == ("numpy", 0, x.nbytes, "not a JAX dtype")
 
 
 def test_functions_show_their_name_file_and_line():
@@ -189,17 +189,17 @@ def test_a_reference_shows_shape_and_dtype():
     if not hasattr(jax, "new_ref"):
         pytest.skip("this jax has no references")
     found = facts(jax.new_ref(jnp.zeros((2, 3))))
-    assert (found.kind, found.shape, found.dtype, found.parameters, found.bytes) == ("ref", (2, 3), "float32", 6, 24)
+    assert (found.kind, found.shape, found.dtype, found.elements, found.bytes) == ("ref", (2, 3), "float32", 6, 24)
 
 
 def test_a_key_has_bytes_and_no_parameters():
     key = jax.random.split(jax.random.key(0), 3)
-    assert (facts(key).parameters, facts(key).bytes) == (0, jax.random.key_data(key).nbytes)
+    assert (facts(key).elements, facts(key).bytes) == (0, jax.random.key_data(key).nbytes)
 
 
 def test_an_array_that_claims_to_be_huge_is_described_and_not_made():
     x = np.broadcast_to(np.float32(1), (100_000, 100_000))
-    assert (facts(x).parameters, facts(x).bytes) == (10**10, 4 * 10**10)
+    assert (facts(x).elements, facts(x).bytes) == (10**10, 4 * 10**10)
     assert column(jax.ShapeDtypeStruct((10**10, 10**10), jnp.float32), "bytes") == 4e20
 
 

@@ -33,7 +33,7 @@ def test_a_norm_is_the_root_of_the_leaves_squares_and_nothing_where_no_leaf_has_
 
 def test_a_column_of_the_table_is_rolled_up_once():
     table = treeviz.walk({"a": np.ones(3), "b": [np.ones(2)]})
-    column = table.columns["parameters"]
+    column = table.columns["elements"]
     rolled = table.rolled(column)
     assert rolled.tolist() == [5, 3, 2, 2]
     assert table.rolled(column) is rolled

@@ -106,7 +106,7 @@ def test_equal_shardings_share_their_facts():
 def test_a_sharded_tree_shows_its_shardings_without_being_asked():
     tree = {"w": jax.device_put(X, NamedSharding(mesh(data=8), P("data")))}
     view = treeviz.render(tree)
-    assert [column.name for column in view.columns] == ["parameters", "bytes", "leaves", "device_bytes", "sharding"]
+    assert [column.name for column in view.columns] == ["elements", "bytes", "leaves", "device_bytes", "sharding"]
     assert "P('data') · cpu:0–7 (data=8)" in view.text()
 
 

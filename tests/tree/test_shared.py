@@ -99,7 +99,7 @@ def test_an_object_that_can_change_has_a_badge(mutable):
 
 def test_unique_totals_count_what_is_shared_once():
     headline = treeviz.walk(shared()).headline
-    assert headline[:3] == ("7 leaves (3 unique)", "47 parameters (22 unique)", "224 B (100 B unique)")
+    assert headline[:3] == ("7 leaves (3 unique)", "47 elements (22 unique)", "224 B (100 B unique)")
 
 
 def test_totals_of_a_tree_without_shared_leaves_are_said_once():

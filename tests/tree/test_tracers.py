@@ -76,7 +76,7 @@ def test_a_tracer_is_shown_as_jax_writes_it(call, text, axes):
     assert text in line and text == f"{written} tracer"
     assert (f"  one shard of shard_map over {axes}" in line) == bool(axes)
     facts = table[1].facts
-    assert (facts.dtype, facts.parameters) == ("float32", np.prod(facts.shape))  # sizes and queries stay plain
+    assert (facts.dtype, facts.elements) == ("float32", np.prod(facts.shape))  # sizes and queries stay plain
 
 
 def test_the_sharding_of_a_tracer_is_that_of_its_explicit_mesh():

@@ -48,7 +48,7 @@ def test_every_row_says_what_the_table_says(name):
         assert written.get("static", []) == [list(pair) for pair in row.facts.static]
         assert [note["text"] for note in written.get("notes", [])] == [note.text for note in row.notes]
         below = [tree[i].facts for i in range(row.number, row.end)]
-        for size in ("parameters", "bytes", "leaves"):
+        for size in ("elements", "bytes", "leaves"):
             assert written[size] == sum(getattr(facts, size) for facts in below)
     assert document["rows"][0]["bytes"] > 0
 

@@ -1,7 +1,8 @@
-"""Sizes: leaves, parameters and bytes of every subtree, and a headline for the tree."""
+"""Sizes: leaves, elements and bytes of every subtree, and a headline for the tree."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -10,11 +11,13 @@ from treeviz.tree.column import Column
 from treeviz.tree.numbers import bytes_text, count_text, percent_text
 from treeviz.tree.table import TreeTable
 
+_INEXACT = re.compile("b?float|bf|complex")
+
 
 def size_columns(table: TreeTable) -> tuple[Column, ...]:
-    """The columns parameters, bytes and leaves, which roll up as sums; a shared leaf counts at each occurrence."""
+    """The columns elements, bytes and leaves, which roll up as sums; a shared leaf counts at each occurrence."""
     return (
-        _sum_column(table, "parameters", "count", "Elements of arrays; Python scalars are none"),
+        _sum_column(table, "elements", "count", "Elements of arrays; Python scalars are none"),
         _sum_column(table, "bytes", "bytes", "Bytes of arrays, 1 kB = 1000 B"),
         _sum_column(table, "leaves", "count", "Leaves, as JAX counts them"),
     )
@@ -45,7 +48,7 @@ def is_cut(table: TreeTable) -> bool:
 
 
 def headline(table: TreeTable) -> tuple[str, ...]:
-    """Sum up a tree: "148 leaves", "124.4 M parameters", "497.8 MB", "float32 100 %".
+    """Sum up a tree: "148 leaves", "124.4 M parameters, 373.3 M elements", "497.8 MB", "float32 100 %".
 
     Args:
       table: With its `size_columns`.
@@ -53,27 +56,42 @@ def headline(table: TreeTable) -> tuple[str, ...]:
     unique = is_first(table)
     at_least = "≥ " if is_cut(table) else ""
 
-    def total(name: str, nouns: tuple[str, str]) -> str:
-        values = table.columns[name].values
-        write = bytes_text if name == "bytes" else count_text
+    def total(values: np.ndarray, one: str = "", several: str = "", write=count_text) -> str:
         everything, once = (write(int(part.sum())) for part in (values, values[unique]))
-        text = f"{at_least}{everything} {nouns[everything != '1']}".strip()
+        text = f"{at_least}{everything} {one if everything == '1' else several}".strip()
         return text if once == everything else f"{text} ({at_least}{once} unique)"
 
-    parts = [total("leaves", ("leaf", "leaves"))]
-    if table.columns["bytes"].values.any():
-        parts += [total("parameters", ("parameter", "parameters")), total("bytes", ("", ""))]
+    leaves, elements, n_bytes = (table.columns[name].values for name in ("leaves", "elements", "bytes"))
+    parts = [total(leaves, "leaf", "leaves")]
+    if n_bytes.any():
+        of_parameters = np.where(_are_parameters(table), elements, 0)
+        counts = [total(of_parameters, "parameter", "parameters")] if of_parameters.any() else []
+        if (of_parameters != elements).any():
+            counts.append(total(elements, "element", "elements"))
+        parts += [", ".join(counts), total(n_bytes, write=bytes_text)]
         parts += [] if at_least else _dtypes(table)
     return tuple(parts)
 
 
+def _are_parameters(table: TreeTable) -> np.ndarray:
+    """bool[n_rows]: the rows of what is called `params`, a child of the root or the tree itself, if all is inexact."""
+    found = np.zeros(len(table), dtype=bool)
+    codes = [code for code, key in enumerate(table.keys) if key.segment == "params"]
+    named = np.flatnonzero((table.depth == 1) & np.isin(table.key_codes, codes)).tolist()
+    for row in named or ([0] if table.name == "params" else []):
+        inside = slice(row, int(table.end[row]))
+        facts = [table.facts[code] for code in set(table.fact_codes[inside].tolist())]
+        found[inside] = all(_INEXACT.match(each.dtype) for each in facts if each.elements)
+    return found
+
+
 def _dtypes(table: TreeTable) -> list[str]:
-    """The dtypes that hold most of the parameters, with their share."""
+    """The dtypes that hold most of the elements, with their share."""
     n_rows = np.bincount(table.fact_codes, minlength=len(table.facts))
     counts: Counter[str] = Counter()
     for facts, n in zip(table.facts, n_rows.tolist(), strict=True):
-        if facts.dtype and facts.parameters:
-            counts[facts.dtype] += facts.parameters * n
+        if facts.dtype and facts.elements:
+            counts[facts.dtype] += facts.elements * n
     whole = sum(counts.values())
     texts = [f"{dtype} {percent_text(n, whole)}" for dtype, n in counts.most_common(3)]
     return [", ".join(texts) + (", …" if len(counts) > 3 else "")] if texts else []

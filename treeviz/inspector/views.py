@@ -69,7 +69,7 @@ def whole_view(
     )
     series = gradient_series(history, table, source, found)
     histograms = gradient_histograms(history, table, source)
-    columns = [*(column.name for column in measured), "parameters"]
+    columns = [*(column.name for column in measured), "elements"]
     return TreeView(table, table.chosen(columns), series=series, histograms=histograms)
 
 

@@ -32,7 +32,7 @@ def table_of_source(history: History, source: str, name: str) -> TreeTable:
             "jax.Array" if has_number else "no gradient",
             True,
             1,
-            parameters=size if has_number else 0,
+            elements=size if has_number else 0,
             shape=shape,
             dtype=dtype,
         )

@@ -39,7 +39,7 @@ class Facts(NamedTuple):
     type: str  # the name of the class: "dict", "Linear", "jax.Array"
     is_leaf: bool  # as JAX sees it
     leaves: int = 0  # that the row adds to the count
-    parameters: int = 0  # array elements that it adds
+    elements: int = 0  # array elements that it adds
     bytes: int = 0
     shape: tuple[int, ...] | None = None
     dtype: str = ""  # "float32", "key<fry>"

@@ -118,7 +118,7 @@ class FactTable:
         sharding = guarded(lambda: self._same_sharding(leaf.sharding), lambda _: None)
         committed = guarded(lambda: leaf.committed, lambda _: None)
         where = None if sharding is None else self._place(sharding, leaf.shape, committed)
-        return self.code(facts._replace(parameters=0, sharding=where))
+        return self.code(facts._replace(elements=0, sharding=where))
 
     def numpy(self, leaf: Any) -> int:
         cls, shape, dtype = type(leaf), np.ndarray.shape.__get__(leaf), np.ndarray.dtype.__get__(leaf)
@@ -132,22 +132,22 @@ class FactTable:
             "numpy", type_text, True, 1, n_elements, n_elements * dtype.itemsize, shape, self._dtype_name(dtype)
         )
         if dtype == jax.dtypes.float0:
-            facts = facts._replace(kind="float0", parameters=0, bytes=0, dtype="float0")
+            facts = facts._replace(kind="float0", elements=0, bytes=0, dtype="float0")
         elif not _has_jax_kind(dtype):
-            facts = facts._replace(parameters=0, text="not a JAX dtype")
+            facts = facts._replace(elements=0, text="not a JAX dtype")
         return self._remember(cache_key, facts)
 
     def numpy_scalar(self, leaf: Any) -> int:
         dtype = np.generic.dtype.__get__(leaf)  # type: ignore[attr-defined]
         text = guarded(lambda: visible(str(np.generic.item(leaf)), 60), lambda _: "")  # type: ignore[arg-type]
-        parameters = int(_has_jax_kind(dtype))
+        elements = int(_has_jax_kind(dtype))
         return self.code(
             Facts(
                 "scalar",
                 class_name(type(leaf)),
                 True,
                 1,
-                parameters,
+                elements,
                 dtype.itemsize,
                 (),
                 self._dtype_name(dtype),
@@ -246,9 +246,7 @@ class FactTable:
             return facts
         sharding = description.sharding
         where = None if sharding is None else self._place(self._same_sharding(sharding), shape, None)
-        return facts._replace(
-            parameters=_product(shape), bytes=int(description.bytes), sharding=where or facts.sharding
-        )
+        return facts._replace(elements=_product(shape), bytes=int(description.bytes), sharding=where or facts.sharding)
 
     def _array_facts(self, kind: str, type_text: str, array: Any) -> Facts:
         shape = dimensions(array.shape)
@@ -257,8 +255,8 @@ class FactTable:
         if n_bytes < 0:  # an aval
             n_bytes = guarded(lambda: n_elements * int(array.dtype.itemsize), lambda _: 0)
         dtype = self._dtype_name(array.dtype)
-        n_parameters = 0 if dtype.startswith("key<") else n_elements if n_elements >= 0 else 0
-        return Facts(kind, type_text, True, 1, n_parameters, n_bytes, shape, dtype)
+        n_counted = 0 if dtype.startswith("key<") else max(n_elements, 0)
+        return Facts(kind, type_text, True, 1, n_counted, n_bytes, shape, dtype)
 
     def _dtype_name(self, dtype: Any) -> str:
         name = self._dtype_names.get(dtype)

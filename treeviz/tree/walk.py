@@ -278,10 +278,10 @@ class _Scanner:
             self._repeats_left -= n_rows
             return False
         inside = [facts.facts[code] for code in self._fact_codes[first : self._ends[first]]]
-        leaves, parameters, n_bytes = (
-            min(sum(part), _MOST) for part in zip(*((f.leaves, f.parameters, f.bytes) for f in inside), strict=True)
+        leaves, elements, n_bytes = (
+            min(sum(part), _MOST) for part in zip(*((f.leaves, f.elements, f.bytes) for f in inside), strict=True)
         )
-        repeat = Facts("repeat", class_name(cls), False, leaves, parameters, n_bytes, module=module_name(cls))
+        repeat = Facts("repeat", class_name(cls), False, leaves, elements, n_bytes, module=module_name(cls))
         self._fact_codes.append(facts.code(repeat))
         return True
 

@@ -19,7 +19,7 @@ from treeviz.views.view import View
 
 FORMAT = "treeviz/1"
 MAX_PATH_DEPTH = 64
-_SIZES = ("parameters", "bytes", "leaves")
+_SIZES = ("elements", "bytes", "leaves")
 _NOT_FINITE = {"nan": "null", "inf": '"Infinity"', "-inf": '"-Infinity"'}
 _IN_EVERY_ROW = ("kind", "type", "shape", "dtype", *_SIZES)
 
@@ -45,7 +45,7 @@ def to_json(view: View) -> str:
         expression              Python that evaluates to the node, given the tree under its name
         leaf, kind, type        whether it is a leaf for JAX; its kind and type as in the search
         shape, dtype, weak      of an array or a similar leaf; otherwise shape is null and dtype is ""
-        parameters, bytes, leaves   of the row and everything below it
+        elements, bytes, leaves   of the row and everything below it
         text, aval, module, static, inside, sharding, notes   only if not empty; static is [[name, value], ...], and
                                 so is inside: what an opaque leaf holds and JAX does not see; aval is a
                                 traced value's type as JAX writes it, if it says more; the device_set of a
@@ -146,8 +146,8 @@ def _sizes(table: TreeTable) -> Iterator[str]:
         own = [getattr(facts, name) for facts in table.facts]
         levels = np.array(own, dtype=np.int64 if max(own) * len(table) < 2**63 else np.float64)
         sums.append(table.rolled(table.fact_column(name, levels, format="count", rollup="sum")).tolist())
-    for parameters, n_bytes, leaves in zip(*sums, strict=True):
-        yield f', "parameters": {int(parameters)}, "bytes": {int(n_bytes)}, "leaves": {int(leaves)}'
+    for elements, n_bytes, leaves in zip(*sums, strict=True):
+        yield f', "elements": {int(elements)}, "bytes": {int(n_bytes)}, "leaves": {int(leaves)}'
 
 
 def _values(table: TreeTable, columns: Sequence[Column]) -> Iterator[str]:

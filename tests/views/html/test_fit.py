@@ -52,7 +52,7 @@ def test_the_rows_that_are_kept_are_a_tree_with_the_totals_of_the_whole(n_rows):
     assert 1 <= len(kept) < len(table)
     for row in kept:
         before = whole[row.keystr]
-        for column in ("parameters", "bytes", "leaves", "dtype", "kind"):
+        for column in ("elements", "bytes", "leaves", "dtype", "kind"):
             assert row[column] == before[column]
         assert [note.kind for note in row.notes] == [note.kind for note in before.notes]
     left_out = [int(row.facts.text.split()[0]) for row in some if row.kind == "more"]

@@ -40,9 +40,9 @@ def test_the_picture_shows_every_row_of_a_small_tree_with_what_it_is_and_its_siz
     for row in view.table:
         assert row.label in shown
     assert shown.count("float32[64,32]") == 3
-    assert {"bytes", "parameters", "25.0 kB", "6,240", "2,080"} <= set(shown)
+    assert {"bytes", "elements", "25.0 kB", "6,240", "2,080"} <= set(shown)
     assert "8 leaves" not in shown
-    assert any("6,240 parameters" in text for text in shown)
+    assert any("6,240 elements" in text for text in shown)
 
 
 @pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)

@@ -31,20 +31,20 @@ def expect(expected):
 
 def test_a_model():
     tree = TREES["model"]().with_headline("6 leaves", "3.1 M parameters", "12.1 MB")
-    assert shown(tree, "parameters", "bytes") == expect("""
+    assert shown(tree, "elements", "bytes") == expect("""
         params · 6 leaves · 3.1 M parameters · 12.1 MB
-                                              parameters     bytes
-        params            dict                     3.1 M   12.1 MB  ████████  100 %
-        ├─ layers         list                     2.9 M   11.8 MB  ███████▊   98 %
-        │  ├─ [0]         Linear                 590.6 K    2.4 MB  █▌         20 %  in_features=768, use_bias=True
-        │  │  ├─ .weight  float32[768,768]       589.8 K    2.4 MB  █▌         20 %
-        │  │  └─ .bias    bfloat16[768]              768    1.5 kB             <1 %
-        │  └─ [1]         Linear                   2.4 M    9.4 MB  ██████▎    78 %  in_features=768, use_bias=True
-        │     ├─ .weight  float32[768,3072]        2.4 M    9.4 MB  ██████▎    78 %  shared with ['layers'][0].weight
+                                              elements     bytes
+        params            dict                   3.1 M   12.1 MB  ████████  100 %
+        ├─ layers         list                   2.9 M   11.8 MB  ███████▊   98 %
+        │  ├─ [0]         Linear               590.6 K    2.4 MB  █▌         20 %  in_features=768, use_bias=True
+        │  │  ├─ .weight  float32[768,768]     589.8 K    2.4 MB  █▌         20 %
+        │  │  └─ .bias    bfloat16[768]            768    1.5 kB             <1 %
+        │  └─ [1]         Linear                 2.4 M    9.4 MB  ██████▎    78 %  in_features=768, use_bias=True
+        │     ├─ .weight  float32[768,3072]      2.4 M    9.4 MB  ██████▎    78 %  shared with ['layers'][0].weight
         │     └─ .bias    None
-        ├─ h/0/attn       dict                   147.5 K  294.9 kB  ▎           2 %
-        │  └─ W           bfloat16[2,768,96]     147.5 K  294.9 kB  ▎           2 %
-        ├─ act            function                                                   gelu  nn/functions.py:12
+        ├─ h/0/attn       dict                 147.5 K  294.9 kB  ▎           2 %
+        │  └─ W           bfloat16[2,768,96]   147.5 K  294.9 kB  ▎           2 %
+        ├─ act            function                                                 gelu  nn/functions.py:12
         └─ lr             float 0.003
     """)
 
@@ -72,7 +72,7 @@ def test_a_state_with_everything_that_can_be_wrong():
 
 
 def test_a_narrow_terminal_gives_up_columns_before_types_and_badges():
-    assert shown(TREES["state"](), "parameters", "bytes", "leaves", width=50) == expect("""
+    assert shown(TREES["state"](), "elements", "bytes", "leaves", width=50) == expect("""
         state
         state        AdamState
         ├─ .count    int32[]
@@ -95,7 +95,7 @@ def test_a_narrow_terminal_gives_up_columns_before_types_and_badges():
 def test_what_does_not_fit_is_counted_where_it_is_missing():
     tree = treeviz.walk({"blocks": [{"b": np.ones(3), "w": np.ones((3, 3))} for _ in range(40)], "step": 7})
     assert shown(tree, "bytes", max_rows=16) == expect("""
-        tree · 81 leaves · 480 parameters · 3.8 kB · float64 100 %
+        tree · 81 leaves · 480 elements · 3.8 kB · float64 100 %
                                          bytes
         tree        dict                3.8 kB  ████████  100 %
         ├─ blocks   list                3.8 kB  ████████  100 %

@@ -21,7 +21,6 @@ from treeviz.tree.query.parse import (
     is_pasted_path,
     number_test,
     parse,
-    path_pattern,
     shape_test,
 )
 from treeviz.tree.query.paths import Table, by_key, in_path, on_path

@@ -58,7 +58,7 @@ def outline(view: View) -> Markup:
     parts = [
         f'<pre style="{_STYLE}"><b>{text(_short(table.name))}</b>',
         *(f" · {text(summary)}" for summary in table.headline),
-        f"\n<i>key: {text(titles)}",
+        f"\n<i>name: {text(titles)}",
         left_out := _Slot(),
         "</i>\n",
         *_findings(table, series),
