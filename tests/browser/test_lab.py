@@ -92,6 +92,18 @@ def test_no_shortcut_of_the_notebook_fires_in_the_tree(page):
     assert page.evaluate("() => document.activeElement.closest('.jp-OutputArea') !== null")
 
 
+def test_a_key_that_means_nothing_in_the_tree_is_the_notebooks(page):
+    count = """() => window.jupyterapp.shell.currentWidget.content.widgets
+        .map(cell => cell.model.executionCount ?? 0).reduce((a, b) => Math.max(a, b), 0)"""
+    before = page.evaluate(count)
+    first_tree(page).focus()
+    with page.expect_request(lambda request: request.method == "PUT" and NOTEBOOK.name in request.url):
+        page.keyboard.press("Control+s")
+    page.keyboard.press("Shift+Enter")
+    page.wait_for_function(f"before => ({count})() > before", arg=before)
+    opened(page, 2)
+
+
 def test_a_row_copies_python_that_leads_to_it(page):
     tree = first_tree(page)
     tree.get_by_role("treeitem").nth(1).click()

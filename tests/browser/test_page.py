@@ -502,7 +502,17 @@ def test_keys_typed_in_the_view_stay_in_it(shown):
     page.locator(".tree").focus()
     page.keyboard.type("b*/x")
     page.keyboard.press("Enter")
-    assert page.evaluate("() => heard") == []
+    page.locator(".tree").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Control+c")
+    page.keyboard.press("/")
+    page.keyboard.press("Control+a")
+    assert page.evaluate("() => heard") == ["Control", "Control"]
+    page.locator(".tree").focus()
+    for key in ("Control+s", "Shift+Enter", "Alt+Enter", "F5"):
+        page.evaluate("() => { heard.length = 0; document.addEventListener('keydown', (e) => e.preventDefault()) }")
+        page.keyboard.press(key)
+        assert page.evaluate("() => heard").pop() == key.split("+")[-1], "what means nothing here is the notebook's"
     assert page.locator("div.treeviz[data-lm-suppress-shortcuts=true]").count() == 1
 
 
@@ -582,9 +592,14 @@ def test_an_old_browser_shows_the_plain_rows_and_says_why(open_page):
 
 def test_one_output_shown_twice_and_another_are_three_views(open_page):
     one, other = (treeviz.render(model(), name=name)._repr_html_() for name in ("one", "other"))
-    page = open_page(f"<!DOCTYPE html><title>t</title>{one}{one}{other}")
+    page = open_page(f"<!DOCTYPE html><title>t</title>{one}{one}{other}<p style=height:2000px>")
     opened(page, 3)
     assert page.locator(".headline b").all_inner_texts() == ["one", "one", "other"]
+    page.get_by_role("tree").first.hover()
+    page.mouse.wheel(0, 500)
+    page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('.scroller').scrollTop > 0")
+    page.mouse.wheel(0, 50)
+    page.wait_for_function("() => scrollY > 0")  # at the end of the view the notebook scrolls on
     row(page, "layers").nth(1).dblclick()
     assert labels(page).count("attn") in (3, 6, 9)
     ids = page.evaluate("() => [...document.querySelectorAll('[id]')].map((element) => element.id)")

@@ -7,24 +7,38 @@
 export function listenToKeys(view, search) {
   const { root } = view;
   const typing = new TypeAhead(view);
+  /** Whether the key has a meaning here. */
   const onKey = (/** @type {KeyboardEvent} */ event) => {
-    // No key that is typed in here is meant for the notebook around it.
-    event.stopPropagation();
     const target = event.composedPath()[0];
-    const find = (event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "f";
-    if (find) (search.focus(), search.select());
+    if (isWith(event, "f")) (search.focus(), search.select());
     else if (event.key === "F3") view.search.next(event.shiftKey ? -1 : 1);
-    else if (target === search) {
-      if (!onSearchKey(view, search, event)) return;
-    } else if (target === view.grid.tree) {
-      if (!onTreeKey(view, search, typing, event)) return;
-    } else if (event.key === "Escape") view.showDetail(-1);
-    else return;
-    event.preventDefault();
+    else if (target === search) return onSearchKey(view, search, event);
+    else if (target === view.grid.tree) return onTreeKey(view, search, typing, event);
+    else if (event.key === "Escape") view.showDetail(-1);
+    else return false;
+    return true;
   };
-  root.addEventListener("keydown", onKey);
-  for (const type of ["keyup", "keypress"]) root.addEventListener(type, (event) => event.stopPropagation());
+  root.addEventListener("keydown", (event) => {
+    if (onKey(event)) event.preventDefault();
+    else if (isForHost(event)) {
+      const { dataset } = root.getRootNode().host;
+      delete dataset.lmSuppressShortcuts;
+      setTimeout(() => (dataset.lmSuppressShortcuts = "true"));
+      return;
+    }
+    event.stopPropagation();
+  });
+  for (const type of ["keyup", "keypress"]) root.addEventListener(type, (event) => isForHost(event) || event.stopPropagation());
 }
+
+/** Whether a key that has no meaning here is meant for the notebook around the view, such as Ctrl-S and Shift-Enter. Letters are not: they would be its shortcuts. @param {KeyboardEvent} event */
+function isForHost(event) {
+  const { key, altKey, ctrlKey, metaKey, shiftKey } = event;
+  if (event.composedPath()[0].localName === "input" && (event.getModifierState("AltGraph") || /^([acvxyz]|Arrow.*|Home|End|Backspace|Delete)$/i.test(key))) return false;
+  return altKey || ctrlKey || metaKey || (shiftKey && key === "Enter") || /^F\d/.test(key);
+}
+
+const isWith = (event, letter) => (event.ctrlKey || event.metaKey) && !event.shiftKey && event.key.toLowerCase() === letter;
 
 /** @param {View} view @param {HTMLInputElement} search @param {TypeAhead} typing @param {KeyboardEvent} event @returns {boolean} whether the key has a meaning */
 function onTreeKey(view, search, typing, event) {
@@ -40,10 +54,11 @@ function onTreeKey(view, search, typing, event) {
     const goal = rows.visible[Math.max(0, Math.min(rows.count - 1, goals[key]))];
     view.go(goal, shiftKey ? "range" : control ? "none" : "one");
   } else if (control) {
-    if (key.toLowerCase() !== "c" || getSelection()?.toString()) return false;
+    if (!isWith(event, "c") || getSelection()?.toString()) return false;
     view.copyPaths("expression");
   } else if (key === "ArrowRight") openOrEnter(view);
   else if (key === "ArrowLeft") closeOrLeave(view);
+  else if (key === "Enter" && shiftKey) return false;
   else if (key === "Enter") rows.hasChildren(view.active) ? view.toggle(view.active) : view.go(view.active);
   else if (key === " ") view.go(view.active, "add");
   else if (key === "*") openSiblings(view);
