@@ -25,6 +25,7 @@ def test_a_run_that_went_wrong_shows_where_and_when(open_page, shots):
     page = open_page(inspector.render().html(), width=1300)
     opened(page)
     assert page.get_by_text("40 steps · step 39").count() == 1
+    assert page.locator(".row .bad").first.inner_text() == "NaN/Inf"
     n = len(inspector.findings)
     page.get_by_text(f"findings ({n})").click()
     found = page.locator(".finding").first

@@ -597,7 +597,9 @@ def test_one_output_shown_twice_and_another_are_three_views(open_page):
     assert page.locator(".headline b").all_inner_texts() == ["one", "one", "other"]
     page.get_by_role("tree").first.hover()
     page.mouse.wheel(0, 500)
-    page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('.scroller').scrollTop > 0")
+    page.wait_for_function(
+        "() => document.querySelector('.treeviz').shadowRoot.querySelector('.scroller').scrollTop > 0"
+    )
     page.mouse.wheel(0, 50)
     page.wait_for_function("() => scrollY > 0")  # at the end of the view the notebook scrolls on
     row(page, "layers").nth(1).dblclick()

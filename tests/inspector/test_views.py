@@ -1,5 +1,8 @@
 """The first lines of text and page say what went wrong, and what to call."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 
@@ -34,6 +37,19 @@ def test_the_first_lines_say_what_is_not_finite_and_how_to_find_the_operation(ke
 def test_a_leaf_that_is_struck_alone_is_named_first():
     said = inspector(1).render().table.headline[-1]
     assert said.startswith("error: grads['layer0'] had 3 numbers that are NaN or infinite at step 2.")
+
+
+def test_a_value_that_is_not_finite_is_drawn_in_every_view():
+    view = inspector(1).render()
+    (row,) = view.find("layer0")
+    columns = [column for column in view.columns if column.bad is not None and column.bad[row.number]]
+    assert [column.name for column in columns] == ["grads_norm", "grads_max_abs"]
+    said = [line for line in view.text().splitlines() if "layer0  " in line]
+    assert said[0].count("NaN/Inf") == 1 + len(columns), "the last value of the series, too"
+    assert json.loads(view.json())["rows"][row.number]["values"]["grads_norm"] == "NaN"
+    drawn = [shape for shape in view.picture().shapes if getattr(shape, "text", "") == "NaN/Inf"]
+    assert len(drawn) == 2 * said[0].count("NaN/Inf") and {shape.role for shape in drawn} == {"bad"}
+    assert len(re.findall(r"layer0: float32\[3\].*NaN/Inf.*NaN/Inf", view.html())) == 1
 
 
 def test_a_run_in_which_nothing_is_wrong_has_no_diagnosis():

@@ -63,6 +63,7 @@ def test_what_is_not_finite_has_no_norm_and_neither_has_what_it_is_in():
     known = {path: pair for path, pair in by_path.items() if not np.isnan(pair).any()}
     assert known == {"['a']['y']": (4, 4), "['b']": (5, 5)}
     assert all(np.isnan(by_path[path]).all() for path in ("", "['a']", "['a']['x']"))
+    assert [row.keystr for row in table if table.columns["grads_norm"].bad[row.number]] == ["", "['a']", "['a']['x']"]
 
 
 def test_parameters_that_are_zero_have_no_ratio():

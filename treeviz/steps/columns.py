@@ -16,7 +16,7 @@ from treeviz.tree.table import TreeTable
 def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.ndarray]]) -> list[Column]:
     """Columns "grads_norm", "grads_nonfinite", …, "updates_ratio" and "grads_ratio" (to "params").
 
-    A row containing NaN or Inf has no norm: the measured norm covers finite values only.
+    A row containing NaN or Inf has no norm and is `bad`: the measured norm covers finite values only.
 
     Args:
       table: The table of a tree with the measured leaves, e.g. of the parameters.
@@ -27,7 +27,7 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
     """
     rows = np.flatnonzero(table.is_leaf)
     columns: list[Column] = []
-    norms: dict[str, np.ndarray] = {}
+    norms: dict[str, Column] = {}
     for source, statistics in numbers.items():
         is_bad = _holds_bad(table, rows, statistics)
         for name, values in statistics.items():
@@ -39,8 +39,8 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
             column = _column(table, rows, source, record, values, is_bad)
             columns.append(column)
             if name == "norm":
-                norms[source] = table.rolled(column)
-    return columns + _ratios(norms)
+                norms[source] = column
+    return columns + _ratios(table, norms)
 
 
 def _column(
@@ -54,20 +54,23 @@ def _column(
     if not is_bad.any():
         return Column(name, title, levels, None, "number", record.rollup, help)
     levels = np.where(is_bad, np.nan, table.roll(levels, record.rollup))
-    return Column(name, title, levels, None, "number", "given", help)
+    return Column(name, title, levels, None, "number", "given", help, is_bad)
 
 
-def _ratios(norms: Mapping[str, np.ndarray]) -> list[Column]:
+def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
     """The ratios of the norms of gradients and updates to those of their parameters."""
     columns = []
-    for source, norm in norms.items():
-        params = norms.get(sibling_name(source, "params"))
-        if kind_of(source) in ("grads", "updates") and params is not None:
+    for source, column in norms.items():
+        of_params = norms.get(sibling_name(source, "params"))
+        if kind_of(source) in ("grads", "updates") and of_params is not None:
+            norm, params = table.rolled(column), table.rolled(of_params)
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = norm / np.where(params == 0, np.nan, params)
+            either = [each.bad for each in (column, of_params) if each.bad is not None]
+            is_bad = np.any(either, axis=0) if either else None
             help = f"the norm of {source} by that of {sibling_name(source, 'params')}, of the whole subtree"
             title = f"{section_of(source)[0]} / params"
-            columns.append(Column(f"{source}_ratio", title, ratio, None, "number", "given", help))
+            columns.append(Column(f"{source}_ratio", title, ratio, None, "number", "given", help, is_bad))
     return columns
 
 

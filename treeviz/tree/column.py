@@ -35,6 +35,7 @@ class Column:
       rollup: How a node's value is computed from the values in its subtree. "given": `levels` has it already;
         "none": a node keeps its own value.
       help: One sentence for a tooltip: the definition and the unit.
+      bad: bool[n_rows]: the rows whose value is NaN or infinite, where `levels` is NaN; otherwise NaN is no value.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Column:
     format: Format = "label"
     rollup: Rollup = "none"
     help: str = ""
+    bad: np.ndarray | None = None
 
     def __getitem__(self, row: int):
         """The row's own value, not rolled up."""

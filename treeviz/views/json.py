@@ -53,8 +53,8 @@ def to_json(view: View) -> str:
         values                  {column: value}, of the row and everything below it
 
     Rows deeper than 64 levels have no `keystr`, `path` and `expression`, since the file would grow with the square of
-    the depth; follow `parent` and `key`. A missing value or NaN is null; infinities are "Infinity" and "-Infinity". A
-    histogram is a list of counts.
+    the depth; follow `parent` and `key`. A missing value or NaN is null, a measured one that is not finite "NaN";
+    infinities are "Infinity" and "-Infinity". A histogram is a list of counts.
 
     In each of the series
 
@@ -168,7 +168,10 @@ def _written(table: TreeTable, column: Column) -> list[str]:
         column = replace(column, levels=np.asarray(column.levels, dtype=np.float64))
         return [f"[{', '.join(map(_number, counts))}]" for counts in table.rolled(column).tolist()]
     values = table.rolled(column).tolist()
-    return [_number(value) for value in (values if column.format == "number" else map(_whole, values))]
+    written = [_number(value) for value in (values if column.format == "number" else map(_whole, values))]
+    for row in [] if column.bad is None else np.flatnonzero(column.bad).tolist():
+        written[row] = '"NaN"'
+    return written
 
 
 def _series(series: Series) -> str:

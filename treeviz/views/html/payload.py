@@ -181,7 +181,8 @@ def _values(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str, An
     if column.format == "histogram":
         return _histogram(table, column, buffers)
     levels = buffers.add(np.asarray(column.levels))
-    return {"levels": levels, "codes": codes, "rollup": column.rollup, "blank": hidden_value(column)}
+    bad = {} if column.bad is None else {"bad": buffers.add(column.bad)}
+    return {"levels": levels, "codes": codes, "rollup": column.rollup, "blank": hidden_value(column), **bad}
 
 
 def hidden_value(column: Column) -> int | None:

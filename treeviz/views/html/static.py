@@ -21,6 +21,7 @@ from treeviz.views.html.escape import Markup, text
 from treeviz.views.html.payload import hidden_value
 from treeviz.views.text.cells import WRITE, columns_of_cells, fact_parts, note_part, type_text
 from treeviz.views.text.sparklines import (
+    BAD,
     last_texts,
     mark_text,
     marks_inside,
@@ -172,7 +173,9 @@ def _numbers(table: TreeTable, rows: np.ndarray, columns: Sequence[Column]) -> l
         write = cache(WRITE[column.format])
         values = table.rolled(column)[rows].astype(np.float64, copy=False)
         hidden = hidden_value(column)
-        texts.append(["" if x != x or x == hidden else f", {write(x)}" for x in values.tolist()])
+        is_bad = [False] * len(rows) if column.bad is None else column.bad[rows].tolist()
+        written = ["" if x != x or x == hidden else f", {write(x)}" for x in values.tolist()]
+        texts.append([f", {BAD}" if bad else content for content, bad in zip(written, is_bad, strict=True)])
     return list(map("".join, zip(*texts, strict=True))) if texts else [""] * len(rows)
 
 

@@ -12,7 +12,7 @@ from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.picture.shapes import CHARACTER, GAP, ROW, Box, Curve, Text, width_of
 from treeviz.views.text.cells import columns_of_cells
-from treeviz.views.text.sparklines import last_texts, shapes_of
+from treeviz.views.text.sparklines import BAD, last_texts, shapes_of
 from treeviz.views.text.terminal import Glyphs, cut
 
 GLYPHS = Glyphs("+--", "`--", "|  ", "   ", "…", " · ", "▏▎▍▌▋▊▉█", " ▁▂▃▄▅▆▇█")
@@ -39,7 +39,7 @@ class SparklineColumn:
 
     def shapes(self, shown: int, y: int) -> Iterator[Text | Curve]:
         if self._lasts[shown]:
-            yield Text(self.x + self._last_width, y + 15, self._lasts[shown], "ink", "end")
+            yield Text(self.x + self._last_width, y + 15, self._lasts[shown], _role(self._lasts[shown]), "end")
         heights, is_zero, is_bad = (part[shown] for part in self._shapes)
         places = np.where(is_zero, 0.0, heights)
         bottom = y + ROW - 5
@@ -70,6 +70,10 @@ def _crosses(start: float, step: float, columns: list[int], y: float) -> Iterato
         yield [(x - _CROSS, y - _CROSS), (x + _CROSS, y + _CROSS)]
         yield [(x + _CROSS, y - _CROSS), (x - _CROSS, y + _CROSS)]
         free = x + _CROSSES
+
+
+def _role(content: str) -> str:
+    return "bad" if content == BAD else "ink"
 
 
 class CellColumn:
@@ -104,7 +108,7 @@ class CellColumn:
             yield Box(self.x + self.width + 4 - width, y + 3, width, ROW - 6, "bar")
         content = self._texts[shown].strip()
         if content:
-            yield self._text(content, y + 15, "ink")
+            yield self._text(content, y + 15, _role(content))
 
     def _text(self, content: str, y: float, role: str) -> Text:
         x = self.x + self.width if self._is_right else self.x

@@ -16,7 +16,7 @@ from treeviz.tree.safe_repr import LABEL_LIMIT, aval_text, visible
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.text import terminal
-from treeviz.views.text.sparklines import ASCII_BAD, UNICODE_BAD, last_texts, sparklines
+from treeviz.views.text.sparklines import ASCII_BAD, BAD, UNICODE_BAD, last_texts, sparklines
 from treeviz.views.text.terminal import Glyphs, cut, display_width
 
 Part = tuple[str, str]  # a style (an ANSI sequence, or "") and a text
@@ -132,7 +132,7 @@ def columns_of_cells(
         else:
             values = table.rolled(column)
             levels, codes = np.unique(values[rows], return_inverse=True)
-            cells.append(_numbers(column, levels, codes, glyphs))
+            cells.append(_numbers(column, levels, codes, rows, glyphs))
             if column.format == "bytes" and column.rollup == "sum" and values[0] > 0:
                 cells += [*_shares(levels, codes, float(values[0]), glyphs)]
     return cells
@@ -149,11 +149,13 @@ def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> 
     return [_right(title, last_texts(main, rows), everything), _left("", sparks, everything)]
 
 
-def _numbers(column: Column, levels: np.ndarray, codes: np.ndarray, glyphs: Glyphs) -> Cells:
+def _numbers(column: Column, levels: np.ndarray, codes: np.ndarray, rows: np.ndarray, glyphs: Glyphs) -> Cells:
     write = WRITE[column.format]
-    # NaN is blank. Hide zeros in integer sums; float columns show them.
+    # NaN is no value. Hide zeros in integer sums; float columns show them.
     hidden = 0 if column.rollup == "sum" and column.format != "number" and levels.dtype.kind in "iu" else None
     texts = ["" if level != level or level == hidden else write(level) for level in levels.tolist()]
+    if column.bad is not None:
+        texts, codes = [*texts, BAD], np.where(column.bad[rows], len(texts), codes)
     return _right(glyphs.fit(column.title), texts, codes)
 
 

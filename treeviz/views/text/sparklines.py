@@ -13,6 +13,7 @@ from treeviz.tree.series import FindingMark, Series, thinned
 from treeviz.tree.table import TreeTable
 
 UNICODE_BAD, ASCII_BAD = "×", "!"
+BAD = "NaN/Inf"  # in place of a number
 BARS = "▁▂▃▄▅▆▇█"
 _TITLE = 80  # most characters
 
@@ -80,9 +81,9 @@ def last_values(series: Series, rows: np.ndarray) -> np.ndarray:
 
 
 def last_texts(series: Series, rows: np.ndarray) -> list[str]:
-    """The same as text. "NaN/Inf" where anything was not finite: the value then covers the finite numbers only."""
+    """The same as text. `BAD` where anything was not finite: the value then covers the finite numbers only."""
     pairs = zip(last_values(series, rows).tolist(), series.bad[rows, -1].tolist(), strict=True)
-    return ["NaN/Inf" if bad else number_text(value) if value == value else "" for value, bad in pairs]
+    return [BAD if bad else number_text(value) if value == value else "" for value, bad in pairs]
 
 
 def marks_by_row(series: Sequence[Series]) -> dict[int, list[tuple[Series, FindingMark]]]:

@@ -26,7 +26,7 @@ from treeviz.views.text.cells import (
 )
 from treeviz.views.text.guides import LeftOut, guides, key_labels
 from treeviz.views.text.outliers import outlier_lines
-from treeviz.views.text.sparklines import marks_inside
+from treeviz.views.text.sparklines import BAD, marks_inside
 from treeviz.views.text.terminal import BOLD, CYAN, DIM, RED, RESET, YELLOW, Glyphs, cut, display_width
 from treeviz.views.text.truncate import Truncated, truncate
 from treeviz.views.view import View
@@ -169,6 +169,7 @@ def _middles(room: _Room, is_leaf: list[bool], color: bool) -> list[str]:
     if color and texts:
         types = zip(texts[0], is_leaf, strict=True)
         texts[0] = [type_ if leaf else f"{CYAN}{type_}{RESET}" for type_, leaf in types]
+        texts[1:] = [[text.replace(BAD, f"{RED}{BAD}{RESET}") for text in column] for column in texts[1:]]
     return [_GAP + _GAP.join(row) for row in zip(*texts, strict=True)] if texts else [""] * len(is_leaf)
 
 

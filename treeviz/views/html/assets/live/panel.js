@@ -122,7 +122,10 @@ export class LivePanel {
     if (!seriesView) return;
     const [whole] = this.live.series;
     const column = view.tree.columns.find(({ name }) => name === whole.name.replace(/\.norm$/, "_norm"));
-    if (column) Object.defineProperty(column, "values", { configurable: true, value: whole.newest });
+    if (column) {
+      Object.defineProperty(column, "values", { configurable: true, value: whole.newest });
+      column.isBad = (row) => whole.isBad(row, whole.n - 1);
+    }
     if (this.hasNewFindings) seriesView.takeFindings();
     this.hasNewFindings = false;
     const { sorting } = view;

@@ -194,6 +194,7 @@ export class Grid {
       if (column.format === "type") fillType(cells[i], tree, row, what, notes, inside);
       else if (column.format === "histogram") cells[i].replaceChildren(barChart(column.bars(row).subarray(...column.used), column.title));
       else cells[i].textContent = column.text(row);
+      cells[i].classList.toggle("bad", !!column.isBad?.(row));
       if (column.format === "bytes") cells[i].style.setProperty("--share", `${(100 * column.values[row]) / column.values[0] || 0}%`);
     });
   }

@@ -11,7 +11,7 @@
  * @returns {ArrayLike<number>}
  */
 export function sortRanks(tree, wordIndex, column) {
-  if (column.isNumber) return column.values;
+  if (column.isNumber) return column.values.map((value, row) => (column.isBad?.(row) ? Infinity : value));
   const ofRows = (rankOf) => Float64Array.from({ length: tree.n }, (_, row) => rankOf(row));
   if (column.format === "key") {
     const rank = textRanks(tree.keys.map((_, code) => (code ? wordIndex.key(code).label : "")));

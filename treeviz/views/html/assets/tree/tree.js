@@ -40,6 +40,7 @@ export class Column {
     this.isNumber = spec.format in WRITE;
     this.levels = buffers[spec.labels ? spec.label_codes : spec.levels];
     this.codes = buffers[spec.codes];
+    this.bad = buffers[spec.bad];
     this.rollup = spec.rollup;
     this.tree = tree;
   }
@@ -60,8 +61,14 @@ export class Column {
   /** @param {number} row */
   text(row) {
     if (this.labels) return this.labels[this.levels[this.codes ? this.codes[row] : row]];
+    if (this.isBad(row)) return "NaN/Inf";
     const value = this.values[row];
     return value !== value || value === this.blank ? "" : WRITE[this.format](value);
+  }
+
+  /** Whether the value is not finite; other values that are NaN are missing. @param {number} row @returns {boolean} */
+  isBad(row) {
+    return !!this.bad?.[row];
   }
 
   /** The bar heights of a histogram, 0 to 255. @param {number} row @returns {Uint8Array} */
