@@ -121,6 +121,33 @@ def test_what_comes_while_the_whole_is_made_is_looked_at_later(run):
     assert live.panel._tick() is None
 
 
+@pytest.mark.parametrize("total", [200, None])
+def test_a_pause_of_any_length_does_not_begin_the_count_anew(run, total):
+    live = run(total=total)
+    live.step(100)
+    live.clock.now += 5000
+    while live.panel._tick() is not None:
+        live.clock.now += 1
+    assert (live.widget._live["state"], live.widget._live["done"]) == ("still", 100)
+    live.step(1, every_s=1)
+    assert (live.widget._live["state"], live.widget._live["done"], live.widget._live["step"]) == ("running", 101, 100)
+    live.step(99)
+    live.panel.finish("done")
+    assert live.widget._live["done"] == 200 and 5000 < live.widget._live["elapsed"] < 5100
+    live.step(3, every_s=1)
+    assert live.widget._live["done"] == 1 and live.sent[-1][0]["done"] == 3, "another run"
+
+
+def test_a_run_whose_steps_are_all_done_is_over_when_it_rests(run):
+    live = run(total=100)
+    live.step(100)
+    live.clock.now += 10
+    while live.panel._tick() is not None:
+        live.clock.now += 1
+    live.step(1, every_s=1)
+    assert live.widget._live["done"] == 1
+
+
 def test_after_the_whole_a_run_may_go_on(run):
     live = run()
     live.step(100)

@@ -133,8 +133,11 @@ class LivePanel:
 
     # At the end of a run, or when it pauses
 
-    def finish(self, state: str = "still", reason: str = "") -> None:
+    def finish(self, state: str = "still", reason: str = "", *, is_over: bool = True) -> None:
         """Read all that was measured, and show the final view.
+
+        Args:
+          is_over: The next measurement begins another run, whose steps are counted from one.
 
         Raises:
           StopTraining: As `flush` of the inspector may.
@@ -146,9 +149,9 @@ class LivePanel:
             try:
                 self._try_to("read the last steps", recorder.flush)
             finally:
-                self._try_to("show the whole run", lambda: self._finish(state, reason))
+                self._try_to("show the whole run", lambda: self._finish(state, reason, is_over))
 
-    def _finish(self, state: str, reason: str = "") -> None:
+    def _finish(self, state: str, reason: str, is_over: bool) -> None:
         widget, recorder = self._widget, self._recorder()
         if widget is None or recorder is None or not recorder.history:
             return
@@ -162,7 +165,7 @@ class LivePanel:
             self._progress.count(newest[0])
         self._show_final(state, reason)
         widget.renew_page()
-        self._progress.end(steps, n_arrived)
+        (self._progress.end if is_over else self._progress.rest)(steps, n_arrived)
         self._finish_again = self._clock() + (self._cpu_clock() - before) / SHARE
 
     def _show_final(self, state: str, reason: str = "") -> None:
@@ -188,14 +191,14 @@ class LivePanel:
             wait_s = max(AT_REST_S - quiet_s, self._finish_again - self._clock())
             if wait_s > 0 or len(recorder):
                 return max(wait_s, QUIET_S)
-            self._try_to("show the whole run", lambda: self._finish("still"))
+            self._try_to("show the whole run", lambda: self._finish("still", "", is_over=False))
             return None if self._progress.is_finished else QUIET_S  # more may have arrived meanwhile
 
     def _after_cell(self, *_: object) -> None:
         """When a cell has run, show its measurements, so that they are saved with the notebook."""
         is_in_cell, self._in_cell = self._in_cell, False
-        if not self._progress.is_finished and (is_in_cell or self._clock() >= self._finish_again):
-            self.finish()
+        if is_in_cell or (not self._progress.is_finished and self._clock() >= self._finish_again):
+            self.finish(is_over=is_in_cell)  # a thread may go on
 
     def _try_to(self, what: str, do: Callable[[], None]) -> None:
         """Call `do`; log its errors, since a view must not stop a run."""

@@ -28,7 +28,7 @@ def checked_total(total: float | None) -> int | None:
 class Progress:
     """Progress of a run: `arrive` records each measurement, `count` each reading of steps.
 
-    A run begins with the first measurement after `end`.
+    A run begins with the first measurement after `end`. It may `rest`, however long, and go on.
 
     Args:
       total: How many steps the loop makes, if known.
@@ -42,18 +42,19 @@ class Progress:
         self._n_before = 0  # steps, when this run began
         self._began = self._arrived = clock()
         self._first_step: int | None = None
+        self._rests = False
         self._speed: deque[tuple[float, int]] = deque()
 
     def arrive(self) -> None:
         """Record that a measurement has arrived."""
         self._arrived = self._clock()
-        if self.is_finished:
+        if self.is_finished and not self._rests:
             self._began = self._arrived
         self.n_arrived += 1
 
     @property
     def is_finished(self) -> bool:
-        """Whether no measurement has arrived since the run ended."""
+        """Whether no measurement has arrived since the run ended, or came to rest."""
         return self.n_arrived == self._n_finished
 
     @property
@@ -71,8 +72,11 @@ class Progress:
         return n if n >= 0 else steps.n_steps
 
     def begin(self, steps: Track) -> None:
-        """Record that the first steps of a run were read."""
-        self._first_step = int(steps.newest(self._n_new(steps)).first.min())
+        """Record that the first steps of a run were read, or those after a rest."""
+        first = int(steps.newest(self._n_new(steps)).first.min())
+        # A tree that has changed meanwhile has steps of its own.
+        self._first_step = first if not self._rests or self._first_step is None else min(first, self._first_step)
+        self._rests = False
         self._speed.clear()
 
     def count(self, newest: int) -> None:
@@ -88,8 +92,19 @@ class Progress:
         Args:
           n_arrived: The number of measurements in `steps`; by default all that have arrived.
         """
-        self._n_before = steps.n_steps
+        self._n_before, self._rests = steps.n_steps, False
         self._n_finished = self.n_arrived if n_arrived is None else n_arrived
+
+    def rest(self, steps: Track, n_arrived: int) -> None:
+        """Record that nothing comes for a while, which ends only a run whose steps are all done.
+
+        Args:
+          n_arrived: As for `end`.
+        """
+        if self._total is not None and self.numbers(is_running=False).get("done", 0) >= self._total:
+            self.end(steps, n_arrived)
+        else:
+            self._n_finished, self._rests = n_arrived, True
 
     def numbers(self, is_running: bool) -> dict[str, int | float | None]:
         """The "total" steps and "elapsed" seconds; if known the newest "step", steps "done", and "rate" per second.
