@@ -40,8 +40,8 @@ class GradientInspector:
 
     Inside the step each gradient is reduced to a few numbers a leaf, which are copied to the host asynchronously and
     read some steps later; `flush` and every view read the rest. Norms are L2 norms of the finite values; NaN and
-    infinities are counted separately. Several threads may train at once. A forked child process has what its parent
-    had read until the fork, and measures nothing, since JAX does not work there.
+    infinities are counted separately, in small results of the step, too: its loss, new parameters, metrics. Several
+    threads may train at once. A forked child, where JAX does not work, has what its parent had read, and measures none.
 
     Args:
       every: Inspect every n-th step. The other calls run the original step.
@@ -56,10 +56,10 @@ class GradientInspector:
       on_finding: Called with each `Finding` once, and again if it ends and begins anew: by a watched step, by `record`,
         or by `flush` and the views. "nonfinite" comes at most 16 inspected steps after the bad one, since the loop may
         not get further ahead of the device; the other kinds are searched for as often as 2 % of the time allow.
-      raise_on: Kinds of findings, e.g. "nonfinite", that stop the run: the same calls raise `StopTraining`.
-      keep_inputs: Keep copies of the arguments of the newest watched steps, on their devices; once gradients are not
-        finite, keep those of that step only, so that `locate_nan` can run it again. True keeps 4; a step waits until
-        there is room.
+      raise_on: Kinds of findings that stop the run: the same calls raise `StopTraining`. "nonfinite" is a gradient, a
+        loss or a parameter, "result" any other result of the step, as a metric.
+      keep_inputs: Keep copies of the arguments of the newest watched steps, on their devices; after a "nonfinite" step
+        keep those of that step only, so that `locate_nan` can run it again. True keeps 4; a step waits for room.
       members: For the gradients of a vmapped ensemble: "joined" is one row for all members, "each" one row a member.
 
     Attributes:
@@ -204,8 +204,8 @@ class GradientInspector:
         `GradientInspector(keep_inputs=True)`, and `every=1` to inspect the first bad step.
 
         Args:
-          step: The number of the step, e.g. the one whose loss was NaN; its inputs must still be kept. None: the first
-            step with non-finite gradients, or if there was none the newest with any non-finite result.
+          step: The number of the step; its inputs must still be kept. None: the first step with a gradient, a loss or a
+            parameter that is not finite, or if there was none the newest with any non-finite result.
 
         Returns:
           The operation, its file and line, and whether it was in the forward or the backward pass; None if no step

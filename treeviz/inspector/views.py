@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from treeviz.analysis.sizes import headline, size_columns
 from treeviz.steps.columns import gradient_columns, ratio_columns
 from treeviz.steps.findings.finding import Finding
-from treeviz.steps.names import kind_of, section_of
+from treeviz.steps.names import kind_of, result_kind, section_of
 from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.series import gradient_histograms, gradient_series, table_of_source
 from treeviz.tree.from_paths import table_of_paths
@@ -88,7 +88,7 @@ def section_notes(history: History) -> list[str]:
     """Which steps are where, for each gradient or other tree that changed during the run."""
     sections: dict[str, list[str]] = {}
     for name in history.sources:
-        if history.statistics(name) and kind_of(name) not in ("params", "updates"):
+        if history.statistics(name) and kind_of(name) not in ("params", "updates") and not result_kind(name):
             sections.setdefault(section_of(name)[0], []).append(name)
     return [
         f"{tree}: leaves were added, removed or reshaped, so it is {len(names)} trees: "

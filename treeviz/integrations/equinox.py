@@ -147,4 +147,6 @@ def unwrap_filter_jit(step: Any) -> JittedStep | None:
         object.__setattr__(other, "_cached", make(jitted.__wrapped__))
         return other
 
-    return JittedStep(step, jitted, functools.partial(around_wrapper, with_other))
+    # `filter_jit` puts the arrays of the results second.
+    around = functools.partial(around_wrapper, with_other)
+    return JittedStep(step, jitted, around, result_path=lambda path: path.removeprefix("[1]"))

@@ -230,12 +230,17 @@ def unwrap_nnx_jit(step: Any) -> JittedStep | None:
         return other
 
     around = functools.partial(around_wrapper, with_other)
-    return JittedStep(step, jitted, around, copied=_clone, tidy_path=_tidy_path, changes_arguments=True)
+    return JittedStep(step, jitted, around, False, _clone, _tidy_path, _result_path, changes_arguments=True)
 
 
 def _tidy_path(path: str) -> str:
     """The path of a parameter in its model, without the state that NNX splits off and the `value` of a Variable."""
     return re.sub(r"^((?:\[\d+\])?)\.states\[\d+\]", r"\1", path).removesuffix(".value")
+
+
+def _result_path(path: str) -> str:
+    """The path in what the step returns, which `nnx.jit` puts behind the changed arguments."""
+    return path.removeprefix("[2]")
 
 
 def _clone(tree: Any, copy_array: Callable[[Any], Any]) -> Any:

@@ -50,6 +50,8 @@ class Measurement:
       packed: For each measured tree, by name: uint32[..., leaves, words]; `treeviz.steps.statistics.unpack` reads it.
       sources: The measured trees, sorted by name.
       statistics: The requested statistics, in order; `statistics_of` has those of one tree.
+      results: Of a watched step, the results whose NaN and infinities are counted, as one tree for each kind.
+      counts: How many each of these has, as `treeviz.steps.tracing.results` packs it; None if there are none.
     """
 
     def __init__(
@@ -57,20 +59,25 @@ class Measurement:
         packed: Mapping[str, Any],
         sources: Sequence[MeasuredTree],
         statistics: tuple[str, ...] = LIGHT,
+        results: Sequence[MeasuredTree] = (),
+        counts: Any = None,
     ) -> None:
         self.packed = dict(packed)
         self.sources = tuple(sources)
         self.statistics = tuple(statistics)
+        self.results, self.counts = tuple(results), counts
 
     def tree_flatten(self):
-        return tuple(self.packed[s.name] for s in self.sources), (self.sources, self.statistics)
+        packed = tuple(self.packed[s.name] for s in self.sources)
+        return (*packed, self.counts) if self.results else packed, (self.sources, self.statistics, self.results)
 
     @classmethod
     def tree_unflatten(cls, aux, children):
-        sources, statistics = aux
+        sources, statistics, results = aux
         self = object.__new__(cls)
-        self.packed = {source.name: child for source, child in zip(sources, children, strict=True)}
-        self.sources, self.statistics = sources, statistics
+        self.packed = {source.name: child for source, child in zip(sources, children, strict=False)}
+        self.counts = children[-1] if results else None
+        self.sources, self.statistics, self.results = sources, statistics, results
         return self
 
     def statistics_of(self, name: str) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 _KINDS = ("grads", "params", "updates")
+RESULT_KINDS = ("loss", "scalar", "parameter", "other")
+"""Of the results of a step: "scalar" stands for the loss where that is not known."""
 
 
 def kind_of(name: str) -> str:
@@ -15,7 +17,18 @@ def kind_of(name: str) -> str:
 
 def name_of_tap(name: str) -> str:
     """The name of a tapped tree: "tap grads" where the user's is that of a gradient, of parameters or of updates."""
-    return f"tap {name}" if kind_of(name) else name
+    return f"tap {name}" if kind_of(name) or result_kind(name) else name
+
+
+def name_of_result(kind: str) -> str:
+    """The name of the results of a kind: "loss result"."""
+    return f"{kind} result"
+
+
+def result_kind(name: str) -> str:
+    """The kind of the results that a tree holds, one of `RESULT_KINDS`; "" for any other tree."""
+    kind, _, rest = name.partition(" ")
+    return kind if kind in RESULT_KINDS and rest.split(" ")[0] == "result" else ""
 
 
 def sibling_name(name: str, kind: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings.finding import Finding
-from treeviz.steps.names import kind_of, section_of, sibling_name
+from treeviz.steps.names import kind_of, result_kind, section_of, sibling_name
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline, occurs_in
 from treeviz.tree.facts import Facts
@@ -55,7 +55,7 @@ def gradient_series(
     Args:
       table: With the leaves of `source`, in order.
       findings: Shown at the row and step where each begins, if they are of the same leaves, as those of the parameters
-        and updates are. Findings about ratios are shown in the series of the ratio.
+        and updates are; those of results at the root. Findings about ratios are shown in the series of the ratio.
       buckets: The most time buckets; neighbouring steps are merged.
     """
     leaf_rows = np.flatnonzero(table.is_leaf)
@@ -64,7 +64,11 @@ def gradient_series(
     series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{_plain(source)} norm")]
     paths = {name: each.paths for name, each in history.sources.items()}
     shown = section_of(source)[1], paths[source]
-    found = [finding for finding in findings if (section_of(finding.source)[1], paths.get(finding.source)) == shown]
+    found = [
+        finding
+        for finding in findings
+        if result_kind(finding.source) or (section_of(finding.source)[1], paths.get(finding.source)) == shown
+    ]
     to = sibling_name(source, "params")
     ratios = {sibling_name(source, "updates"): "update / parameter"}
     if kind_of(source) not in ("params", "updates"):
@@ -101,7 +105,7 @@ def _with_marks(series: list[Series], findings: list[Finding], leaf_rows: np.nda
     for finding in findings:
         ratio = f"{finding.source}.ratio" if finding.kind in ("ratio", "frozen") else ""
         place = names.index(ratio) if ratio in names else 0
-        row = 0 if finding.leaf < 0 else int(leaf_rows[finding.leaf])
+        row = 0 if finding.leaf < 0 or result_kind(finding.source) else int(leaf_rows[finding.leaf])
         bucket = min(int(np.searchsorted(series[place].last_steps, finding.first)), len(series[place].last_steps) - 1)
         marks[place].append(
             FindingMark(row, bucket, finding.kind, f"{finding.sentence} {finding.advice}", finding.severity)

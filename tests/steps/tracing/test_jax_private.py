@@ -31,10 +31,13 @@ w = {"a": jnp.arange(3.0)}
 @pytest.fixture
 def see():
     def see(kind, tree, origins=None, name="grads"):
+        if kind == "loss":
+            see.losses.append(jax.tree.map(jnp.shape, tree))
+            return tree
         see.seen.append((kind, jax.tree.map(jnp.shape, tree), jax.tree.structure(origins)))
         return tree
 
-    see.seen = []
+    see.seen, see.losses = [], []
     return see
 
 
@@ -93,6 +96,7 @@ def test_a_gradient_is_seen_once_with_what_it_belongs_to(name, see):
     with seeing_gradients(see):
         GRADIENTS[name]()
     assert see.seen == [("grads", {"a": (3,)}, jax.tree.structure(w))]
+    assert see.losses == [()]
 
 
 def test_several_arguments_are_one_tree(see):
@@ -190,7 +194,7 @@ def test_seeing_ends_when_the_last_thread_ends():
     threads = [threading.Thread(target=run, args=(name,)) for name in seen]
     [t.start() for t in threads]
     [t.join() for t in threads]
-    assert seen == {"first": ["grads"], "second": ["grads"]}
+    assert seen == {"first": ["loss", "grads"], "second": ["loss", "grads"]}
     assert names() == before
 
 

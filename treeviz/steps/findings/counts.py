@@ -17,6 +17,7 @@ _SMALLEST_FLOAT16 = 2.0**-24
 _DIVERGED, _BEFORE = 100.0, 10  # times the norm before, in the last entries before a NaN
 _SCALE = "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32."
 _TOGETHER = 5  # entries between leaves that die of one cause
+BY_UPDATE = "Look at what the optimizer divides by, as in g / norm(g) where all gradients are zero, and at its rates."
 
 
 def nonfinite(tree: Searched) -> Iterator[Finding]:
@@ -53,11 +54,16 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
             "by its key: if the model uses them in that order," if tree.forward is None else "that the model uses, so"
         )
         reason = f"Of the leaves that were struck first it is the last one {order} the backward pass met it first: look"
-    reason += (
-        " there for a division, a log, a square root or an exponential, and at that step's batch; a lower learning "
-        "rate, clipping, or loss scaling in float16 may be what is missing."
+    reason = (
+        BY_UPDATE
+        if kind_of(name) == "updates"
+        else reason
+        + (
+            " there for a division, a log, a square root or an exponential, and at that step's batch; a lower learning "
+            "rate, clipping, or loss scaling in float16 may be what is missing."
+        )
     )
-    diverged, what_then = _had_diverged(tree, first)
+    diverged, what_then = had_diverged(tree, first)
     yield Finding(
         "nonfinite",
         name,
@@ -85,7 +91,7 @@ def _is_everywhere(tree: Searched, struck: np.ndarray) -> bool:
     return 2 * len(struck) > len(alive) and tree.places[alive].max() == tree.places[struck].max()
 
 
-def _had_diverged(tree: Searched, first: int) -> tuple[str, str]:
+def had_diverged(tree: Searched, first: int) -> tuple[str, str]:
     """If the norm had grown before the first NaN: since when, and what to try; else two empty texts."""
     before = np.flatnonzero(tree.norm.until < first)
     root = np.sqrt(np.nansum(tree.norm.high[before] ** 2, axis=1))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from treeviz.steps.findings import clipping, counts, norms, spikes
+from treeviz.steps.findings import clipping, counts, norms, results, spikes
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
 from treeviz.steps.findings.searched import Searched, natural
-from treeviz.steps.names import kind_of, sibling_name
+from treeviz.steps.names import kind_of, result_kind, sibling_name
 from treeviz.steps.recording.history import History
 
 Check = Callable[[Searched], Iterator[Finding]]
 
 # For each kind, the function that yields the findings of one source.
 CHECKS: dict[str, Check] = {
-    "nonfinite": counts.nonfinite,
+    "nonfinite": results.nonfinite,
     "exploding": norms.exploding,
+    "result": results.other_results,
     "dead": counts.dead,
     "frozen": counts.frozen,
     "vanishing": norms.vanishing,
@@ -57,7 +58,8 @@ def findings(
         findings(inspector.history)[0].sentence
 
     Leaves that went wrong of one cause are one finding, with the leaf where the backward pass met it first; what a NaN
-    or an explosion brings about is not told again. The order is that of `Rank`: numbers that are NaN or infinite, the
+    or an explosion brings about is not told again. Of the results of a watched step, a loss or a parameter that is not
+    finite is "nonfinite", any other is "result". The order is that of `Rank`: numbers that are NaN or infinite, the
     earliest first; a whole tree that explodes, or whose gradients or updates are all zero; leaves that are dead, frozen
     or vanish, and numbers that underflow; what is unusual; clipping, which is a choice; and what is no fault. Of two
     with the same rank, the one that is further beyond its threshold comes first. Takes some milliseconds for a hundred
@@ -89,6 +91,10 @@ def _follows(finding: Finding, cause: Finding) -> bool:
     if cause.kind == "exploding":
         return finding.kind == "spike" and finding.source == cause.source and finding.until >= cause.first
     grads = sibling_name(finding.source, "grads")
+    if finding.kind == "result" or (result_kind(finding.source) and not result_kind(cause.source)):
+        return cause.first <= finding.first
+    if finding.kind == "nonfinite" and result_kind(cause.source):  # NaN in parameters spread to all that comes after
+        return result_kind(cause.source) == "parameter" and cause.first < finding.first
     if finding.kind == "nonfinite":  # NaN in gradients spreads to parameters and updates
         is_spread = kind_of(finding.source) in ("params", "updates") and cause.source == grads
         return is_spread and cause.first <= finding.first

@@ -26,9 +26,9 @@ class Finding:
             print(finding.kind, finding.path, finding.first, finding.sentence)
 
     Attributes:
-      kind: "nonfinite", "exploding", "vanishing", "dead", "frozen", "spike", "imbalance", "ratio", "underflow",
-        "clipping", "redundant".
-      source: Which tree: "grads", "updates".
+      kind: "nonfinite", "exploding", "result", "vanishing", "dead", "frozen", "spike", "imbalance", "ratio",
+        "underflow", "clipping", "redundant".
+      source: Which tree: "grads", "updates", "loss result".
       path: The key path of the leaf, where several are concerned the cause or the worst; "" is the whole tree.
       leaf: Its number among the leaves, in JAX's order; -1 is the whole tree.
       first, until: The first and the last step that it covers.

@@ -44,7 +44,7 @@ class KeptInputs:
     """Keeps the inputs of the newest steps. Once a step is known to be bad, its inputs alone are kept.
 
     Attributes:
-      bad: The inputs of the first step with NaN or Inf in its gradients; None as long as there is none.
+      bad: The inputs of the first step with NaN or Inf in gradients, loss or parameters; None as long as there is none.
     """
 
     def __init__(self, most: int) -> None:
@@ -128,8 +128,8 @@ def locate_nan_in_kept(kept: KeptInputs | None, step: int | None = None) -> NanO
 
     Args:
       kept: None: no inputs are kept.
-      step: The number of a step; NaN that reaches none of its results is reported, too. None: the step whose gradients
-        are known to be bad; if there is none, the newest steps, one after the other, until one has finite inputs and a
+      step: The number of a step; NaN that reaches none of its results is reported, too. None: the step that is
+        known to be bad; if there is none, the newest steps, one after the other, until one has finite inputs and a
         result that is not finite.
 
     Raises:
@@ -147,7 +147,7 @@ def locate_nan_in_kept(kept: KeptInputs | None, step: int | None = None) -> NanO
         there = ", ".join(str(inputs.number) for inputs in reversed(known)) or "none yet"
         raise LookupError(
             f"locate_nan: the inputs of step {step} are not kept. There are those of: {there}. Of the inspected steps "
-            "the newest are kept, and once a gradient was not finite only those of that step; GradientInspector("
+            "the newest are kept, and after one with NaN or infinities only those of that step; GradientInspector("
             "keep_inputs=10) keeps ten."
         )
     found: NanOrigin | None = None

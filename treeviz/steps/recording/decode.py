@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeviz.steps.measure import MeasuredTree, Measurement, find_measurements
+from treeviz.steps.names import result_kind
 from treeviz.steps.statistics import STATISTICS, unpack
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.tree.safe_repr import printable
@@ -57,9 +58,10 @@ class StepNumbers(NamedTuple):
 
     @property
     def bad_sources(self) -> set[str]:
-        """The sources that contain NaN or Inf."""
+        """The sources that contain NaN or Inf, but for results that may: those that are no loss."""
         of = self.numbers.items()
-        return {name for name, numbers in of if "nonfinite" in numbers and (numbers["nonfinite"] > 0).any()}
+        bad = {name for name, numbers in of if "nonfinite" in numbers and (numbers["nonfinite"] > 0).any()}
+        return {name for name in bad if result_kind(name) != "other"}
 
 
 def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
@@ -97,7 +99,26 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Ste
             source = source._replace(name=printable(source.name + first.suffix))
             by_source[source.name] = rows
             sources.append(source)
+        for source, rows in _bad_results(alike):
+            by_source[source.name] = rows
+            sources.append(source)
         yield from _step_by_step(alike, sources, by_source)
+
+
+def _bad_results(alike: Sequence[Arrived]) -> Iterator[tuple[MeasuredTree, dict[str, np.ndarray]]]:
+    """The results of which some number is not finite: nothing in healthy steps. Their counts are [batch, 1, leaves]."""
+    measurement = alike[0].measurement
+    if not measurement.results:
+        return
+    with jax.transfer_guard("allow"):
+        counts = np.stack([np.asarray(each.measurement.counts) for each in alike])[:, None]
+    first = 0
+    for source in measurement.results:
+        mine = counts[..., first : first + len(source.paths)].astype(np.int64)
+        first += len(source.paths)
+        if mine.any():
+            name = printable(source.name + alike[0].suffix)
+            yield source._replace(name=name), {"nonfinite": mine >> 16, "nan": mine & 0xFFFF}
 
 
 def recordable(measured: Any) -> list[Measurement]:

@@ -155,9 +155,9 @@ class Recorder:
         if self._copies_early is None:  # on CPU, arrays are in host memory already
             self._copies_early = jax.default_backend() != "cpu"
         if self._copies_early:
-            for packed in arrived.measurement.packed.values():
-                if isinstance(packed, jax.Array):
-                    packed.copy_to_host_async()
+            for array in jax.tree.leaves(arrived.measurement):
+                if isinstance(array, jax.Array):
+                    array.copy_to_host_async()
         waiting = self._waiting
         waiting.append(arrived)
         is_wanted = False

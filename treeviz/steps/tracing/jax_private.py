@@ -64,7 +64,7 @@ TO_COMPARE_PROCESSES = _table(
 TO_WATCH = (*TO_SEE_GRADIENTS, *TO_READ_OPTIONS, *TO_REWRITE_PROGRAMS)
 PRIVATE = (*TO_WATCH, *TO_COMPARE_PROCESSES)
 
-# (kind of tree, gradients, what they belong to or None) -> the same gradients
+# (kind of tree, gradients, what they belong to or None) -> the same gradients; and ("loss", its value) -> the same
 See = Callable[..., Any]
 
 
@@ -133,6 +133,8 @@ def _seen_vjp(name, fun, *primals, **options):
     if see is None or caller not in ("value_and_grad_f", "vjp", "jacfun"):
         return result
     value, pullback, *aux = result
+    if caller == "value_and_grad_f":
+        value = see("loss", value)
     if caller == "vjp":  # a pytree, since it may go through other transformations
         return (value, tree_util.Partial(_seen_pullback, pullback), *aux)
 

@@ -65,6 +65,7 @@ class JittedStep(NamedTuple):
       is_plain: `step` is `jitted`, without a wrapper that needs its results.
       copied: Copies arguments, given how an array is copied. A step on the copies leaves the originals unchanged.
       tidy_path: Shortens the path of a gradient to that of the user's parameter.
+      result_path: Shortens the path of a result of `jitted` to that of a result of the step.
       changes_arguments: The step also returns by changing its arguments.
     """
 
@@ -74,6 +75,7 @@ class JittedStep(NamedTuple):
     is_plain: bool = False
     copied: Callable[[Any, Callable[[Any], Any]], Any] = copy_leaves
     tidy_path: Callable[[str], str] = str
+    result_path: Callable[[str], str] = str
     changes_arguments: bool = False
 
 

@@ -179,7 +179,7 @@ class Run:
         """
         n, sown, batched = (eqn.params[name] for name in ("n", "sown", "batched"))
         values = operands[:n]
-        if self.in_recomputation and sown in self.computed_once:
+        if sown.kind == "loss" or (self.in_recomputation and sown in self.computed_once):
             return values, (), ()
         packed, axes = measure_members(lambda *values: self.reduce(sown, values), values, [b[:n] for b in batched])
         reaped = Reaped(

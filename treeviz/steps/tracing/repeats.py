@@ -28,7 +28,7 @@ def repeats(jaxpr: Jaxpr) -> dict[int, list[Any]]:
     made_by = {v: (n, eqn) for n, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     found = {}
     for n, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive is sow_p:
+        if eqn.primitive is sow_p and eqn.params["sown"].kind != "loss":
             again: dict[int, Any] = {}
             for value in eqn.invars[: eqn.params["n"]]:
                 again.update(_nearest(value, made_by))

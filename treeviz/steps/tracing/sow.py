@@ -19,7 +19,7 @@ class Sown:
 
     Attributes:
       kind: "grads" of a differentiated function, "cotangents" of a `jax.vjp`, or "tap"; "params" and "updates" for
-        what is measured together with a gradient.
+        what is measured together with a gradient; "loss", which is not measured: it tells which results are the loss.
       source: The leaves. Its name is the kind, or the name that `tap` was given.
     """
 

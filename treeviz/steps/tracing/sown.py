@@ -45,7 +45,7 @@ def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, tuple
         return {}
     found = {}
     for n, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive is sow_p and eqn.params["sown"].kind != "tap":
+        if eqn.primitive is sow_p and eqn.params["sown"].kind not in ("tap", "loss"):
             sums = _sums_of(jaxpr, eqn.outvars, axis_sizes)
             if sums is not None:
                 found[n] = sums

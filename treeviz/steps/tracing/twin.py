@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.steps.measure import Measurement, reduce_tree, source_of
+from treeviz.steps.measure import MeasuredTree, Measurement, reduce_tree, source_of
 from treeviz.steps.names import kind_of
 from treeviz.steps.reduce import NO_NUMBER, reduce_leaves
 from treeviz.steps.tracing.argument_order import argument_order
@@ -20,6 +21,7 @@ from treeviz.steps.tracing.jax_private import JitOptions, seeing_gradients
 from treeviz.steps.tracing.param_updates import measure_step_params
 from treeviz.steps.tracing.primitives import effects_in
 from treeviz.steps.tracing.reap import reap
+from treeviz.steps.tracing.results import count_in_results
 from treeviz.steps.tracing.sow import Reaped, Sown, sow
 from treeviz.tree.tracers import Tracer
 
@@ -36,6 +38,7 @@ def instrumented(
     match: bool = True,
     updates: bool = False,
     tidy_path: Callable[[str], str] = str,
+    result_path: Callable[[str], str] = str,
     on_traced: Callable[[Sequence[Attribution], Sequence[str], set[str]], None] = lambda *_: None,
     donate: bool = True,
     only_measure: bool = False,
@@ -47,6 +50,7 @@ def instrumented(
       match: Only gradients of the function's own arguments, if there are any.
       updates: Measure the parameters too, and what the step adds to them.
       tidy_path: Shortens the path of a gradient to that of the user's parameter.
+      result_path: Shortens the path of a result to that in what the user's step returns.
       on_traced: Called whenever it is traced, with what is measured, notes on what is not, and the names of the step's
         primitives with effects.
       donate: Donate the arguments that the step donates.
@@ -55,7 +59,8 @@ def instrumented(
 
     @functools.wraps(function)
     def twin(*args, **kwargs):
-        out, measurement = _measured(function, args, kwargs, statistics, match, updates, tidy_path, on_traced)
+        tidy = tidy_path, result_path
+        out, measurement = _measured(function, args, kwargs, statistics, match, updates, tidy, on_traced)
         return (None if only_measure else out), measurement
 
     out_shardings = None if options.out_shardings is None else (options.out_shardings, None)
@@ -71,7 +76,7 @@ def instrumented_callback(
 
     def see(kind, tree, origins=None, name="grads"):
         source = source_of(tree, name)
-        if any(source.has_number):
+        if any(source.has_number) and kind != "loss":
             jax.debug.callback(
                 lambda packed: record(Measurement({name: packed}, [source], statistics)),
                 reduce_tree(tree, statistics=statistics),
@@ -95,7 +100,7 @@ def _jit(function, options: JitOptions, out_shardings, donate: bool):
     return jax.jit(function, **keywords)
 
 
-def _measured(function, args, kwargs, statistics, match, updates, tidy_path, on_traced):
+def _measured(function, args, kwargs, statistics, match, updates, tidy, on_traced):
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return _measured_at_once(function, args, kwargs, statistics, updates, on_traced)
     arguments = _arguments(function, args, kwargs)
@@ -115,15 +120,17 @@ def _measured(function, args, kwargs, statistics, match, updates, tidy_path, on_
     out, found, packed = reap(program, leaves, reduce, _nothing, with_params=updates)
     names = attribute_gradients(found, arguments, match=match)
     notes = _notes_of_loops(found, names)
+    paths = _paths(args, kwargs)
     if updates:
-        paths = _paths(args, kwargs)
         measured, notes_of_params = measure_step_params(program, leaves, out, paths, out_paths, reduce, found, names)
         notes += notes_of_params
         names += [name for name, _ in measured]
         packed += [packed_tree for _, packed_tree in measured]
     order = argument_order(program)
-    names = [_tidy(name and name.in_order(order), tidy_path) for name in names]
-    measurement = _measurement(zip(names, packed, strict=True), statistics)
+    names = [_tidy(name and name.in_order(order), tidy[0]) for name in names]
+    shown = [tidy[1](jax.tree_util.keystr(path)) for path in out_paths]
+    counted = count_in_results(program, out, paths, out_paths, shown, {} if updates else _params(names))
+    measurement = _measurement(zip(names, packed, strict=True), statistics, *counted)
     on_traced([name for name in names if name is not None], notes, effects_in(program))
     return jax.tree.unflatten(out_tree, out), measurement
 
@@ -136,6 +143,19 @@ def _notes_of_loops(found: Sequence[Reaped], names: Sequence[Attribution | None]
         for name in of_last
         if kind_of(name) not in ("params", "updates")  # which are measured with their gradients
     ]
+
+
+def _params(names: Sequence[Attribution | None]) -> dict[int, str]:
+    """The path of each parameter, by the number of the argument that holds it."""
+    known = [name for name in names if name is not None and name.arguments]
+    has_several = len({name.owner for name in known}) > 1
+    found: dict[int, str] = {}
+    for name in known:
+        paths = itertools.compress(name.source.paths, name.source.has_number)
+        found.update(
+            (i, (name.owner if has_several else "") + path) for i, path in zip(name.arguments, paths, strict=True)
+        )
+    return found
 
 
 def _tidy(name: Attribution | None, tidy_path: Callable[[str], str]) -> Attribution | None:
@@ -156,7 +176,7 @@ def _measured_at_once(function, args, kwargs, statistics, updates, on_traced):
     def see(kind, tree, origins=None, name="grads"):
         count = sum(n.source.name.split(" #")[0] == name for n in names)
         source = source_of(tree, f"{name} #{count + 1}" if count else name)
-        if any(source.has_number):
+        if any(source.has_number) and kind != "loss":
             names.append(Attribution(source, "", ()))
             packed.append(reduce_tree(tree, statistics=statistics))
         return tree
@@ -167,11 +187,13 @@ def _measured_at_once(function, args, kwargs, statistics, updates, on_traced):
     return out, _measurement(zip(names, packed, strict=True), statistics)
 
 
-def _measurement(named, statistics) -> Measurement:
+def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts=None) -> Measurement:
     kept = sorted(((name.source, packed) for name, packed in named if name is not None), key=lambda pair: pair[0].name)
     if not kept:
         raise NothingSeen("no gradient is made in this step by jax.grad, jax.value_and_grad or jax.vjp")
-    return Measurement({source.name: packed for source, packed in kept}, [source for source, _ in kept], statistics)
+    return Measurement(
+        {source.name: packed for source, packed in kept}, [source for source, _ in kept], statistics, results, counts
+    )
 
 
 def _reduce(statistics, sown: Sown, values: Sequence[Any]) -> jax.Array:

@@ -113,6 +113,7 @@ class Twins:
                 match=self._settings.match,
                 updates=updates,
                 tidy_path=self._jitted.tidy_path,
+                result_path=self._jitted.result_path,
                 on_traced=on_traced or self._on_traced,
                 donate=not self.is_exact,
                 only_measure=only_measure,

@@ -54,6 +54,9 @@ def watch(
     computed, and these leave the device as one further output, which only `record` gets. An inspected step runs this
     second program; the others run the step itself.
 
+    The same program counts NaN and infinities in results of at most 4,096 numbers: the values of differentiated
+    functions, what the step returns besides what it was given, and the 16 smallest of the parameters' new values.
+
     XLA may round a result of the second program differently. To know, the 16th inspected call also runs the step
     itself, on copies of what it donates, and a thread compares all bytes. Where they differ, `Watched.notes` says how
     much. Not compared are steps with effects, which would happen twice, those of several processes, and where the

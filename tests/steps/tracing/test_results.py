@@ -1,0 +1,126 @@
+"""Which results of a step are looked at, as what, and whether NaN and infinities in them are counted right."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from watched import Recorder, watch
+
+from treeviz.steps.measure import numbers_of
+from treeviz.steps.statistics import LIGHT
+from treeviz.steps.tracing.jax_private import JitOptions
+from treeviz.steps.tracing.results import MOST_ELEMENTS
+from treeviz.steps.tracing.twin import instrumented
+
+pytestmark = pytest.mark.oldest_jax
+
+params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+x = jnp.ones((4, 3))
+
+
+def loss(params, x):
+    return jnp.sum((x @ params["w"] + params["b"][None]) ** 2)
+
+
+def descended(params, grads):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+
+def looked_at(step, *args) -> dict[str, tuple[str, ...]]:
+    """The paths of the results that are counted, by their kind. Traces the step, and compiles nothing."""
+    _, measurement = jax.eval_shape(instrumented(step, JitOptions({}, None, False), LIGHT), *args)
+    return {tree.name.removesuffix(" result"): tree.paths for tree in measurement.results}
+
+
+PARAMETERS = ("['b']", "['w']")
+
+
+def in_scan(params, x):
+    def step(params, x):
+        value, grads = jax.value_and_grad(loss)(params, x)
+        return descended(params, grads), value
+
+    return jax.lax.scan(step, params, jnp.stack([x, x]))
+
+
+def mean_over_micro_batches(params, x):
+    values, grads = zip(*(jax.value_and_grad(loss)(params, half) for half in jnp.split(x, 2)), strict=True)
+    return descended(params, jax.tree.map(jnp.add, *grads)), sum(values) / 2
+
+
+def returned_beside_itself(params, x):
+    grads, value = jax.grad(lambda params: (loss(params, x),) * 2, has_aux=True)(params)
+    return descended(params, grads), value
+
+
+def of_members(params, x):
+    values, grads = jax.vmap(jax.value_and_grad(loss), (None, 0))(params, x[:, None])
+    return descended(params, jax.tree.map(lambda g: g.mean(0), grads)), values.mean()
+
+
+def inside_jit(params, x):
+    value, grads = jax.jit(jax.value_and_grad(loss))(params, x)
+    return descended(params, grads), value
+
+
+@pytest.mark.parametrize(
+    "step", [in_scan, mean_over_micro_batches, returned_beside_itself, of_members, inside_jit], ids=lambda f: f.__name__
+)
+def test_the_loss_is_known_however_it_comes_out(step):
+    assert looked_at(step, params, x) == {"loss": ("[1]",), "parameter": PARAMETERS}
+
+
+def test_results_are_told_apart_and_what_a_step_is_given_and_returns_is_left_out():
+    def step(state, x, average):
+        value, grads = jax.value_and_grad(loss)(state["params"], x)
+        new = descended(state["params"], grads)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["opt"], grads)
+        total = average + value  # of a metric that is carried along
+        metrics = {"perplexity": jnp.exp(value), "x": x, "one": 1.0, "many": jnp.zeros(MOST_ELEMENTS + 1), "n": 3}
+        return {"params": new, "opt": moments, "best": state["best"] * 2}, value, metrics, total, value * jnp.ones(2)
+
+    state = {"params": params, "opt": params, "best": jnp.inf}
+    assert looked_at(step, state, x, jnp.float32(0)) == {
+        "loss": ("[1]", "[3]", "[4]"),
+        "parameter": PARAMETERS,
+        "other": ("[2]['perplexity']",),
+    }
+
+
+def test_where_the_loss_is_not_known_scalars_stand_for_it_and_what_is_named_so_is_it():
+    def named(params, x):
+        return descended(params, jax.grad(loss)(params, x)), {"Loss": loss(params, x), "size": x.sum(), "x": 2 * x}
+
+    def unnamed(params, x):
+        return descended(params, jax.grad(loss)(params, x)), loss(params, x), 2 * x[0]
+
+    expected = {"loss": ("[1]['Loss']",), "parameter": PARAMETERS, "other": ("[1]['size']", "[1]['x']")}
+    assert looked_at(named, params, x) == expected
+    assert looked_at(unnamed, params, x) == {"scalar": ("[1]",), "parameter": PARAMETERS, "other": ("[2]",)}
+
+
+def test_of_two_networks_the_parameters_have_the_name_of_their_argument():
+    def step(actor, critic, x):
+        grads = jax.grad(lambda both: loss(both[0], x) + loss(both[1], x))((actor, critic))
+        return descended(actor, grads[0]), descended(critic, jax.grad(loss)(critic, x))
+
+    paths = looked_at(step, params, params, x)["parameter"]
+    assert len(paths) == 4 and all("actor" in path or "critic" in path for path in paths)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_nan_and_infinities_are_counted_as_numpy_counts_them(dtype):
+    def step(params, x, values):
+        value, grads = jax.value_and_grad(loss)(params, x)
+        return descended(params, grads), value * values[0].real, values * 2
+
+    seen = Recorder()
+    values = np.array([np.nan, 1, np.inf, -np.inf, 0, np.nan]).astype(jnp.dtype(dtype))
+    _, value, twice = watch(jax.jit(step), seen)(params, x, values)
+    (measurement,) = seen.measurements
+    assert set(numbers_of(measurement)) == {"grads"}
+    assert [tree.name for tree in measurement.results] == ["loss result", "parameter result", "other result"]
+    counts = np.asarray(measurement.counts)
+    expected = [np.asarray(value), np.zeros(2), np.zeros(6), np.asarray(twice)]
+    assert [int(n) for n in counts >> 16] == [int((~np.isfinite(v)).sum()) for v in expected]
+    assert [int(n) for n in counts & 0xFFFF] == [int(np.isnan(v).sum()) for v in expected]

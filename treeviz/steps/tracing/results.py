@@ -1,0 +1,150 @@
+"""Count NaN and infinities in the results of a step: in the loss, in other small results, and in small new parameters.
+
+A loss can be NaN while all gradients are finite, and an optimizer can make a NaN of finite gradients. So results are
+looked at in the same program, as far as that costs next to nothing: results of at most `MOST_ELEMENTS` numbers, and of
+the new parameters the smallest. What else a step is given and returns, as the state of an optimizer, is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Literal
+
+from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.names import RESULT_KINDS, name_of_result
+from treeviz.steps.reduce import barrier
+from treeviz.steps.tracing.new_params import Path
+from treeviz.steps.tracing.primitives import (
+    DEVICE_SUMS,
+    RESHAPES,
+    SAME_LEAF,
+    WHILE,
+    inner_jaxprs,
+    open_jaxpr,
+    programs,
+)
+from treeviz.steps.tracing.sow import sow_p
+from treeviz.tree.safe_repr import printable
+
+MOST_ELEMENTS = 1 << 12  # of a result; less than 2**16, since two counts share a word
+_MOST_PARAMS, _MOST_OTHERS = 16, 64  # results
+
+# A result that these make of a loss is the loss: a mean over devices or micro-batches, or a sum with earlier ones.
+_LINEAR = SAME_LEAF | RESHAPES | DEVICE_SUMS | {"add", "add_any", "sub", "mul", "div", "neg", "reduce_sum", "slice"}
+_LINEAR |= {"concatenate", "dynamic_slice", "dynamic_update_slice"}
+
+
+def count_in_results(
+    program: ClosedJaxpr,
+    results: Sequence[Any],
+    argument_paths: Sequence[Path],
+    result_paths: Sequence[Path],
+    shown_paths: Sequence[str],
+    params: Mapping[int, str],
+) -> tuple[list[MeasuredTree], jax.Array | None]:
+    """Count NaN and infinities in the small results of a traced program.
+
+    Args:
+      results: Its values, in the order of `result_paths`.
+      shown_paths: The paths of the results that the user knows.
+      params: The paths of the parameters, by the numbers of the arguments that hold them.
+
+    Returns:
+      The results that are looked at, as one tree for each kind; and uint32[of all of them]: how many numbers are not
+      finite, times 2**16, plus how many of these are NaN.
+    """
+    kinds = _kinds(program, argument_paths, result_paths, params)
+    found = {i: (kind, shown_paths[i] if at is None else params[at]) for i, (kind, at) in kinds.items()}
+    chosen = {
+        kind: _smallest(program, {i: p for i, (k, p) in found.items() if k == kind}, kind) for kind in RESULT_KINDS
+    }
+    trees = [_described(program, paths, kind) for kind, paths in chosen.items() if paths]
+    counts = [_count(results[i]) for paths in chosen.values() for i in paths]
+    return trees, jnp.stack(counts) if counts else None
+
+
+def _count(x: Any) -> jax.Array:
+    x = barrier(lax.stop_gradient(x))
+    words = jnp.where(jnp.isnan(x), np.uint32(1 + (1 << 16)), jnp.where(jnp.isinf(x), np.uint32(1 << 16), np.uint32(0)))
+    return jnp.sum(words, dtype=np.uint32) if x.ndim else words
+
+
+def _smallest(program: ClosedJaxpr, paths: Mapping[int, str], kind: str) -> dict[int, str]:
+    """The smallest of the results, with their paths, in order."""
+    most = _MOST_PARAMS if kind == "parameter" else _MOST_OTHERS
+    return {i: paths[i] for i in sorted(sorted(paths, key=lambda i: program.jaxpr.outvars[i].aval.size)[:most])}
+
+
+def _described(program: ClosedJaxpr, paths: Mapping[int, str], kind: str) -> MeasuredTree:
+    avals = [program.jaxpr.outvars[i].aval for i in paths]
+    return MeasuredTree(
+        name_of_result(kind),
+        tuple(map(printable, paths.values())),
+        tuple(aval.size for aval in avals),
+        tuple(str(aval.dtype) for aval in avals),
+        (True,) * len(avals),
+        tuple(",".join(map(str, aval.shape)) for aval in avals),
+    )
+
+
+def _kinds(
+    program: ClosedJaxpr, argument_paths: Sequence[Path], result_paths: Sequence[Path], params: Collection[int]
+) -> dict[int, tuple[str, int | None]]:
+    """The kind of each result that may be looked at, and the number of the parameter whose new value it is."""
+    arguments, results = program.jaxpr.invars, program.jaxpr.outvars
+    places: dict[tuple, int] = {}
+    for i, (path, v) in enumerate(zip(argument_paths, arguments, strict=True)):
+        if len(path) > 1 or i in params:  # else it is known by its shape alone
+            places.setdefault((*map(str, path[1:]), _aval(v)), i)
+    is_of_loss = _of_loss(program, [False] * len(arguments))
+    unchanged = set(arguments)
+    kinds: dict[int, tuple[str, int | None]] = {}
+    for i, (path, v) in enumerate(zip(result_paths, results, strict=True)):
+        if isinstance(v, Literal) or v in unchanged or not _is_small(v.aval):
+            continue
+        keys = list(map(str, path))
+        at = next((places[k] for n in range(len(keys) + 1) if (k := (*keys[n:], _aval(v))) in places), None)
+        if is_of_loss[i] or (at is None and "loss" in "".join(keys).lower()):
+            kinds[i] = "loss", None
+        elif at is None or at in params:
+            kinds[i] = "other" if at is None else "parameter", at
+    if "loss" not in {kind for kind, _ in kinds.values()}:  # it was computed in another way
+        others = [i for i, (kind, _) in kinds.items() if kind == "other"]
+        kinds.update((i, ("scalar", None)) for i in others if results[i].aval.size == 1)
+    return kinds
+
+
+def _aval(v: Any) -> tuple:
+    return v.aval.shape, getattr(v.aval, "dtype", None)
+
+
+def _is_small(aval: Any) -> bool:
+    return jnp.issubdtype(getattr(aval, "dtype", bool), jnp.inexact) and 0 < aval.size <= MOST_ELEMENTS
+
+
+def _of_loss(program: Any, is_of_loss: Sequence[bool]) -> list[bool]:
+    """Whether each result of a program is the value of a differentiated function, or a sum with it."""
+    jaxpr = open_jaxpr(program)
+    known = {v for v, is_of in zip(jaxpr.invars, is_of_loss, strict=True) if is_of}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is sow_p and eqn.params["sown"].kind == "loss":
+            known.update(v for v in eqn.invars if not isinstance(v, Literal))  # which may be returned as it is
+    for eqn in jaxpr.eqns:
+        operands = [not isinstance(v, Literal) and v in known for v in eqn.invars]
+        if eqn.primitive is sow_p or eqn.primitive.name in _LINEAR:
+            found = [any(operands)] * len(eqn.outvars)
+        elif eqn.primitive.name == WHILE:
+            found = _of_loss(*programs(eqn, operands)[1])
+        elif inner_jaxprs(eqn):
+            of_programs = [_of_loss(*each) for each in programs(eqn, operands)]
+            found = [any(of) for of in zip(*of_programs, strict=True)] or [False] * len(eqn.outvars)
+        else:
+            continue
+        known.update(v for v, is_of in zip(eqn.outvars, found, strict=True) if is_of)
+    return [not isinstance(v, Literal) and v in known for v in jaxpr.outvars]
