@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeviz import integrations
 from treeviz.inspector.runs import Runs
-from treeviz.inspector.views import finding_lines, section_notes, whole_view
+from treeviz.inspector.views import finding_lines, whole_view
 from treeviz.steps.findings.alarm import Alarm
 from treeviz.steps.findings.find import check_kinds, findings
 from treeviz.steps.findings.finding import Finding, Thresholds
@@ -21,6 +21,7 @@ from treeviz.steps.recording.recorder import MOST_LATE, Recorder
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.tracing.verify import Verification
 from treeviz.steps.tracing.watch import Watched, watch
+from treeviz.tree.layers import Stacked
 from treeviz.views.tree_view import TreeView
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class GradientInspector:
       keep_inputs: Keep copies of the arguments of the newest watched steps, on their devices; after a "nonfinite" step
         keep those of that step only, so that `locate_nan` can run it again. True keeps 4; a step waits for room.
       members: For the gradients of a vmapped ensemble: "joined" is one row for all members, "each" one row a member.
+      stacked: An array over which the step scans holds all layers of a model, and each layer has a row. Globs, as those
+        of `treeviz.render`, name further such arrays; None: no layer has a row.
 
     Attributes:
       earlier_runs: The histories of the newest 4 runs before this one, the oldest first; see `watch`.
@@ -83,6 +86,7 @@ class GradientInspector:
         raise_on: str | Collection[str] = (),
         keep_inputs: bool | int = False,
         members: str = "joined",
+        stacked: Stacked | None = (),
     ) -> None:
         if members not in ("joined", "each"):
             raise ValueError(f"members={members!r}: there are 'joined' and 'each'.")
@@ -101,7 +105,7 @@ class GradientInspector:
             most_late=None if alarm is None else MOST_LATE,
         )
         settings = {"every": every, "heavy_every": heavy_every, "statistics": statistics, "updates": updates}
-        self._runs = Runs(self._recorder, self._inputs, **settings)
+        self._runs = Runs(self._recorder, self._inputs, stacked=stacked, **settings)
         self.earlier_runs = self._runs.earlier
 
     # Measuring
@@ -343,8 +347,4 @@ class GradientInspector:
     @property
     def notes(self) -> list[str]:
         """What is not measured, and why; what is shown of runs and of trees that changed; damage of a loaded file."""
-        history = self._recorder.history
-        notes = [note for step in self._runs for note in step.notes]
-        if self.earlier_runs:
-            notes.append("A step that was defined again began this run; inspector.render(run=-1) shows the one before.")
-        return list(dict.fromkeys([*notes, *section_notes(history), *filter(None, [history.damage])]))
+        return self._runs.notes

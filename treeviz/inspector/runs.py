@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from treeviz.inspector.views import section_notes
 from treeviz.steps.measure import Measurement
 from treeviz.steps.nan_origin.kept_inputs import KeptInputs
 from treeviz.steps.recording.decode import Arrived
@@ -74,6 +75,15 @@ class Runs:
     def changed_bits(self) -> list[str]:
         """That a step is measured in a way that changes bits, for the headline of a view."""
         return ["measuring changes bits: exact=True does not"] if any(step.changes_bits for step in self) else []
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not measured, and why; what is shown of runs and of trees that changed; damage of a loaded file."""
+        history = self._recorder.history
+        notes = [note for step in self for note in step.notes]
+        if self.earlier:
+            notes.append("A step that was defined again began this run; inspector.render(run=-1) shows the one before.")
+        return list(dict.fromkeys([*notes, *section_notes(history), *filter(None, [history.damage])]))
 
     def _all(self) -> list[_Step]:
         return [step for steps in self._steps.values() for step in steps]

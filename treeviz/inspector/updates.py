@@ -161,7 +161,7 @@ class FindingUpdates:
 
     def _marks(self, history: History) -> list[list]:
         source = main_source(history)
-        leaves = [i for i, is_leaf in enumerate(table_of_source(history, source, self._name).is_leaf) if is_leaf]
+        leaves = table_of_source(history, source, self._name).measured.tolist()
         return [
             [leaves[f.leaf] if f.leaf >= 0 else 0, f.first, f.kind, f"{f.sentence} {f.advice}"[:1000], f.severity]
             for f in self.found

@@ -25,7 +25,7 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
     Raises:
       ValueError: The number of leaves differs.
     """
-    rows = np.flatnonzero(table.is_leaf)
+    rows = table.measured
     columns: list[Column] = []
     norms: dict[str, Column] = {}
     for source, statistics in numbers.items():

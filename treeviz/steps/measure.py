@@ -29,6 +29,8 @@ class MeasuredTree(NamedTuple):
       dtypes: "float32", "key<fry>"; "" for a leaf that is not an array.
       has_number: Whether the leaf is measured: a real or complex array with at least one element.
       shapes: "768,2304", "" for a scalar; an empty tuple where shapes are not known, as in files of older versions.
+      stacks: For an entry that is a layer of an array, the shape of the whole array: "*12,768,768", where * is before
+        the number of layers; "" for a leaf; an empty tuple if all are leaves.
     """
 
     name: str
@@ -37,6 +39,7 @@ class MeasuredTree(NamedTuple):
     dtypes: tuple[str, ...]
     has_number: tuple[bool, ...]
     shapes: tuple[str, ...] = ()
+    stacks: tuple[str, ...] = ()
 
 
 @tree_util.register_pytree_node_class

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +27,18 @@ _TOGETHER = 8  # leaves that are joined in one kernel
 _PADDING = 1 << 12  # elements, or rows, of padding that any block of small leaves may have
 
 
-def reduce_leaves(leaves: Sequence[jax.Array | None], statistics: tuple[str, ...]) -> jax.Array:
-    """uint32[len(leaves), n_words]: the packed row of each leaf; None is a leaf without numbers.
+def reduce_leaves(
+    leaves: Sequence[jax.Array | None], statistics: tuple[str, ...], axes: tuple[int | None, ...] = ()
+) -> jax.Array:
+    """uint32[rows, n_words]: the packed row of each leaf, or of each of its layers; None is a leaf without numbers.
 
     Traceable under every transformation. A barrier keeps XLA from changing the program around it. The result is bits,
     so `jax_debug_nans` does not check it.
+
+    Args:
+      axes: Of the layers, for each leaf; None: it has none.
     """
-    return _rows(list(leaves), statistics, jax.default_backend() == "cpu")
+    return _rows(list(leaves), statistics, jax.default_backend() == "cpu", axes or (None,) * len(leaves))
 
 
 barrier = lax.optimization_barrier
@@ -44,24 +50,26 @@ if jax.__version_info__ < (0, 5):  # it has no batching rule
         return barrier(x), in_batched[0]
 
 
-@partial(jax.jit, static_argnums=(1, 2))  # outside a trace, single operations would be slow
-def _rows(leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: bool) -> jax.Array:
+@partial(jax.jit, static_argnums=(1, 2, 3))  # outside a trace, single operations would be slow
+def _rows(
+    leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: bool, axes: tuple[int | None, ...]
+) -> jax.Array:
     numbers = {
         i: _real(barrier(lax.stop_gradient(jnp.asarray(leaf)))) for i, leaf in enumerate(leaves) if leaf is not None
     }
+    n_rows = [1 if axis is None else numbers[i].shape[axis] for i, axis in enumerate(axes)]
+    first = list(accumulate(n_rows, initial=0))
     rows, order = [], []
     small: dict = {}
     for i, x in numbers.items():
-        if x.size < _SMALL_BELOW and not _is_sharded(x):
+        if axes[i] is None and x.size < _SMALL_BELOW and not _is_sharded(x):
             small.setdefault((x.dtype, getattr(_type_of(x), "vma", None)), []).append(i)
         else:
             is_usual = _has_usual_squares(jnp.result_type(leaves[i]))
-            x = lax.squeeze(x, [axis for axis, size in enumerate(x.shape) if size == 1])
-            n = x.size
-            if x.ndim == 1 and not _is_sharded(x):  # sums of rows keep more digits than one long sum
-                x = lax.pad(x, np.zeros((), x.dtype), [(0, -n % _ROW, 0)]).reshape(-1, _ROW)
-            rows.append(_rows_of(x[None], (n,), is_usual, statistics, is_cpu))
-            order.append(i)
+            sizes = (x.size // n_rows[i],) * n_rows[i]
+            x = _in_rows(x[None] if axes[i] is None else jnp.moveaxis(x, axes[i], 0))
+            rows.append(_rows_of(x, sizes, is_usual, statistics, is_cpu))
+            order.extend(range(first[i], first[i + 1]))
     for group in small.values():
         sizes = {i: numbers[i].size for i in group}
         in_rows = is_cpu and jax.__version_info__ >= (0, 5) and numbers[group[0]].dtype == jnp.float32
@@ -72,8 +80,8 @@ def _rows(leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: b
             counts = tuple(-(-size // length) for size in of_members) if in_rows else None
             block = _padded([numbers[i] for i in members], length if in_rows else max(*of_members, _SHORTEST))
             rows.append(_rows_of(block, of_members, block.dtype == jnp.float64, statistics, is_cpu, counts))
-            order.extend(members)
-    without = [i for i, leaf in enumerate(leaves) if leaf is None]
+            order.extend(first[i] for i in members)
+    without = [first[i] for i, leaf in enumerate(leaves) if leaf is None]
     nothing = np.zeros((len(without), n_words(statistics)), np.uint32)
     nothing[:, 0] = NO_NUMBER
     together = jnp.concatenate([*rows, nothing])
@@ -81,6 +89,17 @@ def _rows(leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: b
     if (np.diff(order) == 1).all() and jax.device_count() == 1:  # else XLA would leave the rows on several devices
         return together
     return together.at[order.argsort().astype(np.int32)].get(mode="promise_in_bounds")
+
+
+def _in_rows(x: jax.Array) -> jax.Array:
+    """x[k, …] with rows of one length for each of the k: sums of rows keep more digits than one long sum."""
+    x = lax.squeeze(x, [axis for axis, size in enumerate(x.shape) if size == 1 and axis])
+    k, n = x.shape[0], x.size // x.shape[0]
+    if _is_sharded(x) or (x.ndim > 2 and n >= _SMALL_BELOW):
+        return x if x.ndim > 1 else lax.expand_dims(x, (1,))
+    length = -(-n // _ROW) * _ROW if n > _ROW else max(n, _SHORTEST)
+    x = lax.pad(lax.reshape(x, (k, n)), np.zeros((), x.dtype), [(0, 0, 0), (0, length - n, 0)])
+    return lax.reshape(x, (k, length // _ROW, _ROW)) if length > _ROW else x
 
 
 def _type_of(x: jax.Array):

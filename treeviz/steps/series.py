@@ -9,11 +9,13 @@ import numpy as np
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings.finding import Finding
+from treeviz.steps.layers import wholes
 from treeviz.steps.names import kind_of, result_kind, section_of, sibling_name
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline, occurs_in
 from treeviz.tree.facts import Facts
 from treeviz.tree.from_paths import table_of_paths
+from treeviz.tree.layers import open_stacks
 from treeviz.tree.series import FindingMark, Histograms, Series
 from treeviz.tree.table import TreeTable
 
@@ -25,20 +27,23 @@ _EDGES = 2.0 ** np.arange(FIRST_EXPONENT, FIRST_EXPONENT + N_BINS + 1)
 def table_of_source(history: History, source: str, name: str) -> TreeTable:
     """The measured tree, rebuilt from the paths, sizes, shapes and dtypes of its leaves."""
     what = history.sources[source]
-    shapes = [tuple(map(int, filter(None, shape.split(",")))) for shape in what.shapes] or [None] * len(what.paths)
-    leaves = [
+    leaves = list(wholes(what))
+    has_number = [what.has_number[leaf.first] for leaf in leaves]
+    facts = [
         Facts(
-            "array" if has_number else "opaque",
-            "jax.Array" if has_number else "no gradient",
+            "array" if has else "opaque",
+            "jax.Array" if has else "no gradient",
             True,
             1,
-            elements=size if has_number else 0,
-            shape=shape,
-            dtype=dtype,
+            elements=leaf.size if has else 0,
+            shape=leaf.shape,
+            dtype=what.dtypes[leaf.first],
         )
-        for size, shape, dtype, has_number in zip(what.sizes, shapes, what.dtypes, what.has_number, strict=True)
+        for leaf, has in zip(leaves, has_number, strict=True)
     ]
-    return table_of_paths(name, what.paths, leaves)
+    table = table_of_paths(name, [leaf.path for leaf in leaves], facts)
+    rows = zip(np.flatnonzero(table.is_leaf).tolist(), leaves, strict=True)
+    return open_stacks(table, {row: leaf.axis for row, leaf in rows if leaf.axis is not None})[0]
 
 
 def gradient_series(
@@ -58,7 +63,7 @@ def gradient_series(
         and updates are; those of results at the root. Findings about ratios are shown in the series of the ratio.
       buckets: The most time buckets; neighbouring steps are merged.
     """
-    leaf_rows = np.flatnonzero(table.is_leaf)
+    leaf_rows = table.measured
     norm = history.values(source, "norm", resolution=buckets)
     bad = _bad(history, table, leaf_rows, norm, source)
     series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{_plain(source)} norm")]
@@ -94,7 +99,7 @@ def gradient_histograms(history: History, table: TreeTable, source: str = "grads
     recorded = history.values(source, "histogram", resolution=buckets)
     assert recorded.total is not None
     counts = np.zeros((len(table), len(recorded.until), N_BINS), np.int64)
-    counts[table.is_leaf] = np.moveaxis(np.maximum(recorded.total, 0), 0, 1)
+    counts[table.measured] = np.moveaxis(np.maximum(recorded.total, 0), 0, 1)
     name, title = f"{source}.histogram", f"magnitudes of {_plain(source)}"
     return (Histograms(name, title, recorded.first, recorded.until, table.roll(counts, "sum"), _EDGES),)
 

@@ -22,10 +22,16 @@ Stacked = str | Sequence[str] | Mapping[str, int]  # globs of key paths, and the
 
 
 def stacked_axes(stacked: Stacked) -> dict[str, int]:
-    """The axis of the layers by glob."""
-    if isinstance(stacked, Mapping):
-        return dict(stacked)
-    return dict.fromkeys([stacked] if isinstance(stacked, str) else stacked, 0)
+    """The axis of the layers by glob.
+
+    Raises:
+      TypeError: They are no globs.
+    """
+    globs = [stacked] if isinstance(stacked, str) else stacked
+    axes = dict(globs) if isinstance(globs, Mapping) else dict.fromkeys(globs, 0)
+    if not all(isinstance(glob, str) and isinstance(axis, int) for glob, axis in axes.items()):
+        raise TypeError("stacked= takes globs of key paths, 'layers/*', or a dict of globs and axes, {'layers/*': 1}.")
+    return axes
 
 
 def stacks_in(table: TreeTable, stacked: Stacked) -> dict[int, int]:
@@ -73,6 +79,8 @@ def open_stacks(
     Returns:
       The table; and for each of its rows, the number of the row before, that of a layer being the number of its array.
     """
+    if not axes:
+        return table, np.arange(len(table))
     why, counts, room = dict(closed or {}), np.zeros(len(table), np.int64), max_rows - len(table)
     for row, axis in axes.items():
         n = _n_layers(table, row, axis)

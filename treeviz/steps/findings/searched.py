@@ -125,10 +125,12 @@ class Searched:
         """
         what, groups = self.source, {}
         for leaf, path in enumerate(what.paths):
+            index = _LAST_KEY.search(path) if what.stacks and what.stacks[leaf] else None  # of the layer of a stack
+            path = path[: index.start()] if index else path
             last = _LAST_KEY.search(path)
             key = last[0] if last else path
-            is_place = key[1:-1].isdecimal()  # in a list
-            numbers = () if is_place else tuple(re.findall(r"[0-9]+", key))
+            is_place = key[1:-1].isdecimal() and not index  # in a list
+            numbers = () if is_place else tuple(re.findall(r"[0-9]+", key + (index[0] if index else "")))
             groups.setdefault((path.removesuffix(key), is_place, numbers), []).append(leaf)
         layers = []
         for (_, is_place, _), leaves in groups.items():

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from treeviz.steps.layers import in_layers
 from treeviz.steps.measure import MeasuredTree, Measurement, find_measurements
 from treeviz.steps.names import result_kind
 from treeviz.steps.statistics import STATISTICS, unpack
 from treeviz.steps.tracing.attribution import Attribution
+from treeviz.tree.layers import MOST_LAYERS
 from treeviz.tree.safe_repr import printable
 
 Numbers = dict[str, dict[str, np.ndarray]]
@@ -186,6 +188,11 @@ def _leaf_rows(source: MeasuredTree, numbers: dict[str, np.ndarray], kinds: Sequ
 
 
 def _of_each_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
+    if not source.stacks and n_members <= MOST_LAYERS:
+        shapes = tuple(f"{n_members},{shape}".removesuffix(",") for shape in source.shapes)
+        whole = source._replace(sizes=tuple(n_members * size for size in source.sizes), shapes=shapes)
+        return in_layers(whole, (0,) * len(shapes))
+
     def repeated(values: Sequence) -> tuple:
         return tuple(value for value in values for _ in range(n_members))
 
@@ -196,6 +203,7 @@ def _of_each_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
         dtypes=repeated(source.dtypes),
         has_number=repeated(source.has_number),
         shapes=repeated(source.shapes),
+        stacks=(),
     )
 
 

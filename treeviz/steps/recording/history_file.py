@@ -1,7 +1,7 @@
 """Histories in files.
 
 A history is a zip file, which `numpy.load` reads too. Its `header.json` is `{"format": "treeviz-history", "version": 1,
-"run", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number", "shapes"}],
+"run", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number", "shapes", "stacks"}],
 "tracks": [{"source", "statistic", "bucket_width"}]}`. The arrays of track i are, oldest first:
 
 - `i/exact_steps.npy` int64[n] and `i/exact.npy` [n, leaves], or [n, leaves, 64] of histograms;
@@ -29,6 +29,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from treeviz.steps.layers import wholes
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.records import replay
@@ -60,7 +61,7 @@ def write(history: History, path: Path) -> None:
         "run": history.run,
         "n_appended": history.n_appended,
         "max_bytes": history.max_bytes,
-        "sources": [source._asdict() for source in history.sources.values()],
+        "sources": [_fields(source) for source in history.sources.values()],
         "tracks": [
             {"source": source, "statistic": statistic, "bucket_width": track.bucket_width}
             for (source, statistic), track in history.tracks.items()
@@ -82,6 +83,11 @@ def write(history: History, path: Path) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _fields(source: MeasuredTree) -> dict[str, Any]:
+    """Its fields by name, without the stacks that it does not have, so that older versions read it."""
+    return {name: value for name, value in source._asdict().items() if value or name != "stacks"}
 
 
 class _NewArchive(zipfile.ZipFile):
@@ -167,12 +173,16 @@ def _sources(fields: list[dict[str, Any]]) -> Iterator[MeasuredTree]:
     for name, *of_leaves in (list(source.values()) for source in fields):
         source = MeasuredTree(str(name), *map(tuple, of_leaves))
         is_whole = len({len(values) for values in source[1:5]}) == 1
-        for values, kind in zip(source[1:], (str, int, str, int, str), strict=True):
+        for values, kind in zip(source[1:], (str, int, str, int, str, str), strict=True):
             is_whole &= all(isinstance(value, kind) for value in values)
         if not is_whole:
             raise ValueError(f"the leaves of {source.name!r} do not fit together")
-        texts = {field: tuple(map(printable, getattr(source, field))) for field in ("paths", "dtypes", "shapes")}
-        yield source._replace(name=printable(source.name), **texts)
+        texts = {
+            field: tuple(map(printable, getattr(source, field))) for field in ("paths", "dtypes", "shapes", "stacks")
+        }
+        source = source._replace(name=printable(source.name), **texts)
+        list(wholes(source))  # raises if they are no layers
+        yield source
 
 
 def _content(archive: zipfile.ZipFile, name: str, most: int) -> bytes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
+from treeviz.steps.layers import Axes, in_layers, layer_by_layer
 from treeviz.steps.measure import MeasuredTree, source_of
 from treeviz.steps.names import sibling_name
 
@@ -30,6 +31,7 @@ class Attribution(NamedTuple):
       axes: The leading axes of its packed rows.
       arguments: For each measured leaf, the number of the program argument that it belongs to; empty if unknown.
       forward: The paths of the leaves in the order in which the program uses the arguments; empty if unknown.
+      layers: The axis of the layers of each leaf, where some are measured layer by layer.
     """
 
     source: MeasuredTree
@@ -37,12 +39,18 @@ class Attribution(NamedTuple):
     axes: tuple[Axis, ...]
     arguments: tuple[int, ...] = ()
     forward: tuple[str, ...] = ()
+    layers: Axes = ()
 
     def in_order(self, used: Sequence[int]) -> Attribution:
         """Set `forward`, from the numbers of the program's arguments in the order of their use."""
         paths = (path for path, has in zip(self.source.paths, self.source.has_number, strict=True) if has)
         path_of = dict(zip(self.arguments, paths, strict=False))
         return self._replace(forward=tuple(path_of[i] for i in used if i in path_of))
+
+    def in_layers(self) -> Attribution:
+        """With the entries that its packed rows have: layers in place of the arrays that hold them."""
+        source = in_layers(self.source, self.layers)
+        return self._replace(source=source, forward=layer_by_layer(self.forward, source), layers=())
 
 
 class _Owner(NamedTuple):
@@ -85,7 +93,8 @@ def attribute_gradients(
         n_named[name] = n_named.get(name, 0) + 1
         if n_named[name] > 1:
             name = f"{name} #{n_named[name]}"
-        named[r] = Attribution(r.sown.source._replace(name=name), owner.expression, r.axes, owner.arguments)
+        source = r.sown.source._replace(name=name)
+        named[r] = Attribution(source, owner.expression, r.axes, owner.arguments, layers=r.sown.axes)
     named.update(_params_and_updates(reaped, named))
     return [named.get(r) for r in reaped]
 

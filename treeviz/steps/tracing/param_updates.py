@@ -46,7 +46,7 @@ def measure_params(
     measured = []
     for kind, values in (("params", old), ("updates", None if new is None else _differences(new, old))):
         if values is not None:
-            sown = Sown(kind, source._replace(name=kind))
+            sown = replace(reaped.sown, kind=kind, source=source._replace(name=kind))
             packed, axes = measure_members(lambda *values, sown=sown: reduce(sown, values), values, reaped.batched)
             measured.append((replace(reaped, sown=sown, axes=axes, gradient=reaped.sown), packed))
     return measured

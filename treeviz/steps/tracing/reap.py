@@ -26,6 +26,7 @@ from treeviz.steps.tracing.primitives import (
 )
 from treeviz.steps.tracing.reap_rules import RULES, CannotReap
 from treeviz.steps.tracing.repeats import repeat, repeats
+from treeviz.steps.tracing.scanned import AxesOf, layer_axes, scanned_in
 from treeviz.steps.tracing.sow import Reaped, Sown, sow_p
 from treeviz.steps.tracing.sown import sown_in, sums_of_sown
 from treeviz.steps.tracing.vmap_members import measure_members
@@ -40,6 +41,7 @@ def reap(
     empty: Callable[[Any], Any] = jnp.zeros_like,
     *,
     with_params: bool = False,
+    axes_of: AxesOf = lambda source, scanned: scanned,
 ) -> tuple[list[Any], list[Reaped], list[jax.Array]]:
     """Run `program` on `arguments`, and measure its sown values.
 
@@ -51,6 +53,8 @@ def reap(
         their shape.
       with_params: Measure also the parameters that a gradient inside a loop belongs to, and their updates, if the loop
         changes them.
+      axes_of: Which leaves are measured layer by layer, and along which axis: from a tree, and the axis along which the
+        program scans over each parameter.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
@@ -59,7 +63,7 @@ def reap(
       CannotReap: A value is sown inside a higher-order primitive without a rule.
     """
     computed_once = {sown for sown, recomputed in sown_in(program) if not recomputed}
-    run = Run(reduce, empty, computed_once, with_params)
+    run = Run(reduce, empty, computed_once, with_params, axes_of)
     return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
 
 
@@ -72,11 +76,19 @@ class Run:
       axis_sizes: The sizes of the mesh axes that are named in this jaxpr.
     """
 
-    def __init__(self, reduce: Reduce, empty: Callable[[Any], Any], computed_once: set[Sown], with_params: bool):
+    def __init__(
+        self,
+        reduce: Reduce,
+        empty: Callable[[Any], Any],
+        computed_once: set[Sown],
+        with_params: bool,
+        axes_of: AxesOf,
+    ):
         self.reduce = reduce
         self.empty = empty
         self.computed_once = computed_once
         self.with_params = with_params
+        self.axes_of = axes_of
         self.in_recomputation = False
         self.axis_sizes: Mapping[str, int] = {}
 
@@ -115,6 +127,7 @@ class Run:
 
         summed = sums_of_sown(jaxpr, self.axis_sizes)
         again = repeats(jaxpr)
+        scanned = scanned_in(jaxpr) if any(eqn.primitive is sow_p for eqn in jaxpr.eqns) else {}
         freed_after = last_uses(jaxpr, _needed_later(summed, again))
         for n, eqn in enumerate(jaxpr.eqns):
             operands = [read(x) for x in eqn.invars]
@@ -123,7 +136,7 @@ class Run:
             else:
                 with context_of(eqn):
                     measured = repeat(again[n], eqn, read) if n in again else operands
-                    results, reaped_here, packed_here = self.equation(eqn, measured, origins_of(eqn))
+                    results, reaped_here, packed_here = self.equation(eqn, measured, origins_of(eqn), scanned)
                 results = operands[: len(results)] if n in again else results
                 reaped += reaped_here
                 packed += packed_here
@@ -133,12 +146,14 @@ class Run:
                 values.pop(variable, None)
         for n, (variables, axes) in summed.items():
             eqn = jaxpr.eqns[n]
-            _, reaped_here, packed_here = self.measure(eqn, [read(v) for v in variables], origins_of(eqn))
+            _, reaped_here, packed_here = self.measure(eqn, [read(v) for v in variables], origins_of(eqn), scanned)
             reaped += [replace(r, summed_over=axes) for r in reaped_here]
             packed += packed_here
         return [read(x) for x in jaxpr.outvars], reaped, packed
 
-    def equation(self, eqn, operands, origins):
+    def equation(self, eqn, operands, origins, scanned: Mapping[Any, int]):
+        if eqn.primitive is sow_p:
+            return self.measure(eqn, operands, origins, scanned)
         rule = self.rule(eqn)
         return (bind(eqn, operands), (), ()) if rule is None else rule(self, eqn, operands, origins)
 
@@ -156,9 +171,7 @@ class Run:
         return function, reaped
 
     def rule(self, eqn) -> Callable | None:
-        """How to run an equation that sows, or in which something is sown; None for all others."""
-        if eqn.primitive is sow_p:
-            return Run.measure
+        """How to run an equation in which something is sown; None for all others."""
         recomputed = self.in_recomputation or is_recomputed(eqn)
         sown_inside = (pair for inner in inner_jaxprs(eqn) for pair in sown_in(inner, recomputed))
         if all(recomputed and sown in self.computed_once for sown, recomputed in sown_inside):
@@ -170,17 +183,20 @@ class Run:
             )
         return rule
 
-    def measure(self, eqn, operands, origins):
+    def measure(self, eqn, operands, origins, scanned: Mapping[Any, int]):
         """The rule for `sow`.
 
         Args:
           operands: The sown values; those that they are the gradients of may follow, and are not read.
           origins: The origins of all operands of the equation.
+          scanned: The variables that the program scans over, and along which axis.
         """
         n, sown, batched = (eqn.params[name] for name in ("n", "sown", "batched"))
         values = operands[:n]
         if sown.kind == "loss" or (self.in_recomputation and sown in self.computed_once):
             return values, (), ()
+        if not self.axis_sizes:  # else a device may have some of the layers only
+            sown = replace(sown, axes=layer_axes(eqn, scanned, self.axes_of))
         packed, axes = measure_members(lambda *values: self.reduce(sown, values), values, [b[:n] for b in batched])
         reaped = Reaped(
             sown,

@@ -10,6 +10,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from treeviz.steps.layers import Axes
 from treeviz.steps.measure import MeasuredTree, source_of
 
 
@@ -21,10 +22,12 @@ class Sown:
       kind: "grads" of a differentiated function, "cotangents" of a `jax.vjp`, or "tap"; "params" and "updates" for
         what is measured together with a gradient; "loss", which is not measured: it tells which results are the loss.
       source: The leaves. Its name is the kind, or the name that `tap` was given.
+      axes: Of the layers of each leaf that holds some, as `reap` has found them.
     """
 
     kind: str
     source: MeasuredTree
+    axes: Axes = ()
 
 
 class Axis(NamedTuple):

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.steps.measure import MeasuredTree, Measurement, reduce_tree, source_of
+from treeviz.steps.layers import Axes, in_layers, openable, told_axes
+from treeviz.steps.measure import MeasuredTree, Measurement, source_of
 from treeviz.steps.names import kind_of
 from treeviz.steps.reduce import NO_NUMBER, reduce_leaves
 from treeviz.steps.tracing.argument_order import argument_order
@@ -23,6 +24,7 @@ from treeviz.steps.tracing.primitives import effects_in
 from treeviz.steps.tracing.reap import reap
 from treeviz.steps.tracing.results import count_in_results
 from treeviz.steps.tracing.sow import Reaped, Sown, sow
+from treeviz.tree.layers import Stacked, stacked_axes
 from treeviz.tree.tracers import Tracer
 
 
@@ -37,6 +39,7 @@ def instrumented(
     *,
     match: bool = True,
     updates: bool = False,
+    stacked: Stacked | None = (),
     tidy_path: Callable[[str], str] = str,
     result_path: Callable[[str], str] = str,
     on_traced: Callable[[Sequence[Attribution], Sequence[str], set[str]], None] = lambda *_: None,
@@ -49,6 +52,7 @@ def instrumented(
       options: The options with which `jax.jit` made the step.
       match: Only gradients of the function's own arguments, if there are any.
       updates: Measure the parameters too, and what the step adds to them.
+      stacked: Globs of further arrays that hold layers, beside those that the function scans over; None: none at all.
       tidy_path: Shortens the path of a gradient to that of the user's parameter.
       result_path: Shortens the path of a result to that in what the user's step returns.
       on_traced: Called whenever it is traced, with what is measured, notes on what is not, and the names of the step's
@@ -59,8 +63,8 @@ def instrumented(
 
     @functools.wraps(function)
     def twin(*args, **kwargs):
-        tidy = tidy_path, result_path
-        out, measurement = _measured(function, args, kwargs, statistics, match, updates, tidy, on_traced)
+        tidy, layers = (tidy_path, result_path), _Layers(stacked, tidy_path)
+        out, measurement = _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced)
         return (None if only_measure else out), measurement
 
     out_shardings = None if options.out_shardings is None else (options.out_shardings, None)
@@ -70,17 +74,19 @@ def instrumented(
 
 
 def instrumented_callback(
-    function: Callable, options: JitOptions, statistics: tuple[str, ...], record: Callable[[Measurement], None]
+    function: Callable,
+    options: JitOptions,
+    statistics: tuple[str, ...],
+    record: Callable[[Measurement], None],
+    stacked: Stacked | None = (),
 ) -> Callable:
     """A jitted function that returns `(what the function returns, None)`, and calls `record` at each gradient."""
 
     def see(kind, tree, origins=None, name="grads"):
         source = source_of(tree, name)
         if any(source.has_number) and kind != "loss":
-            jax.debug.callback(
-                lambda packed: record(Measurement({name: packed}, [source], statistics)),
-                reduce_tree(tree, statistics=statistics),
-            )
+            source, packed = _Layers(stacked).measured(tree, source, statistics)
+            jax.debug.callback(lambda packed: record(Measurement({name: packed}, [source], statistics)), packed)
         return tree
 
     @functools.wraps(function)
@@ -100,9 +106,9 @@ def _jit(function, options: JitOptions, out_shardings, donate: bool):
     return jax.jit(function, **keywords)
 
 
-def _measured(function, args, kwargs, statistics, match, updates, tidy, on_traced):
+def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced):
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        return _measured_at_once(function, args, kwargs, statistics, updates, on_traced)
+        return _measured_at_once(function, args, kwargs, statistics, updates, layers, on_traced)
     arguments = _arguments(function, args, kwargs)
     leaves, rebuild = _split(args, kwargs)
     out_tree, out_paths = None, []
@@ -117,9 +123,9 @@ def _measured(function, args, kwargs, statistics, match, updates, tidy, on_trace
     with seeing_gradients(_sow):
         program = jax.make_jaxpr(on_leaves)(*leaves)
     reduce = functools.partial(_reduce, statistics)
-    out, found, packed = reap(program, leaves, reduce, _nothing, with_params=updates)
+    out, found, packed = reap(program, leaves, reduce, _nothing, with_params=updates, axes_of=layers.axes_of)
     names = attribute_gradients(found, arguments, match=match)
-    notes = _notes_of_loops(found, names)
+    notes = [*_notes_of_loops(found, names), *layers.notes]
     paths = _paths(args, kwargs)
     if updates:
         measured, notes_of_params = measure_step_params(program, leaves, out, paths, out_paths, reduce, found, names)
@@ -130,6 +136,7 @@ def _measured(function, args, kwargs, statistics, match, updates, tidy, on_trace
     names = [_tidy(name and name.in_order(order), tidy[0]) for name in names]
     shown = [tidy[1](jax.tree_util.keystr(path)) for path in out_paths]
     counted = count_in_results(program, out, paths, out_paths, shown, {} if updates else _params(names))
+    names = [name and name.in_layers() for name in names]
     measurement = _measurement(zip(names, packed, strict=True), statistics, *counted)
     on_traced([name for name in names if name is not None], notes, effects_in(program))
     return jax.tree.unflatten(out_tree, out), measurement
@@ -165,11 +172,37 @@ def _tidy(name: Attribution | None, tidy_path: Callable[[str], str]) -> Attribut
     return name._replace(source=name.source._replace(paths=paths), forward=forward)
 
 
+class _Layers:
+    """Which arrays are measured layer by layer: those that the program scans over, and those that the user names."""
+
+    def __init__(self, stacked: Stacked | None, tidy_path: Callable[[str], str] = str) -> None:
+        self._stacked, self._tidy_path = stacked, tidy_path
+        self._unused = dict.fromkeys(stacked_axes(stacked or ()))
+
+    def axes_of(self, source: MeasuredTree, scanned: Axes) -> Axes:
+        if not self._stacked:
+            return (None,) * len(scanned) if self._stacked is None else scanned
+        told, unused = told_axes(source._replace(paths=tuple(map(self._tidy_path, source.paths))), self._stacked)
+        self._unused = {glob: None for glob in unused if glob in self._unused}
+        return tuple(seen if axis is None else axis for axis, seen in zip(told, scanned, strict=True))
+
+    def measured(self, tree: Any, source: MeasuredTree, statistics) -> tuple[MeasuredTree, jax.Array]:
+        """A tree that is measured where it has its values; the layers are those that the user names."""
+        pairs = [*zip(jax.tree.leaves(tree), source.has_number, strict=True)]
+        axes = openable(source, self.axes_of(source, (None,) * len(pairs)))
+        packed = reduce_leaves([leaf if has else None for leaf, has in pairs], statistics, axes)
+        return in_layers(source, axes), packed
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"stacked={glob!r}: no array that is measured has such a key path and axis" for glob in self._unused]
+
+
 def _sow(kind, tree, origins=None, name="grads"):
     return sow(kind, name, tree, [] if origins is None else jax.tree.leaves(origins))
 
 
-def _measured_at_once(function, args, kwargs, statistics, updates, on_traced):
+def _measured_at_once(function, args, kwargs, statistics, updates, layers, on_traced):
     """Measure without jit, where every gradient has its values when it is computed."""
     names, packed = [], []
 
@@ -177,8 +210,9 @@ def _measured_at_once(function, args, kwargs, statistics, updates, on_traced):
         count = sum(n.source.name.split(" #")[0] == name for n in names)
         source = source_of(tree, f"{name} #{count + 1}" if count else name)
         if any(source.has_number) and kind != "loss":
+            source, packed_tree = layers.measured(tree, source, statistics)
             names.append(Attribution(source, "", ()))
-            packed.append(reduce_tree(tree, statistics=statistics))
+            packed.append(packed_tree)
         return tree
 
     with seeing_gradients(see):
@@ -198,7 +232,7 @@ def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts
 
 def _reduce(statistics, sown: Sown, values: Sequence[Any]) -> jax.Array:
     left = iter(values)
-    return reduce_leaves([next(left) if has else None for has in sown.source.has_number], statistics)
+    return reduce_leaves([next(left) if has else None for has in sown.source.has_number], statistics, sown.axes)
 
 
 def _nothing(packed) -> jax.Array:

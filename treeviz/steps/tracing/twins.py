@@ -10,6 +10,7 @@ from treeviz.steps.tracing import jax_private
 from treeviz.steps.tracing.compare_once import CompareOnce
 from treeviz.steps.tracing.jitted import JittedStep
 from treeviz.steps.tracing.verify import Verification
+from treeviz.tree.layers import Stacked, stacked_axes
 
 if TYPE_CHECKING:
     from treeviz.steps.tracing.attribution import Attribution
@@ -33,9 +34,11 @@ class Settings(NamedTuple):
     exact: bool | str
     updates: bool | None
     first: int
+    stacked: Stacked | None
 
     def check(self) -> None:
         check_statistics(self.statistics)
+        stacked_axes(self.stacked or ())
         if self.via not in ("output", "callback"):
             raise ValueError(f"via={self.via!r}: there are 'output' and 'callback'.")
         if self.every < 0 or self.heavy_every < 0 or not (self.every or self.heavy_every):
@@ -103,15 +106,18 @@ class Twins:
         # Imported here, since these modules use JAX's extension API, which `jax_private.why_not` checks.
         from treeviz.steps.tracing.twin import instrumented, instrumented_callback
 
+        stacked = self._settings.stacked
+
         def make(function):
             if self._settings.via == "callback":
-                return instrumented_callback(function, self._options, statistics, self._on_callback)
+                return instrumented_callback(function, self._options, statistics, self._on_callback, stacked)
             return instrumented(
                 function,
                 self._options,
                 statistics,
                 match=self._settings.match,
                 updates=updates,
+                stacked=stacked,
                 tidy_path=self._jitted.tidy_path,
                 result_path=self._jitted.result_path,
                 on_traced=on_traced or self._on_traced,

@@ -18,6 +18,7 @@ from treeviz.steps.tracing import jax_private
 from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, jitted_step
 from treeviz.steps.tracing.twins import Settings, Twins
 from treeviz.steps.tracing.verify import TwinFailed, Verification, copy_array, verify
+from treeviz.tree.layers import Stacked
 from treeviz.tree.safe_repr import error_text, printable_lines
 from treeviz.tree.tracers import Tracer
 
@@ -44,6 +45,7 @@ def watch(
     exact: bool | str = False,
     updates: bool | None = None,
     first: int = 0,
+    stacked: Stacked | None = (),
 ) -> Watched:
     """Wrap a jitted step so that `record` gets a measurement of the gradients computed inside it.
 
@@ -90,12 +92,15 @@ def watch(
         computed. True: in every inspected step, which costs about as much again as the gradients; None: in those of
         `heavy_every`; False: never. `Watched.notes` says what could not be measured.
       first: The number of the first step.
+      stacked: An array over which the step scans holds all layers of a model, and each layer is measured on its own.
+        Globs of the key paths of further such arrays, or of nodes above them: "layers/*", or {"layers/*": 1} where the
+        layers lie along another axis than the first. None: no array is taken apart, as inside `shard_map`.
 
     Raises:
       CannotWatch: The step cannot be watched; the message says why, and what to do instead.
       ValueError: Settings that exclude each other, or an unknown statistic.
     """
-    settings = Settings(every, heavy_every, statistics, via, match, exact, updates, first)
+    settings = Settings(every, heavy_every, statistics, via, match, exact, updates, first, stacked)
     settings.check()
     why_not = jax_private.why_not()
     if why_not:

@@ -49,7 +49,7 @@ def outliers(table: TreeTable, series: Sequence[Series], n: int = N_LINES) -> li
     distance of their last value from the median of all leaves, on the scale of the series (linear or log).
     """
     main = series[0]
-    leaves = np.flatnonzero(table.is_leaf & (main.bad | ~np.isnan(main.values)).any(axis=1))
+    leaves = table.measured[(main.bad | ~np.isnan(main.values)).any(axis=1)[table.measured]]
     found = {row: marks[0] for row, marks in marks_by_row(series).items()}
     is_bad = main.bad[leaves] | np.isinf(main.values[leaves])
     bad_since = np.where(is_bad.any(axis=1), is_bad.argmax(axis=1), is_bad.shape[1]).tolist()

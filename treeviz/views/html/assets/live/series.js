@@ -243,7 +243,7 @@ export class RollUp {
     this.parent = tree.parent;
     this.nRows = tree.n;
     /** The rows of the leaves, in the order in which Python sends them. */
-    this.leaves = Int32Array.from(Array.from({ length: tree.n }, (_, row) => row).filter((row) => tree.of(row, "is_leaf")));
+    this.leaves = Int32Array.from(Array.from({ length: tree.n }, (_, row) => row).filter((row) => tree.end[row] === row + 1));
   }
 
   /** @param {number} n buckets @param {DataView[]} buffers steps, counts, bits and norms, bucket by bucket @returns {Buckets} */

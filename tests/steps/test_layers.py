@@ -1,0 +1,79 @@
+"""The layers of stacked arrays as entries of a measured tree."""
+
+import jax
+import numpy as np
+import pytest
+
+from treeviz.steps.layers import in_layers, layer_by_layer, told_axes, wholes
+from treeviz.steps.measure import source_of
+from treeviz.steps.reduce import reduce_leaves
+from treeviz.steps.statistics import HISTOGRAM, unpack
+
+TREE = {"embed": np.ones((9, 2)), "layers": {"b": np.ones((3, 2)), "w": np.ones((3, 4, 2)), "k": np.ones(3, int)}}
+SOURCE = source_of(TREE, "grads")
+OPEN = in_layers(SOURCE, (None, 0, None, 1))
+
+
+def test_layers_are_named_as_python_takes_them():
+    w = tuple(f"['layers']['w'][:, {i}]" for i in range(4))
+    b = tuple(f"['layers']['b'][{i}]" for i in range(3))
+    assert OPEN.paths == ("['embed']", *b, "['layers']['k']", *w)
+    assert OPEN.sizes == (18, 2, 2, 2, 3, 6, 6, 6, 6)
+    assert OPEN.shapes[1] == "2" and OPEN.shapes[-1] == "3,2" and set(OPEN.stacks) == {"", "*3,2", "3,*4,2"}
+
+
+def test_the_leaves_are_known_from_their_layers():
+    assert [(whole.path, whole.shape, whole.size, whole.n) for whole in wholes(OPEN)] == [
+        ("['embed']", (9, 2), 18, 1),
+        ("['layers']['b']", (3, 2), 6, 3),
+        ("['layers']['k']", (3,), 3, 1),
+        ("['layers']['w']", (3, 4, 2), 24, 4),
+    ]
+    assert [whole.path for whole in wholes(SOURCE)] == list(SOURCE.paths)
+
+
+@pytest.mark.parametrize("stacks", [("*4,2",), ("*2,2",), ("*9999,2",), ("3,2",)])
+def test_layers_that_do_not_belong_together_are_an_error(stacks):
+    with pytest.raises(ValueError):
+        list(wholes(OPEN._replace(stacks=("", *stacks * 3, *OPEN.stacks[4:]))))
+
+
+def test_stacks_are_used_layer_by_layer():
+    both = in_layers(SOURCE, (None, 0, None, 0))
+    order = layer_by_layer(["['embed']", "['layers']['w']", "['layers']['b']", "unknown"], both)
+    wb = [f"['layers']['{name}'][{i}]" for i in range(3) for name in "wb"]
+    assert order == ("['embed']", *wb)
+
+
+def test_globs_tell_the_axes_of_leaves():
+    assert told_axes(SOURCE, "layers/*") == ((None, 0, 0, 0), [])
+    assert told_axes(SOURCE, {"layers": 0, "w": 1, "nowhere": 0, "embed": 2}) == ((None, 0, 0, 1), ["nowhere", "embed"])
+
+
+@pytest.mark.oldest_jax
+def test_each_layer_is_measured_as_an_array_of_its_own():
+    rng = np.random.default_rng(0)
+    leaves = [
+        rng.normal(size=shape).astype(np.float32) for shape in ((3, 5), (6,), (2, 33_000), (4, 3, 2), (2, 200, 180))
+    ]
+    leaves[0][1] = [0, np.inf, np.nan, -np.inf, 2]
+    leaves[3] *= 1e-30
+    axes = (0, 0, 0, 1, 0)
+    packed = jax.jit(lambda xs: reduce_leaves([*xs, None], HISTOGRAM, (*axes, None)))(leaves)
+    found = unpack(np.asarray(packed), HISTOGRAM)
+    layers = [layer for x, axis in zip(leaves, axes, strict=True) for layer in np.moveaxis(x, axis, 0)]
+    assert np.isnan(found["norm"][-1]) and len(packed) == len(layers) + 1
+    for i, layer in enumerate(layers):
+        finite = layer[np.isfinite(layer)].astype(np.float64)
+        truth = np.linalg.norm(finite), np.abs(finite).max(), finite.mean()
+        np.testing.assert_allclose(
+            [found[name][i] for name in ("norm", "max_abs", "mean")], truth, 2e-6, 1e-5 * truth[1]
+        )
+        counts = [found[name][i] for name in ("nonfinite", "zeros", "nan", "posinf", "neginf")]
+        assert counts == [
+            layer.size - finite.size,
+            np.sum(layer == 0),
+            np.isnan(layer).sum(),
+            *(np.sum(layer == s * np.inf) for s in (1, -1)),
+        ]
+        assert found["histogram"][i].sum() == np.count_nonzero(finite)

@@ -1,0 +1,133 @@
+"""The layers of stacked arrays as entries of a measured tree: one for each layer, in place of one for the array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from treeviz.tree.facts import Facts
+from treeviz.tree.from_paths import table_of_paths
+from treeviz.tree.layers import MOST_LAYERS, Stacked, stacked_axes, stacks_in
+
+if TYPE_CHECKING:
+    from treeviz.steps.measure import MeasuredTree
+
+Axes = tuple[int | None, ...]  # of the layers of each leaf; None: it is no stack
+
+
+class Whole(NamedTuple):
+    """A leaf as JAX has it.
+
+    Attributes:
+      first, n: Its first entry in the measured tree, and how many it has.
+      axis: Of the layers; None: it is no stack.
+    """
+
+    path: str
+    shape: tuple[int, ...] | None
+    size: int
+    first: int
+    n: int = 1
+    axis: int | None = None
+
+
+def told_axes(source: MeasuredTree, stacked: Stacked) -> tuple[Axes, list[str]]:
+    """The axis of each leaf that the user's globs match, and the globs that match none."""
+    facts = [Facts("array", "", True, shape=shape_of(shape)) for shape in source.shapes]
+    table = table_of_paths("", source.paths, facts)
+    leaf_at = {row: leaf for leaf, row in enumerate(np.flatnonzero(table.is_leaf).tolist())}
+    axes: list[int | None] = [None] * len(source.paths)
+    unused = []
+    for glob, axis in stacked_axes(stacked).items():
+        try:
+            rows = stacks_in(table, {glob: axis})
+        except ValueError:
+            unused.append(glob)
+            continue
+        for row in rows:
+            axes[leaf_at[row]] = axis
+    return tuple(axes), unused
+
+
+def openable(source: MeasuredTree, axes: Axes) -> Axes:
+    """The axes without those of leaves that have no numbers, or too many layers; empty if none is left."""
+    axes = tuple(
+        axis if has and axis is not None and _can_open(shape_of(shape), axis) else None
+        for axis, has, shape in zip(axes, source.has_number, source.shapes, strict=True)
+    )
+    return axes if any(axis is not None for axis in axes) else ()
+
+
+def _can_open(shape: Sequence[int], axis: int) -> bool:
+    return axis < len(shape) and 0 < shape[axis] <= MOST_LAYERS
+
+
+def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
+    """The same tree with an entry for each layer of the leaves with an axis."""
+    if not any(axis is not None for axis in axes):
+        return source
+    fields = []
+    for path, size, dtype, has_number, shape, axis in zip(*source[1:6], axes, strict=True):
+        if axis is None:
+            fields.append((path, size, dtype, has_number, shape, ""))
+            continue
+        sizes = shape.split(",")
+        n, whole = int(sizes.pop(axis)), ",".join(["*" * (i == axis) + each for i, each in enumerate(shape.split(","))])
+        layer = size // n, dtype, has_number, ",".join(sizes), whole
+        fields += [(f"{path}{index_text(axis, i)}", *layer) for i in range(n)]
+    return type(source)(source.name, *zip(*fields, strict=True))
+
+
+def index_text(axis: int, layer: int) -> str:
+    """ "[3]", "[:, 3]"."""
+    return f"[{':, ' * axis}{layer}]"
+
+
+def wholes(source: MeasuredTree) -> Iterator[Whole]:
+    """The leaves of a measured tree as JAX has them.
+
+    Raises:
+      ValueError: The entries of a stack do not belong together.
+    """
+    entry = 0
+    while entry < len(source.paths):
+        path, shape = source.paths[entry], shape_of(source.shapes[entry]) if source.shapes else None
+        whole, n, axis = source.stacks[entry] if source.stacks else "", 1, None
+        if whole:
+            axis = [each[:1] for each in whole.split(",")].index("*")
+            shape = shape_of(whole.replace("*", ""))
+            n, index = shape[axis], index_text(axis, 0)
+            if (
+                not path.endswith(index)
+                or source.stacks[entry : entry + n] != (whole,) * n
+                or not _can_open(shape, axis)
+            ):
+                raise ValueError(f"{path} is no layer of an array of {whole}")
+            path = path.removesuffix(index)
+        size = source.sizes[entry] if axis is None else math.prod(shape or ())
+        yield Whole(path, shape, size, entry, n, axis)
+        entry += n
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    return tuple(map(int, filter(None, text.split(","))))
+
+
+def layer_by_layer(paths: Sequence[str], source: MeasuredTree) -> tuple[str, ...]:
+    """The paths of the entries in `source`, of leaves in the order of their use: stacks are used layer by layer.
+
+    Args:
+      paths: Of the leaves as JAX has them.
+    """
+    known = {whole.path: whole for whole in wholes(source)}
+    used = (known[path] for path in paths if path in known)
+    ordered: list[str] = []
+    for n, alike in groupby(used, key=attrgetter("n")):
+        together = list(alike)
+        ordered += [source.paths[whole.first + i] for i in range(n) for whole in together]
+    return tuple(ordered)
