@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Read by JAX when it starts, so before anything imports it. JAX_PLATFORMS=cuda tests on a GPU.
@@ -74,11 +75,12 @@ SLOWEST = [
 
 def pytest_addoption(parser: pytest.Parser):
     parser.addoption("--shots", default="", metavar="FOLDER", help="keep the screenshots of the browser tests here")
+    parser.addoption("--one-case-in", type=int, default=1, metavar="N", help="of a test with N cases or more, each Nth")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
 def pytest_cmdline_main(config: pytest.Config):
-    """Share the files of a folder among processes, one per core. Files and tests that are named run in this process."""
+    """Share the files of a folder among processes, one more than cores since tests in a browser wait. Files and tests that are named run in this process."""
     option = config.option
     if not hasattr(option, "numprocesses") or hasattr(config, "workerinput"):
         return  # without pytest-xdist, or in a worker
@@ -86,7 +88,7 @@ def pytest_cmdline_main(config: pytest.Config):
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         has_folder = any(Path(argument).is_dir() for argument in config.args)
         if has_folder and n_cores > 1 and os.environ["JAX_PLATFORMS"] == "cpu":  # a GPU is for one process
-            option.numprocesses = min(n_cores, MOST_WORKERS)
+            option.numprocesses = min(n_cores + 1, MOST_WORKERS)
     if option.numprocesses and option.dist == "no":
         option.dist = "loadfile"
         option.loadscopereorder = False  # it knows how many tests a file has, and not how long they take
@@ -94,6 +96,7 @@ def pytest_cmdline_main(config: pytest.Config):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
+    thin_out(config, items, config.option.one_case_in)
     place = {TESTS / name: number for number, name in enumerate(SLOWEST)}
     gone = [str(path) for path in place if not path.exists()]
     if gone:
@@ -111,6 +114,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.get_closest_marker("optimized") is not None,
         )
     )
+
+
+def thin_out(config: pytest.Config, items: list[pytest.Item], n: int) -> None:
+    """Keep one case in `n`, from one test to the next another one, so that all that is tried is tried by some test."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {
+        id(item)
+        for number, cases in enumerate(tests.values())
+        for item in (cases if len(cases) < n else cases[number % n :: n])
+    }
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = [item for item in items if id(item) in kept]
+
+
+def pytest_collection_finish():
+    """What was imported stays to the end: collecting garbage need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item):

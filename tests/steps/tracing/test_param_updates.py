@@ -140,8 +140,9 @@ PLACES = {
 PLAIN_STEPS = {function: jax.jit(function) for function in STEPS}  # compiled once
 
 
-@pytest.mark.optimized
-@pytest.mark.parametrize("donated", [False, True], ids=["kept", "donated"])
+@pytest.mark.parametrize(
+    "donated", [pytest.param(False, marks=pytest.mark.optimized, id="kept"), pytest.param(True, id="donated")]
+)
 @pytest.mark.parametrize("function", STEPS)
 def test_the_new_parameters_are_told_from_moments_gradients_and_the_old_ones(function, donated, seen, mlp):
     watched = watch(jax.jit(function, donate_argnums=(0, 1) if donated else ()), seen, updates=True)

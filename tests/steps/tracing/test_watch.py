@@ -83,7 +83,6 @@ STEPS = {
 }
 
 
-@pytest.mark.optimized
 @pytest.mark.parametrize("name", STEPS)
 def test_gradients_are_seen_however_they_are_taken(name, seen, mlp):
     step = jax.jit(STEPS[name])
