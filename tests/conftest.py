@@ -80,7 +80,10 @@ def pytest_addoption(parser: pytest.Parser):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
 def pytest_cmdline_main(config: pytest.Config):
-    """Share the files of a folder among processes, one more than cores since tests in a browser wait. Files and tests that are named run in this process."""
+    """Share the files of a folder among processes, one more than cores since tests in a browser wait.
+
+    Files and tests that are named run in this process.
+    """
     option = config.option
     if not hasattr(option, "numprocesses") or hasattr(config, "workerinput"):
         return  # without pytest-xdist, or in a worker
