@@ -139,4 +139,15 @@ def names() -> TreeTable:
     return table("tree", [(0, 0, node("dict")), *((1, item(key), one) for key in keys)])  # 1 to 10
 
 
-TREES = {"model": model, "state": state, "names": names}
+def stack() -> TreeTable:
+    """An array that is open into its layers, which are no leaves."""
+    layer = node("layer", "jax.Array", shape=(2,), dtype="float32")
+    rows = [
+        (1, item("layers"), node("dict")),
+        (2, item("w"), array("float32", 3, 2)),
+        *((3, i, layer) for i in range(3)),
+    ]
+    return table("params", [(0, 0, node("dict")), *rows])  # 1 layers, 2 w, 3 to 5 its layers
+
+
+TREES = {"model": model, "state": state, "names": names, "stack": stack}

@@ -56,6 +56,7 @@ def test_a_layer_is_found_by_its_index(view):
         (row,) = view.find(query)
         assert row.expression == "params['layers']['attn']['w'][2]"
     assert [row.path for row in view.find("nan kind:layer")] == ["layers/attn/w/2"]
+    assert not {row.kind for row in view.find("is:node")} & {"layer", "array"}
     assert "2" not in [row.path.rpartition("/")[2] for row in view.find("kind:leaf")]
 
 

@@ -59,15 +59,15 @@ def _rows(
     }
     n_rows = [1 if axis is None else numbers[i].shape[axis] for i, axis in enumerate(axes)]
     first = list(accumulate(n_rows, initial=0))
-    rows, order = [], []
-    small: dict = {}
+    rows, order, small = [], [], {}
     for i, x in numbers.items():
-        if axes[i] is None and x.size < _SMALL_BELOW and not _is_sharded(x):
+        axis = axes[i]
+        if axis is None and x.size < _SMALL_BELOW and not _is_sharded(x):
             small.setdefault((x.dtype, getattr(_type_of(x), "vma", None)), []).append(i)
         else:
             is_usual = _has_usual_squares(jnp.result_type(leaves[i]))
             sizes = (x.size // n_rows[i],) * n_rows[i]
-            x = _in_rows(x[None] if axes[i] is None else jnp.moveaxis(x, axes[i], 0))
+            x = _in_rows(x[None] if axis is None else jnp.moveaxis(x, axis, 0))
             rows.append(_rows_of(x, sizes, is_usual, statistics, is_cpu))
             order.extend(range(first[i], first[i + 1]))
     for group in small.values():

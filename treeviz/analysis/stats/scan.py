@@ -84,9 +84,10 @@ class Scan:
 
     def _read_layers(self, owner: int, leaf: Any, axis: int, n: int) -> str | None:
         reader = self._reader(type(leaf))
-        if reader not in (self._read_jax_array, self._read_array) or leaf.shape[axis : axis + 1] != (n,):
-            return f"no statistics: it has no {n:,} layers"
-        return reader(owner, leaf, axis)
+        for read in (self._read_jax_array, self._read_array):
+            if reader == read and leaf.shape[axis : axis + 1] == (n,):
+                return read(owner, leaf, axis)
+        return f"no statistics: it has no {n:,} layers"
 
     def _check_time(self) -> None:
         if perf_counter() >= self._check_at:

@@ -40,7 +40,7 @@ _NOT_FINITE = "_nonfinite"
 _NEEDS_VALUES = "needs the values, which were not read: render(tree, stats=True) reads them."
 _IS: dict[str, Callable[[Facts], bool]] = {
     "leaf": lambda facts: facts.is_leaf,
-    "node": lambda facts: not facts.is_leaf,
+    "node": lambda facts: not facts.is_leaf and facts.kind != "layer",
     "opaque": lambda facts: facts.kind == "opaque",
     "static": lambda facts: bool(facts.static),
     "weak": lambda facts: facts.weak,

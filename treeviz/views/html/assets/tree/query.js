@@ -20,7 +20,7 @@ const FLAGS = { nan: ["nan"], inf: ["inf", "posinf", "neginf"], zeros: ["zeros"]
 /** @type {Record<string, (tree: Tree, code: number) => boolean>} */
 const IS = {
   leaf: (tree, code) => tree.fact(code, "is_leaf"),
-  node: (tree, code) => !tree.fact(code, "is_leaf"),
+  node: (tree, code) => !tree.fact(code, "is_leaf") && tree.fact(code, "kind") !== "layer",
   opaque: (tree, code) => tree.fact(code, "kind") === "opaque",
   static: (tree, code) => tree.fact(code, "static").length > 0,
   weak: (tree, code) => tree.fact(code, "weak"),
