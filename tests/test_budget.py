@@ -8,9 +8,11 @@ from sample_nodes import Forever
 
 import treeviz
 from treeviz import prepare
-from treeviz.analysis.stats import columns as statistics
+from treeviz.analysis.stats import scan as statistics
+from treeviz.tree import keys
 from treeviz.tree import walk as walking
 from treeviz.tree.budget import Budget
+from treeviz.tree.level import BUILTIN_LEVELS
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -77,6 +79,32 @@ def test_a_display_ends_and_counts_what_it_leaves_out(name, limit, show, request
     assert all(text.endswith(f": {why}; whole=True shows more") for text in left_out)
     assert table.headline[0].startswith("≥ ")
     assert [note.text for note in table[0].notes if note.kind == "info"] == ["at least: some of it was left out"]
+
+
+def test_a_dict_beyond_the_budget_is_flattened_once_and_only_the_keys_of_its_rows_are_made(few_rows, monkeypatch):
+    made, flattened = [], []
+    make, level = keys._mapping_key, BUILTIN_LEVELS[dict]
+    monkeypatch.setattr(keys, "_mapping_key", lambda *key: made.append(key) or make(*key))
+    monkeypatch.setitem(BUILTIN_LEVELS, dict, lambda *node: flattened.append(node) or level(*node))
+    assert len(treeviz.render({f"k{i}": 0.5 for i in range(1_000)}).table) == 200
+    assert len(flattened) == 1 and len(made) == 199
+    flattened.clear(), made.clear()
+    table = treeviz.render({f"{i}": {f"{i}{j}": 0.5 for j in range(100)} for i in range(10)}).table
+    assert len(table) == 200 and len(notes(table, "more")) == 10
+    assert len(flattened) < 15 and len(made) < 500
+
+
+def test_a_walk_stops_at_its_budget_though_most_leaves_stand_behind_the_nodes(few_rows):
+    tree = 0.5
+    for _ in range(10):
+        tree = [tree, *[0.5] * 150]
+    assert len(treeviz.render(tree).table) < 220
+
+
+def test_the_reason_is_the_time_where_the_second_pass_takes_too_long(slow, monkeypatch):
+    monkeypatch.setattr(prepare, "DISPLAY", SECONDS._replace(max_rows=10_000))
+    (text,) = notes(treeviz.render([0.5] * 20_000).table, "more")
+    assert "more children were left out: walking this tree takes more than 1.5 s" in text
 
 
 def test_every_node_above_what_was_left_out_says_that_its_totals_are_not_whole(few_rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from math import inf
@@ -19,7 +20,7 @@ from treeviz.tree.facts import Facts, Note
 from treeviz.tree.keys import Key, index_key
 from treeviz.tree.safe_repr import class_name, error_text, guarded, module_name, visible
 from treeviz.tree.table import TreeTable
-from treeviz.tree.walk_notes import note_left_out, note_shared
+from treeviz.tree.walk_notes import left_out_note, note_left_out, note_shared
 
 MAX_DEPTH = 250_000  # a flatten function may create new nodes without end
 MAX_REPEATED_ROWS = 100_000  # of subtrees that already have rows
@@ -50,19 +51,17 @@ def scan(
     tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str = "tree", budget: Budget = WHOLE
 ) -> tuple[TreeTable, list[Any]]:
     """Walk a tree; return the table, and the node or leaf of each row for analyses that need values."""
-    scanner = _Scanner(is_leaf, budget, fair=False)
-    try:
+    scanner = _Scanner(is_leaf, budget)
+    with suppress(_Overflow):
         scanner.run(tree)
-    except _Overflow:
-        scanner.release()
-        n_rows = max(len(scanner.nodes) // 2, _FEWEST) if scanner.is_late else budget.max_rows
-        why = f"walking this tree takes more than {budget.walk_s:g} s{budget.hint}" if scanner.is_late else ""
-        # A second pass, since fair shares would cut a small but deep tree to reserve rows for siblings.
-        scanner = _Scanner(is_leaf, budget._replace(max_rows=min(n_rows, budget.max_rows)), fair=True, why=why)
-        scanner.run(tree)
-    table, nodes = scanner.table(name), scanner.nodes
+        return scanner.finish(name)
     scanner.release()
-    return table, nodes
+    n_rows = max(len(scanner.nodes) // 3, _FEWEST) if scanner.is_late else budget.max_rows
+    left = Budget(min(n_rows, budget.max_rows), max(budget.walk_s - scanner.elapsed(), budget.walk_s / 2))
+    # A second pass, since fair shares would cut a small but deep tree to reserve rows for siblings.
+    scanner = _Scanner(is_leaf, budget, left, scanner.is_late)
+    scanner.run(tree)
+    return scanner.finish(name)
 
 
 class _Frame(NamedTuple):
@@ -91,14 +90,14 @@ class _Overflow(Exception):
 
 
 class _Scanner:
-    def __init__(self, is_leaf: Callable[[Any], bool] | None, budget: Budget, fair: bool, why: str = "") -> None:
+    """One pass over a tree; with fair shares of what is left of the budget if that is given."""
+
+    def __init__(self, is_leaf: Any, budget: Budget, left: Budget | None = None, is_late: bool = False) -> None:
         self._is_leaf = is_leaf
-        self._max_rows = budget.max_rows
-        self._max_s = budget.walk_s
-        self._why = why or f"the budget is {budget.max_rows:,} rows and {MAX_DEPTH:,} levels{budget.hint}"
-        self._elapsed = Stopwatch()
-        self.is_late = False
-        self._fair = fair
+        self._budget, self._fair, self.is_late = budget, left is not None, is_late
+        self._max_rows, self._max_s = (left or budget)[:2]
+        self.elapsed = Stopwatch()
+        self._n_expected = 1  # rows that are there, or will be for children of nodes that were opened
         self._of = Describers(budget.max_rows)
         self._of.handle(_LeftOut, Handler(None, self._left_out, False))
         self.nodes: list[Any] = []
@@ -120,10 +119,10 @@ class _Scanner:
             self._of.handle_treedefs()
         of, nodes, depths, parents, ends = self._of, self.nodes, self._depths, self._parents, self._ends
         positions, key_codes, fact_codes = self._positions, self._key_codes, self._fact_codes
-        keys, handlers, first_rows, max_rows = of.keys, of.handlers, self._first_rows, self._max_rows
+        keys, handlers, first_rows = of.keys, of.handlers, self._first_rows
         is_simple = self._is_leaf is None and not self._fair
         check_at = -1 if self._max_s == inf else _CHECK_EVERY
-        stack = [_new_frame((-1, 0, [tree], [0], iter((0,)), max_rows, [1, 0]))]
+        stack = [_new_frame((-1, 0, [tree], [0], iter((0,)), self._max_rows, [1, 0]))]
         while stack:
             parent, depth, children, codes, waiting, _, _ = stack[-1]
             for position in waiting:
@@ -139,13 +138,12 @@ class _Scanner:
                 ends.append(row + 1)
                 handler = handlers.get(id(type(node))) or of.handler(node)
                 if handler.is_builtin and is_simple and id(node) not in first_rows:  # `_enter`, inlined, for most nodes
+                    self._expect(len(node or ()))
                     below, below_codes, _, trouble = handler.level(node, keys)  # type: ignore[misc]
                     fact_codes.append(handler.describe(node))
                     if trouble:
                         self._notes[row] = [Note("error", trouble)]
                     if below:
-                        if row + len(below) >= max_rows:
-                            raise _Overflow
                         if depth >= MAX_DEPTH:
                             below, below_codes = self._cut(below, below_codes, 0)
                         first_rows[id(node)] = row
@@ -183,7 +181,7 @@ class _Scanner:
         Returns:
           The row at which to check again.
         """
-        if self._elapsed() <= self._max_s:
+        if self.elapsed() <= self._max_s:
             return row + _CHECK_EVERY
         self.is_late = True
         if not self._fair:
@@ -208,10 +206,8 @@ class _Scanner:
         self._of.notes.clear()
 
     def _left_out(self, left_out: _LeftOut) -> int:
-        n = left_out.n_children
-        text = f"{n:,} more {'child was' if n == 1 else 'children were'} left out: {self._why}"
-        self._of.notes.append(Note("more", text))
-        return self._of.facts.code(Facts("more", "", False, text=f"{n:,} more"))
+        self._of.notes.append(left_out_note(left_out.n_children, self._budget, MAX_DEPTH, self.is_late))
+        return self._of.facts.code(Facts("more", "", False, text=f"{left_out.n_children:,} more"))
 
     def _enter(self, node: Any, row: int, handler: Handler, above: _Frame) -> _Frame | None:
         """Describe a node; the frame to walk its children, or None if there are none to walk."""
@@ -225,6 +221,10 @@ class _Scanner:
     def _open(self, node: Any, row: int, handler: Handler, above: _Frame) -> _Frame | None:
         """`_enter` for a node that is no declared leaf, and is new or may be repeated."""
         of, fact_codes = self._of, self._fact_codes
+        if self._fair:
+            of.keys.room = self._room(above)
+        elif handler.is_builtin:
+            self._expect(len(node or ()))
         try:
             level = handler.level(node, of.keys)  # type: ignore[misc]
             if level is None:
@@ -249,12 +249,13 @@ class _Scanner:
             return None
         if handler.has_identity:
             self._first_rows.setdefault(id(node), row)
-        if key_codes is None:
-            key_codes = [0] * len(children)
+        key_codes = key_codes or [0] * len(children)
         if above.depth >= MAX_DEPTH:
             children, key_codes = self._cut(children, key_codes, 0)
-        if self._fair or len(self.nodes) + len(children) > self._max_rows:
+        if self._fair:
             return self._fair_frame(row, children, key_codes, above)
+        if not handler.is_builtin:
+            self._expect(len(children))
         return _new_frame((row, above.depth + 1, children, key_codes, iter(range(len(children))), 0, ()))
 
     def _declared_leaf(self, node: Any) -> bool:
@@ -299,19 +300,27 @@ class _Scanner:
         if first != row and (row, first) not in self._repeats[-1:]:
             self._repeats.append((row, first))
 
+    def _expect(self, n_children: int) -> None:
+        """Give up when it is known that there are more rows than the budget has: before their keys are made."""
+        self._n_expected += n_children
+        if self._n_expected > self._max_rows:
+            raise _Overflow
+
+    def _room(self, above: _Frame) -> int:
+        """The rows for what is below the node that is entered: its share of those that remain."""
+        waiting = length_hint(above.waiting)
+        nodes_waiting = above.nodes_from[len(above.children) - waiting]
+        return max((above.limit - len(self.nodes) - waiting) // (nodes_waiting + 1), 0)
+
     def _fair_frame(self, row: int, children: list, key_codes: list[int], above: _Frame) -> _Frame:
         """The frame of a node with its share of the remaining rows."""
-        if not self._fair:
-            raise _Overflow
-        now, waiting = len(self.nodes), length_hint(above.waiting)
-        nodes_waiting = above.nodes_from[len(above.children) - waiting]
-        room = max((above.limit - now - waiting) // (nodes_waiting + 1), 0)
+        room = self._room(above)
         if len(children) > room:
             children, key_codes = self._cut(children, key_codes, max(room - 1, 0))
         are_nodes = (self._of.handler(child).level is not None for child in reversed(children))
         nodes_from = [*accumulate(are_nodes, initial=0)][::-1]
         waiting = iter(range(len(children)))
-        return _Frame(row, above.depth + 1, children, key_codes, waiting, now + room, nodes_from)
+        return _Frame(row, above.depth + 1, children, key_codes, waiting, len(self.nodes) + room, nodes_from)
 
     def _cut(self, children: list, key_codes: Sequence[int] | None, n_kept: int) -> tuple[list, list[int]]:
         """The first children, and one placeholder for the others."""
@@ -319,12 +328,13 @@ class _Scanner:
         key_codes = [0] * n_kept if key_codes is None else key_codes[:n_kept]
         return [*children[:n_kept], _LeftOut(len(children) - n_kept)], [*key_codes, more]
 
-    def table(self, name: str) -> TreeTable:
+    def finish(self, name: str) -> tuple[TreeTable, list[Any]]:
+        """The table, and the node or leaf of each row."""
         ends = np.array(self._ends)
         facts, codes = self._of.facts.facts, self._fact_codes
         note_shared(self._notes, self._repeats, self._ends, lambda row: facts[codes[row]])
         note_left_out(self._notes, self._parents)
-        return TreeTable(
+        table = TreeTable(
             name=visible(name) or "tree",
             depth=np.array(self._depths, dtype=np.int32),
             parent=np.array(self._parents),
@@ -336,3 +346,5 @@ class _Scanner:
             facts=tuple(self._of.facts.facts),
             notes={row: tuple(notes) for row, notes in sorted(self._notes.items())},
         )
+        self.release()
+        return table, self.nodes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from treeviz.tree.budget import Budget
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.kinds import KINDS
 
@@ -44,6 +45,15 @@ def _is_worth_a_badge(first: int, ends: Sequence[int], facts: Callable[[int], Fa
         return True
     inside = map(facts, range(first, ends[first]))
     return any(each.bytes or KINDS[each.kind].is_mutable for each in inside)
+
+
+def left_out_note(n_children: int, budget: Budget, max_depth: int, is_late: bool) -> Note:
+    """The note of a placeholder for children beyond the budget: how many there are, and why they have no rows."""
+    what = f"{n_children:,} more {'child was' if n_children == 1 else 'children were'} left out"
+    why = f"the budget is {budget.max_rows:,} rows and {max_depth:,} levels"
+    if is_late:
+        why = f"walking this tree takes more than {budget.walk_s:g} s"
+    return Note("more", f"{what}: {why}{budget.hint}")
 
 
 def note_left_out(notes: Notes, parents: Sequence[int]) -> None:

@@ -63,24 +63,26 @@ def value_statistics(
     rows, owners, whole = [], [], []
     with np.errstate(all="ignore"):
         is_last = table.end == np.arange(1, len(table) + 1)
-        for row in np.flatnonzero(table.is_leaf | (is_last & ~table.is_layer)).tolist():
-            kind, end = table.facts[table.fact_codes[row]].kind, int(table.end[row])
+        chosen = np.flatnonzero(table.is_leaf | (is_last & ~table.is_layer))
+        triples = zip(*(each.tolist() for each in (chosen, table.end[chosen], table.fact_codes[chosen])), strict=True)
+        for row, end, code in triples:
             layers = (axis_of(table, row + 1), end - row - 1) if end > row + 1 else None
-            owner = scan.read(nodes[row], kind, layers)
+            owner = scan.read(nodes[row], table.facts[code].kind, layers)
             if owner is None:
                 continue
             whole.append((row, owner))
             rows += [row] if layers is None else range(row + 1, end)
             owners += [owner] if layers is None else range(owner, owner + end - row - 1)
-        summaries = scan.finish()
+        columns = _columns(table, rows, owners, scan)
         notes = {row: scan.reasons[owner] for row, owner in whole if owner in scan.reasons}
-        read = [i for i, owner in enumerate(owners) if owner not in scan.unread]
-        columns = _columns(table, np.array(rows, np.intp)[read], summaries, np.array(owners, np.intp)[read])
     return columns, notes
 
 
-def _columns(table: TreeTable, rows: np.ndarray, leaves: Summaries, owners: np.ndarray) -> tuple[Column, ...]:
+def _columns(table: TreeTable, rows_read: list[int], owners_read: list[int], scan: Scan) -> tuple[Column, ...]:
     """The columns, rolled up. Rows with the same leaves below them share a level."""
+    leaves = scan.finish()
+    has_values = [i for i, owner in enumerate(owners_read) if owner not in scan.unread]
+    rows, owners = np.array(rows_read, np.intp)[has_values], np.array(owners_read, np.intp)[has_values]
     start, stop = np.searchsorted(rows, np.arange(len(table))), np.searchsorted(rows, table.end)
     stop = np.maximum(start, stop)
     n_ends = len(rows) + 1
@@ -89,6 +91,7 @@ def _columns(table: TreeTable, rows: np.ndarray, leaves: Summaries, owners: np.n
     if not np.array_equal(owners, np.arange(len(leaves.counts))):
         leaves = Summaries(leaves.moments[:, owners], leaves.counts[owners])
     moments, counts = over_ranges(leaves, start, stop)
+    del leaves  # as large as the counts
     mean, std, least, greatest = np.where(moments[0] > 0, moments[1:], np.nan)
     zeros, nan, posinf, neginf = np.where(stop > start, counts[:, :BINS].T.astype(np.float64), np.nan)
     histograms, is_empty = counts[:, BINS:], stop == start

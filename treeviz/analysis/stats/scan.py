@@ -39,7 +39,7 @@ class Scan:
         self._budget, self._elapsed, self._check_at = budget, Stopwatch(), perf_counter()
         self._max_elements = max_elements
         self._on_host = on_host
-        self._seen: dict[tuple[int, Any], int] = {}
+        self._seen: dict[int | tuple[int, Any], int] = {}
         self._n_leaves = 0
         self._pile = Pile()
         self._large: list[tuple[int, Summaries]] = []
@@ -61,11 +61,12 @@ class Scan:
         reader = self._readers[id(cls)]
         if reader is None and not KINDS[kind].no_values:
             return None
-        owner = self._seen.get((id(leaf), layers))
+        key = id(leaf) if layers is None else (id(leaf), layers)
+        owner = self._seen.get(key)
         if owner is not None:
             return owner
         n = 1 if layers is None else layers[1]
-        owner = self._seen[id(leaf), layers] = self._n_leaves
+        owner = self._seen[key] = self._n_leaves
         self._n_leaves += n
         self._check_time()
         try:
@@ -101,8 +102,13 @@ class Scan:
         self._fetch()
         owners = np.array([*self._pile.owners, *(owner for owner, _ in self._large)], np.intp)
         parts = join([*self._pile.parts, *(part for _, part in self._large)] or [nothing(0)])
-        order = np.argsort(owners, kind="stable")
+        self._pile.parts.clear()  # 300 bytes a leaf, and each copy as much
+        self._large.clear()
+        self._readers.clear()  # which refer to this scan: a cycle
         every = np.arange(self._n_leaves)
+        if np.array_equal(owners, every):
+            return parts
+        order = np.argsort(owners, kind="stable")
         start, stop = np.searchsorted(owners[order], every), np.searchsorted(owners[order], every, "right")
         return over_ranges(Summaries(parts.moments[:, order], parts.counts[order]), start, stop)
 

@@ -148,12 +148,14 @@ def _counts_over_ranges(counts: np.ndarray, start: np.ndarray, stop: np.ndarray)
     n_sets, n_columns = counts.shape
     is_narrow = counts.sum(dtype=np.int64) < 2**32
     sums = np.empty((start.size, n_columns), np.uint32 if is_narrow else np.int64)
+    ones, others = np.flatnonzero(stop - start == 1), np.flatnonzero(stop - start != 1)
     n_at_once = max(1, _AT_ONCE // (n_sets + start.size + 1))
     for first in range(0, n_columns, n_at_once):
         some = slice(first, first + n_at_once)
         before = np.zeros((n_sets + 1, counts[:, some].shape[1]), np.int64)
         np.cumsum(counts[:, some], axis=0, out=before[1:])
-        sums[:, some] = before[stop] - before[start]
+        sums[ones, some] = counts[start[ones], some]
+        sums[others, some] = before[stop[others]] - before[start[others]]
     return sums
 
 
