@@ -7,8 +7,10 @@ import pytest
 from test_samples import check_table, packed
 
 import treeviz
+from treeviz.tree.series import FindingMark, Histograms, Series
 from treeviz.views.html import fit
 from treeviz.views.html.payload import pack
+from treeviz.views.view import View
 
 RNG = np.random.default_rng(0)
 WIDE = {f"{RNG.integers(2**60):x}": [np.full(3, i), 0.5] for i in range(400)}
@@ -19,10 +21,11 @@ def small(monkeypatch):
     monkeypatch.setattr(fit, "MAX_BYTES", 4_000)
 
 
-@pytest.mark.parametrize("stats", [False, True])
-def test_a_page_keeps_to_its_size_and_counts_the_rows_that_it_leaves_out(small, stats):
+@pytest.mark.parametrize(("stats", "many"), [(False, 50_000), (True, 50_000), (False, 500), (True, 500)])
+def test_a_page_keeps_to_its_size_and_counts_the_rows_that_it_leaves_out(small, stats, many, monkeypatch):
+    monkeypatch.setattr(fit, "_MANY", many)
     view = treeviz.render(WIDE, stats=stats)
-    assert len(pack(view)) > 4_000 >= len(fit.pack_within(view))
+    assert len(pack(view)) > 4_000 >= len(fit.pack_within(view)) > 2_000
     header = packed(view.html())
     n_rows = header["buffers"][header["depth"]][1]
     assert 1_201 > n_rows > 20
@@ -33,6 +36,44 @@ def test_a_page_keeps_to_its_size_and_counts_the_rows_that_it_leaves_out(small, 
 def test_a_keyword_puts_everything_into_the_page(small):
     view = treeviz.render(WIDE, whole=True)
     assert packed(view.html())["headline"] == list(view.table.headline)
+
+
+def test_a_page_that_fits_has_all_rows_though_some_of_them_are_tried_first(monkeypatch):
+    monkeypatch.setattr(fit, "_MANY", 500)
+    view = treeviz.render(WIDE)
+    assert fit.pack_within(view) == pack(view)
+
+
+def test_rows_that_do_not_fit_leave_what_was_bad_and_found_in_them_at_the_placeholder():
+    table = treeviz.walk({"a": [0.5] * 20, "b": 0.5})
+    values = RNG.uniform(1, 2, (len(table), 5)).astype(np.float32)
+    bad = np.zeros(values.shape, bool)
+    bad[15, 2] = bad[1, 2] = bad[0, 2] = True
+    marks = (FindingMark(15, 2, "nonfinite", "NaN"), FindingMark(22, 3, "exploding", "large"))
+    steps = np.arange(5)
+    series = Series("grads.norm", "norm", steps, steps, values, bad, low=values - 1, marks=marks)
+    histograms = Histograms("bins", "bins", steps, steps, values[:, :, None], np.array([0.0, 1.0]))
+    some = fit.with_first_rows(View(table, series=[series], histograms=[histograms]), 8)
+    check_table(some.table)
+    (cut,), rows = some.series, {row.keystr: row.number for row in some.table if row.kind != "more"}
+    (placeholder,) = [row.number for row in some.table if row.kind == "more"]
+    assert len(some.table) == len(rows) + 1 == len(cut.values) and "whole" not in some.table.headline[-1]
+    for row in table:
+        if row.keystr in rows:
+            for before, after in (
+                (series.values, cut.values),
+                (series.low, cut.low),
+                (bad, cut.bad),
+                (values[:, :, None], some.histograms[0].counts),
+            ):
+                np.testing.assert_array_equal(after[rows[row.keystr]], before[row.number])
+    assert np.isnan(cut.values[placeholder]).all() and cut.bad[placeholder].tolist() == [
+        False,
+        False,
+        True,
+        *[False] * 2,
+    ]
+    assert [mark.row for mark in cut.marks] == [placeholder, rows["['b']"]]
 
 
 def _mixed():

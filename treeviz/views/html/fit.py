@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -10,23 +11,30 @@ from treeviz.tree.column import Column
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.keys import Key
 from treeviz.tree.rollup import REDUCE
+from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.html.payload import pack
 from treeviz.views.text.truncate import truncate
 from treeviz.views.view import View
 
 MAX_BYTES = 2_150_000  # base64 adds a third, the rows and the front end 0.1 MB: a page has at most 3 MB
+_MANY = 50_000  # distinct keys, or values of a column: an eighth of the rows is tried first, since all take a second
 
 
 def pack_within(view: View, packed: bytes | None = None) -> bytes:
-    """`pack(view)`, with as many rows as fit into `MAX_BYTES`; all of them in a view that is whole or has series.
+    """`pack(view)`, with as many rows as fit into `MAX_BYTES`; all of them in a view that is whole.
 
     Args:
       packed: `pack(view)`, if it is known.
     """
-    packed = pack(view) if packed is None else packed
-    n_rows = len(view.table)
-    while len(packed) > MAX_BYTES and n_rows > 1 and not (view.whole or view.series):
+    table, n_all = view.table, len(view.table)
+    n_distinct = max(len(each) for each in (table.keys, *(column.levels for column in table.columns.values())))
+    n_rows = n_all if view.whole or packed is not None or n_distinct <= _MANY else n_all // 8
+    packed = pack(with_first_rows(view, n_rows)) if packed is None else packed
+    while len(packed) < 0.7 * MAX_BYTES and n_rows < n_all:
+        n_rows = min(int(n_rows * 0.9 * MAX_BYTES / len(packed)), n_all)
+        packed = pack(with_first_rows(view, n_rows))
+    while len(packed) > MAX_BYTES and n_rows > 1 and not view.whole:
         n_rows = int(n_rows * min(0.8, 0.9 * MAX_BYTES / len(packed)))
         packed = pack(with_first_rows(view, n_rows))
     return packed
@@ -34,11 +42,21 @@ def pack_within(view: View, packed: bytes | None = None) -> bytes:
 
 def with_first_rows(view: View, n_rows: int) -> View:
     """The view with about `n_rows` rows. Totals stay those of the whole tree."""
+    if n_rows >= len(view.table):
+        return view
     cut = _Cut(view.table, n_rows)
     columns = {column.name: cut.column(column) for column in (*view.columns, *view.table.columns.values())}
-    table = replace(cut.table(), columns={name: columns[name] for name in view.table.columns})
-    values = {int(cut.new[row]): html for row, html in (view.values or {}).items() if cut.new[row] >= 0}
-    return View(table, [columns[column.name] for column in view.columns], depth=view.depth, values=values)
+    # An inspector's views have no such keyword.
+    table = cut.table("" if view.series else ": whole=True has all, however large")
+    table = replace(table, columns={name: columns[name] for name in view.table.columns})
+    return View(
+        table,
+        [columns[column.name] for column in view.columns],
+        depth=view.depth,
+        values={int(cut.new[row]): html for row, html in (view.values or {}).items() if cut.new[row] >= 0},
+        series=[cut.series(each) for each in view.series],
+        histograms=[replace(each, counts=cut.rows(each.counts, 0)) for each in view.histograms],
+    )
 
 
 class _Cut:
@@ -61,10 +79,10 @@ class _Cut:
         # Where a subtree ends, the deepest placeholder comes first, and a row after all of them.
         self._order = np.lexsort((np.where(np.arange(len(place)) < len(self._rows), 1, -self._depth), place))
         self.new = np.full(len(table) + 1, -1)
-        self.new[self._rows] = np.argsort(self._order)[: len(self._rows)]
+        self.new[self._rows], self._places = np.split(np.argsort(self._order), [len(self._rows)])
         self._codes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def table(self) -> TreeTable:
+    def table(self, hint: str) -> TreeTable:
         table, order = self._table, self._order
         parent = np.concatenate([self.new[table.parent[self._rows]], self.new[self._nodes]])[order]
         end = np.arange(1, len(order) + 1)
@@ -78,11 +96,10 @@ class _Cut:
         kept, facts = self._coded(table.fact_codes)
         texts = [f"{n:,} more" for n in self._n_left_out]
         notes = {int(self.new[row]): self._moved(at) for row, at in table.notes.items() if self.new[row] >= 0}
-        places = np.argsort(order)[len(self._rows) :].tolist()
-        for row, text in zip(places, texts, strict=True):
+        for row, text in zip(self._places.tolist(), texts, strict=True):
             notes[row] = (Note("more", f"{text}, which did not fit into this page"),)
         n_missing = len(table) - len(self._rows)
-        missing = f"{n_missing:,} of {len(table):,} rows are not in this page: whole=True has all, however large"
+        missing = f"{n_missing:,} of {len(table):,} rows are not in this page{hint}"
         return TreeTable(
             name=table.name,
             depth=self._depth[order].astype(np.int32),
@@ -110,6 +127,26 @@ class _Cut:
         levels = np.concatenate([np.asarray(column.levels)[used], self._left_out(column)])
         return replace(column, levels=levels[self._order] if codes is None else levels, codes=codes)
 
+    def rows(self, values: np.ndarray, more: Any) -> np.ndarray:
+        """The values of the rows that are kept; `more` for the placeholders, all or each."""
+        every = np.broadcast_to(np.asarray(more, values.dtype), (len(self._nodes), *values.shape[1:]))
+        return np.concatenate([values[self._rows], every])[self._order]
+
+    def series(self, series: Series) -> Series:
+        """A placeholder has no value, but what was bad or found behind it."""
+        place = self.new.copy()
+        for row, start, end in zip(self._places.tolist(), *self._ranges.reshape(-1, 2).T.tolist(), strict=True):
+            place[start:end] = row
+        bad = np.append(series.bad, series.bad[:1], axis=0)
+        return replace(
+            series,
+            values=self.rows(series.values, np.nan),
+            low=None if series.low is None else self.rows(series.low, np.nan),
+            high=None if series.high is None else self.rows(series.high, np.nan),
+            bad=self.rows(series.bad, np.logical_or.reduceat(bad, self._ranges)[::2]),
+            marks=tuple([mark._replace(row=int(place[mark.row])) for mark in series.marks]),
+        )
+
     def _coded(self, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The old codes that are still in use, and the new code of each row. Every placeholder has one of its own."""
         if id(codes) not in self._codes:
@@ -121,8 +158,10 @@ class _Cut:
     def _left_out(self, column: Column) -> np.ndarray:
         """What the rows behind each placeholder add to the column."""
         levels = np.asarray(column.levels)
-        if column.format == "histogram" or column.rollup in ("none", "given"):
-            return np.full((len(self._nodes), *levels.shape[1:]), 0 if column.format == "histogram" else np.nan)
+        if column.format == "histogram":
+            return np.zeros((len(self._nodes), *levels.shape[1:]), levels.dtype)
+        if column.rollup in ("none", "given"):
+            return np.full(len(self._nodes), np.nan)
         values = column.values
         if column.rollup in ("sum", "norm"):
             values = np.where(np.isnan(values), 0, values)
