@@ -62,8 +62,8 @@ class GradientInspector:
       keep_inputs: Keep copies of the arguments of the newest watched steps, on their devices; after a "nonfinite" step
         keep those of that step only, so that `locate_nan` can run it again. True keeps 4; a step waits for room.
       members: For the gradients of a vmapped ensemble: "joined" is one row for all members, "each" one row a member.
-      stacked: An array over which the step scans holds all layers of a model, and each layer has a row. Globs, as those
-        of `treeviz.render`, name further such arrays; None: no layer has a row.
+      stacked: An array over which a watched step scans holds all layers of a model, and each layer has a row. Globs, as
+        those of `treeviz.render`, name further such arrays; None: no layer has a row.
 
     Attributes:
       earlier_runs: The histories of the newest 4 runs before this one, the oldest first; see `watch`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,17 +12,24 @@ from jax import lax
 from treeviz.steps.reduce import barrier
 
 
-@jax.jit
-def cosines(leaves: list[jax.Array | None], others: list[jax.Array | None]) -> jax.Array:
-    """uint32[len(leaves), 1]: the bits of the cosine of two leaves; NaN if one is None or zero.
+@partial(jax.jit, static_argnums=2)
+def cosines(
+    leaves: list[jax.Array | None], others: list[jax.Array | None], axes: tuple[int | None, ...] = ()
+) -> jax.Array:
+    """uint32[rows, 1]: the bits of the cosine of two leaves, or of each of their layers; NaN if one is None or zero.
 
     Non-finite numbers count as zeros.
+
+    Args:
+      axes: Of the layers, for each leaf; None: it has none.
     """
-    packed = [
-        np.full(1, np.nan, np.float32) if a is None or b is None else _cosine(a, b)
-        for a, b in zip(leaves, others, strict=True)
-    ]
-    return lax.bitcast_convert_type(jnp.stack(packed), jnp.uint32) if packed else jnp.zeros((0, 1), jnp.uint32)
+    packed: list[jax.Array | np.ndarray] = [np.zeros((0, 1), np.float32)]
+    for a, b, axis in zip(leaves, others, axes or (None,) * len(leaves), strict=True):
+        if a is None or b is None:
+            packed.append(np.full((1, 1), np.nan, np.float32))
+        else:
+            packed.append(_cosine(a, b)[None] if axis is None else jax.vmap(_cosine, axis)(a, b))
+    return lax.bitcast_convert_type(jnp.concatenate(packed), jnp.uint32)
 
 
 def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,35 +11,14 @@ import numpy as np
 from jax import tree_util
 
 from treeviz.steps.cosine import cosines
+from treeviz.steps.measured_tree import Axes, MeasuredTree, in_layers, openable, told_axes
 from treeviz.steps.reduce import reduce_leaves
 from treeviz.steps.statistics import LIGHT, check_statistics, unpack
+from treeviz.tree.layers import Stacked, stacked_axes
 from treeviz.tree.safe_repr import printable
 from treeviz.tree.walk import walk
 
 LAST = "last_grads"  # the name of the tree whose leaves are compared with those of "grads"
-
-
-class MeasuredTree(NamedTuple):
-    """Names, sizes and dtypes of the leaves of a measured tree. Hashable; equal for trees of the same structure.
-
-    Attributes:
-      name: "grads", "params", "updates", or a name that the user chose.
-      paths: The key path of each leaf in JAX's order, as `jax.tree_util.keystr` writes it (but right for namedtuples).
-      sizes: The number of elements of each leaf.
-      dtypes: "float32", "key<fry>"; "" for a leaf that is not an array.
-      has_number: Whether the leaf is measured: a real or complex array with at least one element.
-      shapes: "768,2304", "" for a scalar; an empty tuple where shapes are not known, as in files of older versions.
-      stacks: For an entry that is a layer of an array, the shape of the whole array: "*12,768,768", where * is before
-        the number of layers; "" for a leaf; an empty tuple if all are leaves.
-    """
-
-    name: str
-    paths: tuple[str, ...]
-    sizes: tuple[int, ...]
-    dtypes: tuple[str, ...]
-    has_number: tuple[bool, ...]
-    shapes: tuple[str, ...] = ()
-    stacks: tuple[str, ...] = ()
 
 
 @tree_util.register_pytree_node_class
@@ -92,7 +71,7 @@ class Measurement:
         return f"Measurement({of}; {', '.join(self.statistics)})"
 
 
-def measure(*, statistics: tuple[str, ...] = LIGHT, **trees: Any) -> Measurement:
+def measure(*, statistics: tuple[str, ...] = LIGHT, stacked: Stacked = (), **trees: Any) -> Measurement:
     """Measure trees of arrays within a jitted step, and return the statistics from it.
 
         @jax.jit
@@ -112,6 +91,8 @@ def measure(*, statistics: tuple[str, ...] = LIGHT, **trees: Any) -> Measurement
     Args:
       statistics: `LIGHT` is cheap enough for every step; `FULL` adds mean, zeros, NaN and infinities; `HISTOGRAM` adds
         the count of each power of two.
+      stacked: Globs of the key paths of arrays, or of nodes above them, that hold all layers of a model, each of which
+        is measured: "layers/*", or {"layers/*": 1} where they lie along another axis than the first.
       **trees: Any pytrees, by name. With "params", "grads" and "updates" the inspector shows their ratios too; with
         "last_grads", the gradients of the step before, the cosine of each leaf of "grads" with them is measured.
 
@@ -119,18 +100,28 @@ def measure(*, statistics: tuple[str, ...] = LIGHT, **trees: Any) -> Measurement
       A `Measurement`.
 
     Raises:
-      ValueError: A statistic is not known, or "last_grads" has another structure than "grads".
+      ValueError: A statistic is not known, "last_grads" has another structure than "grads", or a glob matches no array.
     """
     statistics = check_statistics(statistics)
-    trees = {printable(name): tree for name, tree in trees.items()}
-    sources = [source_of(tree, name) for name, tree in sorted(trees.items())]
-    packed = {name: reduce_tree(tree, statistics=statistics) for name, tree in trees.items()}
+    trees = {printable(name): tree for name, tree in sorted(trees.items())}
+    sources = {name: source_of(tree, name) for name, tree in trees.items()}
+    axes = _axes(sources, stacked)
+    packed = {name: reduce_leaves(_numeric(tree), statistics, axes[name]) for name, tree in trees.items()}
     if LAST in trees and "grads" in trees:
         if jax.tree.structure(trees["grads"]) != jax.tree.structure(trees[LAST]):
             raise ValueError("measure: last_grads has another structure than grads; start with a tree of zeros.")
-        both = cosines(_numeric(trees["grads"]), _numeric(trees[LAST]))
+        both = cosines(_numeric(trees["grads"]), _numeric(trees[LAST]), axes["grads"])
         packed["grads"] = jnp.concatenate([packed["grads"], both], axis=1)
-    return Measurement(packed, sources, statistics)
+    return Measurement(packed, [in_layers(source, axes[name]) for name, source in sources.items()], statistics)
+
+
+def _axes(sources: Mapping[str, MeasuredTree], stacked: Stacked) -> dict[str, Axes]:
+    """The axes of the layers that the user's globs name, by the name of the tree."""
+    told = {name: told_axes(source, stacked) for name, source in sources.items()}
+    for glob in stacked_axes(stacked):
+        if all(glob in unused for _, unused in told.values()):
+            raise ValueError(f"measure: stacked={glob!r}: no array has such a key path and axis.")
+    return {name: openable(sources[name], axes) for name, (axes, _) in told.items()}
 
 
 def find_measurements(tree: Any) -> list[Measurement]:

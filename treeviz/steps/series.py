@@ -9,7 +9,7 @@ import numpy as np
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings.finding import Finding
-from treeviz.steps.layers import wholes
+from treeviz.steps.measured_tree import wholes
 from treeviz.steps.names import kind_of, result_kind, section_of, sibling_name
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline, occurs_in

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.steps.layers import in_layers
 from treeviz.steps.measure import MeasuredTree, Measurement, find_measurements
+from treeviz.steps.measured_tree import in_layers
 from treeviz.steps.names import result_kind
 from treeviz.steps.statistics import STATISTICS, unpack
 from treeviz.steps.tracing.attribution import Attribution

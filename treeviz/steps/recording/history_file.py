@@ -29,8 +29,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from treeviz.steps.layers import wholes
 from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.measured_tree import wholes
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.records import replay
 from treeviz.steps.recording.track import FEWEST_BUCKETS, FEWEST_EXACT

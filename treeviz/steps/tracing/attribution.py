@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from treeviz.steps.layers import Axes, in_layers, layer_by_layer
 from treeviz.steps.measure import MeasuredTree, source_of
+from treeviz.steps.measured_tree import Axes, in_layers, layer_by_layer
 from treeviz.steps.names import sibling_name
 
 if TYPE_CHECKING:  # `sow` needs JAX's extension API, reading records does not

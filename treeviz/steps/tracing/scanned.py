@@ -7,8 +7,8 @@ from typing import Any
 
 from jax.extend.core import Literal
 
-from treeviz.steps.layers import Axes, openable
 from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.measured_tree import Axes, openable
 from treeviz.steps.tracing.primitives import CALLS, COND, SAME_LEAF, SCAN, open_jaxpr, programs, scan_parts
 
 AxesOf = Callable[[MeasuredTree, Axes], Axes]

@@ -10,8 +10,8 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from treeviz.steps.layers import Axes
 from treeviz.steps.measure import MeasuredTree, source_of
+from treeviz.steps.measured_tree import Axes
 
 
 @dataclass(frozen=True, eq=False)

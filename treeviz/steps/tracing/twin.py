@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.steps.layers import Axes, in_layers, openable, told_axes
 from treeviz.steps.measure import MeasuredTree, Measurement, source_of
+from treeviz.steps.measured_tree import Axes, in_layers, openable, told_axes
 from treeviz.steps.names import kind_of
 from treeviz.steps.reduce import NO_NUMBER, reduce_leaves
 from treeviz.steps.tracing.argument_order import argument_order
@@ -180,8 +180,8 @@ class _Layers:
         self._unused = dict.fromkeys(stacked_axes(stacked or ()))
 
     def axes_of(self, source: MeasuredTree, scanned: Axes) -> Axes:
-        if not self._stacked:
-            return (None,) * len(scanned) if self._stacked is None else scanned
+        if self._stacked is None:
+            return (None,) * len(scanned)
         told, unused = told_axes(source._replace(paths=tuple(map(self._tidy_path, source.paths))), self._stacked)
         self._unused = {glob: None for glob in unused if glob in self._unused}
         return tuple(seen if axis is None else axis for axis, seen in zip(told, scanned, strict=True))

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from treeviz.steps.layers import in_layers, layer_by_layer, told_axes, wholes
-from treeviz.steps.measure import source_of
+from treeviz.steps.measure import measure, numbers_of, source_of
+from treeviz.steps.measured_tree import in_layers, layer_by_layer, told_axes, wholes
 from treeviz.steps.reduce import reduce_leaves
 from treeviz.steps.statistics import HISTOGRAM, unpack
 
@@ -48,6 +48,19 @@ def test_stacks_are_used_layer_by_layer():
 def test_globs_tell_the_axes_of_leaves():
     assert told_axes(SOURCE, "layers/*") == ((None, 0, 0, 0), [])
     assert told_axes(SOURCE, {"layers": 0, "w": 1, "nowhere": 0, "embed": 2}) == ((None, 0, 0, 1), ["nowhere", "embed"])
+
+
+@pytest.mark.oldest_jax
+def test_measure_takes_the_globs_of_stacked_arrays():
+    rng = np.random.default_rng(1)
+    grads, last = ({"out": rng.normal(size=3), "layers": {"w": rng.normal(size=(4, 2, 3))}} for _ in range(2))
+    numbers = numbers_of(measure(grads=grads, last_grads=last, stacked="layers/*"))["grads"]
+    layers, others = ([*tree["layers"]["w"], tree["out"]] for tree in (grads, last))
+    np.testing.assert_allclose(numbers["norm"], [np.linalg.norm(x) for x in layers], rtol=1e-6)
+    cosine = [np.sum(x * y) / np.linalg.norm(x) / np.linalg.norm(y) for x, y in zip(layers, others, strict=True)]
+    np.testing.assert_allclose(numbers["cosine"], cosine, rtol=1e-5)
+    with pytest.raises(ValueError, match="stacked='out/w'"):
+        measure(grads=grads, stacked=["out/w", "layers"])
 
 
 @pytest.mark.oldest_jax

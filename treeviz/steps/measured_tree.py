@@ -1,4 +1,4 @@
-"""The layers of stacked arrays as entries of a measured tree: one for each layer, in place of one for the array."""
+"""What is measured of a tree: its leaves, and in place of an array that holds all layers of a model, each layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,10 +14,30 @@ from treeviz.tree.facts import Facts
 from treeviz.tree.from_paths import table_of_paths
 from treeviz.tree.layers import MOST_LAYERS, Stacked, stacked_axes, stacks_in
 
-if TYPE_CHECKING:
-    from treeviz.steps.measure import MeasuredTree
-
 Axes = tuple[int | None, ...]  # of the layers of each leaf; None: it is no stack
+
+
+class MeasuredTree(NamedTuple):
+    """Names, sizes and dtypes of the leaves of a measured tree. Hashable; equal for trees of the same structure.
+
+    Attributes:
+      name: "grads", "params", "updates", or a name that the user chose.
+      paths: The key path of each leaf in JAX's order, as `jax.tree_util.keystr` writes it (but right for namedtuples).
+      sizes: The number of elements of each leaf.
+      dtypes: "float32", "key<fry>"; "" for a leaf that is not an array.
+      has_number: Whether the leaf is measured: a real or complex array with at least one element.
+      shapes: "768,2304", "" for a scalar; an empty tuple where shapes are not known, as in files of older versions.
+      stacks: For an entry that is a layer of an array, the shape of the whole array: "*12,768,768", where * is before
+        the number of layers; "" for a leaf; an empty tuple if all are leaves.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    sizes: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    has_number: tuple[bool, ...]
+    shapes: tuple[str, ...] = ()
+    stacks: tuple[str, ...] = ()
 
 
 class Whole(NamedTuple):
@@ -38,10 +58,12 @@ class Whole(NamedTuple):
 
 def told_axes(source: MeasuredTree, stacked: Stacked) -> tuple[Axes, list[str]]:
     """The axis of each leaf that the user's globs match, and the globs that match none."""
+    axes: list[int | None] = [None] * len(source.paths)
+    if not stacked:
+        return tuple(axes), []
     facts = [Facts("array", "", True, shape=shape_of(shape)) for shape in source.shapes]
     table = table_of_paths("", source.paths, facts)
     leaf_at = {row: leaf for leaf, row in enumerate(np.flatnonzero(table.is_leaf).tolist())}
-    axes: list[int | None] = [None] * len(source.paths)
     unused = []
     for glob, axis in stacked_axes(stacked).items():
         try:
