@@ -37,7 +37,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     is_everywhere = _is_everywhere(tree, at_first)
     if is_everywhere:
         n = int(timeline.high[entry, at_first].sum())
-        sentence = f"{len(at_first)} of {len(paths)} leaves of {name} were NaN or infinite {when}."
+        sentence = f"{len(at_first)} of {len(paths)} {tree.nouns} of {name} were NaN or infinite {when}."
         reason = (
             "The leaf that is used last is among them, so they were made before any gradient of a parameter: in the "
             "forward pass, in the loss or its derivative, or in the batch. Look"
@@ -45,7 +45,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     else:
         n = int(timeline.high[entry, leaf])
         plural = n != 1
-        others = "" if len(spread) == 1 else f" {len(spread)} of {len(paths)} leaves were struck in all."
+        others = "" if len(spread) == 1 else f" {len(spread)} of {len(paths)} {tree.nouns} were struck in all."
         sentence = (
             f"{name}{paths[leaf]} had {n} number{'s' * plural} that {'are' if plural else 'is'} NaN or infinite "
             f"{when}.{others}"

@@ -46,6 +46,11 @@ class Searched:
     def source(self) -> MeasuredTree:
         return self.history.sources[self.name]
 
+    @property
+    def nouns(self) -> str:
+        """What is measured, in the plural."""
+        return "leaves and layers" if any(self.source.stacks) else "leaves"
+
     def path(self, leaf: int) -> str:
         return self.source.paths[leaf]
 

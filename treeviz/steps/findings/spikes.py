@@ -44,7 +44,7 @@ def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
     elif column:
         also = f", and so did {n - 1} other lea{'ves' if n > 2 else 'f'}" if n > 1 else ""
     else:
-        also = f"; {n} of {len(highest) - 1} leaves jumped, {name}{tree.path(struck[0])} most: "
+        also = f"; {n} of {len(highest) - 1} {tree.nouns} jumped, {name}{tree.path(struck[0])} most: "
         also += f"{factor_text(10 ** highest[struck[0] + 1])} times"
     more = f" It jumped at {len(event)} steps in all." if len(event) > 1 else ""
     return Finding(

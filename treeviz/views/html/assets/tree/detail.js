@@ -28,7 +28,7 @@ export function detail(view, row) {
     ...values(tree.header.values, row),
     pairs([
       ["type", of("module") ? `${of("module")}.${of("type")}` : of("type")],
-      ["kind", of("kind") + (of("is_leaf") ? " (a leaf)" : "")],
+      ["kind", of("kind") + (of("is_leaf") ? " (a leaf)" : of("kind") === "layer" ? "" : ` (a node, ${tree.nChildren[row]} children)`)],
       ["value", of("text")],
       ["shape", shapeText(of("shape"))],
       ["dtype", of("dtype") + (of("weak") ? " (weakly typed)" : "")],
