@@ -37,7 +37,11 @@ def truncate(table: TreeTable, max_rows: int | None = None, max_depth: int | Non
         rows = np.flatnonzero(table.depth <= max_depth)
     if max_rows is not None and len(rows) > max_rows:
         levels = _Levels(table, n_children, max_rows, max_depth)
-        tries = [levels.fill(share) for share in (0.5, 0.7, 0.85, 1.0)]
+        tries: list[tuple[int, np.ndarray]] = []
+        for share in (0.5, 0.7, 0.85, 1.0):
+            tries.append(levels.fill(share))
+            if tries[-1][0] >= _GOOD_FILL * max_rows:  # each takes seconds if there are 100,000 levels
+                break
         most = max(n_lines for n_lines, _ in tries)
         rows = next(chosen for n_lines, chosen in tries if n_lines >= _GOOD_FILL * most)
     n_shown = np.bincount(table.parent[rows[1:]], minlength=len(table))
