@@ -134,10 +134,28 @@ def _small_data():
     return jnp.linspace(0.0, 1.0, 32), jnp.linspace(1.0, 0.0, 32)
 
 
+def _stack_params():
+    rng = np.random.default_rng(0)
+    return {f"leaf{i}": jnp.asarray(rng.normal(size=(126, 32, 32)) / 40, jnp.float32) for i in range(12)}
+
+
+def _stack_loss(params, x, y):
+    def layer(h, leaves):
+        return h + sum(jnp.tanh(h @ leaf) for leaf in leaves.values()), None
+
+    return jnp.mean((jax.lax.scan(layer, x, params)[0] - y) ** 2)
+
+
+def _stack_data():
+    x = np.random.default_rng(1).normal(size=(64, 32)).astype(np.float32)
+    return jnp.asarray(x), jnp.asarray(x[:, ::-1])
+
+
 MODELS = {
     "mlp": Model(_mlp_loss, _mlp_params, _mlp_data, 160),
     "transformer": Model(_transformer_loss, _transformer_params, _transformer_data, 10),
     "1,000 leaves": Model(_small_loss, _small_params, _small_data, 80),
+    "126 layers": Model(_stack_loss, _stack_params, _stack_data, 10),
 }
 
 # Ways to look

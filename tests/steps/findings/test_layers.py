@@ -1,0 +1,28 @@
+"""Findings about the layers of arrays that hold all layers of a model."""
+
+from norm_runs import Run
+
+
+def stacked_run() -> Run:
+    """Twelve layers of two arrays, each of which holds all of them."""
+    sizes = {"b": 128, "w": 16384}
+    run = Run({f"['layers']['{name}'][{i}]": size for name, size in sizes.items() for i in range(12)})
+    stacks = tuple(f"*12,{size}" for size in sizes.values() for _ in range(12))
+    shapes = tuple(str(size) for size in sizes.values() for _ in range(12))
+    run.sources = [source._replace(stacks=stacks, shapes=shapes) for source in run.sources]
+    return run
+
+
+def test_what_is_wrong_in_a_layer_of_stacked_arrays_is_one_finding():
+    run = stacked_run()
+    assert run.findings() == []
+    run.grads[:, [3, 15]] = 0
+    (dead,) = run.findings()
+    assert (dead.kind, dead.path, dead.leaves) == ("dead", "['layers']['w'][3]", (15, 3))
+
+
+def test_layers_are_not_counted_as_leaves():
+    run = stacked_run()
+    run.bad[200:] = 1
+    (bad,) = (finding for finding in run.findings() if finding.kind == "nonfinite")
+    assert bad.sentence == "24 of 24 leaves and layers of grads were NaN or infinite at step 200."
