@@ -99,7 +99,7 @@ def test_globs_tell_of_arrays_that_are_not_scanned_over():
     (source,) = inspector.history.sources.values()
     assert source.paths == (*PATHS[: 2 * N], *(f"['out'][{i}]" for i in range(2)), "['table']")
     (note,) = inspector.notes
-    assert note == "stacked='nowhere': no array that is measured has such a key path and axis"
+    assert note.startswith("stacked='nowhere': no array that is measured has such a key path and axis")
     gradients = np.asarray(jax.jit(jax.grad(loss))(model(), AT)["out"])
     found = inspector.history.last()[1]["norm"][2 * N : 2 * N + 2]
     np.testing.assert_allclose(found, np.linalg.norm(gradients, axis=1), rtol=2e-5)

@@ -195,7 +195,8 @@ class _Layers:
 
     @property
     def notes(self) -> list[str]:
-        return [f"stacked={glob!r}: no array that is measured has such a key path and axis" for glob in self._unused]
+        why = "no array that is measured has such a key path and axis, or those that have are inside `shard_map`"
+        return [f"stacked={glob!r}: {why}" for glob in self._unused]
 
 
 def _sow(kind, tree, origins=None, name="grads"):
