@@ -114,6 +114,7 @@ def explore(
     name: str = "tree",
     columns: Sequence[AnyColumn] | None = None,
     stats: bool = False,
+    stacked: Stacked = (),
     is_leaf: Callable[[Any], bool] | None = None,
     depth: int | None = None,
     whole: bool = False,
@@ -136,21 +137,22 @@ def explore(
     Args:
       tree: Any pytree; see `walk`.
       keep: Keep the tree alive while the widget is open.
-      name, columns, stats, is_leaf, depth, whole, beside, **trees: As for `render`.
+      name, columns, stats, stacked, is_leaf, depth, whole, beside, **trees: As for `render`.
 
     Raises:
       TypeError: A keyword is neither an option nor a tree.
-      ValueError: `columns` names a column that the table does not have.
+      ValueError: `columns` names a column that the table does not have, or a glob in `stacked` matches no array.
     """
     from treeviz.explorer.explored import Explored
     from treeviz.views.widget.widget import TreeWidget
 
     def make_view(tree: Any, trees: Mapping[str, Any]) -> tuple[TreeView, list[Any]]:
-        prepared = prepare(tree, name=name, columns=columns, stats=stats, is_leaf=is_leaf, trees=trees, whole=whole)
+        options = {"name": name, "columns": columns, "stats": stats, "stacked": stacked, "is_leaf": is_leaf}
+        prepared = prepare(tree, trees=trees, whole=whole, **options)
         return TreeView(prepared.table, prepared.columns, depth=depth, whole=whole), prepared.nodes
 
     check_flag("keep", keep)
-    check_options(name=name, columns=columns, is_leaf=is_leaf, depth=depth)
+    check_options(name=name, columns=columns, is_leaf=is_leaf, depth=depth, stacked=stacked)
     return TreeWidget(Explored(tree, make_view, trees=other_trees("explore", beside, trees), keep=keep))
 
 

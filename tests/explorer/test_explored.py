@@ -151,6 +151,15 @@ def test_selected_expressions_give_the_nodes(explore):
         assert eval(expression, {"params": tree, "treeviz": tv}) is node
 
 
+def test_a_layer_of_a_stack_is_selected_as_a_part_of_its_array(explore):
+    tree = {"layers": {"w": np.arange(24.0).reshape(2, 3, 4)}}
+    widget = explore(tree, name="params", stacked={"w": 1}, stats=True)
+    widget.value = "['layers']['w'][:, 2]"
+    np.testing.assert_array_equal(widget.selected[0], tree["layers"]["w"][:, 2])
+    np.testing.assert_array_equal(widget.where({"layers": {"w": -tree["layers"]["w"]}})[0], -tree["layers"]["w"][:, 2])
+    assert list(map(jax.tree_util.keystr, widget.selected_paths)) == ["['layers']['w']"]
+
+
 def test_value_and_selection_say_the_same_whichever_was_set(explore):
     widget = explore(params(), name="params")
     widget.value = "['layers'][1]['w']"

@@ -24,6 +24,7 @@ from treeviz.analysis.details.window import window
 from treeviz.analysis.devices import bytes_by_device
 from treeviz.explorer.weak_tree import WeakTree
 from treeviz.tree.kinds import KINDS
+from treeviz.tree.layers import layer_of
 from treeviz.tree.match import matched_rows
 from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView
@@ -54,18 +55,26 @@ class Explored:
         return self.nodes([0])[0]
 
     def nodes(self, rows: Sequence[int]) -> list[Any]:
-        """The nodes of these rows, the same objects that were given.
+        """The nodes of these rows, the same objects that were given; of a layer, that part of its array.
 
         Raises:
           ReferenceError: One of them has been freed.
         """
-        return self._weak_tree.nodes(rows)
+        return list(map(self._part, rows, self._weak_tree.nodes(rows)))
 
     def paths(self, rows: Sequence[int]) -> list[tuple]:
-        return [self._weak_tree.path(row) for row in rows]
+        """JAX's key paths; of a layer, that of its array."""
+        table = self.view.table
+        return [self._weak_tree.path(int(table.parent[row]) if table.is_layer[row] else row) for row in rows]
 
     def where(self, tree: Any, rows: Sequence[int]) -> list[Any]:
-        return [self._weak_tree.follow(tree, row) for row in rows]
+        table = self.view.table
+        leaves = [int(table.parent[row]) if table.is_layer[row] else row for row in rows]
+        return [self._part(row, self._weak_tree.follow(tree, leaf)) for row, leaf in zip(rows, leaves, strict=True)]
+
+    def _part(self, row: int, node: Any) -> Any:
+        """A node as it is, or the layer of this row in its array."""
+        return layer_of(self.view.table, row, node) if self.view.table.is_layer[row] else node
 
     def replace(self, tree: Any, trees: Mapping[str, Any]) -> Replaced:
         """Show another tree. Returns which rows it shares with the one before, and which leaves differ."""

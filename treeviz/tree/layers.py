@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -152,6 +153,11 @@ class _Codes:
 
 def _moved(notes: Collection[Note], new: np.ndarray) -> tuple[Note, ...]:
     return tuple(note._replace(row=int(new[note.row])) if note.row >= 0 else note for note in notes)
+
+
+def layer_of(table: TreeTable, layer: int, array: Any) -> Any:
+    """The layer in this row, of its array."""
+    return array[(slice(None),) * axis_of(table, layer) + (int(table.position[layer]),)]
 
 
 def axis_of(table: TreeTable, layer: int) -> int:
