@@ -48,7 +48,9 @@ def _by_level(depth: np.ndarray, parent: np.ndarray, values: np.ndarray, reduce:
     for start, stop in zip(levels[-2::-1], levels[:0:-1], strict=True):
         rows = by_depth[start:stop]
         parents = parent[rows]
-        first = np.flatnonzero(np.diff(parents, prepend=-2))
+        is_first = np.ones(len(rows), bool)
+        is_first[1:] = parents[1:] != parents[:-1]
+        first = np.flatnonzero(is_first)
         heads = parents[first]
         rolled[heads] = reduce(rolled[heads], reduce.reduceat(rolled[rows], first))
     return rolled

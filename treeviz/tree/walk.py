@@ -347,4 +347,4 @@ class _Scanner:
             notes={row: tuple(notes) for row, notes in sorted(self._notes.items())},
         )
         self.release()
-        return table, self.nodes
+        return table.without_unused() if self._fair else table, self.nodes
