@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from jax import lax
 
 import treeviz as tv
+from treeviz.inspector.backend import LiveBackend
 from treeviz.steps.tracing.scanned import scanned_in
 
 pytestmark = pytest.mark.oldest_jax
@@ -85,6 +88,13 @@ def test_a_dead_layer_is_found_by_its_index(inspector):
     assert view.table[0]["leaves"] == 4 == len(list(view.table.leaves))
     np.testing.assert_allclose(row.parent["grads_norm"], np.linalg.norm([r["grads_norm"] for r in row.parent.children]))
     assert "layers/w/1" in [row.path for row in view.find("grads_norm:=0")]
+
+
+def test_a_live_view_leads_to_the_layer_of_another_tree(inspector):
+    backend = LiveBackend(weakref.ref(inspector), panel=None, view=inspector.render())
+    (row,) = backend.view.find("layers/b[2]")
+    assert list(map(jax.tree_util.keystr, backend.paths([row.number]))) == ["['layers']['b']"]
+    np.testing.assert_array_equal(backend.where(model(), [row.number])[0], model()["layers"]["b"][:, 2])
 
 
 def test_a_saved_run_keeps_its_layers(inspector, tmp_path):
