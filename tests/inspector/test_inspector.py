@@ -401,6 +401,27 @@ def test_of_a_step_whose_inputs_are_gone_locate_nan_says_which_there_are():
         inspector.locate_nan(3)
 
 
+def test_of_a_loop_inside_a_step_locate_nan_and_the_findings_count_the_same_steps():
+    @jax.jit
+    def five_updates(w, batches):
+        def body(w, batch):
+            return w - 0.1 * jax.grad(lambda w: jnp.sum(jnp.sqrt(w * batch)))(w), None
+
+        return jax.lax.scan(body, w, batches)[0]
+
+    inspector = tv.GradientInspector(keep_inputs=2)
+    step, w = inspector.watch(five_updates), jnp.ones(2)
+    for batches in jnp.ones((15, 2)).at[13, 1].set(-1.0).reshape(3, 5, 2):
+        w = step(w, batches)
+    origin = inspector.locate_nan()
+    assert origin is not None
+    assert (origin.step, origin.iterations) == (13, (("scan", 3),))
+    assert origin.step == next(finding for finding in inspector.findings if finding.kind == "nonfinite").first
+    assert inspector.locate_nan(13) == inspector.locate_nan(14) == origin  # one call, run again as a whole
+    with pytest.raises(LookupError, match=r"the inputs of step 3 are not kept\. There are those of: 10 to 14\."):
+        inspector.locate_nan(3)
+
+
 def test_from_a_step_that_was_given_a_nan_locate_nan_goes_back_to_the_one_that_made_it():
     @jax.jit
     def step(params, scale):

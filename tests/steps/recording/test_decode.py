@@ -175,6 +175,6 @@ def test_inputs_of_a_step_that_told_nothing_make_room():
     for number in range(5):
         kept.keep(("", number), lambda number=number: Inputs(print, number, (), {}), lambda: None)
     assert len(kept) == 2
-    kept.seen(("", 4), True)
+    kept.seen(("", 4), [4], [4])
     assert kept.bad is not None and kept.bad.number == 4 and len(kept) == 0
     kept.keep(("", 5), pytest.fail, pytest.fail)  # the first bad one is what is looked for

@@ -51,7 +51,7 @@ def test_wherever_an_interrupt_ends_a_reading_the_next_one_completes_it():
         recorder.flush()
         assert contents(recorder.history) == contents(expected.history)
         assert len(recorder.history) == N_BEFORE + N and recorder.n_dropped == len(recorder) == 0
-        assert {(number, is_bad) for (_, number), is_bad in calls} == {(k, k % 3 == 0) for k in (12, 13)}
+        assert {(n, bool(bad)) for (_, n), _, bad in calls} == {(k, k % 3 == 0) for k in (12, 13)}
 
 
 def test_a_measurement_is_recorded_once_if_the_call_that_took_it_was_interrupted_and_others_are_all_there():

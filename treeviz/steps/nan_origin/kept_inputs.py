@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -21,14 +21,32 @@ class Inputs(NamedTuple):
 
     Attributes:
       step: The function.
-      number: The number of the step.
+      number: The number of the call.
       args, kwargs: Copies.
+      steps: The numbers of its inner steps in the history, once they were read: several if the call is a loop.
+      bad_steps: Those with NaN or Inf in gradients, loss or parameters.
     """
 
     step: Callable
     number: int
     args: tuple
     kwargs: dict[str, Any]
+    steps: Sequence[int] = ()
+    bad_steps: Sequence[int] = ()
+
+    @property
+    def numbers(self) -> str:
+        """ "14", or "10 to 14"."""
+        first, last = (self.steps[0], self.steps[-1]) if self.steps else (self.number, self.number)
+        return str(first) if first == last else f"{first} to {last}"
+
+    def has(self, step: int) -> bool:
+        return step in (self.steps or (self.number,))
+
+    @property
+    def reported_step(self) -> int:
+        """The first bad step, else the last: to that belong numbers that the call has once."""
+        return [*self.bad_steps[:1], *self.steps[-1:], self.number][0]
 
 
 class Step(Protocol):
@@ -102,11 +120,13 @@ class KeptInputs:
                 self._kept[key] = inputs()
                 self._unread.add(key)
 
-    def seen(self, key: Key, is_bad: bool) -> None:
-        """Record that the numbers of a step were read."""
+    def seen(self, key: Key, steps: Sequence[int], bad_steps: Sequence[int]) -> None:
+        """Record that the numbers of a call were read; see `Inputs`."""
         with self._lock:
             self._unread.discard(key)
-            if is_bad and self.bad is None:
+            if key in self._kept:
+                self._kept[key] = self._kept[key]._replace(steps=steps, bad_steps=bad_steps)
+            if bad_steps and self.bad is None:
                 self.bad = self._kept.get(key)
                 self._kept.clear()
                 self._unread.clear()
@@ -128,9 +148,9 @@ def locate_nan_in_kept(kept: KeptInputs | None, step: int | None = None) -> NanO
 
     Args:
       kept: None: no inputs are kept.
-      step: The number of a step; NaN that reaches none of its results is reported, too. None: the step that is
-        known to be bad; if there is none, the newest steps, one after the other, until one has finite inputs and a
-        result that is not finite.
+      step: The number of a step, or of an inner one of a call that is a loop; NaN that reaches none of its results is
+        reported, too. None: the step that is known to be bad; if there is none, the newest steps, one after the other,
+        until one has finite inputs and a result that is not finite.
 
     Raises:
       LookupError: No inputs are kept, or not those of that step any more.
@@ -142,9 +162,9 @@ def locate_nan_in_kept(kept: KeptInputs | None, step: int | None = None) -> NanO
             "treeviz.steps.nan_origin.locate.locate_nan(step, *args) with inputs that you have."
         )
     known = kept.newest_first
-    chosen = [inputs for inputs in known if step is None or inputs.number == step]
+    chosen = [inputs for inputs in known if step is None or inputs.has(step)]
     if step is not None and not chosen:
-        there = ", ".join(str(inputs.number) for inputs in reversed(known)) or "none yet"
+        there = ", ".join(inputs.numbers for inputs in reversed(known)) or "none yet"
         raise LookupError(
             f"locate_nan: the inputs of step {step} are not kept. There are those of: {there}. Of the inspected steps "
             "the newest are kept, and after one with NaN or infinities only those of that step; GradientInspector("
@@ -156,7 +176,7 @@ def locate_nan_in_kept(kept: KeptInputs | None, step: int | None = None) -> NanO
         only_results = step is None and kept.bad is None
         origin = locate_nan_in(inputs.step, inputs.args, inputs.kwargs, only_results=only_results)
         if origin is not None:
-            found = replace(origin, step=inputs.number)
+            found = replace(origin, step=inputs.reported_step)
         if found is not None and (origin is None or origin.direction != "input"):
             break  # a bad input may come from the step before
     return found

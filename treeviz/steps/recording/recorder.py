@@ -86,7 +86,8 @@ class Recorder:
     Args:
       max_bytes: The memory of the history.
       members: As `treeviz.steps.recording.decode.read` takes it.
-      on_call: Called for each step that was read: with its `StepNumbers.call`, and whether a number is NaN or infinite.
+      on_call: Called for each call that was read: with its `StepNumbers.call`, the numbers of its steps, and of those
+        with a NaN or Inf.
       alarm: Called last after each reading, since it may raise.
       at_once: Read each measurement as soon as it is ready, not in batches.
       most_late: `take` waits for the device while more measurements than these are unread; None: it never waits.
@@ -97,7 +98,7 @@ class Recorder:
         max_bytes: int,
         *,
         members: str = "joined",
-        on_call: Callable[[tuple[str, int], bool], None] | None = None,
+        on_call: Callable[[tuple[str, int], list[int], list[int]], None] | None = None,
         alarm: Alarm | None = None,
         at_once: bool = False,
         most_late: int | None = None,
@@ -242,8 +243,9 @@ class Recorder:
         if self._members == "joined" and batch.arrived:
             self._learn_forward(batch.arrived[-1])
         if self._on_call is not None:
-            for call, of_call in itertools.groupby(batch.rows, attrgetter("call")):
-                self._on_call(call, any(row.bad_sources for row in of_call))
+            for call, group in itertools.groupby(batch.rows, attrgetter("call")):
+                rows = list(group)
+                self._on_call(call, [row.step for row in rows], [row.step for row in rows if row.bad_sources])
         self._unfinished = None
         if trouble is not None:
             warnings.warn(f"inspector: a step was not recorded: {trouble}", RuntimeWarning, stacklevel=2)
