@@ -23,6 +23,7 @@ from treeviz.steps.nan_origin.report import (
     place_of,
 )
 from treeviz.steps.nan_origin.taint import Site, Taint, Value
+from treeviz.steps.tracing.backward_rules import lines_of_backward_rules
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.tracers import Tracer
 
@@ -99,7 +100,8 @@ def locate_nan_in(
         first = next((i for i in bad if taints[i].bits & NAN), None)
         if first is not None and not only_results:
             return input_origin(names[traced[first]], numbers_of(arrays[first]), len(bad) - 1)
-        program = jax.make_jaxpr(step)(*arrays)
+        with lines_of_backward_rules():
+            program = jax.make_jaxpr(step)(*arrays)
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             operands = [Value(x, taint) for x, taint in zip(arrays, taints, strict=True)]
             replay = Replay(max_equations)

@@ -17,6 +17,7 @@ from treeviz.steps.nan_origin.advice import advice
 from treeviz.steps.nan_origin.nonfinite import is_inexact
 from treeviz.steps.nan_origin.numbers import Numbers, numbers_of
 from treeviz.steps.nan_origin.taint import Site, Within
+from treeviz.steps.tracing.backward_rules import RUNS_RULES, call_of_rule
 from treeviz.steps.tracing.primitives import JITS
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.source_lines import cell_of
@@ -55,7 +56,7 @@ class NanOrigin:
       direction: "forward", "backward", or "input".
       file, line, function, source: The line of source: the innermost frame outside JAX.
       called_from: The innermost frame outside installed libraries, if that differs: "train.py:31 in update", or
-        "Cell In[3], line 31 in update" in a notebook.
+        "Cell In[3], line 31 in update" in a notebook. For a line of a backward rule, that of the call of its function.
       iterations: Those of the enclosing loops, the outermost first: ("scan", 7).
       inputs, outputs: Shapes, dtypes and ranges of its floating-point operands and results.
       became: The operation in which an infinity became NaN: "sub at model.py:31 in loss".
@@ -63,7 +64,7 @@ class NanOrigin:
       argument: The argument of the step, and the path of the leaf: "params['w']".
       text: What happened, in a sentence.
       advice: What to try.
-      step: The number of the step, if it is one of a run.
+      step: The number of the step, if it is one of a run: the first bad one if its call is a loop over several.
     """
 
     primitive: str
@@ -160,18 +161,22 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def place_of(site: Site) -> tuple[SourceLine, str]:
-    """The innermost frame outside JAX, and the innermost one outside all libraries if that differs."""
+    """The innermost frame outside JAX, and the innermost one outside all libraries if that differs.
+
+    The latter is for a backward rule that of the call it belongs to.
+    """
     eqn, within = site.eqn, site.within
     chain = [(eqn, within)]
     while within is not None and within.eqn is not None:
         chain.append((within.eqn, within.outer))
         within = within.outer
+    calls = next((_frames(call) for outer, _ in chain if (call := call_of_rule(outer)) is not None), [])
     # JAX caches the traces of its own jitted functions, with the frames of their first caller.
     kept = [i for i, (outer, _) in enumerate(chain[1:], 1) if _is_of_jax(outer)]
     for eqn, _ in chain[max(kept, default=0) :]:
-        frames = _frames(eqn)
+        frames = _frames(eqn.source_info.traceback) + calls
         if frames:
-            own = next((f for f in frames if not any(part in f.file for part in _INSTALLED)), frames[0])
+            own = next((f for f in calls or frames if not any(part in f.file for part in _INSTALLED)), frames[0])
             return frames[0], str(own) if own != frames[0] else ""
     return SourceLine(), ""
 
@@ -191,12 +196,13 @@ def _is_of_jax(eqn: Any) -> bool:
     return next(files, "").startswith(_JAX)
 
 
-def _frames(eqn: Any) -> list[SourceLine]:
-    """Frames outside JAX, treeviz and the standard library, the innermost first."""
-    traceback = eqn.source_info.traceback
+def _frames(traceback: Any) -> list[SourceLine]:
+    """Frames outside JAX, treeviz and the standard library, the innermost first; in a backward rule, its own."""
     found = []
     for frame in traceback.frames if traceback is not None else ():
         file = frame.file_name
+        if file == RUNS_RULES:
+            break
         standard = file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
         if not file.startswith((*_JAX, _HERE)) and not standard and not file.startswith("<frozen"):
             found.append(SourceLine(file, frame.line_num, frame.function_name.rpartition(".")[2]))

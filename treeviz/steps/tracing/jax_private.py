@@ -105,7 +105,7 @@ def seeing_gradients(see: See) -> Iterator[None]:
         _n_seeing += 1
     _here.see = see
     try:
-        with _traced_anew():
+        with traced_anew("treeviz"):
             yield
     finally:
         _here.see = before
@@ -187,7 +187,7 @@ class _UniqueBool:
         return self.value
 
 
-_unique_bools = {True: _UniqueBool(True), False: _UniqueBool(False)}
+_unique_bool = functools.cache(lambda value, why: _UniqueBool(value))
 
 
 # A new user context makes jax 0.10.2 trace every jitted function once more, so it is made before a step is watched, and
@@ -195,14 +195,14 @@ _unique_bools = {True: _UniqueBool(True), False: _UniqueBool(False)}
 _user_context = jax.make_user_context(None) if hasattr(jax, "make_user_context") else None
 
 
-def _traced_anew():
-    """A context in which jitted functions that were traced before are traced again, and cached separately."""
+def traced_anew(why: str):
+    """A context in which jitted functions that were traced before are traced again, and cached apart for each `why`."""
     if _user_context is not None:
-        return _user_context("treeviz")
+        return _user_context(why)
     from jax._src import config
 
     flag = config.softmax_custom_jvp  # any flag that is part of the cache key and is only tested for truth
-    return flag(_unique_bools[bool(flag.value)])  # type: ignore[arg-type]
+    return flag(_unique_bool(bool(flag.value), why))  # type: ignore[arg-type]
 
 
 def is_jitted(step: Any) -> bool:
