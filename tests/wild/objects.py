@@ -1,8 +1,8 @@
 """A program that compares treeviz with JAX on objects of 28 libraries, most of which the tests do not install.
 
-    python tests/wild.py                        # all libraries; a minute or two
-    python tests/wild.py numpyro jraph          # some of them
-    python tests/wild.py quax --show            # what a terminal shows, too; --show 120 for a width
+    python tests/wild/objects.py                        # all libraries; a minute or two
+    python tests/wild/objects.py numpyro jraph          # some of them
+    python tests/wild/objects.py quax --show            # what a terminal shows, too; --show 120 for a width
 
 JAX's own flatten is the truth: the order, paths, number, shapes, dtypes and bytes of the leaves. A line for each object
 says the library, the object, its leaves, and "agrees" or what differs; the exit status is 1 if any differs. A library

@@ -1,0 +1,47 @@
+"""Published training steps under watch: gradients are those taken apart, results stay, and no alarm is false."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from watched import same_bytes, true_norms
+from wild import libraries, projects
+from wild.published import PUBLISHED
+
+import treeviz as tv
+
+assert libraries and projects  # they register their steps
+N_STEPS = 20  # beyond the one whose results are compared
+
+
+@pytest.fixture(autouse=True)
+def as_published():
+    """Libraries and examples add vectors to matrices, which other tests do not allow."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_step_is_seen_whole_and_stays_as_it_is(name):
+    step, state, batch, gradients = PUBLISHED[name][1]()
+    inspector = tv.GradientInspector()
+    watched = inspector.watch(step)
+    plain, differs = state, False
+    for number in range(N_STEPS):
+        before = plain
+        plain, results = (as_tuple(run(*before, *batch(number))) for run in (step, watched))
+        differs = differs or not same_bytes(results, plain)
+        plain = plain[: len(state)]
+    assert watched.trouble == ""
+    assert not differs or any("differ" in note for note in inspector.notes)
+    history = inspector.history
+    assert len(history) >= N_STEPS
+    assert [found.sentence for found in inspector.findings if found.severity != "info"] == []
+    seen = [history.last(name)[1]["norm"] for name in history.sources]
+    for tree in jax.jit(gradients)(*before, *batch(number)):
+        assert any(len(norms) == len(true_norms(tree)) and np.allclose(norms, true_norms(tree), 1e-5) for norms in seen)
+
+
+def as_tuple(results) -> tuple:
+    return results if isinstance(results, tuple) else (results,)
