@@ -55,7 +55,8 @@ class Run:
 
     def step(self, n: int = 1, *, every_s: float = 0.01, bad: int | None = None) -> None:
         """Measure so many steps, one after the other, each read at once."""
-        history = self.recorder._history_of([SOURCE])
+        history = self.recorder.history
+        history.add_sources([SOURCE], 64_000_000)
         for _ in range(n):
             self.clock.now += every_s
             norm = 10.0 ** self._rng.uniform(-3, 1, len(PATHS))

@@ -26,9 +26,9 @@ def name_of_result(kind: str) -> str:
 
 
 def result_kind(name: str) -> str:
-    """The kind of the results that a tree holds, one of `RESULT_KINDS`; "" for any other tree."""
+    """The kind of the results that a tree holds, one of `RESULT_KINDS`, or "unchanged"; "" for any other tree."""
     kind, _, rest = name.partition(" ")
-    return kind if kind in RESULT_KINDS and rest.split(" ")[0] == "result" else ""
+    return kind if kind in (*RESULT_KINDS, "unchanged") and rest.split(" ")[0] == "result" else ""
 
 
 def sibling_name(name: str, kind: str) -> str:

@@ -74,7 +74,7 @@ def _rows(
         sizes = {i: numbers[i].size for i in group}
         in_rows = is_cpu and jax.__version_info__ >= (0, 5) and numbers[group[0]].dtype == jnp.float32
         length = _row_length(sizes.values()) if in_rows else 1
-        for members in _blocks(group, [-(-size // length) for size in sizes.values()]):
+        for members in blocks(group, [-(-size // length) for size in sizes.values()]):
             members.sort(key=lambda i: (-sizes[i], i))
             of_members = tuple(sizes[i] for i in members)
             counts = tuple(-(-size // length) for size in of_members) if in_rows else None
@@ -112,7 +112,7 @@ def _is_sharded(x: jax.Array) -> bool:
     return any(axis is not None for axis in getattr(sharding, "spec", ()))
 
 
-def _blocks(leaves: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+def blocks(leaves: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
     """Split leaves into blocks with little padding. The rows of a block are as long as its longest leaf."""
     block: list[int] = []
     longest = n_used = n_wasted = 0

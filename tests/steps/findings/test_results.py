@@ -94,6 +94,15 @@ def test_results_that_nan_gradients_have_ruined_are_no_findings_of_their_own():
     assert [found.source for found in findings(inspector.history)] == ["grads"]
 
 
+def test_parameters_that_no_update_changes_are_found_after_32_steps_and_not_those_that_change_later():
+    still = dict.fromkeys(range(32), np.inf)
+    (found,) = train(32, rate=still)
+    assert (found.kind, found.severity, found.path, found.first, found.until) == ("frozen", "warning", "", 0, 31)
+    assert found.sentence == "All parameters got no update from step 0 to 31, though there is a gradient."
+    assert train(31, rate=still) == [] and list(inspector.history.sources) == ["grads"]
+    assert train(33, rate=still) == []
+
+
 def test_what_was_found_of_results_is_shown_saved_and_loaded(tmp_path):
     stopped(offset={7: -1.0})
     text = inspector.render().text()

@@ -140,7 +140,8 @@ def test_memory_is_bounded_however_long_the_run(n_leaves, n_steps):
     recorder = Recorder(2_000_000)
     names = tuple(f"[{i}]" for i in range(n_leaves))
     source = MeasuredTree("grads", names, (4,) * n_leaves, ("float32",) * n_leaves, (True,) * n_leaves)
-    history = recorder._history_of([source])
+    history = recorder.history
+    history.add_sources([source], 2_000_000)
     rng = np.random.default_rng(0)
     norms = rng.lognormal(size=(97, n_leaves))
     zeros = np.zeros(n_leaves, np.int64)

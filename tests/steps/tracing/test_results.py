@@ -122,5 +122,6 @@ def test_nan_and_infinities_are_counted_as_numpy_counts_them(dtype):
     assert [tree.name for tree in measurement.results] == ["loss result", "parameter result", "other result"]
     counts = np.asarray(measurement.counts)
     expected = [np.asarray(value), np.zeros(2), np.zeros(6), np.asarray(twice)]
-    assert [int(n) for n in counts >> 16] == [int((~np.isfinite(v)).sum()) for v in expected]
+    assert (counts >> 31).tolist() == [0, 1, 1, 0]  # the parameters are new
+    assert [int(n) for n in counts >> 16 & 0x7FFF] == [int((~np.isfinite(v)).sum()) for v in expected]
     assert [int(n) for n in counts & 0xFFFF] == [int(np.isnan(v).sum()) for v in expected]

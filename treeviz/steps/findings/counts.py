@@ -16,6 +16,10 @@ from treeviz.steps.recording.track import occurs_in
 _SMALLEST_FLOAT16 = 2.0**-24
 _DIVERGED, _BEFORE = 100.0, 10  # times the norm before, in the last entries before a NaN
 _SCALE = "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32."
+NO_UPDATE = (
+    "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If it is "
+    "meant to be frozen, nothing is wrong; its gradient need not be computed then."
+)
 _TOGETHER = 5  # entries between leaves that die of one cause
 BY_UPDATE = "Look at what the optimizer divides by, as in g / norm(g) where all gradients are zero, and at its rates."
 
@@ -227,8 +231,7 @@ def frozen(tree: Searched) -> Iterator[Finding]:
         "frozen", tree.name, "" if whole else tree.path(leaves[0]), -1 if whole else leaves[0], *tree.span,
         (("steps", tree.n_steps), ("leaves", len(leaves))),
         f"{what} got no update in {tree.n_steps} steps, though there is a gradient.",
-        "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If "
-        "it is meant to be frozen, nothing is wrong; its gradient need not be computed then.",
+        NO_UPDATE,
         tuple(leaves), tree.n_steps / tree.thresholds.fewest_steps,
         rank=Rank.TRAINING_ENDS if whole else Rank.LEAF_ENDS,
     )  # fmt: skip

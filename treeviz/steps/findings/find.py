@@ -18,7 +18,7 @@ CHECKS: dict[str, Check] = {
     "exploding": norms.exploding,
     "result": results.other_results,
     "dead": counts.dead,
-    "frozen": counts.frozen,
+    "frozen": results.frozen,
     "vanishing": norms.vanishing,
     "imbalance": norms.imbalance,
     "spike": spikes.spikes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -54,7 +55,7 @@ def _first_bad(tree: Searched) -> _Bad | None:
     has_nan = tree.history.values(tree.name, "nan").high[entry, leaves].any()
     first, until = int(timeline.first[entry]), int(timeline.until[entries[-1]])
     n_steps = int(timeline.n[entries].sum())
-    grads = [replace(tree, name=name) for name in tree.history.sources if kind_of(name) == "grads"]
+    grads = _gradients(tree)
     return _Bad(
         leaves, [tree.path(leaf) for leaf in leaves], int(timeline.high[entry, leaves].sum()),
         "NaN" if has_nan else "infinite",
@@ -71,7 +72,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     kind = result_kind(tree.name)
     if not kind:
         yield from counts.nonfinite(tree)
-    found = _first_bad(tree) if kind not in ("", "other") else None
+    found = _first_bad(tree) if kind not in ("", "other", "unchanged") else None
     if found is None:
         return
     if kind == "parameter":
@@ -114,6 +115,41 @@ def other_results(tree: Searched) -> Iterator[Finding]:
         tuple(found.leaves),
         rank=Rank.UNUSUAL if lasts else Rank.INFORMATION, severity="warning" if lasts else "info",
     )  # fmt: skip
+
+
+def frozen(tree: Searched) -> Iterator[Finding]:
+    """Leaves that have gradients but whose updates are zero, or small parameters that no update has changed."""
+    if result_kind(tree.name) != "unchanged":
+        yield from counts.frozen(tree)
+        return
+    zeros = tree.history.values(tree.name, "zeros")
+    # Where not every step was inspected, others may have changed them.
+    judged = [g for g in _gradients(tree) if g.n_steps and g.n_steps == g.span[1] - g.span[0] + 1]
+    alive = [p for g in judged for p in itertools.compress(g.source.paths, (g.norm.high > 0).any(axis=0))]
+    paths = tree.source.paths
+    # A parameter's path may begin with the name of an argument, that of a gradient end with a layer.
+    leaves = [
+        leaf
+        for leaf in np.flatnonzero(zeros.latest[-1] if len(zeros.n) else []).tolist()
+        if any(paths[leaf].endswith(path) or path.startswith(paths[leaf]) for path in alive)
+    ]
+    if not leaves:
+        return
+    first, until = judged[0].span[0], int(zeros.until[-1])
+    whole = len(leaves) == len(paths) == sum(len(g.source.paths) for g in judged)
+    what = "All parameters" if whole else listed([paths[leaf] for leaf in leaves])
+    yield Finding(
+        "frozen", tree.name, "" if whole else paths[leaves[0]], -1 if whole else leaves[0], first, until,
+        (("steps", until - first + 1), ("leaves", len(leaves))),
+        f"{what} got no update from step {first} to {until}, though there is a gradient.",
+        f"{counts.NO_UPDATE} In each step only small parameters are looked at; updates=True measures all.",
+        tuple(leaves), (until - first + 1) / tree.thresholds.fewest_steps,
+        rank=Rank.TRAINING_ENDS if whole else Rank.LEAF_ENDS,
+    )  # fmt: skip
+
+
+def _gradients(tree: Searched) -> list[Searched]:
+    return [replace(tree, name=name) for name in tree.history.sources if kind_of(name) == "grads"]
 
 
 def _where(found: _Bad) -> str:

@@ -116,7 +116,7 @@ def _bad_results(alike: Sequence[Arrived]) -> Iterator[tuple[MeasuredTree, dict[
         counts = np.stack([np.asarray(each.measurement.counts) for each in alike])[:, None]
     first = 0
     for source in measurement.results:
-        mine = counts[..., first : first + len(source.paths)].astype(np.int64)
+        mine = counts[..., first : first + len(source.paths)].astype(np.int64) & 0x7FFFFFFF
         first += len(source.paths)
         if mine.any():
             name = printable(source.name + alike[0].suffix)

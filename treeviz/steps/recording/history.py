@@ -76,6 +76,16 @@ class History:
         self.max_bytes = sum(self._budgets.values())
         self.sources[source.name] = source  # last, since an interrupt may come between
 
+    def add_sources(self, sources: Sequence[MeasuredTree], max_bytes: int) -> None:
+        """Add the measured trees that are not there, with equal parts of half the memory that is left of `max_bytes`.
+
+        Ratios reach as far back as norms then, and there is memory for trees that are seen later.
+        """
+        new = [source for source in sources if source.name not in self.sources]
+        room = max_bytes - self.max_bytes
+        for source in new:
+            self.add_source(source, room // 2 // len(new))
+
     def append(self, step: int, numbers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         """Add the numbers of a step: `{source: {statistic: value of each leaf}}`, as `numbers_of` returns them.
 

@@ -16,12 +16,12 @@ from typing import NamedTuple, Protocol
 
 import jax
 
-from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.decode import Arrived, StepNumbers, read
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.journal import keep
 from treeviz.steps.recording.sections import Sections
 from treeviz.steps.recording.ticker import Ticker
+from treeviz.steps.recording.unchanged import Unchanged
 from treeviz.tree.forks import Lock
 from treeviz.tree.safe_repr import printable
 
@@ -122,6 +122,7 @@ class Recorder:
         self.forward: dict[str, tuple[str, ...]] = {}
         self._waiting: deque[Arrived] = deque()
         self._sections = Sections()
+        self._unchanged = Unchanged()
         self._has_untold = False  # numbers that the alarm has not searched
         self._unfinished: _Batch | None = None
         if self._alarm is not None:
@@ -217,6 +218,7 @@ class Recorder:
             rows, n_failed = list(read(arrived, members=self._members)), 0
         except RuntimeError:  # a step failed, or its arrays are deleted; the others are good
             rows, n_failed = self._read_one_by_one(arrived)
+        self._unchanged.tell(arrived, rows)
         self._unfinished = _Batch(arrived, rows, len(self.history), self.n_dropped + n_failed)
         self._finish(is_flush)
 
@@ -234,7 +236,8 @@ class Recorder:
         while (done := len(self.history) - batch.n_before) < len(batch.rows):
             try:
                 row = self._sections.place(batch.rows[done], self.history)
-                self._history_of(row.sources).append(row.step, row.numbers)
+                self.history.add_sources(row.sources, self._max_bytes)
+                self.history.append(row.step, row.numbers)
                 batch.rows[done] = row
             except ValueError as error:
                 del batch.rows[done]
@@ -273,13 +276,6 @@ class Recorder:
             except RuntimeError:
                 n_failed += 1
         return rows, n_failed
-
-    def _history_of(self, sources: list[MeasuredTree]) -> History:
-        new = [source for source in sources if source.name not in self.history.sources]
-        room = self._max_bytes - self.history.max_bytes  # half of it is for sources that are seen later
-        for source in new:  # equal memory, so that ratios reach as far back as norms
-            self.history.add_source(source, room // 2 // len(new))
-        return self.history
 
     def _learn_forward(self, row_of: Arrived) -> None:
         for name, watched in row_of.watches.items():

@@ -2,7 +2,8 @@
 
 A loss can be NaN while all gradients are finite, and an optimizer can make a NaN of finite gradients. So results are
 looked at in the same program, as far as that costs next to nothing: results of at most `MOST_ELEMENTS` numbers, and of
-the new parameters the smallest. What else a step is given and returns, as the state of an optimizer, is not looked at.
+the new parameters the smallest, which are also compared with the old ones. What else a step is given and returns, as
+the state of an optimizer, is not looked at.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.names import RESULT_KINDS, name_of_result
-from treeviz.steps.reduce import barrier
+from treeviz.steps.reduce import barrier, blocks
 from treeviz.steps.tracing.new_params import Path
 from treeviz.steps.tracing.primitives import (
     DEVICE_SUMS,
@@ -42,6 +43,7 @@ _LINEAR |= {"concatenate", "dynamic_slice", "dynamic_update_slice"}
 
 def count_in_results(
     program: ClosedJaxpr,
+    arguments: Sequence[Any],
     results: Sequence[Any],
     argument_paths: Sequence[Path],
     result_paths: Sequence[Path],
@@ -51,13 +53,13 @@ def count_in_results(
     """Count NaN and infinities in the small results of a traced program.
 
     Args:
-      results: Its values, in the order of `result_paths`.
+      arguments, results: Their values, in the order of their paths.
       shown_paths: The paths of the results that the user knows.
       params: The paths of the parameters, by the numbers of the arguments that hold them.
 
     Returns:
       The results that are looked at, as one tree for each kind; and uint32[of all of them]: how many numbers are not
-      finite, times 2**16, plus how many of these are NaN.
+      finite, times 2**16, plus how many of these are NaN; of a new parameter, plus 2**31 if it is not the old one.
     """
     kinds = _kinds(program, argument_paths, result_paths, params)
     found = {i: (kind, shown_paths[i] if at is None else params[at]) for i, (kind, at) in kinds.items()}
@@ -65,14 +67,52 @@ def count_in_results(
         kind: _smallest(program, {i: p for i, (k, p) in found.items() if k == kind}, kind) for kind in RESULT_KINDS
     }
     trees = [_described(program, paths, kind) for kind, paths in chosen.items() if paths]
-    counts = [_count(results[i]) for paths in chosen.values() for i in paths]
-    return trees, jnp.stack(counts) if counts else None
+    words = []
+    for paths in chosen.values():
+        if paths:
+            old = [arguments[at] for at in (kinds[i][1] for i in paths) if at is not None]
+            words.append(_words([results[i] for i in paths], old))
+    return trees, jnp.concatenate(words) if words else None
 
 
-def _count(x: Any) -> jax.Array:
-    x = barrier(lax.stop_gradient(x))
-    words = jnp.where(jnp.isnan(x), np.uint32(1 + (1 << 16)), jnp.where(jnp.isinf(x), np.uint32(1 << 16), np.uint32(0)))
-    return jnp.sum(words, dtype=np.uint32) if x.ndim else words
+def _words(values: Sequence[Any], old: Sequence[Any]) -> jax.Array:
+    """The word of each value. They are stacked, since XLA CPU takes some microseconds for each reduction.
+
+    Args:
+      old: What the values may be equal to; empty if nothing.
+    """
+    values, old = ([_real(barrier(lax.stop_gradient(x))) for x in xs] for xs in (values, old))
+    words, order = [], []
+    for dtype in dict.fromkeys(x.dtype for x in values):
+        alike = [i for i, x in enumerate(values) if x.dtype == dtype]
+        for block in blocks(alike, [values[i].size for i in alike]):
+            new = _stacked([values[i] for i in block])
+            bad = jnp.where(jnp.isinf(new), np.uint32(1 << 16), np.uint32(0))
+            bad = jnp.where(jnp.isnan(new), np.uint32(1 + (1 << 16)), bad)
+            is_new = new != _stacked([old[i] for i in block]) if old else jnp.zeros(new.shape, bool)
+            parts, starts = (bad, is_new.astype(np.uint32)), (np.uint32(0), np.uint32(0))
+            n_bad, is_new = lax.reduce(parts, starts, lambda a, b: (a[0] + b[0], a[1] | b[1]), (1,))
+            words.append(n_bad | is_new << np.uint32(31))
+            order += block
+    return jnp.concatenate(words)[np.argsort(order)]
+
+
+def _real(x: Any) -> Any:
+    """At least float32, with the NaN and infinities of complex numbers."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        bad = jnp.where(jnp.isnan(x), np.nan, np.inf).astype(x.real.dtype)
+        x = jnp.where(jnp.isfinite(x), x.real - x.imag, bad)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    """[k, the longest]: each padded with zeros."""
+    length = max(x.size for x in values)
+    return jnp.stack([_padded(x, length) for x in values])
+
+
+def _padded(x: Any, length: int) -> Any:
+    return lax.pad(lax.reshape(x, (x.size,)), np.zeros((), x.dtype), [(0, length - x.size, 0)])
 
 
 def _smallest(program: ClosedJaxpr, paths: Mapping[int, str], kind: str) -> dict[int, str]:
@@ -106,13 +146,13 @@ def _kinds(
     unchanged = set(arguments)
     kinds: dict[int, tuple[str, int | None]] = {}
     for i, (path, v) in enumerate(zip(result_paths, results, strict=True)):
-        if isinstance(v, Literal) or v in unchanged or not _is_small(v.aval):
+        if isinstance(v, Literal) or not _is_small(v.aval):
             continue
         keys = list(map(str, path))
         at = next((places[k] for n in range(len(keys) + 1) if (k := (*keys[n:], _aval(v))) in places), None)
         if is_of_loss[i] or (at is None and "loss" in "".join(keys).lower()):
             kinds[i] = "loss", None
-        elif at is None or at in params:
+        elif at in params or (at is None and v not in unchanged):
             kinds[i] = "other" if at is None else "parameter", at
     if "loss" not in {kind for kind, _ in kinds.values()}:  # it was computed in another way
         others = [i for i, (kind, _) in kinds.items() if kind == "other"]

@@ -135,7 +135,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     order = argument_order(program)
     names = [_tidy(name and name.in_order(order), tidy[0]) for name in names]
     shown = [tidy[1](jax.tree_util.keystr(path)) for path in out_paths]
-    counted = count_in_results(program, out, paths, out_paths, shown, {} if updates else _params(names))
+    counted = count_in_results(program, leaves, out, paths, out_paths, shown, {} if updates else _params(names))
     names = [name and name.in_layers() for name in names]
     measurement = _measurement(zip(names, packed, strict=True), statistics, *counted)
     on_traced([name for name in names if name is not None], notes, effects_in(program))

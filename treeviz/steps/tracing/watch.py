@@ -57,7 +57,8 @@ def watch(
     second program; the others run the step itself.
 
     The same program counts NaN and infinities in results of at most 4,096 numbers: the values of differentiated
-    functions, what the step returns besides what it was given, and the 16 smallest of the parameters' new values.
+    functions, what the step returns besides what it was given, and the 16 smallest of the parameters' new values, of
+    which it also tells whether they are the old ones.
 
     XLA may round a result of the second program differently. To know, the 16th inspected call also runs the step
     itself, on copies of what it donates, and a thread compares all bytes. Where they differ, `Watched.notes` says how

@@ -1,0 +1,53 @@
+"""Parameters that no update has changed, of those whose new values are looked at in each inspected step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.names import name_of_result, result_kind
+from treeviz.steps.recording.decode import Arrived, StepNumbers
+from treeviz.tree.safe_repr import printable
+
+FIRST_TOLD = 32  # inspected steps; then after twice as many
+
+
+class Unchanged:
+    """Follows which parameters never changed, and adds those to the numbers of some step as a tree with their zeros.
+
+    It is told after 32 inspected steps, each time that their number has doubled, and once such a parameter changes.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, np.ndarray]] = {}  # by suffix: how many steps, and which never changed
+
+    def tell(self, arrived: Sequence[Arrived], rows: list[StepNumbers]) -> None:
+        """Follow some measurements, and add to the rows that were read of them."""
+        places = {row.call: place for place, row in enumerate(rows)}  # the last row of each
+        for each in arrived:
+            n_before, before = self._known.get(each.suffix, (0, None))
+            place = places.get((each.suffix, each.step))
+            if place is None or (before is not None and not before.any()):
+                continue
+            first = 0
+            for tree in each.measurement.results:
+                n = len(tree.paths)
+                if result_kind(tree.name) == "parameter":
+                    with jax.transfer_guard("allow"):
+                        now = np.asarray(each.measurement.counts)[first : first + n] >> 31 == 0
+                    if before is not None and len(before) == n:
+                        now &= before
+                    self._known[each.suffix] = n_before + 1, now
+                    is_due = n_before + 1 >= FIRST_TOLD and n_before & (n_before + 1) == 0 and now.any()
+                    if is_due or (n_before >= FIRST_TOLD and not np.array_equal(now, before)):
+                        name = printable(name_of_result("unchanged") + each.suffix)
+                        rows[place] = _with_zeros(rows[place], tree._replace(name=name), now)
+                first += n
+
+
+def _with_zeros(row: StepNumbers, tree: MeasuredTree, is_zero: np.ndarray) -> StepNumbers:
+    zeros = {tree.name: {"zeros": np.where(is_zero, tree.sizes, 0)}}
+    return row._replace(sources=[*row.sources, tree], numbers={**row.numbers, **zeros})
