@@ -230,8 +230,8 @@ class TestCustomPytreeNodes:
     def test_an_unregistered_class_with_trees_inside_says_what_jax_cannot_see(self):
         (_, line) = lines([Special(jnp.ones(3), {"w": np.ones((2, 2))})])
         assert line == (
-            "└─ [0]  Special  1  holds 2 arrays (44 B) that JAX cannot see: Special is not registered as a pytree "
-            "node: .x float32[3], .y['w'] float64[2,2]  inside: x=float32[3], y={'w': float64[2,2]}"
+            "└─ [0]  Special  1  2 hidden arrays (44 B): Special is not registered as a pytree node: "
+            ".x float32[3], .y['w'] float64[2,2]  inside: x=float32[3], y={'w': float64[2,2]}"
         )
 
     @pytest.mark.parametrize("cls", [RegisteredSpecial, RegisteredSpecial2])
@@ -275,7 +275,7 @@ class TestCustomPytreeNodes:
             a: Any
 
         assert lines(Unregistered("x", jnp.ones(2))) == [
-            "tree  Unregistered  1  holds 1 array (8 B) that JAX cannot see: Unregistered is not registered as a "
+            "tree  Unregistered  1  1 hidden array (8 B): Unregistered is not registered as a "
             "pytree node: .a float32[2]  inside: name='x', a=float32[2]"
         ]
 

@@ -69,6 +69,12 @@ def search(page, query: str):
     settled(page)
 
 
+def copy_path(page, form: str = "Python"):
+    """Choose in the menu of the first view in what form the paths of its selected rows are copied."""
+    page.locator("summary", has_text="copy").first.click()
+    page.get_by_role("button", name=f"{form}:").first.click()
+
+
 def scroll_to(page, top: int):
     page.locator(".scroller").evaluate("(element, top) => { element.scrollTop = top }", top)
     settled(page)

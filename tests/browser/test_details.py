@@ -84,7 +84,7 @@ def test_nobody_is_left_out(explore, shots, width, dark):
     kernel = explore(tree(), width=width, dark=dark)
     for name in ("weights", "sharded", "function", "opaque", "cube"):
         pane = looked_at(kernel, name)
-        pane.get_by_role("button", name="who else").click()
+        pane.get_by_role("button", name="what keeps").click()
         kernel.rest()
         kernel.page.locator(".side").evaluate("element => { element.style.maxHeight = 'none' }")
         results = axe.Axe().run(kernel.page)
@@ -180,7 +180,7 @@ def test_who_holds_it_is_asked_by_a_click_alone(explore):
     kernel = explore(tree())
     pane = looked_at(kernel, "weights")
     assert asked(kernel, "referrers") == []
-    pane.get_by_role("button", name="who else holds this?").click()
+    pane.get_by_role("button", name="what keeps this in memory?").click()
     kernel.until(lambda: "held by" in pane.inner_text())
     assert "['weights']" in pane.inner_text() and len(asked(kernel, "referrers")) == 1
 
@@ -261,8 +261,8 @@ def test_while_python_is_busy_the_reader_is_told(explore):
     )
     row(kernel.page, "weights").click()
     pane = kernel.page.locator(".details")
-    pane.get_by_text("no answer from Python: it is busy, or gone").wait_for()
-    assert kernel.page.evaluate("said.includes('asking Python…')")
+    pane.get_by_text("the kernel is busy or stopped").wait_for()
+    assert kernel.page.evaluate("said.includes('reading…')")
     kernel.rest()
     pane.get_by_text("rms").wait_for()
     assert "no answer" not in pane.inner_text()

@@ -24,13 +24,13 @@ def badges(page) -> dict[str, str]:
 
 
 def test_a_closed_node_says_how_many_findings_are_inside_and_an_open_one_leaves_it_to_its_rows(closed):
-    assert badges(closed) == {"layers": "3 findings inside"}
+    assert badges(closed) == {"layers": "⚠3"}
     assert "3 findings inside" in closed.locator(".row", has=closed.locator(".inside")).get_attribute("aria-label")
     closed.locator(".tree").press("ArrowDown")
     closed.locator(".tree").press("ArrowDown")
     closed.locator(".tree").press("ArrowRight")
     closed.locator(".row", has_text="[3]").wait_for()
-    assert badges(closed) == {f"[{i}]": "1 finding inside" for i in range(3)}
+    assert badges(closed) == {f"[{i}]": "⚠1" for i in range(3)}
 
 
 def test_a_click_on_the_badge_opens_the_way_to_the_worst_of_them_and_reads_it(closed):
@@ -41,7 +41,7 @@ def test_a_click_on_the_badge_opens_the_way_to_the_worst_of_them_and_reads_it(cl
     row.wait_for()
     assert row.get_attribute("aria-selected") == "true"
     assert f"steps {10 * NAN_FROM} to" in readout(closed)
-    assert badges(closed) == {"[0]": "1 finding inside", "[1]": "1 finding inside"}
+    assert badges(closed) == {"[0]": "⚠1", "[1]": "⚠1"}
     closed.get_by_role("treeitem", name="[1]").locator(".badge.inside").click()
     settled(closed)
     assert closed.locator(f"#row{leaf(layers(), 'layers/1/up')}").get_attribute("aria-selected") == "true"

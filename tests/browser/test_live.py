@@ -191,7 +191,7 @@ def test_a_pause_lets_the_picture_stand_still_and_nothing_is_lost(live):
     run.panel.finish("done")
     page = drawn(kernel)
     assert last_column(page) == before
-    page.get_by_role("button", name="go on").click()
+    page.get_by_role("button", name="resume").click()
     kernel.rest()
     page.locator(".live[data-state=done]").wait_for()
     assert "step 249" in last_column(page)

@@ -209,7 +209,7 @@ def test_a_loop_that_blocks_the_kernel_is_seen_and_its_end_is_kept(lab, open_in,
     page.get_by_role("button", name="pin row").click()
     page.locator(".pin").wait_for()
     page.get_by_role("button", name="pause").click()
-    page.get_by_role("button", name="go on").click()
+    page.get_by_role("button", name="resume").click()
     named = page.get_by_role("treeitem", name=re.compile("nonfinite"))
     named.or_(page.get_by_text(re.compile(r"findings \([1-9]"))).first.wait_for()
     page.screenshot(path=shots / "live-running.png")
@@ -238,7 +238,7 @@ def test_a_loop_that_blocks_the_kernel_is_seen_and_its_end_is_kept(lab, open_in,
 def test_what_ends_a_loop_is_said_and_the_picture_is_whole(lab, open_in):
     page = open_in(RAISING, INTERRUPTED, UNTHROTTLED, TASK)
     run_all_cells(page)
-    said = ("stopped by ValueError", "stopped by KeyboardInterrupt", "at rest", "finished")
+    said = ("stopped by ValueError", "stopped by KeyboardInterrupt", "no step for 5 s", "finished")
     for number, (text, last) in enumerate(zip(said, (41, 40, 20_000, 60), strict=True)):
         page.locator(".live").nth(number).locator(".state", has_text=text).wait_for(timeout=1000 * PATIENCE_S)
         settled(page)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from browser.conftest import Watch, new_context
-from browser.driving import active, box, copied, labels, opened, row, scroll_to, search, settled, status
+from browser.driving import active, box, copied, copy_path, labels, opened, row, scroll_to, search, settled, status
 from hostile_objects import EVIL_TEXTS
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from query_trees import TREES
@@ -259,7 +259,7 @@ def test_a_press_is_a_click_though_the_window_changes_before_the_button_is_let_g
 
 def test_levels_open_together(shown):
     page = shown(model(), depth=1)
-    page.get_by_role("combobox", name="Expand to depth").select_option("2")
+    page.get_by_role("combobox", name="Expand to level").select_option("2")
     assert len(labels(page)) == 7
     page.get_by_role("button", name="Expand all").click()
     assert len(labels(page)) == len(treeviz.walk(model()))
@@ -302,7 +302,7 @@ def test_several_rows_can_be_selected(shown):
     row(page, "[1]").click(modifiers=["Control"])
     row(page, "embed").click(modifiers=["Control"])
     assert selected() == ["embed", "[0]", "[2]"]
-    python = copied(page, page.get_by_role("button", name="as Python").click)
+    python = copied(page, lambda: copy_path(page))
     assert python == "params['embed']\nparams['layers'][0]\nparams['layers'][2]"
     row(page, "norm").click()
     page.keyboard.press("Shift+ArrowUp")
@@ -318,7 +318,7 @@ def test_the_copied_path_evaluates_to_the_leaf(shown):
     page = shown(params)
     row(page, "kernel").nth(3).click()
     assert eval(copied(page, lambda: page.keyboard.press("Control+c"))) is params["layers"][1]["mlp"]["kernel"]
-    keystr = copied(page, page.get_by_role("button", name="keystr writes it").click)
+    keystr = copied(page, lambda: copy_path(page, "key path"))
     assert keystr == "['layers'][1]['mlp']['kernel']"
 
 
@@ -342,8 +342,17 @@ def test_a_search_shows_what_it_finds_and_what_is_above(shown, shots):
     assert settled(page).locator(".row.hit .key").all_inner_texts() == ["kernel"] * 3
     assert status(page) == "1 of 3 matches"
     page.screenshot(path=shots / "search.png")
+    found = labels(page)
+    search(page, "dtype:f33 kernel")
+    assert (labels(page), status(page)) == (
+        found,
+        "Nothing matches dtype:f33 kernel. Did you mean (6): dtype:f32 kernel",
+    )
+    assert page.locator(".stale .row").count() == len(found), "what was found before stays, gray"
+    page.get_by_role("button", name="dtype:f32 kernel").click()
+    assert status(page) == "2 of 6 matches"
     search(page, "nothing")
-    assert (labels(page), status(page)) == ([], "no match")
+    assert status(page) == "Nothing matches nothing."
     search(page, "")
     assert (labels(page), status(page)) == (["params", "embed", "layers", "norm"], "")
 
@@ -373,6 +382,8 @@ def test_enter_goes_from_match_to_match(shown):
     page.keyboard.press("Escape")
     assert page.get_by_role("searchbox").input_value() == ""
     assert active(page) == "bias"
+    page.locator(".headline").click()
+    page.evaluate("() => document.activeElement.blur()")
     page.keyboard.press("Control+f")
     assert page.get_by_role("searchbox").evaluate("(box) => box.getRootNode().activeElement === box")
 
@@ -380,7 +391,7 @@ def test_enter_goes_from_match_to_match(shown):
 def test_without_the_filter_a_search_goes_through_the_whole_tree(shown):
     page = shown(model(), depth=1)
     search(page, "mlp/kernel")
-    page.get_by_role("checkbox", name="filter").uncheck()
+    page.get_by_role("checkbox", name="only matches").uncheck()
     assert "embed" in labels(page)
     page.get_by_role("button", name="Next match").click()
     assert status(page) == "2 of 3 matches"
@@ -406,7 +417,7 @@ def test_a_click_on_a_title_sorts_siblings(shown):
     assert labels(page) == ["params", "d", "a", "c", "b", "[0]", "[1]"]
     title.click()
     assert labels(page) == ["params", "a", "b", "[0]", "[1]", "c", "d"]
-    keys = page.locator(".head").get_by_role("button", name="key")
+    keys = page.locator(".head").get_by_role("button", name="name")
     keys.click()
     keys.click()
     assert labels(page) == ["params", "d", "c", "b", "[1]", "[0]", "a"]
@@ -426,11 +437,11 @@ def test_a_sorted_tree_is_searched_and_walked_in_its_new_order(shown):
 
 def test_columns_can_be_hidden_and_shown(shown):
     page = shown(model(), stats=True, columns=["bytes"])
-    assert settled(page).locator(".head button").all_inner_texts() == ["key", "type", "bytes"]
+    assert settled(page).locator(".head button").all_inner_texts() == ["name", "type", "bytes"]
     page.get_by_text("columns").click()
     page.get_by_role("checkbox", name="rms").check()
     page.get_by_role("checkbox", name="bytes", exact=True).uncheck()
-    assert settled(page).locator(".head button").all_inner_texts() == ["key", "type", "rms"]
+    assert settled(page).locator(".head button").all_inner_texts() == ["name", "type", "rms"]
     assert page.locator(".row .number").first.inner_text() != ""
 
 
@@ -442,7 +453,7 @@ def test_the_detail_of_a_row_says_everything_about_it(shown, shots):
     for text in ("params['w']", "(3,)", "float64", "24 B", "numpy (a leaf)", "rms"):
         assert text in said, text
     assert detail.locator("figure path").count() == 1
-    assert copied(page, detail.get_by_role("button", name="Copy path").click) == "params['w']"
+    assert copied(page, detail.get_by_role("button", name="Copy Python").click) == "params['w']"
     page.screenshot(path=shots / "detail.png")
     page.locator(".tree").focus()
     page.keyboard.press("Escape")
@@ -458,7 +469,7 @@ def test_what_an_opaque_leaf_holds_is_shown_in_its_row_and_its_detail(shown):
     assert within.inner_text() == "lr=0.1 · name='</script>'" and within.bounding_box()["width"] > 100
     row(page, "config").click()
     said = settled(page).locator(".detail").inner_text()
-    assert re.search(r"inside, invisible to JAX\s+lr\s+0\.1\s+name\s+'</script>'", said)
+    assert re.search(r"inside \(invisible to JAX\)\s+lr\s+0\.1\s+name\s+'</script>'", said)
 
 
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
@@ -536,7 +547,7 @@ def test_no_accessibility_rule_is_broken(shown, shots, dark, width):
 
 def test_narrow_windows_keep_the_key_and_the_type(shown):
     page = shown(model(), width=320)
-    assert settled(page).locator(".head button").all_inner_texts() == ["key", "type"]
+    assert settled(page).locator(".head button").all_inner_texts() == ["name", "type"]
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 320
     page.set_viewport_size({"width": 1200, "height": 700})
     page.wait_for_function(
@@ -591,10 +602,15 @@ def test_an_old_browser_shows_the_plain_rows_and_says_why(open_page):
 
 
 def test_one_output_shown_twice_and_another_are_three_views(open_page):
-    one, other = (treeviz.render(model(), name=name)._repr_html_() for name in ("one", "other"))
+    one, other = (treeviz.render(tree, name=name)._repr_html_() for name, tree in (("one", model()), ("other", [1])))
     page = open_page(f"<!DOCTYPE html><title>t</title>{one}{one}{other}<p style=height:2000px>")
     opened(page, 3)
     assert page.locator(".headline b").all_inner_texts() == ["one", "one", "other"]
+    tools, few = page.locator(".few > .tools"), page.locator(".few")
+    assert box(page, ".few")["height"] == 1 + 27 + 25 + 2 * 22 + 1, "the headline, the titles and the rows"
+    assert tools.evaluate("(tools) => getComputedStyle(tools).opacity") == "0"
+    few.hover()
+    assert tools.evaluate("(tools) => getComputedStyle(tools).opacity") == "1"
     page.get_by_role("tree").first.hover()
     page.mouse.wheel(0, 500)
     page.wait_for_function(

@@ -150,7 +150,7 @@ def test_python_says_on_demand_what_is_in_an_array_and_who_holds_it(page, shots)
     pane.get_by_text("rms").wait_for()
     caption = pane.frame_locator("iframe").locator("p")
     assert caption.inner_text() == "[0:10, 0:4] float32"
-    pane.get_by_role("button", name="who else holds this?").click()
+    pane.get_by_role("button", name="what keeps this in memory?").click()
     pane.get_by_text("params['embed']", exact=True).wait_for()
     settled(page).screenshot(path=shots / "explore-details.png")
     assert python(page, "print(params['embed']._npy_value, one.logged)") == "None []"
@@ -236,7 +236,7 @@ def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trust
     page.close()
     lab.end_kernels()
     alone = open_in(lab, MODEL_NOT_FOUND)
-    alone.get_by_text("No kernel answers here").first.wait_for()
+    alone.get_by_text("Saved view. Run the cell to explore live.").first.wait_for()
     alone.get_by_role("tree").first.wait_for()
     alone.get_by_role("searchbox").first.fill("embed")
     alone.get_by_text(re.compile("1 match|1 of 1")).first.wait_for()

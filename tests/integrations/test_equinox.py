@@ -41,7 +41,7 @@ def test_an_array_in_a_static_field_gets_a_badge_with_its_bytes():
         affine = Affine(jnp.ones((2, 3)), "a", (np.arange(3),))  # type: ignore[arg-type]
     (note,) = walk_and_compare(affine)[0].notes
     assert (note.kind, note.details) == ("hides", ((".shape[0]", "int64[3]"),))
-    assert note.text.startswith("holds 1 array (24 B) that JAX cannot see, in static data")
+    assert note.text.startswith("1 hidden array (24 B) in static data")
 
 
 def test_a_module_shows_its_layers_its_static_fields_with_values_and_its_functions():

@@ -86,7 +86,7 @@ def test_of_a_field_without_value_nothing_is_said_where_the_auxiliary_data_is_no
 def test_an_array_in_a_dropped_field_is_lost_and_compiles_nothing_again():
     node = by_hand(lambda d: ((d.w,), d.n))(W, 10**6, OTHER)
     (note,) = treeviz.walk(node).notes[0]
-    assert note.text == "holds 1 array (8 B) that JAX cannot see, and loses: `tree_flatten` drops it"
+    assert note.text == "1 hidden array (8 B), which JAX loses: `tree_flatten` drops it"
 
 
 def test_a_dataclass_registered_as_jax_documents_it_has_no_static_children():

@@ -145,7 +145,7 @@ def layer(units: Any) -> Layer:
     ],
 )
 def test_arrays_in_static_data_get_a_badge_with_their_bytes(node, where, inside):
-    text = f"holds 1 array (24 B) that JAX cannot see, in {where}: jit raises or compiles again when it changes"
+    text = f"1 hidden array (24 B) in {where}: jit raises or compiles again when it changes"
     assert hidden(node) == (text, inside)
 
 

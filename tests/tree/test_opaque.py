@@ -44,7 +44,7 @@ def test_an_unregistered_class_shows_the_arrays_that_jax_cannot_see():
 
 def test_the_note_says_what_to_do_in_one_sentence():
     (note,) = treeviz.walk(MyDict(w=jnp.ones(2)))[0].notes
-    assert note.text == "holds 1 array (8 B) that JAX cannot see: MyDict is not registered as a pytree node"
+    assert note.text == "1 hidden array (8 B): MyDict is not registered as a pytree node"
 
 
 @dataclass(slots=True)
@@ -82,9 +82,9 @@ def test_a_search_inside_ends_however_large_the_object_is():
 @pytest.mark.parametrize("n", [1, 16, 32, 33, 100, 2000])
 def test_every_array_inside_is_counted_once_and_the_first_ones_are_named(n):
     leaf = SimpleNamespace(w=[np.ones(1)] * 3 + [np.ones(2, np.float32) for _ in range(n - 1)])
-    counted = "1 array (8 B)" if n == 1 else f"{n:,} arrays ({bytes_text(8 * n)})"
+    counted = "1 hidden array (8 B)" if n == 1 else f"{n:,} hidden arrays ({bytes_text(8 * n)})"
     (text,) = said(leaf)
-    assert text == f"holds {counted} that JAX cannot see: SimpleNamespace is not registered as a pytree node"
+    assert text == f"{counted}: SimpleNamespace is not registered as a pytree node"
     named = hidden(leaf)
     assert list(named)[:2] == [".w[0]", ".w[3]"][:n]
     assert (len(named), named.get("…")) == ((n, None) if n <= 32 else (33, f"{n - 32:,} more"))
@@ -93,7 +93,7 @@ def test_every_array_inside_is_counted_once_and_the_first_ones_are_named(n):
 def test_a_search_that_stopped_says_so_and_claims_no_number():
     leaf = SimpleNamespace(few=[np.ones(1), np.ones(1)], many=[np.ones(1) for _ in range(40_000)])
     (text,) = said(leaf)
-    assert text.startswith("holds at least 24,9") and text.endswith("(the search stopped after 25,000 objects)")
+    assert text.startswith("at least 24,9") and text.endswith("(the search stopped after 25,000 objects)")
 
 
 def test_the_arrays_of_sixty_layers_are_all_found_among_what_layers_keep_for_themselves():
@@ -105,7 +105,7 @@ def test_the_arrays_of_sixty_layers_are_all_found_among_what_layers_keep_for_the
         for i in range(60)
     ]  # fmt: skip
     (text,) = said(SimpleNamespace(_layers=layers, _tracked=layers[:], name="model"))
-    assert text.startswith("holds 60 arrays (1.9 kB) ")
+    assert text.startswith("60 hidden arrays (1.9 kB): ")
 
 
 @pytest.mark.parametrize("depth", [1, 5, 9, 300])

@@ -11,9 +11,9 @@ def fact_columns(table: TreeTable) -> tuple[Column, ...]:
     """The columns kind, type, shape, dtype and sharding."""
     facts = table.facts
     return (
-        table.fact_column("kind", [f.kind for f in facts], help="The kind of node or leaf"),
-        table.fact_column("type", [f.type for f in facts], help="The class"),
-        table.fact_column("shape", [shape_text(f.shape) for f in facts], help="The shape"),
+        table.fact_column("kind", [f.kind for f in facts]),
+        table.fact_column("type", [f.type for f in facts]),
+        table.fact_column("shape", [shape_text(f.shape) for f in facts]),
         table.fact_column("dtype", [_dtype(f) for f in facts], help="The dtype; ~ before it: weakly typed"),
         table.fact_column("sharding", [_sharding(f) for f in facts], help="How it is spread over devices"),
     )

@@ -68,7 +68,7 @@ def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
                 ratio = norm / np.where(params == 0, np.nan, params)
             either = [each.bad for each in (column, of_params) if each.bad is not None]
             is_bad = np.any(either, axis=0) if either else None
-            help = f"the norm of {source} by that of {sibling_name(source, 'params')}, of the whole subtree"
+            help = f"{source} norm ÷ {sibling_name(source, 'params')} norm, of the whole subtree"
             title = f"{section_of(source)[0]} / params"
             columns.append(Column(f"{source}_ratio", title, ratio, None, "number", "given", help, is_bad))
     return columns

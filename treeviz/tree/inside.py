@@ -31,7 +31,7 @@ class Inside:
         found = arrays_inside(leaf, max(_LEAST_OBJECTS, self._objects_left // 8))
         self._objects_left = max(0, self._objects_left - found.n_objects)
         if found.n_arrays:
-            text = f"{holds(found)} that JAX cannot see: {class_name(type(leaf))} is not registered as a pytree node"
+            text = f"{hidden(found)}: {class_name(type(leaf))} is not registered as a pytree node"
             return Note("hides", text + stopped(found), details=found.details)
         if found.is_all:
             return None
@@ -61,11 +61,11 @@ class Inside:
         return tuple(texts)
 
 
-def holds(found: Found) -> str:
-    """ "holds at least 2 arrays (4.0 kB)"."""
+def hidden(found: Found) -> str:
+    """ "at least 2 hidden arrays (4.0 kB)": JAX cannot see them."""
     size = f" ({bytes_text(found.n_bytes)})" if found.n_bytes else ""
     least = "" if found.is_all else "at least "
-    return f"holds {least}{found.n_arrays:,} array{'s' * (found.n_arrays > 1)}{size}"
+    return f"{least}{found.n_arrays:,} hidden array{'s' * (found.n_arrays > 1)}{size}"
 
 
 def stopped(found: Found) -> str:

@@ -72,7 +72,7 @@ KINDS = {
     "abstract": Kind(
         "a shape and a dtype without values",
         "leaf",
-        no_values="abstract: a shape and a dtype without values",
+        no_values="shape only: no values",
         is_abstract=True,
         implied_types=("ShapeDtypeStruct", "ShapedArray"),
     ),
@@ -86,7 +86,7 @@ KINDS = {
     "key": Kind(
         "a typed PRNG key",
         "leaf",
-        no_values="a PRNG key: its bits are no numbers",
+        no_values="PRNG key (no statistics)",
         has_identity=True,
         implied_types=None,
         is_implied=True,

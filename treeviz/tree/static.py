@@ -7,7 +7,7 @@ from typing import Any
 
 from treeviz.tree.aux_data import DROPPED, Fields, static_of
 from treeviz.tree.facts import Note
-from treeviz.tree.inside import holds, stopped
+from treeviz.tree.inside import hidden, stopped
 from treeviz.tree.keys import MISSING, KeyTable, stored_attribute, stored_attributes
 from treeviz.tree.level import Level
 from treeviz.tree.object_text import static_text
@@ -90,10 +90,10 @@ def static_note(pairs: Iterable[tuple[str, Any]], where: str = "static data") ->
     if not found.n_arrays:
         lost = ((step_to(name.removesuffix(DROPPED)), value) for name, value in pairs if name.endswith(DROPPED))
         found = arrays_in(lost, _MAX_OBJECTS)
-        text = f"{holds(found)} that JAX cannot see, and loses: `tree_flatten` drops it"
+        text = f"{hidden(found)}, which JAX loses: `tree_flatten` drops {'it' if found.n_arrays == 1 else 'them'}"
         return Note("hides", text + stopped(found), details=found.details) if found.n_arrays else None
     they = "it changes" if found.n_arrays == 1 else "they change"
-    text = f"{holds(found)} that JAX cannot see, in {where}: jit raises or compiles again when {they}"
+    text = f"{hidden(found)} in {where}: jit raises or compiles again when {they}"
     return Note("hides", text + stopped(found), details=found.details)
 
 

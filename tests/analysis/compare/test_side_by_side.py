@@ -73,7 +73,7 @@ def test_gradients_of_another_dtype_stand_beside_their_parameters():
 def test_the_first_and_second_moments_are_found_in_a_state():
     state = (AdamState(jnp.int32(0), like(params()), like(params(), jnp.float16)), ())
     table = beside(params(), opt_state=state)
-    assert places(table) == {"opt_state.0.mu": "….mu", "opt_state.0.nu": "….nu"}
+    assert places(table) == {"opt_state.0.mu": "mu", "opt_state.0.nu": "nu"}
     assert set(cells(table, "opt_state.0.mu").values()) == {"float32"}
     assert set(cells(table, "opt_state.0.nu").values()) == {"float16"}
 
@@ -170,7 +170,7 @@ def test_of_many_places_twelve_are_shown_and_the_others_counted():
 def test_titles_are_short_and_tell_the_places_apart():
     moments = AdamState(0, like(params()), like(params()))
     state = {"inner_states": {"a_long_name": {"inner_state": (moments,)}}}
-    assert list(places(beside(params(), opt_state=state)).values()) == ["….mu", "….nu"]
+    assert list(places(beside(params(), opt_state=state)).values()) == ["mu", "nu"]
     assert list(places(beside(params(), opt=moments)).values()) == ["opt.mu", "opt.nu"]
     both = {"generator": moments, "discriminator": moments}
     found = places(beside(params(), opt_state=both, grads=params()))
@@ -228,7 +228,7 @@ def test_what_is_not_finite_beside_a_parameter_is_shown_at_once():
     grads["head"] = grads["head"].at[0].set(jnp.nan)
     view = treeviz.render(params(), grads=grads, stats=True)
     assert [column.name for column in view.columns] == ["rms", "grads.rms", "grads.nonfinite", "nan", "bytes"]
-    assert [row.keystr for row in view.find("grads.nonfinite:>0")] == ["", "['head']"]
+    assert [row.keystr for row in view.find("grads.nonfinite:>0")] == ["['head']"]
 
 
 def test_abstract_parameters_take_their_gradients_values():
@@ -417,7 +417,7 @@ def test_the_states_of_nnx_stand_beside_their_module():
     state = nnx.state(model, nnx.Param)
     opt_state = optax.adam(1e-3).init(state)
     table = beside(model, state=state, opt_state=opt_state, pure=nnx.to_pure_dict(state))
-    assert [*places(table).values()] == ["state", "….mu", "….nu", "pure"]
+    assert [*places(table).values()] == ["state", "mu", "nu", "pure"]
     for place in places(table):
         there = [row.path for row in table.leaves if table.columns[f"{place}.dtype"][row.number] != HOLE]
         assert there == ["a/bias", "a/kernel", "norm/bias", "norm/scale"]

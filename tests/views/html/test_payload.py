@@ -46,7 +46,7 @@ def values_of(header: dict, buffers: list[np.ndarray], name: str) -> np.ndarray:
     else:
         levels = buffers[spec["levels"]]
         levels = levels.reshape(-1, spec["n_bins"]) if "n_bins" in spec else levels
-    return levels if spec["codes"] is None else levels[buffers[spec["codes"]]]
+    return levels if "codes" not in spec else levels[buffers[spec["codes"]]]
 
 
 def with_column(table: TreeTable, values, **how) -> TreeTable:
@@ -162,7 +162,11 @@ def test_shown_columns_come_first_and_the_others_come_too(table):
     header, _ = unpacked(
         pack(View(replace(table, columns={c.name: c for c in (first, second, third)}), [third, first]))
     )
-    assert [(spec["name"], spec["shown"]) for spec in header["columns"]] == [("c", True), ("a", True), ("b", False)]
+    assert [(spec["name"], spec.get("shown", False)) for spec in header["columns"]] == [
+        ("c", True),
+        ("a", True),
+        ("b", False),
+    ]
 
 
 def test_the_same_table_gives_the_same_bytes():

@@ -243,7 +243,7 @@ def test_a_node_that_is_not_opened_says_how_many_findings_are_inside():
     table = layers()
     lines = text(View(table, [], series=run(table), depth=1)).split("\n")
     (line,) = [line for line in lines if "layers" in line and "list" in line]
-    assert line.endswith("3 findings inside  … 4 inside")
+    assert line.endswith("⚠3  … 4 inside")
     assert "finding" not in text(View(table, [], series=run(table))).partition("worst leaves")[0]
 
 
@@ -268,14 +268,14 @@ def test_plain_rows_say_the_last_value_the_history_and_the_first_findings():
 def test_plain_rows_that_are_closed_say_how_many_findings_are_inside():
     table = layers(12)  # too many to be open at first
     html = outline(View(table, [], series=run(table)))
-    counted = re.findall(r"<details><summary>\s*\[(\d+)\]: [^\n]* <b>(\d+) finding(s?) inside</b>", html)
-    assert counted == [("0", "1", ""), ("1", "1", ""), ("2", "1", "")]
-    assert html.count("inside</b>") == 3
+    counted = re.findall(r"<details><summary>\s*\[(\d+)\]: [^\n]* <b>⚠(\d+)</b>", html)
+    assert counted == [("0", "1"), ("1", "1"), ("2", "1")]
+    assert html.count("<b>⚠") == 3
     few = layers()
-    assert "inside</b>" not in outline(View(few, [], series=run(few)))  # all open
+    assert "<b>⚠" not in outline(View(few, [], series=run(few)))  # all open
     shallow = outline(View(few, [], series=run(few), depth=1))
-    assert re.search(r"\n\s*layers: list[^\n]*<b>3 findings inside</b>", shallow)
-    assert "inside</b>" not in outline(View(table, [], series=run(table, healthy=True)))
+    assert re.search(r"\n\s*layers: list[^\n]*<b>⚠3</b>", shallow)
+    assert "<b>⚠" not in outline(View(table, [], series=run(table, healthy=True)))
 
 
 def test_plain_rows_with_series_stay_bounded():

@@ -89,7 +89,9 @@ def test_badges_stand_in_the_row_that_they_speak_of():
             self.w = jnp.ones(3)
 
     picture = treeviz.render({"a": Holder(), "b": 1}).picture()
-    (badge,) = (shape for shape in picture.shapes if isinstance(shape, Text) and shape.text.startswith("holds 1 array"))
+    (badge,) = (
+        shape for shape in picture.shapes if isinstance(shape, Text) and shape.text.startswith("1 hidden array")
+    )
     (row,) = (shape for shape in picture.shapes if isinstance(shape, Text) and shape.text == "a")
     assert badge.role == "bad"
     assert badge.y == row.y
@@ -160,7 +162,7 @@ def test_findings_are_badges_and_of_a_closed_node_a_number():
     assert f"nonfinite at steps {10 * NAN_FROM} to {10 * NAN_FROM + 9}" in shown
     view = with_series(4)
     shallow = texts(svg(TreeView(view.table, [], depth=1, series=view.series).picture()))
-    assert "3 findings inside" in shallow
+    assert "⚠3" in shallow
 
 
 @pytest.mark.parametrize("n_columns", [1, 2, 7, 1000])

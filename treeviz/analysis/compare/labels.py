@@ -26,8 +26,9 @@ def path_text(table: TreeTable, row: int, root: int = 0) -> str:
 
 
 def titles(places: Sequence[tuple[TreeTable, int]]) -> list[str]:
-    """A distinct title for each subtree: its path, or the end of a long path: "….mu"."""
+    """A distinct title for each subtree: its path, or the end of a long path: "mu", "…[0].mu"."""
     written: list[str | None] = [None] * len(places)
+    taken = {place_text(table, row) for table, row in places}
     for i, (table, row) in enumerate(places):
         whole = place_text(table, row)
         if len(whole) <= _N_TITLE or row == 0:
@@ -37,7 +38,10 @@ def titles(places: Sequence[tuple[TreeTable, int]]) -> list[str]:
         n_times = Counter(ends)
         for i, end in enumerate(ends):
             if written[i] is None and n_times[end] == 1:
-                written[i] = f"…{end[-_N_LONGEST:]}"
+                table, row = places[i]
+                name = table.key(row).segment
+                is_plain = n_keys == 1 and name.isidentifier() and len(name) <= _N_LONGEST and name not in taken
+                written[i] = name if is_plain else f"…{end[-_N_LONGEST:]}"
     # Equal ends belong to different trees, or are deep in one.
     return [
         visible(f"{table.name[:_N_TITLE]}…{_last_keys(table, row, 1)[-_N_LONGEST:]}" if text is None else text)

@@ -236,7 +236,7 @@ def _measured(
         with np.errstate(all="ignore"):
             ratio = measured[0].values / table.columns["rms"].values
         ratio[~np.isfinite(ratio)] = np.nan
-        help = f"the rms of {place} by that of {table.name}"
+        help = f"{place} rms ÷ {table.name} rms"
         measured.append(column("ratio", f"/ {table.name}", ratio, help, codes=None))
     return measured
 

@@ -92,7 +92,7 @@ def referrers_button(kind: str) -> list[Section]:
     """A button for the search of referrers, which is too slow to run without a click."""
     if not KINDS[kind].has_owner:
         return []
-    return [{"kind": "button", "label": "who else holds this?", "operation": "referrers"}]
+    return [{"kind": "button", "label": "what keeps this in memory?", "operation": "referrers"}]
 
 
 def detail_parts(node: Any, kind: str, budget: Budget, *, stats: bool = True) -> Iterator[Part]:
@@ -108,7 +108,7 @@ def detail_parts(node: Any, kind: str, budget: Budget, *, stats: bool = True) ->
     if kind == "function":
         yield lambda: _outline_section("captured", captured_values(node), budget)
     if kind == "opaque" or (kind in ("abstract", "tensor") and not is_array(node)):
-        yield lambda: _outline_section("inside, invisible to JAX", contents(node), budget)
+        yield lambda: _outline_section("inside (invisible to JAX)", contents(node), budget)
     if kind in ("key", "abstract", "ref") or class_name(type(node)) == "ArrayImpl":
         yield lambda: shard_section(node)
     if stats and is_array(node):

@@ -118,8 +118,7 @@ def _columns(table: TreeTable, rows_read: list[int], owners_read: list[int], sca
             "histogram",
             "magnitudes",
             histograms,
-            f"how often each power of two occurs among the finite, non-zero magnitudes, from 2**{FIRST_EXPONENT} "
-            f"and below to 2**{FIRST_EXPONENT + N_BINS - 1} and above",
+            f"log₂|x| of the finite values but zeros, from {FIRST_EXPONENT} to {FIRST_EXPONENT + N_BINS - 1}",
             "histogram",
         ),
     )

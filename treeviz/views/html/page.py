@@ -15,6 +15,7 @@ from treeviz.views.html.payload import FORMAT
 from treeviz.views.html.static import outline
 from treeviz.views.view import View
 
+_KEEP_KEYS = 'data-lm-suppress-shortcuts="true"'  # a notebook does not take the keys of the static rows
 _SCRIPT = re.compile(r"<script\s*>(.*?)</script\s*>", re.DOTALL | re.IGNORECASE)
 
 
@@ -23,7 +24,7 @@ def fragment(view: View) -> str:
 
     The static rows go no deeper than `view.depth`. Series are shown as sparklines, a heat map and charts.
     """
-    return _host(view, pack_within(view), "data-treeviz") + _script(bool(view.series))
+    return _host(view, pack_within(view), f"{_KEEP_KEYS} data-treeviz") + _script(bool(view.series))
 
 
 def page(view: View, *, title: str = "") -> str:
@@ -44,7 +45,7 @@ def page(view: View, *, title: str = "") -> str:
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{head}'
         f"<title>{text(title or view.title)}</title></head>\n"
-        f'<body style="margin:0"><main style="margin:8px">\n{host}\n</main>{_script(bool(view.series))}</body></html>\n'
+        f"<body><main>\n{host}\n</main>{_script(bool(view.series))}</body></html>\n"
     )
 
 
@@ -54,7 +55,7 @@ def fallback(view: View, packed: bytes, *, token: str) -> str:
     Args:
       packed: `pack(view)`, which the widget needs as well.
     """
-    host = _host(view, pack_within(view, packed), "data-treeviz-waiting")
+    host = _host(view, pack_within(view, packed), f"{_KEEP_KEYS} data-treeviz-waiting")
     module = packed_page_module(series=bool(view.series))
     return (
         f'<div data-treeviz-fallback="{attribute(token)}">{host}<script type="text/treeviz-waiting">{module}</script>'
@@ -69,7 +70,7 @@ def _host(view: View, packed: bytes, attributes: str) -> str:
     """
     needs = f"{FORMAT} series" if view.series else FORMAT
     return (
-        f'<div class="treeviz" {attributes}="{needs}" data-lm-suppress-shortcuts="true">'
+        f'<div class="treeviz" {attributes}="{needs}">'
         f'{outline(view)}<script type="application/octet-stream">{b64encode(packed).decode()}</script></div>'
     )
 

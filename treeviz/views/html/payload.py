@@ -65,17 +65,7 @@ def pack(view: View) -> bytes:
         "fact_codes": buffers.add(table.fact_codes),
         "facts": _facts(table.facts, buffers),
         "notes": {str(row): notes for row, notes in table.notes.items()},
-        "columns": [
-            {
-                "name": column.name,
-                "title": column.title,
-                "format": column.format,
-                "help": column.help,
-                "shown": column.name in shown,
-                **_values(table, column, buffers),
-            }
-            for column in everything.values()
-        ],
+        "columns": [_column(table, column, buffers, column.name in shown) for column in everything.values()],
         "values": _documents(view.values or {}),
         **(_over_time(view, buffers) if view.series else {}),
         "buffers": buffers.index,
@@ -170,6 +160,19 @@ def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
     levels = {value: code for code, value in enumerate(dict.fromkeys(values))}
     codes = np.fromiter(map(levels.__getitem__, values), np.int64, len(values))
     return [list(levels), buffers.add(codes)]
+
+
+def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool) -> dict[str, Any]:
+    """What the front end needs of a column; what says nothing is left out."""
+    said = {
+        "name": column.name,
+        "title": "" if column.title == column.name else column.title,
+        "format": column.format,
+        "help": column.help,
+        "shown": is_shown,
+        **_values(table, column, buffers),
+    }
+    return {name: value for name, value in said.items() if value is not None and value is not False and value != ""}
 
 
 def _values(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str, Any]:

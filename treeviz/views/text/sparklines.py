@@ -96,10 +96,10 @@ def marks_by_row(series: Sequence[Series]) -> dict[int, list[tuple[Series, Findi
 
 
 def marks_inside(table: TreeTable, series: Sequence[Series], rows: np.ndarray) -> list[str]:
-    """The text "3 findings inside" of each row, without its own findings; "" for none."""
+    """The text "⚠3" of each row for the findings inside it, without its own; "" for none."""
     marked = np.sort([mark.row for each in series for mark in each.marks])
     counts = np.searchsorted(marked, table.end[rows]) - np.searchsorted(marked, rows, side="right")
-    return [f"{count_text(n)} finding{'s' * (n != 1)} inside" if n else "" for n in counts.tolist()]
+    return [f"⚠{count_text(n)}" if n else "" for n in counts.tolist()]
 
 
 def mark_text(mark: FindingMark) -> str:

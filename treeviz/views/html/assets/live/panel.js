@@ -99,7 +99,7 @@ export class LivePanel {
     const { state, step, done, total, rate, elapsed, dropped, why } = status;
     const isRunning = state === "running";
     this.element.dataset.state = this.paused && isRunning ? "paused" : state;
-    const title = { waiting: "waiting", running: this.paused ? "paused" : "running", still: "at rest", done: "finished", stopped: `stopped by ${why}` }[state];
+    const title = { waiting: "waiting", running: this.paused ? "paused" : "running", still: "no step for 5 s", done: "finished", stopped: `stopped by ${why}` }[state];
     setText(this.state, title ?? state);
     const parts = [];
     if (state === "waiting") parts.push("for the first step");
@@ -107,11 +107,11 @@ export class LivePanel {
     if (rate) parts.push(speedText(rate));
     if (isRunning && rate && total && done !== undefined && done < total) parts.push(`${timeText((total - done) / rate)} left`);
     else if (step !== undefined) parts.push(timeText(elapsed));
-    if (dropped) parts.push(`${countText(dropped)} dropped`);
+    if (dropped) parts.push(`${countText(dropped)} steps not shown`);
     setText(this.text, parts.join(" · "));
     this.progress.hidden = !total || state === "waiting";
     if (total) this.progress.value = Math.min(1, (done ?? 0) / total);
-    setText(this.pause, this.paused ? "go on" : "pause");
+    setText(this.pause, this.paused ? "resume" : "pause");
     this.pause.setAttribute("aria-pressed", String(this.paused));
     this.pause.hidden = !this.seriesView || (!isRunning && !this.paused);
   }

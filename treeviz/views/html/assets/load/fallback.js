@@ -2,8 +2,8 @@
 // Shows the static page in place of a widget that does not appear, and says why.
 {
   const PATIENCE_MS = 3000;
-  const BLOB = "This page's security policy (CSP) forbids blob:, which widgets need. Here is the tree as it was when the cell ran; Python does not hear what is done in it.";
-  const NOBODY = "No kernel answers here: this is the tree as it was when the cell ran. Run the cell again to explore it from Python.";
+  const BLOB = "Saved view: this page's security policy (CSP) forbids blob:, which live views need.";
+  const NOBODY = "Saved view. Run the cell to explore live.";
 
   /** @param {HTMLElement} place */
   const watch = (place) => {

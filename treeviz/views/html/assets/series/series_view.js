@@ -165,8 +165,8 @@ function findingsInside(seriesView) {
     const count = before[end[row]] - before[row + 1];
     if (!count) return null;
     const { series, mark } = /** @type {any} */ (found.find(({ mark: [at] }) => at > row && at < end[row]));
-    const text = `${countText(count)} ${count === 1 ? "finding" : "findings"} inside`;
-    return { kind: mark[2], severity: mark[4], text, go: () => seriesView.goTo(series, mark) };
+    const n = countText(count);
+    return { kind: mark[2], severity: mark[4], count: n, text: `${n} ${count === 1 ? "finding" : "findings"} inside`, go: () => seriesView.goTo(series, mark) };
   };
 }
 

@@ -21,8 +21,8 @@ export function detail(view, row) {
     { class: "detail", role: "group", "aria-label": `Details of ${tree.label(row)}` },
     h("button", { class: "close", "aria-label": "Close the details", title: "close (Esc)", click: () => view.showDetail(-1) }, "×"),
     h("b", { class: "title" }, tree.label(row)),
-    pathLine(view, "path", tree.expression(row)),
-    pathLine(view, "keystr", tree.keystr(row)),
+    pathLine(view, "Python", tree.expression(row)),
+    pathLine(view, "key path", tree.keystr(row)),
     ...tree.notes(row).map((note) => noteBox(view, note)),
     ...view.moreDetail(row),
     ...values(tree.header.values, row),
@@ -37,7 +37,7 @@ export function detail(view, row) {
     ]),
     ...section("static fields", of("static")),
     // The explorer asks Python for all levels.
-    ...section("inside, invisible to JAX", view.request ? [] : of("inside")),
+    ...section("inside (invisible to JAX)", view.request ? [] : of("inside")),
     ...tree.columns.filter((column) => column.format === "histogram").map((column) => histogram(column, row)),
   );
 }
@@ -64,7 +64,7 @@ function exact(column, row) {
 function shardingPairs(sharding) {
   if (!sharding) return [];
   const [text, nDevices, shardShape, replicated, committed, addressable, devices, memory] = sharding;
-  const more = [replicated && "replicated", committed === false && "uncommitted", !addressable && "partly in other processes"];
+  const more = [replicated && "replicated", committed === false && "not committed", !addressable && "partly in other processes"];
   return [
     ["sharding", [text, ...more].filter(Boolean).join(", ")],
     ["devices", devices === text ? "" : devices || String(nDevices)],

@@ -35,15 +35,16 @@ export function barChart(heights, label) {
 
 /** A button that opens a list; `make` builds the list each time it opens. @param {string} title @param {string} label @param {() => Node[]} make */
 export function menu(title, label, make) {
-  const list = h("div", { class: "list", role: "group", "aria-label": label });
-  const element = h("details", { class: "menu", toggle: () => element.open && list.replaceChildren(...make()) }, h("summary", {}, title), list);
+  // It takes the focus of a click on its texts, so that the focus leaves it only with a click outside.
+  const list = h("div", { class: "list", role: "group", "aria-label": label, tabindex: "-1" });
+  const element = h("details", { class: "menu", toggle: () => element.open && list.replaceChildren(...make()) }, h("summary", { title: label }, title), list);
   element.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !element.open) return;
     event.stopPropagation();
     element.open = false;
     element.firstChild.focus();
   });
-  element.addEventListener("focusout", (event) => element.contains(event.relatedTarget) || event.relatedTarget === null || (element.open = false));
+  element.addEventListener("focusout", (event) => element.contains(event.relatedTarget) || (element.open = false));
   return element;
 }
 

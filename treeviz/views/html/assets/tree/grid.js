@@ -229,16 +229,16 @@ function fillType(cell, tree, row, what, notes, inside) {
   if (inside) {
     // The same click would select the row.
     const go = (event) => (event.stopPropagation(), inside.go());
-    badges.push(h("span", { class: "badge inside", "data-note": inside.kind, "data-severity": inside.severity, title: "go to the first", click: go }, inside.text));
+    badges.push(h("span", { class: "badge inside", "data-note": inside.kind, "data-severity": inside.severity, title: `${inside.text}: go to the worst`, click: go }, `⚠${inside.count}`));
   }
   cell.replaceChildren(main, ...badges, ...(dim ? [h("span", { class: "dim" }, dim)] : []),
     ...(within[0] ? [h("span", { class: "dim within" }, within.join(" · "))] : []));
-  cell.title = [what, text, ...fields, within[0] && "inside, invisible to JAX", ...within].filter(Boolean).join("\n");
+  cell.title = [what, text, ...fields, within[0] && "inside (invisible to JAX)", ...within].filter(Boolean).join("\n");
 }
 
 const pairText = ([name, value]) => (name === "…" ? `… ${value}` : `${name}=${value}`);
 
 function badgeText(tree, [kind, sentence, row]) {
   if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${tree.keystr(row) || tree.name}`;
-  return kind === "info" || kind === "nonfinite" ? sentence : `${kind}: ${sentence}`;
+  return /info|nonf|hides/.test(kind) ? sentence : `${kind}: ${sentence}`;
 }

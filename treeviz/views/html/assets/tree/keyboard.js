@@ -7,10 +7,11 @@
 export function listenToKeys(view, search) {
   const { root } = view;
   const typing = new TypeAhead(view);
+  const find = () => (search.focus(), search.select());
   /** Whether the key has a meaning here. */
   const onKey = (/** @type {KeyboardEvent} */ event) => {
     const target = event.composedPath()[0];
-    if (isWith(event, "f")) (search.focus(), search.select());
+    if (isWith(event, "f")) find();
     else if (event.key === "F3") view.search.next(event.shiftKey ? -1 : 1);
     else if (target === search) return onSearchKey(view, search, event);
     else if (target === view.grid.tree) return onTreeKey(view, search, typing, event);
@@ -18,6 +19,9 @@ export function listenToKeys(view, search) {
     else return false;
     return true;
   };
+  // A page of its own has nothing else to search.
+  if (root.classList.contains("page"))
+    addEventListener("keydown", (event) => isWith(event, "f") && (event.preventDefault(), find()), { signal: view.signal });
   root.addEventListener("keydown", (event) => {
     if (onKey(event)) event.preventDefault();
     else if (isForHost(event)) {
@@ -28,13 +32,12 @@ export function listenToKeys(view, search) {
     }
     event.stopPropagation();
   });
-  for (const type of ["keyup", "keypress"]) root.addEventListener(type, (event) => isForHost(event) || event.stopPropagation());
 }
 
 /** Whether a key that has no meaning here is meant for the notebook around the view, such as Ctrl-S and Shift-Enter. Letters are not: they would be its shortcuts. @param {KeyboardEvent} event */
 function isForHost(event) {
   const { key, altKey, ctrlKey, metaKey, shiftKey } = event;
-  if (event.composedPath()[0].localName === "input" && (event.getModifierState("AltGraph") || /^([acvxyz]|Arrow.*|Home|End|Backspace|Delete)$/i.test(key))) return false;
+  if (event.composedPath()[0].localName === "input" && /^([acvxyz]|Arrow.*|Home|End|Backspace|Delete)$/i.test(key)) return false;
   return altKey || ctrlKey || metaKey || (shiftKey && key === "Enter") || /^F\d/.test(key);
 }
 

@@ -1,6 +1,7 @@
 // @ts-check
 // Parses and runs the queries of the search box, as treeviz/tree/query/ does in Python.
 import { globTest, isGlob, onPath } from "./globs.js";
+import { readKey } from "./tree.js";
 import { byKey, inPath } from "./word_index.js";
 
 /** @typedef {import("./tree.js").Tree} Tree */
@@ -15,7 +16,7 @@ const SCALES = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, ki: 2 ** 10, mi: 2 ** 2
 const DTYPES = { bf: "bfloat", f: "float", i: "int", u: "uint", c: "complex" };
 const DTYPE_CLASSES = { float: /^b?float(?!0$)/, int: /^u?int\d/, complex: /^complex/, bool: /^bool/, f8: /^float8/ };
 const STATISTICS = /^(min|max|mean|std|rms|zeros|nan|inf|posinf|neginf|histogram)$/;
-const UNREAD = "needs the values, which were not read: render(tree, stats=True) reads them";
+const UNREAD = "needs values, which were not read: render(tree, stats=True) reads them";
 const FLAGS = { nan: ["nan"], inf: ["inf", "posinf", "neginf"], zeros: ["zeros"] };
 /** @type {Record<string, (tree: Tree, code: number) => boolean>} */
 const IS = {
@@ -161,9 +162,9 @@ function flaggedByValues(tree, word) {
   if (!columns.length && word !== "zeros") columns = named((name) => name.endsWith("_nonfinite"));
   const found = byRow(tree, (row) => columns.some(({ values }) => values[row] > 0));
   const isUnread = (row) => tree.of(row, "is_leaf") && columnOf(tree, "elements").values[row] > 0 && columns[0].values[row] !== columns[0].values[row];
-  if (!columns.length) throw new Error(`${word} ${UNREAD}. In quotes it is a word: "${word}".`);
+  if (!columns.length) throw new Error(`${word} ${UNREAD}. The word: "${word}".`);
   const nUnread = found.includes(1) ? 0 : byRow(tree, isUnread).reduce((n, unread) => n + unread);
-  if (nUnread) throw new Error(`No ${word} in what was read. Leaves that were not read: ${nUnread}.`);
+  if (nUnread) throw new Error(`No ${word} in what was read; not read: ${nUnread} leaves.`);
   return found;
 }
 
@@ -177,7 +178,8 @@ function numbersOf(tree, field) {
   if (column) return column.values;
   if (STATISTICS.test(field)) throw new Error(`${field}: ${UNREAD}.`);
   const names = ["key", "kind", "type", "dtype", "sharding", "shape", "is", "depth", ...tree.columns.filter(({ isNumber }) => isNumber).map(({ name }) => name)];
-  throw new Error(`There is no field ${field}. There are: ${names.join(", ")}.`);
+  const near = closest(field, names);
+  throw new Error(`No column ${field}. ${near ? `Did you mean ${near}?` : `There are: ${names.join(", ")}.`}`);
 }
 
 /** @type {(field: string, value: string) => (x: number) => boolean} */
@@ -215,4 +217,27 @@ function shapeTest(value) {
       ends = skip(new Set([...ends].filter((i) => i < tests.length && tests[i]?.(dim) !== false).map((i) => i + +!!tests[i])));
     return ends.has(tests.length);
   };
+}
+
+/** The query with the first word that finds nothing replaced by the nearest dtype, type or key; "": there is none. @type {(tree: Tree, index: WordIndex, query: string) => string} */
+export function nearest(tree, index, query) {
+  const term = parse(query).flat().find((term) => /^(dtype|type|key|)$/.test(term.field) && !rowsOf(tree, index, term).includes(1));
+  if (!term) return "";
+  const dtypes = tree.facts.dtype[0].map((name) => name.replace(/^(bf|[fiuc])[a-z]+(?=\d)/, "$1"));
+  const near = closest(term.value, [...dtypes, ...tree.facts.type[0], ...tree.keys.slice(1).map((key) => readKey(key).segment)]);
+  return near && query.toLowerCase().replace(term.value, near);
+}
+
+/** The text that shares most pairs of letters with a word, two fifths of them at least; "": there is none. @type {(word: string, texts: string[]) => string} */
+function closest(word, texts) {
+  const pairs = (text) => Array.from(text.slice(1), (letter, i) => text[i] + letter);
+  const known = new Set(pairs(word));
+  let best = "";
+  let most = 0.39;
+  for (const text of new Set(texts)) {
+    const some = pairs(text.toLowerCase());
+    const alike = (2 * some.filter((pair) => known.has(pair)).length) / (known.size + some.length);
+    if (alike > most) [best, most] = [text, alike];
+  }
+  return best;
 }

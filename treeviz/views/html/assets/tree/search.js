@@ -1,7 +1,7 @@
 // @ts-check
 // Runs the queries of the search box, shows how many rows match, and goes from match to match.
 import { wholeText } from "./numbers.js";
-import { matches } from "./query.js";
+import { matches, nearest } from "./query.js";
 import { Rows } from "./rows.js";
 
 export class Search {
@@ -10,6 +10,8 @@ export class Search {
     this.view = view;
     /** @type {string | null} a query that waits for the next frame */
     this.asked = null;
+    /** Whether the rows are those of an earlier query, since this one finds nothing. */
+    this.isStale = false;
   }
 
   /** Build the texts, and let the browser compile the search, before the user types. */
@@ -34,16 +36,19 @@ export class Search {
     if (asked !== null) this.run(asked);
   }
 
-  /** Run a query. One that cannot be parsed shows its error and changes nothing else. @param {string} query */
+  /** Run a query. One that finds nothing or cannot be parsed says so, and changes nothing else. @param {string} query */
   run(query) {
     const { view } = this;
     const { rows } = view;
+    this.isStale = true;
     try {
-      rows.search(query.trim() ? matches(view.tree, view.wordIndex, query) : null);
+      const hits = query.trim() ? matches(view.tree, view.wordIndex, query) : null;
+      if (hits && !hits.includes(1)) return view.setStatus(...nothing(view, query));
+      rows.search(hits);
     } catch (error) {
-      view.setStatus(/** @type {Error} */ (error).message, true);
-      return;
+      return view.setStatus(/** @type {Error} */ (error).message, true);
     }
+    this.isStale = false;
     if (rows.hits && !rows.hits[view.active]) view.active = Math.max(0, rows.nextHit(0, 1));
     // When the search ends, a selected active row stays visible.
     else if (!rows.hits && view.selected.has(view.active)) rows.reveal(view.active);
@@ -66,8 +71,7 @@ export class Search {
     const { view } = this;
     const { hits, nHits } = view.rows;
     if (!hits) view.setStatus("");
-    else if (!nHits) view.setStatus("no match");
-    else {
+    else if (!this.isStale) {
       const here = hits[view.active] ? `${wholeText(view.rows.hitNumber(view.active))} of ` : "";
       view.setStatus(`${here}${wholeText(nHits)} ${nHits === 1 ? "match" : "matches"}`);
     }
@@ -77,8 +81,16 @@ export class Search {
   next(step) {
     this.settle();
     const row = this.view.rows.nextHit(this.view.active, step);
-    if (row < 0) return;
+    if (row < 0 || this.isStale) return;
     this.view.goTo(row);
     this.showCount();
   }
+}
+
+/** What is said of a query that finds nothing, with one that does. @param {import("./view.js").View} view @param {string} query @returns {[text: string, isError: boolean, query?: string]} */
+function nothing({ tree, wordIndex }, query) {
+  const near = nearest(tree, wordIndex, query);
+  if (!near) return [`Nothing matches ${query}.`, true];
+  const n = matches(tree, wordIndex, near).reduce((sum, hit) => sum + hit, 0);
+  return [`Nothing matches ${query}. Did you mean (${wholeText(n)}): `, true, near];
 }

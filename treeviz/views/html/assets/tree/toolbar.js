@@ -3,37 +3,40 @@
 import { h, menu } from "./dom.js";
 
 const HELP = [
-  "attn — in a key path, type, dtype, shape, value or static field",
-  "layers/*/weight — a glob on the end of the path (** for any number of keys)",
-  "dtype:bf16  shape:*,768  kind:opaque  type:Linear  key:w*",
-  "bytes:>1M  params:1k..2k — any column of numbers",
-  "nan  inf  is:shared  is:error  is:static",
-  'terms are joined by "and", | is "or", - is "not"',
-].join("\n");
+  "attn  bf16 — in the key path, type, dtype, shape or value",
+  "layers/*/weight — a glob; ** for any number of keys",
+  "dtype:float  shape:*,768  kind:opaque  type:Linear  key:w*",
+  "bytes:>1M  elements:1k..2k — any column of numbers",
+  "nan  inf  zeros — leaves with such values",
+  "is:shared  is:error",
+  'a b — both   a | b — either   -a — not   "a b" — literally',
+];
 
 /** @param {import("./view.js").View} view @returns {{element: HTMLElement, search: HTMLInputElement}} */
 export function toolbar(view) {
   const { tree, rows } = view;
   const search = h("input", {
-    type: "search", placeholder: "search: attn  layers/*/weight  dtype:bf16", "aria-label": "Search", title: HELP,
+    type: "search", placeholder: "search: attn  layers/*/weight  bf16", "aria-label": "Search",
     autocomplete: "off", spellcheck: "false",
     input: () => view.search.ask(search.value),
     focus: () => (window.requestIdleCallback ?? setTimeout)(() => view.search.warmUp()),
   });
   const status = h("output", { "aria-live": "polite" });
-  const button = (text, label, click) => h("button", { class: text === "keystr" && text, "aria-label": label, title: label, click }, text);
+  const help = menu("?", "How to search", () => HELP.map((line) => h("div", {}, line)));
+  help.classList.add("help");
+  const button = (text, label, click) => h("button", { "aria-label": label, title: label, click }, text);
   const filter = h("input", { type: "checkbox", checked: true, change: () => view.search.setFiltering(filter.checked) });
   const inSearch = [
     button("↑", "Previous match (Shift-Enter)", () => view.search.next(-1)),
     button("↓", "Next match (Enter)", () => view.search.next(1)),
-    h("label", { title: "hide the rows that do not match" }, filter, "filter"),
+    h("label", { title: "hide the rows that do not match" }, filter, "only matches"),
   ];
 
   const depths = Math.min(tree.maxDepth, 9);
   const depth = h(
     "select",
-    { "aria-label": "Expand to depth", title: "expand to depth", change: () => (view.openTo(+depth.value), (depth.value = "")) },
-    h("option", { value: "", hidden: true }, "depth"),
+    { "aria-label": "Expand to level", change: () => (view.openTo(+depth.value), (depth.value = "")) },
+    h("option", { value: "", hidden: true }, "expand to level…"),
     ...Array.from({ length: depths }, (_, i) => h("option", {}, String(i + 1))),
     h("option", { value: tree.maxDepth }, "all"),
   );
@@ -44,8 +47,15 @@ export function toolbar(view) {
       box.checked = !column.hidden;
       return h("label", { title: column.help || undefined }, box, column.title);
     });
-  view.on("status", ({ text, isError }) => {
+  const copies = () =>
+    [["Python", "expression"], ["key path", "keystr"]].map(([name, form]) =>
+      h("button", { class: "link", click: () => ((copyMenu.open = false), view.copyPaths(form)) }, `${name}: ${view.tree[form](view.active)}`));
+  const copyMenu = menu("copy", "Copy the selected paths (Ctrl-C: Python)", copies);
+  view.on("status", ({ text, isError, query }) => {
     if (status.textContent !== text) status.textContent = text;
+    if (query) status.append(h("button", { class: "link", click: () => view.search.run((search.value = query)) }, query));
+    // What was found before stays, gray, until there is something else.
+    view.root.classList.toggle("stale", isError);
     status.classList.toggle("error", isError);
     search.setAttribute("aria-invalid", String(isError));
   });
@@ -53,6 +63,8 @@ export function toolbar(view) {
     for (const element of inSearch) element.hidden = !rows.hits;
     filter.checked = rows.filtering;
   };
+  // A few rows need no tools but when the reader comes to them: they take no room.
+  view.root.classList.toggle("few", tree.n < 12 && !view.root.classList.contains("page") && !tree.header.series);
   view.on("change", showSearch);
   showSearch();
 
@@ -60,15 +72,15 @@ export function toolbar(view) {
     "div",
     { class: "tools" },
     search,
+    help,
     ...inSearch,
     status,
     h("span", { class: "gap" }),
     depth,
-    button("⊞", "Expand all", () => view.openTo(tree.maxDepth)),
-    button("⊟", "Collapse all", () => view.openTo(0)),
+    button("expand", "Expand all", () => view.openTo(tree.maxDepth)),
+    button("collapse", "Collapse all", () => view.openTo(0)),
     menu("columns", "Columns", choices),
-    button("copy path", "Copy the path of the selected rows as Python (Ctrl-C)", () => view.copyPaths("expression")),
-    button("keystr", "Copy the path of the selected rows as jax.tree_util.keystr writes it", () => view.copyPaths("keystr")),
+    copyMenu,
   );
   return { element, search };
 }

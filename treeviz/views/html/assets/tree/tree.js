@@ -28,9 +28,9 @@ export class Column {
   /** @param {any} spec @param {any[]} buffers @param {Tree} tree */
   constructor(spec, buffers, tree) {
     this.name = spec.name;
-    this.title = spec.title;
+    this.title = spec.title ?? spec.name;
     this.format = spec.format;
-    this.help = spec.help;
+    this.help = spec.help ?? "";
     this.shown = spec.shown;
     this.labels = spec.labels;
     this.nBins = spec.n_bins;

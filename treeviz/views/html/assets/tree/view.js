@@ -27,7 +27,7 @@ export class View extends EventTarget {
     this.signal = signal;
     this.rows = new Rows(tree);
     this.wordIndex = new WordIndex(tree);
-    this.keyColumn = { name: "key", title: "key", format: "key", help: "" };
+    this.keyColumn = { name: "key", title: "name", format: "key", help: "" };
     const typeColumn = { name: "type", title: "type", format: "type", help: "", hidden: false };
     /** @type {any[]} */
     this.columns = [typeColumn, ...tree.columns.filter((column) => column.name !== "type")];
@@ -41,7 +41,7 @@ export class View extends EventTarget {
     this.search = new Search(this);
     /** Additional parts of the details of a row. @type {(row: number) => Node[]} */
     this.moreDetail = () => [];
-    /** What a closed node shows of the findings inside it, and how to go there; null: there are none. @type {(row: number) => {kind: string, severity: string, text: string, go: () => void} | null} */
+    /** What a closed node shows of the findings inside it, and how to go there; null: there are none. @type {(row: number) => {kind: string, severity: string, count: string, text: string, go: () => void} | null} */
     this.inside = () => null;
     /** The search box, once mount.js has built the toolbar. @type {any} */
     this.searchBox = null;
@@ -150,9 +150,9 @@ export class View extends EventTarget {
     this.rows.sort(column && sortRanks(this.tree, this.wordIndex, column), descending);
   }
 
-  /** Show a text in the line above the rows. @param {string} text */
-  setStatus(text, isError = false) {
-    this.emit("status", { text, isError });
+  /** Show a text in the line above the rows, and a query that can be chosen there. @param {string} text @param {string} [query] */
+  setStatus(text, isError = false, query) {
+    this.emit("status", { text, isError, query });
   }
 
   /** Show an error in the status, and log it. @param {string} text */

@@ -35,8 +35,8 @@ function showDetails(view, row, request) {
 async function fill(place, ask, operation) {
   const line = h("p", { role: "status" });
   const setLine = (text) => (line.textContent = text);
-  const timers = [setTimeout(() => (setLine("asking Python…"), place.replaceChildren(line)), WAIT_MS)];
-  timers.push(setTimeout(() => setLine("no answer from Python: it is busy, or gone"), LONG_MS));
+  const timers = [setTimeout(() => (setLine("reading…"), place.replaceChildren(line)), WAIT_MS)];
+  timers.push(setTimeout(() => setLine("the kernel is busy or stopped"), LONG_MS));
   const answer = await ask(operation);
   timers.forEach(clearTimeout);
   if (!answer) return place.replaceChildren();
