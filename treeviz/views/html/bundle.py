@@ -107,7 +107,7 @@ def _joined(entries: Sequence[str]) -> str:
 
 
 def _deflated(text: str) -> bytes:
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -15, memLevel=7)  # smaller blocks, which deflate better here
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     return deflate.compress(text.encode()) + deflate.flush()
 
 
@@ -122,7 +122,7 @@ def _stylesheet_text(path: Path) -> str:
 
 
 def _joinable(name: str) -> str:
-    """A module without its imports (they precede it), comments and indentation.
+    """A module without its imports (they precede it), comments, indentation, and breaks that end no statement.
 
     This is no JavaScript parser: our modules have line comments on lines of their own, one import per line, no string
     over several lines, and no string that contains the start of a block comment.
@@ -131,4 +131,5 @@ def _joinable(name: str) -> str:
     text = re.sub(r"/\*\*.*?\*/", "", text, flags=re.DOTALL)
     lines = (line.strip() for line in text.splitlines())
     kept = [line for line in lines if line and not line.startswith(("//", "import "))]
-    return "\n".join(line if line.startswith(_EXPORTS) else line.removeprefix("export ") for line in kept) + "\n"
+    joined = "\n".join(line if line.startswith(_EXPORTS) else line.removeprefix("export ") for line in kept) + "\n"
+    return re.sub(r"([;{,(])\n", r"\1", joined)
