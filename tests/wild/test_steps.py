@@ -15,13 +15,6 @@ assert libraries and projects  # they register their steps
 N_STEPS = 20  # beyond the one whose results are compared
 
 
-@pytest.fixture(autouse=True)
-def as_published():
-    """Libraries and examples add vectors to matrices, which other tests do not allow."""
-    with jax.numpy_rank_promotion("allow"):
-        yield
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_step_is_seen_whole_and_stays_as_it_is(name):
     step, state, batch, gradients = PUBLISHED[name][1]()

@@ -18,6 +18,7 @@ from treeviz.tree.forks import computed_once
 
 RECENT = 5  # entries
 _LAST_KEY = re.compile(r"(\['(?:[^'\\]|\\.)*'\]|\[[^\[\]]*\]|\.[^.\[\]]+)$")
+_BOX = re.compile(r"\.(raw_)?value$")  # of a Variable of NNX, of a parameter of Linen with names of its axes
 # Equinox' StateIndex, and the statistics of normalisations
 _STATE = re.compile(r"index\.init\b|\b(running|moving)_(mean|var|variance)\b|\bbatch_stats\b")
 _ROUNDING = 1e-3  # of the other leaves, and of those of its layer: both, since inputs may be large
@@ -131,7 +132,7 @@ class Searched:
         what, groups = self.source, {}
         for leaf, path in enumerate(what.paths):
             index = _LAST_KEY.search(path) if what.stacks and what.stacks[leaf] else None  # of the layer of a stack
-            path = path[: index.start()] if index else path
+            path = _BOX.sub("", path[: index.start()] if index else path)
             last = _LAST_KEY.search(path)
             key = last[0] if last else path
             is_place = key[1:-1].isdecimal() and not index  # in a list
