@@ -45,6 +45,8 @@ SLOWEST = [
     "inspector/test_inspector.py",
     "analysis/stats/test_jax_arrays.py",
     "steps/nan_origin/test_locate.py",
+    "wild/test_steps.py",
+    "wild/test_faults.py",
     "browser/test_lab.py",
     "browser/test_live.py",
     "browser/test_page.py",
