@@ -492,7 +492,7 @@ def test_it_is_saved_as_a_view(suffix, mlp, tmp_path):
     inspector = tv.GradientInspector()
     train(inspector.watch(jax.jit(update_mlp)), mlp, 5)
     text = inspector.save(tmp_path / f"x{suffix}").read_text("utf-8")
-    assert "weights" in text and "grads norm" in text
+    assert "weights" in text and "gradient norm" in text
 
 
 def test_nothing_can_be_rendered_or_saved_before_the_first_step_or_with_another_suffix(tmp_path):

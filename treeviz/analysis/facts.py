@@ -34,9 +34,9 @@ def _sharding(facts: Facts) -> str:
     where = facts.sharding
     if where is None:
         return ""
-    notes = ["replicated"] if where.replicated else []
-    notes += ["not committed"] if where.committed is False else []
+    text = f"replicated ×{where.n_devices}" if where.replicated else where.text
+    notes = ["not committed"] if where.committed is False else []
     notes += [] if where.addressable else ["partly in another process"]
     notes += [where.memory] if where.memory else []
     notes += [] if len(where.shard_shape) == len(facts.shape or ()) else ["cannot be split evenly"]
-    return " · ".join([where.text, *([where.devices] if where.devices != where.text else []), *notes])
+    return " · ".join([text, *([where.devices] if where.devices != text else []), *notes])

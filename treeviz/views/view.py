@@ -39,6 +39,12 @@ class View:
         object.__setattr__(self, "histograms", tuple(self.histograms))
 
     @property
+    def columns_beside(self) -> tuple[Column, ...]:
+        """The columns, but that of the last values of the first series, which stand beside its sparklines."""
+        source, _, statistic = self.series[0].name.rpartition(".") if self.series else ("", "", "")
+        return tuple(column for column in self.columns if not source or column.name != f"{source}_{statistic}")
+
+    @property
     def title(self) -> str:
         """The tree's name and headline in one line."""
         return " · ".join((self.table.name, *self.table.headline))

@@ -54,7 +54,7 @@ def outline(view: View) -> Markup:
     table, series = view.table, view.series
     depth = MAX_NESTING if view.depth is None else min(view.depth, MAX_NESTING)
     rows, n_left_out = truncate(table, MAX_LINES, depth)
-    plain = [column for column in view.columns if column.format in WRITE][:_N_PLAIN]
+    plain = [column for column in view.columns_beside if column.format in WRITE][:_N_PLAIN]
     titles = ", ".join(["type", *(times_text(each) for each in series[:1]), *(column.title for column in plain)])
     parts = [
         f'<pre style="{_STYLE}"><b>{text(_short(table.name))}</b>',
@@ -69,7 +69,9 @@ def outline(view: View) -> Markup:
         parts.append(f"… {count_text(len(table) - len(rows))} of {count_text(len(table))} rows are not shown here.\n")
     parts.append("</pre>")
     room = _N_BYTES - len("".join([part for part in parts if type(part) is str]).encode())
-    further, left_out.text = _further(table, [column for column in view.columns if column not in plain], rows, room)
+    further, left_out.text = _further(
+        table, [column for column in view.columns_beside if column not in plain], rows, room
+    )
     slots = [part for part in parts if type(part) is _Slot and part is not left_out]
     for slot, content in zip(slots, further, strict=True):
         slot.text = content

@@ -88,7 +88,9 @@ def draw(view: View, *, max_rows: int = MAX_ROWS) -> Picture:
 def _columns(view: View, rows: np.ndarray, x: float) -> tuple[list[SparklineColumn | CellColumn], float]:
     """The columns from `x` on, and the x after the last one."""
     columns: list[SparklineColumn | CellColumn] = [SparklineColumn(each, rows) for each in view.series[:1]]
-    columns += [CellColumn(view.table, column, rows) for column in view.columns if column.name not in _IN_EVERY_ROW]
+    columns += [
+        CellColumn(view.table, column, rows) for column in view.columns_beside if column.name not in _IN_EVERY_ROW
+    ]
     for column in columns:
         column.x, x = x, x + column.width + GAP
     return columns, x

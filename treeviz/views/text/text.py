@@ -71,7 +71,7 @@ def text(
     cells = [
         type_cells(table, truncated.rows, glyphs),
         *series_cells(series, truncated.rows, glyphs),
-        *columns_of_cells(table, view.columns, truncated.rows, glyphs, width),
+        *columns_of_cells(table, view.columns_beside, truncated.rows, glyphs, width),
     ]
     room = _room(width, max(key_widths), cells, details, glyphs)
     if max(key_widths) > room.key and width is not None:

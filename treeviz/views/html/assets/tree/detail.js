@@ -64,7 +64,7 @@ function exact(column, row) {
 function shardingPairs(sharding) {
   if (!sharding) return [];
   const [text, nDevices, shardShape, replicated, committed, addressable, devices, memory] = sharding;
-  const more = [replicated && "replicated", committed === false && "not committed", !addressable && "partly in other processes"];
+  const more = [replicated && `replicated ×${nDevices}`, committed === false && "not committed", !addressable && "partly in other processes"];
   return [
     ["sharding", [text, ...more].filter(Boolean).join(", ")],
     ["devices", devices === text ? "" : devices || String(nDevices)],
