@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import math
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.interpreters import ad
+from jax.sharding import PartitionSpec as P
 
 from treeviz.steps.nan_origin.locate import CannotLocateNan, locate_nan, locate_nan_in
 
@@ -412,21 +414,49 @@ def test_sharded_arguments_stay_sharded():
     assert (origin.primitive, origin.outputs[0].n_neginf) == ("log", 1)
 
 
-def test_what_is_shard_mapped_is_one_operation():
-    shard_map = getattr(jax, "shard_map", None)
-    if shard_map is None:
-        from jax.experimental.shard_map import shard_map
+shard_map = getattr(jax, "shard_map", None) or importlib.import_module("jax.experimental.shard_map").shard_map
+
+
+def sharded_loss(w, x):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+
+    def body(w, x):
+        w = lax.all_gather(w, "data", tiled=True)
+        p = lax.psum(x @ w, "model")
+
+        def layer(total, row):
+            return total + jnp.log(row), None
+
+        return lax.pmean(jnp.sum(lax.scan(layer, 0 * p[0], p)[0]), "data")
+
+    specs = P(("model", "data")), P("data", "model")
+    return shard_map(body, mesh=mesh, in_specs=specs, out_specs=P())(w, x)
+
+
+def test_inside_a_shard_map_the_operation_its_line_and_its_device_are_named():
+    step, x = step_of(sharded_loss), jnp.ones((8, 8)).at[5, 6].set(-9.0)
+    origin = locate_nan(step, jnp.ones((8, 3)), x)
+    assert origin is not None
+    assert (origin.primitive, origin.line) == ("log", line_of(sharded_loss, "jnp.log"))
+    assert (origin.device, origin.iterations) == ((("data", 2),), (("scan", 1),))
+    assert "in iteration 1 of scan, on the device at data=2, gave 3 NaN of 3 from inputs in [-2, -2]" in origin.text
+    assert origin.inputs[0].shape == (3,)
+    assert locate_nan(step, jnp.ones((8, 3)), jnp.ones((8, 8))) is None
+
+
+def test_a_branch_that_only_some_devices_take_is_one_operation():
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
-    spec = jax.sharding.PartitionSpec("data")
 
     def step(x):
-        return jnp.sum(shard_map(lambda x: jnp.log(x), mesh=mesh, in_specs=spec, out_specs=spec)(x))
+        def body(x):
+            return lax.cond(lax.axis_index("data") > 3, lambda x: jnp.log(x), lambda x: 1 * x, x)
 
-    origin = locate_nan(step, jnp.arange(16.0))
+        return shard_map(body, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(x)
+
+    origin = locate_nan(step, jnp.ones(16).at[13].set(-1.0))
     assert origin is not None
-    assert (origin.primitive, origin.line) == ("shard_map", line_of(step, "shard_map("))
-    assert "shard_map was run as a whole" in origin.advice
-    assert locate_nan(step, jnp.arange(1.0, 17.0)) is None
+    assert (origin.primitive, origin.device, origin.outputs[0].shape) == ("cond", (("data", 6),), (2,))
+    assert "cond was run as a whole" in origin.advice
 
 
 def test_ctrl_c_is_not_swallowed():

@@ -33,7 +33,7 @@ _BY_PRIMITIVE = {
     "integer_pow": "A negative power of 0 is infinite, and a large one too large: bound the base.",
 }
 _BY_PRIMITIVE["log2"] = _BY_PRIMITIVE["log"]
-_WHOLE = ("shard_map", "xla_pmap", "pallas_call", "scan", "while", "custom_partitioning", "custom_linear_solve")
+_WHOLE = ("shard_map", "cond", "xla_pmap", "pallas_call", "scan", "while", "custom_partitioning", "custom_linear_solve")
 _GROWS = ("exp", "exp2", "expm1", "sinh", "cosh")
 _SUMS = (
     *("dot_general", "conv_general_dilated", "reduce_sum", "cumsum", "mul", "add", "sub", "square", "integer_pow"),

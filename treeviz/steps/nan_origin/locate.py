@@ -24,6 +24,7 @@ from treeviz.steps.nan_origin.report import (
 )
 from treeviz.steps.nan_origin.taint import Site, Taint, Value
 from treeviz.steps.tracing.backward_rules import lines_of_backward_rules
+from treeviz.steps.tracing.primitives import inner_jaxprs
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.tracers import Tracer
 
@@ -64,10 +65,11 @@ def locate_nan_in(
     operation is reported. Inf that reaches no result is ignored. If all results are finite, the first NaN on the way
     that is no constant is reported, with `reaches_outputs` False.
 
-    Loops run as a whole first, and step by step if their results are not finite; a `shard_map` is one operation. The
-    cost is that of the step without fusion, twice if something is found. Debugging callbacks are left out. In a run of
-    several processes, all must call it. Numbers can differ from those
-    of the compiled step, which may keep float16 and bfloat16 in more digits between operations.
+    Loops run as a whole first, and step by step if their results are not finite; a `shard_map` likewise, and then
+    operation by operation on its devices, with one compilation for each kind of operation. What devices do differently
+    there, a `cond` or the steps of a `while_loop`, is one operation. The cost is that of the step without fusion, twice
+    if something is found. Debugging callbacks are left out. In a run of several processes, all must call it. Numbers
+    can differ from those of the compiled step, which may keep float16 and bfloat16 in more digits between operations.
 
     Args:
       function: A jitted step or the Python function inside it. Only arrays among its arguments are traced, so
@@ -115,7 +117,7 @@ def locate_nan_in(
                 i = blamed.origin.leaf
                 return input_origin(names[traced[i]], numbers_of(arrays[i]), len(bad) - 1, blamed.became)
             origin = _forward_of(blamed.origin, replay.checks.began)
-            return _seen_again(program, operands, max_equations, origin, blamed.became, reaches_outputs)
+            return _seen_again(program, operands, replay, origin, blamed.became, reaches_outputs)
 
 
 def _worst(results: Sequence[Taint]) -> Taint | None:
@@ -133,20 +135,21 @@ def _forward_of(origin: Site, began: Sequence[Site]) -> Site:
     if not (is_backward(origin) or is_for_backward(origin)):
         return origin
     place = place_of(origin)[0]
-    same = (s for s in began if s.order < origin.order and place_of(s)[0] == place and not is_backward(s))
+    earlier = (s for s in began if s.order < origin.order and not inner_jaxprs(s.eqn))
+    same = (s for s in earlier if place_of(s)[0] == place and not is_backward(s))
     return next((s for s in same if not is_for_backward(s)), origin)
 
 
 def _seen_again(
-    program, operands, max_equations, origin: Site, became: Site | None, reaches_outputs: bool
+    program, operands, before: Replay, origin: Site, became: Site | None, reaches_outputs: bool
 ) -> NanOrigin:
     """Run the program again up to the origin, and report its operands, which the first run has freed."""
     found: list[NanOrigin] = []
 
-    def report(inputs, outputs):
-        found.append(operation_origin(origin, became, inputs, outputs, reaches_outputs))
+    def report(inputs, outputs, device):
+        found.append(operation_origin(origin, became, inputs, outputs, reaches_outputs, device))
 
-    Replay(max_equations, origin.order, report).run(program, operands)
+    Replay(before.max_equations, origin.order, report, compiled=before.compiled).run(program, operands)
     return found[0] if found else operation_origin(origin, became, (), (), reaches_outputs)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
+from treeviz.steps.nan_origin.devices import Device, Devices
 from treeviz.steps.nan_origin.nonfinite import NAN, with_bits
 from treeviz.steps.nan_origin.taint import Checks, Site, Taint, Value, Within, taint_of_literal
 from treeviz.steps.tracing.primitives import (
@@ -22,6 +23,7 @@ from treeviz.steps.tracing.primitives import (
     IDENTITY,
     RESHAPES,
     SCAN,
+    SHARD_MAP,
     WHILE,
     bind,
     called_jaxpr,
@@ -52,16 +54,20 @@ class Replay:
     Attributes:
       max_equations: The bound on equations and steps of loops.
       stop_at: The order of the site to stop at; -1: run to the end.
-      on_arrival: Called at that site with (operands, results).
+      on_arrival: Called at that site with (operands, results, device): inside a `shard_map` those of one device.
       checks: What is non-finite in the values, and where it began.
       n: The number of equations and steps so far.
+      devices: Of the `shard_map` whose body is being run.
+      compiled: The operations that were compiled for those, for equations that are alike and for another run.
     """
 
     max_equations: int
     stop_at: int = -1
-    on_arrival: Callable[[Sequence[Any], Sequence[Any]], None] | None = None
+    on_arrival: Callable[[Sequence[Any], Sequence[Any], Device], None] | None = None
     checks: Checks = field(default_factory=Checks)
     n: int = 0
+    devices: Devices | None = None
+    compiled: dict[Any, Callable] = field(default_factory=dict)
 
     def run(self, program: ClosedJaxpr, operands: Sequence[Value]) -> list[Taint]:
         """The taints of the program's results; empty if it stopped at `stop_at`."""
@@ -74,11 +80,14 @@ class Replay:
 
     def jaxpr(self, jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Value], within: Within) -> list[Value]:
         values: dict[Any, Value] = dict(zip(jaxpr.invars, operands, strict=True))
+        consts = [self.constant(x, v) for v, x in zip(jaxpr.constvars, consts, strict=True)]
         values.update((v, Value(x, self.checks.add(x, [], None))) for v, x in zip(jaxpr.constvars, consts, strict=True))
         freed_after = last_uses(jaxpr)
 
         def read(atom) -> Value:
-            return Value(atom.val, taint_of_literal(atom)) if isinstance(atom, Literal) else values[atom]
+            if isinstance(atom, Literal):
+                return Value(self.constant(atom.val, atom), taint_of_literal(atom))
+            return values[atom]
 
         for n, eqn in enumerate(jaxpr.eqns):
             results = self.equation(eqn, [read(x) for x in eqn.invars], within)
@@ -108,28 +117,86 @@ class Replay:
         if name == COND:
             index, *operands = operands
             branches = eqn.params["branches"]
-            taken = int(np.clip(int(jax.device_get(index.array)), 0, len(branches) - 1))
-            return self.inner(branches[taken], operands, within, eqn)
+            taken = np.unique(np.clip(jax.device_get(index.array), 0, len(branches) - 1))
+            if len(taken) == 1:  # devices may take different ones
+                return self.inner(branches[int(taken[0])], operands, within, eqn)
+            operands = [index, *operands]
         site = self.site(eqn, within)
         if name in DEBUG_CALLBACKS:  # the user's own run has called them already
             return []
-        results = _run_equation(eqn, [x.array for x in operands])
-        self.arrive(site, [x.array for x in operands], results)
+        results = self.run_equation(eqn, [x.array for x in operands])
+        self.arrive(site, [x.array for x in operands], eqn.invars, results, eqn.outvars)
         if name in IDENTITY or name in RESHAPES:  # they make nothing non-finite
             return [Value(x, operand.taint) for x, operand in zip(results, operands, strict=False)]
         taints = [x.taint for x in operands]
         values = [Value(x, self.checks.add(x, taints, site)) for x in results]
-        if name in (SCAN, WHILE):
+        if name in (SCAN, WHILE) or (name == SHARD_MAP and self.devices is None):
             self.checks.read()
             if any(site in (v.taint.origin, v.taint.became) for v in values):
-                self.loop(eqn, operands, values, within)
+                (self.shards if name == SHARD_MAP else self.loop)(eqn, operands, values, within)
         return values
 
-    def arrive(self, site: Site, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    def arrive(self, site: Site, operands: Sequence[Any], invars, results: Sequence[Any], outvars) -> None:
         if site.order == self.stop_at:
+            device: Device = ()
+            if self.devices is not None:
+                avals = [[v.aval for v in variables] for variables in (invars, outvars)]
+                device, operands, results = self.devices.first_bad(operands, avals[0], results, avals[1])
             if self.on_arrival is not None:
-                self.on_arrival(operands, results)
+                self.on_arrival(operands, results, device)
             raise _Arrived
+
+    # Inside a `shard_map`, each operation is one of its own, and each value has a leading axis of devices.
+
+    def constant(self, value: Any, atom: Any) -> Any:
+        return value if self.devices is None else self.devices.constant(value, atom.aval)
+
+    def on_devices(self, function: Callable, invars: Sequence[Any], outvars: Sequence[Any]) -> Callable:
+        """The function; inside a `shard_map`, on each device."""
+        if self.devices is None:
+            return function
+        return self.devices.on_each(function, [v.aval for v in invars], [v.aval for v in outvars])
+
+    def run_equation(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
+        """Apply an equation's primitive to arrays."""
+
+        def run(*operands):
+            with eqn.ctx.manager:
+                return bind(eqn, operands)
+
+        if self.devices is not None:
+            key = self.devices.key_of(eqn)
+            if key not in self.compiled:
+                self.compiled[key] = jax.jit(self.on_devices(run, eqn.invars, eqn.outvars))
+            return list(self.compiled[key](*operands))
+        if eqn.primitive.name not in COMPILED_ONLY:
+            with contextlib.suppress(NotImplementedError):  # e.g. for a collective
+                return run(*operands)
+        with eqn.ctx.manager:
+            return jax.jit(run)(*operands)
+
+    def shards(self, eqn: Any, operands: list[Value], results: list[Value], within: Within) -> None:
+        """Find the origin of what is non-finite in the results of a `shard_map` inside it, and set it in their taints.
+
+        Where this JAX cannot run a part of the body apart, the `shard_map` stays one operation.
+        """
+        body = called_jaxpr(eqn)
+        self.devices = Devices(eqn)
+        try:
+            avals = [v.aval for v in open_jaxpr(body).invars]
+            inside = self.devices.enter([x.array for x in operands], avals)
+            taints = [x.taint for x in operands]
+            found = self.inner(body, list(map(Value, inside, taints)), within, eqn)
+            self.checks.read()
+        except (_Arrived, CannotLocateNan):
+            raise
+        except Exception:
+            return
+        finally:
+            self.devices = None
+        for whole, here in zip(results, found, strict=True):
+            if here.taint.bits and (here.taint.bits & NAN or not whole.taint.bits & NAN):
+                vars(whole.taint).update(vars(here.taint))
 
     # Loops: `equation` runs each as a whole. If something non-finite begins in it, its steps are run one by one, and
     # the step in which it begins is run equation by equation.
@@ -137,11 +204,12 @@ class Replay:
     def loop(self, eqn: Any, operands: list[Value], results: list[Value], within: Within) -> None:
         """Find the origin of what is non-finite in a loop's results inside the loop, and set it in their taints."""
         if eqn.primitive.name == SCAN:
-            body, steps = scan_parts(eqn, operands).body, _scan_steps(eqn, operands)
+            body, steps = scan_parts(eqn, operands).body, self.scan_steps(eqn, operands)
         else:
-            body, steps = while_parts(eqn, operands).body, _while_steps(eqn, operands)
+            body, steps = while_parts(eqn, operands).body, self.while_steps(eqn, operands)
         # A step and its check are one program, compiled once.
-        run = jax.jit(lambda *xs: with_bits(jaxpr_as_fun(body)(*xs)))
+        one_step = self.on_devices(jaxpr_as_fun(body), body.jaxpr.invars, body.jaxpr.outvars)
+        run = jax.jit(lambda *xs: with_bits(one_step(*xs)))
         from_constants = [0] * len(results)
         unexplained = {i for i, v in enumerate(results) if v.taint.bits}
         outputs: list[Value] | None = None
@@ -184,7 +252,7 @@ class Replay:
                 outputs[i].taint.bits = bits
         if any(site in (v.taint.origin, v.taint.became) for v in outputs):
             by_equation = self.inner(body, inputs, within, eqn, k)
-            self.arrive(site, [x.array for x in inputs], arrays)
+            self.arrive(site, [x.array for x in inputs], body.jaxpr.invars, arrays, body.jaxpr.outvars)
             self.checks.read()
             for i, value in enumerate(by_equation):
                 if value.taint.bits & NAN or not outputs[i].taint.bits & NAN:
@@ -193,33 +261,25 @@ class Replay:
                         from_constants[i] |= value.taint.bits
         return outputs
 
+    def scan_steps(self, eqn: Any, operands: list[Value]) -> _Steps:
+        parts = scan_parts(eqn, operands)
+        carry, length = parts.carry, eqn.params["length"]
+        axis = 0 if self.devices is None else 1
+        entry = jax.jit(lambda xs, k: [lax.dynamic_index_in_dim(x, k, axis, keepdims=False) for x in xs])
+        for k in range(length):
+            place = length - 1 - k if eqn.params["reverse"] else k
+            x = entry([x.array for x in parts.xs], np.int32(place))
+            # An entry has the taint of the whole array, although it may be finite; the step's own check decides.
+            inputs = [*parts.consts, *carry, *map(Value, x, [v.taint for v in parts.xs])]
+            outputs = yield place, inputs
+            carry = outputs[: len(carry)]
 
-def _scan_steps(eqn: Any, operands: list[Value]) -> _Steps:
-    parts = scan_parts(eqn, operands)
-    carry, length = parts.carry, eqn.params["length"]
-    entry = jax.jit(lambda xs, k: [lax.dynamic_index_in_dim(x, k, 0, keepdims=False) for x in xs])
-    for k in range(length):
-        place = length - 1 - k if eqn.params["reverse"] else k
-        x = entry([x.array for x in parts.xs], np.int32(place))
-        # An entry has the taint of the whole array, although it may be finite; the step's own check decides.
-        inputs = [*parts.consts, *carry, *map(Value, x, [v.taint for v in parts.xs])]
-        outputs = yield place, inputs
-        carry = outputs[: len(carry)]
-
-
-def _while_steps(eqn: Any, operands: list[Value]) -> _Steps:
-    parts = while_parts(eqn, operands)
-    carry, k = parts.carry, 0
-    goes_on = jax.jit(jaxpr_as_fun(parts.condition))
-    while bool(jax.device_get(goes_on(*(x.array for x in (*parts.cond_consts, *carry)))[0])):
-        carry = yield k, [*parts.body_consts, *carry]
-        k += 1
-
-
-def _run_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """Apply an equation's primitive to arrays."""
-    with eqn.ctx.manager:
-        if eqn.primitive.name not in COMPILED_ONLY:
-            with contextlib.suppress(NotImplementedError):  # e.g. for a collective
-                return bind(eqn, operands)
-        return jax.jit(lambda *operands: bind(eqn, operands))(*operands)
+    def while_steps(self, eqn: Any, operands: list[Value]) -> _Steps:
+        """Ends early where the loop goes on on some devices only."""
+        parts = while_parts(eqn, operands)
+        carry, k, condition = parts.carry, 0, parts.condition
+        goes_on = self.on_devices(jaxpr_as_fun(condition), condition.jaxpr.invars, condition.jaxpr.outvars)
+        goes_on = jax.jit(goes_on)
+        while np.all(jax.device_get(goes_on(*(x.array for x in (*parts.cond_consts, *carry)))[0])):
+            carry = yield k, [*parts.body_consts, *carry]
+            k += 1

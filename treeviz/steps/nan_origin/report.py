@@ -65,6 +65,8 @@ class NanOrigin:
       text: What happened, in a sentence.
       advice: What to try.
       step: The number of the step, if it is one of a run: the first bad one if its call is a loop over several.
+      device: Inside a `shard_map`, the first device on which it arose, along the axes of the mesh: ("data", 3).
+        Inputs and outputs are those there. Empty outside, and for what all devices compute alike.
     """
 
     primitive: str
@@ -83,6 +85,7 @@ class NanOrigin:
     text: str
     advice: str
     step: int | None = None
+    device: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         source = f"\n    {self.source}" if self.source else ""
@@ -105,7 +108,12 @@ def input_origin(name: str, numbers: Numbers, others: int = 0, became: Site | No
 
 
 def operation_origin(
-    site: Site, became: Site | None, inputs: Sequence[Any], outputs: Sequence[Any], reaches_outputs: bool
+    site: Site,
+    became: Site | None,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    reaches_outputs: bool,
+    device: tuple[tuple[str, int], ...] = (),
 ) -> NanOrigin:
     """Report an operation; without numbers if inputs and outputs are empty."""
     assert site.within is not None
@@ -117,8 +125,10 @@ def operation_origin(
     text = f"{direction}: {name}{factor} at {place}"
     if called_from:
         text += f" (from {called_from})"
-    if site.within.iterations:
-        text += ", in " + ", ".join(f"iteration {k} of {loop}" for loop, k in site.within.iterations) + ","
+    where = [f"iteration {k} of {loop}" for loop, k in site.within.iterations]
+    text += f", in {', '.join(where)}," if where else ""
+    if device:
+        text += f"{'' if where else ','} on the device at {', '.join(f'{axis}={k}' for axis, k in device)},"
     bad = next((x for x in outs if x.nonfinite), None)
     text += f" gave {bad.nonfinite} of {bad.size:,}" if bad else " gave values that are not finite"
     if ins:
@@ -144,6 +154,7 @@ def operation_origin(
         "",
         f"{text}.",
         advice(name, direction, place.source, ins, outs),
+        device=device,
     )
 
 

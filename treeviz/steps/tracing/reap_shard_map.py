@@ -28,9 +28,9 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
         may_differ[:] = [_may_differ(x, r, p, axes) for x, r in zip(packed, reaped, strict=True)]
         return tuple(results), tuple(x[None] for x in packed)
 
-    in_specs = tuple(_specs(p, "in", eqn.invars))
-    out_specs = (tuple(_specs(p, "out", eqn.outvars)), PartitionSpec(axes))
-    results, packed = _shard_map(p, with_device_axis, in_specs, out_specs)(*operands)
+    in_specs = tuple(specs_of(p, "in", eqn.invars))
+    out_specs = (tuple(specs_of(p, "out", eqn.outvars)), PartitionSpec(axes))
+    results, packed = shard_map_like(p, with_device_axis, in_specs, out_specs)(*operands)
     device = Axis("device", None)
     reaped = [r.within(device) if differ else r for r, differ in zip(reaped, may_differ, strict=True)]
     packed = [x if differ else x[0] for x, differ in zip(packed, may_differ, strict=True)]
@@ -40,10 +40,18 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
 def _may_differ(packed: Any, reaped: Reaped, p: dict[str, Any], axes: Sequence[str]) -> bool:
     """Whether the devices may measure different rows."""
     if p.get("check_vma"):
-        aval = jax.typeof(packed)
-        varying = getattr(getattr(aval, "manual_axis_type", None), "varying", None)  # `aval.vma` until jax 0.9 or so
-        return bool(getattr(aval, "vma", axes) if varying is None else varying)
+        return bool(varying_axes(p, jax.typeof(packed)))
     return not reaped.summed_over >= set(axes)
+
+
+def varying_axes(p: dict[str, Any], aval: Any) -> tuple[str, ...]:
+    """The axes of the mesh along which a value inside may differ, in the order of the mesh."""
+    axes = tuple(name for name in p["mesh"].axis_names if name in _manual_axes(p))
+    if not p.get("check_vma"):
+        return axes
+    varying = getattr(getattr(aval, "manual_axis_type", None), "varying", None)  # `aval.vma` until jax 0.9 or so
+    varying = getattr(aval, "vma", axes) if varying is None else varying
+    return tuple(name for name in axes if name in varying)
 
 
 def _manual_axes(p: dict[str, Any]) -> frozenset[str]:
@@ -53,7 +61,8 @@ def _manual_axes(p: dict[str, Any]) -> frozenset[str]:
     return frozenset(p["mesh"].axis_names) - frozenset(p.get("auto", ()))
 
 
-def _specs(p: dict[str, Any], which: str, values: Sequence[Any]) -> Sequence[Any]:
+def specs_of(p: dict[str, Any], which: str, values: Sequence[Any]) -> Sequence[Any]:
+    """The `PartitionSpec` of each operand, "in", or result, "out"."""
     if f"{which}_specs" in p:
         return p[f"{which}_specs"]
     # jax 0.4 has a dict instead: the axes of the mesh by the number of the dimension
@@ -63,7 +72,8 @@ def _specs(p: dict[str, Any], which: str, values: Sequence[Any]) -> Sequence[Any
     ]
 
 
-def _shard_map(p: dict[str, Any], function: Callable, in_specs, out_specs) -> Callable:
+def shard_map_like(p: dict[str, Any], function: Callable, in_specs, out_specs) -> Callable:
+    """A function on the devices of the `shard_map` with these parameters, and with its options."""
     if "check_vma" in p:
         options = {"check_vma": p["check_vma"], "axis_names": set(_manual_axes(p))}
         return jax.shard_map(function, mesh=p["mesh"], in_specs=in_specs, out_specs=out_specs, **options)
