@@ -50,7 +50,7 @@ def draw(view: View, *, max_rows: int = MAX_ROWS) -> Picture:
     indents = (LEVEL * np.minimum(table.depth[rows], _MAX_LEVELS + 2)).tolist()
     type_x = MARGIN + max(i + width_of(label) for i, label in zip(indents, labels, strict=True)) + GAP
     columns, details_x = _columns(view, rows, type_x + max(map(width_of, types)) + GAP)
-    titles = [Text(MARGIN, top + 15, "key", "dim"), Text(type_x, top + 15, "type", "dim")]
+    titles = [Text(MARGIN, top + 15, "name", "dim"), Text(type_x, top + 15, "type", "dim")]
     titles += [column.title(top + 15) for column in columns]
 
     shapes: list[Shape] = []
