@@ -79,7 +79,7 @@ def test_a_metric_that_is_nan_at_first_is_information_and_stops_nothing():
         1,
     )
     assert found.sentence.startswith("A result of the step, [1]['return'], was NaN at step 0, and in 2 inspected steps")
-    assert len(inspector._inputs) == 4  # of the newest steps: that one was not bad
+    assert inspector._inputs is not None and inspector._inputs.bad is None
 
 
 def test_a_metric_that_becomes_nan_and_stays_it_is_a_warning():

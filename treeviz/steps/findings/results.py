@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -125,7 +124,7 @@ def frozen(tree: Searched) -> Iterator[Finding]:
     zeros = tree.history.values(tree.name, "zeros")
     # Where not every step was inspected, others may have changed them.
     judged = [g for g in _gradients(tree) if g.n_steps and g.n_steps == g.span[1] - g.span[0] + 1]
-    alive = [p for g in judged for p in itertools.compress(g.source.paths, (g.norm.high > 0).any(axis=0))]
+    alive = [g.path(leaf) for g in judged for leaf in np.flatnonzero((g.norm.high > 0).any(axis=0)).tolist()]
     paths = tree.source.paths
     # A parameter's path may begin with the name of an argument, that of a gradient end with a layer.
     leaves = [

@@ -42,7 +42,8 @@ class Unchanged:
                         now &= before
                     self._known[each.suffix] = n_before + 1, now
                     is_due = n_before + 1 >= FIRST_TOLD and n_before & (n_before + 1) == 0 and now.any()
-                    if is_due or (n_before >= FIRST_TOLD and not np.array_equal(now, before)):
+                    has_changed = before is not None and not np.array_equal(now, before)
+                    if is_due or (n_before >= FIRST_TOLD and has_changed):
                         name = printable(name_of_result("unchanged") + each.suffix)
                         rows[place] = _with_zeros(rows[place], tree._replace(name=name), now)
                 first += n
