@@ -67,52 +67,57 @@ def count_in_results(
         kind: _smallest(program, {i: p for i, (k, p) in found.items() if k == kind}, kind) for kind in RESULT_KINDS
     }
     trees = [_described(program, paths, kind) for kind, paths in chosen.items() if paths]
-    words = []
-    for paths in chosen.values():
-        if paths:
-            old = [arguments[at] for at in (kinds[i][1] for i in paths) if at is not None]
-            words.append(_words([results[i] for i in paths], old))
-    return trees, jnp.concatenate(words) if words else None
+    places = [i for paths in chosen.values() for i in paths]
+    if not places:
+        return [], None
+    values = [barrier(lax.stop_gradient(results[i])) for i in places]
+    old = [x if (at := kinds[i][1]) is None else barrier(arguments[at]) for i, x in zip(places, values, strict=True)]
+    return trees, _words([_bits(x) for x in values], [_bits(x) for x in old])
 
 
-def _words(values: Sequence[Any], old: Sequence[Any]) -> jax.Array:
-    """The word of each value. They are stacked, since XLA CPU takes some microseconds for each reduction.
+def _words(values: Sequence[jax.Array], old: Sequence[jax.Array]) -> jax.Array:
+    """The word of each value, of bits of floats. They are stacked, since XLA compiles and runs each reduction apart.
 
-    Args:
-      old: What the values may be equal to; empty if nothing.
+    Written in `lax`, which traces in half the time.
     """
-    values, old = ([_real(barrier(lax.stop_gradient(x))) for x in xs] for xs in (values, old))
     words, order = [], []
     for dtype in dict.fromkeys(x.dtype for x in values):
         alike = [i for i, x in enumerate(values) if x.dtype == dtype]
-        for block in blocks(alike, [values[i].size for i in alike]):
-            new = _stacked([values[i] for i in block])
-            bad = jnp.where(jnp.isinf(new), np.uint32(1 << 16), np.uint32(0))
-            bad = jnp.where(jnp.isnan(new), np.uint32(1 + (1 << 16)), bad)
-            is_new = new != _stacked([old[i] for i in block]) if old else jnp.zeros(new.shape, bool)
-            parts, starts = (bad, is_new.astype(np.uint32)), (np.uint32(0), np.uint32(0))
-            n_bad, is_new = lax.reduce(parts, starts, lambda a, b: (a[0] + b[0], a[1] | b[1]), (1,))
-            words.append(n_bad | is_new << np.uint32(31))
+        for block in map(sorted, blocks(alike, [values[i].size for i in alike])):
+            new, before = (_stacked([xs[i] for i in block]) for xs in (values, old))
+            infinity = np.array(np.inf, f"f{dtype.itemsize}").view(dtype)
+            size = lax.bitwise_and(new, dtype.type(np.iinfo(dtype).max >> 1))
+            bad = lax.add(lax.shift_left(_one(lax.ge(size, infinity)), np.uint32(16)), _one(lax.gt(size, infinity)))
+            starts = np.uint32(0), np.uint32(0)
+            n_bad, is_new = lax.reduce((bad, _one(lax.ne(new, before))), starts, _add_and_or, (1,))
+            words.append(lax.add(n_bad, lax.shift_left(is_new, np.uint32(31))))
             order += block
-    return jnp.concatenate(words)[np.argsort(order)]
+    together = lax.concatenate(words, 0) if len(words) > 1 else words[0]
+    return together if order == sorted(order) else together[np.argsort(order)]
 
 
-def _real(x: Any) -> Any:
-    """At least float32, with the NaN and infinities of complex numbers."""
+def _add_and_or(left: tuple, right: tuple) -> tuple:
+    return lax.add(left[0], right[0]), lax.bitwise_or(left[1], right[1])
+
+
+def _one(mask: jax.Array) -> jax.Array:
+    return lax.convert_element_type(mask, np.uint32)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """The bits of at least float32, with the NaN and infinities of complex numbers."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         bad = jnp.where(jnp.isnan(x), np.nan, np.inf).astype(x.real.dtype)
         x = jnp.where(jnp.isfinite(x), x.real - x.imag, bad)
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = lax.convert_element_type(x, np.promote_types(x.dtype, np.float32) if x.dtype.itemsize > 2 else np.float32)
+    return lax.bitcast_convert_type(x, np.uint32 if x.dtype.itemsize == 4 else np.uint64)
 
 
-def _stacked(values: Sequence[Any]) -> Any:
+def _stacked(values: Sequence[jax.Array]) -> jax.Array:
     """[k, the longest]: each padded with zeros."""
     length = max(x.size for x in values)
-    return jnp.stack([_padded(x, length) for x in values])
-
-
-def _padded(x: Any, length: int) -> Any:
-    return lax.pad(lax.reshape(x, (x.size,)), np.zeros((), x.dtype), [(0, length - x.size, 0)])
+    rows = [lax.pad(lax.reshape(x, (x.size,)), x.dtype.type(0), [(0, length - x.size, 0)]) for x in values]
+    return lax.reshape(lax.concatenate(rows, 0), (len(rows), length))
 
 
 def _smallest(program: ClosedJaxpr, paths: Mapping[int, str], kind: str) -> dict[int, str]:
