@@ -3,7 +3,7 @@
 A loss can be NaN while all gradients are finite, and an optimizer can make a NaN of finite gradients. So results are
 looked at in the same program, as far as that costs next to nothing: results of at most `MOST_ELEMENTS` numbers, and of
 the new parameters the smallest, which are also compared with the old ones. What else a step is given and returns, as
-the state of an optimizer, is not looked at.
+the state of an optimizer, is not looked at, nor is what explicit axes of a mesh shard.
 """
 
 from __future__ import annotations
@@ -157,8 +157,10 @@ def _kinds(
         at = next((places[k] for n in range(len(keys) + 1) if (k := (*keys[n:], _aval(v))) in places), None)
         if is_of_loss[i] or (at is None and "loss" in "".join(keys).lower()):
             kinds[i] = "loss", None
-        elif at in params or (at is None and v not in unchanged):
-            kinds[i] = "other" if at is None else "parameter", at
+        elif at is None and v not in unchanged:
+            kinds[i] = "other", None
+        elif at in params and _is_small(arguments[at].aval):
+            kinds[i] = "parameter", at
     if "loss" not in {kind for kind, _ in kinds.values()}:  # it was computed in another way
         others = [i for i, (kind, _) in kinds.items() if kind == "other"]
         kinds.update((i, ("scalar", None)) for i in others if results[i].aval.size == 1)
@@ -170,6 +172,9 @@ def _aval(v: Any) -> tuple:
 
 
 def _is_small(aval: Any) -> bool:
+    spec = getattr(getattr(aval, "sharding", None), "spec", ())
+    if any(axis is not None for axis in spec):  # by explicit axes: these cannot be stacked
+        return False
     return jnp.issubdtype(getattr(aval, "dtype", bool), jnp.inexact) and 0 < aval.size <= MOST_ELEMENTS
 
 
