@@ -105,7 +105,8 @@ def test_a_log_of_zero_is_named_with_its_file_line_function_and_numbers():
     assert (Path(origin.file).name, origin.line) == (HERE, line_of(log_loss, "jnp.log"))
     assert origin.source == "return -jnp.mean(jnp.log(p))"
     assert origin.text == (
-        f"forward: log at {HERE}:{origin.line} in log_loss gave 2 -Inf of 4 from inputs in [0, 0.98]."
+        f"forward: log at {HERE}:{origin.line} in log_loss gave 2 -Inf of 4, "
+        "the first at [0], which belongs to w[0] and x[0], from inputs in [0, 0.98]."
     )
     assert "jnp.log(x + eps)" in origin.advice
     (x,), (y,) = origin.inputs, origin.outputs
@@ -333,6 +334,30 @@ def test_a_library_is_named_and_where_it_was_called_from():
     assert origin.called_from in origin.text
 
 
+def test_of_a_bad_batch_the_example_is_named_where_it_is_known_for_certain():
+    def step(params, batch):
+        def layer(h, w):
+            return jnp.tanh(h @ w), None
+
+        def loss(params):
+            h = lax.scan(layer, params["table"][batch["tokens"]], params["layers"])[0]  # (batch, time, features)
+            logits = jax.vmap(lambda h: h.mean(0) @ params["head"])(h)
+            return jnp.mean(jnp.log(logits - batch["least"][:, None]))
+
+        return jax.grad(loss)(params)
+
+    params = {"table": jnp.ones((7, 4)), "layers": jnp.ones((2, 4, 4)), "head": jnp.ones((4, 3))}
+    batch = {"tokens": jnp.ones((20, 5), int), "least": jnp.zeros(20).at[17].set(9.0)}
+    origin = locate_nan(step, params, batch)
+    assert origin is not None
+    assert (origin.primitive, origin.index) == ("log", (17, 0))
+    assert origin.examples == ("batch['least'][17]", "batch['tokens'][17]")
+    assert "3 NaN of 60, the first at [17, 0], which belongs to batch['least'][17] and batch['tok" in origin.text
+    mixed = locate_nan(lambda x: jnp.log(jnp.sort(x, axis=0)), jnp.ones((4, 2)).at[2, 1].set(-1.0))
+    assert mixed is not None
+    assert (mixed.index, mixed.examples) == ((0, 1), ())
+
+
 def test_a_nan_that_is_dropped_on_the_way_is_told_as_such():
     def step(w, x):
         grads = jax.grad(lambda w: jnp.sum(w / x))(w)
@@ -439,7 +464,10 @@ def test_inside_a_shard_map_the_operation_its_line_and_its_device_are_named():
     assert origin is not None
     assert (origin.primitive, origin.line) == ("log", line_of(sharded_loss, "jnp.log"))
     assert (origin.device, origin.iterations) == ((("data", 2),), (("scan", 1),))
-    assert "in iteration 1 of scan, on the device at data=2, gave 3 NaN of 3 from inputs in [-2, -2]" in origin.text
+    assert (
+        "in iteration 1 of scan, on the device at data=2, gave 3 NaN of 3, the first at [0], from inputs in [-2, -2]"
+        in origin.text
+    )
     assert origin.inputs[0].shape == (3,)
     assert locate_nan(step, jnp.ones((8, 3)), jnp.ones((8, 8))) is None
 

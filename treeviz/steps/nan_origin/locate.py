@@ -39,7 +39,7 @@ def locate_nan(function: Callable, *args: Any, **kwargs: Any) -> NanOrigin | Non
         def step(x):
             return jnp.mean(jnp.log(x))
 
-        print(locate_nan(step, jnp.zeros(3)))    # forward: log at … gave 3 -Inf of 3 from inputs in [0, 0].
+        print(locate_nan(step, jnp.zeros(3)))    # forward: log at … gave 3 -Inf of 3, the first at [0], which …
 
     Costs, errors and options: see `locate_nan_in`.
     """
@@ -117,7 +117,8 @@ def locate_nan_in(
                 i = blamed.origin.leaf
                 return input_origin(names[traced[i]], numbers_of(arrays[i]), len(bad) - 1, blamed.became)
             origin = _forward_of(blamed.origin, replay.checks.began)
-            return _seen_again(program, operands, replay, origin, blamed.became, reaches_outputs)
+            of_program = [names[i] for i in traced]
+            return _seen_again(program, operands, replay, origin, blamed.became, reaches_outputs, of_program)
 
 
 def _worst(results: Sequence[Taint]) -> Taint | None:
@@ -141,13 +142,13 @@ def _forward_of(origin: Site, began: Sequence[Site]) -> Site:
 
 
 def _seen_again(
-    program, operands, before: Replay, origin: Site, became: Site | None, reaches_outputs: bool
+    program, operands, before: Replay, origin: Site, became: Site | None, reaches_outputs: bool, names: Sequence[str]
 ) -> NanOrigin:
     """Run the program again up to the origin, and report its operands, which the first run has freed."""
     found: list[NanOrigin] = []
 
     def report(inputs, outputs, device):
-        found.append(operation_origin(origin, became, inputs, outputs, reaches_outputs, device))
+        found.append(operation_origin(origin, became, inputs, outputs, reaches_outputs, device, names))
 
     Replay(before.max_equations, origin.order, report, compiled=before.compiled).run(program, operands)
     return found[0] if found else operation_origin(origin, became, (), (), reaches_outputs)

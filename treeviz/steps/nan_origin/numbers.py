@@ -44,6 +44,14 @@ class Numbers(NamedTuple):
         return f"{text} with {self.nonfinite}" if self.nonfinite else text
 
 
+def first_nonfinite(x: Any) -> tuple[int, ...]:
+    """The index of the first NaN or Inf; empty for a scalar, and where other processes hold a part of x."""
+    if not getattr(x, "is_fully_addressable", True):
+        return ()
+    finite = jax.device_get(jnp.isfinite(x.astype(jnp.float32) if x.dtype.itemsize < 2 else x))
+    return tuple(map(int, np.unravel_index(int(finite.argmin()), finite.shape)))
+
+
 def numbers_of(x: Any) -> Numbers:
     x = jnp.asarray(x)
     least, greatest, *counts = [y.item() for y in jax.device_get(_numbers(x))] if x.size else (np.inf, -np.inf, 0, 0, 0)

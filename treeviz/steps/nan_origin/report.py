@@ -14,8 +14,9 @@ import jaxlib
 from jax.extend.core import Jaxpr, Literal
 
 from treeviz.steps.nan_origin.advice import advice
+from treeviz.steps.nan_origin.examples import axes_of_results
 from treeviz.steps.nan_origin.nonfinite import is_inexact
-from treeviz.steps.nan_origin.numbers import Numbers, numbers_of
+from treeviz.steps.nan_origin.numbers import Numbers, first_nonfinite, numbers_of
 from treeviz.steps.nan_origin.taint import Site, Within
 from treeviz.steps.tracing.backward_rules import RUNS_RULES, call_of_rule
 from treeviz.steps.tracing.primitives import JITS
@@ -67,6 +68,9 @@ class NanOrigin:
       step: The number of the step, if it is one of a run: the first bad one if its call is a loop over several.
       device: Inside a `shard_map`, the first device on which it arose, along the axes of the mesh: ("data", 3).
         Inputs and outputs are those there. Empty outside, and for what all devices compute alike.
+      index: That of the first NaN or Inf in the result; empty for a scalar.
+      examples: The entries of arguments that this value belongs to, as an example of the batch: ("batch['x'][17]",).
+        The first axis of these arguments is an axis of the result. Empty where that is not known for certain.
     """
 
     primitive: str
@@ -86,6 +90,8 @@ class NanOrigin:
     advice: str
     step: int | None = None
     device: tuple[tuple[str, int], ...] = ()
+    index: tuple[int, ...] = ()
+    examples: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         source = f"\n    {self.source}" if self.source else ""
@@ -114,8 +120,13 @@ def operation_origin(
     outputs: Sequence[Any],
     reaches_outputs: bool,
     device: tuple[tuple[str, int], ...] = (),
+    names: Sequence[str] = (),
 ) -> NanOrigin:
-    """Report an operation; without numbers if inputs and outputs are empty."""
+    """Report an operation; without numbers if inputs and outputs are empty.
+
+    Args:
+      names: Those of the program's arguments.
+    """
     assert site.within is not None
     name = site.eqn.primitive.name
     place, called_from = place_of(site)
@@ -131,6 +142,11 @@ def operation_origin(
         text += f"{'' if where else ','} on the device at {', '.join(f'{axis}={k}' for axis, k in device)},"
     bad = next((x for x in outs if x.nonfinite), None)
     text += f" gave {bad.nonfinite} of {bad.size:,}" if bad else " gave values that are not finite"
+    index, examples = _first_bad(site, outputs, names)
+    if index:
+        text += f", the first at {list(index)}"
+        text += f", which belongs to {' and '.join(examples[:3])}" if examples else ""
+        text += "," if ins else ""
     if ins:
         text += " from inputs in " + " and ".join(x.range for x in ins[:4]) + (" …" if len(ins) > 4 else "")
     became_text = _operation(became) if became else ""
@@ -155,7 +171,27 @@ def operation_origin(
         f"{text}.",
         advice(name, direction, place.source, ins, outs),
         device=device,
+        index=index,
+        examples=examples,
     )
+
+
+def _first_bad(site: Site, outputs: Sequence[Any], names: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The index of the first non-finite value among the results, and the entries of arguments it belongs to."""
+    assert site.within is not None
+    for n, x in enumerate(outputs):
+        if not is_inexact(x) or not numbers_of(x).nonfinite:
+            continue
+        index = first_nonfinite(x)
+        try:
+            axes = axes_of_results(site.eqn, site.within)[n] if index else ()
+        except Exception:  # the parameters of an operation differ in this JAX
+            axes = ()
+        known = next(((i, of) for i, of in zip(index, axes, strict=False) if of), None)
+        if known is None or len(axes) != len(index):
+            return index, ()
+        return index, tuple(f"{names[of]}[{known[0]}]" for of in sorted(known[1]))
+    return (), ()
 
 
 def _operation(site: Site) -> str:

@@ -1,0 +1,199 @@
+"""Which entries of the arguments, such as examples of a batch, a value of the program belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend.core import Jaxpr, Literal
+
+from treeviz.steps.nan_origin.taint import Within
+from treeviz.steps.tracing.primitives import (
+    CALLS,
+    COND,
+    ELEMENTWISE,
+    IDENTITY,
+    SCAN,
+    SHARD_MAP,
+    WHILE,
+    called_jaxpr,
+    open_jaxpr,
+    programs,
+)
+
+# For each axis of a value, the arguments of the program along whose first axis it lies: index i is of entry i.
+Axes = tuple[frozenset[int], ...]
+
+_NONE: frozenset[int] = frozenset()
+_ALIKE = ELEMENTWISE | frozenset(["exp2", "expm1", "log1p", "logistic", "pow", "erf", "sin", "cos", "clamp"])
+
+
+def axes_of_results(eqn: Any, within: Within) -> list[Axes]:
+    """The axes of an equation's results; an axis whose origin is not known for certain is empty."""
+    return _results(eqn, _operands(eqn, within))
+
+
+def _operands(eqn: Any, within: Within) -> list[Axes]:
+    """The axes of the operands of an equation, by following the arguments of the program to it."""
+    jaxpr = within.jaxpr
+    if within.outer is None:
+        start = [_first_axis(i, v.aval) for i, v in enumerate(jaxpr.invars)]
+    else:
+        start = _entered(within.eqn, _operands(within.eqn, within.outer), jaxpr)
+    read = _followed(jaxpr, start, until=eqn)
+    return [read(x) for x in eqn.invars]
+
+
+def _first_axis(i: int, aval: Any) -> Axes:
+    return (frozenset([i]), *(_NONE,) * (aval.ndim - 1)) if getattr(aval, "ndim", 0) else ()
+
+
+def _unknown(atom: Any) -> Axes:
+    return (_NONE,) * len(getattr(atom.aval, "shape", ()))
+
+
+def _entered(eqn: Any, operands: Sequence[Axes], jaxpr: Jaxpr) -> list[Axes]:
+    """The axes of the arguments of a jaxpr that an equation holds."""
+    if eqn.primitive.name == SHARD_MAP:  # an index on a device is not that of the whole array
+        return [_unknown(v) for v in jaxpr.invars]
+    inside = next(list(xs) for inner, xs in programs(eqn, operands) if open_jaxpr(inner) is jaxpr)
+    return _in_loop(eqn, inside, jaxpr)[0] if eqn.primitive.name in (SCAN, WHILE) else inside
+
+
+def _in_loop(eqn: Any, inside: list[Axes], jaxpr: Jaxpr) -> tuple[list[Axes], list[Axes]]:
+    """The axes of the arguments of a loop's body, which hold in every step, and those of its results."""
+    p, is_scan = eqn.params, eqn.primitive.name == SCAN
+    first = p["num_consts"] if is_scan else len(inside) - len(eqn.outvars)
+    last = first + (p["num_carry"] if is_scan else len(eqn.outvars))
+    inside = [*inside[:last], *(axes[1:] for axes in inside[last:])]
+    while True:
+        read = _followed(jaxpr, inside)
+        results = [read(x) for x in jaxpr.outvars]
+        carry = [_both(a, b) for a, b in zip(inside[first:last], results, strict=False)]
+        if carry == inside[first:last]:
+            return inside, results
+        inside[first:last] = carry
+
+
+def _both(a: Axes, b: Axes) -> Axes:
+    return tuple(x & y for x, y in zip(a, b, strict=True))
+
+
+def _followed(jaxpr: Jaxpr, start: Sequence[Axes], until: Any = None) -> Callable[[Any], Axes]:
+    """A function that gives the axes of the variables of a jaxpr, up to an equation."""
+    known: dict[Any, Axes] = dict(zip(jaxpr.invars, start, strict=True))
+
+    def read(atom) -> Axes:
+        return _unknown(atom) if isinstance(atom, Literal) else known.get(atom, _unknown(atom))
+
+    for eqn in jaxpr.eqns:
+        if eqn is until:
+            break
+        known.update(zip(eqn.outvars, _results(eqn, [read(x) for x in eqn.invars]), strict=True))
+    return read
+
+
+def _results(eqn: Any, operands: Sequence[Axes]) -> list[Axes]:
+    name = eqn.primitive.name
+    unknown = [_unknown(v) for v in eqn.outvars]
+    if name in CALLS:
+        inner = open_jaxpr(called_jaxpr(eqn))
+        read = _followed(inner, operands)
+        return [read(x) for x in inner.outvars]
+    if name == COND:
+        of_branches = []
+        for branch, xs in programs(eqn, operands):
+            read = _followed(open_jaxpr(branch), xs)
+            of_branches.append([read(x) for x in open_jaxpr(branch).outvars])
+        found = of_branches[0]
+        for other in of_branches[1:]:
+            found = [_both(a, b) for a, b in zip(found, other, strict=True)]
+        return found
+    if name in (SCAN, WHILE):
+        body, xs = programs(eqn, operands)[-1]
+        found = _in_loop(eqn, list(xs), open_jaxpr(body))[1]
+        return [axes if len(axes) == len(old) else (_NONE, *axes) for axes, old in zip(found, unknown, strict=True)]
+    if len(unknown) == 1 and name in _RULES:
+        return [_RULES[name](eqn, operands)]
+    if len(unknown) == 1 and name.startswith("reduce_") and "axes" in eqn.params:
+        return [tuple(axis for i, axis in enumerate(operands[0]) if i not in eqn.params["axes"])]
+    if name in IDENTITY:
+        return list(operands[: len(unknown)])
+    if name in ("slice", "dynamic_slice", "split"):  # an axis that is as long as before is whole
+        shapes = [v.aval.shape for v in (eqn.invars[0], *eqn.outvars)]
+        return [_where([m == n for m, n in zip(shapes[0], shape, strict=True)], operands[0]) for shape in shapes[1:]]
+    if name in _ALIKE:
+        return [_joined([x for x in operands if len(x) == len(old)], old) for old in unknown]
+    return unknown
+
+
+def _joined(operands: Sequence[Axes], unknown: Axes) -> Axes:
+    return tuple(frozenset().union(*axes) for axes in zip(*operands, strict=True)) or unknown
+
+
+# Of one operation: (equation, axes of its operands) -> axes of its result
+
+
+def _broadcast(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    found = [_NONE] * len(eqn.params["shape"])
+    shape = eqn.invars[0].aval.shape
+    for i, to in enumerate(eqn.params["broadcast_dimensions"]):
+        found[to] = operands[0][i] if shape[i] == eqn.params["shape"][to] else _NONE
+    return tuple(found)
+
+
+def _where(kept: Sequence[bool], axes: Axes) -> Axes:
+    return tuple(axis if keep else _NONE for keep, axis in zip(kept, axes, strict=True))
+
+
+def _windows(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    """An axis whose windows have one element is kept, as that of a batch in pooling."""
+    p = eqn.params
+    lengths = zip(p["window_dimensions"], p["window_strides"], p["base_dilation"], p["padding"], strict=True)
+    return _where([(*ones, *padding) == (1, 1, 1, 0, 0) for *ones, padding in lengths], operands[0])
+
+
+def _reshape(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    """Leading axes that keep their sizes are the same."""
+    found, before, after = [_NONE] * len(eqn.outvars[0].aval.shape), eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    for i, (m, n) in enumerate(zip(before, after, strict=False)):
+        if m != n:
+            break
+        found[i] = operands[0][i]
+    return tuple(found)
+
+
+def _dot_general(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    contracting, batch = eqn.params["dimension_numbers"]
+    left, right = operands
+    found = [left[i] | right[j] for i, j in zip(*batch, strict=True)]
+    for axes, gone, shared in zip(operands, contracting, batch, strict=True):
+        found += [axis for i, axis in enumerate(axes) if i not in (*gone, *shared)]
+    return tuple(found)
+
+
+def _conv(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    numbers, found = eqn.params["dimension_numbers"], [_NONE] * len(eqn.outvars[0].aval.shape)
+    if eqn.params["batch_group_count"] == 1:
+        found[numbers.out_spec[0]] = operands[0][numbers.lhs_spec[0]]
+    return tuple(found)
+
+
+def _gather(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    """The rows of a table, as of an embedding, lie where their indices do."""
+    found, of_rows = [_NONE] * len(eqn.outvars[0].aval.shape), eqn.params["dimension_numbers"].offset_dims
+    for i, axis in zip((i for i in range(len(found)) if i not in of_rows), operands[1][:-1], strict=True):
+        found[i] = axis
+    return tuple(found)
+
+
+_RULES: dict[str, Callable[[Any, Sequence[Axes]], Axes]] = {
+    "broadcast_in_dim": _broadcast,
+    "conv_general_dilated": _conv,
+    "dot_general": _dot_general,
+    "gather": _gather,
+    **dict.fromkeys(("reduce_window_sum", "reduce_window_max", "reduce_window_min"), _windows),
+    "reshape": _reshape,
+    "squeeze": lambda eqn, xs: tuple(x for i, x in enumerate(xs[0]) if i not in eqn.params["dimensions"]),
+    "transpose": lambda eqn, xs: tuple(xs[0][i] for i in eqn.params["permutation"]),
+}
