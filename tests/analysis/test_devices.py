@@ -280,4 +280,4 @@ def test_a_sharding_is_cut_only_where_the_width_is_limited():
     view = treeviz.render(tree)
     assert text in view.text()
     lines = view.text(width=80).splitlines()
-    assert text not in lines[-1] and "P(('replica', 'da…" in lines[-1] and all(len(line) <= 80 for line in lines)
+    assert text not in lines[-1] and "P(('replica', '" in lines[-1] and all(len(line) <= 80 for line in lines)

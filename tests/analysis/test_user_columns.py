@@ -141,7 +141,7 @@ def test_names_that_are_taken_or_mean_something_in_a_query_get_a_number():
     tree = [np.ones(2)]
     columns = treeviz.render(tree, columns=[nan, nan, lambda x: 1, lambda x: 2]).columns
     assert [column.name for column in columns] == ["nan_2", "nan_3", "lambda", "lambda_2"]
-    assert not treeviz.render(tree, columns=[nan]).find("nan")
+    assert not treeviz.render(tree, columns=[nan], stats=True).find("nan")
 
 
 def test_columns_stand_in_the_order_in_which_they_were_asked_for():

@@ -112,7 +112,8 @@ def test_a_dead_layer_is_named_before_those_that_it_cuts_off(model):
 
 def test_an_exploding_batch_is_one_finding_of_one_step(model):
     inspector = trained(model, bend=at_bad_step(lambda x, y: (x * 300, y)), rate=1e-7)
-    (found,) = (found for found in inspector.findings if found.severity != "info")
+    # At such a rate a parameter may stay as it is, which is told, too.
+    (found,) = (found for found in inspector.findings if found.severity != "info" and found.kind != "frozen")
     assert (found.kind, found.first, found.until) == ("spike", BAD, BAD)
 
 

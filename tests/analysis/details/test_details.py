@@ -302,7 +302,9 @@ held_by_a_module = {}
 @pytest.mark.parametrize(
     "make", [lambda: jnp.ones(3), lambda: np.ones(3), lambda: [1], Owner], ids=["jax", "numpy", "list", "object"]
 )
-def test_who_holds_an_object_is_named(make):
+def test_who_holds_an_object_is_named(make, request):
+    gc.unfreeze()  # Python names no holder that is frozen, as all modules are in the tests
+    request.addfinalizer(gc.freeze)
     node = make()
     held_by_a_module["params"] = [{"w": node}]
     owner = Owner(state=Owner(value=node))
