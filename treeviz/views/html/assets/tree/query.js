@@ -219,12 +219,12 @@ function shapeTest(value) {
   };
 }
 
-/** The query with the first word that finds nothing replaced by the nearest dtype, type or key; "": there is none. @type {(tree: Tree, index: WordIndex, query: string) => string} */
+/** The query with the first word that finds nothing replaced by the nearest dtype, type or key of the first 10,000, which are searched in a frame; "": there is none. @type {(tree: Tree, index: WordIndex, query: string) => string} */
 export function nearest(tree, index, query) {
   const term = parse(query).flat().find((term) => /^(dtype|type|key|)$/.test(term.field) && !rowsOf(tree, index, term).includes(1));
   if (!term) return "";
   const dtypes = tree.facts.dtype[0].map((name) => name.replace(/^(bf|[fiuc])[a-z]+(?=\d)/, "$1"));
-  const near = closest(term.value, [...dtypes, ...tree.facts.type[0], ...tree.keys.slice(1).map((key) => readKey(key).segment)]);
+  const near = closest(term.value, [...dtypes, ...tree.facts.type[0], ...tree.keys.slice(1, 1e4).map((key) => readKey(key).segment)]);
   return near && query.toLowerCase().replace(term.value, near);
 }
 
