@@ -463,11 +463,9 @@ def test_inside_a_shard_map_the_operation_its_line_and_its_device_are_named():
     origin = locate_nan(step, jnp.ones((8, 3)), x)
     assert origin is not None
     assert (origin.primitive, origin.line) == ("log", line_of(sharded_loss, "jnp.log"))
-    assert (origin.device, origin.iterations) == ((("data", 2),), (("scan", 1),))
-    assert (
-        "in iteration 1 of scan, on the device at data=2, gave 3 NaN of 3, the first at [0], from inputs in [-2, -2]"
-        in origin.text
-    )
+    assert (origin.device[0], origin.iterations) == (("data", 2), (("scan", 1),))
+    assert "in iteration 1 of scan, on the device at data=2" in origin.text
+    assert "gave 3 NaN of 3, the first at [0], from inputs in [-2, -2]" in origin.text
     assert origin.inputs[0].shape == (3,)
     assert locate_nan(step, jnp.ones((8, 3)), jnp.ones((8, 8))) is None
 
