@@ -101,7 +101,7 @@ class Progress:
         Args:
           n_arrived: As for `end`.
         """
-        if self._total is not None and self.numbers(is_running=False).get("done", 0) >= self._total:
+        if self._total is not None and (self.numbers(is_running=False).get("done") or 0) >= self._total:
             self.end(steps, n_arrived)
         else:
             self._n_finished, self._rests = n_arrived, True

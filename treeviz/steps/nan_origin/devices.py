@@ -84,11 +84,11 @@ class Devices:
         found: dict[int, np.ndarray] = {}
         for shard in x.addressable_shards:  # only what is looked at leaves the devices
             first = shard.index[0].start or 0
-            here = [row for row in rows.flat if first <= row < first + len(shard.data) and row not in found]
+            here = [row for row in rows.ravel().tolist() if first <= row < first + len(shard.data) and row not in found]
             if here:
                 data = jax.device_get(shard.data)
                 found.update((row, data[row - first]) for row in here)
-        return np.stack([found[row] for row in rows.flat]).reshape(*rows.shape, *x.shape[1:])
+        return np.stack([found[row] for row in rows.ravel().tolist()]).reshape(*rows.shape, *x.shape[1:])
 
     def _sizes(self, aval: Any) -> tuple[int, ...]:
         return tuple(self._params["mesh"].shape[axis] for axis in varying_axes(self._params, aval))
