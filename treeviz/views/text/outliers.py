@@ -49,9 +49,10 @@ def outliers(table: TreeTable, series: Sequence[Series], n: int = N_LINES) -> li
     distance of their last value from the median of all leaves, on the scale of the series (linear or log).
     """
     main = series[0]
-    leaves = table.measured[(main.bad | ~np.isnan(main.values)).any(axis=1)[table.measured]]
+    measured = table.measured
+    leaves = measured[(main.bad[measured] | ~np.isnan(main.values[measured])).any(axis=1)]
     found = {row: marks[0] for row, marks in marks_by_row(series).items()}
-    is_bad = np.logical_or(main.bad[leaves], np.isinf(main.values[leaves]))
+    is_bad = main.bad[leaves] | np.isinf(main.values[leaves])
     bad_since = np.where(is_bad.any(axis=1), is_bad.argmax(axis=1), is_bad.shape[1]).tolist()
     distances, ratios = _distances(last_values(main, leaves), main.log)
     rows = leaves.tolist()
