@@ -24,8 +24,8 @@ def test_an_array_in_a_static_field_of_a_struct_gets_a_badge_with_its_bytes():
 
     table = walk_and_compare([State(jnp.ones(2), jnp.ones((3, 4))), State(jnp.ones(2), "none")])
     noted = [note for row in table for note in row.notes if note.kind == "hides"]
-    assert [(note.text[:22], note.details) for note in noted] == [
-        ("holds 1 array (48 B) t", ((".table", "float32[3,4]"),))
+    assert [(note.text[:21], note.details) for note in noted] == [
+        ("1 hidden array (48 B)", ((".table", "float32[3,4]"),))
     ]
 
 
