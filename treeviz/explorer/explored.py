@@ -24,7 +24,7 @@ from treeviz.analysis.details.window import window
 from treeviz.analysis.devices import bytes_by_device
 from treeviz.explorer.weak_tree import WeakTree
 from treeviz.tree.kinds import KINDS
-from treeviz.tree.layers import layer_of
+from treeviz.tree.layers import part_of, row_for_jax
 from treeviz.tree.match import matched_rows
 from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView
@@ -60,21 +60,15 @@ class Explored:
         Raises:
           ReferenceError: One of them has been freed.
         """
-        return list(map(self._part, rows, self._weak_tree.nodes(rows)))
+        return [part_of(self.view.table, row, x) for row, x in zip(rows, self._weak_tree.nodes(rows), strict=True)]
 
     def paths(self, rows: Sequence[int]) -> list[tuple]:
         """JAX's key paths; of a layer, that of its array."""
-        table = self.view.table
-        return [self._weak_tree.path(int(table.parent[row]) if table.is_layer[row] else row) for row in rows]
+        return [self._weak_tree.path(row_for_jax(self.view.table, row)) for row in rows]
 
     def where(self, tree: Any, rows: Sequence[int]) -> list[Any]:
         table = self.view.table
-        leaves = [int(table.parent[row]) if table.is_layer[row] else row for row in rows]
-        return [self._part(row, self._weak_tree.follow(tree, leaf)) for row, leaf in zip(rows, leaves, strict=True)]
-
-    def _part(self, row: int, node: Any) -> Any:
-        """A node as it is, or the layer of this row in its array."""
-        return layer_of(self.view.table, row, node) if self.view.table.is_layer[row] else node
+        return [part_of(table, row, self._weak_tree.follow(tree, row_for_jax(table, row))) for row in rows]
 
     def replace(self, tree: Any, trees: Mapping[str, Any]) -> Replaced:
         """Show another tree. Returns which rows it shares with the one before, and which leaves differ."""

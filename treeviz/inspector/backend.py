@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.tree.key_paths import follow, occurrence, parse_key
-from treeviz.tree.layers import layer_of
+from treeviz.tree.layers import part_of, row_for_jax
 from treeviz.views.tree_view import TreeView
 
 if TYPE_CHECKING:
@@ -63,14 +63,13 @@ class LiveBackend:
     def paths(self, rows: Sequence[int]) -> list[tuple]:
         """JAX's key paths; of a layer, that of its array."""
         table = self.view.table
-        paths = [table.path(int(table.parent[row]) if table.is_layer[row] else row) for row in rows]
+        paths = [table.path(row_for_jax(table, row)) for row in rows]
         return [tuple(parse_key(key.keystr, otherwise=key.keystr) for key in path) for path in paths]
 
     def where(self, tree: Any, rows: Sequence[int]) -> list[Any]:
         """The nodes of another tree at the places of the rows."""
         table = self.view.table
-        found = (follow(tree, self.paths([row])[0], self._occurrences(row)) for row in rows)
-        return [layer_of(table, row, x) if table.is_layer[row] else x for row, x in zip(rows, found, strict=True)]
+        return [part_of(table, row, follow(tree, self.paths([row])[0], self._occurrences(row))) for row in rows]
 
     def _occurrences(self, row: int) -> list[int]:
         found = []

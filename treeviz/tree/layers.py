@@ -155,9 +155,16 @@ def _moved(notes: Collection[Note], new: np.ndarray) -> tuple[Note, ...]:
     return tuple(note._replace(row=int(new[note.row])) if note.row >= 0 else note for note in notes)
 
 
-def layer_of(table: TreeTable, layer: int, array: Any) -> Any:
-    """The layer in this row, of its array."""
-    return array[(slice(None),) * axis_of(table, layer) + (int(table.position[layer]),)]
+def row_for_jax(table: TreeTable, row: int) -> int:
+    """The row of the node or leaf that JAX sees: of a layer, that of its array."""
+    return int(table.parent[row]) if table.is_layer[row] else row
+
+
+def part_of(table: TreeTable, row: int, node: Any) -> Any:
+    """What is in this row, of the node or leaf that JAX sees: a layer is a part of its array."""
+    if not table.is_layer[row]:
+        return node
+    return node[(slice(None),) * axis_of(table, row) + (int(table.position[row]),)]
 
 
 def axis_of(table: TreeTable, layer: int) -> int:

@@ -27,7 +27,7 @@ CHECKS: dict[str, Check] = {
     "clipping": clipping.clipping,
     "redundant": norms.redundant,
 }
-_CAUSES = ("nonfinite", "exploding", "vanishing")  # of other findings
+_CAUSES = ("nonfinite", "exploding")  # of other findings
 
 
 def check_kinds(kinds: str | Collection[str], where: str) -> frozenset[str]:
@@ -87,12 +87,7 @@ def findings(
 
 
 def _follows(finding: Finding, cause: Finding) -> bool:
-    """Whether the cause brings the finding about: NaN that stay what comes after them, an explosion the jumps.
-
-    Gradients that vanish with depth are too small to change a parameter.
-    """
-    if cause.kind == "vanishing":
-        return finding.kind == "frozen" and result_kind(finding.source) == "unchanged" and cause.path in finding.path
+    """Whether the cause brings the finding about: NaN that stay what comes after them, an explosion the jumps."""
     if cause.kind == "exploding":
         return finding.kind == "spike" and finding.source == cause.source and finding.until >= cause.first
     grads = sibling_name(finding.source, "grads")
