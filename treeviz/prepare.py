@@ -18,7 +18,7 @@ from treeviz.tree.budget import DISPLAY, WHOLE, Budget
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Note
 from treeviz.tree.files.entries import Stored
-from treeviz.tree.layers import Stacked, open_stacks, stacks_in
+from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
 from treeviz.tree.safe_repr import class_name, value_text
 from treeviz.tree.table import TreeTable
 
@@ -162,10 +162,11 @@ def check_options(*, name: Any, columns: Any, is_leaf: Any, depth: Any, stacked:
 
 
 def _are_globs(stacked: Any) -> bool:
-    axes = stacked.values() if isinstance(stacked, Mapping) else ()
-    return isinstance(stacked, str | Sequence | Set | Mapping) and (
-        all(isinstance(glob, str) for glob in stacked) and all(isinstance(axis, int) for axis in axes)
-    )
+    try:
+        stacked_axes(stacked)
+    except TypeError:
+        return False
+    return True
 
 
 def _are_columns(columns: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from treeviz.tree.facts import Facts
 from treeviz.tree.from_paths import table_of_paths
-from treeviz.tree.layers import MOST_LAYERS, Stacked, stacked_axes, stacks_in
+from treeviz.tree.layers import MOST_LAYERS, Stacked, index_text, stacked_axes, stacks_in
 
 Axes = tuple[int | None, ...]  # of the layers of each leaf; None: it is no stack
 
@@ -103,11 +103,6 @@ def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
         layer = size // n, dtype, has_number, ",".join(sizes), whole
         fields += [(f"{path}{index_text(axis, i)}", *layer) for i in range(n)]
     return type(source)(source.name, *zip(*fields, strict=True))
-
-
-def index_text(axis: int, layer: int) -> str:
-    """ "[3]", "[:, 3]"."""
-    return f"[{':, ' * axis}{layer}]"
 
 
 def wholes(source: MeasuredTree) -> Iterator[Whole]:

@@ -137,7 +137,7 @@ class _Codes:
             return 0  # the index in a list or tuple
         if (axis, layer) not in self._keys:
             self._keys[axis, layer] = len(self.keys)
-            text = f"[{':, ' * axis}{layer}]"
+            text = index_text(axis, layer)
             self.keys.append(Key(text, text, str(layer), (text,)))
         return self._keys[axis, layer]
 
@@ -165,6 +165,11 @@ def part_of(table: TreeTable, row: int, node: Any) -> Any:
     if not table.is_layer[row]:
         return node
     return node[(slice(None),) * axis_of(table, row) + (int(table.position[row]),)]
+
+
+def index_text(axis: int, layer: int) -> str:
+    """ "[3]", "[:, 3]"."""
+    return f"[{':, ' * axis}{layer}]"
 
 
 def axis_of(table: TreeTable, layer: int) -> int:
