@@ -9,7 +9,14 @@ import pytest
 
 from treeviz.tree.kinds import KINDS
 from treeviz.views.html import bundle
-from treeviz.views.html.bundle import module_text, modules_in_order
+from treeviz.views.html.bundle import (
+    minified_page_module,
+    module_text,
+    modules_in_order,
+    page_module_text,
+    readable_page_module,
+    stamp,
+)
 
 ASSETS = Path(bundle.__file__).with_name("assets")
 
@@ -38,7 +45,11 @@ def test_modules_that_import_each_other_are_an_error_that_names_them(tmp_path):
 def test_every_module_and_stylesheet_is_in_a_bundle():
     loaders = {"load/fallback.js", "load/page.js", "load/page_loader.js", "load/widget_loader.js"}
     modules = set(modules_in_order(bundle._WIDGET))
-    assert modules | loaders == {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*.js")}
+    written = {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*.js")} - {
+        "minified/page.js",
+        "minified/series_page.js",
+    }
+    assert modules | loaders == written
     folders = {Path(name).parent.as_posix() for name in modules}
     assert {path.relative_to(ASSETS).parent.as_posix() for path in ASSETS.rglob("*.css")} <= folders
 
@@ -54,6 +65,15 @@ def test_the_modules_of_a_bundle_declare_each_name_once():
 def test_a_page_without_series_has_neither_their_modules_nor_their_styles():
     assert not any(name.startswith("series/") for name in modules_in_order(bundle._TREE))
     assert ".heat" not in module_text() and ".heat" in module_text(series=True)
+
+
+@pytest.mark.parametrize("series", [False, True], ids=["tree", "series"])
+def test_the_minified_modules_are_made_from_the_assets_as_they_are(series):
+    first = minified_page_module(series=series).read_text("utf-8").partition("\n")[0]
+    assert first == stamp(readable_page_module(series=series)), (
+        "after a change of assets run: python .ci/minify_pages.py"
+    )
+    assert page_module_text(series=series).startswith("(()=>{")
 
 
 def test_every_kind_of_row_has_a_glyph_of_its_own():

@@ -15,7 +15,7 @@ from sample_trees import SAMPLES
 
 import treeviz
 from treeviz.tree.series import FindingMark, Histograms, Series, thinned
-from treeviz.views.html.bundle import module_text, packed_page_module, page_module_text
+from treeviz.views.html.bundle import module_text, packed_page_module, readable_page_module
 from treeviz.views.html.histogram_payload import MAX_CELLS as HISTOGRAM_CELLS
 from treeviz.views.html.histogram_payload import pack_histograms
 from treeviz.views.html.page import fragment, page
@@ -152,7 +152,7 @@ def test_the_same_series_give_the_same_page():
 
 
 def test_the_front_end_of_series_is_a_module_as_the_other():
-    module = page_module_text(series=True)
+    module = readable_page_module(series=True)
     assert not re.search(r"^\s*(import|//)|/\*\*", module, re.MULTILINE)
     assert "</script" not in module
     # What charts cost; a library of charts has some fifty thousand bytes before it is packed.

@@ -12,6 +12,7 @@ import zlib
 from base64 import a85encode, b64encode
 from collections.abc import Sequence
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from posixpath import dirname, join, normpath
 
@@ -51,8 +52,29 @@ def packed_widget_module() -> str:
 
 @cache
 def page_module_text(*, series: bool = False) -> str:
-    """`module_text`, and the code that mounts the views of its page."""
-    return module_text(series=series) + _joinable("load/page.js")
+    """The front end of a page: `readable_page_module`, or what `python .ci/minify_pages.py` has made of it."""
+    readable = readable_page_module(series=series)
+    try:
+        first, _, minified = minified_page_module(series=series).read_text("utf-8").partition("\n")
+    except OSError:
+        return readable
+    # After a change in `assets/` the readable text is used at once; the pages are a sixth larger until that runs.
+    return minified if first == stamp(readable) else readable
+
+
+@cache
+def readable_page_module(*, series: bool = False) -> str:
+    """`module_text`, and the code that mounts the views of its page. Nothing imports it, so it exports nothing."""
+    return (module_text(series=series) + _joinable("load/page.js")).replace("export function mount(", "function mount(")
+
+
+def minified_page_module(*, series: bool = False) -> Path:
+    """The file with the minified module, below the `stamp` of the text that it was made from."""
+    return _ASSETS / "minified" / ("series_page.js" if series else "page.js")
+
+
+def stamp(readable: str) -> str:
+    return f"// Made by .ci/minify_pages.py from the text with sha256 {sha256(readable.encode()).hexdigest()}"
 
 
 @cache
