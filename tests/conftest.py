@@ -13,6 +13,7 @@ os.environ.pop("COLUMNS", None)  # an xdist worker has 80: text is as wide as in
 
 from pathlib import Path
 
+import fast_imports  # noqa: F401
 import jax
 import pytest
 from compiling import PLAIN

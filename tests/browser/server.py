@@ -19,13 +19,15 @@ PATIENCE_S = 180  # for a server, a kernel, a notebook: the machine may be slow,
 
 GOODBYE_S = 15  # for a server to end in good order: one whose kernel is only just starting may wait for ever
 
-# A test run that is killed leaves no server behind (Linux: PR_SET_PDEATHSIG is 1). Not by `preexec_fn`, since that
-# forks, of which JAX warns.
-DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
+# `python -m MODULE`. A test run that is killed leaves no server behind (Linux: PR_SET_PDEATHSIG is 1). Not by
+# `preexec_fn`, since that forks, of which JAX warns. What is hidden takes two seconds to import: tests/fast_imports.py.
+RUN_MODULE = """
+import ctypes, runpy, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+sys.modules["rfc3987_syntax"] = None
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 _PLACES = {
@@ -81,7 +83,7 @@ class Server:
 
     def __enter__(self):
         log = self._folder / "server.log"
-        command = [sys.executable, "-c", DIE_WITH_PARENT, "-m", self._module, *self._arguments]
+        command = [sys.executable, "-c", RUN_MODULE, self._module, *self._arguments]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command, env=environment_in(self._folder), stdout=output, stderr=subprocess.STDOUT, cwd=self._folder
