@@ -89,7 +89,7 @@ def prepare(
     budget = WHOLE if whole else DISPLAY
     table, nodes = scanned(tree, is_leaf, name, budget, stacked)
     if stats:
-        table = _with_statistics(table, nodes, budget)
+        table = _with_statistics(table, nodes, budget, bool(trees))
     names_of_others: tuple[str, ...] = ()
     if trees:
         from treeviz.analysis.compare.side_by_side import other_tree_columns
@@ -105,20 +105,29 @@ def prepare(
     return Prepared(table, nodes, table.chosen(names))
 
 
-def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget) -> TreeTable:
+def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget, others: bool) -> TreeTable:
     from treeviz.analysis.stats.columns import value_statistics
     from treeviz.analysis.stats.not_finite import not_finite
     from treeviz.analysis.stats.scan import NOT_READ
 
     added, reasons = value_statistics(table, nodes, budget=budget)
     left_out = [row for row, text in reasons.items() if text.startswith(NOT_READ)]
-    parts, notes = not_finite(table := table.with_columns(*added), is_whole=not left_out and not is_cut(table))
+    table = table.with_columns(*added)
+    parts, notes = not_finite(table, is_whole=not left_out and not is_cut(table), others=others)
     if left_out:
         parts.append(f"statistics without {len(left_out):,} {'leaf' if len(left_out) == 1 else 'leaves'}")
         for row in left_out[_MOST_NOT_READ:]:  # the headline counts them
             del reasons[row]
     table = table.with_notes({row: (Note("info", text),) for row, text in reasons.items()}).with_notes(notes)
     return table.with_headline(*table.headline, *parts)
+
+
+def _without_absent(table: TreeTable, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of the columns, but of those that would say 0 in every row, as the headline does in words."""
+    from treeviz.analysis.stats.not_finite import absences
+
+    absent = {} if is_cut(table) else absences(table)
+    return tuple(name for name in names if name not in absent)
 
 
 def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +224,7 @@ def _with_own(table: TreeTable, nodes: Sequence[object], columns: Sequence[AnyCo
 
 
 def _alone(table: TreeTable, stats: bool) -> tuple[str, ...]:
-    return (*SIZES, *_placement(table), *(STATISTICS if stats else ()))
+    return (*SIZES, *_placement(table), *(_without_absent(table, STATISTICS) if stats else ()))
 
 
 def _placement(table: TreeTable) -> tuple[str, ...]:
@@ -231,4 +240,4 @@ def _placement(table: TreeTable) -> tuple[str, ...]:
 
 def _default_columns(table: TreeTable, stats: bool, others: tuple[str, ...]) -> tuple[str, ...]:
     """The columns to compare; the others are in the menu."""
-    return ("rms", *others, "nan", "bytes") if stats else (*others, "bytes")
+    return _without_absent(table, ("rms", *others, "nan", "bytes")) if stats else (*others, "bytes")

@@ -74,9 +74,9 @@ def test_a_state_with_everything_that_can_be_wrong():
 def test_a_narrow_terminal_gives_up_columns_before_types_and_badges():
     assert shown(TREES["state"](), "elements", "bytes", "leaves", width=50) == expect("""
         state
-        state        AdamState
+        state        AdamState · 10 leaves
         ├─ .count    int32[]
-        ├─ .mu       dict
+        ├─ .mu       dict · 2 leaves
         │  ├─ w      float32[4]
         │  └─ nan    float16[64]
         ├─ .key      key<fry>[]
@@ -84,11 +84,50 @@ def test_a_narrow_terminal_gives_up_columns_before_types_and_badges():
         ├─ .fft      complex64[1,8]
         ├─ .scale    float8_e4m3fn[1000]
         ├─ .tangent  float0[3]
-        ├─ .hidden   Special              holds 2 arrays …
-        ├─ .broken   Node                 error: ValueErr…
-        ├─ .self     Node                 contains itself
+        ├─ .hidden   Special                holds 2 array…
+        ├─ .broken   Node                   error: ValueE…
+        ├─ .self     Node                   contains itse…
         ├─ .u        uint8[100]
-        └─ .rest     list                 … 480 more
+        └─ .rest     list                   … 480 more
+    """)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_no_name_is_cut_and_no_indentation_lost_while_a_column_stands(width):
+    tree = walk({"model": {"decoder": [{"post_attention_layernorm": {"weight_of_all": np.ones(3)}}]}})
+    columns = [tree.fact_column(f"number {i}", np.ones(len(tree.facts)), format="number") for i in range(12)]
+    _, *lines = text(View(tree, columns), width=width).splitlines()
+    assert lines[-1].startswith("            └─ weight_of_all ")
+    assert lines[-2].startswith("         └─ post_attention_layernorm  dict")
+    assert "".join(lines).count("number") == min(12, (width - 54) // 10)
+
+
+def test_a_column_without_a_single_value_is_left_out():
+    tree = walk([np.ones(2), 1])
+    columns = [
+        tree.fact_column(name, levels, format="number") for name, levels in (("a", [np.nan] * 3), ("b", [1, 2, 3]))
+    ]
+    assert text(View(tree, columns)).splitlines()[1].split() == ["b"]
+
+
+def test_the_leaves_of_a_node_stand_behind_its_type():
+    tree = walk({"layers": [{"w": 1, "b": 2}, {"w": 3, "b": 4}], "norm": {"scale": 1.0}, "shapes": [1, 2]})
+    leaves = tree.fact_column("leaves", [facts.leaves for facts in tree.facts], format="count", rollup="sum")
+    assert text(View(tree, [leaves])) == expect("""
+        tree
+        tree         dict · 7 leaves
+        ├─ layers    list · 2 · 4 leaves
+        │  ├─ [0]    dict · 2 leaves
+        │  │  ├─ b   int 2
+        │  │  └─ w   int 1
+        │  └─ [1]    dict · 2 leaves
+        │     ├─ b   int 4
+        │     └─ w   int 3
+        ├─ norm      dict
+        │  └─ scale  float 1.0
+        └─ shapes    list · 2 leaves
+           ├─ [0]    int 1
+           └─ [1]    int 2
     """)
 
 

@@ -7,19 +7,24 @@ import math
 import numpy as np
 
 from treeviz.tree.facts import Note
+from treeviz.tree.query.find import unread
 from treeviz.tree.table import TreeTable
 
 
-def not_finite(table: TreeTable, *, is_whole: bool) -> tuple[list[str], dict[int, tuple[Note, ...]]]:
-    """The parts of the headline ("NaN in 3 leaves"), and a note for each leaf ("NaN: 3 of 12 values").
+def not_finite(
+    table: TreeTable, *, is_whole: bool, others: bool = False
+) -> tuple[list[str], dict[int, tuple[Note, ...]]]:
+    """The parts of the headline ("NaN in 3 leaves", "no Inf"), and a note for each leaf ("NaN: 3 of 12 values").
 
     Args:
       table: With its value statistics.
       is_whole: Whether every leaf was read; otherwise the headline says "at least".
+      others: Whether other trees stand beside this one, so that a sentence says of which it is true.
     """
+    absent = absences(table) if is_whole else {}
     rows = np.flatnonzero(table.is_leaf | table.is_layer)
     counts = [np.nan_to_num(table.columns[name].values[rows]).astype(np.int64) for name in ("nan", "inf")]
-    parts = []
+    parts = [", ".join(absent.values()) + f" in {table.name}" * others] if absent else []
     for word, each in zip(("NaN", "±Inf"), counts, strict=True):
         n = int(np.count_nonzero(each[table.is_leaf[rows]]))
         if n:
@@ -30,6 +35,17 @@ def not_finite(table: TreeTable, *, is_whole: bool) -> tuple[list[str], dict[int
         for row, n_nan, n_inf in zip(*(each[bad].tolist() for each in (rows, *counts)), strict=True)
     }
     return parts, notes
+
+
+def absences(table: TreeTable) -> dict[str, str]:
+    """What no value of the tree is, by column: {"nan": "no NaN", "inf": "no Inf"}.
+
+    Empty if a leaf with values was not read: nothing is said to be absent that was not looked at.
+    """
+    if "nan" not in table.columns or unread(table).any():
+        return {}
+    words = {"nan": "no NaN", "inf": "no Inf"}
+    return {name: text for name, text in words.items() if table.columns[name].values[0] == 0}
 
 
 def _sentence(n: int, n_nan: int, n_inf: int) -> str:

@@ -12,6 +12,7 @@ from treeviz.tree.safe_repr import visible
 from treeviz.tree.table import TreeTable
 from treeviz.views.picture.columns import GLYPHS, CellColumn, SparklineColumn
 from treeviz.views.picture.shapes import GAP, ROW, Box, Line, Picture, Shape, Text, width_of
+from treeviz.views.text.brief import with_counts
 from treeviz.views.text.cells import fact_parts, note_part, type_cells
 from treeviz.views.text.guides import LeftOut, guides, key_labels
 from treeviz.views.text.sparklines import marks_by_row, marks_inside, steps_text, times_text
@@ -36,6 +37,7 @@ def draw(view: View, *, max_rows: int = MAX_ROWS) -> Picture:
     The cells are those of the text view. Each row shows the last value and a sparkline of the first series; badges show
     the findings of all series.
     """
+    view = with_counts(view)
     table = view.table
     truncated = truncate(table, max_rows, view.depth)
     rows, codes = truncated.rows, table.fact_codes[truncated.rows].tolist()

@@ -74,6 +74,7 @@ def ascii_text(text: str) -> str:
         .replace("×", "x")
         .replace("→", "->")
         .replace("–", "-")
+        .replace("·", "-")
         .encode("ascii", "backslashreplace")
         .decode()
     )

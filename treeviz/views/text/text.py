@@ -14,6 +14,7 @@ from treeviz.tree.safe_repr import visible
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.text import terminal
+from treeviz.views.text.brief import with_counts
 from treeviz.views.text.cells import (
     Cells,
     Part,
@@ -62,6 +63,7 @@ def text(
       color: Write ANSI colours; see `terminal_color`.
       glyphs: The characters to draw with; see `glyphs_of`.
     """
+    view = with_counts(view)
     table, series = view.table, view.series
     truncated = truncate(table, max_rows, view.depth)
     n_levels = MAX_LEVELS
@@ -71,7 +73,7 @@ def text(
     cells = [
         type_cells(table, truncated.rows, glyphs),
         *series_cells(series, truncated.rows, glyphs),
-        *columns_of_cells(table, view.columns_beside, truncated.rows, glyphs, width),
+        *filter(_says_something, columns_of_cells(table, view.columns_beside, truncated.rows, glyphs, width)),
     ]
     room = _room(width, max(key_widths), cells, details, glyphs)
     if max(key_widths) > room.key and width is not None:
@@ -106,6 +108,10 @@ def text(
     return "\n".join(lines)
 
 
+def _says_something(cells: Cells) -> bool:
+    return any(text and not text.isspace() for text in cells.texts)
+
+
 def _headline(table: TreeTable, width: int | None, glyphs: Glyphs) -> list[str]:
     """The name and the headline of the tree, in as many lines as needed."""
     lines: list[str] = []
@@ -131,7 +137,11 @@ class _Room(NamedTuple):
 
 
 def _room(width: int | None, key: int, cells: list[Cells], details: _Details, glyphs: Glyphs) -> _Room:
-    """Divide the width: first drop the extra cells, then shorten the key and the type, then cut or drop columns."""
+    """Divide the width: names first, then types, then columns from the left, then details.
+
+    No name is cut, and no indentation given up, while a column stands without which it would fit. Names that do not
+    even fit beside the types alone get 45 % of the width, and what the others leave.
+    """
     if width is None:
         return _Room(2**31, min(key, _UNLIMITED_KEY), cells, 2**31)
 
@@ -141,19 +151,20 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
 
     none = -len(_GAP)
     wanted = min(details.width, _TROUBLE_WANTS if details.any_trouble else _DETAILS) if details.width else none
-    needed = _TROUBLE if details.any_trouble else none
-    comfortable = min(key, max(_KEY, width * 2 // 5))
-    while left(comfortable) < wanted and any(cell.is_extra for cell in cells):
+    needed = max(details.inside, _TROUBLE if details.any_trouble else none)
+    type_ = min(cells[0].width, max(2 * _TYPE, width // 3))
+    fits = key + len(_GAP) + type_ <= width - len(_GAP) - needed
+    names = key if fits else min(key, max(_KEY, width * 45 // 100))
+    while left(names) < wanted and any(cell.is_extra for cell in cells):
         last = max(i for i, cell in enumerate(cells) if cell.is_extra)
         cells = cells[:last] + cells[last + 1 :]
-    key = min(key, max(comfortable, key + left(key) - wanted))
-    key = min(key, max(_KEY, key + left(key) - none), width)
-    if left(key) < needed:
-        cells = [narrowed(cells[0], max(2 * _TYPE, width // 3), glyphs), *cells[1:]]
-    while len(cells) > 1 and left(key) < needed:
+    if left(names) < needed:
+        cells = [narrowed(cells[0], type_, glyphs), *cells[1:]]
+    while len(cells) > 1 and left(names) < needed:
         last = cells[-1]
-        narrow = last.width - (needed - left(key))
+        narrow = last.width - (needed - left(names))
         cells = [*cells[:-1], *([narrowed(last, narrow, glyphs)] if last.is_label and narrow >= _TYPE else [])]
+    key = min(key, max(names, names + left(names) - needed), width)
     missing = needed - left(key)
     if missing > 0:
         cells = [narrowed(cells[0], max(_TYPE, cells[0].width - missing), glyphs), *cells[1:]]
@@ -192,6 +203,7 @@ class _Details:
         self._badges: dict[int, list[Part]] = {}
         for shown, part in _badges(table, truncated, left_out, series):
             self._badges.setdefault(shown, []).append(part)
+        self.inside = max([display_width(left_out.inside(i)) for i in left_out.closed.tolist()], default=-len(_GAP))
         self.any_trouble = any(style in (RED, YELLOW) for badges in self._badges.values() for style, _ in badges)
         texts = [*self._parts.values(), *(b + self._parts[self._codes[row]] for row, b in self._badges.items())]
         self.width = max((sum(len(_GAP) + len(text) for _, text in parts) - len(_GAP) for parts in texts), default=0)
