@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
-from itertools import accumulate
 from math import inf
 from operator import length_hint
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax import tree_util
@@ -20,13 +18,13 @@ from treeviz.tree.facts import Facts, Note
 from treeviz.tree.keys import Key, index_key
 from treeviz.tree.safe_repr import class_name, error_text, guarded, module_name, visible
 from treeviz.tree.table import TreeTable
+from treeviz.tree.walk_frames import MORE, Frame, LeftOut, cut, fair_frame, new_frame
 from treeviz.tree.walk_notes import left_out_note, note_left_out, note_shared
 
 MAX_DEPTH = 250_000  # a flatten function may create new nodes without end
 MAX_REPEATED_ROWS = 100_000  # of subtrees that already have rows
 _CHECK_EVERY = 64  # rows: how often the walk looks at its stopwatch
 _FEWEST = 1_000  # rows of a walk that takes too long
-_MORE = Key("…", "", "…", ())
 _OPEN = 0
 _MOST = 2**44  # added to a sum by one repeated subtree, so that sums stay below 2**63
 
@@ -64,27 +62,6 @@ def scan(
     return scanner.finish(name)
 
 
-class _Frame(NamedTuple):
-    """A node whose children are being walked."""
-
-    row: int
-    depth: int  # of the children
-    children: list
-    key_codes: list[int]
-    waiting: Iterator[int]  # the positions of the children not walked yet
-    limit: int = WHOLE.max_rows  # the subtree ends before this row; this and the next field are for fair shares only
-    nodes_from: Sequence[int] = ()  # how many of the children from i on are nodes
-
-
-_new_frame = partial(tuple.__new__, _Frame)  # three times as fast as `_make`
-
-
-class _LeftOut(NamedTuple):
-    """A placeholder for children beyond the budget."""
-
-    n_children: int
-
-
 class _Overflow(Exception):
     """The tree is larger than the budget, or takes longer."""
 
@@ -99,7 +76,7 @@ class _Scanner:
         self.elapsed = Stopwatch()
         self._n_expected = 1  # rows that are there, or will be for children of nodes that were opened
         self._of = Describers(budget.max_rows)
-        self._of.handle(_LeftOut, Handler(None, self._left_out, False))
+        self._of.handle(LeftOut, Handler(None, self._left_out, False))
         self.nodes: list[Any] = []
         self._depths: list[int] = []
         self._parents = array("i")  # arrays, since a list would hold one int object per number
@@ -122,7 +99,7 @@ class _Scanner:
         keys, handlers, first_rows = of.keys, of.handlers, self._first_rows
         is_simple = self._is_leaf is None and not self._fair
         check_at = -1 if self._max_s == inf else _CHECK_EVERY
-        stack = [_new_frame((-1, 0, [tree], [0], iter((0,)), self._max_rows, [1, 0]))]
+        stack = [new_frame((-1, 0, [tree], [0], iter((0,)), self._max_rows, [1, 0]))]
         while stack:
             parent, depth, children, codes, waiting, _, _ = stack[-1]
             for position in waiting:
@@ -145,11 +122,11 @@ class _Scanner:
                         self._notes[row] = [Note("error", trouble)]
                     if below:
                         if depth >= MAX_DEPTH:
-                            below, below_codes = self._cut(below, below_codes, 0)
+                            below, below_codes = cut(below, below_codes, 0, keys)
                         first_rows[id(node)] = row
                         ends[row] = _OPEN
                         n, codes_below = len(below), below_codes or [0] * len(below)
-                        stack.append(_new_frame((row, depth + 1, below, codes_below, iter(range(n)), 0, None)))
+                        stack.append(new_frame((row, depth + 1, below, codes_below, iter(range(n)), 0, None)))
                         break
                     continue
                 if handler.level is not None:
@@ -186,8 +163,8 @@ class _Scanner:
         self.is_late = True
         if not self._fair:
             raise _Overflow
-        children[position] = _LeftOut(1 + length_hint(waiting))
-        codes[position] = self._of.keys.code(_MORE)
+        children[position] = LeftOut(1 + length_hint(waiting))
+        codes[position] = self._of.keys.code(MORE)
         for _ in waiting:
             pass
         return row + 1
@@ -205,11 +182,11 @@ class _Scanner:
         self._notes.setdefault(row, []).extend(self._of.notes)
         self._of.notes.clear()
 
-    def _left_out(self, left_out: _LeftOut) -> int:
+    def _left_out(self, left_out: LeftOut) -> int:
         self._of.notes.append(left_out_note(left_out.n_children, self._budget, MAX_DEPTH, self.is_late))
         return self._of.facts.code(Facts("more", "", False, text=f"{left_out.n_children:,} more"))
 
-    def _enter(self, node: Any, row: int, handler: Handler, above: _Frame) -> _Frame | None:
+    def _enter(self, node: Any, row: int, handler: Handler, above: Frame) -> Frame | None:
         """Describe a node; the frame to walk its children, or None if there are none to walk."""
         if self._is_leaf is not None and self._declared_leaf(node):
             self._fact_codes.append(self._of.declared_leaf(node))
@@ -218,11 +195,11 @@ class _Scanner:
             return None
         return self._open(node, row, handler, above)
 
-    def _open(self, node: Any, row: int, handler: Handler, above: _Frame) -> _Frame | None:
+    def _open(self, node: Any, row: int, handler: Handler, above: Frame) -> Frame | None:
         """`_enter` for a node that is no declared leaf, and is new or may be repeated."""
         of, fact_codes = self._of, self._fact_codes
         if self._fair:
-            of.keys.room = self._room(above)
+            of.keys.room = above.share(len(self.nodes))
         elif handler.is_builtin:
             self._expect(len(node or ()))
         try:
@@ -251,12 +228,12 @@ class _Scanner:
             self._first_rows.setdefault(id(node), row)
         key_codes = key_codes or [0] * len(children)
         if above.depth >= MAX_DEPTH:
-            children, key_codes = self._cut(children, key_codes, 0)
+            children, key_codes = cut(children, key_codes, 0, of.keys)
         if self._fair:
-            return self._fair_frame(row, children, key_codes, above)
+            return fair_frame(row, children, key_codes, above, len(self.nodes), of)
         if not handler.is_builtin:
             self._expect(len(children))
-        return _new_frame((row, above.depth + 1, children, key_codes, iter(range(len(children))), 0, ()))
+        return new_frame((row, above.depth + 1, children, key_codes, iter(range(len(children))), 0, ()))
 
     def _declared_leaf(self, node: Any) -> bool:
         def complain(error: BaseException) -> bool:
@@ -305,28 +282,6 @@ class _Scanner:
         self._n_expected += n_children
         if self._n_expected > self._max_rows:
             raise _Overflow
-
-    def _room(self, above: _Frame) -> int:
-        """The rows for what is below the node that is entered: its share of those that remain."""
-        waiting = length_hint(above.waiting)
-        nodes_waiting = above.nodes_from[len(above.children) - waiting]
-        return max((above.limit - len(self.nodes) - waiting) // (nodes_waiting + 1), 0)
-
-    def _fair_frame(self, row: int, children: list, key_codes: list[int], above: _Frame) -> _Frame:
-        """The frame of a node with its share of the remaining rows."""
-        room = self._room(above)
-        if len(children) > room:
-            children, key_codes = self._cut(children, key_codes, max(room - 1, 0))
-        are_nodes = (self._of.handler(child).level is not None for child in reversed(children))
-        nodes_from = [*accumulate(are_nodes, initial=0)][::-1]
-        waiting = iter(range(len(children)))
-        return _Frame(row, above.depth + 1, children, key_codes, waiting, len(self.nodes) + room, nodes_from)
-
-    def _cut(self, children: list, key_codes: Sequence[int] | None, n_kept: int) -> tuple[list, list[int]]:
-        """The first children, and one placeholder for the others."""
-        more = self._of.keys.code(_MORE)
-        key_codes = [0] * n_kept if key_codes is None else key_codes[:n_kept]
-        return [*children[:n_kept], _LeftOut(len(children) - n_kept)], [*key_codes, more]
 
     def finish(self, name: str) -> tuple[TreeTable, list[Any]]:
         """The table, and the node or leaf of each row."""
