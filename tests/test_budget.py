@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 from sample_nodes import Forever
@@ -18,6 +19,27 @@ pytestmark = pytest.mark.oldest_jax
 
 ROWS = Budget(max_rows=200, hint="; whole=True shows more")
 SECONDS = Budget(walk_s=1.5, read_s=2.0, hint="; whole=True shows more")
+
+
+class Unkeyed:
+    def __init__(self, children) -> None:
+        self.children, self.n_flattened = children, 0
+
+    def flatten(self):
+        self.n_flattened += 1
+        return list(self.children), None
+
+    def flatten_with_keys(self):
+        children, aux = self.flatten()
+        return [(jax.tree_util.DictKey(i), child) for i, child in enumerate(children)], aux
+
+
+class Keyed(Unkeyed):
+    pass
+
+
+jax.tree_util.register_pytree_node(Unkeyed, Unkeyed.flatten, lambda _, children: Unkeyed(children))
+jax.tree_util.register_pytree_with_keys(Keyed, Keyed.flatten_with_keys, lambda _, children: Keyed(children))
 
 
 @pytest.fixture
@@ -94,6 +116,39 @@ def test_a_dict_beyond_the_budget_is_flattened_once_and_only_the_keys_of_its_row
     assert len(flattened) < 15 and len(made) < 500
 
 
+@pytest.mark.parametrize("cls", [Keyed, Unkeyed])
+def test_a_custom_node_beyond_the_budget_is_flattened_once_and_only_the_keys_of_its_rows_are_made(
+    cls, few_rows, monkeypatch
+):
+    monkeypatch.setattr(keys, "_FEW", 0)
+    node = cls(range(1_000))
+    table = treeviz.render(node).table
+    assert len(table) == 200 and node.n_flattened == 1
+    assert len(table.keys) == 200 and notes(table, "more")[0].startswith("802 more children were left out: the budget")
+    inner = [cls(range(100)) for _ in range(10)]
+    assert len(treeviz.render(inner).table) == 200
+    assert max(node.n_flattened for node in inner) == 2 and sum(node.n_flattened for node in inner) < 15
+
+
+def test_a_custom_node_that_takes_all_the_time_to_flatten_has_a_thousand_rows(monkeypatch):
+    node = Keyed(range(20_000))
+
+    def stopwatch():
+        n_before = node.n_flattened
+        return lambda: 2.0 * (node.n_flattened - n_before)
+
+    monkeypatch.setattr(walking, "Stopwatch", stopwatch)
+    monkeypatch.setattr(prepare, "DISPLAY", SECONDS._replace(max_rows=10_000))
+    table = treeviz.render(node).table
+    assert len(table) == 1_000 and node.n_flattened == 1
+    assert notes(table, "more")[0].startswith("19,002 more children were left out: walking this tree takes more than")
+
+
+def test_a_bare_treedef_beyond_the_budget_has_keys_for_its_rows_alone(few_rows):
+    table = treeviz.render(jax.tree.structure(Keyed(range(1_000)))).table
+    assert len(table) == len(table.keys) == 200
+
+
 def test_a_walk_stops_at_its_budget_though_most_leaves_stand_behind_the_nodes(few_rows):
     tree = 0.5
     for _ in range(10):
@@ -107,6 +162,7 @@ def test_the_reason_is_the_time_where_the_second_pass_takes_too_long(slow, monke
     (text,) = notes(table, "more")
     assert "more children were left out: walking this tree takes more than 1.5 s" in text
     assert len(table) < 1_500 and max(len(table.keys), len(table.facts)) <= len(table) + 1
+    assert len(table) - 2 + int(text.split()[0].replace(",", "")) == 20_000
 
 
 def test_every_node_above_what_was_left_out_says_that_its_totals_are_not_whole(few_rows):

@@ -33,7 +33,8 @@ def attribute_of_each(node: Any, children: Sequence[Any]) -> list[str]:
     names: dict[int, list[str]] = {}
     for name, value in stored_items(node).items():
         names.setdefault(id(value), []).append(name)
-    return ["" if is_interned(type(child)) else _only(node, names.get(id(child), [])) for child in children]
+    are_sure = (id(child) in names and not is_interned(type(child)) for child in children)
+    return [_only(node, names[id(child)]) if is_sure else "" for child, is_sure in zip(children, are_sure, strict=True)]
 
 
 def stored_items(node: Any) -> dict[str, Any]:

@@ -45,9 +45,8 @@ def static_of(node: Any, fields: Fields, values: Sequence[Any], children: Sequen
         return list(left.items())
     doubtful = [name for name, value in left.items() if 0 < n_parts[id(value)] < n_fields[id(value)]]
     lost = _lost(node, doubtful) if doubtful and is_explained and not unnamed else set(doubtful)
-    are_children_known = unnamed.keys() <= set(map(id, values)) and not any(
-        is_interned(type(child)) for child in unnamed.values()
-    )
+    classes = {id(type(child)): type(child) for child in unnamed.values()}.values()
+    are_children_known = unnamed.keys() <= set(map(id, values)) and not any(map(is_interned, classes))
     static, named = [], set()
     for name, value in left.items():
         if id(value) in n_parts and name not in lost and (is_explained or not is_interned(type(value))):

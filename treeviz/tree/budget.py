@@ -28,6 +28,10 @@ WHOLE = Budget()
 DISPLAY = Budget(150_000, 2.0, 2.5, "; whole=True shows more")
 
 
+class Overflow(Exception):
+    """The tree is larger than the budget, or takes longer."""
+
+
 class Stopwatch:
     """The seconds since it was made, of this thread's work.
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple
 
 from jax import tree_util
 
 from treeviz.tree.array_like import array_like_reader
 from treeviz.tree.aux_data import Fields
+from treeviz.tree.budget import Overflow
 from treeviz.tree.describers import Describer, Description, by_wrapping_key, describer_of
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.functions import captured, captured_values, describe_function
 from treeviz.tree.inside import Inside
 from treeviz.tree.keys import Key, KeyTable, label_text
 from treeviz.tree.leaves import ONLY_A_KIND, FactTable, array_like_facts, opaque_facts
-from treeviz.tree.level import BUILTIN_LEVELS, Level, level_of, one_level
+from treeviz.tree.level import BUILTIN_LEVELS, Flattened, Level, custom_level, flatten_of
 from treeviz.tree.object_text import static_text
 from treeviz.tree.opaque import contents
 from treeviz.tree.safe_repr import class_name, error_text, guarded, has_base, module_name, value_text, visible
@@ -45,9 +47,19 @@ class Inlined(NamedTuple):
 
 
 class Describers:
-    """The classes, keys and facts of one walk."""
+    """The classes, keys and facts of one walk.
 
-    def __init__(self, max_rows: int) -> None:
+    Args:
+      flattened: Of the first of two walks. None: this is the first, and a node of a registered class with more than
+        `max_rows` children raises `Overflow`.
+
+    Attributes:
+      flattened: By their ids, the nodes that were flattened before they are entered, and what came of it.
+    """
+
+    def __init__(self, max_rows: int, flattened: dict[int, tuple[Any, Flattened]] | None = None) -> None:
+        self._widest = max_rows if flattened is None else inf
+        self.flattened = {} if flattened is None else flattened
         self.keys = KeyTable(max_rows)
         self.facts = FactTable()
         self.notes = self.facts.static.notes  # about the object described last; the walk collects them
@@ -174,10 +186,15 @@ class Describers:
         describer = describer_of(cls)
         # An error is raised again when the walk enters the node, and is then shown in its row.
         # Generators are leaves here: jax 0.10 warns when it flattens one, and will raise.
-        is_node = cls is not types.GeneratorType
-        data = guarded(lambda: one_level(node)[1], lambda _: (cls, None)) if is_node else None
-        if data is not None:
-            return Handler(level_of(cls), self._placeholder, True, describer)
+        flatten, found = flatten_of(cls), None
+        if id(node) in self.flattened:
+            found = self.flattened[id(node)][1]
+        elif cls is not types.GeneratorType:
+            found = guarded(lambda: flatten(node), lambda _: ())
+        if found:
+            self.flattened[id(node)] = node, found
+        if found is not None:
+            return Handler(lambda node, keys: self._level(node, keys, flatten), self._placeholder, True, describer)
         plain, has_identity = self.facts.describer(cls)
         describe = self._opaque(node, cls) if plain == self.facts.opaque else plain
         if describer is None:
@@ -188,6 +205,14 @@ class Describers:
             return describe(leaf) if code is None else code
 
         return Handler(None, describe_by_describer, True)
+
+    def _level(self, node: Any, keys: KeyTable, flatten: Callable[[Any], Flattened | None]) -> Level | None:
+        known = self.flattened.pop(id(node), None)
+        found = flatten(node) if known is None else known[1]
+        if found is not None and len(found[0]) > self._widest:
+            self.flattened[id(node)] = node, found
+            raise Overflow
+        return None if found is None else custom_level(node, keys, found)
 
     def _placeholder(self, _: Any) -> int:
         return self.facts.code(Facts("placeholder", "*", True, 1))

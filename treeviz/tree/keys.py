@@ -16,6 +16,7 @@ from treeviz.tree.attributes import MISSING, attribute_of_each, stored_attribute
 from treeviz.tree.safe_repr import LABEL_LIMIT, guarded, plain_repr, value_text, visible
 
 KEYSTR_LIMIT = 10_000  # characters
+_FEW = 1_000  # children of a registered class, which always have keys: they tell which fields are static
 _BLANKS = " \u115f\u1160\u2800\u3164\uffa0"  # those that can be printed
 
 
@@ -66,14 +67,11 @@ class KeyTable:
     """The distinct keys of one walk, each with a code. Code 0 is the index in a list or tuple.
 
     Args:
-      most: Only the first so many keys of a node get a code, since the walk shows no more; the others have 0.
-
-    Attributes:
-      room: The same for the keys of the dict that is flattened next.
+      room: Only the first so many keys of a node get a code, since the walk shows no more; the others have 0.
     """
 
-    def __init__(self, most: int = 2**31) -> None:
-        self._most = self.room = most
+    def __init__(self, room: int = 2**31) -> None:
+        self.room = room
         self.keys: list[Key] = [Key("[…]", "[…]", "*", ())]
         self._codes: dict[Key, int] = {}
         self._plain: dict[str | int, int] = {}
@@ -100,9 +98,10 @@ class KeyTable:
         """The codes of the keys that a registered class gives the children of a node."""
         known, stored, codes = self._attributes, stored_attributes(node), []
         aliases: list[str] | None = None
-        for key, kid in islice(pairs, self._most):
+        pairs_shown = pairs[: max(self.room, _FEW)]
+        for key, kid in pairs_shown:
             if type(key) is tree_util.FlattenedIndexKey:
-                aliases = attribute_of_each(node, [below for _, below in pairs]) if aliases is None else aliases
+                aliases = attribute_of_each(node, [below for _, below in pairs_shown]) if aliases is None else aliases
                 codes.append(self._flat_index_code(key, aliases[len(codes)], len(codes)))
                 continue
             name = key.name if type(key) is tree_util.GetAttrKey else None

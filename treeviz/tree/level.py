@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -98,31 +98,28 @@ def ordered_dict_level(node: OrderedDict, keys: KeyTable) -> Level:
     return Level([value for _, value in items], keys.mapping(items))
 
 
-def custom_level(node: Any, keys: KeyTable) -> Level | None:
-    """A node of any registered class, or None for a leaf. Exceptions of its flatten function propagate."""
+# The keys and children of a node of a registered class, and its auxiliary data.
+Flattened = tuple[Sequence[tuple[Any, Any]], Any]
+
+
+def _flattened(node: Any) -> Flattened | None:
     pairs, data = one_level(node)
-    if data is None:
-        return None
-    pairs = [(path[0], kid) for path, kid in pairs]
-    return Level([kid for _, kid in pairs], keys.customs(node, pairs), data[1])
+    return None if data is None else ([(path[0], kid) for path, kid in pairs], data[1])
 
 
 # Not in jax 0.4.36. Twice as fast as `one_level`, but wrong for the keys of named tuples (jax#39297).
 _flatten_with_keys = getattr(tree_util.default_registry, "flatten_one_level_with_keys", None)
 
 
-def keyed_level(node: Any, keys: KeyTable) -> Level | None:
-    """`custom_level` for a class that is not a tuple."""
-    found = _flatten_with_keys(node)  # type: ignore[misc]
-    if found is None:
-        return None
-    pairs, aux = found
+def flatten_of(cls: type) -> Callable[[Any], Flattened | None]:
+    """The function that flattens objects of a class by one level; None for a leaf. Their exceptions propagate."""
+    return _flattened if _flatten_with_keys is None or has_base(cls, tuple) else _flatten_with_keys
+
+
+def custom_level(node: Any, keys: KeyTable, flattened: Flattened) -> Level:
+    """The level of a node of a registered class."""
+    pairs, aux = flattened
     return _new_level(([kid for _, kid in pairs], keys.customs(node, pairs), aux, ""))
-
-
-def level_of(cls: type) -> Callable[[Any, KeyTable], Level | None]:
-    """The function that flattens nodes of a registered class by one level."""
-    return custom_level if _flatten_with_keys is None or has_base(cls, tuple) else keyed_level
 
 
 BUILTIN_LEVELS = {

@@ -25,8 +25,8 @@ class StaticFields:
     """Writes static fields as text, once per walk for all nodes that share them."""
 
     def __init__(self) -> None:
-        self._fields: dict[int, list[str]] = {}  # by the id of the class
-        self._shapes: dict[tuple, Fields | None] = {}  # by the id of the class and the keys of children
+        self._fields: dict[int, dict[str, None]] = {}  # by the id of the class
+        self._shapes: dict[tuple, Fields] = {}  # by the id of the class and the keys of children
         self._texts: dict[tuple, tuple[Texts, Note | None]] = {}  # by names and the ids of values
         self._kept: list[Any] = []  # so that no id is reused
         self.notes: list[Note] = []  # of the node described last
@@ -36,17 +36,19 @@ class StaticFields:
 
         The same object for the same class and keys. None: the class has no fields.
         """
-        shape = (id(cls), *(level.keys or ()))
-        if shape in self._shapes:
-            return self._shapes[shape]
         names = self._fields.get(id(cls))
         if names is None:
-            names = self._fields[id(cls)] = _field_names(cls)
+            names = self._fields[id(cls)] = dict.fromkeys(_field_names(cls))
             self._kept.append(cls)
-        segments = [keys.keys[code].segment for code in level.keys or ()]
-        unnamed = tuple(i for i, segment in enumerate(segments) if segment not in names)
-        others = tuple([name for name in names if name not in segments])
-        fields = self._shapes[shape] = Fields(others, unnamed, frozenset(names), is_known) if names else None
+        if not names:
+            return None
+        shape = (id(cls), *(level.keys or ()))
+        fields = self._shapes.get(shape)
+        if fields is None:
+            segments = [keys.keys[code].segment for code in level.keys or ()]
+            unnamed, named = tuple(i for i, segment in enumerate(segments) if segment not in names), set(segments)
+            others = tuple(name for name in names if name not in named)
+            fields = self._shapes[shape] = Fields(others, unnamed, frozenset(names), is_known)
         return fields
 
     def of_node(self, node: Any, level: Level, fields: Fields | None) -> Texts:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey
@@ -41,16 +42,17 @@ def _key_codes(data: tuple[type, Any], n_children: int, keys: KeyTable) -> list[
     if cls is defaultdict:
         return keys.mapping([(key, None) for key in aux[1]])
     found = _keys_of(cls, aux, n_children)
-    return [_code(keys, key, i) for i, key in enumerate(found)]
+    codes = [_code(keys, key, i) for i, key in enumerate(islice(found, keys.room))]
+    return codes + [0] * (n_children - len(codes))
 
 
-def _keys_of(cls: type, aux: Any, n_children: int) -> Sequence[Any]:
+def _keys_of(cls: type, aux: Any, n_children: int) -> Iterable[Any]:
     """JAX's keys of the children. Flat indices unless it is certain: a treedef has no keys of a registered class."""
     for of in (_named_tuple_keys, *_child_keys):
         found = guarded(lambda of=of: of(cls, aux), lambda _: None)
         if found is not None and len(found) == n_children:
             return found
-    return [FlattenedIndexKey(i) for i in range(n_children)]
+    return map(FlattenedIndexKey, range(n_children))
 
 
 def _named_tuple_keys(cls: type, aux: Any) -> Sequence[Any] | None:

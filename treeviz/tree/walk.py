@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jax import tree_util
 
-from treeviz.tree.budget import WHOLE, Budget, Stopwatch
+from treeviz.tree.budget import WHOLE, Budget, Overflow, Stopwatch
 from treeviz.tree.describe import Describers, Handler, Inlined
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.keys import Key, index_key
@@ -50,32 +50,32 @@ def scan(
 ) -> tuple[TreeTable, list[Any]]:
     """Walk a tree; return the table, and the node or leaf of each row for analyses that need values."""
     scanner = _Scanner(is_leaf, budget)
-    with suppress(_Overflow):
+    with suppress(Overflow):
         scanner.run(tree)
         return scanner.finish(name)
     scanner.release()
-    n_rows = max(len(scanner.nodes) // 3, _FEWEST) if scanner.is_late else budget.max_rows
-    left = Budget(min(n_rows, budget.max_rows), max(budget.walk_s - scanner.elapsed(), budget.walk_s / 2))
     # A second pass, since fair shares would cut a small but deep tree to reserve rows for siblings.
-    scanner = _Scanner(is_leaf, budget, left, scanner.is_late)
+    scanner = _Scanner(is_leaf, budget, scanner)
     scanner.run(tree)
     return scanner.finish(name)
 
 
-class _Overflow(Exception):
-    """The tree is larger than the budget, or takes longer."""
-
-
 class _Scanner:
-    """One pass over a tree; with fair shares of what is left of the budget if that is given."""
+    """One pass over a tree; after a first that did not end, with fair shares of what is left of the budget."""
 
-    def __init__(self, is_leaf: Any, budget: Budget, left: Budget | None = None, is_late: bool = False) -> None:
+    def __init__(self, is_leaf: Any, budget: Budget, first: _Scanner | None = None) -> None:
         self._is_leaf = is_leaf
-        self._budget, self._fair, self.is_late = budget, left is not None, is_late
-        self._max_rows, self._max_s = (left or budget)[:2]
-        self.elapsed = Stopwatch()
+        self._budget, self._fair, self._is_late = budget, first is not None, False
+        self._max_rows, self._max_s = budget[:2]
+        self._of = Describers(budget.max_rows, None if first is None else first._of.flattened)
+        if first is not None:
+            elapsed = first._elapsed()
+            self._max_s = max(budget.walk_s - elapsed, budget.walk_s / 2)
+            self._is_late = elapsed > budget.walk_s
+            if self._is_late:
+                self._max_rows = min(max(len(first.nodes) // 3, _FEWEST), budget.max_rows)
+        self._elapsed = Stopwatch()
         self._n_expected = 1  # rows that are there, or will be for children of nodes that were opened
-        self._of = Describers(budget.max_rows)
         self._of.handle(LeftOut, Handler(None, self._left_out, False))
         self.nodes: list[Any] = []
         self._depths: list[int] = []
@@ -94,6 +94,8 @@ class _Scanner:
     def run(self, tree: Any) -> None:
         if type(tree) is tree_util.PyTreeDef:
             self._of.handle_treedefs()
+            if tree.num_nodes > self._max_rows and not self._fair:
+                raise Overflow
         of, nodes, depths, parents, ends = self._of, self.nodes, self._depths, self._parents, self._ends
         positions, key_codes, fact_codes = self._positions, self._key_codes, self._fact_codes
         keys, handlers, first_rows = of.keys, of.handlers, self._first_rows
@@ -158,12 +160,14 @@ class _Scanner:
         Returns:
           The row at which to check again.
         """
-        if self.elapsed() <= self._max_s:
+        if self._elapsed() <= self._max_s:
             return row + _CHECK_EVERY
-        self.is_late = True
         if not self._fair:
-            raise _Overflow
-        children[position] = LeftOut(1 + length_hint(waiting))
+            raise Overflow
+        self._is_late = True
+        last = children[-1]
+        n_in_last = last.n_children if type(last) is LeftOut else 1
+        children[position] = LeftOut(length_hint(waiting) + n_in_last)
         codes[position] = self._of.keys.code(MORE)
         for _ in waiting:
             pass
@@ -183,7 +187,7 @@ class _Scanner:
         self._of.notes.clear()
 
     def _left_out(self, left_out: LeftOut) -> int:
-        self._of.notes.append(left_out_note(left_out.n_children, self._budget, MAX_DEPTH, self.is_late))
+        self._of.notes.append(left_out_note(left_out.n_children, self._budget, MAX_DEPTH, self._is_late))
         return self._of.facts.code(Facts("more", "", False, text=f"{left_out.n_children:,} more"))
 
     def _enter(self, node: Any, row: int, handler: Handler, above: Frame) -> Frame | None:
@@ -214,7 +218,7 @@ class _Scanner:
                 fact_codes.append(fact_code)
                 if inlined is not None:
                     self._inline(node, row, inlined)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Overflow):
             raise
         except BaseException as error:
             fact_codes.append(of.trouble(node, "flattening this node raised", error, is_leaf=False))
@@ -281,7 +285,7 @@ class _Scanner:
         """Give up when it is known that there are more rows than the budget has: before their keys are made."""
         self._n_expected += n_children
         if self._n_expected > self._max_rows:
-            raise _Overflow
+            raise Overflow
 
     def finish(self, name: str) -> tuple[TreeTable, list[Any]]:
         """The table, and the node or leaf of each row."""
