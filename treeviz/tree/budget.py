@@ -24,8 +24,8 @@ class Budget(NamedTuple):
 
 
 WHOLE = Budget()
-# So many rows, all different, take 1.5 s to walk, 1.5 s to read, 1.5 s to pack into a page, and 300 MB.
-DISPLAY = Budget(150_000, 2.0, 2.5, "; whole=True shows more")
+# So many rows, all different, take 1 s to walk, 1 s to read, 1 s to pack into a page, and 200 MB.
+DISPLAY = Budget(100_000, 2.0, 2.5, "; whole=True shows more")
 
 
 class Overflow(Exception):
