@@ -8,6 +8,7 @@ import runpy
 from base64 import b64encode
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from browser.conftest import Watch, new_context
 from browser.driving import active, box, copied, copy_path, labels, opened, row, scroll_to, search, settled, status
 from hostile_objects import EVIL_TEXTS
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from PIL import Image
 from query_trees import TREES
 from sample_trees import SAMPLES
 
@@ -311,6 +313,26 @@ def test_several_rows_can_be_selected(shown):
     page.keyboard.press("Control+Home")
     page.keyboard.press(" ")
     assert selected() == ["params", "[1]", "[2]", "norm"]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_what_is_seen_is_saved_as_a_picture(shown, shots, dark):
+    page = shown(model(), dark=dark, width=700, height=300)
+    scroll_to(page, 66)
+    seen = labels(page)
+    saved = {}
+    for form in ("SVG", "PNG"):
+        page.locator("summary", has_text="picture").click()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=form).click()
+        saved[form] = shots / f"saved-{'dark' if dark else 'light'}.{form.lower()}"
+        download.value.save_as(saved[form])
+    text = ElementTree.parse(saved["SVG"])
+    inside = "".join(text.getroot().itertext())
+    assert all(label in inside for label in seen) and "expand to level" not in inside
+    picture = Image.open(saved["PNG"]).convert("L")
+    assert picture.width == 2 * (700 - 16) and 300 < picture.height < 600
+    assert (picture.getpixel((picture.width - 60, 20)) < 80) == dark
 
 
 def test_the_copied_path_evaluates_to_the_leaf(shown):

@@ -186,14 +186,14 @@ def test_hovering_reads_a_cell_out_in_words(shown):
     page = shown()
     table = layers()
     hover(page, leaf(table, "layers/1/up"), 0.505)
-    assert readout(page).startswith("gradient norm ")
-    assert readout(page).endswith("steps 500 to 509 · ['layers'][1]['up']")
-    value = float(readout(page).split()[2].rstrip(","))
+    assert readout(page).startswith("['layers'][1]['up'] · gradient norm ")
+    assert readout(page).endswith("· steps 500 to 509")
+    value = float(readout(page).split()[4].rstrip(","))
     assert value == pytest.approx(run(table)[0].values[leaf(table, "layers/1/up"), 50], rel=1e-3)
     hover(page, leaf(table, "layers/2/down"), 0.805)
-    assert readout(page) == "gradient norm not finite · steps 800 to 809 · ['layers'][2]['down']"
+    assert readout(page) == "['layers'][2]['down'] · gradient norm not finite · steps 800 to 809"
     hover(page, leaf(table, "layers/0/bias"), 0.8)
-    assert readout(page).startswith("gradient norm 0 ·")
+    assert "gradient norm 0 ·" in readout(page)
     assert page.locator(".readout").get_attribute("aria-live") == "polite"
     assert page.locator(".at-step").is_visible()
     page.mouse.move(5, 5)
@@ -204,14 +204,14 @@ def test_the_keyboard_reads_the_heat_map(shown):
     page = shown()
     heat(page).focus()
     steps = [
-        ("Home", "steps 0 to 9 · params"), ("ArrowRight", "steps 10 to 19 · params"),
-        ("ArrowLeft", "steps 0 to 9 · params"),
-        ("ArrowDown", "steps 0 to 9 · ['embed']"), ("End", "steps 990 to 999 · ['embed']"),
-        ("PageUp", "steps 890 to 899 · ['embed']"), ("ArrowUp", "steps 890 to 899 · params"),
+        ("Home", "steps 0 to 9", "params"), ("ArrowRight", "steps 10 to 19", "params"),
+        ("ArrowLeft", "steps 0 to 9", "params"),
+        ("ArrowDown", "steps 0 to 9", "['embed']"), ("End", "steps 990 to 999", "['embed']"),
+        ("PageUp", "steps 890 to 899", "['embed']"), ("ArrowUp", "steps 890 to 899", "params"),
     ]  # fmt: skip
-    for key, there in steps:
+    for key, at, path in steps:
         page.keyboard.press(key)
-        assert readout(page).endswith(there), key
+        assert readout(page).startswith(f"{path} ·") and readout(page).endswith(at), key
         assert heat(page).get_attribute("aria-valuetext") == readout(page)
     # The slider says its value itself: it is not said twice.
     assert page.locator(".readout").get_attribute("aria-live") == "off"
@@ -236,7 +236,14 @@ def test_steps_are_chosen_by_dragging_and_by_number(shown, shots):
     page.mouse.down()
     hover(page, 1, 0.5)
     hover(page, 1, 0.605)
+    band, whole = box(page, ".band"), box(page, ".heat-map")
+    assert band["width"] / whole["width"] == pytest.approx(0.31, abs=0.01)
+    assert readout(page) == "steps 300 to 609"
+    legend = page.locator(".legend").inner_text()
     page.mouse.up()
+    assert page.locator(".band").is_hidden()
+    assert settled(page).locator(".legend").inner_text() != legend, "the colors are those of the steps that are seen"
+    assert page.locator(".axis span").all_inner_texts() == ["300", "350", "400", "450", "500", "550"], "round steps"
     first, last = page.get_by_role("spinbutton", name="From step"), page.get_by_role("spinbutton", name="To step")
     assert (first.input_value(), last.input_value()) == ("300", "609")
     hover(page, 1, 0.001)
@@ -258,7 +265,7 @@ def test_another_series_can_be_looked_at(shown):
     page.get_by_role("combobox", name="Series").select_option("gradient / parameter")
     assert page.locator(".head .sparkline").inner_text() == "gradient / parameter"
     hover(page, 1, 0.5)
-    assert readout(page).startswith("gradient / parameter ")
+    assert " · gradient / parameter " in readout(page)
 
 
 def test_the_scale_can_be_linear_and_the_legend_says_its_numbers(shown):
@@ -274,6 +281,29 @@ def test_the_scale_can_be_linear_and_the_legend_says_its_numbers(shown):
     assert brightness(page, embed, 0.9) < light
 
 
+def test_colors_can_be_relative_to_the_median_of_each_row(shown):
+    page = shown()
+    embed, up = leaf(layers(), "embed"), leaf(layers(), "layers/1/up")
+    apart = abs(brightness(page, embed, 0.3) - brightness(page, leaf(layers(), "layers/0/q"), 0.3))
+    page.get_by_role("combobox", name="Colors").select_option("÷ row's median")
+    assert "relative to the median" in page.locator(".colors").get_attribute("aria-label")
+    assert "×" in page.locator(".legend").inner_text()
+    together = abs(brightness(page, embed, 0.3) - brightness(page, leaf(layers(), "layers/0/q"), 0.3))
+    assert together < 30 < apart, "rows of other sizes look alike at the same part of their course"
+    assert brightness(page, up, 0.1) < 100
+
+
+def test_a_print_begins_with_the_legend_and_the_findings(shown):
+    page = shown()
+    page.emulate_media(media="print")
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    assert settled(page).locator(".legend").is_visible() and page.get_by_role("searchbox").is_hidden()
+    assert page.locator(".printed .finding").count() == 3
+    assert box(page, ".printed")["y"] < box(page, ".head")["y"]
+    widths = [box(page, f".{part}") for part in ("tree", "heat-map")]
+    assert widths[0]["x"] + widths[0]["width"] <= widths[1]["x"] + 1, "nothing is covered"
+
+
 def test_a_linear_series_cannot_be_made_logarithmic(shown):
     table = layers()
     values = np.random.default_rng(0).normal(size=(len(table), 20)).astype(np.float32)
@@ -281,7 +311,7 @@ def test_a_linear_series_cannot_be_made_logarithmic(shown):
     page = shown(table, [Series("cosine", "cosine", steps, steps, values, np.zeros(values.shape, bool), log=False)])
     assert page.get_by_role("checkbox", name="log").is_disabled()
     hover(page, 3, 0.5)
-    assert float(readout(page).split()[1]) == pytest.approx(values[3, 10], rel=2e-3)
+    assert float(readout(page).split(" · cosine ")[1].split()[0]) == pytest.approx(values[3, 10], rel=2e-3)
 
 
 # Charts, findings
@@ -303,7 +333,8 @@ def test_the_detail_of_a_row_shows_its_series_over_time(shown, shots):
     page.screenshot(path=shots / "chart.png")
     settled(page)
     detail.locator("svg.chart").first.hover(position={"x": 200, "y": 40})
-    assert readout(page).endswith("['layers'][2]['down']")
+    assert readout(page).startswith("['layers'][2]['down']")
+    assert page.locator(".over-time .readout").is_visible()
     row(page, "bias").first.click()
     settled(page)
     assert "0 at steps 0 to 9, 0 at steps 990 to 999" in detail.locator("svg.chart").first.get_attribute("aria-label")
@@ -343,7 +374,7 @@ def test_a_finding_in_another_series_shows_that_series(shown):
     page = shown(table, [norm, Series(**{**vars(ratio), "marks": (mark,)})])
     page.get_by_text("findings (1)").click()
     page.locator(".finding").click()
-    assert readout(page).startswith("gradient / parameter")
+    assert " · gradient / parameter" in readout(page)
 
 
 def test_the_color_of_a_finding_is_that_of_its_severity_whatever_its_kind(shown):
@@ -464,7 +495,7 @@ def test_one_step_and_one_leaf_are_enough(shown):
     values = np.ones((len(table), 1), np.float32)
     page = shown(table, [Series("x", "x", np.array([7]), np.array([7]), values, np.zeros(values.shape, bool))])
     hover(page, 2, 0.5)
-    assert readout(page).startswith("x 1 · step 7")
+    assert readout(page).endswith("· x 1 · step 7")
     row(page, "embed").click()
     assert settled(page).locator("svg.chart").count() == 1
 
@@ -523,4 +554,4 @@ def test_a_row_of_twenty_thousand_levels_is_read_quickly(shown):
     page.keyboard.press("End")
     heat(page).focus()
     page.keyboard.press("Home")
-    assert readout(page) == "x 1 · step 0 · …" + "[0]" * 12
+    assert readout(page) == "…" + "[0]" * 12 + " · x 1 · step 0"

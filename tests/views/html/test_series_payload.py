@@ -85,10 +85,8 @@ def test_zeros_nothing_and_extremes_survive(log):
 @pytest.mark.parametrize("values", [[np.nan] * 3, [0, 0, 0], [5, 5, 5], [np.inf] * 3], ids=str)
 def test_a_row_that_does_not_change_is_packed(values):
     with np.errstate(all="raise"):
-        spec, told, _ = unpacked(series_of(values))
+        _, told, _ = unpacked(series_of(values))
     np.testing.assert_allclose(told[0], np.where(np.isfinite(values), values, np.nan), rtol=1e-6)
-    low, high = spec["range"][0]
-    assert low < high
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 100, 511])

@@ -21,8 +21,6 @@ MIN_COLUMNS = 16  # for any number of rows
 MAX_MARKS = 1_000  # of a page
 _FINE_BELOW = 150_000  # cells: each takes two bytes
 BAND_STEP = 12  # 255ths of a row's scale
-_N_SAMPLED = 100_000  # cells, to find the range of the colours
-_REACH = 1.5  # times the distance of the quartiles: Tukey, Exploratory Data Analysis, 1977
 _FIRST = 2  # the code of the least value
 
 
@@ -67,7 +65,6 @@ def _packed(series: Series, dtype: np.dtype, n_marks: int, add: Callable[[np.nda
         "low": None if series.low is None else add(_distance(codes[0], codes[1])),
         "high": None if series.high is None else add(_distance(codes[1], codes[2])),
         "bad": add(series.bad | np.isinf(series.values)),
-        "range": [_range(values, True), _range(values, False)],
         "marks": [_mark(mark) for mark in series.marks[:n_marks]],
         "n_marks": len(series.marks),
     }
@@ -108,16 +105,3 @@ def _distance(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """uint8: the distance of two codes in units of the band step, rounded up; 0 where either is missing."""
     wide = high.astype(np.int32) - low
     return np.where((low > 0) & (wide > 0), -(-wide // _band_step(low.dtype)), 0).clip(0, 255).astype(np.uint8)
-
-
-def _range(values: np.ndarray, is_log: bool) -> list[float]:
-    """The range of the colours: the fences of a box plot (Tukey 1977), so that outliers do not stretch it."""
-    places = _place(values, is_log)
-    places = places[~np.isnan(places)]
-    places = places[:: 1 + len(places) // _N_SAMPLED]
-    if not len(places):
-        return [0.0, 1.0]
-    least, low, high, most = (float(x) for x in np.quantile(places, [0.0, 0.25, 0.75, 1.0]))
-    reach = _REACH * (high - low)
-    low, high = max(least, low - reach), min(most, high + reach)
-    return [low, high] if high - low > 1e-9 * max(abs(low), abs(high), 1e-30) else [low - 0.5, low + 0.5]

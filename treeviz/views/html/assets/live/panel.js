@@ -4,7 +4,6 @@ import { h } from "../tree/dom.js";
 import { SeriesView } from "../series/series_view.js";
 import { ROW_HEIGHT } from "../tree/grid.js";
 import { countText, wholeText } from "../tree/numbers.js";
-import { savePicture } from "./snapshot.js";
 import { addCrosses, addLine } from "../series/sparklines.js";
 
 /** @typedef {import("../tree/view.js").View} View */
@@ -61,14 +60,13 @@ export class LivePanel {
     this.pause = button("pause", "let the picture stand still; what comes is kept", () => this.setPaused(!this.paused));
     this.pause.setAttribute("aria-pressed", "false");
     this.pin = button("pin row", "keep the row that is selected in sight, above the tree", () => this.togglePin(this.view.active));
-    this.save = button("save picture", "the rows on the screen, as a PNG file", () => this.view.tryTo("save the picture", () => savePicture(this)));
     this.pinList = h("div", { class: "pins", role: "group", "aria-label": "Pinned rows", hidden: true });
-    this.element = h("div", { class: "tools live", role: "group", "aria-label": "The run" }, this.state, this.progress, this.text, this.notice, h("span", { class: "gap" }), this.pause, this.pin, this.save);
+    this.element = h("div", { class: "tools live", role: "group", "aria-label": "The run" }, this.state, this.progress, this.text, this.notice, h("span", { class: "gap" }), this.pause, this.pin);
     const { root } = this.view;
     root.classList.toggle("waiting", !this.seriesView);
     root.querySelector(".tools")?.before(this.element);
     (this.seriesView?.controls.element ?? this.element).after(this.pinList);
-    for (const element of [this.pause, this.pin, this.save]) element.hidden = !this.seriesView;
+    for (const element of [this.pause, this.pin]) element.hidden = !this.seriesView;
   }
 
   /** Redraw in the next frame. @param {boolean} hasNewFindings */

@@ -6,7 +6,6 @@ const MAX_BUCKETS = 512;
 const MAX_CELLS = 4e6;
 const NEWEST = 128; // buckets of a series that scrolls
 const LEAST_SHOWN = 32;
-const SAMPLED = 3000; // cells, for the colors
 
 /** Buckets of all rows, to be added to a series.
  * @typedef {{n: number, first: Float64Array, last: Float64Array, steps: Float64Array, latest: Float32Array, low: Float32Array, high: Float32Array, bad: Uint8Array}} Buckets
@@ -41,8 +40,6 @@ export class LiveSeries extends Timeline {
     this.found = [];
     /** The same with buckets in place of steps; null: not computed since the buckets or the findings changed. @type {import("../series/series.js").FindingMark[] | null} */
     this.marksNow = null;
-    /** What `range` computed; empty: not since the buckets changed. @type {[number, number][]} */
-    this.ranges = [];
   }
 
   /** @param {Buckets} buckets */
@@ -69,7 +66,6 @@ export class LiveSeries extends Timeline {
         }
       }
     }
-    this.ranges = [];
     this.marksNow = null;
   }
 
@@ -157,22 +153,6 @@ export class LiveSeries extends Timeline {
     return low <= high ? [Math.log10(low), Math.log10(high)] : [0, 0];
   }
 
-  /** The color scale ends at the fences of a box plot, as in views/html/series_payload.py. @returns {[number, number][]} */
-  get range() {
-    if (this.ranges.length) return this.ranges;
-    const sampled = [];
-    const nCells = this.nRows * this.n;
-    const step = Math.max(1, Math.floor(nCells / SAMPLED));
-    for (let i = 0; i < nCells; i += step) {
-      const value = this.latest[Math.floor(i / this.n) * this.stride + (i % this.n)];
-      if (value >= 0) sampled.push(value);
-    }
-    sampled.sort((a, b) => a - b);
-    const positive = sampled.filter((value) => value > 0).map(Math.log10);
-    this.ranges = [fences(positive), fences(sampled)];
-    return this.ranges;
-  }
-
   /** @returns {import("../series/series.js").FindingMark[]} */
   get marks() {
     const of = ([row, step, ...rest]) => /** @type {import("../series/series.js").FindingMark} */ ([row, this.bucketAt(step), ...rest]);
@@ -195,7 +175,6 @@ export class LiveSeries extends Timeline {
   frozen() {
     const still = Object.assign(Object.create(LiveSeries.prototype), this);
     for (const name of ["first", "last", "steps", "latest", "low", "high", "bad"]) still[name] = this[name].slice();
-    still.ranges = this.range;
     still.found = [...this.found];
     return still;
   }
@@ -204,15 +183,6 @@ export class LiveSeries extends Timeline {
   get newest() {
     return Float64Array.from({ length: this.nRows }, (_, row) => (this.n && !this.isBad(row, this.n - 1) ? this.latest[row * this.stride + this.n - 1] : NaN));
   }
-}
-
-/** @param {number[]} sorted @returns {[number, number]} */
-function fences(sorted) {
-  if (!sorted.length) return [0, 1];
-  const at = (part) => sorted[Math.round(part * (sorted.length - 1))];
-  const reach = 1.5 * (at(0.75) - at(0.25));
-  const [low, high] = [Math.max(at(0), at(0.25) - reach), Math.min(at(1), at(0.75) + reach)];
-  return high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high), 1e-30) ? [low, high] : [low - 0.5, low + 0.5];
 }
 
 /** A packed series as buckets. @param {import("../series/series.js").Series} series @returns {Buckets} */

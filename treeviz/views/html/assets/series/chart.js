@@ -80,9 +80,11 @@ function lineChart(seriesView, series, row) {
   drawing.addEventListener("pointermove", (event) => {
     const box = drawing.getBoundingClientRect();
     const part = (((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT);
-    seriesView.read(row, series.first[Math.max(from, Math.min(to - 1, from + Math.floor(part * (to - from))))], false, series);
+    seriesView.read(row, series.first[Math.max(from, Math.min(to - 1, from + Math.floor(part * (to - from))))], { event, series, figure });
   });
-  return h("figure", { class: "over-time" }, h("figcaption", {}, series.title), drawing);
+  drawing.addEventListener("pointerleave", () => seriesView.read(-1, seriesView.step));
+  const figure = h("figure", { class: "over-time" }, h("figcaption", {}, series.title), drawing);
+  return figure;
 }
 
 /** The y coordinate of a place in the chart of a row, and the ticks of its axis. */

@@ -13,6 +13,8 @@ export function controls(seriesView) {
   const { all } = seriesView;
   const choice = h("select", { "aria-label": "Series", change: () => seriesView.choose(seriesView.all[choice.selectedIndex]) }, ...all.map((series) => h("option", {}, series.title)));
   const log = h("input", { type: "checkbox", change: () => ((seriesView.isLog = log.checked), seriesView.show()) });
+  const relative = h("select", { "aria-label": "Colors", title: "what the colors of the heat map show", change: () => ((seriesView.colorScale.isRelative = relative.selectedIndex === 1), seriesView.show()) },
+    h("option", {}, "absolute"), h("option", {}, "÷ row's median"));
   const step = (label, change) => h("input", { type: "number", "aria-label": label, title: label, change });
   const zoom = () => seriesView.zoom(from.value === "" ? -Infinity : +from.value, to.value === "" ? Infinity : +to.value);
   const from = step("From step", zoom);
@@ -23,14 +25,13 @@ export function controls(seriesView) {
   const colors = h("i", { class: "colors", role: "img" });
   colors.style.background = GRADIENT;
   const legend = h("span", { class: "legend" }, low, colors, high, h("span", {}, h("b", { class: "sign" }, "×"), " not finite"), h("span", {}, "─ zero"));
-  const readout = h("output", { class: "readout", "aria-live": "polite" });
   const findings = menu("findings", "Findings", () => findingsList(seriesView, () => (findings.open = false)));
   findings.classList.add("findings");
   const element = h(
     "div", { class: "tools series", role: "group", "aria-label": "Over time" },
-    choice, h("label", {}, log, "log"),
+    choice, h("label", {}, log, "log"), relative,
     h("span", { class: "range" }, "steps ", from, "–", to), whole,
-    findings, legend, readout,
+    findings, h("span", { class: "gap" }), legend,
   );
 
   /** @param {boolean} grows whether something has come, and nothing was chosen: who types is let alone */
@@ -54,25 +55,25 @@ export function controls(seriesView) {
     if (typedIn !== from) from.value = String(series.first[start]);
     if (typedIn !== to) to.value = String(series.last[Math.min(end, series.n) - 1]);
     whole.hidden = seriesView.from === -Infinity && seriesView.to === Infinity;
-    const [least, most] = series.range[isLog ? 0 : 1].map((place) => series.number(isLog ? 10 ** place : place, 2));
-    low.textContent = `≤ ${least}`;
-    high.textContent = `≥ ${most}`;
-    colors.setAttribute("aria-label", `colours from ${least}, dark, to ${most}, light, ${isLog ? "logarithmic" : "linear"}`);
+    relative.hidden = !isLog;
+    showColors();
+  };
+  const showColors = () => {
+    const { colorScale, isLog } = seriesView;
+    colorScale.fit();
+    [low.textContent, high.textContent] = colorScale.ends;
+    const kind = colorScale.isRelative && isLog ? "relative to the median of the row, " : "";
+    colors.setAttribute("aria-label", `colors from ${low.textContent}, dark, to ${high.textContent}, light, ${kind}${isLog ? "logarithmic" : "linear"}`);
   };
   show();
-  const setReadout = (text, byKey) => {
-    // A screen reader announces the value of the slider already.
-    readout.setAttribute("aria-live", byKey ? "off" : "polite");
-    readout.textContent = text;
-  };
-  return { element, show, setReadout };
+  return { element, show, showColors };
 }
 
 /** @param {SeriesView} seriesView */
 const nFindings = (seriesView) => seriesView.all.reduce((sum, series) => sum + series.nMarks, 0);
 
 /** @param {SeriesView} seriesView @param {() => void} close */
-function findingsList(seriesView, close) {
+export function findingsList(seriesView, close) {
   const found = seriesView.all.flatMap((series) => series.marks.map((mark) => ({ series, mark })));
   const button = ({ series, mark }) => {
     const [row, bucket, kind, text, severity] = mark;

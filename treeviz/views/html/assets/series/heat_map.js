@@ -21,7 +21,9 @@ export class HeatMap {
     this.width = 0;
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.line = h("div", { class: "at-step", hidden: true });
-    this.element = h("div", { class: "heat-map", role: "slider", tabindex: "0", "aria-valuemin": "0" }, this.canvas, this.line);
+    /** The steps between the press of a button and the pointer. */
+    this.band = h("div", { class: "band", hidden: true });
+    this.element = h("div", { class: "heat-map", role: "slider", tabindex: "0", "aria-valuemin": "0" }, this.canvas, this.band, this.line);
     this.axis = h("div", { class: "axis", "aria-hidden": "true" });
     this.cells = document.createElement("canvas");
     this.hatch = document.createElement("canvas");
@@ -80,8 +82,9 @@ export class HeatMap {
 
   /** Draw a pixel for each cell; where cells share a pixel, the greatest value. */
   #fillCells(rows, from, to, width) {
-    const { series, isLog } = this.seriesView;
-    const [low, high] = series.range[isLog ? 0 : 1];
+    const { series, colorScale } = this.seriesView;
+    colorScale.fit();
+    const { low, high } = colorScale;
     const perUnit = 255 / (high - low);
     const cells = this.cells;
     cells.width = width;
@@ -90,18 +93,17 @@ export class HeatMap {
     const image = ctx.createImageData(width, rows.length);
     const pixels = new Uint32Array(image.data.buffer);
     const bounds = Int32Array.from({ length: width + 1 }, (_, x) => from + Math.floor((x * (to - from)) / width));
-    const needsPower = series.isLog && !isLog;
     let at = 0;
     for (const row of rows) {
       for (let x = 0; x < width; x++, at++) {
         let most = -Infinity;
         for (let bucket = bounds[x]; bucket < Math.min(series.n, bounds[x + 1]); bucket++) {
-          const place = series.place(row, bucket);
-          if (place > most) most = place;
+          const level = colorScale.level(row, bucket);
+          if (level > most) most = level;
         }
         if (most === -Infinity) continue;
-        const level = ((needsPower ? 10 ** most : most) - low) * perUnit;
-        pixels[at] = PALETTE[level <= 0 ? 0 : level >= 255 ? 255 : level | 0];
+        const color = (most - low) * perUnit;
+        pixels[at] = PALETTE[color <= 0 ? 0 : color >= 255 ? 255 : color | 0];
       }
     }
     ctx.putImageData(image, 0, 0);
@@ -163,14 +165,37 @@ export class HeatMap {
   paintAxis() {
     const { series } = this.seriesView;
     const [from, to] = this.seriesView.span(series);
-    const n = Math.max(1, Math.min(to - from, Math.floor(this.width / TICK)));
-    const buckets = Array.from({ length: n }, (_, i) => from + Math.floor((i * (to - from)) / n)).filter((bucket) => bucket < series.n);
-    const tick = (bucket) => {
-      const label = h("span", {}, countText(series.first[bucket]));
-      label.style.left = `${(100 * (bucket - from)) / (to - from)}%`;
+    const [start, end] = [series.first[from], series.last[Math.min(to, series.n) - 1]];
+    const apart = roundStep(((end - start + 1) * TICK) / Math.max(TICK, (this.width * (Math.min(to, series.n) - from)) / (to - from)));
+    const ticks = [];
+    for (let step = Math.ceil(start / apart) * apart; step <= end; step += apart) {
+      const bucket = series.bucketAt(step);
+      const part = Math.min(1, (step - series.first[bucket]) / (series.last[bucket] - series.first[bucket] + 1));
+      const left = (this.width * (bucket - from + part)) / (to - from);
+      const text = countText(step);
+      if (left + 8 * text.length < this.width) ticks.push([left, text]);
+    }
+    const tick = ([left, text]) => {
+      const label = h("span", {}, text);
+      label.style.left = `${left}px`;
       return label;
     };
-    this.axis.replaceChildren(...buckets.map(tick));
+    this.axis.replaceChildren(...ticks.map(tick));
+  }
+
+  /** @param {number} first @param {number} last bucket */
+  #showBand(first, last) {
+    const { series, readout } = this.seriesView;
+    const [from, to] = this.seriesView.span(series);
+    readout.textContent = `steps ${countText(series.first[first])} to ${countText(series.last[last])}`;
+    this.band.hidden = false;
+    this.band.style.left = `${(100 * (first - from)) / (to - from)}%`;
+    this.band.style.width = `${(100 * (last + 1 - first)) / (to - from)}%`;
+  }
+
+  /** The pixels from `left` to the line. @param {number} left */
+  lineAt(left) {
+    return this.width ? this.line.getBoundingClientRect().left - left : 0;
   }
 
   /** Move the line to the step under the pointer, and describe the cell to screen readers. */
@@ -207,8 +232,8 @@ export class HeatMap {
     let x = 0;
     on("pointermove", (/** @type {PointerEvent} */ event) => {
       const { row, bucket } = this.#place(event);
-      seriesView.read(row, seriesView.series.first[bucket]);
-      if (start >= 0 && Math.abs(event.clientX - x) > 5) this.element.classList.add("dragged");
+      seriesView.read(row, seriesView.series.first[bucket], { event });
+      if (start >= 0 && Math.abs(event.clientX - x) > 5) this.#showBand(Math.min(start, bucket), Math.max(start, bucket));
     });
     on("pointerdown", (/** @type {PointerEvent} */ event) => {
       if (event.button) return;
@@ -223,14 +248,15 @@ export class HeatMap {
       if (wasDrag) seriesView.zoom(series.first[Math.min(start, bucket)], series.last[Math.max(start, bucket)]);
       else if (start >= 0) view.go(row);
       start = -1;
-      this.element.classList.remove("dragged");
+      this.band.hidden = true;
     });
     on("pointerleave", () => seriesView.read(-1, seriesView.step));
     on("dblclick", () => seriesView.zoom(-Infinity, Infinity));
     on("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (this.#onKey(event.key)) (event.preventDefault(), event.stopPropagation());
     });
-    on("focus", () => seriesView.read(view.active, seriesView.step ?? seriesView.series.last[seriesView.series.n - 1], true));
+    on("focus", () => seriesView.read(view.active, seriesView.step ?? seriesView.series.last[seriesView.series.n - 1]));
+    on("blur", () => seriesView.read(-1, seriesView.step));
   }
 
   /** @param {string} key */
@@ -247,7 +273,13 @@ export class HeatMap {
     else if (key === "Enter") view.go(view.active);
     else if (key === "Escape") view.grid.tree.focus();
     else if (!(key in buckets)) return false;
-    if (key !== "Escape") seriesView.read(view.active, series.first[Math.max(from, Math.min(to - 1, buckets[key] ?? here))], true);
+    if (key !== "Escape") seriesView.read(view.active, series.first[Math.max(from, Math.min(to - 1, buckets[key] ?? here))]);
     return true;
   }
+}
+
+/** The least of 1, 2, 5, 10, 20 … that is at least so large. @param {number} least */
+function roundStep(least) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
+  return power * (/** @type {number} */ ([1, 2, 5, 10].find((digit) => digit * power >= least)));
 }

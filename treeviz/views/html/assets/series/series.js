@@ -62,11 +62,6 @@ export class Timeline {
     return this.valueAt(this.place(row, bucket));
   }
 
-  /** The least and the greatest value of the color scale, logarithmic and linear. @returns {[number, number][]} */
-  get range() {
-    return [];
-  }
-
   /** The findings, the worst first. @returns {FindingMark[]} */
   get marks() {
     return [];
@@ -183,10 +178,6 @@ export class Series extends Timeline {
   /** @param {number} row @returns {[number, number]} */
   extent(row) {
     return [this.start[row], this.start[row] + (this.nCodes - 1 - FIRST) * this.step[row]];
-  }
-
-  get range() {
-    return this.spec.range;
   }
 
   get marks() {

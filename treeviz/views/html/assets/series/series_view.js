@@ -1,12 +1,14 @@
 // @ts-check
 // Shows series in a view: the state of the selection, and the heat map, sparklines, charts and controls put together.
 import { charts, refreshCharts } from "./chart.js";
+import { ColorScale } from "./color_scale.js";
 import { themeColors } from "./colors.js";
 import { distributions } from "./distribution.js";
+import { h } from "../tree/dom.js";
 import { ROW_HEIGHT } from "../tree/grid.js";
 import { HeatMap } from "./heat_map.js";
 import { countText } from "../tree/numbers.js";
-import { controls } from "./controls.js";
+import { controls, findingsList } from "./controls.js";
 import { Series } from "./series.js";
 /** @typedef {import("./series.js").Timeline} Timeline */
 import { Sparklines } from "./sparklines.js";
@@ -36,6 +38,8 @@ export class SeriesView {
     this.colors = { text: "", background: "", dim: "", accent: "", bad: "" };
     /** Removes the listeners of the charts in the details. */
     this.chartStop = new AbortController();
+    this.colorScale = new ColorScale(this);
+    this.readout = h("output", { class: "readout" });
     this.heatMap = new HeatMap(this);
     this.sparklines = new Sparklines(this);
     this.controls = controls(this);
@@ -63,14 +67,29 @@ export class SeriesView {
 
   /** What the readout says of a cell. @param {number} row @param {number} bucket */
   readoutText(row, bucket, series = this.series) {
-    return `${series.title} ${series.text(row, bucket)} · ${series.stepsText(bucket)} · ${this.path(row)}`;
+    return `${this.path(row)} · ${series.title} ${series.text(row, bucket)} · ${series.stepsText(bucket)}`;
   }
 
-  /** Show the value at a row and a step in the readout. @param {number} row -1: nothing @param {number | null} step */
-  read(row, step, byKey = false, series = this.series) {
+  /** Show the value at a row and a step, next to the pointer or to the cell. @param {number} row -1: nothing @param {number | null} step @param {{event?: MouseEvent | null, series?: Timeline, figure?: HTMLElement | null}} [where] without an event the keyboard asks; without a figure it is in the heat map */
+  read(row, step, { event = null, series = this.series, figure = null } = {}) {
+    const { readout } = this;
+    const { grid, rows } = this.view;
     this.step = step;
-    this.controls.setReadout(row < 0 || step === null ? "" : this.readoutText(row, series.bucketAt(step), series), byKey);
     this.heatMap.point();
+    // A screen reader announces the value of the slider already.
+    readout.setAttribute("aria-live", event ? "polite" : "off");
+    readout.textContent = row < 0 || step === null ? "" : this.readoutText(row, series.bucketAt(step), series);
+    const place = figure ?? grid.element;
+    if (readout.parentNode !== place) place.append(readout);
+    const box = place.getBoundingClientRect();
+    const x = event ? event.clientX - box.left : this.heatMap.lineAt(box.left);
+    const y = figure && event ? event.clientY - box.top : rows.index(row) * ROW_HEIGHT - grid.shift + ROW_HEIGHT;
+    // Below and to the right, or else above and to the left.
+    const isLow = !figure && y + 3 * ROW_HEIGHT > grid.element.scrollTop + grid.element.clientHeight;
+    readout.style.left = `${x + place.scrollLeft}px`;
+    readout.style.top = `${y + ROW_HEIGHT + 2}px`;
+    readout.style.maxWidth = `min(44ch, ${Math.max(x, box.width - x) - 16}px)`;
+    readout.style.transform = `translate(${x > box.width / 2 ? "calc(-100% - 12px)" : "12px"}, ${isLow ? `calc(-100% - ${ROW_HEIGHT + 4}px)` : 0})`;
     this.view.emit("read", step);
   }
 
@@ -105,7 +124,7 @@ export class SeriesView {
     const [from, to] = this.span(series);
     if (bucket < from || bucket >= to) this.zoom(-Infinity, Infinity);
     this.view.goTo(row);
-    this.read(row, series.first[bucket], true);
+    this.read(row, series.first[bucket]);
     (this.heatMap.width ? this.heatMap.element : this.view.grid.tree).focus({ preventScroll: true });
   }
 
@@ -180,7 +199,9 @@ function addSeries(view) {
   view.moreDetail = (row) => [...charts(seriesView, row), ...distributions(seriesView, row)];
   grid.element.append(seriesView.sparklines.canvas, seriesView.heatMap.element);
   grid.head.after(seriesView.heatMap.axis);
-  root.querySelector(".body")?.before(seriesView.controls.element);
+  const printed = h("div", { class: "printed" });
+  root.querySelector(".body")?.before(seriesView.controls.element, printed);
+  addEventListener("beforeprint", () => printed.replaceChildren(...findingsList(seriesView, () => {})), { signal });
   grid.reservedWidth = (width) => {
     const taken = seriesView.heatMap.take(width);
     seriesView.sparklines.isSlim = width - taken < 560;
@@ -195,6 +216,7 @@ function addSeries(view) {
   // The theme can change, and can be read only when the view is in the document.
   const observer = new MutationObserver(() => (seriesView.useTheme(), grid.paint(true)));
   observer.observe(root, { attributeFilter: ["class"] });
+  view.on("change", () => seriesView.controls.showColors());
   signal.addEventListener("abort", () => observer.disconnect());
   matchMedia("(forced-colors: active)").addEventListener("change", () => (seriesView.useTheme(), grid.paint(true)), { signal });
 }

@@ -10,6 +10,8 @@ export class Rows {
     this.tree = tree;
     /** The visible rows: the first `count` numbers. */
     this.visible = new Int32Array(n);
+    /** Counts how often the visible rows were computed. */
+    this.version = 0;
     this.count = 0;
     /** Which nodes are open, without and with a filter. */
     this.open = new Uint8Array(n);
@@ -67,6 +69,7 @@ export class Rows {
       at += open[row] ? 1 : size;
     }
     this.count = count;
+    this.version++;
   }
 
   /** The index of a row among the visible rows, or -1. @param {number} row */

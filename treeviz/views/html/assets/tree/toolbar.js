@@ -1,6 +1,7 @@
 // @ts-check
 // The toolbar of a view: search, status, depth, columns and copying.
 import { h, menu } from "./dom.js";
+import { savePicture } from "./picture.js";
 
 const HELP = [
   "attn  bf16 — in the key path, type, dtype, shape or value",
@@ -51,6 +52,10 @@ export function toolbar(view) {
     [["Python", "expression"], ["key path", "keystr"]].map(([name, form]) =>
       h("button", { class: "link", click: () => ((copyMenu.open = false), view.copyPaths(form)) }, `${name}: ${view.tree[form](view.active)}`));
   const copyMenu = menu("copy", "Copy the selected paths (Ctrl-C: Python)", copies);
+  const formats = () =>
+    /** @type {const} */ (["PNG", "SVG"]).map((format) =>
+      h("button", { class: "link", click: () => ((saveMenu.open = false), savePicture(view, format).catch((error) => view.showError(`could not save the picture: ${error.message}`))) }, format));
+  const saveMenu = menu("picture", "Save a picture of what is seen", formats);
   view.on("status", ({ text, isError, query }) => {
     if (status.textContent !== text) status.textContent = text;
     if (query) status.append(h("button", { class: "link", click: () => view.search.run((search.value = query)) }, query));
@@ -81,6 +86,7 @@ export function toolbar(view) {
     button("collapse", "Collapse all", () => view.openTo(0)),
     menu("columns", "Columns", choices),
     copyMenu,
+    saveMenu,
   );
   return { element, search };
 }
