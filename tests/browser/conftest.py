@@ -108,28 +108,45 @@ class Watch:
             self.troubles.append(f"request: {request.url}")
 
 
+def new_window(browser, **options):
+    """A page in a window of its own, and what goes wrong there."""
+    clipboard = ["clipboard-read", "clipboard-write"]
+    context = new_context(browser, reduced_motion="reduce", permissions=clipboard, **options)
+    return context.new_page(), Watch(context)
+
+
+@pytest.fixture(scope="session")
+def free_windows() -> list:
+    """Windows for the next test: to open one takes longer than most tests."""
+    return []
+
+
 @pytest.fixture
-def open_page(chromium, tmp_path) -> Iterator[Callable]:
-    """`open_page(html, width=…, dark=…, **of_the_context)` shows a document; at the end nothing may have gone wrong."""
-    watched = []
+def open_page(chromium, free_windows, tmp_path) -> Iterator[Callable]:
+    """`open_page(html, width=…, dark=…)` shows a document; at the end nothing may have gone wrong there.
+
+    Options of the context, as in `open_page(html, java_script_enabled=False)`, take a new window.
+    """
+    used = []
 
     def open_html(html: str, *, width: int = 1200, height: int = 700, dark: bool = False, **options):
-        options = {"reduced_motion": "reduce", "permissions": ["clipboard-read", "clipboard-write"], **options}
-        context = new_context(
-            chromium,
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if dark else "light",
-            **options,
-        )
-        watch = Watch(context)
-        watched.append((context, watch))
-        file = tmp_path / f"page{len(watched)}.html"
+        is_any = free_windows and not options
+        page, watch = free_windows.pop() if is_any else new_window(chromium, **options)
+        used.append((page, watch, bool(options)))
+        file = tmp_path / f"page{len(used)}.html"
         file.write_text(html, encoding="utf-8")
-        page = context.new_page()
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme="dark" if dark else "light", media="null", forced_colors="null")
         page.goto(file.as_uri())
         return page
 
     yield open_html
-    for context, watch in watched:
-        context.close()
-        assert watch.troubles == []
+    for page, watch, is_special in used:
+        if is_special or page.is_closed():
+            page.context.close()
+        else:
+            page.goto("about:blank")
+            page.mouse.move(-1, -1)
+            free_windows.append((page, watch))
+        troubles, watch.troubles = watch.troubles, []
+        assert troubles == []
