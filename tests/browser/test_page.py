@@ -475,14 +475,59 @@ def test_the_detail_of_a_row_says_everything_about_it(shown, shots):
     for text in ("params['w']", "(3,)", "float64", "24 B", "numpy (a leaf)", "rms"):
         assert text in said, text
     assert detail.locator("figure path").count() == 1
-    assert copied(page, detail.get_by_role("button", name="Copy Python").click) == "params['w']"
+    detail.locator("summary", has_text="copy").click()
+    assert copied(page, detail.get_by_role("button", name="Python:").click) == "params['w']"
+    assert detail.locator(".ticks span").all_inner_texts() == ["0", "1", "3"], "1 and 4, by their powers of two"
+    assert "+Inf" not in said and "leaves" not in said, "what says nothing is left out"
     page.screenshot(path=shots / "detail.png")
+    detail.locator(".crumbs").get_by_role("button", name="params").click()
+    assert active(page) == "params"
     page.locator(".tree").focus()
     page.keyboard.press("Escape")
     settled(page)
     assert detail.count() == 0
     search(page, "nan")
     assert (status(page), active(page)) == ("1 of 1 match", "w"), "what holds it is in sight, and no match"
+
+
+def test_the_detail_has_the_numbers_of_a_parameter_and_its_gradient_side_by_side(open_page, shots):
+    params = {"w": np.array([3.0, 4.0]), "b": np.zeros(2)}
+    grads = {"w": np.array([0.3, 0.4]), "b": np.zeros(2)}
+    page = opened(open_page(treeviz.render(params, grads=grads, stats=True, name="params").html()))
+    row(page, "w").click()
+    cells = settled(page).locator(".beside tr").evaluate_all("(rows) => rows.map((row) => row.innerText.split('\\t'))")
+    assert cells[0] == ["", "params", "grads"]
+    by_name = {name: rest for name, *rest in cells[1:]}
+    assert (
+        by_name["rms"] == ["3.536", "0.3536"] and by_name["norm"] == ["", "0.5"] and by_name["/ params"] == ["", "0.1"]
+    )
+    assert "NaN/Inf" not in by_name
+
+
+def test_what_is_selected_is_copied_as_a_mask_and_so_are_all_matches(shown):
+    params = {**model(), "odd": {'a"b\n': np.zeros(2), "é": np.ones(3)}}
+    page = shown(params)
+
+    def mask():
+        page.locator(".tools summary", has_text="copy").click()
+        code = copied(page, lambda: page.get_by_role("button", name="mask:").click())
+        return [
+            jax.tree_util.keystr(p)
+            for p, is_in in jax.tree_util.tree_leaves_with_path(eval(code, {"jax": jax, "params": params}))
+            if is_in
+        ]
+
+    row(page, "embed").click()
+    row(page, "é").click(modifiers=["Control"])
+    assert mask() == ["['embed']", "['odd']['é']"]
+    row(page, "odd").click(modifiers=["Control"])
+    assert mask() == ["['embed']", "['odd']['a\"b\\n']", "['odd']['é']"]
+    search(page, "attn/kernel")
+    page.get_by_role("button", name="Select all matches").click()
+    assert mask() == [f"['layers'][{i}]['attn']['kernel']" for i in range(3)]
+    page.locator(".tools summary", has_text="copy").click()
+    paths = copied(page, lambda: page.get_by_role("button", name="all matches: 3 paths").click())
+    assert all(eval(path) is params["layers"][i]["attn"]["kernel"] for i, path in enumerate(paths.splitlines()))
 
 
 def test_what_an_opaque_leaf_holds_is_shown_in_its_row_and_its_detail(shown):

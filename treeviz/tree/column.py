@@ -36,6 +36,7 @@ class Column:
         "none": a node keeps its own value.
       help: One sentence for a tooltip: the definition and the unit.
       bad: bool[n_rows]: the rows whose value is NaN or infinite, where `levels` is NaN; otherwise NaN is no value.
+      first_bin: What the first bin of a histogram is called on its axis; the others count on from it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Column:
     rollup: Rollup = "none"
     help: str = ""
     bad: np.ndarray | None = None
+    first_bin: int = 0
 
     def __getitem__(self, row: int):
         """The row's own value, not rolled up."""

@@ -101,7 +101,7 @@ def _columns(table: TreeTable, rows_read: list[int], owners_read: list[int], sca
     codes = codes.astype(np.int32)  # one array, so that it is packed once
 
     def column(name: str, title: str, levels: np.ndarray, help: str, format: Format = "number") -> Column:
-        return Column(name, title, levels, codes, format, "given", help)
+        return Column(name, title, levels, codes, format, "given", help, first_bin=FIRST_EXPONENT)
 
     columns = (
         column("min", "min", least, "the least finite value; of complex arrays: magnitude"),

@@ -211,5 +211,6 @@ def _histogram(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str,
         "levels": buffers.add(heights),
         "codes": None if codes is None else buffers.add(codes),
         "n_bins": levels.shape[1],
+        "first_bin": column.first_bin,
         "used": [int(used[0]), int(used[-1]) + 1] if len(used) else [0, 0],
     }

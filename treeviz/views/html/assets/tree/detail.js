@@ -1,5 +1,6 @@
 // @ts-check
 // The pane with the details of one row.
+import { copyMenu } from "./copying.js";
 import { barChart, h } from "./dom.js";
 import { wholeText } from "./numbers.js";
 import { shapeText } from "./word_index.js";
@@ -9,23 +10,28 @@ const SAID = ["type", "kind", "shape", "dtype", "sharding"];
 
 // How many characters of a path are shown; the button copies all.
 const LONG_PATH = 2000;
+const MAX_CRUMBS = 16;
 
 /** @typedef {import("./view.js").View} View */
 
 /** @param {View} view @param {number} row @returns {HTMLElement} */
 export function detail(view, row) {
   const { tree } = view;
+  const others = otherTrees(tree);
+  const stats = new Set(others.flatMap(({ columns }) => [...columns.keys()]));
+  const beside = new Set(others.flatMap(({ columns }) => [...columns.values()]));
+  for (const column of tree.columns) if (stats.has(column.name) && column.format === "number") beside.add(column);
   const of = (field) => tree.of(row, field);
   return h(
     "div",
     { class: "detail", role: "group", "aria-label": `Details of ${tree.label(row)}` },
     h("button", { class: "close", "aria-label": "Close the details", title: "close (Esc)", click: () => view.showDetail(-1) }, "×"),
-    h("b", { class: "title" }, tree.label(row)),
-    pathLine(view, "Python", tree.expression(row)),
-    pathLine(view, "key path", tree.keystr(row)),
+    crumbs(view, row),
+    h("div", { class: "path" }, h("code", { title: "Python" }, shortened(tree.expression(row))), copyMenu(view)),
     ...tree.notes(row).map((note) => noteBox(view, note)),
-    ...view.moreDetail(row),
     ...values(tree.header.values, row),
+    ...sideBySide(tree, row, others),
+    ...view.moreDetail(row),
     pairs([
       ["type", of("module") ? `${of("module")}.${of("type")}` : of("type")],
       ["kind", of("kind") + (of("is_leaf") ? " (a leaf)" : of("kind") === "layer" ? "" : ` (a node, ${tree.nChildren[row]} children)`)],
@@ -33,7 +39,7 @@ export function detail(view, row) {
       ["shape", shapeText(of("shape"))],
       ["dtype", of("dtype") + (of("weak") ? " (weakly typed)" : "")],
       ...shardingPairs(of("sharding")),
-      ...tree.columns.filter(({ name }) => !SAID.includes(name) && !(name === "devices" && of("sharding"))).map((column) => [column.title, exact(column, row), column.help]),
+      ...tree.columns.filter((column) => !beside.has(column) && saysMore(column, row)).map((column) => [column.title, exact(column, row), column.help]),
     ]),
     ...section("static fields", of("static")),
     // The explorer asks Python for all levels.
@@ -42,9 +48,52 @@ export function detail(view, row) {
   );
 }
 
-const pathLine = (view, name, text) =>
-  h("div", { class: "path" }, h("code", { title: name }, text.length > LONG_PATH ? `…${text.slice(-LONG_PATH)}` : text || "(the root)"),
-    h("button", { "aria-label": `Copy ${name}`, click: () => view.copy(text) }, "copy"));
+const shortened = (text) => (text.length > LONG_PATH ? `…${text.slice(-LONG_PATH)}` : text);
+
+/** The way from the root to the row; a click on a part goes there. @param {View} view @param {number} row */
+function crumbs(view, row) {
+  const { tree } = view;
+  const above = [];
+  for (let at = tree.parent[row]; at >= 0; at = tree.parent[at]) above.push(at);
+  const left = above.length > MAX_CRUMBS ? above.splice(MAX_CRUMBS / 2, above.length - MAX_CRUMBS).length : 0;
+  const links = above.map((at) => h("button", { class: "link", click: () => view.goTo(at) }, tree.label(at)));
+  if (left) links.splice(MAX_CRUMBS / 2, 0, h("span", { title: `${left} more` }, "…"));
+  return h("div", { class: "crumbs" }, ...links.reverse().flatMap((link) => [link, " › "]), h("b", { class: "title" }, tree.label(row)));
+}
+
+/** Whether a column says something of a row that the pane does not say otherwise: no count of nothing, or of the row itself. */
+function saysMore(column, row) {
+  const { name, format, tree } = column;
+  if (SAID.includes(name) || format === "histogram") return false;
+  if (name === "devices" && (tree.of(row, "sharding") || column.values?.[row] === 1)) return false;
+  if (name === "leaves" && !tree.nChildren[row]) return false;
+  if (name === "device_bytes" && column.values[row] === tree.columns.find(({ name }) => name === "bytes")?.values[row]) return false;
+  return format !== "count" || column.values[row] !== 0;
+}
+
+/**
+ * The columns about other trees, such as gradients: those of each together, by their statistic: "rms" of "grads.rms".
+ * @param {import("./tree.js").Tree} tree @returns {{title: string, columns: Map<string, any>}[]}
+ */
+function otherTrees(tree) {
+  const dtypes = tree.columns.filter(({ name }) => name.endsWith(".dtype"));
+  return dtypes.map(({ name, title }) => {
+    const group = name.slice(0, -"dtype".length);
+    const own = tree.columns.filter((column) => column.name.startsWith(group) && !column.name.includes(".", group.length));
+    return { title, columns: new Map(own.map((column) => [column.name.slice(group.length), column])) };
+  });
+}
+
+/** A table of the numbers of this tree and of the others, a line for each statistic. @param {import("./tree.js").Tree} tree @param {number} row */
+function sideBySide(tree, row, others) {
+  const titles = new Map(others.flatMap(({ title, columns }) => [...columns].map(([stat, column]) => [stat, column.title.slice(title.length).trim() || stat])));
+  const trees = [new Map(tree.columns.map((column) => [column.name, column])), ...others.map(({ columns }) => columns)];
+  const lines = [...titles].map(([stat, title]) => [title, ...trees.map((columns) => columns.get(stat)?.text(row) ?? "")]);
+  const shown = lines.filter(([, ...texts]) => texts.some((text) => text && text !== "0"));
+  const line = (tag, texts) => h("tr", {}, ...texts.map((text, i) => h(i ? tag : "th", {}, text)));
+  if (!shown.length) return [];
+  return [h("div", { class: "wide" }, h("table", { class: "beside" }, line("th", ["", tree.name, ...others.map(({ title }) => title)]), ...shown.map((texts) => line("td", texts))))];
+}
 
 /** @param {any[][]} entries */
 export const pairs = (entries) =>
@@ -82,7 +131,10 @@ function noteBox(view, [kind, text, row, details, severity]) {
 function histogram(column, row) {
   const heights = column.bars(row);
   if (!heights.some(Boolean)) return "";
-  return h("figure", {}, barChart(heights, column.title), h("figcaption", {}, column.help || column.title));
+  const [first, end] = column.used;
+  const ticks = [first, (first + end) >> 1, end].filter((bin, i, all) => bin !== all[i - 1]);
+  return h("figure", {}, h("figcaption", {}, column.help || column.title), barChart(heights.subarray(first, end), column.title),
+    h("div", { class: "ticks", "aria-hidden": "true" }, ...ticks.map((bin) => h("span", {}, String(column.firstBin + bin)))));
 }
 
 /** A page of values from the payload. The sandbox gives it an origin of its own, so that it cannot access the view. */

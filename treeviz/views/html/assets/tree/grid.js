@@ -69,7 +69,7 @@ export class Grid {
     const tracks = this.columns.map((c) => (c.format === "type" ? `minmax(${type}ch, 52ch)` : `${widthOf(c)}ch`));
     this.element.style.setProperty("--tracks", [`minmax(${key}ch, 40ch)`, ...tracks, "1fr"].join(" "));
     this.step = isSmall ? 10 : 16;
-    this.view.root.classList.toggle("narrow", this.view.root.clientWidth < 1000);
+    this.view.root.classList.toggle("narrow", this.view.root.clientWidth < 940);
     // Keep the elements of the rows: replacing one between mouse down and mouse up would lose the click.
     if (before.length !== this.columns.length || before.some((column, i) => column !== this.columns[i])) {
       this.pool = [];

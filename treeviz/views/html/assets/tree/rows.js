@@ -99,6 +99,13 @@ export class Rows {
     for (let above = this.tree.parent[row]; above >= 0; above = this.tree.parent[above]) this.opened[above] = 1;
   }
 
+  /** The rows that match the search. @returns {number[]} */
+  matches() {
+    const found = [];
+    this.hits?.forEach((hit, row) => hit && found.push(row));
+    return found;
+  }
+
   /** Set the rows that match a search; null ends the search. @param {Uint8Array | null} hits */
   search(hits) {
     this.hits = hits;

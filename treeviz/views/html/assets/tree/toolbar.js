@@ -1,5 +1,6 @@
 // @ts-check
 // The toolbar of a view: search, status, depth, columns and copying.
+import { copyMenu } from "./copying.js";
 import { h, menu } from "./dom.js";
 import { savePicture } from "./picture.js";
 
@@ -30,6 +31,7 @@ export function toolbar(view) {
   const inSearch = [
     button("↑", "Previous match (Shift-Enter)", () => view.search.next(-1)),
     button("↓", "Next match (Enter)", () => view.search.next(1)),
+    button("select all", "Select all matches", () => view.selectMatches()),
     h("label", { title: "hide the rows that do not match" }, filter, "only matches"),
   ];
 
@@ -48,10 +50,6 @@ export function toolbar(view) {
       box.checked = !column.hidden;
       return h("label", { title: column.help || undefined }, box, column.title);
     });
-  const copies = () =>
-    [["Python", "expression"], ["key path", "keystr"]].map(([name, form]) =>
-      h("button", { class: "link", click: () => ((copyMenu.open = false), view.copyPaths(form)) }, `${name}: ${view.tree[form](view.active)}`));
-  const copyMenu = menu("copy", "Copy the selected paths (Ctrl-C: Python)", copies);
   const formats = () =>
     /** @type {const} */ (["PNG", "SVG"]).map((format) =>
       h("button", { class: "link", click: () => ((saveMenu.open = false), savePicture(view, format).catch((error) => view.showError(`could not save the picture: ${error.message}`))) }, format));
@@ -85,7 +83,7 @@ export function toolbar(view) {
     button("expand", "Expand all", () => view.openTo(tree.maxDepth)),
     button("collapse", "Collapse all", () => view.openTo(0)),
     menu("columns", "Columns", choices),
-    copyMenu,
+    copyMenu(view),
     saveMenu,
   );
   return { element, search };

@@ -34,6 +34,8 @@ export class Column {
     this.shown = spec.shown;
     this.labels = spec.labels;
     this.nBins = spec.n_bins;
+    /** What the first bin is called on an axis. */
+    this.firstBin = spec.first_bin;
     /** The first bin and the end of the bins that any histogram uses. */
     this.used = spec.used;
     this.blank = spec.blank;

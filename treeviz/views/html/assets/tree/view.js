@@ -183,9 +183,25 @@ export class View extends EventTarget {
     setTimeout(() => this.search.showCount(), 1500);
   }
 
+  /** The selected rows, or else the active one. */
+  get chosen() {
+    return this.selected.size ? [...this.selected].sort((a, b) => a - b) : [this.active];
+  }
+
+  /** @param {number[]} rows @param {"expression" | "keystr"} form */
+  paths(rows, form) {
+    return rows.map((row) => this.tree[form](row)).join("\n");
+  }
+
+  /** Select all rows that match the search. */
+  selectMatches() {
+    this.selected = new Set(this.rows.matches());
+    this.grid.paint(true);
+    this.emit("select");
+  }
+
   /** Copy the paths of the selected rows. @param {"expression" | "keystr"} form */
   copyPaths(form) {
-    const rows = this.selected.size ? [...this.selected].sort((a, b) => a - b) : [this.active];
-    return this.copy(rows.map((row) => this.tree[form](row)).join("\n"));
+    return this.copy(this.paths(this.chosen, form));
   }
 }
