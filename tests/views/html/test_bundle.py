@@ -10,9 +10,9 @@ import pytest
 from treeviz.tree.kinds import KINDS
 from treeviz.views.html import bundle
 from treeviz.views.html.bundle import (
-    minified_page_module,
     module_text,
     modules_in_order,
+    packed_file,
     page_module_text,
     readable_page_module,
     stamp,
@@ -45,11 +45,7 @@ def test_modules_that_import_each_other_are_an_error_that_names_them(tmp_path):
 def test_every_module_and_stylesheet_is_in_a_bundle():
     loaders = {"load/fallback.js", "load/page.js", "load/page_loader.js", "load/widget_loader.js"}
     modules = set(modules_in_order(bundle._WIDGET))
-    written = {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*.js")} - {
-        "minified/page.js",
-        "minified/series_page.js",
-    }
-    assert modules | loaders == written
+    assert modules | loaders == {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*.js")}
     folders = {Path(name).parent.as_posix() for name in modules}
     assert {path.relative_to(ASSETS).parent.as_posix() for path in ASSETS.rglob("*.css")} <= folders
 
@@ -68,11 +64,9 @@ def test_a_page_without_series_has_neither_their_modules_nor_their_styles():
 
 
 @pytest.mark.parametrize("series", [False, True], ids=["tree", "series"])
-def test_the_minified_modules_are_made_from_the_assets_as_they_are(series):
-    first = minified_page_module(series=series).read_text("utf-8").partition("\n")[0]
-    assert first == stamp(readable_page_module(series=series)), (
-        "after a change of assets run: python .ci/minify_pages.py"
-    )
+def test_the_packed_modules_are_made_from_the_assets_as_they_are(series):
+    first = packed_file(series=series).read_text("utf-8").partition("\n")[0]
+    assert first == stamp(readable_page_module(series=series)), "after a change of assets run: python .ci/pack_pages.py"
     assert page_module_text(series=series).startswith("(()=>{")
 
 

@@ -7,9 +7,7 @@ import re
 from treeviz.views.html import bundle
 
 MODULES = {
-    path.relative_to(bundle._ASSETS).as_posix(): path.read_text("utf-8")
-    for path in bundle._ASSETS.rglob("*.js")
-    if path.parent.name != "minified"
+    path.relative_to(bundle._ASSETS).as_posix(): path.read_text("utf-8") for path in bundle._ASSETS.rglob("*.js")
 }
 CELLS = [
     [cell.strip() for cell in line.removeprefix("//").split("|")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from base64 import a85encode, b64encode
+from base64 import a85decode, a85encode, b64encode
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
@@ -23,7 +23,8 @@ _SERIES = (*_TREE, "series/series_view.js")
 _WIDGET = (*_SERIES, "widget/details.js", "widget/widget.js")  # anywidget loads the last one
 _EXPORTS = ("export function mount(", "export default ")
 # What load/page_loader.js reads: from "(" to "~", without the two that HTML and JSON would escape.
-_CHARACTERS = bytes.maketrans(bytes(range(33, 118)), bytes(code for code in range(40, 127) if code not in b"<\\"))
+_CHARACTERS = dict(zip(range(33, 118), (code for code in range(40, 127) if code not in b"<\\"), strict=True))
+_BYTES = {code: byte for byte, code in _CHARACTERS.items()}
 _IMPORT = re.compile(r'^import .*"(\..*\.js)";$', re.MULTILINE)
 
 
@@ -52,38 +53,42 @@ def packed_widget_module() -> str:
 
 @cache
 def page_module_text(*, series: bool = False) -> str:
-    """The front end of a page: `readable_page_module`, or what `python .ci/minify_pages.py` has made of it."""
+    """The front end of a page, as the loader unpacks it."""
+    return zlib.decompress(a85decode(packed_page_module(series=series).translate(_BYTES)), -15).decode()
+
+
+@cache
+def packed_page_module(*, series: bool = False) -> str:
+    """The front end of a page, deflated, in 85 characters: a third of its size.
+
+    Five characters hold four bytes, where base64 needs a fifteenth more. None of them is special in HTML or JSON.
+    `.ci/pack_pages.py` has made it a fifth smaller still; after a change in `assets/` it is packed here.
+    """
     readable = readable_page_module(series=series)
     try:
-        first, _, minified = minified_page_module(series=series).read_text("utf-8").partition("\n")
+        first, _, packed = packed_file(series=series).read_text("utf-8").partition("\n")
     except OSError:
-        return readable
-    # After a change in `assets/` the readable text is used at once; the pages are a sixth larger until that runs.
-    return minified if first == stamp(readable) else readable
+        first = packed = ""
+    return packed if first == stamp(readable) else in_characters(_deflated(readable))
+
+
+def in_characters(deflated: bytes) -> str:
+    return a85encode(deflated).replace(b"z", b"!!!!!").decode().translate(_CHARACTERS)
+
+
+def packed_file(*, series: bool = False) -> Path:
+    """What is packed ahead, below the `stamp` of the text that it was made from."""
+    return _ASSETS / "packed" / ("series_page.txt" if series else "page.txt")
+
+
+def stamp(readable: str) -> str:
+    return f"Made by .ci/pack_pages.py from the text with sha256 {sha256(readable.encode()).hexdigest()}"
 
 
 @cache
 def readable_page_module(*, series: bool = False) -> str:
     """`module_text`, and the code that mounts the views of its page. Nothing imports it, so it exports nothing."""
     return (module_text(series=series) + _joinable("load/page.js")).replace("export function mount(", "function mount(")
-
-
-def minified_page_module(*, series: bool = False) -> Path:
-    """The file with the minified module, below the `stamp` of the text that it was made from."""
-    return _ASSETS / "minified" / ("series_page.js" if series else "page.js")
-
-
-def stamp(readable: str) -> str:
-    return f"// Made by .ci/minify_pages.py from the text with sha256 {sha256(readable.encode()).hexdigest()}"
-
-
-@cache
-def packed_page_module(*, series: bool = False) -> str:
-    """`page_module_text`, deflated, in 85 characters: a third of its size. The loader unpacks it.
-
-    Five characters hold four bytes, where base64 needs a fifteenth more. None of them is special in HTML or JSON.
-    """
-    return a85encode(_deflated(page_module_text(series=series))).replace(b"z", b"!!!!!").translate(_CHARACTERS).decode()
 
 
 @cache
