@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace) -> int:
     saved = view.save(save) if save else None
     if options.find is None:
         is_short = options.what == "demo" or (sys.stdout is not None and sys.stdout.isatty())
-        _print(str(view) if is_short else view.text())
+        _print(str(view) if is_short else view.text(fold=False))
         status = FOUND
     else:
         rows = view.find(options.find)

@@ -200,6 +200,6 @@ def test_a_view_prints_its_first_rows_in_the_width_and_the_colours_of_the_termin
     monkeypatch.setenv("COLUMNS", "50")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    shown = repr(treeviz.render({f"a long name {i}": 1.0 for i in range(500)}))
+    shown = repr(treeviz.render({f"a long name {i}": float(i) for i in range(500)}))
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown).split("\n")
     assert plain != shown.split("\n") and max(map(len, plain)) <= 50 and 50 < len(plain) <= 65

@@ -37,6 +37,7 @@ class Column:
       help: One sentence for a tooltip: the definition and the unit.
       bad: bool[n_rows]: the rows whose value is NaN or infinite, where `levels` is NaN; otherwise NaN is no value.
       first_bin: What the first bin of a histogram is called on its axis; the others count on from it.
+      spans: The least and the greatest value, [n_rows] each, where a row of a text or a picture stands for several.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Column:
     help: str = ""
     bad: np.ndarray | None = None
     first_bin: int = 0
+    spans: tuple[np.ndarray, np.ndarray] | None = None
 
     def __getitem__(self, row: int):
         """The row's own value, not rolled up."""

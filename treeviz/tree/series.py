@@ -34,6 +34,7 @@ class Series:
       log: Show it on a logarithmic scale.
       marks: The findings, at their rows and steps.
       unit: Of the values: "L2 norm", "ratio".
+      spans: The least and the greatest last value, [n_rows] each, where a row stands for several.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Series:
     log: bool = True
     marks: tuple[FindingMark, ...] = ()
     unit: str = ""
+    spans: tuple[np.ndarray, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)

@@ -54,15 +54,20 @@ class TreeView(View):
         """The tree as a self-contained HTML document, which needs no network."""
         return page(self)
 
-    def text(self, *, max_rows: int | None = None, width: int | None = None, color: bool = False) -> str:
+    def text(
+        self, *, max_rows: int | None = None, width: int | None = None, color: bool = False, fold: bool = True
+    ) -> str:
         """The tree as aligned text.
 
         Args:
           max_rows: The most rows: the first ones of every subtree. None: all.
-          width: The most columns of a line. None: no limit.
+          width: The most columns of a line: names come first, columns that do not fit are left out. None: no limit.
           color: Write ANSI colours.
+          fold: Show three or more siblings that are alike, such as layers, as one row: `[0…79] ×80`. Below it stands
+            one of them, with the range of every number over all; those with a finding, NaN or an error have rows of
+            their own. False: every row.
         """
-        return text(self, max_rows=max_rows, width=width, color=color)
+        return text(self, max_rows=max_rows, width=width, color=color, fold=fold)
 
     def json(self) -> str:
         """All rows as JSON; `treeviz.views.json.to_json` documents the format."""
@@ -86,7 +91,7 @@ class TreeView(View):
         """
         makers: dict[str, Callable[[], str | bytes]] = {
             ".html": self.html,
-            ".txt": lambda: self.text() + "\n",
+            ".txt": lambda: self.text(fold=False) + "\n",
             ".json": lambda: self.json() + "\n",
             ".svg": lambda: svg(self.picture()),
             ".png": lambda: png(self.picture()),
@@ -146,4 +151,5 @@ class TreeView(View):
             max_rows=MAX_ROWS_IN_TERMINAL,
             color=color,
             glyphs=glyphs_of(sys.stdout),
+            fold=True,
         )

@@ -72,13 +72,16 @@ def gpt2(n_layers: int = 12, d: int = 768):
     def norm():
         return {"g": array(d), "b": array(d)}
 
-    layer = {
-        "ln_1": norm(),
-        "attn": {"c_attn": dense(d, 3 * d), "c_proj": dense(d, d)},
-        "ln_2": norm(),
-        "mlp": {"c_fc": dense(d, 4 * d), "c_proj": dense(4 * d, d)},
-    }
-    return {"wte": array(50257, d), "wpe": array(1024, d), "h": [layer] * n_layers, "ln_f": norm()}
+    def layer(width: int):
+        return {
+            "ln_1": norm(),
+            "attn": {"c_attn": dense(d, 3 * d), "c_proj": dense(d, d)},
+            "ln_2": norm(),
+            "mlp": {"c_fc": dense(d, width), "c_proj": dense(width, d)},
+        }
+
+    layers = [layer(4 * d + i % 2) for i in range(n_layers)]  # no two neighbors are alike
+    return {"wte": array(50257, d), "wpe": array(1024, d), "h": layers, "ln_f": norm()}
 
 
 def plain(tree, **options) -> str:
@@ -96,18 +99,18 @@ def test_plain_rows_are_an_indented_outline():
     assert lines(plain(tree, name="params")) == [
         "params · 2 leaves · 12 parameters · 48 B · float32 100 %",
         "name: type, elements, bytes",
-        "▾ params: dict, 12, 48 B, leaves 2",
+        "▾ params: dict · 2 leaves, 12, 48 B",
         "    e: tuple",
-        "▾   layers: list, leaves 1",
-        "▾     [0]: dict, leaves 1",
+        "▾   layers: list",
+        "▾     [0]: dict",
         "        b: float 1.5",
         "      [1]: None",
         "    w: float32[3,4] numpy, 12, 48 B",
     ]
 
 
-MANY = {f"k{i}": np.zeros(3) for i in range(5_000)}
-NESTED = [[[1.0] * 30] * 30] * 30
+MANY = {f"k{i}": np.zeros(3 + i % 2) for i in range(5_000)}  # no two neighbors are alike
+NESTED = [[[1.0, 2.0] * 15, [2.0, 1.0] * 15] * 15, [[2.0] * 2, [1.0, 2.0] * 15] * 15] * 15
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ def test_plain_rows_show_the_columns_that_were_asked_for_and_name_those_that_do_
         assert f", {name} {number_text(getattr(np, name)(tree['w']))}" in row
     asked = plain(tree, columns=[np.size, treeviz.column(lambda x: "<b>" + x.dtype.name, title="as text"), np.ndim])
     assert "    w: float64[3,4] numpy, 12, 2, as text <b>float64" in lines(asked)
-    many = {f"w{i}": rng.normal(size=4) for i in range(1_000)}
+    many = {f"w{i}": rng.normal(size=4 + i % 2) for i in range(1_000)}
     html = plain(many, stats=True)
     left_out = lines(html)[1].partition("; only in the page: ")[2].split(", ")
     assert {"mean", "std", "rms"} & set(left_out) and not {"NaN", "min"} & set(left_out)
@@ -163,8 +166,8 @@ def test_plain_rows_say_how_many_they_leave_out():
 
 def test_plain_rows_go_as_deep_as_asked():
     assert lines(plain([[[1.0], 2.0]], depth=1))[2:] == [
-        "▾ tree: list, leaves 2",
-        "    [0]: list, 2 inside, leaves 2",
+        "▾ tree: list · 1 · 2 leaves",
+        "    [0]: list · 2 leaves, 2 inside",
         "… 3 of 5 rows are not shown here.",
     ]
 

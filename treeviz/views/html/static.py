@@ -19,23 +19,25 @@ from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.html.escape import Markup, text
 from treeviz.views.html.payload import hidden_value
+from treeviz.views.text.brief import with_counts
 from treeviz.views.text.cells import WRITE, columns_of_cells, fact_parts, note_part, type_text
+from treeviz.views.text.first_rows import first_rows, open_first
+from treeviz.views.text.folded import folded
 from treeviz.views.text.sparklines import (
     BAD,
     last_texts,
     mark_text,
     marks_inside,
+    span_texts,
     sparklines,
     steps_text,
     times_text,
 )
 from treeviz.views.text.terminal import UNICODE
-from treeviz.views.text.truncate import truncate
 from treeviz.views.view import View
 
 MAX_LINES = 316
 MAX_NESTING = 60  # browsers nest a few hundred levels; a narrow screen fits fewer
-_N_OPEN = 40  # rows that are visible at first
 _LONG = 80  # characters
 _N_PLAIN = 2  # columns of numbers without their titles
 _N_BYTES = 19_500  # of the whole part, up to which further columns are shown
@@ -51,9 +53,11 @@ def outline(view: View) -> Markup:
     of the other columns as fit into `_N_BYTES`, with their titles. The first findings are listed above the rows.
     Rows deeper than `view.depth` are not shown.
     """
+    findings = list(_findings(view.table, view.series))
+    view = folded(with_counts(view))
     table, series = view.table, view.series
     depth = MAX_NESTING if view.depth is None else min(view.depth, MAX_NESTING)
-    rows, n_left_out = truncate(table, MAX_LINES, depth)
+    rows, n_left_out = first_rows(view, MAX_LINES, depth)
     plain = [column for column in view.columns_beside if column.format in WRITE][:_N_PLAIN]
     titles = ", ".join(["type", *(times_text(each) for each in series[:1]), *(column.title for column in plain)])
     parts = [
@@ -62,8 +66,8 @@ def outline(view: View) -> Markup:
         f"\n<i>name: {text(titles)}",
         left_out := _Slot(),
         "</i>\n",
-        *_findings(table, series),
-        *_lines(table, rows, n_left_out.tolist(), plain, series),
+        *findings,
+        *_lines(view, rows, n_left_out.tolist(), plain),
     ]
     if len(rows) < len(table):
         parts.append(f"… {count_text(len(table) - len(rows))} of {count_text(len(table))} rows are not shown here.\n")
@@ -127,15 +131,14 @@ def _findings(table: TreeTable, series: Sequence[Series]) -> Iterator[str]:
         yield f"… {count_text(len(marks) - _N_FINDINGS)} more findings\n"
 
 
-def _lines(
-    table: TreeTable, rows: np.ndarray, n_left_out: list[int], numeric: Sequence[Column], series: Sequence[Series]
-) -> Iterator[str | _Slot]:
+def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequence[Column]) -> Iterator[str | _Slot]:
     """One line for each row, with a slot for further columns. Arrows have a margin.
 
     The line of an open node is the <summary> of its <details>.
     """
+    table, series = view.table, view.series
     depths, ends, codes = table.depth[rows].tolist(), table.end[rows].tolist(), table.fact_codes[rows].tolist()
-    n_open = _n_open_levels(table.depth[rows])
+    opened = open_first(view)[rows].tolist()
     facts = {code: _facts_text(table.facts[code]) for code in set(codes)}
     label = cache(lambda label: text(_short(label)))
     numbers = list(map("".join, zip(_history(series, rows), _numbers(table, rows, numeric), strict=True)))
@@ -149,7 +152,7 @@ def _lines(
         line = f"{indent}{label(table.key(row).label if row else table.name)}: {facts[codes[i]]}{numbers[i]}"
         after = "".join([_note(table, note) for note in table.notes[row]]) if row in table.notes else ""
         shows_some = i + 1 < len(chosen) and chosen[i + 1] < ends[i]
-        is_open = shows_some and depths[i] < n_open
+        is_open = shows_some and opened[i]
         if found_inside[i] and not is_open:
             after += f" <b>{found_inside[i]}</b>"
         if shows_some:
@@ -163,11 +166,6 @@ def _lines(
         yield inside.pop()[1]
 
 
-def _n_open_levels(depths: np.ndarray) -> int:
-    """How many levels of nodes are open at first: about `_N_OPEN` rows are visible."""
-    return max(1, int(np.searchsorted(np.cumsum(np.bincount(depths)), _N_OPEN, side="right")) - 1)
-
-
 def _numbers(table: TreeTable, rows: np.ndarray, columns: Sequence[Column]) -> list[str]:
     """The text of each row's numbers."""
     texts = []
@@ -177,6 +175,8 @@ def _numbers(table: TreeTable, rows: np.ndarray, columns: Sequence[Column]) -> l
         hidden = hidden_value(column)
         is_bad = [False] * len(rows) if column.bad is None else column.bad[rows].tolist()
         written = ["" if x != x or x == hidden else f", {write(x)}" for x in values.tolist()]
+        for i, span in span_texts(column.spans, rows, write):
+            written[i] = f", {span}"
         texts.append([f", {BAD}" if bad else content for content, bad in zip(written, is_bad, strict=True)])
     return list(map("".join, zip(*texts, strict=True))) if texts else [""] * len(rows)
 

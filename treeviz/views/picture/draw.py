@@ -14,10 +14,11 @@ from treeviz.views.picture.columns import GLYPHS, CellColumn, SparklineColumn
 from treeviz.views.picture.shapes import GAP, ROW, Box, Line, Picture, Shape, Text, width_of
 from treeviz.views.text.brief import with_counts
 from treeviz.views.text.cells import fact_parts, note_part, type_cells
+from treeviz.views.text.first_rows import first_rows
+from treeviz.views.text.folded import folded
 from treeviz.views.text.guides import LeftOut, guides, key_labels
 from treeviz.views.text.sparklines import marks_by_row, marks_inside, steps_text, times_text
 from treeviz.views.text.terminal import cut, display_width
-from treeviz.views.text.truncate import truncate
 from treeviz.views.view import View
 
 MAX_ROWS = 80
@@ -37,9 +38,9 @@ def draw(view: View, *, max_rows: int = MAX_ROWS) -> Picture:
     The cells are those of the text view. Each row shows the last value and a sparkline of the first series; badges show
     the findings of all series.
     """
-    view = with_counts(view)
+    view = folded(with_counts(view))
     table = view.table
-    truncated = truncate(table, max_rows, view.depth)
+    truncated = first_rows(view, max_rows, view.depth)
     rows, codes = truncated.rows, table.fact_codes[truncated.rows].tolist()
     labels = [cut(label, _KEY) for label in key_labels(table, rows, _MAX_LEVELS, GLYPHS)[0]]
     types = [cut(type_.rstrip(), _TYPE) for type_ in type_cells(table, rows, GLYPHS).texts]

@@ -16,7 +16,7 @@ from treeviz.tree.safe_repr import LABEL_LIMIT, aval_text, visible
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.text import terminal
-from treeviz.views.text.sparklines import ASCII_BAD, BAD, UNICODE_BAD, last_texts, sparklines
+from treeviz.views.text.sparklines import ASCII_BAD, BAD, UNICODE_BAD, last_texts, span_texts, sparklines
 from treeviz.views.text.terminal import Glyphs, cut, display_width
 
 Part = tuple[str, str]  # a style (an ANSI sequence, or "") and a text
@@ -146,7 +146,7 @@ def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> 
     bad = ASCII_BAD if glyphs.dots.isascii() else UNICODE_BAD
     sparks = sparklines(main, rows, _N_CHARACTERS, bars=glyphs.heights[1:], bad=bad)
     title = glyphs.fit(cut(visible(main.title), _LABEL))
-    return [_right(title, last_texts(main, rows), everything), _left("", sparks, everything)]
+    return [_right(title, list(map(glyphs.fit, last_texts(main, rows))), everything), _left("", sparks, everything)]
 
 
 def _numbers(column: Column, levels: np.ndarray, codes: np.ndarray, rows: np.ndarray, glyphs: Glyphs) -> Cells:
@@ -156,6 +156,12 @@ def _numbers(column: Column, levels: np.ndarray, codes: np.ndarray, rows: np.nda
     texts = ["" if level != level or level == hidden else write(level) for level in levels.tolist()]
     if column.bad is not None:
         texts, codes = [*texts, BAD], np.where(column.bad[rows], len(texts), codes)
+    if column.spans is not None:
+        codes = codes.copy()
+        for i, text in span_texts(column.spans, rows, write):
+            if texts[codes[i]] != BAD:
+                codes[i] = len(texts)
+                texts.append(glyphs.fit(text))
     return _right(glyphs.fit(column.title), texts, codes)
 
 

@@ -106,17 +106,16 @@ class LeftOut:
     """
 
     def __init__(self, table: TreeTable, columns: Sequence[Column], truncated: Truncated, dots: str) -> None:
-        self._truncated, self._end, self._dots = truncated, table.end, dots
+        self._truncated, self._dots = truncated, dots
         waits = _shows_some(truncated, table.parent[truncated.rows])
         self.closed = np.flatnonzero((truncated.n_left_out > 0) & ~waits)
         if not truncated.n_left_out.any():
             return
-        self._start = np.arange(1, len(table) + 1)  # of each row: its first child that is not shown
-        np.maximum.at(self._start, table.parent[truncated.rows[1:]], table.end[truncated.rows[1:]])
-        self._n_leaves = _before(np.array([facts.leaves for facts in table.facts])[table.fact_codes])
+        leaves = np.array([facts.leaves for facts in table.facts])
+        self._n_leaves = _not_shown(table, truncated.rows, leaves[table.fact_codes])
         self._stacks = set(table.parent[table.is_layer].tolist())
         sizes = next((c for c in columns if c.format == "bytes" and c.rollup == "sum"), None)
-        self._n_bytes = None if sizes is None else _before(sizes.values)
+        self._n_bytes = None if sizes is None else _not_shown(table, truncated.rows, sizes.values)
 
     def inside(self, shown: int) -> str:
         """For a node that shows no child: a badge in its own line, whose columns show the sizes."""
@@ -125,15 +124,17 @@ class LeftOut:
     def text(self, shown: int) -> str:
         """For a node that shows some of its children: a line of its own."""
         row = self._truncated.rows[shown]
-        start, end = self._start[row], self._end[row]
-        n_leaves = int(self._n_leaves[end] - self._n_leaves[start])
+        n_leaves = int(self._n_leaves[shown])
         sizes = [f"{count_text(n_leaves)} {'leaf' if n_leaves == 1 else 'leaves'}"] if row not in self._stacks else []
-        if self._n_bytes is not None and self._n_bytes[end] > self._n_bytes[start]:
-            sizes.append(bytes_text(int(self._n_bytes[end] - self._n_bytes[start])))
+        if self._n_bytes is not None and self._n_bytes[shown] > 0:
+            sizes.append(bytes_text(self._n_bytes[shown]))
         more = f"{self._dots} {count_text(self._truncated.n_left_out[shown])} more"
         return f"{more} ({', '.join(sizes)})" if sizes else more
 
 
-def _before(values: np.ndarray) -> np.ndarray:
-    """[n + 1]: the sum of the values before each index."""
-    return np.concatenate([[0], np.cumsum(values)])
+def _not_shown(table: TreeTable, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """[n_shown]: the sum over the children of each shown row that are not shown, and all below them."""
+    sums = table.roll(values, "sum")
+    missing = (sums - values)[rows]
+    np.subtract.at(missing, np.searchsorted(rows, table.parent[rows[1:]]), sums[rows[1:]])
+    return missing

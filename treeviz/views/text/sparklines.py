@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -72,7 +72,7 @@ def shapes_of(series: Series, rows: np.ndarray, n_columns: int) -> Shapes:
 def series_of(series: Series, rows: np.ndarray) -> Series:
     """The series of some rows only, without marks."""
     low, high = (None if part is None else part[rows] for part in (series.low, series.high))
-    return replace(series, values=series.values[rows], bad=series.bad[rows], low=low, high=high, marks=())
+    return replace(series, values=series.values[rows], bad=series.bad[rows], low=low, high=high, marks=(), spans=None)
 
 
 def last_values(series: Series, rows: np.ndarray) -> np.ndarray:
@@ -83,7 +83,24 @@ def last_values(series: Series, rows: np.ndarray) -> np.ndarray:
 def last_texts(series: Series, rows: np.ndarray) -> list[str]:
     """The same as text. `BAD` where anything was not finite: the value then covers the finite numbers only."""
     pairs = zip(last_values(series, rows).tolist(), series.bad[rows, -1].tolist(), strict=True)
-    return [BAD if bad else number_text(value) if value == value else "" for value, bad in pairs]
+    texts = [BAD if bad else number_text(value) if value == value else "" for value, bad in pairs]
+    for i, text in span_texts(series.spans, rows, number_text):
+        texts[i] = texts[i] if texts[i] == BAD else text
+    return texts
+
+
+def span_texts(
+    spans: tuple[np.ndarray, np.ndarray] | None, rows: np.ndarray, write: Callable[[float], str]
+) -> Iterator[tuple[int, str]]:
+    """Pairs of an index into `rows` and "0.1…0.3", where a row stands for several values: in two digits, or four."""
+    if spans is None:
+        return
+    low, high = (part[rows] for part in spans)
+    for i in np.flatnonzero(low < high).tolist():
+        ends = low[i].item(), high[i].item()
+        texts = [write(end) if isinstance(end, int) else write(float(f"{end:.2g}")) for end in ends]
+        texts = texts if texts[0] != texts[1] else [write(end) for end in ends]
+        yield i, "…".join(dict.fromkeys(texts))
 
 
 def marks_by_row(series: Sequence[Series]) -> dict[int, list[tuple[Series, FindingMark]]]:

@@ -25,11 +25,13 @@ from treeviz.views.text.cells import (
     series_cells,
     type_cells,
 )
+from treeviz.views.text.first_rows import first_rows
+from treeviz.views.text.folded import folded
 from treeviz.views.text.guides import LeftOut, guides, key_labels
 from treeviz.views.text.outliers import outlier_lines
 from treeviz.views.text.sparklines import BAD, marks_inside
 from treeviz.views.text.terminal import BOLD, CYAN, DIM, RED, RESET, YELLOW, Glyphs, cut, display_width
-from treeviz.views.text.truncate import Truncated, truncate
+from treeviz.views.text.truncate import Truncated
 from treeviz.views.view import View
 
 MAX_LEVELS = 40  # of indentation; deeper rows show their depth as a number
@@ -37,6 +39,7 @@ _GAP = "  "
 # Where the width is limited: the least columns of a key, a type, the details; of a label behind a long guide
 _KEY, _TYPE, _DETAILS = 16, 12, 20
 _LABEL = 10
+_LEAST = 6  # columns of a detail that is cut
 _HEADLINE = 500  # characters of a part
 _TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem
 _UNLIMITED_KEY = 60  # without a limit, a longer key shifts the rest of its line
@@ -49,6 +52,7 @@ def text(
     max_rows: int | None = None,
     color: bool = False,
     glyphs: Glyphs = terminal.UNICODE,
+    fold: bool = False,
 ) -> str:
     """The tree as text, a line for each row: its key, its type, the view's columns, badges and static fields.
 
@@ -62,10 +66,12 @@ def text(
       max_rows: The most lines of rows: the first ones of every subtree. None: all.
       color: Write ANSI colours; see `terminal_color`.
       glyphs: The characters to draw with; see `glyphs_of`.
+      fold: Show a run of alike siblings as one row; see `treeviz.views.text.folded`.
     """
-    view = with_counts(view)
+    whole, view = view, with_counts(view)
+    view = folded(view) if fold else view
     table, series = view.table, view.series
-    truncated = truncate(table, max_rows, view.depth)
+    truncated = first_rows(view, max_rows, view.depth)
     n_levels = MAX_LEVELS
     labels, key_widths = key_labels(table, truncated.rows, n_levels, glyphs)
     left_out = LeftOut(table, view.columns, truncated, glyphs.dots)
@@ -104,7 +110,7 @@ def text(
         line = f"{prefix}{label}{' ' * blank}{middles[shown]}{ending}"
         lines.append(line if ending else line.rstrip())
     if series:
-        lines.extend(outlier_lines(table, series, glyphs, width=width, color=color))
+        lines.extend(outlier_lines(whole.table, whole.series, glyphs, width=width, color=color))
     return "\n".join(lines)
 
 
@@ -152,7 +158,7 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
     none = -len(_GAP)
     wanted = min(details.width, _TROUBLE_WANTS if details.any_trouble else _DETAILS) if details.width else none
     needed = max(details.inside, _TROUBLE if details.any_trouble else none)
-    type_ = min(cells[0].width, max(2 * _TYPE, width // 3))
+    type_ = min(cells[0].width, max(2 * _TYPE, width * 45 // 100))
     fits = key + len(_GAP) + type_ <= width - len(_GAP) - needed
     names = key if fits else min(key, max(_KEY, width * 45 // 100))
     while left(names) < wanted and any(cell.is_extra for cell in cells):
@@ -224,8 +230,9 @@ class _Details:
         texts = []
         for style, text in parts:
             gap = len(_GAP) if texts else 0
-            text = cut(self._glyphs.fit(text), width - gap, self._glyphs.dots)
-            if not text:
+            whole = self._glyphs.fit(text)
+            text = cut(whole, width - gap, self._glyphs.dots)
+            if not text or (text != whole and width - gap < _LEAST):
                 break
             width -= gap + display_width(text)
             texts.append(f"{style}{text}{RESET}" if color and style else text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,8 @@ _GOOD_FILL = 0.9  # of the most lines that any share fills
 
 
 class Truncated(NamedTuple):
-    """The rows that are shown, in the tree's order. A shown node shows all, the first few or none of its children.
+    """The rows that are shown, in the tree's order. A shown node shows all, the first few or none of its children,
+    and those of them that are kept or lead to one that is.
 
     Attributes:
       rows: int[n_shown].
@@ -24,11 +26,22 @@ class Truncated(NamedTuple):
     n_left_out: np.ndarray
 
 
-def truncate(table: TreeTable, max_rows: int | None = None, max_depth: int | None = None) -> Truncated:
+def truncate(
+    table: TreeTable,
+    max_rows: int | None = None,
+    max_depth: int | None = None,
+    *,
+    weights: np.ndarray | None = None,
+    kept: Iterable[int] = (),
+) -> Truncated:
     """The first rows of every subtree: level by level, the same number of children for every node.
 
     A level takes only a share of the remaining lines, so that deeper levels are shown, too. `max_rows` includes the
     line "… 12 more" of a node that shows some of its children.
+
+    Args:
+      weights: [n_rows]: of two nodes the heavier one opens first, if there is no room for both.
+      kept: Rows that are shown before all others, the first ones if a third of the lines has no room for all.
     """
     n_children = np.bincount(table.parent[1:], minlength=len(table))
     if max_depth is None:
@@ -36,16 +49,39 @@ def truncate(table: TreeTable, max_rows: int | None = None, max_depth: int | Non
     else:
         rows = np.flatnonzero(table.depth <= max_depth)
     if max_rows is not None and len(rows) > max_rows:
-        levels = _Levels(table, n_children, max_rows, max_depth)
-        tries: list[tuple[int, np.ndarray]] = []
-        for share in (0.5, 0.7, 0.85, 1.0):
-            tries.append(levels.fill(share))
-            if tries[-1][0] >= _GOOD_FILL * max_rows:  # each takes seconds if there are 100,000 levels
+        paths = _paths(table, kept, max_rows // 3, max_depth)
+        room = max_rows
+        while True:
+            chosen = _Levels(table, n_children, room, max_depth, weights).choice()
+            rows = np.union1d(chosen, paths)
+            excess = _n_lines(table, n_children, rows) - max_rows
+            if excess <= 0 or room == 1:
                 break
-        most = max(n_lines for n_lines, _ in tries)
-        rows = next(chosen for n_lines, chosen in tries if n_lines >= _GOOD_FILL * most)
+            room = max(1, room - excess)
     n_shown = np.bincount(table.parent[rows[1:]], minlength=len(table))
     return Truncated(rows, (n_children - n_shown)[rows])
+
+
+def _paths(table: TreeTable, kept: Iterable[int], most: int, max_depth: int | None) -> np.ndarray:
+    """The rows to keep and those above them, at most so many."""
+    found: set[int] = set()
+    for row in kept:
+        if table.depth[row] > 10 * most:
+            continue
+        path = []
+        while row > 0 and row not in found:
+            path.append(row)
+            row = int(table.parent[row])
+        path = [row for row in path if max_depth is None or table.depth[row] <= max_depth]
+        if len(found) + len(path) > most:
+            break
+        found.update(path)
+    return np.array(sorted(found), dtype=int)
+
+
+def _n_lines(table: TreeTable, n_children: np.ndarray, rows: np.ndarray) -> int:
+    n_shown = np.bincount(table.parent[rows[1:]], minlength=len(table))
+    return len(rows) + int(np.count_nonzero((n_shown > 0) & (n_shown < n_children)))
 
 
 class _Levels(NamedTuple):
@@ -53,6 +89,17 @@ class _Levels(NamedTuple):
     n_children: np.ndarray
     max_rows: int
     max_depth: int | None
+    weights: np.ndarray | None = None
+
+    def choice(self) -> np.ndarray:
+        """The rows that fill the lines well and leave most of them to deep levels."""
+        tries: list[tuple[int, np.ndarray]] = []
+        for share in (0.5, 0.7, 0.85, 1.0):
+            tries.append(self.fill(share))
+            if tries[-1][0] >= _GOOD_FILL * self.max_rows:  # each takes seconds if there are 100,000 levels
+                break
+        most = max(n_lines for n_lines, _ in tries)
+        return next(chosen for n_lines, chosen in tries if n_lines >= _GOOD_FILL * most)
 
     def fill(self, share: float) -> tuple[int, np.ndarray]:
         """The number of lines, and the rows, if each level takes at most this share of the remaining lines."""
@@ -63,6 +110,9 @@ class _Levels(NamedTuple):
             room = self.max_rows - n_lines
             if bool(np.any(self.table.end[level] - level - 1 > n_inside)):  # the level below has children itself
                 room = max(1, int(room * share))
+            if self.weights is not None:
+                level = level[np.argsort(-self.weights[level], kind="stable")]
+                n_inside = self.n_children[level]
             n_each = _shared(n_inside, room)
             n_lines += int(n_each.sum() + np.count_nonzero((n_each > 0) & (n_each < n_inside)))
             children = self._first_children(level, n_each)

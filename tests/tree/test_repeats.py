@@ -1,0 +1,59 @@
+"""Which siblings are folded into one row: the cases that the front end is tested with too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeviz.tree.repeats import LEAST, fold
+from treeviz.tree.walk import walk
+
+CASES = json.loads((Path(__file__).parents[1] / "fold_cases.json").read_text("utf-8"))
+
+inner = st.sampled_from([1, [1], [1, 1, 1], {"a": 1}, {"a": [1, 1]}])
+trees = st.lists(st.one_of(inner, st.lists(inner, max_size=6)), max_size=8)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["what"] for case in CASES])
+def test_runs_are_those_of_the_rule(case):
+    found = fold(walk(case["tree"]), case.get("wrong", ()))
+    assert [{"label": run.label, "rows": run.rows.tolist()} for _, run in sorted(found.runs.items())] == case["folded"]
+    assert found.rows.tolist() == case["shown"]
+
+
+def subtree(table, row):
+    inside = range(row + 1, int(table.end[row]))
+    return table.fact_codes[row], [(table.depth[i], table.key(i), table.fact_codes[i]) for i in inside]
+
+
+@settings(deadline=None)
+@given(trees, st.lists(st.integers(0, 60), max_size=4))
+def test_a_folded_row_stands_for_subtrees_that_are_equal_row_by_row(tree, wrong):
+    table = walk(tree)
+    found = fold(table, [row for row in wrong if row < len(table)])
+    for shown, run in found.runs.items():
+        assert len(run.rows) >= LEAST and found.rows[shown] == run.rows[0]
+        assert len({repr(subtree(table, row)) for row in run.rows.tolist()}) == 1
+    stands_for = found.rows[found.place]
+    assert np.array_equal(stands_for[found.rows], found.rows)
+    assert np.array_equal(table.fact_codes[stands_for], table.fact_codes)
+    assert np.array_equal(table.depth[stands_for], table.depth)
+
+
+def test_a_tree_without_repeats_is_shown_as_it_is():
+    table = walk([[[[1]], 2], 3])
+    found = fold(table)
+    assert not found.runs and found.rows.tolist() == found.place.tolist() == list(range(len(table)))
+
+
+def test_a_deep_chain_is_not_folded_and_a_wide_list_is():
+    tree: object = 1
+    for _ in range(20_000):
+        tree = [tree, 1]
+    assert not fold(walk(tree)).runs
+    assert fold(walk([[1, 2]] * 20_000)).rows.tolist() == [0, 1, 2, 3]

@@ -1,0 +1,172 @@
+"""Repeats: runs of siblings that are alike, as the layers of a model, which views show as one row.
+
+The rule, for every view; `tests/fold_cases.json` tests what implements it, here and in the front end:
+
+- Two siblings are *alike* if their keys differ in numbers only, and their subtrees in nothing. Keys: both are indices
+  of a list or tuple, or both labels have a digit and are equal once every run of the digits 0 to 9 is written as one 0
+  (`h_7` and `h_11`, not `query` and `value`). Subtrees: as many rows, and row by row the same depth and the same facts
+  (`fact_codes`: type, shape, dtype, static fields, sharding …), and below the first row the same key (`key_codes`).
+  Columns, notes and series do not matter.
+- A *run* is a sequence of siblings, each alike the one before it.
+- A member of a run *stands out* if a wrong row is in its subtree: one with a finding, NaN or an error. Of more than
+  `MOST_OUT` such members the first ones do, in the order of the wrong rows, worst first; if all members are such, none
+  does. These keep rows of their own.
+- The other members are *folded* if they are `LEAST` or more: one row stands for them, the first, and the rows inside
+  it for those of all. Runs inside a folded row, or inside a member that stands out, are folded in the same way.
+- The row is called after the least and the greatest of its keys, in the order of their numbers: `[0…79] ×80`,
+  `h_0…h_11 ×12`. Of the second, if it is longer than 12 characters, only what differs: `transformer_0…11 ×12`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from os.path import commonprefix
+from string import digits
+from typing import NamedTuple
+
+import numpy as np
+
+from treeviz.tree.table import TreeTable
+
+LEAST = 3  # members of a folded run
+MOST_OUT = 3  # members that stand out of a run
+_AT_ONCE = 1 << 20  # rows that are compared
+_LONG = 12  # characters of a key whose start is not repeated
+_NUMBER = re.compile("[0-9]+")
+
+
+class Run(NamedTuple):
+    """Siblings that are folded into one row.
+
+    Attributes:
+      rows: int[k]: the rows of the siblings, in order; the first stands for all.
+      label: "[0…79] ×80".
+    """
+
+    rows: np.ndarray
+    label: str
+
+
+class Repeats(NamedTuple):
+    """The rows that are shown where runs are folded.
+
+    Attributes:
+      rows: int[n_shown]: their numbers, in order.
+      place: int[n_rows]: of each row of the table, the index into `rows` of the one that stands for it.
+      runs: The folded runs, by index into `rows`.
+    """
+
+    rows: np.ndarray
+    place: np.ndarray
+    runs: dict[int, Run]
+
+
+def fold(table: TreeTable, wrong: Sequence[int] | np.ndarray = ()) -> Repeats:
+    """Fold the runs of a table. Takes O(n log n) time for n rows, whatever the depth.
+
+    Args:
+      wrong: The rows with a finding, NaN or an error, worst first.
+    """
+    stands_for = np.arange(len(table))  # of each row: the row that stands for it, if no run above is folded
+    is_hidden = np.zeros(len(table), bool)
+    runs: list[Run] = []
+    ranks = np.full(len(table), len(wrong))
+    ranks[np.asarray(wrong, int)[::-1]] = np.arange(len(wrong))[::-1]
+    for members in _runs(table):
+        if is_hidden[members[0]]:
+            continue
+        start, stop = int(members[0]), int(table.end[members[-1]])
+        out = _standing_out(ranks[start:stop], len(members), len(wrong))
+        if len(members) - len(out) < LEAST:
+            continue
+        folded = np.delete(members, out)
+        size, first = int(members[1]) - start, int(folded[0])
+        own = np.array([False] * len(members))
+        own[out] = True
+        own = np.repeat(own, size)
+        stands_for[start:stop] = np.where(own, np.arange(start, stop), first + np.arange(stop - start) % size)
+        is_hidden[start:stop] = ~own
+        is_hidden[first : first + size] = False
+        runs.append(Run(folded, _label(table, folded)))
+    while not np.array_equal(further := stands_for[stands_for], stands_for):
+        stands_for = further
+    rows = np.flatnonzero(~is_hidden)
+    place = np.searchsorted(rows, stands_for)
+    return Repeats(rows, place, {int(place[run.rows[0]]): run for run in runs})
+
+
+def _standing_out(ranks: np.ndarray, n_members: int, n_wrong: int) -> np.ndarray:
+    """int[k]: which members of a run stand out, from the ranks of its rows among the wrong ones."""
+    best = ranks.reshape(n_members, -1).min(axis=1)
+    worst_first = np.argsort(best, kind="stable")
+    is_wrong = best[worst_first] < n_wrong
+    return worst_first[is_wrong][: 0 if is_wrong.all() else MOST_OUT]
+
+
+def _runs(table: TreeTable) -> Iterator[np.ndarray]:
+    """The rows of the members of each run of `LEAST` or more siblings, outer runs before those inside."""
+    by_parent = np.argsort(table.parent, kind="stable")
+    is_alike = _next_is_alike(table)[by_parent]
+    before = np.append(False, is_alike[:-1])
+    first, last = np.flatnonzero(is_alike & ~before), np.flatnonzero(before & ~is_alike)
+    is_long = last - first + 1 >= LEAST
+    first, last = first[is_long], last[is_long]
+    for i in np.argsort(by_parent[first]).tolist():
+        yield by_parent[first[i] : last[i] + 1]
+
+
+def _next_is_alike(table: TreeTable) -> np.ndarray:
+    """bool[n_rows]: whether the row has a next sibling, and that is alike."""
+    end, facts, keys, depth = table.end, table.fact_codes, table.key_codes, table.depth
+    pattern = _patterns(table)[keys]
+    row = np.arange(1, len(table))
+    row = row[(end[row] < end[table.parent[row]]) & (pattern[row] >= 0)]
+    following = end[row].astype(np.int64)
+    size = following - row
+    fit = (end[following] - following == size) & (facts[following] == facts[row]) & (pattern[following] == pattern[row])
+    row, size = row[fit], size[fit]
+    found = np.zeros(len(table), bool)
+    done, before = 0, np.append(0, np.cumsum(size))
+    while done < len(row):
+        upto = max(done + 1, int(np.searchsorted(before, before[done] + _AT_ONCE, side="right")) - 1)
+        some, sizes = row[done:upto], size[done:upto]
+        which = np.repeat(np.arange(len(some)), sizes)
+        inside = np.arange(len(which)) - np.repeat(before[done:upto] - before[done], sizes)
+        one = some[which] + inside
+        other = one + sizes[which]
+        differs = (depth[one] != depth[other]) | (facts[one] != facts[other])
+        differs |= (keys[one] != keys[other]) & (inside > 0)
+        found[some] = np.bincount(which[differs], minlength=len(some)) == 0
+        done = upto
+    return found
+
+
+def _patterns(table: TreeTable) -> np.ndarray:
+    """int[n_keys]: equal for keys that differ in numbers only; -1 for one without a number."""
+    known: dict[str, int] = {}
+    patterns = [0]  # of the indices of lists and tuples
+    for key in table.keys[1:]:
+        pattern, n_numbers = _NUMBER.subn("0", key.label)
+        patterns.append(1 + known.setdefault(pattern, len(known)) if n_numbers else -1)
+    return np.array(patterns)
+
+
+def _label(table: TreeTable, rows: np.ndarray) -> str:
+    """ "[0…79] ×80", "h_0…h_11 ×12"."""
+    if not table.key_codes[rows[0]]:
+        first, last = table.key(int(rows[0])).label, table.key(int(rows[-1])).label
+    else:
+        labels = [table.key(row).label for row in rows.tolist()]
+        labels.sort(key=lambda label: [(len(number), number) for number in _numbers(label)])
+        first, last = labels[0], labels[-1]
+    same = commonprefix([first, last]).rstrip(digits)  # noqa: RUF071 (characters are meant)
+    if first[0] == "[" and first[-1] == "]":
+        names = f"{first[:-1]}…{last[len(same) :]}"
+    else:
+        names = f"{first}…{last.removeprefix('.') if len(last) <= _LONG else last[len(same) :]}"
+    return f"{names} ×{len(rows):,}"
+
+
+def _numbers(label: str) -> list[str]:
+    return [number.lstrip("0") for number in _NUMBER.findall(label)]

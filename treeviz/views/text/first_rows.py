@@ -1,0 +1,80 @@
+"""Which rows of a view are shown if there is no room for all, and which nodes are open at first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+import numpy as np
+
+from treeviz.tree.column import Column
+from treeviz.views.text.truncate import Truncated, truncate
+from treeviz.views.view import View
+
+N_OPEN = 25  # rows that are visible at first
+_TROUBLE = ("error", "cycle", "hides", "nonfinite")  # notes
+
+
+def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Truncated:
+    """The rows that are shown: those with a finding, an error or NaN, and the largest leaf, before all others."""
+    table = view.table
+    if max_rows is None or len(table) <= max_rows:
+        return truncate(table, max_rows, max_depth)
+    weights = _weights(view)
+    leaves = table.measured
+    largest = leaves[np.argmax(weights[leaves])].tolist() if len(leaves) else 0
+    return truncate(table, max_rows, max_depth, weights=weights, kept=[*wrong_rows(view), largest])
+
+
+def open_first(view: View, n_rows: int = N_OPEN) -> np.ndarray:
+    """bool[n_rows of the table]: the nodes that are open at first.
+
+    The root is. Then, as long as fewer than `n_rows` rows are visible, the closed node that holds the most bytes (of
+    equal ones the first; in a tree without bytes the most leaves) opens, if it is less deep than `view.depth`. With
+    a `view.depth`, all nodes above it are open.
+    """
+    table, is_open = view.table, np.zeros(len(view.table), bool)
+    if view.depth is not None:
+        return table.depth < view.depth
+    weights, heap, n_visible = _weights(view), [(0.0, 0)], 1
+    while heap and n_visible < n_rows:
+        _, node = heappop(heap)
+        is_open[node] = True
+        children = table.children(node)
+        n_visible += len(children)
+        for child in children:
+            if table.end[child] > child + 1:
+                heappush(heap, (-float(weights[child]), child))
+    return is_open
+
+
+def wrong_rows(view: View) -> list[int]:
+    """The rows with a finding, an error or NaN, each once, worst first: findings in their order, the others by row."""
+    return list(dict.fromkeys(_wrong(view)))
+
+
+def sizes_of(view: View) -> Column | None:
+    """The column of bytes."""
+    columns = (*view.columns, *view.table.columns.values())
+    return next((column for column in columns if column.format == "bytes" and column.rollup == "sum"), None)
+
+
+def _weights(view: View) -> np.ndarray:
+    """[n_rows]: the bytes of each subtree; the leaves, if there are none."""
+    sizes = sizes_of(view)
+    if sizes is not None and (weights := view.table.rolled(sizes))[0] > 0:
+        return np.nan_to_num(weights)
+    leaves = np.array([facts.leaves for facts in view.table.facts], np.int64)
+    return view.table.roll(leaves[view.table.fact_codes], "sum")
+
+
+def _wrong(view: View) -> Iterator[int]:
+    yield from (mark.row for each in view.series for mark in each.marks if mark.severity != "info")
+    for row in sorted(view.table.notes):
+        if any(note.kind in _TROUBLE for note in view.table.notes[row]):
+            yield row
+    for column in view.columns:
+        if column.bad is not None:
+            yield from np.flatnonzero(column.bad).tolist()
+    for each in view.series:
+        yield from np.flatnonzero(each.bad.any(axis=1)).tolist()
