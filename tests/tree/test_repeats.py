@@ -21,7 +21,7 @@ trees = st.lists(st.one_of(inner, st.lists(inner, max_size=6)), max_size=8)
 
 @pytest.mark.parametrize("case", CASES, ids=[case["what"] for case in CASES])
 def test_runs_are_those_of_the_rule(case):
-    found = fold(walk(case["tree"]), case.get("wrong", ()))
+    found = fold(walk(case["tree"]), case.get("wrong", ()), case.get("nan", ()))
     assert [{"label": run.label, "rows": run.rows.tolist()} for _, run in sorted(found.runs.items())] == case["folded"]
     assert found.rows.tolist() == case["shown"]
 
@@ -32,10 +32,10 @@ def subtree(table, row):
 
 
 @settings(deadline=None)
-@given(trees, st.lists(st.integers(0, 60), max_size=4))
-def test_a_folded_row_stands_for_subtrees_that_are_equal_row_by_row(tree, wrong):
+@given(trees, st.lists(st.integers(0, 60), max_size=4), st.lists(st.integers(0, 60), max_size=4))
+def test_a_folded_row_stands_for_subtrees_that_are_equal_row_by_row(tree, wrong, nan):
     table = walk(tree)
-    found = fold(table, [row for row in wrong if row < len(table)])
+    found = fold(table, *([row for row in rows if row < len(table)] for rows in (wrong, nan)))
     for shown, run in found.runs.items():
         assert len(run.rows) >= LEAST and found.rows[shown] == run.rows[0]
         assert len({repr(subtree(table, row)) for row in run.rows.tolist()}) == 1

@@ -8,9 +8,9 @@ The rule, for every view; `tests/fold_cases.json` tests what implements it, here
   (`fact_codes`: type, shape, dtype, static fields, sharding …), and below the first row the same key (`key_codes`).
   Columns, notes and series do not matter.
 - A *run* is a sequence of siblings, each alike the one before it.
-- A member of a run *stands out* if a wrong row is in its subtree: one with a finding, NaN or an error. Of more than
-  `MOST_OUT` such members the first ones do, in the order of the wrong rows, worst first; if all members are such, none
-  does. These keep rows of their own.
+- A member of a run *stands out* if a wrong row, one with a finding or an error, is in its subtree; or one with NaN,
+  unless all members have one or the other. Of more than `MOST_OUT` such members the first ones stand out, in the order
+  of the wrong rows, worst first, and then of those with NaN. These keep rows of their own.
 - The other members are *folded* if they are `LEAST` or more: one row stands for them, the first, and the rows inside
   it for those of all. Runs inside a folded row, or inside a member that stands out, are folded in the same way.
 - The row is called after the least and the greatest of its keys, in the order of their numbers: `[0…79] ×80`,
@@ -62,22 +62,24 @@ class Repeats(NamedTuple):
     runs: dict[int, Run]
 
 
-def fold(table: TreeTable, wrong: Sequence[int] | np.ndarray = ()) -> Repeats:
+def fold(table: TreeTable, wrong: Sequence[int] = (), nan: Sequence[int] = ()) -> Repeats:
     """Fold the runs of a table. Takes O(n log n) time for n rows, whatever the depth.
 
     Args:
-      wrong: The rows with a finding, NaN or an error, worst first.
+      wrong: The rows with a finding or an error, worst first.
+      nan: The rows with NaN or infinities.
     """
     stands_for = np.arange(len(table))  # of each row: the row that stands for it, if no run above is folded
     is_hidden = np.zeros(len(table), bool)
     runs: list[Run] = []
-    ranks = np.full(len(table), len(wrong))
-    ranks[np.asarray(wrong, int)[::-1]] = np.arange(len(wrong))[::-1]
+    ranked = np.array([*wrong, *nan], int)
+    ranks = np.full(len(table), len(ranked))
+    ranks[ranked[::-1]] = np.arange(len(ranked))[::-1]
     for members in _runs(table):
         if is_hidden[members[0]]:
             continue
         start, stop = int(members[0]), int(table.end[members[-1]])
-        out = _standing_out(ranks[start:stop], len(members), len(wrong))
+        out = _standing_out(ranks[start:stop], len(members), len(wrong), len(ranked))
         if len(members) - len(out) < LEAST:
             continue
         folded = np.delete(members, out)
@@ -96,12 +98,13 @@ def fold(table: TreeTable, wrong: Sequence[int] | np.ndarray = ()) -> Repeats:
     return Repeats(rows, place, {int(place[run.rows[0]]): run for run in runs})
 
 
-def _standing_out(ranks: np.ndarray, n_members: int, n_wrong: int) -> np.ndarray:
-    """int[k]: which members of a run stand out, from the ranks of its rows among the wrong ones."""
+def _standing_out(ranks: np.ndarray, n_members: int, n_wrong: int, n_all: int) -> np.ndarray:
+    """int[k]: which members of a run stand out, from the ranks of its rows: below `n_wrong` they are wrong, below
+    `n_all` they have NaN.
+    """
     best = ranks.reshape(n_members, -1).min(axis=1)
-    worst_first = np.argsort(best, kind="stable")
-    is_wrong = best[worst_first] < n_wrong
-    return worst_first[is_wrong][: 0 if is_wrong.all() else MOST_OUT]
+    worst_first = np.argsort(best, kind="stable")[:MOST_OUT]
+    return worst_first[best[worst_first] < (n_wrong if best.max() < n_all else n_all)]
 
 
 def _runs(table: TreeTable) -> Iterator[np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import numpy as np
@@ -12,7 +11,7 @@ from treeviz.views.text.truncate import Truncated, truncate
 from treeviz.views.view import View
 
 N_OPEN = 25  # rows that are visible at first
-_TROUBLE = ("error", "cycle", "hides", "nonfinite")  # notes
+_ERRORS = ("error", "cycle", "hides")  # kinds of notes
 
 
 def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Truncated:
@@ -23,7 +22,7 @@ def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Trunc
     weights = _weights(view)
     leaves = table.measured
     largest = leaves[np.argmax(weights[leaves])].tolist() if len(leaves) else 0
-    return truncate(table, max_rows, max_depth, weights=weights, kept=[*wrong_rows(view), largest])
+    return truncate(table, max_rows, max_depth, weights=weights, kept=[*wrong_rows(view), *nan_rows(view), largest])
 
 
 def open_first(view: View, n_rows: int = N_OPEN) -> np.ndarray:
@@ -49,8 +48,22 @@ def open_first(view: View, n_rows: int = N_OPEN) -> np.ndarray:
 
 
 def wrong_rows(view: View) -> list[int]:
-    """The rows with a finding, an error or NaN, each once, worst first: findings in their order, the others by row."""
-    return list(dict.fromkeys(_wrong(view)))
+    """The rows with a finding or an error, each once, worst first: findings in their order, then errors by row."""
+    found = [mark.row for each in view.series for mark in each.marks if mark.severity != "info"]
+    return list(dict.fromkeys([*found, *_noted(view, *_ERRORS)]))
+
+
+def nan_rows(view: View) -> list[int]:
+    """The rows with NaN or infinities, each once."""
+    bad = [column.bad for column in view.columns if column.bad is not None]
+    bad += [each.bad.any(axis=1) for each in view.series]
+    return list(
+        dict.fromkeys([*_noted(view, "nonfinite"), *(row for each in bad for row in np.flatnonzero(each).tolist())])
+    )
+
+
+def _noted(view: View, *kinds: str) -> list[int]:
+    return [row for row, notes in sorted(view.table.notes.items()) if any(note.kind in kinds for note in notes)]
 
 
 def sizes_of(view: View) -> Column | None:
@@ -66,15 +79,3 @@ def _weights(view: View) -> np.ndarray:
         return np.nan_to_num(weights)
     leaves = np.array([facts.leaves for facts in view.table.facts], np.int64)
     return view.table.roll(leaves[view.table.fact_codes], "sum")
-
-
-def _wrong(view: View) -> Iterator[int]:
-    yield from (mark.row for each in view.series for mark in each.marks if mark.severity != "info")
-    for row in sorted(view.table.notes):
-        if any(note.kind in _TROUBLE for note in view.table.notes[row]):
-            yield row
-    for column in view.columns:
-        if column.bad is not None:
-            yield from np.flatnonzero(column.bad).tolist()
-    for each in view.series:
-        yield from np.flatnonzero(each.bad.any(axis=1)).tolist()

@@ -21,7 +21,7 @@ from treeviz.tree.repeats import Repeats, Run, fold
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.text.cells import note_part
-from treeviz.views.text.first_rows import sizes_of, wrong_rows
+from treeviz.views.text.first_rows import nan_rows, sizes_of, wrong_rows
 from treeviz.views.view import View
 
 _MAGNITUDE = re.compile("(norm|rms)$")  # columns in which a value far from the others is named
@@ -34,7 +34,7 @@ def folded(view: View) -> View:
 
     Totals stay those of the whole tree. Costs some 0.1 µs a row, and the columns of the view.
     """
-    repeats = fold(view.table, wrong_rows(view))
+    repeats = fold(view.table, wrong_rows(view), nan_rows(view))
     if not repeats.runs:
         return view
     fewer = _Folded(view.table, repeats)
