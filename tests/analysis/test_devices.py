@@ -281,3 +281,7 @@ def test_a_sharding_is_cut_only_where_the_width_is_limited():
     assert text in view.text()
     lines = view.text(width=80).splitlines()
     assert text not in lines[-1] and "P(('replica', '" in lines[-1] and all(len(line) <= 80 for line in lines)
+
+
+def test_keys_have_bytes_and_no_elements():
+    assert treeviz.walk(jax.random.split(jax.random.key(0), 8)).headline[:2] == ("1 leaf", "64 B")

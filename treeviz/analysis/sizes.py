@@ -68,8 +68,8 @@ def headline(table: TreeTable) -> tuple[str, ...]:
         counts = [total(of_parameters, "parameter", "parameters")] if of_parameters.any() else []
         if (of_parameters != elements).any():
             counts.append(total(elements, "element", "elements"))
-        parts += [", ".join(counts), total(n_bytes, write=bytes_text)]
-        parts += [] if at_least else _dtypes(table)
+        parts += [", ".join(counts)] if counts else []  # keys have bytes and no elements
+        parts += [total(n_bytes, write=bytes_text), *([] if at_least else _dtypes(table))]
     return tuple(parts)
 
 
