@@ -75,5 +75,16 @@ globalThis.fake = {
   send(model, content, buffers) {
     this.models[model].fire("msg:custom", content, buffers.map(bytes_of));
   },
+  // What `ipywidgets.jslink` does to a trait of two models.
+  link(name) {
+    const [one, other] = this.models;
+    const follow = (from, to) => {
+      to.set(name, from.get(name));
+      to.save_changes();
+    };
+    one.on(`change:${name}`, () => follow(one, other));
+    other.on(`change:${name}`, () => follow(other, one));
+    follow(one, other);
+  },
   drain: (model) => fake.models[model].outbox.splice(0),
 };

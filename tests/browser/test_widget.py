@@ -184,6 +184,24 @@ def test_two_views_of_a_widget_agree(explore):
     assert one.get_by_role("treeitem").count() == 1
 
 
+def test_linked_explorers_select_fold_and_sort_while_the_kernel_is_busy(explore):
+    kernel = explore(model(), model())
+    kernel.show(1, "b")
+    one, other = (kernel.page.locator(f"#{place}") for place in "ab")
+    kernel.page.evaluate("() => ['value', 'query', 'selection', 'expanded'].forEach((name) => fake.link(name))")
+    one.get_by_role("treeitem", name="layers").click()
+    kernel.page.keyboard.press("ArrowLeft")
+    other.locator("[aria-expanded=false] .key", has_text="layers").wait_for()
+    one.get_by_role("treeitem", name="embed").click(modifiers=["Control"])
+    other.locator("[aria-selected=true]").nth(1).wait_for()
+    one.locator(".head").get_by_role("button", name="bytes").click()
+    one.get_by_role("button", name="bytes, sorted descending").wait_for()
+    assert settled(kernel.page).locator("#a .row .key").all_inner_texts() == ["tree", "layers", "embed", "n"]
+    assert other.locator(".row .key").all_inner_texts() == ["tree", "embed", "layers", "n"]
+    kernel.rest()
+    assert [(widget.value, len(widget.selection)) for widget in kernel.widgets] == [("['embed']", 2)] * 2
+
+
 def test_a_view_that_is_taken_away_leaves_nothing(explore):
     kernel = explore(model())
     before = kernel.page.evaluate("() => [...fake.models[0].listeners.values()].flat().length")

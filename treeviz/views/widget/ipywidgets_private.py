@@ -77,6 +77,14 @@ class ThreadSafeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
         with self.hold_sync():
             super().notify_change(change)
 
+    def set_what_follows(self, name: str, value: Any) -> None:
+        """Set a trait to what follows from another. A page that has set that one is not told: it knows, and may have
+        moved on.
+        """
+        if self._of_thread.from_the_page:
+            self._of_thread.from_the_page.setdefault(name, value)
+        self.set_trait(name, value)
+
     def close(self) -> None:
         """Close the comm, and release all callbacks. A closed widget can still be displayed, as text."""
         layout = self.layout

@@ -169,7 +169,7 @@ class TreeWidget(DisplayedWidget):
         """Keep `selection` and `value` consistent, whichever was set."""
         rows = self.selection  # read once: another thread may set it
         if self._backend is not None:
-            self.value = path_name(self.table, rows[-1]) if rows else ""
+            self.set_what_follows("value", path_name(self.table, rows[-1]) if rows else "")
 
     @traitlets.observe("value")
     def _follow_value(self, change: Any) -> None:
@@ -177,10 +177,8 @@ class TreeWidget(DisplayedWidget):
         if self._backend is None or (rows and path_name(self.table, rows[-1]) == self.value):
             return
         row = row_of_path(self.table, self.value) if self.value else None
-        if row is not None:
-            self.selection = [row]
-        elif not self.value:
-            self.selection = []
+        if row is not None or not self.value:
+            self.set_what_follows("selection", [] if row is None else [row])
         else:
             # The page reports this itself.
             self._log(f"value: there is no {self.value[:200]} in {self.table.name}", to_page=False)
