@@ -27,6 +27,7 @@ class Kind(NamedTuple):
       has_owner: The explorer offers to search the object's referrers.
       implied_types: The classes that are omitted after "float32[3] KIND"; None: all of them.
       is_implied: "float32[3]" alone implies the kind.
+      word: What else than its name stands behind "float32[3]".
     """
 
     help: str
@@ -42,6 +43,7 @@ class Kind(NamedTuple):
     has_owner: bool = True
     implied_types: tuple[str, ...] | None = ()
     is_implied: bool = False
+    word: str = ""
 
 
 KINDS = {
@@ -75,6 +77,7 @@ KINDS = {
         no_values="shape only: no values",
         is_abstract=True,
         implied_types=("ShapeDtypeStruct", "ShapedArray"),
+        word="shape only",
     ),
     "tracer": Kind(
         "a value that is being traced",

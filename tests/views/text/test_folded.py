@@ -30,7 +30,7 @@ def test_a_row_says_how_many_it_stands_for_their_sum_and_the_range_of_their_valu
     tree["layers"][9]["w"] *= 100
     view = treeviz.render(tree, stats=True, columns=["bytes", "rms", "nan"])
     assert view.text(width=100) == textwrap.dedent("""\
-        tree · 25 leaves · 74 elements · 296 B · float32 100 % · no Inf · NaN in 1 leaf
+        tree · 25 leaves · 74 elements · 296 B · float32 100 % · NaN in 1 leaf · no Inf
                                               bytes                 rms  NaN
         tree              dict                296 B  ████████     234.1    1
         ├─ head           float32[2] numpy      8 B  ▎              0.5    0

@@ -267,7 +267,7 @@ def test_an_opaque_leaf_says_what_it_hides():
         (True, "bool True"),
         (None, "None"),
         ((), "tuple  empty"),
-        (jax.ShapeDtypeStruct((2,), jnp.bfloat16), "bfloat16[2] abstract"),
+        (jax.ShapeDtypeStruct((2,), jnp.bfloat16), "bfloat16[2] shape only"),
         (jax.random.key(0), "key<fry>[]"),
         (np.zeros((3,), jax.dtypes.float0), "float0[3]"),
         ("text", "str  'text'"),

@@ -63,7 +63,7 @@ def nan_rows(view: View) -> list[int]:
 
 
 def _noted(view: View, *kinds: str) -> list[int]:
-    return [row for row, notes in sorted(view.table.notes.items()) if any(note.kind in kinds for note in notes)]
+    return sorted([row for row, notes in view.table.notes.items() for note in notes if note.kind in kinds])
 
 
 def sizes_of(view: View) -> Column | None:

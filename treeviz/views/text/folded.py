@@ -7,7 +7,7 @@ The rows inside it describe one member: sizes are those of each, values the rang
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -97,11 +97,16 @@ class _Folded:
             return replace(column, levels=values, codes=None, rollup="given")
         spans = self._reduced(np.fmin, values), self._reduced(np.fmax, values)
         bad = None if column.bad is None else self._reduced(np.logical_or, column.bad)
-        if column.rollup == "sum":
+        if column.rollup == "sum" or self._adds_up(column, values):
             levels, rollup = self._own(self._sums(values)), "sum"
         else:
             levels, rollup = values[self._rows], "given"
         return replace(column, levels=levels, codes=None, rollup=rollup, bad=bad, spans=spans)
+
+    def _adds_up(self, column: Column, values: np.ndarray) -> bool:
+        """Whether the counts of nodes are given, as those of zeros are, and are the sums of what is counted in them."""
+        is_count = column.rollup == "given" and column.format in ("count", "bytes")
+        return is_count and values[0] == np.nansum(values[self._table.measured])
 
     def series(self, series: Series) -> Series:
         """The greatest value of all rows that a row stands for; findings of shown rows only."""
@@ -121,14 +126,11 @@ class _Folded:
 
     def notes(self, view: View) -> Iterator[tuple[int, tuple[Note, ...]]]:
         """The notes of the shown rows: what is said of some for which a row stands, with their number."""
-        found: dict[int, Counter[Note]] = {}
-        for row, notes in self._table.notes.items():
-            shown = int(self._place[row])
+        found: defaultdict[int, Counter[Note]] = defaultdict(Counter)
+        noted = np.fromiter(self._table.notes, np.int64, len(self._table.notes))
+        for shown, notes in zip(self._place[noted].tolist(), self._table.notes.values(), strict=True):
             for note in notes:
-                if note.row >= 0:  # a row of the whole table
-                    text = note.text if self._stands_for[shown] > 1 else note_part(self._table, note)[1]
-                    note = Note(note.kind, text)
-                found.setdefault(shown, Counter())[note] += 1
+                found[shown][note if note.row < 0 else self._without_row(note, shown)] += 1
         hidden = [int(self._place[m.row]) for each in view.series for m in each.marks if not self._is_shown(m.row)]
         ends = {shown: int(np.searchsorted(self._rows, self._table.end[self._rows[shown]])) for shown in self._runs}
         for shown, run in self._runs.items():
@@ -137,11 +139,16 @@ class _Folded:
             more += self._outlier(view, run)
             if more:
                 counts = dict.fromkeys(more, int(self._stands_for[shown]))
-                found[shown] = Counter(counts) + found.get(shown, Counter())
+                found[shown] = Counter(counts) + found[shown]
         for shown, counts in found.items():
             n = int(self._stands_for[shown])
             some = [note if times >= n else _of(note, times, n) for note, times in counts.most_common()]
             yield shown, tuple(some if n == 1 else some[:_N_NOTES])
+
+    def _without_row(self, note: Note, shown: int) -> Note:
+        """The note about a row of the whole table, in words."""
+        text = note.text if self._stands_for[shown] > 1 else note_part(self._table, note)[1]
+        return Note(note.kind, text)
 
     def _outlier(self, view: View, run: Run) -> list[Note]:
         """The member whose magnitude is farthest from the median of the run, in the columns of norms and rms."""
