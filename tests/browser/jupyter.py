@@ -50,6 +50,9 @@ class Lab(Server):
             file = self._folder / "settings" / f"{name}.jupyterlab-settings"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(settings))
+        file = self._folder / "config" / "labconfig" / "page_config.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"buildAvailable": False, "buildCheck": False}))  # else each page asks npm
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
