@@ -17,6 +17,7 @@ examples:
   treeviz demo                                   a model of the size of GPT-2 small, with its optimizer state
   treeviz model.safetensors                      what is in a file: only its header is read
   treeviz model.safetensors --save model.html    the same as a page that works offline
+  treeviz params.npz | less                      every row, also of layers that are alike
   treeviz params.npz --find 'dtype:f16 bytes:>1M'
 """
 

@@ -43,6 +43,14 @@ def test_a_row_says_how_many_it_stands_for_their_sum_and_the_range_of_their_valu
               └─ w        float32[2,2] numpy   16 B  ▍                8    1  NaN: 1 of 4 values""")
 
 
+def test_a_note_about_some_of_many_says_of_how_many():
+    shared = np.ones(3)
+    lines = treeviz.render([{"a": np.ones(2), "b": shared} for _ in range(5)] + [shared]).text().splitlines()
+    assert lines[-2].endswith("  shared") and lines[-1].endswith("shared with [0]['b']")
+    lines = treeviz.render([{"a": np.ones(2), "b": np.ones(3)} for _ in range(5)] + [[shared] * 2]).text().splitlines()
+    assert not any("shared" in line for line in lines[:-2])
+
+
 def test_llama_3_70b_fits_one_screen():
     def linear(*shape):
         return {"weight": jax.ShapeDtypeStruct(shape, jnp.bfloat16)}

@@ -26,6 +26,7 @@ from treeviz.views.view import View
 
 _MAGNITUDE = re.compile("(norm|rms)$")  # columns in which a value far from the others is named
 _FAR = 10.0  # times the median, or a part of it
+_OF_SEVERAL = {"shared": "shared", "cycle": "contains itself"}  # notes that name another row
 _N_NOTES = 3  # of one row, about those for which it stands
 
 
@@ -130,7 +131,7 @@ class _Folded:
         noted = np.fromiter(self._table.notes, np.int64, len(self._table.notes))
         for shown, notes in zip(self._place[noted].tolist(), self._table.notes.values(), strict=True):
             for note in notes:
-                found[shown][note if note.row < 0 else self._without_row(note, shown)] += 1
+                found[shown][note if note.kind not in _OF_SEVERAL else self._without_row(note, shown)] += 1
         hidden = [int(self._place[m.row]) for each in view.series for m in each.marks if not self._is_shown(m.row)]
         ends = {shown: int(np.searchsorted(self._rows, self._table.end[self._rows[shown]])) for shown in self._runs}
         for shown, run in self._runs.items():
@@ -146,9 +147,9 @@ class _Folded:
             yield shown, tuple(some if n == 1 else some[:_N_NOTES])
 
     def _without_row(self, note: Note, shown: int) -> Note:
-        """The note about a row of the whole table, in words."""
-        text = note.text if self._stands_for[shown] > 1 else note_part(self._table, note)[1]
-        return Note(note.kind, text)
+        """The note about a row of the whole table in words, which are the same for all for which a row stands."""
+        is_one = self._stands_for[shown] == 1
+        return Note(note.kind, note_part(self._table, note)[1] if is_one else _OF_SEVERAL[note.kind])
 
     def _outlier(self, view: View, run: Run) -> list[Note]:
         """The member whose magnitude is farthest from the median of the run, in the columns of norms and rms."""
