@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import jax
+import pytest
 
-# jax before 0.5 sums less precisely with these, and later releases may rename them.
 PLAIN = {}
+if jax.__version_info__ < (0, 11):  # later releases may rename them
+    PLAIN = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"}
 if (0, 5) <= jax.__version_info__ < (0, 11):
-    PLAIN = {
-        "xla_backend_optimization_level": "0",
-        "xla_llvm_disable_expensive_passes": "True",
-        "xla_cpu_use_fusion_emitters": "False",
-        "xla_cpu_parallel_codegen_split_count": "1",
-    }
+    PLAIN |= {"xla_cpu_use_fusion_emitters": "False", "xla_cpu_parallel_codegen_split_count": "1"}
+
+
+def precise(test):
+    """Mark a test that compares sums with float64: jax before 0.5 adds less precisely where it compiles quickly."""
+    return pytest.mark.optimized(test) if jax.__version_info__ < (0, 5) else test
+
 
 # The same for XLA_FLAGS of a program that a test starts.
 PLAIN_FLAGS = " ".join(f"--{name}={value.lower()}" for name, value in PLAIN.items())

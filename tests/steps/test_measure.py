@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import precise
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -71,6 +72,7 @@ def sample(dtype: str, shape, seed=0) -> jax.Array:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@precise
 def test_every_dtype_agrees_with_float64(dtype):
     shapes = [(40, 50), (300, 200), (20_000,), (1,), (1, 1), (3, 1, 7000)]
     leaves = [sample(dtype, shape) for shape in shapes] + [sample(dtype, (3,))[2]]
@@ -94,6 +96,7 @@ def test_norms_are_right_where_their_squares_are_no_float32():
             assert_told(told, leaf, x)
 
 
+@precise
 def test_norms_are_right_where_magnitudes_of_all_sizes_meet():
     rng = np.random.default_rng(0)
     for low, high in [(-120, 120), (-120, -50), (-70, -50), (40, 60), (40, 120), (-63, -57)]:
@@ -289,6 +292,7 @@ def test_it_works_in_shard_map_and_in_explicit_meshes():
         assert_told(told, leaf, array)
 
 
+@precise
 def test_what_is_made_for_accelerators_says_the_same(monkeypatch):
     tree = [sample(dtype, shape) for dtype in FLOATS for shape in ((3,), (40, 50), (200, 100))]
     tree += [jnp.full(5, 1e20), jnp.array([1e-30, np.nan])]
