@@ -69,33 +69,40 @@ def fold(table: TreeTable, wrong: Sequence[int] = (), nan: Sequence[int] = ()) -
       wrong: The rows with a finding or an error, worst first.
       nan: The rows with NaN or infinities.
     """
-    stands_for = np.arange(len(table))  # of each row: the row that stands for it, if no run above is folded
-    is_hidden = np.zeros(len(table), bool)
-    runs: list[Run] = []
     ranked = np.array([*wrong, *nan], int)
     ranks = np.full(len(table), len(ranked))
     ranks[ranked[::-1]] = np.arange(len(ranked))[::-1]
-    for members in _runs(table):
-        if is_hidden[members[0]]:
-            continue
-        start, stop = int(members[0]), int(table.end[members[-1]])
-        out = _standing_out(ranks[start:stop], len(members), len(wrong), len(ranked))
-        if len(members) - len(out) < LEAST:
-            continue
-        folded = np.delete(members, out)
-        size, first = int(members[1]) - start, int(folded[0])
-        own = np.array([False] * len(members))
-        own[out] = True
-        own = np.repeat(own, size)
-        stands_for[start:stop] = np.where(own, np.arange(start, stop), first + np.arange(stop - start) % size)
-        is_hidden[start:stop] = ~own
-        is_hidden[first : first + size] = False
-        runs.append(Run(folded, _label(table, folded)))
+    n_before = np.append(0, np.cumsum(ranks < len(ranked)))  # ranked rows
+    runs: list[np.ndarray] = []
+    for rows in _runs(table):
+        start, stop = rows[0], table.end[rows[-1]]
+        if n_before[stop] > n_before[start]:
+            rows = np.delete(rows, _standing_out(ranks[start:stop], len(rows), len(wrong), len(ranked)))
+        if len(rows) >= LEAST:
+            runs.append(rows)
+    stands_for = _stands_for(table, runs)
+    shown = np.flatnonzero(stands_for == np.arange(len(table)))
+    place = np.searchsorted(shown, stands_for)
+    visible = [rows for rows in runs if stands_for[rows[0]] == rows[0]]
+    return Repeats(shown, place, {int(place[rows[0]]): Run(rows, _label(table, rows)) for rows in visible})
+
+
+def _stands_for(table: TreeTable, runs: Sequence[np.ndarray]) -> np.ndarray:
+    """int[n_rows]: the row that is shown in place of each."""
+    stands_for = np.arange(len(table))
+    if not runs:
+        return stands_for
+    member = np.concatenate([rows[1:] for rows in runs])
+    first = np.repeat([rows[0] for rows in runs], [len(rows) - 1 for rows in runs])
+    depth = table.depth[member]
+    inner_first = np.argsort(-depth, kind="stable")  # since an outer run replaces what an inner one says
+    for some in np.split(inner_first, np.flatnonzero(np.diff(depth[inner_first])) + 1):
+        size = table.end[member[some]] - member[some]
+        inside = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
+        stands_for[np.repeat(member[some], size) + inside] = np.repeat(first[some], size) + inside
     while not np.array_equal(further := stands_for[stands_for], stands_for):
         stands_for = further
-    rows = np.flatnonzero(~is_hidden)
-    place = np.searchsorted(rows, stands_for)
-    return Repeats(rows, place, {int(place[run.rows[0]]): run for run in runs})
+    return stands_for
 
 
 def _standing_out(ranks: np.ndarray, n_members: int, n_wrong: int, n_all: int) -> np.ndarray:
@@ -108,15 +115,14 @@ def _standing_out(ranks: np.ndarray, n_members: int, n_wrong: int, n_all: int) -
 
 
 def _runs(table: TreeTable) -> Iterator[np.ndarray]:
-    """The rows of the members of each run of `LEAST` or more siblings, outer runs before those inside."""
+    """The rows of the members of each run of `LEAST` or more siblings."""
     by_parent = np.argsort(table.parent, kind="stable")
     is_alike = _next_is_alike(table)[by_parent]
     before = np.append(False, is_alike[:-1])
     first, last = np.flatnonzero(is_alike & ~before), np.flatnonzero(before & ~is_alike)
     is_long = last - first + 1 >= LEAST
-    first, last = first[is_long], last[is_long]
-    for i in np.argsort(by_parent[first]).tolist():
-        yield by_parent[first[i] : last[i] + 1]
+    for start, stop in zip(first[is_long].tolist(), (last[is_long] + 1).tolist(), strict=True):
+        yield by_parent[start:stop]
 
 
 def _next_is_alike(table: TreeTable) -> np.ndarray:

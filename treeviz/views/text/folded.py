@@ -17,7 +17,7 @@ from treeviz.tree.column import Column
 from treeviz.tree.facts import Note
 from treeviz.tree.keys import Key
 from treeviz.tree.numbers import bytes_text, count_text, number_text
-from treeviz.tree.repeats import Repeats, Run, fold
+from treeviz.tree.repeats import Repeats, fold
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.text.cells import note_part
@@ -55,6 +55,9 @@ class _Folded:
         self._order = np.argsort(self._place, kind="stable")
         self._starts = np.searchsorted(self._place[self._order], np.arange(len(self._rows)))
         self._stands_for = np.bincount(self._place)  # so many rows
+        self._heads = np.array([*self._runs], int)
+        self._members = np.concatenate([run.rows for run in self._runs.values()])
+        self._n_members = np.array([len(run.rows) for run in self._runs.values()])
         self._parent = np.append(-1, self._place[table.parent[self._rows[1:]]]).astype(np.int32)
 
     def compact(self, n_bytes: np.ndarray | None) -> TreeTable:
@@ -132,15 +135,8 @@ class _Folded:
         for shown, notes in zip(self._place[noted].tolist(), self._table.notes.values(), strict=True):
             for note in notes:
                 found[shown][note if note.kind not in _OF_SEVERAL else self._without_row(note, shown)] += 1
-        hidden = [int(self._place[m.row]) for each in view.series for m in each.marks if not self._is_shown(m.row)]
-        ends = {shown: int(np.searchsorted(self._rows, self._table.end[self._rows[shown]])) for shown in self._runs}
-        for shown, run in self._runs.items():
-            n_found = sum(shown <= place < ends[shown] for place in hidden)
-            more = [Note("nonfinite", f"⚠{count_text(n_found)}")] if n_found else []
-            more += self._outlier(view, run)
-            if more:
-                counts = dict.fromkeys(more, int(self._stands_for[shown]))
-                found[shown] = Counter(counts) + found[shown]
+        for shown, note in [*self._hidden_findings(view), *self._outliers(view)]:
+            found[shown] = Counter({note: int(self._stands_for[shown])}) + found[shown]
         for shown, counts in found.items():
             n = int(self._stands_for[shown])
             some = [note if times >= n else _of(note, times, n) for note, times in counts.most_common()]
@@ -151,28 +147,29 @@ class _Folded:
         is_one = self._stands_for[shown] == 1
         return Note(note.kind, note_part(self._table, note)[1] if is_one else _OF_SEVERAL[note.kind])
 
-    def _outlier(self, view: View, run: Run) -> list[Note]:
-        """The member whose magnitude is farthest from the median of the run, in the columns of norms and rms."""
+    def _hidden_findings(self, view: View) -> Iterator[tuple[int, Note]]:
+        """The number of findings in each run, whose members they are in is not seen."""
+        places = [int(self._place[m.row]) for each in view.series for m in each.marks if not self._is_shown(m.row)]
+        ends = np.searchsorted(self._rows, self._table.end[self._rows[self._heads]])
+        counts = np.diff(np.searchsorted(np.sort(places), np.stack([self._heads, ends])), axis=0)[0]
+        for head in np.flatnonzero(counts).tolist():
+            yield int(self._heads[head]), Note("nonfinite", f"⚠{count_text(int(counts[head]))}")
+
+    def _outliers(self, view: View) -> Iterator[tuple[int, Note]]:
+        """Of each run the member whose magnitude is farthest from the median, in the columns of norms and rms."""
         magnitudes = [(c.title, self._table.rolled(c)) for c in view.columns if _MAGNITUDE.search(c.name)]
         magnitudes += [(each.title, each.values[:, -1].astype(np.float64)) for each in view.series[:1] if each.log]
-        far: list[tuple[float, Note]] = []
+        far: dict[int, tuple[float, str]] = {}
         for title, values in magnitudes:
-            of_members = values[run.rows]
-            known = np.isfinite(of_members)
-            median = float(np.median(of_members[known])) if known.any() else 0.0
-            if median <= 0:
-                continue
-            ratios = np.where(known, of_members / median, 1.0)
-            with np.errstate(divide="ignore"):
-                distances = np.abs(np.log(ratios))
-            i = int(np.argmax(distances))
-            if distances[i] >= np.log(_FAR):
-                ratio = number_text(float(f"{ratios[i]:.2g}"))
-                what = f"{ratio} × the median" if ratios[i] else "0"
-                far.append(
-                    (float(distances[i]), Note("info", f"{self._table[int(run.rows[i])].label} {title}: {what}"))
-                )
-        return [max(far, key=lambda each: each[0])[1]] if far else []
+            low, high = (self._reduced(reduce, values)[self._heads] for reduce in (np.fmin, np.fmax))
+            for shown in self._heads[(high >= _FAR * low) & (high > 0)].tolist():
+                found = _farthest(values[self._runs[shown].rows])
+                if found is not None and found[1] > far.get(shown, (0.0, ""))[0]:
+                    i, distance, what = found
+                    label = self._table[int(self._runs[shown].rows[i])].label
+                    far[shown] = distance, f"{label} {title}: {what}"
+        for shown, (_, text) in far.items():
+            yield shown, Note("info", text)
 
     def _is_shown(self, row: int) -> bool:
         """Whether the row is shown for itself alone."""
@@ -184,8 +181,7 @@ class _Folded:
     def _sums(self, values: np.ndarray) -> np.ndarray:
         """What each shown row says of values that add up: a run the sum of its members, any other row its own."""
         sums = values[self._rows]
-        for shown, run in self._runs.items():
-            sums[shown] = values[run.rows].sum()
+        sums[self._heads] = np.add.reduceat(values[self._members], np.cumsum(self._n_members) - self._n_members)
         return sums
 
     def _own(self, sums: np.ndarray) -> np.ndarray:
@@ -209,6 +205,21 @@ class _Folded:
             distinct = list(dict.fromkeys(str(column.levels[code]) for code in codes[some].tolist()))
             labels[shown] = ", ".join([*filter(None, distinct[:2]), *["…"] * (len(distinct) > 2)])
         return labels
+
+
+def _farthest(values: np.ndarray) -> tuple[int, float, str] | None:
+    """The index of the value that is farthest from the median, how far, and "12 × the median"; None if it is near."""
+    known = np.isfinite(values)
+    median = float(np.median(values[known])) if known.any() else 0.0
+    if median <= 0:
+        return None
+    ratios = np.where(known, values / median, 1.0)
+    with np.errstate(divide="ignore"):
+        distances = np.abs(np.log(ratios))
+    i = int(np.argmax(distances))
+    if distances[i] < np.log(_FAR):
+        return None
+    return i, float(distances[i]), f"{number_text(float(f'{ratios[i]:.2g}'))} × the median" if ratios[i] else "0"
 
 
 def _of(note: Note, times: int, n: int) -> Note:
