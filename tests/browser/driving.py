@@ -6,6 +6,7 @@ read off a page at once: every function here waits first, and `settled(page)` st
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def opened(page, n_views: int = 1) -> Any:
 
 
 def labels(page) -> list[str]:
-    return settled(page).locator(".row .key").all_inner_texts()
+    return settled(page).locator(".window .row .key").all_inner_texts()
 
 
 def active(page) -> str:
@@ -47,8 +48,9 @@ def active(page) -> str:
     )
 
 
-def row(page, name: str):
-    return settled(page).get_by_role("treeitem", name=name)
+def row(page, label: str):
+    """The rows with a label: the first part of their names, which hold their numbers, too."""
+    return settled(page).get_by_role("treeitem", name=re.compile(f"^{re.escape(label)}(,|$)"))
 
 
 def status(page) -> str:

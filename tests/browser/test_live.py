@@ -161,7 +161,7 @@ def test_what_is_measured_is_drawn_and_read(live):
     run.panel.send_updates()
     page = drawn(kernel)
     norm = np.float32(run.norms[-1][1])
-    cell = row(page, "w").first.locator(".number").inner_text()
+    cell = row(page, "w").first.locator(".sparkline").inner_text()
     assert float(cell) == pytest.approx(norm, rel=1e-3)
     row(page, "w").first.click()
     assert last_column(page).endswith("· step 300") and readout(page).startswith("['layers'][0]['w']")

@@ -172,6 +172,9 @@ def test_a_page_opens_with_the_first_levels_and_few_elements(shown, shots):
     page = shown(model(), depth=None)
     assert labels(page)[:3] == ["params", "embed", "layers"]
     assert page.locator(".headline").inner_text().startswith("params · 13 leaves · ")
+    assert page.locator("#row2 .type").inner_text().split("\n") == ["list", "· 3 · 12 leaves"]
+    name = page.locator("#row1").get_attribute("aria-label")
+    assert name == "embed, float32[100,8] numpy, elements 800, bytes 3.2 kB", "the row's name says what is seen"
     page.screenshot(path=shots / "page.png")
 
 
@@ -342,6 +345,9 @@ def test_the_copied_path_evaluates_to_the_leaf(shown):
     assert eval(copied(page, lambda: page.keyboard.press("Control+c"))) is params["layers"][1]["mlp"]["kernel"]
     keystr = copied(page, lambda: copy_path(page, "key path"))
     assert keystr == "['layers'][1]['mlp']['kernel']"
+    row(page, "norm").locator(".key").hover()
+    assert row(page, "norm").locator(".key").get_attribute("title") == "params['norm']"
+    assert copied(page, page.locator(".copier").click) == "params['norm']"
 
 
 def test_a_path_is_copied_without_the_clipboard_interface(shown):
@@ -440,7 +446,11 @@ def test_a_click_on_a_title_sorts_siblings(shown):
     title.click()
     assert labels(page) == ["params", "a", "b", "[0]", "[1]", "c", "d"]
     keys = page.locator(".head").get_by_role("button", name="name")
-    keys.click()
+    title.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator(".head [tabindex='0']").all_inner_texts() == ["name"], "the titles are one tab stop"
+    page.keyboard.press("Enter")
     keys.click()
     assert labels(page) == ["params", "d", "c", "b", "[1]", "[0]", "a"]
 
@@ -465,6 +475,10 @@ def test_columns_can_be_hidden_and_shown(shown):
     page.get_by_role("checkbox", name="bytes", exact=True).uncheck()
     assert settled(page).locator(".head button").all_inner_texts() == ["name", "type", "rms"]
     assert page.locator(".row .number").first.inner_text() != ""
+    bars = page.locator(".row .number").evaluate_all(
+        "(cells) => cells.map((cell) => [+cell.textContent, parseFloat(cell.style.getPropertyValue('--share'))])"
+    )
+    assert max(bars)[1] == 100 and sorted(bars) == sorted(bars, key=lambda bar: bar[1]), "the largest is seen"
 
 
 def test_the_detail_of_a_row_says_everything_about_it(shown, shots):
@@ -612,14 +626,55 @@ def test_no_accessibility_rule_is_broken(shown, shots, dark, width):
         assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in found] == [], there
 
 
-def test_narrow_windows_keep_the_key_and_the_type(shown):
-    page = shown(model(), width=320)
-    assert settled(page).locator(".head button").all_inner_texts() == ["name", "type"]
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= 320
+def test_names_are_whole_and_what_does_not_fit_is_to_their_right(shown):
+    page = shown(model(), width=480)
+    titles = ["name", "type", "elements", "bytes"]
+    assert settled(page).locator(".head button").all_inner_texts() == titles
+    cut = "(keys) => keys.filter((key) => key.scrollWidth > key.clientWidth).length"
+    assert page.locator(".row .key").evaluate_all(cut) == 0
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 480
+    before = box(page, "#row1 .key")["x"], box(page, "#row1 .bytes")["x"]
+    page.get_by_role("button", name=" ›").click()
+    after = box(page, "#row1 .key")["x"], box(page, "#row1 .bytes")["x"]
+    assert after[0] == before[0] and after[1] < before[1]
     page.set_viewport_size({"width": 1200, "height": 700})
     page.wait_for_function(
-        "() => document.querySelector('.treeviz').shadowRoot.querySelectorAll('.head button').length === 5"
+        "() => [...document.querySelector('.treeviz').shadowRoot.querySelectorAll('button')]"
+        ".some((button) => button.textContent.endsWith(' ›') && button.hidden)"
     )
+    row(page, "embed").click()
+    assert settled(page).locator(".head button").all_inner_texts() == titles, "details take no column away"
+
+
+def test_an_edge_is_dragged_and_a_double_click_fits_its_column(shown):
+    page = shown(model())
+    edge, names = page.locator(".head .key i"), labels(page)
+    width = box(page, "#row0 .key")["width"]
+    place = edge.bounding_box()
+    page.mouse.move(place["x"] + 4, place["y"] + 9)
+    page.mouse.down()
+    page.mouse.move(place["x"] + 104, place["y"] + 9)
+    page.mouse.up()
+    assert box(page, "#row0 .key")["width"] == pytest.approx(width + 100, abs=16)
+    edge.dblclick()
+    assert box(page, "#row0 .key")["width"] == pytest.approx(width, abs=16)
+    assert labels(page) == names, "nothing was sorted"
+
+
+def test_the_ancestors_of_the_rows_on_the_screen_stay_in_sight(shown):
+    page = shown(model(6), height=400)
+    assert page.locator(".above .key").all_inner_texts() == []
+    scroll_to(page, 22 * 11)
+    assert page.locator(".above .key").all_inner_texts() == ["layers", "[1]", "attn"]
+    place = box(page, ".above")
+    page.mouse.click(place["x"] + 60, place["y"] + 11)
+    assert active(page) == "layers" and box(page, ".row.active")["y"] >= place["y"]
+    page.locator(".tree").focus()
+    page.keyboard.press("End")
+    for _ in range(30):
+        page.keyboard.press("ArrowUp")
+    covered = box(page, ".above .row:last-child")
+    assert box(page, ".window .row.active")["y"] >= covered["y"] + covered["height"] - 1
 
 
 def test_dark_follows_the_host(shown):

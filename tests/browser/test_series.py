@@ -452,11 +452,15 @@ def test_few_elements_are_in_the_document_however_many_leaves(shown):
 def test_sparklines_stand_in_their_column_until_it_is_hidden(shown):
     page = shown()
     head, lines = box(page, ".head .sparkline"), box(page, ".sparklines")
-    assert (head["x"], head["width"]) == pytest.approx((lines["x"], lines["width"]), abs=1)
+    assert head["x"] == pytest.approx(lines["x"], abs=1) and lines["width"] < head["width"]
+    number = page.locator(f"#row{leaf(layers(), 'embed')} .sparkline").inner_text()
+    assert float(number) > 0, "the last value stands beside its line"
     assert lines["y"] == box(page, ".row")["y"]
     page.get_by_text("columns").click()
     page.get_by_role("checkbox", name="gradient norm").uncheck()
     assert settled(page).locator(".sparklines").is_hidden()
+    page.get_by_role("checkbox", name="heat map").uncheck()
+    assert settled(page).locator(".heat-map").is_hidden()
 
 
 def test_the_theme_and_forced_colours_are_followed(shown, shots):

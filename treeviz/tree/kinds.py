@@ -1,7 +1,7 @@
 """The kinds of rows and of notes, by name.
 
 To add a kind of leaf, give it a record here, return its name in `leaves.py`, and give it a glyph in
-`views/html/assets/tree/grid.js`; a colour in `tree.css` is optional.
+`views/html/assets/tree/cells.js`; a colour in `tree.css` is optional.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def test_the_packed_modules_are_made_from_the_assets_as_they_are(series):
 
 
 def test_every_kind_of_row_has_a_glyph_of_its_own():
-    (glyphs,) = re.findall(r"const GLYPHS = {(.*?)};", (ASSETS / "tree/grid.js").read_text("utf-8"), re.DOTALL)
+    (glyphs,) = re.findall(r"const GLYPHS = {(.*?)};", (ASSETS / "tree/cells.js").read_text("utf-8"), re.DOTALL)
     drawn = dict(re.findall(r'(\w+): "(.+?)"', glyphs))
     assert drawn.keys() == KINDS.keys()
     assert len(set(drawn.values())) == len(drawn)

@@ -52,7 +52,7 @@ def pack(view: View) -> bytes:
     """
     buffers = _Buffers()
     table = view.table
-    shown = {column.name for column in view.columns}
+    shown = {column.name for column in view.columns_beside} - {"leaves"}  # they stand behind the type
     everything = {column.name: column for column in (*view.columns, *table.columns.values())}
     header = {
         "format": FORMAT,

@@ -19,6 +19,8 @@ export class HeatMap {
   constructor(seriesView) {
     this.seriesView = seriesView;
     this.width = 0;
+    /** Its entry in the menu of columns. */
+    this.panel = { title: "heat map", hidden: false };
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.line = h("div", { class: "at-step", hidden: true });
     /** The steps between the press of a button and the pointer. */
@@ -32,7 +34,7 @@ export class HeatMap {
 
   /** Set the width of the heat map for a width of the view. @param {number} width */
   take(width) {
-    const wanted = width < MIN_WIDTH ? 0 : Math.max(Math.min(width - ROWS, width / 2), width - MAX_ROWS);
+    const wanted = this.panel.hidden || width < MIN_WIDTH ? 0 : Math.max(Math.min(width - ROWS, width / 2), width - MAX_ROWS);
     this.width = Math.floor(wanted);
     this.element.hidden = this.axis.hidden = !this.width;
     this.seriesView.controls.element.classList.toggle("alone", !this.width);

@@ -195,9 +195,11 @@ function addSeries(view) {
   const seriesView = new SeriesView(view);
   view.seriesView = seriesView;
   view.columns.splice(1, 0, seriesView.sparklines.column);
+  view.panels.push(seriesView.heatMap.panel);
   seriesView.takeFindings();
   view.moreDetail = (row) => [...charts(seriesView, row), ...distributions(seriesView, row)];
-  grid.element.append(seriesView.sparklines.canvas, seriesView.heatMap.element);
+  grid.window.append(seriesView.sparklines.canvas);
+  grid.element.append(seriesView.heatMap.element);
   grid.head.after(seriesView.heatMap.axis);
   const printed = h("div", { class: "printed" });
   root.querySelector(".body")?.before(seriesView.controls.element, printed);

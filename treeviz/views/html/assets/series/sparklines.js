@@ -1,11 +1,12 @@
 // @ts-check
-// The column of sparklines: a small line in every row, on the row's own scale. One canvas covers the column.
+// The column of sparklines: a small line in every row, on the row's own scale, and the last value. One canvas covers the column.
 import { h } from "../tree/dom.js";
+import { CH, GAP } from "../tree/columns.js";
 import { ROW_HEIGHT } from "../tree/grid.js";
 
 /** @typedef {import("./series_view.js").SeriesView} SeriesView */
 
-const [WIDE, SLIM] = [16, 9]; // in characters
+const [WIDE, SLIM, N_DIGITS] = [16, 9, 10]; // in characters
 const STROKE = 1.2;
 const CROSS = 7; // pixels from one to the next
 
@@ -24,7 +25,14 @@ export class Sparklines {
       isNumber: true,
       isUrgent: true,
       hidden: false,
-      text: () => "",
+      /** The last value: where the table has it, with all digits. @param {number} row */
+      text: (row) => {
+        const { series, view } = seriesView;
+        const column = view.tree.columns.find(({ name }) => name === series.name.replace(/\.(\w+)$/, "_$1"));
+        const value = series.value(row, series.n - 1);
+        return column ? column.text(row) : this.column.isBad(row) ? "NaN/Inf" : value === value ? series.number(value) : "";
+      },
+      isBad: (row) => seriesView.series.isBad(row, seriesView.series.n - 1),
       get title() {
         return seriesView.series.title;
       },
@@ -32,7 +40,7 @@ export class Sparklines {
         return seriesView.series.lastValues;
       },
       get width() {
-        return sparklines.isSlim ? SLIM : WIDE;
+        return N_DIGITS + (sparklines.isSlim ? SLIM : WIDE);
       },
     };
   }
@@ -44,8 +52,7 @@ export class Sparklines {
     const place = grid.columns.indexOf(this.column);
     canvas.hidden = place < 0;
     if (place < 0) return;
-    const cell = /** @type {HTMLElement} */ (grid.head.children[place + 1]);
-    const [width, height] = [cell.offsetWidth, grid.n * ROW_HEIGHT];
+    const [width, height] = [Math.max(0, Math.floor(grid.layout.widths[place + 1] - N_DIGITS * CH)), grid.n * ROW_HEIGHT];
     const { scale, colors } = seriesView;
     if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
       canvas.width = Math.round(width * scale);
@@ -53,8 +60,7 @@ export class Sparklines {
     }
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
-    canvas.style.left = `${cell.offsetLeft}px`;
-    canvas.style.transform = grid.window.style.transform;
+    canvas.style.left = `${grid.layout.ends[place] + GAP}px`;
     const ctx = canvas.getContext("2d");
     ctx.setTransform(scale, 0, 0, scale, 0, 0);
     ctx.clearRect(0, 0, width, height);

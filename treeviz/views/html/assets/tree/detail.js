@@ -2,14 +2,13 @@
 // The pane with the details of one row.
 import { copyMenu } from "./copying.js";
 import { barChart, h } from "./dom.js";
+import { LONG_PATH } from "./grid.js";
 import { wholeText } from "./numbers.js";
 import { shapeText } from "./word_index.js";
 
 // Columns of labels that repeat what the pane shows anyway.
 const SAID = ["type", "kind", "shape", "dtype", "sharding"];
 
-// How many characters of a path are shown; the button copies all.
-const LONG_PATH = 2000;
 const MAX_CRUMBS = 16;
 
 /** @typedef {import("./view.js").View} View */

@@ -1,27 +1,18 @@
 // @ts-check
 // Draws the rows that are on the screen; only they are in the document.
+import { fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
+import { Columns } from "./columns.js";
 import { barChart, h } from "./dom.js";
-import { wholeText } from "./numbers.js";
 
 /** @typedef {import("./view.js").View} View */
 
 export const ROW_HEIGHT = 22;
 // Browsers limit the height of an element to about 17 million pixels.
 const MAX_HEIGHT = 12e6;
-// Pixels of the arrow and the glyph of a row, and the least width of its key.
-const SIGNS = 46;
-const LABEL = 80;
-const CH = 7.83;
-const GAP = 1.5;
-// In characters. The rest of a wide window stays empty, so that the columns of a row stay close together.
-const WIDTHS = { label: 16, count: 10, bytes: 9, number: 10, histogram: 12 };
-const GLYPHS = {
-  dict: "{}", list: "[]", tuple: "()", namedtuple: "(.)", none: "∅", node: "◇", module: "◆", static: "§", closure: "λ",
-  array: "▦", numpy: "▤", scalar: "#", string: "“”", abstract: "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
-  ref: "&", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", layer: "▪", error: "!", cycle: "↻", repeat: "=", more: "…",
-};
-// A badge shows the path of the other place up to this many keys.
-const MAX_PATH = 12;
+// Characters of a path that are shown; what is copied has all.
+export const LONG_PATH = 2000;
+// Ancestors that stay in sight.
+const MAX_ABOVE = 5;
 
 export class Grid {
   /** @param {View} view */
@@ -34,18 +25,24 @@ export class Grid {
       { class: "tree", role: "tree", tabindex: "0", "aria-label": view.tree.name, "aria-multiselectable": "true" },
       this.window,
     );
-    this.element = h("div", { class: "scroller", scroll: () => this.paint() }, this.head, this.tree);
+    /** The ancestors of the first row on the screen. */
+    this.above = h("div", { class: "above", "aria-hidden": "true", click: (event) => view.go(this.rowAt(event).row) });
+    this.more = h("button", { click: () => this.element.scrollBy(this.width / 2, 0) });
+    this.copier = h("span", { class: "copier", title: "copy the path", click: (event) => (event.stopPropagation(), view.copy(view.tree.expression(this.rowAt(event).row))) });
+    this.element = h("div", { class: "scroller", mouseover: (event) => this.#hover(event), scroll: () => this.paint() }, this.head, this.above, this.tree);
     /** @type {HTMLElement[]} */
     this.pool = [];
     /** Pixels by which rows are drawn higher than index * ROW_HEIGHT, where the tree is taller than MAX_HEIGHT. */
     this.shift = 0;
     this.lastTop = 0;
+    /** @type {any[]} */
     this.columns = [];
+    this.widths = new Columns(view);
+    this.width = 0;
+    this.layout = this.widths.layOut([], 0);
     this.nPrinted = 0;
     /** How many pixels of a width are reserved for the heat map. @type {(width: number) => number} */
     this.reservedWidth = () => 0;
-    this.step = 16;
-    this.maxLevels = 9;
     const observer = new ResizeObserver(() => this.resize());
     observer.observe(this.element);
     view.signal.addEventListener("abort", () => observer.disconnect());
@@ -55,50 +52,76 @@ export class Grid {
     return Math.max(1, Math.floor((this.element.clientHeight - this.head.offsetHeight) / ROW_HEIGHT));
   }
 
-  /** Choose the columns that fit: urgent ones first, then bytes, then in their order. */
   resize() {
-    const width = this.element.clientWidth - this.reservedWidth(this.element.clientWidth);
-    const isSmall = width < 560;
-    const wanted = this.view.columns.filter((column) => !column.hidden);
-    const [key, type] = !isSmall ? [24, 22] : wanted.some((column) => column.isUrgent) ? [14, 8] : [17, 12];
-    let room = width / CH - key - type - 2 * GAP;
-    const fitting = [...wanted].sort((a, b) => urgency(b) - urgency(a));
-    const kept = new Set(fitting.filter((column) => column.format === "type" || (room -= widthOf(column) + GAP) >= 0));
-    const before = this.columns;
-    this.columns = wanted.filter((column) => kept.has(column));
-    const tracks = this.columns.map((c) => (c.format === "type" ? `minmax(${type}ch, 52ch)` : `${widthOf(c)}ch`));
-    this.element.style.setProperty("--tracks", [`minmax(${key}ch, 40ch)`, ...tracks, "1fr"].join(" "));
-    this.step = isSmall ? 10 : 16;
+    const { clientWidth } = this.element;
+    this.width = clientWidth - this.reservedWidth(clientWidth);
     this.view.root.classList.toggle("narrow", this.view.root.clientWidth < 940);
-    // Keep the elements of the rows: replacing one between mouse down and mouse up would lose the click.
-    if (before.length !== this.columns.length || before.some((column, i) => column !== this.columns[i])) {
-      this.pool = [];
-      this.window.replaceChildren();
-    }
+    this.layOut();
     this.paintHead();
-    // Deeper levels are not indented further; they show their depth as a number.
-    this.maxLevels = Math.max(2, Math.floor((this.head.firstChild.offsetWidth - SIGNS - LABEL) / this.step));
     this.paint(true);
+  }
+
+  /** Give the columns their widths, by what is open. */
+  layOut() {
+    const before = this.columns;
+    this.columns = this.view.columns.filter((column) => !column.hidden);
+    this.layout = this.widths.layOut(this.columns, this.width);
+    const { style } = this.element;
+    style.setProperty("--tracks", `${this.layout.widths.map((width) => `${width}px`).join(" ")} 1fr`);
+    style.setProperty("--total", `${this.layout.total}px`);
+    style.setProperty("--step", `${this.layout.step}px`);
+    // Keep the elements of the rows: replacing one between mouse down and mouse up would lose the click.
+    if (before.length === this.columns.length && !before.some((column, i) => column !== this.columns[i])) return;
+    for (const element of [...this.pool.splice(0), ...this.above.children]) element.remove();
   }
 
   paintHead() {
     const { sorting } = this.view;
-    const title = (column) => {
+    const focused = [...this.head.children].indexOf(this.head.getRootNode().activeElement);
+    const title = (column, i) => {
       const order = sorting.column === column ? (sorting.descending ? "descending" : "ascending") : "";
       const arrow = order && h("span", { class: "arrow", "aria-hidden": "true" }, sorting.descending ? "▼" : "▲");
       const label = order && `${column.title}, sorted ${order}`;
       return h("button", { class: `cell ${column.format}`, title: column.help || `sort by ${column.title}`, "aria-label": label || undefined,
-        click: () => this.view.sortBy(column) }, column.title, arrow);
+        tabindex: i === Math.max(0, focused) ? "0" : "-1", click: () => this.view.sortBy(column) }, column.title, arrow, this.#edge(column, i));
     };
-    const focused = [...this.head.children].indexOf(this.head.getRootNode().activeElement);
     this.head.replaceChildren(...[this.view.keyColumn, ...this.columns].map(title));
     this.head.children[focused]?.focus();
+  }
+
+  /** The right edge of a title: dragging it changes the width of its column, a double click fits it. */
+  #edge(column, i) {
+    const set = (width, cells) => {
+      this.widths.choose(column, width, cells);
+      this.layOut();
+      this.paint(true);
+    };
+    return h("i", {
+      "aria-hidden": "true",
+      click: (event) => event.stopPropagation(),
+      dblclick: () => set(NaN, this.pool.map((row) => row.children[i])),
+      pointerdown: ({ target, pointerId }) => target.setPointerCapture(pointerId),
+      pointermove: ({ target, pointerId, clientX }) =>
+        target.hasPointerCapture(pointerId) && set(clientX - target.parentElement.getBoundingClientRect().left),
+    });
+  }
+
+  /** Say how many columns are to the right. */
+  #tellMore() {
+    const right = this.element.scrollLeft + this.width;
+    const n = this.layout.ends.filter((end) => end > right + 1).length;
+    this.more.hidden = !n;
+    if (this.nMore === n) return;
+    this.nMore = n;
+    this.more.textContent = `+${n} ›`;
+    this.more.title = `${n} more to the right`;
   }
 
   /** Put the rows on the screen into the document. @param {boolean} [all] also if only their content has changed */
   paint(all = false) {
     const { rows } = this.view;
     const { clientHeight, scrollTop } = this.element;
+    this.#tellMore();
     const total = rows.count * ROW_HEIGHT;
     const height = Math.min(total, MAX_HEIGHT);
     const sight = clientHeight - this.head.offsetHeight;
@@ -110,15 +133,46 @@ export class Grid {
     const top = Math.max(0, Math.min(scrollTop + this.shift, total - sight));
     const first = this.nPrinted ? 0 : Math.floor(top / ROW_HEIGHT);
     const n = this.nPrinted || Math.min(rows.count - first, Math.ceil(sight / ROW_HEIGHT) + 1);
-    if (!all && first === this.first && n === this.n) return;
+    // Rows that are cut by the upper edge are below their ancestors.
+    const below = this.nPrinted || !top ? 0 : Math.ceil(top / ROW_HEIGHT);
+    if (!all && first === this.first && n === this.n && below === this.below) return;
+    this.below = below;
     this.first = first;
     this.n = n;
     while (this.pool.length < n) this.pool.push(this.window.appendChild(this.#newRow()));
     while (this.pool.length > n) this.pool.pop()?.remove();
     this.pool.forEach((element, i) => this.#fill(element, rows.visible[first + i]));
+    this.#paintAbove();
     this.window.style.transform = `translateY(${first * ROW_HEIGHT - this.shift}px)`;
     this.#pointToActive();
     this.view.emit("paint");
+  }
+
+  /** Show the ancestors, but the root, of the first rows on the screen above them. */
+  #paintAbove() {
+    const { tree, rows } = this.view;
+    const at = (i) => rows.visible[this.below + i];
+    const skip = Math.max(0, tree.depth[at(0)] - 1 - MAX_ABOVE);
+    const shown = [];
+    while (this.below && shown.length < MAX_ABOVE && this.below + shown.length < rows.count) {
+      const depth = skip + shown.length + 1;
+      let row = at(shown.length);
+      if (tree.depth[row] <= depth) break;
+      while (tree.depth[row] > depth) row = tree.parent[row];
+      shown.push(row);
+    }
+    const { children } = this.above;
+    while (children.length < shown.length) this.above.append(this.#newRow());
+    while (children.length > shown.length) children[shown.length].remove();
+    shown.forEach((row, i) => this.#fill(children[i], row));
+  }
+
+  /** Say the whole path of the name under the pointer, and offer to copy it. @param {any} event */
+  #hover({ target }) {
+    const key = target.closest(".row .key");
+    if (!key || key.contains(this.copier)) return;
+    key.title = this.view.tree.expression(+key.parentElement.dataset.row).slice(-LONG_PATH);
+    key.append(this.copier);
   }
 
   /** Scroll until a visible row, given by its index among them, is on the screen. @param {number} index */
@@ -127,9 +181,12 @@ export class Grid {
     const sight = this.element.clientHeight - this.head.offsetHeight;
     const top = this.element.scrollTop + this.shift;
     const wanted = index * ROW_HEIGHT;
-    if (wanted >= top && wanted + ROW_HEIGHT <= top + sight) return this.paint(true);
+    const { tree, rows } = this.view;
+    // The ancestors of the row cover as much.
+    const free = wanted - ROW_HEIGHT * Math.max(0, Math.min(MAX_ABOVE, tree.depth[rows.visible[index]] - 1));
+    if ((free >= top || !top) && wanted + ROW_HEIGHT <= top + sight) return this.paint(true);
     const far = Math.abs(wanted - top) > 2 * sight;
-    const goal = Math.max(0, Math.min(total - sight, far ? wanted - sight / 2 : wanted < top ? wanted : wanted + ROW_HEIGHT - sight));
+    const goal = Math.max(0, Math.min(total - sight, far ? wanted - sight / 2 : free < top ? free : wanted + ROW_HEIGHT - sight));
     const height = Math.min(total, MAX_HEIGHT);
     this.tree.style.height = `${height}px`;
     this.element.scrollTop = total === height ? goal : (goal / (total - sight)) * (height - sight);
@@ -155,7 +212,7 @@ export class Grid {
 
   #newRow() {
     const cell = (name) => h("span", { class: `cell ${name}` });
-    return h("div", { class: "row", role: "treeitem" }, cell("key"), ...this.columns.map((column) => cell(column.format)));
+    return h("div", { class: "row", role: "treeitem" }, cell("key"), ...this.columns.map((column) => cell(column.format + (hasBar(column) ? " bar" : ""))));
   }
 
   /** @param {HTMLElement} element @param {number} row */
@@ -163,12 +220,13 @@ export class Grid {
     const { tree, rows, selected, active } = this.view;
     const kind = tree.of(row, "kind");
     const open = rows.hasChildren(row) ? rows.isOpen(row) : undefined;
-    const what = tree.of(row, "what");
     const notes = tree.notes(row);
     const inside = open === false ? this.view.inside(row) : null;
     const parent = tree.parent[row];
+    const texts = this.columns.map((column) => column.isNumber || column.labels ? column.text(row) : "");
     const attributes = {
-      id: `row${row}`,
+      id: element.parentElement === this.above ? undefined : `row${row}`,
+      "data-row": row,
       "data-kind": kind,
       "data-style": styleOf(tree, row, kind),
       "aria-level": tree.depth[row] + 1,
@@ -176,7 +234,8 @@ export class Grid {
       "aria-posinset": rows.placeAmong[row],
       "aria-selected": selected.has(row),
       "aria-expanded": open,
-      "aria-label": [tree.label(row), what, ...notes.map((note) => note[0]), inside?.text].filter(Boolean).join(", "),
+      "aria-label": [tree.label(row), tree.of(row, "what"), ...notes.map((note) => note[0]), inside?.text,
+        ...this.columns.map(({ title }, i) => texts[i] && `${title} ${texts[i]}`)].filter(Boolean).join(", "),
     };
     for (const name in attributes) {
       if (attributes[name] === undefined) element.removeAttribute(name);
@@ -185,60 +244,25 @@ export class Grid {
     element.classList.toggle("active", row === active);
     element.classList.toggle("hit", rows.hits?.[row] === 1);
     const depth = tree.depth[row];
-    element.style.setProperty("--indent", `${Math.min(depth, this.maxLevels) * (this.step)}px`);
+    const { step, maxLevels } = this.layout;
+    element.style.setProperty("--indent", `${Math.min(depth, maxLevels) * step}px`);
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
     key.dataset.glyph = GLYPHS[kind] ?? "·";
-    key.textContent = depth > this.maxLevels ? `⋯${depth} ${tree.label(row)}` : tree.label(row);
-    key.title = tree.label(row);
+    key.textContent = depth > maxLevels ? `⋯${depth} ${tree.label(row)}` : tree.label(row);
     this.columns.forEach((column, i) => {
-      if (column.format === "type") fillType(cells[i], tree, row, what, notes, inside);
+      if (column.format === "type") fillType(cells[i], tree, row, notes, inside);
       else if (column.format === "histogram") cells[i].replaceChildren(barChart(column.bars(row).subarray(...column.used), column.title));
-      else cells[i].textContent = column.text(row);
+      else cells[i].textContent = texts[i];
       cells[i].classList.toggle("bad", !!column.isBad?.(row));
-      if (column.format === "bytes") cells[i].style.setProperty("--share", `${(100 * column.values[row]) / column.values[0] || 0}%`);
+      if (hasBar(column)) cells[i].style.setProperty("--share", `${shareOf(column, row)}%`);
     });
   }
 
   /** The row at the position of a mouse event, and whether the position is on its arrow. @param {MouseEvent} event */
   rowAt(event) {
-    const element = /** @type {Element} */ (event.target).closest(".row");
+    const element = /** @type {any} */ (event.target).closest(".row");
     if (!element) return { row: -1, onArrow: false };
     const indent = parseFloat(/** @type {HTMLElement} */ (element).style.getPropertyValue("--indent"));
-    return { row: +element.id.slice(3), onArrow: event.clientX - element.getBoundingClientRect().left < indent + 20 };
+    return { row: +element.dataset.row, onArrow: event.clientX - element.firstChild.getBoundingClientRect().left < indent + 20 };
   }
-}
-
-const urgency = (column) => (column.isUrgent ? 2 : +(column.format === "bytes"));
-const widthOf = (column) => column.width ?? Math.max(WIDTHS[column.format], Math.min(column.title.length, 14));
-
-/** The style of a row: None and empty containers are dimmed, errors are highlighted. */
-function styleOf(tree, row, kind) {
-  if (["error", "cycle", "deleted"].includes(kind)) return "trouble";
-  if (tree.of(row, "is_leaf")) return kind === "abstract" || kind === "tracer" || kind === "placeholder" ? "abstract" : "leaf";
-  return tree.nChildren[row] ? "node" : "ghost";
-}
-
-function fillType(cell, tree, row, what, notes, inside) {
-  const n = tree.nChildren[row];
-  const text = what.endsWith(tree.of(row, "text")) ? "" : tree.of(row, "text");
-  const fields = tree.of(row, "static").map(pairText);
-  const within = tree.of(row, "inside").map(pairText);
-  const dim = [...(n ? [`${wholeText(n)} inside`] : []), ...fields].join(" · ");
-  const main = h("span", { class: "what" }, text ? `${what} ${text}` : what);
-  const badges = notes.map((note) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title: note[1] }, badgeText(tree, note)));
-  if (inside) {
-    // The same click would select the row.
-    const go = (event) => (event.stopPropagation(), inside.go());
-    badges.push(h("span", { class: "badge inside", "data-note": inside.kind, "data-severity": inside.severity, title: `${inside.text}: go to the worst`, click: go }, `⚠${inside.count}`));
-  }
-  cell.replaceChildren(main, ...badges, ...(dim ? [h("span", { class: "dim" }, dim)] : []),
-    ...(within[0] ? [h("span", { class: "dim within" }, within.join(" · "))] : []));
-  cell.title = [what, text, ...fields, within[0] && "inside (invisible to JAX)", ...within].filter(Boolean).join("\n");
-}
-
-const pairText = ([name, value]) => (name === "…" ? `… ${value}` : `${name}=${value}`);
-
-function badgeText(tree, [kind, sentence, row]) {
-  if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${tree.keystr(row) || tree.name}`;
-  return /info|nonf|hides/.test(kind) ? sentence : `${kind}: ${sentence}`;
 }

@@ -16,7 +16,7 @@ export function listenToKeys(view, search) {
     else if (target === search) return onSearchKey(view, search, event);
     else if (target === view.grid.tree) return onTreeKey(view, search, typing, event);
     else if (event.key === "Escape") view.showDetail(-1);
-    else return false;
+    else return view.grid.head.contains(target) && moveInHead(target, event.key);
     return true;
   };
   // A page of its own has nothing else to search.
@@ -32,6 +32,16 @@ export function listenToKeys(view, search) {
     }
     event.stopPropagation();
   });
+}
+
+/** The titles are one stop of the Tab key; arrows go from one to the next. @param {any} title @param {string} key */
+function moveInHead(title, key) {
+  const next = key === "ArrowRight" ? title.nextElementSibling : key === "ArrowLeft" && title.previousElementSibling;
+  if (!next) return false;
+  title.tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+  return true;
 }
 
 /** Whether a key that has no meaning here is meant for the notebook around the view, such as Ctrl-S and Shift-Enter. Letters are not: they would be its shortcuts. @param {KeyboardEvent} event */

@@ -111,6 +111,8 @@ function listenToMouse(view) {
   });
   grid.tree.addEventListener("dblclick", (/** @type {MouseEvent} */ event) => {
     const { row, onArrow } = grid.rowAt(event);
+    // It selects a word, and a click in what is selected would not be one on the row.
+    getSelection()?.removeAllRanges();
     if (row >= 0 && !onArrow) view.toggle(row);
   });
   // Shift-click selects rows, not text.

@@ -34,7 +34,7 @@ function drawn({ root, grid }) {
     canvas.replaceWith(image);
   });
   const scroller = copy.querySelector(".scroller");
-  for (const element of scroller.children) if (!element.matches(".head, .axis")) element.style.translate = `0 ${-grid.element.scrollTop}px`;
+  for (const element of scroller.children) if (!element.matches(".head, .above, .axis")) element.style.translate = `0 ${-grid.element.scrollTop}px`;
   const { offsetWidth, offsetHeight, clientWidth } = grid.element;
   scroller.style.cssText += `;flex:none;width:${offsetWidth}px;height:${offsetHeight}px;max-height:none;overflow:hidden;border-right:${offsetWidth - clientWidth}px solid transparent`;
   copy.style.width = `${root.offsetWidth}px`;

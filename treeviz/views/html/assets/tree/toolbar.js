@@ -45,7 +45,7 @@ export function toolbar(view) {
   );
 
   const choices = () =>
-    view.columns.map((column) => {
+    [...view.columns, ...view.panels].map((column) => {
       const box = h("input", { type: "checkbox", change: () => ((column.hidden = !box.checked), view.grid.resize()) });
       box.checked = !column.hidden;
       return h("label", { title: column.help || undefined }, box, column.title);
@@ -82,6 +82,7 @@ export function toolbar(view) {
     depth,
     button("expand", "Expand all", () => view.openTo(tree.maxDepth)),
     button("collapse", "Collapse all", () => view.openTo(0)),
+    view.grid.more,
     menu("columns", "Columns", choices),
     copyMenu(view),
     saveMenu,

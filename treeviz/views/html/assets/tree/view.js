@@ -39,6 +39,8 @@ export class View extends EventTarget {
     this.selected = new Set();
     this.detailed = -1;
     this.search = new Search(this);
+    /** What else the menu of columns shows and hides. @type {{title: string, hidden: boolean, help?: string}[]} */
+    this.panels = [];
     /** Additional parts of the details of a row. @type {(row: number) => Node[]} */
     this.moreDetail = () => [];
     /** What a closed node shows of the findings inside it, and how to go there; null: there are none. @type {(row: number) => {kind: string, severity: string, count: string, text: string, go: () => void} | null} */
@@ -69,6 +71,7 @@ export class View extends EventTarget {
   /** Show changed state; scroll to a row if one is given. @param {number} [row] */
   update(row = -1) {
     this.rows.update();
+    this.grid.layOut();
     const index = row < 0 ? -1 : this.rows.index(row);
     if (index >= 0) this.grid.scrollTo(index);
     else this.grid.paint(true);

@@ -1,0 +1,84 @@
+// @ts-check
+// What the cells of a row show.
+import { h } from "./dom.js";
+import { countText, wholeText } from "./numbers.js";
+
+/** @typedef {import("./tree.js").Tree} Tree */
+
+export const GLYPHS = {
+  dict: "{}", list: "[]", tuple: "()", namedtuple: "(.)", none: "∅", node: "◇", module: "◆", static: "§", closure: "λ",
+  array: "▦", numpy: "▤", scalar: "#", string: "“”", abstract: "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
+  ref: "&", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", layer: "▪", error: "!", cycle: "↻", repeat: "=", more: "…",
+};
+// A badge shows the path of the other place up to this many keys.
+const MAX_PATH = 12;
+// The bar of a norm is empty at this many powers of ten below the largest.
+const DECADES = 5;
+
+/** The style of a row: None and empty containers are dimmed, errors are highlighted. @param {Tree} tree @param {number} row @param {string} kind */
+export function styleOf(tree, row, kind) {
+  if (["error", "cycle", "deleted"].includes(kind)) return "trouble";
+  if (tree.of(row, "is_leaf")) return kind === "abstract" || kind === "tracer" || kind === "placeholder" ? "abstract" : "leaf";
+  return tree.nChildren[row] ? "node" : "ghost";
+}
+
+/** The type of a row and, if it is short, its value. @param {Tree} tree @param {number} code of its facts */
+export function whatText(tree, code) {
+  const [what, text] = [tree.fact(code, "what"), tree.fact(code, "text")];
+  return text && !what.endsWith(text) ? `${what} ${text}` : what;
+}
+
+/** The static fields of a row. @param {Tree} tree @param {number} code of its facts @returns {string[]} */
+export const fieldTexts = (tree, code) => tree.fact(code, "static").map(pairText);
+
+const insideTexts = (tree, code) => tree.fact(code, "inside").map(pairText);
+
+const pairText = ([name, value]) => (name === "…" ? `… ${value}` : `${name}=${value}`);
+
+/** @param {HTMLElement} cell @param {Tree} tree @param {number} row @param {any[]} notes @param {any} inside */
+export function fillType(cell, tree, row, notes, inside) {
+  const code = tree.factCodes[row];
+  const what = whatText(tree, code);
+  const fields = fieldTexts(tree, code);
+  const within = insideTexts(tree, code);
+  const dim = [...sizesOf(tree, row), ...fields].join(" · ");
+  const badges = notes.map((note) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title: note[1] }, badgeText(tree, note)));
+  if (inside) {
+    // The same click would select the row.
+    const go = (event) => (event.stopPropagation(), inside.go());
+    badges.push(h("span", { class: "badge inside", "data-note": inside.kind, "data-severity": inside.severity, title: `${inside.text}: go to the worst`, click: go }, `⚠${inside.count}`));
+  }
+  cell.replaceChildren(h("span", { class: "what" }, what), ...badges, ...(dim ? [h("span", { class: "dim" }, what ? `· ${dim}` : dim)] : []),
+    ...(within[0] ? [h("span", { class: "dim within" }, within.join(" · "))] : []));
+  cell.title = [what, ...fields, within[0] && "inside (invisible to JAX)", ...within].filter(Boolean).join("\n");
+}
+
+/** How many children and leaves a node has, as in views/text/brief.py. */
+function sizesOf(tree, row) {
+  const n = tree.nChildren[row];
+  const leaves = n && tree.columns.find(({ name }) => name === "leaves")?.values[row];
+  const isCounted = /list|tuple/.test(tree.of(row, "kind")) && leaves !== n;
+  return [isCounted && n && wholeText(n), leaves > 1 && `${countText(leaves)} leaves`].filter(Boolean);
+}
+
+function badgeText(tree, [kind, sentence, row]) {
+  if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${tree.keystr(row) || tree.name}`;
+  return /info|nonf|hides/.test(kind) ? sentence : `${kind}: ${sentence}`;
+}
+
+/** Whether the numbers of a column are sizes, which a bar compares. */
+export const hasBar = (column) => column.format === "bytes" || /(norm|rms)$/.test(column.name);
+
+/** How much of its cell the bar of a value takes, in percent: bytes by the share of the whole, norms on a logarithmic scale. @param {any} column @param {number} row */
+export function shareOf(column, row) {
+  const { values } = column;
+  if (column.format === "bytes") return (100 * values[row]) / values[0] || 0;
+  if (column.scaled !== values) {
+    column.scaled = values;
+    column.ends = [Infinity, -Infinity];
+    for (const value of values) if (value > 0 && value < Infinity) column.ends = [Math.min(column.ends[0], value), Math.max(column.ends[1], value)];
+  }
+  const [low, high] = column.ends.map(Math.log10);
+  const least = Math.max(low, high - DECADES) - 0.1;
+  return Math.max(0, (100 * (Math.log10(values[row]) - least)) / (high - least)) || 0;
+}

@@ -1,0 +1,93 @@
+// @ts-check
+// The widths of the columns: names first, then types, then numbers. What does not fit is reached by scrolling sideways.
+import { fieldTexts, whatText } from "./cells.js";
+
+export const CH = 7.83;
+export const GAP = 12;
+const PADDING = 10;
+// Pixels of the arrow and the glyph of a row, of a level, of a level where there is no room, and of a label where there is none at all.
+const SIGNS = 46;
+const STEP = 16;
+const SMALL_STEP = 8;
+const LABEL = 60;
+// The part of a view that names, and types, take at most if there are other columns.
+const MOST_NAMES = 0.45;
+const MOST_TYPES = 0.35;
+// Rows and labels that are measured.
+const MAX_MEASURED = 20000;
+const MAX_LABELS = 1000;
+// In characters.
+const SIZES = 18; // · 12 · 144 leaves
+const WIDTHS = { label: 8, count: 8, bytes: 9, number: 10, histogram: 12 };
+
+export class Columns {
+  /** @param {import("./view.js").View} view */
+  constructor(view) {
+    this.view = view;
+    /** The widths that the reader has chosen, in pixels. @type {Map<any, number>} */
+    this.chosen = new Map();
+    /** What a type needs, by its facts: in characters, without and with the static fields. @type {[number, number][]} */
+    this.types = [];
+  }
+
+  /**
+   * The widths of the names and of some columns in a width, where each of them ends, and the pixels of a level; levels
+   * deeper than `maxLevels` show their depth as a number.
+   * @param {any[]} columns
+   * @param {number} width
+   */
+  layOut(columns, width) {
+    const { wide, slim, what, all } = this.#measure();
+    const most = MOST_NAMES * width;
+    const [step, names] = wide <= most ? [STEP, wide] : [SMALL_STEP, slim];
+    const name = this.chosen.get(this.view.keyColumn) ?? Math.min(Math.max(names, LABEL), most);
+    const widths = [name, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? Math.min(what, MOST_TYPES * width) : CH * widthOf(column)))];
+    const total = () => widths.reduce((sum, each) => sum + each + GAP, PADDING - GAP);
+    const type = columns.findIndex((column) => column.format === "type");
+    if (type >= 0 && !this.chosen.has(columns[type])) widths[type + 1] += Math.max(0, Math.min(width - total(), all - what));
+    let end = -GAP;
+    const ends = widths.map((each) => (end += each + GAP));
+    return { widths, ends, total: total(), step, maxLevels: name >= names ? Infinity : Math.max(2, Math.floor((name - SIGNS - LABEL) / step)) };
+  }
+
+  /** Pixels that the names of the visible rows need, with wide and with slim steps, and their types, without and with what is beside them. */
+  #measure() {
+    const { tree, rows } = this.view;
+    const { depth, factCodes, nChildren } = tree;
+    let [wide, slim, what, all] = [0, 0, 8, 8];
+    for (let i = 0; i < Math.min(rows.count, MAX_MEASURED); i++) {
+      const row = rows.visible[i];
+      const label = CH * tree.labelLength(row);
+      wide = Math.max(wide, label + STEP * depth[row]);
+      slim = Math.max(slim, label + SMALL_STEP * depth[row]);
+      const code = factCodes[row];
+      const lengths = (this.types[code] ??= this.#typeLengths(code));
+      const sizes = nChildren[row] && SIZES;
+      let length = lengths[1] + sizes;
+      for (const [kind, text, to] of tree.notes(row)) length += Math.min(40, kind.length + 3 + (to < 0 ? text.length : 16));
+      what = Math.max(what, lengths[0] + sizes);
+      all = Math.max(all, length);
+    }
+    return { wide: wide + SIGNS + GAP, slim: slim + SIGNS + GAP, what: CH * what, all: CH * all };
+  }
+
+  /** @param {number} code @returns {[number, number]} */
+  #typeLengths(code) {
+    const { tree } = this.view;
+    const [what, rest] = [whatText(tree, code).length, [...fieldTexts(tree, code), ...tree.fact(code, "inside").flat()].join(" · ").length];
+    return [what, what + (rest && rest + 2)];
+  }
+
+  /** Make a column as wide as the reader has dragged it, or as what its cells show. @param {any} column @param {number} width NaN: as its cells @param {HTMLElement[]} cells */
+  choose(column, width, cells = []) {
+    const needed = () => Math.max(0, ...cells.map((cell) => CH * (cell.textContent.length + 2 * cell.childElementCount)));
+    const wanted = width === width ? width : column.format === "key" ? this.#measure().wide : needed() && needed() + GAP;
+    if (wanted) this.chosen.set(column, Math.max(4 * CH, wanted));
+    else this.chosen.delete(column);
+  }
+}
+
+function widthOf(column) {
+  const longest = column.labels?.slice(0, MAX_LABELS).reduce((most, { length }) => Math.max(most, length), 0);
+  return column.width ?? Math.max(WIDTHS[column.format], Math.min(column.title.length, 16), Math.min(longest ?? 0, 32));
+}
