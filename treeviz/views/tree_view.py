@@ -60,7 +60,8 @@ class TreeView(View):
         """The tree as aligned text.
 
         Args:
-          max_rows: The most rows: the first ones of every subtree. None: all.
+          max_rows: The most rows: those with a finding, NaN or an error, the largest leaf, then the first ones of every
+            subtree. None: all.
           width: The most columns of a line: names come first, columns that do not fit are left out. None: no limit.
           color: Write ANSI colours.
           fold: Show three or more siblings that are alike, such as layers, as one row: `[0…79] ×80`. Below it stands

@@ -1,10 +1,13 @@
 """Repeats in text, pictures and plain HTML: one row for many, and what it says of all of them."""
 
+import json
 import textwrap
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +19,7 @@ from treeviz.views.text.folded import folded
 from treeviz.views.text.text import text
 from treeviz.views.view import View
 
+OPEN = json.loads((Path(__file__).parents[2] / "open_cases.json").read_text("utf-8"))
 layer = st.sampled_from([{"w": np.ones(3), "b": np.ones(2)}, {"w": np.ones(3), "b": [np.ones(2)] * 3}, 1.0, [None]])
 trees = st.lists(st.one_of(layer, st.lists(layer, max_size=5)), max_size=8)
 
@@ -112,6 +116,12 @@ def test_the_largest_leaf_and_the_leaf_with_nan_are_shown_whatever_is_left_out()
     assert "└─ k13 " in treeviz.render(nested).text(max_rows=20) or "├─ k13 " in treeviz.render(nested).text(
         max_rows=20
     )
+
+
+@pytest.mark.parametrize("case", OPEN, ids=[case["what"] for case in OPEN])
+def test_what_is_open_first_is_told_by_the_cases(case):
+    view = View(treeviz.walk(case["tree"]), [])
+    assert np.flatnonzero(open_first(view, case["n_rows"])).tolist() == case["open"]
 
 
 def test_what_holds_the_bytes_is_open_first():

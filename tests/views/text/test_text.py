@@ -102,6 +102,12 @@ def test_no_name_is_cut_and_no_indentation_lost_while_a_column_stands(width):
     assert "".join(lines).count("number") == min(12, (width - 54) // 10)
 
 
+def test_where_one_of_two_sizes_fits_it_is_the_bytes():
+    tree = treeviz.walk({"w": np.ones(3)})
+    titles = [shown(tree, "elements", "bytes", width=width).splitlines()[-3] for width in (60, 36)]
+    assert [line.split()[:2] for line in titles] == [["elements", "bytes"], ["bytes"]]
+
+
 def test_a_column_without_a_single_value_is_left_out():
     tree = walk([np.ones(2), 1])
     columns = [

@@ -45,6 +45,7 @@ class Cells(NamedTuple):
     texts: list[str]
     is_extra: bool = False  # dropped first where the width is limited
     is_label: bool = False  # may be cut
+    name: str = ""  # of the column
 
 
 def type_text(facts: Facts) -> str:
@@ -132,7 +133,7 @@ def columns_of_cells(
         else:
             values = table.rolled(column)
             levels, codes = np.unique(values[rows], return_inverse=True)
-            cells.append(_numbers(column, levels, codes, rows, glyphs))
+            cells.append(_numbers(column, levels, codes, rows, glyphs)._replace(name=column.name))
             if column.format == "bytes" and column.rollup == "sum" and values[0] > 0:
                 cells += [*_shares(levels, codes, float(values[0]), glyphs)]
     return cells

@@ -28,14 +28,14 @@ def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Trunc
 def open_first(view: View, n_rows: int = N_OPEN) -> np.ndarray:
     """bool[n_rows of the table]: the nodes that are open at first.
 
-    The root is. Then, as long as fewer than `n_rows` rows are visible, the closed node that holds the most bytes (of
-    equal ones the first; in a tree without bytes the most leaves) opens, if it is less deep than `view.depth`. With
-    a `view.depth`, all nodes above it are open.
+    The root is. Then, as long as fewer than `n_rows` rows below it are visible, the closed node that holds the most
+    bytes opens: of equal ones the first; in a tree without bytes the one with the most leaves; with a `view.depth`, all
+    nodes above that depth, and no others. `tests/open_cases.json` has examples.
     """
     table, is_open = view.table, np.zeros(len(view.table), bool)
     if view.depth is not None:
         return table.depth < view.depth
-    weights, heap, n_visible = _weights(view), [(0.0, 0)], 1
+    weights, heap, n_visible = _weights(view), [(0.0, 0)], 0
     while heap and n_visible < n_rows:
         _, node = heappop(heap)
         is_open[node] = True

@@ -63,7 +63,7 @@ def text(
 
     Args:
       width: The most columns of a line. None: no limit.
-      max_rows: The most lines of rows: the first ones of every subtree. None: all.
+      max_rows: The most lines of rows: see `first_rows`. None: all.
       color: Write ANSI colours; see `terminal_color`.
       glyphs: The characters to draw with; see `glyphs_of`.
       fold: Show a run of alike siblings as one row; see `treeviz.views.text.folded`.
@@ -143,7 +143,7 @@ class _Room(NamedTuple):
 
 
 def _room(width: int | None, key: int, cells: list[Cells], details: _Details, glyphs: Glyphs) -> _Room:
-    """Divide the width: names first, then types, then columns from the left, then details.
+    """Divide the width: names first, then types, then columns from the left (bytes before elements), then details.
 
     No name is cut, and no indentation given up, while a column stands without which it would fit. Names that do not
     even fit beside the types alone get 45 % of the width, and what the others leave.
@@ -167,9 +167,10 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
     if left(names) < needed:
         cells = [narrowed(cells[0], type_, glyphs), *cells[1:]]
     while len(cells) > 1 and left(names) < needed:
-        last = cells[-1]
+        last = next((cell for cell in cells if cell.name == "elements" and cells[-1].name == "bytes"), cells[-1])
         narrow = last.width - (needed - left(names))
-        cells = [*cells[:-1], *([narrowed(last, narrow, glyphs)] if last.is_label and narrow >= _TYPE else [])]
+        shorter = [narrowed(last, narrow, glyphs)] if last.is_label and narrow >= _TYPE else []
+        cells = [*(cell for cell in cells if cell is not last), *shorter]
     key = min(key, max(names, names + left(names) - needed), width)
     missing = needed - left(key)
     if missing > 0:
