@@ -23,9 +23,9 @@ def shows_the_next(truncated):
 
 
 class Chosen:
-    def __init__(self, table, *args):
+    def __init__(self, table, *args, **more):
         self.table = table
-        self.rows, self.n_left_out = truncate(table, *args)
+        self.rows, self.n_left_out = truncate(table, *args, **more)
 
 
 def test_everything_is_shown_where_there_is_room():
@@ -93,3 +93,23 @@ def test_of_a_choice_nothing_is_left_out_that_would_fit_as_a_whole(tree, max_row
     table = walk(tree)
     if len(table) <= max_rows:
         assert len(truncate(table, max_rows).rows) == len(table)
+
+
+@settings(deadline=None)
+@given(trees, st.integers(1, 40), st.lists(st.integers(0, 60), max_size=9))
+def test_kept_rows_and_those_above_them_are_shown_within_the_bound(tree, max_rows, kept):
+    table = walk(tree)
+    kept = [row for row in kept if row < len(table)]
+    truncated = Chosen(table, max_rows, weights=table.end - np.arange(len(table)), kept=kept)
+    shown = set(truncated.rows.tolist())
+    assert n_lines(truncated) <= max_rows
+    assert all(int(table.parent[row]) in shown for row in shown if row)
+    assert not kept or kept[0] in shown or table.depth[kept[0]] > max_rows // 3
+    for row, n_left_out in zip(truncated.rows.tolist(), truncated.n_left_out.tolist(), strict=True):
+        assert sum(child.number not in shown for child in table[row].children) == n_left_out
+
+
+def test_of_two_nodes_the_heavier_one_shows_its_children():
+    table = walk([[1.0] * 4, [1.0] * 8, [1.0] * 5])
+    rows = truncate(table, 12, weights=table.end - np.arange(len(table))).rows
+    assert set(table.parent[rows[1:]].tolist()) == {0, 6}

@@ -24,7 +24,7 @@ from treeviz.views.view import View
 MAX_ROWS = 80
 LEVEL, MARGIN = 16, 14  # pixels
 _MAX_LEVELS = 24
-_KEY, _TYPE, _DETAIL, _LINE = 44, 40, 56, 110  # most characters of a key, a type, a badge, a line above the tree
+_KEY, _TYPE, _DETAIL, _LINE = 72, 56, 56, 110  # most characters of a key, a type, a badge, a line above the tree
 
 _BADGE_ROLES = {"error": "bad", "cycle": "bad", "hides": "bad", "info": "dim"}
 _IN_EVERY_ROW = ("key", "type", "kind", "shape", "dtype")  # columns that a row shows anyway
