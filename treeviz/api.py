@@ -77,7 +77,7 @@ def render(
       is_leaf: As in `jax.tree.leaves`.
       depth: How many levels are open at first. None: as many as fit.
       whole: Walk, read (see `stats`) and send all of it. By default a display costs about 5 s and its page at most
-        3 MB: 130,000 rows, 2 s for the walk of each tree, 2.5 s for the values of arrays in host memory. What is
+        3 MB: 100,000 rows, 2 s for the walk of each tree, 2.5 s for the values of arrays in host memory. What is
         left out is counted where it is missing.
       beside: Other trees by name, for names that are also options.
       **trees: Other trees. Their subtrees with the structure of `tree` (gradients, Adam's mu and nu, an average;

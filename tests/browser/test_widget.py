@@ -438,7 +438,7 @@ def test_twenty_explorers_on_a_page_are_twenty(open_page):
 
 def test_what_an_explorer_shows_of_100000_leaves_fits_on_the_screen(explore):
     tree = [{"w": i, "b": (i, i)} for i in range(25_000)]
-    kernel = explore(tree)
+    kernel = explore(tree, whole=True)
     kernel.widgets[0].expanded = ["tree", *(f"[{i}]" for i in range(1500))]
     kernel.widgets[0].value = "[24999]['b'][1]"
     kernel.rest()

@@ -97,8 +97,9 @@ class _Folded:
             return replace(column, levels=self._labels(column), codes=None)
         values = self._table.rolled(column)
         if column.format == "histogram":
-            values = self._reduced(np.add, np.nan_to_num(values.astype(np.float64)))
-            return replace(column, levels=values, codes=None, rollup="given")
+            parts = np.array_split(values, 8, axis=1)  # copies of all of it at once would take 100 MB and more
+            sums = [self._reduced(np.add, np.nan_to_num(part.astype(np.float64))).astype(np.float32) for part in parts]
+            return replace(column, levels=np.concatenate(sums, axis=1), codes=None, rollup="given")
         spans = self._reduced(np.fmin, values), self._reduced(np.fmax, values)
         bad = None if column.bad is None else self._reduced(np.logical_or, column.bad)
         if column.rollup == "sum" or self._adds_up(column, values):
