@@ -14,7 +14,7 @@ const LABEL = 60;
 const MOST_NAMES = 0.45;
 const MOST_TYPES = 0.35;
 // Rows and labels that are measured.
-const MAX_MEASURED = 20000;
+const MAX_MEASURED = 4000;
 const MAX_LABELS = 1000;
 // In characters.
 const SIZES = 18; // · 12 · 144 leaves
@@ -64,7 +64,7 @@ export class Columns {
       const lengths = (this.types[code] ??= this.#typeLengths(code));
       const sizes = nChildren[row] && SIZES;
       let length = lengths[1] + sizes;
-      for (const [kind, text, to] of tree.notes(row)) length += Math.min(40, kind.length + 3 + (to < 0 ? text.length : 16));
+      if (row in tree.header.notes) for (const [kind, text, to] of tree.notes(row)) length += Math.min(40, kind.length + 3 + (to < 0 ? text.length : 16));
       what = Math.max(what, lengths[0] + sizes);
       all = Math.max(all, length);
     }

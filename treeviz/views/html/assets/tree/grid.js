@@ -66,10 +66,14 @@ export class Grid {
     const before = this.columns;
     this.columns = this.view.columns.filter((column) => !column.hidden);
     this.layout = this.widths.layOut(this.columns, this.width);
-    const { style } = this.element;
-    style.setProperty("--tracks", `${this.layout.widths.map((width) => `${width}px`).join(" ")} 1fr`);
-    style.setProperty("--total", `${this.layout.total}px`);
-    style.setProperty("--step", `${this.layout.step}px`);
+    const { widths, total, step } = this.layout;
+    const style = `--tracks:${widths.map((width) => `${width}px`).join(" ")} 1fr;--total:${total}px;--step:${step}px`;
+    if (style !== this.style) {
+      this.style = style;
+      for (const each of style.split(";")) this.element.style.setProperty(...each.split(":"));
+    }
+    // Each sticky cell costs the browser something.
+    this.element.classList.toggle("wide", total > this.width);
     // Keep the elements of the rows: replacing one between mouse down and mouse up would lose the click.
     if (before.length === this.columns.length && !before.some((column, i) => column !== this.columns[i])) return;
     for (const element of [...this.pool.splice(0), ...this.above.children]) element.remove();
