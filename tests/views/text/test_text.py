@@ -102,6 +102,14 @@ def test_no_name_is_cut_and_no_indentation_lost_while_a_column_stands(width):
     assert "".join(lines).count("number") == min(12, (width - 54) // 10)
 
 
+def test_a_count_of_nothing_is_a_word_in_the_headline_unless_a_value_was_not_read():
+    tree = walk([np.ones(2), 1])
+    counts = [("a", [0, 0, 0.0]), ("b c", [0, 0, 0.0]), ("d", [0, np.nan, 0]), ("e", [0, 1, 0.0])]
+    columns = [tree.fact_column(name, np.array(levels), format="count") for name, levels in counts]
+    headline, titles, *_ = text(View(tree, columns)).splitlines()
+    assert headline == "tree · no a, b c: 0" and titles.split() == ["d", "e"]
+
+
 def test_where_one_of_two_sizes_fits_it_is_the_bytes():
     tree = treeviz.walk({"w": np.ones(3)})
     titles = [shown(tree, "elements", "bytes", width=width).splitlines()[-3] for width in (60, 36)]

@@ -19,7 +19,7 @@ from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.html.escape import Markup, text
 from treeviz.views.html.payload import hidden_value
-from treeviz.views.text.brief import with_counts
+from treeviz.views.text.brief import in_brief
 from treeviz.views.text.cells import WRITE, columns_of_cells, fact_parts, note_part, type_text
 from treeviz.views.text.first_rows import first_rows, open_first
 from treeviz.views.text.folded import folded
@@ -54,7 +54,7 @@ def outline(view: View) -> Markup:
     Rows deeper than `view.depth` are not shown.
     """
     findings = list(_findings(view.table, view.series))
-    view = folded(with_counts(view))
+    view = folded(in_brief(view))
     table, series = view.table, view.series
     depth = MAX_NESTING if view.depth is None else min(view.depth, MAX_NESTING)
     rows, n_left_out = first_rows(view, MAX_LINES, depth)

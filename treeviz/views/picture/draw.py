@@ -12,7 +12,7 @@ from treeviz.tree.safe_repr import visible
 from treeviz.tree.table import TreeTable
 from treeviz.views.picture.columns import GLYPHS, CellColumn, SparklineColumn
 from treeviz.views.picture.shapes import GAP, ROW, Box, Line, Picture, Shape, Text, width_of
-from treeviz.views.text.brief import with_counts
+from treeviz.views.text.brief import in_brief
 from treeviz.views.text.cells import fact_parts, note_part, type_cells
 from treeviz.views.text.first_rows import first_rows
 from treeviz.views.text.folded import folded
@@ -38,7 +38,7 @@ def draw(view: View, *, max_rows: int = MAX_ROWS) -> Picture:
     The cells are those of the text view. Each row shows the last value and a sparkline of the first series; badges show
     the findings of all series.
     """
-    view = folded(with_counts(view))
+    view = folded(in_brief(view))
     table = view.table
     truncated = first_rows(view, max_rows, view.depth)
     rows, codes = truncated.rows, table.fact_codes[truncated.rows].tolist()

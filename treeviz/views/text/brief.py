@@ -1,4 +1,4 @@
-"""What a view says in fewer columns: the leaves of a node stand behind its type."""
+"""What a view says in fewer columns: leaves stand behind the type of a node, and counts of nothing in the headline."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from treeviz.tree.column import Column
 from treeviz.tree.facts import Facts
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.numbers import count_text
@@ -38,6 +39,34 @@ def with_counts(view: View) -> View:
     codes = table.fact_codes.copy()
     codes[nodes] = len(table.facts) + which.reshape(-1)
     return with_table(view, replace(table, facts=(*table.facts, *facts), fact_codes=codes), column.name)
+
+
+def in_brief(view: View) -> View:
+    """The view without the columns that other words replace."""
+    return without_zeros(with_counts(view))
+
+
+def without_zeros(view: View) -> View:
+    """The view without the counts that are 0 in every row, which the headline tells: "no zeros".
+
+    A row without a value, as of a leaf that was not read, keeps the column.
+    """
+    nothing = [column for column in view.columns if _is_zero(view.table, column)]
+    if not nothing:
+        return view
+    words = [column.title.removeprefix("±") for column in nothing]
+    words = [f"{title}: 0" if " " in title else f"no {title}" for title in words]
+    words = [word for word in words if not any(word in part.split(", ") for part in view.table.headline)]
+    table = view.table.with_headline(*view.table.headline, *([", ".join(words)] if words else []))
+    return with_table(view, table, *(column.name for column in nothing))
+
+
+def _is_zero(table: TreeTable, column: Column) -> bool:
+    if column.format != "count" or (column.bad is not None and column.bad.any()):
+        return False
+    values = table.rolled(column)
+    is_blank = column.rollup == "sum" and values.dtype.kind in "iu"  # zeros are not shown
+    return not is_blank and not values.any()
 
 
 def with_table(view: View, table: TreeTable, *without: str) -> View:

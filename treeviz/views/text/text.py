@@ -14,7 +14,7 @@ from treeviz.tree.safe_repr import visible
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.text import terminal
-from treeviz.views.text.brief import with_counts
+from treeviz.views.text.brief import in_brief
 from treeviz.views.text.cells import (
     Cells,
     Part,
@@ -68,7 +68,7 @@ def text(
       glyphs: The characters to draw with; see `glyphs_of`.
       fold: Show a run of alike siblings as one row; see `treeviz.views.text.folded`.
     """
-    whole, view = view, with_counts(view)
+    whole, view = view, in_brief(view)
     view = folded(view) if fold else view
     table, series = view.table, view.series
     truncated = first_rows(view, max_rows, view.depth)
