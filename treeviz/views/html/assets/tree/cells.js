@@ -61,8 +61,10 @@ function sizesOf(tree, row) {
   return [isCounted && n && wholeText(n), leaves > 1 && `${countText(leaves)} leaves`].filter(Boolean);
 }
 
-function badgeText(tree, [kind, sentence, row]) {
+function badgeText(tree, [kind, sentence, row, details]) {
   if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${tree.keystr(row) || tree.name}`;
+  // "2 hidden arrays: .buffer float32[100,100]"
+  if (kind === "hides" && details[0]) return `${sentence.split(/ \(|[:,] /)[0].replace(/^1 /, "")}: ${details[0].join(" ")}`;
   return /info|nonf|hides/.test(kind) ? sentence : `${kind}: ${sentence}`;
 }
 

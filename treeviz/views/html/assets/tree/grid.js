@@ -73,7 +73,7 @@ export class Grid {
       for (const each of style.split(";")) this.element.style.setProperty(...each.split(":"));
     }
     // Each sticky cell costs the browser something.
-    this.element.classList.toggle("wide", total > this.width);
+    this.element.classList.toggle("sliding", total > this.width);
     // Keep the elements of the rows: replacing one between mouse down and mouse up would lose the click.
     if (before.length === this.columns.length && !before.some((column, i) => column !== this.columns[i])) return;
     for (const element of [...this.pool.splice(0), ...this.above.children]) element.remove();
@@ -252,6 +252,7 @@ export class Grid {
     element.style.setProperty("--indent", `${Math.min(depth, maxLevels) * step}px`);
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
     key.dataset.glyph = GLYPHS[kind] ?? "·";
+    key.dataset.arrow = open === undefined ? "" : open ? "▾" : "▸";
     key.textContent = depth > maxLevels ? `⋯${depth} ${tree.label(row)}` : tree.label(row);
     this.columns.forEach((column, i) => {
       if (column.format === "type") fillType(cells[i], tree, row, notes, inside);
