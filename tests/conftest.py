@@ -155,7 +155,7 @@ def get_compile_options(*args, env_options_overrides=None, **keywords):
     return optimized_options(*args, env_options_overrides=overrides, **keywords)
 
 
-is_plain = False
+is_plain = bool(PLAIN)  # while tests are collected, too
 optimized_options, compiler.get_compile_options = compiler.get_compile_options, get_compile_options
 
 
