@@ -38,7 +38,8 @@ def loss(params, x, y):
     return jnp.mean((jnp.tanh(x @ params["w"] + params["b"][None]) - y) ** 2)
 
 
-gradients = jax.grad(loss)(params, x, y)
+gradients_of = jax.jit(jax.grad(loss))  # a program, where each operation would be one
+gradients = gradients_of(params, x, y)
 
 
 def descend(params, gradients):
@@ -130,12 +131,12 @@ def test_explicit_axes_on_the_parameters_are_reaped_from_a_scan(seen):
         assert same_bytes(watched(p, bx, by), step(p, bx, by))
     assert watched.trouble == ""
     np.testing.assert_allclose(seen.norms()[0], true_norms(gradients), rtol=2e-5)
-    np.testing.assert_allclose(seen.norms()[1], true_norms(jax.grad(loss)(update(params, x, y), x, y)), rtol=2e-5)
+    np.testing.assert_allclose(seen.norms()[1], true_norms(gradients_of(update(params, x, y), x, y)), rtol=2e-5)
 
 
 def shares(params):
     """The gradient of each eighth of the batch, as a mean over the whole."""
-    return [jax.grad(loss)(params, x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4]) for i in range(8)]
+    return [gradients_of(params, x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4]) for i in range(8)]
 
 
 @pytest.mark.optimized
@@ -273,6 +274,6 @@ def test_the_lines_that_convert_a_pmapped_step_compute_the_same_and_are_watched(
     converted = names["step"](*names["arguments"])
     for name, expected in after.items():
         np.testing.assert_allclose(converted[name], expected, rtol=1e-6)
-    of_devices = [jax.grad(loss)(params, x[4 * k : 4 * k + 4], y[4 * k : 4 * k + 4]) for k in range(8)]
+    of_devices = [gradients_of(params, x[4 * k : 4 * k + 4], y[4 * k : 4 * k + 4]) for k in range(8)]
     norms = np.array([true_norms(gradients) for gradients in of_devices]).T.ravel()
     np.testing.assert_allclose(inspector.history.values("grads", "norm").latest[0], norms, rtol=2e-5)
