@@ -1,6 +1,6 @@
 """Repeats: runs of siblings that are alike, as the layers of a model, which views show as one row.
 
-The rule, for every view; `tests/fold_cases.json` tests what implements it, here and in the front end:
+The rule, for every view; `tests/fold_cases.json` has examples of it:
 
 - Two siblings are *alike* if their keys differ in numbers only, and their subtrees in nothing. Keys: both are indices
   of a list or tuple, or both labels have a digit and are equal once every run of the digits 0 to 9 is written as one 0

@@ -52,9 +52,11 @@ class _Folded:
 
     def __init__(self, table: TreeTable, repeats: Repeats) -> None:
         self._table, self._rows, self._place, self._runs = table, repeats.rows, repeats.place, repeats.runs
-        self._order = np.argsort(self._place, kind="stable")
-        self._starts = np.searchsorted(self._place[self._order], np.arange(len(self._rows)))
         self._stands_for = np.bincount(self._place)  # so many rows
+        self._several = np.flatnonzero(self._stands_for > 1)
+        of_several = np.flatnonzero(self._stands_for[self._place] > 1)
+        self._order = of_several[np.argsort(self._place[of_several], kind="stable")]
+        self._starts = np.cumsum(self._stands_for[self._several]) - self._stands_for[self._several]
         self._heads = np.array([*self._runs], int)
         self._members = np.concatenate([run.rows for run in self._runs.values()])
         self._n_members = np.array([len(run.rows) for run in self._runs.values()])
@@ -177,7 +179,10 @@ class _Folded:
         return self._stands_for[self._place[row]] == 1
 
     def _reduced(self, reduce: np.ufunc, values: np.ndarray) -> np.ndarray:
-        return reduce.reduceat(values[self._order], self._starts)
+        """The values of the shown rows, and in place of those that stand for several what they reduce to."""
+        reduced = values[self._rows]
+        reduced[self._several] = reduce.reduceat(values[self._order], self._starts)
+        return reduced
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
         """What each shown row says of values that add up: a run the sum of its members, any other row its own."""
@@ -200,9 +205,7 @@ class _Folded:
         """The label of each shown row; two of those of the rows that it stands for."""
         codes = np.arange(len(self._table)) if column.codes is None else column.codes
         labels = [str(column.levels[code]) for code in codes[self._rows].tolist()]
-        for shown in np.flatnonzero(self._stands_for > 1).tolist():
-            start = self._starts[shown]
-            some = self._order[start : start + self._stands_for[shown]]
+        for shown, some in zip(self._several.tolist(), np.split(self._order, self._starts[1:]), strict=True):
             distinct = list(dict.fromkeys(str(column.levels[code]) for code in codes[some].tolist()))
             labels[shown] = ", ".join([*filter(None, distinct[:2]), *["…"] * (len(distinct) > 2)])
         return labels
