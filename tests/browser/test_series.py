@@ -456,6 +456,10 @@ def test_sparklines_stand_in_their_column_until_it_is_hidden(shown):
     number = page.locator(f"#row{leaf(layers(), 'embed')} .sparkline").inner_text()
     assert float(number) > 0, "the last value stands beside its line"
     assert lines["y"] == box(page, ".row")["y"]
+    page.set_viewport_size({"width": 1200, "height": 300})
+    scroll_to(page, 22 * 4)
+    covered = page.locator(".above .row").first.evaluate("(row) => parseFloat(getComputedStyle(row, '::after').width)")
+    assert covered == box(page, ".heat-map")["width"], "no strip of another row stands beside an ancestor"
     page.get_by_text("columns").click()
     page.get_by_role("checkbox", name="gradient norm").uncheck()
     assert settled(page).locator(".sparklines").is_hidden()
