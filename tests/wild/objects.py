@@ -1,4 +1,4 @@
-"""A program that compares treeviz with JAX on objects of 28 libraries, most of which the tests do not install.
+"""A program that compares treeviz with JAX on objects of 41 libraries, most of which the tests do not install.
 
     python tests/wild/objects.py                        # all libraries; a minute or two
     python tests/wild/objects.py numpyro jraph          # some of them
@@ -11,6 +11,8 @@ that is not installed, or that has changed its functions, is skipped. To have al
     uv pip install -c .ci/constraints.txt blackjax brax chex coordax diffrax distrax dm-haiku dynamax e3nn-jax evosax
     uv pip install -c .ci/constraints.txt flowjax gpjax jaxlie jaxopt jmp jraph keras lineax mctx numpyro optax
     uv pip install -c .ci/constraints.txt optimistix orbax-checkpoint ott-jax paramax quax rlax tfp-nightly
+    uv pip install -c .ci/constraints.txt cola-ml distreqx flashbax flowMC gymnax interpax jax-md pgx qdax quadax
+    uv pip install -c .ci/constraints.txt sympy2jax tinygp traceax
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import jax
 import jax.numpy as jnp
+import more_objects
 
 import treeviz
 
@@ -283,16 +286,8 @@ def rlax():
     yield "statistics of PopArt", rlax.popart(3, 1e-1, 1e-4, 1e6)[0]()
 
 
-def tensorflow_probability():
-    from tensorflow_probability.substrates import jax as tfp
-
-    yield "distribution", (normal := tfp.distributions.Normal(jnp.zeros(2), 1.0))
-    yield "transformed distribution", tfp.distributions.TransformedDistribution(normal, tfp.bijectors.Exp())
-    kernel = tfp.mcmc.HamiltonianMonteCarlo(log_density, step_size=0.1, num_leapfrog_steps=2)
-    yield "HMC results", jax.eval_shape(kernel.bootstrap_results, jnp.ones(2))
-
-
-LIBRARIES = [function for function in list(globals().values()) if inspect.isgeneratorfunction(function)]
+MODULES = globals(), vars(more_objects)
+LIBRARIES = [each for module in MODULES for each in list(module.values()) if inspect.isgeneratorfunction(each)]
 
 
 def made_by(library) -> Iterator[tuple[str, Any]]:
