@@ -1,6 +1,6 @@
 // @ts-check
 // Draws the rows that are on the screen; only they are in the document.
-import { fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
+import { fieldTexts, fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
 import { Columns } from "./columns.js";
 import { barChart, h } from "./dom.js";
 
@@ -171,11 +171,13 @@ export class Grid {
     shown.forEach((row, i) => this.#fill(children[i], row));
   }
 
-  /** Say the whole path of the name under the pointer, and offer to copy it. @param {any} event */
+  /** Say the whole path and the static fields of the name under the pointer, and offer to copy it. @param {any} event */
   #hover({ target }) {
     const key = target.closest(".row .key");
     if (!key || key.contains(this.copier)) return;
-    key.title = this.view.tree.expression(+key.parentElement.dataset.row).slice(-LONG_PATH);
+    const { tree } = this.view;
+    const row = +key.parentElement.dataset.row;
+    key.title = [tree.expression(row).slice(-LONG_PATH), ...fieldTexts(tree, tree.factCodes[row])].join("\n");
     key.append(this.copier);
   }
 
