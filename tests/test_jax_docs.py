@@ -21,12 +21,13 @@ pytestmark = pytest.mark.oldest_jax
 
 
 def lines(tree: Any, **options) -> list[str]:
-    """What a user reads: the key, what it is, and what is worth knowing; without columns of numbers."""
-    view = treeviz.render(tree, columns=("leaves",), **options)
-    shown = view.text().splitlines()
-    return [
-        re.sub(r"(?<=[^ │]) {2,}(?![├└│])", "  ", line).rstrip() for line in shown[2:]
-    ]  # without the headline and the titles
+    """What a user reads: the key, what it is, the number of leaves, and what is worth knowing."""
+    table = treeviz.render(tree, **options).table
+    n_leaves = np.array([facts.leaves for facts in table.facts])
+    column = treeviz.Column("n", "leaves", n_leaves, table.fact_codes, format="count", rollup="sum")
+    shown = treeviz.render(tree, columns=(column,), **options).text(fold=False).splitlines()
+    rows = [line for line in shown[1:] if line[0] != " "]  # without the headline and the titles
+    return [re.sub(r"(?<=[^ │]) {2,}(?![├└│])", "  ", line).rstrip() for line in rows]
 
 
 def headline(tree: Any, **options) -> str:

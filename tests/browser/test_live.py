@@ -316,8 +316,7 @@ def test_the_picture_is_saved_as_a_file(live, tmp_path):
     run.panel.send_updates()
     page = drawn(kernel)
     with page.expect_download() as download:
-        page.locator("summary", has_text="picture").click()
-        page.get_by_role("button", name="PNG").click()
+        page.get_by_role("button", name="Save a picture").click()
     path = tmp_path / "picture.png"
     download.value.save_as(path)
     assert download.value.suggested_filename == "net.png"

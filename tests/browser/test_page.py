@@ -30,21 +30,22 @@ from treeviz.views.view import View
 
 TESTS = Path(__file__).parents[1]
 CASES = json.loads((TESTS / "query_cases.json").read_text("utf-8"))
+FOLDS = json.loads((TESTS / "fold_cases.json").read_text("utf-8"))
 PAIRS = runpy.run_path(str(TESTS / "tree" / "test_numbers.py"))  # numbers beside their texts
-PARTS = "unpack, matches, WordIndex, Rows, countText, bytesText, numberText, mount"
+PARTS = "unpack, matches, WordIndex, Rows, Folds, countText, bytesText, numberText, mount"
 
 
 def model(n_layers: int = 3):
     """A small model: rows 0 params, 1 embed, 2 layers, 3 [0], 4 attn, …"""
     rng = np.random.default_rng(0)
 
-    def layer():
+    def layer(i):  # of other sizes: none is folded
         return {
             "attn": {"kernel": rng.normal(size=(8, 8)).astype(np.float32), "bias": np.zeros(8, np.float32)},
-            "mlp": {"kernel": rng.normal(size=(8, 32)).astype(np.float32), "bias": np.ones(32, np.float32)},
+            "mlp": {"kernel": rng.normal(size=(8, 32)).astype(np.float32), "bias": np.ones(32 + i, np.float32)},
         }
 
-    return {"embed": np.zeros((100, 8), np.float32), "layers": [layer() for _ in range(n_layers)], "norm": None}
+    return {"embed": np.zeros((100, 8), np.float32), "layers": [layer(i) for i in range(n_layers)], "norm": None}
 
 
 @pytest.fixture
@@ -72,6 +73,21 @@ def parts(chromium):
     )
     yield page
     context.close()
+
+
+@pytest.mark.parametrize("case", FOLDS, ids=[case["what"] for case in FOLDS])
+def test_runs_of_alike_siblings_are_those_of_the_rule(parts, case):
+    table = treeviz.walk(case["tree"])
+    found = parts.evaluate(
+        """async ([text, wrong, nan]) => {
+            await load(text);
+            const { runs, isHidden } = new parts.Folds(tree, wrong, nan);
+            const folded = [...runs].sort(([a], [b]) => a - b).map(([, { label, rows }]) => ({ label, rows }));
+            return { folded, shown: [...isHidden.keys()].filter((row) => !isHidden[row]) };
+        }""",
+        [b64encode(pack(View(table, []))).decode(), case.get("wrong", []), case.get("nan", [])],
+    )
+    assert found == {"folded": case["folded"], "shown": case["shown"]}
 
 
 def load(parts, table):
@@ -217,6 +233,8 @@ def test_a_million_rows_can_be_scrolled_from_end_to_end(open_page):
     many.position[0] = 0
     page = open_page(as_page(View(many, [])))
     opened(page)
+    assert labels(page) == ["many", "[0…999999] ×1,000,000"]
+    page.get_by_role("button", name="Show alike").click()
     assert labels(page)[:3] == ["many", "[0]", "[1]"]
     scroll_to(page, 10**9)
     assert labels(page)[-1] == "[999999]"
@@ -325,9 +343,8 @@ def test_what_is_seen_is_saved_as_a_picture(shown, shots, dark):
     seen = labels(page)
     saved = {}
     for form in ("SVG", "PNG"):
-        page.locator("summary", has_text="picture").click()
         with page.expect_download() as download:
-            page.get_by_role("button", name=form).click()
+            page.get_by_role("button", name="Save a picture").click(modifiers=["Shift"] if form == "SVG" else [])
         saved[form] = shots / f"saved-{'dark' if dark else 'light'}.{form.lower()}"
         download.value.save_as(saved[form])
     text = ElementTree.parse(saved["SVG"])

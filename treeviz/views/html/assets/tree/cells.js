@@ -1,6 +1,7 @@
 // @ts-check
 // What the cells of a row show.
 import { h } from "./dom.js";
+import { total } from "./folds.js";
 import { countText, wholeText } from "./numbers.js";
 
 /** @typedef {import("./tree.js").Tree} Tree */
@@ -35,18 +36,23 @@ const insideTexts = (tree, code) => tree.fact(code, "inside").map(pairText);
 
 const pairText = ([name, value]) => (name === "…" ? `… ${value}` : `${name}=${value}`);
 
-/** @param {HTMLElement} cell @param {Tree} tree @param {number} row @param {any[]} notes @param {any} inside */
-export function fillType(cell, tree, row, notes, inside) {
+/** @param {HTMLElement} cell @param {import("./view.js").View} view @param {number} row @param {any[]} notes @param {any} inside */
+export function fillType(cell, view, row, notes, inside) {
+  const { tree, rows } = view;
   const code = tree.factCodes[row];
   const what = whatText(tree, code);
   const fields = fieldTexts(tree, code);
   const within = insideTexts(tree, code);
-  const dim = [...sizesOf(tree, row), ...fields].join(" · ");
+  const dim = [...sizesOf(tree, row), ...eachText(view, row), ...fields].join(" · ");
   const badges = notes.map((note) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title: note[1] }, badgeText(tree, note)));
   if (inside) {
     // The same click would select the row.
     const go = (event) => (event.stopPropagation(), inside.go());
     badges.push(h("span", { class: "badge inside", "data-note": inside.kind, "data-severity": inside.severity, title: `${inside.text}: go to the worst`, click: go }, `⚠${inside.count}`));
+  }
+  if (rows.folds?.runs.has(row)) {
+    const unfold = (event) => (event.stopPropagation(), rows.unfold(row), view.update(row));
+    badges.push(h("span", { class: "badge inside", "data-note": "info", title: "these are alike: show each of them", click: unfold }, "unfold"));
   }
   cell.replaceChildren(h("span", { class: "what" }, what), ...badges, ...(dim ? [h("span", { class: "dim" }, what ? `· ${dim}` : dim)] : []),
     ...(within[0] ? [h("span", { class: "dim within" }, within.join(" · "))] : []));
@@ -61,6 +67,12 @@ function sizesOf(tree, row) {
   return [isCounted && n && wholeText(n), leaves > 1 && `${countText(leaves)} leaves`].filter(Boolean);
 }
 
+/** The bytes of each member of a run. @param {import("./view.js").View} view @param {number} row */
+export function eachText({ tree, rows }, row) {
+  const bytes = rows.folds?.runs.has(row) && tree.nChildren[row] && tree.columns.find(({ name }) => name === "bytes");
+  return bytes && bytes.values[row] ? [`${bytes.text(row)} each`] : [];
+}
+
 function badgeText(tree, [kind, sentence, row, details]) {
   if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${tree.keystr(row) || tree.name}`;
   // "2 hidden arrays: .buffer float32[100,100]"
@@ -71,10 +83,10 @@ function badgeText(tree, [kind, sentence, row, details]) {
 /** Whether the numbers of a column are sizes, which a bar compares. */
 export const hasBar = (column) => column.format === "bytes" || /(norm|rms)$/.test(column.name);
 
-/** How much of its cell the bar of a value takes, in percent: bytes by the share of the whole, norms on a logarithmic scale. @param {any} column @param {number} row */
-export function shareOf(column, row) {
+/** How much of its cell the bar of a value takes, in percent: bytes by the share of the whole, norms on a logarithmic scale. @param {any} column @param {number} row @param {import("./folds.js").Folds | null} folds */
+export function shareOf(column, row, folds) {
   const { values } = column;
-  if (column.format === "bytes") return (100 * values[row]) / values[0] || 0;
+  if (column.format === "bytes") return (100 * total(column, folds?.runs.get(row)?.rows ?? [row])) / values[0] || 0;
   if (column.scaled !== values) {
     column.scaled = values;
     column.ends = [Infinity, -Infinity];
@@ -82,5 +94,7 @@ export function shareOf(column, row) {
   }
   const [low, high] = column.ends.map(Math.log10);
   const least = Math.max(low, high - DECADES) - 0.1;
-  return Math.max(0, (100 * (Math.log10(values[row]) - least)) / (high - least)) || 0;
+  let value = 0; // the greatest of the rows that this one stands for
+  for (const each of folds?.of(row) ?? [row]) if (values[each] > value) value = values[each];
+  return Math.max(0, (100 * (Math.log10(value) - least)) / (high - least));
 }

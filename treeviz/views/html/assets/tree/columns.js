@@ -1,6 +1,7 @@
 // @ts-check
 // The widths of the columns: names first, then types, then numbers. What does not fit is reached by scrolling sideways.
-import { fieldTexts, whatText } from "./cells.js";
+import { eachText, fieldTexts, whatText } from "./cells.js";
+import { foldedText } from "./folds.js";
 
 export const CH = 7.83;
 export const GAP = 12;
@@ -18,6 +19,9 @@ const MAX_MEASURED = 4000;
 const MAX_LABELS = 1000;
 // In characters.
 const SIZES = 18; // · 12 · 144 leaves
+const UNFOLD = 12;
+const MAX_RANGES = 200; // rows with ranges that are measured
+const LONGEST_RANGE = 22;
 const WIDTHS = { label: 8, count: 8, bytes: 9, number: 10, histogram: 12 };
 
 export class Columns {
@@ -41,7 +45,7 @@ export class Columns {
     const most = MOST_NAMES * width;
     const [step, names] = wide <= most ? [STEP, wide] : [SMALL_STEP, slim];
     const name = this.chosen.get(this.view.keyColumn) ?? Math.min(Math.max(names, LABEL), most);
-    const widths = [name, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? Math.min(what, MOST_TYPES * width) : CH * widthOf(column)))];
+    const widths = [name, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? Math.min(what, MOST_TYPES * width) : CH * Math.max(widthOf(column), this.#rangeLength(column))))];
     const total = () => widths.reduce((sum, each) => sum + each + GAP, PADDING - GAP);
     const type = columns.findIndex((column) => column.format === "type");
     if (type >= 0 && !this.chosen.has(columns[type])) widths[type + 1] += Math.max(0, Math.min(width - total(), all - what));
@@ -53,22 +57,37 @@ export class Columns {
   /** Pixels that the names of the visible rows need, with wide and with slim steps, and their types, without and with what is beside them. */
   #measure() {
     const { tree, rows } = this.view;
-    const { depth, factCodes, nChildren } = tree;
+    const { factCodes, nChildren } = tree;
     let [wide, slim, what, all] = [0, 0, 8, 8];
     for (let i = 0; i < Math.min(rows.count, MAX_MEASURED); i++) {
       const row = rows.visible[i];
-      const label = CH * tree.labelLength(row);
-      wide = Math.max(wide, label + STEP * depth[row]);
-      slim = Math.max(slim, label + SMALL_STEP * depth[row]);
+      const label = CH * (rows.folds?.runs.has(row) || rows.isFlat ? rows.label(row).length : tree.labelLength(row));
+      const depth = rows.depth(row);
+      wide = Math.max(wide, label + STEP * depth);
+      slim = Math.max(slim, label + SMALL_STEP * depth);
       const code = factCodes[row];
       const lengths = (this.types[code] ??= this.#typeLengths(code));
       const sizes = nChildren[row] && SIZES;
       let length = lengths[1] + sizes;
+      if (rows.folds?.runs.has(row)) length += UNFOLD + eachText(this.view, row).join().length;
       if (row in tree.header.notes) for (const [kind, text, to] of tree.notes(row)) length += Math.min(40, kind.length + 3 + (to < 0 ? text.length : 16));
       what = Math.max(what, lengths[0] + sizes);
       all = Math.max(all, length);
     }
     return { wide: wide + SIGNS + GAP, slim: slim + SIGNS + GAP, what: CH * what, all: CH * all };
+  }
+
+  /** How long the longest range is in the folded rows that are visible. @param {any} column */
+  #rangeLength(column) {
+    const { folds, visible, count } = this.view.rows;
+    let longest = 0;
+    if (folds?.runs.size && column.format === "number")
+      for (let i = 0, n = 0; i < Math.min(count, MAX_MEASURED) && n < MAX_RANGES; i++)
+        if (folds.of(visible[i]).length > 1) {
+          longest = Math.max(longest, foldedText(folds, column, visible[i]).length);
+          n++;
+        }
+    return Math.min(longest, LONGEST_RANGE);
   }
 
   /** @param {number} code @returns {[number, number]} */

@@ -27,6 +27,7 @@ export function detail(view, row) {
     h("button", { class: "close", "aria-label": "Close the details", title: "close (Esc)", click: () => view.showDetail(-1) }, "×"),
     crumbs(view, row),
     h("div", { class: "path" }, h("code", { title: "Python" }, shortened(tree.expression(row))), copyMenu(view)),
+    ...foldNote(view, row),
     ...tree.notes(row).map((note) => noteBox(view, note)),
     ...values(tree.header.values, row),
     ...sideBySide(tree, row, others),
@@ -45,6 +46,13 @@ export function detail(view, row) {
     ...section("inside (invisible to JAX)", view.request ? [] : of("inside")),
     ...tree.columns.filter((column) => column.format === "histogram").map((column) => histogram(column, row)),
   );
+}
+
+/** What a folded row stands for. @param {View} view @param {number} row */
+function foldNote({ rows, tree }, row) {
+  const n = rows.folds?.of(row).length ?? 1;
+  const label = rows.folds?.runs.get(row)?.label;
+  return n > 1 ? [h("div", { class: "note", "data-note": "info" }, label ? `${label} are alike: this is the first` : `one of ${wholeText(n)} that are alike: this is the first`)] : [];
 }
 
 const shortened = (text) => (text.length > LONG_PATH ? `…${text.slice(-LONG_PATH)}` : text);

@@ -3,6 +3,7 @@
 import { fieldTexts, fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
 import { Columns } from "./columns.js";
 import { barChart, h } from "./dom.js";
+import { foldedText } from "./folds.js";
 
 /** @typedef {import("./view.js").View} View */
 
@@ -158,7 +159,7 @@ export class Grid {
     const at = (i) => rows.visible[this.below + i];
     const skip = Math.max(0, tree.depth[at(0)] - 1 - MAX_ABOVE);
     const shown = [];
-    while (this.below && shown.length < MAX_ABOVE && this.below + shown.length < rows.count) {
+    while (this.below && !rows.isFlat && shown.length < MAX_ABOVE && this.below + shown.length < rows.count) {
       const depth = skip + shown.length + 1;
       let row = at(shown.length);
       if (tree.depth[row] <= depth) break;
@@ -187,9 +188,9 @@ export class Grid {
     const sight = this.element.clientHeight - this.head.offsetHeight;
     const top = this.element.scrollTop + this.shift;
     const wanted = index * ROW_HEIGHT;
-    const { tree, rows } = this.view;
+    const { rows } = this.view;
     // The ancestors of the row cover as much.
-    const free = wanted - ROW_HEIGHT * Math.max(0, Math.min(MAX_ABOVE, tree.depth[rows.visible[index]] - 1));
+    const free = wanted - ROW_HEIGHT * Math.max(0, Math.min(MAX_ABOVE, rows.depth(rows.visible[index]) - 1));
     if ((free >= top || !top) && wanted + ROW_HEIGHT <= top + sight) return this.paint(true);
     const far = Math.abs(wanted - top) > 2 * sight;
     const goal = Math.max(0, Math.min(total - sight, far ? wanted - sight / 2 : free < top ? free : wanted + ROW_HEIGHT - sight));
@@ -229,18 +230,18 @@ export class Grid {
     const notes = tree.notes(row);
     const inside = open === false ? this.view.inside(row) : null;
     const parent = tree.parent[row];
-    const texts = this.columns.map((column) => column.isNumber || column.labels ? column.text(row) : "");
+    const texts = this.columns.map((column) => (column.isNumber || column.labels ? foldedText(rows.folds, column, row) : ""));
     const attributes = {
       id: element.parentElement === this.above ? undefined : `row${row}`,
       "data-row": row,
       "data-kind": kind,
       "data-style": styleOf(tree, row, kind),
-      "aria-level": tree.depth[row] + 1,
-      "aria-setsize": rows.nSeen[parent + 1],
+      "aria-level": rows.depth(row) + 1,
+      "aria-setsize": rows.isFlat ? rows.count : rows.nSeen[parent + 1],
       "aria-posinset": rows.placeAmong[row],
       "aria-selected": selected.has(row),
       "aria-expanded": open,
-      "aria-label": [tree.label(row), tree.of(row, "what"), ...notes.map((note) => note[0]), inside?.text,
+      "aria-label": [rows.label(row), tree.of(row, "what"), ...notes.map((note) => note[0]), inside?.text,
         ...this.columns.map(({ title }, i) => texts[i] && `${title} ${texts[i]}`)].filter(Boolean).join(", "),
     };
     for (const name in attributes) {
@@ -249,19 +250,19 @@ export class Grid {
     }
     element.classList.toggle("active", row === active);
     element.classList.toggle("hit", rows.hits?.[row] === 1);
-    const depth = tree.depth[row];
+    const depth = rows.depth(row);
     const { step, maxLevels } = this.layout;
     element.style.setProperty("--indent", `${Math.min(depth, maxLevels) * step}px`);
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
     key.dataset.glyph = GLYPHS[kind] ?? "·";
     key.dataset.arrow = open === undefined ? "" : open ? "▾" : "▸";
-    key.textContent = depth > maxLevels ? `⋯${depth} ${tree.label(row)}` : tree.label(row);
+    key.textContent = depth > maxLevels ? `⋯${depth} ${rows.label(row)}` : rows.label(row);
     this.columns.forEach((column, i) => {
-      if (column.format === "type") fillType(cells[i], tree, row, notes, inside);
+      if (column.format === "type") fillType(cells[i], this.view, row, notes, inside);
       else if (column.format === "histogram") cells[i].replaceChildren(barChart(column.bars(row).subarray(...column.used), column.title));
       else cells[i].textContent = texts[i];
       cells[i].classList.toggle("bad", !!column.isBad?.(row));
-      if (hasBar(column)) cells[i].style.setProperty("--share", `${shareOf(column, row)}%`);
+      if (hasBar(column)) cells[i].style.setProperty("--share", `${shareOf(column, row, rows.folds)}%`);
     });
   }
 

@@ -1,7 +1,10 @@
 // @ts-check
 // Which rows are visible (open and not filtered out), and in which order.
+import { Folds } from "./folds.js";
 
 /** @typedef {import("./tree.js").Tree} Tree */
+
+const MAX_MEMBERS = 1000;
 
 export class Rows {
   /** @param {Tree} tree */
@@ -26,6 +29,17 @@ export class Rows {
     this.whole = new Uint8Array(n);
     this.nHits = 0;
     this.filtering = true;
+    /** Whether only leaves are visible, sorted over the whole tree. */
+    this.isFlat = false;
+    this.nLeaves = 0;
+    /** The runs of alike siblings that one row stands for, while they are folded. @type {Folds | null} */
+    this.folds = null;
+    this.isFolding = true;
+    this.hasRuns = false;
+    /** The first rows of runs that a reader has unfolded. @type {Set<number>} */
+    this.unfolded = new Set();
+    /** The rows that stand out of runs: with a finding or an error, worst first; with NaN. @type {[number[], number[]]} */
+    this.outliers = [[], []];
     /** For ARIA: the position of each visible row among its visible siblings, and the number of visible children. */
     this.placeAmong = new Int32Array(n);
     this.nSeen = new Int32Array(n + 1);
@@ -41,7 +55,7 @@ export class Rows {
 
   /** Also right with a filter, since a node that is kept has children that are kept. @param {number} row */
   hasChildren(row) {
-    return this.tree.end[row] > row + 1;
+    return !this.isFlat && this.tree.end[row] > row + 1;
   }
 
   /** @param {number} row */
@@ -49,18 +63,72 @@ export class Rows {
     return this.opened[row] === 1 && this.hasChildren(row);
   }
 
+  /** Fold the runs anew. In a list that is sorted or searched each member has a place of its own. */
+  fold() {
+    const folds = this.isFolding && !this.order && !this.filtered && !this.isFlat;
+    if (folds && !this.folds) {
+      this.folds = new Folds(this.tree, ...this.outliers, this.unfolded);
+      this.hasRuns ||= this.folds.runs.size > 0;
+    }
+    if (!folds) this.folds = null;
+  }
+
+  /** Show the members of the run that a row is in, or in which it is hidden: the outermost one. @param {number} row */
+  unfold(row) {
+    let member = row;
+    for (let above = row; above > 0; above = this.tree.parent[above]) if (this.folds?.isHidden[above]) member = above;
+    for (const { rows, start } of this.folds?.runs.values() ?? []) if (rows.includes(member)) this.unfolded.add(start);
+    this.folds = null;
+    this.fold();
+  }
+
+  /** The rows that are selected with one: those that it stands for, if they are not too many. @param {number} row */
+  membersOf(row) {
+    const rows = this.folds?.of(row);
+    return rows && rows.length <= MAX_MEMBERS ? rows : [row];
+  }
+
+  /** The name of a row where it is shown. @param {number} row */
+  label(row) {
+    return this.isFlat ? this.tree.keystr(row) || this.tree.name : this.folds?.runs.get(row)?.label ?? this.tree.label(row);
+  }
+
+  /** The level at which a row is shown. @param {number} row */
+  depth(row) {
+    return this.isFlat ? 0 : this.tree.depth[row];
+  }
+
+  /** Open the root, and then the closed node that weighs most, until so many rows are visible. @param {ArrayLike<number>} weights @param {number} nRows */
+  openFirst(weights, nRows = 25) {
+    this.fold();
+    const { end } = this.tree;
+    const closed = [0];
+    for (let nVisible = 1; closed.length && nVisible < nRows; ) {
+      closed.sort((a, b) => weights[b] - weights[a] || a - b);
+      const node = /** @type {number} */ (closed.shift());
+      this.open[node] = 1;
+      for (let child = node + 1; child < end[node]; child = end[child]) {
+        if (this.folds?.isHidden[child]) continue;
+        nVisible++;
+        if (end[child] > child + 1) closed.push(child);
+      }
+    }
+  }
+
   /** Compute the visible rows; the cost is linear in their number. */
   update() {
+    this.fold();
+    const isHidden = this.folds?.isHidden;
     const { tree, visible, order, placeAmong, nSeen } = this;
     const { n, end, parent } = tree;
     const kept = this.filtered ? this.kept : null;
     const open = this.opened;
     let count = 0;
     nSeen.fill(0);
-    for (let at = 0; at < n; ) {
+    for (let at = 0; at < (this.isFlat ? this.nLeaves : n); ) {
       const row = order ? order[at] : at;
-      const size = end[row] - row;
-      if (kept && !kept[row]) {
+      const size = this.isFlat ? 1 : end[row] - row;
+      if (isHidden?.[row] || (kept && !kept[row])) {
         at += size;
         continue;
       }
@@ -96,7 +164,10 @@ export class Rows {
   /** Open the ancestors of a row, and switch the filter off if it hides the row. @param {number} row */
   reveal(row) {
     if (this.filtered && !this.kept[row]) this.filtering = false;
+    if (this.isFlat && !this.tree.of(row, "is_leaf")) [this.isFlat, this.order, this.place] = [false, null, null];
     for (let above = this.tree.parent[row]; above >= 0; above = this.tree.parent[above]) this.opened[above] = 1;
+    this.fold();
+    while (this.folds?.isHidden[row]) this.unfold(row);
   }
 
   /** The rows that match the search. @returns {number[]} */
@@ -140,8 +211,8 @@ export class Rows {
     for (let tried = 0; tried <= n; tried++) {
       at = (at + step + n) % n;
       let next = order ? order[at] : at;
-      if (!hits[next]) continue;
-      for (let above = this.tree.parent[next]; above >= 0 && whole[above]; above = this.tree.parent[above])
+      if (!hits[next] || (this.isFlat && at >= this.nLeaves)) continue;
+      for (let above = this.tree.parent[next]; above >= 0 && whole[above] && !this.isFlat; above = this.tree.parent[above])
         if (!this.opened[above]) next = above;
       return next;
     }
@@ -156,9 +227,9 @@ export class Rows {
     return count;
   }
 
-  /** Sort siblings by their values; NaN comes last. @param {ArrayLike<number> | null} values @param {boolean} descending */
+  /** Sort siblings, or all leaves, by their values; NaN comes last. @param {ArrayLike<number> | null} values @param {boolean} descending */
   sort(values, descending) {
-    if (!values) {
+    if (!values && !this.isFlat) {
       this.order = this.place = null;
       return;
     }
@@ -167,12 +238,20 @@ export class Rows {
     const order = new Int32Array(n);
     const sign = descending ? -1 : 1;
     const compare = (a, b) => {
+      if (!values) return a - b;
       const x = values[a];
       const y = values[b];
       if (x === y) return a - b;
       return x !== x ? (y !== y ? a - b : 1) : y !== y ? -1 : sign * (x - y);
     };
-    for (let row = 0; row < n; row++) {
+    if (this.isFlat) {
+      const rows = Array.from(order, (_, row) => row);
+      const isLeaf = rows.map((row) => this.tree.of(row, "is_leaf"));
+      const leaves = rows.filter((row) => isLeaf[row]).sort(compare);
+      this.nLeaves = leaves.length;
+      order.set([...leaves, ...rows.filter((row) => !isLeaf[row])]);
+      order.forEach((row, at) => (place[row] = at));
+    } else for (let row = 0; row < n; row++) {
       order[place[row]] = row;
       const children = [];
       for (let child = row + 1; child < end[row]; child = end[child]) children.push(child);

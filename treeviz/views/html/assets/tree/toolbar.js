@@ -50,10 +50,6 @@ export function toolbar(view) {
       box.checked = !column.hidden;
       return h("label", { title: column.help || undefined }, box, column.title);
     });
-  const formats = () =>
-    /** @type {const} */ (["PNG", "SVG"]).map((format) =>
-      h("button", { class: "link", click: () => ((saveMenu.open = false), savePicture(view, format).catch((error) => view.showError(`could not save the picture: ${error.message}`))) }, format));
-  const saveMenu = menu("picture", "Save a picture of what is seen", formats);
   view.on("status", ({ text, isError, query }) => {
     if (status.textContent !== text) status.textContent = text;
     if (query) status.append(h("button", { class: "link", click: () => view.search.run((search.value = query)) }, query));
@@ -62,7 +58,12 @@ export function toolbar(view) {
     status.classList.toggle("error", isError);
     search.setAttribute("aria-invalid", String(isError));
   });
+  const flat = button("flat", "Leaves only, with their whole paths, sorted over the whole tree: the largest first", () => view.setFlat(!rows.isFlat));
+  const fold = button("fold", "Show alike neighbors, such as the layers of a model, as one row", () => view.setFolding(!rows.isFolding));
   const showSearch = () => {
+    flat.setAttribute("aria-pressed", String(rows.isFlat));
+    fold.setAttribute("aria-pressed", String(rows.isFolding));
+    fold.hidden = !rows.hasRuns;
     for (const element of inSearch) element.hidden = !rows.hits;
     filter.checked = rows.filtering;
   };
@@ -80,12 +81,14 @@ export function toolbar(view) {
     status,
     h("span", { class: "gap" }),
     depth,
+    fold, flat,
     button("expand", "Expand all", () => view.openTo(tree.maxDepth)),
     button("collapse", "Collapse all", () => view.openTo(0)),
     view.grid.more,
     menu("columns", "Columns", choices),
     copyMenu(view),
-    saveMenu,
+    button("picture", "Save a picture of what is seen: PNG, with Shift SVG", (event) =>
+      savePicture(view, event.shiftKey ? "SVG" : "PNG").catch((error) => view.showError(`could not save the picture: ${error.message}`))),
   );
   return { element, search };
 }

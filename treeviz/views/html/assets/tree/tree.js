@@ -68,6 +68,21 @@ export class Column {
     return value !== value || value === this.blank ? "" : WRITE[this.format](value);
   }
 
+  /** A number as text. @param {number} value @returns {string} */
+  write(value) {
+    return WRITE[this.format](value);
+  }
+
+  /** Whether the value of a node is the sum of those of its leaves. @returns {boolean} */
+  get addsUp() {
+    const { n, nChildren } = this.tree;
+    let sum = 0;
+    if (this.format !== "number") for (let row = 0; row < n; row++) if (!nChildren[row]) sum += this.values[row] || 0;
+    const value = this.rollup === "sum" || (this.format !== "number" && sum === this.values[0]);
+    Object.defineProperty(this, "addsUp", { value });
+    return value;
+  }
+
   /** Whether the value is not finite; other values that are NaN are missing. @param {number} row @returns {boolean} */
   isBad(row) {
     return !!this.bad?.[row];

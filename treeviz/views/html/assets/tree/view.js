@@ -54,7 +54,11 @@ export class View extends EventTarget {
     this.hasError = false;
     this.detailPlace = h("div", { class: "side", hidden: true });
     this.grid = new Grid(this);
-    this.rows.openTo(tree.header.open ?? this.rows.depthFor(30));
+    // A strip of colors is of one row, not of all that it could stand for.
+    this.rows.isFolding = !tree.header.series;
+    this.rows.outliers = outliersOf(tree);
+    if (tree.header.open === null) this.rows.openFirst(weightsOf(tree));
+    else this.rows.openTo(tree.header.open);
     this.rows.update();
   }
 
@@ -102,7 +106,7 @@ export class View extends EventTarget {
   /** Make a row active, and select it alone, in addition, or with all rows from the anchor on. @param {number} row @param {"one" | "add" | "range" | "none"} [how] */
   go(row, how = "one") {
     this.active = row;
-    if (how === "one") this.selected = new Set([row]);
+    if (how === "one") this.selected = new Set(this.rows.membersOf(row));
     else if (how === "add" && !this.selected.delete(row)) this.selected.add(row);
     else if (how === "range") {
       const [from, to] = [this.rows.index(this.anchor), this.rows.index(row)].sort((a, b) => a - b);
@@ -151,6 +155,31 @@ export class View extends EventTarget {
   sort(column, descending) {
     this.sorting = { column, descending };
     this.rows.sort(column && sortRanks(this.tree, this.wordIndex, column), descending);
+  }
+
+  /** Fold all runs of alike siblings, or none. @param {boolean} isFolding */
+  setFolding(isFolding) {
+    const { rows } = this;
+    rows.isFolding = isFolding;
+    rows.unfolded.clear();
+    rows.folds = null;
+    rows.fold();
+    // The active row may be folded now.
+    if (rows.folds) this.active = rows.folds.standsFor[this.active];
+    this.update(this.active);
+  }
+
+  /** Show only leaves, in one list: by the column that the tree is sorted by, or the largest first. @param {boolean} isFlat */
+  setFlat(isFlat) {
+    const { rows, sorting, columns } = this;
+    rows.isFlat = isFlat;
+    const bytes = columns.find(({ name }) => name === "bytes");
+    if (isFlat && !sorting.column && bytes) this.sort(bytes, true);
+    else if (!isFlat && sorting.column === bytes) this.sort(null, false);
+    else this.sort(sorting.column, sorting.descending);
+    if (isFlat && rows.place && rows.place[this.active] >= rows.nLeaves) this.active = rows.order?.[0] ?? 0;
+    this.grid.paintHead();
+    this.update(this.active);
   }
 
   /** Show a text in the line above the rows, and a query that can be chosen there. @param {string} text @param {string} [query] */
@@ -207,4 +236,18 @@ export class View extends EventTarget {
   copyPaths(form) {
     return this.copy(this.paths(this.chosen, form));
   }
+}
+
+/** The rows with an error, and those with a value that is not finite. @param {Tree} tree @returns {[number[], number[]]} */
+function outliersOf(tree) {
+  const noted = (kinds) => Object.keys(tree.header.notes).map(Number).filter((row) => tree.notes(row).some(([kind]) => kinds.includes(kind)));
+  const bad = new Set(noted(["nonfinite"]));
+  for (const { bad: isBad } of tree.columns) isBad?.forEach((is, row) => is && bad.add(row));
+  return [noted(["error", "cycle", "hides"]), [...bad]];
+}
+
+/** How much is in each subtree: bytes, or else leaves. @param {Tree} tree @returns {ArrayLike<number>} */
+function weightsOf(tree) {
+  const [bytes, leaves] = ["bytes", "leaves"].map((name) => tree.columns.find((column) => column.name === name)?.values);
+  return bytes?.[0] > 0 ? bytes : leaves ?? tree.end.map((end, row) => end - row);
 }

@@ -1,0 +1,132 @@
+// @ts-check
+// Runs of siblings that are alike, such as the layers of a model, are shown as one row. treeviz/tree/repeats.py has the rule.
+import { readKey } from "./tree.js";
+
+const LEAST = 3; // members of a folded run
+const MOST_OUT = 3; // members that stand out of a run
+const LONG = 12; // characters of a key whose start is not repeated
+
+/** @typedef {import("./tree.js").Tree} Tree */
+/** @typedef {{rows: number[], label: string, start: number}} Run the siblings that are folded into the row of the first; `start` is the first of the run, which may stand out of it */
+
+export class Folds {
+  /** @param {Tree} tree @param {number[]} wrong the rows with a finding or an error, worst first @param {number[]} nan @param {Set<number>} [unfolded] the first rows of runs that are not to be folded */
+  constructor(tree, wrong, nan, unfolded) {
+    const { n, end } = tree;
+    this.tree = tree;
+    /** The folded runs, by their first row. @type {Map<number, Run>} */
+    this.runs = new Map();
+    /** The rows that another row stands for. */
+    this.isHidden = new Uint8Array(n);
+    /** The row that stands for each. */
+    this.standsFor = Int32Array.from({ length: n }, (_, row) => row);
+    const ranks = new Map([...wrong, ...nan].map((row, rank) => [row, rank]).reverse());
+    for (const members of runsOf(tree)) {
+      if (this.isHidden[members[0]] || unfolded?.has(members[0])) continue;
+      const out = ranks.size ? standingOut(members.map((row) => least(ranks, row, end[row])), wrong.length) : [];
+      const rows = members.filter((_, i) => !out.includes(i));
+      if (rows.length < LEAST) continue;
+      const [first] = rows;
+      for (const row of rows)
+        for (let at = row; at < end[row]; at++) {
+          this.isHidden[at] = +(row !== first);
+          this.standsFor[at] = first + at - row;
+        }
+      this.runs.set(first, { rows, label: labelOf(tree, rows), start: members[0] });
+    }
+    for (let changed = true; changed; ) {
+      changed = false;
+      for (let row = 0; row < n; row++) {
+        const further = this.standsFor[this.standsFor[row]];
+        changed ||= further !== this.standsFor[row];
+        this.standsFor[row] = further;
+      }
+    }
+    /** The rows by which one stands for them, those of a row together, and where they start. */
+    this.starts = new Int32Array(n + 1);
+    this.members = new Int32Array(n);
+    for (let row = 0; row < n; row++) this.starts[this.standsFor[row] + 1]++;
+    for (let row = 0; row < n; row++) this.starts[row + 1] += this.starts[row];
+    const next = this.starts.slice();
+    for (let row = 0; row < n; row++) this.members[next[this.standsFor[row]]++] = row;
+  }
+
+  /** All rows for which one stands. @param {number} row */
+  of(row) {
+    return this.members.subarray(this.starts[row], this.starts[row + 1]);
+  }
+}
+
+/** The least rank of the rows of a subtree. */
+function least(ranks, row, end) {
+  let best = Infinity;
+  for (let at = row; at < end; at++) best = Math.min(best, ranks.get(at) ?? Infinity);
+  return best;
+}
+
+/** Which members stand out, by the best rank in each: below `nWrong` it is wrong, else it has NaN. @param {number[]} best @param {number} nWrong */
+function standingOut(best, nWrong) {
+  const limit = best.includes(Infinity) ? Infinity : nWrong;
+  return best.map((_, i) => i).sort((a, b) => best[a] - best[b] || a - b).slice(0, MOST_OUT).filter((i) => best[i] < limit);
+}
+
+/** The members of each run of LEAST or more siblings, outer runs before those inside. @param {Tree} tree @returns {number[][]} */
+function runsOf(tree) {
+  const { n, end, parent, depth, keyCodes, factCodes, keys } = tree;
+  const pattern = keys.map((key, code) => (code ? readKey(key).label.replace(/\d+/g, "0") : "0"));
+  const hasNumber = keys.map((key, code) => !code || /\d/.test(readKey(key).label));
+  const isAlike = (row, next) => {
+    const size = next - row;
+    if (end[next] - next !== size || factCodes[next] !== factCodes[row] || !hasNumber[keyCodes[row]]) return false;
+    if (!keyCodes[next] !== !keyCodes[row] || pattern[keyCodes[next]] !== pattern[keyCodes[row]]) return false;
+    for (let i = 1; i < size; i++)
+      if (depth[row + i] !== depth[next + i] || factCodes[row + i] !== factCodes[next + i] || keyCodes[row + i] !== keyCodes[next + i]) return false;
+    return true;
+  };
+  const runs = [];
+  const continues = new Uint8Array(n);
+  for (let row = 1; row < n; row++) {
+    if (continues[row]) continue;
+    const members = [row];
+    for (let at = row, next = end[at]; next < end[parent[row]] && isAlike(at, next); at = next, next = end[at]) {
+      continues[next] = 1;
+      members.push(next);
+    }
+    if (members.length >= LEAST) runs.push(members);
+  }
+  return runs;
+}
+
+/** "[0…79] ×80", "h_0…h_11 ×12". @param {Tree} tree @param {number[]} rows */
+function labelOf(tree, rows) {
+  const { compare } = new Intl.Collator("en", { numeric: true });
+  const labels = rows.map((row) => tree.label(row));
+  if (tree.keyCodes[rows[0]]) labels.sort(compare);
+  const [first, last] = [labels[0], labels[labels.length - 1]];
+  let same = 0;
+  while (same < first.length && first[same] === last[same]) same++;
+  while (/\d/.test(first[same - 1])) same--;
+  const isIndex = first[0] === "[" && first.endsWith("]");
+  const end = isIndex || last.length > LONG ? last.slice(same) : last.replace(/^\./, "");
+  return `${isIndex ? first.slice(0, -1) : first}…${end} ×${rows.length.toLocaleString("en")}`;
+}
+
+/** The value of a row in a column, for all rows that it stands for: their sum in the row of a run, if the column adds up, else their range. @param {Folds | null} folds @param {any} column @param {number} row @returns {string} */
+export function foldedText(folds, column, row) {
+  const rows = folds?.of(row) ?? [];
+  if (rows.length < 2 || !column.isNumber) return column.text(row);
+  const run = folds?.runs.get(row);
+  if (run && column.addsUp) return column.write(total(column, run.rows));
+  let [low, high] = [Infinity, -Infinity];
+  for (const each of rows) {
+    if (column.isBad(each)) return column.text(each);
+    low = Math.min(low, column.values[each] ?? low);
+    high = Math.max(high, column.values[each] ?? high);
+  }
+  if (!(low < high)) return column.text(row);
+  const ends = [low, high].map((end) => column.write(column.format === "number" ? +end.toPrecision(2) : end));
+  return ends[0] === ends[1] ? column.write(low) : ends.join("…");
+}
+
+/** @param {any} column @param {number[]} rows */
+export const total = (column, rows) => rows.reduce((sum, row) => sum + (column.values[row] || 0), 0);
