@@ -26,7 +26,7 @@ def lines(tree: Any, **options) -> list[str]:
     n_leaves = np.array([facts.leaves for facts in table.facts])
     column = treeviz.Column("n", "leaves", n_leaves, table.fact_codes, format="count", rollup="sum")
     shown = treeviz.render(tree, columns=(column,), **options).text(fold=False).splitlines()
-    rows = [line for line in shown[1:] if line[0] != " "]  # without the headline and the titles
+    rows = shown[2 if shown[1].startswith(" ") else 1 :]  # without the headline and the titles
     return [re.sub(r"(?<=[^ │]) {2,}(?![├└│])", "  ", line).rstrip() for line in rows]
 
 

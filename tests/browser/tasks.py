@@ -175,6 +175,7 @@ def path_of_a_kernel(person):
     person.type("7/attn/k")
     person.press("Enter", "Escape")
     copy = copied(person.page, lambda: person.press("Control+c"))
+    print(copy)
     return copy == "params['layers'][7]['attn']['kernel']"
 
 
