@@ -173,9 +173,8 @@ def bf16_leaves(person):
 def path_of_a_kernel(person):
     person.press("Control+f")
     person.type("7/attn/k")
-    person.press("Enter", "Escape")
+    person.press("Enter", "ArrowDown")
     copy = copied(person.page, lambda: person.press("Control+c"))
-    print(copy)
     return copy == "params['layers'][7]['attn']['kernel']"
 
 
