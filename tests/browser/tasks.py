@@ -172,7 +172,7 @@ def bf16_leaves(person):
 @task("the path of layer 7's kernel", "4 s", of_params)
 def path_of_a_kernel(person):
     person.press("Control+f")
-    person.type("7/attn/k")
+    person.type("7/attn/k*")
     person.press("Enter", "ArrowDown")
     copy = copied(person.page, lambda: person.press("Control+c"))
     return copy == "params['layers'][7]['attn']['kernel']"

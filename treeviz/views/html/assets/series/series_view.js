@@ -16,6 +16,8 @@ import { additions } from "../tree/view.js";
 
 const MAX_CANVAS = 32000; // pixels
 const MAX_KEYS = 12; // of a path
+// A finding in a row: the sign of its severity and its first step.
+const SIGN_OF = { error: "✕", warning: "⚠" };
 
 export class SeriesView {
   /** @param {import("../tree/view.js").View} view */
@@ -160,7 +162,7 @@ export class SeriesView {
     this.noted = [];
     for (const series of this.all)
       for (const [row, bucket, kind, text, severity] of series.marks) {
-        const note = [kind, `${text} (${series.stepsText(bucket)})`, -1, [], severity];
+        const note = [kind, `${text} (${series.stepsText(bucket)})`, -1, [], severity, `${SIGN_OF[severity] ?? "·"}${countText(series.first[bucket])}`];
         (view.tree.header.notes[row] ??= []).push(note);
         this.noted.push([row, note]);
       }

@@ -44,7 +44,7 @@ export function fillType(cell, view, row, notes, inside) {
   const fields = fieldTexts(tree, code);
   const within = insideTexts(tree, code);
   const dim = [...sizesOf(tree, row), ...eachText(view, row), ...fields].join(" · ");
-  const badges = notes.map((note) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title: note[1] }, badgeText(tree, note)));
+  const badges = notes.map((note) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title: `${note[0]}: ${note[1]}` }, note[5] ?? badgeText(tree, note)));
   if (inside) {
     // The same click would select the row.
     const go = (event) => (event.stopPropagation(), inside.go());

@@ -20,6 +20,7 @@ const MAX_LABELS = 1000;
 // In characters.
 const SIZES = 18; // · 12 · 144 leaves
 const UNFOLD = 12;
+const SIGN = 8; // ⚠1,234
 const MAX_RANGES = 200; // rows with ranges that are measured
 const LONGEST_RANGE = 22;
 const WIDTHS = { label: 8, count: 8, bytes: 9, number: 10, histogram: 12 };
@@ -70,7 +71,7 @@ export class Columns {
       const sizes = nChildren[row] && SIZES;
       let length = lengths[1] + sizes;
       if (rows.folds?.runs.has(row)) length += UNFOLD + eachText(this.view, row).join().length;
-      if (row in tree.header.notes) for (const [kind, text, to] of tree.notes(row)) length += Math.min(40, kind.length + 3 + (to < 0 ? text.length : 16));
+      if (row in tree.header.notes) for (const [kind, text, to, , , sign] of tree.notes(row)) length += sign ? SIGN : Math.min(40, kind.length + 3 + (to < 0 ? text.length : 16));
       what = Math.max(what, lengths[0] + sizes);
       all = Math.max(all, length);
     }

@@ -15,7 +15,7 @@ const JOIN = {
 };
 
 /** @typedef {{label: string, keystr: string, segment: string, steps: (string | number | [string, number])[]}} Key */
-/** @typedef {[kind: string, text: string, row: number, details: [string, string][], severity?: string]} Note */
+/** @typedef {[kind: string, text: string, row: number, details: [string, string][], severity?: string, sign?: string]} Note */
 
 /** @type {(bytes: BufferSource) => Promise<Tree>} */
 export async function unpack(bytes) {

@@ -79,6 +79,7 @@ function replace(old, host, tree, model, logPane, showTree) {
       panel = new LivePanel(view, live, requests, before && before.panel, rows);
       view.on("resume", () => model.get("_version") !== version && showTree());
     }
+    if (before) view.rows.isFolding = before.view.rows.isFolding;
     if (before) transferState(before.view, view, /** @type {Int32Array} */ (rows));
   });
   const sync = new TraitSync(model, view, stop.signal);
@@ -94,6 +95,11 @@ function prepare(view, model, logPane, signal) {
   const requests = new Requests(model, view, signal);
   view.request = (operation, numbers) => requests.ask(operation, numbers);
   view.root.append(logPane.element);
+  // What is open and selected is shared with Python, node by node: levels open together, and nothing is folded unless a reader asks.
+  const { rows, tree } = view;
+  rows.isFolding = false;
+  rows.openTo(tree.header.open ?? rows.depthFor(30));
+  rows.update();
   return requests;
 }
 
