@@ -33,6 +33,15 @@ def opened(page, n_views: int = 1) -> Any:
     return settled(page)
 
 
+def is_tried(*choices: int) -> bool:
+    """Whether to try a combination: of all of them half, in which every two choices meet.
+
+    Args:
+      choices: Which one was chosen of each kind, by its number.
+    """
+    return sum(choices) % 2 == 0
+
+
 def labels(page) -> list[str]:
     return settled(page).locator(".window .row .key").all_inner_texts()
 

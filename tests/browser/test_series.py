@@ -7,7 +7,7 @@ from base64 import b64encode
 import numpy as np
 import pytest
 from browser.conftest import new_context
-from browser.driving import active, box, labels, opened, readout, row, scroll_to, search, settled
+from browser.driving import active, box, is_tried, labels, opened, readout, row, scroll_to, search, settled
 from sample_series import EXPLODES_FROM, NAN_FROM, WIDTH, layers, leaf, run
 from sample_trees import SAMPLES
 
@@ -417,16 +417,17 @@ def test_a_run_without_findings_has_no_list_of_them(shown):
 def test_no_accessibility_rule_is_broken(shown, shots, dark, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = shown(width=width, dark=dark)
-    for there in ("plain", "detailed", "listed"):
+    for number, there in enumerate(("plain", "detailed", "listed")):
         if there == "detailed":
             row(page, "bias").first.click()
             page.get_by_text("last values").click()
         if there == "listed":
             page.get_by_text("findings (3)").click()
             page.locator(".finding").first.wait_for()
-        settled(page).screenshot(path=shots / f"series-{there}-{width}-{'dark' if dark else 'light'}.png")
-        found = axe.run(page).response["violations"]
-        assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in found] == [], there
+        if is_tried(number, dark, width // 600):
+            settled(page).screenshot(path=shots / f"series-{there}-{width}-{'dark' if dark else 'light'}.png")
+            found = axe.run(page).response["violations"]
+            assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in found] == [], there
 
 
 @pytest.mark.parametrize("width", [320, 500, 699])

@@ -103,7 +103,7 @@ export class Rows {
     this.fold();
     const { end } = this.tree;
     const closed = [0];
-    for (let nVisible = 1; closed.length && nVisible < nRows; ) {
+    for (let nVisible = 1; closed.length && nVisible < Math.max(2, nRows); ) {
       closed.sort((a, b) => weights[b] - weights[a] || a - b);
       const node = /** @type {number} */ (closed.shift());
       this.open[node] = 1;
