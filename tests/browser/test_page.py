@@ -105,6 +105,16 @@ def test_runs_of_alike_siblings_are_those_of_the_rule(parts, case):
     assert found == {"folded": case["folded"], "shown": case["shown"]}
 
 
+def test_a_folded_row_tells_of_what_is_wrong_in_those_that_do_not_stand_out_of_it(shown):
+    layers = [{"w": np.ones(3)} for _ in range(12)]
+    for number in (2, 4, 6, 8, 10):
+        layers[number]["w"][1] = np.nan
+    page = shown({"layers": layers}, stats=True)
+    assert labels(page)[2:] == ["[0…11] ×9", "w", *(label for number in (2, 4, 6) for label in (f"[{number}]", "w"))]
+    inside = settled(page).locator(".row", has=page.locator(".key", has_text="w")).first
+    assert "2 of 9" in inside.inner_text()
+
+
 def test_what_is_open_first_is_what_holds_the_most(parts):
     for case in OPEN:
         table = treeviz.walk(case["tree"])

@@ -439,6 +439,7 @@ def test_a_narrow_window_keeps_the_sparkline_and_drops_the_heat_map(shown, width
     page.get_by_text("findings (3)").click()
     page.locator(".finding").first.click()
     assert active(page).endswith("down")
+    assert readout(page) == "", "it would cover rows, and the details have the curves"
 
 
 def test_few_elements_are_in_the_document_however_many_leaves(shown):

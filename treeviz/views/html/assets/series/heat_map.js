@@ -170,7 +170,10 @@ export class HeatMap {
     const [start, end] = [series.first[from], series.last[Math.min(to, series.n) - 1]];
     const apart = roundStep(((end - start + 1) * TICK) / Math.max(TICK, (this.width * (Math.min(to, series.n) - from)) / (to - from)));
     const ticks = [];
-    for (let step = Math.ceil(start / apart) * apart; step <= end; step += apart) {
+    const first = Math.ceil(start / apart) * apart;
+    // Counted, since adding 1 to a step of 1e16 is not another step.
+    for (let i = 0; i <= (end - first) / apart; i++) {
+      const step = first + i * apart;
       const bucket = series.bucketAt(step);
       const part = Math.min(1, (step - series.first[bucket]) / (series.last[bucket] - series.first[bucket] + 1));
       const left = (this.width * (bucket - from + part)) / (to - from);

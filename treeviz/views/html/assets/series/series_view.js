@@ -72,7 +72,7 @@ export class SeriesView {
     return `${this.path(row)} · ${series.title} ${series.text(row, bucket)} · ${series.stepsText(bucket)}`;
   }
 
-  /** Show the value at a row and a step, next to the pointer or to the cell. @param {number} row -1: nothing @param {number | null} step @param {{event?: MouseEvent | null, series?: Timeline, figure?: HTMLElement | null}} [where] without an event the keyboard asks; without a figure it is in the heat map */
+  /** Show the value at a row and a step, next to the pointer or to the cell. @param {number} row -1: nothing @param {number | null} step @param {{event?: MouseEvent | null, series?: Timeline, figure?: HTMLElement | null}} [where] without an event the keyboard asks, and nothing is said where no heat map is; without a figure it is in the heat map */
   read(row, step, { event = null, series = this.series, figure = null } = {}) {
     const { readout } = this;
     const { grid, rows } = this.view;
@@ -80,7 +80,7 @@ export class SeriesView {
     this.heatMap.point();
     // A screen reader announces the value of the slider already.
     readout.setAttribute("aria-live", event ? "polite" : "off");
-    readout.textContent = row < 0 || step === null ? "" : this.readoutText(row, series.bucketAt(step), series);
+    readout.textContent = row < 0 || step === null || !(event || this.heatMap.width) ? "" : this.readoutText(row, series.bucketAt(step), series);
     const place = figure ?? grid.element;
     if (readout.parentNode !== place) place.append(readout);
     const box = place.getBoundingClientRect();

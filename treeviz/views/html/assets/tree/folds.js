@@ -1,5 +1,6 @@
 // @ts-check
 // Runs of siblings that are alike, such as the layers of a model, are shown as one row. treeviz/tree/repeats.py has the rule.
+import { countText } from "./numbers.js";
 import { readKey } from "./tree.js";
 
 const LEAST = 3; // members of a folded run
@@ -55,6 +56,21 @@ export class Folds {
   of(row) {
     return this.members.subarray(this.starts[row], this.starts[row + 1]);
   }
+}
+
+/** The notes of all rows that one stands for: of each kind the first, with how many rows have one. @param {Folds | null} folds @param {Tree} tree @param {number} row @returns {import("./tree.js").Note[]} */
+export function foldedNotes(folds, tree, row) {
+  const rows = folds?.of(row) ?? [];
+  if (rows.length < 2) return tree.notes(row);
+  /** @type {Map<string, {note: import("./tree.js").Note, having: Set<number>}>} */
+  const found = new Map();
+  for (const each of rows)
+    for (const note of tree.notes(each)) {
+      if (!found.has(note[0])) found.set(note[0], { note, having: new Set() });
+      found.get(note[0])?.having.add(each);
+    }
+  return [...found.values()].map(({ note: [kind, text, , , severity], having }) =>
+    [kind, having.size < rows.length ? `${countText(having.size)} of ${countText(rows.length)}: ${text}` : text, -1, [], severity]);
 }
 
 /** The least rank of the rows of a subtree. */

@@ -3,7 +3,7 @@
 import { fieldTexts, fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
 import { Columns } from "./columns.js";
 import { barChart, h } from "./dom.js";
-import { foldedText } from "./folds.js";
+import { foldedNotes, foldedText } from "./folds.js";
 
 /** @typedef {import("./view.js").View} View */
 
@@ -227,7 +227,7 @@ export class Grid {
     const { tree, rows, selected, active } = this.view;
     const kind = tree.of(row, "kind");
     const open = rows.hasChildren(row) ? rows.isOpen(row) : undefined;
-    const notes = tree.notes(row);
+    const notes = foldedNotes(rows.folds, tree, row);
     const inside = open === false ? this.view.inside(row) : null;
     const parent = tree.parent[row];
     const texts = this.columns.map((column) => (column.isNumber || column.labels ? foldedText(rows.folds, column, row) : ""));
@@ -261,7 +261,7 @@ export class Grid {
       if (column.format === "type") fillType(cells[i], this.view, row, notes, inside);
       else if (column.format === "histogram") cells[i].replaceChildren(barChart(column.bars(row).subarray(...column.used), column.title));
       else cells[i].textContent = texts[i];
-      cells[i].classList.toggle("bad", !!column.isBad?.(row));
+      cells[i].classList.toggle("bad", !!column.isBad && texts[i] === "NaN/Inf");
       if (hasBar(column)) cells[i].style.setProperty("--share", `${shareOf(column, row, rows.folds)}%`);
     });
   }
