@@ -30,14 +30,14 @@ def with_counts(view: View) -> View:
     n_children = np.bincount(table.parent[1:], minlength=len(table))
     is_node = np.array([_is_plain_node(facts) for facts in table.facts])[table.fact_codes]
     nodes = np.flatnonzero(is_node & (n_leaves > 1))
-    triples = np.stack([table.fact_codes[nodes], n_children[nodes], n_leaves[nodes]], axis=1)
-    distinct, which = np.unique(triples, axis=0, return_inverse=True)
+    known: dict[tuple[int, ...], int] = {}  # several times as fast as np.unique of rows
+    triples = zip(*(values[nodes].tolist() for values in (table.fact_codes, n_children, n_leaves)), strict=True)
+    codes = table.fact_codes.copy()
+    codes[nodes] = [known.setdefault(triple, len(table.facts) + len(known)) for triple in triples]
     facts = [
         table.facts[code]._replace(type=_counted(table.facts[code], children, leaves))
-        for code, children, leaves in distinct.tolist()
+        for code, children, leaves in known
     ]
-    codes = table.fact_codes.copy()
-    codes[nodes] = len(table.facts) + which.reshape(-1)
     return with_table(view, replace(table, facts=(*table.facts, *facts), fact_codes=codes), column.name)
 
 

@@ -128,7 +128,7 @@ def _headline(table: TreeTable, width: int | None, glyphs: Glyphs) -> list[str]:
             lines[-1] = longer
         else:
             lines.append(part)
-    if width is None:
+    if width is None or all(display_width(line) <= width for line in lines):  # textwrap is slow
         return lines
     return [cut(piece, width, glyphs.dots) for line in lines for piece in wrap(line, width, break_long_words=False)]
 
