@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from treeviz.steps.measure import measure, numbers_of, source_of
-from treeviz.steps.measured_tree import in_layers, layer_by_layer, told_axes, wholes
+from treeviz.steps.measured_tree import in_layers, layer_by_layer, openable, told_axes, wholes
 from treeviz.steps.reduce import reduce_leaves
 from treeviz.steps.statistics import HISTOGRAM, unpack
 
@@ -48,6 +48,17 @@ def test_stacks_are_used_layer_by_layer():
 def test_globs_tell_the_axes_of_leaves():
     assert told_axes(SOURCE, "layers/*") == ((None, 0, 0, 0), [])
     assert told_axes(SOURCE, {"layers": 0, "w": 1, "nowhere": 0, "embed": 2}) == ((None, 0, 0, 1), ["nowhere", "embed"])
+
+
+def test_of_many_layers_it_is_said_why_they_are_measured_as_one_array():
+    shapes = [(n, 1) for n in (1024, 1025, 65536, 65536, 65537)]
+    source = source_of([jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes], "grads")
+    axes, notes = openable(source, (None, 0, 0, 0, None), (0,) * 5)
+    assert axes == (0, 0, 0, None, None)  # 131,072 in all
+    assert [note.partition(": ")[0] for note in notes] == ["[3]", "[4]"]
+    assert notes[0] == "[3]: its layers are measured as one array: 65,536 are more than there is room for."
+    ((), (note,)) = openable(source, (None,) * 5, (None, 0, None, None, None))
+    assert note.endswith("1,025 are more than 1,024; stacked= with its path measures each.")
 
 
 @pytest.mark.oldest_jax

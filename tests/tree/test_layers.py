@@ -86,7 +86,7 @@ def test_a_glob_that_names_no_stack_is_an_error(params):
 
 def test_an_array_of_too_many_layers_stays_closed_and_says_so():
     view = treeviz.render({"words": np.ones((MOST_LAYERS + 1, 2))}, stacked="words", stats=True)
-    assert len(view.table) == 2 and "its layers are not shown: 1,025" in view.text()
+    assert len(view.table) == 2 and "its layers are not shown: 65,537" in view.text()
     assert view.find("words")[0]["max"] == 1
 
 

@@ -122,7 +122,10 @@ def _axes(sources: Mapping[str, MeasuredTree], stacked: Stacked) -> dict[str, Ax
     for glob in stacked_axes(stacked):
         if all(glob in unused for _, unused in told.values()):
             raise ValueError(f"measure: stacked={glob!r}: no array has such a key path and axis.")
-    return {name: openable(sources[name], axes) for name, (axes, _) in told.items()}
+    found = {name: openable(sources[name], axes) for name, (axes, _) in told.items()}
+    for note in (note for _, notes in found.values() for note in notes):
+        raise ValueError(f"measure: {note}")
+    return {name: axes for name, (axes, _) in found.items()}
 
 
 def find_measurements(tree: Any) -> list[Measurement]:

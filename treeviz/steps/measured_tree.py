@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -12,9 +12,24 @@ import numpy as np
 
 from treeviz.tree.facts import Facts
 from treeviz.tree.from_paths import table_of_paths
-from treeviz.tree.layers import MOST_LAYERS, Stacked, index_text, stacked_axes, stacks_in
+from treeviz.tree.layers import (
+    MOST_LAYERS,
+    MOST_MEASURED,
+    MOST_SCANNED,
+    TOO_MANY,
+    Stacked,
+    index_text,
+    stacked_axes,
+    stacks_in,
+)
 
 Axes = tuple[int | None, ...]  # of the layers of each leaf; None: it is no stack
+WhyNot = Callable[[int, int], str]  # why the layers along an axis of a leaf cannot be told apart; "" if they can
+
+
+def nothing_against(leaf: int, axis: int) -> str:
+    """The `WhyNot` by which all layers can be told apart."""
+    return ""
 
 
 class MeasuredTree(NamedTuple):
@@ -56,6 +71,28 @@ class Whole(NamedTuple):
     axis: int | None = None
 
 
+class Parts:
+    """Of which rows each entry of a tree is joined, where several devices have parts of its arrays.
+
+    Args:
+      entries: For each entry, its row on a device, and the devices that have different parts of it.
+    """
+
+    def __init__(self, entries: Sequence[tuple[int, Sequence[int]]]) -> None:
+        self._n, self._groups = len(entries), []
+        for n_devices in {len(devices) for _, devices in entries}:
+            alike = [i for i, (_, devices) in enumerate(entries) if len(devices) == n_devices]
+            rows = np.array([entries[i][0] for i in alike])[:, None]
+            self._groups.append((alike, rows, np.array([entries[i][1] for i in alike])))
+
+    def joined(self, join: Callable[..., np.ndarray], values: np.ndarray) -> np.ndarray:
+        """[a, b, entries, …] of values[a, b, devices, rows, …]."""
+        found = np.empty((*values.shape[:2], self._n, *values.shape[4:]), values.dtype)
+        for entries, rows, devices in self._groups:
+            found[:, :, entries] = join(values[:, :, devices, rows], axis=3)
+        return found
+
+
 def told_axes(source: MeasuredTree, stacked: Stacked) -> tuple[Axes, list[str]]:
     """The axis of each leaf that the user's globs match, and the globs that match none."""
     axes: list[int | None] = [None] * len(source.paths)
@@ -76,13 +113,29 @@ def told_axes(source: MeasuredTree, stacked: Stacked) -> tuple[Axes, list[str]]:
     return tuple(axes), unused
 
 
-def openable(source: MeasuredTree, axes: Axes) -> Axes:
-    """The axes without those of leaves that have no numbers, or too many layers; empty if none is left."""
-    axes = tuple(
-        axis if has and axis is not None and _can_open(shape_of(shape), axis) else None
-        for axis, has, shape in zip(axes, source.has_number, source.shapes, strict=True)
-    )
-    return axes if any(axis is not None for axis in axes) else ()
+def openable(
+    source: MeasuredTree, told: Axes, scanned: Axes = (), why_not: WhyNot = nothing_against
+) -> tuple[Axes, list[str]]:
+    """The axis of the layers of each leaf that can be opened, empty if none can; and why others are measured as one.
+
+    Args:
+      told: The axes that the user's globs name.
+      scanned: Those of leaves over which the step scans; what is told comes first.
+    """
+    axes, notes, room = [], [], MOST_MEASURED
+    seen = scanned or (None,) * len(told)
+    for leaf, (axis, has, shape) in enumerate(zip(told, source.has_number, source.shapes, strict=True)):
+        most, axis = (MOST_SCANNED, seen[leaf]) if axis is None else (MOST_LAYERS, axis)
+        n = shape_of(shape)[axis] if has and axis is not None and axis < len(shape_of(shape)) else 0
+        why = why_not(leaf, axis) if n and axis is not None else ""
+        if n > min(most, room):
+            is_long = f"{n:,} are more than {MOST_SCANNED:,}; stacked= with its path measures each"
+            why = why or (is_long if n <= min(MOST_LAYERS, room) else TOO_MANY.format(n))
+        is_open = n and not why
+        room -= n if is_open else 0
+        axes.append(axis if is_open else None)
+        notes += [f"{source.paths[leaf]}: its layers are measured as one array: {why}."] if why else []
+    return tuple(axes) if any(axis is not None for axis in axes) else (), notes
 
 
 def _can_open(shape: Sequence[int], axis: int) -> bool:

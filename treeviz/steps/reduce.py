@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_batching import custom_vmap
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
+from treeviz.steps.older_jax import barrier, concatenated
 from treeviz.steps.statistics import EXPONENT_ZERO, HUGE, LIGHT, NO_NUMBER, RANGE_AT, SHIFT, USUAL, n_words
 
 _UP, _DOWN = np.float32(2.0**SHIFT), np.float32(2.0**-SHIFT)
@@ -39,15 +39,6 @@ def reduce_leaves(
       axes: Of the layers, for each leaf; None: it has none.
     """
     return _rows(list(leaves), statistics, jax.default_backend() == "cpu", axes or (None,) * len(leaves))
-
-
-barrier = lax.optimization_barrier
-if jax.__version_info__ < (0, 5):  # it has no batching rule
-    barrier = custom_vmap(lax.optimization_barrier)
-
-    @barrier.def_vmap
-    def _(_, in_batched, x):
-        return barrier(x), in_batched[0]
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))  # outside a trace, single operations would be slow
@@ -84,7 +75,8 @@ def _rows(
     without = [first[i] for i, leaf in enumerate(leaves) if leaf is None]
     nothing = np.zeros((len(without), n_words(statistics)), np.uint32)
     nothing[:, 0] = NO_NUMBER
-    together = jnp.concatenate([*rows, nothing])
+    has_layers = any(axis is not None for axis in axes)
+    together = (concatenated if has_layers else jnp.concatenate)([*rows, nothing])
     order = np.array([*order, *without], np.int32)
     if (np.diff(order) == 1).all() and jax.device_count() == 1:  # else XLA would leave the rows on several devices
         return together

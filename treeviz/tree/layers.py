@@ -17,7 +17,11 @@ from treeviz.tree.query.paths import on_path
 from treeviz.tree.table import TreeTable
 
 LAYER = "layer"  # the kind of such a row
-MOST_LAYERS = 1024  # of an array; more is rather a table of words
+MOST_LAYERS = 1 << 16  # of an array; more is rather a table of words
+MOST_SCANNED = 1 << 10  # of an array that no glob names; more are rather steps in time
+MOST_MEASURED = 1 << 17  # of a measured tree
+
+TOO_MANY = "{:,} are more than there is room for"
 
 Stacked = str | Sequence[str] | Mapping[str, int]  # globs of key paths, and the axis of the layers: 0 if it is not told
 
@@ -86,7 +90,7 @@ def open_stacks(
     for row, axis in axes.items():
         n = _n_layers(table, row, axis)
         if n > MOST_LAYERS or n > room:
-            why.setdefault(row, f"{n:,} are more than there is room for")
+            why.setdefault(row, TOO_MANY.format(n))
         if row not in why:
             counts[row] = n
             room -= n

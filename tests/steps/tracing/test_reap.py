@@ -84,11 +84,11 @@ def test_a_scan_stacks_and_a_nested_one_stacks_again():
 
     _, found, packed = run(lambda x: lax.scan(step, 0.0, x), x)
     np.testing.assert_array_equal(packed[0], np.arange(4) * np.arange(1.0, 5.0))
-    assert [tuple(a) for a in found[0].axes] == [("step", 4)]
+    assert [a[:2] for a in found[0].axes] == [("step", 4)]
     nested = lambda x: lax.scan(lambda c, _: lax.scan(step, c, x), 0.0, None, length=2)
     _, found, packed = run(nested, x)
     np.testing.assert_array_equal(packed[0], np.arange(8).reshape(2, 4) * np.arange(1.0, 5.0))
-    assert [tuple(a) for a in found[0].axes] == [("step", 2), ("step", 4)]
+    assert [a[:2] for a in found[0].axes] == [("step", 2), ("step", 4)]
 
 
 def test_a_branch_with_several_sown_values_leaves_zeros_for_the_others():
@@ -104,7 +104,7 @@ def test_every_member_of_a_vmap_is_measured(axis):
     stacked = jnp.moveaxis(jnp.arange(24.0).reshape(2, 3, 4), 0, axis)
     _, found, packed = run(jax.vmap(lambda x: sown(x * 2), axis), stacked)
     np.testing.assert_array_equal(packed[0], [2 * np.arange(12).sum(), 2 * np.arange(12, 24).sum()])
-    assert [tuple(a) for a in found[0].axes] == [("member", 2)]
+    assert [a[:2] for a in found[0].axes] == [("member", 2)]
 
 
 def test_vmaps_in_one_another_have_the_outermost_axis_first():
@@ -113,7 +113,7 @@ def test_vmaps_in_one_another_have_the_outermost_axis_first():
     outer_first = np.moveaxis(np.array(stacked), 0, 2)  # [3, 4, 2]
     expected = [[2 * outer_first[:, j, i].sum() for j in range(4)] for i in range(2)]
     np.testing.assert_array_equal(packed[0], expected)
-    assert [tuple(a) for a in found[0].axes] == [("member", 2), ("member", 4)]
+    assert [a[:2] for a in found[0].axes] == [("member", 2), ("member", 4)]
 
 
 def test_the_way_of_an_argument_is_followed():

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import treeviz as tv
 from treeviz.inspector.backend import LiveBackend
@@ -161,3 +163,106 @@ def test_what_is_scanned_over_is_found_at_any_depth():
     jaxpr = jax.make_jaxpr(f)(x, jnp.ones((2, 3)), jnp.ones(6), 1).jaxpr
     found = scanned_in(jaxpr)
     assert [found.get(v) for v in jaxpr.invars] == [0, 1, None, None]
+
+
+def test_what_is_gathered_from_devices_before_it_is_scanned_over_is_found():
+    def f(longer, new):
+        longer, new = lax.all_gather(longer, "i", axis=1, tiled=True), lax.all_gather(new, "i", axis=0)
+        return jnp.sum(lax.map(jnp.sum, longer)) + jnp.sum(lax.map(jnp.sum, jnp.moveaxis(new, 1, 0)))
+
+    jaxpr = jax.make_jaxpr(f, axis_env=[("i", 2)])(jnp.ones((3, 4)), jnp.ones((3, 4))).jaxpr
+    found = scanned_in(jaxpr)
+    assert [found.get(v) for v in jaxpr.invars] == [0, 0]
+
+
+# Inside `shard_map`: "w" is gathered layer by layer, of "stage" each device has some layers, "b" is the same on all.
+
+SHARDED = {"w": (4, 4, 4), "stage": (4, 2), "b": (3, 4, 4)}
+DIVIDED = {"w": P(None, "model"), "stage": P("model"), "b": P()}
+
+
+def sharded_loss(params, x, *, gathered):
+    def layer(h, w):
+        return jnp.tanh(h @ (lax.all_gather(w, "model", tiled=True) if gathered else w)), None
+
+    def last(h, b):
+        return h @ b, None
+
+    h = lax.scan(last, lax.scan(layer, x, params["w"])[0], params["b"])[0]
+    return jnp.mean(h**2) + jnp.mean(lax.scan(lambda h, w: (h * jnp.cos(w)[None], None), x[:, :2], params["stage"])[0])
+
+
+if hasattr(jax, "shard_map"):
+    shard_map, UNCHECKED = jax.shard_map, {"check_vma": False}
+else:
+    from jax.experimental.shard_map import shard_map
+
+    UNCHECKED = {"check_rep": False}
+
+
+def sharded_step(options, loops=False):
+    def step(params, x):
+        def gradients(i):
+            return jax.grad(sharded_loss)(params, x + i, gathered=True)
+
+        grads = jax.tree.map(lambda g: g.sum(0), lax.map(gradients, jnp.arange(2.0))) if loops else gradients(0)
+        if options:  # else they are summed where they are made
+            grads = {k: lax.psum(g, ("data", "model") if k == "b" else "data") for k, g in grads.items()}
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+    specs = {"in_specs": (DIVIDED, P(("data", "model"))), "out_specs": DIVIDED}
+    return jax.jit(shard_map(step, mesh=mesh, **specs, **options))
+
+
+def sharded_arguments():
+    rng = np.random.default_rng(0)
+    params = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in SHARDED.items()}
+    return params, jnp.asarray(rng.normal(size=(8, 4)), jnp.float32)
+
+
+def sharded_truth(params, x):
+    """By the layer, of the sum of the losses of four devices."""
+
+    def loss(params):
+        stages = [params["stage"][:2], params["stage"][2:]] * 2
+        each = zip(stages, x.reshape(4, 2, 4), strict=True)
+        return sum(sharded_loss({**params, "stage": stage}, x, gathered=False) for stage, x in each)
+
+    return jax.jit(jax.grad(loss))(params)
+
+
+def by_layer(tree):
+    return [np.linalg.norm(layer) for name in sorted(tree) for layer in np.asarray(tree[name])]
+
+
+@pytest.mark.skipif("jax.device_count() < 4")
+@pytest.mark.parametrize("options", [{}, UNCHECKED], ids=["checked", "unchecked"])
+def test_in_shard_map_layers_are_those_of_the_whole_arrays(options):
+    if not options and not hasattr(jax, "shard_map"):
+        pytest.skip("jax 0.4 does not see which gradients are sums")
+    params, x = sharded_arguments()
+    inspector = tv.GradientInspector(updates=True)
+    inspector.watch(sharded_step(options))(params, x)
+    history, gradients = inspector.history, sharded_truth(params, x)
+    source = history.sources["grads"]
+    assert source.paths == tuple(f"['{k}'][{i}]" for k in sorted(SHARDED) for i in range(SHARDED[k][0]))
+    assert source.stacks == ("*3,4,4",) * 3 + ("*4,2",) * 4 + ("*4,4,4",) * 4 and inspector.notes == []
+    for name, tree in {"grads": gradients, "params": params, "updates": gradients}.items():
+        factor = 0.1 if name == "updates" else 1
+        np.testing.assert_allclose(history.last(name)[1]["norm"], np.multiply(factor, by_layer(tree)), rtol=1e-4)
+
+
+@pytest.mark.skipif("jax.device_count() < 4")
+def test_where_devices_are_not_known_to_have_other_layers_the_array_stays_whole():
+    inspector = tv.GradientInspector()
+    inspector.watch(sharded_step(UNCHECKED, loops=True))(
+        *sharded_arguments()
+    )  # summed after the loop, and so not known
+    layers = [f"['{k}'][{i}]" for k in ("b", "w") for i in range(SHARDED[k][0])]
+    assert sorted(inspector.history.sources["grads"].paths) == sorted(["['stage']", *layers])
+    (note,) = inspector.notes
+    assert note == (
+        "['stage']: its layers are measured as one array: which device of the `shard_map` has which of them is not "
+        "known."
+    )

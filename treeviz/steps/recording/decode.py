@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeviz.steps.measure import MeasuredTree, Measurement, find_measurements
-from treeviz.steps.measured_tree import in_layers
+from treeviz.steps.measured_tree import Parts, in_layers
 from treeviz.steps.names import result_kind
 from treeviz.steps.statistics import STATISTICS, unpack
 from treeviz.steps.tracing.attribution import Attribution
@@ -97,7 +97,9 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Ste
             with jax.transfer_guard("allow"):
                 stacked = np.stack([np.asarray(each.measurement.packed[source.name]) for each in alike])
             numbers = unpack(stacked, first.measurement.statistics_of(source.name))
-            source, rows = _leaf_rows(source, numbers, ("batch", *axes[source.name]), members)
+            of_axes = first.watches[source.name].axes if source.name in first.watches else ()
+            parts = next((axis.parts for axis in of_axes if axis.parts is not None), None)
+            source, rows = _leaf_rows(source, numbers, ("batch", *axes[source.name]), members, parts)
             source = source._replace(name=printable(source.name + first.suffix))
             by_source[source.name] = rows
             sources.append(source)
@@ -164,7 +166,9 @@ def _layout(arrived: Arrived) -> Any:
     return tuple(map(id, measurement.sources)), measurement.statistics, shapes, id(arrived.watches), arrived.suffix
 
 
-def _leaf_rows(source: MeasuredTree, numbers: dict[str, np.ndarray], kinds: Sequence[str], members: str):
+def _leaf_rows(
+    source: MeasuredTree, numbers: dict[str, np.ndarray], kinds: Sequence[str], members: str, parts: Parts | None
+):
     """Numbers as [batch, inner steps, leaves, …], whatever their leading axes."""
     n_front = len(kinds)
     of_steps = [i for i, kind in enumerate(kinds) if kind == "step"]
@@ -177,12 +181,14 @@ def _leaf_rows(source: MeasuredTree, numbers: dict[str, np.ndarray], kinds: Sequ
         n_members = int(np.prod([shape[i] for i in of_members], dtype=np.int64))
         n_steps = int(np.prod([shape[i] for i in of_steps], dtype=np.int64))
         values = values.reshape(shape[0], n_steps, n_members, *shape[n_front:])
-        if not of_members or (members == "joined"):
+        if parts is not None:
+            rows[name] = parts.joined(STATISTICS[name].join_members, values)
+        elif not of_members or (members == "joined"):
             rows[name] = STATISTICS[name].join_members(values, axis=2) if of_members else values[:, :, 0]
         else:
             values = np.moveaxis(values, 2, 3)  # the members of a leaf follow one another
             rows[name] = values.reshape(*values.shape[:2], -1, *values.shape[4:])
-    if of_members and members == "each":
+    if of_members and members == "each" and parts is None:
         source = _of_each_member(source, n_members)
     return source, rows
 

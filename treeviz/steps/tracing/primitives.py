@@ -34,6 +34,8 @@ SAME_LEAF = IDENTITY | CASTS
 
 # The result is a sum over the devices of a `shard_map`; their axes are `params["axes"]`.
 DEVICE_SUMS = frozenset(["psum", "psum2", "psum_invariant", "psum_p", "all_reduce"])
+# Each device gets the parts of all: `params["all_gather_dimension"]` is longer if `params["tiled"]`, else new.
+GATHERS = frozenset(["all_gather", "all_gather_invariant"])
 # They add updates into an array by index, as the gradient of an embedding does.
 SCATTER_ADDS = frozenset(["scatter-add"])
 # Each element of the result comes from one of each operand. XLA merges these with what uses the result.

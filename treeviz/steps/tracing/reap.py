@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from treeviz.steps.measured_tree import nothing_against
 from treeviz.steps.tracing.param_updates import measure_params
 from treeviz.steps.tracing.primitives import (
     CALLS,
@@ -25,6 +26,7 @@ from treeviz.steps.tracing.primitives import (
     open_jaxpr,
 )
 from treeviz.steps.tracing.reap_rules import RULES, CannotReap
+from treeviz.steps.tracing.reap_shard_map import Devices
 from treeviz.steps.tracing.repeats import repeat, repeats
 from treeviz.steps.tracing.scanned import AxesOf, layer_axes, scanned_in
 from treeviz.steps.tracing.sow import Reaped, Sown, sow_p
@@ -41,7 +43,7 @@ def reap(
     empty: Callable[[Any], Any] = jnp.zeros_like,
     *,
     with_params: bool = False,
-    axes_of: AxesOf = lambda source, scanned: scanned,
+    axes_of: AxesOf = lambda source, scanned, why_not: scanned,
 ) -> tuple[list[Any], list[Reaped], list[jax.Array]]:
     """Run `program` on `arguments`, and measure its sown values.
 
@@ -53,8 +55,7 @@ def reap(
         their shape.
       with_params: Measure also the parameters that a gradient inside a loop belongs to, and their updates, if the loop
         changes them.
-      axes_of: Which leaves are measured layer by layer, and along which axis: from a tree, and the axis along which the
-        program scans over each parameter.
+      axes_of: Which leaves are measured layer by layer, and along which axis.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
@@ -73,7 +74,7 @@ class Run:
     Attributes:
       computed_once: The trees that are sown outside of recomputations, which are measured only there.
       in_recomputation: This jaxpr is run again, for a backward pass.
-      axis_sizes: The sizes of the mesh axes that are named in this jaxpr.
+      devices: Those of the `shard_map` around this jaxpr, if there is one.
     """
 
     def __init__(
@@ -90,13 +91,17 @@ class Run:
         self.with_params = with_params
         self.axes_of = axes_of
         self.in_recomputation = False
-        self.axis_sizes: Mapping[str, int] = {}
+        self.devices: Devices | None = None
 
-    def with_axes(self, axis_sizes: Mapping[str, int]) -> Run:
-        """The same run, for a jaxpr in which further mesh axes are named."""
+    def on(self, devices: Devices) -> Run:
+        """The same run, for the jaxpr of a `shard_map`."""
         run = copy(self)
-        run.axis_sizes = {**self.axis_sizes, **axis_sizes}
+        run.devices = devices
         return run
+
+    def in_body(self, origins: Sequence[int | None]) -> Run:
+        """The same run, for the body of a loop whose operands have these origins here."""
+        return self if self.devices is None else self.on(self.devices.in_body(origins))
 
     def recomputing(self) -> Run:
         """The same run, for a jaxpr that is run again."""
@@ -125,7 +130,7 @@ class Run:
         def origins_of(eqn):
             return [None if isinstance(x, Literal) else origin.get(x) for x in eqn.invars]
 
-        summed = sums_of_sown(jaxpr, self.axis_sizes)
+        summed = {} if self.devices is None else sums_of_sown(jaxpr, self.devices.sizes)
         again = repeats(jaxpr)
         scanned = scanned_in(jaxpr) if any(eqn.primitive is sow_p for eqn in jaxpr.eqns) else {}
         freed_after = last_uses(jaxpr, _needed_later(summed, again))
@@ -144,10 +149,11 @@ class Run:
             origin.update(zip(eqn.outvars, _origins_of_results(eqn, origins_of(eqn)), strict=False))
             for variable in freed_after.get(n, ()):
                 values.pop(variable, None)
-        for n, (variables, axes) in summed.items():
-            eqn = jaxpr.eqns[n]
-            _, reaped_here, packed_here = self.measure(eqn, [read(v) for v in variables], origins_of(eqn), scanned)
-            reaped += [replace(r, summed_over=axes) for r in reaped_here]
+        for n, sums in summed.items():
+            variables, axes = zip(*sums, strict=True)
+            eqn, of_devices = jaxpr.eqns[n], [read(v) for v in variables]
+            _, reaped_here, packed_here = self.measure(eqn, of_devices, origins_of(eqn), scanned, axes)
+            reaped += [replace(r, summed_over=frozenset.intersection(*axes)) for r in reaped_here]
             packed += packed_here
         return [read(x) for x in jaxpr.outvars], reaped, packed
 
@@ -183,25 +189,32 @@ class Run:
             )
         return rule
 
-    def measure(self, eqn, operands, origins, scanned: Mapping[Any, int]):
+    def measure(
+        self, eqn, operands, origins, scanned: Mapping[Any, int], summed: Sequence[frozenset[str]] | None = None
+    ):
         """The rule for `sow`.
 
         Args:
           operands: The sown values; those that they are the gradients of may follow, and are not read.
           origins: The origins of all operands of the equation.
           scanned: The variables that the program scans over, and along which axis.
+          summed: The axes of the mesh over which each value has been summed.
         """
         n, sown, batched = (eqn.params[name] for name in ("n", "sown", "batched"))
         values = operands[:n]
         if sown.kind == "loss" or (self.in_recomputation and sown in self.computed_once):
             return values, (), ()
-        if not self.axis_sizes:  # else a device may have some of the layers only
-            sown = replace(sown, axes=layer_axes(eqn, scanned, self.axes_of))
+        origins, shards, why_not = tuple(origins[n:]) or (None,) * n, (), nothing_against
+        if self.devices is not None:
+            shards, why_not = self.devices.shards(values, (None,) * n if batched else origins, summed)
+            sown = replace(sown, source=self.devices.whole(sown.source, shards))
+        sown = replace(sown, axes=layer_axes(eqn, sown.source, scanned, self.axes_of, why_not))
         packed, axes = measure_members(lambda *values: self.reduce(sown, values), values, [b[:n] for b in batched])
         reaped = Reaped(
             sown,
             axes,
-            origins=tuple(origins[n:]) or (None,) * n,
+            origins=origins,
+            shards=shards,
             is_differentiated=eqn.params["differentiated"],
             batched=tuple(b[n:] for b in batched),
         )
@@ -221,7 +234,7 @@ class Run:
             known.append(replace(r, changes_in_loop=r.changes_in_loop or (changes and r.gradient is None)))
             is_gradient = r.gradient is None and r.sown.kind != "tap"
             # Within a `shard_map` it is unknown which parameters the devices share.
-            if not (self.with_params and is_gradient and has_all) or r.changes_in_loop or self.axis_sizes:
+            if not (self.with_params and is_gradient and has_all) or r.changes_in_loop or self.devices is not None:
                 continue
             if all(origin in before for origin in origins):
                 old, new = ([carry[origin] for origin in origins] for carry in (before, after))
@@ -233,7 +246,7 @@ class Run:
 
 def _needed_later(summed, again) -> set[Any]:
     """The variables that are read after their last use in the jaxpr: sums, and the operands of repeated equations."""
-    needed = {v for variables, _ in summed.values() for v in variables}
+    needed = {v for sums in summed.values() for v, _ in sums}
     return needed | {v for eqns in again.values() for eqn in eqns for v in eqn.invars if not isinstance(v, Literal)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from treeviz.steps.tracing.primitives import (
     while_parts,
 )
 from treeviz.steps.tracing.reap_shard_map import reap_shard_map
-from treeviz.steps.tracing.sow import Axis, Reaped
+from treeviz.steps.tracing.sow import Axis
 
 
 class CannotReap(Exception):
@@ -81,7 +81,7 @@ def _without_constants(run: Any, function: Callable, operands) -> tuple[Jaxpr, l
 def _scan(run: Any, eqn, operands, origins):
     p = eqn.params
     body, consts, carry, xs = scan_parts(eqn, operands)
-    function, reaped = run.traced(body, range(len(operands)))
+    function, reaped = run.in_body(origins).traced(body, range(len(operands)))
 
     def step(carry, x):
         results, packed = function(*consts, *carry, *x)
@@ -90,14 +90,15 @@ def _scan(run: Any, eqn, operands, origins):
         return results[: len(carry)], (results[len(carry) :], [*packed, *packed_params])
 
     carry, (ys, packed) = lax.scan(step, carry, xs, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
-    return [*carry, *ys], [r.within(Axis("step", p["length"])) for r in _outside(reaped, origins)], packed
+    return [*carry, *ys], [r.outside(origins).within(Axis("step", p["length"])) for r in reaped], packed
 
 
 def _while_loop(run: Any, eqn, operands, origins):
     parts, origins_of = while_parts(eqn, operands), while_parts(eqn, origins)
     carry = list(parts.carry)
     goes_on, reaped_in_condition = run.traced(parts.condition, [*origins_of.cond_consts, *origins_of.carry])
-    function, reaped = run.traced(parts.body, range(len(parts.body_consts) + len(carry)))
+    outside = [*origins_of.body_consts, *origins_of.carry]
+    function, reaped = run.in_body(outside).traced(parts.body, range(len(outside)))
 
     def step(carry):
         results, packed = function(*parts.body_consts, *carry)
@@ -113,13 +114,7 @@ def _while_loop(run: Any, eqn, operands, origins):
     results, packed = lax.while_loop(condition, lambda state: step(state[0]), start)
     if reaped_in_condition:
         raise CannotReap("a gradient is made in the condition of a while loop")
-    outside = _outside(reaped, [*origins_of.body_consts, *origins_of.carry])
-    return results, [replace(r, is_of_last_step=True) for r in outside], packed
-
-
-def _outside(reaped: Sequence[Reaped], origins: Sequence[int | None]) -> list[Reaped]:
-    """What a loop body reaped, with the origins of the loop's operands instead of their numbers."""
-    return [replace(r, origins=tuple(None if o is None else origins[o] for o in r.origins)) for r in reaped]
+    return results, [replace(r.outside(outside), is_of_last_step=True) for r in reaped], packed
 
 
 def _cond(run: Any, eqn, operands, origins):

@@ -3,14 +3,116 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
+from treeviz.steps.measured_tree import MeasuredTree, Parts, WhyNot, shape_of
+from treeviz.steps.tracing.primitives import open_jaxpr
 from treeviz.steps.tracing.sow import Axis, Reaped
+
+
+class Devices(NamedTuple):
+    """The devices of a `shard_map`.
+
+    Attributes:
+      params: The parameters of its equation.
+      sizes: Of the mesh axes that are named inside.
+      operands: By the number of an origin, how the operand is divided among the devices, and its shape on each; None:
+        unknown.
+      is_inner: It is inside another one, so that it is not known what the operands are outside of both.
+    """
+
+    params: dict[str, Any]
+    sizes: Mapping[str, int]
+    operands: Sequence[tuple[PartitionSpec, tuple[int, ...]] | None]
+    is_inner: bool = False
+
+    def in_body(self, origins: Sequence[int | None]) -> Devices:
+        """The same, for the body of a loop whose operands have these origins."""
+        return self._replace(operands=[None if o is None else self.operands[o] for o in origins])
+
+    def shards(
+        self, values: Sequence[Any], origins: Sequence[int | None], summed: Sequence[frozenset[str]] | None
+    ) -> tuple[tuple[PartitionSpec, ...], WhyNot]:
+        """How each value is divided, if the devices have parts of whole arrays and nothing else; else nothing.
+
+        Args:
+          origins: Of which argument each value is the gradient.
+          summed: The axes over which each value has been summed.
+
+        Returns:
+          This, and why the layers along an axis of a value cannot be told apart.
+        """
+        specs: list[PartitionSpec | None] = []
+        is_whole = not self.is_inner
+        for i, (value, origin) in enumerate(zip(values, origins, strict=True)):
+            differs = {*varying_axes(self.params, _type_of(value))} - (summed[i] if summed else frozenset())
+            spec, shape = (None if origin is None else self.operands[origin]) or (None, None)
+            spec = spec if shape == value.shape else None  # else it is of a part, as in a loop over it, or of a batch
+            spec = PartitionSpec() if spec is None and not differs else spec
+            is_whole = is_whole and spec is not None and differs <= {*_named_in(spec)}
+            specs.append(spec)
+
+        def why_not(i: int, axis: int) -> str:
+            spec = specs[i]
+            is_known = spec is not None and (is_whole or not (_named_in(spec[axis : axis + 1]) or self.is_inner))
+            return "" if is_known else "which device of the `shard_map` has which of them is not known"
+
+        return tuple(spec for spec in specs if spec is not None) if is_whole else (), why_not
+
+    def whole(self, source: MeasuredTree, shards: Sequence[PartitionSpec]) -> MeasuredTree:
+        """A tree with the shapes that its arrays have outside."""
+        left, sizes, shapes = iter(shards), list(source.sizes), list(source.shapes)
+        for leaf, has in enumerate(source.has_number if shards else ()):
+            spec, shape = next(left) if has else (), list(shape_of(source.shapes[leaf]))
+            for dim, names in enumerate(spec):
+                shape[dim] *= self._n(_named_in([names]))
+            sizes[leaf] = math.prod(shape) if has else sizes[leaf]
+            shapes[leaf] = ",".join(map(str, shape))
+        return source._replace(sizes=tuple(sizes), shapes=tuple(shapes))
+
+    def parts(self, reaped: Reaped, axes: Sequence[str]) -> Parts:
+        """Which rows of which devices each entry of a tree has.
+
+        Args:
+          axes: Of the mesh, in the order in which the devices are counted.
+        """
+        places = dict(zip(axes, np.indices([self.sizes[axis] for axis in axes]).reshape(len(axes), -1), strict=True))
+        left, entries, row = iter(reaped.shards), [], 0
+        source, layers = reaped.sown.source, reaped.sown.axes
+        for leaf, has in enumerate(source.has_number):
+            spec, axis = next(left) if has else (), layers[leaf] if layers else None
+            of_layers = () if axis is None else _named_in(spec[axis : axis + 1])
+            n_blocks = self._n(of_layers)  # of layers, each on other devices
+            n = 1 if axis is None else shape_of(source.shapes[leaf])[axis] // n_blocks
+            block, is_first = np.zeros_like(places[axes[0]]), np.ones_like(places[axes[0]], bool)
+            for name in of_layers:
+                block = block * self.sizes[name] + places[name]
+            for name in set(axes) - set(_named_in(spec)):
+                is_first &= places[name] == 0
+            for k in range(n_blocks):
+                devices = np.flatnonzero(is_first & (block == k)).tolist()
+                entries += [(row + i, devices) for i in range(n)]
+            row += n
+        return Parts(entries)
+
+    def _n(self, names: Sequence[str]) -> int:
+        return math.prod(self.sizes[name] for name in names)
+
+
+def _named_in(spec: Iterable[Any]) -> tuple[str, ...]:
+    """The mesh axes in a `PartitionSpec`, or in a part of it."""
+    return tuple(name for each in spec for name in (each if isinstance(each, tuple) else (each,)) if name is not None)
+
+
+def _type_of(x: Any) -> Any:
+    return jax.typeof(x) if hasattr(jax, "typeof") else None  # jax < 0.6
 
 
 def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | None]):
@@ -19,7 +121,11 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
     Rows that are known to be equal on all devices are returned once; all others get a leading axis of devices.
     """
     p = eqn.params
-    function, reaped = run.with_axes(p["mesh"].shape).traced(p["jaxpr"], origins)
+    in_specs, inside = tuple(specs_of(p, "in", eqn.invars)), open_jaxpr(p["jaxpr"]).invars
+    outer = {} if run.devices is None else run.devices.sizes
+    shapes = [(spec, getattr(x.aval, "shape", ())) for spec, x in zip(in_specs, inside, strict=True)]
+    devices = Devices(p, {**outer, **p["mesh"].shape}, shapes, bool(outer))
+    function, reaped = run.on(devices).traced(p["jaxpr"], range(len(operands)))
     axes = tuple(name for name in p["mesh"].axis_names if name in _manual_axes(p))
     may_differ: list[bool] = []
 
@@ -28,19 +134,22 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
         may_differ[:] = [_may_differ(x, r, p, axes) for x, r in zip(packed, reaped, strict=True)]
         return tuple(results), tuple(x[None] for x in packed)
 
-    in_specs = tuple(specs_of(p, "in", eqn.invars))
     out_specs = (tuple(specs_of(p, "out", eqn.outvars)), PartitionSpec(axes))
     results, packed = shard_map_like(p, with_device_axis, in_specs, out_specs)(*operands)
-    device = Axis("device", None)
-    reaped = [r.within(device) if differ else r for r, differ in zip(reaped, may_differ, strict=True)]
     packed = [x if differ else x[0] for x, differ in zip(packed, may_differ, strict=True)]
-    return results, [replace(r, summed_over=frozenset()) for r in reaped], packed
+    found = []
+    for r, differ in zip(reaped, may_differ, strict=True):
+        r = r.within(Axis("device", None, devices.parts(r, axes) if r.shards else None)) if differ else r
+        found.append(replace(r.outside(origins), summed_over=frozenset(), shards=()))
+    return results, found, packed
 
 
 def _may_differ(packed: Any, reaped: Reaped, p: dict[str, Any], axes: Sequence[str]) -> bool:
     """Whether the devices may measure different rows."""
+    if reaped.shards:
+        return any(map(_named_in, reaped.shards))
     if p.get("check_vma"):
-        return bool(varying_axes(p, jax.typeof(packed)))
+        return bool(varying_axes(p, _type_of(packed)))
     return not reaped.summed_over >= set(axes)
 
 

@@ -19,7 +19,8 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.names import RESULT_KINDS, name_of_result
-from treeviz.steps.reduce import barrier, blocks
+from treeviz.steps.older_jax import barrier
+from treeviz.steps.reduce import blocks
 from treeviz.steps.tracing.new_params import Path
 from treeviz.steps.tracing.primitives import (
     DEVICE_SUMS,

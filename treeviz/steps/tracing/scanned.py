@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+import numpy as np
 from jax.extend.core import Literal
 
 from treeviz.steps.measure import MeasuredTree
-from treeviz.steps.measured_tree import Axes, openable
-from treeviz.steps.tracing.primitives import CALLS, COND, SAME_LEAF, SCAN, open_jaxpr, programs, scan_parts
+from treeviz.steps.measured_tree import Axes, WhyNot
+from treeviz.steps.tracing.primitives import CALLS, COND, GATHERS, SAME_LEAF, SCAN, open_jaxpr, programs, scan_parts
 
-AxesOf = Callable[[MeasuredTree, Axes], Axes]
+
+class AxesOf(Protocol):
+    """Which leaves are measured layer by layer, and along which axis; empty if none is.
+
+    Args:
+      source: The tree.
+      scanned: The axis along which the program scans over the parameter that each leaf belongs to; None: it does not.
+    """
+
+    def __call__(self, source: MeasuredTree, scanned: Axes, why_not: WhyNot, /) -> Axes: ...
 
 
 def scanned_in(jaxpr: Any) -> dict[Any, int]:
@@ -31,6 +41,9 @@ def _scanned(jaxpr: Any, found: dict[Any, int]) -> dict[Any, int]:
                 add(operand, found.get(result))
         elif name == "transpose" and eqn.outvars[0] in found:
             add(eqn.invars[0], eqn.params["permutation"][found[eqn.outvars[0]]])
+        elif name in GATHERS and eqn.outvars[0] in found:
+            axis, new = found[eqn.outvars[0]], None if eqn.params["tiled"] else eqn.params["all_gather_dimension"]
+            add(eqn.invars[0], None if axis == new else axis - (new is not None and new < axis))
         if name == SCAN:
             for x in scan_parts(eqn, eqn.invars).xs:
                 add(x, 0)
@@ -45,22 +58,27 @@ def _scanned(jaxpr: Any, found: dict[Any, int]) -> dict[Any, int]:
     return found
 
 
-def layer_axes(eqn: Any, scanned: Mapping[Any, int], axes_of: AxesOf) -> Axes:
+def layer_axes(eqn: Any, source: MeasuredTree, scanned: Mapping[Any, int], axes_of: AxesOf, why_not: WhyNot) -> Axes:
     """The axis of the layers of each leaf of a sown tree; None for a leaf that holds none; empty if none does.
 
     Args:
       eqn: It sows the tree.
+      source: The tree.
       scanned: As `scanned_in` gives it, of the jaxpr of the equation.
       axes_of: As `reap` takes it.
+      why_not: Why layers cannot be told apart, by the number of the sown value.
     """
-    n, source = eqn.params["n"], eqn.params["sown"].source
+    n = eqn.params["n"]
     batched = [axes[n:] for axes in reversed(eqn.params["batched"])]  # the outermost `vmap` first
     origins = eqn.invars[n:]
     found = iter([_axis(origin, scanned, [axes[i] for axes in batched]) for i, origin in enumerate(origins)])
-    known = axes_of(source, tuple(next(found, None) if has else None for has in source.has_number))
-    values = iter(eqn.invars)
-    pairs = zip(known, source.has_number, strict=True)
-    return openable(source, tuple(axis if has and not _is_split(next(values), axis) else None for axis, has in pairs))
+    places = np.cumsum(source.has_number) - 1
+
+    def why(leaf: int, axis: int) -> str:
+        value = int(places[leaf])
+        return _IS_SPLIT if _is_split(eqn.invars[value], axis) else why_not(value, axis)
+
+    return axes_of(source, tuple(next(found, None) if has else None for has in source.has_number), why)
 
 
 def _axis(origin: Any, scanned: Mapping[Any, int], batch_axes: Sequence[int | None]) -> int | None:
@@ -73,7 +91,10 @@ def _axis(origin: Any, scanned: Mapping[Any, int], batch_axes: Sequence[int | No
     return axis
 
 
-def _is_split(value: Any, axis: int | None) -> bool:
-    """Whether the type says that the layers lie on several devices, as in explicit meshes, or that there are none."""
+_IS_SPLIT = "they lie on several devices of an explicit mesh"
+
+
+def _is_split(value: Any, axis: int) -> bool:
+    """Whether the type says that the layers lie on several devices, as in explicit meshes."""
     spec = tuple(getattr(getattr(value.aval, "sharding", None), "spec", ()))
-    return axis is None or any(each is not None for each in spec[axis : axis + 1])
+    return any(each is not None for each in spec[axis : axis + 1])

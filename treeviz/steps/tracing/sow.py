@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
 
 from treeviz.steps.measure import MeasuredTree, source_of
-from treeviz.steps.measured_tree import Axes
+from treeviz.steps.measured_tree import Axes, Parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,7 @@ class Axis(NamedTuple):
 
     kind: str  # "step", "member" or "device"
     size: int | None  # None: the size is that of the packed rows
+    parts: Parts | None = None  # where the devices have parts of the arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,8 @@ class Reaped:
       axes: The leading axes of its packed rows, the outermost first.
       origins: For each sown value, the number of the program argument of which it is the gradient; None if unknown.
       is_differentiated: The sown values are differentiated themselves, as in a penalty on the norm of a gradient.
-      summed_over: The axes of a `shard_map` over which the values have been summed.
+      summed_over: The axes of a `shard_map` over which all values have been summed.
+      shards: If the devices of a `shard_map` have parts of whole arrays, how each is divided; else empty.
       batched: For each `vmap`, the innermost first, the batch axis of each value that a sown value is the gradient of.
       changes_in_loop: The leaves that the values are the gradients of change inside a loop of the program.
       is_of_last_step: Of a while loop around it, whose number of steps is unknown, only the last step is measured.
@@ -57,6 +60,7 @@ class Reaped:
     origins: tuple[int | None, ...]
     is_differentiated: bool = False
     summed_over: frozenset[str] = frozenset()
+    shards: tuple[PartitionSpec, ...] = ()
     batched: tuple[tuple[int | None, ...], ...] = ()
     changes_in_loop: bool = False
     is_of_last_step: bool = False
@@ -64,6 +68,10 @@ class Reaped:
 
     def within(self, axis: Axis) -> Reaped:
         return replace(self, axes=(axis, *self.axes))
+
+    def outside(self, origins: Sequence[int | None]) -> Reaped:
+        """The same outside of an equation with operands of these origins, by whose number it is known inside."""
+        return replace(self, origins=tuple(None if o is None else origins[o] for o in self.origins))
 
 
 def sow(kind: str, name: str, tree: Any, origins: Sequence[Any] = ()) -> Any:

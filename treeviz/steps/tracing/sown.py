@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ def sown_in(jaxpr: Any, recomputed: bool = False) -> Iterator[tuple[Sown, bool]]
             yield from sown_in(inner, recomputed or is_recomputed(eqn))
 
 
-def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, tuple[list[Any], frozenset[str]]]:
-    """The sown gradients that are then summed over the devices of a `shard_map`.
+def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, list[tuple[Any, frozenset[str]]]]:
+    """The sown gradients of which some are then summed over the devices of a `shard_map`.
 
     Each device has the gradient of its share of the batch. The user wants the gradient of the whole batch, which is
     the result of the `psum` or `pmean` that follows.
@@ -38,27 +38,18 @@ def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, tuple
       axis_sizes: The sizes of the mesh axes that are named in this jaxpr.
 
     Returns:
-      By the number of the equation that sows: the variables that hold the sums or means, and the axes of the mesh that
-      all of them are summed over. A tree of which one value is not summed is left out.
+      By the number of the equation that sows, for each value: the variable that holds the sum or mean, and the axes of
+      the mesh that it is over; the value itself and none where it is not summed.
     """
     if not any(eqn.primitive.name in DEVICE_SUMS for eqn in jaxpr.eqns):
         return {}
     found = {}
     for n, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive is sow_p and eqn.params["sown"].kind not in ("tap", "loss"):
-            sums = _sums_of(jaxpr, eqn.outvars, axis_sizes)
-            if sums is not None:
+            sums = [_sum_of(jaxpr, variable, axis_sizes) for variable in eqn.outvars]
+            if any(axes for _, axes in sums):
                 found[n] = sums
     return found
-
-
-def _sums_of(jaxpr: Jaxpr, variables: Sequence[Any], axis_sizes: Mapping[str, int]):
-    sums = []
-    for variable in variables:
-        sums.append(_sum_of(jaxpr, variable, axis_sizes))
-        if not sums[-1][1]:
-            return None
-    return [end for end, _ in sums], frozenset.intersection(*(axes for _, axes in sums))
 
 
 def _sum_of(jaxpr: Jaxpr, variable: Any, axis_sizes: Mapping[str, int]) -> tuple[Any, frozenset[str]]:

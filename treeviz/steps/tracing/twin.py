@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeviz.steps.measure import MeasuredTree, Measurement, source_of
-from treeviz.steps.measured_tree import Axes, in_layers, openable, told_axes
+from treeviz.steps.measured_tree import Axes, WhyNot, in_layers, nothing_against, openable, told_axes
 from treeviz.steps.names import kind_of
 from treeviz.steps.reduce import NO_NUMBER, reduce_leaves
 from treeviz.steps.tracing.argument_order import argument_order
@@ -178,25 +178,29 @@ class _Layers:
     def __init__(self, stacked: Stacked | None, tidy_path: Callable[[str], str] = str) -> None:
         self._stacked, self._tidy_path = stacked, tidy_path
         self._unused = dict.fromkeys(stacked_axes(stacked or ()))
+        self._closed: list[str] = []
 
-    def axes_of(self, source: MeasuredTree, scanned: Axes) -> Axes:
+    def axes_of(self, source: MeasuredTree, scanned: Axes, why_not: WhyNot = nothing_against) -> Axes:
         if self._stacked is None:
-            return (None,) * len(scanned)
-        told, unused = told_axes(source._replace(paths=tuple(map(self._tidy_path, source.paths))), self._stacked)
+            return ()
+        source = source._replace(paths=tuple(map(self._tidy_path, source.paths)))
+        told, unused = told_axes(source, self._stacked)
         self._unused = {glob: None for glob in unused if glob in self._unused}
-        return tuple(seen if axis is None else axis for axis, seen in zip(told, scanned, strict=True))
+        axes, closed = openable(source, told, scanned, why_not)
+        self._closed += closed
+        return axes
 
     def measured(self, tree: Any, source: MeasuredTree, statistics) -> tuple[MeasuredTree, jax.Array]:
         """A tree that is measured where it has its values; the layers are those that the user names."""
         pairs = [*zip(jax.tree.leaves(tree), source.has_number, strict=True)]
-        axes = openable(source, self.axes_of(source, (None,) * len(pairs)))
+        axes = self.axes_of(source, ())
         packed = reduce_leaves([leaf if has else None for leaf, has in pairs], statistics, axes)
         return in_layers(source, axes), packed
 
     @property
     def notes(self) -> list[str]:
-        why = "no array that is measured has such a key path and axis, or those that have are inside `shard_map`"
-        return [f"stacked={glob!r}: {why}" for glob in self._unused]
+        unused = "no array that is measured has such a key path and axis"
+        return [*dict.fromkeys(self._closed), *(f"stacked={glob!r}: {unused}" for glob in self._unused)]
 
 
 def _sow(kind, tree, origins=None, name="grads"):

@@ -95,7 +95,8 @@ def watch(
       first: The number of the first step.
       stacked: An array over which the step scans holds all layers of a model, and each layer is measured on its own.
         Globs of the key paths of further such arrays, or of nodes above them: "layers/*", or {"layers/*": 1} where the
-        layers lie along another axis than the first. None: no array is taken apart, as inside `shard_map`.
+        layers lie along another axis than the first. None: no array is taken apart. One with more than 1,024 layers is,
+        up to 65,536, if a glob names it; `Watched.notes` says which stays one.
 
     Raises:
       CannotWatch: The step cannot be watched; the message says why, and what to do instead.
