@@ -95,6 +95,15 @@ def test_stats_read_the_values(params, capsys):
     assert (output.out, output.err) == ("params['bad']  float64[2]\n", "1 of 3 rows match\n")
 
 
+def test_a_stack_opens_into_its_layers(params, capsys):
+    assert main([str(params), "--stacked", "3/*", "--stacked", "layers/4/w", "--find", "kind:layer"]) == 0
+    found = [f"params['layers']{leaf}[{i}]" for leaf in ("[3]['b']", "[3]['w']", "[4]['w']") for i in range(4)]
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == found
+    assert main([params.name, "--stacked", "layer/*"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("treeviz: --stacked 'layer/*': no array") and "treeviz params.npz --find 'layer/*'" in error
+
+
 def test_what_a_display_leaves_out_is_shown_on_request_and_always_searched(params, capsys, monkeypatch):
     monkeypatch.setattr("treeviz.prepare.DISPLAY", Budget(max_rows=20, read_s=-1.0, hint="; whole=True shows more"))
     assert main([str(params), "--stats"]) == 0

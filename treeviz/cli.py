@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ examples:
   treeviz model.safetensors --save model.html    the same as a page that works offline
   treeviz params.npz | less                      every row, also of layers that are alike
   treeviz params.npz --find 'dtype:f16 bytes:>1M'
+  treeviz params.npz --stats --stacked 'layers/*'  of each layer, where one array holds all
 """
 
 
@@ -78,6 +80,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--find", metavar="QUERY", help="list the rows that match, as in the page's search box")
     parser.add_argument("--depth", metavar="N", type=_depth, help="show N levels")
     parser.add_argument("--stats", action="store_true", help="read the values: mean, std, zeros, NaN, a histogram …")
+    parser.add_argument(
+        "--stacked",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="by their paths, arrays that hold all layers along their first axis: a row for each layer; repeatable",
+    )
     parser.add_argument("--whole", action="store_true", help="walk and read all of it, however long that takes")
     parser.add_argument("--version", action="version", version=f"treeviz {__version__}")
     return parser
@@ -90,14 +99,13 @@ def _depth(text: str) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from treeviz.api import render
     from treeviz.tree.query.find import needs_values, unread
 
     # What is not looked at would not be found.
     options.stats |= options.find is not None and needs_values(options.find)
     tree, name, save = _demo(options.save) if options.what == "demo" else _file(options)
     whole = options.whole or options.find is not None
-    view = render(tree, name=name, stats=options.stats, depth=options.depth, whole=whole)
+    view = _view(tree, name, options, whole)
     saved = view.save(save) if save else None
     if options.find is None:
         is_short = options.what == "demo" or (sys.stdout is not None and sys.stdout.isatty())
@@ -114,6 +122,21 @@ def _run(options: argparse.Namespace) -> int:
     if saved:
         (_print if options.find is None else _print_error)(f"Wrote {_one_line(saved)}")
     return status
+
+
+def _view(tree, name: str, options: argparse.Namespace, whole: bool):
+    from treeviz.api import render
+    from treeviz.tree.layers import NoStack
+
+    stacked = options.stacked
+    try:
+        return render(tree, name=name, stats=options.stats, depth=options.depth, stacked=stacked, whole=whole)
+    except NoStack as error:
+        find = f"treeviz {shlex.quote(options.what)} --find {shlex.quote(error.glob)}"
+        raise ValueError(
+            f"--stacked {error.glob!r}: no array with axes has a key path that ends like this. {find} lists what has, "
+            "and a glob may also name a node above the arrays."
+        ) from None
 
 
 def _demo(save: Path | None):

@@ -26,6 +26,17 @@ TOO_MANY = "{:,} are more than there is room for"
 Stacked = str | Sequence[str] | Mapping[str, int]  # globs of key paths, and the axis of the layers: 0 if it is not told
 
 
+class NoStack(ValueError):
+    """A glob matches no array with layers."""
+
+    def __init__(self, glob: str, axis: int, name: str) -> None:
+        self.glob = glob
+        super().__init__(
+            f"stacked={glob!r}: no array of {name} with an axis {axis} has a key path that ends like this. "
+            f"{name}.find({glob!r}) lists what does, and a glob may also name a node above the arrays."
+        )
+
+
 def stacked_axes(stacked: Stacked) -> dict[str, int]:
     """The axis of the layers by glob.
 
@@ -43,16 +54,13 @@ def stacks_in(table: TreeTable, stacked: Stacked) -> dict[int, int]:
     """The axis of the layers of each array, by row, whose key path, or that of a node above it, matches a glob.
 
     Raises:
-      ValueError: A glob matches no array with such an axis.
+      NoStack: A glob matches no array with such an axis.
     """
     axes: dict[int, int] = {}
     for glob, axis in stacked_axes(stacked).items():
         found = [row for row in _below(table, on_path(table, glob)).tolist() if _n_layers(table, row, axis)]
         if not found:
-            raise ValueError(
-                f"stacked={glob!r}: no array of {table.name} with an axis {axis} has a key path that ends like this. "
-                f"{table.name}.find({glob!r}) lists what does, and a glob may also name a node above the arrays."
-            )
+            raise NoStack(glob, axis, table.name)
         axes.update(dict.fromkeys(found, axis))
     return axes
 
