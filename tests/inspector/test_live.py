@@ -348,8 +348,7 @@ def test_in_a_script_nothing_is_shown_and_nothing_loaded():
 def test_the_newest_of_a_track_are_its_last_steps(n, wanted, max_bytes):
     track = Track((2,), np.float64, max_bytes)
     values = np.random.default_rng(n).normal(size=(n, 2))
-    for step, value in enumerate(values):
-        track.append(step, value)
+    track.extend(range(n), values)
     assert track.n_steps == n
     newest = track.newest(min(wanted, n))
     assert newest.until[-1] == n - 1 and newest.n.sum() >= min(wanted, n)

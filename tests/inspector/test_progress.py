@@ -24,7 +24,7 @@ class Loop:
         for _ in range(n):
             self.clock.now += every_s
             self.progress.arrive()
-            self.steps.append(self.next, np.ones(2))
+            self.steps.extend([self.next], np.ones((1, 2)))
             if self.steps.n_steps == 1:
                 self.progress.begin(self.steps)
             self.progress.count(self.next)
@@ -94,7 +94,7 @@ def test_the_next_run_counts_its_own_steps():
     loop.clock.now += 1000
     loop.progress.arrive()
     assert not loop.progress.is_finished
-    loop.steps.append(50, np.ones(2))
+    loop.steps.extend([50], np.ones((1, 2)))
     assert loop.progress.is_ahead(loop.steps)
     loop.progress.begin(loop.steps)
     loop.progress.count(50)

@@ -54,15 +54,16 @@ def test_without_memory_the_newest_eight_steps_and_two_to_four_buckets_are_there
     assert (series.n[-8:] == 1).all() and 2 <= len(series.n) - 8 <= 4 and series.n.sum() == 100
 
 
-@given(n_steps=st.integers(1, 3000), max_bytes=st.integers(0, 20_000))
-def test_buckets_hold_the_least_the_greatest_the_last_and_the_sum_of_their_steps(n_steps, max_bytes):
+@given(n_steps=st.integers(1, 3000), max_bytes=st.integers(0, 20_000), together=st.integers(1, 100))
+def test_buckets_hold_the_least_the_greatest_the_last_and_the_sum_of_their_steps(n_steps, max_bytes, together):
     rng = np.random.default_rng(n_steps)
     values = rng.standard_normal((n_steps, 2))
     counts = rng.integers(0, 9, (n_steps, 2))
     floats, whole = Track((2,), np.float64, max_bytes), Track((2,), np.int64, max_bytes)
-    for step in range(n_steps):
-        floats.append(step * 10, values[step])
-        whole.append(step * 10, counts[step])
+    for first in range(0, n_steps, together):
+        steps = range(first, min(first + together, n_steps))
+        floats.extend([step * 10 for step in steps], values[first : steps.stop])
+        whole.extend([step * 10 for step in steps], counts[first : steps.stop])
     for track, truth in ((floats, values), (whole, counts)):
         series = track.timeline()
         assert series.n.sum() == n_steps and series.first[0] == 0 and series.until[-1] == 10 * (n_steps - 1)
@@ -368,8 +369,7 @@ def test_a_journal_does_not_grow_without_bounds(tmp_path):
 def test_a_track_continues_with_more_buckets_than_it_has_room_for(dtype):
     large, small = Track((3,), dtype, 20_000), Track((3,), dtype, 1_000)
     values = np.random.default_rng(0).integers(0, 99, (2000, 3)).astype(dtype)
-    for step in range(2000):
-        large.append(step, values[step])
+    large.extend(range(2000), values)
     order = (large.oldest + np.arange(large.n_exact)) % len(large.exact_steps)
     k = large.n_buckets
     arrays = [large.exact_steps[order], large.exact[order], large.bucket_steps[:, :k], large.buckets[:, :k]]

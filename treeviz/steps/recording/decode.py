@@ -50,13 +50,20 @@ class StepNumbers(NamedTuple):
     """The numbers of one step, by source and statistic.
 
     Attributes:
+      together: Those of the steps that were read together, along a first axis.
+      at: The place of this step among them.
       call: The suffix and the number of the call; inner steps share it.
     """
 
     step: int
     sources: list[MeasuredTree]
-    numbers: Numbers
+    together: Numbers
+    at: int
     call: tuple[str, int]
+
+    @property
+    def numbers(self) -> Numbers:
+        return taken(self.together, self.at)
 
     @property
     def bad_sources(self) -> set[str]:
@@ -94,8 +101,7 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Ste
         axes = axes_of(first)
         sources, by_source = [], {}
         for source in first.measurement.sources:
-            with jax.transfer_guard("allow"):
-                stacked = np.stack([np.asarray(each.measurement.packed[source.name]) for each in alike])
+            stacked = _on_host([each.measurement.packed[source.name] for each in alike])
             numbers = unpack(stacked, first.measurement.statistics_of(source.name))
             of_axes = first.watches[source.name].axes if source.name in first.watches else ()
             parts = next((axis.parts for axis in of_axes if axis.parts is not None), None)
@@ -114,15 +120,22 @@ def _bad_results(alike: Sequence[Arrived]) -> Iterator[tuple[MeasuredTree, dict[
     measurement = alike[0].measurement
     if not measurement.results:
         return
-    with jax.transfer_guard("allow"):
-        counts = np.stack([np.asarray(each.measurement.counts) for each in alike])[:, None]
+    counts = (_on_host([each.measurement.counts for each in alike]) & 0x7FFFFFFF)[:, None]
+    if not counts.any():
+        return
     first = 0
     for source in measurement.results:
-        mine = counts[..., first : first + len(source.paths)].astype(np.int64) & 0x7FFFFFFF
+        mine = counts[..., first : first + len(source.paths)].astype(np.int64)
         first += len(source.paths)
         if mine.any():
             name = printable(source.name + alike[0].suffix)
             yield source._replace(name=name), {"nonfinite": mine >> 16, "nan": mine & 0xFFFF}
+
+
+def _on_host(arrays: Sequence[Any]) -> np.ndarray:
+    """Arrays of one shape, stacked."""
+    with jax.transfer_guard("allow"):
+        return np.array([np.asarray(x) for x in arrays])  # in a fifth of the time of `np.stack`
 
 
 def recordable(measured: Any) -> list[Measurement]:
@@ -216,12 +229,22 @@ def _of_each_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
 def _step_by_step(arrived: Sequence[Arrived], sources: list[MeasuredTree], by_source: Numbers) -> Iterator[StepNumbers]:
     n_inner = {name: next(iter(numbers.values())).shape[1] for name, numbers in by_source.items()}
     most = max(n_inner.values())
+    every = {name for name, n in n_inner.items() if n == most}
+    of_every = {name: _over_steps(rows) for name, rows in by_source.items() if name in every}
     for batch, each in enumerate(arrived):
         for inner in range(most):
-            numbers = {
-                name: {statistic: values[batch, min(inner, n_inner[name] - 1)] for statistic, values in rows.items()}
-                for name, rows in by_source.items()
+            together, at = of_every, batch * most + inner
+            if inner == most - 1 and len(every) < len(n_inner):
                 # a source that was measured once in a loop belongs to its last step
-                if n_inner[name] == most or inner == most - 1
-            }
-            yield StepNumbers(each.step * most + inner, sources, numbers, (each.suffix, each.step))
+                together, at = taken(by_source, (batch, [-1])), 0
+            yield StepNumbers(each.step * most + inner, sources, together, at, (each.suffix, each.step))
+
+
+def taken(numbers: Numbers, at: Any) -> Numbers:
+    """The numbers at some places along the first axes."""
+    return {name: {statistic: values[at] for statistic, values in rows.items()} for name, rows in numbers.items()}
+
+
+def _over_steps(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """[steps, …] of [batch, inner steps, …]."""
+    return {statistic: values.reshape(-1, *values.shape[2:]) for statistic, values in rows.items()}

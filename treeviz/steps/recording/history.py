@@ -14,7 +14,7 @@ from treeviz.steps.names import section_of
 from treeviz.steps.recording.track import Timeline, Track
 from treeviz.steps.statistics import STATISTICS, TOTAL_SHARES, rms_of
 
-Record = list[tuple[str, str, np.ndarray]]  # source, statistic, its value of each leaf
+Record = list[tuple[str, str, np.ndarray]]  # source, statistic, its value of each leaf, or of each step and leaf
 
 
 class Journal(Protocol):
@@ -63,7 +63,7 @@ class History:
         self.sources = {source.name: source for source in sources}
         self.max_bytes = max_bytes
         self._budgets = {source.name: max_bytes // len(sources) for source in sources}
-        self._unfinished: tuple[int, int, list[tuple[Track, int, np.ndarray]]] | None = None
+        self._unfinished: tuple[int, Sequence[int], list[tuple[Track, int, np.ndarray]]] | None = None
         self.tracks: dict[tuple[str, str], Track] = {}
         self.n_appended = 0
         self.run = uuid.uuid4().hex  # so that a journal of another run is never read
@@ -94,8 +94,13 @@ class History:
         Raises:
           ValueError: An unknown source or statistic, or values of another shape.
         """
+        of_one = {name: {s: np.asarray(values)[None] for s, values in of.items()} for name, of in numbers.items()}
+        self.extend([step], of_one)
+
+    def extend(self, steps: Sequence[int], numbers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+        """Add the numbers of some steps at once, which all values have along their first axis; see `append`."""
         self.finish()
-        record = []
+        record: Record = []
         for name, statistics in numbers.items():
             if name not in self.sources:
                 raise ValueError(f"history: no source {name!r}; there are {', '.join(map(repr, self.sources))}.")
@@ -104,33 +109,37 @@ class History:
                     continue
                 shape, dtype = self.kind_of(name, statistic)
                 values = np.asarray(values, dtype)
-                if values.shape != shape:
-                    raise ValueError(f"history: {name} {statistic} of step {step} is {values.shape}, not {shape}.")
+                if values.shape != (len(steps), *shape):
+                    of = f"{name} {statistic} of step {steps[0]}"
+                    raise ValueError(f"history: {of} is {values.shape[1:]}, not {shape}.")
                 record.append((name, statistic, values))
-        self.add(step, record)
-        if self.journal is not None:
-            self.journal.write(self, step, record)
+        if self.journal is None:
+            self.add(steps, record)
+            return
+        for i, step in enumerate(steps):
+            self.add([step], [(name, statistic, values[i : i + 1]) for name, statistic, values in record])
+            self.journal.write(self, step, [(name, statistic, values[i]) for name, statistic, values in record])
 
-    def add(self, step: int, record: Record) -> None:
-        """Add values that `append` has checked."""
+    def add(self, steps: Sequence[int], record: Record) -> None:
+        """Add values that `extend` has checked: those of all steps."""
         parts = []
         for name, statistic, values in record:
             track = self.tracks.get((name, statistic))
             if track is None:
                 track = self.new_track(name, statistic)
             parts.append((track, track.n_folded + track.n_exact, values))
-        self._unfinished = self.n_appended + 1, step, parts
+        self._unfinished = self.n_appended + len(steps), steps, parts
         self.finish()
 
     def finish(self) -> None:
         """Complete an append that an interrupt has ended."""
         if self._unfinished is None:
             return
-        n_appended, step, parts = self._unfinished
+        n_appended, steps, parts = self._unfinished
         for track, n_before, values in parts:
             track.settle()
-            if track.n_folded + track.n_exact == n_before:
-                track.append(step, values)
+            n_done = track.n_folded + track.n_exact - n_before
+            track.extend(steps[n_done:], values[n_done:])
         self.n_appended = n_appended
         self._unfinished = None
 

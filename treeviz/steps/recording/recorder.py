@@ -235,10 +235,7 @@ class Recorder:
         self.history.finish()
         while (done := len(self.history) - batch.n_before) < len(batch.rows):
             try:
-                row = self._sections.place(batch.rows[done], self.history)
-                self.history.add_sources(row.sources, self._max_bytes)
-                self.history.append(row.step, row.numbers)
-                batch.rows[done] = row
+                self._sections.add(batch.rows, done, self.history, self._max_bytes)
             except ValueError as error:
                 del batch.rows[done]
                 self.n_dropped += 1

@@ -67,7 +67,7 @@ def _add(history: History, whole: bytes) -> None:
     if head["n"] > history.n_appended:
         raise ValueError("there is a gap")
     if head["n"] == history.n_appended:  # else the history has it already
-        history.add(int(head["step"]), list(_arrays(history, head["arrays"], whole[begin : begin + n_body])))
+        history.add([int(head["step"])], list(_arrays(history, head["arrays"], whole[begin : begin + n_body])))
 
 
 def _arrays(history: History, names: list[list[str]], body: bytes) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -76,5 +76,5 @@ def _arrays(history: History, names: list[list[str]], body: bytes) -> Iterator[t
         shape, dtype = history.kind_of(source, statistic)
         n_bytes = 8 * int(np.prod(shape, dtype=np.int64))
         values = np.frombuffer(body[at : at + n_bytes], np.dtype(dtype).newbyteorder("<"))
-        yield source, statistic, values.reshape(shape)
+        yield source, statistic, values.reshape(1, *shape)
         at += n_bytes

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.names import kind_of, section_of, sibling_name
-from treeviz.steps.recording.decode import StepNumbers
+from treeviz.steps.recording.decode import StepNumbers, taken
 from treeviz.steps.recording.history import History
 
 MOST_SECTIONS = 16  # of a tree
@@ -21,6 +21,22 @@ class Sections:
     def __init__(self) -> None:
         self._newest: dict[str, tuple[str, MeasuredTree]] = {}  # by the name of a tree: its last section, as it came
         self._unchanged: list[MeasuredTree] | None = None
+
+    def add(self, rows: list[StepNumbers], first: int, history: History, max_bytes: int) -> None:
+        """Add a row to the history, and those after it that were read together with it; `rows` then have its names.
+
+        Raises:
+          ValueError: A tree has changed too often.
+        """
+        row = rows[first]
+        until = next((n for n in range(first, len(rows)) if rows[n].together is not row.together), len(rows))
+        placed = self.place(row, history)
+        history.add_sources(placed.sources, max_bytes)
+        steps = slice(row.at, row.at + until - first)
+        history.extend([each.step for each in rows[first:until]], taken(placed.together, steps))
+        if placed is not row:
+            names = {"sources": placed.sources, "together": placed.together}
+            rows[first:until] = [each._replace(**names) for each in rows[first:until]]
 
     def place(self, row: StepNumbers, history: History) -> StepNumbers:
         """The row, with the names of the trees in the history.
@@ -42,7 +58,7 @@ class Sections:
             return row
         return row._replace(
             sources=[source._replace(name=source.name + sections[source.name]) for source in row.sources],
-            numbers={name + sections[name]: numbers for name, numbers in row.numbers.items()},
+            together={name + sections[name]: numbers for name, numbers in row.together.items()},
         )
 
     def of(self, name: str, history: History) -> str:

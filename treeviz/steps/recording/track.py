@@ -69,16 +69,20 @@ class Track:
     def nbytes(self) -> int:
         return sum(x.nbytes for x in (self.exact_steps, self.exact, self.buckets, self.bucket_steps))
 
-    def append(self, step: int, values: np.ndarray) -> None:
+    def extend(self, steps: Sequence[int] | np.ndarray, values: np.ndarray) -> None:
+        """Append the values of some steps: [steps, *shape]."""
         if self._change is not None:
             self.settle()
-        size = len(self.exact_steps)
-        if self.n_exact == size:
-            self._fold()
-        place = (self.oldest + self.n_exact) % size
-        self.exact[place] = values
-        self.exact_steps[place] = step
-        self.n_exact += 1  # only now the step is there
+        size, n_done = len(self.exact_steps), 0
+        while n_done < len(steps):
+            if self.n_exact == size:
+                self._fold()
+            place = (self.oldest + self.n_exact) % size
+            n = min(len(steps) - n_done, size - self.n_exact, size - place)
+            self.exact[place : place + n] = values[n_done : n_done + n]
+            self.exact_steps[place : place + n] = steps[n_done : n_done + n]
+            self.n_exact += n  # only now the steps are there
+            n_done += n
 
     def settle(self) -> None:
         """Complete a change that an interrupt has ended. Making a change twice is the same as once."""
@@ -148,8 +152,7 @@ class Track:
             k, bucket_width = bucket_steps.shape[1], bucket_width * 2
         self._set_buckets(buckets, bucket_steps, bucket_width)
         self.n_folded = int(bucket_steps[2].sum())
-        for step, values in zip(exact_steps, exact, strict=True):
-            self.append(step, values)
+        self.extend(exact_steps, exact)
 
     def timeline(self, first: int | None = None, until: int | None = None, resolution: int | None = None) -> Timeline:
         """The steps from `first` to `until`, in at most `resolution` entries."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.names import name_of_result, result_kind
-from treeviz.steps.recording.decode import Arrived, StepNumbers
+from treeviz.steps.recording.decode import Arrived, StepNumbers, taken
 from treeviz.tree.safe_repr import printable
 
 FIRST_TOLD = 32  # inspected steps; then after twice as many
@@ -23,14 +23,18 @@ class Unchanged:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, np.ndarray]] = {}  # by suffix: how many steps, and which never changed
+        self._done: set[str] = set()  # suffixes of those that all have changed
 
     def tell(self, arrived: Sequence[Arrived], rows: list[StepNumbers]) -> None:
         """Follow some measurements, and add to the rows that were read of them."""
-        places = {row.call: place for place, row in enumerate(rows)}  # the last row of each
+        places: dict[tuple[str, int], int] = {}
         for each in arrived:
+            if each.suffix in self._done:
+                continue
             n_before, before = self._known.get(each.suffix, (0, None))
+            places = places or {row.call: place for place, row in enumerate(rows)}  # the last row of each
             place = places.get((each.suffix, each.step))
-            if place is None or (before is not None and not before.any()):
+            if place is None:
                 continue
             first = 0
             for tree in each.measurement.results:
@@ -41,6 +45,7 @@ class Unchanged:
                     if before is not None and len(before) == n:
                         now &= before
                     self._known[each.suffix] = n_before + 1, now
+                    self._done |= set() if now.any() else {each.suffix}
                     is_due = n_before + 1 >= FIRST_TOLD and n_before & (n_before + 1) == 0 and now.any()
                     has_changed = before is not None and not np.array_equal(now, before)
                     if is_due or (n_before >= FIRST_TOLD and has_changed):
@@ -50,5 +55,5 @@ class Unchanged:
 
 
 def _with_zeros(row: StepNumbers, tree: MeasuredTree, is_zero: np.ndarray) -> StepNumbers:
-    zeros = {tree.name: {"zeros": np.where(is_zero, tree.sizes, 0)}}
-    return row._replace(sources=[*row.sources, tree], numbers={**row.numbers, **zeros})
+    zeros = {tree.name: {"zeros": np.where(is_zero, tree.sizes, 0)[None]}}
+    return row._replace(sources=[*row.sources, tree], together={**taken(row.together, [row.at]), **zeros}, at=0)
