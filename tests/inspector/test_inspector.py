@@ -212,10 +212,12 @@ def test_two_watched_steps_tell_one_inspector_under_names_of_their_own(mlp):
         params = generator(params, x, y)
         before = params
         params = critic(params, x, y)
-    assert set(inspector.history.sources) == {"grads", "grads of update_critic"}
+    assert list(inspector.history.sources) == ["grads of update_mlp", "grads of update_critic"]
     of_critic = norms_in(inspector, "grads of update_critic")
     np.testing.assert_allclose(of_critic[-1], true_norms(grads_of_loss(before, x, y)), rtol=2e-5)
-    assert "update_critic" in repr(inspector.render("grads of update_critic"))
+    assert "grads of update_critic, 1 of 2 trees" in repr(inspector.render("grads of update_critic"))
+    (note,) = inspector.notes
+    assert note.endswith("inspector.render(name) shows another: 'grads of update_critic'.")
 
 
 # What it tells, and when

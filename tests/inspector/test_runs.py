@@ -90,7 +90,7 @@ def test_two_steps_that_are_defined_again_keep_their_names(order):
     notebook = Notebook()
     notebook.run(cell("a"), cell("b"), train)
     notebook.run(*map(cell, order), train)
-    assert notebook.steps == {"grads": [0, 1, 2], "grads of update_b": [0, 1, 2]}
+    assert notebook.steps == {f"grads of update_{k}": [0, 1, 2] for k in "ab"}
     assert [source.sizes for source in notebook.inspector.history.sources.values()] == [(2,), (3,)]
     assert len(notebook.inspector.earlier_runs) == 1
 
@@ -105,7 +105,7 @@ def test_two_steps_of_one_factory_are_two_steps_and_both_again_are_one_run():
     notebook.run(factory)
     for n_before in (0, 1, 2):
         notebook.run(both, train)
-        assert notebook.steps == {name: [0, 1] for name in ("grads", "grads of update", "grads of update 2")}
+        assert notebook.steps == {f"grads of {name}": [0, 1] for name in ("update", "update 2", "update 3")}
         assert len(notebook.inspector.earlier_runs) == n_before
 
 
@@ -120,7 +120,7 @@ def test_two_lambdas_are_two_steps():
     step = inspector.watch(jax.jit(lambda w: jax.grad(lambda w: jnp.sum(w**2))(w)))
     other = inspector.watch(jax.jit(lambda w: jax.grad(lambda w: jnp.sum(w**3))(w)))
     step(jnp.ones(2)), other(jnp.ones(2))
-    assert list(inspector.history.sources) == ["grads", "grads of <lambda>"]
+    assert list(inspector.history.sources) == ["grads of <lambda>", "grads of <lambda> 2"]
 
 
 def test_of_the_runs_before_only_the_newest_are_kept():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from treeviz.inspector.views import section_notes
+from treeviz.inspector.views import tree_notes
 from treeviz.steps.measure import Measurement
 from treeviz.steps.nan_origin.kept_inputs import KeptInputs
 from treeviz.steps.recording.decode import Arrived
@@ -27,16 +27,17 @@ class _Step:
     """A step by its definition: the module and the name of its function.
 
     Attributes:
-      suffix: Appended to the names of its trees: "", or " of update".
+      suffix: Appended to the names of its trees: "", or " of update" if several steps are watched when it is measured
+        first in a run; None until then.
       code: Of the function. A cell that is run again makes it anew, a factory that is called twice does not.
       watched: The newest with this definition.
       is_of_run: It was watched in this run.
       is_measured: It was measured in this run.
     """
 
-    suffix: str
     code: Any
     watched: weakref.ref[Watched]
+    suffix: str | None = None
     is_of_run: bool = True
     is_measured: bool = False
 
@@ -83,7 +84,7 @@ class Runs:
         notes = [note for step in self for note in step.notes]
         if self.earlier:
             notes.append("A step that was defined again began this run; inspector.render(run=-1) shows the one before.")
-        return list(dict.fromkeys([*notes, *section_notes(history), *filter(None, [history.damage])]))
+        return list(dict.fromkeys([*notes, *tree_notes(history), *filter(None, [history.damage])]))
 
     def _all(self) -> list[_Step]:
         return [step for steps in self._steps.values() for step in steps]
@@ -97,12 +98,12 @@ class Runs:
 
         def record(measurement: Measurement, number: int) -> None:
             of.is_measured = True
-            self._recorder.take(Arrived(measurement, number, watched.watches, of.suffix))
+            self._recorder.take(Arrived(measurement, number, watched.watches, self._suffix(of)))
 
         watched = watch(step, record, via=via, exact=exact, first=self.first, **self._settings)
         of = self._add(watched)
         if self._inputs is not None:
-            self._inputs.follow(watched, of.suffix, self._recorder.flush)
+            self._inputs.follow(watched, lambda: self._suffix(of), self._recorder.flush)
         return watched
 
     def _add(self, watched: Watched) -> _Step:
@@ -116,11 +117,17 @@ class Runs:
             if not step.is_of_run or step.code is not code:
                 step.code, step.watched, step.is_of_run = code, weakref.ref(watched), True
                 return step
-        name = getattr(watched.step, "__name__", "step")
-        taken = {step.suffix for step in self._all()}
-        suffixes = ("", f" of {name}", *(f" of {name} {n}" for n in range(2, len(taken) + 2)))
-        steps.append(_Step(next(s for s in suffixes if s not in taken), code, weakref.ref(watched)))
+        steps.append(_Step(code, weakref.ref(watched)))
         return steps[-1]
+
+    def _suffix(self, of: _Step) -> str:
+        if of.suffix is None:
+            name = getattr(of.watched(), "__name__", "step")
+            taken = {step.suffix for step in self._all()}
+            alone = [""] if len(list(self)) < 2 else []
+            suffixes = (*alone, f" of {name}", *(f" of {name} {n}" for n in range(2, len(taken) + 2)))
+            of.suffix = next(suffix for suffix in suffixes if suffix not in taken)
+        return of.suffix
 
     def begin(self) -> History:
         """Begin a run, whose steps count from 0. Returns the history before, once all its steps are read."""
@@ -129,6 +136,7 @@ class Runs:
         self.count_from(0)
         for step in self._all():
             step.is_of_run = step.is_measured = False
+            step.suffix = None
         if self._inputs is not None:
             self._inputs.clear()
         return self._recorder.begin()

@@ -63,9 +63,11 @@ def whole_view(
     if found and found[0].severity == "info":
         summary += " for information"
     steps = f"{len(history):,} steps", f"step {step:,}"
+    trees = trees_in(history)
+    which = [f"{section_of(source)[0]}, 1 of {len(trees)} trees"] if len(trees) > 1 else []
     section = [f"another tree{section}" for section in section_of(source)[1:] if section]
     table = table.with_headline(
-        *headline(table), *steps, *section, summary, *map(visible, lost), *diagnosis(found, keeps_inputs)
+        *headline(table), *steps, *which, *section, summary, *map(visible, lost), *diagnosis(found, keeps_inputs)
     )
     series = gradient_series(history, table, source, found)
     histograms = gradient_histograms(history, table, source)
@@ -84,17 +86,30 @@ def diagnosis(found: Sequence[Finding], keeps_inputs: bool) -> list[str]:
     return [visible(f"{first.severity}: {first.sentence}{how}", _LONGEST)]
 
 
-def section_notes(history: History) -> list[str]:
-    """Which steps are where, for each gradient or other tree that changed during the run."""
-    sections: dict[str, list[str]] = {}
+def trees_in(history: History) -> dict[str, list[str]]:
+    """The trees that have a view of their own, and the names of their sections: gradients, taps, what was recorded."""
+    trees: dict[str, list[str]] = {}
     for name in history.sources:
         if history.statistics(name) and kind_of(name) not in ("params", "updates") and not result_kind(name):
-            sections.setdefault(section_of(name)[0], []).append(name)
-    return [
+            trees.setdefault(section_of(name)[0], []).append(name)
+    return trees
+
+
+def tree_notes(history: History) -> list[str]:
+    """Which trees there are; and for each that changed during the run, which steps are where."""
+    trees = trees_in(history)
+    shown = section_of(main_source(history))[0] if trees else ""
+    others = [tree for tree in trees if tree != shown]
+    more = f" and {len(others) - MOST_PRINTED} more" if len(others) > MOST_PRINTED else ""
+    several = [
+        f"{len(trees)} trees are measured. {shown!r} is shown first; inspector.render(name) shows another: "
+        f"{', '.join(map(repr, others[:MOST_PRINTED]))}{more}."
+    ]
+    return several[: len(others)] + [
         f"{tree}: leaves were added, removed or reshaped, so it is {len(names)} trees: "
         + ", ".join(f"{name!r} (steps {_first(history, name):,} to {history.last(name)[0]:,})" for name in names)
         + ". The last one is shown; inspector.render(name) shows another."
-        for tree, names in sections.items()
+        for tree, names in trees.items()
         if len(names) > 1
     ]
 

@@ -41,6 +41,11 @@ def sibling_name(name: str, kind: str) -> str:
     return kind + re.sub(r" #\d+(?= of | since |$)", "", name.removeprefix(mine)) if mine else kind
 
 
+def natural(text: str) -> list[tuple[int, str]]:
+    """A sort key in which "layer 2" comes before "layer 10"."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", text)]
+
+
 def section_of(name: str) -> tuple[str, str]:
     """The name of a tree without its section, and the section: "grads" and " since step 12", or "grads" and ""."""
     section = re.search(r"( since step \d+( again)*)?$", name)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from treeviz.steps.findings import clipping, counts, norms, results, spikes
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
-from treeviz.steps.findings.searched import Searched, natural
-from treeviz.steps.names import kind_of, result_kind, sibling_name
+from treeviz.steps.findings.searched import Searched
+from treeviz.steps.names import kind_of, natural, result_kind, sibling_name
 from treeviz.steps.recording.history import History
 
 Check = Callable[[Searched], Iterator[Finding]]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Rank
-from treeviz.steps.findings.searched import RECENT, Searched, factor_text, listed, natural, pattern
-from treeviz.steps.names import kind_of, sibling_name
+from treeviz.steps.findings.searched import RECENT, Searched, factor_text, listed, pattern
+from treeviz.steps.names import kind_of, natural, sibling_name
 
 _FEWEST_LAYERS = 5  # whose gradients may be told to depend on the depth
 _ALIKE = 30.0  # the factor between layers from which one differs

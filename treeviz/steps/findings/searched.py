@@ -10,7 +10,7 @@ import numpy as np
 
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.measure import MeasuredTree
-from treeviz.steps.names import kind_of, result_kind
+from treeviz.steps.names import kind_of, natural, result_kind
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline
 from treeviz.steps.statistics import rms_of
@@ -166,11 +166,6 @@ class Searched:
                 run = []
         if run:
             yield run
-
-
-def natural(text: str) -> list[tuple[int, str]]:
-    """A sort key in which "layer 2" comes before "layer 10"."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", text)]
 
 
 def pattern(path: str) -> str:

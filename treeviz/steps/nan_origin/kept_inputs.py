@@ -81,7 +81,7 @@ class KeptInputs:
         with self._lock:
             return list(reversed(self._kept.values())) if self.bad is None else [self.bad]
 
-    def follow(self, step: Step, suffix: str, read: Callable[[], None]) -> None:
+    def follow(self, step: Step, suffix: Callable[[], str], read: Callable[[], None]) -> None:
         """Keep the inputs of a step from now on, until that raises; `read` as in `keep`.
 
         Args:
@@ -90,7 +90,7 @@ class KeptInputs:
 
         def before(number: int, copies: Callable[[], tuple[tuple, dict]]) -> None:
             try:
-                self.keep((suffix, number), lambda: Inputs(step.__wrapped__, number, *copies()), read)
+                self.keep((suffix(), number), lambda: Inputs(step.__wrapped__, number, *copies()), read)
             except StopTraining:
                 raise
             except Exception as error:

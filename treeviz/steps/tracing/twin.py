@@ -14,7 +14,7 @@ import numpy as np
 
 from treeviz.steps.measure import MeasuredTree, Measurement, source_of
 from treeviz.steps.measured_tree import Axes, WhyNot, in_layers, nothing_against, openable, told_axes
-from treeviz.steps.names import kind_of
+from treeviz.steps.names import kind_of, natural
 from treeviz.steps.reduce import NO_NUMBER, reduce_leaves
 from treeviz.steps.tracing.argument_order import argument_order
 from treeviz.steps.tracing.attribution import Argument, Attribution, attribute_gradients
@@ -227,7 +227,8 @@ def _measured_at_once(function, args, kwargs, statistics, updates, layers, on_tr
 
 
 def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts=None) -> Measurement:
-    kept = sorted(((name.source, packed) for name, packed in named if name is not None), key=lambda pair: pair[0].name)
+    kept = [(name.source, packed) for name, packed in named if name is not None]
+    kept.sort(key=lambda pair: natural(pair[0].name))
     if not kept:
         raise NothingSeen("no gradient is made in this step by jax.grad, jax.value_and_grad or jax.vjp")
     return Measurement(
