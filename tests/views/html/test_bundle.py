@@ -10,10 +10,12 @@ import pytest
 from treeviz.tree.kinds import KINDS
 from treeviz.views.html import bundle
 from treeviz.views.html.bundle import (
+    loader_text,
     module_text,
     modules_in_order,
     packed_file,
     page_module_text,
+    readable_loader_text,
     readable_page_module,
     stamp,
 )
@@ -68,6 +70,7 @@ def test_the_packed_modules_are_made_from_the_assets_as_they_are(series):
     first = packed_file(series=series).read_text("utf-8").partition("\n")[0]
     assert first == stamp(readable_page_module(series=series)), "after a change of assets run: python .ci/pack_pages.py"
     assert page_module_text(series=series).startswith("(()=>{")
+    assert loader_text() != readable_loader_text()
 
 
 def test_every_kind_of_row_has_a_glyph_of_its_own():

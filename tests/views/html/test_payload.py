@@ -73,8 +73,10 @@ def test_depths_keys_facts_and_labels_of_every_tree_come_through(name):
     for field in ("kind", "type", "dtype", "text", "module", "is_leaf", "weak"):
         levels, codes = header["facts"][field]
         assert [levels[code] for code in buffers[codes]] == [getattr(facts, field) for facts in table.facts]
+    sent = {spec["name"] for spec in header["columns"]}
     for column in table.columns.values():
-        if column.format == "label":
+        assert (column.name in sent) == (column.name != "type" and (column.format != "label" or any(column.levels)))
+        if column.format == "label" and column.name in sent:
             assert values_of(header, buffers, column.name).tolist() == column.values.tolist()
 
 
@@ -123,7 +125,7 @@ def test_numbers_of_any_dtype_come_through_whatever_numpy_is_told_to_do_about_er
 
 def test_an_array_of_codes_that_columns_share_is_sent_once(table):
     facts = [facts.bytes for facts in table.facts]
-    columns = [table.fact_column(f"c{i}", np.array(facts) + i, format="count", rollup="sum") for i in range(20)]
+    columns = [table.fact_column(f"c{i}", np.array(facts) + i + 1, format="count", rollup="sum") for i in range(20)]
     n_before = len(unpacked(pack(View(table, [])))[1])
     header, buffers = unpacked(pack(View(table.with_columns(*columns), [])))
     assert len(buffers) - n_before == 20  # the levels

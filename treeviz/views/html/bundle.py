@@ -65,11 +65,16 @@ def packed_page_module(*, series: bool = False) -> str:
     `.ci/pack_pages.py` has made it a fifth smaller still; after a change in `assets/` it is packed here.
     """
     readable = readable_page_module(series=series)
+    return _packed_ahead(packed_file(series=series), readable) or in_characters(_deflated(readable))
+
+
+def _packed_ahead(file: Path, readable: str) -> str:
+    """What was made of a text ahead; "" if it was made of another one."""
     try:
-        first, _, packed = packed_file(series=series).read_text("utf-8").partition("\n")
+        first, _, packed = file.read_text("utf-8").partition("\n")
     except OSError:
-        first = packed = ""
-    return packed if first == stamp(readable) else in_characters(_deflated(readable))
+        return ""
+    return packed if first == stamp(readable) else ""
 
 
 def in_characters(deflated: bytes) -> str:
@@ -79,6 +84,10 @@ def in_characters(deflated: bytes) -> str:
 def packed_file(*, series: bool = False) -> Path:
     """What is packed ahead, below the `stamp` of the text that it was made from."""
     return _ASSETS / "packed" / ("series_page.txt" if series else "page.txt")
+
+
+def packed_loader_file() -> Path:
+    return _ASSETS / "packed" / "page_loader.txt"
 
 
 def stamp(readable: str) -> str:
@@ -94,6 +103,11 @@ def readable_page_module(*, series: bool = False) -> str:
 @cache
 def loader_text() -> str:
     """The script that unpacks the front end and runs it."""
+    readable = readable_loader_text()
+    return _packed_ahead(packed_loader_file(), readable) or readable
+
+
+def readable_loader_text() -> str:
     return _joinable("load/page_loader.js")
 
 

@@ -27,6 +27,7 @@ from treeviz.views.view import View
 
 FORMAT = 1
 _AT_ONCE = 1 << 14  # histograms
+_SMALL = 1 << 12  # bytes of arrays that are compared
 _TYPES = {"u1": 0, "u2": 1, "u4": 2, "i4": 3, "f4": 4, "f8": 5}
 # The facts to send; numbers are columns.
 _FIELDS = (
@@ -53,7 +54,8 @@ def pack(view: View) -> bytes:
     buffers = _Buffers()
     table = view.table
     shown = {column.name for column in view.columns_beside} - {"leaves"}  # they stand behind the type
-    everything = {column.name: column for column in (*view.columns, *table.columns.values())}
+    further = [column for column in table.columns.values() if not _says_nothing(column)]
+    everything = {column.name: column for column in (*view.columns, *further)}
     header = {
         "format": FORMAT,
         "name": table.name,
@@ -66,7 +68,7 @@ def pack(view: View) -> bytes:
         "facts": _facts(table.facts, buffers),
         "notes": {str(row): notes for row, notes in table.notes.items()},
         "columns": [_column(table, column, buffers, column.name in shown) for column in everything.values()],
-        "values": _documents(view.values or {}),
+        **({"values": _documents(view.values)} if view.values else {}),
         **(_over_time(view, buffers) if view.series else {}),
         "buffers": buffers.index,
     }
@@ -90,12 +92,18 @@ def _documents(documents: Mapping[int, str]) -> dict[str, Any]:
     return {"before": before, "rows": {str(row): html[len(before) :] for row, html in documents.items()}}
 
 
+def _says_nothing(column: Column) -> bool:
+    """Whether all labels are empty, or those of types, which every row shows."""
+    return column.format == "label" and (column.name == "type" or not any(column.levels))
+
+
 class _Buffers:
-    """The arrays to send; an array that several columns share is sent once."""
+    """The arrays to send; an array that several columns share is sent once, and so are small ones that are equal."""
 
     def __init__(self) -> None:
         self.index: list[tuple[int, int]] = []  # of each, the code of its type and its length
         self._arrays: list[np.ndarray] = []
+        self._small: dict[tuple[str, bytes], int] = {}
         self._known: dict[int, tuple[int, np.ndarray]] = {}  # arrays are kept alive, so that no id is reused
 
     def add(self, array: np.ndarray) -> int:
@@ -103,9 +111,13 @@ class _Buffers:
         known = self._known.get(id(array))
         if known is None:
             narrow = np.ascontiguousarray(_narrow(array).ravel())
-            known = self._known[id(array)] = (len(self.index), array)
-            self._arrays.append(narrow)
-            self.index.append((_TYPES[narrow.dtype.str[1:]], narrow.size))
+            is_small = narrow.nbytes <= _SMALL
+            content = (narrow.dtype.str, narrow.tobytes()) if is_small else (str(len(self.index)), b"")
+            number = self._small.setdefault(content, len(self.index))
+            known = self._known[id(array)] = (number, array)
+            if number == len(self.index):
+                self._arrays.append(narrow)
+                self.index.append((_TYPES[narrow.dtype.str[1:]], narrow.size))
         return known[0]
 
     def chunks(self) -> Iterable[bytes]:

@@ -145,5 +145,5 @@ function histogram(column, row) {
 }
 
 /** A page of values from the payload. The sandbox gives it an origin of its own, so that it cannot access the view. */
-const values = ({ before, rows }, row) =>
-  row in rows ? [h("iframe", { sandbox: "allow-scripts", srcdoc: before + rows[row], title: "values" })] : [];
+const values = (documents, row) =>
+  row in (documents?.rows ?? {}) ? [h("iframe", { sandbox: "allow-scripts", srcdoc: documents.before + documents.rows[row], title: "values" })] : [];

@@ -9,7 +9,7 @@ import { foldedNotes, foldedText } from "./folds.js";
 
 export const ROW_HEIGHT = 22;
 // Browsers limit the height of an element to about 17 million pixels.
-const MAX_HEIGHT = 12e6;
+export const MAX_HEIGHT = 12e6;
 // Characters of a path that are shown; what is copied has all.
 export const LONG_PATH = 2000;
 // Ancestors that stay in sight.
@@ -199,15 +199,6 @@ export class Grid {
     this.element.scrollTop = total === height ? goal : (goal / (total - sight)) * (height - sight);
     this.lastTop = this.element.scrollTop;
     this.shift = total === height ? 0 : Math.round(goal - this.lastTop);
-    this.paint(true);
-  }
-
-  /** Scroll until a visible row is `offset` pixels above the upper edge. @param {number} index @param {number} offset */
-  scrollSo(index, offset) {
-    const total = this.view.rows.count * ROW_HEIGHT;
-    if (total > MAX_HEIGHT) return this.scrollTo(index);
-    this.tree.style.height = `${total}px`;
-    this.element.scrollTop = index * ROW_HEIGHT + offset;
     this.paint(true);
   }
 

@@ -68,7 +68,7 @@ function onTreeKey(view, search, typing, event) {
     view.go(goal, shiftKey ? "range" : control ? "none" : "one");
   } else if (control) {
     if (!isWith(event, "c") || getSelection()?.toString()) return false;
-    view.copyPaths("expression");
+    view.copy(view.paths(view.chosen, "expression"));
   } else if (key === "ArrowRight") openOrEnter(view);
   else if (key === "ArrowLeft") closeOrLeave(view);
   else if (key === "Enter" && shiftKey) return false;

@@ -151,16 +151,6 @@ export class Rows {
     for (let row = 0; row < n; row++) this.opened[row] = +(depths[row] < depth);
   }
 
-  /** The largest depth at which at most `n` rows are visible; at least 1. @param {number} n */
-  depthFor(n) {
-    const { depth, maxDepth } = this.tree;
-    const counts = new Uint32Array(maxDepth + 1);
-    for (const d of depth) counts[d]++;
-    let fits = 0;
-    for (let shown = counts[0]; fits < maxDepth && (shown += counts[fits + 1]) <= n; ) fits++;
-    return Math.max(1, fits);
-  }
-
   /** Open the ancestors of a row, and switch the filter off if it hides the row. @param {number} row */
   reveal(row) {
     if (this.filtered && !this.kept[row]) this.filtering = false;

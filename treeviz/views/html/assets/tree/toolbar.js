@@ -88,7 +88,7 @@ export function toolbar(view) {
     menu("columns", "Columns", choices),
     copyMenu(view),
     button("picture", "Save a picture of what is seen: PNG, with Shift SVG", (event) =>
-      savePicture(view, event.shiftKey ? "SVG" : "PNG").catch((error) => view.showError(`could not save the picture: ${error.message}`))),
+      savePicture(view, event.shiftKey ? "SVG" : "PNG").catch((error) => view.setStatus(`could not save the picture: ${error.message}`))),
   );
   return { element, search };
 }

@@ -51,7 +51,6 @@ export class View extends EventTarget {
     this.request = null;
     /** The view of the series, if the tree has any. @type {import("../series/series_view.js").SeriesView | null} */
     this.seriesView = null;
-    this.hasError = false;
     this.detailPlace = h("div", { class: "side", hidden: true });
     this.grid = new Grid(this);
     // A strip of colors is of one row, not of all that it could stand for.
@@ -187,28 +186,6 @@ export class View extends EventTarget {
     this.emit("status", { text, isError, query });
   }
 
-  /** Show an error in the status, and log it. @param {string} text */
-  showError(text) {
-    this.hasError = true;
-    this.setStatus(text);
-    this.emit("log", text);
-  }
-
-  /** Remove the error from the status: the cause is over. */
-  clearError() {
-    if (this.hasError) this.search.showCount();
-    this.hasError = false;
-  }
-
-  /** @param {string} what @param {() => void} action */
-  tryTo(what, action) {
-    try {
-      action();
-    } catch (error) {
-      this.showError(`could not ${what}: ${/** @type {Error} */ (error).message}`);
-    }
-  }
-
   /** @param {string} text */
   async copy(text) {
     this.setStatus((await copy(text, this.root)) ? "copied" : "this browser does not let us copy");
@@ -230,11 +207,6 @@ export class View extends EventTarget {
     this.selected = new Set(this.rows.matches());
     this.grid.paint(true);
     this.emit("select");
-  }
-
-  /** Copy the paths of the selected rows. @param {"expression" | "keystr"} form */
-  copyPaths(form) {
-    return this.copy(this.paths(this.chosen, form));
   }
 }
 

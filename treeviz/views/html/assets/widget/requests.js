@@ -53,7 +53,7 @@ export class Requests {
   #send(request) {
     request.id = ++this.n;
     this.underWay.set(request.operation, request);
-    request.timer = setTimeout(() => this.isSilent || this.view.showError("no answer from the kernel: it is busy, or gone"), PATIENCE_MS);
+    request.timer = setTimeout(() => this.isSilent || showError(this.view, "no answer from the kernel: it is busy, or gone"), PATIENCE_MS);
     this.#post({ op: request.operation, id: request.id, numbers: request.numbers });
   }
 
@@ -61,7 +61,7 @@ export class Requests {
     try {
       this.model.send({ ...message, version: this.version });
     } catch (error) {
-      this.view.showError(`Python does not hear this: its kernel was restarted, or is gone (${/** @type {Error} */ (error).message})`);
+      showError(this.view, `Python does not hear this: its kernel was restarted, or is gone (${/** @type {Error} */ (error).message})`);
     }
   }
 
@@ -76,12 +76,27 @@ export class Requests {
       const next = this.next.get(operation);
       this.next.delete(operation);
       if (next) this.#send(next);
-      this.view.clearError();
+      clearError(this.view);
       // The answer is stale, or its request was replaced.
       if (content.stale || content.cancelled || next) drop(request);
       else request.resolve({ content, buffers });
     }
   }
+}
+
+/** The views whose status shows an error. @type {WeakSet<View>} */
+const failing = new WeakSet();
+
+/** Show an error in the status, and log it. @param {View} view @param {string} text */
+export function showError(view, text) {
+  failing.add(view);
+  view.setStatus(text);
+  view.emit("log", text);
+}
+
+/** Remove the error from the status: the cause is over. @param {View} view */
+function clearError(view) {
+  if (failing.delete(view)) view.search.showCount();
 }
 
 function drop(request) {

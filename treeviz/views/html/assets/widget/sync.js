@@ -1,5 +1,6 @@
 // @ts-check
 // Keeps the selection, the open nodes and the query equal in the view and in Python, with one message for each change.
+import { showError } from "./requests.js";
 import { rowOfPath, rowsOfPaths } from "./paths.js";
 
 /** @typedef {import("../tree/view.js").View} View */
@@ -76,7 +77,11 @@ export class TraitSync {
       this.model.set(name, state[name]);
       nChanged++;
     }
-    if (nChanged) this.view.tryTo("tell Python of it", () => this.model.save_changes());
+    try {
+      if (nChanged) this.model.save_changes();
+    } catch (error) {
+      showError(this.view, `could not tell Python of it: ${/** @type {Error} */ (error).message}`);
+    }
   }
 
   /** Apply changes of the model. The microtask runs when all traits of one message are set. */
@@ -111,7 +116,7 @@ export class TraitSync {
         view.update(view.active);
       } else if (name === "selection") {
         const known = wanted.filter((row) => Number.isInteger(row) && row >= 0 && row < tree.n);
-        if (known.length < wanted.length) view.showError(`selection: there are rows 0 to ${tree.n - 1}`);
+        if (known.length < wanted.length) showError(view, `selection: there are rows 0 to ${tree.n - 1}`);
         select(view, known);
       } else if (wanted === "") {
         if (!names.includes("selection")) select(view, []);
@@ -127,7 +132,7 @@ export class TraitSync {
   #unknown(paths) {
     if (!paths.length) return;
     const more = paths.length > 1 ? ` (and ${paths.length - 1} more)` : "";
-    this.view.showError(`there is no ${String(paths[0]).slice(0, 200)} in ${this.view.tree.name}${more}`);
+    showError(this.view, `there is no ${String(paths[0]).slice(0, 200)} in ${this.view.tree.name}${more}`);
   }
 }
 

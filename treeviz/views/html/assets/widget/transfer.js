@@ -1,6 +1,6 @@
 // @ts-check
 // Moves the state of a view to the view of the tree that replaces it, row by row.
-import { ROW_HEIGHT } from "../tree/grid.js";
+import { MAX_HEIGHT, ROW_HEIGHT } from "../tree/grid.js";
 
 /** @typedef {import("../tree/tree.js").Tree} Tree */
 /** @typedef {import("../tree/view.js").View} View */
@@ -66,8 +66,17 @@ export function transferState(before, view, rows) {
     view.rows.update();
     if (detailed >= 0) view.showDetail(detailed);
     view.grid.paint(true);
-    view.grid.scrollSo(view.rows.index(stay(first)), offset);
+    scrollSo(view, view.rows.index(stay(first)), offset);
     if (inSearch) view.searchBox.focus();
     else if (inTree) view.grid.tree.focus({ preventScroll: true });
   });
+}
+
+/** Scroll until a visible row is `offset` pixels above the upper edge. @param {View} view @param {number} index @param {number} offset */
+function scrollSo({ grid, rows }, index, offset) {
+  const total = rows.count * ROW_HEIGHT;
+  if (total > MAX_HEIGHT) return grid.scrollTo(index);
+  grid.tree.style.height = `${total}px`;
+  grid.element.scrollTop = index * ROW_HEIGHT + offset;
+  grid.paint(true);
 }

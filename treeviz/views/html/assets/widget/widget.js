@@ -98,9 +98,18 @@ function prepare(view, model, logPane, signal) {
   // What is open and selected is shared with Python, node by node: levels open together, and nothing is folded unless a reader asks.
   const { rows, tree } = view;
   rows.isFolding = false;
-  rows.openTo(tree.header.open ?? rows.depthFor(30));
+  rows.openTo(tree.header.open ?? depthFor(tree, 30));
   rows.update();
   return requests;
+}
+
+/** The largest depth at which at most `n` rows are visible; at least 1. @param {import("../tree/tree.js").Tree} tree @param {number} n */
+function depthFor({ depth, maxDepth }, n) {
+  const counts = new Uint32Array(maxDepth + 1);
+  for (const d of depth) counts[d]++;
+  let fits = 0;
+  for (let shown = counts[0]; fits < maxDepth && (shown += counts[fits + 1]) <= n; ) fits++;
+  return Math.max(1, fits);
 }
 
 /** Flash the rows that a new tree changed or added, and show how many leaves changed. @param {View} view @param {Model} model @param {Int32Array} rows for each row of the old tree its row in the new one */
