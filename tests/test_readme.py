@@ -15,6 +15,7 @@ import treeviz as tv
 
 HOUSE = Path(__file__).parents[1]
 README = (HOUSE / "README.md").read_text("utf-8")
+TEXTS = re.findall(r"```text\n(.*?)\n```", README, re.DOTALL)
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the text names the device, and its last digits")
@@ -27,13 +28,24 @@ def test_the_text_is_what_render_writes():
     grads = jax.tree.map(lambda p: p * 0.01, params)
     _, opt_state = optimizer.update(grads, optimizer.init(params))
     grads["head"]["bias"] = grads["head"]["bias"].at[3].set(jnp.nan)
-    (block,) = re.findall(r"```text\n(.*?)\n```", README, re.DOTALL)
-    assert block == tv.render(params, name="params", grads=grads, opt_state=opt_state, stats=True).text(width=100)
+    assert TEXTS[0] == tv.render(params, name="params", grads=grads, opt_state=opt_state, stats=True).text(width=100)
+
+
+def test_the_text_of_a_comparison_is_what_diff_writes():
+    layers = [{"w": jnp.ones((4, 4)), "b": jnp.zeros(4)} for _ in range(12)]
+    before = {"layers": layers, "head": {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}}
+    changed = {**layers[7], "w": layers[7]["w"].at[2, 1].add(1e-3)}
+    after = {
+        "layers": [*layers[:7], changed, *layers[8:]],
+        "head": {"weight": jnp.ones((3, 2)), "bias": jnp.ones(2, jnp.bfloat16)},
+    }
+    assert TEXTS[1] == tv.diff(before, after).text(width=100)
 
 
 def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch):
     pytest.importorskip("anywidget")
     scope = surroundings() | {"equinox": pytest.importorskip("equinox")}
+    scope |= {"restored": jax.tree.map(jnp.copy, scope["params"])}
     scope |= {"model": scope["params"], "state": {"params": scope["params"], "opt_state": scope["opt_state"]}}
     monkeypatch.chdir(tmp_path)
     for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL):

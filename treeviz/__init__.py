@@ -2,12 +2,17 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from treeviz.analysis.compare.difference import Difference as Difference
 from treeviz.analysis.user_columns import column as column
+from treeviz.api import assert_same as assert_same
+from treeviz.api import diff as diff
+from treeviz.api import explain_map as explain_map
 from treeviz.api import explore as explore
 from treeviz.api import load_ipython_extension as load_ipython_extension
 from treeviz.api import render as render
 from treeviz.api import unload_ipython_extension as unload_ipython_extension
 from treeviz.api import walk as walk
+from treeviz.differ import TreeDiff as TreeDiff
 from treeviz.tree.column import Column as Column
 from treeviz.tree.describers import Description as Description
 from treeviz.tree.describers import describes as describes
@@ -36,13 +41,18 @@ __all__ = [
     "CannotWatch",
     "Column",
     "Description",
+    "Difference",
     "GradientInspector",
     "StopTraining",
+    "TreeDiff",
     "TreeTable",
     "TreeView",
+    "assert_same",
     "child",
     "column",
     "describes",
+    "diff",
+    "explain_map",
     "explore",
     "inspect_gradients",
     "measure",

@@ -15,7 +15,7 @@ def fact_columns(table: TreeTable) -> tuple[Column, ...]:
         table.fact_column("type", [f.type for f in facts]),
         table.fact_column("shape", [shape_text(f.shape) for f in facts]),
         table.fact_column("dtype", [_dtype(f) for f in facts], help="The dtype; ~ before it: weakly typed"),
-        table.fact_column("sharding", [_sharding(f) for f in facts], help="How it is spread over devices"),
+        table.fact_column("sharding", [sharding_text(f) for f in facts], help="How it is spread over devices"),
     )
 
 
@@ -30,7 +30,8 @@ def _dtype(facts: Facts) -> str:
     return f"~{facts.dtype}" if facts.weak and facts.dtype else facts.dtype
 
 
-def _sharding(facts: Facts) -> str:
+def sharding_text(facts: Facts) -> str:
+    """ "P('data', None) · cpu:0–7 (data=8)", "replicated ×8"; "" for None."""
     where = facts.sharding
     if where is None:
         return ""

@@ -131,6 +131,7 @@ KINDS = {
     "error": Kind("flattening this node raised", "trouble", is_self_evident=True),
     "cycle": Kind("this node contains itself", "trouble", is_self_evident=True),
     "repeat": Kind("a subtree that was shown before: counted, not repeated", "trouble", is_self_evident=True),
+    "same": Kind("the same in both trees: counted, not shown", "trouble", is_self_evident=True, has_owner=False),
     "more": Kind("children that the budget left out", "trouble", is_self_evident=True, has_owner=False),
 }
 
@@ -145,5 +146,6 @@ NOTES = {
     "hides": "holds arrays that JAX cannot see",
     "partial": "a part of it lives in another process",
     "nonfinite": "has values that are NaN or infinite",
+    "differs": "differs between the trees that are compared",
     "info": "worth knowing",
 }

@@ -34,6 +34,7 @@ _NOTE_STYLES = {
     "hides": terminal.YELLOW,
     "partial": terminal.YELLOW,
     "nonfinite": terminal.YELLOW,
+    "differs": terminal.YELLOW,
 }
 
 

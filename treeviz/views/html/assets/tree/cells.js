@@ -9,7 +9,7 @@ import { countText, wholeText } from "./numbers.js";
 export const GLYPHS = {
   dict: "{}", list: "[]", tuple: "()", namedtuple: "(.)", none: "∅", node: "◇", module: "◆", static: "§", closure: "λ",
   array: "▦", numpy: "▤", scalar: "#", string: "“”", abstract: "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
-  ref: "&", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", layer: "▪", error: "!", cycle: "↻", repeat: "=", more: "…",
+  ref: "&", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", layer: "▪", error: "!", cycle: "↻", repeat: "=", same: "≡", more: "…",
 };
 // A badge shows the path of the other place up to this many keys.
 const MAX_PATH = 12;
@@ -63,7 +63,7 @@ export function fillType(cell, view, row, notes, inside) {
 function sizesOf(tree, row) {
   const n = tree.nChildren[row];
   const leaves = n && tree.columns.find(({ name }) => name === "leaves")?.values[row];
-  const isCounted = /list|tuple/.test(tree.of(row, "kind")) && leaves !== n;
+  const isCounted = leaves != null && /list|tuple/.test(tree.of(row, "kind")) && leaves !== n;
   return [isCounted && n && wholeText(n), leaves > 1 && `${countText(leaves)} leaves`].filter(Boolean);
 }
 
@@ -77,7 +77,7 @@ function badgeText(tree, [kind, sentence, row, details]) {
   if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${tree.keystr(row) || tree.name}`;
   // "2 hidden arrays: .buffer float32[100,100]"
   if (kind === "hides" && details[0]) return `${sentence.split(/ \(|[:,] /)[0].replace(/^1 /, "")}: ${details[0].join(" ")}`;
-  return /info|nonf|hides/.test(kind) ? sentence : `${kind}: ${sentence}`;
+  return /info|nonf|hides|diff/.test(kind) ? sentence : `${kind}: ${sentence}`;
 }
 
 /** Whether the numbers of a column are sizes, which a bar compares. */

@@ -215,7 +215,7 @@ function outliersOf(tree) {
   const noted = (kinds) => Object.keys(tree.header.notes).map(Number).filter((row) => tree.notes(row).some(([kind]) => kinds.includes(kind)));
   const bad = new Set(noted(["nonfinite"]));
   for (const { bad: isBad } of tree.columns) isBad?.forEach((is, row) => is && bad.add(row));
-  return [noted(["error", "cycle", "hides"]), [...bad]];
+  return [noted(["error", "cycle", "hides", "differs"]), [...bad]];
 }
 
 /** How much is in each subtree: bytes, or else leaves. @param {Tree} tree @returns {ArrayLike<number>} */

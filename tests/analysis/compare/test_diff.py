@@ -1,0 +1,342 @@
+"""Every difference between two trees, with its path; many from public threads of people who were stuck there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_nodes import AdamState, Layer, Point, WithAux
+from sample_trees import SAMPLES
+
+import treeviz as tv
+
+pytestmark = pytest.mark.oldest_jax
+
+
+def differences(left: Any, right: Any, **options: Any) -> list[str]:
+    return [str(each) for each in tv.diff(left, right, **options).differences]
+
+
+def test_the_two_trees_of_the_course_page_differ_in_two_lengths_and_what_is_extra():
+    left, right = [[1, 2, 3], [4, 5, 6, 7]], [[1, 2, 3, 4], [4, 5, 6]]
+    assert differences(left, right) == [
+        "[0]: length: 3 children → 4 children",
+        "[0][3]: only in the other: int 4",
+        "[1]: length: 4 children → 3 children",
+        "[1][3]: only in the first: int 7",
+    ]
+
+
+def test_jax_23771_a_longer_list_deep_in_dicts():
+    assert differences({"a": {"b": [1, 2, 3]}}, {"a": {"b": [1, 2, 3, 4]}}, values=False) == [
+        "['a']['b']: length: 3 children → 4 children",
+        "['a']['b'][3]: only in the other: int 4",
+    ]
+
+
+def test_jax_17798_a_list_where_a_tuple_is_and_what_is_inside_is_still_compared():
+    left = {"layers": ({"w": jnp.ones(2)}, {"w": jnp.ones(2)})}
+    right = {"layers": [{"w": jnp.ones(2)}, {"w": jnp.ones(3)}]}
+    assert differences(left, right) == [
+        "['layers']: type: tuple · 2 leaves → list · 2 leaves",
+        "['layers'][1]['w']: shape: (2,) → (3,)",
+    ]
+
+
+def test_jax_17663_what_two_branches_of_cond_return():
+    branches = lambda x: ({"y": x, "aux": (x, None)}, {"y": x.astype(jnp.bfloat16), "aux": (x, x)})
+    assert differences(*jax.eval_shape(branches, jnp.ones(3))) == [
+        "['aux'][1]: none: None → float32[3]",
+        "['y']: dtype: float32 → bfloat16",
+    ]
+
+
+def test_jax_12643_keys_that_are_missing_are_named():
+    left, right = {"w": 1, "b": 2, "scale": 3}, {"w": 1}
+    assert [(each.kind, each.path) for each in tv.diff(left, right).differences] == [
+        ("missing", "['b']"),
+        ("missing", "['scale']"),
+    ]
+    assert [str(each) for each in tv.explain_map(left, right)] == [
+        "['b']: only in the first: int 2",
+        "['scale']: only in the first: int 3",
+    ]
+
+
+def test_a_none_in_a_prefix_is_named_as_none():
+    """equinox#880, optax#1093: since jax 0.4.34 None in a prefix matches None alone."""
+    assert [str(each) for each in tv.explain_map({"a": None, "b": 1}, {"a": (1, 2), "b": 1})] == [
+        "['a']: none: None → tuple of 2"
+    ]
+
+
+def test_none_as_a_leaf_is_no_mismatch_and_the_true_one_is_named():
+    found = tv.explain_map({"a": None, "b": (1, 2)}, {"a": 1, "b": (1, 2, 3)}, is_leaf=lambda x: x is None)
+    assert [each.path for each in found] == ["['b']"]
+
+
+def test_an_optimizer_that_was_chained_anew_tells_where_its_state_went():
+    class Clip(NamedTuple):
+        pass
+
+    adam = AdamState(jnp.zeros(()), {"w": jnp.ones(2)}, {"w": jnp.ones(2)})
+    assert differences((adam, Clip()), (Clip(), (adam, Clip()))) == [
+        "[0]: type: AdamState · 3 leaves → Clip · 0 leaves (the same structure stands at [1][0] in the other)",
+        "[1]: type: Clip · 0 leaves → tuple · 3 leaves",
+    ]
+
+
+def test_the_field_of_a_named_tuple_is_the_one_that_differs():
+    """jax#39297: JAX names `.count` in place of `.nu`."""
+    left, right = (AdamState(1.0, 2.0, {"a": nu}) for nu in ([1], [1, 2]))
+    assert [each.path for each in tv.explain_map(left, right)] == [".nu['a']"]
+
+
+def test_static_data_that_depends_on_values_is_compared_by_field():
+    """EasyDeL#279: two wordings of JAX for one mismatch of a node's static data, none with the field."""
+    assert differences(Layer("a", 1, 2), Layer("b", 1, 2)) == ["the root: static: name = 'a' → 'b'"]
+    assert [str(each) for each in tv.explain_map([WithAux(1, label="x")], [WithAux(1, label="y")])] == [
+        "[0]: static: label = 'x' → 'y'"
+    ]
+
+
+def test_static_arrays_are_compared_though_jax_cannot():
+    left, right = Layer(np.arange(3), 1, 2), Layer(np.arange(3), 1, 2)
+    (found,) = tv.explain_map(left, right)
+    assert found.kind == "static" and "ValueError" in found.hint
+
+
+def test_orbax_2972_a_checkpoint_of_12_layers_for_a_model_of_16():
+    def model(n: int) -> Any:
+        return {"layers": [{"w": jax.ShapeDtypeStruct((4, 4), jnp.float32)} for _ in range(n)]}
+
+    found = tv.diff(model(16), model(12)).differences
+    assert [each.path for each in found] == ["['layers']", *(f"['layers'][{i}]" for i in range(12, 16))]
+    assert {each.kind for each in found} == {"length", "missing"}
+
+
+def test_one_nan_is_one_difference_with_its_place():
+    weight = jnp.ones((2, 3))
+    assert differences({"w": weight}, {"w": weight.at[0, 1].set(jnp.nan)}) == [
+        "['w']: NaN: 0 NaN → 1 NaN (the first at [0, 1])"
+    ]
+    both = {"w": jnp.array([jnp.nan, jnp.inf, 1.0])}
+    assert differences(both, jax.tree.map(jnp.copy, both)) == []
+
+
+def test_values_tell_the_largest_gap_and_how_many():
+    left = np.arange(12.0).reshape(3, 4)
+    right = left.copy()
+    right[1, 2] += 0.5
+    right[2, 3] -= 2
+    view = tv.diff({"w": left}, {"w": right})
+    assert [str(each) for each in view.differences] == ["['w']: value: 11 → 9 (at [2, 3]; 2 of 12 differ)"]
+    assert [view.table[1][name] for name in ("delta", "differ")] == [2.0, 2]
+    assert view.table[1]["relative"] == pytest.approx(2 / 9)
+    assert not tv.diff({"w": left}, {"w": right}, atol=2).differences
+    assert not tv.diff({"w": left}, {"w": right}, values=False).differences
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "strided"])
+def test_values_agree_with_float64_in_every_layout(layout):
+    rng = np.random.default_rng(0)
+    left = rng.normal(size=(300, 401)).astype(np.float32)
+    right = left + (rng.random(left.shape) < 0.01).astype(np.float32) * rng.normal(size=left.shape).astype(np.float32)
+    left[5, 7] = right[5, 7] = np.nan
+    right[6, 8] = np.inf
+    laid = {"C": lambda x: x, "F": np.asfortranarray, "strided": lambda x: np.repeat(x, 2, 1)[:, ::2]}[layout]
+    (gap,) = _gaps({"w": laid(left)}, {"w": laid(right)})
+    distance = np.abs(left.astype(np.float64) - right.astype(np.float64))
+    assert gap.max_abs == np.inf and gap.at == (6, 8)
+    assert gap.n_outside == np.count_nonzero(distance > 0)
+    assert gap.n_nan == 0
+
+
+def _gaps(left: Any, right: Any) -> list[Any]:
+    from treeviz.analysis.compare.aligned import Side
+    from treeviz.analysis.compare.tree_diff import find_differences
+    from treeviz.prepare import scanned
+
+    sides = [Side(*scanned(tree, None, "tree")) for tree in (left, right)]
+    return list(find_differences(*sides).gaps.values())
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "max_abs"),
+    [
+        (np.array([2**63 - 1]), np.array([-(2**63)]), 2.0**64),
+        (np.array([2**63], np.uint64), np.array([-5], np.int64), 2.0**63),
+        (np.array([True, False]), np.array([True, True]), 1.0),
+        (np.array([1 + 1j]), np.array([1 + 0j]), 1.0),
+        (np.array([2**60, 1]), np.array([2**60 + 1, 1]), 1.0),
+    ],
+)
+def test_integers_bools_and_complex_values_are_compared(left, right, max_abs):
+    (gap,) = _gaps(left, right)
+    assert (gap.max_abs, gap.n_outside) == (max_abs, 1)
+
+
+def test_zeros_of_both_signs_are_equal_and_narrow_dtypes_are_read():
+    assert not differences(np.array([0.0, -0.0]), np.array([-0.0, 0.0]))
+    left = jnp.ones(3, jnp.bfloat16)
+    assert differences([left], [left.at[1].set(2)]) == ["[0]: value: 1 → 2 (at [1]; 1 of 3 differ)"]
+
+
+def test_an_accelerator_gets_the_numbers_that_the_host_gets():
+    from treeviz.analysis.compare import values
+
+    rng = np.random.default_rng(1)
+    left = rng.normal(size=(7, 9)).astype(np.float32)
+    right = left.copy()
+    right[3, 4], right[5, 5], left[0, 0] = 3.5, np.nan, np.inf
+    on_host = values.compare_arrays(left, right)
+    on_device = values.Gap(left.size)
+    values._compare_on_device(on_device, jnp.asarray(left), jnp.asarray(right), (0, 0), 0.0, 0.0)
+    assert on_device == on_host
+
+
+def test_sharded_arrays_are_compared_as_they_lie_also_where_they_are_split_otherwise():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    place = lambda *names: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*names))
+    values = np.arange(32.0, dtype=np.float32).reshape(8, 4)
+    other = values.copy()
+    other[6, 3] = 0
+    left = jax.device_put(values, place("x", "y"))
+    for names in [("x", "y"), ("y",), (None, ("x", "y")), ()]:
+        (gap,) = _gaps([left], [jax.device_put(other, place(*names))])
+        assert (gap.at, gap.left, gap.right, gap.n_outside) == ((6, 3), 27.0, 0.0, 1)
+    found = tv.diff([left], [jax.device_put(values, place("y"))]).differences
+    assert [each.kind for each in found] == ["sharding"]
+    assert not tv.diff([left], [jax.device_put(values, place("x", "y"))]).differences
+
+
+def test_what_cannot_be_read_is_compared_by_what_is_known_and_said():
+    array = jnp.ones(3)
+    shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    view = tv.diff({"a": array}, {"a": shape})
+    assert not view.differences and view.not_compared == {"['a']": "abstract"}
+    gone = jnp.ones(3)
+    gone.delete()
+    assert [each.kind for each in tv.diff([array], [gone]).differences] == ["deleted"]
+
+
+def test_kinds_of_leaves_that_hold_the_same_number():
+    found = tv.diff([1.0, np.ones(2, np.float32), "a"], [np.float32(1), jnp.ones(2), "b"]).differences
+    assert [(each.path, each.kind) for each in found] == [
+        ("[0]", "python type"),
+        ("[1]", "python type"),
+        ("[2]", "value"),
+    ]
+
+
+def test_the_order_of_keys_counts_where_jax_keeps_it():
+    assert not differences({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    left, right = OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)
+    assert [each.kind for each in tv.diff(left, right).differences] == ["order"]
+    assert [each.kind for each in tv.explain_map(left, right)] == ["order"]
+
+
+def test_a_class_that_was_defined_again_is_told():
+    def define() -> type:
+        class Pair(NamedTuple):
+            x: Any
+
+        return Pair
+
+    first, again = define()(1), define()(2)
+    found = tv.diff(first, again).differences
+    assert [each.kind for each in found] == ["type", "value"] and "ran twice" in found[0].hint
+    assert "ran twice" in tv.explain_map(first, again)[0].hint
+
+
+def test_what_was_renamed_moved_or_stacked_is_told_with_the_code():
+    leaf = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}
+    assert [each.hint for each in tv.diff({"kernel": leaf["w"]}, {"weight": leaf["w"]}).differences] == [
+        "renamed to ['weight']?",
+        "renamed from ['kernel']?",
+    ]
+    moved = tv.diff({"a": leaf}, {"b": {"x": leaf}}).differences
+    assert moved[0].hint == "the same structure stands at ['b']['x'] in the other"
+    stack = jax.tree.map(lambda *xs: jnp.stack(xs), leaf, leaf, leaf)
+    (found,) = tv.diff([leaf] * 3, stack).differences
+    assert "3 layers in the first, and a stack of them in the other" in found.hint
+    assert "jnp.stack" in found.hint
+    transposed = tv.diff(leaf["w"], leaf["w"].T).differences
+    assert "transpose" in transposed[0].hint
+
+
+def test_three_trees_have_a_column_each():
+    view = tv.diff({"a": 1.0, "b": 2.0}, {"a": 1.5, "b": 2.0}, {"a": 1.0, "b": 2.0, "c": 3.0})
+    assert [(each.tree, each.kind, each.path) for each in view.differences] == [
+        (1, "value", "['a']"),
+        (2, "extra", "['c']"),
+    ]
+    assert [column.name for column in view.columns] == ["tree 1", "tree 2"]
+    assert "tree 2: ['c']: only in the other: float 3.0" in view.text()
+
+
+def test_the_view_shows_what_differs_and_counts_what_is_the_same():
+    leaf = {"b": np.zeros(4, np.float32), "w": np.ones((4, 4), np.float32)}
+    changed = {**leaf, "w": leaf["w"] + 1}
+    view = tv.diff(
+        {"head": [1, 2], "layers": [leaf] * 12}, {"head": [1, 2], "layers": [leaf] * 7 + [changed] + [leaf] * 4}
+    )
+    assert (
+        view.text()
+        == """\
+tree · 1 difference: 1 value · 25 leaves are the same
+                                max |Δ|  differ
+tree        dict                      1      16
+├─ head     the same
+└─ layers   list                      1      16
+   ├─ …     7 are the same
+   ├─ [7]   dict                      1      16
+   │  ├─ b  the same
+   │  └─ w  float32[4,4] numpy        1      16  value: 1 → 2 (at [0, 0]; 16 of 16 differ)
+   └─ …     4 are the same"""
+    )
+    assert [row.keystr for row in view.find("is:differs")] == ["['layers'][7]['w']"]
+    assert "same" in view.html() and view.html() == view.html()
+
+
+def test_equal_trees_say_so():
+    view = tv.diff([1, 2], [1, 2])
+    assert not view.differences and "no difference" in view.text()
+    assert str(view.differences) == "no difference"
+    tv.assert_same([1, 2], [1, 2])
+
+
+def test_an_assertion_names_every_difference():
+    with pytest.raises(AssertionError) as raised:
+        tv.assert_same({"a": [1, 2], "b": np.ones(2)}, {"a": [1, 3], "b": np.ones(3)})
+    assert str(raised.value) == (
+        "the trees are not the same: 2 differences\n  ['a'][1]: value: 2 → 3\n  ['b']: shape: (2,) → (3,)"
+    )
+
+
+def test_fewer_than_two_trees_are_an_error():
+    with pytest.raises(TypeError, match="two trees or more"):
+        tv.diff([1])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_tree_is_compared_with_itself_and_with_another(name):
+    tree = SAMPLES[name]()
+    view = tv.diff(tree, tree)
+    assert not [each for each in view.differences if each.kind not in ("error", "static")], view.differences
+    other = tv.diff(tree, Point(tree, [tree]))
+    assert other.text(width=80, max_rows=40)
+    tv.explain_map(tree, Point(1, 2))
+
+
+def test_no_array_is_kept_and_no_copy_stays():
+    array = jnp.ones(1000)
+    other = array + 1
+    view = tv.diff([array], [other])
+    assert array._npy_value is None and other._npy_value is None
+    assert jax.jit(lambda x: x, donate_argnums=0)(array) is not None and array.is_deleted()
+    assert len(view.differences) == 1

@@ -1,0 +1,126 @@
+"""What comparing trees costs, as a multiple of other things in the same run: python tests/benchmarks/analyses.py
+
+Structure and metadata are compared with treeviz's own walk and `jax.tree_util.tree_flatten_with_path` of both trees,
+values with `chex.assert_trees_all_close`, `equinox.tree_equal` and `numpy.array_equal`. A figure is the least CPU time
+of several rounds, in which all take turns. "peak" is what Python and NumPy allocate beyond the trees.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from trees import abstract, real_gpt2
+
+import treeviz as tv
+
+ROUNDS = 7
+GOALS = {"diff, no values": 4.0, "explain_map": 2.0, "diff ÷ chex": 1.5, "diff ÷ array_equal": 1.3}
+
+
+def cpu_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
+    """The least CPU seconds of each call; all take turns."""
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            began = time.process_time()
+            call()
+            best[name] = min(best[name], time.process_time() - began)
+    return best
+
+
+def layers(n: int, leaf: Callable[..., Any]) -> Any:
+    return [
+        {"attn": {"q": leaf(4, 4), "k": leaf(4, 4)}, "mlp": (leaf(4, 8), leaf(8)), "norm": leaf(4)} for _ in range(n)
+    ]
+
+
+def of_structure(n_leaves: int) -> None:
+    left, right = (layers(n_leaves // 5, abstract) for _ in range(2))
+    flatten = lambda: [jax.tree_util.tree_flatten_with_path(tree) for tree in (left, right)]
+    times = cpu_times(
+        {
+            "tree_flatten_with_path of both": flatten,
+            "treeviz.walk of both": lambda: [tv.walk(tree) for tree in (left, right)],
+            "diff, no values": lambda: tv.diff(left, right, values=False),
+            "explain_map": lambda: tv.explain_map(left, right),
+            "jax.tree.map": lambda: jax.tree.map(lambda *_: None, left, right),
+        }
+    )
+    floor = times["tree_flatten_with_path of both"]
+    print(f"\n{n_leaves:,} abstract leaves, against tree_flatten_with_path of both trees")
+    for name, seconds in times.items():
+        of_walk = seconds / times["treeviz.walk of both"]
+        print(
+            f"  {name:32} {seconds / floor:7.2f}x  {1e6 * seconds / n_leaves:7.2f} µs a leaf  {of_walk:5.2f}x the walks"
+        )
+    print(goal("diff, no values", times["diff, no values"] / times["treeviz.walk of both"]))
+    print(goal("explain_map", times["explain_map"] / floor))
+
+
+def of_values() -> None:
+    left = real_gpt2()
+    right = jax.tree.map(jnp.copy, left)
+    calls = {
+        "diff": lambda: tv.diff(left, right),
+        "array_equal": lambda: [np.array_equal(*pair) for pair in zip(*map(host, (left, right)), strict=True)],
+    }
+    if importlib.util.find_spec("chex"):
+        import chex
+
+        calls["chex.assert_trees_all_close"] = lambda: chex.assert_trees_all_close(left, right, rtol=0)
+    if importlib.util.find_spec("equinox"):
+        import equinox
+
+        calls["equinox.tree_equal"] = lambda: bool(equinox.tree_equal(left, right))
+    times = cpu_times(calls, 3)
+    print("\nValues of GPT-2 small, 498 MB in each tree, against numpy.array_equal")
+    for name, seconds in times.items():
+        print(f"  {name:32} {seconds / times['array_equal']:7.2f}x")
+    if "chex.assert_trees_all_close" in times:
+        print(goal("diff ÷ chex", times["diff"] / times["chex.assert_trees_all_close"]))
+
+
+def of_large_values() -> None:
+    left = [np.ones(2**24, np.float32) for _ in range(8)]
+    right = [array.copy() for array in left]
+    right[5][123] = 2
+    times = cpu_times(
+        {
+            "diff": lambda: tv.diff(left, right),
+            "array_equal": lambda: [np.array_equal(*pair) for pair in zip(left, right, strict=True)],
+        },
+        3,
+    )
+    tracemalloc.start()
+    tv.diff(left, right)
+    peak = tracemalloc.get_traced_memory()[1] / 2**29
+    tracemalloc.stop()
+    ratio = times["diff"] / times["array_equal"]
+    print(f"\n2 × 512 MB in 8 leaves: {ratio:.2f}x numpy.array_equal, peak {peak:.3f} of one tree beyond both")
+    print(goal("diff ÷ array_equal", ratio))
+
+
+def host(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(memoryview(leaf)) for leaf in jax.tree.leaves(tree)]
+
+
+def goal(name: str, ratio: float) -> str:
+    return f"  goal: {name} at most {GOALS[name]:g}x: {'reached' if ratio <= GOALS[name] else 'missed'} ({ratio:.2f}x)"
+
+
+if __name__ == "__main__":
+    print(f"jax {jax.__version__}")
+    of_structure(10_000)
+    of_structure(100_000)
+    of_values()
+    of_large_values()

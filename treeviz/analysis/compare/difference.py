@@ -1,0 +1,89 @@
+"""One difference between two trees, and a list of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal[
+    "error", "type", "none", "leaf", "length", "missing", "extra", "order", "static",
+    "python type", "shape", "dtype", "weak type", "sharding", "deleted", "NaN", "value",
+]  # fmt: skip
+
+MEANINGS: dict[str, str] = {
+    "error": "JAX cannot flatten the node, or a comparison raised",
+    "type": "nodes of different types",
+    "none": "None, which has no leaf, against something",
+    "leaf": "a leaf against a node",
+    "length": "different numbers of children",
+    "missing": "only in the first tree",
+    "extra": "only in the other tree",
+    "order": "the same keys in another order",
+    "static": "different static data: fields that JAX keeps in the treedef",
+    "python type": "leaves of different Python types",
+    "shape": "different shapes",
+    "dtype": "different dtypes",
+    "weak type": "one of them is weakly typed",
+    "sharding": "they lie on different devices, or are split differently",
+    "deleted": "one of them is deleted or donated",
+    "NaN": "NaN in different places",
+    "value": "different values",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference between two trees. It holds texts, and no array.
+
+        (difference,) = treeviz.explain_map({"a": (1, 2)}, {"a": (1, 2, 3)})
+        print(difference)  # ['a']: length: 2 children → 3 children
+        difference.path, difference.kind
+
+    Attributes:
+      path: The key path as `jax.tree_util.keystr` writes it, but right for named tuples (jax#39297): in the first tree;
+        of what the other tree alone has, in that one. "" is the root.
+      kind: A key of `MEANINGS`: "type", "length", "missing", "shape", "value" …
+      left, right: What stands there in the first tree and in the other: "tuple of 2", "float32[3]"; "" is nothing.
+      hint: What it may come from: "inserted at [2]", "moved to [1][0]"; or "".
+      tree: The position of the other tree among the arguments: 1 is the second.
+    """
+
+    path: str
+    kind: str
+    left: str
+    right: str
+    hint: str = ""
+    tree: int = 1
+
+    @property
+    def text(self) -> str:
+        """ "shape: (3,) → (4,) (…)", "only in the first: float32[3]": what differs, without the path."""
+        if self.kind == "missing":
+            text = f"only in the first: {self.left}"
+        elif self.kind == "extra":
+            text = f"only in the other: {self.right}"
+        else:
+            text = f"{self.kind}: " + " → ".join(filter(None, (self.left, self.right)))
+        return f"{text} ({self.hint})" if self.hint else text
+
+    @property
+    def note(self) -> str:
+        """The same in a row that shows what stands there."""
+        if self.kind not in ("missing", "extra"):
+            return self.text
+        text = "only in the first" if self.kind == "missing" else "only in the other"
+        return f"{text} ({self.hint})" if self.hint else text
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the root'}: {self.text}"
+
+
+class Differences(list[Difference]):
+    """A list of differences; `print` shows a line for each."""
+
+    def __repr__(self) -> str:
+        several = len({each.tree for each in self}) > 1
+        lines = [f"tree {each.tree}: {each}" if several else str(each) for each in self]
+        return "\n".join(lines) or "no difference"
+
+    __str__ = __repr__

@@ -1,0 +1,212 @@
+"""Every difference between two trees: structure, static data, shapes, dtypes, placement, values."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from treeviz.analysis.compare.aligned import NONE, Aligned, Side, align, is_comparable
+from treeviz.analysis.compare.difference import Difference, Differences
+from treeviz.analysis.compare.leaf_facts import compare_facts, shardings_are_equivalent
+from treeviz.analysis.compare.nodes import MAPPINGS, Finding, compare_classes, compare_static, open_registered
+from treeviz.analysis.compare.values import CannotCompare, Gap, compare_arrays, gap_texts
+from treeviz.tree.facts import Facts
+from treeviz.tree.safe_repr import error_text, guarded, has_base, value_text
+from treeviz.tree.table import TreeTable
+
+_BUILTIN = (*MAPPINGS, list, tuple, type(None))
+
+
+class Found(NamedTuple):
+    """What differs.
+
+    Attributes:
+      aligned: The rows of both trees, side by side.
+      differences: In the order of the rows.
+      rows: For each difference its aligned row.
+      gaps: The differences of values, by aligned row.
+      not_compared: Why the values of a leaf were not compared, by aligned row.
+    """
+
+    aligned: Aligned
+    differences: Differences
+    rows: list[int]
+    gaps: dict[int, Gap]
+    not_compared: dict[int, str]
+
+
+def find_differences(
+    left: Side, right: Side, *, values: bool = True, rtol: float = 0.0, atol: float = 0.0, tree: int = 1
+) -> Found:
+    """Compare two trees that were walked; see `treeviz.diff`."""
+    return _Differ(left, right, values, rtol, atol, tree).run()
+
+
+class _Differ:
+    def __init__(self, left: Side, right: Side, values: bool, rtol: float, atol: float, tree: int) -> None:
+        self._left, self._right, self._tree = left, right, tree
+        self._values, self._rtol, self._atol = values, rtol, atol
+        self._found: list[tuple[int, Finding]] = []
+        self._gaps: dict[int, Gap] = {}
+        self._not_compared: dict[int, str] = {}
+        self._known: dict[tuple[int, int], list[Finding]] = {}  # by the codes of the facts
+        self._met: dict[tuple[int, int], Gap | str | None] = {}  # by the ids of two leaves
+
+    def run(self) -> Found:
+        aligned = align(self._left, self._right)
+        a, b = self._left.table, self._right.table
+        rows = list(zip(aligned.left.tolist(), aligned.right.tolist(), aligned.parent.tolist(), strict=True))
+        apart = bytearray(len(rows))  # what is below a node that is not compared, or only in one of the trees
+        for at in self._to_compare(aligned):
+            mine, other, parent = rows[at]
+            if mine == NONE or other == NONE:
+                apart[at] = 1
+                if parent < 0 or not apart[parent]:
+                    side, row = (self._left, mine) if other == NONE else (self._right, other)
+                    text = subtree_text(side.table, row)
+                    self._add(at, ("missing", text, "", "") if other == NONE else ("extra", "", text, ""))
+            elif a.is_leaf[mine] and b.is_leaf[other]:
+                self._compare_leaves(at, mine, other)
+            else:
+                self._compare_nodes(at, mine, other)
+                apart[at] = not is_comparable(self._left, self._right, mine, other)
+        differences = Differences(
+            Difference(self._path(*rows[at][:2]), *finding, tree=self._tree) for at, finding in self._found
+        )
+        return Found(aligned, differences, [at for at, _ in self._found], self._gaps, self._not_compared)
+
+    def _to_compare(self, aligned: Aligned) -> list[int]:
+        """The rows that may differ: without values, leaves with the same facts do not."""
+        a, b = self._left.table, self._right.table
+        if self._values:
+            return list(range(len(aligned.left)))
+        are_two = (aligned.left != NONE) & (aligned.right != NONE)
+        are_leaves = are_two & a.is_leaf[aligned.left] & b.is_leaf[aligned.right]
+        code_of = {facts: code for code, facts in enumerate(a.facts)}
+        codes = np.array([code_of.get(facts, -1) for facts in b.facts])
+        same = a.fact_codes[aligned.left] == codes[b.fact_codes[aligned.right]]
+        return np.flatnonzero(~(are_leaves & same)).tolist()
+
+    def _path(self, mine: int, other: int) -> str:
+        return self._right.table[other].keystr if mine == NONE else self._left.table[mine].keystr
+
+    def _add(self, at: int, finding: Finding) -> None:
+        self._found.append((at, finding))
+
+    def _facts(self, mine: int, other: int) -> tuple[Facts, Facts]:
+        return self._left.table[mine].facts, self._right.table[other].facts
+
+    def _compare_nodes(self, at: int, mine: int, other: int) -> None:
+        left, right = self._left.nodes[mine], self._right.nodes[other]
+        a, b = self._left.table, self._right.table
+        if left is right:
+            return
+        facts = self._facts(mine, other)
+        for side, each in zip(("left", "right"), facts, strict=True):
+            if each.kind in ("error", "cycle", "more", "repeat"):
+                self._not_compared[at] = f"the {side} one is not walked: {each.kind}"
+                return
+        if type(left) is not type(right):
+            texts = [subtree_text(table, row) for table, row in ((a, mine), (b, other))]
+            if left is None or right is None:
+                self._add(at, ("none", *texts, ""))
+            elif a.is_leaf[mine] or b.is_leaf[other]:
+                self._add(at, ("leaf", *texts, ""))
+            else:
+                kind, *words, hint = compare_classes(type(left), type(right))
+                self._add(at, (kind, *(words if hint else texts), hint))
+            return
+        n = [len(a.children(mine)), len(b.children(other))]
+        cls = type(left)
+        if cls in MAPPINGS:
+            if cls is not dict and n[0] == n[1] and list(left) != list(right) and set(left) == set(right):
+                self._add(at, ("order", value_text(list(left), 60), value_text(list(right), 60), ""))
+            return
+        if n[0] != n[1]:
+            self._add(at, ("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
+        if cls not in _BUILTIN and not has_base(cls, tuple):
+            self._compare_aux(at, left, right)
+
+    def _compare_aux(self, at: int, left: Any, right: Any) -> None:
+        def compare() -> list[Finding]:
+            mine, other = open_registered(left).aux, open_registered(right).aux
+            return [] if mine is other else compare_static(left, mine, right, other)
+
+        for finding in guarded(compare, lambda error: [("error", f"flattening raised {error_text(error)}", "", "")]):
+            self._add(at, finding)
+
+    def _compare_leaves(self, at: int, mine: int, other: int) -> None:
+        left, right = self._left.nodes[mine], self._right.nodes[other]
+        if left is right:
+            return
+        codes = int(self._left.table.fact_codes[mine]), int(self._right.table.fact_codes[other])
+        facts = self._facts(mine, other)
+        found = self._known.get(codes)
+        if found is None:
+            found = self._known[codes] = compare_facts(*facts, lambda: shardings_are_equivalent(left, right))
+        for finding in found:
+            self._add(at, finding)
+        if not self._values or (facts[0].shape != facts[1].shape and None not in (facts[0].shape, facts[1].shape)):
+            return
+        self._compare_values(at, left, right, *facts)
+
+    def _compare_values(self, at: int, left: Any, right: Any, a: Facts, b: Facts) -> None:
+        for each in (a, b):
+            if each.kind in ("abstract", "tracer", "deleted", "ref", "placeholder", "float0", "tensor"):
+                self._not_compared[at] = each.kind
+                return
+        if _is_array(left) and _is_array(right):
+            self._compare_arrays(at, left, right)
+        elif "scalar" in (a.kind, b.kind) and _is_number(left) and _is_number(right):
+            self._compare_arrays(at, _as_array(left), _as_array(right))
+        elif not guarded(lambda: type(left) is type(right) and bool(left == right), lambda _: False):
+            hint = "functions are compared by identity" if a.kind == b.kind == "function" else ""
+            self._add(at, ("value", value_text(left, 60), value_text(right, 60), hint))
+
+    def _compare_arrays(self, at: int, left: Any, right: Any) -> None:
+        key = id(left), id(right)
+        if key not in self._met:
+            self._met[key] = self._gap(left, right)
+        gap = self._met[key]
+        if isinstance(gap, str):
+            self._not_compared[at] = gap
+        elif gap is not None:
+            self._gaps[at] = gap
+            for finding in gap_texts(gap):
+                self._add(at, finding)
+
+    def _gap(self, left: Any, right: Any) -> Gap | str | None:
+        try:
+            gap = compare_arrays(left, right, rtol=self._rtol, atol=self._atol)
+        except CannotCompare as why:
+            return str(why)
+        except Exception as error:
+            return f"comparing them raised {error_text(error)}"
+        return gap if gap.n_outside or gap.n_nan else None
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _is_number(leaf: Any) -> bool:
+    return _is_array(leaf) or isinstance(leaf, bool | int | float | complex)
+
+
+def _as_array(number: Any) -> Any:
+    return number if _is_array(number) else np.asarray(number)
+
+
+def subtree_text(table: TreeTable, row: int) -> str:
+    """ "float32[3,4]", "None", "dict · 9 leaves": what stands in a row and below."""
+    facts = table.facts[table.fact_codes[row]]
+    if facts.shape is not None and facts.dtype:
+        return f"{facts.dtype}[{','.join(map(str, facts.shape))}]"
+    if facts.kind == "none":
+        return "None"
+    if facts.is_leaf:
+        return f"{facts.type} {facts.text}".strip()
+    n = int(np.count_nonzero(table.is_leaf[row : int(table.end[row])]))
+    return f"{facts.type} · {n:,} {'leaf' if n == 1 else 'leaves'}"

@@ -1,0 +1,264 @@
+"""Compare the values of two arrays of one shape, part by part, where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeviz.analysis.stats.host import CHUNK, holds_numbers, host_view, lies_on_host
+from treeviz.tree.numbers import number_text
+
+Index = tuple[int, ...]
+
+
+class CannotCompare(Exception):
+    """Why the values of two arrays were not compared."""
+
+
+@dataclass
+class Gap:
+    """How the values of two arrays differ.
+
+    Attributes:
+      n: The number of elements.
+      n_outside: Of the elements that are NaN in neither, those with |left - right| > atol + rtol * |right|.
+      max_abs, at, left, right: The greatest |left - right|, its index, and the two values there.
+      max_rel: The greatest |left - right| / |right|.
+      n_nan: The elements that are NaN in one of them alone, and `nan_at` the first of them.
+      nan_left, nan_right: The number of NaN in each; counted only if they stand in different places.
+    """
+
+    n: int
+    n_outside: int = 0
+    max_abs: float = 0.0
+    at: Index = ()
+    left: Any = None
+    right: Any = None
+    max_rel: float = 0.0
+    n_nan: int = 0
+    nan_at: Index = ()
+    nan_left: int = 0
+    nan_right: int = 0
+
+    def take(self, other: Gap) -> None:
+        """Add what was found in another part of the arrays."""
+        if other.n_outside and (not self.n_outside or other.max_abs > self.max_abs):
+            self.max_abs, self.at, self.left, self.right = other.max_abs, other.at, other.left, other.right
+        self.nan_at = self.nan_at if self.n_nan else other.nan_at
+        self.max_rel = max(self.max_rel, other.max_rel)
+        for name in ("n_outside", "n_nan", "nan_left", "nan_right"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Gap:
+    """Compare two arrays of one shape: of NumPy or JAX, or PRNG keys by their data.
+
+    NaN equals NaN, and an infinity itself. Integers and bools are compared exactly, other values of one dtype bit by
+    bit and then in float64. Arrays in host memory are read in place, a chunk at a time; an accelerator reduces its own.
+
+    Raises:
+      CannotCompare: One of them is deleted, traced, abstract, or partly in another process, or holds no numbers.
+    """
+    gap = Gap(int(np.prod(left.shape, dtype=np.int64)))
+    if gap.n == 0:
+        return gap
+    for start, mine, other in _overlapping(_parts(left), _parts(right)):
+        if isinstance(mine, np.ndarray) and isinstance(other, np.ndarray):
+            for offset, a, b in _blocks(mine, other):
+                _compare(gap, a, b, tuple(np.add(start, offset)) if start else (), rtol, atol)
+        else:
+            _compare_on_device(gap, mine, other, start, rtol, atol)
+    if gap.n_nan and not (gap.nan_left or gap.nan_right):
+        gap.nan_left, gap.nan_right = n_nan(left), n_nan(right)
+    return gap
+
+
+def n_nan(array: Any) -> int:
+    """The number of NaN in an array that lies on the host."""
+    return sum(
+        int(np.count_nonzero(np.isnan(block))) for _, part in _parts(array) for _, block, _ in _blocks(part, part)
+    )
+
+
+Part = tuple[Index, Any]  # where it starts, and a NumPy view or an array on one device
+
+
+def _parts(array: Any) -> list[Part]:
+    origin = (0,) * len(array.shape)
+    if isinstance(array, np.ma.MaskedArray):
+        raise CannotCompare("it has a mask")
+    if isinstance(array, np.ndarray | np.generic):
+        array = np.asarray(array)
+        if not holds_numbers(array.dtype):
+            raise CannotCompare(f"dtype {array.dtype} holds no numbers")
+        return [(origin, array)]
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        data = jax.random.key_data(array)
+        return _parts(data)
+    if not array.sharding.is_fully_addressable:
+        raise CannotCompare("a part of it lives in another process")
+    if len(array.sharding.device_set) == 1 or array.sharding.is_fully_replicated:
+        parts = [(origin, array.addressable_data(0))]
+    else:
+        parts = [
+            (tuple(cut.start or 0 for cut in each.index), each.data)
+            for each in array.addressable_shards
+            if each.replica_id == 0
+        ]
+    return [(start, host_view(data)) for start, data in parts] if lies_on_host(array) else parts
+
+
+def _overlapping(left: list[Part], right: list[Part]) -> Iterator[tuple[Index, Any, Any]]:
+    """Where a piece starts that both have, and the piece of each."""
+    same = {(start, data.shape): data for start, data in right}
+    for start, mine in left:
+        other = same.get((start, mine.shape))
+        if other is not None:
+            yield start, mine, other
+            continue
+        for from_, data in right:
+            low = np.maximum(start, from_)
+            high = np.minimum(np.add(start, mine.shape), np.add(from_, data.shape))
+            if (low < high).all():
+                cuts = [
+                    tuple(map(slice, (low - at).tolist(), (high - at).tolist()))
+                    for at in (np.array(start), np.array(from_))
+                ]
+                where = tuple(low.tolist())
+                yield where, mine[cuts[0]], data[cuts[1]]
+
+
+def _blocks(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[Index, np.ndarray, np.ndarray]]:
+    """Blocks of at most a chunk, and where they start; contiguous ones are not copied."""
+    shape, origin = left.shape, (0,) * left.ndim
+    n_inner = left[:1].size if left.ndim else 1
+    if left.size <= CHUNK:
+        yield origin, left, right
+    elif n_inner > CHUNK:
+        for i in range(shape[0]):
+            for offset, a, b in _blocks(left[i], right[i]):
+                yield (i, *offset), a[None], b[None]
+    else:
+        n_rows = CHUNK // n_inner
+        for i in range(0, shape[0], n_rows):
+            yield (i, *origin[1:]), left[i : i + n_rows], right[i : i + n_rows]
+
+
+def _compare(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: float, atol: float) -> None:
+    if a.dtype == b.dtype and _same_bits(a, b):
+        return
+    if a.dtype.kind in "biu" and b.dtype.kind in "biu":
+        _take(gap, a, b, start, _distance_of_integers(a, b), np.zeros(a.shape, bool), rtol, atol)
+        return
+    wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
+    mine, other = a.astype(wide), b.astype(wide)
+    nan_left, nan_right = np.isnan(mine), np.isnan(other)
+    with np.errstate(all="ignore"):
+        distance = np.where(mine == other, 0.0, np.abs(mine - other))
+    lonely = nan_left != nan_right
+    if lonely.any():
+        first = _at(int(np.argmax(lonely)), a.shape, start)
+        gap.take(Gap(0, n_nan=int(np.count_nonzero(lonely)), nan_at=first))
+    _take(gap, a, b, start, distance, nan_left | nan_right, rtol, atol)
+
+
+def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    if not (a.flags.c_contiguous and b.flags.c_contiguous and a.ndim):
+        return a.dtype.kind in "biu" and np.array_equal(a, b)
+    word = np.uint64 if a.nbytes % 8 == 0 else np.uint8
+    return np.array_equal(a.reshape(-1).view(word), b.reshape(-1).view(word))
+
+
+def _distance_of_integers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """|a - b|, exact below 2**53 whatever the dtypes, and never 0 where they differ."""
+    if {a.dtype.kind, b.dtype.kind} <= {"b", "u"} or {a.dtype.kind, b.dtype.kind} <= {"b", "i"}:
+        wide = np.uint64 if "u" in (a.dtype.kind, b.dtype.kind) else np.int64
+        mine, other = a.astype(wide), b.astype(wide)
+        with np.errstate(over="ignore"):
+            return np.where(mine > other, mine - other, other - mine).view(np.uint64).astype(np.float64)
+    differs = a != b
+    return np.where(differs, np.maximum(np.abs(a.astype(np.float64) - b.astype(np.float64)), 1.0), 0.0)
+
+
+def _take(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, distance, skipped, rtol: float, atol: float) -> None:
+    with np.errstate(all="ignore"):
+        size = np.abs(b.astype(np.complex128 if b.dtype.kind == "c" else np.float64))
+        outside = ~skipped & ~(distance <= atol + rtol * size) & (distance != 0)
+        n_outside = int(np.count_nonzero(outside))
+        if not n_outside:
+            return
+        ranked = np.where(outside, distance, -1.0)
+        where = int(np.argmax(ranked))
+        relative = np.divide(distance, size, out=np.zeros(a.shape), where=outside)
+    at = _at(where, a.shape, start)
+    one = np.unravel_index(where, a.shape)
+    found = Gap(0, n_outside, float(ranked[one]), at, a[one].item(), b[one].item(), float(np.max(relative)))
+    gap.take(found)
+
+
+def _at(flat: int, shape: Index, start: Index) -> Index:
+    return tuple(int(i) + int(at) for i, at in zip(np.unravel_index(flat, shape), start, strict=True))
+
+
+def _compare_on_device(gap: Gap, a: Any, b: Any, start: Index, rtol: float, atol: float) -> None:
+    """Reduce a pair on the device that holds the left one; only the numbers travel."""
+    from treeviz.analysis.stats.device import fetch, has_float64, undisturbed
+
+    holder = a if isinstance(a, jax.Array) else b
+    (device,) = holder.sharding.device_set
+    with undisturbed(), jax.default_device(device):
+        a, b = jax.device_put(a, device), jax.device_put(b, device)
+        numbers = _reduced(a, b, np.float64(rtol), np.float64(atol), wide=has_float64(device))
+    n_outside, max_abs, where, max_rel, n_nan, nan_at, nan_left, nan_right, left, right = fetch(list(numbers))
+    found = Gap(0, int(n_outside), float(max_abs), max_rel=float(max_rel), n_nan=int(n_nan))
+    found.nan_left, found.nan_right = int(nan_left), int(nan_right)
+    if found.n_outside:
+        found.at, found.left, found.right = _at(int(where), a.shape, start), left.item(), right.item()
+    if found.n_nan:
+        found.nan_at = _at(int(nan_at), a.shape, start)
+    gap.take(found)
+
+
+def _reduce(a: jax.Array, b: jax.Array, rtol, atol, *, wide: bool) -> tuple[jax.Array, ...]:
+    exact = all(jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool for x in (a, b)) and a.dtype == b.dtype
+    real = jnp.float64 if wide else jnp.float32
+    compared = jnp.complex128 if any(jnp.iscomplexobj(x) for x in (a, b)) else real
+    mine, other = a.astype(compared), b.astype(compared)
+    nan_left, nan_right = jnp.isnan(mine), jnp.isnan(other)
+    same = (a == b) if exact else (mine == other)
+    distance = jnp.where(same, 0.0, jnp.abs(mine - other)).astype(real)
+    distance = jnp.where(~same & (distance == 0), 1.0, distance) if exact else distance
+    size = jnp.abs(other).astype(real)
+    outside = ~same & ~(nan_left | nan_right) & ~(distance <= atol + rtol * size)
+    where = jnp.argmax(jnp.where(outside, distance, -1.0).reshape(-1))
+    lonely = nan_left != nan_right
+    count = lambda mask: jnp.sum(mask, dtype=jnp.int64)  # noqa: E731
+    relative = jnp.max(jnp.where(outside, distance / size, 0.0))
+    max_abs = jnp.max(jnp.where(outside, distance, 0.0))
+    nans = count(lonely), jnp.argmax(lonely.reshape(-1)), count(nan_left), count(nan_right)
+    return count(outside), max_abs, where, relative, *nans, a.reshape(-1)[where], b.reshape(-1)[where]
+
+
+_reduced = jax.jit(_reduce, static_argnames="wide")
+
+
+def gap_texts(gap: Gap) -> list[tuple[str, str, str, str]]:
+    """The findings that a gap is: (kind, left, right, hint)."""
+    found = []
+    if gap.n_nan:
+        where = f"the first at {_index_text(gap.nan_at)}" if gap.nan_at else ""
+        found.append(("NaN", f"{gap.nan_left:,} NaN", f"{gap.nan_right:,} NaN", where))
+    if gap.n_outside:
+        texts = [number_text(x) if isinstance(x, float) else str(x) for x in (gap.left, gap.right)]
+        at = f"at {_index_text(gap.at)}; {gap.n_outside:,} of {gap.n:,} differ" if gap.at else ""
+        found.append(("value", *texts, at))
+    return found
+
+
+def _index_text(index: Index) -> str:
+    return f"[{', '.join(map(str, index))}]"
