@@ -462,6 +462,15 @@ def test_a_search_shows_what_it_finds_and_what_is_above(shown, shots):
     assert (labels(page), status(page)) == (["params", "embed", "layers", "norm"], "")
 
 
+@pytest.mark.parametrize("width", [480, 960])
+def test_no_row_moves_when_a_search_begins_finds_nothing_or_ends(shown, width):
+    page = shown(model(), width=width, stats=True)
+    before = box(page, ".tree")["y"]
+    for query in ("kernel", "kernal", "is:something", ""):
+        search(page, query)
+        assert box(page, ".tree")["y"] == before, query
+
+
 def test_the_inside_of_what_a_search_finds_can_be_opened(shown):
     page = shown(model(), depth=1)
     search(page, "key:attn")

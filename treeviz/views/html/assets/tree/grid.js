@@ -57,6 +57,7 @@ export class Grid {
     const { clientWidth } = this.element;
     this.width = clientWidth - this.reservedWidth(clientWidth);
     this.view.root.classList.toggle("narrow", this.view.root.clientWidth < 940);
+    this.view.root.classList.toggle("roomy", this.view.root.clientWidth > 1280);
     this.layOut();
     this.paintHead();
     this.paint(true);

@@ -28,12 +28,12 @@ export function toolbar(view) {
   help.classList.add("help");
   const button = (text, label, click) => h("button", { "aria-label": label, title: label, click }, text);
   const filter = h("input", { type: "checkbox", checked: true, change: () => view.search.setFiltering(filter.checked) });
-  const inSearch = [
+  const inSearch = h("span", { class: "found" },
     button("↑", "Previous match (Shift-Enter)", () => view.search.next(-1)),
     button("↓", "Next match (Enter)", () => view.search.next(1)),
     button("select all", "Select all matches", () => view.selectMatches()),
     h("label", { title: "hide the rows that do not match" }, filter, "only matches"),
-  ];
+  );
 
   const depths = Math.min(tree.maxDepth, 9);
   const depth = h(
@@ -64,31 +64,36 @@ export function toolbar(view) {
     flat.setAttribute("aria-pressed", String(rows.isFlat));
     fold.setAttribute("aria-pressed", String(rows.isFolding));
     fold.hidden = !rows.hasRuns;
-    for (const element of inSearch) element.hidden = !rows.hits;
     filter.checked = rows.filtering;
+    if (view.root.classList.contains("searching") === !!rows.hits) return;
+    // No row moves if the tools need fewer lines.
+    element.style.minHeight = rows.hits ? `${element.offsetHeight}px` : "";
+    view.root.classList.toggle("searching");
   };
   // A few rows need no tools but when the reader comes to them: they take no room.
   view.root.classList.toggle("few", tree.n < 12 && !view.root.classList.contains("page") && !tree.header.series);
-  view.on("change", showSearch);
-  showSearch();
-
   const element = h(
     "div",
     { class: "tools" },
     search,
     help,
-    ...inSearch,
+    inSearch,
     status,
     h("span", { class: "gap" }),
-    depth,
-    fold, flat,
-    button("expand", "Expand all", () => view.openTo(tree.maxDepth)),
-    button("collapse", "Collapse all", () => view.openTo(0)),
+    h("span", { class: "shape" },
+      depth,
+      fold,
+      button("expand", "Expand all", () => view.openTo(tree.maxDepth)),
+      button("collapse", "Collapse all", () => view.openTo(0)),
+    ),
+    flat,
     view.grid.more,
     menu("columns", "Columns", choices),
     copyMenu(view),
     button("picture", "Save a picture of what is seen: PNG, with Shift SVG", (event) =>
       savePicture(view, event.shiftKey ? "SVG" : "PNG").catch((error) => view.setStatus(`could not save the picture: ${error.message}`))),
   );
+  view.on("change", showSearch);
+  showSearch();
   return { element, search };
 }
