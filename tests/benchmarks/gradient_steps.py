@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from published_steps import Step
 
 import treeviz as tv
 
@@ -192,6 +193,27 @@ def _looping(model: Model, update: Callable, finish: Callable[[], Any] = lambda:
         finish()
 
     return Run(step, wait)
+
+
+def of_published(make: Callable[[], Step], every: int | None) -> Run:
+    """A step of others: watched at every n-th step, or plain."""
+    of, inspector = make(), tv.GradientInspector(every=every or 1)
+    step = of.update if every is None else inspector.watch(of.update)
+    state, n = of.state, len(of.state)
+
+    def run():
+        nonlocal state
+        state = step(*state, *of.batch)[:n]
+        if jax.device_count() > 1:  # collectives of several steps at once hang on few cores
+            jax.block_until_ready(state)
+
+    def wait():
+        nonlocal state
+        jax.block_until_ready(state)
+        inspector.flush()
+        state = of.state  # each block makes the same steps, since some take longer when they have converged
+
+    return Run(run, wait)
 
 
 def plain(model: Model) -> Run:

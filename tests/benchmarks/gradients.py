@@ -1,16 +1,17 @@
-"""What looking at gradients costs, as a multiple of the plain step: python tests/benchmarks/gradients.py [--only MODEL]
+"""What looking at gradients costs, as a multiple of the plain step: python tests/benchmarks/gradients.py [--only STEP]
 
 The same step of four models: the multilayer perceptron of JAX's documentation, whose step is little more than its
 dispatch; a transformer of 15 million parameters; 1,000 small leaves; and 126 layers of 12 leaves that are scanned over,
 of which `watch` measures each layer. Each is run plain, with treeviz's doors (`watch` every step, every 10 and in a
 second run, `measure` with `record`, `inspect_gradients` in an optax chain, which is compared with the same chain
 without it), and with what people do otherwise: a `jax.debug.callback` per leaf, one for all, and `numpy.linalg.norm` of
-gradients that the step returns.
+gradients that the step returns. Then small steps that others have published, plain and with `watch`: what it adds is
+seen best there. One of them is sharded, and runs in a process of its own with two devices.
 
-In one process, and made for a machine with other work: the variants run in turn in short blocks of steps, round after
-round, and a variant's figure is its quick block, the one that a fifth of its blocks beat, by that of the plain step. A
-block ends when all its steps are computed and all their numbers are read. "wall" is what a training run feels; "CPU",
-the time of all threads, is the steadier figure, but also counts what runs beside the step.
+Nearly all in one process, and made for a machine with other work: the variants run in turn in short blocks of steps,
+round after round, and a variant's figure is its quick block, the one that a fifth of its blocks beat, by that of the
+plain step. A block ends when all its steps are computed and all their numbers are read. "wall" is what a training run
+feels; "CPU", the time of all threads, is the steadier figure, but also counts what runs beside the step.
 
 "first step" is the CPU time to trace, compile and run it when JAX is warm and its caches are empty: the variants in
 turn, and the least of each.
@@ -22,32 +23,34 @@ with "reached" or "missed".
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-from gradient_steps import MODELS, VARIANTS, Run
+from gradient_steps import MODELS, VARIANTS, Run, of_published
+from published_steps import N_DEVICES, PUBLISHED, SHARDED
 from value_stats import COMPILED
 
-BASES = {name: "plain optax" if "optax" in name else "plain" for name in VARIANTS}
 WATCH, EVERY_10, CALLBACK = "watch, every step", "watch, every 10", "one callback, packed"
-GOALS = {  # of watch every step, and every 10
-    "mlp": (1.35, 1.06),
-    "transformer": (1.10, 1.02),
-    "1,000 leaves": (1.2, 1.05),
-    "126 layers": (1.2, 1.05),
-}
+GOALS = {"transformer": (1.10, 1.02), "1,000 leaves": (1.2, 1.05), "126 layers": (1.2, 1.05)}  # every step, every 10
+EVERY_STEP, EVERY_SHORT_STEP, SHORT_MS, EVERY_10TH = 1.35, 1.5, 0.2, 1.05  # of the others
 TIMES_LESS, FIRST_STEP = 3.0, 1.3
 SLOW = {"callback per leaf", CALLBACK, "NumPy on the host"}  # shorter blocks do
 FIRST_STEPS_OF = ("plain", WATCH, "measure and record", CALLBACK)
+BLOCK_S = 0.04  # of a published step
+MOST_S = 50.0  # for the rounds of one step
+
+Runs = dict[str, Callable[[], Run]]  # by variant
 
 
 class Seconds(NamedTuple):
@@ -63,6 +66,7 @@ class Ratios(NamedTuple):
     wall: float
     cpu: float
     first: float | None
+    plain_ms: float
 
 
 class Goal(NamedTuple):
@@ -80,13 +84,18 @@ def main() -> None:
     if arguments.in_cache:
         _report_cache(arguments.in_cache)
         return
+    if arguments.as_json:
+        print(json.dumps(_published(arguments.as_json, arguments.rounds, arguments.first_steps)))
+        return
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {os.cpu_count()} cores, {platform.machine()}")
-    goals = [
-        goal
-        for model in arguments.only or MODELS
-        for goal in _goals(model, _measure(model, arguments.rounds, arguments.first_steps))
-    ]
-    if arguments.cache:
+    names = arguments.only or [*MODELS, *PUBLISHED]
+    goals: list[Goal] = []
+    for name in MODELS:
+        if name in names:
+            goals += _goals(name, _measure(name, arguments.rounds, arguments.first_steps))
+    if set(names) & set(PUBLISHED):
+        goals += _measure_published([name for name in PUBLISHED if name in names], arguments)
+    if arguments.cache and not arguments.only:
         _print_cache()
     print(f"\n{'goals':66} {'by wall time':14}  by CPU time")
     for goal in goals:
@@ -96,33 +105,31 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=15, help="blocks of each variant")
-    parser.add_argument("--first-steps", type=int, default=5, help="compilations of each variant")
+    parser.add_argument("--only", action="append", choices=[*MODELS, *PUBLISHED])
+    parser.add_argument("--rounds", type=int, default=15, help="blocks of each variant; twice as many of short steps")
+    parser.add_argument("--first-steps", type=int, default=4, help="compilations of each variant")
     parser.add_argument("--no-cache", dest="cache", action="store_false", help="leave the persistent cache out")
     parser.add_argument("--in-cache", nargs=2, metavar=("FOLDER", "VARIANT"), help=argparse.SUPPRESS)
+    parser.add_argument("--as-json", metavar="STEP", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def _measure(name: str, n_rounds: int, n_first_steps: int) -> dict[str, Ratios]:
     model = MODELS[name]
     leaves = jax.tree.leaves(model.make())
-    print(f"\n{name}: {len(leaves)} leaves, {sum(leaf.size for leaf in leaves):,} parameters, {n_rounds} rounds")
-    first = _first_steps(name, n_first_steps)
-    runs, n_programs = _ready(name)
-    blocks: dict[str, list[Seconds]] = {variant: [] for variant in VARIANTS}
-    for _ in range(n_rounds):
-        for variant, run in runs.items():
-            n_steps = max(model.n_steps // 8, 3) if variant in SLOW else model.n_steps
-            blocks[variant].append(_seconds_per_step(run, n_steps))
-    quick = {variant: Seconds(*map(_quick, zip(*of_variant, strict=True))) for variant, of_variant in blocks.items()}
-
+    print(f"\n{name}: {len(leaves)} leaves, {sum(leaf.size for leaf in leaves):,} parameters")
+    variants: Runs = {variant: partial(make, model) for variant, make in VARIANTS.items()}
+    first = _first_steps({variant: variants[variant] for variant in FIRST_STEPS_OF}, n_first_steps)
+    runs, n_programs = _ready(variants)
+    n_steps = {variant: max(model.n_steps // 8, 3) if variant in SLOW else model.n_steps for variant in runs}
+    quick = _in_turn(runs, n_steps, n_rounds)
     ratios = {}
     print(f"  {'':28}  ms/step  wall   CPU  first step  programs")
     for variant, seconds in quick.items():
-        base = quick[BASES[variant]]
+        base = quick["plain optax" if "optax" in variant else "plain"]
         of_first = first[variant] / first["plain"] if variant in first else None
-        ratios[variant] = each = Ratios(seconds.wall / base.wall, seconds.cpu / base.cpu, of_first)
+        each = Ratios(seconds.wall / base.wall, seconds.cpu / base.cpu, of_first, 1e3 * base.wall)
+        ratios[variant] = each
         print(
             f"  {variant:28} {1e3 * seconds.wall:8.2f}  {each.wall:4.2f}  {each.cpu:4.2f}"
             f"  {'' if of_first is None else f'{of_first:.2f}':>10}  {n_programs[variant]:8}",
@@ -131,12 +138,76 @@ def _measure(name: str, n_rounds: int, n_first_steps: int) -> dict[str, Ratios]:
     return ratios
 
 
-def _first_steps(name: str, n_times: int) -> dict[str, float]:
+def _measure_published(names: Sequence[str], arguments: argparse.Namespace) -> list[Goal]:
+    print(f"\n{'':24}{'plain':>10}{WATCH:>22}{EVERY_10:>20}")
+    print(f"{'published steps':24}{'ms/step':>10}{'wall   CPU':>22}{'wall   CPU':>20}  first step")
+    goals: list[Goal] = []
+    for name in names:
+        try:
+            every, every_10 = (
+                _in_process(name, arguments)
+                if name in SHARDED
+                else _published(name, arguments.rounds, arguments.first_steps)
+            )
+        except ImportError as error:
+            print(f"  {name:22} is left out: {error}")
+            continue
+        print(
+            f"  {name:22}{every.plain_ms:10.3f}{every.wall:16.2f}{every.cpu:6.2f}"
+            f"{every_10.wall:14.2f}{every_10.cpu:6.2f}{every.first:12.2f}",
+            flush=True,
+        )
+        goals += _goals(name, {WATCH: every, EVERY_10: every_10})
+    return goals
+
+
+def _published(name: str, n_rounds: int, n_first_steps: int) -> tuple[Ratios, Ratios]:
+    """Of a published step, watched at every step and at every tenth."""
+    whens = {"plain": None, WATCH: 1, EVERY_10: 10}
+    variants: Runs = {variant: partial(of_published, PUBLISHED[name], every) for variant, every in whens.items()}
+    first = _first_steps({variant: variants[variant] for variant in ("plain", WATCH)}, n_first_steps)
+    runs, _ = _ready(variants)
+    _seconds_per_step(runs["plain"], 100)
+    seconds = _seconds_per_step(runs["plain"], 100).wall
+    n_steps = dict.fromkeys(runs, max(10 * round(BLOCK_S / seconds / 10), 10))
+    quick = _in_turn(runs, n_steps, 2 * n_rounds)
+    base = quick["plain"]
+    every, every_10 = (
+        Ratios(quick[variant].wall / base.wall, quick[variant].cpu / base.cpu, None, 1e3 * base.wall)
+        for variant in (WATCH, EVERY_10)
+    )
+    return every._replace(first=first[WATCH] / first["plain"]), every_10
+
+
+def _in_process(name: str, arguments: argparse.Namespace) -> list[Ratios]:
+    """As `_published`, in a process with the devices that the step needs."""
+    command = [sys.executable, __file__, "--as-json", name, "--rounds", str(arguments.rounds)]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={N_DEVICES}"
+    done = subprocess.run(
+        [*command, "--first-steps", str(arguments.first_steps)],
+        check=True, capture_output=True, text=True, env={**os.environ, "XLA_FLAGS": flags},
+    )  # fmt: skip
+    return [Ratios(*each) for each in json.loads(done.stdout)]
+
+
+def _in_turn(runs: dict[str, Run], n_steps: dict[str, int], n_rounds: int) -> dict[str, Seconds]:
+    """The quick block of each variant."""
+    blocks: dict[str, list[Seconds]] = {variant: [] for variant in runs}
+    start = time.perf_counter()
+    for n in range(n_rounds):
+        for variant, run in runs.items():
+            blocks[variant].append(_seconds_per_step(run, n_steps[variant]))
+        if n >= 5 and time.perf_counter() - start > MOST_S:
+            break
+    return {variant: Seconds(*map(_quick, zip(*of_variant, strict=True))) for variant, of_variant in blocks.items()}
+
+
+def _first_steps(variants: Runs, n_times: int) -> dict[str, float]:
     """The CPU seconds of each; the first time, which warms JAX, does not count."""
     least: dict[str, float] = {}
     for n in range(n_times + 1):
-        for variant in FIRST_STEPS_OF:
-            run = VARIANTS[variant](MODELS[name])
+        for variant, make in variants.items():
+            run = make()
             jax.clear_caches()
             start = time.process_time()
             run.step()
@@ -147,15 +218,15 @@ def _first_steps(name: str, n_times: int) -> dict[str, float]:
     return least
 
 
-def _ready(name: str) -> tuple[dict[str, Run], dict[str, int]]:
+def _ready(variants: Runs) -> tuple[dict[str, Run], dict[str, int]]:
     """Every variant, warm, and how many programs it compiled for that."""
     compilations: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, seconds, **_: compilations.append(seconds) if event == COMPILED else None
     )
     runs, n_programs = {}, {}
-    for variant, make in VARIANTS.items():
-        runs[variant] = run = make(MODELS[name])
+    for variant, make in variants.items():
+        runs[variant] = run = make()
         compilations.clear()
         for _ in range(3):
             run.step()
@@ -178,18 +249,22 @@ def _seconds_per_step(run: Run, n_steps: int) -> Seconds:
     return Seconds((time.perf_counter() - wall) / n_steps, (time.process_time() - cpu) / n_steps)
 
 
-def _goals(model: str, ratios: dict[str, Ratios]) -> list[Goal]:
-    every, every_10 = GOALS[model]
+def _goals(name: str, ratios: dict[str, Ratios]) -> list[Goal]:
+    is_short = ratios[WATCH].plain_ms < SHORT_MS or name in SHARDED
+    every, every_10 = GOALS.get(name, (EVERY_SHORT_STEP if is_short else EVERY_STEP, EVERY_10TH))
 
     def less(by: str) -> float:  # what costs nothing that can be measured counts as a hundredth
         return (getattr(ratios[CALLBACK], by) - 1) / max(getattr(ratios[WATCH], by) - 1, 0.01)
 
-    return [
-        Goal(f"{model}: {WATCH}", every, ratios[WATCH].wall, ratios[WATCH].cpu),
-        Goal(f"{model}: {EVERY_10}", every_10, ratios[EVERY_10].wall, ratios[EVERY_10].cpu),
-        Goal(f"{model}: overhead of {CALLBACK}, by watch's", TIMES_LESS, less("wall"), less("cpu"), at_least=True),
-        Goal(f"{model}: first step", FIRST_STEP, None, ratios[WATCH].first),
+    goals = [
+        Goal(f"{name}: {WATCH}", every, ratios[WATCH].wall, ratios[WATCH].cpu),
+        Goal(f"{name}: {EVERY_10}", every_10, ratios[EVERY_10].wall, ratios[EVERY_10].cpu),
+        Goal(f"{name}: first step", FIRST_STEP, None, ratios[WATCH].first),
     ]
+    if CALLBACK in ratios:
+        what = f"{name}: overhead of {CALLBACK}, by watch's"
+        goals.append(Goal(what, TIMES_LESS, less("wall"), less("cpu"), at_least=True))
+    return goals
 
 
 def _verdict(goal: Goal, figure: float | None) -> str:
