@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import pythons
 
 import treeviz
 from treeviz import cli, demo_model
@@ -19,13 +20,16 @@ from treeviz.tree.budget import Budget
 from treeviz.tree.files import loading
 
 HOUSE = Path(treeviz.__file__).parents[1]
-COMMAND = [sys.executable, "-W", "error", "-m", "treeviz"]
+
+
+def command() -> list[str]:
+    return [*pythons.command("jax"), "-W", "error", "-m", "treeviz"]
 
 
 def run(*arguments: str, cwd: Path, **options) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(HOUSE), "PYTHONIOENCODING": "utf-8", **options.pop("env", {})}
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, encoding="utf-8", cwd=cwd, env=environment, **options
+        [*command(), *arguments], capture_output=True, text=True, encoding="utf-8", cwd=cwd, env=environment, **options
     )
 
 
@@ -184,7 +188,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     np.savez(tmp_path / "many.npz", **{f"a{i}": np.ones(1) for i in range(3_000)})
     reader = "import os; os.read(0, 10); os.close(0)"
     writer = subprocess.Popen(
-        [*COMMAND, "many.npz"],
+        [*command(), "many.npz"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=tmp_path,
@@ -213,7 +217,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
 def test_output_that_cannot_be_written_is_one_line_and_status_2_after_the_file_is_saved(tmp_path, redirected, message):
     np.save(tmp_path / "a.npy", np.ones(2))
     shown = subprocess.run(
-        ["sh", "-c", f'"$0" -W error -m treeviz a.npy --save a.txt {redirected}', sys.executable],
+        ["sh", "-c", f'"$@" a.npy --save a.txt {redirected}', "sh", *command()],
         capture_output=True,
         text=True,
         cwd=tmp_path,

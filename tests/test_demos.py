@@ -6,11 +6,11 @@ import functools
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import pythons
 from compiling import PLAIN_FLAGS
 
 HOUSE = Path(__file__).parents[1]
@@ -31,7 +31,7 @@ def environment() -> dict[str, str]:
 
 
 def run(program: str, folder: Path) -> str:
-    command = [sys.executable, "-c", program]
+    command = [*pythons.command("jax"), "-c", program]
     finished = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=folder, env=environment())
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
@@ -119,7 +119,7 @@ print(*(np.linalg.norm(np.asarray(g, np.float64)) for g in jax.tree.leaves(grads
 
 def test_two_hosts_print_the_same_norms_which_are_those_of_one_host_and_leave_nothing_running(tmp_path):
     script = DEMOS / "two_hosts.py"
-    command = [sys.executable, str(script)]
+    command = [*pythons.command("jax"), str(script)]
     hosts = subprocess.run(  # ends when both have closed its output, or fails
         command, capture_output=True, text=True, encoding="utf-8", cwd=tmp_path, env=environment(), timeout=150
     )

@@ -6,10 +6,10 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import pythons
 from compiling import PLAIN_FLAGS
 
 TIMEOUT_S = 120
@@ -87,7 +87,7 @@ def two_processes(tmp_path: Path) -> list[dict]:
         "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {PLAIN_FLAGS}",
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }
-    command = [sys.executable, "-c", PROGRAM]
+    command = [*pythons.command("jax"), "-c", PROGRAM]
     processes = [
         subprocess.Popen(
             [*command, str(rank), str(port), str(tmp_path / "looked")],

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import pythons
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from sample_nodes import Layer, Node, Raises
@@ -305,7 +306,7 @@ def test_a_look_without_statistics_compiles_nothing_and_asks_for_no_value(monkey
 def in_a_fresh_python(program: str) -> str:
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-W", "error", "-c", program]
+    command = [*pythons.command("jax"), "-W", "error", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout

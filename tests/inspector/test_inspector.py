@@ -7,7 +7,6 @@ import inspect
 import itertools
 import os
 import subprocess
-import sys
 import threading
 import weakref
 from functools import partial
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import pythons
 from watched import copies, init_mlp_params, loss_fn, mlp_data, same_bytes, true_norms, update_mlp
 
 import treeviz as tv
@@ -541,7 +541,8 @@ update = inspector.watch(jax.jit(update_mlp))
 
 
 def run(program: str, *arguments: str) -> str:
-    command = [sys.executable, "-W", "error", "-c", PROGRAM + program, str(Path(__file__).parents[1]), *arguments]
+    arguments = "-W", "error", "-c", PROGRAM + program, str(Path(__file__).parents[1]), *arguments
+    command = [*pythons.command("jax"), *arguments]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=Path(tv.__file__).parents[1])
     assert finished.returncode in (0, 9), finished.stderr
     assert finished.stderr == ""

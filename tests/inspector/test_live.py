@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import subprocess
-import sys
 import threading
 import weakref
 
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import pythons
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_runs import PATHS, Run
@@ -339,7 +339,7 @@ except KeyboardInterrupt:
 
 
 def test_in_a_script_nothing_is_shown_and_nothing_loaded():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    done = subprocess.run([*pythons.command("jax"), "-c", SCRIPT], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "") and not done.stderr.strip(), done.stderr
 
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import pythons
 from moved_names import TABLES, cases, table
 
 from treeviz.tree.private_names import PrivateName
@@ -22,7 +23,8 @@ PROGRAM = Path(__file__).parents[2] / "moved_names.py"
 def found(library: str) -> dict[str, dict]:
     """One process tries all that a library may move."""
     env = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiles in less time; no number is asked for
-    run = subprocess.run([sys.executable, PROGRAM, library], capture_output=True, text=True, timeout=280, env=env)
+    command = [*pythons.command("jax"), str(PROGRAM), library]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, env=env)
     assert run.returncode == 0, run.stderr[-3000:]
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("FOUND ")]
     return json.loads(line.removeprefix("FOUND "))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import pythons
 from jax._src import api
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -63,7 +63,7 @@ for _ in range(3):
     w = watched(w, other(1.0))
 print(counts)
 """
-    command = [sys.executable, "-W", "error", "-c", program]
+    command = [*pythons.command("jax"), "-W", "error", "-c", program]
     finished = subprocess.run(
         command, check=True, capture_output=True, text=True, cwd=Path(treeviz.__file__).parents[1]
     )

@@ -6,11 +6,11 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import pythons
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -67,7 +67,7 @@ def two_hosts(case: str) -> list[dict]:
     env = dict(os.environ, JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2")
     hosts = [
         subprocess.Popen(
-            [sys.executable, "-c", TWO_HOSTS, str(rank), str(port), case],
+            [*pythons.command("jax"), "-c", TWO_HOSTS, str(rank), str(port), case],
             env=env, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(2)
@@ -154,7 +154,7 @@ def test_a_watched_step_runs_at_the_exit_of_the_interpreter():
 
 def python(program: str, *arguments: str) -> str:
     """What a program prints in an interpreter of its own, where warnings are errors."""
-    command = [sys.executable, "-W", "error", "-c", program, *arguments]
+    command = [*pythons.command("jax"), "-W", "error", "-c", program, *arguments]
     env = dict(os.environ, JAX_PLATFORMS="cpu")
     run = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[3], env=env)
     assert run.stderr == ""
