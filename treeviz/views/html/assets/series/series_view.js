@@ -166,6 +166,7 @@ export class SeriesView {
         (view.tree.header.notes[row] ??= []).push(note);
         this.noted.push([row, note]);
       }
+    view.rows.folds?.notes.clear();
     view.inside = findingsInside(this);
   }
 

@@ -21,7 +21,12 @@ export function toolbar(view) {
     type: "search", placeholder: "search: attn  layers/*/w  bf16", "aria-label": "Search",
     autocomplete: "off", spellcheck: "false",
     input: () => view.search.ask(search.value),
-    focus: () => (window.requestIdleCallback ?? setTimeout)(() => view.search.warmUp()),
+    focus: () => {
+      // No row moves if the tools need fewer lines during a search.
+      if (!rows.hits) element.style.minHeight = "";
+      element.style.minHeight = `${element.offsetHeight}px`;
+      (window.requestIdleCallback ?? setTimeout)(() => view.search.warmUp());
+    },
   });
   const status = h("output", { "aria-live": "polite" });
   const help = menu("?", "How to search", () => HELP.map((line) => h("div", {}, line)));
@@ -65,10 +70,7 @@ export function toolbar(view) {
     fold.setAttribute("aria-pressed", String(rows.isFolding));
     fold.hidden = !rows.hasRuns;
     filter.checked = rows.filtering;
-    if (view.root.classList.contains("searching") === !!rows.hits) return;
-    // No row moves if the tools need fewer lines.
-    element.style.minHeight = rows.hits ? `${element.offsetHeight}px` : "";
-    view.root.classList.toggle("searching");
+    view.root.classList.toggle("searching", !!rows.hits);
   };
   // A few rows need no tools but when the reader comes to them: they take no room.
   view.root.classList.toggle("few", tree.n < 12 && !view.root.classList.contains("page") && !tree.header.series);

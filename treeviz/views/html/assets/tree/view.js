@@ -212,10 +212,15 @@ export class View extends EventTarget {
 
 /** The rows with an error, and those with a value that is not finite. @param {Tree} tree @returns {[number[], number[]]} */
 function outliersOf(tree) {
-  const noted = (kinds) => Object.keys(tree.header.notes).map(Number).filter((row) => tree.notes(row).some(([kind]) => kinds.includes(kind)));
-  const bad = new Set(noted(["nonfinite"]));
+  const wrong = [];
+  const bad = new Set();
+  for (const row in tree.header.notes)
+    for (const [kind] of tree.notes(+row)) {
+      if (/error|cycle|hides/.test(kind)) wrong.push(+row);
+      else if (kind === "nonfinite") bad.add(+row);
+    }
   for (const { bad: isBad } of tree.columns) isBad?.forEach((is, row) => is && bad.add(row));
-  return [noted(["error", "cycle", "hides", "differs"]), [...bad]];
+  return [wrong, [...bad]];
 }
 
 /** How much is in each subtree: bytes, or else leaves. @param {Tree} tree @returns {ArrayLike<number>} */
