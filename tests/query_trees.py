@@ -100,7 +100,7 @@ def model() -> TreeTable:
 
 def state() -> TreeTable:
     everywhere = Sharding("P()", 8, (4,), True, True, True)
-    return table(
+    found = table(
         "state",
         [
             (0, 0, node("namedtuple", "AdamState")),  # 0 state
@@ -130,6 +130,7 @@ def state() -> TreeTable:
         inf=[NAN, 0.0, NAN, 0.0, 0.0, NAN, 0.0, 1.0, 0.0, NAN, NAN, NAN, NAN, 0.0, NAN],
         max=[NAN, 7.0, NAN, -1.5, 1e4, NAN, 1.0, NAN, 0.25, NAN, NAN, NAN, NAN, 255.0, NAN],
     )
+    return found.with_columns(Column("Diff", "differs in", ["", "shape, value", *[""] * 11, "value", ""]))
 
 
 def names() -> TreeTable:

@@ -233,6 +233,13 @@ def test_kinds_of_leaves_that_hold_the_same_number():
     ]
 
 
+def test_prng_keys_are_compared_by_their_data_and_have_no_gap():
+    keys = jax.random.key(0), jax.random.key(1)
+    view = tv.diff({"key": keys[0]}, {"key": keys[1]})
+    assert [str(each) for each in view.differences] == ["['key']: value: a PRNG key → another PRNG key"]
+    assert not view.columns and not tv.diff(keys[0], jax.random.key(0)).differences
+
+
 def test_the_order_of_keys_counts_where_jax_keeps_it():
     assert not differences({"a": 1, "b": 2}, {"b": 2, "a": 1})
     left, right = OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)
@@ -296,7 +303,7 @@ tree        dict                      1      16
    ├─ …     7 are the same
    ├─ [7]   dict                      1      16
    │  ├─ b  the same
-   │  └─ w  float32[4,4] numpy        1      16  value: 1 → 2 (at [0, 0]; 16 of 16 differ)
+   │  └─ w  float32[4,4] numpy        1      16  value: 1 → 2 (at [0, 0])
    └─ …     4 are the same"""
     )
     assert [row.keystr for row in view.find("is:differs")] == ["['layers'][7]['w']"]

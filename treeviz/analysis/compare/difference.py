@@ -69,6 +69,8 @@ class Difference:
     @property
     def note(self) -> str:
         """The same in a row that shows what stands there."""
+        if self.kind == "value":  # how many differ is in a column
+            return self.text.partition("; ")[0] + ")" * (";" in self.hint)
         if self.kind not in ("missing", "extra"):
             return self.text
         text = "only in the first" if self.kind == "missing" else "only in the other"

@@ -157,13 +157,22 @@ class _Differ:
             if each.kind in ("abstract", "tracer", "deleted", "ref", "placeholder", "float0", "tensor"):
                 self._not_compared[at] = each.kind
                 return
-        if _is_array(left) and _is_array(right):
+        if a.dtype.startswith("key<") and a.dtype == b.dtype:
+            self._compare_keys(at, left, right)
+        elif _is_array(left) and _is_array(right):
             self._compare_arrays(at, left, right)
         elif "scalar" in (a.kind, b.kind) and _is_number(left) and _is_number(right):
             self._compare_arrays(at, _as_array(left), _as_array(right))
         elif not guarded(lambda: type(left) is type(right) and bool(left == right), lambda _: False):
             hint = "functions are compared by identity" if a.kind == b.kind == "function" else ""
             self._add(at, ("value", value_text(left, 60), value_text(right, 60), hint))
+
+    def _compare_keys(self, at: int, left: Any, right: Any) -> None:
+        gap = self._gap(left, right)
+        if isinstance(gap, str):
+            self._not_compared[at] = gap
+        elif gap is not None:
+            self._add(at, ("value", "a PRNG key", "another PRNG key" if left.ndim == 0 else "other PRNG keys", ""))
 
     def _compare_arrays(self, at: int, left: Any, right: Any) -> None:
         key = id(left), id(right)

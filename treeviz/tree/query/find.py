@@ -62,6 +62,7 @@ def find(table: Table, query: str) -> list[Any]:
                         keys, a leading / ties it to the root; w[3] is also w/3
         key: kind: type: dtype: sharding:      dtype:bf16, dtype:float, kind:opaque, kind:leaf, key:w*
         shape:*,768     * one dimension, ... any number, also >64 and <=8; shape:() is a scalar
+        diff:shape      a word in any column of text
         bytes:>1M       any column of numbers, rolled up: > >= < <= = or 1k..2k; k M G T, Ki Mi Gi Ti.
                         A node does not match for what matches below it
         nan  inf  zeros         leaves with such values, which needs statistics: render(tree, stats=True)
@@ -150,6 +151,12 @@ def _rows(table: Table, term: Term) -> np.ndarray:
             return _by_facts(table, lambda facts: facts.shape is not None and fits(facts.shape))
         case "is":
             return _flagged(table, term)
+    labels = _columns_of_text(table).get(term.field)
+    if labels is not None:
+        test = _text_test(term, contains_test)
+        return np.array([test(str(text)) for text in labels.levels], bool)[
+            slice(None) if labels.codes is None else labels.codes
+        ]
     return number_test(term)(_numbers(table, term))
 
 
@@ -226,6 +233,10 @@ def _columns_of_numbers(table: Table) -> dict[str, Column]:
     return {name.lower(): c for name, c in table.columns.items() if c.format in ("count", "bytes", "number")}
 
 
+def _columns_of_text(table: Table) -> dict[str, Column]:
+    return {name.lower(): c for name, c in table.columns.items() if c.format == "label" and name not in ROW_FIELDS}
+
+
 def _numbers(table: Table, term: Term) -> np.ndarray:
     name, columns = _column_name(term), _columns_of_numbers(table)
     if name == "depth":
@@ -234,7 +245,8 @@ def _numbers(table: Table, term: Term) -> np.ndarray:
         return table.rolled(columns[name])
     if name in VALUE_STATISTICS:
         raise ValueError(f"find: {term} {_NEEDS_VALUES}")
+    fields = ", ".join([*ROW_FIELDS, *columns, *_columns_of_text(table)])
     raise ValueError(
-        f"find: there is no field {term.field!r}. There are: {', '.join([*ROW_FIELDS, *columns])}. "
+        f"find: there is no field {term.field!r}. There are: {fields}. "
         f'To search for the text itself, put it in quotes: "{term.field}:{term.value}"'
     )

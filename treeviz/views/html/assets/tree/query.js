@@ -112,6 +112,8 @@ function rowsOf(tree, index, term) {
     return byFacts(tree, (code) => !!tree.fact(code, "shape") && fits(tree.fact(code, "shape")));
   }
   if (field === "is") return flagged(tree, value);
+  const words = tree.columns.find(({ name, labels }) => labels && name.toLowerCase() === field);
+  if (words) return byRow(tree, (row) => contains(words.text(row).toLowerCase()));
   const numbers = numbersOf(tree, field);
   const test = numberTest(field, value);
   return byRow(tree, (row) => test(numbers[row]));
