@@ -230,7 +230,7 @@ class Trips:
 
         import treeviz
 
-        step, arguments = self.make_step()
+        step, arguments = self.made = self.make_step()
         expected = step(*arguments())
         inspector = treeviz.GradientInspector()
         watched = inspector.watch(step)
@@ -240,6 +240,19 @@ class Trips:
         assert all(map(np.array_equal, left, right)) and len(left) == len(right)
         inspector.flush()
         self.is_watched = not watched.trouble
+
+    def block(self):
+        """The same, called in a block."""
+        import jax
+        import numpy as np
+
+        import treeviz
+
+        step, arguments = self.made
+        with treeviz.GradientInspector().watching() as called:
+            got = step(*arguments())
+        assert all(map(np.array_equal, jax.tree.leaves(step(*arguments())), jax.tree.leaves(got)))
+        self.is_seen = bool(called.watched)
 
 
 def jitted_step():
@@ -313,13 +326,14 @@ def try_trips(library: str, folder: Path, *, is_new: bool) -> dict[str, object]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trips = Trips(library, folder)
-        for name in ("render", "explore", "record", "load", "step"):
+        for name in ("render", "explore", "record", "load", "step", "block"):
             try:
                 getattr(trips, name)()
             except Exception as error:
                 failed[name] = f"{type(error).__name__}: {error}"
-    ours = [str(w.message) for w in caught if "treeviz" in str(w.message) or "watch:" in str(w.message)]
-    return {"failed": failed, "warned": ours, "is_watched": getattr(trips, "is_watched", False)}
+    ours = [str(w.message) for w in caught if "treeviz" in str(w.message) or str(w.message).startswith("watch")]
+    results = {name: getattr(trips, name, False) for name in ("is_watched", "is_seen")}
+    return {"failed": failed, "warned": ours, **results}
 
 
 TABLES = {

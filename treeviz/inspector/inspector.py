@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeviz import integrations
+from treeviz.inspector.measured import Measured
 from treeviz.inspector.runs import Runs
-from treeviz.inspector.views import finding_lines, whole_view
 from treeviz.steps.findings.alarm import Alarm
-from treeviz.steps.findings.find import check_kinds, findings
+from treeviz.steps.findings.find import check_kinds
 from treeviz.steps.findings.finding import Finding, Thresholds
-from treeviz.steps.nan_origin.kept_inputs import KeptInputs, locate_nan_in_kept
+from treeviz.steps.nan_origin.kept_inputs import KeptInputs
 from treeviz.steps.recording.decode import Arrived, recordable
-from treeviz.steps.recording.history import History
-from treeviz.steps.recording.history_file import load, save
+from treeviz.steps.recording.history_file import load
 from treeviz.steps.recording.recorder import MOST_LATE, Recorder
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.tracing.verify import Verification
 from treeviz.steps.tracing.watch import Watched, watch
 from treeviz.tree.layers import Stacked
-from treeviz.views.tree_view import TreeView
 
 if TYPE_CHECKING:
     from treeviz.inspector.live import Live
-    from treeviz.steps.nan_origin.locate import NanOrigin
+    from treeviz.steps.tracing.called import CalledSteps
     from treeviz.views.widget.widget import TreeWidget
 
 
-class GradientInspector:
+class GradientInspector(Measured):
     """Inspect the gradients of a jitted step without changing it: per leaf, per step, and why they went wrong.
 
         inspector = tv.GradientInspector()
@@ -130,6 +129,22 @@ class GradientInspector:
         integrations.load()  # registers the steps of Equinox and Flax
         return self._runs.watch(step, via, exact)
 
+    def watching(self) -> AbstractContextManager[CalledSteps]:
+        """A block in which every jitted function that takes gradients is watched when it is called, also by a library.
+
+            with inspector.watching() as called:
+                result = svi.run(key, 1000, x, y)     # or a Trainer's train(): no step need be at hand
+            print(called)                             # which functions are watched, and why others are not
+
+        Calls by this thread are seen, wherever and whenever the functions were jitted; not those that are compiled
+        ahead of time (`.lower().compile()`), those of `jax.pmap`, and a `lax.scan` that is called outside a jitted
+        function, which was traced before. One warning says so if no step was found. Each function is looked at once,
+        in its trace; those without gradients then run as outside. Nothing stays changed after the block, but the
+        inspector keeps the steps of the newest block, with what they close over, for the next.
+        """
+        integrations.load()
+        return self._runs.called.block()
+
     def record(self, measured: Any, step: int | None = None) -> None:
         """Record the result of `treeviz.measure` in a step. Returns at once; the numbers are read some steps later.
 
@@ -157,10 +172,6 @@ class GradientInspector:
         self._runs.begin()
         self.earlier_runs.clear()
 
-    def flush(self) -> None:
-        """Read all measurements; waits for the steps that are still running. Raises StopTraining as `record` does."""
-        self._recorder.flush()
-
     def verify(self, step: Callable, /, *args, **kwargs) -> Verification:
         """Check whether watching this step changes any bit of its results for these arguments, which are copied.
 
@@ -177,69 +188,7 @@ class GradientInspector:
             step = watch(step, lambda *_: None, statistics=self._statistics)
         return step.verify(*args, **kwargs)
 
-    # Reading
-
-    @property
-    def history(self) -> History:
-        """All that was measured so far. Waits for the steps that are still running.
-
-        Raises:
-          LookupError: Nothing was measured yet.
-        """
-        self.flush()
-        if not self._recorder.history:
-            raise LookupError("inspector: nothing was measured yet. Call the step that watch() gave, or record().")
-        return self._recorder.history
-
-    @property
-    def n_dropped(self) -> int:
-        """Number of lost measurements: their step failed, their buffers were donated, or the device was too slow."""
-        return self._recorder.n_dropped
-
-    @property
-    def findings(self) -> list[Finding]:
-        """Problems found in the history, the worst first; see `treeviz.steps.findings.find`."""
-        return findings(self.history, thresholds=self.thresholds, forward=self._recorder.forward)
-
-    def locate_nan(self, step: int | None = None) -> NanOrigin | None:
-        """Locate the operation that produced the first NaN or infinity, by running its step again.
-
-        Runs the step operation by operation, which takes much longer than the compiled step. Needs
-        `GradientInspector(keep_inputs=True)`, and `every=1` to inspect the first bad step.
-
-        Args:
-          step: The number of the step; its inputs must still be kept. None: the first step with a gradient, a loss or a
-            parameter that is not finite, or if there was none the newest with any non-finite result.
-
-        Returns:
-          The operation, its file and line, and whether it was in the forward or the backward pass; None if no step
-          was bad.
-
-        Raises:
-          LookupError: No inputs were kept, or not those of this step.
-          CannotLocateNan: The step cannot be run operation by operation.
-        """
-        self.flush()
-        return locate_nan_in_kept(self._inputs, step)
-
-    def render(self, source: str | None = None, *, run: int = 0) -> TreeView:
-        """The tree of gradients: the newest numbers as columns, and the norm of every leaf and subtree over the steps.
-
-        Waits for the steps that are still running.
-
-        Args:
-          source: The tree to show, one of `history.sources`; by default the first gradient, as it was last if its
-            leaves have changed.
-          run: 0 is this run, -1 the one before, of `earlier_runs`.
-
-        Raises:
-          LookupError: Nothing was measured yet, or the run is not kept.
-        """
-        if run:
-            earlier = self.earlier_runs[run]
-            return whole_view(earlier, self.name, findings(earlier, thresholds=self.thresholds), source=source)
-        lost, keeps_inputs = [*self._recorder.lost, *self._runs.changed_bits], self._inputs is not None
-        return whole_view(self.history, self.name, self.findings, source=source, lost=lost, keeps_inputs=keeps_inputs)
+    # Following
 
     def explore(self, total: int | None = None) -> TreeWidget:
         """A widget that follows the run: it shows new steps while a loop, a thread or a callback records them.
@@ -271,21 +220,6 @@ class GradientInspector:
         from treeviz.inspector.live import Live
 
         return Live(self, self._recorder, total)
-
-    def save(self, path: str | Path) -> Path:
-        """Write the view (.html, .txt, .json, .svg, .png) or the history (.treeviz) to a file.
-
-        Returns:
-          The path. `GradientInspector.load` reads a .treeviz file.
-
-        Raises:
-          LookupError: Nothing was measured yet.
-          ValueError: Any other suffix.
-        """
-        if Path(path).suffix != ".treeviz":
-            return self.render().save(path)
-        save(self.history, path)
-        return Path(path)
 
     def keep(self, path: str | Path) -> Path:
         """From now on write every step to a file, so that a crash loses no more than the steps of the last second.
@@ -329,22 +263,3 @@ class GradientInspector:
             "GradientInspector: it follows steps of this process, so it cannot be pickled or copied. "
             "inspector.save('run.treeviz') writes its history, GradientInspector.load('run.treeviz') reads it."
         )
-
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
-        if self._recorder.is_empty:
-            return {"text/plain": repr(self)}
-        bundle = self.render()._repr_mimebundle_(include, exclude)
-        if "text/plain" in bundle:
-            bundle["text/plain"] = "\n".join([bundle["text/plain"], *finding_lines(self.findings, self.notes)])
-        return bundle
-
-    def __repr__(self) -> str:
-        """The leaves to look at first and the findings, for a terminal."""
-        if self._recorder.is_empty:
-            return "GradientInspector: nothing was measured yet"
-        return "\n".join([repr(self.render()), *finding_lines(self.findings, self.notes)])
-
-    @property
-    def notes(self) -> list[str]:
-        """What is not measured, and why; what is shown of runs and of trees that changed; damage of a loaded file."""
-        return self._runs.notes

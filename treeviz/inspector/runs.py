@@ -17,7 +17,9 @@ from treeviz.steps.nan_origin.kept_inputs import KeptInputs
 from treeviz.steps.recording.decode import Arrived
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.recorder import Recorder
+from treeviz.steps.tracing.called import CalledSteps
 from treeviz.steps.tracing.watch import Watched, watch
+from treeviz.tree.forks import computed_once
 
 MOST_EARLIER = 4
 
@@ -60,6 +62,11 @@ class Runs:
         self._steps: dict[tuple, list[_Step]] = {}
         self.count_from(0)
 
+    @computed_once
+    def called(self) -> CalledSteps:
+        """The steps of the blocks of `watching`."""
+        return CalledSteps(lambda step, is_first: self._watch(step, begins=is_first), self)
+
     def count_from(self, first: int) -> None:
         self.first, self.numbers = first, itertools.count(first)
         for watched in self:
@@ -94,27 +101,30 @@ class Runs:
         for known in self:
             if step is known or (step is known.step and (known.settings.via, known.settings.exact) == (via, exact)):
                 return known
-        step = step.step if isinstance(step, Watched) else step  # by another inspector
+        return self._watch(step.step if isinstance(step, Watched) else step, via, exact)
+
+    def _watch(self, step: Callable, via: str = "output", exact: bool | str = False, begins: bool = True) -> Watched:
+        """The step, watched; with `begins`, one that was measured and is defined again begins a run."""
 
         def record(measurement: Measurement, number: int) -> None:
             of.is_measured = True
             self._recorder.take(Arrived(measurement, number, watched.watches, self._suffix(of)))
 
         watched = watch(step, record, via=via, exact=exact, first=self.first, **self._settings)
-        of = self._add(watched)
+        of = self._add(watched, begins)
         if self._inputs is not None:
             self._inputs.follow(watched, lambda: self._suffix(of), self._recorder.flush)
         return watched
 
-    def _add(self, watched: Watched) -> _Step:
+    def _add(self, watched: Watched, begins: bool) -> _Step:
         definition, code = _definition(watched.step)
         steps = self._steps.setdefault(definition, [])
-        if any(step.is_measured for step in steps):
+        if begins and any(step.is_measured for step in steps):
             self.earlier.append(self.begin())
             del self.earlier[:-MOST_EARLIER]
             watched.numbers = itertools.count()
         for step in steps:
-            if not step.is_of_run or step.code is not code:
+            if not step.is_of_run or (begins and step.code is not code):
                 step.code, step.watched, step.is_of_run = code, weakref.ref(watched), True
                 return step
         steps.append(_Step(code, weakref.ref(watched)))

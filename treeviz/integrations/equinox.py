@@ -11,8 +11,17 @@ from weakref import WeakKeyDictionary
 from jax.tree_util import GetAttrKey
 
 from treeviz.integrations import describes_from
-from treeviz.steps.tracing.jax_private import is_jitted
-from treeviz.steps.tracing.jitted import JittedStep, LibraryMoved, Make, around_wrapper, is_of, made_by_pmap, unwraps
+from treeviz.steps.tracing.jit_options import is_jitted
+from treeviz.steps.tracing.jitted import (
+    JittedStep,
+    LibraryMoved,
+    Make,
+    around_wrapper,
+    is_of,
+    made_by_pmap,
+    tidies,
+    unwraps,
+)
 from treeviz.tree.describers import Description
 from treeviz.tree.functions import describe_function
 from treeviz.tree.keys import stored_attribute
@@ -147,6 +156,12 @@ def unwrap_filter_jit(step: Any) -> JittedStep | None:
         object.__setattr__(other, "_cached", make(jitted.__wrapped__))
         return other
 
-    # `filter_jit` puts the arrays of the results second.
-    around = functools.partial(around_wrapper, with_other)
-    return JittedStep(step, jitted, around, result_path=lambda path: path.removeprefix("[1]"))
+    return JittedStep(step, jitted, functools.partial(around_wrapper, with_other), result_path=_result_path)
+
+
+def _result_path(path: str) -> str:
+    """The path in what the step returns: `filter_jit` puts the arrays of the results second."""
+    return path.removeprefix("[1]")
+
+
+tidies("equinox._jit", result_path=_result_path)

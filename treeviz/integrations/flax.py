@@ -17,8 +17,17 @@ import jax
 from jax.tree_util import DictKey, GetAttrKey
 
 from treeviz.integrations import array_facts, describes_from
-from treeviz.steps.tracing.jax_private import is_jitted
-from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, Make, around_wrapper, is_of, unwraps
+from treeviz.steps.tracing.jit_options import is_jitted
+from treeviz.steps.tracing.jitted import (
+    CannotWatch,
+    JittedStep,
+    LibraryMoved,
+    Make,
+    around_wrapper,
+    is_of,
+    tidies,
+    unwraps,
+)
 from treeviz.tree.describers import Description, by_key, by_wrapping_key
 from treeviz.tree.keys import MISSING, stored_attribute, stored_attributes
 from treeviz.tree.opaque import arrays_inside
@@ -241,6 +250,9 @@ def _tidy_path(path: str) -> str:
 def _result_path(path: str) -> str:
     """The path in what the step returns, which `nnx.jit` puts behind the changed arguments."""
     return path.removeprefix("[2]")
+
+
+tidies("flax.nnx", tidy_path=_tidy_path, result_path=_result_path)
 
 
 def _clone(tree: Any, copy_array: Callable[[Any], Any]) -> Any:

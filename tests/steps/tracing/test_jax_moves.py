@@ -49,10 +49,14 @@ def test_where_a_private_name_is_gone_the_rest_works_and_one_warning_says_what_i
         pytest.skip(f"needs {library}")
     result = found(library)[case]
     assert result["failed"] == {}
-    to_watch = getattr(sys.modules[TABLES[library]], "TO_WATCH", ())
+    to_watch, to_see = (getattr(sys.modules[TABLES[library]], of, ()) for of in ("TO_WATCH", "TO_SEE_CALLS"))
     lost = [name for name in table(library) if is_lost(name, case)]
     assert result["is_watched"] == (not set(lost) & set(to_watch))
-    warned = result["warned"]
+    assert result["is_seen"] == (library != "jax" or not set(lost) & {*to_watch, *to_see})
+    warned = [text for text in result["warned"] if not text.startswith("watching:")]
+    of_block = [text for text in result["warned"] if text not in warned]
+    assert len(of_block) == (not result["is_seen"]) and all(n.lost in of_block[0] for n in lost if n in to_see)
+    lost = [name for name in lost if name not in to_see]
     if case == "everything":
         assert 1 <= len(warned) <= 2  # of the description of a tree, and of its step
     else:

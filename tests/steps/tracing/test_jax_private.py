@@ -15,8 +15,9 @@ from jax._src import api
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treeviz
-from treeviz.steps.tracing import jax_private as jax_internals
-from treeviz.steps.tracing.jax_private import is_jitted, jit_options, now_seeing, seeing_gradients, why_not
+from treeviz.steps.tracing.jax_private import now_seeing, seeing_gradients, why_not
+from treeviz.steps.tracing.jit_options import is_jitted, jit_options
+from treeviz.steps.tracing.processes import agreed
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -229,4 +230,4 @@ def test_only_what_jit_gave_is_jitted():
 
 
 def test_one_process_agrees_with_itself():
-    assert jax_internals.agreed("step", "answer", 1.0, join_s=1.0) == ""
+    assert agreed("step", "answer", 1.0, join_s=1.0) == ""

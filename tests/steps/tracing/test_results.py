@@ -8,7 +8,7 @@ from watched import Recorder, watch
 
 from treeviz.steps.measure import numbers_of
 from treeviz.steps.statistics import LIGHT
-from treeviz.steps.tracing.jax_private import JitOptions
+from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.results import MOST_ELEMENTS
 from treeviz.steps.tracing.twin import instrumented
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from treeviz.steps.tracing.jax_private import JitOptions
+from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.jitted import JittedStep
 from treeviz.steps.tracing.verify import Verification, compare, copy_array
 from treeviz.tree.tracers import Tracer

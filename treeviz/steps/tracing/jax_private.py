@@ -1,7 +1,8 @@
 """The private names of JAX that treeviz uses: `PRIVATE` lists them, with what is lost if a release lacks one.
 
-Two functions of `jax._src.api` are replaced while a step is traced, to see its gradients; the options of a jitted
-function are read from it; the processes of a distributed run compare their settings through JAX's coordinator.
+Two functions of `jax._src.api` are replaced while a step is traced, to see its gradients, and two of `jax._src.pjit`
+while calls of jitted functions are to be seen; the options of a jitted function are read from it; the processes of a
+distributed run compare their settings through JAX's coordinator.
 Private modules are imported at first use. Tried with jax 0.4.36, 0.6.2 and 0.10.2.
 """
 
@@ -12,21 +13,22 @@ import functools
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 from jax import tree_util
 
 from treeviz.tree.forks import Lock
-from treeviz.tree.private_names import PrivateName, missing_names, warn_of_missing, why_missing
+from treeviz.tree.private_names import PrivateName, missing_names, why_missing
 
 _API, _PJIT, _CORE = "jax._src.api", "jax._src.pjit", "jax.extend.core"
+_RUN, _HELPER = ("_infer_params", "_run_python_pjit"), "_python_pjit_helper"  # of `_PJIT`; the latter before jax 0.9
 
 # Options that are passed on to another `jax.jit`.
-_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "keep_unused", "inline")
+OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "keep_unused", "inline")
 _SHARDINGS = ("shardings_treedef", "shardings_leaves", "layouts_leaves")
-_OPTION_FIELDS = (*_OPTIONS, "compiler_options_kvs", *(f"{of}_{part}" for of in ("in", "out") for part in _SHARDINGS))
+OPTION_FIELDS = (*OPTIONS, "compiler_options_kvs", *(f"{of}_{part}" for of in ("in", "out") for part in _SHARDINGS))
 
 
 def _table(lost: str, *places: str) -> tuple[PrivateName, ...]:
@@ -44,7 +46,7 @@ TO_SEE_GRADIENTS = _table(
 TO_READ_OPTIONS = _table(
     "the options of jax.jit cannot be read",
     f"jax:jit()._jit_info or {_PJIT}:PjitInfo",  # the latter is in a closure
-    *(f"{_PJIT}:PjitInfo.{field}" for field in _OPTION_FIELDS),
+    *(f"{_PJIT}:PjitInfo.{field}" for field in OPTION_FIELDS),
 )
 TO_REWRITE_PROGRAMS = _table(  # in `sow`, `reap` and `twin`
     "a traced step cannot be measured",
@@ -61,19 +63,18 @@ TO_COMPARE_PROCESSES = _table(
     "in a run of several processes, steps run, but are not watched",
     *(f"jax._src.distributed:global_state.{name}" for name in ("client", "process_id", "num_processes")),
 )
+TO_SEE_CALLS = _table(
+    "inspector.watching() sees no calls, inspector.watch() is needed for each step",
+    f"{_PJIT}:_make_jit_wrapper or {_PJIT}:_cpp_pjit",
+    *(f"{_PJIT}:_cpp_pjit.<globals>.{name} or {_PJIT}:_cpp_pjit.<globals>.{_HELPER}" for name in _RUN),
+    "jax._src.config:config_ext",
+    "jax._src.core:trace_state_clean",
+)
 TO_WATCH = (*TO_SEE_GRADIENTS, *TO_READ_OPTIONS, *TO_REWRITE_PROGRAMS)
-PRIVATE = (*TO_WATCH, *TO_COMPARE_PROCESSES)
+PRIVATE = (*TO_WATCH, *TO_SEE_CALLS, *TO_COMPARE_PROCESSES)
 
 # (kind of tree, gradients, what they belong to or None) -> the same gradients; and ("loss", its value) -> the same
 See = Callable[..., Any]
-
-
-class JitOptions(NamedTuple):
-    """The options with which `jax.jit` was called."""
-
-    keywords: dict[str, Any]  # for another `jax.jit`, without those of the outputs
-    out_shardings: Any  # a tree prefix, or None if there was none
-    donates: bool
 
 
 def why_not() -> str:
@@ -81,40 +82,52 @@ def why_not() -> str:
     return why_missing(missing_names(TO_WATCH))
 
 
-_here = threading.local()  # .see: of the thread that traces; .is_nested: within a `value_and_grad` or `jacrev`
-_lock = Lock()  # held for two assignments, never while tracing
-_n_seeing = 0
-_originals: dict[str, Any] = {}  # of `jax._src.api`, by name, while some thread sees gradients
+def why_no_calls() -> str:
+    """Empty if calls of jitted functions can be seen and watched; else what this JAX lacks, and what is lost."""
+    return why_missing(missing_names((*TO_WATCH, *TO_SEE_CALLS)))
+
+
+_here = threading.local()  # .see: of the thread that traces; .is_nested: within a `value_and_grad` or `jacrev`; .take
+_lock = Lock()  # held for some assignments, never while tracing
+_n_replacing: Counter[str] = Counter()  # how many contexts replace a function
+_originals: dict[str, Any] = {}  # by name; kept, since another thread may be about to call one
 
 
 @contextlib.contextmanager
-def seeing_gradients(see: See) -> Iterator[None]:
+def _replaced(module: Any, replacements: Mapping[str, Callable]) -> Iterator[None]:
+    """Functions of a module are replaced within this context, for all threads."""
+    with _lock:
+        for name, replacement in replacements.items():
+            if not _n_replacing[name]:
+                _originals[name] = getattr(module, name)
+                setattr(module, name, replacement)
+            _n_replacing[name] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for name in replacements:
+                _n_replacing[name] -= 1
+                if not _n_replacing[name]:
+                    setattr(module, name, _originals[name])
+
+
+@contextlib.contextmanager
+def seeing_gradients(see: See, why: str = "treeviz") -> Iterator[None]:
     """Within this context, `see` gets every gradient that this thread makes, and returns its replacement.
 
-    Functions that were compiled before are traced again.
+    Functions that were compiled before are traced again, and cached apart for each `why`.
     """
-    global _n_seeing
     from jax._src import api
 
     before = getattr(_here, "see", None)
-    with _lock:
-        if _n_seeing == 0:
-            for name, replacement in _replacements(api).items():
-                _originals[name] = getattr(api, name)
-                setattr(api, name, replacement)
-        _n_seeing += 1
-    _here.see = see
-    try:
-        with traced_anew("treeviz"):
-            yield
-    finally:
-        _here.see = before
-        with _lock:
-            _n_seeing -= 1
-            if _n_seeing == 0:
-                for name, original in _originals.items():
-                    setattr(api, name, original)
-                _originals.clear()
+    with _replaced(api, _replacements(api)):
+        _here.see = see
+        try:
+            with traced_anew(why):
+                yield
+        finally:
+            _here.see = before
 
 
 def _replacements(api: Any) -> dict[str, Callable]:
@@ -205,27 +218,8 @@ def traced_anew(why: str):
     return flag(_unique_bool(bool(flag.value), why))  # type: ignore[arg-type]
 
 
-def is_jitted(step: Any) -> bool:
-    """Whether `jax.jit` returned this very object, not something around it."""
-    return type(step) is _probe().type and _jit_info(step) is not None
-
-
-def jit_options(step: Any) -> JitOptions:
-    """The options with which `jax.jit` made a jitted function."""
-    info = _jit_info(step)
-    keywords: dict[str, Any] = {name: getattr(info, name) for name in _OPTIONS if getattr(info, name)}
-    # These two options of `jax.jit` are deprecated, and a later release lacks the attributes.
-    keywords.update((name, value) for name in ("device", "backend") if (value := getattr(info, name, None)) is not None)
-    if info.compiler_options_kvs:
-        keywords["compiler_options"] = dict(info.compiler_options_kvs)
-    in_shardings = _shardings(info.in_shardings_treedef, info.in_shardings_leaves, info.in_layouts_leaves)
-    if in_shardings is not None:
-        keywords["in_shardings"] = in_shardings
-    out_shardings = _shardings(info.out_shardings_treedef, info.out_shardings_leaves, info.out_layouts_leaves)
-    return JitOptions(keywords, out_shardings, bool(info.donate_argnums or info.donate_argnames))
-
-
-def _jit_info(step: Any) -> Any:
+def jit_info(step: Any) -> Any:
+    """JAX's record of the options with which it made a jitted function."""
     info = getattr(step, "_jit_info", None)
     if info is None:  # jax 0.4.36 keeps it in a closure
         miss = getattr(step, "_cache_miss", None)
@@ -236,100 +230,112 @@ def _jit_info(step: Any) -> Any:
     return info
 
 
-class _Probe(NamedTuple):
-    """A jitted function without options."""
+# (function, JAX's record of its options, args, kwargs) -> (the result of the call,), or None: JAX calls the function
+Take = Callable[[Callable, Any, tuple, dict[str, Any]], tuple | None]
 
-    type: type
-    unspecified: Any  # the marker of a sharding that was not given
+
+@contextlib.contextmanager
+def taking_calls(take: Take, mark: Any) -> Iterator[None]:
+    """Within this context, `take` gets calls of jitted functions by this thread, but for those within a trace.
+
+    JAX's C++ finds a compiled function by a key, part of which is the configuration of the thread. With `mark` in it,
+    Python is asked once for each function and signature, though nothing is traced or compiled again, and at each call
+    whose result `take` has given.
+    """
+    from jax._src import pjit
+
+    replacements: dict[str, Callable] = {"_infer_params": _seen_params, "_run_python_pjit": _seen_run}
+    if hasattr(pjit, _HELPER):
+        replacements = {_HELPER: _seen_helper}
+    before, key = getattr(_here, "take", None), _key
+    _result_of_nothing()
+    with _replaced(pjit, replacements):
+        outside = key.swap_local(mark)
+        _here.take = take, outside
+        try:
+            yield
+        finally:
+            _here.take = before
+            key.set_local(outside)
+
+
+def jitted_again(function: Callable, info: Any) -> Any:
+    """A jitted function that shares what JAX has traced and compiled for the one that was called."""
+    from jax._src import pjit
+
+    make = getattr(pjit, "_make_jit_wrapper", None) or pjit._cpp_pjit  # the former before jax 0.5 or so
+    return make(function, info)
+
+
+def _new_key() -> Any:
+    """A part of the key by which JAX finds compiled functions; None if this release has no such thing."""
+    try:
+        from jax._src import config
+
+        named = () if jax.__version_info__ < (0, 5) else ("treeviz",)
+        return config.config_ext.Config(*named, None, include_in_jit_key=True)
+    except (ImportError, AttributeError, TypeError):
+        return None
+
+
+_key = _new_key()  # now, since jax 0.10.2 then traces each function once more
 
 
 @functools.cache
-def _probe() -> _Probe:
-    jitted = jax.jit(lambda: None)
-    info = _jit_info(jitted)
-    return _Probe(type(jitted), info and info.in_shardings_leaves[0])
+def _result_of_nothing() -> tuple:
+    """What the replaced function returns for one without results, but for the program: so JAX asks at the next call."""
+    from jax._src import pjit
+
+    def nothing():
+        pass
+
+    info = jit_info(jax.jit(nothing))
+    if hasattr(pjit, _HELPER):
+        result = getattr(pjit, _HELPER)(nothing, info)
+    else:
+        result = pjit._run_python_pjit(*pjit._infer_params(nothing, info, (), {}), nothing, (), {})
+    (at,) = (i for i, x in enumerate(result) if type(x).__name__ == "MeshExecutable")
+    return (*result[:at], None, *result[at + 1 :])
 
 
-def _shardings(treedef, shardings, layouts):
-    """The shardings of all arguments or results with their layouts; None if neither was given."""
-    if all(_is_unspecified(s) for s in shardings) and all(x is None for x in layouts):
+class _Taken(NamedTuple):
+    """In the place of the parameters of a program."""
+
+    result: tuple
+
+
+def _seen_params(function, info, args, kwargs):
+    """Replaces `_infer_params`, which precedes `_run_python_pjit` in a call."""
+    if sys._getframe(1).f_code.co_name == "cache_miss" and (taken := _taken(function, info, args, kwargs)):
+        return _Taken(taken), []
+    return _originals["_infer_params"](function, info, args, kwargs)
+
+
+def _seen_run(params, *rest):
+    return params.result if type(params) is _Taken else _originals["_run_python_pjit"](params, *rest)
+
+
+def _seen_helper(function, info, *args, **kwargs):
+    return _taken(function, info, args, kwargs) or _originals[_HELPER](function, info, *args, **kwargs)
+
+
+def _taken(function, info, args, kwargs) -> tuple | None:
+    from jax._src import core
+
+    before = getattr(_here, "take", None)
+    if before is None or not core.trace_state_clean():
         return None
-    leaves = [
-        _with_layout(layout, None if _is_unspecified(s) else s) for s, layout in zip(shardings, layouts, strict=True)
-    ]
-    return tree_util.tree_unflatten(treedef, leaves)
-
-
-def _is_unspecified(sharding: Any) -> bool:
-    return sharding is _probe().unspecified
-
-
-def _with_layout(layout, sharding):
-    if layout is None:
-        return sharding
-    from jax.experimental import layout as layouts
-
-    both = getattr(layouts, "Format", None) or layouts.Layout  # `Layout` until jax 0.6
-    return both(layout, sharding)
-
-
-def announce(step: str) -> None:
-    """Tell the other processes of a distributed run that this one watches a step of this name."""
-    state = _distributed_state()
-    if state is not None:
-        with contextlib.suppress(Exception):  # such as that it was told before
-            state.client.key_value_set(f"treeviz/{step}/{state.process_id}", "watched")
-
-
-_n_asked: Counter[str] = Counter()  # by the name of a step
-
-
-def agreed(step: str, answer: str, timeout_s: float, *, join_s: float) -> str:
-    """Empty if all processes of a distributed run give the same answer; else why they do not, the same in each.
-
-    Uses the coordinator, not the devices: if a process never asks, the others give up and do not hang.
-
-    Args:
-      timeout_s: How long to wait for the answer of a process that has announced this step.
-      join_s: How long to wait until it announces it.
-    """
-    missing = why_missing(missing_names(TO_COMPARE_PROCESSES))
-    if missing and jax.process_count() > 1:
-        return missing
-    if missing:
-        warn_of_missing(TO_COMPARE_PROCESSES, stacklevel=5)
-        return ""
-    state = _distributed_state()
-    if state is None:
-        return ""
-    announce(step)
-    question, me = f"treeviz/{step}/asked {_n_asked[step]}", state.process_id
-    _n_asked[step] += 1
-    why = "agreed"
+    key, (take, outside) = _key, before
+    _here.take, mark = None, key.swap_local(outside)
     try:
-        state.client.key_value_set(f"{question}/{me}", answer)
-        for process in range(state.num_processes):
-            why = f"process {process} did not watch this step within {join_s:g} s of its first call in process {me}"
-            state.client.blocking_key_value_get(f"treeviz/{step}/{process}", int(join_s * 1000))
-            why = f"process {process} did not call this step within {timeout_s:g} s of its first call in process {me}"
-            theirs = state.client.blocking_key_value_get(f"{question}/{process}", int(timeout_s * 1000))
-            if theirs != answer:
-                why = f"process {process} watches it with {theirs}, process {me} with {answer}"
-                break
-            why = "agreed"
-    except Exception as error:
-        why = f"{why} ({type(error).__name__})"
-    try:  # the first decision is that of all, so that none runs what another has given up
-        state.client.key_value_set(f"{question}/decision", why)
-    except Exception:
-        try:
-            why = state.client.blocking_key_value_get(f"{question}/decision", int(join_s * 1000))
-        except Exception as error:
-            return f"the processes cannot be compared ({type(error).__name__}: {error})"
-    return "" if why == "agreed" else why
+        taken = take(function, info, args, kwargs)
+    finally:
+        _here.take = before
+        key.set_local(mark)
+    return None if taken is None else (*taken, *_result_of_nothing()[1:])
 
 
-def _distributed_state() -> Any:
+def distributed_state() -> Any:
     """JAX's state of a run of several processes; None in any other, or if this release has it elsewhere."""
     if missing_names(TO_COMPARE_PROCESSES):
         return None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from treeviz.steps.tracing.jax_private import is_jitted
+from treeviz.steps.tracing.jit_options import is_jitted
 from treeviz.tree.safe_repr import printable_lines
 
 
@@ -97,6 +97,18 @@ def unwraps(library: str) -> Callable[[Unwrap], Unwrap]:
     return register
 
 
+_inside: dict[str, dict[str, Callable[[str], str]]] = {}  # by module
+
+
+def tidies(module: str, **paths: Callable[[str], str]) -> None:
+    """Register `tidy_path` and `result_path` for what a library itself gives to `jax.jit`, by the module of that."""
+    _inside[module] = paths
+
+
+def _module(function: Any) -> str:
+    return getattr(function if isinstance(function, types.FunctionType) else type(function), "__module__", "")
+
+
 def is_of(library: str, step: Any) -> bool:
     """Whether the type of a step is from a library; before jax 0.5 those of jaxlib have no module."""
     return str(getattr(type(step), "__module__", "")).partition(".")[0] == library
@@ -110,7 +122,9 @@ def jitted_step(step: Any) -> JittedStep:
       LibraryMoved: The release of its library is unknown.
     """
     if is_jitted(step):
-        return JittedStep(step, step, lambda make: make(step.__wrapped__), is_plain=True)
+        of = _module(step.__wrapped__)
+        tidy = next((paths for module, paths in _inside.items() if f"{of}.".startswith(f"{module}.")), {})
+        return JittedStep(step, step, lambda make: make(step.__wrapped__), is_plain=True)._replace(**tidy)
     if isinstance(step, types.MethodType):
         inner = jitted_step(step.__func__)
         return inner._replace(step=step, around=lambda make: functools.partial(inner.around(make), step.__self__))

@@ -18,7 +18,8 @@ from treeviz.steps.names import kind_of, natural
 from treeviz.steps.reduce import NO_NUMBER, reduce_leaves
 from treeviz.steps.tracing.argument_order import argument_order
 from treeviz.steps.tracing.attribution import Argument, Attribution, attribute_gradients
-from treeviz.steps.tracing.jax_private import JitOptions, seeing_gradients
+from treeviz.steps.tracing.jax_private import seeing_gradients
+from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.param_updates import measure_step_params
 from treeviz.steps.tracing.primitives import effects_in
 from treeviz.steps.tracing.reap import reap

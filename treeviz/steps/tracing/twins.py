@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from treeviz.steps.statistics import HISTOGRAM, check_statistics
-from treeviz.steps.tracing import jax_private
 from treeviz.steps.tracing.compare_once import CompareOnce
+from treeviz.steps.tracing.jit_options import jit_options
 from treeviz.steps.tracing.jitted import JittedStep
 from treeviz.steps.tracing.verify import Verification
 from treeviz.tree.layers import Stacked, stacked_axes
@@ -73,7 +73,7 @@ class Twins:
     ) -> None:
         self._jitted, self._settings = jitted, settings
         self._on_traced, self._on_callback = on_traced, on_callback
-        self._options = jax_private.jit_options(jitted.jitted)
+        self._options = jit_options(jitted.jitted)
         self.is_exact = settings.exact is True
         self._light = self._of_run(settings.statistics, bool(settings.updates))
         self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None

@@ -14,7 +14,7 @@ import jax
 from treeviz.steps.measure import Measurement
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.stop import StopTraining
-from treeviz.steps.tracing import jax_private
+from treeviz.steps.tracing import jax_private, processes
 from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, jitted_step
 from treeviz.steps.tracing.twins import Settings, Twins
 from treeviz.steps.tracing.verify import TwinFailed, Verification, copy_array, verify
@@ -150,7 +150,7 @@ class Watched:
         if trouble:
             self._give_up(trouble)
         else:
-            jax_private.announce(self._name)
+            processes.announce(self._name)
 
     def __call__(self, /, *args, **kwargs):
         self._running = number = next(self.numbers)
@@ -214,7 +214,7 @@ class Watched:
             return None  # within another watched step, which sees the gradients
         if twin is not None and self._disagreement is None:
             answer = str(self.settings)
-            self._disagreement = jax_private.agreed(self._name, answer, _AGREE_WITHIN_S, join_s=_JOIN_WITHIN_S)
+            self._disagreement = processes.agreed(self._name, answer, _AGREE_WITHIN_S, join_s=_JOIN_WITHIN_S)
             if self._disagreement:
                 self._give_up(f"{self._disagreement}. All processes must watch it alike; one may save or show it")
         return None if self.trouble else twin
@@ -296,6 +296,10 @@ class Watched:
                 f"{text}watch(step, exact=True) rules it out, for about twice the time of an inspected step. A step "
                 "that does not repeat itself differs, too: inspector.verify() tells."
             )
+
+    def is_of(self, info: Any) -> bool:
+        """Whether this is the step with JAX's record `info` of its options."""
+        return self._jitted is not None and jax_private.jit_info(self._jitted.jitted) is info
 
     def verify(self, *args, **kwargs) -> Verification:
         """Run the step and its watched twin on copies of these arguments, and compare their results byte by byte.

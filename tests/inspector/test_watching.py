@@ -1,0 +1,213 @@
+"""`with inspector.watching()`: jitted steps that are called in it are watched, whoever owns them, and nothing else."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import api, compiler, pjit
+
+import treeviz as tv
+from treeviz.steps.tracing.called import MOST_STEPS
+
+pytestmark = pytest.mark.oldest_jax
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+W = np.ones(3, np.float32)
+
+
+def loss(w, x):
+    return jnp.mean((x @ w) ** 2)
+
+
+def update(w, x):
+    return w - 0.1 * jax.grad(loss)(w, x)
+
+
+bound = jax.jit(update)  # before any block
+
+
+class Trainer:
+    """Owns its step, as a library does."""
+
+    def __init__(self):
+        self.n_traced = 0
+
+    def step(self, w, x):
+        self.n_traced += 1
+        return update(w, x), loss(w, x)
+
+    @functools.partial(jax.jit, static_argnums=(0, 3))
+    def either(self, w, x, is_training):
+        return update(w, x) if is_training else loss(w, x)
+
+    def train(self, w, n=3):
+        step = jax.jit(self.step, donate_argnums=0)
+        w = jnp.asarray(w)
+        for _ in range(n):
+            w, _ = step(w, X)
+        return w
+
+
+def anew(w, n=3):
+    """Jits its body at each step, as numpyro's SVI.run does."""
+
+    def body(w):
+        return update(w, X)
+
+    for _ in range(n):
+        w = jax.jit(body)(w)
+    return w
+
+
+def loop(w, n=3):
+    for _ in range(n):
+        w = bound(w, X)
+    return w
+
+
+def norms(n=3):
+    w, found = W, []
+    for _ in range(n):
+        found.append(np.linalg.norm(jax.grad(loss)(w, X)))
+        w = w - 0.1 * jax.grad(loss)(w, X)
+    return found
+
+
+def measured(inspector, source="grads"):
+    return inspector.history.values(source, "norm").latest[:, 0]
+
+
+@pytest.mark.parametrize("train", [loop, anew, lambda w: Trainer().train(w)], ids=["bound", "jitted anew", "method"])
+def test_a_step_that_is_called_in_the_block_is_measured_wherever_it_was_jitted(train):
+    inspector = tv.GradientInspector()
+    expected = train(W)
+    with inspector.watching() as called:
+        got = train(W)
+    assert np.array_equal(expected, got) and len(called.watched) == 1
+    np.testing.assert_allclose(measured(inspector), norms(), rtol=1e-5)
+    train(W)  # after the block
+    assert inspector.history.steps("grads").tolist() == [0, 1, 2]
+
+
+def test_the_block_leaves_jax_as_it_was_also_when_it_raises():
+    before, inspector = {**vars(pjit)}, tv.GradientInspector()
+    with pytest.raises(RuntimeError, match="stop"), inspector.watching():
+        loop(W, 2)
+        assert vars(pjit) != before
+        raise RuntimeError("stop")
+    assert vars(pjit) == before and api.vjp is jax.vjp
+    loop(W)
+    with inspector.watching():
+        loop(W, 1)
+    assert inspector.history.steps("grads").tolist() == [0, 1, 2]
+
+
+def test_functions_without_gradients_are_neither_traced_nor_compiled_again(monkeypatch):
+    traced, compiled = [], []
+
+    @jax.jit
+    def score(w):
+        traced.append(w)
+        return jnp.sum(jnp.square(w))
+
+    inspector = tv.GradientInspector()
+    expected, original = score(W), compiler.compile_or_get_cached
+    monkeypatch.setattr(compiler, "compile_or_get_cached", lambda *a, **k: compiled.append(str(a)) or original(*a, **k))
+    with pytest.warns(RuntimeWarning, match=r"no step was found.*score: it takes no gradients"), inspector.watching():
+        assert [float(score(W)) for _ in range(3)] == [float(expected)] * 3
+    assert len(traced) == 1 and not any("score" in program for program in compiled)
+    assert repr(inspector) == "GradientInspector: nothing was measured yet"
+
+
+def test_only_calls_that_take_gradients_count_as_steps():
+    inspector, trainer = tv.GradientInspector(), Trainer()
+    with inspector.watching() as called:
+        for is_training in (False, True, False, True):
+            trainer.either(W, X, is_training)
+    assert called.watched == ["Trainer.either"] and inspector.history.steps("grads").tolist() == [0, 1]
+
+
+def test_other_threads_train_as_they_did():
+    inspector, results = tv.GradientInspector(), []
+    with inspector.watching():
+        thread = threading.Thread(target=lambda: results.append(loop(W)))
+        thread.start()
+        thread.join()
+        loop(W, 1)
+    assert np.array_equal(results[0], loop(W)) and len(inspector.history) == 1
+
+
+def test_a_step_that_is_watched_already_measures_for_itself():
+    inspector = tv.GradientInspector(every=2)
+    watched = inspector.watch(bound)
+    with pytest.warns(RuntimeWarning, match="no step was found"), inspector.watching():
+        for _ in range(4):
+            watched(W, X)
+    assert inspector.history.steps("grads").tolist() == [0, 2]
+
+
+def test_two_functions_have_trees_of_their_own_and_a_second_training_begins_a_run():
+    inspector = tv.GradientInspector()
+    with inspector.watching():
+        anew(W)
+        loop(W, 2)
+        anew(W)
+    assert {s: len(inspector.history.steps(s)) for s in inspector.history.sources} == {
+        "grads": 3, "grads of update": 2, "grads of body": 3,
+    }  # fmt: skip
+    with inspector.watching():
+        anew(W, 1)
+    assert len(inspector.history) == 1 and len(inspector.earlier_runs) == 1
+
+
+def test_a_function_that_is_jitted_at_each_call_is_not_watched_without_end():
+    inspector = tv.GradientInspector()
+    with inspector.watching() as called:
+        for _ in range(MOST_STEPS + 2):
+            jax.jit(lambda w: update(w, X))(W)
+    assert len(called.watched) == MOST_STEPS and "jit it once" in str(called)
+
+
+def test_what_was_traced_outside_a_jitted_function_is_named_with_what_to_do():
+    inspector = tv.GradientInspector()
+    with pytest.warns(RuntimeWarning, match=r"scan: called outside .* put the call into jax.jit"), inspector.watching():
+        jax.lax.scan(lambda w, x: (update(w, x[None]), None), W, X)
+    with inspector.watching() as called:
+        jax.jit(lambda w: jax.lax.scan(lambda w, x: (update(w, x[None]), None), w, X))(W)
+    assert len(called.watched) == 1 and len(inspector.history) == len(X)
+
+
+def equinox_step():
+    eqx = pytest.importorskip("equinox")
+
+    @eqx.filter_jit
+    def step(model, x):
+        return eqx.filter_grad(lambda model: jnp.sum(jax.vmap(model)(x)))(model)
+
+    return step, eqx.nn.Linear(3, 1, key=jax.random.key(0))
+
+
+def nnx_step():
+    nnx = pytest.importorskip("flax.nnx")
+
+    @nnx.jit
+    def step(model, x):
+        return nnx.grad(lambda model: jnp.sum(model(x)))(model)
+
+    return step, nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "paths"), [(equinox_step, (".weight", ".bias")), (nnx_step, ("['bias']", "['kernel']"))]
+)
+def test_the_paths_of_a_library_are_those_of_the_users_model(make, paths):
+    step, model = make()
+    inspector = tv.GradientInspector()
+    with inspector.watching():
+        step(model, X)
+    assert inspector.history.sources["grads"].paths == paths

@@ -1,0 +1,213 @@
+"""Watch the jitted functions that are called in a block, wherever they were defined, if they take gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from treeviz.steps.tracing.jax_private import (
+    OPTION_FIELDS,
+    jitted_again,
+    seeing_gradients,
+    taking_calls,
+    why_no_calls,
+)
+from treeviz.steps.tracing.jitted import CannotWatch
+from treeviz.steps.tracing.watch import Watched
+from treeviz.tree.safe_repr import error_text, printable_lines
+
+MOST_STEPS = 16  # that are watched in a block
+MOST_DECIDED = 1024
+_OURS = str(Path(__file__).parents[2])
+
+
+class JittedCall(NamedTuple):
+    """A call of a function that `jax.jit` gave.
+
+    Attributes:
+      function: The Python function.
+      info: JAX's record of its options.
+    """
+
+    function: Callable
+    info: Any
+    args: tuple
+    kwargs: dict[str, Any]
+
+    @property
+    def key(self) -> tuple:
+        """Equal for all that `jax.jit` gives for a function and options."""
+        return (self.function, *(getattr(self.info, field) for field in OPTION_FIELDS))
+
+    @property
+    def static(self) -> tuple:
+        """The values of the static arguments."""
+        by_number = (self.args[i] for i in self.info.static_argnums if -len(self.args) <= i < len(self.args))
+        return (*by_number, *(self.kwargs.get(name) for name in self.info.static_argnames))
+
+    @property
+    def name(self) -> str:
+        return getattr(_inner(self.function), "__qualname__", type(self.function).__name__)
+
+    def jitted(self) -> Any:
+        return jitted_again(self.function, self.info)
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it is a `lax.scan` or the like that is called outside a jitted function: JAX has traced it before."""
+        is_operation = getattr(self.function, "__module__", "") == "jax._src.dispatch"
+        return is_operation and self.name in ("scan", "while", "cond")
+
+    @property
+    def is_of_user(self) -> bool:
+        """Whether neither JAX nor treeviz has made it."""
+        function = _inner(self.function)
+        file = getattr(getattr(function, "__code__", None), "co_filename", "")
+        module = str(getattr(function, "__module__", ""))
+        return module.partition(".")[0] not in ("jax", "jaxlib") and not file.startswith(_OURS)
+
+
+def _inner(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def has_transposes(call: JittedCall) -> bool:
+    """Whether its program, which JAX needs anyway to run it, has operations of a backward pass."""
+    return _has_transposes(call.jitted().trace(*call.args, **call.kwargs).jaxpr)
+
+
+def _has_transposes(jaxpr: Any) -> bool:
+    from treeviz.steps.tracing.primitives import inner_jaxprs, open_jaxpr  # of JAX's extension API
+
+    return any(
+        "Transform(name='transpose')" in repr(eqn.source_info.name_stack)
+        or any(map(_has_transposes, inner_jaxprs(eqn)))
+        for eqn in open_jaxpr(jaxpr).eqns
+    )
+
+
+class _GradientSeen(BaseException):
+    """Ends a trace; not an `Exception`, which the traced function might catch."""
+
+
+def takes_gradients(call: JittedCall) -> bool:
+    """Whether `jax.grad`, `value_and_grad` or `vjp` is called inside. Traces it once more, up to the first gradient."""
+
+    def see(kind, tree, origins=None, name="grads"):
+        if kind != "loss" and jax.tree.leaves(tree):
+            raise _GradientSeen
+        return tree
+
+    try:
+        with seeing_gradients(see, "treeviz called"):
+            call.jitted().trace(*call.args, **call.kwargs)
+    except _GradientSeen:
+        return True
+    return False
+
+
+class CalledSteps:
+    """The jitted functions that a thread calls in a block: those that take gradients are watched, the others just run.
+
+    Attributes:
+      watched: The names of those that are watched.
+      passed: Why another function is not watched, by name.
+
+    Args:
+      watch: Watches what `jax.jit` gave. Its second argument: whether this is the first step of a block.
+      known: The steps that are watched already.
+    """
+
+    def __init__(self, watch: Callable[[Any, bool], Watched], known: Iterable[Watched]) -> None:
+        self.watched: list[str] = []
+        self.passed: dict[str, str] = {}
+        self._watch, self._known = watch, known
+        self._decided: dict[tuple, Watched | None] = {}  # by function, options and static arguments
+        self._steps: dict[tuple, Watched] = {}  # by function and options
+        self._used: set[tuple] = set()  # in this block
+        self._mark = object()
+        self._trouble, self._has_warned = why_no_calls(), False
+
+    @contextlib.contextmanager
+    def block(self) -> Iterator[CalledSteps]:
+        """The block. One warning, in all, says if nothing can be watched, or if no step was found in it."""
+        self._used, before = set(), set(self._steps)
+        with contextlib.ExitStack() as stack:
+            if not self._trouble:
+                try:
+                    stack.enter_context(taking_calls(self._take, self._mark))
+                except Exception as error:  # such as another signature of a private function
+                    self._trouble = error_text(error)
+            if self._trouble:
+                self._warn(f"the block runs, but what is called in it is not watched: {self._trouble}")
+            yield self
+        if not (self._used or self._trouble):
+            self._warn(f"no step was found. {self}")
+        if not self._used <= before:  # what other functions close over is let go
+            self._steps = {key: step for key, step in self._steps.items() if key in self._used}
+        self._decided = {of: step for of, step in self._decided.items() if of[0] in self._steps}
+
+    def __str__(self) -> str:
+        called = [f"{', '.join(self.watched)}: watched"] if self.watched else []
+        for why in dict.fromkeys(self.passed.values()):
+            called.append(f"{', '.join(name for name, its in self.passed.items() if its == why)}: {why}")
+        return printable_lines(
+            f"Jitted functions that this thread called: {'; '.join(called) or 'none'}. Not seen are those that were "
+            "compiled ahead of time (.lower().compile()), of jax.pmap, and of other threads."
+        )
+
+    def _take(self, function: Callable, info: Any, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
+        call = JittedCall(function, info, args, kwargs)
+        if not (call.is_of_user or call.is_loop):
+            return None
+        try:
+            of = call.key, call.static
+            watched = self._decided[of] if of in self._decided else self._decide(call, of)
+        except Exception as error:  # of a trace, as the call itself is about to raise
+            self.passed.setdefault(call.name, error_text(error))
+            return None
+        if watched is None:
+            return None
+        self._used.add(of[0])
+        return (watched(*args, **kwargs),)
+
+    def _decide(self, call: JittedCall, of: tuple) -> Watched | None:
+        """The call's function, watched; None if it is to run as it is."""
+        why_not = self._why_not(call) if has_transposes(call) else "it takes no gradients"
+        is_known = any(known.is_of(call.info) for known in self._known)  # called by the watched step, or in its place
+        if not (why_not or is_known or of[0] in self._steps):
+            try:
+                self._steps[of[0]] = self._watch(call.jitted(), not self._used)
+                self.watched.append(call.name)
+            except Exception as error:
+                why_not = str(error) if isinstance(error, CannotWatch) else error_text(error)
+        if why_not:
+            self.passed.setdefault(call.name, why_not)
+        if len(self._decided) >= MOST_DECIDED:
+            del self._decided[next(iter(self._decided))]
+        self._decided[of] = None if why_not else self._steps.get(of[0])
+        return self._decided[of]
+
+    def _why_not(self, call: JittedCall) -> str:
+        """Why a function with derivatives is not watched; empty if it is to be."""
+        if call.is_loop:
+            return "called outside a jitted function, so what is inside was traced before; put the call into jax.jit"
+        if call.key not in self._steps and len(self._steps) >= MOST_STEPS:
+            return f"more than {MOST_STEPS} functions; if they are one that is jitted at each call, jit it once"
+        try:
+            return "" if takes_gradients(call) else "its derivatives are not of jax.grad, value_and_grad or vjp"
+        except Exception as error:
+            return error_text(error)
+
+    def _warn(self, text: str) -> None:
+        if not self._has_warned:
+            warnings.warn(f"watching: {text}", RuntimeWarning, stacklevel=5)
+        self._has_warned = True

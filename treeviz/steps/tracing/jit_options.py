@@ -1,0 +1,76 @@
+"""The options with which `jax.jit` made a function, for another `jax.jit`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from jax import tree_util
+
+from treeviz.steps.tracing.jax_private import OPTIONS, jit_info
+
+
+class JitOptions(NamedTuple):
+    """The options with which `jax.jit` was called."""
+
+    keywords: dict[str, Any]  # for another `jax.jit`, without those of the outputs
+    out_shardings: Any  # a tree prefix, or None if there was none
+    donates: bool
+
+
+def is_jitted(step: Any) -> bool:
+    """Whether `jax.jit` returned this very object, not something around it."""
+    return type(step) is _probe().type and jit_info(step) is not None
+
+
+def jit_options(step: Any) -> JitOptions:
+    """The options with which `jax.jit` made a jitted function."""
+    info = jit_info(step)
+    keywords: dict[str, Any] = {name: getattr(info, name) for name in OPTIONS if getattr(info, name)}
+    # These two options of `jax.jit` are deprecated, and a later release lacks the attributes.
+    keywords.update((name, value) for name in ("device", "backend") if (value := getattr(info, name, None)) is not None)
+    if info.compiler_options_kvs:
+        keywords["compiler_options"] = dict(info.compiler_options_kvs)
+    in_shardings = _shardings(info.in_shardings_treedef, info.in_shardings_leaves, info.in_layouts_leaves)
+    if in_shardings is not None:
+        keywords["in_shardings"] = in_shardings
+    out_shardings = _shardings(info.out_shardings_treedef, info.out_shardings_leaves, info.out_layouts_leaves)
+    return JitOptions(keywords, out_shardings, bool(info.donate_argnums or info.donate_argnames))
+
+
+class _Probe(NamedTuple):
+    """A jitted function without options."""
+
+    type: type
+    unspecified: Any  # the marker of a sharding that was not given
+
+
+@functools.cache
+def _probe() -> _Probe:
+    jitted = jax.jit(lambda: None)
+    info = jit_info(jitted)
+    return _Probe(type(jitted), info and info.in_shardings_leaves[0])
+
+
+def _shardings(treedef, shardings, layouts):
+    """The shardings of all arguments or results with their layouts; None if neither was given."""
+    if all(_is_unspecified(s) for s in shardings) and all(x is None for x in layouts):
+        return None
+    leaves = [
+        _with_layout(layout, None if _is_unspecified(s) else s) for s, layout in zip(shardings, layouts, strict=True)
+    ]
+    return tree_util.tree_unflatten(treedef, leaves)
+
+
+def _is_unspecified(sharding: Any) -> bool:
+    return sharding is _probe().unspecified
+
+
+def _with_layout(layout, sharding):
+    if layout is None:
+        return sharding
+    from jax.experimental import layout as layouts
+
+    both = getattr(layouts, "Format", None) or layouts.Layout  # `Layout` until jax 0.6
+    return both(layout, sharding)
