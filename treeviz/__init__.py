@@ -10,6 +10,7 @@ from treeviz.api import explain_map as explain_map
 from treeviz.api import explore as explore
 from treeviz.api import load_ipython_extension as load_ipython_extension
 from treeviz.api import render as render
+from treeviz.api import stackable as stackable
 from treeviz.api import unload_ipython_extension as unload_ipython_extension
 from treeviz.api import walk as walk
 from treeviz.differ import TreeDiff as TreeDiff
@@ -57,6 +58,7 @@ __all__ = [
     "inspect_gradients",
     "measure",
     "render",
+    "stackable",
     "tap",
     "walk",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeviz.analysis.compare.difference import Differences
 from treeviz.analysis.compare.map_mismatch import map_mismatches
+from treeviz.analysis.compare.stackable import unstackable
 from treeviz.differ import TreeDiff, check_same, tree_diff
 from treeviz.integrations.ipython import add_magic, remove_magic
 from treeviz.prepare import AnyColumn, check_flag, check_options, other_trees, prepare, scanned
@@ -231,6 +232,32 @@ def explain_map(tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = N
       A list of `Difference`; it is empty exactly if `jax.tree.map` would call the function.
     """
     return map_mismatches(tree, *rest, is_leaf=is_leaf)
+
+
+def stackable(trees: Iterable[Any]) -> Differences:
+    """Tell why trees cannot be stacked to one, as `jax.tree.map(lambda *x: jnp.stack(x), *trees)` does.
+
+    Stacked trees are what `jax.vmap` runs an ensemble over, and `jax.lax.scan` the layers of a model. Every tree is
+    compared with the first: structure, static data, shapes and dtypes, each leaf that stands in the way with its path.
+
+        layers = [{"w": jnp.ones((4, 4))}, {"w": jnp.ones((4, 4))}, {"w": jnp.ones((4, 8))}]
+        tv.stackable(layers)    # tree 2, ['w']: shape: (4, 4) → (4, 8)
+        assert not tv.stackable(layers[:2])
+
+    A "dtype" is told with what `jnp.stack` makes of the two, unless it refuses them; all else makes it raise. Leaves
+    that are neither arrays nor numbers, such as functions, are of the kind "python type". On which devices arrays lie
+    does not count. Costs about 3 µs a leaf of each tree; no value is read.
+
+    Args:
+      trees: At least one tree. A leaf may also be a `jax.ShapeDtypeStruct`.
+
+    Returns:
+      A list of `Difference`, `.tree` being the index in `trees`; empty if stacking works and keeps each dtype.
+
+    Raises:
+      TypeError: `trees` is one tree, such as a dict, or is empty.
+    """
+    return unstackable(trees)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from treeviz.analysis.compare.difference import Difference, Differences
@@ -22,18 +22,26 @@ MAX_DEPTH = 100_000  # a flatten function may create new nodes without end
 _MANY = 100_000  # visited nodes: from then on, what was met before is not visited again
 _ABSENT = object()
 Path = tuple[Any, Any, Any] | None  # the path of the parent, the parent, and the key in it; None is the root
+Others = list[tuple[int, Any]]  # the number of a tree, and what stands there
+AtLeaf = Callable[[Any, Others], Iterable[tuple[int, Finding]]]
 
 
-def map_mismatches(tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None) -> Differences:
-    """See `treeviz.explain_map`."""
-    return _Aligned(is_leaf).run(tree, rest)
+def map_mismatches(
+    tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None, at_leaf: AtLeaf | None = None
+) -> Differences:
+    """See `treeviz.explain_map`.
+
+    Args:
+      at_leaf: Finds more to tell where the first tree has a leaf.
+    """
+    return _Aligned(is_leaf, at_leaf).run(tree, rest)
 
 
 class _Aligned:
     """Walks trees together, as far as the first one has nodes."""
 
-    def __init__(self, is_leaf: Callable[[Any], bool] | None) -> None:
-        self._is_leaf = is_leaf
+    def __init__(self, is_leaf: Callable[[Any], bool] | None, at_leaf: AtLeaf | None) -> None:
+        self._is_leaf, self._at_leaf = is_leaf, at_leaf
         self._opener = Openers()
         self._found = Differences()
         self._open: set[int] = set()  # ids of the nodes from the root to here
@@ -57,13 +65,15 @@ class _Aligned:
         self._found.sort(key=lambda each: each.tree)
         return self._found
 
-    def _visit(self, path: Path, node: Any, others: list[tuple[int, Any]]) -> Iterator | None:
+    def _visit(self, path: Path, node: Any, others: Others) -> Iterator | None:
         """Compare a node with what stands in its place in the other trees; yield its children, aligned."""
         try:
             if self._is_leaf is not None and self._is_leaf(node):
                 return None
             opener = self._opener(node)
             if opener is None:
+                for tree, finding in self._at_leaf(node, others) if self._at_leaf else ():
+                    self._add(path, finding, tree)
                 return None
             mine = opener(node)
         except KeyboardInterrupt:
@@ -82,7 +92,7 @@ class _Aligned:
             return None
         return self._children(path, node, mine, aligned)
 
-    def _is_known(self, node: Any, others: list[tuple[int, Any]]) -> bool:
+    def _is_known(self, node: Any, others: Others) -> bool:
         """Whether these were compared before, in a tree with too many paths to follow each of them."""
         self._n_visited += 1
         if self._n_visited <= _MANY:
@@ -95,7 +105,7 @@ class _Aligned:
     def _children(self, path: Path, node: Any, mine: Opened, aligned: list) -> Iterator:
         is_leaf = self._opener.is_leaf
         for i, child in enumerate(mine.children):
-            if not is_leaf(type(child)):
+            if self._at_leaf or not is_leaf(type(child)):
                 below = [(tree, kids[i]) for tree, kids in aligned if kids[i] is not _ABSENT]
                 yield (path, node, mine.keys[i]), child, below
 
