@@ -163,7 +163,7 @@ def check_views(notebook) -> None:
             elif "text/html" in output.get("data", {}):
                 views += 1
                 assert "data-treeviz" in output.data["text/html"]
-                assert " leaves · " in output.data["text/plain"]
+                assert re.search(r" leaves · | differences?: ", output.data["text/plain"])
                 assert "\x1b" not in output.data["text/plain"]
     assert views
 
@@ -201,6 +201,15 @@ def test_explore_selects_in_python_what_it_shows_and_trains_that_alone(execute_o
     assert replaced == "True\n"
     changed = [".blocks[0].attention.output_proj.weight", ".blocks[1].attention.output_proj.weight"]
     assert tuned.splitlines() == changed
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_is_wrong_names_every_mismatch_where_jax_names_one(execute_once):
+    texts = texts_of(execute_once(DEMOS / "04_what_is_wrong.ipynb"))
+    assert ".mu['b']: type: tuple → list\n.nu['b']: only in the other: float32[4]" in texts
+    assert "['b']: length: 2 children → 3 children" in texts
+    (view,) = (text for text in texts if text.startswith("tree · "))
+    assert "NaN: 0 NaN → 1 NaN (the first at [2, 1])" in view and "11 leaves are the same" in view
 
 
 WHOLE_AT_STEP_40 = """
