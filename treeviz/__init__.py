@@ -24,6 +24,7 @@ from treeviz.views.tree_view import TreeView as TreeView
 if _TYPE_CHECKING:
     from treeviz.inspector.inspector import GradientInspector as GradientInspector
     from treeviz.integrations.optax import inspect_gradients as inspect_gradients
+    from treeviz.steps.compiles.forecast import forecast as forecast
     from treeviz.steps.measure import measure as measure
     from treeviz.steps.statistics import FULL as FULL
     from treeviz.steps.statistics import HISTOGRAM as HISTOGRAM
@@ -55,6 +56,7 @@ __all__ = [
     "diff",
     "explain_map",
     "explore",
+    "forecast",
     "inspect_gradients",
     "measure",
     "render",
@@ -68,6 +70,7 @@ _LATER = {
     "FULL": "treeviz.steps.statistics",
     "HISTOGRAM": "treeviz.steps.statistics",
     "LIGHT": "treeviz.steps.statistics",
+    "forecast": "treeviz.steps.compiles.forecast",
     "measure": "treeviz.steps.measure",
     "GradientInspector": "treeviz.inspector.inspector",
     "inspect_gradients": "treeviz.integrations.optax",

@@ -1,0 +1,181 @@
+"""What a forecast says is compared with what happens: how often two calls trace and compile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import monitoring, tree_util
+
+import treeviz as tv
+
+pytestmark = pytest.mark.oldest_jax
+
+_compiled: list[str] = []
+monitoring.register_event_duration_secs_listener(
+    lambda event, duration_secs, **_: _compiled.append(event) if "backend_compile" in event else None
+)
+
+
+class State(NamedTuple):
+    w: Any
+    m: Any = None
+
+
+@partial(tree_util.register_dataclass, data_fields=["w"], meta_fields=["kind"])
+@dataclass
+class Tagged:
+    w: Any
+    kind: str = "old"
+
+
+def second_call(step, state, x) -> tuple[bool, bool]:
+    """Whether it traces, and whether it compiles."""
+    traces = []
+
+    @jax.jit
+    def counted(state, x):
+        traces.append(1)
+        return step(state, x)
+
+    new = jax.block_until_ready(counted(state, x))
+    n_traces, n_compiled = len(traces), len(_compiled)
+    counted(new, x)
+    return len(traces) > n_traces, len(_compiled) > n_compiled
+
+
+def _keep(state, x):
+    return jax.tree.map(lambda leaf: leaf * x[0], state)
+
+
+ONE = np.ones(2, np.float32)
+CASES: dict[str, tuple[Any, Any, Any, list[str]]] = {
+    "nothing changes": (_keep, {"w": jnp.ones(3)}, ONE, []),
+    "a float becomes an array": (_keep, {"time": 0.0}, ONE, ["state['time']: weak type"]),
+    "a weak array becomes another": (_keep, State(jnp.asarray(1.0)), ONE, ["state.w: weak type"]),
+    "an int is counted up": (lambda s, x: {"step": s["step"] + 1}, {"step": 0}, ONE, []),
+    "a bool is inverted": (lambda s, x: {"on": ~s["on"]}, {"on": np.True_}, ONE, []),
+    "float64 of NumPy": (_keep, {"w": np.ones(3)}, ONE, []),
+    "bfloat16 times float32": (_keep, {"w": jnp.ones(3, jnp.bfloat16)}, ONE, ["state['w']: dtype"]),
+    "None becomes an array": (lambda s, x: State(s.w, s.w + 1), State(jnp.ones(2)), ONE, ["state.m: none"]),
+    "an array becomes a tree": (lambda s, x: State(s.w, {"a": s.m}), State(ONE, ONE), ONE, ["state.m: leaf"]),
+    "an array grows": (lambda s, x: {"w": jnp.concatenate([s["w"], x])}, {"w": ONE}, ONE, ["state['w']: shape"]),
+    "a tuple becomes a list": (lambda s, x: {"a": list(s["a"])}, {"a": (ONE,)}, ONE, ["state['a']: type"]),
+    "a key is added": (lambda s, x: {**s, "b": x}, {"a": ONE}, ONE, ["state['b']: only in the other"]),
+    "a static field changes": (lambda s, x: Tagged(s.w, "new"), Tagged(ONE), ONE, ["state: static: kind = 'old'"]),
+    "what is read is committed": (_keep, {"w": jnp.ones(3)}, "committed", ["state: sharding: not committed"]),
+    "what is not read is committed": (lambda s, x: {"w": s["w"] + 1}, {"w": jnp.ones(3)}, "committed", []),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_forecast_says_what_the_second_call_does(case):
+    step, state, x, expected = CASES[case]
+    if isinstance(x, str):
+        x = jax.device_put(jnp.ones(2), jax.devices()[0])
+
+    def named(state, x):
+        return step(state, x)
+
+    found = tv.forecast(named, state, x)
+    assert (found.retraces, found.recompiles) == second_call(step, state, x)
+    assert [str(each)[: len(start)] for each, start in zip(found, expected, strict=True)] == expected
+
+
+def test_a_forecast_is_a_sentence_and_a_line_for_each_leaf():
+    def step(state, x):
+        return x.sum(), {**state, "time": state["time"] + x.sum()}
+
+    assert str(tv.forecast(jax.jit(step), {"time": 0.0, "q": ONE}, ONE)) == (
+        "The second call of `step` traces and compiles again, since `state` (result[1]) comes out otherwise than it "
+        "went in:\nstate['time']: weak type: weakly typed → not weakly typed (start from an array with a dtype, as "
+        "jnp.float32(0), not from a Python number)"
+    )
+    assert str(tv.forecast(step, {"time": np.float32(0), "q": ONE}, ONE)) == (
+        "The second call of `step` does not trace again: `state` (result[1]) comes out as it went in."
+    )
+
+
+def test_several_states_are_found_in_the_result_by_their_structure_and_shapes():
+    def step(params, moments, x):
+        return {"params": params, "moments": State(moments.w * jnp.float32(1), params), "loss": x.sum()}
+
+    params = {"w": ONE}
+    found = tv.forecast(step, params, State(jnp.bfloat16(1), params), ONE, state_arg=(0, "moments"))
+    assert [(each.path, each.kind) for each in found] == [("moments.w", "dtype")]
+    assert "`params` (result['params']) and `moments` (result['moments'])" in str(found)
+
+
+def test_where_the_state_is_not_certain_the_error_says_what_to_pass():
+    def step(w, x):
+        return {"new": w, "old": w * 1.0}, x
+
+    with pytest.raises(ValueError, match=r"where in the result is the new `w`, float32\[3\]\?.*out=0 is dict"):
+        tv.forecast(step, np.ones(3, np.float32), ONE)
+    assert not tv.forecast(step, np.ones(3, np.float32), ONE, out=(0, "new"))
+    with pytest.raises(ValueError, match=r"out=\(0, 'now'\): result\[0\] is dict · 2 leaves, and has \['new', 'old'\]"):
+        tv.forecast(step, ONE, ONE, out=(0, "now"))
+    with pytest.raises(ValueError, match="state_arg=2: the call has no such argument, but w, x"):
+        tv.forecast(step, ONE, ONE, state_arg=2)
+    of_a_library: Any = partial(step)
+    of_a_library.lower = None
+    with pytest.raises(TypeError, match="`partial` is jitted by another library than JAX"):
+        tv.forecast(of_a_library, ONE, ONE)
+
+
+def test_static_arguments_donation_and_shapes_without_arrays_are_understood():
+    @partial(jax.jit, static_argnames="n", donate_argnums=1)
+    def step(n, state):
+        return jax.tree.map(lambda leaf: leaf * n, state)
+
+    shapes = {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}
+    assert not tv.forecast(step, 2, shapes, state_arg=1)
+    assert not tv.forecast(step, n=2, state=shapes, state_arg="state")
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="JAX itself unflattens when it traces")
+def test_a_class_that_checks_its_arguments_is_not_unflattened_with_anything_else():
+    @tree_util.register_pytree_node_class
+    class Checked:
+        def __init__(self, w):
+            assert w.ndim == 1
+            _ = w + 1  # not a ShapeDtypeStruct
+            self.w = w
+
+        def tree_flatten(self):
+            return (self.w,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            return cls(*children)
+
+    assert not tv.forecast(lambda s: Checked(s.w + 1), Checked(jnp.ones(3)))
+
+
+def test_published_loops_are_told_apart_from_those_that_compile_twice():
+    optax = pytest.importorskip("optax")
+    train_state = pytest.importorskip("flax.training.train_state")
+    params = {"w": jnp.ones((2, 2)), "b": None}
+    optimizer = optax.adamw(1e-3)
+
+    def loss(params, x):
+        return jnp.sum((x @ params["w"]) ** 2)
+
+    def step(params, opt_state, x):  # optax's README
+        grads = jax.grad(loss)(params, x)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    assert not tv.forecast(step, params, optimizer.init(params), ONE, state_arg=(0, 1))
+
+    def train_step(state, x):  # Flax's: `state.step` is 0, a Python int
+        value, grads = jax.value_and_grad(loss)(state.params, x)
+        return state.apply_gradients(grads=grads), value
+
+    state = train_state.TrainState.create(apply_fn=None, params=params, tx=optimizer)
+    assert not tv.forecast(train_step, state, ONE)

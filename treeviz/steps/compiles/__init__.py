@@ -1,0 +1,1 @@
+"""What makes `jax.jit` trace or compile a step again."""

@@ -1,0 +1,142 @@
+"""How two trees differ for `jax.jit`: one that is there, and one of which only the treedef and its leaves are known."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from jax import tree_util
+
+from treeviz.analysis.compare.nodes import MAPPINGS, Finding, compare_classes, compare_static
+from treeviz.steps.compiles.jit_type import TWO_OBJECTS, JitType, LeafType, compare_leaves
+from treeviz.tree.attributes import stored_items
+from treeviz.tree.level import one_level
+from treeviz.tree.safe_repr import class_name, guarded, has_base, value_text
+
+_BUILTIN = (*MAPPINGS, list, tuple, type(None))
+Found = list[tuple[str, Finding]]  # key paths as `keystr` writes them, and what differs there
+
+
+def same_structure(mine: Any, other: Any) -> bool:
+    """Whether two treedefs are equal; not if comparing their static data raises."""
+    return guarded(lambda: bool(mine == other), lambda _: False)
+
+
+class Part(NamedTuple):
+    """A treedef, and the leaves of its tree."""
+
+    treedef: Any
+    leaves: Sequence[LeafType]
+
+    def children(self) -> list[Part]:
+        below = self.treedef.children()
+        ends = list(accumulate(child.num_leaves for child in below))
+        return [Part(child, self.leaves[end - child.num_leaves : end]) for child, end in zip(below, ends, strict=True)]
+
+    @property
+    def text(self) -> str:
+        data = self.treedef.node_data()
+        if data is None:
+            return self.leaves[0].text
+        n = len(self.leaves)
+        return "None" if data[0] is type(None) else f"{class_name(data[0])} · {n:,} {'leaf' if n == 1 else 'leaves'}"
+
+
+def compare_types(tree: Any, mine: JitType, other: JitType) -> Found:
+    """Compare a tree with what was or will be in its place. Unflattens nothing.
+
+    Args:
+      tree: Gives the names of keys and fields.
+      mine: Of `tree`.
+    """
+    found: Found = []
+    stack: list[tuple[str, Any, Part, Part]] = [("", tree, Part(*mine), Part(*other))]
+    while stack:
+        path, node, a, b = stack.pop()
+        if same_structure(a.treedef, b.treedef):
+            found += _compare_all_leaves(path, node, a, b)
+        else:
+            found += [(path, finding) for finding in _compare_nodes(node, a, b)]
+            below = list(_aligned(path, node, a, b))
+            found += [(where, ("missing", x.text, "", "")) for where, _, x, y in below if x and not y]
+            found += [(where, ("extra", "", y.text, "")) for where, _, x, y in below if y and not x]
+            stack += [each for each in reversed(below) if each[2] and each[3]]  # type: ignore[misc]
+    return found
+
+
+def _compare_all_leaves(path: str, tree: Any, mine: Part, other: Part) -> Found:
+    differ = [
+        (i, findings)
+        for i, (a, b) in enumerate(zip(mine.leaves, other.leaves, strict=True))
+        if a != b and (findings := compare_leaves(a, b))
+    ]
+    if not differ:
+        return []
+    paths = [keys for keys, _ in tree_util.tree_flatten_with_path(tree)[0]]
+    return [(path + tree_util.keystr(paths[i]), finding) for i, findings in differ for finding in findings]
+
+
+def _compare_nodes(node: Any, mine: Part, other: Part) -> list[Finding]:
+    a, b = mine.treedef.node_data(), other.treedef.node_data()
+    if type(None) in (a and a[0], b and b[0]):
+        return [("none", mine.text, other.text, "")]
+    if a is None or b is None:
+        return [("leaf", mine.text, other.text, "")]
+    if a[0] is not b[0]:
+        kind, *classes, hint = compare_classes(a[0], b[0])
+        return [(kind, *(classes if hint else (mine.text, other.text)), hint)]
+    if a[0] is OrderedDict and list(a[1]) != list(b[1]) and set(a[1]) == set(b[1]):
+        return [("order", value_text(list(a[1]), 60), value_text(list(b[1]), 60), "")]
+    found: list[Finding] = []
+    n = [len(each.treedef.children()) for each in (mine, other)]
+    if n[0] != n[1] and a[0] not in MAPPINGS:
+        found.append(("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
+    if a[0] not in _BUILTIN and not has_base(a[0], tuple):
+        found += _compare_aux(node, a[1], b[1])
+    return found
+
+
+def _compare_aux(node: Any, mine: Any, other: Any) -> list[Finding]:
+    """Compare static data field by field, though only one of the nodes is there."""
+    names = {id(value): name for name, value in stored_items(node).items()}
+    a, b = _values(mine), _values(other)
+    pairs = zip(a, b, strict=True) if len(a) == len(b) else ()
+    fields = {names[id(x)]: (x, y) for x, y in pairs if id(x) in names}
+    left, right = (SimpleNamespace(**{name: pair[i] for name, pair in fields.items()}) for i in (0, 1))
+    return [_with_hint(*finding) for finding in compare_static(left, mine, right, other)]
+
+
+def _with_hint(kind: str, left: str, right: str, hint: str) -> Finding:
+    return kind, left, right, hint or (TWO_OBJECTS if left.partition(" = ")[2] == right else "")
+
+
+def _values(aux: Any) -> list[Any]:
+    """The values in static data, one level deep, and of tuples in it, too."""
+    if type(aux) is dict:
+        return [*aux.values()]
+    values = [*aux] if type(aux) in (tuple, list) else [aux]
+    return [each for value in values for each in (value if type(value) in (tuple, list) else [value])] + values
+
+
+def _aligned(path: str, node: Any, mine: Part, other: Part) -> Iterator[tuple[str, Any, Part | None, Part | None]]:
+    """The children of both that are compared, by key; nothing where the nodes are something else."""
+    a, b = mine.treedef.node_data(), other.treedef.node_data()
+    if a is None or b is None or type(None) in (a[0], b[0]):
+        return
+    is_mapping = a[0] in MAPPINGS and b[0] in MAPPINGS
+    if a[0] is not b[0] and not is_mapping and not (a[0] in (list, tuple) and b[0] in (list, tuple)):
+        return
+    theirs: dict[Any, Part] = dict(zip(mapping_keys(b) if is_mapping else range(10**9), other.children(), strict=False))
+    for i, (((key,), child), part) in enumerate(zip(one_level(node)[0], mine.children(), strict=True)):
+        yield path + tree_util.keystr((key,)), child, part, theirs.pop(key.key if is_mapping else i, None)
+    for key, part in theirs.items():
+        last = tree_util.DictKey(key) if is_mapping else tree_util.SequenceKey(key)
+        yield path + tree_util.keystr((last,)), None, None, part
+
+
+def mapping_keys(data: tuple[type, Any]) -> Sequence[Any]:
+    """The keys of a treedef's node, in the order of its children."""
+    return data[1][1] if data[0] is defaultdict else data[1]

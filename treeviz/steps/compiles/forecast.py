@@ -1,0 +1,177 @@
+"""Tell before the first step whether the second one traces or compiles again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax import tree_util
+
+from treeviz.analysis.compare.difference import Difference, Differences
+from treeviz.steps.compiles.arguments import named_arguments
+from treeviz.steps.compiles.compare import Part, compare_types
+from treeviz.steps.compiles.jit_type import JitType, LeafType, is_committed, jit_type
+from treeviz.steps.compiles.new_state import Place, find_state, given_state
+from treeviz.tree.safe_repr import value_text
+
+_COMMITTED = "committed"
+
+
+class Forecast(Differences):
+    """What of a step's state comes out otherwise than it went in; `print` says what follows from that.
+
+    Attributes:
+      retraces: Whether the second call traces again, which is a compilation, too.
+      recompiles: Whether it compiles again.
+    """
+
+    def __init__(self, differences: Iterable[Difference], name: str, states: str) -> None:
+        super().__init__(differences)
+        self._name, self._states = name, states
+        self.recompiles = bool(self)
+        self.retraces = any(each.right != _COMMITTED for each in self)
+
+    def __repr__(self) -> str:
+        again = "traces and compiles" if self.retraces else "compiles"
+        if not self:
+            return f"The second call of `{self._name}` does not trace again: {self._states} comes out as it went in."
+        why = f"since {self._states} comes out otherwise than it went in"
+        return f"The second call of `{self._name}` {again} again, {why}:\n{super().__repr__()}"
+
+    __str__ = __repr__
+
+
+def forecast(
+    step: Callable,
+    *args: Any,
+    state_arg: int | str | Sequence[int | str] = 0,
+    out: Any = None,
+    **kwargs: Any,
+) -> Forecast:
+    """Tell whether the second call of a step traces and compiles again, and which leaf of its state is to blame.
+
+        print(tv.forecast(update, params, x, y))
+        assert not tv.forecast(update, params, x, y)
+
+    A loop hands the new state to the next call. If a leaf then has another dtype or weak type, is an array where it
+    was None, or has become committed to a device, JAX compiles a second time. The step is traced once, which its first
+    call then need not do; nothing is compiled or run, and no node of the user's is unflattened. Other arguments are
+    taken to stay as they are. Shardings that the compiler chooses are not known before it runs, and not compared.
+
+    Args:
+      step: A function, or what `jax.jit` gave.
+      *args, **kwargs: The arguments of its first call; trees of `jax.ShapeDtypeStruct` will do.
+      state_arg: Which argument is the state, by position or name. Several, as `(0, 1)` for `params, opt_state`:
+        only what is named is compared.
+      out: Where the new state stands in the result: an index, a key or the name of a field; a tuple of them for a
+        nested one. For several states, one each. None: found by structure.
+
+    Returns:
+      A list of `Difference`, from the state that goes in to the one that comes out; it is empty exactly if the second
+      call neither traces nor compiles again. `print` shows a sentence.
+
+    Raises:
+      ValueError: There is no such argument, or it is not certain where in the result the new state stands.
+      TypeError: JAX cannot trace the step, or another library jitted it; other exceptions are the step's own.
+    """
+    step = _innermost(step)
+    names = named_arguments(step, args, kwargs)
+    several = isinstance(state_arg, tuple | list)
+    chosen = [_name_of(each, names, len(args)) for each in (state_arg if several else [state_arg])]  # type: ignore[union-attr]
+    outs = list(out) if several and out is not None else [out] * len(chosen)
+    if len(outs) != len(chosen):
+        raise ValueError(f"forecast: {len(chosen)} states, but out={out!r} names {len(outs)}.")
+    traced = _traced(step, args, kwargs)
+    result = Part(_out_tree(traced), [LeafType(aval) for aval in traced.jaxpr.out_avals])
+    found: list[Difference] = []
+    places: list[str] = []
+    for name, where in zip(chosen, outs, strict=True):
+        mine = jit_type(names[name])
+        place = _place_of(name, Part(*mine), result, where, several)
+        places.append(f"`{name}` ({place.text})")
+        differ = compare_types(names[name], mine, JitType(*place.part))
+        found += [Difference(f"{name}{path}", *_with_advice(*finding)) for path, finding in differ]
+        found += _become_committed(name, names, args, kwargs, traced)
+    return Forecast(found, _name(step), " and ".join(places))
+
+
+def _innermost(step: Any) -> Any:
+    """The step that an inspector watches."""
+    from treeviz.steps.tracing.watch import Watched
+
+    return step.step if isinstance(step, Watched) else step
+
+
+def _traced(step: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    is_jitted = hasattr(step, "lower")
+    trace = getattr(step if is_jitted else jax.jit(step), "trace", None)
+    traced = trace and trace(*args, **kwargs)
+    if not hasattr(traced, "jaxpr"):
+        raise TypeError(
+            f"forecast: `{_name(step)}` is jitted by another library than JAX, which treats leaves in its own way. "
+            "Pass a function of arrays, or what jax.jit gave."
+        )
+    return traced
+
+
+def _name(step: Any) -> str:
+    return str(getattr(step, "__name__", type(step).__name__))
+
+
+def _name_of(which: int | str, names: dict[str, Any], n_positional: int) -> str:
+    if which in names:
+        return str(which)
+    if isinstance(which, int) and -n_positional <= which < n_positional:
+        return list(names)[:n_positional][which]
+    raise ValueError(f"forecast: state_arg={which!r}: the call has no such argument, but {', '.join(names) or 'none'}.")
+
+
+def _place_of(name: str, state: Part, result: Part, out: Any, several: bool) -> Place:
+    if out is not None:
+        return given_state(result, out)
+    place = find_state(state, result)
+    if place is not None:
+        return place
+    below = [*Place((), result).children()]
+    parts = "; ".join(f"out={child.keys[0]!r} is {child.part.text}" for child in below[:10])
+    raise ValueError(
+        f"forecast: where in the result is the new `{name}`, {state.text}? The result is {result.text}"
+        + (f": {parts}. Pass out=…{' for each state' if several else ''}." if below else ".")
+    )
+
+
+def _out_tree(traced: Any) -> Any:
+    if hasattr(traced, "out_tree"):
+        return traced.out_tree
+    # Before jax 0.7 or so, only this tells the structure; it puts objects of this class into the user's nodes.
+    return tree_util.tree_structure(traced.out_info, is_leaf=lambda x: type(x).__name__ == "OutInfo")
+
+
+def _with_advice(kind: str, left: str, right: str, hint: str) -> tuple[str, str, str, str]:
+    if not hint:
+        hint = {
+            "weak type": "start from an array with a dtype, as jnp.float32(0), not from a Python number",
+            "dtype": "cast what the step returns: .astype(old.dtype)",
+            "none": "start from what it becomes, as zeros" if left == "None" else "",
+        }.get(kind, "")
+    return kind, left, right, hint
+
+
+def _become_committed(
+    name: str, names: dict[str, Any], args: tuple, kwargs: dict[str, Any], traced: Any
+) -> list[Difference]:
+    """What a program returns is committed to its device once any array that it reads is."""
+    leaves, inputs = tree_util.tree_leaves((args, kwargs)), traced.jaxpr.jaxpr.invars
+    mine = [leaf for leaf in tree_util.tree_leaves(names[name]) if not isinstance(leaf, jax.ShapeDtypeStruct)]
+    n = sum(not is_committed(leaf) for leaf in mine)
+    if not n or len(leaves) != len(inputs):  # with static arguments, it is not known which is which
+        return []
+    read = {id(var) for eqn in traced.jaxpr.eqns for var in eqn.invars} | {id(v) for v in traced.jaxpr.jaxpr.outvars}
+    if not any(is_committed(leaf) and id(var) in read for leaf, var in zip(leaves, inputs, strict=True)):
+        return []
+    which = [key for key, value in names.items() if any(map(is_committed, tree_util.tree_leaves(value)))]
+    hint = (
+        f"since {value_text(which[0], 40)} is: jax.device_put(state, device) commits {n:,} of {len(mine):,} leaves, too"
+    )
+    return [Difference(name, "sharding", "not committed", _COMMITTED, hint)]
