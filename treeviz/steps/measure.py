@@ -62,6 +62,16 @@ class Measurement:
         self.sources, self.statistics, self.results = sources, statistics, results
         return self
 
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """All arrays, as they leave the step."""
+        return self.tree_flatten()[0]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the packed rows, by name."""
+        return {name: packed.shape for name, packed in self.packed.items()}
+
     def statistics_of(self, name: str) -> tuple[str, ...]:
         """The statistics in the packed rows of a tree, in order."""
         return (*self.statistics, "cosine") if name == "grads" and LAST in self.packed else self.statistics

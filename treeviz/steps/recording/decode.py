@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from treeviz.steps.joined import Joined
 from treeviz.steps.measure import MeasuredTree, Measurement, find_measurements
 from treeviz.steps.measured_tree import Parts, in_layers
 from treeviz.steps.names import result_kind
@@ -39,7 +40,7 @@ class Arrived(NamedTuple):
 
     def is_ready(self) -> bool:
         """Whether it can be read without waiting."""
-        return all(getattr(packed, "is_ready", _yes)() for packed in self.measurement.packed.values())
+        return all(getattr(array, "is_ready", _yes)() for array in self.measurement.arrays)
 
 
 def _yes() -> bool:
@@ -79,11 +80,11 @@ def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
     In a measurement that the user returned from the step, the first leading axis is assumed to be that of a loop.
     """
     axes = {}
-    for name, packed in arrived.measurement.packed.items():
+    for name, shape in arrived.measurement.shapes.items():
         if name in arrived.watches:
             axes[name] = tuple(axis.kind for axis in arrived.watches[name].axes)
         else:
-            axes[name] = ("step", *("member",) * (packed.ndim - 3))[: max(packed.ndim - 2, 0)]
+            axes[name] = ("step", *("member",) * (len(shape) - 3))[: max(len(shape) - 2, 0)]
     return axes
 
 
@@ -99,37 +100,43 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Ste
         alike = list(group)
         first = alike[0]
         axes = axes_of(first)
+        packed, counts = stacked([each.measurement for each in alike])
         sources, by_source = [], {}
         for source in first.measurement.sources:
-            stacked = _on_host([each.measurement.packed[source.name] for each in alike])
-            numbers = unpack(stacked, first.measurement.statistics_of(source.name))
+            numbers = unpack(packed[source.name], first.measurement.statistics_of(source.name))
             of_axes = first.watches[source.name].axes if source.name in first.watches else ()
             parts = next((axis.parts for axis in of_axes if axis.parts is not None), None)
             source, rows = _leaf_rows(source, numbers, ("batch", *axes[source.name]), members, parts)
             source = source._replace(name=printable(source.name + first.suffix))
             by_source[source.name] = rows
             sources.append(source)
-        for source, rows in _bad_results(alike):
+        for source, rows in _bad_results(first, counts):
             by_source[source.name] = rows
             sources.append(source)
         yield from _step_by_step(alike, sources, by_source)
 
 
-def _bad_results(alike: Sequence[Arrived]) -> Iterator[tuple[MeasuredTree, dict[str, np.ndarray]]]:
+def _bad_results(first: Arrived, counts: np.ndarray | None) -> Iterator[tuple[MeasuredTree, dict[str, np.ndarray]]]:
     """The results of which some number is not finite: nothing in healthy steps. Their counts are [batch, 1, leaves]."""
-    measurement = alike[0].measurement
-    if not measurement.results:
-        return
-    counts = (_on_host([each.measurement.counts for each in alike]) & 0x7FFFFFFF)[:, None]
+    counts = np.zeros(()) if counts is None else (counts & 0x7FFFFFFF)[:, None]
     if not counts.any():
         return
-    first = 0
-    for source in measurement.results:
-        mine = counts[..., first : first + len(source.paths)].astype(np.int64)
-        first += len(source.paths)
+    at = 0
+    for source in first.measurement.results:
+        mine = counts[..., at : at + len(source.paths)].astype(np.int64)
+        at += len(source.paths)
         if mine.any():
-            name = printable(source.name + alike[0].suffix)
+            name = printable(source.name + first.suffix)
             yield source._replace(name=name), {"nonfinite": mine >> 16, "nan": mine & 0xFFFF}
+
+
+def stacked(measurements: Sequence[Measurement]) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+    """The packed rows by source, and the counts of results, of measurements of one layout."""
+    first = measurements[0]
+    if isinstance(first, Joined):
+        return first.layout.split(_on_host([each.arrays[0] for each in measurements]))
+    packed = {name: _on_host([each.packed[name] for each in measurements]) for name in first.packed}
+    return packed, _on_host([each.counts for each in measurements]) if first.results else None
 
 
 def _on_host(arrays: Sequence[Any]) -> np.ndarray:
@@ -174,9 +181,11 @@ def _copy(packed):
 def _layout(arrived: Arrived) -> Any:
     """A key that is equal for measurements that can be read together."""
     measurement = arrived.measurement
-    shapes = tuple(packed.shape for packed in measurement.packed.values())
-    # By id: one program has the same source objects, and comparing a thousand leaves takes time.
-    return tuple(map(id, measurement.sources)), measurement.statistics, shapes, id(arrived.watches), arrived.suffix
+    # By id: one program has the same objects, and comparing a thousand leaves takes time.
+    if isinstance(measurement, Joined):
+        return id(measurement.layout), id(arrived.watches), arrived.suffix
+    shapes, sources = tuple(measurement.shapes.values()), tuple(map(id, measurement.sources))
+    return sources, measurement.statistics, shapes, id(arrived.watches), arrived.suffix
 
 
 def _leaf_rows(

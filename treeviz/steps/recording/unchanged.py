@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.names import name_of_result, result_kind
-from treeviz.steps.recording.decode import Arrived, StepNumbers, taken
+from treeviz.steps.recording.decode import Arrived, StepNumbers, stacked, taken
 from treeviz.tree.safe_repr import printable
 
 FIRST_TOLD = 32  # inspected steps; then after twice as many
@@ -36,12 +35,13 @@ class Unchanged:
             place = places.get((each.suffix, each.step))
             if place is None:
                 continue
-            first = 0
+            first, counts = 0, None
             for tree in each.measurement.results:
                 n = len(tree.paths)
                 if result_kind(tree.name) == "parameter":
-                    with jax.transfer_guard("allow"):
-                        now = np.asarray(each.measurement.counts)[first : first + n] >> 31 == 0
+                    counts = stacked([each.measurement])[1] if counts is None else counts
+                    assert counts is not None
+                    now = counts[0, first : first + n] >> 31 == 0
                     if before is not None and len(before) == n:
                         now &= before
                     self._known[each.suffix] = n_before + 1, now

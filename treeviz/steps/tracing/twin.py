@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from treeviz.steps.joined import joined
 from treeviz.steps.measure import MeasuredTree, Measurement, source_of
 from treeviz.steps.measured_tree import Axes, WhyNot, in_layers, nothing_against, openable, told_axes
 from treeviz.steps.names import kind_of, natural
@@ -138,7 +139,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     shown = [tidy[1](jax.tree_util.keystr(path)) for path in out_paths]
     counted = count_in_results(program, leaves, out, paths, out_paths, shown, {} if updates else _params(names))
     names = [name and name.in_layers() for name in names]
-    measurement = _measurement(zip(names, packed, strict=True), statistics, *counted)
+    measurement = joined(_measurement(zip(names, packed, strict=True), statistics, *counted))
     on_traced([name for name in names if name is not None], notes, effects_in(program))
     return jax.tree.unflatten(out_tree, out), measurement
 

@@ -220,7 +220,7 @@ class Watched:
         return None if self.trouble else twin
 
     def _deliver(self, measurement: Measurement, number: int) -> None:
-        if not isinstance(next(iter(measurement.packed.values())), Tracer):
+        if not isinstance(measurement.arrays[0], Tracer):
             self._take(measurement, number)
         else:
             self._warn_inside()
