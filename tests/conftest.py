@@ -101,6 +101,19 @@ def pytest_cmdline_main(config: pytest.Config):
         option.maxworkerrestart = option.maxworkerrestart or "0"  # a test that hangs ends the run
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Each file goes to a process as a whole; those that share one JupyterLab go to the same one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "JupyterLab" if file.endswith("_lab.py") else file
+
+    return Scheduling(config, log) if config.option.dist == "loadfile" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
     thin_out(config, items, config.option.one_case_in)
     place = {TESTS / name: number for number, name in enumerate(SLOWEST)}

@@ -30,6 +30,18 @@ def command(*modules):
     return [sys.executable, "-IS", __file__, servers[modules][1]]
 
 
+def put_kernel(folder):
+    """Put a kernel for notebooks into a folder of Jupyter's data, which goes before the installed one."""
+    import json
+    from pathlib import Path
+
+    argv = [*command("jax", "ipykernel.kernelapp", "ipywidgets", "anywidget"), "-m", "ipykernel_launcher"]
+    kernel = {"argv": [*argv, "-f", "{connection_file}"], "display_name": "Python 3", "language": "python"}
+    file = Path(folder) / "kernels" / "python3" / "kernel.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(kernel))
+
+
 def start(modules):
     import atexit
     import subprocess
@@ -101,40 +113,40 @@ def serve(address, modules):
     settle()
     clients = {}  # of each file that is waited for: the connection, the program and its file
     while True:
-        for key, _ in waiting.select():
-            if key.fileobj == 0:  # who started this one is gone
-                for _, pid, _ in clients.values():
-                    os.kill(pid, signal.SIGKILL)
-                os.unlink(address)
-                os.rmdir(os.path.dirname(address))
-                os._exit(0)
-            elif key.fileobj is listener:
-                connection, _ = listener.accept()
-                asked, fds = receive(connection)
-                if (pid := os.fork()) == 0:
-                    listener.close()
-                    return asked, fds
-                for fd in fds:
-                    os.close(fd)
-                client = connection, pid, os.pidfd_open(pid)
-                clients[connection.fileno()] = clients[client[2]] = client
-                waiting.register(connection, selectors.EVENT_READ)
-                waiting.register(client[2], selectors.EVENT_READ)
-                connection.sendall(pid.to_bytes(8, "big"))
-            elif key.fd in clients:
-                connection, pid, watched = clients[key.fd]
-                if key.fd != watched:  # who stood for the program was killed
-                    os.kill(pid, signal.SIGKILL)
-                _, status = os.waitpid(pid, 0)
-                for fd in connection.fileno(), watched:
-                    waiting.unregister(fd)
-                    del clients[fd]
-                try:
-                    connection.sendall(status.to_bytes(8, "big"))
-                except OSError:
-                    pass
-                connection.close()
-                os.close(watched)
+        key, _ = waiting.select()[0]  # one at a time: the next may have taken a number that this one frees
+        if key.fileobj == 0:  # who started this one is gone
+            for _, pid, _ in clients.values():
+                os.kill(pid, signal.SIGKILL)
+            os.unlink(address)
+            os.rmdir(os.path.dirname(address))
+            os._exit(0)
+        elif key.fileobj is listener:
+            connection, _ = listener.accept()
+            asked, fds = receive(connection)
+            if (pid := os.fork()) == 0:
+                listener.close()
+                return asked, fds
+            for fd in fds:
+                os.close(fd)
+            client = connection, pid, os.pidfd_open(pid)
+            clients[connection.fileno()] = clients[client[2]] = client
+            waiting.register(connection, selectors.EVENT_READ)
+            waiting.register(client[2], selectors.EVENT_READ)
+            connection.sendall(pid.to_bytes(8, "big"))
+        elif key.fd in clients:
+            connection, pid, watched = clients[key.fd]
+            if key.fd != watched:  # who stood for the program was killed
+                os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            for fd in connection.fileno(), watched:
+                waiting.unregister(fd)
+                del clients[fd]
+            try:
+                connection.sendall(status.to_bytes(8, "big"))
+            except OSError:
+                pass
+            connection.close()
+            os.close(watched)
 
 
 def settle():

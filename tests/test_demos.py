@@ -149,7 +149,10 @@ def execute(notebook, folder: Path):
         store_widget_state=False,
         resources={"metadata": {"path": str(folder)}},
     )
-    return client.execute(env=environment())
+    with pytest.MonkeyPatch.context() as patch:
+        pythons.put_kernel(folder / "jupyter")
+        patch.setenv("JUPYTER_PATH", str(folder / "jupyter"))
+        return client.execute(env=environment())
 
 
 def check_views(notebook) -> None:

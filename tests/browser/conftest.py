@@ -8,6 +8,7 @@ test that does not wait for what it reads fails there, as it would on a slow mac
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
@@ -64,6 +65,32 @@ def stranger(tmp_path_factory) -> Iterator:
         yield lab
 
 
+@pytest.fixture(scope="session")
+def lab_window(chromium) -> Callable:
+    """`with lab_window(lab, name, height) as (page, watch)` opens a notebook in a window that has no other.
+
+    A window is kept for the next notebook of the same server: a Lab takes three seconds to load.
+    """
+    from browser.jupyter import close_notebooks, open_notebook
+
+    free: dict[str, list] = {}
+
+    @contextlib.contextmanager
+    def open_window(lab, name: str, height: int):
+        of_lab = free.setdefault(lab.address, [])
+        page, watch = of_lab.pop() if of_lab else new_window(chromium)
+        page.set_viewport_size({"width": 1280, "height": height})
+        open_notebook(page, lab, name)
+        yield page, watch
+        if page.is_closed():
+            page.context.close()
+        else:
+            close_notebooks(page)
+            of_lab.append((page, watch))
+
+    return open_window
+
+
 def a_lab(folder: Path):
     pytest.importorskip("jupyterlab")
     from browser.jupyter import Lab
@@ -100,6 +127,11 @@ class Watch:
         context.on("weberror", lambda error: self.troubles.append(f"page error: {error.error}"))
         context.on("request", self._on_request)
         context.route(lambda url: not url.startswith(OURS), lambda route: route.abort())
+
+    def taken(self) -> list[str]:
+        """What there is, which is not there any more."""
+        troubles, self.troubles = self.troubles, []
+        return troubles
 
     def _on_console(self, message) -> None:
         if message.type == "error":
@@ -150,5 +182,4 @@ def open_page(chromium, free_windows, tmp_path) -> Iterator[Callable]:
             page.goto("about:blank")
             page.mouse.move(-1, -1)
             free_windows.append((page, watch))
-        troubles, watch.troubles = watch.troubles, []
-        assert troubles == []
+        assert watch.taken() == []

@@ -83,8 +83,20 @@ def write_notebook(lab: Lab, name: str, *cells: str) -> None:
 
 
 def open_notebook(page: Any, lab: Lab, notebook: str) -> None:
-    page.goto(lab.url(notebook))
+    """Open it in a new page, or in the Lab that the page already shows: that takes a fifth of the time."""
+    if page.url.startswith(lab.address):
+        page.evaluate(
+            "(path) => window.jupyterapp.commands.execute('docmanager:open', { path, factory: 'Notebook' })", notebook
+        )
+    else:
+        page.goto(lab.url(notebook))
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=1000 * PATIENCE_S)
+
+
+def close_notebooks(page: Any) -> None:
+    """Their kernels go on."""
+    page.evaluate("() => [...window.jupyterapp.shell.widgets('main')].forEach((widget) => widget.dispose())")
+    page.wait_for_selector(".jp-Notebook", state="detached")
 
 
 def run_all_cells(page: Any) -> None:

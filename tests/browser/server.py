@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+import pythons
 from compiling import PLAIN_FLAGS
 
 PATIENCE_S = 180  # for a server, a kernel, a notebook: the machine may be slow, and busy
@@ -83,6 +84,8 @@ class Server:
 
     def __enter__(self):
         log = self._folder / "server.log"
+        if not (self._folder / "data" / "kernels").exists():  # kernels.py may have put one there
+            pythons.put_kernel(self._folder / "data")
         command = [sys.executable, "-c", RUN_MODULE, self._module, *self._arguments]
         with log.open("wb") as output:
             self._process = subprocess.Popen(

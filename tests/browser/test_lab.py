@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from browser.conftest import Watch, new_context
 from browser.driving import copied, copy_path, opened, settled
-from browser.jupyter import Lab, errors_in_cells, n_cells, open_notebook, run_all_cells, save, set_theme
+from browser.jupyter import Lab, errors_in_cells, n_cells, run_all_cells, save, set_theme
 
 NOTEBOOK = Path(__file__).parents[2] / "demos" / "01_see_a_model.ipynb"
 NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status")
@@ -23,22 +23,19 @@ def lab(jupyterlab):
 
 
 @pytest.fixture(scope="module")
-def open_in(chromium):
-    """`open_in(lab)` opens the demo notebook in a new window; at the end nothing may have gone wrong there."""
-    watched = []
+def open_in(lab_window):
+    """`open_in(lab)` opens the demo notebook; at the end nothing may have gone wrong there."""
+    watches = []
+    with contextlib.ExitStack() as windows:
 
-    def open_window(lab: Lab):
-        context = new_context(chromium, viewport={"width": 1280, "height": 1000}, reduced_motion="reduce")
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        watched.append((context, Watch(context)))
-        page = context.new_page()
-        open_notebook(page, lab, NOTEBOOK.name)
-        return page
+        def open_demo(lab: Lab):
+            page, watch = windows.enter_context(lab_window(lab, NOTEBOOK.name, 1000))
+            watches.append(watch)
+            return page
 
-    yield open_window
-    for context, watch in watched:
-        context.close()
-        assert [trouble for trouble in watch.troubles if not NOT_OURS.search(trouble)] == []
+        yield open_demo
+    for watch in watches:
+        assert [trouble for trouble in watch.taken() if not NOT_OURS.search(trouble)] == []
 
 
 @pytest.fixture(scope="module")
@@ -144,4 +141,3 @@ def test_untrusted_the_first_rows_are_still_readable(page, lab, open_in, strange
     text = untrusted.locator(".jp-OutputArea").first.inner_text() + details.inner_text()
     assert "float32[" in text and "leaves" in text
     untrusted.screenshot(path=shots / "lab-untrusted.png")
-    untrusted.close()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import nbformat
 import pytest
-from browser.conftest import Watch, new_context
 from browser.driving import settled
-from browser.jupyter import PATIENCE_S, Lab, open_notebook, run_all_cells, save, set_theme, write_notebook
+from browser.jupyter import PATIENCE_S, Lab, run_all_cells, save, set_theme, write_notebook
 from browser.kernels import INSTALLED, IPYKERNELS, use_ipykernel
 
 pytest.importorskip("anywidget")
@@ -107,25 +107,22 @@ def lab(request, tmp_path_factory):
 
 
 @pytest.fixture
-def open_in(lab, chromium):
-    """`open_in(*cells)` opens a notebook with these in a new window; at the end nothing may have gone wrong there."""
-    watched = []
+def open_in(lab, lab_window):
+    """`open_in(*cells)` opens a notebook with these; at the end nothing may have gone wrong there."""
+    watches = []
+    with contextlib.ExitStack() as windows:
 
-    def open_window(*cells: str, name: str = "live.ipynb"):
-        context = new_context(chromium, viewport={"width": 1280, "height": 1600}, reduced_motion="reduce")
-        watched.append((context, Watch(context)))
-        if cells:
-            write_notebook(lab, name, SETUP, *cells)
-        page = context.new_page()
-        open_notebook(page, lab, name)
-        return page
+        def open_window(*cells: str, name: str = "live.ipynb"):
+            if cells:
+                write_notebook(lab, name, SETUP, *cells)
+            page, watch = windows.enter_context(lab_window(lab, name, 1600))
+            windows.callback(page.evaluate, "() => window.jupyterapp?.serviceManager.sessions.shutdownAll()")
+            watches.append(watch)
+            return page
 
-    yield open_window
-    for context, watch in watched:
-        for page in context.pages:
-            page.evaluate("() => window.jupyterapp?.serviceManager.sessions.shutdownAll()")
-        context.close()
-        assert [trouble for trouble in watch.troubles if not NOT_OURS.search(trouble)] == []
+        yield open_window
+    for watch in watches:
+        assert [trouble for trouble in watch.taken() if not NOT_OURS.search(trouble)] == []
 
 
 def start_all_cells(page) -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import time
 
 import nbformat
 import pytest
-from browser.conftest import TIMEOUT_MS, Watch, new_context
+from browser.conftest import TIMEOUT_MS
 from browser.driving import settled
-from browser.jupyter import Lab, errors_in_cells, n_cells, open_notebook, run_all_cells, save, set_theme, write_notebook
+from browser.jupyter import (
+    Lab,
+    close_notebooks,
+    errors_in_cells,
+    n_cells,
+    run_all_cells,
+    save,
+    set_theme,
+    write_notebook,
+)
 
 pytest.importorskip("anywidget")
 
@@ -68,21 +78,19 @@ def lab(jupyterlab):
 
 
 @pytest.fixture(scope="module")
-def open_in(chromium):
-    """`open_in(lab)` opens the notebook in a new window; at the end nothing may have gone wrong there."""
+def open_in(lab_window):
+    """`open_in(lab)` opens the notebook; at the end nothing may have gone wrong there."""
     watched = []
+    with contextlib.ExitStack() as windows:
 
-    def open_window(lab: Lab, expected: re.Pattern = NOT_OURS, name: str = "explore.ipynb"):
-        context = new_context(chromium, viewport={"width": 1280, "height": 1400}, reduced_motion="reduce")
-        watched.append((context, Watch(context), expected))
-        page = context.new_page()
-        open_notebook(page, lab, name)
-        return page
+        def open_window(lab: Lab, expected: re.Pattern = NOT_OURS, name: str = "explore.ipynb"):
+            page, watch = windows.enter_context(lab_window(lab, name, 1400))
+            watched.append((watch, expected))
+            return page
 
-    yield open_window
-    for context, watch, expected in watched:
-        context.close()
-        troubles = [trouble for trouble in watch.troubles if not NOT_OURS.search(trouble)]
+        yield open_window
+    for watch, expected in watched:
+        troubles = [trouble for trouble in watch.taken() if not NOT_OURS.search(trouble)]
         assert [trouble for trouble in troubles if not expected.search(trouble)] == []
 
 
@@ -217,7 +225,7 @@ def test_a_closed_explorer_is_gone(page):
 
 
 def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trusts_it_or_no_kernel_answers(
-    page, lab, open_in, stranger, shots
+    page, lab, open_in, lab_window, stranger, shots
 ):
     begin_to_be_busy(page)
     save(page)
@@ -232,15 +240,16 @@ def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trust
     assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
     assert "embed" in untrusted.locator(".jp-OutputArea:has(details)").first.inner_text()
     untrusted.screenshot(path=shots / "explore-untrusted.png")
-    untrusted.close()
-    page.close()
+    close_notebooks(page)
     lab.end_kernels()
-    alone = open_in(lab, MODEL_NOT_FOUND)
-    alone.get_by_text("Saved view. Run the cell to explore live.").first.wait_for()
-    alone.get_by_role("tree").first.wait_for()
-    alone.get_by_role("searchbox").first.fill("embed")
-    alone.get_by_text(re.compile("1 match|1 of 1")).first.wait_for()
-    alone.screenshot(path=shots / "explore-no-kernel.png")
+    with lab_window(lab, "explore.ipynb", 1400) as (alone, watch):
+        alone.get_by_text("Saved view. Run the cell to explore live.").first.wait_for()
+        alone.get_by_role("tree").first.wait_for()
+        alone.get_by_role("searchbox").first.fill("embed")
+        alone.get_by_text(re.compile("1 match|1 of 1")).first.wait_for()
+        alone.screenshot(path=shots / "explore-no-kernel.png")
+    troubles = [trouble for trouble in watch.taken() if not NOT_OURS.search(trouble)]
+    assert [trouble for trouble in troubles if not MODEL_NOT_FOUND.search(trouble)] == []
 
 
 def test_where_the_policy_forbids_blob_the_page_stands_and_says_why(open_in, tmp_path_factory, shots):
@@ -319,4 +328,3 @@ def test_when_the_kernel_is_restarted_explorers_stay_usable_and_say_so(crowd, sh
     assert errors_in_cells(page) == []
     rows(page, "embed", 20).click()
     until(page, "one.value", "['embed']")
-    page.close()
