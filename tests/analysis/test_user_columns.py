@@ -166,7 +166,7 @@ def test_what_is_no_column_is_refused():
         treeviz.render([1.0], columns="bytes")
     with pytest.raises(ValueError, match="there is no format 'percent'; there are None, 'label', 'count'"):
         treeviz.column(float, format="percent")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no column 'nosuch'; there are "):
+    with pytest.raises(ValueError, match=r"no column 'nosuch'\. There are: "):
         treeviz.render([1.0], columns=["nosuch"])
 
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -26,6 +27,7 @@ import numpy as np
 import optax
 from browser.conftest import ARGUMENTS, CHROMIUM, new_context
 from browser.driving import active, copied, labels, opened, settled, status
+from browser.fake_kernel import PAGE, FakeKernel
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from playwright.sync_api import sync_playwright
 from sample_series import EXPLODES_FROM, layers, run
@@ -35,7 +37,7 @@ from treeviz.views.html.page import page as as_page
 from treeviz.views.view import View
 
 CLICK_S, KEY_S = 1.2, 0.2
-TASKS: list[tuple[str, str, Callable]] = []
+TASKS: list[tuple[str, str, Any]] = []
 
 
 class Person:
@@ -195,8 +197,7 @@ def side_by_side(person):
 
 @task("the largest Adam moment", "1 click", with_moments)
 def largest_moment(person):
-    person.click(person.page.get_by_role("button", name="Leaves only"))
-    person.click(person.page.locator(".head .cell", has_text="mu rms"))
+    person.click(person.page.locator(".head .cell", has_text="mu rms"), modifiers=["Shift"])
     mu = {
         path: np.sqrt(np.mean(np.square(leaf, dtype=float)))
         for path, leaf in jax.tree_util.tree_leaves_with_path(params())
@@ -223,6 +224,20 @@ def a_mask(person):
     person.click(person.page.locator(".tools summary", has_text="copy"))
     code = copied(person.page, lambda: person.click(person.page.get_by_role("button", name="mask:")))
     return sum(jax.tree.leaves(eval(code, {"jax": jax, "params": params()}))) == 5
+
+
+@task("which leaf changed", "1 click", lambda: PAGE)
+def changed(person):
+    tree = params()
+    widget = treeviz.explore(tree, name="params")
+    kernel = FakeKernel(person.page, widget)
+    kernel.show()
+    new = jax.tree.map(lambda leaf: leaf, tree)
+    new["layers"][7]["attn"]["bias"] = np.ones(16)
+    widget.tree = new
+    kernel.until(lambda: status(person.page) == "1 changed")
+    person.click(person.page.get_by_role("button", name="1 changed"))
+    return active(person.page) == "bias" and "[7]" in labels(person.page)
 
 
 @task("inside an opaque object", "1 click", with_opaque)
@@ -283,8 +298,8 @@ def main() -> int:
             )
             person = Person(context.new_page())
             person.page.goto(file.as_uri())
-            opened(person.page)
             try:
+                opened(person.page, n_views=0)
                 is_done = act(person)
             except Exception as error:
                 is_done, question = False, f"{question} ({type(error).__name__})"

@@ -358,6 +358,20 @@ def test_findings_are_badges_and_a_list_that_leads_to_them(shown, shots):
     assert "The norm grows" in page.locator(".detail .note").inner_text()
 
 
+def test_findings_of_the_same_steps_are_one_event(shown):
+    table = layers()
+    norm, ratio = run(table)
+    down, up, bias = norm.marks
+    page = shown(table, [Series(**{**vars(norm), "marks": (down, up, bias._replace(column=down.column))}), ratio])
+    page.get_by_text("findings (3)").click()
+    page.locator(".finding").first.wait_for()
+    assert page.locator(".findings p").all_inner_texts() == ["steps 600 to 609: 2 findings"]
+    kinds = [text.split()[0] for text in page.locator(".finding").all_inner_texts()]
+    assert kinds == ["nonfinite", "dead", "exploding"]
+    page.locator(".finding").nth(1).get_by_text("show").click()
+    assert active(page) == "bias"
+
+
 def test_a_finding_outside_of_the_chosen_steps_brings_them_all_back(shown):
     page = shown()
     page.get_by_role("spinbutton", name="To step").fill("99")

@@ -295,6 +295,13 @@ def test_what_flashes_is_the_closed_node_that_what_changed_is_in(explore):
     kernel.until(lambda: status(kernel.page) == "1 changed")
     kernel.page.wait_for_function("() => flashed.size")
     assert kernel.page.evaluate("() => [...flashed]") == ["[2]"]
+    kernel.page.locator(".row.changed").wait_for(state="detached")
+    assert settled(kernel.page).locator(".row.marked .key").all_inner_texts() == ["[2]"], "until the next tree"
+    kernel.page.get_by_role("button", name="1 changed").click()
+    assert (status(kernel.page), active(kernel.page)) == ("1 of 1 match", "w")
+    widget.tree = tree
+    kernel.until(lambda: status(kernel.page) == "1 changed")
+    assert widget.query == "is:changed" and active(kernel.page) == "w"
 
 
 def test_a_row_that_is_gone_gives_its_selection_up(explore):

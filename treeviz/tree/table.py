@@ -11,6 +11,7 @@ from treeviz.tree.column import Column, Rollup
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.forks import computed_once
 from treeviz.tree.keys import Key, index_key, python_expression
+from treeviz.tree.query.fields import did_you_mean
 from treeviz.tree.query.find import find
 from treeviz.tree.rollup import roll
 from treeviz.tree.safe_repr import printable
@@ -127,7 +128,8 @@ class TreeTable:
         unknown = [name for name in names if name not in self.columns]
         if unknown:
             hint = " Statistics are computed on request: render(tree, stats=True)." if "nan" not in self.columns else ""
-            raise ValueError(f"no column {', '.join(map(repr, unknown))}; there are {', '.join(self.columns)}.{hint}")
+            names = ", ".join(map(repr, unknown))
+            raise ValueError(f"no column {names}. {did_you_mean(unknown[0], list(self.columns))}{hint}")
         return tuple(self.columns[name] for name in names)
 
     def fact_column(self, name: str, levels, *, title: str = "", **how) -> Column:

@@ -50,10 +50,12 @@ def test_the_errors_say_what_to_write_instead():
         "Write bytes:>1M, bytes:<=0.5, bytes:1k..2k or bytes:42; the units are k M G T Ki Mi Gi Ti."
     )
     assert message("cpu:0") == (
-        "find: there is no field 'cpu'. There are: "
+        "find: no column 'cpu'. There are: "
         "key, kind, type, dtype, sharding, shape, is, depth, elements, bytes, leaves. "
         'To search for the text itself, put it in quotes: "cpu:0"'
     )
+    assert message("byte:1").startswith("find: no column 'byte'. Did you mean bytes? ")
+    assert "widget.tree = new" in message("is:changed")
     assert message("shape:x,3") == (
         "find: shape:x,3 has a dimension that cannot be read, 'x'. "
         "Write numbers, >64, <=8, * for one dimension and ... for any number of them: shape:...,>64,768"

@@ -1,8 +1,17 @@
-"""The reserved field names of the search language, which no user column may have."""
+"""The reserved field names of the search language, and what to write in place of an unknown one."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
 
 ROW_FIELDS = ("key", "kind", "type", "dtype", "sharding", "shape", "is", "depth")
 ALIASES = {"params": "elements", "parameters": "elements"}
 # The columns of `analysis.stats.columns.value_statistics`, computed on request.
 VALUE_STATISTICS = ("min", "max", "mean", "std", "rms", "zeros", "nan", "inf", "posinf", "neginf", "histogram")
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """ "Did you mean bytes?"; all that is known if nothing is near."""
+    near = get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."

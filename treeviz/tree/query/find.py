@@ -11,7 +11,7 @@ import numpy as np
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Facts
 from treeviz.tree.kinds import NOTES
-from treeviz.tree.query.fields import ALIASES, ROW_FIELDS, VALUE_STATISTICS
+from treeviz.tree.query.fields import ALIASES, ROW_FIELDS, VALUE_STATISTICS, did_you_mean
 from treeviz.tree.query.parse import (
     Term,
     TextTest,
@@ -190,6 +190,11 @@ def _dtype_test(value: str) -> TextTest:
 
 
 def _flagged(table: Table, term: Term) -> np.ndarray:
+    if term.value == "changed":
+        raise ValueError(
+            "find: is:changed needs an explorer that was given a new tree, and its search box: widget.tree = new. "
+            "treeviz.diff(old, new) compares two trees."
+        )
     if term.value not in _IS and term.value not in _IS_NOTE:
         raise ValueError(
             f"find: there is no {term}. There are: {', '.join(f'is:{name}' for name in sorted({*_IS, *_IS_NOTE}))}."
@@ -245,8 +250,8 @@ def _numbers(table: Table, term: Term) -> np.ndarray:
         return table.rolled(columns[name])
     if name in VALUE_STATISTICS:
         raise ValueError(f"find: {term} {_NEEDS_VALUES}")
-    fields = ", ".join([*ROW_FIELDS, *columns, *_columns_of_text(table)])
+    known = [*ROW_FIELDS, *columns, *_columns_of_text(table)]
     raise ValueError(
-        f"find: there is no field {term.field!r}. There are: {fields}. "
+        f"find: no column {term.field!r}. {did_you_mean(term.field, known)} "
         f'To search for the text itself, put it in quotes: "{term.field}:{term.value}"'
     )

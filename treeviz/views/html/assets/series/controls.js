@@ -72,18 +72,28 @@ export function controls(seriesView) {
 /** @param {SeriesView} seriesView */
 const nFindings = (seriesView) => seriesView.all.reduce((sum, series) => sum + series.nMarks, 0);
 
-/** @param {SeriesView} seriesView @param {() => void} close */
+/** The findings, those of the same steps together as one event, in the order of the worst of each. @param {SeriesView} seriesView @param {() => void} close */
 export function findingsList(seriesView, close) {
-  const found = seriesView.all.flatMap((series) => series.marks.map((mark) => ({ series, mark })));
-  const button = ({ series, mark }) => {
-    const [row, bucket, kind, text, severity] = mark;
+  const found = seriesView.all.flatMap((series) => series.marks.map((mark) => ({ series, mark }))).slice(0, MAX_LISTED);
+  /** @type {Map<string, typeof found>} */
+  const events = new Map();
+  for (const each of found) {
+    const steps = each.series.stepsText(each.mark[1]);
+    events.set(steps, [...(events.get(steps) ?? []), each]);
+  }
+  const button = ({ series, mark }, when) => {
+    const [row, , kind, text, severity] = mark;
     const go = () => {
       close();
       seriesView.goTo(series, mark);
     };
     return h("button", { class: "finding", click: go }, h("b", { class: "badge", "data-note": kind, "data-severity": severity }, kind),
-      ` ${seriesView.path(row)} · ${series.stepsText(bucket)} `, h("span", {}, text));
+      ` ${seriesView.path(row)}${when} `, h("u", {}, "show"), h("span", {}, text));
   };
-  const rest = nFindings(seriesView) - Math.min(found.length, MAX_LISTED);
-  return [...found.slice(0, MAX_LISTED).map(button), ...(rest ? [h("p", {}, `… ${countText(rest)} more`)] : [])];
+  const event = ([steps, some]) => [
+    ...(some.length > 1 ? [h("p", {}, `${steps}: ${countText(some.length)} findings`)] : []),
+    ...some.map((each) => button(each, some.length > 1 ? "" : ` · ${steps}`)),
+  ];
+  const rest = nFindings(seriesView) - found.length;
+  return [...[...events].flatMap(event), ...(rest ? [h("p", {}, `… ${countText(rest)} more`)] : [])];
 }

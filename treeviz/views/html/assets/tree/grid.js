@@ -88,8 +88,8 @@ export class Grid {
       const order = sorting.column === column ? (sorting.descending ? "descending" : "ascending") : "";
       const arrow = order && h("span", { class: "arrow", "aria-hidden": "true" }, sorting.descending ? "▼" : "▲");
       const label = order && `${column.title}, sorted ${order}`;
-      return h("button", { class: `cell ${column.format}`, title: column.help || `sort by ${column.title}`, "aria-label": label || undefined,
-        tabindex: i === Math.max(0, focused) ? "0" : "-1", click: () => this.view.sortBy(column) }, column.title, arrow, this.#edge(column, i));
+      return h("button", { class: `cell ${column.format}`, title: `${column.help || `sort by ${column.title}`} (with Shift: leaves only)`, "aria-label": label || undefined,
+        tabindex: i === Math.max(0, focused) ? "0" : "-1", click: ({ shiftKey }) => (shiftKey ? this.view.setFlat(true, column) : this.view.sortBy(column)) }, column.title, arrow, this.#edge(column, i));
     };
     this.head.replaceChildren(...[this.view.keyColumn, ...this.columns].map(title));
     this.head.children[focused]?.focus();

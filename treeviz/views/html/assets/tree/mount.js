@@ -9,7 +9,7 @@
 //   select | -               | tree/view.js                       | tree/mount.js, widget/sync.js
 //   paint  | -               | tree/grid.js                       | series/series_view.js, live/panel.js, widget/flash.js
 //   detail | row, or -1      | tree/view.js                       | widget/details.js
-//   status | {text, isError, query} | tree/view.js                       | tree/toolbar.js
+//   status | {text, isError, query, name} | tree/view.js                       | tree/toolbar.js
 //   log    | text            | widget/requests.js                 | widget/widget.js
 //   shown  | -               | tree/mount.js                      | widget/transfer.js
 //   read   | step, or null   | series/series_view.js              | series/chart.js

@@ -148,6 +148,10 @@ function dtypeTest(value) {
 
 /** @type {(tree: Tree, value: string) => Uint8Array} */
 function flagged(tree, value) {
+  if (value === "changed") {
+    if (tree.changed) return tree.changed.slice();
+    throw new Error("is:changed needs an explorer with a new tree: widget.tree = new");
+  }
   const test = Object.hasOwn(IS, value) ? IS[value] : null;
   if (!test && !NOTES.includes(value) && value !== "cut")
     throw new Error(`There is no is:${value}. There are: ${[...new Set([...Object.keys(IS), "cut", ...NOTES])].sort().join(", ")}.`);

@@ -55,9 +55,9 @@ export function toolbar(view) {
       box.checked = !column.hidden;
       return h("label", { title: column.help || undefined }, box, column.title);
     });
-  view.on("status", ({ text, isError, query }) => {
+  view.on("status", ({ text, isError, query, name }) => {
     if (status.textContent !== text) status.textContent = text;
-    if (query) status.append(h("button", { class: "link", click: () => view.search.run((search.value = query)) }, query));
+    if (query) status.append(h("button", { class: "link", click: () => view.search.run((search.value = query)) }, name));
     // What was found before stays, gray, until there is something else.
     view.root.classList.toggle("stale", isError);
     status.classList.toggle("error", isError);

@@ -110,6 +110,8 @@ export class Tree {
     });
     this.header = header;
     this.buffers = buffers;
+    /** Which rows changed or are new, where this tree replaced another. @type {Uint8Array | null} */
+    this.changed = null;
     /** The series of a live run, in place of the first packed one. @type {any[]} */
     this.growing = [];
     this.name = header.name;

@@ -168,8 +168,9 @@ export class View extends EventTarget {
     this.update(this.active);
   }
 
-  /** Show only leaves, in one list: by the column that the tree is sorted by, or the largest first. @param {boolean} isFlat */
-  setFlat(isFlat) {
+  /** Show only leaves, in one list: by a column, or that by which the tree is sorted, or the largest first. @param {boolean} isFlat @param {any} [by] */
+  setFlat(isFlat, by) {
+    if (by) this.sorting = { column: by, descending: by.isNumber };
     const { rows, sorting, columns } = this;
     rows.isFlat = isFlat;
     const bytes = columns.find(({ name }) => name === "bytes");
@@ -181,9 +182,9 @@ export class View extends EventTarget {
     this.update(this.active);
   }
 
-  /** Show a text in the line above the rows, and a query that can be chosen there. @param {string} text @param {string} [query] */
-  setStatus(text, isError = false, query) {
-    this.emit("status", { text, isError, query });
+  /** Show a text in the line above the rows, and a query that can be chosen there. @param {string} text @param {string} [query] @param {string} [name] of the query */
+  setStatus(text, isError = false, query, name = query) {
+    this.emit("status", { text, isError, query, name });
   }
 
   /** @param {string} text */

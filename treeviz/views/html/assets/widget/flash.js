@@ -1,22 +1,26 @@
 // @ts-check
-// Highlights for a moment the rows that a new tree changed.
+// Highlights the rows that a new tree changed for a moment, and marks them until the next one.
 
-/** Highlight rows; a closed node is highlighted if any row inside it is. @param {import("../tree/view.js").View} view @param {Uint8Array} changed one for each row to highlight @param {number} durationMs */
+/** Highlight and mark rows; a closed node is marked if any row inside it is. @param {import("../tree/view.js").View} view @param {Uint8Array} changed one for each row to highlight @param {number} durationMs */
 export function flash(view, changed, durationMs) {
   const { grid, rows, tree } = view;
   // How many changed rows come before each row.
   const before = new Int32Array(changed.length + 1);
   changed.forEach((isChanged, row) => (before[row + 1] = before[row] + isChanged));
-  const isFlashing = (row) => (rows.isOpen(row) ? changed[row] === 1 : before[tree.end[row]] > before[row]);
+  const isMarked = (row) => (rows.isOpen(row) ? changed[row] === 1 : before[tree.end[row]] > before[row]);
   let isOver = false;
-  const paint = () => grid.pool.forEach((element, i) => element.classList.toggle("changed", !isOver && isFlashing(rows.visible[grid.first + i])));
-  const stop = new AbortController();
-  view.on("paint", paint, stop.signal);
-  paint();
+  const paint = () =>
+    grid.pool.forEach((element, i) => {
+      const is = isMarked(rows.visible[grid.first + i]);
+      element.classList.toggle("changed", is && !isOver);
+      element.classList.toggle("marked", is);
+      if (is) element.ariaLabel += ", changed";
+    });
+  view.on("paint", paint);
+  grid.paint(true);
   const timer = setTimeout(() => {
-    stop.abort();
     isOver = true;
-    paint();
+    grid.paint(true);
   }, durationMs);
-  view.signal.addEventListener("abort", () => (clearTimeout(timer), stop.abort()));
+  view.signal.addEventListener("abort", () => clearTimeout(timer));
 }

@@ -68,6 +68,7 @@ function replace(old, host, tree, model, logPane, showTree) {
   // The view that waits for the first step has no state to keep.
   const before = old?.view.root.classList.contains("waiting") ? null : old;
   const rows = before && match(before.view.tree, tree);
+  const changes = rows && findChanges(tree, model, rows);
   const stop = new AbortController();
   /** @type {LivePanel | null} */
   let panel = null;
@@ -85,7 +86,7 @@ function replace(old, host, tree, model, logPane, showTree) {
   const sync = new TraitSync(model, view, stop.signal);
   sync.begin(before && before.sync);
   old?.stop.abort();
-  if (rows) showChanges(view, model, rows);
+  if (changes) showChanges(view, changes);
   return { view, sync, panel, stop };
 }
 
@@ -112,18 +113,23 @@ function depthFor({ depth, maxDepth }, n) {
   return Math.max(1, fits);
 }
 
-/** Flash the rows that a new tree changed or added, and show how many leaves changed. @param {View} view @param {Model} model @param {Int32Array} rows for each row of the old tree its row in the new one */
-function showChanges(view, model, rows) {
+/** Find the rows that a new tree changed or added, for marks and for is:changed. @param {import("../tree/tree.js").Tree} tree @param {Model} model @param {Int32Array} rows for each row of the old tree its row in the new one */
+function findChanges(tree, model, rows) {
   const bytes = model.get("_changes");
-  if (!bytes?.byteLength) return;
+  if (!bytes?.byteLength) return null;
   const numbers = new Uint32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
-  const [nChanged, nAdded, nGone] = numbers;
-  const changed = new Uint8Array(view.tree.n).fill(1);
-  for (const row of rows) if (row >= 0) changed[row] = 0;
-  for (const row of numbers.subarray(3)) if (row < view.tree.n) changed[row] = 1;
-  flash(view, changed, FLASH_MS);
+  tree.changed = new Uint8Array(tree.n).fill(1);
+  for (const row of rows) if (row >= 0) tree.changed[row] = 0;
+  for (const row of numbers.subarray(3)) if (row < tree.n) tree.changed[row] = 1;
+  return numbers;
+}
+
+/** Mark the rows that a new tree changed or added, and show how many leaves changed. @param {View} view @param {Uint32Array} numbers */
+function showChanges(view, [nChanged, nAdded, nGone]) {
+  flash(view, view.tree.changed, FLASH_MS);
   const parts = [[nChanged, "changed"], [nAdded, "added"], [nGone, "gone"]].filter(([n]) => n).map(([n, word]) => `${n.toLocaleString("en")} ${word}`);
-  view.setStatus(parts.join(", ") || "nothing changed");
+  if (nChanged + nAdded) view.setStatus("", false, "is:changed", parts.join(", "));
+  else view.setStatus(parts.join() || "nothing changed");
 }
 
 /** Called once for each model, so that a run is followed from its first message on. @param {{model: Model}} context */
