@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
+from treeviz.steps.findings import norms
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
 from treeviz.steps.findings.searched import Searched, factor_text, listed, pattern
 from treeviz.steps.names import kind_of, sibling_name
@@ -221,7 +223,7 @@ def frozen(tree: Searched) -> Iterator[Finding]:
     of_grads = sibling_name(tree.name, "grads")
     grads = tree.history.sources.get(of_grads)
     if grads is not None and grads.sizes == tree.source.sizes and "norm" in tree.history.statistics(of_grads):
-        has_gradient = tree.is_trained & (tree.history.values(of_grads, "norm").high > 0).any(axis=0)
+        has_gradient = tree.is_trained & norms.is_able_to_update(replace(tree, name=of_grads))
     leaves = np.flatnonzero(has_gradient & ~(tree.norm.high > 0).any(axis=0)).tolist()
     if not leaves:
         return

@@ -82,8 +82,14 @@ def findings(
     checks = [check for kind, check in CHECKS.items() if kind in wanted or kind in _CAUSES]
     found = [finding for check in checks for tree in trees for finding in check(tree)]
     causes = [finding for finding in found if finding.kind in _CAUSES]
-    told = (x for x in found if x.kind in wanted and not any(_follows(x, cause) for cause in causes))
-    return sorted(told, key=_weight)
+    told = [x for x in found if x.kind in wanted and not any(_follows(x, cause) for cause in causes)]
+    of_gradients = {_what(x, history) for x in told if kind_of(x.source) == "grads"}
+    return sorted((x for x in told if kind_of(x.source) or _what(x, history) not in of_gradients), key=_weight)
+
+
+def _what(finding: Finding, history: History) -> tuple:
+    """Equal for gradients and for the same that were tapped, such as after clipping."""
+    return finding.kind, finding.path, finding.first, sum(history.sources[finding.source].sizes)
 
 
 def _follows(finding: Finding, cause: Finding) -> bool:

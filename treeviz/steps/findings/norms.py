@@ -89,6 +89,18 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def is_able_to_update(grads: Searched) -> np.ndarray:
+    """bool[leaves]: whether a leaf has a gradient, but for the redundant and the weaker ones of those that vanish.
+
+    Their updates may be lost in rounding, which is no finding of its own.
+    """
+    highest = grads.norm.high.max(axis=0)
+    tiny = [leaf for found in vanishing(grads) for leaf in found.leaves]
+    is_lost = grads.redundant.copy()
+    is_lost[tiny] |= highest[tiny] < np.median(highest)
+    return (highest > 0) & ~is_lost
+
+
 def imbalance(tree: Searched) -> Iterator[Finding]:
     """Layers of one kind whose gradients grow towards the input, or of which one is far from the others."""
     typical = np.where(tree.redundant | _is_tiny(tree, tree.typical), np.nan, tree.typical)

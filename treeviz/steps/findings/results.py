@@ -124,7 +124,7 @@ def frozen(tree: Searched) -> Iterator[Finding]:
     zeros = tree.history.values(tree.name, "zeros")
     # Where not every step was inspected, others may have changed them.
     judged = [g for g in _gradients(tree) if g.n_steps and g.n_steps == g.span[1] - g.span[0] + 1]
-    alive = [g.path(leaf) for g in judged for leaf in _able_to_update(g)]
+    alive = [g.path(leaf) for g in judged for leaf in np.flatnonzero(norms.is_able_to_update(g)).tolist()]
     paths = tree.source.paths
     # A parameter's path may begin with the name of an argument, that of a gradient end with a layer.
     leaves = [
@@ -145,14 +145,6 @@ def frozen(tree: Searched) -> Iterator[Finding]:
         tuple(leaves), (until - first + 1) / tree.thresholds.fewest_steps,
         rank=Rank.TRAINING_ENDS if whole else Rank.LEAF_ENDS,
     )  # fmt: skip
-
-
-def _able_to_update(grads: Searched) -> list[int]:
-    """The leaves with a gradient, but for the weaker ones of those that vanish: that is a finding of its own."""
-    highest = grads.norm.high.max(axis=0)
-    vanishing = {leaf for found in norms.vanishing(grads) for leaf in found.leaves}
-    is_weak = highest < np.median(highest)
-    return [leaf for leaf in np.flatnonzero(highest > 0).tolist() if not (is_weak[leaf] and leaf in vanishing)]
 
 
 def _gradients(tree: Searched) -> list[Searched]:
