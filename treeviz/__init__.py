@@ -22,6 +22,7 @@ from treeviz.tree.table import TreeTable as TreeTable
 from treeviz.views.tree_view import TreeView as TreeView
 
 if _TYPE_CHECKING:
+    from treeviz.explainer.explain import explain_errors as explain_errors
     from treeviz.inspector.inspector import GradientInspector as GradientInspector
     from treeviz.integrations.optax import inspect_gradients as inspect_gradients
     from treeviz.steps.compiles.forecast import forecast as forecast
@@ -54,6 +55,7 @@ __all__ = [
     "column",
     "describes",
     "diff",
+    "explain_errors",
     "explain_map",
     "explore",
     "forecast",
@@ -71,6 +73,7 @@ _LATER = {
     "HISTOGRAM": "treeviz.steps.statistics",
     "LIGHT": "treeviz.steps.statistics",
     "forecast": "treeviz.steps.compiles.forecast",
+    "explain_errors": "treeviz.explainer.explain",
     "measure": "treeviz.steps.measure",
     "GradientInspector": "treeviz.inspector.inspector",
     "inspect_gradients": "treeviz.integrations.optax",

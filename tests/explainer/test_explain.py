@@ -1,0 +1,268 @@
+"""What is said below errors of JAX: the leaves, with their paths. Many errors are from public threads."""
+
+from __future__ import annotations
+
+import subprocess
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import pythons
+from jax import lax
+from sample_nodes import AdamState, Layer, Validating
+
+import treeviz as tv
+
+needs_new = pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="this JAX keeps the trees elsewhere")
+pytestmark = pytest.mark.oldest_jax
+
+params = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}
+x = jnp.ones(2)
+
+
+class State(NamedTuple):
+    params: Any
+    step: Any
+
+
+def scan(body: Callable, init: Any, xs: Any = None) -> Any:
+    return lax.scan(body, init, xs, length=None if xs is not None else 3)
+
+
+# What fails, and the lines that say why.
+FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "jax#23771: a longer list deep in dicts": (
+        lambda: jax.tree.map(lambda *_: 0, {"a": {"b": [1, 2, 3]}}, {"a": {"b": [1, 2, 3, 4]}}),
+        ["['a']['b']: length: 3 children → 4 children"],
+    ),
+    "jax#39297: the field of a named tuple": (
+        lambda: jax.tree.map(jnp.add, AdamState(x, params, params), AdamState(x, params, {"w": x})),
+        [".nu['b']: only in the first: float32[3]"],
+    ),
+    "jax#17798: a tuple for a list": (
+        lambda: jax.tree_util.tree_map(lambda *_: 0, [params, (x, x)], [params, [x, x]]),
+        ["[1]: type: tuple → list"],
+    ),
+    "jax#12643: all keys that are missing": (
+        lambda: jax.tree.map(lambda *_: 0, {"a": 1, "b": 2, "c": 3}, {"a": 1}),
+        ["['b']: only in the first: int 2", "['c']: only in the first: int 3"],
+    ),
+    "equinox#880: a None in one of them": (
+        lambda: jax.tree.map(lambda *_: 0, {"a": None, "b": 1}, {"a": x, "b": 1}),
+        ["['a']: none: None → float32[2]"],
+    ),
+    "jax 0.10.2 blames an innocent None": (
+        lambda: jax.tree.map(lambda *_: 0, {"a": None, "b": (1, 2)}, {"a": 1, "b": (1,)}, is_leaf=lambda y: y is None),
+        ["['b']: length: 2 children → 1 child"],
+    ),
+    "EasyDeL#279: static data of a node": (
+        lambda: jax.tree.map(lambda *_: 0, Layer("a", x, x), Layer("b", x, x)),
+        ["the root: static: name = 'a' → 'b'"],
+    ),
+    "with paths, in the third tree": (
+        lambda: jax.tree_util.tree_map_with_path(lambda *_: 0, params, params, {"w": x}),
+        ["tree 2: ['b']: only in the first: float32[3]"],
+    ),
+    "an update of gradients of a part": (
+        lambda: jax.tree.map(lambda p, g: p - g, State(params, 0), State({"w": x}, 0)),
+        [".params['b']: only in the first: float32[3]"],
+    ),
+    "jvp: a tangent is missing": (
+        lambda: jax.jvp(lambda p: p["w"].sum(), (params,), ({"w": params["w"]},)),
+        ["[0]['b']: only in the first: float32[3]"],
+    ),
+    "grad of integers": (
+        lambda: jax.grad(lambda p: p["w"].sum())({"w": x, "step": 3, "ids": jnp.arange(2)}),
+        ["the argument['ids']: int32[2]", "the argument['step']: int 3"],
+    ),
+    "jit: a name in a state": (
+        lambda: jax.jit(lambda s: s)({"opt": "adam", "w": x}),
+        ["argument 0['opt']: str 'adam': make it static"],
+    ),
+    "jit: a function in a model": (
+        lambda: jax.jit(lambda n, model: model, static_argnums=0)(3, {"act": min, "w": x}),
+        ["argument 1['act']: builtin_function_or_method min: make it static, or partition"],
+    ),
+}
+NEW_FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "scan: a carry that gets another dtype": (
+        lambda: scan(lambda c, _: ({**c, "h": c["h"].astype(jnp.bfloat16)}, None), {"h": x, "n": x}),
+        ["['h']: dtype: float32 → bfloat16"],
+    ),
+    "scan: a carry that grows": (
+        lambda: scan(lambda c, _: (State(c.params, (c.step, 1)), None), State(params, 0)),
+        [".step: leaf: int32[] → tuple · 2 leaves"],
+    ),
+    "scan: None that becomes an array": (
+        lambda: scan(lambda c, _: ({"h": x, "mask": x}, None), {"h": x, "mask": None}),
+        ["['mask']: none: None → float32[2]"],
+    ),
+    "scan: a carry of a class that checks its leaves": (
+        lambda: scan(lambda c, _: ([c[0], x], None), [Validating(x), 1]),
+        ["[1]: shape: () → (2,)"],
+    ),
+    "scan: lengths of the first axis": (
+        lambda: scan(lambda c, _: (c, None), 0, {"a": jnp.ones(3), "b": jnp.ones((3, 2)), "c": x}),
+        ["xs['c']: float32[2]"],
+    ),
+    "while_loop": (
+        lambda: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1][None]), (0, x)),
+        ["[1]: shape: (2,) → (1, 2)"],
+    ),
+    "fori_loop with a known end": (
+        lambda: lax.fori_loop(0, 3, lambda i, c: {"a": c["a"]}, {"a": x, "b": x}),
+        ["['b']: only in the first: float32[2]"],
+    ),
+    "fori_loop with an end that is traced": (
+        lambda: jax.jit(lambda n: lax.fori_loop(0, n, lambda i, c: (c[0], None), (x, x)))(3),
+        ["[1]: none: float32[2] → None"],
+    ),
+    "jax#17663: branches of cond": (
+        lambda: lax.cond(True, lambda y: {"y": y, "aux": (y, y)}, lambda y: {"y": y, "aux": (y, None)}, x),
+        ["['aux'][1]: none: float32[2] → None"],
+    ),
+    "branches of cond of other dtypes": (
+        lambda: lax.cond(True, lambda y: (y, y), lambda y: (y, y.astype(jnp.int32)), x),
+        ["[1]: dtype: float32 → int32"],
+    ),
+    "branches of switch": (
+        lambda: lax.switch(0, [lambda y: [y], lambda y: [y], lambda y: [y[None]]], x),
+        ["[0]: shape: (2,) → (1, 2)"],
+    ),
+}
+
+
+def explained(fail: Callable[[], Any]) -> BaseException:
+    with pytest.raises((TypeError, ValueError, IndexError, KeyError)) as raised, tv.explain_errors():
+        fail()
+    return raised.value
+
+
+def lines_of(error: BaseException) -> list[str]:
+    (note,) = error.__notes__
+    title, *lines = note.splitlines()
+    assert title.startswith("treeviz: ") and title.endswith(":")
+    return [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_an_error_names_the_leaves(name):
+    fail, expected = FAILURES[name]
+    lines = lines_of(explained(fail))
+    assert len(lines) == len(expected)
+    assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
+
+
+@needs_new
+@pytest.mark.parametrize("name", NEW_FAILURES)
+def test_an_error_of_a_loop_or_a_branch_names_the_leaves(name):
+    fail, expected = NEW_FAILURES[name]
+    assert lines_of(explained(fail)) == expected
+
+
+def test_the_error_stays_what_it_was_and_its_traceback_has_no_frame_of_jax():
+    with pytest.raises(ValueError) as plain:
+        jax.tree.map(jnp.add, (1, 2), (1,))
+    error = explained(lambda: jax.tree.map(jnp.add, (1, 2), (1,)))
+    assert type(error) is type(plain.value) and error.args == plain.value.args
+    text = "".join(traceback.format_exception(error))
+    assert text.rstrip().endswith("the root: length: 2 children → 1 child") and "/jax/_src/" not in text
+
+
+def test_jax_is_set_as_it_was_after_the_block_also_where_blocks_are_nested():
+    before = jax.config.jax_traceback_filtering
+    with tv.explain_errors() as outer, tv.explain_errors():
+        assert jax.config.jax_traceback_filtering == "tracebackhide"
+    with outer:
+        pass
+    assert jax.config.jax_traceback_filtering == before
+
+
+def test_errors_of_the_user_and_of_other_code_get_no_note():
+    class Own(Exception):
+        pass
+
+    def fail(_: Any) -> None:
+        raise Own
+
+    for call in (lambda: fail(0), lambda: jax.tree.map(fail, [1]), lambda: jax.jit(fail)(1)):
+        with pytest.raises(Own) as raised, tv.explain_errors():
+            call()
+        assert not hasattr(raised.value, "__notes__")
+    with pytest.raises(KeyboardInterrupt) as interrupted, tv.explain_errors():
+        raise KeyboardInterrupt
+    assert not hasattr(interrupted.value, "__notes__")
+
+
+def test_a_function_is_explained_whenever_it_is_called_and_keeps_its_name():
+    @tv.explain_errors()
+    def step(grads: Any) -> Any:
+        return jax.tree.map(jnp.add, params, grads)
+
+    assert step.__name__ == "step" and step(params)["b"].shape == (3,)
+    for _ in range(2):
+        with pytest.raises(ValueError) as raised:
+            step({"w": x})
+        assert lines_of(raised.value) == ["['b']: only in the first: float32[3]"]
+
+
+def test_what_takes_too_long_is_left_unsaid(monkeypatch):
+    import threading
+
+    from treeviz.explainer import explain
+
+    never = threading.Event()
+    monkeypatch.setattr(explain, "_explanation", lambda error: never.wait() and "late")
+    assert explain.explanation(ValueError("no"), limit_s=0.01) == ""
+    never.set()
+
+
+def test_an_error_of_a_cell_is_explained_below_its_traceback(capsys):
+    interactive = pytest.importorskip("IPython.core.interactiveshell")
+    shell = interactive.InteractiveShell()
+    shell.user_ns.update(tv=tv, jax=jax, get_ipython=lambda: shell)
+    from treeviz.explainer import explain
+
+    explain._explain_cells(shell)
+    explain._explain_cells(shell)
+    shell.run_cell("with tv.explain_errors():\n    jax.tree.map(max, {'a': 1}, {'b': 1})")
+    shell.run_cell("1 + 1")
+    out = capsys.readouterr().out
+    assert out.count("treeviz: the trees do not match:\n  ['a']: only in the first: int 1") >= 1
+    explain._explain_no_cells(shell)
+    assert explain._explain_cell not in shell.events.callbacks["post_run_cell"]
+
+
+PROGRAM = """
+import jax
+
+def test_update():
+    jax.tree.map(max, {"a": [1, 2]}, {"a": [1, 2, 3]})
+"""
+
+
+def test_the_plugin_of_pytest_adds_it_to_the_report_of_a_test(tmp_path):
+    (tmp_path / "test_it.py").write_text(PROGRAM)
+    command = [
+        *pythons.command("jax"),
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "treeviz.pytest",
+        "-p",
+        "no:cacheprovider",
+        "test_it.py",
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert run.returncode == 1, run.stderr
+    assert "the trees do not match:\n  ['a']: length: 2 children → 3 children" in run.stdout
+
+
+def test_numbers_of_numpy_are_arrays_and_integers_have_no_derivative():
+    error = explained(lambda: jax.grad(lambda p: p["a"])({"a": np.float32(1), "n": np.int64(2)}))
+    assert len(lines_of(error)) == 1

@@ -1,0 +1,1 @@
+"""What an error of JAX is about: the leaves, with their paths."""

@@ -1,0 +1,154 @@
+"""What is wrong with the trees of a call that failed inside JAX, by the function of JAX that raised.
+
+A function of JAX that was renamed, or whose variables were, has no answer; nothing else is lost. To add one: a
+function of the call and of those around it, innermost first, and its name in `ANSWERS`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import tree_util
+
+from treeviz.analysis.compare.difference import Difference
+from treeviz.analysis.compare.map_mismatch import map_mismatches
+from treeviz.explainer.frames import Call
+from treeviz.steps.compiles.compare import compare_types
+from treeviz.steps.compiles.jit_type import JitType, LeafType, jit_type
+from treeviz.tree.safe_repr import array_text, class_name, guarded, value_text
+
+Calls = Sequence[Call]
+Answer = tuple[str, Sequence[Any]]  # a title, and a line for each leaf
+
+
+def _of_map(calls: Calls) -> Answer:
+    of = calls[0].variables
+    found = map_mismatches(of["tree"], *of["rest"], is_leaf=of["is_leaf"])
+    several = len(of["rest"]) > 1
+    return "the trees do not match", [f"tree {each.tree}: {each}" if several else each for each in found]
+
+
+def _of_jvp(calls: Calls) -> Answer:
+    of = calls[0].variables
+    return "primals and tangents do not match", map_mismatches(of["primals"], of["tangents"])
+
+
+def _of_carry(calls: Calls) -> Answer:
+    """Of `scan`, `fori_loop` and `while_loop`: what of the carry comes out otherwise than it went in."""
+    of = calls[0].variables
+    if "out_carry" in of:
+        mine, other = _type_of(of["in_carry"]), _type_of(of["out_carry"])
+        init = next(_carry_in(call) for call in calls[1:] if call.function in ("scan", "while_loop"))
+    else:  # jax < 0.5
+        init, mine = of["in_carry"], jit_type(of["in_carry"])
+        other = JitType(of["out_carry_tree"], [LeafType(aval) for aval in of["out_avals"]])
+    around = [call.function for call in calls[1:]]
+    within = ""  # the loop of fori_loop carries its counters, too
+    if "fori_loop" in around:
+        within = "[1]" if "scan" in around else "[2]"
+    found = [
+        Difference(path.removeprefix(within), *finding, tree=1) for path, finding in compare_types(init, mine, other)
+    ]
+    return "the carry comes out otherwise than it went in", found
+
+
+def _carry_in(call: Call) -> Any:
+    of = call.variables
+    return of["args"].unflatten()[0] if call.function == "scan" else of["init_val_flat"].unflatten()
+
+
+def _of_branches(calls: Calls) -> Answer:
+    """Of `cond` and `switch`."""
+    of = calls[0].variables
+    found = compare_types(of["outs1"], _type_of(of["out_avals1"]), _type_of(of["out_avals2"]))
+    title = f"what {of['name1']} and {of['name2']} return differs"
+    return title, [Difference(path, *finding, tree=1) for path, finding in found]
+
+
+def _type_of(flat: Any) -> JitType:
+    """Of JAX's flat tree of types, without weak types: these make no difference to `cond` and loops."""
+    return JitType(flat.tree, [LeafType(_strong(aval)) for aval in flat.vals])
+
+
+def _strong(aval: Any) -> Any:
+    return guarded(lambda: aval.strip_weak_type(), lambda _: aval)
+
+
+def _of_argument_types(calls: Calls) -> Answer:
+    """Of `jit`: the leaves that are no arrays."""
+    of = calls[0].variables
+    args, kwargs = of["args"], of["kwargs"]
+    static = {i % len(args) for i in getattr(of["ji"], "static_argnums", ()) if -len(args) <= i < len(args)}
+    trees = {f"argument {i}": arg for i, arg in enumerate(args) if i not in static} | {
+        name: arg for name, arg in kwargs.items() if name not in getattr(of["ji"], "static_argnames", ())
+    }
+    return "jit takes arrays and numbers alone", [
+        f"{name}{path}: {_what(leaf)}: {_remedy(leaf)}"
+        for name, tree in trees.items()
+        for path, leaf in _leaves(tree)
+        if not _is_array(leaf)
+    ]
+
+
+def _remedy(leaf: Any) -> str:
+    if isinstance(leaf, str):
+        return "make it static (static_argnames, or a meta field of the class), or take it out of the tree"
+    if callable(leaf):
+        return "make it static, or partition the tree (eqx.filter_jit does)"
+    return "register its class as a pytree node, make it static, or take it out"
+
+
+def _of_differentiated(calls: Calls) -> Answer:
+    """Of `grad` and `value_and_grad`: the leaves that have no derivative."""
+    of = calls[0].variables
+    return "grad needs floating-point leaves", [
+        f"{f'argument {i}' if len(of['dyn_args']) > 1 else 'the argument'}{path}: {_what(leaf)}"
+        for i, tree in enumerate(of["dyn_args"])
+        for path, leaf in _leaves(tree)
+        if not _is_inexact(leaf)
+    ]
+
+
+def _of_scanned(calls: Calls) -> Answer:
+    """Of `scan`: the leaves of `xs` whose first axis is of another length than that of most."""
+    of = next(call.variables for call in calls if call.function == "scan")
+    leaves = _leaves(of["args"].unflatten()[1] if "args" in of else of["xs"])
+    lengths = [(path, leaf.shape[0] if leaf.shape else None, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]
+    sizes = Counter(n for _, n, _ in lengths).most_common(2)
+    usual = of.get("length") or (sizes[0][0] if len(sizes) < 2 or sizes[0][1] > sizes[1][1] else None)
+    return f"scan goes along the first axis{f', here of {usual}' if usual else ''}", [
+        f"xs{path}: {_what(leaf)}" for path, n, leaf in lengths if n != usual
+    ]
+
+
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
+    return [(tree_util.keystr(path), leaf) for path, leaf in tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def _what(leaf: Any) -> str:
+    return guarded(lambda: array_text(leaf), lambda _: None) or f"{class_name(type(leaf))} {value_text(leaf, 40)}"
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, bool | int | float | complex) or (
+        hasattr(leaf, "dtype") and hasattr(leaf, "shape") and getattr(leaf.dtype, "kind", "f") not in "OSUM"
+    )
+
+
+def _is_inexact(leaf: Any) -> bool:
+    return not isinstance(leaf, bool | int) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+
+
+ANSWERS: dict[str, Callable[[Calls], Answer]] = {
+    "_check_carry_type": _of_carry,
+    "_check_branch_outputs": _of_branches,
+    "tree_map": _of_map,
+    "tree_map_with_path": _of_map,
+    "_jvp": _of_jvp,
+    "_infer_params": _of_argument_types,
+    "value_and_grad_f": _of_differentiated,
+    "_infer_scan_length": _of_scanned,
+}

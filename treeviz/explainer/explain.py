@@ -1,0 +1,144 @@
+"""Add to an error of JAX what is wrong with its trees, without changing the error."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from treeviz.explainer.answers import ANSWERS
+from treeviz.explainer.frames import calls_in_jax, without_hidden
+from treeviz.tree.safe_repr import guarded, printable_lines
+
+TIME_LIMIT_S = 1.0
+_MOST_LINES = 20
+_FILTERING = "jax_traceback_filtering"
+_KEEP_FRAMES = "tracebackhide"  # JAX marks its frames, in place of cutting them off
+
+
+def explanation(error: BaseException, limit_s: float = TIME_LIMIT_S) -> str:
+    """What is wrong with the trees of the call inside JAX that raised; "" if it is not known, or not known in time."""
+    if not isinstance(error, Exception):
+        return ""
+    answers: list[str] = []
+    worker = threading.Thread(target=lambda: answers.append(_explanation(error)), daemon=True)
+    worker.start()
+    worker.join(limit_s)
+    return answers[0] if answers else ""
+
+
+def _explanation(error: Exception) -> str:
+    calls = calls_in_jax(error)
+    for i, call in enumerate(calls):
+        answer = ANSWERS.get(call.function)
+        if answer is None:
+            continue
+        title, found = guarded(lambda answer=answer, i=i: answer(calls[i:]), lambda _: ("", ()))
+        if found:
+            lines = [f"  {each}" for each in found[:_MOST_LINES]]
+            if len(found) > _MOST_LINES:
+                lines.append(f"  … {len(found) - _MOST_LINES:,} more")
+            return printable_lines("\n".join([f"treeviz: {title}:", *lines]))
+    return ""
+
+
+class explain_errors:
+    """Say below an error of JAX which leaves of which tree it is about, with their paths.
+
+        with tv.explain_errors():
+            new_params = jax.tree.map(jnp.add, params, grads)
+
+        @tv.explain_errors()
+        def train(params, grads):
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    In IPython and Jupyter `tv.explain_errors()` alone explains the errors of all cells that follow, and
+    `tv.explain_errors().stop()` ends it. With pytest, `pytest -p treeviz.pytest` adds it to the reports.
+
+    It knows `jax.tree.map`, and so updates of optax, `vmap`, `scan`, `while_loop`, `fori_loop`, `cond`, `switch`,
+    `jit`, `grad` and `jvp`. The error is raised as it was, with a note (PEP 678): nothing of the user's runs again but
+    flatten functions, and what takes more than a second is left unsaid. Inside the block JAX's setting
+    `jax_traceback_filtering` is "tracebackhide", so that the trees can be found; the traceback of an error that leaves
+    the block is filtered as by default.
+    """
+
+    def __init__(self) -> None:
+        self._settings: list[Any] = []
+        self._shell = _shell()
+        if self._shell is not None:
+            _explain_cells(self._shell)
+
+    def __enter__(self) -> explain_errors:
+        self._settings.append(getattr(jax.config, _FILTERING, None))
+        _set_filtering(_KEEP_FRAMES)
+        return self
+
+    def __exit__(
+        self, cls: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        setting = self._settings.pop()
+        _set_filtering(setting)
+        if error is None:
+            return
+        add_explanation(error)
+        if setting in ("auto", "quiet_remove_frames", "remove_frames") and self._shell is None:
+            error.__traceback__ = without_hidden(error.__traceback__)
+
+    def __call__(self, function: Callable) -> Callable:
+        @functools.wraps(function)
+        def explained(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return explained
+
+    def stop(self) -> None:
+        """Explain no more errors of cells."""
+        if self._shell is not None:
+            _explain_no_cells(self._shell)
+
+
+def add_explanation(error: BaseException) -> str:
+    """Add a note with the explanation to an error, once. Returns it; "" if there is none."""
+    known = [note for note in getattr(error, "__notes__", ()) if type(note) is str and note.startswith("treeviz: ")]
+    if known:
+        return known[0]
+    text = guarded(lambda: explanation(error), lambda _: "")
+    if text:
+        guarded(lambda: error.add_note(text), lambda _: None)
+    return text
+
+
+def _set_filtering(setting: str | None) -> None:
+    """A JAX that does not have the setting goes on as it is."""
+    if setting is not None:
+        guarded(lambda: jax.config.update(_FILTERING, setting), lambda _: None)
+
+
+def _shell() -> Any:
+    import sys
+
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module is not None else None
+
+
+def _explain_cells(shell: Any) -> None:
+    _explain_no_cells(shell)
+    shell.events.register("post_run_cell", _explain_cell)
+
+
+def _explain_no_cells(shell: Any) -> None:
+    if _explain_cell in shell.events.callbacks.get("post_run_cell", ()):
+        shell.events.unregister("post_run_cell", _explain_cell)
+
+
+def _explain_cell(result: Any) -> None:
+    """Print the explanation of the error of a cell below its traceback."""
+    error = getattr(result, "error_in_exec", None)
+    text = "" if error is None else add_explanation(error)
+    if text:
+        print(text)

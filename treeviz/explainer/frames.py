@@ -1,0 +1,75 @@
+"""The calls inside JAX that led to an error, with their variables."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from treeviz.tree.safe_repr import guarded
+
+_MOST = 1_000  # frames
+
+
+class Call(NamedTuple):
+    """A call of a function inside JAX.
+
+    Attributes:
+      function: Its name: "tree_map".
+      variables: Those of the call, by name.
+    """
+
+    function: str
+    variables: dict[str, Any]
+
+
+def calls_in_jax(error: BaseException) -> list[Call]:
+    """The calls of functions of JAX that were running, the innermost first; also those of the errors that led to it."""
+    found: list[Call] = []
+    for each in _chain(error):
+        calls = [frame for frame in _frames(each) if "/jax/_src/" in frame.f_code.co_filename.replace("\\", "/")]
+        found += [
+            Call(frame.f_code.co_name, guarded(lambda frame=frame: dict(frame.f_locals), _nothing))
+            for frame in reversed(calls)
+        ]
+    return found
+
+
+def _nothing(_: BaseException) -> dict[str, Any]:
+    return {}
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [other for other in (each.__context__, each.__cause__) if other is not None]
+
+
+def _frames(error: BaseException) -> list[types.FrameType]:
+    frames, trace = [], error.__traceback__
+    while trace is not None and len(frames) < _MOST:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return frames
+
+
+def without_hidden(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback without the calls that JAX marks as its own, as JAX leaves them out by default."""
+    kept = []
+    while trace is not None:
+        if not _is_of_jax(trace.tb_frame):
+            kept.append(trace)
+        trace = trace.tb_next
+    below = None
+    for each in reversed(kept):
+        below = types.TracebackType(below, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return below
+
+
+def _is_of_jax(frame: types.FrameType) -> bool:
+    return "/jax/_src/" in frame.f_code.co_filename.replace("\\", "/")
