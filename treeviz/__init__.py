@@ -9,11 +9,13 @@ from treeviz.api import diff as diff
 from treeviz.api import explain_map as explain_map
 from treeviz.api import explore as explore
 from treeviz.api import load_ipython_extension as load_ipython_extension
+from treeviz.api import overlay as overlay
 from treeviz.api import render as render
 from treeviz.api import stackable as stackable
 from treeviz.api import unload_ipython_extension as unload_ipython_extension
 from treeviz.api import walk as walk
 from treeviz.differ import TreeDiff as TreeDiff
+from treeviz.overlaid import TreeOverlay as TreeOverlay
 from treeviz.tree.column import Column as Column
 from treeviz.tree.describers import Description as Description
 from treeviz.tree.describers import describes as describes
@@ -48,6 +50,7 @@ __all__ = [
     "GradientInspector",
     "StopTraining",
     "TreeDiff",
+    "TreeOverlay",
     "TreeTable",
     "TreeView",
     "assert_same",
@@ -61,6 +64,7 @@ __all__ = [
     "forecast",
     "inspect_gradients",
     "measure",
+    "overlay",
     "render",
     "stackable",
     "tap",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from treeviz.analysis.compare.difference import Differences
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.stackable import unstackable
 from treeviz.differ import TreeDiff, check_same, tree_diff
 from treeviz.integrations.ipython import add_magic, remove_magic
+from treeviz.overlaid import TreeOverlay, lay_over
 from treeviz.prepare import AnyColumn, check_flag, check_options, other_trees, prepare, scanned
 from treeviz.tree.layers import Stacked
 from treeviz.tree.table import TreeTable
@@ -258,6 +259,42 @@ def stackable(trees: Iterable[Any]) -> Differences:
       TypeError: `trees` is one tree, such as a dict, or is empty.
     """
     return unstackable(trees)
+
+
+def overlay(
+    prefix: Any,
+    tree: Any,
+    *,
+    use: Literal["in_axes", "out_axes"] = "in_axes",
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> TreeOverlay:
+    """Show which spec of a prefix each leaf of a tree gets, where it comes from, and everything that does not fit.
+
+        params = {"w": jnp.ones((3, 4)), "b": jnp.ones(4)}
+        view = tv.overlay((None, 0), (params, jnp.ones((8, 3))))
+        print(view)
+        view.differences                               # []: jax.vmap takes these in_axes
+        tv.overlay({"w": 0}, params).differences       # did you mean in_axes=({'w': 0},)?
+
+    A leaf of the prefix holds for the whole subtree in its place; below that, the column says `0 ← [1]`: inherited from
+    [1]. JAX names one mismatch at a time, and this all of them. No value is read. Costs about two walks.
+
+    Args:
+      prefix: The specs: a tree that ends where the other one goes on, or as deep as that.
+      tree: For `in_axes` the tuple of the arguments; what is no tuple is taken for a single argument. For `out_axes`
+        the result for one example, as of `jax.eval_shape`.
+      use: What the specs are for. "in_axes": those of `jax.vmap`; the axes are in range, their sizes equal, and one at
+        least is mapped, exactly if `jax.vmap` takes them, of leaves that are arrays and numbers. "out_axes": are in
+        range; whether a result depends on what is mapped is not known.
+      is_leaf: Nodes of the prefix that are one spec.
+
+    Returns:
+      A view of the tree, with `.differences`.
+
+    Raises:
+      ValueError: There is no such `use`.
+    """
+    return lay_over(prefix, tree, use=use, is_leaf=is_leaf)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -50,9 +50,13 @@ class TreeDiff(TreeView):
 
     def text(self, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: where a subtree went, how to convert it."""
-        hints = [each for each in self.differences if len(each.hint) > _LONG][:_MOST_HINTS]
-        lines = [f"{each.path or 'the root'}: {each.hint}" for each in hints]
-        return "\n".join([super().text(**options), *lines])
+        return "\n".join([super().text(**options), *long_hints(self.differences)])
+
+
+def long_hints(differences: Differences) -> list[str]:
+    """A line for each of the first hints that a line of the table may cut."""
+    hints = [each for each in differences if len(each.hint) > _LONG][:_MOST_HINTS]
+    return [f"{each.path or 'the root'}: {each.hint}" for each in hints]
 
 
 def tree_diff(

@@ -7,7 +7,7 @@ from typing import Literal
 
 Kind = Literal[
     "error", "type", "none", "leaf", "length", "missing", "extra", "order", "static",
-    "python type", "shape", "dtype", "weak type", "sharding", "deleted", "NaN", "value",
+    "python type", "shape", "dtype", "weak type", "sharding", "deleted", "NaN", "value", "spec", "axis", "size",
 ]  # fmt: skip
 
 MEANINGS: dict[str, str] = {
@@ -28,6 +28,9 @@ MEANINGS: dict[str, str] = {
     "deleted": "one of them is deleted or donated",
     "NaN": "NaN in different places",
     "value": "different values",
+    "spec": "what cannot be a spec",
+    "axis": "a spec of an axis that is not there",
+    "size": "axes whose sizes do not go together",
 }
 
 
@@ -46,6 +49,7 @@ class Difference:
       left, right: What stands there in the first tree and in the other: "tuple of 2", "float32[3]"; "" is nothing.
       hint: What it may come from: "inserted at [2]", "moved to [1][0]"; or "".
       tree: The position of the other tree among the arguments: 1 is the second.
+      names: What the two trees are called.
     """
 
     path: str
@@ -54,14 +58,15 @@ class Difference:
     right: str
     hint: str = ""
     tree: int = 1
+    names: tuple[str, str] = ("first", "other")
 
     @property
     def text(self) -> str:
         """ "shape: (3,) → (4,) (…)", "only in the first: float32[3]": what differs, without the path."""
         if self.kind == "missing":
-            text = f"only in the first: {self.left}"
+            text = f"only in the {self.names[0]}: {self.left}"
         elif self.kind == "extra":
-            text = f"only in the other: {self.right}"
+            text = f"only in the {self.names[1]}: {self.right}"
         else:
             text = f"{self.kind}: " + " → ".join(filter(None, (self.left, self.right)))
         return f"{text} ({self.hint})" if self.hint else text
@@ -73,7 +78,7 @@ class Difference:
             return self.text.partition("; ")[0] + ")" * (";" in self.hint)
         if self.kind not in ("missing", "extra"):
             return self.text
-        text = "only in the first" if self.kind == "missing" else "only in the other"
+        text = f"only in the {self.names[self.kind == 'extra']}"
         return f"{text} ({self.hint})" if self.hint else text
 
     def __str__(self) -> str:

@@ -1,0 +1,138 @@
+"""A prefix beside the tree that it is for: which subtree gets which of its leaves, and every place where they part."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from treeviz.analysis.compare.aligned import Side
+from treeviz.analysis.compare.map_mismatch import Path
+from treeviz.analysis.compare.nodes import (
+    MAPPINGS,
+    Finding,
+    Opened,
+    Openers,
+    compare_level,
+    compare_types,
+    what,
+)
+from treeviz.tree.safe_repr import error_text, guarded, value_text
+
+_NOT_WALKED = ("error", "cycle", "more", "repeat")
+
+
+class Given(NamedTuple):
+    """A leaf of the prefix, and the row of the subtree that gets it."""
+
+    path: Path
+    spec: Any
+    row: int
+
+
+class Mismatch(NamedTuple):
+    """Where the structures part.
+
+    Attributes:
+      row: Of the tree: where the note stands.
+      path: Of the prefix, or of the tree for what that alone has.
+    """
+
+    row: int
+    path: Path
+    finding: Finding
+
+
+class Aligned(NamedTuple):
+    given: list[Given]
+    mismatches: list[Mismatch]
+
+
+def align_prefix(prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
+    """Find the subtree of each leaf of the prefix, as JAX broadcasts a prefix; linear in the nodes of the prefix.
+
+    It goes no deeper than the tree was walked, and ends therefore also for a prefix that contains itself.
+
+    Args:
+      is_leaf: Nodes of the prefix that are specs, such as None.
+    """
+    return _Walk(side, is_leaf).run(prefix)
+
+
+class _Walk:
+    def __init__(self, side: Side, is_leaf: Callable[[Any], bool]) -> None:
+        self._side, self._is_leaf = side, is_leaf
+        self._opener = Openers()
+        self._given: list[Given] = []
+        self._mismatches: list[Mismatch] = []
+
+    def run(self, prefix: Any) -> Aligned:
+        stack: list[tuple[Path, Any, int]] = [(None, prefix, 0)]
+        while stack:
+            path, spec, row = stack.pop()
+            try:
+                opener = None if self._is_leaf(spec) else self._opener(spec)
+                mine = None if opener is None else opener(spec)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a flatten function may raise anything
+                self._add(row, path, ("error", f"flattening raised {error_text(error)}", "", ""))
+                continue
+            if mine is None:
+                self._given.append(Given(path, spec, row))
+            else:
+                stack += reversed(self._children(path, spec, mine, row))
+        return Aligned(self._given, self._mismatches)
+
+    def _add(self, row: int, path: Path, finding: Finding) -> None:
+        self._mismatches.append(Mismatch(row, path, finding))
+
+    def _children(self, path: Path, spec: Any, mine: Opened, row: int) -> list[tuple[Path, Any, int]]:
+        """The children of a node of the prefix that have a counterpart in the tree, with its row."""
+        table, node = self._side.table, self._side.nodes[row]
+        if table.facts[table.fact_codes[row]].kind in _NOT_WALKED:
+            return []
+        opener = self._opener(node)
+        other = None if table.is_leaf[row] or opener is None else opener(node)
+        differs = compare_types(spec, node, other)
+        if differs is not None or other is None:
+            self._add(row, path, differs or ("leaf", what(spec, mine), what(node, None), ""))
+            return []
+        for finding in compare_level(spec, mine, node, other):
+            self._add(row, path, finding)
+        rows = table.children(row)
+        if type(spec) not in MAPPINGS or mine.keys == other.keys:
+            pairs = zip(mine.keys, mine.children, rows, strict=False)
+            return [((path, spec, key), child, below) for key, child, below in pairs]
+        return self._by_key(path, spec, mine, row, Opened(rows, other.keys))
+
+    def _by_key(self, path: Path, spec: Any, mine: Opened, row: int, other: Opened) -> list[tuple[Path, Any, int]]:
+        """The same for mappings of different keys: what one of them lacks is told, the others are aligned."""
+        rows = dict(zip(other.keys, other.children, strict=False))
+        node = self._side.nodes[row]
+        aligned = []
+        for key, child in zip(mine.keys, mine.children, strict=True):
+            if key in rows:
+                aligned.append(((path, spec, key), child, rows.pop(key)))
+            else:
+                near = _near(key, [name for name in other.keys if name not in mine.keys])
+                self._add(row, (path, spec, key), ("missing", value_text(child, 40), "", near))
+        for key, below in rows.items():
+            self._add(below, (path, node, key), ("extra", "", self._what(below), ""))
+        return aligned
+
+    def _what(self, row: int) -> str:
+        node = self._side.nodes[row]
+
+        def describe() -> str:
+            opener = self._opener(node)
+            return what(node, None if opener is None else opener(node))
+
+        return guarded(describe, lambda error: f"a node that raised {error_text(error)}")
+
+
+def _near(key: Any, others: list[Any]) -> str:
+    """ "did you mean 'k2'?": the likeliest of the keys that have no spec."""
+    names = {str(other): other for other in others if isinstance(other, str)}
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5) if isinstance(key, str) else []
+    return f"did you mean {value_text(names[close[0]], 40)}?" if close else ""
