@@ -182,7 +182,7 @@ def test_the_members_of_an_ensemble_have_a_row_each(seen, mlp):
     after = watched(ensemble, x, y)
     members = [jax.tree.map(lambda p: p[i], ensemble) for i in range(3)]
     np.testing.assert_allclose(seen.norms(), [true_norms(grads_of_loss(m, x, y)) for m in members], rtol=2e-5)
-    assert [tuple(axis) for axis in watched.watches["grads"].axes] == [("member", 3)]
+    assert [axis[:2] for axis in watched.watches["grads"].axes] == [("member", 3)]
     assert same_bytes(after, step(ensemble, x, y))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from treeviz.steps.statistics import HISTOGRAM, check_statistics
 from treeviz.steps.tracing.compare_once import CompareOnce
+from treeviz.steps.tracing.compile_ahead import CompileAhead
 from treeviz.steps.tracing.jit_options import jit_options
 from treeviz.steps.tracing.jitted import JittedStep
 from treeviz.steps.tracing.verify import Verification
@@ -61,6 +62,7 @@ class Twins:
     Attributes:
       is_exact: They measure in a second run, beside the step itself.
       comparison: With the step itself, made once; None if there is none to be made.
+      ahead: Compiles the step itself while a twin is compiled; None if it is not to.
     """
 
     def __init__(
@@ -78,9 +80,10 @@ class Twins:
         self._light = self._of_run(settings.statistics, bool(settings.updates))
         self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
         self.comparison: CompareOnce | None = None
+        runs_plain = settings.every != 1 and settings.heavy_every != 1
+        self.ahead = CompileAhead(jitted.step) if runs_plain and jitted.is_plain and not self.is_exact else None
         if settings.via == "output" and not self.is_exact:
             used = [twin for twin, every in ((self._light, settings.every), (self._heavy, 1)) if twin and every]
-            runs_plain = settings.every != 1 and settings.heavy_every != 1
             self.comparison = CompareOnce(jitted, self._options, used, runs_plain, on_compared)
 
     def of(self, number: int) -> Callable | None:

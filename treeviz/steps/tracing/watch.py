@@ -54,7 +54,7 @@ def watch(
 
     The step itself is unchanged. It is traced once more, each gradient is reduced to a few numbers where it is
     computed, and these leave the device as one further output, which only `record` gets. An inspected step runs this
-    second program; the others run the step itself.
+    second program; the others run the step itself, which a thread compiles beside it, since jax 0.10 and not on a GPU.
 
     The same program counts NaN and infinities in results of at most 4,096 numbers: the values of differentiated
     functions, what the step returns besides what it was given, and the 16 smallest of the parameters' new values, of
@@ -157,7 +157,12 @@ class Watched:
         twins = self._twins
         twin = None if twins is None else self._twin_of(twins, number)
         if twins is None or twin is None:
+            if twins is not None and twins.ahead is not None:
+                twins.ahead.wait()
+                twins.ahead = None
             return self.step(*args, **kwargs)
+        if twins.ahead is not None:
+            twins.ahead.begin(args, kwargs)
         if self.before is not None and not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             self.before(number, lambda: self._copied((args, kwargs), copy_array))
         if twins.is_exact:
