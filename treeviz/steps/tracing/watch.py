@@ -16,6 +16,7 @@ from treeviz.steps.statistics import LIGHT
 from treeviz.steps.stop import StopTraining
 from treeviz.steps.tracing import jax_private, processes
 from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, jitted_step
+from treeviz.steps.tracing.remarks import Remarks
 from treeviz.steps.tracing.twins import Settings, Twins
 from treeviz.steps.tracing.verify import TwinFailed, Verification, copy_array, verify
 from treeviz.tree.layers import Stacked
@@ -123,7 +124,6 @@ class Watched:
       settings: How it is watched.
       numbers: The numbers of the next calls.
       watches: What is measured, by the name in the measurement; known when the first step was traced.
-      notes: What is not measured besides the gradients, and why.
       compared: What the comparison with the step itself gave, of the program that differs if one does; None: not yet.
       trouble: Why the step is not watched any more, or empty. The step itself still runs.
       before: Called before an inspected step with its number, and with a function that returns copies of its arguments.
@@ -134,8 +134,8 @@ class Watched:
     ) -> None:
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = getattr(step, "__wrapped__", step)
+        self._remarks = Remarks(step)
         self.watches: dict[str, Attribution] = {}
-        self.notes: tuple[str, ...] = ()
         self.compared: Verification | None = None
         self.trouble = ""
         self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
@@ -143,7 +143,6 @@ class Watched:
         self._record, self.settings = record, settings
         self.numbers = itertools.count(settings.first)
         self._running = 0  # the number of the newest call
-        self._warned: set[str] = set()  # of what
         self._name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
         self._disagreement: str | None = None  # between processes; None: they have not been compared yet
         self._twins = None if jitted is None else self._twins_with(jitted, settings)
@@ -205,7 +204,7 @@ class Watched:
             raise trouble  # the twin ran and has taken the arguments: an error of the step itself
         out = self.step(*args, **kwargs)
         if any(isinstance(leaf, Tracer) for leaf in leaves):  # e.g. before jax 0.5 a twin cannot be differentiated
-            self._warn_inside()
+            self._remarks.warn_inside()
         else:
             self._give_up(error_text(trouble))
         return out
@@ -228,24 +227,7 @@ class Watched:
         if not isinstance(measurement.arrays[0], Tracer):
             self._take(measurement, number)
         else:
-            self._warn_inside()
-
-    def _warn_inside(self) -> None:
-        self._warn_once(
-            "inside",
-            f"{self._named} is called inside another jitted or transformed function, which its numbers cannot leave: "
-            "nothing is measured in these calls. Watch the outer function instead, inspector.watch(jax.jit(outer)), "
-            "which sees all gradients inside it; or return tv.measure(grads=grads) from it for inspector.record().",
-        )
-
-    @property
-    def _named(self) -> str:
-        return f"`{getattr(self.step, '__name__', 'step')}`"
-
-    def _warn_once(self, about: str, text: str, stacklevel: int = 4) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            warnings.warn(printable_lines(f"watch: {text}"), RuntimeWarning, stacklevel=stacklevel)
+            self._remarks.warn_inside()
 
     def _take(self, measurement: Measurement, number: int | None = None) -> None:
         """Hand a measurement to `record`; with None, it is from a callback of the newest call."""
@@ -255,7 +237,7 @@ class Watched:
         except StopTraining:
             raise
         except Exception as error:
-            self._warn_once("record", f"recording step {number} raised {error_text(error)}")
+            self._remarks.warn_once("record", f"recording step {number} raised {error_text(error)}")
 
     def _give_up(self, why: str) -> None:
         self.trouble = f"{why}.\n{CannotWatch.instead(self.step)}"
@@ -266,22 +248,25 @@ class Watched:
         if effects and self._twins is not None and self._twins.comparison is not None:
             self._twins.comparison.stop()
             if self.settings.exact:
-                notes = [*notes, f"{self._named} is not run twice, since {', '.join(sorted(effects))} has an effect."]
-        self._note(*notes)
+                has = f"{', '.join(sorted(effects))} has an effect"
+                notes = [*notes, f"{self._remarks.step} is not run twice, since {has}."]
+        self._remarks.note(*notes)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not measured besides the gradients, and why."""
+        return self._remarks.notes
 
     @property
     def changes_bits(self) -> bool:
         """Whether the step is measured in a way that was seen to change a bit of its results."""
         return self.compared is not None and not self.compared and not self.settings.exact
 
-    def _note(self, *notes: str) -> None:
-        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
-
     def _on_compared(self, found: Verification | int) -> None:
         """Take the result of a comparison, or the size of copies that are too large, from any thread."""
         if isinstance(found, int):
-            self._note(
-                f"{self._named}: whether measuring changes bits was not compared, since the copies would take "
+            self._remarks.note(
+                f"{self._remarks.step}: whether measuring changes bits was not compared, since the copies would take "
                 f"{found / 2**30:.2g} GiB of a device. inspector.verify() compares, before a run."
             )
             return
@@ -290,14 +275,14 @@ class Watched:
         if found:
             return
         text = (
-            f"{self._named}: measuring changes bits. Of {found.n_leaves} results {len(found.differences)} differ from "
-            f"those of the step itself for the same arguments: {found.differences[0]}. "
+            f"{self._remarks.step}: measuring changes bits. Of {found.n_leaves} results {len(found.differences)} "
+            f"differ from those of the step itself for the same arguments: {found.differences[0]}. "
         )
         if self.settings.exact and self._jitted is not None:
             self._twins = self._twins_with(self._jitted, self.settings._replace(exact=True))
-            self._note(f"{text}From now on the untouched step runs, and is measured in a second run.")
+            self._remarks.note(f"{text}From now on the untouched step runs, and is measured in a second run.")
         else:
-            self._note(
+            self._remarks.note(
                 f"{text}watch(step, exact=True) rules it out, for about twice the time of an inspected step. A step "
                 "that does not repeat itself differs, too: inspector.verify() tells."
             )
@@ -335,10 +320,10 @@ class Watched:
         if name.startswith("__") or "step" not in self.__dict__:
             raise AttributeError(name)
         if name in ("lower", "trace") and not self.trouble:
-            self._warn_once(
+            self._remarks.warn_once(
                 "lower",
-                f"what {self._named}.{name} gives is the step as it is: nothing is measured when that is compiled and "
-                "called. Call the watched step itself, whose first call compiles it.",
+                f"what {self._remarks.step}.{name} gives is the step as it is: nothing is measured when that is "
+                "compiled and called. Call the watched step itself, whose first call compiles it.",
                 stacklevel=3,
             )
         return getattr(self.step, name)
