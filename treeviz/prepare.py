@@ -10,7 +10,7 @@ import numpy as np
 
 from treeviz import integrations
 from treeviz.analysis.devices import device_columns
-from treeviz.analysis.facts import fact_columns
+from treeviz.analysis.facts import common_mesh, fact_columns, mesh_text
 from treeviz.analysis.sizes import headline, is_cut, size_columns
 from treeviz.analysis.user_columns import LeafFunction, column, function_columns
 from treeviz.tree import walk as walking
@@ -60,8 +60,9 @@ def scanned(
         table, rows = open_stacks(table, axes, max_rows=budget.max_rows, closed=in_files)
         nodes = [nodes[row] for row in rows.tolist()]
     on_devices, where = device_columns(table)
-    table = table.with_columns(*fact_columns(table), *on_devices, *size_columns(table))
-    return table.with_headline(*headline(table), *where), nodes
+    mesh = common_mesh(table)
+    table = table.with_columns(*fact_columns(table, mesh), *on_devices, *size_columns(table))
+    return table.with_headline(*headline(table), *where, *([mesh_text(mesh)] if mesh else [])), nodes
 
 
 def prepare(

@@ -107,15 +107,16 @@ def test_memories_are_named_and_counted_apart():
         128,
         0,
     ]
-    assert table.headline[-3:] == (
+    assert table.headline[-4:] == (
         "128 B on each of 4 devices",
         "640 B in pinned_host on each of 4 devices",
         "128 B in unpinned_host on each of 4 devices",
+        "mesh 4 (x) on cpu:0–3",
     )
     assert [row.facts.sharding.memory for row in table.leaves] == ["pinned_host", "pinned_host", "unpinned_host", ""]
     names = [column.name for column in treeviz.render(tree).columns]
     assert names[3:] == ["device_bytes", "pinned_host.bytes", "unpinned_host.bytes", "sharding"]
-    assert "P('x') · cpu:0–3 (x=4) · pinned_host" in treeviz.render(tree).text()
+    assert "P('x') · pinned_host" in treeviz.render(tree).text()
 
 
 @needs_pinned_host
