@@ -50,11 +50,13 @@ def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
     """
     candidates = [row for row in np.flatnonzero(table.is_leaf).tolist() if _is_drawable(table[row].kind, nodes[row])]
     limit, candidates = _fair([int(nodes[row].size) for row in candidates], candidates)
-    pictures = {}
+    pictures, drawn = {}, {}  # an array that stands at many places is drawn once
     for row in candidates:
+        array = nodes[row]
         try:
-            part, where = _part_of(nodes[row], limit)
-            pictures[row] = _document(part, where, str(nodes[row].dtype), nodes[row].shape)
+            if id(array) not in drawn:
+                drawn[id(array)] = _document(*_part_of(array, limit), str(array.dtype), array.shape)
+            pictures[row] = drawn[id(array)]
         except Exception:  # a transfer guard or a lost device must not stop a run
             continue
     return pictures
