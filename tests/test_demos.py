@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import pythons
-from compiling import PLAIN_FLAGS
+from notebooks import HOUSE, environment, execute, executed, read
 
-HOUSE = Path(__file__).parents[1]
 DEMOS = HOUSE / "demos"
 # two_hosts.py, locate_nan.ipynb and live_training.ipynb are run by a test of their own
 SCRIPTS = sorted(DEMOS.glob("[0-9]*.py"))
@@ -23,11 +22,6 @@ LIBRARIES = ("equinox", "flax", "optax")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 HIDE = f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES}))\n"
-
-
-def environment() -> dict[str, str]:
-    """That of a user: one CPU device, where the tests have eight."""
-    return {**os.environ, "XLA_FLAGS": PLAIN_FLAGS, "PYTHONPATH": str(HOUSE), "PYTHONIOENCODING": "utf-8"}
 
 
 def run(program: str, folder: Path) -> str:
@@ -51,17 +45,6 @@ def run_once(tmp_path_factory) -> Callable[[str], tuple[str, Path]]:
         return run(program(DEMOS / name), folder), folder
 
     return run_script
-
-
-@pytest.fixture(scope="module")
-def execute_once(tmp_path_factory) -> Callable:
-    """`execute_once(path)` gives a notebook with its outputs."""
-
-    @functools.cache
-    def execute_notebook(path: Path):
-        return execute(read(path), tmp_path_factory.mktemp("demo"))
-
-    return execute_notebook
 
 
 def test_there_is_a_script_and_a_notebook():
@@ -136,25 +119,6 @@ def test_two_hosts_print_the_same_norms_which_are_those_of_one_host_and_leave_no
     assert [float(norm) for norm in norms.split()] == pytest.approx(truth, rel=1e-4)
 
 
-def read(path: Path):
-    return pytest.importorskip("nbformat").read(path, as_version=4)
-
-
-def execute(notebook, folder: Path):
-    nbclient = pytest.importorskip("nbclient")
-    client = nbclient.NotebookClient(
-        notebook,
-        timeout=300,
-        kernel_name="python3",
-        store_widget_state=False,
-        resources={"metadata": {"path": str(folder)}},
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        pythons.put_kernel(folder / "jupyter")
-        patch.setenv("JUPYTER_PATH", str(folder / "jupyter"))
-        return client.execute(env=environment())
-
-
 def check_views(notebook) -> None:
     """No cell failed, and every view is there as a page and as text, also those beside widgets."""
     views = 0
@@ -173,8 +137,8 @@ def check_views(notebook) -> None:
 
 @pytest.mark.filterwarnings("default")  # of the kernel's client, not ours
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs_and_every_view_is_there_as_a_page_and_as_text(path, execute_once):
-    check_views(execute_once(path))
+def test_a_notebook_runs_and_every_view_is_there_as_a_page_and_as_text(path, tmp_path_factory):
+    check_views(executed(path, tmp_path_factory))
 
 
 def texts_of(notebook) -> list[str]:
@@ -187,10 +151,10 @@ def texts_of(notebook) -> list[str]:
 
 
 @pytest.mark.filterwarnings("default")
-def test_explore_selects_in_python_what_it_shows_and_trains_that_alone(execute_once):
+def test_explore_selects_in_python_what_it_shows_and_trains_that_alone(tmp_path_factory):
     for library in ("equinox", "optax"):
         pytest.importorskip(library)
-    notebook = execute_once(DEMOS / "03_explore.ipynb")
+    notebook = executed(DEMOS / "03_explore.ipynb", tmp_path_factory)
     assert "widgets" not in notebook.metadata
     _, trained, view, heard, selected, ablated, replaced, tuned = texts_of(notebook)
     assert 0 < float(re.fullmatch(r"loss (\S+)\n", trained).group(1)) < 0.5
@@ -207,8 +171,8 @@ def test_explore_selects_in_python_what_it_shows_and_trains_that_alone(execute_o
 
 
 @pytest.mark.filterwarnings("default")
-def test_what_is_wrong_names_every_mismatch_where_jax_names_one(execute_once):
-    texts = texts_of(execute_once(DEMOS / "04_what_is_wrong.ipynb"))
+def test_what_is_wrong_names_every_mismatch_where_jax_names_one(tmp_path_factory):
+    texts = texts_of(executed(DEMOS / "04_what_is_wrong.ipynb", tmp_path_factory))
     assert ".mu['b']: type: tuple → list\n.nu['b']: only in the other: float32[4]" in texts
     assert "['b']: length: 2 children → 3 children" in texts
     (view,) = (text for text in texts if text.startswith("tree · "))

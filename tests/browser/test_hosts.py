@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from pathlib import Path
@@ -12,7 +11,7 @@ from browser.conftest import Watch, new_context
 from browser.driving import settled
 from browser.jupyter import PATIENCE_S, Lab, errors_in_cells, open_notebook, run_all_cells
 from browser.server import Server
-from compiling import PLAIN_FLAGS
+from notebooks import executed
 
 pytest.importorskip("anywidget")
 
@@ -152,14 +151,13 @@ def test_marimo_shows_it_inline_and_runs_the_cells_that_depend_on_it(open_window
 
 
 @pytest.mark.filterwarnings("default")  # of the kernel's client, not ours
-def test_the_page_that_nbconvert_makes_of_the_demo_is_read_and_searched_offline(open_window, tmp_path, shots):
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+def test_the_page_that_nbconvert_makes_of_the_demo_is_read_and_searched_offline(
+    open_window, tmp_path, tmp_path_factory, shots
+):
     exporters = pytest.importorskip("nbconvert.exporters")
     for library in ("equinox", "optax"):
         pytest.importorskip(library)
-    notebook = nbformat.read(DEMO, as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", store_widget_state=False)
-    client.execute(env={**os.environ, "XLA_FLAGS": PLAIN_FLAGS})
+    notebook = executed(DEMO, tmp_path_factory)
     html, _ = exporters.HTMLExporter().from_notebook_node(notebook)
     file = tmp_path / "explore.html"
     file.write_text(html, encoding="utf-8")
