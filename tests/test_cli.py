@@ -71,6 +71,25 @@ def test_the_status_says_whether_find_found_anything(params, capsys):
     assert capsys.readouterr().err.splitlines()[-1].startswith("treeviz: ")
 
 
+def test_check_says_what_is_wrong_and_the_status_whether_an_error_is_among_it(params, capsys):
+    assert main(["check", str(params), "--ignore", "T204"]) == 0
+    assert capsys.readouterr().out == "no finding\n"
+    np.savez(params, w=np.array([np.nan, 1], np.float32), v=np.zeros(2))
+    assert main(["check", "--values", str(params), "--ignore", "T141"]) == cli.NOTHING_FOUND
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "T140 error at ['w']: 1 NaN among 2 values"
+    assert lines[2] == "T203 info at ['v']: JAX makes float64 float32"
+    assert main(["check", "--explain", "t101"]) == 0
+    assert capsys.readouterr().out.startswith("T101 (error)\n\nAn array is in a static field")
+    assert main(["check", "--explain", "T999"]) == cli.TROUBLE
+
+
+def test_a_file_may_be_called_check(params, capsys):
+    params.rename("check")
+    assert main(["check"]) == main(["check", "--stats"]) == cli.TROUBLE
+    assert all("check: " in line for line in capsys.readouterr().err.splitlines())
+
+
 @pytest.mark.parametrize("suffix", [".html", ".txt", ".json", ".svg", ".png"])
 def test_save_writes_the_view_and_says_where(params, capsys, suffix):
     assert main([str(params), "--save", f"out{suffix}"]) == 0

@@ -2,9 +2,11 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from treeviz.analysis.checks.finding import TreeFinding as TreeFinding
 from treeviz.analysis.compare.difference import Difference as Difference
 from treeviz.analysis.user_columns import column as column
 from treeviz.api import assert_same as assert_same
+from treeviz.api import check as check
 from treeviz.api import diff as diff
 from treeviz.api import explain_map as explain_map
 from treeviz.api import explore as explore
@@ -50,10 +52,12 @@ __all__ = [
     "GradientInspector",
     "StopTraining",
     "TreeDiff",
+    "TreeFinding",
     "TreeOverlay",
     "TreeTable",
     "TreeView",
     "assert_same",
+    "check",
     "child",
     "column",
     "describes",

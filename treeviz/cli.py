@@ -21,14 +21,20 @@ examples:
   treeviz params.npz | less                      every row, also of layers that are alike
   treeviz params.npz --find 'dtype:f16 bytes:>1M'
   treeviz params.npz --stats --stacked 'layers/*'  of each layer, where one array holds all
+  treeviz check params.npz --values              what is wrong with it; see treeviz check --help
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0; 1 if --find found nothing; 2 on an error."""
+    """Run the command, and return its exit status: 0; 1 if --find found nothing, or `check` an error; 2 on an error."""
     _open_closed_descriptors()
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        status = _run(_parser().parse_args(arguments))
+        # A file may be called check, as in `treeviz check --stats`.
+        if len(arguments) > 1 and arguments[0] == "check" and not arguments[1].startswith(_OPTIONS_OF_FILES):
+            status = _check(_check_parser().parse_args(arguments[1:]))
+        else:
+            status = _run(_parser().parse_args(arguments))
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -90,6 +96,40 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--whole", action="store_true", help="walk and read all of it, however long that takes")
     parser.add_argument("--version", action="version", version=f"treeviz {__version__}")
     return parser
+
+
+_OPTIONS_OF_FILES = ("--save", "--find", "--depth", "--stats", "--stacked", "--whole")
+
+
+def _check_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        "treeviz check", description="Say what is wrong with the tree in a file; status 1 if there is an error."
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", metavar="FILE", nargs="?", help="a file, as for treeviz")
+    what.add_argument("--explain", metavar="CODE", help="say what a rule looks for, as T101")
+    parser.add_argument(
+        "--for", dest="for_", choices=("any", "jit", "grad", "state"), default="any", help="its purpose"
+    )
+    parser.add_argument("--values", action="store_true", help="read the values: NaN, infinities, zeros")
+    parser.add_argument("--ignore", metavar="CODE", action="append", default=[], help="leave a rule out; repeatable")
+    return parser
+
+
+def _check(options: argparse.Namespace) -> int:
+    from treeviz.checker import check_tree, explain
+    from treeviz.tree.files.loading import identifier, load
+
+    if options.explain:
+        _print(explain(options.explain))
+        return FOUND
+    path = Path(options.file)
+    tree, ignore = load(path, values=options.values), options.ignore
+    found = check_tree(
+        tree, name=identifier(path), for_=options.for_, values=options.values, roundtrip=False, ignore=ignore
+    )
+    _print(str(found))
+    return NOTHING_FOUND if any(each.level == "error" for each in found) else FOUND
 
 
 def _depth(text: str) -> int:

@@ -27,7 +27,7 @@ AnyColumn = str | Column | LeafFunction | Callable[[Any], Any]
 SIZES = ("elements", "bytes", "leaves")
 STATISTICS = ("nan", "inf", "zeros", "min", "max", "mean", "std", "rms", "histogram")
 _OPTIONS = ("name", "columns", "stats", "stacked", "is_leaf", "depth", "whole", "beside")
-_MORE_OPTIONS = {"render": "values", "explore": "keep"}
+_MORE_OPTIONS = {"render": ("values", "check"), "explore": ("keep",)}
 _MOST_NOT_READ = 1_000  # leaves with a note of their own
 
 
@@ -139,7 +139,7 @@ def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[st
     """
     for name, tree in trees.items():
         if type(tree) in (bool, int, str):
-            near = difflib.get_close_matches(name, (*_OPTIONS, _MORE_OPTIONS[caller]), n=1)
+            near = difflib.get_close_matches(name, (*_OPTIONS, *_MORE_OPTIONS[caller]), n=1)
             raise TypeError(
                 f"{caller}: there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
                 f"A keyword that is no option names another tree, and {value_text(tree)} is none."

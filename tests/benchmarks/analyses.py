@@ -1,4 +1,4 @@
-"""What comparing trees costs, as a multiple of other things in the same run: python tests/benchmarks/analyses.py
+"""What comparing and checking trees costs, as a multiple of other things: python tests/benchmarks/analyses.py
 
 Structure and metadata are compared with treeviz's own walk and `jax.tree_util.tree_flatten_with_path` of both trees,
 values with `chex.assert_trees_all_close`, `equinox.tree_equal` and `numpy.array_equal`. A figure is the least CPU time
@@ -7,11 +7,13 @@ of several rounds, in which all take turns. "peak" is what Python and NumPy allo
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -24,7 +26,7 @@ from trees import abstract, real_gpt2
 import treeviz as tv
 
 ROUNDS = 7
-GOALS = {"diff, no values": 4.0, "explain_map": 2.0, "diff ÷ chex": 1.5, "diff ÷ array_equal": 1.3}
+GOALS = {"diff, no values": 4.0, "explain_map": 2.0, "check ÷ walk": 3.0, "diff ÷ chex": 1.5, "diff ÷ array_equal": 1.3}
 
 
 def cpu_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
@@ -36,6 +38,17 @@ def cpu_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict
             call()
             best[name] = min(best[name], time.process_time() - began)
     return best
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["a", "b", "c", "d", "e"], meta_fields=["name"])
+@dataclass
+class Block:
+    a: Any
+    b: Any
+    c: Any
+    d: Any
+    e: Any
+    name: str
 
 
 def layers(n: int, leaf: Callable[..., Any]) -> Any:
@@ -110,6 +123,20 @@ def of_large_values() -> None:
     print(goal("diff ÷ array_equal", ratio))
 
 
+def of_check() -> None:
+    trees = {
+        "100,000 abstract leaves": layers(20_000, abstract),
+        "100,000 Python scalars, all weak": layers(20_000, lambda *shape: 1.0),
+        "100,000 leaves in 20,000 dataclasses": [Block(*(1.0,) * 5, name=f"b{i}") for i in range(20_000)],
+    }
+    for name, tree in trees.items():
+        times = cpu_times(
+            {"walk": lambda tree=tree: tv.walk(tree), "check": lambda tree=tree: tv.check(tree, for_="state")}
+        )
+        print(f"\n{name}: check {times['check']:.2f} s, {times['check'] / times['walk']:.2f}x the walk")
+        print(goal("check ÷ walk", times["check"] / times["walk"]))
+
+
 def host(tree: Any) -> list[np.ndarray]:
     return [np.asarray(memoryview(leaf)) for leaf in jax.tree.leaves(tree)]
 
@@ -124,3 +151,4 @@ if __name__ == "__main__":
     of_structure(100_000)
     of_values()
     of_large_values()
+    of_check()

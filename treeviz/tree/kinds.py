@@ -147,5 +147,6 @@ NOTES = {
     "partial": "a part of it lives in another process",
     "nonfinite": "has values that are NaN or infinite",
     "differs": "differs between the trees that are compared",
+    "warning": "may be wrong",
     "info": "worth knowing",
 }

@@ -14,6 +14,7 @@ from treeviz.tree.object_text import static_text
 from treeviz.tree.opaque import arrays_in, step_to
 from treeviz.tree.safe_repr import has_base, mro, visible
 
+LOST = "which JAX loses"  # in the note of an array in a field that `tree_flatten` drops
 _MAX_FIELDS = 64
 _MAX_OBJECTS = 2_000  # that are searched for arrays in the static data of one node
 
@@ -92,7 +93,7 @@ def static_note(pairs: Iterable[tuple[str, Any]], where: str = "static data") ->
     if not found.n_arrays:
         lost = ((step_to(name.removesuffix(DROPPED)), value) for name, value in pairs if name.endswith(DROPPED))
         found = arrays_in(lost, _MAX_OBJECTS)
-        text = f"{hidden(found)}, which JAX loses: `tree_flatten` drops {'it' if found.n_arrays == 1 else 'them'}"
+        text = f"{hidden(found)}, {LOST}: `tree_flatten` drops {'it' if found.n_arrays == 1 else 'them'}"
         return Note("hides", text + stopped(found), details=found.details) if found.n_arrays else None
     they = "it changes" if found.n_arrays == 1 else "they change"
     text = f"{hidden(found)} in {where}: jit raises or compiles again when {they}"

@@ -62,7 +62,8 @@ def test_the_errors_say_what_to_write_instead():
     )
     assert message("is:blue") == (
         "find: there is no is:blue. There are: is:cut, is:cycle, is:differs, is:error, is:hides, is:info, is:leaf, "
-        "is:more, is:node, is:nonfinite, is:opaque, is:partial, is:replicated, is:shared, is:static, is:weak."
+        "is:more, is:node, is:nonfinite, is:opaque, is:partial, is:replicated, is:shared, is:static, is:warning, "
+        "is:weak."
     )
     unread = "needs the values, which were not read: render(tree, stats=True) reads them."
     assert message("std:>1") == f"find: std:>1 {unread}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from treeviz.tree.column import Column
-from treeviz.tree.facts import Facts
+from treeviz.tree.facts import Facts, Note
 from treeviz.tree.kinds import NOTES
 from treeviz.tree.query.fields import ALIASES, ROW_FIELDS, VALUE_STATISTICS, did_you_mean
 from treeviz.tree.query.parse import (
@@ -58,6 +58,7 @@ def find(table: Table, query: str) -> list[Any]:
 
         attn            the word is in the row's key path (so: everything in attn), type, shape, value or
                         static fields, or it is the dtype: bf16. In quotes it is taken literally: "nan", "(3, 4)"
+        T101            also the code of a finding of `treeviz.check`
         layers/*/w      a glob on the end of the key path: * ? [a-z] within a key, ** any number of
                         keys, a leading / ties it to the root; w[3] is also w/3
         key: kind: type: dtype: sharding:      dtype:bf16, dtype:float, kind:opaque, kind:leaf, key:w*
@@ -127,6 +128,8 @@ def _rows(table: Table, term: Term) -> np.ndarray:
         is_dtype = _dtype_test(value)
         own = _by_facts(table, lambda facts: value in _own_text(facts) or (not term.quoted and is_dtype(facts.dtype)))
         found = in_path(table, value) | own
+        if not term.quoted:
+            found[_noted(table, lambda note: note.text.lower().startswith(f"{value}:"))] = True
         return found if glob is None else found | glob
     match term.field:
         case "key":
@@ -201,8 +204,12 @@ def _flagged(table: Table, term: Term) -> np.ndarray:
         )
     noted = _IS_NOTE.get(term.value, ())
     rows = _by_facts(table, _IS.get(term.value, lambda _: False))
-    rows[[row for row, notes in table.notes.items() if any(note.kind in noted for note in notes)]] = True
+    rows[_noted(table, lambda note: note.kind in noted)] = True
     return rows
+
+
+def _noted(table: Table, test: Callable[[Note], bool]) -> list[int]:
+    return [row for row, notes in table.notes.items() if any(map(test, notes))]
 
 
 # Numbers

@@ -35,6 +35,7 @@ _NOTE_STYLES = {
     "partial": terminal.YELLOW,
     "nonfinite": terminal.YELLOW,
     "differs": terminal.YELLOW,
+    "warning": terminal.YELLOW,
 }
 
 

@@ -29,7 +29,7 @@ const IS = {
   error: (tree, code) => ["error", "cycle"].includes(tree.fact(code, "kind")),
 };
 const NOTED = { error: ["error", "cycle"], cut: ["more"] };
-const NOTES = ["shared", "cycle", "more", "hides", "partial", "nonfinite", "differs", "info"];
+const NOTES = ["shared", "cycle", "more", "hides", "partial", "nonfinite", "differs", "warning", "info"];
 
 /** @type {(query: string) => Term[][]} */
 export function parse(query) {
@@ -86,12 +86,11 @@ function rowsOf(tree, index, term) {
     // ['layers'][0] can be a copied key path as well as a glob, so both are searched.
     if (glob && !/^[^*?]*\[[^*?]*$/.test(value)) return glob;
     const found = inPath(tree, index, value);
-    const { n, factCodes } = tree;
     const isDtype = dtypeTest(value);
-    const own = ofFacts(tree, (code) => index.text(code).includes(value) || (!quoted && isDtype(tree.fact(code, "dtype").toLowerCase())));
+    const own = byFacts(tree, (code) => index.text(code).includes(value) || (!quoted && isDtype(tree.fact(code, "dtype").toLowerCase())));
     const indexed = glob && onPath(tree, index, value.replace(/\[(\d+)]/g, "/$1"));
-    for (let row = 0; row < n; row++) found[row] |= own[factCodes[row]] | glob?.[row] | indexed?.[row];
-    return found;
+    // "t101" finds the findings of that rule, whose notes begin so.
+    return byRow(tree, (row) => found[row] | own[row] | glob?.[row] | indexed?.[row] | (!quoted && isNoted(tree, row, ([, text]) => text.toLowerCase().startsWith(`${value}:`))));
   }
   const glob = isGlob(value) && !quoted ? globTest(value) : null;
   const equals = glob ?? ((text) => text === value);
@@ -126,16 +125,12 @@ function byRow(tree, test) {
   return found;
 }
 
-/** An array with 1 for each record of facts that passes the test. @type {(tree: Tree, test: (code: number) => boolean) => Uint8Array} */
-const ofFacts = (tree, test) => Uint8Array.from({ length: tree.nFacts }, (_, code) => +test(code));
+const isNoted = (tree, row, test) => tree.notes(row).some(test);
 
 /** @type {(tree: Tree, test: (code: number) => boolean) => Uint8Array} */
 function byFacts(tree, test) {
-  const passed = ofFacts(tree, test);
-  const { n, factCodes } = tree;
-  const found = new Uint8Array(n);
-  for (let row = 0; row < n; row++) found[row] = passed[factCodes[row]];
-  return found;
+  const passed = Uint8Array.from({ length: tree.nFacts }, (_, code) => +test(code));
+  return byRow(tree, (row) => passed[tree.factCodes[row]]);
 }
 
 /** @type {(value: string) => (text: string) => boolean} */
@@ -156,9 +151,8 @@ function flagged(tree, value) {
   if (!test && !NOTES.includes(value) && value !== "cut")
     throw new Error(`There is no is:${value}. There are: ${[...new Set([...Object.keys(IS), "cut", ...NOTES])].sort().join(", ")}.`);
   const kinds = NOTED[value] ?? (NOTES.includes(value) ? [value] : []);
-  const found = byFacts(tree, (code) => !!test?.(tree, code));
-  for (const row in tree.header.notes) if (tree.notes(+row).some(([kind]) => kinds.includes(kind))) found[row] = 1;
-  return found;
+  const own = byFacts(tree, (code) => test?.(tree, code));
+  return byRow(tree, (row) => own[row] || isNoted(tree, row, ([kind]) => kinds.includes(kind)));
 }
 
 /** @type {(tree: Tree, word: string) => Uint8Array} */

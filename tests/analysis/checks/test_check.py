@@ -1,0 +1,303 @@
+"""Every rule fires where its fault is planted, and none in healthy trees; what it proposes cures it."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_nodes import Layer, Node, Point, Repeated, Special, Static, Validating, WithAux
+from sample_trees import SAMPLES, MyDict, MyList, Unregistered, cyclic_list, deleted
+
+import treeviz as tv
+from treeviz.analysis.checks.finding import LEVELS
+from treeviz.analysis.checks.rule import RULES, USES
+from treeviz.checker import explain
+
+pytestmark = pytest.mark.oldest_jax
+
+BIG = np.ones((512, 512), np.float32)
+
+
+def placed(array: np.ndarray, *axes: str) -> jax.Array:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    return jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)))
+
+
+def codes(tree: Any, **options: Any) -> list[str]:
+    return [each.code for each in tv.check(tree, **options)]
+
+
+def only(code: str, tree: Any, **options: Any) -> tv.TreeFinding:
+    (finding,) = [each for each in tv.check(tree, **options) if each.code == code]
+    return finding
+
+
+def large(x):
+    return x @ BIG
+
+
+class Sly:
+    """Has a key only on request, and another child there."""
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+
+jax.tree_util.register_pytree_with_keys(
+    Sly,
+    lambda s: ([(jax.tree_util.GetAttrKey("a"), s.a)], None),
+    lambda _, children: Sly(*children, 0),
+    lambda s: ((s.b,), None),
+)
+
+
+class Adds(Special):
+    """Is not the same after a round trip."""
+
+
+jax.tree_util.register_pytree_node(Adds, lambda s: ((s.x,), s.y), lambda y, xs: Adds(*xs, y + 1))
+
+# code, what the tree is for, a tree with the fault, the path, a tree without it
+FAULTS: dict[str, tuple[Any, Any, str, Any]] = {
+    "T100": ("any", lambda: {"s": Special(jnp.ones(2), 1)}, "['s']", lambda: {"s": Special(1, 2)}),
+    "T101": ("any", lambda: [Layer("n", 1.0, units=np.arange(3))], "[0]", lambda: [Layer("n", 1.0, units=("adam", 3))]),
+    "T102": ("jit", lambda: [Layer("n", 1.0, units=[1])], "[0]", lambda: [Layer("n", 1.0, units=(1,))]),
+    "T103": ("any", lambda: [Layer("n", 1.0, units=np.nan)], "[0]", lambda: [Layer("n", 1.0, units=1.5)]),
+    "T104": ("any", lambda: [Layer("n", 1.0, units=lambda x: x)], "[0]", lambda: [Layer("n", 1.0, units=jax.nn.relu)]),
+    "T105": ("any", lambda: (large,), "[0]", lambda: (jax.tree_util.Partial(jnp.add, BIG), codes)),
+    "T110": ("any", cyclic_list, "[1]['again']", lambda: [Node(1.0), Node(2.0)]),
+    "T111": ("any", lambda: {"bad": {1: 1.0, "a": 2.0}}, "['bad']", lambda: {"a": {1: 1.0, 2: 2.0}}),
+    "T112": ("any", lambda: [Repeated(1.0, 2.0)], "[0]", lambda: [Repeated(1.0), [1.0, 2.0]]),
+    "T113": (
+        "any",
+        lambda: [jax.device_put(np.ones(2), device) for device in jax.devices()[:1] * 2 + jax.devices()[1:2]],
+        "[2]",
+        lambda: [jax.device_put(np.ones(2), jax.devices()[1]), jnp.ones(2)],
+    ),
+    "T114": ("any", lambda: [Validating(jnp.ones(2))], "[0]", lambda: [WithAux(1.0), Point(1.0, None)]),
+    "T115": ("any", lambda: [Adds(1.0, 1)], "[0]", lambda: [WithAux(1.0, [2.0])]),
+    "T116": ("any", lambda: [Sly(1.0, 2.0)], "[0]", lambda: [Node(1.0)]),
+    "T121": ("any", lambda: {"x": deleted()}, "['x']", lambda: {"x": jnp.ones(2)}),
+    "T130": ("jit", lambda: [np.array(["a"])], "[0]", lambda: [np.zeros(2), np.float32(1)]),
+    "T131": ("jit", lambda: {"f": codes}, "['f']", lambda: jax.tree_util.Partial(codes, 1.0)),
+    "T132": ("jit", lambda: Point("Alice", 1.0), ".x", lambda: Layer("Alice", 1.0)),
+    "T133": ("grad", lambda: {"n": jnp.arange(2)}, "['n']", lambda: {"n": jnp.ones(2), "x": 1.0}),
+    "T140": ("any", lambda: [jnp.array([1.0, jnp.nan])], "[0]", lambda: [jnp.ones(2)]),
+    "T141": ("any", lambda: [jnp.zeros(2)], "[0]", lambda: [jnp.ones(2), jnp.float32(0)]),
+    "T201": ("state", lambda: [jnp.array(1.0)], "[0]", lambda: [jnp.float32(1), True]),
+    "T202": ("jit", lambda: [BIG], "[0]", lambda: [np.ones(2, np.float32), jnp.asarray(BIG)]),
+    "T203": ("any", lambda: [np.ones(3)], "[0]", lambda: [np.ones(3, np.float32)]),
+    "T204": (
+        "any",
+        lambda: [jax.ShapeDtypeStruct((2,), jnp.bfloat16)] * 11 + [jnp.ones(2)],
+        "[11]",
+        lambda: [jax.ShapeDtypeStruct((2,), jnp.bfloat16)] * 6 + [jax.ShapeDtypeStruct((2,), jnp.float32)] * 6,
+    ),
+    "T205": (
+        "any",
+        lambda: [placed(BIG), placed(np.ones(8), "x")],
+        "[0]",
+        lambda: [placed(BIG), placed(np.ones(8))],
+    ),
+    "T210": ("any", lambda: [[BIG]] * 2, "[1]", lambda: [[1.0], [1.0]]),
+    "T211": ("any", lambda: {"a": BIG, "b": BIG}, "['b']", lambda: {"a": jnp.ones(2), "b": jnp.ones(2)}),
+    "T220": ("any", lambda: {"w": (2, 3)}, "['w']", lambda: {"w": (2.0, 3), "v": (1,), "b": (True, False)}),
+    "T230": ("any", lambda: [1.0] * 5001, "", lambda: [1.0] * 5000),
+    "T231": ("any", lambda: {"a/b": 1.0, "a": {"b": 2.0}}, "['a/b']", lambda: {"a/~/b": 1.0, "a": {"b": 2.0}}),
+}
+
+
+def test_every_rule_has_a_fault_here():
+    assert sorted(FAULTS) == sorted(RULES)
+
+
+@pytest.mark.parametrize("code", FAULTS)
+def test_a_rule_names_its_leaf_and_says_nothing_of_a_tree_without_the_fault(code):
+    use, faulty, path, healthy = FAULTS[code]
+    options = {"for_": use, "values": code in ("T140", "T141"), "roundtrip": code in ("T114", "T115", "T116")}
+    finding = only(code, faulty(), **options)
+    assert finding.path == path
+    assert finding.level in LEVELS
+    assert code not in codes(healthy(), **options)
+    assert code not in codes(faulty(), ignore=code, **options)
+    assert finding.about in explain(code) and len(finding.about) > 100
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_rule_runs_over_every_tree(name, use):
+    tree = SAMPLES[name]()
+    found = tv.check(tree, for_=use, values=use == "any", roundtrip=use == "jit")
+    assert (str(found) == "no finding") == (not found)
+    texts = [text for each in found[:20] for text in (each.sentence, each.path, *each.fix.split("\n"))]
+    assert all(text.isprintable() for text in texts)
+    if use == "any":
+        view = tv.render(tree, check=True)
+        for code in {each.code for each in found if each.code not in ("T140", "T141")}:
+            rows = {each.row for each in found if each.code == code}
+            assert rows <= {row.number for row in view.find(code)}
+
+
+def test_findings_stand_in_the_rows_and_are_counted():
+    view = tv.render(
+        {"a": Special(jnp.ones(2), 1), "b": [Layer("n", 1.0, units=np.arange(3))], "f": codes}, check="jit"
+    )
+    assert [row.keystr for row in view.find("T101")] == ["['b'][0]"]
+    assert [row.keystr for row in view.find("is:error")] == ["['f']"]
+    assert "2 errors" not in view.text() and "3 errors" in view.text()
+    assert "T100: 1 hidden array" in view.text()
+    assert "T131" in view.html()
+
+
+def test_what_the_walk_noted_already_is_said_once():
+    view = tv.render([Special(jnp.ones(2), 1)], check=True)
+    assert len(view.table.notes[1]) == 1
+
+
+def test_errors_come_first_and_a_number_of_lines_is_enough():
+    found = tv.check({"z": [1.0, *map(Special, [jnp.ones(2)] * 15, range(15))], "f": codes})
+    assert [each.level for each in found] == sorted([each.level for each in found], key=LEVELS.index)
+    assert str(found).count("T100 error") == 10 and "… 5 more of T100" in str(found)
+
+
+def test_a_use_or_a_code_that_does_not_exist_raises():
+    with pytest.raises(ValueError, match="for_ is one of 'any', 'jit', 'grad', 'state'"):
+        tv.check([], for_="vmap")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no rule 'T999'"):
+        tv.check([], ignore=["T999"])
+    with pytest.raises(TypeError, match="check= is an option"):
+        tv.render([], check="vmap")  # type: ignore[arg-type]
+
+
+# What is proposed
+
+
+class Plain(Special):
+    """Its constructor takes what it holds."""
+
+
+class Odd:
+    def __init__(self):
+        self.w, self.name = jnp.ones(2), "n"
+
+
+class Bag(MyDict):
+    pass
+
+
+class Row(MyList):
+    pass
+
+
+@dataclass
+class Data:
+    w: Any
+    name: str = "n"
+
+
+UNREGISTERED: dict[type, Any] = {
+    Plain: lambda w: Plain(w, "y"),
+    Odd: lambda _: Odd(),
+    Bag: lambda w: Bag(w=w),
+    Row: lambda w: Row([w]),
+    Data: lambda w: Data([w]),
+}
+
+
+@pytest.mark.parametrize("cls", UNREGISTERED)
+def test_the_registration_that_is_proposed_makes_the_arrays_leaves(cls):
+    leaf = UNREGISTERED[cls](jnp.ones(2))
+    tree = {"x": leaf}
+    code = only("T100", tree).fix
+    exec(code, {"jax": jax, type(leaf).__name__: type(leaf)})
+    assert "T100" not in codes(tree)
+    assert [x.shape for x in jax.tree.leaves(tree)] == [(2,)]
+    mapped = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree))(tree)["x"]
+    assert type(mapped) is type(leaf) and getattr(mapped, "name", "n") == "n"
+
+
+CURED = {
+    "T110": cyclic_list,
+    "T111": lambda: {"bad": {1: 1.0, "a": 2.0}},
+    "T113": FAULTS["T113"][1],
+    "T131": FAULTS["T131"][1],
+    "T132": lambda: ["text"],
+    "T133": lambda: [jnp.arange(2), Layer("n", 3)],
+    "T201": lambda: Point(jnp.array(1.0), {"step": 3}),
+    "T203": FAULTS["T203"][1],
+    "T204": FAULTS["T204"][1],
+    "T211": lambda: dict.fromkeys("ab", jnp.ones(2)),
+}
+
+
+@pytest.mark.parametrize("code", CURED)
+def test_the_cure_that_is_proposed_cures(code):
+    use = "state" if code == "T211" else FAULTS[code][0]
+    scope = {"tree": CURED[code](), "jax": jax, "jnp": jnp, "np": np}
+    while found := [each for each in tv.check(scope["tree"], for_=use) if each.code == code]:
+        exec(found[0].fix, scope)
+        assert len([each for each in tv.check(scope["tree"], for_=use) if each.code == code]) < len(found)
+
+
+# What jax says
+
+
+def test_jit_and_grad_raise_where_check_has_an_error_and_not_where_it_has_none():
+    step = jax.jit(lambda tree: [x + 1 for x in jax.tree.leaves(tree)])
+    slope = jax.grad(lambda tree: sum(jnp.sum(x) for x in jax.tree.leaves(tree)))
+    for tree in (
+        ["a"],
+        [codes],
+        [np.array(["a"])],
+        [deleted()],
+        [Special(1, 2)],
+        [jnp.ones(2)],
+        [1, None],
+        [1.0, [2.0]],
+    ):
+        for call, use in ((step, "jit"), (slope, "grad")):
+            expected = any(each.level == "error" for each in tv.check(tree, for_=use))
+            try:
+                call(tree)
+                raised = False
+            except Exception:
+                raised = True
+            assert raised == expected, (tree, use)
+
+
+def test_an_array_in_a_static_field_fails_in_the_second_call_and_a_list_that_changes_is_not_seen():
+    step = jax.jit(lambda layer: layer.w * layer.units[0])
+    step(Layer("n", 1.0, units=np.arange(3)))
+    with pytest.raises(ValueError):
+        step(Layer("n", 1.0, units=np.arange(3)))
+    step = jax.jit(lambda layer: layer.w * layer.units[0])
+    layer = Layer("n", 1.0, units=[1])  # type: ignore[arg-type]
+    before = step(layer)
+    layer.units[0] = 5  # type: ignore[index]
+    assert step(layer) == before
+
+
+def test_a_deque_and_a_static_object_with_an_array():
+    assert "collections.deque" in only("T100", [deque([jnp.ones(2)])]).fix
+    static = Static("s")
+    static.w = jnp.ones(2)
+    assert codes([static]) == ["T101"]
+    assert "self.label" in only("T101", [WithAux(1.0, label=jnp.ones(2))]).fix  # type: ignore[arg-type]
+    assert "units: jax.Array  # in Layer" in only("T101", [Layer("n", 1.0, units=np.arange(3))]).fix
+
+
+def test_what_is_dropped_on_purpose_or_captured_by_a_partial_is_no_static_array():
+    layer = Layer("n", 1.0)
+    layer.cache = jnp.ones(2)
+    assert codes([layer, jax.tree_util.Partial(functools.partial(large, jnp.ones(2)))]) == ["T105"]
+
+
+def test_a_dataclass_that_is_no_node_and_a_tree_of_placeholders():
+    assert codes([Unregistered("x", jnp.ones(2))]) == ["T100"]
+    assert codes(jax.tree_util.tree_structure([1, (2, None)]), for_="jit") == []

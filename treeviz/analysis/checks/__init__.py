@@ -1,0 +1,1 @@
+"""What is wrong with a tree, or may be: rules, each a function of the table."""

@@ -1,0 +1,269 @@
+"""Rules about leaves: what no JAX function takes, where they lie, and their dtypes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import jax
+
+from treeviz.analysis.checks.finding import Changed, Level
+from treeviz.analysis.checks.fixes import registration
+from treeviz.analysis.checks.rule import MIB, Checked, Found, rule
+from treeviz.tree.facts import Facts
+from treeviz.tree.numbers import bytes_text
+
+_OTHER_LIBRARIES = ("torch", "tensorflow", "keras")  # registering their classes would not help
+_FLOAT = re.compile(r"b?float(?!0$)")
+_WIDE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+_DEEP = 200  # levels
+_CALLS = {"jit": "jit raises", "grad": "grad raises", "state": "a jitted step raises"}
+
+
+@rule("T100", "error")
+def hidden_arrays(checked: Checked) -> Iterator[Found]:
+    """An object that is not registered as a pytree node holds arrays.
+
+    JAX sees one leaf: `jax.tree.map`, optimizers and counts of parameters pass over its arrays, and `jit` and `grad`
+    raise. That holds for subclasses of dict and list, and for dataclasses. Register the class.
+    """
+    for row, note in checked.noted("hides"):
+        facts = checked.facts(row)
+        if not facts.is_leaf or facts.module.partition(".")[0] in _OTHER_LIBRARIES:
+            continue
+        key = "registration", facts.type, facts.module
+        if key not in checked.cache:
+            checked.cache[key] = registration(checked.nodes[row])
+        where = "".join(f": {path} {what}" for path, what in note.details[:1])
+        yield Found(row, f"{note.text}{where}", checked.cache[key], note=note)
+
+
+@rule("T113", "error")
+def committed_to_different_devices(checked: Checked) -> Iterator[Found]:
+    """Arrays are committed to different sets of devices.
+
+    A jitted function that gets both raises "Received incompatible devices". Arrays are committed by `jax.device_put`
+    with a device or a sharding, and by jitted functions with shardings. Fine in a tree that no single call gets, such
+    as the stages of a pipeline.
+    """
+    sets: dict[frozenset[int], list[int]] = {}
+    for row in checked.rows(_is_committed):
+        where = checked.facts(row).sharding
+        if where is not None:
+            sets.setdefault(frozenset(where.device_ids), []).append(row)
+    if len(sets) < 2:
+        return
+    most = max(sets.values(), key=len)
+    usual, n = checked.table[most[0]], len(most)
+    sharding = f"{usual.expression if usual.depth < _DEEP else 'x'}.sharding"
+    if max(map(len, sets)) > 1:
+        sharding = f"jax.sharding.NamedSharding({sharding}.mesh, jax.sharding.PartitionSpec())"
+    for rows in sets.values():
+        for row in rows if rows is not most else ():
+            here, others = (
+                _devices(checked.facts(row)),
+                f"{n:,} {'leaf' if n == 1 else 'leaves'} to {_devices(usual.facts)}",
+            )
+            text = f"committed to {here}, and {others}: jit raises where it gets both"
+            yield Found(row, text, f"{{at}} = jax.device_put({{at}}, {sharding})")
+
+
+def _is_committed(facts: Facts) -> bool:
+    return facts.is_leaf and facts.kind != "deleted" and facts.sharding is not None and bool(facts.sharding.committed)
+
+
+def _devices(facts: Facts) -> str:
+    return facts.sharding.devices or facts.sharding.text if facts.sharding else ""
+
+
+@rule("T121", "error")
+def deleted(checked: Checked) -> Iterator[Found]:
+    """The buffer of an array was deleted, or donated to a jitted function.
+
+    Every use raises "Array has been deleted", without a path. Keep what the function returns, and not its argument.
+    """
+    for row in checked.rows(lambda facts: facts.kind == "deleted"):
+        fix = "{tree} = step({tree})  # with donate_argnums: keep the result, or donate jax.tree.map(jnp.copy, {tree})"
+        yield Found(row, "deleted or donated: every use of it raises", fix)
+
+
+@rule("T130", "info")
+def no_jax_dtype(checked: Checked) -> Iterator[Found]:
+    """A NumPy array holds objects, text, dates or records.
+
+    No JAX function takes it. An error if the tree is for `jit`, `grad` or a state.
+    """
+    for row in checked.rows(_has_no_jax_dtype):
+        yield Found(
+            row,
+            f"dtype {checked.facts(row).dtype} is no JAX type{_raises(checked)}",
+            _apart(checked, row),
+            _level(checked),
+        )
+
+
+def _has_no_jax_dtype(facts: Facts) -> bool:
+    if facts.kind == "numpy":
+        return facts.text == "not a JAX dtype"
+    return facts.kind == "scalar" and bool(facts.dtype) and facts.elements == 0
+
+
+@rule("T131", "info")
+def function_leaf(checked: Checked) -> Iterator[Found]:
+    """A leaf is a function, as the activation of an Equinox module.
+
+    `jax.jit` and `jax.grad` raise; `eqx.filter_jit` and its like take it. An error if the tree is for `jit`, `grad`
+    or a state.
+    """
+    for row in checked.rows(lambda facts: facts.kind == "function"):
+        yield Found(row, f"a function is no JAX type{_raises(checked)}", _apart(checked, row), _level(checked))
+
+
+@rule("T132", "info")
+def other_leaf(checked: Checked) -> Iterator[Found]:
+    """A leaf is text, or an object that JAX does not know and that holds no array.
+
+    `jax.jit` and `jax.grad` raise "not a valid JAX type", and `grad` and `vmap` without a path. Text in a named tuple
+    is a leaf: a dataclass can keep it in `meta_fields`. An error if the tree is for `jit`, `grad` or a state.
+    """
+    hidden = {row for row, _ in checked.noted("hides")}
+    for row in checked.rows(
+        lambda f: f.is_leaf and f.kind in ("string", "opaque", "tensor", "variable") and not _is_box(f)
+    ):
+        facts = checked.facts(row)
+        if row not in hidden or facts.module.partition(".")[0] in _OTHER_LIBRARIES:
+            yield Found(row, f"{facts.type} is no JAX type{_raises(checked)}", _apart(checked, row), _level(checked))
+
+
+def _is_box(facts: Facts) -> bool:
+    """Whether a leaf is an array in the row of its box: JAX sees the array."""
+    return facts.kind == "variable" and facts.sharding is not None
+
+
+def _level(checked: Checked) -> Level:
+    return "info" if checked.use == "any" else "error"
+
+
+def _raises(checked: Checked) -> str:
+    return f": {_CALLS[checked.use]}" if checked.use != "any" else ""
+
+
+def _apart(checked: Checked, row: int) -> str:
+    """Python that takes a leaf that is no array out of a tree."""
+    parent, key = checked.parent(row), checked.table.key(row).segment
+    if parent is None:
+        return ""
+    if parent.module.startswith("equinox") or parent.kind == "module":
+        return "arrays, others = eqx.partition({tree}, eqx.is_array)  # or eqx.filter_jit, eqx.filter_grad"
+    if parent.kind == "dict" and not parent.module:
+        return f"{key if key.isidentifier() else 'apart'} = {{at}}  # a static argument, and not a leaf:\ndel {{at}}"
+    if parent.kind == "namedtuple":
+        return (
+            f"@functools.partial(jax.tree_util.register_dataclass, data_fields=[…], meta_fields=[{key!r}])\n"
+            f"@dataclasses.dataclass\nclass {parent.type}: …  # in place of the named tuple"
+        )
+    if parent.kind == "list" and not parent.module:
+        return "{at} = None"
+    return f"jax.tree_util.register_dataclass({parent.type}, data_fields=[…], meta_fields=[{key!r}])"
+
+
+@rule("T133", "error")
+def no_float_to_differentiate(checked: Checked) -> Iterator[Found]:
+    """A leaf that `grad` gets is an integer, a bool or a PRNG key.
+
+    `jax.grad` raises "grad requires real- or complex-valued inputs". Pass it as another argument, make it a float, or
+    take `allow_int=True`, whose gradients have dtype float0. Only if the tree is for `grad`.
+    """
+    if checked.use != "grad":
+        return
+    for row in checked.rows(_is_discrete):
+        facts = checked.facts(row)
+        fix = Changed("jnp.asarray({x}, jnp.float32)") if facts.kind != "key" else _apart(checked, row)
+        yield Found(row, f"{facts.dtype or facts.type} cannot be differentiated: grad raises", fix)
+
+
+def _is_discrete(facts: Facts) -> bool:
+    if facts.kind == "key" or (facts.kind == "scalar" and not facts.dtype):
+        return facts.kind == "key" or facts.type in ("int", "bool")
+    return facts.is_leaf and bool(re.match(r"u?int\d|bool", facts.dtype))
+
+
+@rule("T201", "info")
+def weak_type(checked: Checked) -> Iterator[Found]:
+    """A number in a state is weakly typed: a Python scalar, or `jnp.array(1.0)`.
+
+    Where the step returns it strongly typed, its second call traces and compiles again. Harmless where it is returned
+    as it came, or is made a Python scalar again. Only if the tree is a state.
+    """
+    if checked.use != "state":
+        return
+    for row in checked.rows(lambda f: f.is_leaf and f.weak and f.kind in ("array", "scalar") and f.type != "bool"):
+        facts = checked.facts(row)
+        dtype = facts.dtype or {"int": "int32", "float": "float32"}.get(facts.type, "complex64")
+        text = f"weakly typed {facts.dtype or facts.type}: the second call of a step may compile again"
+        yield Found(row, text, Changed(f"jnp.asarray({{x}}, jnp.{dtype})"))
+
+
+@rule("T202", "info")
+def large_numpy_leaf(checked: Checked) -> Iterator[Found]:
+    """A NumPy array has 1 MiB or more.
+
+    Each call of a jitted function copies it to the device. A warning if the tree is for `jit`, `grad` or a state,
+    though a batch of inputs has to be copied.
+    """
+    for row in checked.rows(lambda f: f.kind == "numpy" and f.bytes >= MIB and f.elements > 0):
+        text = f"{bytes_text(checked.facts(row).bytes)} in host memory: each call copies it to the device"
+        level = None if checked.use == "any" else "warning"
+        yield Found(row, text, Changed("jnp.asarray({x})"), level)
+
+
+@rule("T203", "info")
+def canonicalized_dtype(checked: Checked) -> Iterator[Found]:
+    """A NumPy array has 64 bits a number, and JAX takes 32, unless `jax_enable_x64` is set.
+
+    JAX converts it without a word at each call. Large integers wrap around.
+    """
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return
+    for row in checked.rows(lambda f: f.kind == "numpy" and f.dtype in _WIDE):
+        dtype = checked.facts(row).dtype
+        yield Found(row, f"JAX makes {dtype} {_WIDE[dtype]}", Changed(f"{{x}}.astype(np.{_WIDE[dtype]})"))
+
+
+@rule("T204", "info")
+def odd_dtype(checked: Checked) -> Iterator[Found]:
+    """At most a tenth of ten or more arrays of floats has another dtype than the others.
+
+    One float32 among bfloat16 makes what it is added to float32. Norms and optimizers keep float32 on purpose.
+    """
+    rows = checked.rows(lambda f: f.is_leaf and f.elements > 0 and f.shape is not None and bool(_FLOAT.match(f.dtype)))
+    counts = Counter(checked.facts(row).dtype for row in rows)
+    if len(rows) < 10 or len(counts) < 2:
+        return
+    usual, n = counts.most_common(1)[0]
+    if n < 0.9 * len(rows):
+        return
+    for row in rows:
+        dtype = checked.facts(row).dtype
+        if dtype != usual:
+            yield Found(row, f"{dtype}, and {n:,} others are {usual}", Changed(f"{{x}}.astype(jnp.{usual})"))
+
+
+@rule("T205", "info")
+def replicated_beside_sharded(checked: Checked) -> Iterator[Found]:
+    """An array of 1 MiB or more is replicated on all devices, and others are sharded.
+
+    Each device holds the whole of it.
+    """
+    if not any(
+        f.is_leaf and f.sharding is not None and f.sharding.n_devices > 1 and not f.sharding.replicated
+        for f in checked.table.facts
+    ):
+        return
+    for row in checked.rows(
+        lambda f: f.is_leaf and f.bytes >= MIB and f.sharding is not None and f.sharding.replicated
+    ):
+        facts = checked.facts(row)
+        n = facts.sharding.n_devices if facts.sharding else 0
+        yield Found(row, f"replicated on {n} devices, {bytes_text(facts.bytes)} on each; others are sharded")

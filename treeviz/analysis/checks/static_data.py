@@ -1,0 +1,201 @@
+"""Rules about what a node keeps in the treedef: it is compared and hashed at every call of a jitted function."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from treeviz.analysis.checks.fixes import as_child
+from treeviz.analysis.checks.rule import MIB, Checked, Found, rule
+from treeviz.tree.attributes import MISSING, stored_attribute
+from treeviz.tree.aux_data import DROPPED
+from treeviz.tree.functions import captured_values
+from treeviz.tree.level import one_level
+from treeviz.tree.numbers import bytes_text
+from treeviz.tree.opaque import arrays_in, step_to
+from treeviz.tree.safe_repr import array_bytes, class_name, function_name, guarded, has_base, unboxed
+from treeviz.tree.static import LOST
+
+_INSTALLED = os.path.dirname(os.path.dirname(jax.__file__)) + os.sep
+_MAX_WRAPPERS = 16
+_MAX_OBJECTS = 2_000  # that are searched for arrays behind one function
+
+
+@rule("T101", "error")
+def array_in_static_data(checked: Checked) -> Iterator[Found]:
+    """An array is in a static field, or in a list, dict or object there.
+
+    JAX compares static data with `==` at each call of a jitted function. The first call passes. The next one with
+    another array raises "The truth value of an array is ambiguous" or "Exception raised while checking equality of
+    metadata", without a path; and with the same array, changed in place, it runs the old program (jax#28659). Make
+    the field a child, or keep a tuple of numbers.
+    """
+    for row, note in checked.noted("hides"):
+        facts = checked.facts(row)
+        if facts.is_leaf or facts.kind == "closure" or LOST in note.text:
+            continue
+        where = "".join(f" {path} {what}" for path, what in note.details[:1])
+        yield Found(row, f"{note.text.partition(':')[0]}:{where}", as_child(checked.nodes[row]), note=note)
+
+
+@rule("T102", "warning")
+def mutable_static_data(checked: Checked) -> Iterator[Found]:
+    """A static field is a list, a dict, a set, or another object that cannot be hashed.
+
+    JAX asks for static data that can be hashed. Where the object changes in place, a jitted function does not see it
+    and runs the old program: what it compiled for is compared with the same object. Where it does not change, it is
+    harmless. A warning if the tree is for `jit`, `grad` or a state.
+    """
+    level = "info" if checked.use == "any" else None
+    for rows, node, fields, _ in _static_nodes(checked):
+        if any(note.kind == "hides" for note in checked.table.notes.get(rows[0], ())):
+            continue
+        for name, value in fields:
+            if _is_unhashable(value):
+                what = f"the static field {name} is a {class_name(type(value))}, which cannot be hashed"
+                items = f"self.{name}.items()" if type(value) is dict else f"self.{name}"
+                fix = f"self.{name} = tuple({items})  # in {class_name(type(node))}"
+                for row in rows:
+                    yield Found(row, f"{what}: a jitted function does not see it change in place", fix, level)
+
+
+def _is_unhashable(value: Any) -> bool:
+    return guarded(lambda: hash(value) is None, lambda _: True)
+
+
+@rule("T103", "warning")
+def nan_in_static_data(checked: Checked) -> Iterator[Found]:
+    """A static field is NaN.
+
+    NaN is not equal to itself, so that a jitted function traces and compiles again for each node with another NaN
+    object.
+    """
+    for rows, _, fields, _ in _static_nodes(checked):
+        for name, value in fields:
+            if any(type(each) in (float, np.float64, np.float32) and each != each for each in _items(value)):
+                for row in rows:
+                    yield Found(
+                        row, f"the static field {name} is NaN: each new one compiles again", f"self.{name} = None"
+                    )
+
+
+@rule("T104", "info")
+def local_function_in_static_data(checked: Checked) -> Iterator[Found]:
+    """A static function is a lambda, or was defined inside a function.
+
+    Functions are equal only to themselves. A node that is made anew with a new lambda at each step compiles each time;
+    one that is made once is fine. Functions of installed libraries are not named.
+    """
+    for rows, _, fields, _ in _static_nodes(checked):
+        for name, value in fields:
+            for each in _items(value):
+                if type(each) is types.FunctionType and _is_local(each):
+                    text = f"the static field {name} is the local function {function_name(each)}, equal only to itself"
+                    for row in rows:
+                        yield Found(row, text)
+
+
+def _is_local(function: types.FunctionType) -> bool:
+    is_local = "<lambda>" in function.__qualname__ or "<locals>" in function.__qualname__
+    return is_local and not function.__code__.co_filename.startswith(_INSTALLED)
+
+
+@rule("T105", "warning")
+def function_with_large_arrays(checked: Checked) -> Iterator[Found]:
+    """A function captured arrays of 1 MiB or more, or uses global ones.
+
+    JAX compiles them into the program as constants: each compiled version holds its own copy, compiling takes longer,
+    and a changed array is not seen. Pass them as arguments: `jax.tree_util.Partial(f, array)` makes them children.
+    """
+    for row in checked.rows(lambda facts: facts.kind in ("function", "closure")):
+        node = checked.nodes[row]
+        function = node if checked.facts(row).is_leaf else _function_in(node)
+        if function is not None:
+            yield from _large(row, "", function)
+    for rows, _, fields, _ in _static_nodes(checked):
+        for name, value in fields:
+            if type(value) in (types.FunctionType, types.MethodType):
+                for row in rows:
+                    yield from _large(row, f"in the static field {name}, ", value)
+
+
+def _function_in(node: Any) -> Any:
+    return guarded(lambda: node.func, lambda _: None) if has_base(type(node), tree_util.Partial) else None
+
+
+def _large(row: int, where: str, function: Any) -> Iterator[Found]:
+    captured = guarded(lambda: captured_values(function), lambda _: [])
+    found = arrays_in(((step_to(name), value) for name, value in [*captured, *_globals(function)]), _MAX_OBJECTS)
+    if found.n_bytes >= MIB:
+        name, array = found.named[0]
+        size = f"refers to {bytes_text(found.n_bytes)} of arrays, constants of what is compiled"
+        text = f"{where}{function_name(function)} {size}: {name.strip('.()')} {array}"
+        yield Found(row, text, "jax.tree_util.Partial(f, array)  # with f(array, x)")
+
+
+def _globals(function: Any) -> list[tuple[str, Any]]:
+    """(name, value) of the arrays of 1 MiB or more that the code of a function loads by global names."""
+    for _ in range(_MAX_WRAPPERS):
+        inner = guarded(lambda function=function: _inside(unboxed(function)), lambda _: None)
+        if inner is None:
+            break
+        function = inner
+    if type(function) is not types.FunctionType:
+        return []
+    code, scope = function.__code__, function.__globals__
+    large = [name for name in code.co_names if isinstance(scope.get(name), jax.Array | np.ndarray)]
+    large = [name for name in large if array_bytes(scope[name]) >= MIB]
+    return [(name, scope[name]) for name in large if name in _loaded_globals(code)]
+
+
+def _inside(function: Any) -> Any:
+    """What a partial, a method or a wrapper calls; None for others."""
+    if has_base(type(function), functools.partial):
+        return functools.partial.func.__get__(function)
+    return function.__func__ if type(function) is types.MethodType else getattr(function, "__wrapped__", None)
+
+
+@functools.lru_cache(maxsize=256)
+def _loaded_globals(code: types.CodeType) -> frozenset[str]:
+    return frozenset(each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+
+
+def _items(value: Any) -> Any:
+    return value if type(value) in (tuple, list) else (value,)
+
+
+Static = tuple[list[int], Any, list[tuple[str, Any]], Any]
+
+
+def _static_nodes(checked: Checked) -> list[Static]:
+    """The nodes with static data: the rows that share their facts, the first node, its static fields, and its aux data.
+
+    Flattens the first of each by one level.
+    """
+    if "static" not in checked.cache:
+        rows = checked.rows(
+            lambda f: not f.is_leaf and bool(f.module) and (bool(f.static) or f.kind in ("static", "closure"))
+        )
+        alike: dict[int, list[int]] = {}
+        for row in rows:
+            alike.setdefault(int(checked.table.fact_codes[row]), []).append(row)
+        checked.cache["static"] = [each for rows in alike.values() if (each := _static_node(checked, rows))]
+    return checked.cache["static"]
+
+
+def _static_node(checked: Checked, rows: list[int]) -> Static | None:
+    node = checked.nodes[rows[0]]
+    data = guarded(lambda: one_level(node)[1], lambda _: None)
+    if data is None or data[1] is None:
+        return None
+    names = [name for name, _ in checked.facts(rows[0]).static if not name.endswith(DROPPED)]
+    fields = [(name, value) for name in names if (value := stored_attribute(node, name)) is not MISSING]
+    return rows, node, fields, data[1]

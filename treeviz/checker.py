@@ -1,0 +1,62 @@
+"""Check a tree: what stands behind `check`, `render(check=True)` and `treeviz check`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from typing import Any
+
+from treeviz.analysis.checks.finding import TreeFindings
+from treeviz.analysis.checks.rule import USES, Checked, Use
+from treeviz.analysis.checks.run import RULES, findings, run_rules, with_badges
+from treeviz.prepare import Prepared, scanned
+
+
+def check_tree(
+    tree: Any, *, name: str = "tree", for_: Use, values: bool, roundtrip: bool, ignore: str | Collection[str]
+) -> TreeFindings:
+    """See `treeviz.check`."""
+    if for_ not in USES:
+        raise ValueError(f"check: for_ is one of {', '.join(map(repr, USES))}, and not {for_!r}")
+    ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    for code in ignore:
+        _rule(code)
+    table, nodes = scanned(tree, None, name)
+    if values:
+        from treeviz.analysis.stats.columns import value_statistics
+
+        table = table.with_columns(*value_statistics(table, nodes)[0])
+    return findings(table, run_rules(Checked(table, nodes, for_), roundtrip=roundtrip, ignore=ignore))
+
+
+def with_findings(prepared: Prepared, use: bool | Use) -> Prepared:
+    """The tree with a badge for each finding; see `check` of `treeviz.render`."""
+    if use is True:
+        use = "any"
+    elif use not in USES:
+        raise TypeError(f"check= is an option, True or one of {', '.join(map(repr, USES))}.")
+    table = with_badges(prepared.table, run_rules(Checked(prepared.table, prepared.nodes, use)))
+    return prepared._replace(table=table)
+
+
+def explain(code: str) -> str:
+    """What a rule looks for, why, and when it is nothing to worry about.
+
+    Raises:
+      ValueError: There is no such rule.
+    """
+    rule = _rule(code.upper())
+    option = {"": "", "values": " It reads the values: check(tree, values=True).", "roundtrip": ""}[rule.needs]
+    if rule.needs == "roundtrip":
+        option = " It unflattens nodes, which runs their code: check(tree, roundtrip=True)."
+    return (
+        f"{rule.code} ({rule.level})\n\n{rule.about}\n\nTo leave it out: check(tree, ignore=[{rule.code!r}]).{option}"
+    )
+
+
+def _rule(code: str):
+    if code not in RULES:
+        near = difflib.get_close_matches(str(code), RULES, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"check: there is no rule {code!r}; there are {', '.join(sorted(RULES))}.{hint}")
+    return RULES[code]
