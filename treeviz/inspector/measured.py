@@ -98,7 +98,7 @@ class Measured:
         if run:
             earlier = self.earlier_runs[run]
             return whole_view(earlier, self.name, findings(earlier, thresholds=self.thresholds), source=source)
-        lost, keeps_inputs = [*self._recorder.lost, *self._runs.changed_bits], self._inputs is not None
+        lost, keeps_inputs = [*self._recorder.lost, *self._runs.remarks(source)], self._inputs is not None
         return whole_view(self.history, self.name, self.findings, source=source, lost=lost, keeps_inputs=keeps_inputs)
 
     def save(self, path: str | Path) -> Path:

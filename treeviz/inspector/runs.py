@@ -13,10 +13,12 @@ from typing import Any
 
 from treeviz.inspector.views import tree_notes
 from treeviz.steps.measure import Measurement
+from treeviz.steps.names import section_of
 from treeviz.steps.nan_origin.kept_inputs import KeptInputs
 from treeviz.steps.recording.decode import Arrived
-from treeviz.steps.recording.history import History
+from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.recording.recorder import Recorder
+from treeviz.steps.tracing.attribution import Attribution
 from treeviz.steps.tracing.called import CalledSteps
 from treeviz.steps.tracing.watch import Watched, watch
 from treeviz.tree.forks import computed_once
@@ -79,10 +81,15 @@ class Runs:
             if watched is not None:
                 yield watched
 
-    @property
-    def changed_bits(self) -> list[str]:
-        """That a step is measured in a way that changes bits, for the headline of a view."""
-        return ["measuring changes bits: exact=True does not"] if any(step.changes_bits for step in self) else []
+    def remarks(self, source: str | None) -> list[str]:
+        """For the headline of a view: which gradient is shown, and that measuring changes bits."""
+        self._recorder.flush()
+        history = self._recorder.history
+        tree = section_of(source or (main_source(history) if history else ""))[0]
+        labels = {name + (of.suffix or ""): w.label for of in self._all() for name, w in _watches(of).items()}
+        changes = "measuring changes bits: exact=True does not" if any(step.changes_bits for step in self) else ""
+        label = f"gradients {labels[tree]}" if labels.get(tree) else ""
+        return [*filter(None, (label, changes))]
 
     @property
     def notes(self) -> list[str]:
@@ -150,6 +157,11 @@ class Runs:
         if self._inputs is not None:
             self._inputs.clear()
         return self._recorder.begin()
+
+
+def _watches(step: _Step) -> dict[str, Attribution]:
+    watched = step.watched()
+    return {} if watched is None else watched.watches
 
 
 def _definition(step: Any) -> tuple[tuple, Any]:

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from treeviz.analysis.sizes import headline, size_columns
 from treeviz.steps.columns import gradient_columns, ratio_columns
 from treeviz.steps.findings.finding import Finding
-from treeviz.steps.names import kind_of, result_kind, section_of
+from treeviz.steps.names import is_beside, result_kind, section_of, sibling_name
 from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.series import gradient_histograms, gradient_series, table_of_source
+from treeviz.tree.column import Column
 from treeviz.tree.from_paths import table_of_paths
 from treeviz.tree.safe_repr import visible
+from treeviz.tree.table import TreeTable
 from treeviz.views.text.terminal import paragraph
 from treeviz.views.tree_view import TreeView
 
@@ -50,14 +52,15 @@ def whole_view(
     Args:
       found: The findings in the history.
       source: The tree to show; by default the main source.
-      lost: How many measurements were lost, what the file of the run lacks, and whether measuring changes bits.
+      lost: How many measurements were lost, what the file of the run lacks, which gradient this is, and whether
+        measuring changes bits.
       keeps_inputs: Whether `locate_nan` has inputs of steps.
     """
     source = source or main_source(history)
     table = table_of_source(history, source, name)
     step, numbers = history.last(source)
     norm, *others = gradient_columns(table, {source: numbers})
-    measured = (norm, *ratio_columns(table, history, source), *others)
+    measured = (norm, *_received(table, history, source), *ratio_columns(table, history, source), *others)
     table = table.with_columns(*size_columns(table), *measured)
     summary = f"{len(found)} finding{'s' * (len(found) != 1)}"
     if found and found[0].severity == "info":
@@ -75,6 +78,15 @@ def whole_view(
     return TreeView(table, table.chosen(columns), series=series, histograms=histograms)
 
 
+def _received(table: TreeTable, history: History, source: str) -> list[Column]:
+    """The norms of what the optimizer receives, where it is measured."""
+    name = sibling_name(source, "received")
+    if name == source or name not in history.sources or history.sources[name].paths != history.sources[source].paths:
+        return []
+    step, numbers = history.last(name)
+    return gradient_columns(table, {name: numbers})[:1] if step == history.last(source)[0] else []
+
+
 def diagnosis(found: Sequence[Finding], keeps_inputs: bool) -> list[str]:
     """What went wrong first, in a sentence, and the call that says where it was made; empty if nothing is wrong."""
     if not found or found[0].severity == "info":
@@ -90,7 +102,7 @@ def trees_in(history: History) -> dict[str, list[str]]:
     """The trees that have a view of their own, and the names of their sections: gradients, taps, what was recorded."""
     trees: dict[str, list[str]] = {}
     for name in history.sources:
-        if history.statistics(name) and kind_of(name) not in ("params", "updates") and not result_kind(name):
+        if history.statistics(name) and not is_beside(name) and not result_kind(name):
             trees.setdefault(section_of(name)[0], []).append(name)
     return trees
 

@@ -12,6 +12,7 @@ from jax import tree_util
 
 from treeviz.steps.cosine import cosines
 from treeviz.steps.measured_tree import Axes, MeasuredTree, in_layers, openable, told_axes
+from treeviz.steps.names import kind_of
 from treeviz.steps.reduce import reduce_leaves
 from treeviz.steps.statistics import LIGHT, check_statistics, unpack
 from treeviz.tree.layers import Stacked, stacked_axes
@@ -74,6 +75,8 @@ class Measurement:
 
     def statistics_of(self, name: str) -> tuple[str, ...]:
         """The statistics in the packed rows of a tree, in order."""
+        if kind_of(name) == "received":
+            return tuple(statistic for statistic in self.statistics if statistic in LIGHT)
         return (*self.statistics, "cosine") if name == "grads" and LAST in self.packed else self.statistics
 
     def __repr__(self) -> str:

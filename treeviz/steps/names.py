@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 
-_KINDS = ("grads", "params", "updates")
+_BESIDE = ("params", "updates", "received")  # measured together with gradients
+_KINDS = ("grads", *_BESIDE)
 RESULT_KINDS = ("loss", "scalar", "parameter", "other")
 """Of the results of a step: "scalar" stands for the loss where that is not known."""
 
 
 def kind_of(name: str) -> str:
-    """ "grads", "params" or "updates", by the first word of a name; "" for a name that the user chose."""
+    """ "grads", "params", "updates" or "received", by the first word of a name; "" for a name that the user chose."""
     first = name.split(" ")[0]
     return first if first in _KINDS else ""
+
+
+def is_beside(name: str) -> bool:
+    """Whether a tree goes with a tree of gradients: parameters, updates, and what the optimizer receives."""
+    return kind_of(name) in _BESIDE
 
 
 def name_of_tap(name: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings.finding import Finding
 from treeviz.steps.measured_tree import wholes
-from treeviz.steps.names import kind_of, result_kind, section_of, sibling_name
+from treeviz.steps.names import is_beside, result_kind, section_of, sibling_name
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline, occurs_in
 from treeviz.tree.facts import Facts
@@ -67,7 +67,11 @@ def gradient_series(
     norm = history.values(source, "norm", resolution=buckets)
     bad = _bad(history, table, leaf_rows, norm, source)
     series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{_plain(source)} norm")]
-    paths = {name: each.paths for name, each in history.sources.items()}
+    received, paths = sibling_name(source, "received"), {name: each.paths for name, each in history.sources.items()}
+    if received != source and paths.get(received) == paths[source]:
+        norm = history.values(received, "norm", resolution=buckets)
+        bad = _bad(history, table, leaf_rows, norm, received)
+        series.append(_norm_series(table, leaf_rows, norm, bad, f"{received}.norm", f"{_plain(received)} norm"))
     shown = section_of(source)[1], paths[source]
     found = [
         finding
@@ -76,7 +80,7 @@ def gradient_series(
     ]
     to = sibling_name(source, "params")
     ratios = {sibling_name(source, "updates"): "update / parameter"}
-    if kind_of(source) not in ("params", "updates"):
+    if not is_beside(source):
         ratios[source] = f"{_plain(source)} / parameter"
     for of, title in ratios.items():
         if history.has_ratio(of, to):

@@ -9,7 +9,7 @@ import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
 from treeviz.steps.findings.searched import Searched
-from treeviz.steps.names import kind_of
+from treeviz.steps.names import is_beside
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline
 
@@ -52,7 +52,7 @@ def clipping(tree: Searched) -> Iterator[Finding]:
 def _compared(history: History, before: str, after: str, thresholds: Thresholds) -> _Compared | None:
     """None if the sources differ in leaves or share too few steps, or if gradients grew from one to the other."""
     a, b = history.sources[before], history.sources[after]
-    if kind_of(before) in ("params", "updates") or (a.paths, a.sizes) != (b.paths, b.sizes):
+    if is_beside(before) or (a.paths, a.sizes) != (b.paths, b.sizes):
         return None
     (steps, tops), (others, bottoms) = (_exact(history, name, "norm") for name in (before, after))
     common, left, right = np.intersect1d(steps, others, assume_unique=True, return_indices=True)

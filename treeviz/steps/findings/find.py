@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from treeviz.steps.findings import clipping, counts, norms, results, spikes
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
 from treeviz.steps.findings.searched import Searched
-from treeviz.steps.names import kind_of, natural, result_kind, sibling_name
+from treeviz.steps.names import is_beside, kind_of, natural, result_kind, sibling_name
 from treeviz.steps.recording.history import History
 
 Check = Callable[[Searched], Iterator[Finding]]
@@ -102,7 +102,7 @@ def _follows(finding: Finding, cause: Finding) -> bool:
     if finding.kind == "nonfinite" and result_kind(cause.source):  # NaN in parameters spread to all that comes after
         return result_kind(cause.source) == "parameter" and cause.first < finding.first
     if finding.kind == "nonfinite":  # NaN in gradients spreads to parameters and updates
-        is_spread = kind_of(finding.source) in ("params", "updates") and cause.source == grads
+        is_spread = is_beside(finding.source) and cause.source == grads
         return is_spread and cause.first <= finding.first
     return sibling_name(cause.source, "grads") == grads and cause.first <= finding.first <= finding.until <= cause.until
 

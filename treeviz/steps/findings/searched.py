@@ -10,7 +10,7 @@ import numpy as np
 
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.measure import MeasuredTree
-from treeviz.steps.names import kind_of, natural, result_kind
+from treeviz.steps.names import is_beside, natural, result_kind
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline
 from treeviz.steps.statistics import rms_of
@@ -41,7 +41,7 @@ class Searched:
     @property
     def is_gradient(self) -> bool:
         """Whether these may be gradients."""
-        return kind_of(self.name) not in ("params", "updates") and not result_kind(self.name)
+        return not is_beside(self.name) and not result_kind(self.name)
 
     @property
     def source(self) -> MeasuredTree:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from treeviz.steps.measure import MeasuredTree
-from treeviz.steps.names import kind_of, section_of, sibling_name
+from treeviz.steps.names import is_beside, kind_of, section_of, sibling_name
 from treeviz.steps.recording.decode import StepNumbers, taken
 from treeviz.steps.recording.history import History
 
@@ -72,7 +72,7 @@ class Sections:
 
 
 def _goes_with_gradients(source: MeasuredTree) -> bool:
-    return kind_of(source.name) in ("params", "updates")
+    return is_beside(source.name)
 
 
 def _known(name: str, sources: Collection[str]) -> list[str]:

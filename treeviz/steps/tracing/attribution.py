@@ -32,6 +32,7 @@ class Attribution(NamedTuple):
       arguments: For each measured leaf, the number of the program argument that it belongs to; empty if unknown.
       forward: The paths of the leaves in the order in which the program uses the arguments; empty if unknown.
       layers: The axis of the layers of each leaf, where some are measured layer by layer.
+      label: Which gradient it is, where the optimizer receives another: "of each example, before unscaling".
     """
 
     source: MeasuredTree
@@ -40,6 +41,7 @@ class Attribution(NamedTuple):
     arguments: tuple[int, ...] = ()
     forward: tuple[str, ...] = ()
     layers: Axes = ()
+    label: str = ""
 
     def in_order(self, used: Sequence[int]) -> Attribution:
         """Set `forward`, from the numbers of the program's arguments in the order of their use."""

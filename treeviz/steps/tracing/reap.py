@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from treeviz.steps.measured_tree import nothing_against
+from treeviz.steps.tracing.following import Plan
 from treeviz.steps.tracing.param_updates import measure_params
 from treeviz.steps.tracing.primitives import (
     CALLS,
@@ -27,6 +28,7 @@ from treeviz.steps.tracing.primitives import (
 )
 from treeviz.steps.tracing.reap_rules import RULES, CannotReap
 from treeviz.steps.tracing.reap_shard_map import Devices
+from treeviz.steps.tracing.received import CLIPPED, Received, factor
 from treeviz.steps.tracing.repeats import repeat, repeats
 from treeviz.steps.tracing.scanned import AxesOf, layer_axes, scanned_in
 from treeviz.steps.tracing.sow import Reaped, Sown, sow_p
@@ -34,6 +36,7 @@ from treeviz.steps.tracing.sown import sown_in, sums_of_sown
 from treeviz.steps.tracing.vmap_members import measure_members
 
 Reduce = Callable[[Sown, Sequence[Any]], jax.Array]
+Scaled = Callable[..., jax.Array]
 
 
 def reap(
@@ -44,6 +47,8 @@ def reap(
     *,
     with_params: bool = False,
     axes_of: AxesOf = lambda source, scanned, why_not: scanned,
+    received: Plan | None = None,
+    scaled: Scaled | None = None,
 ) -> tuple[list[Any], list[Reaped], list[jax.Array]]:
     """Run `program` on `arguments`, and measure its sown values.
 
@@ -56,6 +61,8 @@ def reap(
       with_params: Measure also the parameters that a gradient inside a loop belongs to, and their updates, if the loop
         changes them.
       axes_of: Which leaves are measured layer by layer, and along which axis.
+      received: What is measured besides as that which the optimizer receives of each gradient.
+      scaled: The packed rows of numbers times a factor, from those of the numbers.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
@@ -65,6 +72,7 @@ def reap(
     """
     computed_once = {sown for sown, recomputed in sown_in(program) if not recomputed}
     run = Run(reduce, empty, computed_once, with_params, axes_of)
+    run.received, run.scaled = {} if received is None else received.of, scaled
     return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
 
 
@@ -75,6 +83,7 @@ class Run:
       computed_once: The trees that are sown outside of recomputations, which are measured only there.
       in_recomputation: This jaxpr is run again, for a backward pass.
       devices: Those of the `shard_map` around this jaxpr, if there is one.
+      received: What the optimizer receives, by the id of the jaxpr that holds it, and by what was sown.
     """
 
     def __init__(
@@ -92,6 +101,8 @@ class Run:
         self.axes_of = axes_of
         self.in_recomputation = False
         self.devices: Devices | None = None
+        self.received: Mapping[int, Mapping[Sown, Received]] = {}
+        self.scaled: Scaled | None = None
 
     def on(self, devices: Devices) -> Run:
         """The same run, for the jaxpr of a `shard_map`."""
@@ -133,7 +144,8 @@ class Run:
         summed = {} if self.devices is None else sums_of_sown(jaxpr, self.devices.sizes)
         again = repeats(jaxpr)
         scanned = scanned_in(jaxpr) if any(eqn.primitive is sow_p for eqn in jaxpr.eqns) else {}
-        freed_after = last_uses(jaxpr, _needed_later(summed, again))
+        received = self.received_in(jaxpr)
+        freed_after = last_uses(jaxpr, _needed_later(summed, again, received.values()))
         for n, eqn in enumerate(jaxpr.eqns):
             operands = [read(x) for x in eqn.invars]
             if n in summed:  # measured below, where the sums are known
@@ -155,7 +167,33 @@ class Run:
             _, reaped_here, packed_here = self.measure(eqn, of_devices, origins_of(eqn), scanned, axes)
             reaped += [replace(r, summed_over=frozenset.intersection(*axes)) for r in reaped_here]
             packed += packed_here
+        for r, rows in self.receive(received, reaped, packed, read):
+            reaped.append(r)
+            packed.append(rows)
         return [read(x) for x in jaxpr.outvars], reaped, packed
+
+    def received_in(self, jaxpr: Jaxpr) -> dict[Sown, Received]:
+        """What is measured besides: a gradient that is clipped alone, if updates are."""
+        if self.devices is not None or self.scaled is None:  # each device may receive something else
+            return {}
+        found = self.received.get(id(jaxpr), {}).items()
+        return {sown: what for sown, what in found if self.with_params or what.how != (CLIPPED,)}
+
+    def receive(self, received: Mapping[Sown, Received], reaped, packed, read):
+        """What the optimizer receives of the gradients that were reaped, and its packed rows."""
+        found = []
+        for r, rows in zip(reaped, packed, strict=True):
+            if r.gradient is not None or r.tagged not in received:
+                continue
+            what = received[r.tagged]
+            sown = replace(r.sown, kind="received", source=r.sown.source._replace(name="received"))
+            axes = r.axes
+            if not what.is_sown:
+                axes, rows = (), self.reduce(sown, what.read(read))
+            assert self.scaled is not None
+            rows = self.scaled(rows, factor=factor(what.scale, read))
+            found.append((replace(r, sown=sown, axes=axes, gradient=r.sown), rows))
+        return found
 
     def equation(self, eqn, operands, origins, scanned: Mapping[Any, int]):
         if eqn.primitive is sow_p:
@@ -216,6 +254,7 @@ class Run:
             origins=origins,
             shards=shards,
             is_differentiated=eqn.params["differentiated"],
+            tagged=eqn.params["sown"],
             batched=tuple(b[n:] for b in batched),
         )
         return values, [reaped], [packed]
@@ -244,9 +283,10 @@ class Run:
         return known + params, packed
 
 
-def _needed_later(summed, again) -> set[Any]:
+def _needed_later(summed, again, received: Iterable[Received]) -> set[Any]:
     """The variables that are read after their last use in the jaxpr: sums, and the operands of repeated equations."""
     needed = {v for sums in summed.values() for v, _ in sums}
+    needed |= {v for what in received for v in what.reads}
     return needed | {v for eqns in again.values() for eqn in eqns for v in eqn.invars if not isinstance(v, Literal)}
 
 

@@ -20,8 +20,9 @@ class Sown:
     """A sown tree, as known while tracing. Holds descriptions only, no tracer.
 
     Attributes:
-      kind: "grads" of a differentiated function, "cotangents" of a `jax.vjp`, or "tap"; "params" and "updates" for
-        what is measured together with a gradient; "loss", which is not measured: it tells which results are the loss.
+      kind: "grads" of a differentiated function, "cotangents" of a `jax.vjp`, or "tap"; "params", "updates" and
+        "received" for what is measured together with a gradient; "loss", which is not measured: it tells which results
+        are the loss.
       source: The leaves. Its name is the kind, or the name that `tap` was given.
       axes: Of the layers of each leaf that holds some, as `reap` has found them.
     """
@@ -52,7 +53,8 @@ class Reaped:
       batched: For each `vmap`, the innermost first, the batch axis of each value that a sown value is the gradient of.
       changes_in_loop: The leaves that the values are the gradients of change inside a loop of the program.
       is_of_last_step: Of a while loop around it, whose number of steps is unknown, only the last step is measured.
-      gradient: For parameters and updates that are measured in such a loop, the sown gradient that they go with.
+      gradient: For what is measured together with a gradient, such as the updates in a loop, that gradient.
+      tagged: The tree as the program sows it.
     """
 
     sown: Sown
@@ -65,6 +67,7 @@ class Reaped:
     changes_in_loop: bool = False
     is_of_last_step: bool = False
     gradient: Sown | None = None
+    tagged: Sown | None = None
 
     def within(self, axis: Axis) -> Reaped:
         return replace(self, axes=(axis, *self.axes))

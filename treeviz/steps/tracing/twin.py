@@ -15,10 +15,12 @@ import numpy as np
 from treeviz.steps.joined import joined
 from treeviz.steps.measure import MeasuredTree, Measurement, source_of
 from treeviz.steps.measured_tree import Axes, WhyNot, in_layers, nothing_against, openable, told_axes
-from treeviz.steps.names import kind_of, natural
+from treeviz.steps.names import is_beside, natural, sibling_name
 from treeviz.steps.reduce import NO_NUMBER, reduce_leaves
+from treeviz.steps.scaled import scaled_rows
 from treeviz.steps.tracing.argument_order import argument_order
 from treeviz.steps.tracing.attribution import Argument, Attribution, attribute_gradients
+from treeviz.steps.tracing.following import Plan
 from treeviz.steps.tracing.jax_private import seeing_gradients
 from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.param_updates import measure_step_params
@@ -125,9 +127,12 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     with seeing_gradients(_sow):
         program = jax.make_jaxpr(on_leaves)(*leaves)
     reduce = functools.partial(_reduce, statistics)
-    out, found, packed = reap(program, leaves, reduce, _nothing, with_params=updates, axes_of=layers.axes_of)
+    received, scaled = Plan(program), functools.partial(scaled_rows, statistics=statistics)
+    beside = {"with_params": updates, "received": received, "scaled": scaled}
+    out, found, packed = reap(program, leaves, reduce, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
-    notes = [*_notes_of_loops(found, names), *layers.notes]
+    names, labels = _labelled(found, names, received)
+    notes = [*_notes_of_loops(found, names), *labels, *layers.notes]
     paths = _paths(args, kwargs)
     if updates:
         measured, notes_of_params = measure_step_params(program, leaves, out, paths, out_paths, reduce, found, names)
@@ -144,13 +149,28 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     return jax.tree.unflatten(out_tree, out), measurement
 
 
+def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan: Plan):
+    """The names with their labels, and a note for each gradient that the optimizer receives otherwise."""
+    labelled, notes, known = [], [], {r.gradient for r in found if r.sown.kind == "received"}
+    for r, name in zip(found, names, strict=True):
+        if name is not None and r.gradient is None and r.sown.kind != "tap":
+            label, how = plan.label_of(r)
+            name = name._replace(label=label)
+            this = f"{name.source.name} is the gradient {label}" if label else ""
+            received = sibling_name(name.source.name, "received")
+            other = f"{received} is what the optimizer receives: {how}" if r.sown in known else ""
+            notes += ["; ".join(filter(None, (this, other))) + "."] if label else []
+        labelled.append(name)
+    return labelled, notes
+
+
 def _notes_of_loops(found: Sequence[Reaped], names: Sequence[Attribution | None]) -> list[str]:
     of_last = [name.source.name for r, name in zip(found, names, strict=True) if name and r.is_of_last_step]
     return [
         f"{name}: of a while loop, whose number of steps is not known beforehand, only the last step is measured. "
         "lax.scan, or lax.fori_loop with constant bounds, has the numbers of every step."
         for name in of_last
-        if kind_of(name) not in ("params", "updates")  # which are measured with their gradients
+        if not is_beside(name)  # which is measured with its gradients
     ]
 
 

@@ -1,0 +1,137 @@
+"""What an optimizer receives of a gradient, and which gradient the measured one is."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import treeviz as tv
+from treeviz.steps.measure import reduce_tree
+from treeviz.steps.scaled import scaled_rows
+from treeviz.steps.statistics import HISTOGRAM, LIGHT, unpack
+from treeviz.steps.tracing.following import Plan
+from treeviz.steps.tracing.sow import sow
+
+pytestmark = pytest.mark.oldest_jax
+
+rng = np.random.default_rng(0)
+PARAMS = {"b": jnp.zeros(3), "w": jnp.asarray(rng.normal(size=(4, 3)), jnp.float32)}
+X = jnp.asarray(rng.normal(size=(6, 4)), jnp.float32)
+
+
+def loss(params, x):
+    return jnp.mean((x @ params["w"] + params["b"][None] - 1) ** 2)
+
+
+def global_norm(tree):
+    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+
+
+def clipped(grads, most=0.5):
+    """As optax.clip_by_global_norm."""
+    norm = global_norm(grads)
+    return jax.tree.map(lambda g: lax.select(norm < most, g, (g / norm) * most), grads)
+
+
+def momentum(params, grads, mu):
+    mu = jax.tree.map(lambda m, g: 0.9 * m + g, mu, grads)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, mu), mu
+
+
+def loss_scaled(params, mu, x, scale):
+    """As flax.training.dynamic_scale."""
+    grads = jax.grad(lambda params: scale * loss(params, x))(params)
+    return momentum(params, clipped(jax.tree.map(lambda g: g / scale, grads)), mu)
+
+
+def accumulated(params, mu, x, scale):
+    def add(total, x):
+        return jax.tree.map(jnp.add, total, jax.grad(loss)(params, x)), None
+
+    total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, params), x.reshape(3, 2, 4))
+    return momentum(params, jax.tree.map(lambda g: g / 3, total), mu)
+
+
+def per_example(params, mu, x, scale):
+    """As optax.per_example_global_norm_clip."""
+    grads = jax.vmap(jax.grad(loss), (None, 0))(params, x[:, None])
+    by = jnp.minimum(0.5 / jax.vmap(global_norm)(grads), 1.0)
+    return momentum(params, jax.tree.map(lambda g: jnp.tensordot(by, g, 1), grads), mu)
+
+
+CASES = {
+    "unscaled": (loss_scaled, "before unscaling", "unscaled, clipped or scaled by its norm"),
+    "accumulated": (accumulated, "of each micro-batch", "averaged over micro-batches"),
+    "per example": (per_example, "of each example", "clipped or scaled by its norm, summed over examples"),
+}
+
+
+@pytest.mark.parametrize(("step", "label", "how"), CASES.values(), ids=CASES)
+def test_the_norm_of_what_the_optimizer_receives_is_measured_beside_a_labelled_gradient(step, label, how):
+    inspector, mu = tv.GradientInspector(), jax.tree.map(jnp.zeros_like, PARAMS)
+    _, mu = inspector.watch(jax.jit(step))(PARAMS, mu, X, jnp.float32(65536))
+    received = [np.linalg.norm(m) for m in jax.tree.leaves(mu)]  # the first step of the momentum is what it receives
+    np.testing.assert_allclose(inspector.history.last("received")[1]["norm"], received, rtol=1e-5)
+    assert not np.isclose(inspector.history.last("grads")[1]["norm"][1], received[1], rtol=0.1)
+    (note,) = inspector.notes
+    assert note == f"grads is the gradient {label}; received is what the optimizer receives: {how}."
+    view = inspector.render()
+    assert f"gradients {label}" in view.table.headline
+    np.testing.assert_allclose(view.find("w")[0]["received_norm"], received[1], rtol=1e-5)
+    assert [series.name for series in view.series][1] == "received.norm"
+
+
+def received_in(step, *args):
+    """What is received of each gradient in a step that is given a function like `jax.grad`."""
+
+    def grad(f):
+        return lambda params, *args: sow("grads", "grads", jax.grad(f)(params, *args), jax.tree.leaves(params))
+
+    plan = Plan(jax.make_jaxpr(lambda *args: step(grad, *args))(*args))
+    return [what.how for of in plan.of.values() for what in of.values()], bool(plan.unscaled)
+
+
+def test_what_may_be_the_optimizers_own_arithmetic_is_not_taken_for_a_scale_of_the_gradient():
+    def bf16(params):
+        return jax.tree.map(lambda p: p.astype(jnp.bfloat16).astype(jnp.float32), params)
+
+    def descend(params, grads, rate):
+        return jax.tree.map(lambda p, g: p + -rate * g, params, grads)
+
+    steps = [
+        lambda grad, p, x, rate: descend(p, grad(loss)(p, x), 0.1),
+        lambda grad, p, x, rate: descend(p, grad(loss)(p, x), rate),
+        lambda grad, p, x, rate: descend(p, jax.tree.map(lambda g: g / rate, grad(loss)(p, x)), 0.1),
+        lambda grad, p, x, rate: descend(p, jax.tree.map(lambda g: g + 0.1 * g * g, grad(loss)(p, x)), 0.1),
+        # steps of training, and not micro-batches
+        lambda grad, p, x, rate: lax.scan(lambda p, x: (descend(p, grad(loss)(p, x), 0.1), None), p, x[:, None]),
+        lambda grad, p, x, rate: lax.scan(lambda p, x: (descend(p, grad(loss)(bf16(p), x), -1), None), p, x[:, None]),
+    ]
+    for step in steps:
+        assert received_in(step, PARAMS, X, jnp.float32(0.1)) == ([], False)
+
+
+def test_a_clip_is_one_of_all_leaves_or_none():
+    def one_leaf(grad, params, x):
+        grads = grad(loss)(params, x)
+        return {**grads, "w": grads["w"] * jnp.minimum(1.0, 1 / jnp.linalg.norm(grads["w"]))}
+
+    assert received_in(one_leaf, PARAMS, X) == ([], False)
+    assert received_in(lambda grad, *args: clipped(grad(loss)(*args)), PARAMS, X)[0] == [
+        ("clipped or scaled by its norm",)
+    ]
+
+
+@pytest.mark.parametrize("factor", [65536.0, -1 / 65536, 2e-38, 3e38, 0.0, np.inf])
+def test_packed_rows_are_scaled_like_their_numbers(factor):
+    x = np.array([3e-30, -4.0, 5e20], np.float32)
+    rows = jnp.concatenate([reduce_tree([x[i : i + 1]], statistics=HISTOGRAM) for i in range(3)])
+    found = unpack(np.asarray(scaled_rows(rows, HISTOGRAM, jnp.float32(factor))), LIGHT)
+    if np.isfinite(factor):
+        truth = np.abs(x.astype(np.float64) * np.float64(np.float32(factor)))
+        np.testing.assert_allclose(found["norm"], truth, rtol=1e-6)
+        np.testing.assert_allclose(found["max_abs"], truth, rtol=1e-6)
+    assert found["nonfinite"].tolist() == [int(not np.isfinite(factor))] * 3
