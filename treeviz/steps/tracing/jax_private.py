@@ -263,19 +263,18 @@ def jitted_again(function: Callable, info: Any) -> Any:
     """A jitted function that shares what JAX has traced and compiled for the one that was called."""
     from jax._src import pjit
 
-    make = getattr(pjit, "_make_jit_wrapper", None) or pjit._cpp_pjit  # the former before jax 0.5 or so
+    make = getattr(pjit, "_make_jit_wrapper", None) or pjit._cpp_pjit  # the former before jax 0.6
     return make(function, info)
 
 
 def _new_key() -> Any:
     """A part of the key by which JAX finds compiled functions; None if this release has no such thing."""
-    try:
-        from jax._src import config
+    for name in (["treeviz"], []):  # since jax 0.8 or so it has one
+        with contextlib.suppress(ImportError, AttributeError, TypeError):
+            from jax._src import config
 
-        named = () if jax.__version_info__ < (0, 5) else ("treeviz",)
-        return config.config_ext.Config(*named, None, include_in_jit_key=True)
-    except (ImportError, AttributeError, TypeError):
-        return None
+            return config.config_ext.Config(*name, None, include_in_jit_key=True)
+    return None
 
 
 _key = _new_key()  # now, since jax 0.10.2 then traces each function once more
