@@ -121,8 +121,10 @@ def blocks(leaves: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _row_length(sizes: Collection[int]) -> int:
-    """The length of the rows into which leaves are broken: the longest with little padding."""
-    length = _ROW
+    """The length of the rows into which leaves are broken: the longest with little padding that a leaf can fill."""
+    length, longest = _ROW, max(sizes)
+    while length // 2 >= max(longest, _SHORTEST):
+        length //= 2
     while length > _SHORTEST and sum(-size % length for size in sizes) > sum(sizes) // 4 + _PADDING:
         length //= 2
     return length
@@ -162,10 +164,11 @@ def _rows_of(
 
     peak_of = ("max", jnp.where(bits < _INFINITY, bits, np.uint32(0)))
     nonfinite_of = ("sum", _ones(bits >= _INFINITY))
-    usual_of = sum_of_squares(_USUAL_FROM, _HUGE_FROM, np.float32(1))
+    usual_range = _USUAL_FROM, _HUGE_FROM, np.float32(1)
+    is_light = not set(statistics) - set(LIGHT)
     of, scale = jnp.full(len(sizes), USUAL, jnp.uint32), np.float32(1)
     if has_usual_squares:
-        squares, peak, nonfinite = reduced([usual_of, peak_of, nonfinite_of])
+        squares, peak, nonfinite = reduced([sum_of_squares(*usual_range), peak_of, nonfinite_of])
     elif is_cpu and counts is None:  # a second pass compiles and runs faster than three ranges
         peak, top = reduced([peak_of, ("max", bits)])  # two at once: see `_reduced`
         peak = lax.select(top < _INFINITY, top, peak)
@@ -178,16 +181,17 @@ def _rows_of(
         else:
             tiny_of = sum_of_squares(np.uint32(0), _USUAL_FROM, _UP)
             huge_of = sum_of_squares(_HUGE_FROM, _INFINITY, _DOWN)
-            usual, tiny, huge, peak, nonfinite = reduced([usual_of, tiny_of, huge_of, peak_of, nonfinite_of])
+            terms = [sum_of_squares(*usual_range), tiny_of, huge_of, peak_of, nonfinite_of]
+            usual, tiny, huge, peak, nonfinite = reduced(terms)
         of = _ones(peak >= _USUAL_FROM) + _ones(peak >= _HUGE_FROM)
         squares = _chosen(of, tiny, usual + _lower(tiny), huge + _lower(usual))
-        scale = _chosen(of, _UP, np.float32(1), _DOWN)
-        if counts is not None:
-            scale = scale[np.repeat(np.arange(len(counts)), counts)]
-        scale = lax.expand_dims(scale, range(1, x.ndim))
+        if not is_light:
+            scale = _chosen(of, _UP, np.float32(1), _DOWN)
+            scale = scale if counts is None else scale[np.repeat(np.arange(len(counts)), counts)]
+            scale = lax.expand_dims(scale, range(1, x.ndim))
 
     packed = {"norm": _bits(squares), "max_abs": peak, "nonfinite": nonfinite}
-    if set(statistics) - set(LIGHT):
+    if not is_light:
         total, zeros, *n_of = reduced(
             [
                 ("sum", jnp.where(bits < _INFINITY, values, np.float32(0)) * scale),
@@ -219,11 +223,12 @@ def _in_ranges(x: jax.Array, bits: jax.Array) -> list[tuple[str, jax.Array]]:
     scales = np.array([_UP, 1, _DOWN], np.float32)
     starts, lengths, scales = (lax.broadcast_in_dim(y, shape, (1,)) for y in (starts, stops - starts, scales))
     x, bits = (lax.broadcast_in_dim(y, shape, (0, 2)) for y in (x, bits))
-    is_finite = bits < _INFINITY
+    is_finite = lax.lt(bits, lax.full_like(bits, _INFINITY))  # in `lax`, which traces in half the time
+    in_range = lax.select(lax.lt(lax.sub(bits, starts), lengths), x, lax.full_like(x, 0))
     return [
-        ("sum", lax.square(lax.select(bits - starts < lengths, x, lax.full_like(x, 0)) * scales)),
+        ("sum", lax.square(lax.mul(in_range, scales))),
         ("max", lax.select(is_finite, bits, lax.full_like(bits, 0))),
-        ("sum", _ones(~is_finite)),
+        ("sum", _ones(lax.bitwise_not(is_finite))),
     ]
 
 
