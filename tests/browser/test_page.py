@@ -462,6 +462,19 @@ def test_a_search_shows_what_it_finds_and_what_is_above(shown, shots):
     assert (labels(page), status(page)) == (["params", "embed", "layers", "norm"], "")
 
 
+def test_a_folded_row_names_the_outlier_as_the_text_does_and_its_details_say_the_sum_and_the_ranges(shown):
+    tree = [{"w": np.full((3, 3), 1.0 + 999 * (i == 5)), "b": np.zeros(3)} for i in range(12)]
+    said = "[5] rms: 1000 × the median"
+    assert said in treeviz.render(tree, stats=True).text()
+    page = shown(tree, stats=True, depth=2)
+    row(page, "[0…11] ×12").click()
+    detail = page.locator(".detail")
+    assert detail.locator("dt:text-is('bytes') + dd").inner_text() == "1.2 kB"
+    assert detail.locator("dt:text-is('max') + dd").inner_text() == "1…1000"
+    page.get_by_text(said).click()
+    assert active(page) == "[5]" and "[4]" in labels(page)
+
+
 @pytest.mark.parametrize("width", [480, 960])
 def test_no_row_moves_when_a_search_begins_finds_nothing_or_ends(shown, width):
     page = shown(model(), width=width, stats=True)

@@ -21,7 +21,7 @@ async function run(block) {
   script.remove();
 }
 
-for (const block of document.querySelectorAll("script[type='text/treeviz']")) {
-  run(block).catch((error) => block.insertAdjacentText("afterend", `The interactive view cannot start: ${error.message}.`));
-  block.setAttribute("type", "text/treeviz-ran");
+for (const block of /** @type {NodeListOf<HTMLScriptElement>} */ (document.querySelectorAll("script[type='text/treeviz']"))) {
+  run(block).catch((error) => block.after(`The interactive view cannot start: ${error.message}.`));
+  block.type = "text/treeviz-ran";
 }

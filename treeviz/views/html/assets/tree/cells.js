@@ -1,7 +1,7 @@
 // @ts-check
 // What the cells of a row show.
 import { h } from "./dom.js";
-import { total } from "./folds.js";
+import { outlierOf, total } from "./folds.js";
 import { countText, wholeText } from "./numbers.js";
 
 /** @typedef {import("./tree.js").Tree} Tree */
@@ -51,8 +51,10 @@ export function fillType(cell, view, row, notes, inside) {
     badges.push(h("span", { class: "badge inside", "data-note": inside.kind, "data-severity": inside.severity, title: `${inside.text}: go to the worst`, click: go }, `⚠${inside.count}`));
   }
   if (rows.folds?.runs.has(row)) {
-    const unfold = (event) => (event.stopPropagation(), rows.unfold(row), view.update(row));
-    badges.push(h("span", { class: "badge inside", "data-note": "info", title: "these are alike: show each of them", click: unfold }, "unfold"));
+    const outlier = outlierOf(rows.folds, row);
+    const badge = (text, title, act) => badges.push(h("span", { class: "badge inside", "data-note": "info", title, click: (event) => (event.stopPropagation(), act()) }, text));
+    badge("unfold", "these are alike: show each of them", () => (rows.unfold(row), view.update(row)));
+    if (outlier) badge(outlier.text, "go there", () => view.goTo(outlier.row));
   }
   cell.replaceChildren(h("span", { class: "what" }, what), ...badges, ...(dim ? [h("span", { class: "dim" }, what ? `· ${dim}` : dim)] : []),
     ...(within[0] ? [h("span", { class: "dim within" }, within.join(" · "))] : []));

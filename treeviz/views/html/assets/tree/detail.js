@@ -2,6 +2,7 @@
 // The pane with the details of one row.
 import { copyMenu } from "./copying.js";
 import { barChart, h } from "./dom.js";
+import { foldedText } from "./folds.js";
 import { LONG_PATH } from "./grid.js";
 import { wholeText } from "./numbers.js";
 import { shapeText } from "./word_index.js";
@@ -30,7 +31,7 @@ export function detail(view, row) {
     ...foldNote(view, row),
     ...tree.notes(row).map((note) => noteBox(view, note)),
     ...values(tree.header.values, row),
-    ...sideBySide(tree, row, others),
+    ...sideBySide(view, row, others),
     ...view.moreDetail(row),
     pairs([
       ["type", of("module") ? `${of("module")}.${of("type")}` : of("type")],
@@ -39,7 +40,7 @@ export function detail(view, row) {
       ["shape", shapeText(of("shape"))],
       ["dtype", of("dtype") + (of("weak") ? " (weakly typed)" : "")],
       ...shardingPairs(of("sharding")),
-      ...tree.columns.filter((column) => !beside.has(column) && saysMore(column, row)).map((column) => [column.title, exact(column, row), column.help]),
+      ...tree.columns.filter((column) => !beside.has(column) && saysMore(column, row)).map((column) => [column.title, exact(view, column, row), column.help]),
     ]),
     ...section("static fields", of("static")),
     // The explorer asks Python for all levels.
@@ -52,7 +53,7 @@ export function detail(view, row) {
 function foldNote({ rows, tree }, row) {
   const n = rows.folds?.of(row).length ?? 1;
   const label = rows.folds?.runs.get(row)?.label;
-  return n > 1 ? [h("div", { class: "note", "data-note": "info" }, label ? `${label} are alike: this is the first` : `one of ${wholeText(n)} that are alike: this is the first`)] : [];
+  return n > 1 ? [h("div", { class: "note", "data-note": "info" }, `${label ?? `one of ${wholeText(n)} that`} are alike: sums and ranges are of all, the rest is of the first`)] : [];
 }
 
 const shortened = (text) => (text.length > LONG_PATH ? `…${text.slice(-LONG_PATH)}` : text);
@@ -91,11 +92,11 @@ function otherTrees(tree) {
   });
 }
 
-/** A table of the numbers of this tree and of the others, a line for each statistic. @param {import("./tree.js").Tree} tree @param {number} row */
-function sideBySide(tree, row, others) {
+/** A table of the numbers of this tree and of the others, a line for each statistic. @param {View} view @param {number} row */
+function sideBySide({ tree, rows: { folds } }, row, others) {
   const titles = new Map(others.flatMap(({ title, columns }) => [...columns].map(([stat, column]) => [stat, column.title.slice(title.length).trim() || stat])));
   const trees = [new Map(tree.columns.map((column) => [column.name, column])), ...others.map(({ columns }) => columns)];
-  const lines = [...titles].map(([stat, title]) => [title, ...trees.map((columns) => columns.get(stat)?.text(row) ?? "")]);
+  const lines = [...titles].map(([stat, title]) => [title, ...trees.map((columns) => (columns.has(stat) ? foldedText(folds, columns.get(stat), row) : ""))]);
   const shown = lines.filter(([, ...texts]) => texts.some((text) => text && text !== "0"));
   const line = (tag, texts) => h("tr", {}, ...texts.map((text, i) => h(i ? tag : "th", {}, text)));
   if (!shown.length) return [];
@@ -108,7 +109,8 @@ export const pairs = (entries) =>
 
 const section = (title, entries) => (entries.length ? [h("div", { class: "section" }, title), pairs(entries)] : []);
 
-function exact(column, row) {
+function exact({ rows: { folds } }, column, row) {
+  if (folds?.of(row).length > 1) return foldedText(folds, column, row);
   if (!column.isNumber) return column.labels ? column.text(row) : "";
   const value = column.values[row];
   const text = column.text(row);

@@ -1,6 +1,6 @@
 // @ts-check
 // Runs of siblings that are alike, such as the layers of a model, are shown as one row. treeviz/tree/repeats.py has the rule.
-import { countText, wholeText } from "./numbers.js";
+import { countText, numberText, wholeText } from "./numbers.js";
 import { readKey } from "./tree.js";
 
 const LEAST = 3; // members of a folded run
@@ -8,7 +8,7 @@ const MOST_OUT = 3; // members that stand out of a run
 const LONG = 12; // characters of a key whose start is not repeated
 
 /** @typedef {import("./tree.js").Tree} Tree */
-/** @typedef {{rows: number[], label: string, start: number}} Run the siblings that are folded into the row of the first; `start` is the first of the run, which may stand out of it */
+/** @typedef {{rows: number[], label: string, start: number, outlier?: {row: number, text: string} | null}} Run the siblings that are folded into the row of the first; `start` is the first of the run, which may stand out of it */
 
 export class Folds {
   /** @param {Tree} tree @param {number[]} wrong the rows with a finding or an error, worst first @param {number[]} nan @param {Set<number>} [unfolded] the first rows of runs that are not to be folded */
@@ -147,3 +147,24 @@ export function foldedText(folds, column, row) {
 
 /** @param {any} column @param {number[]} rows */
 export const total = (column, rows) => rows.reduce((sum, row) => sum + (column.values[row] || 0), 0);
+
+/** The member of a run whose norm or rms is farthest from the median, tenfold at least; as in views/text/folded.py. @param {Folds | null} folds @param {number} row @returns {{row: number, text: string} | null} */
+export function outlierOf(folds, row) {
+  const run = folds?.runs.get(row);
+  if (!run || run.outlier !== undefined) return run?.outlier ?? null;
+  const { tree } = /** @type {Folds} */ (folds);
+  run.outlier = null;
+  let most = 2.302; // log 10
+  for (const { title, name, hidden, values } of tree.columns) {
+    const known = hidden || !/(norm|rms)$/.test(name) ? [] : run.rows.map((each) => values[each]).filter(Number.isFinite).sort((a, b) => a - b);
+    const median = (known[(known.length - 1) >> 1] + known[known.length >> 1]) / 2;
+    for (const each of median > 0 ? run.rows : []) {
+      const ratio = values[each] / median;
+      const distance = Math.abs(Math.log(ratio));
+      if (!(distance > most) || ratio === Infinity) continue;
+      most = distance;
+      run.outlier = { row: each, text: `${tree.label(each)} ${title}: ${ratio ? `${numberText(+ratio.toPrecision(2))} × the median` : 0}` };
+    }
+  }
+  return run.outlier;
+}
