@@ -30,6 +30,7 @@ if _TYPE_CHECKING:
     from treeviz.inspector.inspector import GradientInspector as GradientInspector
     from treeviz.integrations.optax import inspect_gradients as inspect_gradients
     from treeviz.steps.compiles.forecast import forecast as forecast
+    from treeviz.steps.compiles.watch import watch_compiles as watch_compiles
     from treeviz.steps.measure import measure as measure
     from treeviz.steps.statistics import FULL as FULL
     from treeviz.steps.statistics import HISTOGRAM as HISTOGRAM
@@ -73,6 +74,7 @@ __all__ = [
     "stackable",
     "tap",
     "walk",
+    "watch_compiles",
 ]
 
 # Imported at first use, so that `import treeviz` stays fast for users who only render trees.
@@ -82,6 +84,7 @@ _LATER = {
     "LIGHT": "treeviz.steps.statistics",
     "forecast": "treeviz.steps.compiles.forecast",
     "explain_errors": "treeviz.explainer.explain",
+    "watch_compiles": "treeviz.steps.compiles.watch",
     "measure": "treeviz.steps.measure",
     "GradientInspector": "treeviz.inspector.inspector",
     "inspect_gradients": "treeviz.integrations.optax",

@@ -8,6 +8,7 @@ from typing import Literal
 Kind = Literal[
     "error", "type", "none", "leaf", "length", "missing", "extra", "order", "static",
     "python type", "shape", "dtype", "weak type", "sharding", "deleted", "NaN", "value", "spec", "axis", "size",
+    "argument", "setting",
 ]  # fmt: skip
 
 MEANINGS: dict[str, str] = {
@@ -31,6 +32,8 @@ MEANINGS: dict[str, str] = {
     "spec": "what cannot be a spec",
     "axis": "a spec of an axis that is not there",
     "size": "axes whose sizes do not go together",
+    "argument": "an argument passed by position and by keyword",
+    "setting": "an option or a context of JAX",
 }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from treeviz.tree.level import one_level
 from treeviz.tree.safe_repr import class_name, guarded, has_base, value_text
 
 _BUILTIN = (*MAPPINGS, list, tuple, type(None))
+CompareLeaves = Callable[[LeafType, LeafType], list[Finding]]
 Found = list[tuple[str, Finding]]  # key paths as `keystr` writes them, and what differs there
 
 
@@ -45,68 +46,68 @@ class Part(NamedTuple):
         return "None" if data[0] is type(None) else f"{class_name(data[0])} · {n:,} {'leaf' if n == 1 else 'leaves'}"
 
 
-def compare_types(tree: Any, mine: JitType, other: JitType) -> Found:
+def compare_types(
+    tree: Any, left: JitType, right: JitType, *, is_right: bool = False, leaves: CompareLeaves = compare_leaves
+) -> Found:
     """Compare a tree with what was or will be in its place. Unflattens nothing.
 
     Args:
-      tree: Gives the names of keys and fields.
-      mine: Of `tree`.
+      tree: The tree of `left`, or of `right` if `is_right`: it gives the names of keys and fields.
     """
     found: Found = []
-    stack: list[tuple[str, Any, Part, Part]] = [("", tree, Part(*mine), Part(*other))]
+    stack: list[tuple[str, Any, Part, Part]] = [("", tree, Part(*left), Part(*right))]
     while stack:
         path, node, a, b = stack.pop()
         if same_structure(a.treedef, b.treedef):
-            found += _compare_all_leaves(path, node, a, b)
+            found += _compare_all_leaves(path, node, a, b, leaves)
         else:
-            found += [(path, finding) for finding in _compare_nodes(node, a, b)]
-            below = list(_aligned(path, node, a, b))
+            found += [(path, finding) for finding in _compare_nodes(node, a, b, is_right)]
+            below = list(_aligned(path, node, a, b, is_right))
             found += [(where, ("missing", x.text, "", "")) for where, _, x, y in below if x and not y]
             found += [(where, ("extra", "", y.text, "")) for where, _, x, y in below if y and not x]
             stack += [each for each in reversed(below) if each[2] and each[3]]  # type: ignore[misc]
     return found
 
 
-def _compare_all_leaves(path: str, tree: Any, mine: Part, other: Part) -> Found:
-    differ = [
-        (i, findings)
-        for i, (a, b) in enumerate(zip(mine.leaves, other.leaves, strict=True))
-        if a != b and (findings := compare_leaves(a, b))
-    ]
+def _compare_all_leaves(path: str, tree: Any, left: Part, right: Part, compare: CompareLeaves) -> Found:
+    pairs = enumerate(zip(left.leaves, right.leaves, strict=True))
+    differ = [(i, findings) for i, (a, b) in pairs if a != b and (findings := compare(a, b))]
     if not differ:
         return []
     paths = [keys for keys, _ in tree_util.tree_flatten_with_path(tree)[0]]
     return [(path + tree_util.keystr(paths[i]), finding) for i, findings in differ for finding in findings]
 
 
-def _compare_nodes(node: Any, mine: Part, other: Part) -> list[Finding]:
-    a, b = mine.treedef.node_data(), other.treedef.node_data()
+def _compare_nodes(node: Any, left: Part, right: Part, is_right: bool) -> list[Finding]:
+    a, b = left.treedef.node_data(), right.treedef.node_data()
     if type(None) in (a and a[0], b and b[0]):
-        return [("none", mine.text, other.text, "")]
+        return [("none", left.text, right.text, "")]
     if a is None or b is None:
-        return [("leaf", mine.text, other.text, "")]
+        return [("leaf", left.text, right.text, "")]
     if a[0] is not b[0]:
         kind, *classes, hint = compare_classes(a[0], b[0])
-        return [(kind, *(classes if hint else (mine.text, other.text)), hint)]
+        return [(kind, *(classes if hint else (left.text, right.text)), hint)]
     if a[0] is OrderedDict and list(a[1]) != list(b[1]) and set(a[1]) == set(b[1]):
         return [("order", value_text(list(a[1]), 60), value_text(list(b[1]), 60), "")]
     found: list[Finding] = []
-    n = [len(each.treedef.children()) for each in (mine, other)]
+    n = [len(each.treedef.children()) for each in (left, right)]
     if n[0] != n[1] and a[0] not in MAPPINGS:
         found.append(("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
     if a[0] not in _BUILTIN and not has_base(a[0], tuple):
-        found += _compare_aux(node, a[1], b[1])
+        found += _compare_aux(node, a[1], b[1], is_right)
     return found
 
 
-def _compare_aux(node: Any, mine: Any, other: Any) -> list[Finding]:
+def _compare_aux(node: Any, left: Any, right: Any, is_right: bool) -> list[Finding]:
     """Compare static data field by field, though only one of the nodes is there."""
-    names = {id(value): name for name, value in stored_items(node).items()}
-    a, b = _values(mine), _values(other)
-    pairs = zip(a, b, strict=True) if len(a) == len(b) else ()
-    fields = {names[id(x)]: (x, y) for x, y in pairs if id(x) in names}
-    left, right = (SimpleNamespace(**{name: pair[i] for name, pair in fields.items()}) for i in (0, 1))
-    return [_with_hint(*finding) for finding in compare_static(left, mine, right, other)]
+    stored = stored_items(node)
+    n_of = Counter(map(id, stored.values()))
+    names = {id(value): name for name, value in stored.items() if n_of[id(value)] == 1}
+    a, b = _values(left), _values(right)
+    pairs = list(zip(a, b, strict=True)) if len(a) == len(b) else []
+    fields = {names[id(pair[is_right])]: pair for pair in pairs if id(pair[is_right]) in names}
+    stubs = (SimpleNamespace(**{name: pair[i] for name, pair in fields.items()}) for i in (0, 1))
+    return [_with_hint(*finding) for finding in compare_static(next(stubs), left, next(stubs), right)]
 
 
 def _with_hint(kind: str, left: str, right: str, hint: str) -> Finding:
@@ -121,20 +122,29 @@ def _values(aux: Any) -> list[Any]:
     return [each for value in values for each in (value if type(value) in (tuple, list) else [value])] + values
 
 
-def _aligned(path: str, node: Any, mine: Part, other: Part) -> Iterator[tuple[str, Any, Part | None, Part | None]]:
+def _aligned(
+    path: str, node: Any, left: Part, right: Part, is_right: bool
+) -> Iterator[tuple[str, Any, Part | None, Part | None]]:
     """The children of both that are compared, by key; nothing where the nodes are something else."""
-    a, b = mine.treedef.node_data(), other.treedef.node_data()
+    a, b = left.treedef.node_data(), right.treedef.node_data()
     if a is None or b is None or type(None) in (a[0], b[0]):
         return
     is_mapping = a[0] in MAPPINGS and b[0] in MAPPINGS
     if a[0] is not b[0] and not is_mapping and not (a[0] in (list, tuple) and b[0] in (list, tuple)):
         return
-    theirs: dict[Any, Part] = dict(zip(mapping_keys(b) if is_mapping else range(10**9), other.children(), strict=False))
+    mine, other, data = (right, left, a) if is_right else (left, right, b)
+    others: list[Part | None] = list(other.children())
+    theirs: dict[Any, Any] = (
+        dict(zip(mapping_keys(data), others, strict=True)) if is_mapping else dict(enumerate(others))
+    )
     for i, (((key,), child), part) in enumerate(zip(one_level(node)[0], mine.children(), strict=True)):
-        yield path + tree_util.keystr((key,)), child, part, theirs.pop(key.key if is_mapping else i, None)
+        found = theirs.pop(key.key if is_mapping else i, None)
+        a, b = (found, part) if is_right else (part, found)
+        yield path + tree_util.keystr((key,)), child, a, b
     for key, part in theirs.items():
         last = tree_util.DictKey(key) if is_mapping else tree_util.SequenceKey(key)
-        yield path + tree_util.keystr((last,)), None, None, part
+        a, b = (part, None) if is_right else (None, part)
+        yield path + tree_util.keystr((last,)), None, a, b
 
 
 def mapping_keys(data: tuple[type, Any]) -> Sequence[Any]:

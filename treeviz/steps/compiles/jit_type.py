@@ -11,6 +11,7 @@ from jax import api_util, tree_util
 from treeviz.analysis.compare.nodes import Finding
 from treeviz.analysis.facts import shape_text
 from treeviz.tree.safe_repr import array_text, class_name, guarded, value_text
+from treeviz.tree.sharding import describe_sharding
 
 _abstract = getattr(api_util, "shaped_abstractify", None) or jax.typeof
 
@@ -23,7 +24,7 @@ class LeafType(NamedTuple):
     Attributes:
       aval: Its shape, dtype and weak type; None for what is no array, and so a static argument.
       place: The sharding of a committed array; None for any other.
-      value: What tells a static argument apart: its class, its text, and its hash or identity; None for an array.
+      value: What tells a Python value apart: its class, its text, and its hash or identity; None for an array.
     """
 
     aval: Any
@@ -32,9 +33,12 @@ class LeafType(NamedTuple):
 
     @property
     def text(self) -> str:
-        """ "float32[3]", "str 'adam'"."""
-        if self.aval is not None:
-            return array_text(self.aval) or str(self.aval)
+        """ "float32[3]", "int 2", "str 'adam'"."""
+        return self.value_text or array_text(self.aval) or str(self.aval)
+
+    @property
+    def value_text(self) -> str:
+        """ "str 'adam'"."""
         return f"{class_name(self.value[0])} {self.value[1]}" if self.value else ""
 
 
@@ -88,3 +92,23 @@ def compare_leaves(mine: LeafType, other: LeafType) -> list[Finding]:
 def _twice_made(mine: LeafType, other: LeafType) -> str:
     is_alike = mine.value is not None and other.value is not None and mine.value[:2] == other.value[:2]
     return TWO_OBJECTS if is_alike else ""
+
+
+def compare_values(left: LeafType, right: LeafType) -> list[Finding]:
+    """How two arguments differ that a program was traced for, other than in their types: their values are static."""
+    if None in (left.value, right.value) or left.value == right.value:
+        return []
+    return [("static", left.value_text, right.value_text, _twice_made(left, right) or "a static argument")]
+
+
+def compare_places(left: LeafType, right: LeafType) -> list[Finding]:
+    """Why a program that was compiled for one array is compiled again for the other."""
+    a, b = left.place, right.place
+    return [] if a == b else [("sharding", *(_place_text(each) for each in (a, b)), "")]
+
+
+def _place_text(sharding: Any) -> str:
+    place = None if sharding is None else describe_sharding(sharding)
+    if place is None:
+        return "not committed" if sharding is None else "committed"
+    return f"committed to {' · '.join(dict.fromkeys(filter(None, (place.text, place.devices, place.memory))))}"

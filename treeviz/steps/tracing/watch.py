@@ -139,17 +139,21 @@ class Watched:
         self.compared: Verification | None = None
         self.trouble = ""
         self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
-        self.step, self._jitted = step, jitted
         self._record, self.settings = record, settings
         self.numbers = itertools.count(settings.first)
         self._running = 0  # the number of the newest call
         self._name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
         self._disagreement: str | None = None  # between processes; None: they have not been compared yet
-        self._twins = None if jitted is None else self._twins_with(jitted, settings)
+        self.run(step, jitted)
         if trouble:
             self._give_up(trouble)
         else:
             processes.announce(self._name)
+
+    def run(self, step: Callable, jitted: JittedStep | None) -> None:
+        """Run this step from now on, with programs of its own that inspect it."""
+        self.step, self._jitted = step, jitted
+        self._twins = None if jitted is None else self._twins_with(jitted, self.settings)
 
     def __call__(self, /, *args, **kwargs):
         self._running = number = next(self.numbers)

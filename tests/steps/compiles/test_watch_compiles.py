@@ -1,0 +1,169 @@
+"""Why a call compiled again: a step is called in ways of which each is known to compile, or not to."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treeviz as tv
+from treeviz.steps.compiles import events, watch
+
+pytestmark = pytest.mark.oldest_jax
+
+ONE = np.ones(2, np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _made_before():
+    """Other tests make their steps by the same lines."""
+    watch._made_by.clear()
+
+
+def make_step() -> Any:
+    @partial(jax.jit, static_argnames="mode", donate_argnums=0)
+    def step(state, x, lr=1.0, *, mode="sum"):
+        """Documented."""
+        return jax.tree.map(lambda leaf: leaf + lr * x.sum(), state)
+
+    return step
+
+
+def said(step: Any) -> list[str]:
+    return [f"{each.call} {each.why}: {'; '.join(map(str, each.differences))}" for each in step.compiles]
+
+
+def test_each_call_that_compiles_again_says_why_and_those_that_do_not_say_nothing():
+    step = tv.watch_compiles(make_step())
+    committed = jax.device_put(jnp.ones(2), jax.devices()[0])
+    step({"w": ONE}, ONE)
+    step({"w": jnp.ones(2)}, ONE)  # a NumPy array is as good as one of JAX
+    step({"w": ONE}, jnp.ones(3))
+    step({"w": ONE}, ONE, 0.5)
+    step({"w": ONE}, ONE, lr=0.5)
+    step({"w": ONE}, ONE, 0.1)  # its value does not matter
+    step({"w": ONE}, ONE, jnp.float32(0.1))
+    step({"w": ONE}, ONE, 0.1, mode="mean")
+    step({"w": ONE}, ONE, 0.1, mode="max")
+    step({"w": ONE, "m": (ONE, None)}, ONE)
+    step({"w": ONE, "m": (ONE, ONE)}, ONE)
+    step({"w": ONE}, committed)
+    with jax.default_matmul_precision("highest"):
+        step({"w": ONE}, ONE)
+    assert said(step) == [
+        "1 first: ",
+        "3 retrace: x: shape: (2,) → (3,)",
+        "4 retrace: lr: only in the other: float 0.5",
+        "5 retrace: lr: argument: by position → by keyword (pass it in one way)",
+        "7 retrace: lr: weak type: weakly typed → not weakly typed",
+        "8 retrace: mode: only in the other: str 'mean'",
+        "9 retrace: mode: static: str 'mean' → str 'max'",
+        "10 retrace: state['m']: only in the other: tuple · 1 leaf",
+        "11 retrace: state['m'][1]: none: None → float32[2]",
+        "12 recompile: x: sharding: not committed → committed to cpu:0",
+        "13 retrace: jax_default_matmul_precision: setting: None → 'highest'",
+    ]
+
+
+def test_a_line_in_the_log_says_why(caplog):
+    compiled = make_step()
+    compiled({"w": ONE, "b": 0.0}, ONE)
+    step = tv.watch_compiles(compiled)
+    with caplog.at_level(logging.WARNING, "treeviz"):
+        step({"w": ONE, "b": 0.0}, ONE)
+        step(step({"w": ONE, "b": 0.0}, ONE), ONE)
+    start, _, text = caplog.text.partition(" s: ")
+    assert "call 3 of `step` traced and compiled again in " in start and caplog.text.count("\n") == 1
+    assert text == "state['b']: weak type: weakly typed → not weakly typed\n"
+    assert str(step.compiles) == caplog.messages[0]
+
+
+def test_a_function_that_is_made_anew_is_told_from_one_that_is_called_for_the_first_time():
+    def make():
+        return tv.watch_compiles(jax.jit(lambda x: x + 1))
+
+    first, second, other = make(), make(), make()
+    for step, n in ((first, 2), (second, 2), (other, 3)):
+        step(np.ones(n, np.float32))
+    assert [each.compiles[0].why for each in (first, second, other)] == ["first", "new function", "first"]
+    assert "make it once, outside the loop" in str(second.compiles)
+    second.clear_cache()
+    second(ONE)
+    jax.clear_caches()
+    second(ONE)
+    assert [each.why for each in second.compiles] == ["new function", "first", "same"]
+    assert "jax.clear_caches()" in str(second.compiles[-1])
+
+
+def test_a_watched_step_is_the_step():
+    step, plain = tv.watch_compiles(make_step()), make_step()
+    state = {"w": jnp.ones(2)}
+    assert np.array_equal(step(state, ONE)["w"], [3, 3]) and state["w"].is_deleted()
+    assert inspect.signature(step) == inspect.signature(plain)
+    assert (step.__name__, step.__doc__) == ("step", "Documented.")
+    assert step.eval_shape({"w": ONE}, ONE)["w"].shape == (2,)
+    assert step.lower({"w": ONE}, ONE).as_text() == plain.lower({"w": ONE}, ONE).as_text()
+    assert not tv.forecast(step, {"w": ONE}, ONE) and tv.watch_compiles(step) is step
+    with pytest.raises(ValueError, match="deleted"):
+        step(state, ONE)
+    with pytest.raises(TypeError, match=r"`<lambda>` is not jitted: tv.watch_compiles\(jax.jit"):
+        tv.watch_compiles(lambda x: x)
+
+    class Model:
+        step = tv.watch_compiles(jax.jit(lambda self, x: x * 2, static_argnums=0))
+
+    assert np.array_equal(Model().step(ONE), [2, 2])
+
+
+def test_what_another_thread_compiles_does_not_count():
+    def compile_in(is_thread: bool) -> None:
+        compiles = threading.Thread(target=lambda: jax.jit(lambda: 1.0).lower())
+        (compiles.start if is_thread else compiles.run)()
+        if is_thread:
+            compiles.join()
+
+    compile_in.lower = None  # so that it counts as jitted
+    step = tv.watch_compiles(compile_in)
+    for is_thread in (True, False, True):
+        step(is_thread)
+    assert [each.call for each in step.compiles] == [2]
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_an_inspector_watches_it_and_its_own_programs_are_watched_too(is_inside):
+    @jax.jit
+    def update(w, x):
+        return w - 0.1 * jax.grad(lambda w: (w * x).sum())(w)
+
+    inspector = tv.GradientInspector(every=2)
+    if is_inside:
+        step: Any = inspector.watch(tv.watch_compiles(update))
+    else:
+        step = tv.watch_compiles(inspector.watch(update))
+    w = jnp.ones(2)
+    for _ in range(4):
+        w = step(w, ONE)
+    for _ in range(2):  # the program that measures, then the step itself
+        w = step(w.astype(jnp.bfloat16), ONE)
+    assert len(inspector.history) == 3
+    assert [str(each).partition(" traced")[0] for each in step.compiles if each.why == "retrace"] == [
+        "call 5 of `update, inspected`",
+        "call 6 of `update`",
+    ]
+    assert [str(each) for each in step.compiles[-1].differences] == ["w: dtype: float32 → bfloat16"]
+
+
+def test_a_release_of_jax_that_tells_nothing_costs_a_warning(monkeypatch):
+    monkeypatch.setattr(events, "_KINDS", {})
+    events.why_deaf.cache_clear()
+    with pytest.warns(RuntimeWarning, match="the step runs, but is not watched: jax .* does not tell jax.monitoring"):
+        step = tv.watch_compiles(jax.jit(lambda x: x + 1))
+    events.why_deaf.cache_clear()
+    assert np.array_equal(step(ONE), [2, 2]) and not step.compiles

@@ -1,0 +1,89 @@
+"""What a call looks like to `jax.jit`, and how two calls differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from treeviz.analysis.compare.difference import Difference, Differences
+from treeviz.steps.compiles.arguments import named_arguments
+from treeviz.steps.compiles.compare import CompareLeaves, Part, compare_types
+from treeviz.steps.compiles.jit_type import JitType, compare_leaves, compare_places, compare_values, jit_type
+from treeviz.tree.safe_repr import guarded, value_text
+
+
+class Argument(NamedTuple):
+    """An argument of a call.
+
+    Attributes:
+      how: "by position" or "by keyword".
+    """
+
+    how: str
+    type: JitType
+
+
+class Call(NamedTuple):
+    """What a call looks like to `jax.jit`; it keeps no array alive.
+
+    Attributes:
+      arguments: By name.
+      settings: JAX's options in the thread that called, and its abstract mesh.
+    """
+
+    arguments: dict[str, Argument]
+    settings: dict[str, Any]
+
+
+def describe_call(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
+    """A call, and its arguments by name."""
+    named = named_arguments(step, args, kwargs)
+    arguments = {
+        name: Argument("by position" if i < len(args) else "by keyword", jit_type(value))
+        for i, (name, value) in enumerate(named.items())
+    }
+    return Call(arguments, _settings()), named
+
+
+def _settings() -> dict[str, Any]:
+    settings = {name: getattr(jax.config, name, None) for name in guarded(lambda: [*jax.config.values], lambda _: [])}
+    if hasattr(jax.sharding, "get_abstract_mesh"):  # not in jax 0.4.36
+        settings["the mesh"] = jax.sharding.get_abstract_mesh()
+    return settings
+
+
+def why_traced(earlier: Call, call: Call, named: dict[str, Any]) -> Differences:
+    """Why the program of an earlier call was not used: what differs in types, else in static values."""
+    found = _compare(earlier, call, named, compare_leaves)
+    return found or _compare(earlier, call, named, compare_values) or _compare_settings(earlier, call)
+
+
+def why_compiled(earlier: Call, call: Call, named: dict[str, Any]) -> Differences:
+    """Why what was traced for an earlier call was compiled again: where arguments lie."""
+    return _compare(earlier, call, named, compare_places) or _compare_settings(earlier, call)
+
+
+def _compare(earlier: Call, call: Call, named: dict[str, Any], leaves: CompareLeaves) -> Differences:
+    found = Differences()
+    for name, argument in call.arguments.items():
+        before = earlier.arguments.get(name)
+        if before is None:
+            found.append(Difference(name, "extra", "", Part(*argument.type).text))
+            continue
+        if before.how != argument.how:
+            found.append(Difference(name, "argument", before.how, argument.how, "pass it in one way"))
+        differ = compare_types(named[name], before.type, argument.type, is_right=True, leaves=leaves)
+        found += [Difference(f"{name}{path}", kind, *words) for path, (kind, *words) in differ]  # type: ignore[arg-type]
+    gone = earlier.arguments.keys() - call.arguments.keys()
+    found += [Difference(name, "missing", Part(*earlier.arguments[name].type).text, "") for name in sorted(gone)]
+    return found
+
+
+def _compare_settings(earlier: Call, call: Call) -> Differences:
+    a, b = earlier.settings, call.settings
+    differ = [name for name in b if guarded(lambda name=name: bool(a.get(name) != b[name]), lambda _: False)]
+    return Differences(
+        Difference(name, "setting", value_text(a.get(name), 60), value_text(b[name], 60)) for name in differ
+    )

@@ -1,0 +1,231 @@
+"""Watch what a step compiles: when a call traced or compiled again, say why, by leaf."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from treeviz.analysis.compare.difference import Difference, Differences
+from treeviz.steps.compiles.calls import Call, describe_call, why_compiled, why_traced
+from treeviz.steps.compiles.events import events_since, here, why_deaf
+from treeviz.steps.tracing.jitted import JittedStep, Make, jitted_step, unwraps
+from treeviz.steps.tracing.watch import Watched
+from treeviz.tree.safe_repr import error_text, printable_lines
+
+_logger = logging.getLogger("treeviz")
+_MOST_CALLS = 16  # with which a new one is compared
+_MOST_KEPT = 1000  # compilations
+_MOST_LINES = 20  # in the log, of one step
+_MOST_TOLD = 5  # differences in a line of the log
+
+_ELSE = {
+    "first": "the first time",
+    "new function": "since the function is a new object, made by the same lines as one that was compiled for such "
+    "arguments: jax.jit keeps programs by function, so make it once, outside the loop",
+    "same": "though nothing in its arguments differs: after jax.clear_caches(), or in another context of JAX",
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A call that traced or compiled.
+
+    Attributes:
+      call: The number of the call, from 1.
+      why: "first"; "retrace": the function was traced again, and compiled; "recompile": only compiled again, where
+        JAX itself says nothing; "new function"; "same": nothing in the arguments differs.
+      differences: From the nearest earlier call to this one.
+      seconds: That tracing and compiling took.
+    """
+
+    step: str
+    call: int
+    why: str
+    differences: Differences
+    seconds: float
+
+    def __str__(self) -> str:
+        done = "compiled again" if self.why == "recompile" else "traced and compiled again"
+        start = (
+            f"call {self.call} of `{self.step}` {'compiled' if self.why == 'first' else done} in {self.seconds:.2g} s"
+        )
+        if self.why in _ELSE and not self.differences:
+            return f"{start}, {_ELSE[self.why]}"
+        told = [f"{each.path}: {_text(each)}" for each in self.differences[:_MOST_TOLD]]
+        n_more = len(self.differences) - _MOST_TOLD
+        return f"{start}: {'; '.join(told)}{f'; … {n_more:,} more' if n_more > 0 else ''}"
+
+
+def _text(each: Difference) -> str:
+    if each.kind in ("missing", "extra"):
+        return f"gone: {each.left}" if each.kind == "missing" else f"added: {each.right}"
+    return each.text
+
+
+class CompileLog(list[Compiled]):
+    """The calls of a step that compiled; `print` shows a line for each."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "nothing compiled"
+
+    __str__ = __repr__
+
+
+def watch_compiles(step: Callable) -> CompileWatch | Watched:
+    """Wrap a jitted step so that it says why a call traced or compiled again, and which leaf is to blame.
+
+        update = tv.watch_compiles(update)
+        params = update(params, x, y)
+        print(update.compiles)  # call 1 of `update` compiled in 0.03 s, the first time
+
+    A call that compiles again is a line in the log, from the logger "treeviz", and an entry in `compiles`: the nearest
+    earlier call, and what differs in structure, static values, shapes, dtypes, weak types, in how an argument is
+    passed, or in where it lies: of an array that has become committed to a device, `jax_explain_cache_misses` says
+    nothing. A function that is made anew for each call is recognized by its code.
+
+    A call that compiles nothing takes about 1 µs longer. What the step donates is donated, `lower`, `trace`,
+    `eval_shape` and `clear_cache` are the step's, and `inspector.watch` takes it: then the programs that measure are
+    watched, too. It listens through `jax.monitoring`, whose listeners are global; compilations of other threads do not
+    count. What it keeps of a call is its types, no arrays.
+
+    Args:
+      step: The result of `jax.jit`, or of a library's function like it; or of `inspector.watch`, which is returned
+        itself.
+
+    Raises:
+      TypeError: The step is not jitted: what Python calls op by op compiles again and again for reasons of its own.
+    """
+    if not isinstance(step, Watched) and not hasattr(step, "lower"):
+        raise TypeError(f"watch_compiles: `{_name(step)}` is not jitted: tv.watch_compiles(jax.jit({_name(step)}))")
+    trouble = why_deaf()
+    if trouble:
+        warnings.warn(f"watch_compiles: the step runs, but is not watched: {trouble}", RuntimeWarning, stacklevel=2)
+    if isinstance(step, CompileWatch):
+        return step  # a cell may be run again
+    if isinstance(step, Watched):
+        if isinstance(step.step, CompileWatch):
+            return step
+        inside = CompileWatch(step.step)
+        step.run(inside, None if step.trouble else jitted_step(inside))
+        return step
+    return CompileWatch(step)
+
+
+def _name(step: Any) -> str:
+    return str(getattr(step, "__name__", type(step).__name__))
+
+
+class CompileWatch:
+    """A step whose compilations are watched: called like the step, and with its attributes.
+
+    Attributes:
+      step: The step itself.
+      compiles: The calls that compiled, the first 1,000; `print` shows a line for each.
+    """
+
+    def __init__(self, step: Callable, of: CompileWatch | None = None) -> None:
+        functools.update_wrapper(self, step if of is None else of.step, updated=())
+        self.__wrapped__ = getattr(self.__wrapped__, "__wrapped__", self.__wrapped__)
+        self.step, self._of = step, of
+        self.compiles = CompileLog() if of is None else of.compiles
+        self._numbers = itertools.count(1) if of is None else of._numbers
+        self._number = 0  # of the newest call
+        self._calls: list[Call] = []  # the first, and those that compiled
+
+    def __call__(self, /, *args, **kwargs):
+        n = here.n
+        self._number = next(self._numbers)
+        out = self.step(*args, **kwargs)
+        if here.n != n or not self._calls:
+            self._explain(n, args, kwargs)
+        return out
+
+    def _explain(self, n: int, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Say why this call compiled. What goes wrong here is told, and not raised: the step has run."""
+        try:
+            compiled = self._compiled(n, args, kwargs)
+            if compiled is None:
+                return
+            if len(self.compiles) < _MOST_KEPT:
+                self.compiles.append(compiled)
+            n_lines = sum(each.why != "first" for each in self.compiles)
+            if compiled.why != "first" and n_lines <= _MOST_LINES:
+                last = "; further ones are in step.compiles only" if n_lines == _MOST_LINES else ""
+                _logger.warning("%s", printable_lines(f"{compiled}{last}"))
+        except Exception as error:
+            self._calls.append(Call({}, {}))
+            _logger.warning("watch_compiles: cannot tell why `%s` compiled: %s", _name(self), error_text(error))
+
+    def _compiled(self, n: int, args: tuple, kwargs: dict[str, Any]) -> Compiled | None:
+        """What this call compiled; None if nothing, as a first call for which the step was compiled before."""
+        events = events_since(n)
+        is_traced = any(event.kind == "trace" for event in events)
+        # Functions within the step are traced within its own tracing.
+        seconds = max((each.seconds for each in events if each.kind == "trace"), default=0.0)
+        seconds += sum(each.seconds for each in events if each.kind != "trace")
+        call, named = describe_call(self, args, kwargs)
+        if not events:
+            self._calls.append(call)
+            return None
+        why, differences = "first", Differences()
+        if self._calls:
+            compare = why_traced if is_traced else why_compiled
+            differences = min((compare(each, call, named) for each in reversed(self._calls)), key=len)
+            why = "retrace" if is_traced else "recompile"
+            why = why if differences else "same"
+        elif not self.compiles and self._of is None and self._is_made_anew(call, named):
+            why = "new function"
+        self._calls = [*self._calls[1 - _MOST_CALLS :], call]
+        name = _name(self) if self._of is None else f"{_name(self)}, inspected"
+        return Compiled(name, self._number, why, differences, seconds)
+
+    def _is_made_anew(self, call: Call, named: dict[str, Any]) -> bool:
+        """Whether another function with the same code was compiled for such a call."""
+        function = self.__wrapped__
+        if not isinstance(function, types.FunctionType):
+            return False
+        others = _made_by.setdefault(function.__code__, [])
+        is_anew = any(ref() is not function and not why_traced(other, call, named) for ref, other in others)
+        others[:] = [*others[1 - _MOST_CALLS :], (weakref.ref(function), call)]
+        return is_anew
+
+    def beside(self, program: Callable) -> CompileWatch:
+        """Watch a program that runs in place of the step; what it compiles is in the same list."""
+        return CompileWatch(program, self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "step" not in self.__dict__:
+            raise AttributeError(name)
+        if name == "clear_cache":
+            self._calls.clear()
+        return getattr(self.step, name)
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<{printable_lines(repr(self.step))}, whose compilations are watched>"
+
+
+# The calls for which functions of the same code were compiled: a new function in each turn of a loop has the same code.
+_made_by: weakref.WeakKeyDictionary[types.CodeType, list[tuple[weakref.ref, Call]]] = weakref.WeakKeyDictionary()
+
+
+@unwraps("treeviz")
+def _unwrap(step: Any) -> JittedStep | None:
+    """For `inspector.watch`: the programs that it runs in place of the step are watched, too."""
+    if not isinstance(step, CompileWatch):
+        return None
+    inner = jitted_step(step.step)
+
+    def around(make: Make) -> Callable:
+        return step.beside(inner.around(make))
+
+    return inner._replace(step=step, around=around)
