@@ -358,6 +358,23 @@ def test_of_a_bad_batch_the_example_is_named_where_it_is_known_for_certain():
     assert (mixed.index, mixed.examples) == ((0, 1), ())
 
 
+def test_an_example_is_not_blamed_for_what_a_shuffled_one_may_have_done():
+    def shuffled(x, y, key):
+        noise = jax.random.uniform(key, x.shape)  # of no entry
+        return jnp.log(x[jax.random.permutation(key, len(x))] + noise - y[:, None])
+
+    origin = locate_nan(shuffled, jnp.ones((8, 2)).at[3, 0].set(-9.0), jnp.zeros(8), jax.random.key(0))
+    assert origin is not None and origin.examples == ()
+    row = origin.index[0]
+    assert f", which is computed of entries that are not known, and of y[{row}]," in origin.text
+
+    def straight(x, y, key):
+        return jnp.log(x + jax.random.uniform(key, x.shape) - y[:, None])
+
+    origin = locate_nan(straight, jnp.ones((8, 2)).at[3, 0].set(-9.0), jnp.zeros(8), jax.random.key(0))
+    assert origin is not None and origin.examples == ("x[3]", "y[3]")
+
+
 def test_a_nan_that_is_dropped_on_the_way_is_told_as_such():
     def step(w, x):
         grads = jax.grad(lambda w: jnp.sum(w / x))(w)

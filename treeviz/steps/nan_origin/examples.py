@@ -22,14 +22,22 @@ from treeviz.steps.tracing.primitives import (
 )
 
 # For each axis of a value, the arguments of the program along whose first axis it lies: index i is of entry i.
+# `OTHERS` among them: also of entries that are not known, as of a shuffled batch. Empty: all indices have the same.
 Axes = tuple[frozenset[int], ...]
 
+OTHERS = -1
 _NONE: frozenset[int] = frozenset()
-_ALIKE = ELEMENTWISE | frozenset(["exp2", "expm1", "log1p", "logistic", "pow", "erf", "sin", "cos", "clamp"])
+_OTHERS = frozenset([OTHERS])
+_ALIKE = ELEMENTWISE | frozenset(
+    [
+        *("exp2", "expm1", "log1p", "logistic", "pow", "erf", "erf_inv", "erfc", "sin", "cos", "tan", "clamp", "rem"),
+        *("sinh", "cosh", "asin", "acos", "atan", "atan2", "cbrt", "floor", "ceil", "round", "is_finite", "lgamma"),
+    ]
+)
 
 
 def axes_of_results(eqn: Any, within: Within) -> list[Axes]:
-    """The axes of an equation's results; an axis whose origin is not known for certain is empty."""
+    """The axes of an equation's results."""
     return _results(eqn, _operands(eqn, within))
 
 
@@ -45,17 +53,17 @@ def _operands(eqn: Any, within: Within) -> list[Axes]:
 
 
 def _first_axis(i: int, aval: Any) -> Axes:
-    return (frozenset([i]), *(_NONE,) * (aval.ndim - 1)) if getattr(aval, "ndim", 0) else ()
+    return (frozenset([i]), *(_OTHERS,) * (aval.ndim - 1)) if getattr(aval, "ndim", 0) else ()
 
 
-def _unknown(atom: Any) -> Axes:
-    return (_NONE,) * len(getattr(atom.aval, "shape", ()))
+def _all(atom: Any, axis: frozenset[int] = _OTHERS) -> Axes:
+    return (axis,) * len(getattr(atom.aval, "shape", ()))
 
 
 def _entered(eqn: Any, operands: Sequence[Axes], jaxpr: Jaxpr) -> list[Axes]:
     """The axes of the arguments of a jaxpr that an equation holds."""
     if eqn.primitive.name == SHARD_MAP:  # an index on a device is not that of the whole array
-        return [_unknown(v) for v in jaxpr.invars]
+        return [_all(v) for v in jaxpr.invars]
     inside = next(list(xs) for inner, xs in programs(eqn, operands) if open_jaxpr(inner) is jaxpr)
     return _in_loop(eqn, inside, jaxpr)[0] if eqn.primitive.name in (SCAN, WHILE) else inside
 
@@ -69,14 +77,15 @@ def _in_loop(eqn: Any, inside: list[Axes], jaxpr: Jaxpr) -> tuple[list[Axes], li
     while True:
         read = _followed(jaxpr, inside)
         results = [read(x) for x in jaxpr.outvars]
-        carry = [_both(a, b) for a, b in zip(inside[first:last], results, strict=False)]
+        carry = [_either(a, b) for a, b in zip(inside[first:last], results, strict=False)]
         if carry == inside[first:last]:
             return inside, results
         inside[first:last] = carry
 
 
-def _both(a: Axes, b: Axes) -> Axes:
-    return tuple(x & y for x, y in zip(a, b, strict=True))
+def _either(a: Axes, b: Axes) -> Axes:
+    """Of a value that is one or the other."""
+    return tuple(x | y if x == y or not (x and y) else (x & y) | _OTHERS for x, y in zip(a, b, strict=True))
 
 
 def _followed(jaxpr: Jaxpr, start: Sequence[Axes], until: Any = None) -> Callable[[Any], Axes]:
@@ -84,7 +93,7 @@ def _followed(jaxpr: Jaxpr, start: Sequence[Axes], until: Any = None) -> Callabl
     known: dict[Any, Axes] = dict(zip(jaxpr.invars, start, strict=True))
 
     def read(atom) -> Axes:
-        return _unknown(atom) if isinstance(atom, Literal) else known.get(atom, _unknown(atom))
+        return _all(atom, _NONE) if isinstance(atom, Literal) else known.get(atom, _all(atom, _NONE))
 
     for eqn in jaxpr.eqns:
         if eqn is until:
@@ -95,7 +104,7 @@ def _followed(jaxpr: Jaxpr, start: Sequence[Axes], until: Any = None) -> Callabl
 
 def _results(eqn: Any, operands: Sequence[Axes]) -> list[Axes]:
     name = eqn.primitive.name
-    unknown = [_unknown(v) for v in eqn.outvars]
+    unknown = [_all(v, _OTHERS if any(map(any, operands)) else _NONE) for v in eqn.outvars]
     if name in CALLS:
         inner = open_jaxpr(called_jaxpr(eqn))
         read = _followed(inner, operands)
@@ -107,12 +116,12 @@ def _results(eqn: Any, operands: Sequence[Axes]) -> list[Axes]:
             of_branches.append([read(x) for x in open_jaxpr(branch).outvars])
         found = of_branches[0]
         for other in of_branches[1:]:
-            found = [_both(a, b) for a, b in zip(found, other, strict=True)]
+            found = [_either(a, b) for a, b in zip(found, other, strict=True)]
         return found
     if name in (SCAN, WHILE):
         body, xs = programs(eqn, operands)[-1]
         found = _in_loop(eqn, list(xs), open_jaxpr(body))[1]
-        return [axes if len(axes) == len(old) else (_NONE, *axes) for axes, old in zip(found, unknown, strict=True)]
+        return [axes if len(axes) == len(old) else (_OTHERS, *axes) for axes, old in zip(found, unknown, strict=True)]
     if len(unknown) == 1 and name in _RULES:
         return [_RULES[name](eqn, operands)]
     if len(unknown) == 1 and name.startswith("reduce_") and "axes" in eqn.params:
@@ -128,7 +137,7 @@ def _results(eqn: Any, operands: Sequence[Axes]) -> list[Axes]:
 
 
 def _joined(operands: Sequence[Axes], unknown: Axes) -> Axes:
-    return tuple(frozenset().union(*axes) for axes in zip(*operands, strict=True)) or unknown
+    return tuple(_NONE.union(*axes) for axes in zip(*operands, strict=True)) or unknown
 
 
 # Of one operation: (equation, axes of its operands) -> axes of its result
@@ -143,7 +152,7 @@ def _broadcast(eqn: Any, operands: Sequence[Axes]) -> Axes:
 
 
 def _where(kept: Sequence[bool], axes: Axes) -> Axes:
-    return tuple(axis if keep else _NONE for keep, axis in zip(kept, axes, strict=True))
+    return tuple(axis if keep or not axis else _OTHERS for keep, axis in zip(kept, axes, strict=True))
 
 
 def _windows(eqn: Any, operands: Sequence[Axes]) -> Axes:
@@ -155,7 +164,8 @@ def _windows(eqn: Any, operands: Sequence[Axes]) -> Axes:
 
 def _reshape(eqn: Any, operands: Sequence[Axes]) -> Axes:
     """Leading axes that keep their sizes are the same."""
-    found, before, after = [_NONE] * len(eqn.outvars[0].aval.shape), eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    found = [_OTHERS if any(operands[0]) else _NONE] * len(after)
     for i, (m, n) in enumerate(zip(before, after, strict=False)):
         if m != n:
             break
@@ -173,7 +183,7 @@ def _dot_general(eqn: Any, operands: Sequence[Axes]) -> Axes:
 
 
 def _conv(eqn: Any, operands: Sequence[Axes]) -> Axes:
-    numbers, found = eqn.params["dimension_numbers"], [_NONE] * len(eqn.outvars[0].aval.shape)
+    numbers, found = eqn.params["dimension_numbers"], [_OTHERS] * len(eqn.outvars[0].aval.shape)
     if eqn.params["batch_group_count"] == 1:
         found[numbers.out_spec[0]] = operands[0][numbers.lhs_spec[0]]
     return tuple(found)
@@ -181,9 +191,9 @@ def _conv(eqn: Any, operands: Sequence[Axes]) -> Axes:
 
 def _gather(eqn: Any, operands: Sequence[Axes]) -> Axes:
     """The rows of a table, as of an embedding, lie where their indices do."""
-    found, of_rows = [_NONE] * len(eqn.outvars[0].aval.shape), eqn.params["dimension_numbers"].offset_dims
+    found, of_rows = [_OTHERS] * len(eqn.outvars[0].aval.shape), eqn.params["dimension_numbers"].offset_dims
     for i, axis in zip((i for i in range(len(found)) if i not in of_rows), operands[1][:-1], strict=True):
-        found[i] = axis
+        found[i] = axis or _OTHERS
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ import jaxlib
 from jax.extend.core import Jaxpr, Literal
 
 from treeviz.steps.nan_origin.advice import advice
-from treeviz.steps.nan_origin.examples import axes_of_results
+from treeviz.steps.nan_origin.examples import OTHERS, axes_of_results
 from treeviz.steps.nan_origin.nonfinite import is_inexact
 from treeviz.steps.nan_origin.numbers import Numbers, first_nonfinite, numbers_of
 from treeviz.steps.nan_origin.taint import Site, Within
@@ -70,7 +70,8 @@ class NanOrigin:
         Inputs and outputs are those there. Empty outside, and for what all devices compute alike.
       index: That of the first NaN or Inf in the result; empty for a scalar.
       examples: The entries of arguments that this value belongs to, as an example of the batch: ("batch['x'][17]",).
-        The first axis of these arguments is an axis of the result. Empty where that is not known for certain.
+        The first axis of these arguments is an axis of the result. Empty where that is not known for certain, or where
+        it is computed of other entries as well, as of another array that was shuffled.
     """
 
     primitive: str
@@ -142,10 +143,10 @@ def operation_origin(
         text += f"{'' if where else ','} on the device at {', '.join(f'{axis}={k}' for axis, k in device)},"
     bad = next((x for x in outs if x.nonfinite), None)
     text += f" gave {bad.nonfinite} of {bad.size:,}" if bad else " gave values that are not finite"
-    index, examples = _first_bad(site, outputs, names)
+    index, examples, how = _first_bad(site, outputs, names)
     if index:
         text += f", the first at {list(index)}"
-        text += f", which belongs to {' and '.join(examples[:3])}" if examples else ""
+        text += f", {how} {' and '.join(examples[:3])}" if examples else ""
         text += "," if ins else ""
     if ins:
         text += " from inputs in " + " and ".join(x.range for x in ins[:4]) + (" …" if len(ins) > 4 else "")
@@ -172,12 +173,17 @@ def operation_origin(
         advice(name, direction, place.source, ins, outs),
         device=device,
         index=index,
-        examples=examples,
+        examples=examples if how == _BELONGS else (),
     )
 
 
-def _first_bad(site: Site, outputs: Sequence[Any], names: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The index of the first non-finite value among the results, and the entries of arguments it belongs to."""
+_BELONGS, _BESIDE = "which belongs to", "which is computed of entries that are not known, and of"
+
+
+def _first_bad(
+    site: Site, outputs: Sequence[Any], names: Sequence[str]
+) -> tuple[tuple[int, ...], tuple[str, ...], str]:
+    """The index of the first non-finite value among the results, the entries of arguments it belongs to, and how."""
     assert site.within is not None
     for n, x in enumerate(outputs):
         if not is_inexact(x) or not numbers_of(x).nonfinite:
@@ -187,11 +193,12 @@ def _first_bad(site: Site, outputs: Sequence[Any], names: Sequence[str]) -> tupl
             axes = axes_of_results(site.eqn, site.within)[n] if index else ()
         except Exception:  # the parameters of an operation differ in this JAX
             axes = ()
-        known = next(((i, of) for i, of in zip(index, axes, strict=False) if of), None)
+        known = next(((i, of) for i, of in zip(index, axes, strict=False) if of - {OTHERS}), None)
         if known is None or len(axes) != len(index):
-            return index, ()
-        return index, tuple(f"{names[of]}[{known[0]}]" for of in sorted(known[1]))
-    return (), ()
+            return index, (), ""
+        examples = tuple(f"{names[of]}[{known[0]}]" for of in sorted(known[1] - {OTHERS}))
+        return index, examples, _BESIDE if OTHERS in known[1] else _BELONGS
+    return (), (), ""
 
 
 def _operation(site: Site) -> str:
