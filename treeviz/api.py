@@ -304,7 +304,8 @@ def overlay(
     prefix: Any,
     tree: Any,
     *,
-    use: Literal["in_axes", "out_axes"] = "in_axes",
+    use: Literal["in_axes", "out_axes", "shardings", "mask", "labels"] = "in_axes",
+    mesh: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> TreeOverlay:
     """Show which spec of a prefix each leaf of a tree gets, where it comes from, and everything that does not fit.
@@ -315,25 +316,36 @@ def overlay(
         view.differences                               # []: jax.vmap takes these in_axes
         tv.overlay({"w": 0}, params).differences       # did you mean in_axes=({'w': 0},)?
 
+        mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))    # an AbstractMesh needs no devices
+        tv.overlay(jax.sharding.PartitionSpec("data"), params, use="shardings", mesh=mesh)
+
     A leaf of the prefix holds for the whole subtree in its place; below that, the column says `0 ← [1]`: inherited from
-    [1]. JAX names one mismatch at a time, and this all of them. No value is read. Costs about two walks.
+    [1]. JAX names one mismatch at a time, and this all of them; of leaves that a spec does not fit, 1,000. Nothing but
+    a mask or labels that are a function is called, and no value is read. Costs about two walks.
 
     Args:
       prefix: The specs: a tree that ends where the other one goes on, or as deep as that.
-      tree: For `in_axes` the tuple of the arguments; what is no tuple is taken for a single argument. For `out_axes`
+      tree: For "in_axes" the tuple of the arguments; what is no tuple is taken for a single argument. For "out_axes"
         the result for one example, as of `jax.eval_shape`.
-      use: What the specs are for. "in_axes": those of `jax.vmap`; the axes are in range, their sizes equal, and one at
-        least is mapped, exactly if `jax.vmap` takes them, of leaves that are arrays and numbers. "out_axes": are in
-        range; whether a result depends on what is mapped is not known.
+      use: What the specs are for.
+        "in_axes": those of `jax.vmap`: the axes are in range, their sizes equal, and one at least is mapped, exactly if
+        `jax.vmap` takes them, of leaves that are arrays and numbers.
+        "out_axes": in range; whether a result depends on what is mapped is not known.
+        "shardings": each a `PartitionSpec`, a sharding, or None for the compiler to decide. The axes of the mesh are
+        there and divide those of the leaf. Shows the shape and the bytes on a device, and which large leaves would lie
+        whole on every device, with the axes that could split them.
+        "mask": True or False, or a function of the tree. None is a node without leaves here and in "labels".
+        "labels": what can be hashed, or a function of the tree; the headline counts each.
+      mesh: The `Mesh` or `AbstractMesh` of each bare `PartitionSpec`.
       is_leaf: Nodes of the prefix that are one spec.
 
     Returns:
       A view of the tree, with `.differences`.
 
     Raises:
-      ValueError: There is no such `use`.
+      ValueError: There is no such `use`, or a `mesh` is given for another than "shardings".
     """
-    return lay_over(prefix, tree, use=use, is_leaf=is_leaf)
+    return lay_over(prefix, tree, use=use, mesh=mesh, is_leaf=is_leaf)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -9,6 +9,8 @@ from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import Differences
 from treeviz.analysis.compare.overlay import Overlaid, Use, overlaid
 from treeviz.analysis.compare.overlay_axes import InAxes, OutAxes
+from treeviz.analysis.compare.overlay_masks import Labels, Mask
+from treeviz.analysis.compare.overlay_shardings import Shardings
 from treeviz.differ import long_hints
 from treeviz.prepare import scanned
 from treeviz.views.tree_view import TreeView
@@ -37,14 +39,24 @@ class TreeOverlay(TreeView):
         return "\n".join([super().text(**options), *long_hints(self.differences)])
 
 
-_USES: dict[str, Callable[[], Use]] = {"in_axes": InAxes, "out_axes": OutAxes}
+_USES: dict[str, Callable[[Any], Use]] = {
+    "in_axes": lambda _: InAxes(),
+    "out_axes": lambda _: OutAxes(),
+    "shardings": Shardings,
+    "mask": lambda _: Mask(),
+    "labels": lambda _: Labels(),
+}
 
 
-def lay_over(prefix: Any, tree: Any, *, use: str, is_leaf: Callable[[Any], bool] | None) -> TreeOverlay:
+def lay_over(
+    prefix: Any, tree: Any, *, use: str, mesh: Any = None, is_leaf: Callable[[Any], bool] | None = None
+) -> TreeOverlay:
     """See `treeviz.overlay`."""
     if use not in _USES:
         raise ValueError(f"overlay: there is no use {use!r}; there are {', '.join(map(repr, _USES))}")
+    if mesh is not None and use != "shardings":
+        raise ValueError(f"overlay: mesh= is for use='shardings', and not for {use!r}")
     if use == "in_axes" and type(tree) is not tuple:
         tree = (tree,)
     side = Side(*scanned(tree, None, "args" if use == "in_axes" else "tree"))
-    return TreeOverlay(overlaid(prefix, side, _USES[use](), is_leaf))
+    return TreeOverlay(overlaid(prefix, side, _USES[use](mesh), is_leaf))

@@ -43,9 +43,14 @@ def test_the_specs_of_working_with_pytrees(in_axes, told):
 
 
 def test_keys_that_one_of_the_two_lacks_are_told_with_the_likely_name():
-    assert mismatches((None, {"k1": None, "k3": 0}), ARGS) == [
+    view = tv.overlay((None, {"k1": None, "k3": 0}), ARGS)
+    assert str(view.differences).split("\n") == [
         "[1]['k3']: only in the prefix: 0 (did you mean 'k2'?)",
         "[1]['k2']: only in the tree: float32[5]",
+    ]
+    assert [note.text for row in view.find("is:differs") for note in row.notes] == [
+        "[1]['k3']: only in the prefix: 0 (did you mean 'k2'?)",
+        "only in the tree",
     ]
 
 
@@ -100,8 +105,15 @@ def test_a_thousand_leaves_are_told_and_the_others_counted():
     assert len(found) == 1_001 and str(found[-1]) == "[0][1000]: spec: 500 more leaves do not fit"
 
 
+def test_leaves_of_different_specs_are_not_folded_into_one_row():
+    layers = [{"w": np.ones((4, 4))} for _ in range(6)]
+    view = tv.overlay((0,), layers)
+    assert "[0…5] ×6" in view.text()
+    assert "[0…5]" not in tv.overlay(([0, 0, 0, 1, 0, 0],), layers).text()
+
+
 def test_a_use_that_is_not_there_is_an_error():
-    with pytest.raises(ValueError, match="'in_axes', 'out_axes'"):
+    with pytest.raises(ValueError, match="'in_axes', 'out_axes', 'shardings'"):
         tv.overlay(0, ARGS, use="in_axis")  # type: ignore[arg-type]
 
 
@@ -143,6 +155,12 @@ def test_there_is_a_mismatch_exactly_where_vmap_refuses(seed):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_prefix_is_laid_over_every_tree(name):
     tree = SAMPLES[name]()
-    for prefix in (0, None, True, Point(0, 1)):
-        view = tv.overlay(prefix, tree)
-    assert view.text(width=80, max_rows=40) and str(view.differences)
+    for prefix, use in (
+        (0, "in_axes"),
+        (None, "shardings"),
+        (True, "mask"),
+        ("a", "labels"),
+        (Point(0, 1), "out_axes"),
+    ):
+        view = tv.overlay(prefix, tree, use=use)  # type: ignore[arg-type]
+        assert view.text(width=80, max_rows=40) and str(view.differences)

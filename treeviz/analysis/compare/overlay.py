@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -140,8 +141,9 @@ class _Overlay:
         self._tell_unused(given)
         notes: dict[int, tuple[Note, ...]] = {}
         for row, difference in self._found:
-            notes[row] = (*notes.get(row, ()), Note("differs", difference.note))
-        table = table.with_columns(self._spec_column(given, codes, owner), *judged.columns)
+            text = str(difference) if difference.kind == "missing" else difference.note  # the row is that of its parent
+            notes[row] = (*notes.get(row, ()), Note("differs", text))
+        table = _apart(table, spec_of_row).with_columns(self._spec_column(given, codes, owner), *judged.columns)
         table = table.with_notes(notes).with_notes(self._notes).with_notes(judged.notes)
         self._found.sort(key=lambda each: each[0])
         differences = Differences(each for _, each in self._found)
@@ -193,6 +195,14 @@ def array_shape(facts: Facts) -> tuple[int, ...] | None:
     if facts.kind not in _ARRAYS or facts.text == "not a JAX dtype":
         return None
     return () if facts.shape is None else facts.shape
+
+
+def _apart(table: TreeTable, spec_of_row: np.ndarray) -> TreeTable:
+    """The same rows, of which those of other specs have other codes: so views do not fold them into one."""
+    n_facts = len(table.facts)
+    distinct, codes = np.unique(spec_of_row * n_facts + table.fact_codes, return_inverse=True)
+    facts = tuple([table.facts[key % n_facts] for key in distinct.tolist()])
+    return replace(table, facts=facts, fact_codes=codes.reshape(-1).astype(np.int32))
 
 
 def _sum_of(differences: Differences) -> str:
