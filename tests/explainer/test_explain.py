@@ -89,6 +89,26 @@ FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
 }
 NEW_FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "vmap: a key that in_axes misspells": (
+        lambda: jax.vmap(lambda a, b: 0.0, in_axes=(None, {"w": 0, "bias": None}))(1.0, params),
+        ["[1]['bias']: only in the prefix: None", "[1]['b']: only in the tree: float32[3]"],
+    ),
+    "vmap: an argument of another size": (
+        lambda: jax.vmap(lambda p, y: 0.0)({"w": jnp.ones((2, 3)), "b": jnp.ones((3, 3))}, x),
+        ["[0]['b']: size: axis 0 has 3 (2 leaves have 2, such as [0]['w'])"],
+    ),
+    "vmap: out_axes": (
+        lambda: jax.vmap(lambda y: {"y": y}, out_axes={"z": 0})(x),
+        ["['z']: in the prefix, and not in the tree", "['y']: in the tree, and not in the prefix"],
+    ),
+    "jit: in_shardings": (
+        lambda: jax.jit(lambda p: p, in_shardings=({"w": None, "c": None},))(params),
+        ["[0]['c']: in the prefix, and not in the tree", "[0]['b']: in the tree, and not in the prefix"],
+    ),
+    "device_put: a device for each leaf": (
+        lambda: jax.device_put(params, {"w": jax.devices()[0]}),
+        ["['b']: in the tree, and not in the prefix"],
+    ),
     "scan: a carry that gets another dtype": (
         lambda: scan(lambda c, _: ({**c, "h": c["h"].astype(jnp.bfloat16)}, None), {"h": x, "n": x}),
         ["['h']: dtype: float32 → bfloat16"],

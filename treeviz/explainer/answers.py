@@ -16,6 +16,7 @@ from jax import tree_util
 from treeviz.analysis.compare.difference import Difference
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.explainer.frames import Call
+from treeviz.overlaid import lay_over
 from treeviz.steps.compiles.compare import compare_types
 from treeviz.steps.compiles.jit_type import JitType, LeafType, jit_type
 from treeviz.tree.safe_repr import array_text, class_name, guarded, value_text
@@ -34,6 +35,26 @@ def _of_map(calls: Calls) -> Answer:
 def _of_jvp(calls: Calls) -> Answer:
     of = calls[0].variables
     return "primals and tangents do not match", map_mismatches(of["primals"], of["tangents"])
+
+
+def _of_vmap(calls: Calls) -> Answer:
+    of = calls[0].variables
+    return "in_axes does not fit the arguments", lay_over(
+        of["in_axes"], of["args"], use="in_axes", is_leaf=None
+    ).differences
+
+
+def _of_prefix(calls: Calls) -> Answer:
+    """Of `out_axes`, `in_shardings`, `out_shardings` and `device_put`."""
+    of = calls[0].variables
+    if of.get("name") == "vmap in_axes":  # `_of_vmap` knows more
+        return "", ()
+    found = map_mismatches(of["axis_tree"], of["dummy_tree"], is_leaf=lambda node: node is None)
+    words = {"missing": "in the prefix, and not in the tree", "extra": "in the tree, and not in the prefix"}
+    name = of.get("name") or of.get("what") or "the prefix"
+    return f"{name} is no prefix of the tree", [
+        f"{each.path or 'the root'}: {words[each.kind]}" if each.kind in words else each for each in found
+    ]
 
 
 def _of_carry(calls: Calls) -> Answer:
@@ -145,6 +166,9 @@ def _is_inexact(leaf: Any) -> bool:
 ANSWERS: dict[str, Callable[[Calls], Answer]] = {
     "_check_carry_type": _of_carry,
     "_check_branch_outputs": _of_branches,
+    "flatten_axes": _of_prefix,
+    "flatten_axis_resources": _of_prefix,
+    "vmap_f": _of_vmap,
     "tree_map": _of_map,
     "tree_map_with_path": _of_map,
     "_jvp": _of_jvp,
