@@ -398,8 +398,9 @@ def test_several_rows_can_be_selected(shown):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_what_is_seen_is_saved_as_a_picture(shown, shots, dark):
-    page = shown(model(), dark=dark, width=700, height=300)
+    page = shown(model(), dark=dark, width=700, height=300, stats=True)
     scroll_to(page, 66)
+    page.locator(".scroller").evaluate("(element) => { element.scrollLeft = 200 }")
     seen = labels(page)
     saved = {}
     for form in ("SVG", "PNG"):
@@ -410,6 +411,7 @@ def test_what_is_seen_is_saved_as_a_picture(shown, shots, dark):
     text = ElementTree.parse(saved["SVG"])
     inside = "".join(text.getroot().itertext())
     assert all(label in inside for label in seen) and "expand to level" not in inside
+    assert "translate: -200px -66px" in saved["SVG"].read_text("utf-8"), "sideways, too"
     picture = Image.open(saved["PNG"]).convert("L")
     assert picture.width == 2 * (700 - 16) and 300 < picture.height < 600
     assert (picture.getpixel((picture.width - 60, 20)) < 80) == dark

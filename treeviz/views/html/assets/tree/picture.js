@@ -34,8 +34,11 @@ function drawn({ root, grid }) {
     canvas.replaceWith(image);
   });
   const scroller = copy.querySelector(".scroller");
-  for (const element of scroller.children) if (!element.matches(".head, .above, .axis")) element.style.translate = `0 ${-grid.element.scrollTop}px`;
-  const { offsetWidth, offsetHeight, clientWidth } = grid.element;
+  const { scrollLeft, scrollTop, offsetWidth, offsetHeight, clientWidth } = grid.element;
+  // What sticks to an edge stays there.
+  const shift = (element, x, y) => (element.style.translate = `${x}px ${y}px`);
+  for (const element of scroller.children) shift(element, element.matches(".axis, .heat-map") ? 0 : -scrollLeft, element.matches(".head, .above, .axis") ? 0 : -scrollTop);
+  for (const key of scrollLeft ? all(".cell.key") : []) shift(key, scrollLeft, 0);
   scroller.style.cssText += `;flex:none;width:${offsetWidth}px;height:${offsetHeight}px;max-height:none;overflow:hidden;border-right:${offsetWidth - clientWidth}px solid transparent`;
   copy.style.width = `${root.offsetWidth}px`;
   copy.style.height = "auto";

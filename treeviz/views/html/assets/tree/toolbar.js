@@ -63,8 +63,8 @@ export function toolbar(view) {
     status.classList.toggle("error", isError);
     search.setAttribute("aria-invalid", String(isError));
   });
-  const flat = button("flat", "Leaves only, with their whole paths, sorted over the whole tree: the largest first", () => view.setFlat(!rows.isFlat));
-  const fold = button("fold", "Show alike neighbors, such as the layers of a model, as one row", () => view.setFolding(!rows.isFolding));
+  const flat = button("flat", "Leaves only, with whole paths, the largest first", () => view.setFlat(!rows.isFlat));
+  const fold = button("fold", "Show alike neighbors, such as layers, as one row", () => view.setFolding(!rows.isFolding));
   const showSearch = () => {
     flat.setAttribute("aria-pressed", String(rows.isFlat));
     fold.setAttribute("aria-pressed", String(rows.isFolding));
