@@ -283,12 +283,14 @@ def test_an_array_in_a_static_field_fails_in_the_second_call_and_a_list_that_cha
     assert step(layer) == before
 
 
-def test_a_deque_and_a_static_object_with_an_array():
+def test_a_deque_a_static_object_and_auxiliary_data_without_names():
     assert "collections.deque" in only("T100", [deque([jnp.ones(2)])]).fix
     static = Static("s")
     static.w = jnp.ones(2)
     assert codes([static]) == ["T101"]
     assert "self.label" in only("T101", [WithAux(1.0, label=jnp.ones(2))]).fix  # type: ignore[arg-type]
+    found = tv.check([WithAux(1.0, label=[1]), WithAux(1.0, label=lambda: 0)], for_="jit")  # type: ignore[arg-type]
+    assert [(each.code, each.path) for each in found] == [("T102", "[0]"), ("T104", "[1]")]
     assert "units: jax.Array  # in Layer" in only("T101", [Layer("n", 1.0, units=np.arange(3))]).fix
 
 

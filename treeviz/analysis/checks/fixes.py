@@ -71,11 +71,7 @@ def as_child(node: Any) -> str:
     """Python that makes the static fields of a node that hold arrays children."""
     cls = type(node)
     name = class_name(cls)
-    aux = guarded(lambda: (one_level(node)[1] or (None, None))[1], lambda _: None)
-    parts = {id(aux), *_ids(aux), *(each for part in (aux if type(aux) is tuple else ()) for each in _ids(part))}
-    names = [
-        each for each, value in attributes(node) if id(value) in parts and each.isidentifier() and _has_arrays(value)
-    ]
+    names = [each for each, value in aux_attributes(node) if each.isidentifier() and _has_arrays(value)]
     if not names:
         return ""
     if any("__dataclass_fields__" in namespace(base) for base in mro(cls)):
@@ -84,6 +80,13 @@ def as_child(node: Any) -> str:
         )
     fields = "".join(f", self.{each}" for each in names)
     return f"return (*children{fields}), aux  # in tree_flatten of {name}, and without them in aux"
+
+
+def aux_attributes(node: Any) -> list[tuple[str, Any]]:
+    """(name, value) of the stored attributes that are part of the auxiliary data. Flattens the node by one level."""
+    aux = guarded(lambda: (one_level(node)[1] or (None, None))[1], lambda _: None)
+    parts = {id(aux), *_ids(aux), *(each for part in (aux if type(aux) is tuple else ()) for each in _ids(part))}
+    return [(name, value) for name, value in attributes(node) if id(value) in parts]
 
 
 def _ids(container: Any) -> list[int]:

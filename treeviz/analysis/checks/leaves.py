@@ -198,11 +198,15 @@ def weak_type(checked: Checked) -> Iterator[Found]:
     """
     if checked.use != "state":
         return
+    said: dict[str, tuple[str, Changed]] = {}
     for row in checked.rows(lambda f: f.is_leaf and f.weak and f.kind in ("array", "scalar") and f.type != "bool"):
         facts = checked.facts(row)
-        dtype = facts.dtype or {"int": "int32", "float": "float32"}.get(facts.type, "complex64")
-        text = f"weakly typed {facts.dtype or facts.type}: the second call of a step may compile again"
-        yield Found(row, text, Changed(f"jnp.asarray({{x}}, jnp.{dtype})"))
+        what = facts.dtype or facts.type
+        if what not in said:
+            dtype = {"int": "int32", "float": "float32", "complex": "complex64"}.get(what, what)
+            text = f"weakly typed {what}: the second call of a step may compile again"
+            said[what] = text, Changed(f"jnp.asarray({{x}}, jnp.{dtype})")
+        yield Found(row, *said[what])
 
 
 @rule("T202", "info")

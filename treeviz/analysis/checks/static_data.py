@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from treeviz.analysis.checks.fixes import as_child
+from treeviz.analysis.checks.fixes import as_child, aux_attributes
 from treeviz.analysis.checks.rule import MIB, Checked, Found, rule
 from treeviz.tree.attributes import MISSING, stored_attribute
 from treeviz.tree.aux_data import DROPPED
+from treeviz.tree.facts import Facts
 from treeviz.tree.functions import captured_values
-from treeviz.tree.level import one_level
 from treeviz.tree.numbers import bytes_text
 from treeviz.tree.opaque import arrays_in, step_to
 from treeviz.tree.safe_repr import array_bytes, class_name, function_name, guarded, has_base, unboxed
@@ -55,7 +55,7 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
     harmless. A warning if the tree is for `jit`, `grad` or a state.
     """
     level = "info" if checked.use == "any" else None
-    for rows, node, fields, _ in _static_nodes(checked):
+    for rows, node, fields in _static_nodes(checked):
         if any(note.kind == "hides" for note in checked.table.notes.get(rows[0], ())):
             continue
         for name, value in fields:
@@ -78,7 +78,7 @@ def nan_in_static_data(checked: Checked) -> Iterator[Found]:
     NaN is not equal to itself, so that a jitted function traces and compiles again for each node with another NaN
     object.
     """
-    for rows, _, fields, _ in _static_nodes(checked):
+    for rows, _, fields in _static_nodes(checked):
         for name, value in fields:
             if any(type(each) in (float, np.float64, np.float32) and each != each for each in _items(value)):
                 for row in rows:
@@ -94,7 +94,7 @@ def local_function_in_static_data(checked: Checked) -> Iterator[Found]:
     Functions are equal only to themselves. A node that is made anew with a new lambda at each step compiles each time;
     one that is made once is fine. Functions of installed libraries are not named.
     """
-    for rows, _, fields, _ in _static_nodes(checked):
+    for rows, _, fields in _static_nodes(checked):
         for name, value in fields:
             for each in _items(value):
                 if type(each) is types.FunctionType and _is_local(each):
@@ -120,11 +120,11 @@ def function_with_large_arrays(checked: Checked) -> Iterator[Found]:
         function = node if checked.facts(row).is_leaf else _function_in(node)
         if function is not None:
             yield from _large(row, "", function)
-    for rows, _, fields, _ in _static_nodes(checked):
+    for rows, _, fields in _static_nodes(checked):
         for name, value in fields:
             if type(value) in (types.FunctionType, types.MethodType):
-                for row in rows:
-                    yield from _large(row, f"in the static field {name}, ", value)
+                for found in list(_large(rows[0], f"in the static field {name}, ", value)):
+                    yield from (found._replace(row=row) for row in rows)
 
 
 def _function_in(node: Any) -> Any:
@@ -172,30 +172,25 @@ def _items(value: Any) -> Any:
     return value if type(value) in (tuple, list) else (value,)
 
 
-Static = tuple[list[int], Any, list[tuple[str, Any]], Any]
+Static = tuple[list[int], Any, list[tuple[str, Any]]]
 
 
 def _static_nodes(checked: Checked) -> list[Static]:
-    """The nodes with static data: the rows that share their facts, the first node, its static fields, and its aux data.
-
-    Flattens the first of each by one level.
-    """
+    """The nodes with static data: the rows that share their facts, the first node, and its static fields."""
     if "static" not in checked.cache:
-        rows = checked.rows(
-            lambda f: not f.is_leaf and bool(f.module) and (bool(f.static) or f.kind in ("static", "closure"))
-        )
         alike: dict[int, list[int]] = {}
-        for row in rows:
+        for row in checked.rows(lambda f: not f.is_leaf and bool(f.module) and bool(f.static)):
             alike.setdefault(int(checked.table.fact_codes[row]), []).append(row)
-        checked.cache["static"] = [each for rows in alike.values() if (each := _static_node(checked, rows))]
+        checked.cache["static"] = [
+            (rows, checked.nodes[rows[0]], _fields(checked.nodes[rows[0]], checked.facts(rows[0])))
+            for rows in alike.values()
+        ]
     return checked.cache["static"]
 
 
-def _static_node(checked: Checked, rows: list[int]) -> Static | None:
-    node = checked.nodes[rows[0]]
-    data = guarded(lambda: one_level(node)[1], lambda _: None)
-    if data is None or data[1] is None:
-        return None
-    names = [name for name, _ in checked.facts(rows[0]).static if not name.endswith(DROPPED)]
-    fields = [(name, value) for name in names if (value := stored_attribute(node, name)) is not MISSING]
-    return rows, node, fields, data[1]
+def _fields(node: Any, facts: Facts) -> list[tuple[str, Any]]:
+    """(name, value) of the static fields; of auxiliary data without names, the attributes that are part of it."""
+    names = [name for name, _ in facts.static if not name.endswith(DROPPED)]
+    if any(name.startswith("aux") for name in names):
+        return aux_attributes(node)
+    return [(name, value) for name in names if (value := stored_attribute(node, name)) is not MISSING]

@@ -90,7 +90,9 @@ def _shared(checked: Checked, is_leaf: bool) -> Iterator[Found]:
         level = "warning" if checked.use == "state" and "array" in below else None
         what = "array" if is_leaf else "node"
         fix = "{at} = jax.tree.map(jnp.copy, {at})" if level else ""
-        yield Found(row, f"the same {what} as {_place(checked, note.row)}: JAX updates each on its own", fix, level)
+        yield Found(
+            row, f"the same {what} as {_place(checked, note.row)}: JAX updates each on its own", fix, level, note
+        )
 
 
 def _place(checked: Checked, row: int) -> str:
@@ -139,8 +141,8 @@ def many_leaves(checked: Checked) -> Iterator[Found]:
 def ambiguous_paths(checked: Checked) -> Iterator[Found]:
     """Two leaves have the same path where keys are joined by "/", as in most files of checkpoints.
 
-    {"a/b": 1, "a": {"b": 2}} and {1: x} beside {"1": y}: `jax.tree_util.keystr(path, simple=True, separator="/")` is
-    the same for both, and one of them is lost.
+    {"a/b": 1, "a": {"b": 2}}: `jax.tree_util.keystr(path, simple=True, separator="/")` is the same for both, and one of
+    them is lost.
     """
     table = checked.table
     if table.depth.max() >= _DEEP or not any("/" in key.segment for key in table.keys):

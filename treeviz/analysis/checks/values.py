@@ -8,6 +8,8 @@ import numpy as np
 
 from treeviz.analysis.checks.rule import Checked, Found, rule
 
+_WHERE = "jnp.argwhere(~jnp.isfinite({at}))  # where"
+
 
 @rule("T140", "warning", needs="values")
 def not_finite(checked: Checked) -> Iterator[Found]:
@@ -16,11 +18,14 @@ def not_finite(checked: Checked) -> Iterator[Found]:
     One NaN in a parameter makes every later loss NaN. An infinity may be meant, as in a mask, or as the best loss so
     far.
     """
+    noted = dict(checked.noted("nonfinite"))
     for row, (nan, inf, _), n in _leaves(checked):
         if nan or inf:
             parts = [f"{count:,} {word}" for word, count in (("NaN", nan), ("±Inf", inf)) if count]
             text = f"{' and '.join(parts)} among {n:,} values"
-            yield Found(row, text, "jnp.argwhere(~jnp.isfinite({at}))  # where", "error" if nan else None)
+            yield Found(
+                row, text, "jnp.argwhere(~jnp.isfinite({at}))  # where", "error" if nan else None, noted.get(row)
+            )
 
 
 @rule("T141", "info", needs="values")
