@@ -211,3 +211,42 @@ def test_the_paths_of_a_library_are_those_of_the_users_model(make, paths):
     with inspector.watching():
         step(model, X)
     assert inspector.history.sources["grads"].paths == paths
+
+
+grad = jax.jit(jax.value_and_grad(lambda w, x: loss(w["w"], x)))
+
+
+@functools.partial(jax.jit, donate_argnums=(0, 1))
+def apply(params, moments, grads):
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, grads)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, moments), moments
+
+
+def descended(grad, apply, n=4):
+    params, moments = {"w": jnp.asarray(W)}, {"w": jnp.zeros(3)}
+    norms = []
+    for _ in range(n):
+        _, grads = grad(params, X)
+        norms.append(np.linalg.norm(grads["w"]))
+        params, moments = apply(params, moments, grads)
+    return params["w"], norms
+
+
+def test_gradients_of_one_function_and_the_update_of_another_stand_in_one_row():
+    plain, expected = descended(grad, apply)
+    inspector = tv.GradientInspector(updates=True)
+    got, _ = descended(grad, inspector.watch(apply, gradients="grads"))
+    assert np.array_equal(plain, got) and set(inspector.history.sources) == {"grads", "params", "updates"}
+    np.testing.assert_allclose(measured(inspector), expected, rtol=1e-5)
+    assert inspector.history.steps("updates").tolist() == [0, 1, 2, 3] and inspector.notes == []
+    ratio = inspector.history.ratio("updates", "params")
+    assert ratio is not None and np.isfinite(ratio.latest).all()
+    with pytest.raises(tv.CannotWatch, match="no such parameter; it has params, moments, grads"):
+        tv.GradientInspector().watch(apply, gradients="gradient")
+    block = tv.GradientInspector(updates=True)
+    with block.watching() as called:
+        got, _ = descended(grad, apply)
+    assert np.array_equal(plain, got) and len(called.watched) == 2 and called.passed == {}
+    np.testing.assert_array_equal(measured(block, "grads of apply"), measured(block))
+    assert block.history.steps("updates of apply").tolist() == [0, 1, 2, 3]
+    assert "4 steps · step 3 · grads of apply, 1 of 2 trees" in block.render().text()

@@ -109,7 +109,9 @@ class GradientInspector(Measured):
 
     # Measuring
 
-    def watch(self, step: Callable, *, via: str = "output", exact: bool | str = False) -> Watched:
+    def watch(
+        self, step: Callable, *, via: str = "output", exact: bool | str = False, gradients: str | None = None
+    ) -> Watched:
         """Return a step that computes what `step` does, and records the gradients that are computed inside it.
 
         The first inspected call traces and compiles the step once more. A cell may be run again: a step that is watched
@@ -122,12 +124,14 @@ class GradientInspector(Measured):
           via: How numbers leave the device: "output" or "callback"; see `treeviz.steps.tracing.watch.watch`.
           exact: Always run the original step, and measure in a second run, at about twice the cost. A step with effects
             is refused. "auto": if a bit of the results differs, which the 16th inspected step compares and `notes` say.
+          gradients: For a step that gets gradients from another jitted function, `apply(params, opt_state, grads)`: the
+            name of that parameter, "grads". They are measured there, beside the parameters and updates.
 
         Raises:
           CannotWatch: The step cannot be watched; the message says why, and what to do instead.
         """
         integrations.load()  # registers the steps of Equinox and Flax
-        return self._runs.watch(step, via, exact)
+        return self._runs.watch(step, via, exact, gradients)
 
     def watching(self) -> AbstractContextManager[CalledSteps]:
         """A block in which every jitted function that takes gradients is watched when it is called, also by a library.
@@ -139,8 +143,10 @@ class GradientInspector(Measured):
         Calls by this thread are seen, wherever and whenever the functions were jitted; not those that are compiled
         ahead of time (`.lower().compile()`), those of `jax.pmap`, and a `lax.scan` that is called outside a jitted
         function, which was traced before. One warning says so if no step was found. Each function is looked at once,
-        in its trace; those without gradients then run as outside. Nothing stays changed after the block, but the
-        inspector keeps the steps of the newest block, with what they close over, for the next.
+        in its trace. Those without gradients then run as outside, but for one that is given what a watched step has
+        returned, and parameters of the same structure: it is watched as by `watch(step, gradients=name)`. Nothing stays
+        changed after the block, but the inspector keeps the steps of the newest block, with what they close over, for
+        the next.
         """
         integrations.load()
         return self._runs.called.block()

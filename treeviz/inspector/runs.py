@@ -67,7 +67,7 @@ class Runs:
     @computed_once
     def called(self) -> CalledSteps:
         """The steps of the blocks of `watching`."""
-        return CalledSteps(lambda step, is_first: self._watch(step, begins=is_first), self)
+        return CalledSteps(self._watch, self)
 
     def count_from(self, first: int) -> None:
         self.first, self.numbers = first, itertools.count(first)
@@ -103,21 +103,21 @@ class Runs:
     def _all(self) -> list[_Step]:
         return [step for steps in self._steps.values() for step in steps]
 
-    def watch(self, step: Callable, via: str, exact: bool | str) -> Watched:
+    def watch(self, step: Callable, via: str, exact: bool | str, gradients: str | None) -> Watched:
         """The step, watched; if it is so already, the same object."""
         for known in self:
             if step is known or (step is known.step and (known.settings.via, known.settings.exact) == (via, exact)):
                 return known
-        return self._watch(step.step if isinstance(step, Watched) else step, via, exact)
+        return self._watch(step.step if isinstance(step, Watched) else step, via=via, exact=exact, gradients=gradients)
 
-    def _watch(self, step: Callable, via: str = "output", exact: bool | str = False, begins: bool = True) -> Watched:
+    def _watch(self, step: Callable, begins: bool = True, **options: Any) -> Watched:
         """The step, watched; with `begins`, one that was measured and is defined again begins a run."""
 
         def record(measurement: Measurement, number: int) -> None:
             of.is_measured = True
             self._recorder.take(Arrived(measurement, number, watched.watches, self._suffix(of)))
 
-        watched = watch(step, record, via=via, exact=exact, first=self.first, **self._settings)
+        watched = watch(step, record, first=self.first, **options, **self._settings)
         of = self._add(watched, begins)
         if self._inputs is not None:
             self._inputs.follow(watched, lambda: self._suffix(of), self._recorder.flush)

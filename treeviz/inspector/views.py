@@ -65,7 +65,8 @@ def whole_view(
     summary = f"{len(found)} finding{'s' * (len(found) != 1)}"
     if found and found[0].severity == "info":
         summary += " for information"
-    steps = f"{len(history):,} steps", f"step {step:,}"
+    n_steps = int(history.values(source, history.statistics(source)[0]).n.sum())
+    steps = f"{n_steps:,} steps", f"step {step:,}"
     trees = trees_in(history)
     which = [f"{section_of(source)[0]}, 1 of {len(trees)} trees"] if len(trees) > 1 else []
     section = [f"another tree{section}" for section in section_of(source)[1:] if section]

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from treeviz.steps.measure import MeasuredTree
-from treeviz.steps.names import section_of
+from treeviz.steps.names import section_of, sibling_name
 from treeviz.steps.recording.track import Timeline, Track
 from treeviz.steps.statistics import STATISTICS, TOTAL_SHARES, rms_of
 
@@ -255,7 +255,12 @@ class History:
 
 
 def main_source(history: History) -> str:
-    """The tree to show first: the first gradients, else the first source. If it has changed, its newest section."""
-    first = next((name for name in history.sources if name.startswith("grads")), next(iter(history.sources)))
+    """The tree to show first: the first gradients, with updates if any have, else the first source.
+
+    If it has changed, its newest section.
+    """
+    grads = [name for name in history.sources if name.startswith("grads")]
+    with_updates = [name for name in grads if sibling_name(name, "updates") in history.sources]
+    first = next(iter([*with_updates, *grads, *history.sources]))
     tree, _ = section_of(first)
     return [name for name in history.sources if section_of(name)[0] == tree][-1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +21,13 @@ from treeviz.steps.tracing.jax_private import (
     why_no_calls,
 )
 from treeviz.steps.tracing.jitted import CannotWatch
+from treeviz.steps.tracing.receiving import receives
 from treeviz.steps.tracing.watch import Watched
 from treeviz.tree.safe_repr import error_text, printable_lines
 
 MOST_STEPS = 16  # that are watched in a block
 MOST_DECIDED = 1024
+_FOLLOWED = 2  # calls of a step in a block, whose results may be gradients for another
 _OURS = str(Path(__file__).parents[2])
 
 
@@ -122,24 +126,25 @@ class CalledSteps:
       passed: Why another function is not watched, by name.
 
     Args:
-      watch: Watches what `jax.jit` gave. Its second argument: whether this is the first step of a block.
+      watch: Watches what `jax.jit` gave. `begins`: whether this is the first step of a block; `gradients`: as `watch`.
       known: The steps that are watched already.
     """
 
-    def __init__(self, watch: Callable[[Any, bool], Watched], known: Iterable[Watched]) -> None:
+    def __init__(self, watch: Callable[..., Watched], known: Iterable[Watched]) -> None:
         self.watched: list[str] = []
         self.passed: dict[str, str] = {}
         self._watch, self._known = watch, known
         self._decided: dict[tuple, Watched | None] = {}  # by function, options and static arguments
         self._steps: dict[tuple, Watched] = {}  # by function and options
-        self._used: set[tuple] = set()  # in this block
+        self._used: Counter[tuple] = Counter()  # how often, in this block
+        self._returned: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()  # by id
         self._mark = object()
         self._trouble, self._has_warned = why_no_calls(), False
 
     @contextlib.contextmanager
     def block(self) -> Iterator[CalledSteps]:
         """The block. One warning, in all, says if nothing can be watched, or if no step was found in it."""
-        self._used, before = set(), set(self._steps)
+        self._used, before = Counter(), set(self._steps)
         with contextlib.ExitStack() as stack:
             if not self._trouble:
                 try:
@@ -151,7 +156,7 @@ class CalledSteps:
             yield self
         if not (self._used or self._trouble):
             self._warn(f"no step was found. {self}")
-        if not self._used <= before:  # what other functions close over is let go
+        if not self._used.keys() <= before:  # what other functions close over is let go
             self._steps = {key: step for key, step in self._steps.items() if key in self._used}
         self._decided = {of: step for of, step in self._decided.items() if of[0] in self._steps}
 
@@ -176,16 +181,23 @@ class CalledSteps:
             return None
         if watched is None:
             return None
-        self._used.add(of[0])
-        return (watched(*args, **kwargs),)
+        self._used[of[0]] += 1
+        out = watched(*args, **kwargs)
+        if self._used[of[0]] <= _FOLLOWED:  # what gets gradients is called soon
+            self._returned.update((id(x), x) for x in jax.tree.leaves(out) if isinstance(x, jax.Array))
+        return (out,)
 
     def _decide(self, call: JittedCall, of: tuple) -> Watched | None:
         """The call's function, watched; None if it is to run as it is."""
-        why_not = self._why_not(call) if has_transposes(call) else "it takes no gradients"
+        gradients, why_not = None, ""
+        if has_transposes(call):
+            why_not = self._why_not(call)
+        elif not (gradients := receives(call.function, call.args, call.kwargs, self._returned)):
+            why_not = "it takes no gradients"
         is_known = any(known.is_of(call.info) for known in self._known)  # called by the watched step, or in its place
         if not (why_not or is_known or of[0] in self._steps):
             try:
-                self._steps[of[0]] = self._watch(call.jitted(), not self._used)
+                self._steps[of[0]] = self._watch(call.jitted(), begins=not self._used, gradients=gradients)
                 self.watched.append(call.name)
             except Exception as error:
                 why_not = str(error) if isinstance(error, CannotWatch) else error_text(error)

@@ -252,7 +252,10 @@ def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts
     kept = [(name.source, packed) for name, packed in named if name is not None]
     kept.sort(key=lambda pair: natural(pair[0].name))
     if not kept:
-        raise NothingSeen("no gradient is made in this step by jax.grad, jax.value_and_grad or jax.vjp")
+        raise NothingSeen(
+            "no gradient is made in this step by jax.grad, jax.value_and_grad or jax.vjp. If an argument holds them, "
+            "inspector.watch(step, gradients='the name of that argument') measures them"
+        )
     return Measurement(
         {source.name: packed for source, packed in kept}, [source for source, _ in kept], statistics, results, counts
     )

@@ -16,6 +16,7 @@ from treeviz.steps.statistics import LIGHT
 from treeviz.steps.stop import StopTraining
 from treeviz.steps.tracing import jax_private, processes
 from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, jitted_step
+from treeviz.steps.tracing.receiving import receiving
 from treeviz.steps.tracing.remarks import Remarks
 from treeviz.steps.tracing.twins import Settings, Twins
 from treeviz.steps.tracing.verify import TwinFailed, Verification, copy_array, verify
@@ -47,6 +48,7 @@ def watch(
     updates: bool | None = None,
     first: int = 0,
     stacked: Stacked | None = (),
+    gradients: str | None = None,
 ) -> Watched:
     """Wrap a jitted step so that `record` gets a measurement of the gradients computed inside it.
 
@@ -98,6 +100,8 @@ def watch(
         Globs of the key paths of further such arrays, or of nodes above them: "layers/*", or {"layers/*": 1} where the
         layers lie along another axis than the first. None: no array is taken apart. One with more than 1,024 layers is,
         up to 65,536, if a glob names it; `Watched.notes` says which stays one.
+      gradients: The name of the step's parameter that gets gradients, of a step that takes none itself: these are
+        measured, and with `updates` what the step makes of the parameters, the argument of the same structure.
 
     Raises:
       CannotWatch: The step cannot be watched; the message says why, and what to do instead.
@@ -109,7 +113,8 @@ def watch(
     if why_not:
         return Watched(step, None, record, settings, f"{why_not} (tried with jax 0.4.36 to 0.10.2)")
     try:
-        return Watched(step, jitted_step(step), record, settings)
+        jitted = jitted_step(step)
+        return Watched(step, receiving(jitted, gradients) if gradients else jitted, record, settings)
     except LibraryMoved as error:
         return Watched(step, None, record, settings, str(error))
     except (ImportError, AttributeError) as error:  # a private name of JAX that is not in `PRIVATE`
