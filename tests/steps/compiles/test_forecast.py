@@ -68,7 +68,13 @@ CASES: dict[str, tuple[Any, Any, Any, list[str]]] = {
     "a tuple becomes a list": (lambda s, x: {"a": list(s["a"])}, {"a": (ONE,)}, ONE, ["state['a']: type"]),
     "a key is added": (lambda s, x: {**s, "b": x}, {"a": ONE}, ONE, ["state['b']: only in the other"]),
     "a static field changes": (lambda s, x: Tagged(s.w, "new"), Tagged(ONE), ONE, ["state: static: kind = 'old'"]),
-    "what is read is committed": (_keep, {"w": jnp.ones(3)}, "committed", ["state: sharding: not committed"]),
+    "what is read is committed": (_keep, {"w": jnp.ones(3)}, "committed", ["state['w']: sharding: not committed"]),
+    "a part of the state is committed": (
+        _keep,
+        {"w": jax.device_put(ONE, jax.devices()[0]), "step": 0.0, **dict.fromkeys("abcdef", ONE)},
+        ONE,
+        ["state['step']: weak type", "state: sharding: not committed → committed (7 of 8 leaves, since `state` has"],
+    ),
     "what is not read is committed": (lambda s, x: {"w": s["w"] + 1}, {"w": jnp.ones(3)}, "committed", []),
 }
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treeviz as tv
 from treeviz.steps.compiles import events, watch
@@ -57,7 +58,10 @@ def test_each_call_that_compiles_again_says_why_and_those_that_do_not_say_nothin
     step({"w": ONE}, committed)
     with jax.default_matmul_precision("highest"):
         step({"w": ONE}, ONE)
-    assert said(step) == [
+    over_both = NamedSharding(Mesh(np.array(jax.devices()[:2]), "d"), PartitionSpec("d"))
+    step({"w": ONE}, jax.device_put(ONE, over_both))
+    assert said(step).pop().endswith(": x: sharding: committed to cpu:0 → committed to P('d') · cpu:0–1 (d=2)")
+    assert said(step)[:-1] == [
         "1 first: ",
         "3 retrace: x: shape: (2,) → (3,)",
         "4 retrace: lr: only in the other: float 0.5",

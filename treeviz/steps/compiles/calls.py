@@ -54,15 +54,38 @@ def _settings() -> dict[str, Any]:
     return settings
 
 
-def why_traced(earlier: Call, call: Call, named: dict[str, Any]) -> Differences:
-    """Why the program of an earlier call was not used: what differs in types, else in static values."""
-    found = _compare(earlier, call, named, compare_leaves)
-    return found or _compare(earlier, call, named, compare_values) or _compare_settings(earlier, call)
+class Gap(NamedTuple):
+    """How a call differs from an earlier one.
+
+    Attributes:
+      types: In structure, types, and how arguments are passed.
+      values: In the values of Python objects, of which only static arguments matter.
+      settings: In JAX's options.
+      places: In where arrays lie.
+    """
+
+    types: Differences
+    values: Differences
+    settings: Differences
+    places: Differences
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return len(self.types), len(self.values) + len(self.settings) + len(self.places)
+
+    def why(self, is_traced: bool) -> Differences:
+        """The first reason for which the earlier program does not do."""
+        # On several devices, where an array lies is part of its type since jax 0.7 or so.
+        reasons = self if is_traced else (self.places, self.settings)
+        return next(filter(None, reasons), Differences())
 
 
-def why_compiled(earlier: Call, call: Call, named: dict[str, Any]) -> Differences:
-    """Why what was traced for an earlier call was compiled again: where arguments lie."""
-    return _compare(earlier, call, named, compare_places) or _compare_settings(earlier, call)
+def compare_calls(earlier: Call, call: Call, named: dict[str, Any]) -> Gap:
+    """Compare two calls; `named` are the arguments of the later one."""
+    types, values, places = (
+        _compare(earlier, call, named, leaves) for leaves in (compare_leaves, compare_values, compare_places)
+    )
+    return Gap(types, values, _compare_settings(earlier, call), places)
 
 
 def _compare(earlier: Call, call: Call, named: dict[str, Any], leaves: CompareLeaves) -> Differences:

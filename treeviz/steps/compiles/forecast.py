@@ -13,16 +13,17 @@ from treeviz.steps.compiles.arguments import named_arguments
 from treeviz.steps.compiles.compare import Part, compare_types
 from treeviz.steps.compiles.jit_type import JitType, LeafType, is_committed, jit_type
 from treeviz.steps.compiles.new_state import Place, find_state, given_state
-from treeviz.tree.safe_repr import value_text
 
 _COMMITTED = "committed"
+_MOST_PATHS = 5  # of leaves that become committed
 
 
 class Forecast(Differences):
     """What of a step's state comes out otherwise than it went in; `print` says what follows from that.
 
     Attributes:
-      retraces: Whether the second call traces again, which is a compilation, too.
+      retraces: Whether types or structure differ, so that the second call traces again. Arrays on several devices may
+        have it traced again, too, where they become committed.
       recompiles: Whether it compiles again.
     """
 
@@ -163,15 +164,20 @@ def _become_committed(
 ) -> list[Difference]:
     """What a program returns is committed to its device once any array that it reads is."""
     leaves, inputs = tree_util.tree_leaves((args, kwargs)), traced.jaxpr.jaxpr.invars
-    mine = [leaf for leaf in tree_util.tree_leaves(names[name]) if not isinstance(leaf, jax.ShapeDtypeStruct)]
-    n = sum(not is_committed(leaf) for leaf in mine)
-    if not n or len(leaves) != len(inputs):  # with static arguments, it is not known which is which
+    if len(leaves) != len(inputs):  # with static arguments, it is not known which is which
         return []
     read = {id(var) for eqn in traced.jaxpr.eqns for var in eqn.invars} | {id(v) for v in traced.jaxpr.jaxpr.outvars}
     if not any(is_committed(leaf) and id(var) in read for leaf, var in zip(leaves, inputs, strict=True)):
         return []
-    which = [key for key, value in names.items() if any(map(is_committed, tree_util.tree_leaves(value)))]
-    hint = (
-        f"since {value_text(which[0], 40)} is: jax.device_put(state, device) commits {n:,} of {len(mine):,} leaves, too"
-    )
-    return [Difference(name, "sharding", "not committed", _COMMITTED, hint)]
+    mine = tree_util.tree_flatten_with_path(names[name])[0]
+    paths = [
+        tree_util.keystr(path)
+        for path, leaf in mine
+        if not is_committed(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
+    ]
+    by = next(key for key, value in names.items() if any(map(is_committed, tree_util.tree_leaves(value))))
+    hint = f"since `{by}` has a committed array; commit these, too, with jax.device_put"
+    if len(paths) > _MOST_PATHS:
+        hint = f"{len(paths):,} of {len(mine):,} leaves, {hint}"
+        paths = [""]
+    return [Difference(name + path, "sharding", "not committed", _COMMITTED, hint) for path in paths]

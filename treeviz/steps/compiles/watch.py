@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeviz.analysis.compare.difference import Difference, Differences
-from treeviz.steps.compiles.calls import Call, describe_call, why_compiled, why_traced
+from treeviz.steps.compiles.calls import Call, compare_calls, describe_call
 from treeviz.steps.compiles.events import events_since, here, why_deaf
 from treeviz.steps.tracing.jitted import JittedStep, Make, jitted_step, unwraps
 from treeviz.steps.tracing.watch import Watched
@@ -176,8 +176,8 @@ class CompileWatch:
             return None
         why, differences = "first", Differences()
         if self._calls:
-            compare = why_traced if is_traced else why_compiled
-            differences = min((compare(each, call, named) for each in reversed(self._calls)), key=len)
+            gaps = [compare_calls(each, call, named) for each in reversed(self._calls)]
+            differences = min(gaps, key=lambda gap: gap.size).why(is_traced)
             why = "retrace" if is_traced else "recompile"
             why = why if differences else "same"
         elif not self.compiles and self._of is None and self._is_made_anew(call, named):
@@ -192,7 +192,9 @@ class CompileWatch:
         if not isinstance(function, types.FunctionType):
             return False
         others = _made_by.setdefault(function.__code__, [])
-        is_anew = any(ref() is not function and not why_traced(other, call, named) for ref, other in others)
+        is_anew = any(
+            ref() is not function and not compare_calls(other, call, named).why(True) for ref, other in others
+        )
         others[:] = [*others[1 - _MOST_CALLS :], (weakref.ref(function), call)]
         return is_anew
 
