@@ -261,7 +261,8 @@ def test_where_devices_are_not_known_to_have_other_layers_the_array_stays_whole(
     )  # summed after the loop, and so not known
     layers = [f"['{k}'][{i}]" for k in ("b", "w") for i in range(SHARDED[k][0])]
     assert sorted(inspector.history.sources["grads"].paths) == sorted(["['stage']", *layers])
-    (note,) = inspector.notes
+    label, note = inspector.notes
+    assert label == "grads is the gradient of each micro-batch, of each device."
     assert note == (
         "['stage']: its layers are measured as one array: which device of the `shard_map` has which of them is not "
         "known."
