@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from watched import same_bytes
 
 import treeviz as tv
 from treeviz.steps.measure import reduce_tree
@@ -135,3 +136,33 @@ def test_packed_rows_are_scaled_like_their_numbers(factor):
         np.testing.assert_allclose(found["norm"], truth, rtol=1e-6)
         np.testing.assert_allclose(found["max_abs"], truth, rtol=1e-6)
     assert found["nonfinite"].tolist() == [int(not np.isfinite(factor))] * 3
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("how", ["mean", "weighted"])
+def test_measuring_what_is_received_changes_no_bit(how):
+    rng = np.random.default_rng(1)
+    params = {"w": rng.normal(size=(17, 64)) / 4, "head": rng.normal(size=(64, 1)) / 8}
+    params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
+    x, y = (jnp.asarray(rng.normal(size=(32, 1, n)), jnp.float32) for n in (17, 1))
+
+    def loss(params, x, y):
+        return jnp.mean((jnp.tanh(x @ params["w"]) @ params["head"] - y) ** 2)
+
+    @jax.jit
+    def step(params, mu, nu):
+        grads = jax.vmap(jax.grad(loss), (None, 0, 0))(params, x, y)
+        by = jnp.minimum(0.1 / jax.vmap(global_norm)(grads), 1.0)
+        one = (lambda g: g.mean(0)) if how == "mean" else (lambda g: jnp.tensordot(by, g, 1) / 32)
+        grads = jax.tree.map(one, grads)
+        mu = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mu, grads)
+        nu = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, nu, grads)
+        params = jax.tree.map(lambda p, m, v: p - 0.01 * m / (jnp.sqrt(v) + 1e-8), params, mu, nu)
+        return params, mu, nu
+
+    inspector = tv.GradientInspector()
+    watched, zeros = inspector.watch(step), jax.tree.map(jnp.zeros_like, params)
+    plain = mine = params, zeros, zeros
+    for _ in range(4):
+        plain, mine = step(*plain), watched(*mine)
+    assert same_bytes(plain, mine) and "received" in inspector.history.sources

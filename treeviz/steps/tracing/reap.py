@@ -144,7 +144,7 @@ class Run:
         summed = {} if self.devices is None else sums_of_sown(jaxpr, self.devices.sizes)
         again = repeats(jaxpr)
         scanned = scanned_in(jaxpr) if any(eqn.primitive is sow_p for eqn in jaxpr.eqns) else {}
-        received = self.received_in(jaxpr)
+        received, copies = self.received_in(jaxpr), {}
         freed_after = last_uses(jaxpr, _needed_later(summed, again, received.values()))
         for n, eqn in enumerate(jaxpr.eqns):
             operands = [read(x) for x in eqn.invars]
@@ -153,6 +153,8 @@ class Run:
             else:
                 with context_of(eqn):
                     measured = repeat(again[n], eqn, read) if n in again else operands
+                    if eqn.primitive is sow_p and eqn.params["sown"] in received:
+                        copies.update(zip(eqn.outvars, measured, strict=False))
                     results, reaped_here, packed_here = self.equation(eqn, measured, origins_of(eqn), scanned)
                 results = operands[: len(results)] if n in again else results
                 reaped += reaped_here
@@ -167,7 +169,7 @@ class Run:
             _, reaped_here, packed_here = self.measure(eqn, of_devices, origins_of(eqn), scanned, axes)
             reaped += [replace(r, summed_over=frozenset.intersection(*axes)) for r in reaped_here]
             packed += packed_here
-        for r, rows in self.receive(received, reaped, packed, read):
+        for r, rows in self.receive(received, reaped, packed, read, copies):
             reaped.append(r)
             packed.append(rows)
         return [read(x) for x in jaxpr.outvars], reaped, packed
@@ -179,8 +181,12 @@ class Run:
         found = self.received.get(id(jaxpr), {}).items()
         return {sown: what for sown, what in found if self.with_params or what.how != (CLIPPED,)}
 
-    def receive(self, received: Mapping[Sown, Received], reaped, packed, read):
-        """What the optimizer receives of the gradients that were reaped, and its packed rows."""
+    def receive(self, received: Mapping[Sown, Received], reaped, packed, read, copies):
+        """What the optimizer receives of the gradients that were reaped, and its packed rows.
+
+        Args:
+          copies: The sown values as they were measured, by variable.
+        """
         found = []
         for r, rows in zip(reaped, packed, strict=True):
             if r.gradient is not None or r.tagged not in received:
@@ -189,7 +195,7 @@ class Run:
             sown = replace(r.sown, kind="received", source=r.sown.source._replace(name="received"))
             axes = r.axes
             if not what.is_sown:
-                axes, rows = (), self.reduce(sown, what.read(read))
+                axes, rows = (), self.reduce(sown, what.read(read, copies))
             assert self.scaled is not None
             rows = self.scaled(rows, factor=factor(what.scale, read))
             found.append((replace(r, sown=sown, axes=axes, gradient=r.sown), rows))

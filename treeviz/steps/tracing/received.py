@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from jax import lax
 from jax.extend.core import Literal
 
 from treeviz.steps.tracing.primitives import bind
-from treeviz.steps.tracing.repeats import without_ones
 
 Scale = tuple  # (): 1; ("mul" or "div", scale, scalar); ("select", scalar, scales), where None is 0
 
@@ -44,17 +43,21 @@ class Received:
         of_sums = (x for eqn in self.sums if eqn is not None for x in eqn.invars if not isinstance(x, Literal))
         return {*self.values, *of_sums, *_scalars(self.scale)}
 
-    def read(self, read: Callable[[Any], Any]) -> list[Any]:
-        """The values; see `treeviz.steps.tracing.repeats` on why sums are computed again, or without axes of size 1."""
-        values = []
-        for variable, eqn in zip(self.values, self.sums, strict=True):
-            if eqn is not None and eqn.primitive.name == "dot_general":  # XLA makes a product and a reshape of it
-                values += bind(eqn, [lax.optimization_barrier(read(x)) for x in eqn.invars])
-            elif eqn is not None and 1 in variable.aval.shape:
-                values.append(without_ones(eqn, [read(x) for x in eqn.invars]))
-            else:
-                values.append(read(variable))
-        return values
+    def read(self, read: Callable[[Any], Any], copies: Mapping[Any, Any]) -> list[Any]:
+        """The values. Sums are computed once more, as `treeviz.steps.tracing.repeats` explains, of copies if there are.
+
+        Args:
+          copies: Of what is summed, by variable.
+        """
+
+        def copied(x: Any) -> Any:
+            is_copied = not isinstance(x, Literal) and x in copies
+            return lax.optimization_barrier(copies[x] if is_copied else read(x))
+
+        return [
+            read(v) if eqn is None else bind(eqn, [copied(x) for x in eqn.invars])[0]
+            for v, eqn in zip(self.values, self.sums, strict=True)
+        ]
 
 
 def _scalars(scale: Scale) -> Iterator[Any]:

@@ -57,7 +57,7 @@ def repeat(eqns: Sequence[Any], sowing: Any, read: Callable[[Any], Any]) -> list
     made: dict[Any, Any] = {}
     for eqn in eqns:
         if _has_ones(eqn):
-            made[eqn.outvars[0]] = without_ones(eqn, [read(x) for x in eqn.invars])
+            made[eqn.outvars[0]] = _without_ones(eqn, [read(x) for x in eqn.invars])
             continue
         for x in eqn.invars:
             if not isinstance(x, Literal) and x not in made:
@@ -128,7 +128,7 @@ def _free(x: Any, contracted: Sequence[int], batch: Sequence[int]) -> list[int]:
     return [n for axis, n in enumerate(x.aval.shape) if axis not in (*contracted, *batch)]
 
 
-def without_ones(eqn: Any, operands: Sequence[Any]) -> Any:
+def _without_ones(eqn: Any, operands: Sequence[Any]) -> Any:
     """The sum or product as XLA will compute it, so that it computes one for both, and only the reshape is repeated."""
     p, n_batch = eqn.params, 0
     if eqn.primitive.name == "reduce_sum":
