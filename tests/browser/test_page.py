@@ -477,6 +477,13 @@ def test_a_folded_row_names_the_outlier_as_the_text_does_and_its_details_say_the
     assert active(page) == "[5]" and "[4]" in labels(page)
 
 
+def test_a_folded_row_without_a_value_is_as_empty_as_those_that_it_stands_for(shown):
+    none = treeviz.Column("none", "none", np.full(13, np.nan), format="bytes", rollup="sum")
+    page = shown([{"w": np.ones(3)}] * 6, columns=[none])
+    assert labels(page) == ["params", "[0…5] ×6", "w"]
+    assert not any(text.endswith(" B") for text in page.locator(".tree [data-row]").all_inner_texts())
+
+
 @pytest.mark.parametrize("width", [480, 960])
 def test_no_row_moves_when_a_search_begins_finds_nothing_or_ends(shown, width):
     page = shown(model(), width=width, stats=True)

@@ -133,14 +133,15 @@ export function foldedText(folds, column, row) {
   const rows = folds?.of(row) ?? [];
   if (rows.length < 2 || !column.isNumber) return column.text(row);
   const run = folds?.runs.get(row);
-  if (run && column.addsUp) return column.write(total(column, run.rows));
+  if (run && column.addsUp) return run.rows.some((each) => column.text(each)) ? column.write(total(column, run.rows)) : "";
   let [low, high] = [Infinity, -Infinity];
   for (const each of rows) {
     if (column.isBad(each)) return column.text(each);
-    low = Math.min(low, column.values[each] ?? low);
-    high = Math.max(high, column.values[each] ?? high);
+    const value = column.values[each]; // NaN is none
+    if (value < low) low = value;
+    if (value > high) high = value;
   }
-  if (!(low < high)) return column.text(row);
+  if (low >= high) return column.text(row);
   const ends = [low, high].map((end) => column.write(column.format === "number" ? +end.toPrecision(2) : end));
   return ends[0] === ends[1] ? column.write(low) : ends.join("…");
 }
