@@ -139,6 +139,7 @@ def test_packed_rows_are_scaled_like_their_numbers(factor):
 
 
 @pytest.mark.optimized
+@pytest.mark.skipif(jax.__version_info__ < (0, 5), reason="there, measuring each member of a vmap may change bits")
 @pytest.mark.parametrize("how", ["mean", "weighted"])
 def test_measuring_what_is_received_changes_no_bit(how):
     rng = np.random.default_rng(1)
