@@ -16,8 +16,8 @@ feels; "CPU", the time of all threads, is the steadier figure, but also counts w
 "first step" is the CPU time to trace, compile and run it when JAX is warm and its caches are empty: the variants in
 turn, and the least of each.
 
-Then how many programs each compiles and how many of them a second process finds in the persistent cache; and the goals
-with "reached" or "missed".
+Then how many programs each compiles and how many of them a second process finds in the persistent cache; the table of
+README; and the goals with "reached" or "missed".
 """
 
 from __future__ import annotations
@@ -89,14 +89,16 @@ def main() -> None:
         return
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {os.cpu_count()} cores, {platform.machine()}")
     names = arguments.only or [*MODELS, *PUBLISHED]
-    goals: list[Goal] = []
+    measured: dict[str, dict[str, Ratios]] = {}
     for name in MODELS:
         if name in names:
-            goals += _goals(name, _measure(name, arguments.rounds, arguments.first_steps))
+            measured[name] = _measure(name, arguments.rounds, arguments.first_steps)
     if set(names) & set(PUBLISHED):
-        goals += _measure_published([name for name in PUBLISHED if name in names], arguments)
+        measured |= _measure_published([name for name in PUBLISHED if name in names], arguments)
     if arguments.cache and not arguments.only:
         _print_cache()
+    _print_for_readme(measured)
+    goals = [goal for name, ratios in measured.items() for goal in _goals(name, ratios)]
     print(f"\n{'goals':66} {'by wall time':14}  by CPU time")
     for goal in goals:
         sign = ">=" if goal.at_least else "<="
@@ -138,10 +140,10 @@ def _measure(name: str, n_rounds: int, n_first_steps: int) -> dict[str, Ratios]:
     return ratios
 
 
-def _measure_published(names: Sequence[str], arguments: argparse.Namespace) -> list[Goal]:
+def _measure_published(names: Sequence[str], arguments: argparse.Namespace) -> dict[str, dict[str, Ratios]]:
     print(f"\n{'':24}{'plain':>10}{WATCH:>22}{EVERY_10:>20}")
     print(f"{'published steps':24}{'ms/step':>10}{'wall   CPU':>22}{'wall   CPU':>20}  first step")
-    goals: list[Goal] = []
+    measured = {}
     for name in names:
         try:
             every, every_10 = (
@@ -157,8 +159,8 @@ def _measure_published(names: Sequence[str], arguments: argparse.Namespace) -> l
             f"{every_10.wall:14.2f}{every_10.cpu:6.2f}{every.first:12.2f}",
             flush=True,
         )
-        goals += _goals(name, {WATCH: every, EVERY_10: every_10})
-    return goals
+        measured[name] = {WATCH: every, EVERY_10: every_10}
+    return measured
 
 
 def _published(name: str, n_rounds: int, n_first_steps: int) -> tuple[Ratios, Ratios]:
@@ -265,6 +267,13 @@ def _goals(name: str, ratios: dict[str, Ratios]) -> list[Goal]:
         what = f"{name}: overhead of {CALLBACK}, by watch's"
         goals.append(Goal(what, TIMES_LESS, less("wall"), less("cpu"), at_least=True))
     return goals
+
+
+def _print_for_readme(measured: dict[str, dict[str, Ratios]]) -> None:
+    print("\n| a step | plain | every step watched | every tenth | the first: CPU |\n|---|---|---|---|---|")
+    for name, ratios in measured.items():
+        every, every_10 = ratios[WATCH], ratios[EVERY_10]
+        print(f"| {name} | {every.plain_ms:.2g} ms | {every.wall:.2f}x | {every_10.wall:.2f}x | {every.first:.2f}x |")
 
 
 def _verdict(goal: Goal, figure: float | None) -> str:

@@ -32,10 +32,12 @@ def run() -> tuple[list, Recorder]:
     return seen.measurements, recorder
 
 
-def test_a_measurement_in_one_array_has_the_numbers_of_one_in_several(monkeypatch):
+def test_a_measurement_in_one_array_has_the_numbers_of_one_in_several(monkeypatch, caplog):
     measured, recorder = run()
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    measured_as_one, recorder_of_one = run()
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        measured_as_one, recorder_of_one = run()
+    assert "compilation of jit(update)" in caplog.text and "slice" not in caplog.text, "words are read on the host"
     for one, several in zip(measured_as_one, measured, strict=True):
         assert isinstance(one, Joined) and not isinstance(several, Joined) and len(one.arrays) == 1
         np.testing.assert_equal(

@@ -77,7 +77,7 @@ class Measurement:
         """The statistics in the packed rows of a tree, in order."""
         if kind_of(name) == "received":
             return tuple(statistic for statistic in self.statistics if statistic in LIGHT)
-        return (*self.statistics, "cosine") if name == "grads" and LAST in self.packed else self.statistics
+        return (*self.statistics, "cosine") if name == "grads" and LAST in self.shapes else self.statistics
 
     def __repr__(self) -> str:
         of = ", ".join(f"{source.name}: {len(source.paths)} leaves" for source in self.sources)
