@@ -473,6 +473,7 @@ def test_a_folded_row_names_the_outlier_as_the_text_does_and_its_details_say_the
     detail = page.locator(".detail")
     assert detail.locator("dt:text-is('bytes') + dd").inner_text() == "1.2 kB"
     assert detail.locator("dt:text-is('max') + dd").inner_text() == "1…1000"
+    assert not {"devices", "bytes/device"} & {*detail.locator("dt").all_inner_texts()}, "says nothing"
     page.get_by_text(said).click()
     assert active(page) == "[5]" and "[4]" in labels(page)
 
