@@ -81,7 +81,9 @@ def lab_window(chromium) -> Callable:
         page, watch = of_lab.pop() if of_lab else new_window(chromium)
         page.set_viewport_size({"width": 1280, "height": height})
         open_notebook(page, lab, name)
+        watch.is_on = True
         yield page, watch
+        watch.is_on = False  # a Lab complains of a notebook that is closed while its kernel starts or ends
         if page.is_closed():
             page.context.close()
         else:
@@ -123,10 +125,15 @@ class Watch:
 
     def __init__(self, context) -> None:
         self.troubles: list[str] = []
+        self.is_on = True
         context.on("console", self._on_console)
-        context.on("weberror", lambda error: self.troubles.append(f"page error: {error.error}"))
+        context.on("weberror", lambda error: self._add(f"page error: {error.error}"))
         context.on("request", self._on_request)
         context.route(lambda url: not url.startswith(OURS), lambda route: route.abort())
+
+    def _add(self, trouble: str) -> None:
+        if self.is_on:
+            self.troubles.append(trouble)
 
     def taken(self) -> list[str]:
         """What there is, which is not there any more."""
@@ -135,11 +142,11 @@ class Watch:
 
     def _on_console(self, message) -> None:
         if message.type == "error":
-            self.troubles.append(f"console: {message.text} ({message.location.get('url', '')})")
+            self._add(f"console: {message.text} ({message.location.get('url', '')})")
 
     def _on_request(self, request) -> None:
         if not request.url.startswith(OURS):
-            self.troubles.append(f"request: {request.url}")
+            self._add(f"request: {request.url}")
 
 
 def new_window(browser, **options):

@@ -115,8 +115,8 @@ def open_in(lab, lab_window):
         def open_window(*cells: str, name: str = "live.ipynb"):
             if cells:
                 write_notebook(lab, name, SETUP, *cells)
+            windows.callback(lab.end_kernels)
             page, watch = windows.enter_context(lab_window(lab, name, 1600))
-            windows.callback(page.evaluate, "() => window.jupyterapp?.serviceManager.sessions.shutdownAll()")
             watches.append(watch)
             return page
 

@@ -13,7 +13,6 @@ from browser.conftest import TIMEOUT_MS
 from browser.driving import settled
 from browser.jupyter import (
     Lab,
-    close_notebooks,
     errors_in_cells,
     n_cells,
     run_all_cells,
@@ -240,7 +239,7 @@ def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trust
     assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
     assert "embed" in untrusted.locator(".jp-OutputArea:has(details)").first.inner_text()
     untrusted.screenshot(path=shots / "explore-untrusted.png")
-    close_notebooks(page)
+    page.close()
     lab.end_kernels()
     with lab_window(lab, "explore.ipynb", 1400) as (alone, watch):
         alone.get_by_text("Saved view. Run the cell to explore live.").first.wait_for()
