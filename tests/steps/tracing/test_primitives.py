@@ -139,8 +139,8 @@ def test_a_sum_over_devices_is_found_behind_a_cast_or_a_barrier(name):
         return lax.psum(SAME_LEAF[name](gradient), "devices")
 
     program = jax.make_jaxpr(step, axis_env=[("devices", 4)])(x)
-    ((variables, axes),) = sums_of_sown(program.jaxpr, {"devices": 4}).values()
-    assert variables == program.jaxpr.outvars and axes == {"devices"}
+    (((variable, axes),),) = sums_of_sown(program.jaxpr, {"devices": 4}).values()
+    assert [variable] == program.jaxpr.outvars and axes == {"devices"}
 
 
 @pytest.mark.parametrize("name", [*SAME_LEAF, *RESHAPES])
