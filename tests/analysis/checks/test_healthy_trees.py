@@ -82,3 +82,11 @@ STATES = [linen, optax_states, nnx_state, train_state, haiku]
 def test_nothing_is_wrong_with_what_a_library_makes(make, use):
     found = tv.check(make(), for_=use, roundtrip=True)
     assert [str(each) for each in found if each.level != "info"] == []
+
+
+def test_a_variable_of_penzai_is_no_array_for_jax():
+    variable = pytest.importorskip("penzai.pz").Parameter(value=jnp.ones(2), label="w")
+    assert [(each.code, each.level) for each in tv.check([variable], for_="jit")] == [("T132", "error")]
+    assert [each.level for each in tv.check([variable])] == ["info"]
+    with pytest.raises(TypeError):
+        jax.jit(lambda tree: tree)([variable])

@@ -128,17 +128,10 @@ def other_leaf(checked: Checked) -> Iterator[Found]:
     is a leaf: a dataclass can keep it in `meta_fields`. An error if the tree is for `jit`, `grad` or a state.
     """
     hidden = {row for row, _ in checked.noted("hides")}
-    for row in checked.rows(
-        lambda f: f.is_leaf and f.kind in ("string", "opaque", "tensor", "variable") and not _is_box(f)
-    ):
+    for row in checked.rows(lambda f: f.is_leaf and f.kind in ("string", "opaque", "tensor", "variable")):
         facts = checked.facts(row)
         if row not in hidden or facts.module.partition(".")[0] in _OTHER_LIBRARIES:
             yield Found(row, f"{facts.type} is no JAX type{_raises(checked)}", _apart(checked, row), _level(checked))
-
-
-def _is_box(facts: Facts) -> bool:
-    """Whether a leaf is an array in the row of its box: JAX sees the array."""
-    return facts.kind == "variable" and facts.sharding is not None
 
 
 def _level(checked: Checked) -> Level:

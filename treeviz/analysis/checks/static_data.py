@@ -112,8 +112,8 @@ def _is_local(function: types.FunctionType) -> bool:
 def function_with_large_arrays(checked: Checked) -> Iterator[Found]:
     """A function captured arrays of 1 MiB or more, or uses global ones.
 
-    JAX compiles them into the program as constants: each compiled version holds its own copy, compiling takes longer,
-    and a changed array is not seen. Pass them as arguments: `jax.tree_util.Partial(f, array)` makes them children.
+    They are constants of the program: JAX may copy them into each version that it compiles, compiling may take longer,
+    and a new array under the same name is not seen. As arguments, `jax.tree_util.Partial(f, array)`, they are children.
     """
     for row in checked.rows(lambda facts: facts.kind in ("function", "closure")):
         node = checked.nodes[row]
