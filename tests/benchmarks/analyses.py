@@ -26,7 +26,14 @@ from trees import abstract, real_gpt2
 import treeviz as tv
 
 ROUNDS = 7
-GOALS = {"diff, no values": 4.0, "explain_map": 2.0, "check ÷ walk": 3.0, "diff ÷ chex": 1.5, "diff ÷ array_equal": 1.3}
+GOALS = {
+    "diff, no values": 4.0,
+    "explain_map": 2.0,
+    "check ÷ walk": 3.0,
+    "overlay of a spec each": 3.0,
+    "diff ÷ chex": 1.5,
+    "diff ÷ array_equal": 1.3,
+}
 
 
 def cpu_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
@@ -59,6 +66,7 @@ def layers(n: int, leaf: Callable[..., Any]) -> Any:
 
 def of_structure(n_leaves: int) -> None:
     left, right = (layers(n_leaves // 5, abstract) for _ in range(2))
+    specs = jax.tree.map(lambda _: 0, left)
     flatten = lambda: [jax.tree_util.tree_flatten_with_path(tree) for tree in (left, right)]
     times = cpu_times(
         {
@@ -66,6 +74,9 @@ def of_structure(n_leaves: int) -> None:
             "treeviz.walk of both": lambda: [tv.walk(tree) for tree in (left, right)],
             "diff, no values": lambda: tv.diff(left, right, values=False),
             "explain_map": lambda: tv.explain_map(left, right),
+            "stackable": lambda: tv.stackable([left, right]),
+            "overlay of one spec": lambda: tv.overlay((0,), left),
+            "overlay of a spec each": lambda: tv.overlay((specs,), left),
             "jax.tree.map": lambda: jax.tree.map(lambda *_: None, left, right),
         }
     )
@@ -78,6 +89,7 @@ def of_structure(n_leaves: int) -> None:
         )
     print(goal("diff, no values", times["diff, no values"] / times["treeviz.walk of both"]))
     print(goal("explain_map", times["explain_map"] / floor))
+    print(goal("overlay of a spec each", 2 * times["overlay of a spec each"] / times["treeviz.walk of both"]))
 
 
 def of_values() -> None:

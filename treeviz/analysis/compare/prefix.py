@@ -68,8 +68,12 @@ class _Walk:
 
     def run(self, prefix: Any) -> Aligned:
         stack: list[tuple[Path, Any, int]] = [(None, prefix, 0)]
+        is_leaf = self._opener.is_leaf
         while stack:
             path, spec, row = stack.pop()
+            if is_leaf(type(spec)):
+                self._given.append(Given(path, spec, row))
+                continue
             try:
                 opener = None if self._is_leaf(spec) else self._opener(spec)
                 mine = None if opener is None else opener(spec)
@@ -92,6 +96,10 @@ class _Walk:
         table, node = self._side.table, self._side.nodes[row]
         if table.facts[table.fact_codes[row]].kind in _NOT_WALKED:
             return []
+        rows = table.children(row)
+        if _is_same_level(spec, node) and len(rows) == len(mine.children):
+            below = zip(mine.keys, mine.children, rows, strict=True)
+            return [((path, spec, key), child, row) for key, child, row in below]
         opener = self._opener(node)
         other = None if table.is_leaf[row] or opener is None else opener(node)
         differs = compare_types(spec, node, other)
@@ -100,7 +108,6 @@ class _Walk:
             return []
         for finding in compare_level(spec, mine, node, other):
             self._add(row, path, finding)
-        rows = table.children(row)
         if type(spec) not in MAPPINGS or mine.keys == other.keys:
             pairs = zip(mine.keys, mine.children, rows, strict=False)
             return [((path, spec, key), child, below) for key, child, below in pairs]
@@ -129,6 +136,14 @@ class _Walk:
             return what(node, None if opener is None else opener(node))
 
         return guarded(describe, lambda error: f"a node that raised {error_text(error)}")
+
+
+def _is_same_level(spec: Any, node: Any) -> bool:
+    """Whether two plain dicts, lists or tuples have the same keys: the usual case, which needs no sorting."""
+    cls = type(spec)
+    if cls is not type(node):
+        return False
+    return spec.keys() == node.keys() if cls is dict else cls in (list, tuple) and len(spec) == len(node)
 
 
 def _near(key: Any, others: list[Any]) -> str:
