@@ -68,12 +68,8 @@ class _Walk:
 
     def run(self, prefix: Any) -> Aligned:
         stack: list[tuple[Path, Any, int]] = [(None, prefix, 0)]
-        is_leaf = self._opener.is_leaf
         while stack:
             path, spec, row = stack.pop()
-            if is_leaf(type(spec)):
-                self._given.append(Given(path, spec, row))
-                continue
             try:
                 opener = None if self._is_leaf(spec) else self._opener(spec)
                 mine = None if opener is None else opener(spec)
@@ -98,8 +94,7 @@ class _Walk:
             return []
         rows = table.children(row)
         if _is_same_level(spec, node) and len(rows) == len(mine.children):
-            below = zip(mine.keys, mine.children, rows, strict=True)
-            return [((path, spec, key), child, row) for key, child, row in below]
+            return self._below(path, spec, mine, rows)
         opener = self._opener(node)
         other = None if table.is_leaf[row] or opener is None else opener(node)
         differs = compare_types(spec, node, other)
@@ -109,9 +104,18 @@ class _Walk:
         for finding in compare_level(spec, mine, node, other):
             self._add(row, path, finding)
         if type(spec) not in MAPPINGS or mine.keys == other.keys:
-            pairs = zip(mine.keys, mine.children, rows, strict=False)
-            return [((path, spec, key), child, below) for key, child, below in pairs]
+            return self._below(path, spec, mine, rows)
         return self._by_key(path, spec, mine, row, Opened(rows, other.keys))
+
+    def _below(self, path: Path, spec: Any, mine: Opened, rows: list[int]) -> list[tuple[Path, Any, int]]:
+        """The children by position; those that are leaves are done with at once."""
+        nodes, is_leaf, add = [], self._opener.is_leaf, self._given.append
+        for key, child, row in zip(mine.keys, mine.children, rows, strict=False):
+            if is_leaf(type(child)):
+                add(Given((path, spec, key), child, row))
+            else:
+                nodes.append(((path, spec, key), child, row))
+        return nodes
 
     def _by_key(self, path: Path, spec: Any, mine: Opened, row: int, other: Opened) -> list[tuple[Path, Any, int]]:
         """The same for mappings of different keys: what one of them lacks is told, the others are aligned."""
