@@ -62,7 +62,7 @@ def test_the_modules_of_a_bundle_declare_each_name_once():
 
 def test_a_page_without_series_has_neither_their_modules_nor_their_styles():
     assert not any(name.startswith("series/") for name in modules_in_order(bundle._TREE))
-    assert ".heat" not in module_text() and ".heat" in module_text(series=True)
+    assert "class HeatMap" not in module_text() and "class HeatMap" in module_text(series=True)
 
 
 @pytest.mark.parametrize("series", [False, True], ids=["tree", "series"])

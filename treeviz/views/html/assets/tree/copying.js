@@ -7,15 +7,16 @@ import { countText } from "./numbers.js";
 export function copyMenu(view) {
   const { tree, rows } = view;
   const choice = (name, what, text) => h("button", { class: "link", click: () => ((element.open = false), view.copy(text())) }, `${name}: ${what}`);
+  // They are made when the menu has opened, and may be clicked before: what is copied is asked for by the click.
   const choices = () => {
     const chosen = view.chosen;
     const one = (form) => (chosen.length > 1 ? `${countText(chosen.length)} paths` : tree[form](chosen[0]));
     const matches = rows.matches();
     return [
-      choice("Python", one("expression"), () => view.paths(chosen, "expression")),
-      choice("key path", one("keystr"), () => view.paths(chosen, "keystr")),
-      choice("mask", "True at what is selected", () => maskText(tree, chosen)),
-      ...(matches.length ? [choice("all matches", `${countText(matches.length)} paths`, () => view.paths(matches, "expression"))] : []),
+      choice("Python", one("expression"), () => view.paths(view.chosen, "expression")),
+      choice("key path", one("keystr"), () => view.paths(view.chosen, "keystr")),
+      choice("mask", "True at what is selected", () => maskText(tree, view.chosen)),
+      ...(matches.length ? [choice("all matches", `${countText(matches.length)} paths`, () => view.paths(rows.matches(), "expression"))] : []),
     ];
   };
   const element = menu("copy", "Copy the selected paths (Ctrl-C: Python)", choices);
