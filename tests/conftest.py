@@ -83,6 +83,8 @@ SLOWEST = [
     "explorer/test_weak_tree.py",
 ]
 
+LARGE = ("000 levels", "10,000 children", "2**40 paths", "200_000")  # in the names of cases
+
 
 def pytest_addoption(parser: pytest.Parser):
     parser.addoption("--shots", default="", metavar="FOLDER", help="keep the screenshots of the browser tests here")
@@ -144,10 +146,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def thin_out(config: pytest.Config, items: list[pytest.Item], n: int) -> None:
-    """Keep one case in `n`, from one test to the next another one, so that all that is tried is tried by some test."""
+    """Keep one case in `n`, from one test to the next another one, so that all that is tried is tried by some test.
+
+    Where n is not 1, without trees that are only large: each of their nodes is like those of the others.
+    """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        is_large = any(text in item.nodeid for text in LARGE) or item.get_closest_marker("large") is not None
+        if n == 1 or not is_large:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept = {
         id(item)
         for number, cases in enumerate(tests.values())
@@ -157,15 +164,22 @@ def thin_out(config: pytest.Config, items: list[pytest.Item], n: int) -> None:
     items[:] = [item for item in items if id(item) in kept]
 
 
-def pytest_collection_finish():
-    """What was imported stays to the end: collecting garbage need not look at it again."""
+def forget_what_stays() -> None:
+    """Collecting garbage, and searching for who holds an object, need not look again at what stays to the end."""
     gc.collect()
     gc.freeze()
 
 
+def pytest_collection_finish():
+    forget_what_stays()
+
+
 def pytest_runtest_setup(item: pytest.Item):
     """Compile quickly, but for tests that are marked `optimized`."""
-    global is_plain
+    global is_plain, in_file
+    if item.path != in_file:
+        in_file = item.path
+        forget_what_stays()
     was_plain, is_plain = is_plain, bool(PLAIN) and not item.get_closest_marker("optimized")
     if is_plain != was_plain:
         jax.clear_caches()  # JAX would go on with the programs that it has
@@ -176,6 +190,7 @@ def get_compile_options(*args, env_options_overrides=None, **keywords):
     return optimized_options(*args, env_options_overrides=overrides, **keywords)
 
 
+in_file: Path | None = None
 is_plain = bool(PLAIN)  # while tests are collected, too
 optimized_options, compiler.get_compile_options = compiler.get_compile_options, get_compile_options
 

@@ -228,6 +228,7 @@ def test_the_budget_is_what_the_docstring_says():
     assert said in documented and "its page at most 3 MB" in documented
 
 
+@pytest.mark.large
 def test_a_page_of_many_rows_takes_at_most_three_megabytes():
     names = np.random.default_rng(0).integers(2**60, size=(40_000, 8)).tolist()
     view = treeviz.render({"".join(f"{part:x}" for part in parts): 0.5 for parts in names})

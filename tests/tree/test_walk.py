@@ -114,6 +114,7 @@ def test_the_same_object_beside_itself_is_no_cycle():
     assert not any(row.kind == "cycle" for row in table)
 
 
+@pytest.mark.large
 def test_200_000_levels_are_a_deep_table():
     table = treeviz.walk(deep(200_000))
     assert len(table) == 200_001
@@ -123,6 +124,7 @@ def test_200_000_levels_are_a_deep_table():
     assert len(table[200_000].keystr) == 200_000 * len("[0]")
 
 
+@pytest.mark.large
 def test_200_000_levels_of_custom_nodes_are_a_deep_table():
     assert len(treeviz.walk(deep(200_000, Node))) == 200_001
 
@@ -137,6 +139,7 @@ def test_a_tree_with_2_to_the_40_paths_is_bounded_and_its_totals_are_not_guessed
     assert len(treeviz.walk(dag(4))) == 2**6 - 1 - 2**4  # no budget: every path has its rows
 
 
+@pytest.mark.large
 def test_a_dict_with_a_million_keys_is_one_table():
     table = treeviz.walk(dict.fromkeys(range(1_000_000), 0.5))
     assert len(table) == 1_000_001
