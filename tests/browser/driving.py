@@ -62,6 +62,12 @@ def row(page, label: str):
     return settled(page).get_by_role("treeitem", name=re.compile(f"^{re.escape(label)}(,|$)"))
 
 
+def in_sight(page, label: str):
+    """The same, scrolled into view first: the rows that are drawn are used for others as the view scrolls."""
+    row(page, label).scroll_into_view_if_needed()
+    return row(page, label)
+
+
 def status(page) -> str:
     return settled(page).locator("output").inner_text()
 

@@ -19,6 +19,7 @@ from browser.driving import (
     box,
     copied,
     copy_path,
+    in_sight,
     is_tried,
     labels,
     opened,
@@ -641,9 +642,9 @@ def test_what_is_selected_is_copied_as_a_mask_and_so_are_all_matches(shown):
         ]
 
     row(page, "embed").click()
-    row(page, "é").click(modifiers=["Control"])
+    in_sight(page, "é").click(modifiers=["Control"])
     assert mask() == ["['embed']", "['odd']['é']"]
-    row(page, "odd").click(modifiers=["Control"])
+    in_sight(page, "odd").click(modifiers=["Control"])
     assert mask() == ["['embed']", "['odd']['a\"b\\n']", "['odd']['é']"]
     search(page, "attn/kernel")
     page.get_by_role("button", name="Select all matches").click()
