@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from treeviz.analysis.checks.finding import TreeFinding as TreeFinding
 from treeviz.analysis.compare.difference import Difference as Difference
 from treeviz.analysis.user_columns import column as column
-from treeviz.api import assert_same as assert_same
 from treeviz.api import check as check
-from treeviz.api import diff as diff
-from treeviz.api import explain_map as explain_map
 from treeviz.api import explore as explore
 from treeviz.api import load_ipython_extension as load_ipython_extension
 from treeviz.api import overlay as overlay
@@ -17,6 +14,9 @@ from treeviz.api import stackable as stackable
 from treeviz.api import unload_ipython_extension as unload_ipython_extension
 from treeviz.api import walk as walk
 from treeviz.differ import TreeDiff as TreeDiff
+from treeviz.differ import assert_same as assert_same
+from treeviz.differ import diff as diff
+from treeviz.differ import explain_map as explain_map
 from treeviz.overlaid import TreeOverlay as TreeOverlay
 from treeviz.tree.column import Column as Column
 from treeviz.tree.describers import Description as Description

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from treeviz.analysis.checks.finding import TreeFindings
 from treeviz.analysis.checks.rule import Use
 from treeviz.analysis.compare.difference import Differences
-from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.stackable import unstackable
 from treeviz.checker import check_tree, with_findings
-from treeviz.differ import TreeDiff, check_same, tree_diff
 from treeviz.integrations.ipython import add_magic, remove_magic
 from treeviz.overlaid import TreeOverlay, lay_over
 from treeviz.prepare import AnyColumn, check_flag, check_options, other_trees, prepare, scanned
@@ -168,42 +166,6 @@ def explore(
     return TreeWidget(Explored(tree, make_view, trees=other_trees("explore", beside, trees), keep=keep))
 
 
-def diff(
-    *trees: Any,
-    is_leaf: Callable[[Any], bool] | None = None,
-    values: bool = True,
-    rtol: float = 0.0,
-    atol: float = 0.0,
-) -> TreeDiff:
-    """Show every difference between two trees: structure, static fields, shapes, dtypes, sharding, values.
-
-        diff = tv.diff(params, new_params)
-        print(diff)                       # in a notebook, it displays itself
-        [each.path for each in diff.differences if each.kind == "value"]
-        diff.find("is:differs b")
-
-    Children are aligned by their keys, elements of lists by their index. A node of another type is one difference;
-    a list and a tuple, two kinds of dict, and two classes of one name are compared further. What is the same is
-    counted and left out. The differences hold texts and numbers, no array.
-
-    Costs about the walks of both trees without values. With values, arrays in host memory are read in place, a chunk
-    at a time; arrays on an accelerator are reduced there by a program for each pair of shapes and dtypes. NaN equals
-    NaN. Integers, bools and PRNG keys are compared exactly, and functions by identity.
-
-    Args:
-      *trees: Two trees; of more, each is compared with the first.
-      is_leaf: As in `jax.tree.leaves`.
-      values: Compare the values of arrays.
-      rtol, atol: Two numbers are the same if |left - right| <= atol + rtol * |right|.
-
-    Raises:
-      TypeError: There are fewer than two trees.
-    """
-    if len(trees) < 2:
-        raise TypeError(f"diff: compares two trees or more, and was given {len(trees)}: diff(before, after)")
-    return tree_diff(trees, is_leaf=is_leaf, values=values, rtol=rtol, atol=atol)
-
-
 def check(
     tree: Any, *, for_: Use = "any", values: bool = False, roundtrip: bool = False, ignore: str | Collection[str] = ()
 ) -> TreeFindings:
@@ -234,44 +196,6 @@ def check(
       ValueError: `for_` is none of these, or there is no rule of a code in `ignore`.
     """
     return check_tree(tree, for_=for_, values=values, roundtrip=roundtrip, ignore=ignore)
-
-
-def assert_same(
-    left: Any,
-    right: Any,
-    *,
-    is_leaf: Callable[[Any], bool] | None = None,
-    values: bool = True,
-    rtol: float = 0.0,
-    atol: float = 0.0,
-) -> None:
-    """Raise an AssertionError that names every difference between two trees; see `diff`.
-
-        tv.assert_same(jax.tree.map(jnp.copy, params), params)
-        tv.assert_same(jax.jit(jax.grad(loss))(params, batch), grads, rtol=1e-5, atol=1e-6)
-
-    Raises:
-      AssertionError: They differ; the first 40 differences, a line each.
-    """
-    __tracebackhide__ = True  # pytest shows the call instead
-    check_same(left, right, is_leaf=is_leaf, values=values, rtol=rtol, atol=atol)
-
-
-def explain_map(tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None) -> Differences:
-    """Tell why `jax.tree.map(f, tree, *rest, is_leaf=is_leaf)` raises: every mismatch, with its path.
-
-        tv.explain_map({"a": [1, 2], "b": (1,)}, {"a": [1, 2, 3], "b": [1]})
-        # ['a']: length: 2 children → 3 children
-        # ['b']: type: tuple → list
-
-    As for JAX, a leaf of the first tree stands for any subtree of the others, and the values of leaves do not matter.
-    JAX names one mismatch, and not always the right leaf (jax#39297). Costs about 1 µs a leaf of each tree; nothing is
-    read, and nothing of the user's but flatten functions and comparisons of static data is called.
-
-    Returns:
-      A list of `Difference`; it is empty exactly if `jax.tree.map` would call the function.
-    """
-    return map_mismatches(tree, *rest, is_leaf=is_leaf)
 
 
 def stackable(trees: Iterable[Any]) -> Differences:

@@ -1,4 +1,4 @@
-"""Compare trees: what stands behind `diff`, `explain_map` and `assert_same`."""
+"""Compare trees: `diff`, `assert_same` and `explain_map`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import Differences
+from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.merged import joined_table, merged_table
 from treeviz.analysis.compare.rearranged import with_hints
 from treeviz.analysis.compare.tree_diff import find_differences
@@ -19,6 +20,7 @@ _FEW = 500  # rows that are all open at first
 _MOST_LINES = 40  # differences in the message of an AssertionError
 _LONG = 30  # characters of a hint that a line of the table may cut
 _MOST_HINTS = 10
+_WITHOUT_VALUES = ("abstract", "tracer", "placeholder", "float0")  # leaves that have none to compare
 
 
 class TreeDiff(TreeView):
@@ -59,10 +61,39 @@ def long_hints(differences: Differences) -> list[str]:
     return [f"{each.path or 'the root'}: {each.hint}" for each in hints]
 
 
-def tree_diff(
-    trees: Sequence[Any], *, is_leaf: Callable[[Any], bool] | None, values: bool, rtol: float, atol: float
+def diff(
+    *trees: Any,
+    is_leaf: Callable[[Any], bool] | None = None,
+    values: bool = True,
+    rtol: float = 0.0,
+    atol: float = 0.0,
 ) -> TreeDiff:
-    """Compare each tree with the first; see `treeviz.diff`."""
+    """Show every difference between two trees: structure, static fields, shapes, dtypes, sharding, values.
+
+        diff = tv.diff(params, new_params)
+        print(diff)                       # in a notebook, it displays itself
+        [each.path for each in diff.differences if each.kind == "value"]
+        diff.find("is:differs b")
+
+    Children are aligned by their keys, elements of lists by their index. A node of another type is one difference;
+    a list and a tuple, two kinds of dict, and two classes of one name are compared further. What is the same is
+    counted and left out. The differences hold texts and numbers, no array.
+
+    Costs about the walks of both trees without values. With values, arrays in host memory are read in place, a chunk
+    at a time; arrays on an accelerator are reduced there by a program for each pair of shapes and dtypes. NaN equals
+    NaN. Integers, bools and PRNG keys are compared exactly, and functions by identity.
+
+    Args:
+      *trees: Two trees; of more, each is compared with the first.
+      is_leaf: As in `jax.tree.leaves`.
+      values: Compare the values of arrays.
+      rtol, atol: Two numbers are the same if |left - right| <= atol + rtol * |right|.
+
+    Raises:
+      TypeError: There are fewer than two trees.
+    """
+    if len(trees) < 2:
+        raise TypeError(f"diff: compares two trees or more, and was given {len(trees)}: diff(before, after)")
     first, *others = [_side(tree, is_leaf) for tree in trees]
     found = [
         with_hints(first, other, find_differences(first, other, values=values, rtol=rtol, atol=atol, tree=i))
@@ -75,6 +106,9 @@ def tree_diff(
         for each in found
         for row, why in zip(each.aligned.left[[*each.not_compared]].tolist(), each.not_compared.values(), strict=True)
     }
+    if not_compared:
+        n = f"{len(not_compared):,} {'place' if len(not_compared) == 1 else 'places'}"
+        table = table.with_headline(*table.headline, f"not compared further in {n}")
     return TreeDiff(
         table,
         table.chosen([name for name in shown if name in table.columns]),
@@ -84,18 +118,56 @@ def tree_diff(
     )
 
 
-def check_same(
-    left: Any, right: Any, *, is_leaf: Callable[[Any], bool] | None, values: bool, rtol: float, atol: float
+def assert_same(
+    left: Any,
+    right: Any,
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+    values: bool = True,
+    rtol: float = 0.0,
+    atol: float = 0.0,
 ) -> None:
-    """See `treeviz.assert_same`."""
+    """Raise an AssertionError that names every difference between two trees; see `diff`.
+
+        tv.assert_same(jax.tree.map(jnp.copy, params), params)
+        tv.assert_same(jax.jit(jax.grad(loss))(params, batch), grads, rtol=1e-5, atol=1e-6)
+
+    Raises:
+      AssertionError: They differ, or one has values that cannot be read, such as a deleted array; the first 40, a line
+        each. Leaves that are shapes only have no values, and are compared without.
+    """
     __tracebackhide__ = True  # pytest shows the call instead
     first, other = _side(left, is_leaf), _side(right, is_leaf)
-    found = with_hints(first, other, find_differences(first, other, values=values, rtol=rtol, atol=atol)).differences
-    if found:
-        n_more = len(found) - _MOST_LINES
-        lines = [str(each) for each in found[:_MOST_LINES]] + ([f"… {n_more:,} more"] if n_more > 0 else [])
-        n = f"{len(found):,} {'difference' if len(found) == 1 else 'differences'}"
-        raise AssertionError("\n  ".join([f"the trees are not the same: {n}", *lines]))
+    found = with_hints(first, other, find_differences(first, other, values=values, rtol=rtol, atol=atol))
+    unknown = [
+        f"{first.table[int(found.aligned.left[at])].keystr or 'the root'}: not compared: {why}"
+        for at, why in found.not_compared.items()
+        if why not in _WITHOUT_VALUES
+    ]
+    lines = [*map(str, found.differences), *unknown]
+    if lines:
+        n = f"{len(found.differences):,} {'difference' if len(found.differences) == 1 else 'differences'}"
+        n_more = len(lines) - _MOST_LINES
+        shown = lines[:_MOST_LINES] + ([f"… {n_more:,} more"] if n_more > 0 else [])
+        said = f"the trees are not the same: {n}" if found.differences else "it is not known if the trees are the same"
+        raise AssertionError("\n  ".join([said, *shown]))
+
+
+def explain_map(tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None) -> Differences:
+    """Tell why `jax.tree.map(f, tree, *rest, is_leaf=is_leaf)` raises: every mismatch, with its path.
+
+        tv.explain_map({"a": [1, 2], "b": (1,)}, {"a": [1, 2, 3], "b": [1]})
+        # ['a']: length: 2 children → 3 children
+        # ['b']: type: tuple → list
+
+    As for JAX, a leaf of the first tree stands for any subtree of the others, and the values of leaves do not matter.
+    JAX names one mismatch, and not always the right leaf (jax#39297). Costs about 1 µs a leaf of each tree; nothing is
+    read, and nothing of the user's but flatten functions and comparisons of static data is called.
+
+    Returns:
+      A list of `Difference`; it is empty exactly if `jax.tree.map` would call the function.
+    """
+    return map_mismatches(tree, *rest, is_leaf=is_leaf)
 
 
 def _side(tree: Any, is_leaf: Callable[[Any], bool] | None) -> Side:

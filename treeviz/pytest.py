@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-_before: list[object] = []
+_before: list[str | None] = []
 
 
 def pytest_configure() -> None:
     """Keep JAX's frames in tracebacks, marked as hidden, so that the trees can be found in them."""
-    import jax
+    from treeviz.explainer.explain import keep_frames
 
-    _before.append(getattr(jax.config, "jax_traceback_filtering"))  # noqa: B009  # its type does not know it
-    jax.config.update("jax_traceback_filtering", "tracebackhide")
+    _before.append(keep_frames())
 
 
 def pytest_unconfigure() -> None:
     """Set JAX's filtering as it was."""
-    if _before and "jax" in sys.modules:
-        import jax
+    from treeviz.explainer.explain import set_filtering
 
-        jax.config.update("jax_traceback_filtering", _before.pop())
+    if _before:
+        set_filtering(_before.pop())
 
 
 @pytest.hookimpl(wrapper=True)

@@ -241,7 +241,7 @@ def test_what_takes_too_long_is_left_unsaid(monkeypatch):
     never.set()
 
 
-def test_an_error_of_a_cell_is_explained_below_its_traceback(capsys):
+def test_an_error_of_a_cell_is_explained_below_its_traceback(capsys, monkeypatch):
     interactive = pytest.importorskip("IPython.core.interactiveshell")
     shell = interactive.InteractiveShell()
     shell.user_ns.update(tv=tv, jax=jax, get_ipython=lambda: shell)
@@ -254,6 +254,13 @@ def test_an_error_of_a_cell_is_explained_below_its_traceback(capsys):
     out = capsys.readouterr().out
     assert out.count("treeviz: the trees do not match:\n  ['a']: only in the first: int 1") >= 1
     explain._explain_no_cells(shell)
+    monkeypatch.setattr(explain, "_shell", lambda: shell)
+    with tv.explain_errors():  # a block is for itself
+        assert explain._explain_cell not in shell.events.callbacks["post_run_cell"]
+    everywhere = tv.explain_errors()
+    with tv.explain_errors():
+        assert explain._explain_cell in shell.events.callbacks["post_run_cell"]
+    everywhere.stop()
     assert explain._explain_cell not in shell.events.callbacks["post_run_cell"]
 
 

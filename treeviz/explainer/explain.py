@@ -69,19 +69,18 @@ class explain_errors:
     def __init__(self) -> None:
         self._settings: list[Any] = []
         self._shell = _shell()
-        if self._shell is not None:
-            _explain_cells(self._shell)
+        self._began = self._shell is not None and _explain_cells(self._shell)
 
     def __enter__(self) -> explain_errors:
-        self._settings.append(getattr(jax.config, _FILTERING, None))
-        _set_filtering(_KEEP_FRAMES)
+        self._leave_cells()
+        self._settings.append(keep_frames())
         return self
 
     def __exit__(
         self, cls: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         setting = self._settings.pop()
-        _set_filtering(setting)
+        set_filtering(setting)
         if error is None:
             return
         add_explanation(error)
@@ -89,12 +88,20 @@ class explain_errors:
             error.__traceback__ = without_hidden(error.__traceback__)
 
     def __call__(self, function: Callable) -> Callable:
+        self._leave_cells()
+
         @functools.wraps(function)
         def explained(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return function(*args, **kwargs)
 
         return explained
+
+    def _leave_cells(self) -> None:
+        """Of a block or a function: explain nothing else."""
+        if self._began:
+            self.stop()
+        self._began = False
 
     def stop(self) -> None:
         """Explain no more errors of cells."""
@@ -113,7 +120,14 @@ def add_explanation(error: BaseException) -> str:
     return text
 
 
-def _set_filtering(setting: str | None) -> None:
+def keep_frames() -> str | None:
+    """Have JAX keep its frames in tracebacks, so that the trees can be found. Returns the setting before."""
+    before = getattr(jax.config, _FILTERING, None)
+    set_filtering(_KEEP_FRAMES if before is not None else None)
+    return before
+
+
+def set_filtering(setting: str | None) -> None:
     """A JAX that does not have the setting goes on as it is."""
     if setting is not None:
         guarded(lambda: jax.config.update(_FILTERING, setting), lambda _: None)
@@ -126,9 +140,12 @@ def _shell() -> Any:
     return module.get_ipython() if module is not None else None
 
 
-def _explain_cells(shell: Any) -> None:
-    _explain_no_cells(shell)
+def _explain_cells(shell: Any) -> bool:
+    """Returns whether it was not so before."""
+    if _explain_cell in shell.events.callbacks.get("post_run_cell", ()):
+        return False
     shell.events.register("post_run_cell", _explain_cell)
+    return True
 
 
 def _explain_no_cells(shell: Any) -> None:

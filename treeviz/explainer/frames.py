@@ -27,16 +27,12 @@ def calls_in_jax(error: BaseException) -> list[Call]:
     """The calls of functions of JAX that were running, the innermost first; also those of the errors that led to it."""
     found: list[Call] = []
     for each in _chain(error):
-        calls = [frame for frame in _frames(each) if "/jax/_src/" in frame.f_code.co_filename.replace("\\", "/")]
-        found += [
-            Call(frame.f_code.co_name, guarded(lambda frame=frame: dict(frame.f_locals), _nothing))
-            for frame in reversed(calls)
-        ]
+        for frame in reversed(_frames(each)):
+            if _is_of_jax(frame):
+                found.append(
+                    Call(frame.f_code.co_name, guarded(lambda frame=frame: dict(frame.f_locals), lambda _: {}))
+                )
     return found
-
-
-def _nothing(_: BaseException) -> dict[str, Any]:
-    return {}
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -219,8 +219,14 @@ def test_what_cannot_be_read_is_compared_by_what_is_known_and_said():
     shape = jax.ShapeDtypeStruct((3,), jnp.float32)
     view = tv.diff({"a": array}, {"a": shape})
     assert not view.differences and view.not_compared == {"['a']": "abstract"}
+    assert view.table.headline[-1] == "not compared further in 1 place"
+    tv.assert_same({"a": array}, {"a": shape})
     gone = jnp.ones(3)
     gone.delete()
+    other = jnp.ones(3)
+    other.delete()
+    with pytest.raises(AssertionError, match="not compared: deleted"):
+        tv.assert_same([gone], [other])
     assert [each.kind for each in tv.diff([array], [gone]).differences] == ["deleted"]
 
 

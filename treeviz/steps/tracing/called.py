@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from treeviz.steps.tracing.jax_private import (
+    EAGER_OPERATIONS,
     OPTION_FIELDS,
     jitted_again,
     seeing_gradients,
@@ -65,7 +66,7 @@ class JittedCall(NamedTuple):
     @property
     def is_loop(self) -> bool:
         """Whether it is a `lax.scan` or the like that is called outside a jitted function: JAX has traced it before."""
-        is_operation = getattr(self.function, "__module__", "") == "jax._src.dispatch"
+        is_operation = getattr(self.function, "__module__", "") == EAGER_OPERATIONS
         return is_operation and self.name in ("scan", "while", "cond")
 
     @property
