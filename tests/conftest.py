@@ -93,7 +93,7 @@ def pytest_addoption(parser: pytest.Parser):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
 def pytest_cmdline_main(config: pytest.Config):
-    """Share the files of a folder among processes, one more than cores since tests in a browser wait.
+    """Share the files of a folder among processes, two more than cores since tests in a browser wait.
 
     Files and tests that are named run in this process.
     """
@@ -104,7 +104,7 @@ def pytest_cmdline_main(config: pytest.Config):
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         has_folder = any(Path(argument).is_dir() for argument in config.args)
         if has_folder and n_cores > 1 and os.environ["JAX_PLATFORMS"] == "cpu":  # a GPU is for one process
-            option.numprocesses = min(n_cores + 1, MOST_WORKERS)
+            option.numprocesses = min(n_cores + 2, MOST_WORKERS)
     if option.numprocesses and option.dist == "no":
         option.dist = "loadfile"
         option.loadscopereorder = False  # it knows how many tests a file has, and not how long they take
