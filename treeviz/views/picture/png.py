@@ -24,7 +24,7 @@ def png(picture: Picture) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "save: a PNG is drawn by matplotlib, which is not installed: pip install 'treeviz[png]'. "
+            "save: a PNG is drawn by matplotlib, which is not installed: pip install 'jax-treeviz[png]'. "
             "The same picture as .svg needs nothing."
         ) from error
     # Not pyplot, which would keep the figure. The user's rcParams are not read.
