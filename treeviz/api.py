@@ -90,7 +90,8 @@ def render(
       beside: Other trees by name, for names that are also options.
       **trees: Other trees. Their subtrees with the structure of `tree` (gradients, Adam's mu and nu, an average;
         leaves may be missing) become columns, twelve of a tree at most: of dtypes, or with `stats` of root mean
-        squares. The page's menu of columns has more.
+        squares. The page's menu of columns has more. A mask, labels or `in_axes` may also be a prefix of `tree`: see
+        `overlay`.
 
     Raises:
       TypeError: A keyword is neither an option nor a tree, or a tree was given for an option.
@@ -128,6 +129,7 @@ def explore(
     is_leaf: Callable[[Any], bool] | None = None,
     depth: int | None = None,
     whole: bool = False,
+    check: bool | Use = False,
     keep: bool = False,
     beside: Mapping[str, Any] | None = None,
     **trees: Any,
@@ -147,7 +149,7 @@ def explore(
     Args:
       tree: Any pytree; see `walk`.
       keep: Keep the tree alive while the widget is open.
-      name, columns, stats, stacked, is_leaf, depth, whole, beside, **trees: As for `render`.
+      name, columns, stats, stacked, is_leaf, depth, whole, check, beside, **trees: As for `render`.
 
     Raises:
       TypeError: A keyword is neither an option nor a tree.
@@ -159,6 +161,8 @@ def explore(
     def make_view(tree: Any, trees: Mapping[str, Any]) -> tuple[TreeView, list[Any]]:
         options = {"name": name, "columns": columns, "stats": stats, "stacked": stacked, "is_leaf": is_leaf}
         prepared = prepare(tree, trees=trees, whole=whole, **options)
+        if check:
+            prepared = with_findings(prepared, check)
         return TreeView(prepared.table, prepared.columns, depth=depth, whole=whole), prepared.nodes
 
     check_flag("keep", keep)

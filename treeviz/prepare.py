@@ -26,8 +26,8 @@ AnyColumn = str | Column | LeafFunction | Callable[[Any], Any]
 
 SIZES = ("elements", "bytes", "leaves")
 STATISTICS = ("nan", "inf", "zeros", "min", "max", "mean", "std", "rms", "histogram")
-_OPTIONS = ("name", "columns", "stats", "stacked", "is_leaf", "depth", "whole", "beside")
-_MORE_OPTIONS = {"render": ("values", "check"), "explore": ("keep",)}
+_OPTIONS = ("name", "columns", "stats", "stacked", "is_leaf", "depth", "whole", "check", "beside")
+_MORE_OPTIONS = {"render": ("values",), "explore": ("keep",)}
 _MOST_NOT_READ = 1_000  # leaves with a note of their own
 
 

@@ -116,6 +116,14 @@ def test_a_folded_row_tells_of_what_is_wrong_in_those_that_do_not_stand_out_of_i
     assert "2 of 9" in inside.inner_text()
 
 
+def test_an_inherited_spec_is_dim_and_has_an_edge(open_page):
+    args = ({"w": np.ones(3), "b": np.ones(3)}, np.ones(3))
+    page = opened(open_page(treeviz.overlay((0, 0), args).html()))
+    dim = settled(page).locator(".row .cell.dim")
+    assert dim.all_inner_texts() == ["0 ← [0]"] * 2
+    assert dim.first.evaluate("(cell) => getComputedStyle(cell).borderLeftWidth") == "1px"
+
+
 def test_what_is_open_first_is_what_holds_the_most(parts):
     for case in OPEN:
         table = treeviz.walk(case["tree"])

@@ -103,6 +103,13 @@ def test_the_paths_of_all_leaves_are_those_of_jax(explore):
     assert list(map(id, widget.selected)) == list(map(id, jax.tree.leaves(tree)))
 
 
+def test_findings_of_check_are_badges_also_of_the_next_tree(explore):
+    widget = explore({"f": jnp.sin, "x": 1.0}, check="jit")
+    assert [row.keystr for row in widget.table.find("T131")] == ["['f']"]
+    widget.tree = {"f": 1.0, "x": jnp.sin}
+    assert [row.keystr for row in widget.table.find("T131")] == ["['x']"]
+
+
 def test_selected_paths_make_a_mask(explore):
     tree = holds_text_keys_only()
     widget = explore(tree)

@@ -11,6 +11,7 @@ import numpy as np
 from treeviz.tree.forks import computed_once
 
 Format = Literal["label", "count", "bytes", "number", "histogram"]
+INHERITED = " ← "  # in a label: the value is that of a row above; views draw a bracket beside all that share it
 Rollup = Literal["sum", "max", "min", "any", "norm", "given", "none"]
 
 

@@ -57,11 +57,32 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
+class Resets:
+    def __init__(self, x):
+        self.x, self.double, self.n_calls = x, 2 * x, 0
+
+
+jax.tree_util.register_pytree_node(Resets, lambda r: ((r.x,), None), lambda _, xs: Resets(*xs))
+
+
 class Adds(Special):
     """Is not the same after a round trip."""
 
 
 jax.tree_util.register_pytree_node(Adds, lambda s: ((s.x,), s.y), lambda y, xs: Adds(*xs, y + 1))
+
+
+def counted() -> Any:
+    layer = Layer("n", 1.0)
+    layer.n_calls = 3
+    return layer
+
+
+def leaked() -> Any:
+    found = []
+    jax.eval_shape(lambda x: found.append(x), 1.0)
+    return found[0]
+
 
 # code, what the tree is for, a tree with the fault, the path, a tree without it
 FAULTS: dict[str, tuple[Any, Any, str, Any]] = {
@@ -83,6 +104,8 @@ FAULTS: dict[str, tuple[Any, Any, str, Any]] = {
     "T114": ("any", lambda: [Validating(jnp.ones(2))], "[0]", lambda: [WithAux(1.0), Point(1.0, None)]),
     "T115": ("any", lambda: [Adds(1.0, 1)], "[0]", lambda: [WithAux(1.0, [2.0])]),
     "T116": ("any", lambda: [Sly(1.0, 2.0)], "[0]", lambda: [Node(1.0)]),
+    "T117": ("any", lambda: [counted()], "[0]", lambda: [Layer("n", 1.0), Point(1.0, 2.0)]),
+    "T120": ("any", lambda: {"x": leaked()}, "['x']", lambda: {"x": jnp.ones(2)}),
     "T121": ("any", lambda: {"x": deleted()}, "['x']", lambda: {"x": jnp.ones(2)}),
     "T130": ("jit", lambda: [np.array(["a"])], "[0]", lambda: [np.zeros(2), np.float32(1)]),
     "T131": ("jit", lambda: {"f": codes}, "['f']", lambda: jax.tree_util.Partial(codes, 1.0)),
@@ -120,7 +143,7 @@ def test_every_rule_has_a_fault_here():
 @pytest.mark.parametrize("code", FAULTS)
 def test_a_rule_names_its_leaf_and_says_nothing_of_a_tree_without_the_fault(code):
     use, faulty, path, healthy = FAULTS[code]
-    options = {"for_": use, "values": code in ("T140", "T141"), "roundtrip": code in ("T114", "T115", "T116")}
+    options = {"for_": use, "values": code in ("T140", "T141"), "roundtrip": code in ("T114", "T115", "T116", "T117")}
     finding = only(code, faulty(), **options)
     assert finding.path == path
     assert finding.level in LEVELS
@@ -298,6 +321,21 @@ def test_what_is_dropped_on_purpose_or_captured_by_a_partial_is_no_static_array(
     layer = Layer("n", 1.0)
     layer.cache = jnp.ones(2)
     assert codes([layer, jax.tree_util.Partial(functools.partial(large, jnp.ones(2)))]) == ["T105"]
+
+
+def test_an_attribute_that_is_computed_again_is_not_forgotten_and_one_that_is_reset_is():
+    node = Resets(1.0)
+    assert "T117" not in codes([node], roundtrip=True)
+    node.n_calls = 3
+    finding = only("T117", [node], roundtrip=True)
+    assert finding.sentence == "the attribute n_calls is reset when JAX rebuilds the node: 3 becomes 0"
+
+
+def test_a_tracer_within_the_function_that_is_traced_has_not_leaked():
+    found = []
+    jax.eval_shape(lambda x: found.append(codes([x, leaked()])), 1.0)
+    jax.vmap(lambda x: found.append(codes([x])) or x)(jnp.ones(2))
+    assert found == [[], []]
 
 
 def test_a_dataclass_that_is_no_node_and_a_tree_of_placeholders():

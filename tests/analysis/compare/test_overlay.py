@@ -14,6 +14,8 @@ from sample_nodes import Point
 from sample_trees import SAMPLES
 
 import treeviz as tv
+from treeviz.views.text import terminal
+from treeviz.views.text.text import text
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -40,6 +42,14 @@ def mismatches(prefix: Any, tree: Any, **options: Any) -> list[str]:
 def test_the_specs_of_working_with_pytrees(in_axes, told):
     view = tv.overlay(in_axes, ARGS)
     assert specs(view) == told and not view.differences
+
+
+def test_a_bracket_stands_beside_what_is_inherited_and_it_is_dim():
+    view = tv.overlay((None, 0), (X, {"a": X, "b": [X, X]}))
+    lines = [line for line in view.text(fold=False).splitlines() if "float32[5,3]" in line]
+    assert [line.split("float32[5,3]")[1].split("  ")[1] for line in lines] == ["None", *["│ 0 ← [1]"] * 2, "└ 0 ← [1]"]
+    assert view.text(color=True).count("\x1b[2m│ 0 ← [1]\x1b[0m") == 3
+    assert "| 0 <- [1]" in text(view, glyphs=terminal.ASCII)
 
 
 def test_keys_that_one_of_the_two_lacks_are_told_with_the_likely_name():

@@ -423,3 +423,34 @@ def test_the_states_of_nnx_stand_beside_their_module():
         there = [row.path for row in table.leaves if table.columns[f"{place}.dtype"][row.number] != HOLE]
         assert there == ["a/bias", "a/kernel", "norm/bias", "norm/scale"]
     assert list(places(beside(state, model=nnx.state(model, nnx.Param)))) == ["model"]
+
+
+PARAMS = {"head": {"b": jnp.ones(2), "w": jnp.ones((4, 2))}, "layers": [{"w": jnp.ones((4, 4))}] * 2, "none": None}
+
+
+@pytest.mark.parametrize(
+    ("mask", "specs"),
+    [
+        ({"head": False, "layers": True, "none": None}, ["False", "False", "True", "True"]),
+        ({"head": {"b": "a", "w": "b"}, "layers": ["a", "b"], "none": None}, ["a", "b", "a", "b"]),
+        ({"head": None, "layers": [0, 1], "none": None}, ["None", "None", "0", "1"]),
+        (
+            {"head": jax.sharding.PartitionSpec("x"), "layers": None, "none": None},
+            [repr(jax.sharding.PartitionSpec("x"))] * 2 + ["None"] * 2,
+        ),
+    ],
+)
+def test_a_prefix_of_the_tree_says_in_each_row_what_that_gets(mask, specs):
+    view = treeviz.render(PARAMS, mask=mask)
+    told = [str(row["mask.spec"]).partition(" ← ")[0] for row in view.table.leaves]
+    assert told == specs and not view.table.notes.get(0)
+
+
+def test_a_mask_that_is_no_prefix_says_where_it_is_not():
+    view = treeviz.render(PARAMS, mask={"head": {"b": True, "v": True}, "layers": None, "none": None})
+    assert [note.text for note in view.table.notes[0]] == [
+        "mask has neither the structure of tree nor is a prefix of it: ['head']['v']: only in the mask: True; "
+        "['head']['w']: only in the tree: float32[4,2]; ['layers']: none: None → list of 2"
+    ]
+    whole = treeviz.render(PARAMS, mask=jax.tree.map(lambda x: x.ndim > 1, PARAMS))
+    assert [row["mask.dtype"] for row in whole.table.leaves] == ["False", "True", "True", "True"]

@@ -13,6 +13,7 @@ from treeviz.analysis.checks.fixes import registration
 from treeviz.analysis.checks.rule import MIB, Checked, Found, rule
 from treeviz.tree.facts import Facts
 from treeviz.tree.numbers import bytes_text
+from treeviz.tree.tracers import is_tracing
 
 _OTHER_LIBRARIES = ("torch", "tensorflow", "keras")  # registering their classes would not help
 _FLOAT = re.compile(r"b?float(?!0$)")
@@ -75,6 +76,20 @@ def _is_committed(facts: Facts) -> bool:
 
 def _devices(facts: Facts) -> str:
     return facts.sharding.devices or facts.sharding.text if facts.sharding else ""
+
+
+@rule("T120", "error")
+def leaked_tracer(checked: Checked) -> Iterator[Found]:
+    """A leaf is a tracer, and no function is traced.
+
+    A function that JAX traced has stored it, in an attribute, a global or a list. It has no value, and every use of it
+    raises UnexpectedTracerError. Return it from the function instead. Within a function that is traced, tracers are
+    what its arguments are made of, and nothing is said.
+    """
+    rows = checked.rows(lambda facts: facts.kind == "tracer")
+    if rows and not is_tracing():
+        for row in rows:
+            yield Found(row, "a tracer that has left the function that JAX traced: every use of it raises")
 
 
 @rule("T121", "error")

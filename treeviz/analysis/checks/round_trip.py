@@ -10,9 +10,12 @@ from typing import Any
 from jax import tree_util
 
 from treeviz.analysis.checks.rule import Checked, Found, rule
+from treeviz.tree.attributes import MISSING, stored_items
 from treeviz.tree.facts import Facts
 from treeviz.tree.kinds import NODE_KINDS
-from treeviz.tree.safe_repr import class_name, error_text, guarded
+from treeviz.tree.safe_repr import class_name, error_text, guarded, value_text, visible
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 @rule("T114", "warning", needs="roundtrip")
@@ -55,6 +58,27 @@ def two_flatten_functions(checked: Checked) -> Iterator[Found]:
         other = guarded(flatten, lambda _, same=children: (same, None))[0]
         if not _are_same(children, other):
             yield Found(row, f"{len(children):,} children with keys, {len(other):,} without, or others")
+
+
+@rule("T117", "info", needs="roundtrip")
+def forgotten_attributes(checked: Checked) -> Iterator[Found]:
+    """An attribute of a node is neither a child nor static data, and is lost or reset when JAX rebuilds the node.
+
+    `jax.tree.map`, `jit` and every other function of JAX flatten a node and make a new one. A counter or a flag that
+    was set on the old one is then gone without an error. Caches that are computed again are fine.
+    """
+    for row, children, treedef in _first_nodes(checked):
+        node = checked.nodes[row]
+        new = guarded(partial(treedef.unflatten, children), lambda _, node=node: node)
+        if new is node or type(new) is not type(node):
+            continue
+        before, after = stored_items(node), stored_items(new)
+        for name, value in before.items():
+            if name not in after or after[name] is MISSING is not value:
+                yield Found(row, f"the attribute {visible(name, 80)} is lost when JAX rebuilds the node")
+            elif type(value) in _PLAIN and type(after[name]) in _PLAIN and after[name] != value == value:
+                text = f"{value_text(value, 40)} becomes {value_text(after[name], 40)}"
+                yield Found(row, f"the attribute {visible(name, 80)} is reset when JAX rebuilds the node: {text}")
 
 
 def _unflattened(treedef: Any, children: list) -> str:

@@ -15,13 +15,14 @@ from treeviz.analysis.compare.difference import MEANINGS, Difference, Difference
 from treeviz.analysis.compare.map_mismatch import path_text
 from treeviz.analysis.compare.nodes import Finding
 from treeviz.analysis.compare.prefix import Aligned, Given
-from treeviz.tree.column import Column
+from treeviz.tree.column import INHERITED, Column
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.safe_repr import has_base
 from treeviz.tree.table import TreeTable
 
 _ARRAYS = ("array", "numpy", "scalar", "abstract", "tracer", "key", "ref", "float0", "deleted")
 _PLAIN = (bool, int, str, type(None), jax.sharding.PartitionSpec, jax.sharding.Sharding)
+_USUAL = set(map(id, (bool, int, str, type(None))))
 _NO_SPEC = "no spec"
 _BROKEN = "JAX cannot flatten this"
 _MOST = 1_000  # leaves of which each is told that its spec does not fit
@@ -127,12 +128,9 @@ class _Overlay:
                 self._add(row, table[row].keystr, ("error", _BROKEN, "", ""))
         codes = [self._code(each.spec) for each in given]
         wrong = [self._use.wrong(spec) for spec in self._specs]
-        owner = np.full(len(table), -1)  # of each row, the leaf of the prefix that it is under
-        for i, each in enumerate(given):
-            owner[each.row : table.end[each.row]] = i
-            finding = wrong[codes[i]]
-            if finding is not None:
-                self._add(each.row, path_text(each.path), finding)
+        owner = _spread(table, given)
+        for i in np.flatnonzero(np.array([finding is not None for finding in wrong], bool)[codes]).tolist():
+            self._add(given[i].row, path_text(given[i].path), wrong[codes[i]] or ())
         is_right = np.array([finding is None for finding in wrong] + [False])
         spec_of_row = np.array([*codes, len(self._specs)])[owner]
         judged = self._use.judge(table, self._pairs(np.flatnonzero(table.is_leaf & is_right[spec_of_row]), spec_of_row))
@@ -143,7 +141,7 @@ class _Overlay:
         for row, difference in self._found:
             text = str(difference) if difference.kind == "missing" else difference.note  # the row is that of its parent
             notes[row] = (*notes.get(row, ()), Note("differs", text))
-        table = _apart(table, spec_of_row).with_columns(self._spec_column(given, codes, owner), *judged.columns)
+        table = _apart(table, spec_of_row).with_columns(self._column(given, codes), *judged.columns)
         table = table.with_notes(notes).with_notes(self._notes).with_notes(judged.notes)
         self._found.sort(key=lambda each: each[0])
         differences = Differences(each for _, each in self._found)
@@ -154,12 +152,13 @@ class _Overlay:
         self._found.append((row, Difference(path, *finding, tree=1, names=("prefix", "tree"))))
 
     def _code(self, spec: Any) -> int:
-        is_plain = has_base(type(spec), *_PLAIN)
-        key = (id(type(spec)), spec if is_plain else id(spec))  # the prefix keeps them alive
-        if key not in self._codes:
-            self._codes[key] = len(self._specs)
+        cls = id(type(spec))
+        is_plain = cls in _USUAL or has_base(type(spec), *_PLAIN)
+        key = (cls, spec if is_plain else id(spec))  # the prefix keeps them alive
+        code = self._codes.setdefault(key, len(self._specs))
+        if code == len(self._specs):
             self._specs.append(spec)
-        return self._codes[key]
+        return code
 
     def _pairs(self, rows: np.ndarray, spec_of_row: np.ndarray) -> Pairs:
         n_facts = len(self._table.facts)
@@ -170,24 +169,50 @@ class _Overlay:
 
     def _tell_unused(self, given: list[Given]) -> None:
         n_before = np.concatenate([[0], np.cumsum(self._table.is_leaf)])
-        for each in given:
-            if n_before[each.row] == n_before[self._table.end[each.row]]:
-                text = f"the spec {self._use.text(each.spec)} is for no leaf"
-                self._notes[each.row] = (Note("info", text),)
+        rows = _rows(given)
+        for i in np.flatnonzero(n_before[rows] == n_before[self._table.end[rows]]).tolist():
+            text = f"the spec {self._use.text(given[i].spec)} is for no leaf"
+            self._notes[given[i].row] = (Note("info", text),)
 
-    def _spec_column(self, given: list[Given], codes: list[int], owner: np.ndarray) -> Column:
-        """The spec of each row; below the row that it is given to, where it comes from."""
-        texts = [self._use.text(spec) for spec in self._specs]
-        levels = ["", _NO_SPEC, *texts]
-        code_of_row = np.where(self._table.is_leaf, 1, 0)
-        for i, each in enumerate(given):
-            end = int(self._table.end[each.row])
-            code_of_row[each.row] = 2 + codes[i]
-            if end - each.row > 1:
-                code_of_row[each.row + 1 : end] = len(levels)
-                levels.append(f"{texts[codes[i]]} ← {path_text(each.path) or 'root'}")
-        help = f"The {self._use.name} of each leaf, and ← where it is inherited from"
-        return Column(self._use.name, self._use.name, levels, code_of_row.astype(np.int32), help=help)
+    def _column(self, given: list[Given], codes: list[int]) -> Column:
+        texts, name = [self._use.text(spec) for spec in self._specs], self._use.name
+        return spec_column(self._table, given, [texts[code] for code in codes], name, name, name)
+
+
+def spec_column(
+    table: TreeTable, given: Sequence[Given], texts: Sequence[str], name: str, title: str, what: str
+) -> Column:
+    """The spec of each row; below the row that it is given to, where it comes from.
+
+    Args:
+      texts: The specs of `given`.
+      what: What they are: "in_axes".
+    """
+    levels: dict[str, int] = {"": 0, _NO_SPEC: 1}
+    own = [levels.setdefault(spec, len(levels)) for spec in texts]
+    owner, rows = _spread(table, given), _rows(given)
+    below = np.zeros(len(given) + 1, np.int32)  # the last is of rows without a spec
+    for i in np.flatnonzero(table.end[rows] - rows > 1).tolist():
+        text = f"{texts[i]}{INHERITED}{path_text(given[i].path) or 'root'}"
+        below[i] = levels.setdefault(text, len(levels))
+    code_of_row = np.where(owner >= 0, below[owner], table.is_leaf).astype(np.int32)
+    code_of_row[rows] = own
+    help = f"The {what} of each leaf, and ← where it is inherited from"
+    return Column(name, title, list(levels), code_of_row, help=help)
+
+
+def _rows(given: Sequence[Given]) -> np.ndarray:
+    return np.array([each.row for each in given], np.int64)
+
+
+def _spread(table: TreeTable, given: Sequence[Given]) -> np.ndarray:
+    """int[n_rows]: of each row, the spec that it is under; -1 for none."""
+    rows = _rows(given)
+    owner = np.full(len(table), -1)
+    owner[rows] = np.arange(len(given))
+    for i in np.flatnonzero(table.end[rows] - rows > 1).tolist():
+        owner[rows[i] : table.end[rows[i]]] = i
+    return owner
 
 
 def array_shape(facts: Facts) -> tuple[int, ...] | None:

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.labels import field, place_text, titles
+from treeviz.analysis.compare.prefix_column import holds_specs, lay_prefix
 from treeviz.analysis.compare.structure import find_structure
 from treeviz.analysis.facts import shape_text
 from treeviz.analysis.sizes import is_cut, whole_numbers
@@ -29,7 +31,8 @@ class OtherTreeColumns(NamedTuple):
 
     Attributes:
       columns: For each matching subtree "NAME.dtype" and "NAME.bytes", with statistics also "NAME.rms", "NAME.norm",
-        "NAME.nonfinite" and "NAME.ratio". NAME is the subtree, such as "grads" or "opt_state.0.mu".
+        "NAME.nonfinite" and "NAME.ratio". NAME is the subtree, such as "grads" or "opt_state.0.mu". "NAME.spec" of a
+        tree that is a prefix of this one.
       shown: The names of the columns to show at first, usually one for each subtree.
       notes: At the root, about trees without a matching subtree.
     """
@@ -68,7 +71,8 @@ def other_tree_columns(
     """Columns for every subtree of other trees that has the structure of this tree.
 
     `find_structure` defines which subtrees match. If no subtree of a tree matches, but the whole tree has the structure
-    of subtrees of this one (gradients and a train state), its leaves are shown in their rows. No array is kept alive.
+    of subtrees of this one (gradients and a train state), its leaves are shown in their rows. A tree without arrays,
+    such as a mask, may also be a prefix of this one: see `treeviz.overlay`. No array is kept alive.
     Costs the walk of the other trees and about 1 µs a pair of leaves, with `stats` also `value_statistics`.
 
     Args:
@@ -80,13 +84,17 @@ def other_tree_columns(
       budget: Of each other tree; what it leaves out is noted at the root.
     """
     notes: list[Note] = []
-    every = [
-        found
-        for name, tree in trees.items()
-        for found in _find(table, *scan(tree, is_leaf=is_leaf, name=name, budget=budget), notes)
-    ]
     columns: list[Column] = []
-    shown: list[str] = []
+    every: list[_Found] = []
+    for name, tree in trees.items():
+        other, others = scan(tree, is_leaf=is_leaf, name=name, budget=budget)
+        if holds_specs(other, others) and not find_structure(table, other).matches:
+            laid = lay_prefix(tree, Side(table, list(nodes)), other)
+            columns += laid.columns
+            notes += laid.notes
+        else:
+            every += _find(table, other, others, notes)
+    shown = [column.name for column in columns]
     for found, title in zip(every, titles([(found.other, found.row) for found in every]), strict=True):
         taken = {*table.columns, *(column.name for column in columns)}
         named = _Named(place_text(found.other, found.row), title, field(found.other, found.row, taken))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.tree.column import Column
+from treeviz.tree.column import INHERITED, Column
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.numbers import bytes_text, count_text, number_text, percent_text
@@ -205,6 +205,18 @@ def _labels(column: Column, rows: np.ndarray, glyphs: Glyphs, longest: int) -> C
     for code in set(codes.tolist()):
         texts[code] = glyphs.fit(cut(str(column.levels[code]), longest))
     return _left(glyphs.fit(column.title), texts, codes)._replace(is_label=True)
+
+
+def bracketed(cells: Cells, glyphs: Glyphs) -> Cells:
+    """The same cells, with a bracket beside labels that are inherited from a row above."""
+    mark = glyphs.fit(INHERITED)
+    if not cells.is_label or not any(mark in text for text in cells.texts):
+        return cells
+    width, texts = cells.width + 2, []
+    for text, below in zip(cells.texts, [*cells.texts[1:], ""], strict=True):
+        sign = glyphs.bar[0] if text == below else glyphs.last[0]
+        texts.append(_padded(f"{sign} {text}" if mark in text else text, width))
+    return cells._replace(title=_padded(cells.title, width), width=width, texts=texts)
 
 
 def _charts(table: TreeTable, column: Column, rows: np.ndarray, glyphs: Glyphs) -> Cells:

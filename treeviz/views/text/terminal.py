@@ -73,6 +73,7 @@ def ascii_text(text: str) -> str:
         .replace("…", "...")
         .replace("×", "x")
         .replace("→", "->")
+        .replace("←", "<-")
         .replace("–", "-")
         .replace("·", "-")
         .encode("ascii", "backslashreplace")

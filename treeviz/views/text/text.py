@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from treeviz.tree.column import INHERITED
 from treeviz.tree.facts import Note
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.safe_repr import visible
@@ -18,6 +19,7 @@ from treeviz.views.text.brief import in_brief
 from treeviz.views.text.cells import (
     Cells,
     Part,
+    bracketed,
     columns_of_cells,
     fact_parts,
     narrowed,
@@ -76,10 +78,11 @@ def text(
     labels, key_widths = key_labels(table, truncated.rows, n_levels, glyphs)
     left_out = LeftOut(table, view.columns, truncated, glyphs.dots)
     details = _Details(table, truncated, left_out, series, glyphs)
+    beside = filter(_says_something, columns_of_cells(table, view.columns_beside, truncated.rows, glyphs, width))
     cells = [
         type_cells(table, truncated.rows, glyphs),
         *series_cells(series, truncated.rows, glyphs),
-        *filter(_says_something, columns_of_cells(table, view.columns_beside, truncated.rows, glyphs, width)),
+        *(bracketed(each, glyphs) for each in beside),
     ]
     room = _room(width, max(key_widths), cells, details, glyphs)
     if max(key_widths) > room.key and width is not None:
@@ -187,8 +190,13 @@ def _middles(room: _Room, is_leaf: list[bool], color: bool) -> list[str]:
     if color and texts:
         types = zip(texts[0], is_leaf, strict=True)
         texts[0] = [type_ if leaf else f"{CYAN}{type_}{RESET}" for type_, leaf in types]
-        texts[1:] = [[text.replace(BAD, f"{RED}{BAD}{RESET}") for text in column] for column in texts[1:]]
+        texts[1:] = [[_colored(text) for text in column] for column in texts[1:]]
     return [_GAP + _GAP.join(row) for row in zip(*texts, strict=True)] if texts else [""] * len(is_leaf)
+
+
+def _colored(text: str) -> str:
+    """A cell in which NaN is red, and what is inherited dim."""
+    return f"{DIM}{text}{RESET}" if INHERITED in text else text.replace(BAD, f"{RED}{BAD}{RESET}")
 
 
 def _shortened(prefix: str, label: str, width: int, glyphs: Glyphs) -> tuple[str, str]:

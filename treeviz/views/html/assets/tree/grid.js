@@ -253,7 +253,8 @@ export class Grid {
       if (column.format === "type") fillType(cells[i], this.view, row, notes, inside);
       else if (column.format === "histogram") cells[i].replaceChildren(barChart(column.bars(row).subarray(...column.used), column.title));
       else cells[i].textContent = texts[i];
-      cells[i].classList.toggle("bad", !!column.isBad && texts[i] === "NaN/Inf");
+      cells[i].classList.toggle("dim", texts[i].includes("←"));
+      cells[i].classList.toggle("bad", texts[i] === "NaN/Inf");
       if (hasBar(column)) cells[i].style.setProperty("--share", `${shareOf(column, row, rows.folds)}%`);
     });
   }
