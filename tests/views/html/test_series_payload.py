@@ -159,8 +159,8 @@ def test_the_front_end_of_series_is_a_module_as_the_other():
 
 def test_a_script_without_the_modules_for_series_leaves_pages_with_series_alone():
     table = layers()
-    assert 'data-treeviz="1"' in fragment(View(table, []))
-    assert 'data-treeviz="1 series"' in fragment(View(table, [], series=run(table)))
+    assert 'data-treeviz="2"' in fragment(View(table, []))
+    assert 'data-treeviz="2 series"' in fragment(View(table, [], series=run(table)))
 
 
 # Text

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from base64 import a85decode, a85encode, b64encode
+from base64 import b64encode
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from posixpath import dirname, join, normpath
+
+from treeviz.views.html.characters import from_characters, in_characters
 
 _ASSETS = Path(__file__).with_name("assets")
 # No module imports those that register themselves in `additions` of view.js: they are entries, too.
@@ -22,9 +24,6 @@ _TREE = ("tree/mount.js",)
 _SERIES = (*_TREE, "series/series_view.js")
 _WIDGET = (*_SERIES, "widget/details.js", "widget/widget.js")  # anywidget loads the last one
 _EXPORTS = ("export function mount(", "export default ")
-# What load/page_loader.js reads: from "(" to "~", without the two that HTML and JSON would escape.
-_CHARACTERS = dict(zip(range(33, 118), (code for code in range(40, 127) if code not in b"<\\"), strict=True))
-_BYTES = {code: byte for byte, code in _CHARACTERS.items()}
 _IMPORT = re.compile(r'^import .*"(\..*\.js)";$', re.MULTILINE)
 
 
@@ -54,14 +53,13 @@ def packed_widget_module() -> str:
 @cache
 def page_module_text(*, series: bool = False) -> str:
     """The front end of a page, as the loader unpacks it."""
-    return zlib.decompress(a85decode(packed_page_module(series=series).translate(_BYTES)), -15).decode()
+    return zlib.decompress(from_characters(packed_page_module(series=series)), -15).decode()
 
 
 @cache
 def packed_page_module(*, series: bool = False) -> str:
-    """The front end of a page, deflated, in 85 characters: a third of its size.
+    """The front end of a page, deflated, as text: a third of its size.
 
-    Five characters hold four bytes, where base64 needs a fifteenth more. None of them is special in HTML or JSON.
     `.ci/pack_pages.py` has made it a fifth smaller still; after a change in `assets/` it is packed here.
     """
     readable = readable_page_module(series=series)
@@ -75,10 +73,6 @@ def _packed_ahead(file: Path, readable: str) -> str:
     except OSError:
         return ""
     return packed if first == stamp(readable) else ""
-
-
-def in_characters(deflated: bytes) -> str:
-    return a85encode(deflated).replace(b"z", b"!!!!!").decode().translate(_CHARACTERS)
 
 
 def packed_file(*, series: bool = False) -> Path:

@@ -9,6 +9,7 @@ from functools import cache
 from hashlib import sha256
 
 from treeviz.views.html.bundle import fallback_text, loader_text, packed_page_module, page_module_text
+from treeviz.views.html.characters import in_characters
 from treeviz.views.html.escape import Markup, attribute, text
 from treeviz.views.html.fit import pack_within
 from treeviz.views.html.payload import FORMAT
@@ -37,7 +38,7 @@ def page(view: View, *, title: str = "") -> str:
     """
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {_script_policy(view)}"
     head = (
-        f'<meta http-equiv="Content-Security-Policy" content="{attribute(policy)}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
     )
@@ -71,7 +72,7 @@ def _host(view: View, packed: bytes, attributes: str) -> str:
     needs = f"{FORMAT} series" if view.series else FORMAT
     return (
         f'<div class="treeviz" {attributes}="{needs}">'
-        f'{outline(view)}<script type="application/octet-stream">{b64encode(packed).decode()}</script></div>'
+        f'{outline(view)}<script type="application/octet-stream">{in_characters(packed)}</script></div>'
     )
 
 

@@ -25,7 +25,7 @@ from treeviz.views.html.series_payload import pack_series
 from treeviz.views.text.cells import type_text
 from treeviz.views.view import View
 
-FORMAT = 1
+FORMAT = 2
 _AT_ONCE = 1 << 14  # histograms
 _SMALL = 1 << 12  # bytes of arrays that are compared
 _TYPES = {"u1": 0, "u2": 1, "u4": 2, "i4": 3, "f4": 4, "f8": 5}

@@ -20,10 +20,10 @@ export const GRADIENT = `linear-gradient(90deg,${STOPS.split(" ").map((text) => 
 export function themeColors(root) {
   const probe = root.appendChild(document.createElement("i"));
   const color = (name) => {
-    probe.style.color = `var(--${name})`;
+    probe.style.color = `var(${name})`;
     return getComputedStyle(probe).color;
   };
-  const colors = { text: color("text"), background: color("background"), dim: color("dim"), accent: color("accent"), bad: color("bad") };
+  const colors = { text: color("--text"), background: color("--background"), dim: color("--dim"), accent: color("--accent"), bad: color("--bad") };
   probe.remove();
   return colors;
 }

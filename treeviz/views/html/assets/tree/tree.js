@@ -2,7 +2,7 @@
 // Unpacks a table (views/html/payload.py) and computes what was not sent: parents, paths and roll-ups.
 import { bytesText, countText, numberText } from "./numbers.js";
 
-export const FORMAT = 1;
+export const FORMAT = 2;
 const ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
 const WRITE = { count: countText, bytes: bytesText, number: numberText };
 // Join two values; NaN means that there is no value.
@@ -19,7 +19,7 @@ const JOIN = {
 
 /** @type {(bytes: BufferSource) => Promise<Tree>} */
 export async function unpack(bytes) {
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  const stream = /** @type {any} */ (new Response(bytes).body).pipeThrough(new DecompressionStream("deflate-raw"));
   return new Tree(await new Response(stream).arrayBuffer());
 }
 
