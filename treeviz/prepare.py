@@ -231,7 +231,8 @@ def _alone(table: TreeTable, stats: bool) -> tuple[str, ...]:
 def _placement(table: TreeTable) -> tuple[str, ...]:
     """The columns that say where the arrays lie, unless all of them are on one device."""
     shardings = [facts.sharding for facts in table.facts if facts.sharding is not None]
-    is_spread = table.rolled(table.columns["devices"])[0] > 1 or any(each.n_devices > 1 for each in shardings)
+    n_devices = np.fmax.reduce(table.columns["devices"].values)  # the root has the most
+    is_spread = n_devices > 1 or any(each.n_devices > 1 for each in shardings)
     memories = dict.fromkeys(each.memory for each in shardings if each.memory)
     if not is_spread and not memories:
         return ()

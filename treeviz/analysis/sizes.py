@@ -57,7 +57,8 @@ def headline(table: TreeTable) -> tuple[str, ...]:
     at_least = "≥ " if is_cut(table) else ""
 
     def total(values: np.ndarray, one: str = "", several: str = "", write=count_text) -> str:
-        everything, once = (write(int(part.sum())) for part in (values, values[unique]))
+        everything = write(int(values.sum()))
+        once = everything if unique.all() else write(int(values[unique].sum()))
         text = f"{at_least}{everything} {one if everything == '1' else several}".strip()
         return text if once == everything else f"{text} ({at_least}{once} unique)"
 
@@ -76,8 +77,8 @@ def headline(table: TreeTable) -> tuple[str, ...]:
 def _are_parameters(table: TreeTable) -> np.ndarray:
     """bool[n_rows]: the rows of what is called `params`, a child of the root or the tree itself, if all is inexact."""
     found = np.zeros(len(table), dtype=bool)
-    codes = [code for code, key in enumerate(table.keys) if key.segment == "params"]
-    named = np.flatnonzero((table.depth == 1) & np.isin(table.key_codes, codes)).tolist()
+    is_named = np.array([key.segment == "params" for key in table.keys])[table.key_codes]
+    named = np.flatnonzero(is_named & (table.depth == 1)).tolist()
     for row in named or ([0] if table.name == "params" else []):
         inside = slice(row, int(table.end[row]))
         facts = [table.facts[code] for code in set(table.fact_codes[inside].tolist())]

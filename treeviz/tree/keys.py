@@ -7,7 +7,6 @@ import keyword
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, NamedTuple
 
 from jax import tree_util
@@ -87,12 +86,14 @@ class KeyTable:
 
     def mapping(self, items: list[tuple[Any, Any]]) -> list[int]:
         """The codes of a dict's keys."""
+        if len(items) > self.room:
+            return self.mapping(items[: self.room]) + [0] * (len(items) - self.room)
         known = self._plain.get
         # Other keys are not looked up: their hash may run user code.
-        codes = [known(key, 0) if type(key) is str or type(key) is int else 0 for key, _ in islice(items, self.room)]
+        codes = [known(key, 0) if type(key) is str or type(key) is int else 0 for key, _ in items]
         if 0 in codes:
-            codes = [code or self._mapping_code(items[i][0], i) for i, code in enumerate(codes)]
-        return codes + [0] * (len(items) - len(codes))
+            return [code or self._mapping_code(items[i][0], i) for i, code in enumerate(codes)]
+        return codes
 
     def customs(self, node: Any, pairs: Sequence[tuple[Any, Any]]) -> list[int]:
         """The codes of the keys that a registered class gives the children of a node."""

@@ -86,16 +86,14 @@ class FactTable:
         return (self.function, False) if is_function(cls) else (self.opaque, not _is_constant(cls))
 
     def array(self, leaf: Any) -> int:
-        sharding = self._same_sharding(leaf.sharding)
-        shape, dtype, weak, committed = leaf.shape, leaf.dtype, leaf.weak_type, leaf.committed
-        deleted = leaf.is_deleted()
-        cache_key = (deleted, shape, dtype, weak, committed, id(sharding))
+        cache_key = (leaf.aval, leaf.sharding, leaf.committed, leaf.is_deleted())
         code = self._codes.get(cache_key)
         if code is not None:
             return code
-        facts = self._array_facts("deleted" if deleted else "array", "jax.Array", leaf)
-        where = self._place(sharding, shape, committed)
-        return self._remember(cache_key, facts._replace(weak=weak, sharding=where))
+        aval, sharding, committed, deleted = cache_key
+        where = self._place(self._same_sharding(sharding), aval.shape, committed)
+        kind = "deleted" if deleted else "array"
+        return self._remember(cache_key, self._array_facts(kind, "jax.Array", aval, where, weak=aval.weak_type))
 
     def _same_sharding(self, sharding: Any) -> Any:
         """One object for all equal shardings, kept alive since its id is part of cache keys."""
@@ -114,11 +112,12 @@ class FactTable:
 
     def key(self, leaf: Any) -> int:
         deleted = guarded(leaf.is_deleted, lambda _: False)
-        facts = self._array_facts("deleted" if deleted else "key", "PRNG key", leaf)
         sharding = guarded(lambda: self._same_sharding(leaf.sharding), lambda _: None)
         committed = guarded(lambda: leaf.committed, lambda _: None)
         where = None if sharding is None else self._place(sharding, leaf.shape, committed)
-        return self.code(facts._replace(elements=0, sharding=where))
+        return self.code(
+            self._array_facts("deleted" if deleted else "key", "PRNG key", leaf, where)._replace(elements=0)
+        )
 
     def numpy(self, leaf: Any) -> int:
         cls, shape, dtype = type(leaf), np.ndarray.shape.__get__(leaf), np.ndarray.dtype.__get__(leaf)
@@ -183,9 +182,9 @@ class FactTable:
         code = self._codes.get(cache_key)
         if code is not None:
             return code
-        facts = self._array_facts("abstract", class_name(type(leaf)), leaf)
         where = None if sharding is None else self._place(sharding, shape, None)
-        return self._remember(cache_key, facts._replace(weak=weak, sharding=where))
+        facts = self._array_facts("abstract", class_name(type(leaf)), leaf, where, weak=weak)
+        return self._remember(cache_key, facts)
 
     def tracer(self, leaf: Any) -> int:
         aval = leaf.aval
@@ -195,8 +194,9 @@ class FactTable:
             text = "; ".join(filter(None, (f"one shard of shard_map{f' over {axes}' if axes else ''}", text)))
         if not hasattr(aval, "shape"):
             return self.code(Facts("tracer", name, True, 1, dtype=value_text(aval), text=text))
-        facts = self._array_facts("tracer", name, aval)
-        facts = facts._replace(weak=bool(getattr(aval, "weak_type", False)), text=text)
+        facts = self._array_facts("tracer", name, aval, weak=bool(getattr(aval, "weak_type", False)))._replace(
+            text=text
+        )
         sharding = of_traced(aval)
         if sharding is not None:
             facts = facts._replace(sharding=self._place(self._same_sharding(sharding), facts.shape or (), None))
@@ -248,15 +248,16 @@ class FactTable:
         where = None if sharding is None else self._place(self._same_sharding(sharding), shape, None)
         return facts._replace(elements=_product(shape), bytes=int(description.bytes), sharding=where or facts.sharding)
 
-    def _array_facts(self, kind: str, type_text: str, array: Any) -> Facts:
+    def _array_facts(
+        self, kind: str, type_text: str, array: Any, sharding: Sharding | None = None, *, weak: bool = False
+    ) -> Facts:
+        """The facts of an array, or of the aval of one."""
         shape = dimensions(array.shape)
-        n_bytes = guarded(lambda: int(array.nbytes), lambda _: -1)
         n_elements = _product(shape)
-        if n_bytes < 0:  # an aval
-            n_bytes = guarded(lambda: n_elements * int(array.dtype.itemsize), lambda _: 0)
+        n_bytes = n_elements * guarded(lambda: int(array.dtype.itemsize), lambda _: 0)
         dtype = self._dtype_name(array.dtype)
         n_counted = 0 if dtype.startswith("key<") else max(n_elements, 0)
-        return Facts(kind, type_text, True, 1, n_counted, n_bytes, shape, dtype)
+        return Facts(kind, type_text, True, 1, n_counted, n_bytes, shape, dtype, weak, sharding=sharding)
 
     def _dtype_name(self, dtype: Any) -> str:
         name = self._dtype_names.get(dtype)

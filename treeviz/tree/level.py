@@ -30,7 +30,8 @@ class Level(NamedTuple):
     trouble: str = ""
 
 
-_new_level = partial(tuple.__new__, Level)
+_new_level = partial(tuple.__new__, Level)  # half as long as `Level`: one for each node
+_by_key = itemgetter(0)
 
 
 def one_level(node: Any) -> tuple[list[tuple[tuple, Any]], tuple[type, Any] | None]:
@@ -86,11 +87,11 @@ def dict_level(node: dict, keys: KeyTable) -> Level:
     trouble = ""
     if len(items) > 1:
         try:
-            items = sorted(items, key=itemgetter(0))  # not in place: a sort that raises would leave them half sorted
+            items = sorted(items, key=_by_key)  # not in place: a sort that raises would leave them half sorted
         except Exception as error:
             types = ", ".join(sorted({class_name(type(key)) for key, _ in items}))
             trouble = f"JAX cannot flatten this dict: its keys ({types}) cannot be sorted: {error_text(error)}"
-    return Level([value for _, value in items], keys.mapping(items), None, trouble)
+    return _new_level(([value for _, value in items], keys.mapping(items), None, trouble))
 
 
 def ordered_dict_level(node: OrderedDict, keys: KeyTable) -> Level:

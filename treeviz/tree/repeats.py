@@ -20,7 +20,7 @@ The rule, for every view; `tests/fold_cases.json` has examples of it:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os.path import commonprefix
 from string import digits
 from typing import NamedTuple
@@ -69,17 +69,9 @@ def fold(table: TreeTable, wrong: Sequence[int] = (), nan: Sequence[int] = ()) -
       wrong: The rows with a finding or an error, worst first.
       nan: The rows with NaN or infinities.
     """
-    ranked = np.array([*wrong, *nan], int)
-    ranks = np.full(len(table), len(ranked))
-    ranks[ranked[::-1]] = np.arange(len(ranked))[::-1]
-    n_before = np.append(0, np.cumsum(ranks < len(ranked)))  # ranked rows
-    runs: list[np.ndarray] = []
-    for rows in _runs(table):
-        start, stop = rows[0], table.end[rows[-1]]
-        if n_before[stop] > n_before[start]:
-            rows = np.delete(rows, _standing_out(ranks[start:stop], len(rows), len(wrong), len(ranked)))
-        if len(rows) >= LEAST:
-            runs.append(rows)
+    runs = list(_runs(table))
+    if wrong or nan:
+        runs = [rows for rows in _folded_members(table, runs, wrong, nan) if len(rows) >= LEAST]
     stands_for = _stands_for(table, runs)
     shown = np.flatnonzero(stands_for == np.arange(len(table)))
     place = np.searchsorted(shown, stands_for)
@@ -94,15 +86,29 @@ def _stands_for(table: TreeTable, runs: Sequence[np.ndarray]) -> np.ndarray:
         return stands_for
     member = np.concatenate([rows[1:] for rows in runs])
     first = np.repeat([rows[0] for rows in runs], [len(rows) - 1 for rows in runs])
-    depth = table.depth[member]
-    inner_first = np.argsort(-depth, kind="stable")  # since an outer run replaces what an inner one says
-    for some in np.split(inner_first, np.flatnonzero(np.diff(depth[inner_first])) + 1):
-        size = table.end[member[some]] - member[some]
-        inside = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
-        stands_for[np.repeat(member[some], size) + inside] = np.repeat(first[some], size) + inside
+    inner_first = np.argsort(-table.depth[member], kind="stable")  # since an outer run replaces what an inner one says
+    member, first = member[inner_first], first[inner_first]
+    size = table.end[member] - member
+    inside = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
+    stands_for[np.repeat(member, size) + inside] = np.repeat(first, size) + inside
     while not np.array_equal(further := stands_for[stands_for], stands_for):
         stands_for = further
     return stands_for
+
+
+def _folded_members(
+    table: TreeTable, runs: Iterable[np.ndarray], wrong: Sequence[int], nan: Sequence[int]
+) -> Iterator[np.ndarray]:
+    """Of each run the rows that do not stand out."""
+    ranked = np.array([*wrong, *nan], int)
+    ranks = np.full(len(table), len(ranked))
+    ranks[ranked[::-1]] = np.arange(len(ranked))[::-1]
+    n_before = np.append(0, np.cumsum(ranks < len(ranked)))  # ranked rows
+    for rows in runs:
+        start, stop = rows[0], table.end[rows[-1]]
+        if n_before[stop] > n_before[start]:
+            rows = np.delete(rows, _standing_out(ranks[start:stop], len(rows), len(wrong), len(ranked)))
+        yield rows
 
 
 def _standing_out(ranks: np.ndarray, n_members: int, n_wrong: int, n_all: int) -> np.ndarray:
@@ -116,17 +122,18 @@ def _standing_out(ranks: np.ndarray, n_members: int, n_wrong: int, n_all: int) -
 
 def _runs(table: TreeTable) -> Iterator[np.ndarray]:
     """The rows of the members of each run of `LEAST` or more siblings."""
-    by_parent = np.argsort(table.parent, kind="stable")
-    is_alike = _next_is_alike(table)[by_parent]
-    before = np.append(False, is_alike[:-1])
-    first, last = np.flatnonzero(is_alike & ~before), np.flatnonzero(before & ~is_alike)
-    is_long = last - first + 1 >= LEAST
-    for start, stop in zip(first[is_long].tolist(), (last[is_long] + 1).tolist(), strict=True):
-        yield by_parent[start:stop]
+    alike = _alike_the_next(table)
+    alike = alike[np.argsort(table.parent[alike], kind="stable")]
+    following = table.end[alike]
+    starts = np.flatnonzero(np.append(-1, following[:-1]) != alike)
+    stops = np.append(starts[1:], len(alike))
+    is_long = stops - starts + 1 >= LEAST
+    for start, stop in zip(starts[is_long].tolist(), stops[is_long].tolist(), strict=True):
+        yield np.append(alike[start:stop], following[stop - 1])
 
 
-def _next_is_alike(table: TreeTable) -> np.ndarray:
-    """bool[n_rows]: whether the row has a next sibling, and that is alike."""
+def _alike_the_next(table: TreeTable) -> np.ndarray:
+    """int[k]: the rows that have a next sibling which is alike."""
     end, facts, keys, depth = table.end, table.fact_codes, table.key_codes, table.depth
     pattern = _patterns(table)[keys]
     row = np.arange(1, len(table))
@@ -135,7 +142,7 @@ def _next_is_alike(table: TreeTable) -> np.ndarray:
     size = following - row
     fit = (end[following] - following == size) & (facts[following] == facts[row]) & (pattern[following] == pattern[row])
     row, size = row[fit], size[fit]
-    found = np.zeros(len(table), bool)
+    found = np.zeros(len(row), bool)
     done, before = 0, np.append(0, np.cumsum(size))
     while done < len(row):
         upto = max(done + 1, int(np.searchsorted(before, before[done] + _AT_ONCE, side="right")) - 1)
@@ -146,9 +153,9 @@ def _next_is_alike(table: TreeTable) -> np.ndarray:
         other = one + sizes[which]
         differs = (depth[one] != depth[other]) | (facts[one] != facts[other])
         differs |= (keys[one] != keys[other]) & (inside > 0)
-        found[some] = np.bincount(which[differs], minlength=len(some)) == 0
+        found[done:upto] = np.bincount(which[differs], minlength=len(some)) == 0
         done = upto
-    return found
+    return row[found]
 
 
 def _patterns(table: TreeTable) -> np.ndarray:
@@ -156,8 +163,8 @@ def _patterns(table: TreeTable) -> np.ndarray:
     known: dict[str, int] = {}
     patterns = [0]  # of the indices of lists and tuples
     for key in table.keys[1:]:
-        pattern, n_numbers = _NUMBER.subn("0", key.label)
-        patterns.append(1 + known.setdefault(pattern, len(known)) if n_numbers else -1)
+        has_number = _NUMBER.search(key.label)
+        patterns.append(known.setdefault(_NUMBER.sub("0", key.label), 1 + len(known)) if has_number else -1)
     return np.array(patterns)
 
 

@@ -94,7 +94,7 @@ def error_text(error: BaseException) -> str:
 
 def dimensions(shape: Any) -> tuple[int, ...]:
     """The shape as ints; a symbolic dimension as its text."""
-    return tuple(size if type(size) is int else _dimension(size) for size in shape)
+    return tuple([size if type(size) is int else _dimension(size) for size in shape])
 
 
 def _dimension(size: Any) -> Any:

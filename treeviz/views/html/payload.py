@@ -28,6 +28,7 @@ from treeviz.views.view import View
 FORMAT = 2
 _AT_ONCE = 1 << 14  # histograms
 _SMALL = 1 << 12  # bytes of arrays that are compared
+_WHOLE = [(np.iinfo(dtype).min, np.iinfo(dtype).max, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.int32)]
 _TYPES = {"u1": 0, "u2": 1, "u4": 2, "i4": 3, "f4": 4, "f8": 5}
 # The facts to send; numbers are columns.
 _FIELDS = (
@@ -55,7 +56,7 @@ def pack(view: View) -> bytes:
     table = view.table
     shown = {column.name for column in view.columns_beside} - {"leaves"}  # they stand behind the type
     further = [column for column in table.columns.values() if not _says_nothing(column)]
-    everything = {column.name: column for column in (*view.columns, *further)}
+    columns = {column.name: column for column in (*view.columns, *further)}
     header = {
         "format": FORMAT,
         "name": table.name,
@@ -67,7 +68,7 @@ def pack(view: View) -> bytes:
         "fact_codes": buffers.add(table.fact_codes),
         "facts": _facts(table.facts, buffers),
         "notes": {str(row): notes for row, notes in table.notes.items()},
-        "columns": [_column(table, column, buffers, column.name in shown) for column in everything.values()],
+        "columns": [_column(table, column, buffers, column.name in shown) for column in columns.values()],
         **({"values": _documents(view.values)} if view.values else {}),
         **(_over_time(view, buffers) if view.series else {}),
         "buffers": buffers.index,
@@ -75,8 +76,8 @@ def pack(view: View) -> bytes:
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-(4 + len(text)) % 8)
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
-    parts = [deflate.compress(part) for part in (len(text).to_bytes(4, "little"), text, *buffers.chunks())]
-    return b"".join((*parts, deflate.flush()))
+    everything = b"".join((len(text).to_bytes(4, "little"), text, *buffers.chunks()))
+    return deflate.compress(everything) + deflate.flush()
 
 
 def _over_time(view: View, buffers: _Buffers) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class _Buffers:
         """The index of the buffer of `array`."""
         known = self._known.get(id(array))
         if known is None:
-            narrow = np.ascontiguousarray(_narrow(array).ravel())
+            narrow = _narrow(array).ravel()
             is_small = narrow.nbytes <= _SMALL
             content = (narrow.dtype.str, narrow.tobytes()) if is_small else (str(len(self.index)), b"")
             number = self._small.setdefault(content, len(self.index))
@@ -128,14 +129,12 @@ class _Buffers:
 
 def _narrow(array: np.ndarray) -> np.ndarray:
     """The same numbers in the smallest type of the front end."""
-    if array.dtype.kind == "b":
-        return array.astype(np.uint8)
+    if array.dtype.kind == "b" or array.dtype == np.uint8:
+        return array.astype(np.uint8, copy=False)
     if array.dtype.kind in "iu":
         low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-        for dtype in (np.uint8, np.uint16, np.uint32, np.int32):
-            if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
-                return array.astype(dtype)
-        return array.astype(np.float64)
+        dtypes = (dtype for least, most, dtype in _WHOLE if least <= low and high <= most)
+        return array.astype(next(dtypes, np.float64))
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):
         narrow = wide.astype(np.float32)
@@ -170,8 +169,8 @@ def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
 
 def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
     levels = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    codes = np.fromiter(map(levels.__getitem__, values), np.int64, len(values))
-    return [list(levels), buffers.add(codes)]
+    codes = map(levels.__getitem__, values)
+    return [list(levels), buffers.add(np.fromiter(codes, np.uint8 if len(levels) <= 256 else np.int64, len(values)))]
 
 
 def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool) -> dict[str, Any]:

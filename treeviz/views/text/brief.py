@@ -30,13 +30,13 @@ def with_counts(view: View) -> View:
     n_children = np.bincount(table.parent[1:], minlength=len(table))
     is_node = np.array([_is_plain_node(facts) for facts in table.facts])[table.fact_codes]
     nodes = np.flatnonzero(is_node & (n_leaves > 1))
-    known: dict[tuple[int, ...], int] = {}  # several times as fast as np.unique of rows
-    triples = zip(*(values[nodes].tolist() for values in (table.fact_codes, n_children, n_leaves)), strict=True)
+    triples = list(zip(*(values[nodes].tolist() for values in (table.fact_codes, n_children, n_leaves)), strict=True))
+    distinct = {triple: code for code, triple in enumerate(dict.fromkeys(triples), start=len(table.facts))}
     codes = table.fact_codes.copy()
-    codes[nodes] = [known.setdefault(triple, len(table.facts) + len(known)) for triple in triples]
+    codes[nodes] = [distinct[triple] for triple in triples]  # several times as fast as np.unique of rows
     facts = [
         table.facts[code]._replace(type=_counted(table.facts[code], children, leaves))
-        for code, children, leaves in known
+        for code, children, leaves in distinct
     ]
     return with_table(view, replace(table, facts=(*table.facts, *facts), fact_codes=codes), column.name)
 

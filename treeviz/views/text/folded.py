@@ -42,7 +42,8 @@ def folded(view: View) -> View:
     columns = [fewer.column(column) for column in view.columns]
     sizes = sizes_of(view)
     table = fewer.compact(None if sizes is None else view.table.rolled(sizes))
-    table = table.with_columns(*([] if sizes is None else [fewer.column(sizes)])).with_notes(dict(fewer.notes(view)))
+    further = [] if sizes is None or any(each is sizes for each in view.columns) else [fewer.column(sizes)]
+    table = table.with_columns(*columns, *further).with_notes(dict(fewer.notes(view)))
     series = [fewer.series(each) for each in view.series]
     return View(table, columns, depth=view.depth, whole=view.whole, series=series)
 
@@ -59,7 +60,8 @@ class _Folded:
         self._starts = np.cumsum(self._stands_for[self._several]) - self._stands_for[self._several]
         self._heads = np.array([*self._runs], int)
         self._members = np.concatenate([run.rows for run in self._runs.values()])
-        self._n_members = np.array([len(run.rows) for run in self._runs.values()])
+        n_members = np.array([len(run.rows) for run in self._runs.values()])
+        self._first_members = np.cumsum(n_members) - n_members
         self._parent = np.append(-1, self._place[table.parent[self._rows[1:]]]).astype(np.int32)
 
     def compact(self, n_bytes: np.ndarray | None) -> TreeTable:
@@ -187,7 +189,7 @@ class _Folded:
     def _sums(self, values: np.ndarray) -> np.ndarray:
         """What each shown row says of values that add up: a run the sum of its members, any other row its own."""
         sums = values[self._rows]
-        sums[self._heads] = np.add.reduceat(values[self._members], np.cumsum(self._n_members) - self._n_members)
+        sums[self._heads] = np.add.reduceat(values[self._members], self._first_members)
         return sums
 
     def _own(self, sums: np.ndarray) -> np.ndarray:
