@@ -14,10 +14,9 @@ import pytest
 import pythons
 
 import treeviz
-from treeviz import cli, demo_model
+from treeviz import cli, demo_model, reader
 from treeviz.cli import main
 from treeviz.tree.budget import Budget
-from treeviz.tree.files import loading
 
 HOUSE = Path(treeviz.__file__).parents[1]
 
@@ -144,7 +143,7 @@ def test_what_a_display_leaves_out_is_shown_on_request_and_always_searched(param
     [
         ("gone.npz", None, "gone.npz: No such file or directory"),
         ("model.pkl", b"", "treeviz does not open pickles"),
-        ("model.h5", b"", "treeviz reads .npz, .npy, .safetensors files"),
+        ("model.h5", b"", "model.h5: treeviz reads .safetensors, "),
         ("broken.npz", b"PK", "broken.npz is not a whole .npz file"),
         ("broken.npy", b"\x93NUMPY\x01", "broken.npy is not a whole .npy file"),
         ("broken.safetensors", b"\xff" * 20, "broken.safetensors is not a whole .safetensors file"),
@@ -181,10 +180,10 @@ def test_help_and_version(capsys):
 
 
 def test_help_names_the_formats_that_are_read(capsys, monkeypatch):
-    monkeypatch.setitem(loading.READERS, ".acme", lambda path, values: {})
+    monkeypatch.setitem(reader.READERS, ".acme", lambda path: {})
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "demo, or a file: .npz, .npy, .safetensors, .acme" in " ".join(capsys.readouterr().out.split())
+    assert ".acme, or a folder of" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_terminal_that_lacks_characters_gets_escapes(tmp_path):

@@ -29,6 +29,7 @@ if _TYPE_CHECKING:
     from treeviz.explainer.explain import explain_errors as explain_errors
     from treeviz.inspector.inspector import GradientInspector as GradientInspector
     from treeviz.integrations.optax import inspect_gradients as inspect_gradients
+    from treeviz.reader import read as read
     from treeviz.steps.compiles.forecast import forecast as forecast
     from treeviz.steps.compiles.watch import watch_compiles as watch_compiles
     from treeviz.steps.measure import measure as measure
@@ -70,6 +71,7 @@ __all__ = [
     "inspect_gradients",
     "measure",
     "overlay",
+    "read",
     "render",
     "stackable",
     "tap",
@@ -86,6 +88,7 @@ _LATER = {
     "explain_errors": "treeviz.explainer.explain",
     "watch_compiles": "treeviz.steps.compiles.watch",
     "measure": "treeviz.steps.measure",
+    "read": "treeviz.reader",
     "GradientInspector": "treeviz.inspector.inspector",
     "inspect_gradients": "treeviz.integrations.optax",
     "CannotWatch": "treeviz.steps.tracing.watch",

@@ -76,12 +76,14 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     from treeviz import __version__
-    from treeviz.tree.files.loading import READERS
+    from treeviz.reader import READERS
 
     parser = _Parser(
         "treeviz", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", metavar="demo|FILE", help=f"demo, or a file: {', '.join(READERS)}")
+    parser.add_argument(
+        "what", metavar="demo|FILE", help=f"demo, or a file: {', '.join(READERS)}, or a folder of .safetensors"
+    )
     parser.add_argument("--save", metavar="OUT", type=Path, help="write it to OUT: .html, .txt, .json, .svg or .png")
     parser.add_argument("--find", metavar="QUERY", help="list the rows that match, as in the page's search box")
     parser.add_argument("--depth", metavar="N", type=_depth, help="show N levels")
@@ -118,15 +120,14 @@ def _check_parser() -> argparse.ArgumentParser:
 
 def _check(options: argparse.Namespace) -> int:
     from treeviz.checker import check_tree, explain
-    from treeviz.tree.files.loading import identifier, load
+    from treeviz.reader import identifier, read
 
     if options.explain:
         _print(explain(options.explain))
         return FOUND
-    path = Path(options.file)
-    tree, ignore = load(path, values=options.values), options.ignore
+    tree, ignore = read(options.file), options.ignore
     found = check_tree(
-        tree, name=identifier(path), for_=options.for_, values=options.values, roundtrip=False, ignore=ignore
+        tree, name=identifier(options.file), for_=options.for_, values=options.values, roundtrip=False, ignore=ignore
     )
     _print(str(found))
     return NOTHING_FOUND if any(each.level == "error" for each in found) else FOUND
@@ -191,10 +192,9 @@ def _demo(save: Path | None):
 
 
 def _file(options: argparse.Namespace):
-    from treeviz.tree.files.loading import identifier, load
+    from treeviz.reader import identifier, read
 
-    path = Path(options.what)
-    return load(path, values=options.stats), identifier(path), options.save
+    return read(options.what), identifier(options.what), options.save
 
 
 def _what(row) -> str:

@@ -17,7 +17,6 @@ from treeviz.tree import walk as walking
 from treeviz.tree.budget import DISPLAY, WHOLE, Budget
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Note
-from treeviz.tree.files.entries import Stored
 from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
 from treeviz.tree.safe_repr import class_name, value_text
 from treeviz.tree.table import TreeTable
@@ -56,8 +55,7 @@ def scanned(
     table, nodes = walking.scan(tree, is_leaf=is_leaf, name=name, budget=budget)
     if stacked:
         axes = stacks_in(table, stacked)
-        in_files = {row: "its values stay in the file" for row in axes if isinstance(nodes[row], Stored)}
-        table, rows = open_stacks(table, axes, max_rows=budget.max_rows, closed=in_files)
+        table, rows = open_stacks(table, axes, max_rows=budget.max_rows)
         nodes = [nodes[row] for row in rows.tolist()]
     on_devices, where = device_columns(table)
     mesh = common_mesh(table)

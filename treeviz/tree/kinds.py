@@ -62,6 +62,14 @@ KINDS = {
         "a jax.Array", "leaf", has_values=True, has_identity=True, implied_types=("jax.Array",), is_implied=True
     ),
     "numpy": Kind("a NumPy array", "leaf", has_values=True, has_identity=True, implied_types=("np.ndarray", "ndarray")),
+    "stored": Kind(
+        "an array in a file, which is read when it is asked for",
+        "leaf",
+        has_identity=True,
+        has_owner=False,
+        implied_types=("Stored",),
+        is_implied=True,
+    ),
     "scalar": Kind(
         "a Python or NumPy scalar",
         "leaf",

@@ -79,7 +79,7 @@ def _n_layers(table: TreeTable, row: int, axis: int) -> int:
 
 
 def open_stacks(
-    table: TreeTable, axes: Mapping[int, int], *, max_rows: int = 2_000_000, closed: Mapping[int, str] | None = None
+    table: TreeTable, axes: Mapping[int, int], *, max_rows: int = 2_000_000
 ) -> tuple[TreeTable, np.ndarray]:
     """Add a row below an array for each of its layers.
 
@@ -87,19 +87,18 @@ def open_stacks(
       table: As walked, without columns.
       axes: The axis of the layers of each array, by row.
       max_rows: The most rows of the result.
-      closed: Why the layers of a row are not shown, by row.
 
     Returns:
       The table; and for each of its rows, the number of the row before, that of a layer being the number of its array.
     """
     if not axes:
         return table, np.arange(len(table))
-    why, counts, room = dict(closed or {}), np.zeros(len(table), np.int64), max_rows - len(table)
+    why, counts, room = dict[int, str](), np.zeros(len(table), np.int64), max_rows - len(table)
     for row, axis in axes.items():
         n = _n_layers(table, row, axis)
         if n > MOST_LAYERS or n > room:
-            why.setdefault(row, TOO_MANY.format(n))
-        if row not in why:
+            why[row] = TOO_MANY.format(n)
+        else:
             counts[row] = n
             room -= n
     notes = {row: (Note("info", f"its layers are not shown: {text}"),) for row, text in why.items()}

@@ -30,6 +30,7 @@ from treeviz.tree.safe_repr import (
 )
 from treeviz.tree.sharding import describe_sharding, manual_axes, of_array, of_traced
 from treeviz.tree.static import StaticFields
+from treeviz.tree.stored import Stored
 from treeviz.tree.tracers import Tracer
 
 LeafDescriber = Callable[[Any], int]
@@ -73,6 +74,8 @@ class FactTable:
             return (self.array if class_name(cls) == "ArrayImpl" else self.key), True
         if has_base(cls, np.ndarray):
             return self.numpy, True
+        if cls is Stored:
+            return self.stored, True
         if has_base(cls, np.generic):
             return self.numpy_scalar, False
         if has_base(cls, bool, int, float, complex):
@@ -135,6 +138,19 @@ class FactTable:
         elif not _has_jax_kind(dtype):
             facts = facts._replace(elements=0, text="not a JAX dtype")
         return self._remember(cache_key, facts)
+
+    def stored(self, leaf: Stored) -> int:
+        cache_key = (Stored, leaf.shape, leaf.dtype, leaf.nbytes, leaf.stored_as, leaf.text)
+        code = self._codes.get(cache_key)
+        if code is not None:
+            return code
+        is_known = bool(leaf.stored_as) or _has_jax_kind(leaf.dtype)
+        dtype = visible(leaf.stored_as) if leaf.stored_as else self._dtype_name(leaf.dtype)
+        text = leaf.text if is_known else ": ".join(filter(None, ("not a JAX dtype", leaf.text)))
+        if leaf.dtype.kind == "V" and leaf.dtype.names is None and not is_known:
+            text += " (NumPy writes bfloat16 and float8 like this)"
+        aval = (leaf.size if is_known else 0, leaf.nbytes, leaf.shape, dtype)
+        return self._remember(cache_key, Facts("stored", "Stored", True, 1, *aval, text=visible(text)))
 
     def numpy_scalar(self, leaf: Any) -> int:
         dtype = np.generic.dtype.__get__(leaf)  # type: ignore[attr-defined]

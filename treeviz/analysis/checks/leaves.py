@@ -119,8 +119,8 @@ def no_jax_dtype(checked: Checked) -> Iterator[Found]:
 
 
 def _has_no_jax_dtype(facts: Facts) -> bool:
-    if facts.kind == "numpy":
-        return facts.text == "not a JAX dtype"
+    if facts.kind in ("numpy", "stored"):
+        return facts.text.startswith("not a JAX dtype")
     return facts.kind == "scalar" and bool(facts.dtype) and facts.elements == 0
 
 
@@ -238,7 +238,7 @@ def canonicalized_dtype(checked: Checked) -> Iterator[Found]:
     """
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return
-    for row in checked.rows(lambda f: f.kind == "numpy" and f.dtype in _WIDE):
+    for row in checked.rows(lambda f: f.kind in ("numpy", "stored") and f.dtype in _WIDE):
         dtype = checked.facts(row).dtype
         yield Found(row, f"JAX makes {dtype} {_WIDE[dtype]}", Changed(f"{{x}}.astype(np.{_WIDE[dtype]})"))
 

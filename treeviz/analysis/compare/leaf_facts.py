@@ -10,7 +10,7 @@ from treeviz.analysis.facts import shape_text, sharding_text
 from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.safe_repr import guarded
 
-_WITHOUT_A_TYPE = ("abstract", "tracer", "deleted", "placeholder")  # they stand for an array of any type
+_WITHOUT_A_TYPE = ("abstract", "stored", "tracer", "deleted", "placeholder")  # they stand for an array of any type
 
 
 def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool]) -> list[Finding]:

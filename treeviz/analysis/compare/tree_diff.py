@@ -9,11 +9,13 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Aligned, Side, align, is_comparable
 from treeviz.analysis.compare.difference import Difference, Differences
+from treeviz.analysis.compare.in_files import compare_stored
 from treeviz.analysis.compare.leaf_facts import compare_facts, shardings_are_equivalent
 from treeviz.analysis.compare.nodes import MAPPINGS, Finding, compare_classes, compare_static, open_registered
 from treeviz.analysis.compare.values import CannotCompare, Gap, compare_arrays, gap_texts
 from treeviz.tree.facts import Facts
 from treeviz.tree.safe_repr import error_text, guarded, has_base, value_text
+from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 
 _BUILTIN = (*MAPPINGS, list, tuple, type(None))
@@ -188,7 +190,8 @@ class _Differ:
 
     def _gap(self, left: Any, right: Any) -> Gap | str | None:
         try:
-            gap = compare_arrays(left, right, rtol=self._rtol, atol=self._atol)
+            compare = compare_stored if Stored in (type(left), type(right)) else compare_arrays
+            gap = compare(left, right, rtol=self._rtol, atol=self._atol)
         except CannotCompare as why:
             return str(why)
         except Exception as error:
@@ -197,7 +200,7 @@ class _Differ:
 
 
 def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | Stored)
 
 
 def _is_number(leaf: Any) -> bool:

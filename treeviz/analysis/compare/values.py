@@ -67,10 +67,10 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     gap = Gap(int(np.prod(left.shape, dtype=np.int64)))
     if gap.n == 0:
         return gap
-    for start, mine, other in _overlapping(_parts(left), _parts(right)):
+    for start, mine, other in _overlapping(parts_of(left), parts_of(right)):
         if isinstance(mine, np.ndarray) and isinstance(other, np.ndarray):
             for offset, a, b in _blocks(mine, other):
-                _compare(gap, a, b, tuple(np.add(start, offset)) if start else (), rtol, atol)
+                compare_block(gap, a, b, tuple(np.add(start, offset)) if start else (), rtol, atol)
         else:
             _compare_on_device(gap, mine, other, start, rtol, atol)
     if gap.n_nan and not (gap.nan_left or gap.nan_right):
@@ -81,14 +81,14 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
 def n_nan(array: Any) -> int:
     """The number of NaN in an array that lies on the host."""
     return sum(
-        int(np.count_nonzero(np.isnan(block))) for _, part in _parts(array) for _, block, _ in _blocks(part, part)
+        int(np.count_nonzero(np.isnan(block))) for _, part in parts_of(array) for _, block, _ in _blocks(part, part)
     )
 
 
 Part = tuple[Index, Any]  # where it starts, and a NumPy view or an array on one device
 
 
-def _parts(array: Any) -> list[Part]:
+def parts_of(array: Any) -> list[Part]:
     origin = (0,) * len(array.shape)
     if isinstance(array, np.ma.MaskedArray):
         raise CannotCompare("it has a mask")
@@ -99,7 +99,7 @@ def _parts(array: Any) -> list[Part]:
         return [(origin, array)]
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         data = jax.random.key_data(array)
-        return _parts(data)
+        return parts_of(data)
     if not array.sharding.is_fully_addressable:
         raise CannotCompare("a part of it lives in another process")
     if len(array.sharding.device_set) == 1 or array.sharding.is_fully_replicated:
@@ -149,7 +149,7 @@ def _blocks(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[Index, np.nda
             yield (i, *origin[1:]), left[i : i + n_rows], right[i : i + n_rows]
 
 
-def _compare(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: float, atol: float) -> None:
+def compare_block(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: float, atol: float) -> None:
     if a.dtype == b.dtype and _same_bits(a, b):
         return
     if a.dtype.kind in "biu" and b.dtype.kind in "biu":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -14,9 +13,9 @@ import numpy as np
 from treeviz.analysis.stats.host import SMALL, Pile, as_float64, holds_numbers, host_view, n_stored, summary_of_array
 from treeviz.analysis.stats.summary import Summaries, join, nothing, over_ranges
 from treeviz.tree.budget import Budget, Stopwatch
-from treeviz.tree.files.entries import Stored
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.safe_repr import class_name, error_text, has_base, module_name, visible
+from treeviz.tree.stored import Stored
 from treeviz.tree.tracers import Tracer
 
 NOT_READ = "not read: the statistics"  # the beginning of the reason
@@ -84,6 +83,8 @@ class Scan:
         return owner
 
     def _read_layers(self, owner: int, leaf: Any, axis: int, n: int) -> str | None:
+        if type(leaf) is Stored:
+            leaf = np.asarray(leaf)
         reader = self._reader(type(leaf))
         for read in (self._read_jax_array, self._read_array):
             if reader == read and leaf.shape[axis : axis + 1] == (n,):
@@ -175,7 +176,7 @@ class Scan:
         return None
 
     def _read_stored(self, owner: int, stored: Stored) -> str | None:
-        n_elements = math.prod(stored.shape)
+        n_elements = stored.size
         if n_elements > self._max_elements:
             return f"not scanned: {n_elements:,} elements are more than {self._max_elements:,}"
         self._large.append((owner, nothing(1)))

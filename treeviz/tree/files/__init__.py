@@ -1,1 +1,1 @@
-"""Files of arrays as trees, one reader per format. By default only headers are read."""
+"""Files of arrays as trees, one reader per format that needs no library. Only headers are read."""

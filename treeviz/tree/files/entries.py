@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,9 +16,13 @@ import numpy as np
 
 from treeviz.tree.describers import Description, describes
 from treeviz.tree.safe_repr import visible
+from treeviz.tree.stored import Stored, chunks_from
 
-NUMBERS = "biufc"  # kinds of dtypes
-_CHUNK = 1 << 20  # bytes
+MOST_TOKENS = 6_000_000  # of JSON: commas and brackets; an array of a checkpoint has some ten
+
+
+class LoadError(ValueError):
+    """A file that treeviz cannot or will not read; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -32,39 +38,9 @@ def _(unread: Unread) -> Description:
     return Description(kind="opaque", type=unread.type, text=unread.text, transparent=True)
 
 
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """An array of numbers whose values stay in the file. No memory map: a file that shrinks would end the process.
-
-    Attributes:
-      open: Opens the file where the values begin.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    open: Callable[[], AbstractContextManager[IO[bytes]]] = field(repr=False)
-
-    @property
-    def n_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def chunks(self) -> Iterator[np.ndarray]:
-        """Read the values, in the order in which they stand in the file, as flat arrays of at most 1 MiB."""
-        n_left, n_chunk = self.n_bytes, _CHUNK - _CHUNK % self.dtype.itemsize
-        with self.open() as file:
-            while n_left:
-                data = file.read(min(n_left, n_chunk))
-                if not data or len(data) % self.dtype.itemsize:
-                    raise EOFError(f"its last {n_left:,} bytes are not there")
-                n_left -= len(data)
-                yield np.frombuffer(data, self.dtype)
-            file.read(1)  # at its end an archive compares the checksum
-
-
-@describes(Stored)
-def _(stored: Stored) -> Description:
-    dtype = str(stored.dtype)
-    return Description(kind="numpy", type="ndarray", shape=stored.shape, dtype=dtype, bytes=stored.n_bytes)
+def at(path: Path, start: int) -> Callable[[Stored], Iterator[np.ndarray]]:
+    """Reads the values that stand in a file from `start` on."""
+    return partial(chunks_from, partial(open_at, path, start))
 
 
 @contextmanager
@@ -74,12 +50,13 @@ def open_at(path: Path, start: int) -> Iterator[IO[bytes]]:
         yield file
 
 
-def unread_array(shape: tuple[int, ...], dtype: np.dtype) -> Unread:
-    """The placeholder of an array whose dtype JAX does not have."""
-    if dtype.hasobject:
-        return Unread("pickle", f"{shape}: pickled Python objects, which treeviz does not open")
-    hint = " (NumPy writes bfloat16 and float8 like this)" if dtype.kind == "V" and dtype.names is None else ""
-    return Unread("np.ndarray", f"{shape} of {visible(str(dtype), 80)}: not a JAX dtype{hint}")
+def refuse(why: str) -> Callable[[Stored], Iterator[np.ndarray]]:
+    """The values of an array that has a shape, and whose values cannot or may not be read."""
+
+    def chunks(_: Stored) -> Iterator[np.ndarray]:
+        raise ValueError(why)
+
+    return chunks
 
 
 def n_bytes_of(name: str, shape: Sequence[Any], dtype: np.dtype) -> int:
@@ -104,3 +81,30 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         (twice, n), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"it has {visible(twice, 100)!r} {n} times")
     return named
+
+
+def parse_json(text: bytes, hook: Callable[[list[tuple[str, Any]]], Any] = without_repeats) -> Any:
+    """What JSON says, if that fits into some 100 MB.
+
+    Args:
+      hook: Makes an object of its (name, value) pairs.
+
+    Raises:
+      ValueError: It is no JSON, too large, or has a name twice.
+    """
+    n_tokens = sum(map(text.count, (b",", b"[", b"{")))
+    if n_tokens > MOST_TOKENS:
+        raise ValueError(f"its JSON has {n_tokens:,} values and brackets; {MOST_TOKENS:,} is the most that is read")
+    try:
+        return json.loads(text.decode("utf-8"), object_pairs_hook=hook)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+
+
+def read_bounded(path: Path, n_most: int) -> bytes:
+    """The bytes of a file of at most `n_most`."""
+    with open(path, "rb") as file:
+        data = file.read(n_most + 1)
+    if len(data) > n_most:
+        raise ValueError(f"{visible(path.name, 100)} has more than {n_most:,} bytes")
+    return data

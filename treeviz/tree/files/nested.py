@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
+
+from treeviz.tree.stored import Stored
 
 # Nodes beyond ten for each array. More would only serve to fill the memory: a name of 4 MB may have 2,000,000 parts.
 MOST_NODES = 200_000
+# What is appended to the name of a quantized array for that of its scale, by what writes such checkpoints.
+_SCALES = ("_scale", "_scale_inv", ".scale", ".weight_scale", ".absmax", ".SCB", "_scales")
 
 
 def nested(arrays: Mapping[str, Any]) -> Any:
@@ -37,6 +44,24 @@ def nested(arrays: Mapping[str, Any]) -> Any:
     for parent, key in reversed(above):
         parent[key] = _as_list(parent[key])
     return _as_list(root)
+
+
+def with_scales(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arrays; of a quantized one that has a scale beside it, its text says which."""
+    return {name: _with_scale(name, array, arrays) for name, array in arrays.items()}
+
+
+def _with_scale(name: str, array: Any, arrays: dict[str, Any]) -> Any:
+    if type(array) is not Stored or array.text or not _is_quantized(name, array.dtype):
+        return array
+    above = name.rpartition(".")[0]
+    beside = [f"{name}{ending}" for ending in _SCALES] + ([f"{above}.scales"] if name.endswith("qweight") else [])
+    scales = [each.removeprefix(f"{above}.") for each in beside if each in arrays]
+    return replace(array, text=f"scaled by {scales[0]}") if scales else array
+
+
+def _is_quantized(name: str, dtype: np.dtype) -> bool:
+    return (dtype.itemsize == 1 and dtype != np.bool_) or name.endswith("qweight")
 
 
 def _as_list(node: dict[str, Any]) -> Any:

@@ -1,59 +1,65 @@
-"""`.npy` and `.npz` files: NumPy's arrays. See `numpy.lib.format` for the format."""
+"""`.npy`, `.npz` and `.eqx` files: NumPy's arrays. See `numpy.lib.format` for the format."""
 
 from __future__ import annotations
 
 import io
 import os
 import warnings
+import weakref
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import jax
 import numpy as np
 
-from treeviz.tree.files.entries import NUMBERS, Stored, Unread, n_bytes_of, open_at, unread_array
+from treeviz.tree.files.entries import Unread, at, n_bytes_of, refuse
 from treeviz.tree.safe_repr import visible
+from treeviz.tree.stored import Stored, chunks_from
 
 MAX_HEADER = 10_000  # bytes; the limit of numpy.load. A compressed header can claim 4 GB.
+_MAX_DIRECTORY = 24_000_000  # bytes of an archive's list of members: of some 200,000 arrays
+_MAX_ARRAYS = 1_000_000  # in one .eqx file
+_MAX_LINE = 1_000_000  # bytes before the arrays of an .eqx file
 _ENCRYPTED = 0x1  # a flag of a zip file's member
 
 
 class _Header(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
+    order: str
     n_bytes: int  # of the values
     start: int  # of the values
 
-    @property
-    def is_number(self) -> bool:
-        return self.dtype.kind in NUMBERS
+    def stored(self, chunks: Any, name: str) -> Stored:
+        text = "pickled Python objects, which treeviz does not open" if self.dtype.hasobject else ""
+        return Stored(self.shape, self.dtype, refuse(text) if text else chunks, name, text=text, order=self.order)
 
 
-def read_npy(path: Path, values: bool) -> Any:
+def read_npy(path: Path) -> Stored:
     with open(path, "rb") as file:
         header = _read_header(file, "the array")
-        if not header.dtype.hasobject:
-            _check_size("the array", header, os.fstat(file.fileno()).st_size)
-    if not header.is_number:
-        return unread_array(header.shape, header.dtype)
-    if values:
-        return Stored(header.shape, header.dtype, partial(open_at, path, header.start))
-    return jax.ShapeDtypeStruct(header.shape, header.dtype)
+        _check_size("the array", header, os.fstat(file.fileno()).st_size)
+    return header.stored(at(path, header.start), path.name)
 
 
-def read_npz(path: Path, values: bool) -> Iterator[tuple[str, Any]]:
-    archive = zipfile.ZipFile(path)  # the last of its arrays closes it
+def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
+    file = _Bounded(path)
+    try:
+        archive = zipfile.ZipFile(file)
+    except BaseException:
+        file.close()
+        raise
+    weakref.finalize(archive, file.close)  # with the last of its arrays
     members = archive.infolist()
     n_same = Counter(member.filename for member in members)
     for member in members:
         name = member.filename.removesuffix(".npy")
         if name != member.filename:
-            entry = _entry(archive, member, values)
+            entry = _entry(archive, member, name)
         else:
             entry = Unread("file", "not an array")
             if f"{name}.npy" in n_same:
@@ -65,18 +71,43 @@ def read_npz(path: Path, values: bool) -> Iterator[tuple[str, Any]]:
         yield name, entry
 
 
-def _entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo, values: bool) -> Any:
+def read_eqx(path: Path) -> list[Stored]:
+    """The arrays of a file of `equinox.tree_serialise_leaves`, in their order: the model says which is which."""
+    arrays: list[Stored] = []
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if file.read(1) == b"{":  # hyperparameters, as Equinox' documentation has it
+            file.readline(_MAX_LINE)
+        else:
+            file.seek(0)
+        while (start := file.tell()) < size:
+            if len(arrays) >= _MAX_ARRAYS:
+                raise ValueError(f"it has more than {_MAX_ARRAYS:,} arrays")
+            name = f"array {len(arrays)}"
+            header = _read_header(file, name)
+            header = header._replace(start=start + header.start)
+            _check_size(name, header, size)
+            arrays.append(header.stored(at(path, header.start), name))
+            file.seek(header.start + header.n_bytes)
+    return arrays
+
+
+class _Bounded(io.FileIO):
+    """A file whose list of members fills no memory."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _MAX_DIRECTORY:
+            raise ValueError(f"its list of arrays would be {size:,} bytes long")
+        return super().read(size)
+
+
+def _entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Any:
     if member.flag_bits & _ENCRYPTED:
         return Unread("file", "encrypted: treeviz asks for no password")
-    name = visible(member.filename, 100)
+    shown = visible(member.filename, 100)
     with archive.open(member) as file:
-        header = _read_header(file, name)
-    if not header.dtype.hasobject:
-        _check_size(name, header, member.file_size)
-    if not header.is_number:
-        return unread_array(header.shape, header.dtype)
-    if not values:
-        return jax.ShapeDtypeStruct(header.shape, header.dtype)
+        header = _read_header(file, shown)
+    _check_size(shown, header, member.file_size)
 
     @contextmanager
     def open_values() -> Iterator[IO[bytes]]:
@@ -84,7 +115,7 @@ def _entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo, values: bool) -> A
             file.read(header.start)  # `seek` would give up the checksum
             yield file
 
-    return Stored(header.shape, header.dtype, open_values)
+    return header.stored(partial(chunks_from, open_values), name)
 
 
 def _read_header(file: IO[bytes], name: str) -> _Header:
@@ -100,16 +131,22 @@ def _read_header(file: IO[bytes], name: str) -> _Header:
     text = file.read(n_text)
     if version == (3, 0):  # in UTF-8; NumPy has a public reader of Latin-1 alone, which takes escapes
         text = text.decode("utf-8").encode("ascii", "backslashreplace")
+    shape, is_fortran, dtype = _parsed(text)
+    if len(shape) > 64:
+        raise ValueError(f"{name} has {len(shape):,} dimensions; NumPy has 64 at most")
+    order = "F" if is_fortran else "C"
+    return _Header(shape, dtype, order, n_bytes_of(name, shape, dtype), 8 + n_length + n_text)
+
+
+@lru_cache(maxsize=1000)  # the arrays of a model have few shapes, and NumPy runs Python's parser
+def _parsed(text: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     whole = io.BytesIO(len(text).to_bytes(4, "little") + text)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python's parser, and of NumPy about files of Python 2
-        shape, _, dtype = np.lib.format.read_array_header_2_0(whole, max_header_size=8 * MAX_HEADER)
-    if len(shape) > 64:
-        raise ValueError(f"{name} has {len(shape):,} dimensions; NumPy has 64 at most")
-    return _Header(shape, dtype, n_bytes_of(name, shape, dtype), 8 + n_length + n_text)
+        return np.lib.format.read_array_header_2_0(whole, max_header_size=8 * MAX_HEADER)
 
 
 def _check_size(name: str, header: _Header, n_stored: int) -> None:
     n_left = max(0, n_stored - header.start)
-    if n_left < header.n_bytes:
+    if n_left < header.n_bytes and not header.dtype.hasobject:
         raise ValueError(f"{name} is cut: {header.n_bytes:,} bytes of values, and {n_left:,} are there")

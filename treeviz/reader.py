@@ -1,0 +1,177 @@
+"""Read a checkpoint as a tree: what stands behind `read`. The formats by suffix, by folder, and by a Python name."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from treeviz.tree.files.entries import LoadError, without_repeats
+from treeviz.tree.files.like import in_tree_like
+from treeviz.tree.files.msgpack import read_msgpack
+from treeviz.tree.files.nested import nested, with_scales
+from treeviz.tree.files.npy import read_eqx, read_npy, read_npz
+from treeviz.tree.files.safetensors import read_index, read_safetensors, read_shards
+from treeviz.tree.safe_repr import error_text, visible
+
+_PICKLES = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".ckpt", ".bin")
+_ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MOST_FILES = 100_000  # names of a folder that are looked at
+
+
+# A reader returns a tree, or (name, array) pairs.
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".safetensors": read_safetensors,
+    ".safetensors.index.json": read_index,
+    ".npz": read_npz,
+    ".npy": read_npy,
+    ".msgpack": read_msgpack,
+    ".eqx": read_eqx,
+}
+
+
+def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
+    """Read what is in a checkpoint, without its values: a tree to render, compare, check and explore.
+
+        params = {"layers": [{"w": np.ones((3, 4)), "b": np.zeros(4)}]}
+        np.savez("params.npz", **{"layers.0.w": params["layers"][0]["w"], "layers.0.b": np.zeros(4)})
+        tree = tv.read("params.npz")
+        tree["layers"][0]["w"].shape                # (3, 4); .dtype, .nbytes, .name likewise
+        np.asarray(tree["layers"][0]["w"])          # now the values are read
+        assert not tv.diff(tree, params).differences
+        tv.render(tree, stats=True)                 # reads the values, one array after the other
+
+    The formats are `.safetensors`, also as the folder or the index of several; `.npz` and `.npy`;
+    `.msgpack` of Flax; and `.eqx` of Equinox. "package.module:name" is a tree in Python, or a function that makes one,
+    of which only the shapes are computed.
+
+    Names such as "layers.0.w", or "layers/0/w", become nested dicts, and lists where the parts are numbers from 0 on.
+    Costs some 10 µs an array, and no value is read. No pickle is ever opened, and nothing outside the file or folder.
+
+    Args:
+      path: A file, a folder, or "package.module:name".
+      like: For `.eqx`: the model, or its shapes as of `eqx.filter_eval_shape`, or "package.module:name". The file has
+        no names, and without this the tree is a list.
+
+    Returns:
+      A tree of leaves with `.shape`, `.dtype`, `.nbytes` and `.name`, which `np.asarray` reads, and of the text and
+      numbers that stand between them.
+
+    Raises:
+      ValueError: A format that is not known, a pickle, or a file that is broken; the message names it and the reason.
+      OSError: The file cannot be read.
+    """
+    shown = visible(os.fsdecode(os.fspath(path)), 1000)
+    if isinstance(path, str) and _ATTRIBUTE.fullmatch(path) and not os.path.exists(path):
+        return _from_python(path)
+    path = Path(path)
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        reader, what = _of_folder(path), "checkpoint"
+    elif not stat.S_ISREG(mode):
+        raise LoadError(f"{shown} is neither a file nor a folder: it is a device, a pipe or a socket.")
+    else:
+        suffix, reader = _of_file(path)
+        what = f"{suffix} file"
+    try:
+        found = reader(path)
+        tree = nested(with_scales(without_repeats(list(found)))) if isinstance(found, Iterator) else found
+        if like is None:
+            return tree
+        return in_tree_like(_from_python(like) if isinstance(like, str) else like, tree)
+    except (LoadError, ImportError):
+        raise
+    except Exception as error:
+        # Whatever bytes stand in a file: the modules that take it apart raise some twenty kinds of exceptions.
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        message = visible(str(error), 300) if type(error) is ValueError else error_text(error)
+        raise LoadError(f"{shown} is not a whole {what}: {message}") from error
+
+
+def identifier(path: str | os.PathLike[str]) -> str:
+    """A Python identifier from the file's name."""
+    from keyword import iskeyword
+
+    name = re.sub(r"\W+", "_", Path(path).stem).strip("_")
+    return name if name.isidentifier() and not iskeyword(name) else "tree"
+
+
+def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
+    """The suffix and the reader of a file."""
+    name, shown = path.name.lower(), visible(str(path), 1000)
+    if path.suffix.lower() in _PICKLES:
+        raise LoadError(
+            f"{shown} is a pickle by its name. treeviz does not open pickles: that runs whatever code the file "
+            "contains. Load it yourself, if you trust it, and call treeviz.render(tree)."
+        )
+    if path.suffix.lower() == ".treeviz":
+        raise LoadError(f"{shown} is a recorded run, and no tree: treeviz.GradientInspector.load reads it.")
+    if re.fullmatch(r"checkpoint(_\d+)?", name):  # of flax.training.checkpoints
+        return "msgpack", read_msgpack
+    for suffix in sorted(READERS, key=len, reverse=True):
+        if name.endswith(suffix):
+            return suffix, READERS[suffix]
+    raise LoadError(
+        f"{shown}: treeviz reads {', '.join(READERS)} files. Load any other one yourself, and call "
+        "treeviz.render(tree)."
+    )
+
+
+def _of_folder(folder: Path) -> Callable[[Path], Any]:
+    """The reader of a folder, by what is in it."""
+    names = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            names.append(entry.name)
+            if len(names) > _MOST_FILES:
+                break
+    shards = sorted(name for name in names if name.endswith((".safetensors", ".safetensors.index.json")))
+    if shards:
+        return lambda folder: read_shards(folder, shards)
+    raise LoadError(
+        f"{visible(str(folder), 1000)} is no checkpoint that treeviz knows: it has no .safetensors files. Name a "
+        "file in it."
+    )
+
+
+def _from_python(name: str) -> Any:
+    """The tree that "package.module:name" is, or makes: of a function only the shapes are computed."""
+    module, _, attributes = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:  # as `python -m` has it
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module)
+        for attribute in attributes.split("."):
+            found = getattr(found, attribute)
+    except (ImportError, AttributeError) as error:
+        raise LoadError(f"{visible(name, 300)}: {error_text(error)}") from error
+    if not callable(found) or not jax.tree_util.all_leaves([found]):
+        return found  # an Equinox module can be called, and is a tree
+    try:
+        return _shapes_of(found)
+    except Exception as error:
+        raise LoadError(f"{visible(name, 300)} was called, and raised {error_text(error)}") from error
+
+
+def _shapes_of(make: Callable[[], Any]) -> Any:
+    """What a function returns, with shapes in place of arrays: they are never computed."""
+    others: list[Any] = []
+
+    def arrays() -> Any:
+        leaves, treedef = jax.tree_util.tree_flatten(make())
+        others[:] = [None if isinstance(leaf, jax.Array) else (leaf,) for leaf in leaves]
+        others.append(treedef)
+        return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+
+    shapes = iter(jax.eval_shape(arrays))
+    *kept, treedef = others
+    return treedef.unflatten(next(shapes) if each is None else each[0] for each in kept)

@@ -1,0 +1,177 @@
+"""Flax' msgpack files: `flax.serialization.to_bytes`. Arrays are passed over, which msgpack's own readers cannot.
+
+The formats: https://github.com/msgpack/msgpack/blob/master/spec.md and `flax/serialization.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from treeviz.tree.files.entries import Unread, at, n_bytes_of
+from treeviz.tree.safe_repr import visible
+from treeviz.tree.stored import Stored
+
+_MOST_VALUES = 1_000_000
+_MOST_LEVELS = 300
+_LONGEST_TEXT = 100_000  # bytes
+_NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Flax' extensions
+_CHUNKED = "__msgpack_chunked_array__"  # an array of more than 1 GiB, as a dict of flat parts
+_NUMBERS = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q"}
+_NUMBERS |= {0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
+_LENGTHS = {"bin": (0xC4, 0xC5, 0xC6), "ext": (0xC7, 0xC8, 0xC9), "str": (0xD9, 0xDA, 0xDB)}
+_LENGTHS |= {"array": (None, 0xDC, 0xDD), "map": (None, 0xDE, 0xDF)}
+_KIND_OF = {code: (kind, 1 << i) for kind, codes in _LENGTHS.items() for i, code in enumerate(codes)}
+
+
+class _Bytes(NamedTuple):
+    """Where bytes stand that were passed over."""
+
+    start: int
+    n: int
+
+
+def read_msgpack(path: Path) -> Any:
+    """The tree that Flax wrote; dicts with the keys of a list are lists."""
+    with open(path, "rb") as file:
+        scanner = _Scanner(path, file)
+        tree = scanner.value()
+        if scanner.n_left:
+            raise ValueError(f"{scanner.n_left:,} bytes follow its end")
+    return tree
+
+
+class _Scanner:
+    """Reads msgpack values from a file, and passes over the bytes of arrays."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path, self._file = path, file
+        self._size = os.fstat(file.fileno()).st_size
+        self._n_values = 0
+        self._is_inside = False  # of an extension: bytes there are an array's
+
+    @property
+    def n_left(self) -> int:
+        return self._size - self._file.tell()
+
+    def value(self, name: str = "", level: int = 0) -> Any:
+        self._n_values += 1
+        if self._n_values > _MOST_VALUES or level > _MOST_LEVELS:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values, or {_MOST_LEVELS} levels")
+        code = self._number(">B")
+        if code < 0x80 or code >= 0xE0:
+            return code if code < 0x80 else code - 0x100
+        if code < 0xC0:
+            kind, n = ("map", code & 15) if code < 0x90 else ("array", code & 15) if code < 0xA0 else ("str", code & 31)
+        elif code in _NUMBERS:
+            return self._number(_NUMBERS[code])
+        elif code in _KIND_OF:
+            kind, width = _KIND_OF[code]
+            n = self._number({1: ">B", 2: ">H", 4: ">I"}[width])
+        elif 0xD4 <= code <= 0xD8:
+            kind, n = "ext", 1 << (code - 0xD4)
+        elif code == 0xC1:
+            raise ValueError("it is no msgpack")
+        else:
+            return {0xC0: None, 0xC2: False, 0xC3: True}[code]
+        return getattr(self, f"_{kind}")(n, name, level)
+
+    def _number(self, form: str) -> Any:
+        return struct.unpack(form, self._read(struct.calcsize(form)))[0]
+
+    def _read(self, n: int) -> bytes:
+        data = self._file.read(n) if n <= self.n_left else b""
+        if len(data) < n:
+            raise ValueError(f"it is cut: {n:,} more bytes were to come")
+        return data
+
+    def _skip(self, n: int) -> _Bytes:
+        start = self._file.tell()
+        if n > self._size - start:
+            raise ValueError(f"it is cut: {n:,} more bytes were to come, and {self._size - start:,} are there")
+        self._file.seek(n, os.SEEK_CUR)
+        return _Bytes(start, n)
+
+    def _bin(self, n: int, name: str, level: int) -> Any:
+        where = self._skip(n)
+        return where if self._is_inside else Unread("bytes", f"{n:,} bytes")
+
+    def _str(self, n: int, name: str, level: int) -> Any:
+        if n > _LONGEST_TEXT:
+            self._skip(n)
+            return Unread("str", f"{n:,} bytes of text")
+        return self._read(n).decode("utf-8")
+
+    def _array(self, n: int, name: str, level: int) -> list[Any]:
+        if n > self.n_left:
+            raise ValueError(f"it is cut: a list of {n:,} was to come")
+        return [self._entry(name, i, level) for i in range(n)]
+
+    def _map(self, n: int, name: str, level: int) -> Any:
+        if n > self.n_left:
+            raise ValueError(f"it is cut: a dict of {n:,} was to come")
+        found: dict[Any, Any] = {}
+        for _ in range(n):
+            key = self.value(level=level + 1)
+            if not isinstance(key, str | int):
+                raise ValueError(f"a key of a dict is no text: {visible(str(key), 100)}")
+            if key in found:
+                raise ValueError(f"it has {visible(f'{name}/{key}', 200)!r} twice")
+            found[key] = self._entry(name, key, level)
+        if _CHUNKED in found:
+            return self._chunked(found, name)
+        if found and all(str(i) in found for i in range(len(found))):
+            return [found[str(i)] for i in range(len(found))]
+        return found
+
+    def _entry(self, name: str, key: Any, level: int) -> Any:
+        return self.value(f"{name}/{key}" if name else str(key), level + 1)
+
+    def _ext(self, n: int, name: str, level: int) -> Any:
+        kind = self._number(">b")
+        inside = self._skip(n)
+        if kind not in (_NDARRAY, _COMPLEX, _SCALAR):
+            return Unread("extension", f"{n:,} bytes of the kind {kind}")
+        end = self._file.tell()
+        self._file.seek(inside.start)
+        self._is_inside = True
+        parts = self.value(level=level + 1)
+        self._is_inside = False
+        if self._file.tell() != end:
+            raise ValueError(f"{visible(name, 200)!r} is damaged")
+        if kind == _COMPLEX:
+            real, imaginary = parts
+            return complex(float(real), float(imaginary))
+        return self._stored(name, *parts)
+
+    def _stored(self, name: str, shape: Any, dtype_name: Any, data: Any) -> Stored:
+        shown = visible(name, 200)
+        if not (type(shape) is list and type(dtype_name) is str and type(data) is _Bytes):
+            raise ValueError(f"{shown!r} is damaged")
+        dtype = np.dtype(getattr(ml_dtypes, dtype_name, None) or dtype_name)
+        if dtype.hasobject or n_bytes_of(shown, shape, dtype) != data.n:
+            raise ValueError(f"{shown!r} has {data.n:,} bytes, and needs others for {tuple(shape)} of {dtype}")
+        return Stored(tuple(shape), dtype, at(self._path, data.start), name)
+
+    def _chunked(self, found: dict[Any, Any], name: str) -> Stored:
+        shown = visible(name, 200)
+        shape, parts = found.get("shape"), found.get("chunks")
+        if not (type(shape) is list and type(parts) is list and parts and all(type(each) is Stored for each in parts)):
+            raise ValueError(f"{shown!r} is damaged")
+        dtype = parts[0].dtype
+        n_bytes = n_bytes_of(shown, shape, dtype)
+        if n_bytes != sum(each.nbytes for each in parts) or any(each.dtype != dtype for each in parts):
+            raise ValueError(f"{shown!r} is damaged: its parts do not make up its shape")
+        return Stored(tuple(shape), dtype, partial(_of_parts, parts), name)
+
+
+def _of_parts(parts: list[Stored], _: Stored) -> Iterator[np.ndarray]:
+    return chain.from_iterable(part.chunks() for part in parts)

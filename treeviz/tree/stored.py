@@ -1,0 +1,89 @@
+"""An array in a file: its shape and dtype are known, its values are read when they are asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+CHUNK = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
+class Stored:
+    """An array whose values stay in a file; `np.asarray(stored)` reads them.
+
+    Attributes:
+      shape: Of the array.
+      dtype: Of the values that reading gives.
+      name: What the file calls it: "model.layers.0.self_attn.q_proj.weight".
+      nbytes: What it takes in the file, uncompressed.
+      stored_as: How the file packs it, where that is no dtype: "Q4_K".
+      text: More about that: "256 numbers in 144 bytes".
+      chunks_of: Reads the values; see `chunks`.
+      order: "C", or "F" where the first axis changes fastest in the file.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunks_of: Callable[[Stored], Iterator[np.ndarray]]
+    name: str = ""
+    nbytes: int = -1
+    stored_as: str = ""
+    text: str = ""
+    order: str = "C"
+
+    def __repr__(self) -> str:
+        sizes = ",".join(map(str, self.shape))
+        return f"Stored({self.name!r}: {self.stored_as or self.dtype}[{sizes}])"
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 0:
+            object.__setattr__(self, "nbytes", self.size * self.dtype.itemsize)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def astype(self, dtype: Any) -> np.ndarray:
+        return np.asarray(self, dtype)
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """Read the values, in the order in which they stand in the file, as flat arrays of some MiB at most."""
+        return self.chunks_of(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("the values of an array in a file cannot be had without a copy")
+        values, at = np.empty(self.size, self.dtype), 0
+        for chunk in self.chunks():
+            values[at : at + len(chunk)] = chunk
+            at += len(chunk)
+        values = values.reshape(self.shape, order=self.order)  # type: ignore[call-overload]
+        return values if dtype is None else values.astype(dtype)
+
+
+def chunks_from(open_values: Callable[[], AbstractContextManager[IO[bytes]]], stored: Stored) -> Iterator[np.ndarray]:
+    """Read the values from where a file is opened. No memory map: a file that shrinks would end the process.
+
+    Raises:
+      EOFError: The file ends before them.
+    """
+    dtype = stored.dtype
+    n_left, n_chunk = stored.nbytes, CHUNK - CHUNK % dtype.itemsize
+    with open_values() as file:
+        while n_left:
+            data = file.read(min(n_left, n_chunk))
+            if not data or len(data) % dtype.itemsize:
+                raise EOFError(f"its last {n_left:,} bytes are not there")
+            n_left -= len(data)
+            yield np.frombuffer(data, dtype)
+        file.read(1)  # at its end an archive compares the checksum
