@@ -12,7 +12,7 @@ from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.steps.compiles.arguments import named_arguments
 from treeviz.steps.compiles.compare import Part, compare_types
 from treeviz.steps.compiles.jit_type import JitType, LeafType, is_committed, jit_type
-from treeviz.steps.compiles.new_state import Place, find_state, given_state
+from treeviz.steps.compiles.new_state import Place, find_state, given_state, out_tree
 
 _COMMITTED = "committed"
 _MOST_PATHS = 5  # of leaves that become committed
@@ -84,7 +84,7 @@ def forecast(
     if len(outs) != len(chosen):
         raise ValueError(f"forecast: {len(chosen)} states, but out={out!r} names {len(outs)}.")
     traced = _traced(step, args, kwargs)
-    result = Part(_out_tree(traced), [LeafType(aval) for aval in traced.jaxpr.out_avals])
+    result = Part(out_tree(traced), [LeafType(aval) for aval in traced.jaxpr.out_avals])
     found: list[Difference] = []
     places: list[str] = []
     for name, where in zip(chosen, outs, strict=True):
@@ -140,13 +140,6 @@ def _place_of(name: str, state: Part, result: Part, out: Any, several: bool) -> 
         f"forecast: where in the result is the new `{name}`, {state.text}? The result is {result.text}"
         + (f": {parts}. Pass out=…{' for each state' if several else ''}." if below else ".")
     )
-
-
-def _out_tree(traced: Any) -> Any:
-    if hasattr(traced, "out_tree"):
-        return traced.out_tree
-    # Before jax 0.7 or so, only this tells the structure; it puts objects of this class into the user's nodes.
-    return tree_util.tree_structure(traced.out_info, is_leaf=lambda x: type(x).__name__ == "OutInfo")
 
 
 def _with_advice(kind: str, left: str, right: str, hint: str) -> tuple[str, str, str, str]:

@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.steps.compiles.calls import Call, compare_calls, describe_call
@@ -18,6 +18,9 @@ from treeviz.steps.compiles.events import events_since, here, why_deaf
 from treeviz.steps.tracing.jitted import JittedStep, Make, jitted_step, unwraps
 from treeviz.steps.tracing.watch import Watched
 from treeviz.tree.safe_repr import error_text, printable_lines
+
+if TYPE_CHECKING:
+    from treeviz.steps.compiles.step_arguments import StepArguments
 
 _logger = logging.getLogger("treeviz")
 _MOST_CALLS = 16  # with which a new one is compared
@@ -89,6 +92,9 @@ def watch_compiles(step: Callable) -> CompileWatch | Watched:
     earlier call, and what differs in structure, static values, shapes, dtypes, weak types, in how an argument is
     passed, or in where it lies: of an array that has become committed to a device, `jax_explain_cache_misses` says
     nothing. A function that is made anew for each call is recognized by its code.
+
+    `update.arguments(params, x, y)` shows by leaf which donated buffers the program reuses, which are donated in vain
+    and why, and what it never reads; and which classes make flattening the arguments slow.
 
     A call that compiles nothing takes about 1 µs longer. What the step donates is donated, `lower`, `trace`,
     `eval_shape` and `clear_cache` are the step's, and `inspector.watch` takes it: then the programs that measure are
@@ -197,6 +203,24 @@ class CompileWatch:
         )
         others[:] = [*others[1 - _MOST_CALLS :], (weakref.ref(function), call)]
         return is_anew
+
+    def arguments(self, *args: Any, **kwargs: Any) -> StepArguments:
+        """Show what the compiled step does with each leaf of its arguments, and what flattening them costs.
+
+            view = tv.watch_compiles(update).arguments(params, x, y)
+            print(view)
+            view.in_vain        # {"params['b']": "no result is float32[4], result['b'] is bfloat16[4]"}
+            view.never_read     # jax.jit drops these, so they are not donated either
+
+        Compiles the step for these arguments, if JAX has not kept that from a call, and does not run it: deleted arrays
+        and trees of `jax.ShapeDtypeStruct` will do. What is reused is read from the text of the program.
+
+        Raises:
+          TypeError: Another library than JAX jitted the step.
+        """
+        from treeviz.steps.compiles.step_arguments import step_arguments
+
+        return step_arguments(self.step, args, kwargs)
 
     def beside(self, program: Callable) -> CompileWatch:
         """Watch a program that runs in place of the step; what it compiles is in the same list."""

@@ -1,9 +1,8 @@
 """The private names of JAX that treeviz uses: `PRIVATE` lists them, with what is lost if a release lacks one.
 
 Two functions of `jax._src.api` are replaced while a step is traced, to see its gradients, and two of `jax._src.pjit`
-while calls of jitted functions are to be seen; the options of a jitted function are read from it; the processes of a
-distributed run compare their settings through JAX's coordinator.
-Private modules are imported at first use. Tried with jax 0.4.36, 0.6.2 and 0.10.2.
+while calls of jitted functions are to be seen; the options of a jitted function are read from it; processes compare
+settings through JAX's coordinator. Imported at first use. Tried with jax 0.4.36, 0.6.2 and 0.10.2.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from jax import tree_util
 from treeviz.tree.forks import Lock
 from treeviz.tree.private_names import PrivateName, missing_names, why_missing
 
-_API, _PJIT, _CORE = "jax._src.api", "jax._src.pjit", "jax.extend.core"
+_API, _PJIT, _CORE, _PXLA = "jax._src.api", "jax._src.pjit", "jax.extend.core", "jax._src.interpreters.pxla"
 EAGER_OPERATIONS = "jax._src.dispatch"  # the module of what runs for an operation outside of a jitted function
 _RUN, _HELPER = ("_infer_params", "_run_python_pjit"), "_python_pjit_helper"  # of `_PJIT`; the latter before jax 0.9
 
@@ -71,8 +70,9 @@ TO_SEE_CALLS = _table(
     "jax._src.config:config_ext",
     "jax._src.core:trace_state_clean",
 )
+TO_READ_PROGRAMS = _table("which arguments a step reads is not known", f"{_PXLA}:MeshExecutable._kept_var_idx")
 TO_WATCH = (*TO_SEE_GRADIENTS, *TO_READ_OPTIONS, *TO_REWRITE_PROGRAMS)
-PRIVATE = (*TO_WATCH, *TO_SEE_CALLS, *TO_COMPARE_PROCESSES)
+PRIVATE = (*TO_WATCH, *TO_SEE_CALLS, *TO_COMPARE_PROCESSES, *TO_READ_PROGRAMS)
 
 # (kind of tree, gradients, what they belong to or None) -> the same gradients; and ("loss", its value) -> the same
 See = Callable[..., Any]
@@ -343,3 +343,8 @@ def distributed_state() -> Any:
 
     state = distributed.global_state
     return None if state.client is None or (state.num_processes or 1) == 1 else state
+
+
+def kept_arguments(compiled: Any) -> list[int]:
+    """The positions of the leaves that a compiled program reads."""
+    return sorted(compiled._executable._kept_var_idx)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax import tree_util
 
-from treeviz.steps.tracing.jax_private import OPTIONS, jit_info
+from treeviz.steps.tracing.jax_private import OPTIONS, jit_info, kept_arguments
+from treeviz.tree.safe_repr import guarded
 
 
 class JitOptions(NamedTuple):
@@ -37,6 +39,19 @@ def jit_options(step: Any) -> JitOptions:
         keywords["in_shardings"] = in_shardings
     out_shardings = _shardings(info.out_shardings_treedef, info.out_shardings_leaves, info.out_layouts_leaves)
     return JitOptions(keywords, out_shardings, bool(info.donate_argnums or info.donate_argnames))
+
+
+def dynamic_arguments(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[int], list[str]]:
+    """The positions and the names of the arguments of a call that are not static, those by name sorted as in JAX."""
+    options = jit_options(step).keywords
+    static = {i % len(args) for i in options.get("static_argnums", ()) if -len(args) <= i < len(args)}
+    names = options.get("static_argnames", ())
+    return [i for i in range(len(args)) if i not in static], sorted(name for name in kwargs if name not in names)
+
+
+def arguments_read(compiled: Any) -> list[int] | None:
+    """The positions of the leaves that a compiled program reads; None if this release of JAX does not tell."""
+    return guarded(lambda: kept_arguments(compiled), lambda _: None)
 
 
 class _Probe(NamedTuple):

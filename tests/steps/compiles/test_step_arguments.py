@@ -1,0 +1,100 @@
+"""What becomes of the buffers of a step's arguments: compared with which of them JAX deletes, and what it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from sample_nodes import Node
+
+import treeviz as tv
+from treeviz.steps.compiles import program
+
+pytestmark = pytest.mark.oldest_jax
+
+
+def arguments(step: Any, *args: Any, jit: Any = (), **kwargs: Any) -> Any:
+    return tv.watch_compiles(jax.jit(step, **dict(jit))).arguments(*args, **kwargs)
+
+
+def update(state, x, unused, *, mode="sum"):
+    """`c` and `unused` are not read, not even by the function that is called with them."""
+
+    @jax.jit
+    def inner(w, c):
+        return w - x.sum()
+
+    return {"w": inner(state["w"], state["c"]), "b": state["b"].astype(jnp.bfloat16)}, x * 2
+
+
+def test_what_is_reused_what_is_donated_in_vain_and_what_is_never_read_is_told_by_path():
+    state = {"w": jnp.ones((3, 4)), "b": jnp.ones(4), "c": jnp.ones((3, 4)), "twin": jnp.ones((3, 4))}
+    step = tv.watch_compiles(jax.jit(update, donate_argnums=0, static_argnames="mode", keep_unused=False))
+    call = (state, jnp.ones(5), jnp.ones(2))
+    view = step.arguments(*call, mode="mean")
+    assert view.reused == {"state['w']": "result[0]['w']"}
+    assert view.in_vain == {"state['b']": "no result is float32[4], result[0]['b'] is bfloat16[4]"}
+    assert view.never_read == ["state['c']", "state['twin']", "unused"]
+    assert "48 B of 64 B donated are reused · 1 donated in vain · 3 never read" in view.text()
+    (line,) = [line for line in view.text().splitlines() if "─ w " in line]
+    assert "→ result[0]['w']" in line
+    assert not state["w"].is_deleted()
+    step(*call, mode="mean")
+    assert {name for name, x in state.items() if x.is_deleted()} >= {"w"}
+    assert not state["c"].is_deleted() and not state["twin"].is_deleted()
+    assert step.arguments(*call, mode="mean").reused == view.reused  # arguments that are deleted have types
+
+
+def test_one_result_takes_one_buffer_and_a_token_is_no_argument():
+    def step(n, pair, x):
+        jax.debug.print("{}", n, ordered=True)
+        return pair[0] + pair[1] + n, x
+
+    view = arguments(step, 2, (jnp.ones(3), jnp.ones(3)), x=1.0, jit={"donate_argnums": 1})
+    assert view.reused == {"pair[0]": "result[0]"}
+    assert view.in_vain == {"pair[1]": "the one result that is float32[3], result[0], takes another buffer"}
+    assert view.never_read == []
+    assert "nothing is donated" in arguments(lambda x: x, jnp.ones(2)).text()
+
+
+def test_a_result_that_is_split_in_another_way_takes_no_buffer():
+    mesh = Mesh(np.array(jax.devices()), ("d",))
+    split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("d",), ()))
+    options = {"donate_argnums": 0, "in_shardings": split, "out_shardings": whole}
+    view = arguments(lambda x: x + 1, jax.ShapeDtypeStruct((8,), jnp.float32), jit=options)
+    assert view.in_vain == {"x": "result is float32[8], too, but lies, or is laid out, in another way"}
+
+
+def test_where_a_release_of_jax_tells_nothing_nothing_is_claimed(monkeypatch):
+    def first(x, y):
+        return x + 1
+
+    options = {"donate_argnums": 0}
+    monkeypatch.setattr(program, "arguments_read", lambda compiled: None)
+    view = arguments(first, jnp.ones(3), jnp.ones(2), jit=options)
+    assert (view.reused, view.in_vain, view.never_read) == ({}, {}, []) and "not known if reused" in view.text()
+    assert arguments(first, jnp.ones(3), jnp.ones(2), jit={**options, "keep_unused": True}).reused == {"x": "result"}
+
+
+def test_what_flattening_costs_is_told_by_class():
+    nodes = [Node(np.ones(2, np.float32)) for _ in range(3)]
+    step = tv.watch_compiles(jax.jit(lambda nodes, x: x))
+    found = step.arguments(nodes, 1.0).flattening
+    assert [(each.name, each.n) for each in found.classes] == [("Node", 3)] and found.classes[0].each_us > 0
+    assert found.us > 0 and f"flattening takes {found.us:.3g} µs a call, " in found.text and "Node 3 × " in found.text
+
+
+def test_a_step_of_another_library_is_refused_with_what_to_do():
+    with pytest.raises(TypeError, match=r"`Odd` is not what jax.jit gave.*pass the function to jax.jit itself"):
+
+        class Odd:
+            lower = None
+
+            def __call__(self, x):
+                return x
+
+        tv.watch_compiles(Odd()).arguments(1.0)
