@@ -63,7 +63,7 @@ SLOWEST = [
     "steps/nan_origin/test_locate.py",
     "tree/test_walk.py",
     "wild/test_faults.py",
-    "test_cli.py",
+    "cli/test_show.py",
     "inspector/test_live.py",
     "steps/tracing/test_watch_processes.py",
     "test_distributed.py",

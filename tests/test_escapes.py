@@ -152,14 +152,17 @@ ARGUMENTS: dict[str, Callable[[Path], list[str]]] = {
     "a file that is not there": lambda folder: [str(folder / f"{EVIL}.npy")],
     "an unknown format": lambda folder: [str(folder / f"a.{EVIL}")],
     "a pickle": lambda folder: [str(folder / f"{EVIL}.pkl")],
-    "a folder": lambda folder: [str(folder / f"{EVIL}.npy"), "--save", str(folder)],
+    "a folder": lambda folder: [str(folder / f"{EVIL}.npy"), "--text", str(folder)],
     "an unknown option": lambda folder: ["x.npz", f"--{EVIL}"],
     "an argument too many": lambda folder: ["x.npz", EVIL],
     "a depth": lambda folder: ["x.npz", "--depth", EVIL],
     "a query": lambda folder: [str(folder / "whole.npz"), "--find", f"bytes:{EVIL}"],
-    "where to save": lambda folder: [str(folder / "whole.npz"), "--save", str(folder / f"{EVIL[:-1]}.txt")],
-    "an unknown suffix to save to": lambda folder: [str(folder / "whole.npz"), "--save", f"a.{EVIL}"],
-    "a folder to save to that is not there": lambda folder: [str(folder / "whole.npz"), "--save", f"{EVIL}/a.txt"],
+    "where to save": lambda folder: [str(folder / "whole.npz"), "--text", str(folder / f"{EVIL[:-1]}.txt")],
+    "a folder to save to that is not there": lambda folder: [str(folder / "whole.npz"), "--text", f"{EVIL}/a.txt"],
+    "a column": lambda folder: [str(folder / "whole.npz"), "--sort", EVIL],
+    "a summary": lambda folder: [str(folder / "whole.npz"), "--github"],
+    "a run": lambda folder: ["grads", str(folder / f"{EVIL}.treeviz"), EVIL],
+    "a difference": lambda folder: ["diff", str(folder / "whole.npz"), str(folder / "other.npz"), "--github"],
     "names in a file": lambda folder: [str(folder / "whole.npz"), "--find", "w"],
     "names in a file with its values": lambda folder: [str(folder / "whole.npz"), "--stats"],
 }
@@ -172,6 +175,7 @@ def test_the_command_prints_nothing_that_a_terminal_obeys(tmp_path, capsys, case
         file = io.BytesIO()
         np.save(file, np.ones(2))
         archive.writestr(f"w{EVIL[:-1]}.npy", file.getvalue())
+    np.savez(tmp_path / "other.npz", w=np.ones(3))
     with contextlib.suppress(SystemExit):
         cli.main(ARGUMENTS[case](tmp_path))
     output = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,6 +54,13 @@ class TreeDiff(TreeView):
     def text(self, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: where a subtree went, how to convert it."""
         return "\n".join([super().text(**options), *long_hints(self.differences)])
+
+    def json(self) -> str:
+        """The JSON of a view with `differences`, [{path, kind, left, right, hint, tree}, …], and `not_compared`."""
+        names = ("path", "kind", "left", "right", "hint", "tree")
+        rows = json.dumps([{name: getattr(each, name) for name in names} for each in self.differences])
+        added = f',\n"differences": {rows},\n"not_compared": {json.dumps(self.not_compared)}}}'
+        return super().json()[:-1] + added
 
 
 def long_hints(differences: Differences) -> list[str]:

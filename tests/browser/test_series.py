@@ -509,6 +509,16 @@ def test_pages_with_and_without_series_stand_in_one_document(open_page):
     assert page.locator(".heat-map").count() == 1
 
 
+def test_where_most_values_are_alike_the_scale_reaches_to_those_that_differ(shown):
+    table = layers(1)
+    values = np.ones((len(table), 10), np.float32)
+    values[3:5, 5:] = [[0.1], [3]]
+    steps = np.arange(10)
+    page = shown(table, [Series("x", "x", steps, steps, values, np.zeros(values.shape, bool))])
+    assert [word for word in page.locator(".legend").inner_text().split() if word in ("0.1", "1", "3")] == ["0.1", "3"]
+    assert brightness(page, 3, 0.9) < brightness(page, 2, 0.9) < brightness(page, 4, 0.9)
+
+
 def test_one_step_and_one_leaf_are_enough(shown):
     table = layers(1)
     values = np.ones((len(table), 1), np.float32)

@@ -86,8 +86,8 @@ def gradient_series(
         if history.has_ratio(of, to):
             tops = history.values(of, "norm", resolution=buckets)
             bad = _bad(history, table, leaf_rows, tops, of, to)
-            top = _rolled(table, leaf_rows, tops.latest)
-            bottom = _rolled(table, leaf_rows, history.values(to, "norm", resolution=buckets).latest)
+            top = rolled_norms(table, leaf_rows, tops.latest)
+            bottom = rolled_norms(table, leaf_rows, history.values(to, "norm", resolution=buckets).latest)
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = as_float32(top / np.where(bottom == 0, np.nan, bottom))
             values = _without_zeros(ratio, bad)
@@ -127,7 +127,7 @@ def _norm_series(
 ) -> Series:
     is_single = bool((norm.n == 1).all())
     latest, low, high = (
-        None if part is None else as_float32(_rolled(table, leaf_rows, part))
+        None if part is None else as_float32(rolled_norms(table, leaf_rows, part))
         for part in (norm.latest, None if is_single else norm.low, None if is_single else norm.high)
     )
     assert latest is not None
@@ -148,7 +148,7 @@ def as_float32(values: np.ndarray) -> np.ndarray:
     return np.clip(values, -largest, largest).astype(np.float32)
 
 
-def _rolled(table: TreeTable, leaf_rows: np.ndarray, of_leaves: np.ndarray) -> np.ndarray:
+def rolled_norms(table: TreeTable, leaf_rows: np.ndarray, of_leaves: np.ndarray) -> np.ndarray:
     """[n_rows, steps] from [steps, leaves]; NaN where a subtree has no numbers."""
     values = np.full((len(table), of_leaves.shape[0]), np.nan)
     values[leaf_rows] = of_leaves.T

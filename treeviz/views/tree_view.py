@@ -90,14 +90,17 @@ class TreeView(View):
           ValueError: Any other suffix.
           ImportError: The suffix is `.png`, and matplotlib is not installed.
         """
-        makers: dict[str, Callable[[], str | bytes]] = {
+        return write(Path(path), self.outputs())
+
+    def outputs(self) -> dict[str, Callable[[], str | bytes]]:
+        """What `save` writes, by suffix."""
+        return {
             ".html": self.html,
             ".txt": lambda: self.text(fold=False) + "\n",
             ".json": lambda: self.json() + "\n",
             ".svg": lambda: svg(self.picture()),
             ".png": lambda: png(self.picture()),
         }
-        return write(Path(path), makers)
 
     def show(self) -> Path | None:
         """Show the tree below the cell of a notebook, or from a script in the browser.

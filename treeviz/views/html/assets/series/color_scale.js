@@ -69,8 +69,9 @@ export class ColorScale {
     }
     levels.sort((a, b) => a - b);
     const at = (part) => levels[Math.round(part * (levels.length - 1))] ?? part;
-    const reach = 1.5 * (at(0.75) - at(0.25));
     [this.least, this.most] = [at(0), at(1)];
+    let reach = 1.5 * (at(0.75) - at(0.25));
+    if (reach < (this.most - this.least) / 1000) reach = Infinity; // most cells are alike: what differs needs the scale
     this.low = Math.max(this.least, at(0.25) - reach);
     this.high = Math.min(this.most, at(0.75) + reach);
     if (!(this.high - this.low > 1e-9 * Math.max(Math.abs(this.low), Math.abs(this.high), 1e-30))) {

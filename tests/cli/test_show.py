@@ -1,11 +1,14 @@
-"""The command: `treeviz demo`, `treeviz FILE`."""
+"""The command: `treeviz FILE`, `treeviz show`, `treeviz demo`, and what all commands have in common."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,7 +18,7 @@ import pythons
 
 import treeviz
 from treeviz import cli, demo_model, reader
-from treeviz.cli import main
+from treeviz.cli import main, output
 from treeviz.tree.budget import Budget
 
 HOUSE = Path(treeviz.__file__).parents[1]
@@ -59,41 +62,59 @@ def test_a_file_is_shown_as_a_tree_whose_lists_are_in_order(params, capsys):
 
 def test_find_lists_rows_by_expressions_that_lead_to_them(params, capsys):
     assert main([str(params), "--find", "layers/3/*"]) == 0
-    output = capsys.readouterr()
-    assert output.out.splitlines() == [f"params['layers'][3]['{name}']  float16[4,5]" for name in "bw"]
-    assert output.err == "2 of 39 rows match\n"
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [f"params['layers'][3]['{name}']  float16[4,5]" for name in "bw"]
+    assert printed.err == "2 of 39 rows match\n"
 
 
 def test_the_status_says_whether_find_found_anything(params, capsys):
-    assert main([str(params), "--find", "nowhere"]) == cli.NOTHING_FOUND
-    assert main([str(params), "--find", "bytes:>many"]) == cli.TROUBLE
+    assert main([str(params), "--find", "nowhere"]) == output.DIFFERENT
+    assert main([str(params), "--find", "bytes:>many"]) == output.TROUBLE
     assert capsys.readouterr().err.splitlines()[-1].startswith("treeviz: ")
 
 
-def test_check_says_what_is_wrong_and_the_status_whether_an_error_is_among_it(params, capsys):
-    assert main(["check", str(params), "--ignore", "T204"]) == 0
-    assert capsys.readouterr().out == "no finding\n"
-    np.savez(params, w=np.array([np.nan, 1], np.float32), v=np.zeros(2))
-    assert main(["check", "--values", str(params), "--ignore", "T141"]) == cli.NOTHING_FOUND
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "T140 error at ['w']: 1 NaN among 2 values"
-    assert lines[2] == "T203 info at ['v']: JAX makes float64 float32"
-    assert main(["check", "--explain", "t101"]) == 0
-    assert capsys.readouterr().out.startswith("T101 (error)\n\nAn array is in a static field")
-    assert main(["check", "--explain", "T999"]) == cli.TROUBLE
+@pytest.mark.parametrize("name", ["html", "text", "json", "svg", "png"])
+def test_the_view_is_written_to_files_which_is_said_beside_the_tree(params, capsys, name):
+    assert main([params.name, f"--{name}", "out.file"]) == 0
+    assert (params.parent / "out.file").stat().st_size > 0
+    printed = capsys.readouterr()
+    assert (printed.out.count("float16[4,"), printed.err) == (24, "Wrote out.file\n")
 
 
-def test_a_file_may_be_called_check(params, capsys):
-    params.rename("check")
-    assert main(["check"]) == main(["check", "--stats"]) == cli.TROUBLE
-    assert all("check: " in line for line in capsys.readouterr().err.splitlines())
+def test_an_output_takes_the_place_of_the_tree_on_standard_output(params, capsys):
+    assert main([params.name, "--json", "-", "--text", "out.txt"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["name"] == "params"
+    assert printed.err == "Wrote out.txt\n" and "float16[4,2]" in (params.parent / "out.txt").read_text("utf-8")
 
 
-@pytest.mark.parametrize("suffix", [".html", ".txt", ".json", ".svg", ".png"])
-def test_save_writes_the_view_and_says_where(params, capsys, suffix):
-    assert main([str(params), "--save", f"out{suffix}"]) == 0
-    assert (params.parent / f"out{suffix}").stat().st_size > 0
-    assert capsys.readouterr().out.endswith(f"Wrote out{suffix}\n")
+def test_leaves_are_listed_by_a_column_the_greatest_first(params, capsys):
+    assert main([params.name, "--top", "2"]) == 0
+    first = "    104 B  params['layers'][11]['b']  float16[4,13]"
+    assert capsys.readouterr().out.splitlines() == [first, first.replace("'b'", "'w'")]
+    assert main([params.name, "--find", "scale", "--sort", "mean"]) == 0  # which reads the values
+    assert capsys.readouterr().out == "        2  params['scale']  float32[]\n"
+    assert main([params.name, "--sort", "byte"]) == main([params.name, "--sort", "dtype"]) == output.TROUBLE
+    lines = capsys.readouterr().err.splitlines()
+    assert "Did you mean bytes?" in lines[0] and "a column of numbers" in lines[1]
+
+
+def test_columns_are_chosen_by_name(params, capsys):
+    assert main([params.name, "--columns", "mean,max"]) == 0
+    title = capsys.readouterr().out.splitlines()[1].split()
+    assert title == ["mean", "max"]
+
+
+def test_a_summary_in_markdown_holds_what_names_may_not_break(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.savez("a.npz", **{"```": np.ones(2), "a|b": np.ones(2, bool)})
+    np.savez("b.npz", **{"```": np.ones(3), "a|b": np.ones(3, bool)})
+    assert main(["a.npz", "--github"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("### a · 2 leaves · ") and printed.count("````") == 2
+    assert main(["diff", "a.npz", "b.npz", "--github"]) == output.DIFFERENT
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
+    assert rows == ["| ````['```']```` | shape: (2,) → (3,) |", "| `['a\\|b']` | shape: (2,) → (3,) |"]
 
 
 def test_depth_limits_what_is_shown(params, capsys):
@@ -109,12 +130,12 @@ def test_stats_read_the_values(params, capsys):
     assert "mean" in capsys.readouterr().out
     assert main([str(params), "--find", "mean:=2"]) == 0
     assert capsys.readouterr().out == "params['scale']  float32[]\n"
-    assert main([str(params), "--find", "nan"]) == cli.NOTHING_FOUND
+    assert main([str(params), "--find", "nan"]) == output.DIFFERENT
     np.savez(params, bad=np.array([1, np.nan]), good=np.ones(2))
     capsys.readouterr()
     assert main([str(params), "--find", "nan"]) == 0
-    output = capsys.readouterr()
-    assert (output.out, output.err) == ("params['bad']  float64[2]\n", "1 of 3 rows match\n")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("params['bad']  float64[2]\n", "1 of 3 rows match\n")
 
 
 def test_a_stack_opens_into_its_layers(params, capsys):
@@ -129,11 +150,11 @@ def test_a_stack_opens_into_its_layers(params, capsys):
 def test_what_a_display_leaves_out_is_shown_on_request_and_always_searched(params, capsys, monkeypatch):
     monkeypatch.setattr("treeviz.prepare.DISPLAY", Budget(max_rows=20, read_s=-1.0, hint="; whole=True shows more"))
     assert main([str(params), "--stats"]) == 0
-    output = capsys.readouterr().out
-    assert "more" in output and "not read" in output
+    printed = capsys.readouterr().out
+    assert "more" in printed and "not read" in printed
     assert main([str(params), "--stats", "--whole"]) == 0
-    output = capsys.readouterr().out
-    assert output.count("float16[4,") == 24 and "not read" not in output
+    printed = capsys.readouterr().out
+    assert printed.count("float16[4,") == 24 and "not read" not in printed
     assert main([str(params), "--find", "mean:=2", "--stats"]) == 0
     assert capsys.readouterr().out == "params['scale']  float32[]\n"
 
@@ -153,15 +174,10 @@ def test_what_a_display_leaves_out_is_shown_on_request_and_always_searched(param
 def test_a_file_that_cannot_be_read_is_one_line_and_status_2(tmp_path, capsys, name, data, message):
     if data is not None:
         (tmp_path / name).write_bytes(data)
-    assert main([str(tmp_path / name)]) == cli.TROUBLE
-    output = capsys.readouterr()
-    assert message in output.err and output.err.count("\n") == 1
-    assert output.out == ""
-
-
-def test_an_unknown_suffix_to_save_to_is_status_2(params, capsys):
-    assert main([str(params), "--save", "out.pdf"]) == cli.TROUBLE
-    assert ".html, .txt, .json, .svg, .png" in capsys.readouterr().err
+    assert main([str(tmp_path / name)]) == output.TROUBLE
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.err.count("\n") == 1
+    assert printed.out == ""
 
 
 def test_no_arguments_and_unknown_ones_are_status_2(capsys):
@@ -172,7 +188,7 @@ def test_no_arguments_and_unknown_ones_are_status_2(capsys):
 
 
 def test_help_and_version(capsys):
-    for argument, text in (("--help", "treeviz demo"), ("--version", f"treeviz {treeviz.__version__}\n")):
+    for argument, text in (("--help", "`treeviz FILE` is"), ("--version", f"treeviz {treeviz.__version__}\n")):
         with pytest.raises(SystemExit) as exit:
             main([argument])
         assert exit.value.code == 0
@@ -182,8 +198,8 @@ def test_help_and_version(capsys):
 def test_help_names_the_formats_that_are_read(capsys, monkeypatch):
     monkeypatch.setitem(reader.READERS, ".acme", lambda path: {})
     with pytest.raises(SystemExit):
-        main(["--help"])
-    assert ".acme, or a folder of" in " ".join(capsys.readouterr().out.split())
+        main(["show", "--help"])
+    assert ".acme, a folder of" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_terminal_that_lacks_characters_gets_escapes(tmp_path):
@@ -223,11 +239,11 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
 @pytest.mark.parametrize(
     ("redirected", "message"),
     [
-        (">&-", "treeviz: standard output is closed\n"),
+        (">&-", "Wrote a.txt\ntreeviz: standard output is closed\n"),
         (">&- 2>&-", ""),
         pytest.param(
             ">/dev/full",
-            "treeviz: No space left on device\n",
+            "Wrote a.txt\ntreeviz: No space left on device\n",
             marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device"),
         ),
     ],
@@ -235,22 +251,22 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
 def test_output_that_cannot_be_written_is_one_line_and_status_2_after_the_file_is_saved(tmp_path, redirected, message):
     np.save(tmp_path / "a.npy", np.ones(2))
     shown = subprocess.run(
-        ["sh", "-c", f'"$@" a.npy --save a.txt {redirected}', "sh", *command()],
+        ["sh", "-c", f'"$@" a.npy --text a.txt {redirected}', "sh", *command()],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(HOUSE)},
     )
-    assert (shown.returncode, shown.stderr) == (cli.TROUBLE, message)
+    assert (shown.returncode, shown.stderr) == (output.TROUBLE, message)
     assert "float64[2]" in (tmp_path / "a.txt").read_text()
 
 
 def test_the_demo_writes_its_page_here_and_prints_the_tree(small_demo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--stats"]) == 0
-    output = capsys.readouterr().out
-    assert "TrainState" in output and "ScaleByAdamState" in output and "key<fry>[]" in output
-    assert output.endswith("Wrote treeviz-demo.html\n")
+    printed = capsys.readouterr()
+    assert all(word in printed.out for word in ("TrainState", "ScaleByAdamState", "key<fry>[]"))
+    assert printed.err == "Wrote treeviz-demo.html\n"
     page = (tmp_path / "treeviz-demo.html").read_text("utf-8")
     assert "ScaleByAdamState" in page
 
@@ -282,9 +298,24 @@ def test_the_same_seed_gives_the_same_parameters(small_demo):
 
 
 def test_the_demo_of_full_size_runs_as_a_command_of_its_own(tmp_path):
-    shown = run("demo", "--save", "gpt2.html", cwd=tmp_path, env={"XLA_FLAGS": ""})
-    assert shown.stderr == ""
+    shown = run("demo", "--html", "gpt2.html", cwd=tmp_path, env={"XLA_FLAGS": ""})
+    assert shown.stderr == "Wrote gpt2.html\n"
     assert shown.returncode == 0
     assert "124.4 M parameters, 373.3 M elements" in shown.stdout  # and twice as many moments
     assert "float32[50257,768]" in shown.stdout
     assert os.listdir(tmp_path) == ["gpt2.html"]
+
+
+def test_a_shell_completes_commands_and_options(monkeypatch):
+    argcomplete = pytest.importorskip("argcomplete")
+    answer = io.StringIO()
+    monkeypatch.setattr(
+        argcomplete, "autocomplete", partial(argcomplete.autocomplete, output_stream=answer, exit_method=sys.exit)
+    )
+    line = "treeviz d"
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": " ", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main([])
+    assert answer.getvalue().split() == ["diff", "demo", "doctor"]

@@ -1,0 +1,66 @@
+"""`treeviz grads RUN [RUN2]`: the gradients of a run, or where two runs part."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from norm_runs import Run
+
+from treeviz.cli import main
+from treeviz.cli.output import DIFFERENT, TROUBLE
+from treeviz.steps.recording.history_file import save
+
+PATHS = {"['a']": 100, "['b']['w']": 1000, "['b']['v']": 10}
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """Save a run that a function has bent, under a name."""
+    monkeypatch.chdir(tmp_path)
+
+    def save_run(name: str, bend=lambda run: None, paths=PATHS) -> str:
+        run = Run(dict(paths), n_steps=40)
+        bend(run)
+        save(run.history(), tmp_path / name)
+        return name
+
+    return save_run
+
+
+def test_the_gradients_of_a_run_are_shown(saved, capsys):
+    assert main(["grads", saved("run.treeviz"), "--json", "run.json"]) == 0
+    printed = capsys.readouterr()
+    assert "40 steps" in printed.out and printed.err == "Wrote run.json\n"
+    with open("run.json") as file:
+        assert json.load(file)["series"][0]["name"] == "grads.norm"
+    assert main(["run.treeviz", "--find", "b/v"]) == 0
+    assert capsys.readouterr().out.startswith("params['b']['v']")
+
+
+def test_of_two_runs_the_first_step_and_leaf_that_differ_are_named(saved, capsys):
+    def bend(run: Run) -> None:
+        run.grads[7:, 1] *= 1 + 1e-6
+        run.grads[20:, 2] *= 3
+        run.bad[30, 0] = 1
+
+    first, other = saved("a.treeviz"), saved("b.treeviz", bend)
+    assert main(["grads", first, first]) == 0
+    assert "no norm differs" in capsys.readouterr().out
+    assert main(["grads", first, other, "--json", "-"]) == DIFFERENT
+    found = json.loads(capsys.readouterr().out)
+    assert any(line.startswith("they part at step 7: ['b']['w'], norm ") for line in found["headline"])
+    assert any(line.startswith("more than 1 % at step 20: ['b']['v'], norm ") for line in found["headline"])
+    (ratio,) = found["series"]
+    row = {each["keystr"]: each["number"] for each in found["rows"]}
+    assert ratio["values"][row["['b']['v']"]][19:22] == [1, 3, 3]
+    assert ratio["nonfinite"][row["['a']"]] == ratio["nonfinite"][0] == [30]
+    assert [mark["place"] for mark in ratio["marks"]] == [7]
+
+
+def test_what_one_of_two_runs_has_alone_is_counted_and_nothing_in_common_is_trouble(saved, capsys):
+    smaller = saved("a.treeviz", paths={"['a']": 100})
+    assert main(["grads", saved("b.treeviz"), smaller]) == DIFFERENT  # the run's random numbers are others
+    assert "2 leaves of b alone" in capsys.readouterr().out
+    assert main(["grads", saved("c.treeviz", paths={"['z']": 100}), smaller]) == TROUBLE
+    assert "no measured leaf in common" in capsys.readouterr().err

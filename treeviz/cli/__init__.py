@@ -1,0 +1,76 @@
+# PYTHON_ARGCOMPLETE_OK
+"""The command `treeviz`. Each of its commands is a module with `add`, which declares its options, and `run`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from treeviz.cli import check, demo, diff, doctor, grads, show
+from treeviz.cli.output import TROUBLE, drop_output, one_line, open_closed_descriptors, print_error
+
+PIPE_CLOSED, INTERRUPTED = 141, 130  # the exit statuses of the shell
+_COMMANDS = (show, diff, check, grads, demo, doctor)
+_DESCRIPTION = "See what is in a JAX pytree, how two differ, what is wrong, and how a run went."
+_EPILOG = """\
+examples:
+  treeviz model.safetensors                        what is in a file, of which only the header is read
+  treeviz model.safetensors --find 'bytes:>100M'   the rows that match, as in the page's search box
+  treeviz model.safetensors --html model.html      a page that works offline
+  treeviz diff base.safetensors tuned.safetensors  every difference; status 1 if there is one
+  treeviz check params.npz --values                what is wrong with it; status 1 if there is an error
+  treeviz grads run.treeviz --open                 the gradients of a run that an inspector has kept
+
+`treeviz FILE` is `treeviz show FILE`. A file with the name of a command is ./check. Status 2 is trouble.
+Completion in a shell: pip install "jax-treeviz[cli]", then eval "$(register-python-argcomplete treeviz)".
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit status: 0; 1 for a difference, an error, or no match; 2 for trouble."""
+    open_closed_descriptors()
+    try:
+        options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        drop_output()
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (OSError, ValueError, ImportError, MemoryError) as error:
+        drop_output()
+        return _trouble(error)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(one_line(message))
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    from treeviz import __version__
+    from treeviz.integrations.argcomplete import complete
+
+    keep_lines = argparse.RawDescriptionHelpFormatter
+    parser = _Parser("treeviz", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=keep_lines)
+    parser.add_argument("--version", action="version", version=f"treeviz {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add(commands).set_defaults(run=command.run)
+    complete(parser)
+    if arguments and arguments[0] not in {*commands.choices, "-h", "--help", "--version"}:
+        arguments = ["show", *arguments]
+    return parser.parse_args(arguments)
+
+
+def _trouble(error: Exception) -> int:
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    else:
+        text = str(error) or type(error).__name__
+    print_error(f"treeviz: {one_line(text)}")
+    return TROUBLE

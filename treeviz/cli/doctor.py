@@ -1,0 +1,98 @@
+"""`treeviz doctor`: the versions and the surroundings that a bug report needs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from treeviz.cli.output import DIFFERENT, SAME, print_text
+
+_NEEDED = ("jax", "jaxlib", "numpy", "treescope", "anywidget", "ipywidgets")
+_OTHERS = (
+    "flax",
+    "equinox",
+    "optax",
+    "orbax-checkpoint",
+    "safetensors",
+    "gguf",
+    "torch",
+    "matplotlib",
+    "jupyterlab",
+    "ipython",
+)
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    about = "the versions and the surroundings that a bug report needs"
+    return commands.add_parser("doctor", help=about, description=f"Print {about}; status 1 if something is wrong.")
+
+
+def run(options: argparse.Namespace) -> int:
+    del options
+    wrong = _problems()
+    lines = [f"{name:<14}{value}" for name, value in _facts().items()]
+    print_text("\n".join([*lines, *(f"problem: {each}" for each in wrong)]))
+    return DIFFERENT if wrong else SAME
+
+
+def _facts() -> dict[str, str]:
+    import treeviz
+
+    facts = {"treeviz": f"{treeviz.__version__} in {Path(treeviz.__file__).parent}"}
+    facts["installed by"] = ", ".join(_distributions()) or "no distribution: it is imported from a folder"
+    facts["python"] = f"{platform.python_version()} on {platform.platform()}"
+    facts |= {name: _version(name) or "not installed" for name in _NEEDED}
+    facts["others"] = ", ".join(f"{name} {version}" for name in _OTHERS if (version := _version(name))) or "none"
+    facts["front end"] = _front_end()
+    facts["shell"] = _shell()
+    return facts
+
+
+def _problems() -> list[str]:
+    wrong = [
+        f"{name} provides an import name treeviz, too: pip uninstall {name}"
+        for name in _distributions()
+        if name != "jax-treeviz"
+    ]
+    return wrong + [f"{name} is not installed" for name in _NEEDED if not _version(name)]
+
+
+def _distributions() -> list[str]:
+    """The installed distributions that have a top-level package treeviz."""
+    return sorted(set(metadata.packages_distributions().get("treeviz", [])))
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _front_end() -> str:
+    """Whether pages carry the front end as it was packed for the release."""
+    from treeviz.views.html.bundle import packed_file, readable_page_module, stamp
+
+    for series in (False, True):
+        try:
+            packed = packed_file(series=series).read_text("utf-8")
+        except OSError as error:
+            return f"its packed file is missing: {error.strerror}"
+        if not packed.startswith(stamp(readable_page_module(series=series))):
+            return "its assets are not those of the release"
+    return "as released"
+
+
+def _shell() -> str:
+    from treeviz.views.notebook import shell_of_notebook
+
+    if shell_of_notebook() is not None:
+        return "a Jupyter kernel"
+    terminal = f"terminal {os.environ.get('TERM') or 'without TERM'}, {sys.stdout.encoding}" if sys.stdout else "none"
+    colab = ", Colab" if "google.colab" in sys.modules else ""
+    return terminal + colab + (", over ssh" if os.environ.get("SSH_CONNECTION") else "")

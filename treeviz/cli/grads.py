@@ -1,0 +1,41 @@
+"""`treeviz grads RUN [RUN2]`: the gradients of a run, or where two runs part."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, is_terminal
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        "grads",
+        help="the gradients of a run, or where two runs part",
+        description="Show the gradients of a run, or of two runs the first leaf and step at which they part and the "
+        "ratio of their norms over the steps.",
+    )
+    parser.add_argument("run_file", metavar="RUN", type=Path, help="a .treeviz file, by inspector.save or .keep")
+    parser.add_argument("other", metavar="RUN2", type=Path, nargs="?", help="another run; status 1 if they differ")
+    parser.add_argument("--tree", metavar="NAME", help="which of several trees of RUN to show")
+    add_outputs(parser)
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    from treeviz.inspector.inspector import GradientInspector
+
+    inspector = GradientInspector.load(options.run_file)
+    if options.other is None:
+        view = inspector.render(options.tree)
+        deliver(view, options, lambda: str(inspector) if is_terminal() else view.text(fold=False))
+        return SAME
+    from treeviz.inspector.two_runs import compare_runs
+
+    other = GradientInspector.load(options.other)
+    names = options.run_file.stem, options.other.stem
+    names = names if names[0] != names[1] else (str(options.run_file), str(options.other))
+    runs = compare_runs(inspector.history, other.history, names)
+    deliver(runs.view, options, lambda: str(runs.view) if is_terminal() else runs.view.text(fold=False))
+    return SAME if runs.parting is None else DIFFERENT

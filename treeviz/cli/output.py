@@ -1,0 +1,146 @@
+"""Where a command writes: standard output, files, the browser, the summary of a job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treeviz.views.tree_view import TreeView
+
+SAME, DIFFERENT, TROUBLE = 0, 1, 2  # the exit statuses of diff and grep
+_SUFFIXES = {"html": ".html", "json": ".json", "text": ".txt", "svg": ".svg", "png": ".png"}
+_HELP = {
+    "html": "a page that works offline",
+    "json": "all rows, for programs",
+    "text": "all rows",
+    "svg": "a picture of the first rows",
+    "png": "the same; needs matplotlib",
+}
+_MOST_IN_SUMMARY = 200  # rows; GitHub takes 1 MB
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    outputs = parser.add_argument_group("output", "OUT is a file, or - for standard output.")
+    for name, content in _HELP.items():
+        outputs.add_argument(f"--{name}", metavar="OUT", help=content)
+    outputs.add_argument("--open", action="store_true", help="open the page in the browser")
+    add_github(outputs)
+
+
+def add_github(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--github", action="store_true", help="print Markdown, for >> $GITHUB_STEP_SUMMARY")
+
+
+def deliver(view: TreeView, options: argparse.Namespace, say: Callable[[], str]) -> None:
+    """Write the outputs that are asked for; unless one of them is standard output, print what `say` returns."""
+    from treeviz.views.save import open_page, write
+
+    makers = view.outputs()
+    wanted = {name: out for name in _SUFFIXES if (out := getattr(options, name)) is not None}
+    for name, out in wanted.items():
+        make = makers[_SUFFIXES[name]]
+        if out == "-":
+            _write(make())
+        else:
+            path = Path(out)
+            write(path, {path.suffix.lower(): make})
+            print_error(f"Wrote {one_line(out)}")
+    if options.open:
+        open_page(view.table.name, view.html)
+    if options.github:
+        print_text(markdown_text(view.title, view.text(max_rows=_MOST_IN_SUMMARY)))
+    elif "-" not in wanted.values():
+        print_text(say())
+
+
+def is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def print_text(text: str) -> None:
+    """Print text; escape characters that the terminal's encoding lacks."""
+    if sys.stdout is None:
+        raise OSError("standard output is closed")
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def print_error(text: str) -> None:
+    if sys.stderr is not None:  # else print() would take standard output
+        print(text, file=sys.stderr)
+
+
+def one_line(text: object) -> str:
+    """A file's name, an argument or a message, without what a terminal would obey."""
+    from treeviz.tree.safe_repr import visible
+
+    return visible(str(text), 2000)
+
+
+def markdown_text(title: str, text: str) -> str:
+    """A title and a block of text, in a fence that is longer than any inside."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    return f"### {_plain(title)}\n\n{fence}text\n{text}\n{fence}"
+
+
+def markdown_table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A title and a table, the cells of its first column as code."""
+    head = list(head)
+    lines = [f"### {_plain(title)}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for n, (first, *others) in enumerate(rows):
+        if n == _MOST_IN_SUMMARY:
+            lines += ["", "More rows are left out."]
+            break
+        lines.append(f"| {' | '.join([_code(first), *map(_plain, others)])} |")
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown leaves as it is, in a line."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$&])", r"\\\1", one_line(text))
+
+
+def _code(text: str) -> str:
+    """Text as code; in a cell "|" would end it, escaped or not, in a table of GitHub it is `\\|`."""
+    text = one_line(text).replace("|", "\\|") or " "
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    space = " " * (text.startswith("`") or text.endswith("`"))
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def _write(content: str | bytes) -> None:
+    if sys.stdout is None:
+        raise OSError("standard output is closed")
+    if isinstance(content, str):
+        sys.stdout.write(content.encode(sys.stdout.encoding or "utf-8", "backslashreplace").decode(sys.stdout.encoding))
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+
+
+def open_closed_descriptors() -> None:
+    """After `>&-` the next file would become standard output or error, where libraries write into it."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def drop_output() -> None:
+    """Drop what cannot be written: a closed pipe, a full disk.
+
+    Python would report the error again when it flushes at exit: https://docs.python.org/3/library/signal.html
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,136 @@
+"""`treeviz show FILE`: what is in a file."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, is_terminal, print_error
+from treeviz.cli.source import add_source, load, name_of
+
+if TYPE_CHECKING:
+    from treeviz.views.tree_view import TreeView
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    parser = commands.add_parser("show", help="what is in a file", description="Show the tree in a file.")
+    add_source(parser, "what")
+    add_options(parser)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--find", metavar="QUERY", help="list the rows that match, as in the page's search box")
+    parser.add_argument("--sort", metavar="COLUMN", help="list leaves, the greatest first: bytes, elements, norm …")
+    parser.add_argument("--top", metavar="N", type=_number("rows"), help="list the first N; of all leaves by bytes")
+    parser.add_argument("--depth", metavar="N", type=_number("levels"), help="show N levels")
+    parser.add_argument("--columns", metavar="NAMES", help="the columns to show at first, as dtype,bytes")
+    parser.add_argument("--stats", action="store_true", help="read the values: mean, std, zeros, NaN, a histogram …")
+    parser.add_argument(
+        "--stacked",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="by their paths, arrays that hold all layers along their first axis: a row for each layer; repeatable",
+    )
+    parser.add_argument("--whole", action="store_true", help="walk and read all of it, however long that takes")
+    add_outputs(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.what.endswith(".treeviz"):
+        from treeviz.inspector.inspector import GradientInspector
+
+        return _shown(GradientInspector.load(options.what).render(), options)
+    return show(options, lambda: load(options.what, options), name_of(options.what))
+
+
+def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -> int:
+    """Show a tree, or list rows of it."""
+    from treeviz.tree.query.fields import VALUE_STATISTICS
+    from treeviz.tree.query.find import needs_values
+
+    # What is not looked at would not be found.
+    names = [*(options.columns or "").split(","), options.sort]
+    options.stats |= options.find is not None and needs_values(options.find)
+    options.stats |= bool(set(VALUE_STATISTICS).intersection(names))
+    return _shown(_view(make_tree(), name, options, options.whole or _is_list(options)), options)
+
+
+def _is_list(options: argparse.Namespace) -> bool:
+    return options.find is not None or options.sort is not None or options.top is not None
+
+
+def _shown(view: TreeView, options: argparse.Namespace) -> int:
+    if _is_list(options):
+        rows, lines = _list(view, options)
+        deliver(view, options, lambda: "\n".join(lines))
+        return SAME if rows else DIFFERENT
+    deliver(view, options, lambda: str(view) if is_terminal() else view.text(fold=False))
+    return SAME
+
+
+def _view(tree: Any, name: str, options: argparse.Namespace, whole: bool) -> TreeView:
+    from treeviz.api import render
+    from treeviz.tree.layers import NoStack
+
+    columns = None if options.columns is None else options.columns.split(",")
+    try:
+        return render(
+            tree,
+            name=name,
+            stats=options.stats,
+            columns=columns,
+            depth=options.depth,
+            stacked=options.stacked,
+            whole=whole,
+        )
+    except NoStack as error:
+        find = f"treeviz {shlex.quote(options.what)} --find {shlex.quote(error.glob)}"
+        raise ValueError(
+            f"--stacked {error.glob!r}: no array with axes has a key path that ends like this. {find} lists what has, "
+            "and a glob may also name a node above the arrays."
+        ) from None
+
+
+def _list(view: TreeView, options: argparse.Namespace) -> tuple[list[Any], list[str]]:
+    """The rows that match, or all leaves; a line for each."""
+    from treeviz.tree.query.find import needs_values, unread
+    from treeviz.views.text.cells import WRITE
+
+    rows = list(view.table.leaves) if options.find is None else view.find(options.find)
+    n_matches, heads = len(rows), [""] * len(rows)
+    sort = options.sort or ("bytes" if options.find is None else None)
+    if sort is not None:
+        (column,) = view.table.chosen([sort])
+        if column.format not in WRITE:
+            raise ValueError(f"--sort {sort}: a column of numbers, and not of text")
+        values = view.table.rolled(column)
+        known = [row for row in rows if not math.isnan(values[row.number])]
+        rows = sorted(known, key=lambda row: -values[row.number])
+        heads = [f"{WRITE[column.format](values[row.number].item()):>9}  " for row in rows]
+    lines = [f"{head}{row.expression}  {_what(row)}" for head, row in zip(heads, rows[: options.top], strict=False)]
+    if options.find is not None:
+        n_unread = int(unread(view.table).sum()) if needs_values(options.find) else 0
+        but = f"; the values of {n_unread:,} {'leaf' if n_unread == 1 else 'leaves'} were not read" if n_unread else ""
+        print_error(f"{n_matches:,} of {len(view.table):,} rows match{but}")
+    return rows, lines
+
+
+def _what(row) -> str:
+    from treeviz.tree.safe_repr import aval_text
+
+    facts = row.facts
+    return facts.type if facts.shape is None else aval_text(facts.shape, facts.dtype)
+
+
+def _number(of: str):
+    def number(text: str) -> int:
+        if not text.isdecimal():
+            raise argparse.ArgumentTypeError(f"a number of {of}, from 0 on, and not {text!r}")
+        return int(text)
+
+    return number
