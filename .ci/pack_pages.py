@@ -13,6 +13,7 @@ from zopfli.zlib import compress
 
 from treeviz.views.html import histogram_payload, payload, series_payload
 from treeviz.views.html.bundle import (
+    PARTS,
     packed_file,
     packed_loader_file,
     readable_loader_text,
@@ -51,9 +52,9 @@ def shortened(text: str) -> str:
 
 
 packed_loader_file().write_text(f"{stamp(readable_loader_text())}\n{minified(readable_loader_text())}", "utf-8")
-for series in (False, True):
-    readable = readable_page_module(series=series)
+for part in PARTS:
+    readable = readable_page_module(part)
     # In a function of its own all names can be shortened.
     short = minified(f"(() => {{{shortened(readable)}}})()", "--mangle-props", f"regex=/^({own_names(readable)})$/")
     deflated = compress(short.encode(), numiterations=30)[2:-4]  # without what zlib puts around it
-    packed_file(series=series).write_text(f"{stamp(readable)}\n{in_characters(deflated)}", "utf-8")
+    packed_file(part).write_text(f"{stamp(readable)}\n{in_characters(deflated)}", "utf-8")

@@ -6,16 +6,19 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from treeviz.analysis.compare.aligned import Side
-from treeviz.analysis.compare.difference import Differences
+from treeviz.analysis.compare.difference import MEANINGS, Differences
 from treeviz.analysis.compare.map_mismatch import map_mismatches
-from treeviz.analysis.compare.merged import joined_table, merged_table
+from treeviz.analysis.compare.merged import Merged, headline, joined, kinds_of, merged
 from treeviz.analysis.compare.rearranged import with_hints
-from treeviz.analysis.compare.tree_diff import find_differences
+from treeviz.analysis.compare.tree_diff import Found, find_differences
 from treeviz.prepare import scanned
 from treeviz.tree.column import Column
 from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView
+from treeviz.views.view import View
 
 _FEW = 500  # rows that are all open at first
 _MOST_LINES = 40  # differences in the message of an AssertionError
@@ -38,18 +41,25 @@ class TreeDiff(TreeView):
 
     differences: Differences
     not_compared: dict[str, str]
+    _brief: View
 
-    def __init__(
-        self,
-        table: TreeTable,
-        columns: Sequence[Column],
-        differences: Differences,
-        not_compared: dict[str, str],
-        depth: int | None = None,
-    ) -> None:
-        super().__init__(table, columns, depth=depth)
+    def __init__(self, tables: Merged, found: Sequence[Found], not_compared: dict[str, str], values: bool) -> None:
+        differences = Differences(difference for each in found for difference in each.differences)
+        lines = headline(differences, tables.n_same, tables.n_unknown, values=values)
+        is_cut = tables.n_same and len(tables.whole) == len(tables.brief)
+        whole = tables.whole.with_headline(*lines, *(["in this page only counted"] if is_cut else []))
+        names = ["delta", "differ"] if len(found) == 1 else [f"tree{i}" for i in range(1, len(found) + 1)]
+        sides = [] if len(found) > 1 else ["left", "right"]
+        super().__init__(whole, _chosen(whole, [*sides, *names]), diff=_for_page(tables, found, differences))
+        brief = tables.brief.with_headline(*lines)
+        depth = int(brief.depth.max()) + 1 if len(brief) <= _FEW else None
+        object.__setattr__(self, "_brief", View(brief, _chosen(brief, names), depth=depth))
         object.__setattr__(self, "differences", differences)
         object.__setattr__(self, "not_compared", not_compared)
+
+    @property
+    def brief(self) -> View:
+        return self._brief
 
     def text(self, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: where a subtree went, how to convert it."""
@@ -104,26 +114,42 @@ def diff(
         raise TypeError(f"diff: compares two trees or more, and was given {len(trees)}: diff(before, after)")
     first, *others = [_side(tree, is_leaf) for tree in trees]
     found = [
-        with_hints(first, other, find_differences(first, other, values=values, rtol=rtol, atol=atol, tree=i))
+        with_hints(
+            first,
+            other,
+            find_differences(first, other, values=values, rtol=rtol, atol=atol, tree=i, bars=len(others) == 1),
+        )
         for i, other in enumerate(others, 1)
     ]
-    table = merged_table(first, others[0], found[0]) if len(others) == 1 else joined_table(first, found)
-    shown = ["delta", "differ"] if len(others) == 1 else [f"tree {i}" for i in range(1, len(trees))]
+    tables = merged(first, others[0], found[0]) if len(others) == 1 else joined(first, found)
     not_compared = {
         first.table[row].keystr: why
         for each in found
         for row, why in zip(each.aligned.left[[*each.not_compared]].tolist(), each.not_compared.values(), strict=True)
     }
-    if not_compared:
-        n = f"{len(not_compared):,} {'place' if len(not_compared) == 1 else 'places'}"
-        table = table.with_headline(*table.headline, f"not compared further in {n}")
-    return TreeDiff(
-        table,
-        table.chosen([name for name in shown if name in table.columns]),
-        Differences(difference for each in found for difference in each.differences),
-        not_compared,
-        depth=int(table.depth.max()) + 1 if len(table) <= _FEW else None,
-    )
+    return TreeDiff(tables, found, not_compared, values)
+
+
+def _chosen(table: TreeTable, names: Sequence[str]) -> tuple[Column, ...]:
+    return table.chosen([name for name in names if name in table.columns])
+
+
+def _for_page(tables: Merged, found: Sequence[Found], differences: Differences) -> dict[str, Any]:
+    """What assets/diff/diff.js reads: the kinds of differences, the rows that are open first, magnitudes."""
+    whole = tables.whole
+    noted = np.zeros(len(whole), bool)
+    noted[[*whole.notes]] = True
+    n_inside = np.append(0, np.cumsum(noted))
+    is_above = n_inside[whole.end] > n_inside[1:]
+    opened = np.flatnonzero(is_above | (np.arange(len(whole)) == 0))
+    n_seen = np.bincount(whole.parent[1:], minlength=len(whole))[opened].sum()
+    row_of = {int(at): row for row, at in enumerate(tables.rows)} if found[0].bars else {}
+    return {
+        "kinds": [(kind, n, MEANINGS[kind]) for kind, n in kinds_of(differences)],
+        "names": differences[0].names if differences else ("first", "other"),
+        "open": opened.tolist() if n_seen <= _FEW else None,
+        "bars": {row_of[at]: bars for at, bars in found[0].bars.items()} if len(found) == 1 else {},
+    }
 
 
 def assert_same(

@@ -66,7 +66,7 @@ def hover(page, number: int, part: float):
 def parts(chromium):
     context = new_context(chromium)
     page = context.new_page()
-    script = f"{module_text(series=True)}\nwindow.parts = {{unpack, Series, PALETTE}};"
+    script = f"{module_text('series')}\nwindow.parts = {{unpack, Series, PALETTE}};"
     page.set_content(f"<script type=module>{script}</script>")
     page.wait_for_function("() => window.parts")
     yield page

@@ -59,3 +59,5 @@ class Note(NamedTuple):
     text: str  # a sentence for the user
     row: int = -1  # a related row, e.g. the first one of a shared leaf
     details: tuple[tuple[str, str], ...] = ()  # lines below the text: ("._w", "float32[3]")
+    severity: str = ""  # "error", "warning" of a finding; the kind of a difference between trees
+    sign: str = ""  # what the badge of a page shows in place of the text

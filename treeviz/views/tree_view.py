@@ -68,7 +68,7 @@ class TreeView(View):
             one of them, with the range of every number over all; those with a finding, NaN or an error have rows of
             their own. False: every row.
         """
-        return text(self, max_rows=max_rows, width=width, color=color, fold=fold)
+        return text(self.brief, max_rows=max_rows, width=width, color=color, fold=fold)
 
     def json(self) -> str:
         """All rows as JSON; `treeviz.views.json.to_json` documents the format."""
@@ -76,7 +76,7 @@ class TreeView(View):
 
     def picture(self) -> Picture:
         """The first rows as a picture, for `.svg` and `.png`."""
-        return draw(self)
+        return draw(self.brief)
 
     def save(self, path: str | Path) -> Path:
         """Write the tree to a file, and return its path.
@@ -150,7 +150,7 @@ class TreeView(View):
 
     def _first_rows(self, *, color: bool) -> str:
         return text(
-            self,
+            self.brief,
             width=get_terminal_size((100, 24)).columns,
             max_rows=MAX_ROWS_IN_TERMINAL,
             color=color,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 from treeviz.tree.column import Column
 from treeviz.tree.series import Histograms, Series, with_steps
@@ -22,6 +23,7 @@ class View:
       values: HTML documents that show the values of some rows, by row number. The page runs them in a sandbox.
       series: How values of the rows changed over the steps. A series without a step is left out.
       histograms: How the values inside the rows were distributed over the steps; shown only with series.
+      diff: What a page of differences between trees shows besides the rows; see `treeviz.differ`.
     """
 
     table: TreeTable
@@ -32,11 +34,22 @@ class View:
     values: Mapping[int, str] | None = None
     series: Sequence[Series] = ()
     histograms: Sequence[Histograms] = ()
+    diff: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
         object.__setattr__(self, "series", tuple(with_steps(self.series)))
         object.__setattr__(self, "histograms", tuple(self.histograms))
+
+    @property
+    def brief(self) -> View:
+        """What texts, pictures and the static rows of a page show of it."""
+        return self
+
+    @property
+    def part(self) -> str:
+        """The part of the front end that its page needs besides the tree: "series", "diff", or "" for none."""
+        return "series" if self.series else "diff" if self.diff is not None else ""
 
     @property
     def columns_beside(self) -> tuple[Column, ...]:

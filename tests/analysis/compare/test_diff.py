@@ -243,7 +243,7 @@ def test_prng_keys_are_compared_by_their_data_and_have_no_gap():
     keys = jax.random.key(0), jax.random.key(1)
     view = tv.diff({"key": keys[0]}, {"key": keys[1]})
     assert [str(each) for each in view.differences] == ["['key']: value: a PRNG key → another PRNG key"]
-    assert not view.columns and not tv.diff(keys[0], jax.random.key(0)).differences
+    assert "delta" not in view.table.columns and not tv.diff(keys[0], jax.random.key(0)).differences
 
 
 def test_the_order_of_keys_counts_where_jax_keeps_it():
@@ -288,7 +288,9 @@ def test_three_trees_have_a_column_each():
         (1, "value", "['a']"),
         (2, "extra", "['c']"),
     ]
-    assert [column.name for column in view.columns] == ["tree 1", "tree 2"]
+    assert [column.name for column in view.columns] == ["tree1", "tree2"]
+    assert [row["tree1"] for row in view.table][1:] == ["value: 1 → 1.5", ""]
+    assert [row.keystr for row in view.find("tree2:extra | tree2:only")] == [""]
     assert "tree 2: ['c']: only in the other: float 3.0" in view.text()
 
 
@@ -312,8 +314,35 @@ tree        dict                      1      16
    │  └─ w  float32[4,4] numpy        1      16  value: 1 → 2 (at [0, 0])
    └─ …     4 are the same"""
     )
-    assert [row.keystr for row in view.find("is:differs")] == ["['layers'][7]['w']"]
+    for query in ("is:differs", "is:changed", "diff:value", 'diff:"value"'):
+        assert [row.keystr for row in view.find(query)] == ["['layers'][7]['w']"]
+    assert len(view.find('diff:"same" kind:leaf')) == 25 and not view.find('diff:"val"')
     assert "same" in view.html() and view.html() == view.html()
+
+
+def test_a_page_has_what_is_the_same_up_to_a_bound_and_says_so_beyond(monkeypatch):
+    from treeviz.analysis.compare import merged
+
+    left = {"a": np.zeros(2), "same": [{"w": 1.0}, {"w": 2.0}]}
+    view = tv.diff(left, {**left, "a": np.ones(2)})
+    assert [row.keystr for row in view.table] == [row.keystr for row in tv.walk(left)]
+    assert len(view.brief.table) == 3
+    monkeypatch.setattr(merged, "MOST_ROWS", 6)
+    view = tv.diff(left, {**left, "a": np.ones(2)})
+    assert len(view.table) == 3 and view.table.headline[-1] == "in this page only counted"
+    assert view.text().split("\n")[0] == "tree · 1 difference: 1 value · 2 leaves are the same"
+
+
+def test_the_same_is_not_said_of_what_was_not_compared():
+    shapes = {"a": jax.ShapeDtypeStruct((2,), np.float32), "b": [1.0, 2.0], "c": np.zeros(2, np.float32)}
+    view = tv.diff({**shapes, "a": np.zeros(2, np.float32)}, shapes)
+    assert view.text().split("\n") == [
+        "tree · no difference · 3 leaves are the same · not compared further in 1 place",
+        "tree  dict",
+        "└─ …  3 are the same, not compared further in 1 place",
+    ]
+    assert view.table[1]["diff"] == "" and view.table[2]["diff"] == "same"
+    assert tv.diff(shapes, shapes, values=False).table.headline[1].endswith("but for values, which were not compared")
 
 
 def test_equal_trees_say_so():

@@ -62,14 +62,14 @@ def test_the_modules_of_a_bundle_declare_each_name_once():
 
 def test_a_page_without_series_has_neither_their_modules_nor_their_styles():
     assert not any(name.startswith("series/") for name in modules_in_order(bundle._TREE))
-    assert "class HeatMap" not in module_text() and "class HeatMap" in module_text(series=True)
+    assert "class HeatMap" not in module_text() and "class HeatMap" in module_text("series")
 
 
-@pytest.mark.parametrize("series", [False, True], ids=["tree", "series"])
-def test_the_packed_modules_are_made_from_the_assets_as_they_are(series):
-    first = packed_file(series=series).read_text("utf-8").partition("\n")[0]
-    assert first == stamp(readable_page_module(series=series)), "after a change of assets run: python .ci/pack_pages.py"
-    assert page_module_text(series=series).startswith("(()=>{")
+@pytest.mark.parametrize("part", bundle.PARTS)
+def test_the_packed_modules_are_made_from_the_assets_as_they_are(part):
+    first = packed_file(part).read_text("utf-8").partition("\n")[0]
+    assert first == stamp(readable_page_module(part)), "after a change of assets run: python .ci/pack_pages.py"
+    assert page_module_text(part).startswith("(()=>{")
     assert loader_text() != readable_loader_text()
 
 

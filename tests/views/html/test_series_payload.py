@@ -142,7 +142,7 @@ def test_pages_without_series_bring_nothing_for_them():
     assert text(View(table, [], series=[empty])) == text(View(table, []))
     header = zlib.decompress(pack(View(table, [])), -15)
     assert "series" not in json.loads(header[4 : 4 + int.from_bytes(header[:4], "little")])
-    assert "class HeatMap" not in module_text() and "class HeatMap" in module_text(series=True)
+    assert "class HeatMap" not in module_text() and "class HeatMap" in module_text("series")
 
 
 def test_the_same_series_give_the_same_page():
@@ -150,11 +150,11 @@ def test_the_same_series_give_the_same_page():
 
 
 def test_the_front_end_of_series_is_a_module_as_the_other():
-    module = readable_page_module(series=True)
+    module = readable_page_module("series")
     assert not re.search(r"^\s*(import|//)|/\*\*", module, re.MULTILINE)
     assert "</script" not in module
     # What charts cost; a library of charts has some fifty thousand bytes before it is packed.
-    assert len(packed_page_module(series=True)) - len(packed_page_module()) < 15_000
+    assert len(packed_page_module("series")) - len(packed_page_module()) < 15_000
 
 
 def test_a_script_without_the_modules_for_series_leaves_pages_with_series_alone():

@@ -48,7 +48,8 @@ def align(left: Side, right: Side) -> Aligned:
         np.array_equal(getattr(a, name), getattr(b, name)) for name in ("depth", "key_codes", "position")
     ):
         rows = np.arange(len(a))
-        if all(is_comparable(left, right, row, row) for row in np.flatnonzero(a.end - rows > 1).tolist()):
+        to_ask = (a.end - rows > 1) & ~(same_facts(a, b, rows, rows) & is_builtin(a)[rows])
+        if all(is_comparable(left, right, row, row) for row in np.flatnonzero(to_ask).tolist()):
             return Aligned(rows, rows, a.depth, a.parent, a.end)
     return _Aligner(left, right).run()
 
@@ -92,6 +93,19 @@ class _Aligner:
             same = waiting.get(a.key(row).keystr)
             pairs.append((row, same.pop(0) if same else NONE))
         return pairs + [(NONE, row) for rows in waiting.values() for row in rows]
+
+
+def same_facts(left: TreeTable, right: TreeTable, mine: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """bool[n]: whether rows have the same facts, of rows that both trees have."""
+    code_of = {facts: code for code, facts in enumerate(left.facts)}
+    codes = np.array([code_of.get(facts, -1) for facts in right.facts])
+    return left.fact_codes[mine] == codes[right.fact_codes[other]]
+
+
+def is_builtin(table: TreeTable) -> np.ndarray:
+    """bool[n]: the rows of dicts, lists and tuples, and of no other class, not even one of their name."""
+    kinds = [facts.kind == facts.type and facts.kind in ("dict", "list", "tuple") for facts in table.facts]
+    return np.array(kinds, bool)[table.fact_codes]
 
 
 def is_comparable(left: Side, right: Side, mine: int, other: int) -> bool:

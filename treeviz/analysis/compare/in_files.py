@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from treeviz.analysis.compare.values import CannotCompare, Gap, Index, compare_block, parts_of
+from treeviz.analysis.compare.values import CannotCompare, Gap, Index, compare_block, count_nan, parts_of
 from treeviz.analysis.stats.host import holds_numbers, host_view
 from treeviz.tree.stored import CHUNK, Stored
 
@@ -20,15 +20,13 @@ def compare_stored(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     """
     gap = Gap(int(np.prod(left.shape, dtype=np.int64)))
     order = next(each.order for each in (left, right) if type(each) is Stored)
-    start = 0
+    start = n_nan = 0
     for a, b in _side_by_side(_pieces(left, order), _pieces(right, order)):
-        compare_block(gap, a, b, (start,), rtol, atol)
+        n_nan += count_nan(a) if compare_block(gap, a, b, (start,), rtol, atol) else 0
         start += len(a)
     gap.at, gap.nan_at = (_index(at, left.shape, order) for at in (gap.at, gap.nan_at))
-    if gap.n_nan:
-        gap.nan_left, gap.nan_right = (
-            sum(int(np.count_nonzero(np.isnan(piece))) for piece in _pieces(each, order)) for each in (left, right)
-        )
+    gap.nan_left += n_nan
+    gap.nan_right += n_nan
     return gap
 
 

@@ -1,205 +1,226 @@
-"""Two trees as one table: what differs, row by row, and what is the same in between as one row with its counts."""
+"""Two trees as one table: in brief, with a row that counts what is the same; and whole, with all rows of both."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Aligned, Side
 from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
+from treeviz.analysis.compare.merged_columns import SAME, difference_columns, notes_of
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.facts import fact_columns
 from treeviz.analysis.sizes import size_columns
-from treeviz.tree.column import Column
-from treeviz.tree.facts import Facts, Note
+from treeviz.tree.facts import Facts
 from treeviz.tree.keys import Key
 from treeviz.tree.numbers import count_text
 from treeviz.tree.rollup import roll
 from treeviz.tree.table import TreeTable
 
+MOST_ROWS = 10_000  # of both trees, up to which a page has those that are the same
 _SEVERAL = Key("…", "[…]", "*", ())  # of children that are the same
 
 
-def merged_table(left: Side, right: Side, found: Found) -> TreeTable:
-    """The rows that differ, with a note for each difference, and those above; what one tree alone has is whole.
+class Merged(NamedTuple):
+    """Two trees as one table.
 
-    What is the same is counted in one row for each run of siblings. Linear in the rows of both trees.
+    Attributes:
+      whole: All rows of both trees; of more than `MOST_ROWS`, those of `brief`.
+      brief: The rows that differ and those above; what is the same in between is one row for each run of siblings.
+      rows: int[n]: the aligned row of each row of `whole`.
+      n_same, n_unknown: The leaves that are the same, and those that were not compared further.
     """
+
+    whole: TreeTable
+    brief: TreeTable
+    rows: np.ndarray
+    n_same: int
+    n_unknown: int
+
+
+def merged(left: Side, right: Side, found: Found) -> Merged:
+    """The tables of two trees, with a note for each difference. Linear in the rows of both trees."""
     aligned = found.aligned
-    n = len(aligned.left)
-    differs = np.zeros(n, bool)
+    differs = np.zeros(len(aligned.left), bool)
     differs[found.rows] = True
     kept = roll(aligned.depth, aligned.parent, aligned.end, differs, "any")
     kept[0] = True
     kept |= (aligned.left == NONE) | (aligned.right == NONE)  # what one tree alone has is shown whole
-    table = _Merging(left, right, found, kept).table()
-    sizes = [column for column in size_columns(table) if column.name != "leaves"]  # those of what is shown mean nothing
-    table = table.with_columns(*fact_columns(table), *sizes)
-    return table.with_headline(*headline(found.differences, table))
+    making = _Merging(left, right, found, kept)
+    is_small = len(kept) <= MOST_ROWS
+    brief, rows = making.table(is_whole=False)
+    whole, rows = making.table(is_whole=True) if is_small else (making.annotated(brief, rows), rows)
+    return Merged(whole, brief, rows, *making.counts())
 
 
-def joined_table(first: Side, found: Sequence[Found]) -> TreeTable:
-    """The rows of the first tree that differ from any of several others, with a column for each of these.
+def joined(first: Side, found: Sequence[Found]) -> Merged:
+    """The same of the first tree and several others, with a column for each of these.
 
     What another tree alone has is told in the row of its parent.
     """
-    rows, differences = [], Differences()
+    rows, differences, unknown = [], Differences(), {}
     for each in found:
         left = each.aligned.left
         own = [int(left[at]) if left[at] != NONE else int(left[each.aligned.parent[at]]) for at in each.rows]
         rows += own
         differences += each.differences
+        unknown.update({int(left[at]): why for at, why in each.not_compared.items()})
     every = np.arange(len(first.table))
     aligned = Aligned(every, every, first.table.depth, first.table.parent, first.table.end)
-    return merged_table(first, first, Found(aligned, differences, rows, {}, {}))
+    return merged(first, first, Found(aligned, differences, rows, {}, unknown, {}))
 
 
-def headline(differences: Sequence[Difference], table: TreeTable) -> tuple[str, ...]:
+def headline(differences: Sequence[Difference], n_same: int, n_unknown: int, *, values: bool) -> tuple[str, ...]:
     """ "3 differences: 2 value, 1 shape", "145 leaves are the same"."""
-    n_same = sum(table.facts[code].leaves for code in table.fact_codes.tolist() if table.facts[code].kind == "same")
-    kinds = Counter(each.kind for each in differences)
-    counts = ", ".join(
-        f"{n:,} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: [*MEANINGS].index(item[0]))
-    )
+    counts = ", ".join(f"{n:,} {kind}" for kind, n in kinds_of(differences))
     n = len(differences)
     what = f"{n:,} {'difference' if n == 1 else 'differences'}: {counts}" if n else "no difference"
-    same = f"{count_text(n_same)} {'leaf is' if n_same == 1 else 'leaves are'} the same"
-    return (what, same) if n_same else (what,)
+    but = "" if values else " but for values, which were not compared"
+    same = f"{count_text(n_same)} {'leaf is' if n_same == 1 else 'leaves are'} the same{but}"
+    unknown = f"not compared further in {n_unknown:,} {'place' if n_unknown == 1 else 'places'}"
+    return (what, *([same] if n_same else []), *([unknown] if n_unknown else []))
+
+
+def kinds_of(differences: Sequence[Difference]) -> list[tuple[str, int]]:
+    """The kinds of differences, in the order of `MEANINGS`, and how many there are of each."""
+    counts = Counter(each.kind for each in differences)
+    return [(kind, counts[kind]) for kind in MEANINGS if kind in counts]
 
 
 class _Merging:
-    """Makes the table: `kept` are the aligned rows that are shown."""
+    """Makes the tables: `kept` are the aligned rows that are not the same in both trees."""
 
     def __init__(self, left: Side, right: Side, found: Found, kept: np.ndarray) -> None:
         self._left, self._right, self._found, self._kept = left.table, right.table, found, kept
-        self._keys: dict[Key, int] = {Key("[…]", "[…]", "*", ()): 0}
+        aligned = found.aligned
         self._facts: dict[Facts, int] = {}
-        self._rows: list[int] = []  # the aligned rows
-        self._codes: list[tuple[int, int]] = []  # of their keys and facts
-        self._trees = sorted({each.tree for each in found.differences})
-        self._shown = np.full(len(kept), -1)  # the row of the table of each aligned row
+        self._keys: dict[Key, int] = {}
+        self._fact_codes, self._key_codes = self._codes()
+        counts = [(facts.leaves, facts.elements, facts.bytes) for facts in self._facts]
+        is_huge = max(map(max, counts)) * len(kept) >= 2**63  # shapes need no memory
+        numbers = np.array(counts, object if is_huge else np.int64)
+        self._sums = np.zeros(
+            (len(kept) + 1, 4), numbers.dtype
+        )  # leaves, elements, bytes, not compared: of rows before
+        self._unknown = np.zeros(len(kept), bool)
+        self._unknown[[*found.not_compared]] = True
+        np.cumsum(np.column_stack([numbers[self._fact_codes], self._unknown]), axis=0, out=self._sums[1:])
+        self._is_leaf = np.array([each.is_leaf for each in self._facts])[self._fact_codes]
+        self._is_top = np.append(True, kept[aligned.parent[1:]])  # of what is the same, the rows below what is not
 
-    def table(self) -> TreeTable:
+    def _codes(self) -> tuple[np.ndarray, np.ndarray]:
+        """The codes of the facts and the keys of each aligned row: those of the first tree, if it has the row."""
+        aligned = self._found.aligned
+        is_right = aligned.left == NONE
+        row = np.where(is_right, aligned.right, aligned.left)
+        facts, keys = np.empty(len(row), np.int64), np.empty(len(row), np.int64)
+        for table, mine in ((self._left, ~is_right), (self._right, is_right)):
+            rows = row[mine]
+            own = [self._facts.setdefault(each._replace(static=()), len(self._facts)) for each in table.facts]
+            facts[mine] = np.array(own, np.int64)[table.fact_codes[rows]]  # static fields that differ are told
+            codes, positions = table.key_codes[rows].astype(np.int64), table.position[rows]
+            # an index is a key of its own: other rows may stand before it
+            of_index = {at: table.key(int(rows[i])) for at, i in _firsts(positions, codes == 0)}
+            known = [self._keys.setdefault(each, len(self._keys)) for each in table.keys]
+            indices = np.zeros(max(of_index, default=0) + 1, np.int64)
+            for at, key in of_index.items():
+                indices[at] = self._keys.setdefault(key, len(self._keys))
+            keys[mine] = np.where(codes == 0, indices[np.where(codes == 0, positions, 0)], np.array(known)[codes])
+        return facts, keys
+
+    def counts(self) -> tuple[int, int]:
+        """The leaves that are the same, and the places that were not compared further."""
+        known = self._is_leaf & ~self._kept & ~self._unknown
+        return int(np.count_nonzero(known)), len(self._found.not_compared)
+
+    def table(self, *, is_whole: bool) -> tuple[TreeTable, np.ndarray]:
+        """A table, and the aligned row of each of its rows."""
         aligned, kept = self._found.aligned, self._kept
-        parents, ends = aligned.parent.tolist(), aligned.end.tolist()
-        at = 0
-        while at < len(parents):
-            self._shown[at] = len(self._rows)
-            self._rows.append(at)
-            if kept[at]:
-                self._codes.append((self._key(at), self._fact(self._own_facts(at))))
-                at += 1
-                continue
-            siblings, after = [at], ends[at]
-            while after < len(parents) and parents[after] == parents[at] and not kept[after]:
-                siblings.append(after)
-                after = ends[after]
-            self._codes.append(self._same(siblings, after))
-            at = after
-        rows = np.array(self._rows)
+        codes: dict[int, tuple[int, int]] = {}  # of the key and the facts of rows that stand for what is the same
+        if is_whole:
+            rows = np.arange(len(kept))
+        else:
+            codes = self._runs()
+            rows = np.union1d(np.flatnonzero(kept), np.fromiter(codes, np.int64, len(codes)))
+        shown = np.full(len(kept) + 1, -1)
+        shown[rows] = np.arange(len(rows))
+        key_codes, fact_codes = self._key_codes[rows], self._fact_codes[rows]
+        for first, of_run in codes.items():
+            key_codes[shown[first]], fact_codes[shown[first]] = of_run
         depth = aligned.depth[rows].astype(np.int32)
-        parent = np.where(aligned.parent[rows] < 0, -1, self._shown[aligned.parent[rows]]).astype(np.int32)
-        codes = np.array(self._codes, dtype=np.int32).reshape(-1, 2)
+        parent = shown[aligned.parent[rows]].astype(np.int32)
+        parent[0] = -1
+        after = np.searchsorted(rows, aligned.end[rows]).astype(np.int32)
         table = TreeTable(
             name=self._left.name,
             depth=depth,
             parent=parent,
-            end=_ends(depth),
+            end=after,
             position=_positions(parent),
-            key_codes=codes[:, 0],
-            keys=tuple(self._keys),
-            fact_codes=codes[:, 1],
+            key_codes=np.append(0, key_codes[1:] + 1).astype(np.int32),
+            keys=(Key("[…]", "[…]", "*", ()), *self._keys),
+            fact_codes=fact_codes.astype(np.int32),
             facts=tuple(self._facts),
-            notes=self._notes(),
         )
-        return table.with_columns(*self._columns())
+        sizes = [column for column in size_columns(table) if is_whole or column.name != "leaves"]
+        table = table.without_unused().with_columns(*sizes)
+        table = table.with_columns(*fact_columns(table))
+        return (self.annotated(table, rows) if is_whole else self._noted(table, rows, is_whole=False)), rows
 
-    def _key(self, at: int) -> int:
-        mine, other = int(self._found.aligned.left[at]), int(self._found.aligned.right[at])
-        table, row = (self._right, other) if mine == NONE else (self._left, mine)
-        key = table.key(row) if row else _SEVERAL
-        return self._keys.setdefault(key, len(self._keys))
+    def annotated(self, table: TreeTable, rows: np.ndarray) -> TreeTable:
+        """The table with notes and columns that say all of each difference, for a page."""
+        return self._noted(table, rows, is_whole=True)
 
-    def _fact(self, facts: Facts) -> int:
-        return self._facts.setdefault(facts, len(self._facts))
-
-    def _own_facts(self, at: int) -> Facts:
-        mine, other = int(self._found.aligned.left[at]), int(self._found.aligned.right[at])
-        table, row = (self._right, other) if mine == NONE else (self._left, mine)
-        return table.facts[table.fact_codes[row]]._replace(static=())  # those that differ are told
-
-    def _same(self, siblings: list[int], after: int) -> tuple[int, int]:
-        """The codes of the key and the facts of siblings that are the same in both trees."""
-        aligned = self._found.aligned
-        inside = [self._left.facts[self._left.fact_codes[row]] for row in aligned.left[siblings[0] : after].tolist()]
-        leaves, elements, n_bytes = (
-            sum(part) for part in zip(*((f.leaves, f.elements, f.bytes) for f in inside), strict=True)
+    def _noted(self, table: TreeTable, rows: np.ndarray, *, is_whole: bool) -> TreeTable:
+        shown = np.full(len(self._kept), -1)
+        shown[rows] = np.arange(len(rows))
+        words = np.where(self._kept[rows] | self._unknown[rows], "", SAME).astype(object)
+        notes, columns = (
+            notes_of(self._found, shown, details=is_whole),
+            difference_columns(self._found, shown, words, details=is_whole),
         )
-        n = len(siblings)
+        return table.with_columns(*columns).with_notes(notes)
+
+    def _runs(self) -> dict[int, tuple[int, int]]:
+        """The first row of each run of siblings that are the same, with the codes of the key and facts that it gets."""
+        aligned, codes = self._found.aligned, {}
+        tops = np.flatnonzero(~self._kept & self._is_top).tolist()
+        parents, ends = aligned.parent.tolist(), aligned.end.tolist()
+        i = 0
+        while i < len(tops):
+            first, n, after = tops[i], 1, ends[tops[i]]
+            while i + n < len(tops) and tops[i + n] == after and parents[after] == parents[first]:
+                after = ends[after]
+                n += 1
+            codes[first] = self._same(first, after, n)
+            i += n
+        return codes
+
+    def _same(self, first: int, after: int, n: int) -> tuple[int, int]:
+        leaves, elements, n_bytes, n_unknown = (self._sums[after] - self._sums[first]).tolist()
         text = "the same" if n == 1 else f"{n:,} are the same"
-        facts = Facts("same", text, False, leaves, elements, n_bytes)
-        return (self._key(siblings[0]) if n == 1 else self._keys.setdefault(_SEVERAL, len(self._keys))), self._fact(
-            facts
-        )
-
-    def _notes(self) -> dict[int, tuple[Note, ...]]:
-        notes: dict[int, list[Note]] = defaultdict(list)
-        for row, difference in zip(self._found.rows, self._found.differences, strict=True):
-            text = difference.note
-            if len(self._trees) > 1:
-                text = f"tree {difference.tree}: {difference if difference.kind == 'extra' else text}"
-            notes[int(self._shown[row])].append(Note("differs", text))
-        return {row: tuple(each) for row, each in notes.items()}
-
-    def _kinds(self, name: str, title: str, trees: list[int]) -> Column:
-        kinds: list[dict[str, None]] = [{} for _ in self._rows]
-        for row, difference in zip(self._found.rows, self._found.differences, strict=True):
-            if difference.tree in trees:
-                kinds[self._shown[row]][difference.kind] = None
-        return Column(name, title, [", ".join(each) for each in kinds], help="What differs from the first tree")
-
-    def _columns(self) -> list[Column]:
-        """What differs, as words; and where values do, by how much."""
-        n = len(self._rows)
-        columns = [self._kinds("diff", "differs in", self._trees)]
-        if len(self._trees) > 1:
-            columns += [self._kinds(f"tree {tree}", f"tree {tree}", [tree]) for tree in self._trees]
-        if not self._found.gaps:
-            return columns
-        delta, relative, count = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
-        for at, gap in self._found.gaps.items():
-            row = self._shown[at]
-            count[row] = gap.n_outside + gap.n_nan
-            if gap.n_outside:
-                delta[row], relative[row] = gap.max_abs, gap.max_rel
-        return [
-            *columns,
-            Column("delta", "max |Δ|", delta, format="number", rollup="max", help="The greatest |left - right|"),
-            Column(
-                "relative", "max |Δ| ÷ |x|", relative, format="number", rollup="max",
-                help="The greatest |left - right| / |right|",
-            ),
-            Column("differ", "differ", count, format="count", rollup="sum", help="Elements outside of the tolerance"),
-        ]  # fmt: skip
+        if n_unknown and n == 1 and after == first + 1:
+            text = f"not compared: {self._found.not_compared[first]}"
+        elif n_unknown:
+            text += f", not compared further in {n_unknown:,} {'place' if n_unknown == 1 else 'places'}"
+        facts = Facts(SAME, text, False, leaves, elements, n_bytes)
+        key = int(self._key_codes[first]) if n == 1 else self._keys.setdefault(_SEVERAL, len(self._keys))
+        return key, self._facts.setdefault(facts, len(self._facts))
 
 
-def _ends(depth: np.ndarray) -> np.ndarray:
-    """int32[n]: where each subtree ends."""
-    ends, open_rows = np.empty(len(depth), np.int32), []
-    for row, level in enumerate([*depth.tolist(), -1]):
-        while open_rows and open_rows[-1][1] >= level:
-            ends[open_rows.pop()[0]] = row
-        open_rows.append((row, level))
-    return ends
+def _firsts(values: np.ndarray, where: np.ndarray) -> list[tuple[int, int]]:
+    """Each distinct value, and where it stands first."""
+    at = np.flatnonzero(where)
+    distinct, first = np.unique(values[at], return_index=True)
+    return list(zip(distinct.tolist(), at[first].tolist(), strict=True))
 
 
 def _positions(parent: np.ndarray) -> np.ndarray:
     """int32[n]: the index of each row among its siblings."""
-    counts: Counter[int] = Counter()
-    positions = []
-    for each in parent.tolist():
-        positions.append(counts[each])
-        counts[each] += 1
-    return np.array(positions, dtype=np.int32)
+    order = np.argsort(parent, kind="stable")
+    among = np.empty(len(parent), np.int32)
+    among[order] = np.arange(len(parent)) - np.searchsorted(parent[order], parent[order])
+    return among

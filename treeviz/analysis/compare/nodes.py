@@ -141,7 +141,7 @@ def compare_level(left: Any, mine: Opened, right: Any, other: Opened) -> list[Fi
     if cls in (list, tuple):
         return [] if len(mine.children) == len(other.children) else [_lengths(mine, other)]
     if cls in MAPPINGS:
-        return _compare_keys(mine, other) + _compare_factories(mine.aux, other.aux)
+        return _compare_keys(mine, other) + compare_factories(mine.aux, other.aux)
     found: list[Finding] = []
     if mine.aux is not other.aux:
         found += compare_static(left, mine.aux, right, other.aux)
@@ -158,7 +158,7 @@ def _lengths(mine: Opened, other: Opened) -> Finding:
     )
 
 
-def _compare_factories(mine: Any, other: Any) -> list[Finding]:
+def compare_factories(mine: Any, other: Any) -> list[Finding]:
     same = mine is other or guarded(lambda: bool(mine == other), lambda _: False)
     return [] if same else [("static", f"default_factory {value_text(mine, 40)}", value_text(other, 40), "")]
 

@@ -7,12 +7,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from treeviz.analysis.compare.aligned import NONE, Aligned, Side, align, is_comparable
+from treeviz.analysis.compare.aligned import NONE, Aligned, Side, align, is_builtin, is_comparable, same_facts
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.analysis.compare.in_files import compare_stored
 from treeviz.analysis.compare.leaf_facts import compare_facts, shardings_are_equivalent
-from treeviz.analysis.compare.nodes import MAPPINGS, Finding, compare_classes, compare_static, open_registered
-from treeviz.analysis.compare.values import CannotCompare, Gap, compare_arrays, gap_texts
+from treeviz.analysis.compare.magnitudes import Bars, magnitudes
+from treeviz.analysis.compare.nodes import (
+    MAPPINGS,
+    Finding,
+    compare_classes,
+    compare_factories,
+    compare_static,
+    open_registered,
+)
+from treeviz.analysis.compare.values import CannotCompare, Gap, are_same_bits, compare_arrays, gap_texts
 from treeviz.tree.facts import Facts
 from treeviz.tree.safe_repr import error_text, guarded, has_base, value_text
 from treeviz.tree.stored import Stored
@@ -30,6 +38,7 @@ class Found(NamedTuple):
       rows: For each difference its aligned row.
       gaps: The differences of values, by aligned row.
       not_compared: Why the values of a leaf were not compared, by aligned row.
+      bars: The magnitudes of both sides where values differ, by aligned row; see `magnitudes`.
     """
 
     aligned: Aligned
@@ -37,13 +46,21 @@ class Found(NamedTuple):
     rows: list[int]
     gaps: dict[int, Gap]
     not_compared: dict[int, str]
+    bars: dict[int, Bars]
 
 
 def find_differences(
-    left: Side, right: Side, *, values: bool = True, rtol: float = 0.0, atol: float = 0.0, tree: int = 1
+    left: Side,
+    right: Side,
+    *,
+    values: bool = True,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    tree: int = 1,
+    bars: bool = False,
 ) -> Found:
     """Compare two trees that were walked; see `treeviz.diff`."""
-    return _Differ(left, right, values, rtol, atol, tree).run()
+    return _Differ(left, right, values, rtol, atol, tree).run(bars)
 
 
 class _Differ:
@@ -53,10 +70,11 @@ class _Differ:
         self._found: list[tuple[int, Finding]] = []
         self._gaps: dict[int, Gap] = {}
         self._not_compared: dict[int, str] = {}
+        self._pairs: dict[int, tuple[Any, Any]] = {}  # arrays whose values differ
         self._known: dict[tuple[int, int], list[Finding]] = {}  # by the codes of the facts
         self._met: dict[tuple[int, int], Gap | str | None] = {}  # by the ids of two leaves
 
-    def run(self) -> Found:
+    def run(self, bars: bool) -> Found:
         aligned = align(self._left, self._right)
         a, b = self._left.table, self._right.table
         rows = list(zip(aligned.left.tolist(), aligned.right.tolist(), aligned.parent.tolist(), strict=True))
@@ -77,19 +95,30 @@ class _Differ:
         differences = Differences(
             Difference(self._path(*rows[at][:2]), *finding, tree=self._tree) for at, finding in self._found
         )
-        return Found(aligned, differences, [at for at, _ in self._found], self._gaps, self._not_compared)
+        found = magnitudes(list(self._pairs.values())) if bars else []
+        drawn = {at: each for at, each in zip(self._pairs, found, strict=False) if each is not None}
+        return Found(aligned, differences, [at for at, _ in self._found], self._gaps, self._not_compared, drawn)
 
     def _to_compare(self, aligned: Aligned) -> list[int]:
-        """The rows that may differ: without values, leaves with the same facts do not."""
+        """The rows that may differ; not the leaves with the same facts, unless their values are to be compared."""
         a, b = self._left.table, self._right.table
+        mine, other = aligned.left, aligned.right
+        alike = (mine != NONE) & (other != NONE)
+        alike[alike] = same_facts(a, b, mine[alike], other[alike])
+        is_leaf = alike & a.is_leaf[mine]
+        n_children = [np.bincount(np.maximum(table.parent, 0), minlength=len(table)) for table in (a, b)]
+        is_node = alike & is_builtin(a)[mine] & (n_children[0][mine] == n_children[1][other])
         if self._values:
-            return list(range(len(aligned.left)))
-        are_two = (aligned.left != NONE) & (aligned.right != NONE)
-        are_leaves = are_two & a.is_leaf[aligned.left] & b.is_leaf[aligned.right]
-        code_of = {facts: code for code, facts in enumerate(a.facts)}
-        codes = np.array([code_of.get(facts, -1) for facts in b.facts])
-        same = a.fact_codes[aligned.left] == codes[b.fact_codes[aligned.right]]
-        return np.flatnonzero(~(are_leaves & same)).tolist()
+            is_leaf &= np.array([facts.kind in ("array", "numpy") for facts in a.facts])[a.fact_codes[mine]]
+            is_leaf[is_leaf] = [
+                left is right or are_same_bits(left, right)
+                for left, right in zip(
+                    map(self._left.nodes.__getitem__, mine[is_leaf].tolist()),
+                    map(self._right.nodes.__getitem__, other[is_leaf].tolist()),
+                    strict=True,
+                )
+            ]
+        return np.flatnonzero(~is_leaf & ~is_node).tolist()
 
     def _path(self, mine: int, other: int) -> str:
         return self._right.table[other].keystr if mine == NONE else self._left.table[mine].keystr
@@ -125,6 +154,8 @@ class _Differ:
         if cls in MAPPINGS:
             if cls is not dict and n[0] == n[1] and list(left) != list(right) and set(left) == set(right):
                 self._add(at, ("order", value_text(list(left), 60), value_text(list(right), 60), ""))
+            for finding in compare_factories(*(getattr(each, "default_factory", None) for each in (left, right))):
+                self._add(at, finding)
             return
         if n[0] != n[1]:
             self._add(at, ("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
@@ -185,6 +216,7 @@ class _Differ:
             self._not_compared[at] = gap
         elif gap is not None:
             self._gaps[at] = gap
+            self._pairs[at] = left, right
             for finding in gap_texts(gap):
                 self._add(at, finding)
 

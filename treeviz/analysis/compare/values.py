@@ -12,8 +12,10 @@ import numpy as np
 
 from treeviz.analysis.stats.host import CHUNK, holds_numbers, host_view, lies_on_host
 from treeviz.tree.numbers import number_text
+from treeviz.tree.safe_repr import class_name
 
 Index = tuple[int, ...]
+_QUICK = 1 << 14  # bytes that are copied to be compared
 
 
 class CannotCompare(Exception):
@@ -30,7 +32,7 @@ class Gap:
       max_abs, at, left, right: The greatest |left - right|, its index, and the two values there.
       max_rel: The greatest |left - right| / |right|.
       n_nan: The elements that are NaN in one of them alone, and `nan_at` the first of them.
-      nan_left, nan_right: The number of NaN in each; counted only if they stand in different places.
+      nan_left, nan_right: The number of NaN in each.
     """
 
     n: int
@@ -67,22 +69,19 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     gap = Gap(int(np.prod(left.shape, dtype=np.int64)))
     if gap.n == 0:
         return gap
+    same: list[np.ndarray] = []  # the blocks whose bits are
     for start, mine, other in _overlapping(parts_of(left), parts_of(right)):
         if isinstance(mine, np.ndarray) and isinstance(other, np.ndarray):
             for offset, a, b in _blocks(mine, other):
-                compare_block(gap, a, b, tuple(np.add(start, offset)) if start else (), rtol, atol)
+                if compare_block(gap, a, b, tuple(np.add(start, offset)) if start else (), rtol, atol):
+                    same.append(a)
         else:
             _compare_on_device(gap, mine, other, start, rtol, atol)
-    if gap.n_nan and not (gap.nan_left or gap.nan_right):
-        gap.nan_left, gap.nan_right = n_nan(left), n_nan(right)
+    if gap.n_outside or gap.n_nan:
+        n_nan = sum(map(count_nan, same))
+        gap.nan_left += n_nan
+        gap.nan_right += n_nan
     return gap
-
-
-def n_nan(array: Any) -> int:
-    """The number of NaN in an array that lies on the host."""
-    return sum(
-        int(np.count_nonzero(np.isnan(block))) for _, part in parts_of(array) for _, block, _ in _blocks(part, part)
-    )
 
 
 Part = tuple[Index, Any]  # where it starts, and a NumPy view or an array on one device
@@ -149,9 +148,19 @@ def _blocks(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[Index, np.nda
             yield (i, *origin[1:]), left[i : i + n_rows], right[i : i + n_rows]
 
 
-def compare_block(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: float, atol: float) -> None:
+def compare_block(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: float, atol: float) -> bool:
+    """Add how two blocks differ. Returns whether their bits are the same: then nothing is added, not even NaN."""
     if a.dtype == b.dtype and _same_bits(a, b):
-        return
+        return True
+    _compare(gap, a, b, start, rtol, atol)
+    return False
+
+
+def count_nan(block: np.ndarray) -> int:
+    return 0 if block.dtype.kind in "biu" else int(np.count_nonzero(block != block))
+
+
+def _compare(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: float, atol: float) -> None:
     if a.dtype.kind in "biu" and b.dtype.kind in "biu":
         _take(gap, a, b, start, _distance_of_integers(a, b), np.zeros(a.shape, bool), rtol, atol)
         return
@@ -160,6 +169,8 @@ def compare_block(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: fl
     nan_left, nan_right = np.isnan(mine), np.isnan(other)
     with np.errstate(all="ignore"):
         distance = np.where(mine == other, 0.0, np.abs(mine - other))
+    gap.nan_left += int(np.count_nonzero(nan_left))
+    gap.nan_right += int(np.count_nonzero(nan_right))
     lonely = nan_left != nan_right
     if lonely.any():
         first = _at(int(np.argmax(lonely)), a.shape, start)
@@ -172,6 +183,19 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
         return a.dtype.kind in "biu" and np.array_equal(a, b)
     word = np.uint64 if a.nbytes % 8 == 0 else np.uint8
     return np.array_equal(a.reshape(-1).view(word), b.reshape(-1).view(word))
+
+
+def are_same_bits(left: Any, right: Any) -> bool:
+    """Whether two arrays of one shape have the same bits; False also if that is not quick to tell: of large ones."""
+    if type(left) is not type(right) or left.dtype != right.dtype or left.nbytes > _QUICK:
+        return False
+    if type(left) is not np.ndarray:
+        if class_name(type(left)) != "ArrayImpl" or left.dtype.isbuiltin != 1 or len(left.sharding.device_set) != 1:
+            return False
+        if not (lies_on_host(left) and lies_on_host(right)):
+            return False
+        left, right = host_view(left), host_view(right)
+    return left.tobytes() == right.tobytes()
 
 
 def _distance_of_integers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -247,6 +271,33 @@ def _reduce(a: jax.Array, b: jax.Array, rtol, atol, *, wide: bool) -> tuple[jax.
 _reduced = jax.jit(_reduce, static_argnames="wide")
 
 
+def gap_details(gap: Gap, kind: str, names: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    """What is known of a gap for one of its findings, "value" or "NaN", as names and texts."""
+    details: list[tuple[str, str]] = []
+    if kind == "value":
+        at = f" at {_index_text(gap.at)}" if gap.at else ""
+        texts = _two_texts(gap.left, gap.right)
+        details += [("max |Δ|", f"{number_text(gap.max_abs)}{at}")]
+        details += [(f"there in the {name}", text) for name, text in zip(names, texts, strict=True)]
+        details += [("max |Δ| ÷ |x|", number_text(gap.max_rel))]
+        details += [("outside the tolerance", f"{gap.n_outside:,} of {gap.n:,}")]
+    if kind == "NaN" or not gap.n_nan:
+        counts = zip(names, (gap.nan_left, gap.nan_right), strict=True)
+        details += [(f"NaN in the {name}", f"{n:,}") for name, n in counts]
+    if kind == "NaN":
+        details += [("NaN in one alone", f"{gap.n_nan:,}")]
+    return tuple(details)
+
+
+def _two_texts(left: Any, right: Any) -> list[str]:
+    """Two values with as many digits as tell them apart."""
+    texts = [number_text(x) if isinstance(x, float) else str(x) for x in (left, right)]
+    for digits in (6, 9, 17):
+        if texts[0] == texts[1] and isinstance(left, float):
+            texts = [f"{x:.{digits}g}" for x in (left, right)]
+    return texts
+
+
 def gap_texts(gap: Gap) -> list[tuple[str, str, str, str]]:
     """The findings that a gap is: (kind, left, right, hint)."""
     found = []
@@ -254,7 +305,7 @@ def gap_texts(gap: Gap) -> list[tuple[str, str, str, str]]:
         where = f"the first at {_index_text(gap.nan_at)}" if gap.nan_at else ""
         found.append(("NaN", f"{gap.nan_left:,} NaN", f"{gap.nan_right:,} NaN", where))
     if gap.n_outside:
-        texts = [number_text(x) if isinstance(x, float) else str(x) for x in (gap.left, gap.right)]
+        texts = _two_texts(gap.left, gap.right)
         at = f"at {_index_text(gap.at)}; {gap.n_outside:,} of {gap.n:,} differ" if gap.at else ""
         found.append(("value", *texts, at))
     return found

@@ -63,10 +63,11 @@ def find(table: Table, query: str) -> list[Any]:
                         keys, a leading / ties it to the root; w[3] is also w/3
         key: kind: type: dtype: sharding:      dtype:bf16, dtype:float, kind:opaque, kind:leaf, key:w*
         shape:*,768     * one dimension, ... any number, also >64 and <=8; shape:() is a scalar
-        diff:shape      a word in any column of text
+        diff:shape      a word in any column of text; diff:"type" all between two commas, and no "dtype"
         bytes:>1M       any column of numbers, rolled up: > >= < <= = or 1k..2k; k M G T, Ki Mi Gi Ti.
                         A node does not match for what matches below it
         nan  inf  zeros         leaves with such values, which needs statistics: render(tree, stats=True)
+        is:changed      what differs, in `treeviz.diff`
         is:leaf         also node, shared, error, cycle, cut, hides, opaque, static, weak, replicated, …
 
     Raises:
@@ -156,10 +157,9 @@ def _rows(table: Table, term: Term) -> np.ndarray:
             return _flagged(table, term)
     labels = _columns_of_text(table).get(term.field)
     if labels is not None:
-        test = _text_test(term, contains_test)
-        return np.array([test(str(text)) for text in labels.levels], bool)[
-            slice(None) if labels.codes is None else labels.codes
-        ]
+        test = _equals_test(value) if term.quoted else _text_test(term, contains_test)
+        passed = [any(map(test, str(text).split(", "))) for text in labels.levels]
+        return np.array(passed, bool)[slice(None) if labels.codes is None else labels.codes]
     return number_test(term)(_numbers(table, term))
 
 
@@ -193,17 +193,18 @@ def _dtype_test(value: str) -> TextTest:
 
 
 def _flagged(table: Table, term: Term) -> np.ndarray:
-    if term.value == "changed":
+    value = "differs" if term.value == "changed" and "diff" in table.columns else term.value
+    if value == "changed":
         raise ValueError(
             "find: is:changed needs an explorer that was given a new tree, and its search box: widget.tree = new. "
             "treeviz.diff(old, new) compares two trees."
         )
-    if term.value not in _IS and term.value not in _IS_NOTE:
+    if value not in _IS and value not in _IS_NOTE:
         raise ValueError(
             f"find: there is no {term}. There are: {', '.join(f'is:{name}' for name in sorted({*_IS, *_IS_NOTE}))}."
         )
-    noted = _IS_NOTE.get(term.value, ())
-    rows = _by_facts(table, _IS.get(term.value, lambda _: False))
+    noted = _IS_NOTE.get(value, ())
+    rows = _by_facts(table, _IS.get(value, lambda _: False))
     rows[_noted(table, lambda note: note.kind in noted)] = True
     return rows
 

@@ -22,19 +22,21 @@ _ASSETS = Path(__file__).with_name("assets")
 # No module imports those that register themselves in `additions` of view.js: they are entries, too.
 _TREE = ("tree/mount.js",)
 _SERIES = (*_TREE, "series/series_view.js")
-_WIDGET = (*_SERIES, "widget/details.js", "widget/widget.js")  # anywidget loads the last one
+_DIFF = (*_TREE, "diff/diff.js")
+PARTS = {"": _TREE, "series": _SERIES, "diff": _DIFF}  # of the front end of a page, by `View.part`
+_WIDGET = (*_SERIES, "diff/diff.js", "widget/details.js", "widget/widget.js")  # anywidget loads the last one
 _EXPORTS = ("export function mount(", "export default ")
 _IMPORT = re.compile(r'^import .*"(\..*\.js)";$', re.MULTILINE)
 
 
 @cache
-def module_text(*, series: bool = False) -> str:
+def module_text(part: str = "") -> str:
     """The front end as one ES module that exports `mount`.
 
     Args:
-      series: Include sparklines, the heat map and charts.
+      part: Include what a page with "series" needs: sparklines, the heat map and charts; or one of a "diff".
     """
-    return _joined(_SERIES if series else _TREE)
+    return _joined(PARTS[part])
 
 
 @cache
@@ -51,19 +53,19 @@ def packed_widget_module() -> str:
 
 
 @cache
-def page_module_text(*, series: bool = False) -> str:
+def page_module_text(part: str = "") -> str:
     """The front end of a page, as the loader unpacks it."""
-    return zlib.decompress(from_characters(packed_page_module(series=series)), -15).decode()
+    return zlib.decompress(from_characters(packed_page_module(part)), -15).decode()
 
 
 @cache
-def packed_page_module(*, series: bool = False) -> str:
+def packed_page_module(part: str = "") -> str:
     """The front end of a page, deflated, as text: a third of its size.
 
     `.ci/pack_pages.py` has made it a fifth smaller still; after a change in `assets/` it is packed here.
     """
-    readable = readable_page_module(series=series)
-    return _packed_ahead(packed_file(series=series), readable) or in_characters(_deflated(readable))
+    readable = readable_page_module(part)
+    return _packed_ahead(packed_file(part), readable) or in_characters(_deflated(readable))
 
 
 def _packed_ahead(file: Path, readable: str) -> str:
@@ -75,9 +77,9 @@ def _packed_ahead(file: Path, readable: str) -> str:
     return packed if first == stamp(readable) else ""
 
 
-def packed_file(*, series: bool = False) -> Path:
+def packed_file(part: str = "") -> Path:
     """What is packed ahead, below the `stamp` of the text that it was made from."""
-    return _ASSETS / "packed" / ("series_page.txt" if series else "page.txt")
+    return _ASSETS / "packed" / (f"{part}_page.txt".lstrip("_"))
 
 
 def packed_loader_file() -> Path:
@@ -89,9 +91,9 @@ def stamp(readable: str) -> str:
 
 
 @cache
-def readable_page_module(*, series: bool = False) -> str:
+def readable_page_module(part: str = "") -> str:
     """`module_text`, and the code that mounts the views of its page. Nothing imports it, so it exports nothing."""
-    return (module_text(series=series) + _joinable("load/page.js")).replace("export function mount(", "function mount(")
+    return (module_text(part) + _joinable("load/page.js")).replace("export function mount(", "function mount(")
 
 
 @cache

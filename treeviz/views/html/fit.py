@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,7 @@ def with_first_rows(view: View, n_rows: int) -> View:
         values={int(cut.new[row]): html for row, html in (view.values or {}).items() if cut.new[row] >= 0},
         series=[cut.series(each) for each in view.series],
         histograms=[replace(each, counts=cut.rows(each.counts, 0)) for each in view.histograms],
+        diff=None if view.diff is None else cut.diff(view.diff),
     )
 
 
@@ -146,6 +148,10 @@ class _Cut:
             bad=self.rows(series.bad, np.logical_or.reduceat(bad, self._ranges)[::2]),
             marks=tuple([mark._replace(row=int(place[mark.row])) for mark in series.marks]),
         )
+
+    def diff(self, diff: Mapping[str, Any]) -> dict[str, Any]:
+        bars = {int(self.new[row]): bars for row, bars in diff["bars"].items() if self.new[row] >= 0}
+        return {**diff, "open": None, "bars": bars}
 
     def _coded(self, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The old codes that are still in use, and the new code of each row. Every placeholder has one of its own."""

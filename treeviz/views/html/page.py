@@ -25,7 +25,7 @@ def fragment(view: View) -> str:
 
     The static rows go no deeper than `view.depth`. Series are shown as sparklines, a heat map and charts.
     """
-    return _host(view, pack_within(view), f"{_KEEP_KEYS} data-treeviz") + _script(bool(view.series))
+    return _host(view, pack_within(view), f"{_KEEP_KEYS} data-treeviz") + _script(view.part)
 
 
 def page(view: View, *, title: str = "") -> str:
@@ -46,7 +46,7 @@ def page(view: View, *, title: str = "") -> str:
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{head}'
         f"<title>{text(title or view.title)}</title></head>\n"
-        f"<body><main>\n{host}\n</main>{_script(bool(view.series))}</body></html>\n"
+        f"<body><main>\n{host}\n</main>{_script(view.part)}</body></html>\n"
     )
 
 
@@ -57,7 +57,7 @@ def fallback(view: View, packed: bytes, *, token: str) -> str:
       packed: `pack(view)`, which the widget needs as well.
     """
     host = _host(view, pack_within(view, packed), f"{_KEEP_KEYS} data-treeviz-waiting")
-    module = packed_page_module(series=bool(view.series))
+    module = packed_page_module(view.part)
     return (
         f'<div data-treeviz-fallback="{attribute(token)}">{host}<script type="text/treeviz-waiting">{module}</script>'
         f'<script type="text/treeviz-loader">{loader_text()}</script><script>{fallback_text()}</script></div>'
@@ -67,18 +67,18 @@ def fallback(view: View, packed: bytes, *, token: str) -> str:
 def _host(view: View, packed: bytes, attributes: str) -> str:
     """The element that the front end takes over, with the static rows and the packed table.
 
-    The value of the last attribute names the modules it needs; a script without those for series ignores it.
+    The value of the last attribute names the modules it needs; a script without these ignores it.
     """
-    needs = f"{FORMAT} series" if view.series else FORMAT
+    needs = f"{FORMAT} {view.part}".strip()
     return (
         f'<div class="treeviz" {attributes}="{needs}">'
-        f'{outline(view)}<script type="application/octet-stream">{in_characters(packed)}</script></div>'
+        f'{outline(view.brief)}<script type="application/octet-stream">{in_characters(packed)}</script></div>'
     )
 
 
 @cache
-def _script(has_series: bool) -> Markup:
-    packed = packed_page_module(series=has_series)
+def _script(part: str) -> Markup:
+    packed = packed_page_module(part)
     return Markup(f'<script type="text/treeviz">{packed}</script><script type="module">{loader_text()}</script>')
 
 
@@ -92,5 +92,5 @@ def _script_policy(view: View) -> str:
     values: Mapping[int, str] = view.values or {}
     scripts = dict.fromkeys(script for html in values.values() for script in _SCRIPT.findall(html) if script)
     builds_functions = any("new Function" in script for script in scripts)
-    hashes = map(_script_hash, (loader_text(), page_module_text(series=bool(view.series)), *scripts))
+    hashes = map(_script_hash, (loader_text(), page_module_text(view.part), *scripts))
     return " ".join(["script-src", *hashes, *(["'unsafe-eval'"] if builds_functions else [])])

@@ -67,10 +67,11 @@ def pack(view: View) -> bytes:
         "keys": [0, *map(_key, table.keys[1:])],
         "fact_codes": buffers.add(table.fact_codes),
         "facts": _facts(table.facts, buffers),
-        "notes": {str(row): notes for row, notes in table.notes.items()},
+        "notes": {str(row): [note if note.sign else note[:4] for note in notes] for row, notes in table.notes.items()},
         "columns": [_column(table, column, buffers, column.name in shown) for column in columns.values()],
         **({"values": _documents(view.values)} if view.values else {}),
         **(_over_time(view, buffers) if view.series else {}),
+        **({"diff": view.diff} if view.diff is not None else {}),
         "buffers": buffers.index,
     }
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()

@@ -116,7 +116,7 @@ function exact({ rows: { folds } }, column, row) {
   const text = column.text(row);
   if (Number.isNaN(value)) return text;
   const whole = column.format === "number" || !(Math.abs(value) < 1e21) ? text : wholeText(value);
-  return column.format !== "bytes" || value < 1000 ? (column.format === "bytes" ? text : whole) : `${text} (${whole} bytes)`;
+  return column.format !== "bytes" ? whole : value < 1000 ? text : `${text} (${whole} bytes)`;
 }
 
 function shardingPairs(sharding) {

@@ -24,7 +24,7 @@ export class Folds {
     /** The row that stands for each. */
     this.standsFor = new Int32Array(n).map((_, row) => row);
     const ranks = new Map([...wrong, ...nan].map((row, rank) => [row, rank]).reverse());
-    for (const members of runsOf(tree)) {
+    for (const members of tree.header.diff?.runs?.() ?? runsOf(tree)) {
       if (this.isHidden[members[0]] || unfolded?.has(members[0])) continue;
       const out = ranks.size ? standingOut(members.map((row) => least(ranks, row, end[row])), wrong.length) : [];
       const rows = members.filter((_, i) => !out.includes(i));
@@ -33,7 +33,7 @@ export class Folds {
       for (const row of rows)
         for (let at = row; at < end[row]; at++) {
           this.isHidden[at] = +(row !== first);
-          this.standsFor[at] = first + at - row;
+          this.standsFor[at] = Math.min(first + at - row, end[first] - 1);
         }
       this.runs.set(first, { rows, label: labelOf(tree, rows), start: members[0] });
     }
@@ -87,7 +87,7 @@ function standingOut(best, nWrong) {
 }
 
 /** The members of each run of LEAST or more siblings, outer runs before those inside. @param {Tree} tree @returns {number[][]} */
-function runsOf(tree) {
+export function runsOf(tree) {
   const { n, end, parent, depth, keyCodes, factCodes, keys } = tree;
   const pattern = keys.map((key, code) => (code ? readKey(key).label.replace(/\d+/g, "0") : "0"));
   const hasNumber = keys.map((key, code) => !code || /\d/.test(readKey(key).label));

@@ -112,7 +112,8 @@ function rowsOf(tree, index, term) {
   }
   if (field === "is") return flagged(tree, value);
   const words = tree.columns.find(({ name, labels }) => labels && name.toLowerCase() === field);
-  if (words) return byRow(tree, (row) => contains(words.text(row).toLowerCase()));
+  // In quotes it is all that stands between two commas.
+  if (words) return byRow(tree, (row) => words.text(row).toLowerCase().split(", ").some(quoted ? equals : contains));
   const numbers = numbersOf(tree, field);
   const test = numberTest(field, value);
   return byRow(tree, (row) => test(numbers[row]));
@@ -145,7 +146,7 @@ function dtypeTest(value) {
 function flagged(tree, value) {
   if (value === "changed") {
     if (tree.changed) return tree.changed.slice();
-    throw new Error("is:changed needs an explorer with a new tree: widget.tree = new");
+    throw new Error("is:changed needs a diff, or a new widget.tree");
   }
   const test = Object.hasOwn(IS, value) ? IS[value] : null;
   if (!test && !NOTES.includes(value) && value !== "cut")

@@ -73,7 +73,7 @@ export class Search {
     if (!hits) view.setStatus("");
     else if (!this.isStale) {
       const here = hits[view.active] ? `${wholeText(view.rows.hitNumber(view.active))} of ` : "";
-      view.setStatus(`${here}${wholeText(nHits)} ${nHits === 1 ? "match" : "matches"}`);
+      view.setStatus(`${here}${wholeText(nHits)} match${nHits === 1 ? "" : "es"}`);
     }
   }
 

@@ -142,9 +142,9 @@ export class View extends EventTarget {
   /** Sort siblings by a column: first one way, then the other, then as in the tree. @param {any} column */
   sortBy(column) {
     const { sorting } = this;
-    const first = column.isNumber;
-    if (sorting.column !== column) this.sort(column, !!first);
-    else if (sorting.descending === !!first) this.sort(column, !first);
+    const first = !!column.isNumber;
+    const isNew = sorting.column !== column;
+    if (isNew || sorting.descending === first) this.sort(column, isNew === first);
     else this.sort(null, false);
     this.grid.paintHead();
     this.update(this.active);

@@ -1,0 +1,73 @@
+"""The page of a diff in a real browser: what differs is open, what is the same opens on a click, kinds filter rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from browser.driving import copied, labels, opened, row, search, settled, status
+
+import treeviz as tv
+
+
+def layer(scale: float = 1.0) -> dict:
+    return {"mlp": {"b": np.zeros(4, np.float32), "w": np.full((4, 4), scale, np.float32)}, "norm": np.ones(4)}
+
+
+@pytest.fixture
+def page(open_page):
+    left = {"head": np.ones(3), "layers": [layer() for _ in range(8)], "step": 3}
+    right = {"head": np.ones(4), "layers": [layer() for _ in range(8)], "step": 4}
+    right["layers"][5] = layer(2.0)
+    return opened(open_page(tv.diff(left, right).html(), height=1200))
+
+
+def test_what_differs_is_open_and_what_is_the_same_is_one_row_with_its_count(page):
+    assert labels(page) == [
+        *("tree", "head", "layers", "[0…4] ×5", "[5]", "mlp", "b", "w", "norm", "[6]", "[7]", "step"),
+    ]
+    same = page.locator(".row", has_text="×5")
+    assert "the same · 15 leaves" in same.inner_text() and same.get_attribute("aria-expanded") == "false"
+    cells = row(page, "head").locator(".cell").all_inner_texts()
+    assert cells[1].endswith("shape") and cells[2:4] == ["(3,)", "(4,)"]
+
+
+def test_what_is_the_same_opens_on_a_click_and_has_its_own_paths(page):
+    page.locator(".row", has_text="×5").locator(".badge").click()
+    assert labels(page)[3:9] == ["[0]", "[1]", "[2]", "[3]", "[4]", "[5]"]
+    row(page, "[3]").dblclick()
+    assert labels(page)[6:9] == ["[3]", "mlp", "norm"]
+    page.locator(".row", has_text="norm").first.click()
+    page.locator(".row", has_text="norm").first.hover()
+    assert copied(page, lambda: page.keyboard.press("Control+c")) == "tree['layers'][3]['norm']"
+    page.get_by_role("button", name="Collapse all").click()
+    page.get_by_role("button", name="Expand all").click()
+    assert labels(page).count("norm") == 8
+
+
+def test_the_keyboard_opens_what_is_the_same(page):
+    page.locator(".row", has_text="×5").locator(".key").click()
+    assert "are the same in both trees" in settled(page).locator(".note").inner_text()
+    page.locator(".tree").press("ArrowRight")
+    assert labels(page)[3:5] == ["[0]", "[1]"]
+
+
+def test_badges_filter_by_kind_and_say_so_in_the_search_language(page):
+    badges = page.locator(".kinds button")
+    assert badges.all_inner_texts() == ["shape 1", "value 2"]
+    badges.nth(1).click()
+    assert labels(page) == ["tree", "layers", "[5]", "mlp", "w", "step"]
+    badges.nth(0).click()
+    assert page.get_by_role("searchbox").input_value() == 'diff:"value" | diff:"shape"'
+    assert status(page).endswith("3 matches")
+    assert [each.get_attribute("aria-pressed") for each in badges.all()] == ["true", "true"]
+    search(page, "is:changed")
+    assert status(page).endswith("3 matches")
+    assert [each.get_attribute("aria-pressed") for each in badges.all()] == ["false", "false"]
+
+
+def test_the_details_of_a_difference_have_the_numbers_and_magnitudes_of_both_sides(page):
+    row(page, "w").click()
+    detail = settled(page).locator(".detail").inner_text()
+    for text in ("1 at [0, 0]", "there in the first", "16 of 16", "NaN in the other"):
+        assert text in detail
+    assert page.locator(".sides svg").count() == 2

@@ -1,0 +1,120 @@
+// @ts-check
+// Differences between trees: badges that filter by kind, what is the same folded with its count, histograms of both sides.
+import { barChart, h } from "../tree/dom.js";
+import { runsOf } from "../tree/folds.js";
+import { countText, wholeText } from "../tree/numbers.js";
+import { additions, View } from "../tree/view.js";
+
+const LEAST_SAME = 3; // siblings that are folded
+
+additions.push({
+  name: "diff",
+  start(view) {
+    if (!view.tree.header.diff) return;
+    const isSame = foldSame(view);
+    view.tree.changed ??= Uint8Array.from(view.tree.depth, (_, row) => +!!view.tree.notes(row).length);
+    view.root.children[0].after(kindBadges(view, isSame));
+    view.moreDetail = (row) => sides(view, row);
+  },
+});
+
+/** Fold siblings that are the same in both trees, and open what differs. @param {View} view @returns {(row: number) => boolean} */
+function foldSame(view) {
+  const { tree, rows, grid } = view;
+  const words = tree.columns.find(({ name }) => name === "diff");
+  const leaves = tree.columns.find(({ name }) => name === "leaves");
+  const isSame = (row) => words?.text(row) === "same";
+  const isRun = (row) => isSame(row) && !!rows.folds?.runs.has(row);
+  let isFolding = true;
+  tree.header.diff.runs = () => {
+    const same = isFolding ? sameRuns(tree, isSame) : [];
+    for (const [first] of same) rows.open[first] = 0;
+    return [...same, ...runsOf(tree).filter((members) => !members.some(isSame))];
+  };
+  const unfold = (row) => (rows.unfold(row), view.update(row));
+  // The row of a run opens into the siblings that it stands for.
+  const [hasChildren, isOpen, setOpen] = [rows.hasChildren.bind(rows), rows.isOpen.bind(rows), view.setOpen.bind(view)];
+  rows.hasChildren = (row) => isRun(row) || hasChildren(row);
+  rows.isOpen = (row) => !isRun(row) && isOpen(row);
+  view.setOpen = (row, open) => (isRun(row) ? open && unfold(row) : setOpen(row, open));
+  view.openTo = (depth) => {
+    isFolding = !depth;
+    rows.folds = null;
+    View.prototype.openTo.call(view, depth);
+  };
+  view.on("paint", () => {
+    for (const element of grid.pool) {
+      const row = +(element.dataset.row ?? 0);
+      element.classList.toggle("same", isSame(row));
+      const cell = element.querySelector(".cell.type");
+      if (!isRun(row)) {
+        if (isSame(row) && !isSame(tree.parent[row])) cell?.prepend(h("span", { class: "alike" }, "the same ·"));
+        continue;
+      }
+      const n = rows.folds.runs.get(row).rows.reduce((sum, each) => sum + leaves.values[each], 0);
+      const text = `the same · ${countText(n)} ${n === 1 ? "leaf" : "leaves"}`;
+      const badge = h("span", { class: "badge inside", "data-note": "info", title: "show each of them", click: (event) => (event.stopPropagation(), unfold(row)) }, "unfold");
+      cell?.replaceChildren(h("span", { class: "what" }, text), badge);
+      element.ariaLabel = `${rows.label(row)}, ${text}`;
+    }
+  });
+  view.on("detail", (row) => {
+    const note = row >= 0 && isRun(row) && view.detailPlace.querySelector(".note");
+    if (note) note.textContent = `${rows.label(row)} are the same in both trees; what stands here is of the first of them`;
+  });
+  const { open } = tree.header.diff;
+  if (open) {
+    rows.open.fill(0);
+    for (const row of open) rows.open[row] = 1;
+  }
+  rows.folds = null;
+  rows.update();
+  return isSame;
+}
+
+/** Each run of siblings that are the same, outer ones first. @param {View["tree"]} tree @param {(row: number) => boolean} isSame @returns {number[][]} */
+function sameRuns(tree, isSame) {
+  const { n, end, parent } = tree;
+  const runs = [];
+  for (let row = 1; row < n; ) {
+    if (!isSame(row)) {
+      row++;
+      continue;
+    }
+    const members = [];
+    const above = parent[row];
+    for (; row < end[above] && isSame(row); row = end[row]) members.push(row);
+    if (members.length >= LEAST_SAME) runs.push(members);
+  }
+  return runs;
+}
+
+/** A badge for each kind of difference, with its count; those that are pressed filter the rows. @param {View} view @param {(row: number) => boolean} isSame */
+function kindBadges(view, isSame) {
+  const { kinds } = view.tree.header.diff;
+  const query = (kind) => `diff:"${kind.toLowerCase()}"`;
+  const parts = () => view.searchBox.value.split(" | ");
+  const buttons = kinds.map(([kind, n, about]) => {
+    const press = () => {
+      const before = parts().filter((part) => /^diff:"[^"]*"$/.test(part));
+      const other = before.includes(query(kind)) ? before.filter((part) => part !== query(kind)) : [...before, query(kind)];
+      view.searchBox.value = other.join(" | ");
+      view.search.run(view.searchBox.value);
+    };
+    return h("button", { class: "badge", "data-note": "differs", "data-severity": kind, title: `${about}: show only these`, click: press }, `${kind} ${wholeText(n)}`);
+  });
+  const show = () => buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(parts().includes(query(kinds[i][0])))));
+  view.on("change", show);
+  show();
+  return h("div", { class: "kinds", role: "group", "aria-label": "Filter by kind of difference" }, ...buttons);
+}
+
+/** The magnitudes of both sides of a row, one above the other. @param {View} view @param {number} row */
+function sides(view, row) {
+  const { bars, names } = view.tree.header.diff;
+  if (view.request || !bars[row]) return [];
+  const [first, ...both] = bars[row];
+  const edges = [first, first + both[0].length].map((exponent) => h("span", {}, `2^${exponent}`));
+  return [h("figure", { class: "sides" }, h("figcaption", {}, `magnitudes, by powers of two: in the ${names[0]} above, in the ${names[1]} below`),
+    ...both.map((heights, i) => barChart(heights, `in the ${names[i]}`)), h("div", { class: "ticks", "aria-hidden": "true" }, ...edges))];
+}
