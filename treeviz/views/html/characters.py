@@ -14,15 +14,13 @@ _PAIRS = np.array([(a, b) for b in _CHARACTERS for a in _CHARACTERS], np.uint8)[
 
 def in_characters(data: bytes) -> str:
     """The text that load/page_loader.js reads: of n characters come 13 n / 16 bytes, rounded down."""
-    padded = np.frombuffer(data + bytes(-len(data) % 13), np.uint8).reshape(-1, 13)
-    pairs = np.empty((len(padded), 8), np.uint16)
+    pairs = np.empty((-(-len(data) // 13), 8), "<u2")
+    padded = data + bytes(16)  # the last words begin in the data and end behind it
     for i in range(8):
         byte, shift = divmod(13 * i, 8)
-        bits = padded[:, byte].astype(np.uint32)
-        for further in range(byte + 1, min(byte + 3, 13)):
-            bits |= padded[:, further].astype(np.uint32) << 8 * (further - byte)
-        pairs[:, i] = _PAIRS[bits >> shift & 0x1FFF]
-    return pairs.astype("<u2").tobytes()[: -(-16 * len(data) // 13)].decode()
+        words = np.ndarray(len(pairs), "<u4", padded, byte, 13)
+        pairs[:, i] = _PAIRS[words >> shift & 0x1FFF]
+    return pairs.tobytes()[: -(-16 * len(data) // 13)].decode()
 
 
 def from_characters(text: str) -> bytes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-_ATTRIBUTE = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;", "\n": "&#10;"})
+from html import escape
 
 
 class Markup(str):
@@ -16,12 +15,14 @@ def text(content: str) -> Markup:
     """Text between two tags."""
     if type(content) is Markup:
         return content
-    # A lone surrogate cannot be encoded as UTF-8, so it is shown as its escape sequence.
-    content = str.__str__(content).encode("utf-8", "backslashreplace").decode()
-    return Markup(content.translate(_TEXT))
+    return Markup(escape(_encodable(content), quote=False))
 
 
 def attribute(value: str) -> Markup:
     """The value of an attribute, between its quotes."""
-    value = str.__str__(value).encode("utf-8", "backslashreplace").decode()
-    return Markup(value.translate(_ATTRIBUTE))
+    return Markup(escape(_encodable(value)).replace("\n", "&#10;"))
+
+
+def _encodable(content: str) -> str:
+    """The text with lone surrogates, which UTF-8 does not have, as escape sequences."""
+    return str.__str__(content).encode("utf-8", "backslashreplace").decode()

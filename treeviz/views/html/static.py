@@ -72,13 +72,12 @@ def outline(view: View) -> Markup:
     if len(rows) < len(table):
         parts.append(f"… {count_text(len(table) - len(rows))} of {count_text(len(table))} rows are not shown here.\n")
     parts.append("</pre>")
-    room = _N_BYTES - len("".join([part for part in parts if type(part) is str]).encode())
-    further, left_out.text = _further(
-        table, [column for column in view.columns_beside if column not in plain], rows, room
-    )
-    slots = [part for part in parts if type(part) is _Slot and part is not left_out]
-    for slot, content in zip(slots, further, strict=True):
-        slot.text = content
+    if others := [column for column in view.columns_beside if column not in plain]:
+        room = _N_BYTES - len("".join([part for part in parts if type(part) is str]).encode())
+        further, left_out.text = _further(table, others, rows, room)
+        slots = [part for part in parts if type(part) is _Slot and part is not left_out]
+        for slot, content in zip(slots, further, strict=True):
+            slot.text = content
     return Markup("".join(map(str, parts)))
 
 

@@ -41,9 +41,12 @@ def folded(view: View) -> View:
     fewer = _Folded(view.table, repeats)
     columns = [fewer.column(column) for column in view.columns]
     sizes = sizes_of(view)
-    table = fewer.compact(None if sizes is None else view.table.rolled(sizes))
     further = [] if sizes is None or any(each is sizes for each in view.columns) else [fewer.column(sizes)]
-    table = table.with_columns(*columns, *further).with_notes(dict(fewer.notes(view)))
+    table = replace(
+        fewer.compact(None if sizes is None else view.table.rolled(sizes)),
+        columns={column.name: column for column in (*columns, *further)},
+        notes=dict(fewer.notes(view)),
+    )
     series = [fewer.series(each) for each in view.series]
     return View(table, columns, depth=view.depth, whole=view.whole, series=series)
 
@@ -155,6 +158,8 @@ class _Folded:
     def _hidden_findings(self, view: View) -> Iterator[tuple[int, Note]]:
         """The number of findings in each run, whose members they are in is not seen."""
         places = [int(self._place[m.row]) for each in view.series for m in each.marks if not self._is_shown(m.row)]
+        if not places:
+            return
         ends = np.searchsorted(self._rows, self._table.end[self._rows[self._heads]])
         counts = np.diff(np.searchsorted(np.sort(places), np.stack([self._heads, ends])), axis=0)[0]
         for head in np.flatnonzero(counts).tolist():
