@@ -19,6 +19,7 @@ import pythons
 import treeviz
 from treeviz import cli, demo_model, reader
 from treeviz.cli import main, output
+from treeviz.tree import stored
 from treeviz.tree.budget import Budget
 
 HOUSE = Path(treeviz.__file__).parents[1]
@@ -319,3 +320,22 @@ def test_a_shell_completes_commands_and_options(monkeypatch):
     with pytest.raises(SystemExit):
         main([])
     assert answer.getvalue().split() == ["diff", "demo", "doctor"]
+
+
+def test_a_bar_shows_how_much_was_read_and_is_gone_before_anything_is_printed(params, monkeypatch, capsys):
+    tqdm = pytest.importorskip("tqdm").tqdm
+    seen = []
+
+    class Bar(tqdm):
+        def update(self, n=1):
+            seen.append((self.n + n, self.total))
+            return super().update(n)
+
+    monkeypatch.setattr("tqdm.tqdm", Bar)
+    monkeypatch.setattr("treeviz.cli.progress.DELAY_S", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert main([params.name, "--stats"]) == 0
+    n_bytes = sum(array.nbytes for array in np.load(params).values())
+    assert seen[-1] == (n_bytes, n_bytes)
+    printed = capsys.readouterr()
+    assert "reading" in printed.err and "reading" not in printed.out and not stored.on_read

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from treeviz.cli import check, demo, diff, doctor, grads, show
 from treeviz.cli.output import TROUBLE, drop_output, one_line, open_closed_descriptors, print_error
+from treeviz.cli.progress import reading
 
 PIPE_CLOSED, INTERRUPTED = 141, 130  # the exit statuses of the shell
 _COMMANDS = (show, diff, check, grads, demo, doctor)
@@ -33,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_closed_descriptors()
     try:
         options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
-        status = options.run(options)
+        with reading():
+            status = options.run(options)
         sys.stdout.flush()
         return status
     except BrokenPipeError:

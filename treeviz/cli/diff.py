@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
+from pathlib import Path
 from typing import Any
 
 from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, is_terminal, markdown_table, print_text
-from treeviz.cli.source import add_source, load
+from treeviz.cli.source import add_source, load, name_of
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -27,13 +29,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     if len(options.files) < 2:
         raise ValueError("diff: compares two files or more")
-    trees = [load(what, options) for what in options.files]
-    return _two(trees, options)
+    return _two(options) if len(options.files) == 2 else _drift(options)
 
 
-def _two(trees: list[Any], options: argparse.Namespace) -> int:
+def _two(options: argparse.Namespace) -> int:
     from treeviz.differ import diff
 
+    trees = [load(what, options) for what in options.files]
     found = diff(*trees, values=options.values, rtol=options.rtol, atol=options.atol)
     if options.github:
         title = f"{' and '.join(options.files)}: {len(found.differences):,} differences"
@@ -45,3 +47,38 @@ def _two(trees: list[Any], options: argparse.Namespace) -> int:
     else:
         deliver(found, options, lambda: str(found) if is_terminal() else found.text(fold=False))
     return DIFFERENT if found.differences else SAME
+
+
+def _drift(options: argparse.Namespace) -> int:
+    from treeviz.analysis.compare.aligned import Side
+    from treeviz.analysis.compare.drift import drift
+    from treeviz.prepare import scanned
+    from treeviz.views.tree_view import TreeView
+
+    if not options.values or options.rtol or options.atol:
+        raise ValueError("diff: of more than two files the values are compared, and without a tolerance")
+    files, steps = _in_order(options.files)
+    sides = (Side(*scanned(load(what, options), None, name_of(files[0]))) for what in files)
+    first = next(sides)
+    found = drift(first, sides, steps[1:])
+    lines = [f"{_leaves(found.n_moved)} of {len(files):,} checkpoints moved from step {steps[0]:,}"]
+    lines += [f"{_leaves(found.n_same)} never did"] if found.n_same else []
+    lines += [f"{_leaves(found.n_left_out)} not compared, not the same arrays in all"] if found.n_left_out else []
+    table = first.table.with_headline(*first.table.headline, *lines)
+    view = TreeView(table, table.chosen(["elements"]), series=found.series)
+    deliver(view, options, lambda: str(view) if is_terminal() else view.text(fold=False))
+    return DIFFERENT if found.n_moved or found.n_left_out else SAME
+
+
+def _in_order(files: list[str]) -> tuple[list[str], list[int]]:
+    """The files by the last number in their names, which is their step; as they are given where one has none."""
+    found = [re.findall(r"\d+", Path(file).name) for file in files]
+    numbers = [int(each[-1]) for each in found if each]
+    if len(set(numbers)) < len(files) or max(numbers) >= 2**63:
+        return files, list(range(len(files)))
+    pairs = sorted(zip(numbers, files, strict=True))
+    return [file for _, file in pairs], [number for number, _ in pairs]
+
+
+def _leaves(n: int) -> str:
+    return f"{n:,} {'leaf' if n == 1 else 'leaves'}"

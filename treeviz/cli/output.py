@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treeviz.cli.progress import end
+
 if TYPE_CHECKING:
     from treeviz.views.tree_view import TreeView
 
@@ -65,6 +67,7 @@ def is_terminal() -> bool:
 
 def print_text(text: str) -> None:
     """Print text; escape characters that the terminal's encoding lacks."""
+    end()
     if sys.stdout is None:
         raise OSError("standard output is closed")
     encoding = sys.stdout.encoding or "utf-8"
@@ -115,6 +118,7 @@ def _code(text: str) -> str:
 
 
 def _write(content: str | bytes) -> None:
+    end()
     if sys.stdout is None:
         raise OSError("standard output is closed")
     if isinstance(content, str):

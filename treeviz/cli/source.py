@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from treeviz.cli.progress import expect
+
 
 def add_source(parser: argparse.ArgumentParser, name: str, **how: Any) -> None:
     """Declare the files, and how to read them."""
@@ -19,7 +21,9 @@ def load(what: str, options: argparse.Namespace) -> Any:
     """The tree; nothing is read but headers until values are asked for."""
     from treeviz.reader import read
 
-    return read(what, like=options.like)
+    tree = read(what, like=options.like)
+    expect(tree)
+    return tree
 
 
 def name_of(what: str) -> str:

@@ -11,6 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 CHUNK = 1 << 20  # bytes
+on_read: list[Callable[[int], object]] = []  # each is called with the number of bytes of every chunk that was read
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
@@ -58,7 +59,10 @@ class Stored:
 
     def chunks(self) -> Iterator[np.ndarray]:
         """Read the values, in the order in which they stand in the file, as flat arrays of some MiB at most."""
-        return self.chunks_of(self)
+        for chunk in self.chunks_of(self):
+            for tell in on_read:
+                tell(chunk.nbytes)
+            yield chunk
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:

@@ -19,15 +19,29 @@ def compare_stored(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
       CannotCompare: One of them holds no numbers, or is partly in another process.
     """
     gap = Gap(int(np.prod(left.shape, dtype=np.int64)))
-    order = next(each.order for each in (left, right) if type(each) is Stored)
+    order = _order(left, right)
     start = n_nan = 0
-    for a, b in _side_by_side(_pieces(left, order), _pieces(right, order)):
+    for a, b in pieces_of_both(left, right):
         n_nan += count_nan(a) if compare_block(gap, a, b, (start,), rtol, atol) else 0
         start += len(a)
     gap.at, gap.nan_at = (_index(at, left.shape, order) for at in (gap.at, gap.nan_at))
     gap.nan_left += n_nan
     gap.nan_right += n_nan
     return gap
+
+
+def pieces_of_both(left: Any, right: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The values of two arrays of one shape as flat pieces of equal lengths, in the order of the file if one is in it.
+
+    Raises:
+      CannotCompare: One of them holds no numbers, or is partly in another process.
+    """
+    order = _order(left, right)
+    return _side_by_side(_pieces(left, order), _pieces(right, order))
+
+
+def _order(left: Any, right: Any) -> str:
+    return next((each.order for each in (left, right) if type(each) is Stored), "C")
 
 
 def _pieces(array: Any, order: str) -> Iterator[np.ndarray]:

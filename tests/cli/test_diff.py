@@ -1,0 +1,58 @@
+"""`treeviz diff`: every difference between two files; the drift of every leaf over more."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from treeviz.cli import main
+from treeviz.cli.output import DIFFERENT, TROUBLE
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """Save arrays by name, as `saved("a.npz", {"layers.0.w": …})`."""
+    monkeypatch.chdir(tmp_path)
+    return lambda name, arrays: np.savez(tmp_path / name, **arrays) or name
+
+
+def test_two_files_are_compared_and_the_status_says_whether_they_differ(saved, capsys):
+    a = saved("a.npz", {"x.w": np.arange(6, dtype=np.float32), "x.b": np.zeros(2)})
+    b = saved("b.npz", {"x.w": np.arange(6, dtype=np.float32) + np.eye(6, dtype=np.float32)[3], "x.b": np.zeros(3)})
+    assert main(["diff", a, a]) == 0
+    assert "no difference" in capsys.readouterr().out
+    assert main(["diff", a, b, "--json", "-"]) == DIFFERENT
+    found = json.loads(capsys.readouterr().out)["differences"]
+    assert [(each["path"], each["kind"]) for each in found] == [("['x']['b']", "shape"), ("['x']['w']", "value")]
+    assert main(["diff", a, b, "--no-values", "--json", "-"]) == DIFFERENT
+    assert len(json.loads(capsys.readouterr().out)["differences"]) == 1
+    assert main(["diff", a]) == TROUBLE
+
+
+def test_over_several_checkpoints_the_drift_of_every_leaf_is_a_series_by_step(saved, capsys):
+    def arrays(step: int) -> dict:
+        return {"w": np.full((3, 4), 2.0 + step, np.float32), "frozen": np.ones(5), "zero": np.full(4, step / 10)}
+
+    files = [saved(f"step_{step}.npz", arrays(step)) for step in (0, 2, 10)]
+    saved("step_5.npz", arrays(5) | {"w": np.full((3, 4), np.nan, np.float32)})
+    shuffled = [files[2], files[0], "step_5.npz", files[1]]  # as a shell sorts names
+    assert main(["diff", *shuffled, "--json", "-"]) == DIFFERENT
+    found = json.loads(capsys.readouterr().out)
+    drift, change = found["series"]
+    row = {each["key"]: each["number"] for each in found["rows"]}
+    assert drift["first_steps"] == [2, 5, 10]
+    assert drift["values"][row["['w']"]] == [1, 0, 5] and drift["nonfinite"][row["['w']"]] == [1]
+    assert drift["values"][row["['frozen']"]] == [0, 0, 0]
+    assert drift["values"][row["['zero']"]] == [None] * 3, "relative to a norm of zero"
+    assert change["values"][row["['zero']"]] == pytest.approx([0.4, 1, 2])
+    assert found["headline"][-2:] == ["2 leaves of 4 checkpoints moved from step 0", "1 leaf never did"]
+
+
+def test_checkpoints_that_never_move_are_the_same_and_what_is_not_in_all_is_counted(saved, capsys):
+    files = [saved(f"{name}.npz", {"w": np.ones(3)}) for name in "abc"]
+    assert main(["diff", *files]) == 0
+    files.append(saved("d.npz", {"w": np.ones(4)}))
+    assert main(["diff", *files]) == DIFFERENT
+    assert "1 leaf not compared, not the same arrays in all" in capsys.readouterr().out

@@ -1,0 +1,20 @@
+"""tqdm: a bar of progress in a terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def bytes_bar(delay_s: float) -> Any:
+    """A bar of bytes on standard error, which appears after some seconds and leaves nothing behind.
+
+    None without tqdm, or where standard error is no terminal.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=0, unit="B", unit_scale=True, delay=delay_s, leave=False, file=sys.stderr, desc="reading")
