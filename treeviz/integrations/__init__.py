@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeviz.tree.describers import Describer, describes
+from treeviz.tree.describers import Describer, describes, loads_libraries
 from treeviz.tree.private_names import PrivateName, warn_of_missing
 from treeviz.tree.safe_repr import guarded
 
@@ -25,6 +25,7 @@ _private: dict[str, tuple[PrivateName, ...]] = {}  # of libraries loaded, not ch
 _waiting: list[tuple[str, tuple[str, ...], Describer]] = []  # for modules that are not imported yet
 
 
+@loads_libraries
 def load() -> None:
     """Import our files about the libraries that this process has imported; warn once about missing private names.
 

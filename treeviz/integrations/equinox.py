@@ -8,9 +8,11 @@ from dataclasses import fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import jax
 from jax.tree_util import GetAttrKey
 
 from treeviz.integrations import describes_from
+from treeviz.steps.compiles.traced import TracedStep, trace_of_arrays, traces
 from treeviz.steps.tracing.jit_options import is_jitted
 from treeviz.steps.tracing.jitted import (
     JittedStep,
@@ -157,6 +159,17 @@ def unwrap_filter_jit(step: Any) -> JittedStep | None:
         return other
 
     return JittedStep(step, jitted, functools.partial(around_wrapper, with_other), result_path=_result_path)
+
+
+@traces
+def trace_filter_jit(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedStep | None:
+    """Trace what `equinox.filter_jit` made, for which every leaf that is no array is static."""
+    if not is_of("equinox", step) or not is_jitted(getattr(step, "_cached", None)):
+        return None
+    is_array = sys.modules["equinox"].is_array
+    return trace_of_arrays(
+        step.__wrapped__, step, args, kwargs, lambda x: is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+    )
 
 
 def _result_path(path: str) -> str:

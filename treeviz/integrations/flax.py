@@ -17,6 +17,8 @@ import jax
 from jax.tree_util import DictKey, GetAttrKey
 
 from treeviz.integrations import array_facts, describes_from
+from treeviz.steps.compiles.arguments import argument_names
+from treeviz.steps.compiles.traced import traces
 from treeviz.steps.tracing.jit_options import is_jitted
 from treeviz.steps.tracing.jitted import (
     CannotWatch,
@@ -240,6 +242,30 @@ def unwrap_nnx_jit(step: Any) -> JittedStep | None:
 
     around = functools.partial(around_wrapper, with_other)
     return JittedStep(step, jitted, around, False, _clone, _tidy_path, _result_path, changes_arguments=True)
+
+
+@traces
+def trace_nnx_jit(step: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Of what `nnx.jit` made, say how to convert it: it changes its arguments in place."""
+    if not is_of("flax", step) or not is_jitted(getattr(step, "jitted_fn", None)):
+        return
+    names = argument_names(step.fun, len(args))
+    modules = [name for name, value in zip(names, args, strict=True) if _is_of_nnx(type(value))] or names[:1]
+    others = ", ".join(name for name in names if name not in modules)
+    mine = f"({', '.join(modules)}{',' if len(modules) == 1 else ''})"
+    raise TypeError(
+        f"forecast: `{step.__name__}` is made by nnx.jit, and changes its arguments in place. Of their state:\n"
+        f"    graphdef, state = nnx.split({mine})\n"
+        f"    def of_state(state{', ' if others else ''}{others}):\n"
+        f"        {mine} = nnx.merge(graphdef, state)\n"
+        f"        out = {step.__name__}.__wrapped__({', '.join(names)})\n"
+        f"        return nnx.split({mine})[1], out\n"
+        f"    tv.forecast(of_state, state{', ' if others else ''}{others}, out=0)"
+    )
+
+
+def _is_of_nnx(cls: type) -> bool:
+    return any(base.__module__.startswith("flax.nnx") for base in mro(cls))
 
 
 def _tidy_path(path: str) -> str:

@@ -82,3 +82,18 @@ def describes(*classes: type) -> Callable[[Describer], Describer]:
 def describer_of(cls: type) -> Describer | None:
     """The describer of the class or of its nearest base that has one."""
     return next((_describers[id(base)][1] for base in mro(cls) if id(base) in _describers), None)
+
+
+_loaders: list[Callable[[], None]] = []
+
+
+def loads_libraries(load: Callable[[], None]) -> Callable[[], None]:
+    """Register the function that imports what is known of the libraries that this process has imported."""
+    _loaders.append(load)
+    return load
+
+
+def load_libraries() -> None:
+    """Call it, from below the file that has it: before a walk `treeviz.integrations.load` is called itself."""
+    for load in _loaders:
+        load()

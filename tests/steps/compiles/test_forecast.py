@@ -114,7 +114,9 @@ def test_several_states_are_found_in_the_result_by_their_structure_and_shapes():
     params = {"w": ONE}
     found = tv.forecast(step, params, State(jnp.bfloat16(1), params), ONE, state_arg=(0, "moments"))
     assert [(each.path, each.kind) for each in found] == [("moments.w", "dtype")]
-    assert "`params` (result['params']) and `moments` (result['moments'])" in str(found)
+    assert "`params` (result['params']) and `moments` (result['moments']) come out otherwise than they went in" in str(
+        found
+    )
 
 
 def test_where_the_state_is_not_certain_the_error_says_what_to_pass():
@@ -139,6 +141,9 @@ def test_static_arguments_donation_and_shapes_without_arrays_are_understood():
     def step(n, state):
         return jax.tree.map(lambda leaf: leaf * n, state)
 
+    committed = jax.device_put(jnp.ones(2), jax.devices()[0])
+    (found,) = tv.forecast(jax.jit(lambda n, s, x: s * x * n, static_argnums=0), 3, ONE, committed, state_arg=1)
+    assert (found.path, found.right) == ("s", "committed")
     shapes = {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}
     assert not tv.forecast(step, 2, shapes, state_arg=1)
     assert not tv.forecast(step, n=2, state=shapes, state_arg="state")
@@ -185,3 +190,65 @@ def test_published_loops_are_told_apart_from_those_that_compile_twice():
 
     state = train_state.TrainState.create(apply_fn=None, params=params, tx=optimizer)
     assert not tv.forecast(train_step, state, ONE)
+
+
+def second_filtered_call(step, state, x) -> bool:
+    """Whether the second call of a function that `equinox.filter_jit` jitted traces."""
+    eqx = pytest.importorskip("equinox")
+    traces = []
+
+    @eqx.filter_jit
+    def counted(state, x):
+        traces.append(1)
+        return step(state, x)
+
+    counted(counted(state, x), x)
+    return len(traces) > 1
+
+
+FILTERED: dict[str, tuple[Any, Any, list[str]]] = {
+    "arrays alone, and a function": (lambda s, x: {**s, "w": s["w"] * x}, {"w": ONE, "f": jnp.sin}, []),
+    "a float becomes an array": (
+        lambda s, x: {"t": s["t"] + x},
+        {"t": 0.0},
+        ["state['t']: static: float 0.0 → float32[2]"],
+    ),
+    "an int is counted up": (lambda s, x: {"n": s["n"] + 1}, {"n": 3}, ["state['n']: static: int 3 → int 4"]),
+    "a float stays": (lambda s, x: {"lr": s["lr"], "w": s["w"] * x}, {"lr": 0.1, "w": ONE}, []),
+    "a dtype drifts": (lambda s, x: s * x, jnp.ones(2, jnp.bfloat16), ["state: dtype: bfloat16 → float32"]),
+}
+
+
+@pytest.mark.parametrize("case", FILTERED)
+def test_leaves_that_are_no_arrays_are_static_for_a_step_of_equinox(case):
+    eqx = pytest.importorskip("equinox")
+    step, state, expected = FILTERED[case]
+
+    @eqx.filter_jit
+    def named(state, x):
+        return step(state, x)
+
+    found = tv.forecast(named, state, jnp.asarray(ONE))
+    assert found.retraces == second_filtered_call(step, state, jnp.asarray(ONE)) == bool(expected)
+    assert [str(each).partition(" (")[0] for each in found] == expected
+
+
+def test_of_a_step_of_nnx_the_lines_are_told_that_convert_it():
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Clock(nnx.Module):
+        def __init__(self):
+            self.t, self.n = nnx.Variable(jnp.asarray(0.0)), nnx.Variable(jnp.int32(0))
+
+    @nnx.jit
+    def step(clock, x):
+        clock.t[...] += x
+        clock.n[...] += 1
+
+    with pytest.raises(TypeError, match=r"`step` is made by nnx\.jit, and changes its arguments in place") as raised:
+        tv.forecast(step, Clock(), jnp.float32(1))
+    lines = [line.removeprefix("    ") for line in str(raised.value).splitlines()[1:]]
+    lines[-1] = f"found = {lines[-1]}"
+    scope = {"nnx": nnx, "tv": tv, "step": step, "clock": Clock(), "x": jnp.float32(1)}
+    exec("\n".join(lines), scope)
+    assert [(each.path.startswith("state[0]['t']"), each.kind) for each in scope["found"]] == [(True, "weak type")]

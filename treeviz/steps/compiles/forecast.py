@@ -11,8 +11,9 @@ from jax import tree_util
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.steps.compiles.arguments import named_arguments
 from treeviz.steps.compiles.compare import Part, compare_types
-from treeviz.steps.compiles.jit_type import JitType, LeafType, is_committed, jit_type
-from treeviz.steps.compiles.new_state import Place, find_state, given_state, out_tree
+from treeviz.steps.compiles.jit_type import JitType, is_committed
+from treeviz.steps.compiles.new_state import Place, find_state, given_state
+from treeviz.steps.compiles.traced import TracedStep, trace_step
 
 _COMMITTED = "committed"
 _MOST_PATHS = 5  # of leaves that become committed
@@ -35,9 +36,10 @@ class Forecast(Differences):
 
     def __repr__(self) -> str:
         again = "traces and compiles" if self.retraces else "compiles"
+        verb, it = ("come", "they") if "` (" in self._states.partition(" and `")[2] else ("comes", "it")
         if not self:
-            return f"The second call of `{self._name}` does not trace again: {self._states} comes out as it went in."
-        why = f"since {self._states} comes out otherwise than it went in"
+            return f"The second call of `{self._name}` does not trace again: {self._states} {verb} out as {it} went in."
+        why = f"since {self._states} {verb} out otherwise than {it} went in"
         return f"The second call of `{self._name}` {again} again, {why}:\n{super().__repr__()}"
 
     __str__ = __repr__
@@ -61,7 +63,7 @@ def forecast(
     taken to stay as they are. Shardings that the compiler chooses are not known before it runs, and not compared.
 
     Args:
-      step: A function, or what `jax.jit` gave.
+      step: A function, or what `jax.jit` or `equinox.filter_jit` gave.
       *args, **kwargs: The arguments of its first call; trees of `jax.ShapeDtypeStruct` will do.
       state_arg: Which argument is the state, by position or name. Several, as `(0, 1)` for `params, opt_state`:
         only what is named is compared.
@@ -74,7 +76,8 @@ def forecast(
 
     Raises:
       ValueError: There is no such argument, or it is not certain where in the result the new state stands.
-      TypeError: JAX cannot trace the step, or another library jitted it; other exceptions are the step's own.
+      TypeError: JAX cannot trace the step, or another library jitted it; of `nnx.jit` it says which lines convert it.
+        Other exceptions are the step's own.
     """
     step = _innermost(step)
     names = named_arguments(step, args, kwargs)
@@ -83,17 +86,16 @@ def forecast(
     outs = list(out) if several and out is not None else [out] * len(chosen)
     if len(outs) != len(chosen):
         raise ValueError(f"forecast: {len(chosen)} states, but out={out!r} names {len(outs)}.")
-    traced = _traced(step, args, kwargs)
-    result = Part(out_tree(traced), [LeafType(aval) for aval in traced.jaxpr.out_avals])
+    traced = trace_step(step, args, kwargs)
     found: list[Difference] = []
     places: list[str] = []
     for name, where in zip(chosen, outs, strict=True):
-        mine = jit_type(names[name])
-        place = _place_of(name, Part(*mine), result, where, several)
+        mine = traced.arguments[name]
+        place = _place_of(name, Part(*mine), traced.result, where, several)
         places.append(f"`{name}` ({place.text})")
         differ = compare_types(names[name], mine, JitType(*place.part))
         found += [Difference(f"{name}{path}", *_with_advice(*finding)) for path, finding in differ]
-        found += _become_committed(name, names, args, kwargs, traced)
+        found += _become_committed(name, names, traced)
     return Forecast(found, _name(step), " and ".join(places))
 
 
@@ -102,18 +104,6 @@ def _innermost(step: Any) -> Any:
     from treeviz.steps.tracing.watch import Watched
 
     return step.step if isinstance(step, Watched) else step
-
-
-def _traced(step: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    is_jitted = hasattr(step, "lower")
-    trace = getattr(step if is_jitted else jax.jit(step), "trace", None)
-    traced = trace and trace(*args, **kwargs)
-    if not hasattr(traced, "jaxpr"):
-        raise TypeError(
-            f"forecast: `{_name(step)}` is jitted by another library than JAX, which treats leaves in its own way. "
-            "Pass a function of arrays, or what jax.jit gave."
-        )
-    return traced
 
 
 def _name(step: Any) -> str:
@@ -145,6 +135,7 @@ def _place_of(name: str, state: Part, result: Part, out: Any, several: bool) -> 
 def _with_advice(kind: str, left: str, right: str, hint: str) -> tuple[str, str, str, str]:
     if not hint:
         hint = {
+            "static": "" if " = " in left else "what is no array is part of the program: make it one",
             "weak type": "start from an array with a dtype, as jnp.float32(0), not from a Python number",
             "dtype": "cast what the step returns: .astype(old.dtype)",
             "none": "start from what it becomes, as zeros" if left == "None" else "",
@@ -152,21 +143,15 @@ def _with_advice(kind: str, left: str, right: str, hint: str) -> tuple[str, str,
     return kind, left, right, hint
 
 
-def _become_committed(
-    name: str, names: dict[str, Any], args: tuple, kwargs: dict[str, Any], traced: Any
-) -> list[Difference]:
+def _become_committed(name: str, names: dict[str, Any], traced: TracedStep) -> list[Difference]:
     """What a program returns is committed to its device once any array that it reads is."""
-    leaves, inputs = tree_util.tree_leaves((args, kwargs)), traced.jaxpr.jaxpr.invars
-    if len(leaves) != len(inputs):  # with static arguments, it is not known which is which
-        return []
-    read = {id(var) for eqn in traced.jaxpr.eqns for var in eqn.invars} | {id(v) for v in traced.jaxpr.jaxpr.outvars}
-    if not any(is_committed(leaf) and id(var) in read for leaf, var in zip(leaves, inputs, strict=True)):
+    if not traced.reads_committed:
         return []
     mine = tree_util.tree_flatten_with_path(names[name])[0]
     paths = [
         tree_util.keystr(path)
-        for path, leaf in mine
-        if not is_committed(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
+        for (path, leaf), known in zip(mine, traced.arguments[name].leaves, strict=True)
+        if known.aval is not None and not is_committed(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
     ]
     by = next(key for key, value in names.items() if any(map(is_committed, tree_util.tree_leaves(value))))
     hint = f"since `{by}` has a committed array; commit these, too, with jax.device_put"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from jax import tree_util
-
 from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.steps.compiles.compare import Part, mapping_keys, same_structure
 from treeviz.tree.safe_repr import has_base
@@ -101,11 +99,3 @@ def _keys(part: Part) -> list[Any]:
     n = len(part.treedef.children())
     names = list(getattr(data[0], "_fields", ())) if has_base(data[0], tuple) else []
     return names if len(names) == n else list(range(n))
-
-
-def out_tree(traced: Any) -> Any:
-    """The treedef of the result of a step that was traced."""
-    if hasattr(traced, "out_tree"):
-        return traced.out_tree
-    # Before jax 0.7 or so, only this tells the structure; it puts objects of this class into the user's nodes.
-    return tree_util.tree_structure(traced.out_info, is_leaf=lambda x: type(x).__name__ == "OutInfo")

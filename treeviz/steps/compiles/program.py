@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax import tree_util
 
-from treeviz.steps.compiles.new_state import out_tree
+from treeviz.steps.compiles.traced import out_tree
 from treeviz.steps.tracing.jit_options import arguments_read
 from treeviz.tree.safe_repr import array_text, guarded
 from treeviz.tree.walk import walk
