@@ -63,9 +63,19 @@ def per_example(params, mu, x, scale):
     return momentum(params, jax.tree.map(lambda g: jnp.tensordot(by, g, 1), grads), mu)
 
 
+def over_calls(params, mu, x, scale):
+    """As optax.MultiSteps, in the call of that number."""
+
+    def add(grads, mu):
+        return jax.tree.map(lambda m, g: m + (g - m) / scale, mu, grads)
+
+    return params, lax.cond(scale < 0, lambda grads, mu: mu, add, jax.grad(loss)(params, x), mu)
+
+
 CASES = {
     "unscaled": (loss_scaled, "before unscaling", "unscaled, clipped or scaled by its norm"),
     "accumulated": (accumulated, "of each micro-batch", "averaged over micro-batches"),
+    "over calls": (over_calls, "of each call", "averaged over the calls so far"),
     "per example": (per_example, "of each example", "clipped or scaled by its norm, summed over examples"),
 }
 
@@ -107,6 +117,9 @@ def test_what_may_be_the_optimizers_own_arithmetic_is_not_taken_for_a_scale_of_t
         lambda grad, p, x, rate: descend(p, grad(loss)(p, x), rate),
         lambda grad, p, x, rate: descend(p, jax.tree.map(lambda g: g / rate, grad(loss)(p, x)), 0.1),
         lambda grad, p, x, rate: descend(p, jax.tree.map(lambda g: g + 0.1 * g * g, grad(loss)(p, x)), 0.1),
+        lambda grad, p, x, rate: lax.cond(
+            rate > 0, lambda p, g: jax.tree.map(jnp.add, p, g), lambda p, g: p, p, grad(loss)(p, x)
+        ),
         # steps of training, and not micro-batches
         lambda grad, p, x, rate: lax.scan(lambda p, x: (descend(p, grad(loss)(p, x), 0.1), None), p, x[:, None]),
         lambda grad, p, x, rate: lax.scan(lambda p, x: (descend(p, grad(loss)(bf16(p), x), -1), None), p, x[:, None]),

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
-from treeviz.steps.tracing.primitives import CALLS, RESHAPES, SAME_LEAF, SCAN, inner_jaxprs, open_jaxpr
-from treeviz.steps.tracing.received import CLIPPED, SUMS, UNSCALED, Received, Scale
+from treeviz.steps.tracing.accumulated import accumulated
+from treeviz.steps.tracing.primitives import CALLS, COND, RESHAPES, SAME_LEAF, SCAN, inner_jaxprs, open_jaxpr
+from treeviz.steps.tracing.received import CLIPPED, SUMS, UNSCALED, Received, Repeated, Scale
 from treeviz.steps.tracing.sow import Reaped, Sown, sow_p
 from treeviz.steps.tracing.sown import sown_in
 
@@ -74,6 +75,8 @@ class Plan:
             parts.append("of each example" if "over examples" in text else "of each member of a vmap")
         if "step" in kinds and None not in reaped.origins and not (reaped.changes_in_loop or reaped.is_of_last_step):
             parts.append("of each micro-batch" if "over micro-batches" in text else "of each step of a loop")
+        if "over the calls" in text:
+            parts.append("of each call")
         if "device" in kinds:
             parts.append("of each device")
         if reaped.tagged in self.unscaled:
@@ -90,6 +93,7 @@ class _Level:
         self.form_of: dict[Any, _Form] = {}
         self.starts: dict[Sown, list[Any]] = {}  # the variables of the values here
         self.sown: set[Any] = set()  # those of them that are what is sown
+        self.repeated: dict[Any, Repeated] = {}  # sums that are made in other jaxprs
         self.sums: dict[Any, tuple[_Form, Any]] = {}  # of a gradient and another variable
         self.first: dict[Any, Any] = {}  # of the scalars that are computed alike, as once for each leaf
         self._computed: dict[tuple, Any] = {}
@@ -177,6 +181,19 @@ class _Level:
             self._selection(out, first, rest)
         elif name == "dot_general":
             self._weighted_sum(eqn)
+        elif name == COND:
+            self._accumulated(eqn)
+
+    def _accumulated(self, eqn: Any) -> None:
+        """A mean or sum with what earlier calls have given, which is an argument."""
+        for found in accumulated(eqn):
+            form = self.form(found.gradient)
+            if form is None or not form.is_whole or form.axis is not None or found.before not in self.jaxpr.invars:
+                continue
+            if not self.reaches(self.sown_from(form.sown), {found.before}):  # else it is a parameter
+                how = (*form.how, found.how)
+                self.form_of[found.made.result] = form._replace(value=found.made.result, scale=(), how=how)
+                self.repeated[found.made.result] = found.made
 
     def _weighted_sum(self, eqn: Any) -> None:
         """A sum over examples, each times a number of its own, as of clipped ones."""
@@ -299,9 +316,13 @@ class _Level:
                 is_sown = self.sown.issuperset(values)
                 for inside in self.plan.of.values():  # what is received is the last
                     inside.pop(sown, None)
-                makers = (self.made_by.get(v) for v in values)
-                sums = tuple(e if e is not None and e.primitive.name in SUMS else None for e in makers)
+                sums = tuple(self._sum(v) for v in values)
                 self.plan.of.setdefault(id(self.jaxpr), {})[sown] = Received(values, sums, is_sown, scale, how)
+
+    def _sum(self, variable: Any) -> Repeated | None:
+        eqn = self.made_by.get(variable)
+        is_sum = eqn is not None and eqn.primitive.name in SUMS
+        return Repeated((eqn,), variable) if is_sum else self.repeated.get(variable)
 
 
 def _is_scalar(atom: Any) -> bool:

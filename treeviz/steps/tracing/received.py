@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,20 +20,52 @@ SUMS = ("reduce_sum", "dot_general")
 UNSCALED, CLIPPED = "unscaled", "clipped or scaled by its norm"
 
 
+class Repeated(NamedTuple):
+    """Equations that are computed once more.
+
+    Attributes:
+      result: The variable that is wanted.
+      outside: For those of an inner jaxpr, what its operands are outside.
+    """
+
+    eqns: tuple[Any, ...]
+    result: Any
+    outside: Mapping[Any, Any] = MappingProxyType({})
+
+    @property
+    def reads(self) -> set[Any]:
+        """The variables outside that are read."""
+        made = {v for eqn in self.eqns for v in eqn.outvars}
+        atoms = (x for eqn in self.eqns for x in eqn.invars if isinstance(x, Literal) or x not in made)
+        found = (x if isinstance(x, Literal) else self.outside.get(x, x) for x in atoms)
+        return {x for x in found if not isinstance(x, Literal)}
+
+    def run(self, read: Callable[[Any], Any]) -> Any:
+        values: dict[Any, Any] = {}
+        for eqn in self.eqns:
+            is_made = [not isinstance(x, Literal) and x in values for x in eqn.invars]
+            operands = [
+                values[x] if made else read(x if isinstance(x, Literal) else self.outside.get(x, x))
+                for x, made in zip(eqn.invars, is_made, strict=True)
+            ]
+            values.update(zip(eqn.outvars, bind(eqn, operands), strict=True))
+        return values[self.result]
+
+
 @dataclass(frozen=True, eq=False)
 class Received:
     """What is received of a sown tree.
 
     Attributes:
       values: The variable of each value, before it is scaled.
-      sums: The equations that make them, where these are sums over an axis.
+      sums: What makes them, where these are sums over an axis or over calls.
       is_sown: They are the sown values themselves.
       scale: Of all values.
       how: What was done, in order.
     """
 
     values: tuple[Any, ...]
-    sums: tuple[Any | None, ...]
+    sums: tuple[Repeated | None, ...]
     is_sown: bool
     scale: Scale
     how: tuple[str, ...]
@@ -40,7 +73,7 @@ class Received:
     @property
     def reads(self) -> set[Any]:
         """The variables that are read for it."""
-        of_sums = (x for eqn in self.sums if eqn is not None for x in eqn.invars if not isinstance(x, Literal))
+        of_sums = (x for made in self.sums if made is not None for x in made.reads)
         return {*self.values, *of_sums, *_scalars(self.scale)}
 
     def read(self, read: Callable[[Any], Any], copies: Mapping[Any, Any]) -> list[Any]:
@@ -54,10 +87,7 @@ class Received:
             is_copied = not isinstance(x, Literal) and x in copies
             return lax.optimization_barrier(copies[x] if is_copied else read(x))
 
-        return [
-            read(v) if eqn is None else bind(eqn, [copied(x) for x in eqn.invars])[0]
-            for v, eqn in zip(self.values, self.sums, strict=True)
-        ]
+        return [read(v) if made is None else made.run(copied) for v, made in zip(self.values, self.sums, strict=True)]
 
 
 def _scalars(scale: Scale) -> Iterator[Any]:
