@@ -48,7 +48,8 @@ class GradientInspector(Measured):
       heavy_every: In every n-th step also measure a histogram, counts of zeros, NaN and infinities, and the parameters
         and updates. 0: never.
       updates: For a watched step also measure the parameters and what the step adds to them, which gives their ratios.
-        True: in every inspected step; None: in those of `heavy_every`; False: never.
+        True: in every inspected step; False: never. None: in those of `heavy_every`; where that is 0, beside the
+        50th, 100th, 150th, 200th, 250th, 500th, 1,000th … inspected step, and recorded once they hold a finding.
       statistics: The statistics of the other inspected steps: `treeviz.LIGHT`, `FULL` or `HISTOGRAM`.
       name: The name of the tree in views.
       max_bytes: Memory of the history, for a run of any length: recent steps exactly, older ones in time buckets.
@@ -104,7 +105,7 @@ class GradientInspector(Measured):
             most_late=None if alarm is None else MOST_LATE,
         )
         settings = {"every": every, "heavy_every": heavy_every, "statistics": statistics, "updates": updates}
-        self._runs = Runs(self._recorder, self._inputs, stacked=stacked, **settings)
+        self._runs = Runs(self._recorder, self._inputs, self.thresholds, stacked=stacked, **settings)
         self.earlier_runs = self._runs.earlier
 
     # Measuring

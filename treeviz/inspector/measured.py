@@ -37,7 +37,7 @@ class Measured:
 
     def flush(self) -> None:
         """Read all measurements; waits for the steps that are still running. Raises StopTraining as `record` does."""
-        self._recorder.flush()
+        self._runs.flush()
 
     @property
     def history(self) -> History:

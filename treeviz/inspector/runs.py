@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from treeviz.inspector.looked import Looked
 from treeviz.inspector.views import tree_notes
+from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.measure import Measurement
 from treeviz.steps.names import section_of
 from treeviz.steps.nan_origin.kept_inputs import KeptInputs
@@ -58,9 +60,10 @@ class Runs:
       **settings: Of `treeviz.steps.tracing.watch.watch`.
     """
 
-    def __init__(self, recorder: Recorder, inputs: KeptInputs | None, **settings: Any) -> None:
+    def __init__(self, recorder: Recorder, inputs: KeptInputs | None, thresholds: Thresholds, **settings: Any) -> None:
         self.earlier: list[History] = []
         self._recorder, self._inputs, self._settings = recorder, inputs, settings
+        self._looked = Looked(recorder.take, thresholds)
         self._steps: dict[tuple, list[_Step]] = {}
         self.count_from(0)
 
@@ -100,6 +103,11 @@ class Runs:
             notes.append("A step that was defined again began this run; inspector.render(run=-1) shows the one before.")
         return list(dict.fromkeys([*notes, *tree_notes(history), *filter(None, [history.damage])]))
 
+    def flush(self) -> None:
+        """Read all measurements; waits for the steps that are still running."""
+        self._looked.search(wait=True)
+        self._recorder.flush()
+
     def _all(self) -> list[_Step]:
         return [step for steps in self._steps.values() for step in steps]
 
@@ -115,7 +123,10 @@ class Runs:
 
         def record(measurement: Measurement, number: int) -> None:
             of.is_measured = True
-            self._recorder.take(Arrived(measurement, number, watched.watches, self._suffix(of)))
+            arrived = Arrived(measurement, number, watched.watches, self._suffix(of))
+            self._recorder.take(arrived)
+            if measurement.beside is not None:
+                self._looked.take(arrived._replace(measurement=measurement.beside))
 
         watched = watch(step, record, first=self.first, **options, **self._settings)
         of = self._add(watched, begins)
@@ -149,13 +160,14 @@ class Runs:
     def begin(self) -> History:
         """Begin a run, whose steps count from 0. Returns the history before, once all its steps are read."""
         with contextlib.suppress(Exception):  # such as StopTraining, of a run that has ended
-            self._recorder.flush()
+            self.flush()
         self.count_from(0)
         for step in self._all():
             step.is_of_run = step.is_measured = False
             step.suffix = None
         if self._inputs is not None:
             self._inputs.clear()
+        self._looked.clear()
         return self._recorder.begin()
 
 

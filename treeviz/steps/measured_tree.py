@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -140,6 +140,13 @@ def openable(
 
 def _can_open(shape: Sequence[int], axis: int) -> bool:
     return axis < len(shape) and 0 < shape[axis] <= MOST_LAYERS
+
+
+def with_dtypes(source: MeasuredTree, values: Sequence[Any]) -> MeasuredTree:
+    """The same tree with the dtypes of the values of its measured leaves."""
+    dtypes = iter([str(x.dtype) for x in values])
+    known = zip(source.has_number, source.dtypes, strict=True)
+    return source._replace(dtypes=tuple(next(dtypes) if has else dtype for has, dtype in known))
 
 
 def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:

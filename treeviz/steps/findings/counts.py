@@ -22,6 +22,7 @@ NO_UPDATE = (
     "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If it is "
     "meant to be frozen, nothing is wrong; its gradient need not be computed then."
 )
+_SMALL_RANGE = ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 _TOGETHER = 5  # entries between leaves that die of one cause
 BY_UPDATE = "Look at what the optimizer divides by, as in g / norm(g) where all gradients are zero, and at its rates."
 
@@ -216,52 +217,73 @@ def _patience(n: np.ndarray, alive: np.ndarray, thresholds: Thresholds) -> float
 
 
 def frozen(tree: Searched) -> Iterator[Finding]:
-    """Leaves that have gradients but whose updates are zero."""
-    if kind_of(tree.name) != "updates" or tree.n_steps < tree.thresholds.fewest_steps:
+    """Leaves that have gradients but whose updates are zero, in all steps or whenever they were looked at."""
+    if kind_of(tree.name) != "updates" or not tree.is_known_enough:
         return
+    is_still = ~(tree.norm.high > 0).any(axis=0)
+    (first, until), n_steps = tree.span, tree.n_steps
+    when = f"in {n_steps} steps"
+    if n_steps <= until - first:  # steps between them, as the last of some micro-batches, may have changed it
+        when = f"from step {first} to {until}, looked at {n_steps} times"
+        params = tree.history.values(sibling_name(tree.name, "params"), "norm")
+        is_still &= len(params.n) > 0 and params.low.min(axis=0) == params.high.max(axis=0)
     has_gradient = tree.is_trained
     of_grads = sibling_name(tree.name, "grads")
     grads = tree.history.sources.get(of_grads)
     if grads is not None and grads.sizes == tree.source.sizes and "norm" in tree.history.statistics(of_grads):
         has_gradient = tree.is_trained & norms.is_able_to_update(replace(tree, name=of_grads))
-    leaves = np.flatnonzero(has_gradient & ~(tree.norm.high > 0).any(axis=0)).tolist()
+    leaves = np.flatnonzero(has_gradient & is_still).tolist()
     if not leaves:
         return
     whole = len(leaves) == has_gradient.sum()
     what = "All parameters" if whole else listed([tree.path(leaf) for leaf in leaves])
     yield Finding(
-        "frozen", tree.name, "" if whole else tree.path(leaves[0]), -1 if whole else leaves[0], *tree.span,
-        (("steps", tree.n_steps), ("leaves", len(leaves))),
-        f"{what} got no update in {tree.n_steps} steps, though there is a gradient.",
+        "frozen", tree.name, "" if whole else tree.path(leaves[0]), -1 if whole else leaves[0], first, until,
+        (("steps", n_steps), ("leaves", len(leaves))),
+        f"{what} got no update {when}, though there is a gradient.",
         NO_UPDATE,
-        tuple(leaves), tree.n_steps / tree.thresholds.fewest_steps,
+        tuple(leaves), (until - first + 1) / tree.thresholds.fewest_steps,
         rank=Rank.TRAINING_ENDS if whole else Rank.LEAF_ENDS,
     )  # fmt: skip
 
 
 def underflow(tree: Searched) -> Iterator[Finding]:
     """Magnitudes near the smallest of the dtype; updates that are lost in the rounding of bfloat16 parameters."""
-    timeline = tree.history.values(tree.name, "histogram")
-    if timeline.total is not None and len(timeline.n) and tree.is_gradient:
-        counts = np.maximum(timeline.total, 0).sum(axis=0)
-        parts = {}
-        for leaf, dtype in enumerate(tree.source.dtypes):
-            if dtype in ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
-                below = counts[leaf, : max(min(_exponent(dtype) - FIRST_EXPONENT, N_BINS), 0)].sum()
-                parts[leaf] = float(below / max(counts[leaf].sum(), 1))
-        worst = [leaf for leaf in sorted(parts, key=lambda i: -parts[i]) if parts[leaf] > tree.thresholds.underflow]
-        if worst:
-            part, dtype = parts[worst[0]], tree.source.dtypes[worst[0]]
-            yield Finding(
-                "underflow", tree.name, tree.path(worst[0]), worst[0], int(timeline.first[0]), int(timeline.until[-1]),
-                (("part", part),),
-                f"{part:.0%} of {tree.name}{tree.path(worst[0])}{_less_of(worst)} are below 2**{_exponent(dtype)}, "
-                f"where {dtype} loses digits and then all.",
-                _SCALE, tuple(worst), part / tree.thresholds.underflow,
-                rank=Rank.LEAF_ENDS,
-            )  # fmt: skip
+    parts = _parts_below(tree) if tree.is_gradient else {}
+    worst = [leaf for leaf in sorted(parts, key=lambda i: -parts[i]) if parts[leaf] > tree.thresholds.underflow]
+    if worst:
+        part, dtype = parts[worst[0]], tree.source.dtypes[worst[0]]
+        yield Finding(
+            "underflow", tree.name, tree.path(worst[0]), worst[0], *tree.span, (("part", part),),
+            f"{part:.0%} of {tree.name}{tree.path(worst[0])}{_less_of(worst)} are below 2**{_exponent(dtype)}, "
+            f"where {dtype} loses digits and then all.",
+            _SCALE, tuple(worst), part / tree.thresholds.underflow,
+            rank=Rank.LEAF_ENDS,
+        )  # fmt: skip
     if kind_of(tree.name) == "updates":
         yield from _lost_in_bfloat16(tree)
+
+
+def _parts_below(tree: Searched) -> dict[int, float]:
+    """Of leaves of 16 bits or less, the part of the nonzero numbers below the smallest normal one of the dtype.
+
+    Without a histogram it is told where even the largest number has lost half of its digits: of all of them.
+    """
+    leaves = {leaf: _exponent(dtype) for leaf, dtype in enumerate(tree.source.dtypes) if dtype in _SMALL_RANGE}
+    histogram = tree.history.values(tree.name, "histogram").total
+    if histogram is not None and len(histogram):
+        counts = np.maximum(histogram, 0).sum(axis=0)
+        return {
+            leaf: float(counts[leaf, : max(min(at - FIRST_EXPONENT, N_BINS), 0)].sum() / max(counts[leaf].sum(), 1))
+            for leaf, at in leaves.items()
+        }
+    largest = tree.history.values(tree.name, "max_abs").latest
+    is_told = any(found.kind == "underflow" for found in dead(tree))
+    if is_told or tree.n_steps < tree.thresholds.fewest_steps or not len(largest):
+        return {}
+    half = {leaf: 2.0 ** (at - jnp.finfo(tree.source.dtypes[leaf]).nmant // 2) for leaf, at in leaves.items()}
+    is_below = {leaf: largest[:, leaf][largest[:, leaf] > 0] < least for leaf, least in half.items()}
+    return {leaf: 1.0 for leaf, below in is_below.items() if below.size and below.mean() > 0.5}
 
 
 def _exponent(dtype: str) -> int:
@@ -278,7 +300,7 @@ def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:
     of_params = sibling_name(tree.name, "params")
     params = tree.history.sources.get(of_params)
     ratio = tree.history.ratio(tree.name, of_params)
-    if params is None or ratio is None or ratio.n.sum() < tree.thresholds.fewest_steps:
+    if params is None or ratio is None or not tree.is_known_enough:
         return
     typical = {}
     for leaf, dtype in enumerate(params.dtypes):

@@ -166,7 +166,7 @@ def ratio(tree: Searched) -> Iterator[Finding]:
         return
     of_params, thresholds = sibling_name(tree.name, "params"), tree.thresholds
     updates, ratios = tree.norm, tree.history.ratio(tree.name, of_params)
-    if ratios is None or ratios.n.sum() < thresholds.fewest_steps:
+    if ratios is None or not tree.is_known_enough:
         return
     params = tree.history.values(of_params, "norm")
     source = tree.history.sources[of_params]
@@ -174,6 +174,9 @@ def ratio(tree: Searched) -> Iterator[Finding]:
         root = np.sqrt(np.nansum(updates.latest**2, axis=1) / np.nansum(params.latest**2, axis=1))
         typical = np.array([np.median(root), *np.median(ratios.latest, axis=0)])
         is_judged = np.isfinite(typical) & (typical > 0) & (np.array([np.inf, *source.sizes]) >= thresholds.ratio_size)
+        # While it grows, as a learning rate does at first, it is not too low.
+        ends = np.array_split(np.column_stack([root, ratios.latest]), 3)
+        is_judged &= (typical > thresholds.ratio_high) | (np.median(ends[2], 0) < 2 * np.median(ends[0], 0))
         times = np.maximum(typical / thresholds.ratio_high, thresholds.ratio_low / typical)
     worst = [int(i) for i in np.argsort(-times, kind="stable") if is_judged[i] and times[i] > 1]
     for is_high in (True, False):

@@ -17,6 +17,7 @@ _LOCATE = (
     "inspector.locate_nan() names the operation and its line, where GradientInspector(keep_inputs=True) has kept the "
     "inputs of the step."
 )
+SMALL = "Small parameters are looked at in each step, the others now and then; updates=True measures all."
 
 
 class _Bad(NamedTuple):
@@ -78,10 +79,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
         diverged, what_then = counts.had_diverged(found.gradients, found.first) if found.gradients else ("", "")
         what = f"New parameters ({listed(found.paths)}) were"
         why = f"an update made it{'' if found.was_finite else ', or it was there before the first step'}.{diverged}"
-        advice = (
-            f"{what_then or counts.BY_UPDATE} In each step only small parameters are looked at; updates=True measures "
-            "all."
-        )
+        advice = f"{what_then or counts.BY_UPDATE} {SMALL}"
     else:
         what = f"{'The loss' if kind == 'loss' else 'A scalar result of the step'}{_where(found)} was"
         why = "it was made in the forward pass, and reached none."
@@ -121,6 +119,8 @@ def frozen(tree: Searched) -> Iterator[Finding]:
     if result_kind(tree.name) != "unchanged":
         yield from counts.frozen(tree)
         return
+    if any(True for name in tree.history.sources for _ in counts.frozen(replace(tree, name=name))):
+        return  # found in all updates
     zeros = tree.history.values(tree.name, "zeros")
     # Where not every step was inspected, others may have changed them.
     judged = [g for g in _gradients(tree) if g.n_steps and g.n_steps == g.span[1] - g.span[0] + 1]
@@ -141,7 +141,7 @@ def frozen(tree: Searched) -> Iterator[Finding]:
         "frozen", tree.name, "" if whole else paths[leaves[0]], -1 if whole else leaves[0], first, until,
         (("steps", until - first + 1), ("leaves", len(leaves))),
         f"{what} got no update from step {first} to {until}, though there is a gradient.",
-        f"{counts.NO_UPDATE} In each step only small parameters are looked at; updates=True measures all.",
+        f"{counts.NO_UPDATE} {SMALL}",
         tuple(leaves), (until - first + 1) / tree.thresholds.fewest_steps,
         rank=Rank.TRAINING_ENDS if whole else Rank.LEAF_ENDS,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from treeviz.steps.statistics import rms_of
 from treeviz.tree.forks import computed_once
 
 RECENT = 5  # entries
+FEWEST_LOOKS = 3  # steps, of what is not measured in each
 _LAST_KEY = re.compile(r"(\['(?:[^'\\]|\\.)*'\]|\[[^\[\]]*\]|\.[^.\[\]]+)$")
 _BOX = re.compile(r"\.(raw_)?value$")  # of a Variable of NNX, of a parameter of Linen with names of its axes
 # Equinox' StateIndex, and the statistics of normalisations
@@ -67,6 +68,13 @@ class Searched:
     def span(self) -> tuple[int, int]:
         """The first and the last step."""
         return int(self.norm.first[0]), int(self.norm.until[-1])
+
+    @property
+    def is_known_enough(self) -> bool:
+        """Whether it was measured in `fewest_steps` steps, or in some that lie as far apart."""
+        fewest = self.thresholds.fewest_steps
+        is_spread = self.n_steps >= FEWEST_LOOKS and self.span[1] - self.span[0] >= fewest
+        return self.n_steps >= fewest or is_spread
 
     @computed_once
     def is_trained(self) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -67,23 +68,28 @@ def match_new_params(
     shares = _shares_of_results(program)
     avals = [(v.aval.shape, v.aval.dtype) for v in program.jaxpr.invars]
     results = [(v.aval.shape, getattr(v.aval, "dtype", None)) for v in program.jaxpr.outvars]
+    sums: dict[int, list[int]] = defaultdict(list)  # by argument, the results that are it plus something
+    for i, of_result in enumerate(shares):
+        for p, share in of_result.items():
+            if share.is_main and avals[p] == results[i]:
+                sums[p].append(i)
     found: list[int | None] = []
     for p in arguments:
-        alike = [i for i, aval in enumerate(results) if aval == avals[p]]
-        is_unchanged = {i for i in alike if program.jaxpr.outvars[i] is program.jaxpr.invars[p]}
-        candidates = _candidates(p, alike, is_unchanged, shares)
+        is_unchanged = {i for i in sums[p] if program.jaxpr.outvars[i] is program.jaxpr.invars[p]}
+        candidates = _candidates(p, sums[p], is_unchanged, shares)
         if not candidates:
-            sums = [i for i in alike if any(share.is_main for share in shares[i].values())]
-            candidates = [i for i in sums if _is_same_path(argument_paths[p], result_paths[i])]
+            alike = [i for i, aval in enumerate(results) if aval == avals[p]]
+            others = [i for i in alike if any(share.is_main for share in shares[i].values())]
+            candidates = [i for i in others if _is_same_path(argument_paths[p], result_paths[i])]
         if len(candidates) > 1:
             candidates = _nearest(argument_paths[p], candidates, result_paths)
         found.append(candidates[0] if len(candidates) == 1 else None)
-    return [None if i is not None and found.count(i) > 1 else i for i in found]
+    n_found = Counter(found)
+    return [None if n_found[i] > 1 else i for i in found]
 
 
-def _candidates(p: int, alike: Sequence[int], is_unchanged: set[int], shares: Sequence[Shares]) -> list[int]:
+def _candidates(p: int, sums: Sequence[int], is_unchanged: set[int], shares: Sequence[Shares]) -> list[int]:
     """The best of the results that are `p` plus something. A result that is `p` itself comes last."""
-    sums = [i for i in alike if p in shares[i] and shares[i][p].is_main]
     sums = [i for i in sums if i not in is_unchanged] or sums
     sure = [i for i in sums if shares[i][p].is_sure] or sums
     of_no_other = [i for i in sure if not any(share.is_main for q, share in shares[i].items() if q != p)]

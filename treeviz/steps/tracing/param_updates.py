@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
+from treeviz.steps.measured_tree import with_dtypes
 from treeviz.steps.names import sibling_name
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.steps.tracing.new_params import Path, match_new_params
@@ -37,14 +38,9 @@ def measure_params(
     shapes = [shape for shape, has in zip(source.shapes, source.has_number, strict=True) if has]
     if [",".join(map(str, shape)) for shape in member_shapes(old, reaped.batched)] != shapes:
         return []
-    dtypes = iter([str(x.dtype) for x in old])
-    source = source._replace(
-        dtypes=tuple(
-            next(dtypes) if has else dtype for dtype, has in zip(source.dtypes, source.has_number, strict=True)
-        )
-    )
+    source = with_dtypes(source, old)
     measured = []
-    for kind, values in (("params", old), ("updates", None if new is None else _differences(new, old))):
+    for kind, values in (("params", old), ("updates", None if new is None else differences(new, old))):
         if values is not None:
             sown = replace(reaped.sown, kind=kind, source=source._replace(name=kind))
             packed, axes = measure_members(lambda *values, sown=sown: reduce(sown, values), values, reaped.batched)
@@ -52,7 +48,7 @@ def measure_params(
     return measured
 
 
-def _differences(new: Sequence[Any], old: Sequence[Any]) -> list[Any] | None:
+def differences(new: Sequence[Any], old: Sequence[Any]) -> list[Any] | None:
     """`new - old`, at least in float32: the update after rounding. None if shapes or shardings differ."""
     if any(a.shape != b.shape or _sharding(a) != _sharding(b) for a, b in zip(new, old, strict=True)):
         return None

@@ -23,6 +23,7 @@ from treeviz.steps.tracing.attribution import Argument, Attribution, attribute_g
 from treeviz.steps.tracing.following import Plan
 from treeviz.steps.tracing.jax_private import seeing_gradients
 from treeviz.steps.tracing.jit_options import JitOptions
+from treeviz.steps.tracing.looks import Looks, Traced
 from treeviz.steps.tracing.param_updates import measure_step_params
 from treeviz.steps.tracing.primitives import effects_in
 from treeviz.steps.tracing.reap import reap
@@ -49,6 +50,7 @@ def instrumented(
     on_traced: Callable[[Sequence[Attribution], Sequence[str], set[str]], None] = lambda *_: None,
     donate: bool = True,
     only_measure: bool = False,
+    looks: bool = False,
 ) -> Callable:
     """A jitted function that returns `(what the function returns, Measurement)`.
 
@@ -63,18 +65,23 @@ def instrumented(
         primitives with effects.
       donate: Donate the arguments that the step donates.
       only_measure: Return `(None, Measurement)`, so that only what the gradients need is computed.
+      looks: Now and then measure the parameters, too, and what the step adds to them, in a program beside it.
     """
+    looking = Looks(options) if looks else None
 
     @functools.wraps(function)
     def twin(*args, **kwargs):
         tidy, layers = (tidy_path, result_path), _Layers(stacked, tidy_path)
-        out, measurement = _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced)
+        out, measurement = _measured(
+            function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking
+        )
         return (None if only_measure else out), measurement
 
     out_shardings = None if options.out_shardings is None else (options.out_shardings, None)
     if only_measure:
         out_shardings = None
-    return _jit(twin, options, out_shardings, donate)
+    jitted = _jit(twin, options, out_shardings, donate)
+    return jitted if looking is None else looking.around(jitted)
 
 
 def instrumented_callback(
@@ -110,7 +117,7 @@ def _jit(function, options: JitOptions, out_shardings, donate: bool):
     return jax.jit(function, **keywords)
 
 
-def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced):
+def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking):
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return _measured_at_once(function, args, kwargs, statistics, updates, layers, on_traced)
     arguments = _arguments(function, args, kwargs)
@@ -142,11 +149,20 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     order = argument_order(program)
     names = [_tidy(name and name.in_order(order), tidy[0]) for name in names]
     shown = [tidy[1](jax.tree_util.keystr(path)) for path in out_paths]
+    if looking is not None:
+        of_args = [name for r, name in zip(found, names, strict=False) if name and _is_of_arguments(r, name)]
+        looking.traced(Traced(program, paths, out_paths, of_args))
     counted = count_in_results(program, leaves, out, paths, out_paths, shown, {} if updates else _params(names))
     names = [name and name.in_layers() for name in names]
     measurement = joined(_measurement(zip(names, packed, strict=True), statistics, *counted))
     on_traced([name for name in names if name is not None], notes, effects_in(program))
     return jax.tree.unflatten(out_tree, out), measurement
+
+
+def _is_of_arguments(r: Reaped, name: Attribution) -> bool:
+    """Whether these are the gradients of a call for arguments of the step."""
+    is_gradient = r.gradient is None and r.sown.kind != "tap" and not r.changes_in_loop
+    return is_gradient and bool(name.arguments) and all(axis.kind != "step" for axis in name.axes)
 
 
 def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan: Plan):

@@ -77,7 +77,8 @@ class Twins:
         self._on_traced, self._on_callback = on_traced, on_callback
         self._options = jit_options(jitted.jitted)
         self.is_exact = settings.exact is True
-        self._light = self._of_run(settings.statistics, bool(settings.updates))
+        looks = settings.updates is None and not settings.heavy_every
+        self._light = self._of_run(settings.statistics, bool(settings.updates), looks)
         self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
         self.comparison: CompareOnce | None = None
         runs_plain = settings.every != 1 and settings.heavy_every != 1
@@ -92,9 +93,9 @@ class Twins:
             return self._heavy
         return self._light if self._settings.every and number % self._settings.every == 0 else None
 
-    def _of_run(self, statistics: tuple[str, ...], updates: bool) -> Callable:
+    def _of_run(self, statistics: tuple[str, ...], updates: bool, looks: bool = False) -> Callable:
         if not self.is_exact:
-            return self.make(statistics, updates=updates)
+            return self.make(statistics, updates=updates, looks=looks)
         return self.make(statistics, updates=updates, only_measure=self._jitted.is_plain, on_traced=self._on_second_run)
 
     def make(
@@ -104,6 +105,7 @@ class Twins:
         updates: bool,
         only_measure: bool = False,
         on_traced: OnTraced | None = None,
+        looks: bool = False,
     ) -> Callable:
         """A function with the arguments of the step that returns `(what the step returns, measurement)`."""
         # Imported here, since these modules use JAX's extension API, which `jax_private.why_not` checks.
@@ -126,6 +128,7 @@ class Twins:
                 on_traced=on_traced or self._on_traced,
                 donate=not self.is_exact,
                 only_measure=only_measure,
+                looks=looks,
             )
 
         return self._jitted.around(make)

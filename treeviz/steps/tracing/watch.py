@@ -93,8 +93,9 @@ def watch(
         it were seen to return other bytes; never for a step with effects, or in a run of several processes.
       updates: Also measure the parameters that the gradients belong to, and what the step adds to them, after rounding
         and with any optimizer: which results are the new values of which parameters follows from how they are
-        computed. True: in every inspected step, which costs about as much again as the gradients; None: in those of
-        `heavy_every`; False: never. `Watched.notes` says what could not be measured.
+        computed. True: in every inspected step, which costs about as much again as the gradients; False: never. None:
+        in those of `heavy_every`; where that is 0, in a program beside some steps, of which `Measurement.beside` has
+        the numbers: see `treeviz.steps.tracing.looks`. `Watched.notes` says what could not be measured.
       first: The number of the first step.
       stacked: An array over which the step scans holds all layers of a model, and each layer is measured on its own.
         Globs of the key paths of further such arrays, or of nodes above them: "layers/*", or {"layers/*": 1} where the

@@ -1,0 +1,104 @@
+"""Parameters and updates that are measured beside a step now and then, with no wish expressed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from watched import true_norms
+
+import treeviz as tv
+from treeviz.steps.measure import numbers_of
+from treeviz.steps.tracing.looks import is_due
+from treeviz.steps.tracing.watch import watch
+
+pytestmark = pytest.mark.oldest_jax
+
+rng = np.random.default_rng(0)
+PARAMS = {  # larger than what is looked at in each step
+    "layers": {"w": rng.normal(size=(3, 48, 48)) / 7, "b": rng.normal(size=(3, 48)) / 9},
+    "out": rng.normal(size=(48, 96)) / 7,
+}
+X = jnp.asarray(rng.normal(size=(4, 48)), jnp.float32)
+
+
+def new_params():
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
+
+
+@partial(jax.jit, donate_argnums=0, static_argnames="activation")
+def step(params, x, rate, is_held, activation=jnp.tanh):
+    def loss(params):
+        def layer(x, layer):
+            return activation(x @ layer["w"] + layer["b"][None]), None
+
+        return jnp.mean((jax.lax.scan(layer, x, params["layers"])[0] @ params["out"] - 1) ** 2)
+
+    grads = jax.grad(loss)(params)
+    new = jax.tree.map(lambda p, g: p - rate * g, params, grads)
+    return {**new, "out": jnp.where(is_held, params["out"], new["out"])}, loss(params)
+
+
+def trained(rate: float, is_held: bool, n_steps: int = 150):
+    inspector, params = tv.GradientInspector(), new_params()
+    watched = inspector.watch(step)
+    for _ in range(n_steps):
+        params, _ = watched(params, X, rate, is_held, activation=jnp.tanh)
+    return inspector
+
+
+def test_a_healthy_run_has_no_numbers_beside_its_gradients():
+    inspector = trained(1e-2, False)
+    assert [*inspector.history.sources] == ["grads"] and not inspector.findings
+
+
+def test_a_large_parameter_that_never_changes_is_found_with_no_wish_expressed():
+    inspector = trained(1e-2, True)
+    (found,) = inspector.findings
+    assert (found.kind, found.source, found.path, found.first, found.until) == ("frozen", "updates", "['out']", 49, 149)
+    assert inspector.history.last("params")[0] == 149
+
+
+def test_a_rate_that_is_far_too_small_is_found_with_no_wish_expressed():
+    (found,) = trained(1e-6, False).findings
+    assert (found.kind, found.path) == ("ratio", "")
+
+
+def test_what_is_seen_beside_a_step_is_what_its_parameters_were_and_how_far_they_moved():
+    beside, params = [], new_params()
+
+    def record(measurement, number):
+        if measurement.beside is not None:
+            beside.append((number, numbers_of(measurement.beside)))
+
+    watched = watch(step, record)
+    for _ in range(50):
+        before = jax.tree.map(np.array, params)
+        params, _ = watched(params, X, 1e-2, False, activation=jnp.tanh)
+    ((number, found),) = beside
+    moved = jax.tree.map(lambda a, b: np.array(a) - b, params, before)
+    assert number == 49
+    for name, tree in (("params", before), ("updates", moved)):
+        layers = [{k: v[i] for k, v in tree["layers"].items()} for i in range(3)]
+        truth = [
+            *(norm for key in "bw" for norm in true_norms([layer[key] for layer in layers])),
+            *true_norms([tree["out"]]),
+        ]
+        np.testing.assert_allclose(found[name]["norm"], truth, rtol=1e-5)
+
+
+def test_looks_become_rarer():
+    assert [call for call in range(1, 2100) if is_due(call)] == [50, 100, 150, 200, 250, 500, 1000, 2000]
+
+
+def test_float16_gradients_that_have_lost_their_digits_underflow_with_no_wish_expressed():
+    inspector = tv.GradientInspector()
+    w, x = jnp.ones((8, 8), jnp.float16), jnp.ones((2, 8), jnp.float16)
+    tiny = inspector.watch(jax.jit(lambda w, x: w - jax.grad(lambda w: jnp.mean(x @ w) * jnp.float16(1e-5))(w)))
+    for _ in range(20):
+        w = tiny(w, x)
+    (found,) = inspector.findings
+    assert (found.kind, found.source) == ("underflow", "grads")

@@ -1,0 +1,62 @@
+"""What was measured of the parameters beside a step, of which a history gets what a finding needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from treeviz.steps.findings.find import findings
+from treeviz.steps.findings.finding import Thresholds
+from treeviz.steps.recording.decode import Arrived, read
+from treeviz.steps.recording.history import History
+
+_KINDS = ("nonfinite", "frozen", "ratio", "underflow")
+
+
+class Looked:
+    """Keeps what was measured beside a step, some numbers a leaf, until it holds a finding; then it is recorded.
+
+    So a healthy run has no rare numbers in its views, and takes no memory for them.
+
+    Args:
+      record: Puts a measurement into the history.
+    """
+
+    def __init__(self, record: Callable[[Arrived], None], thresholds: Thresholds) -> None:
+        self._record, self._thresholds = record, thresholds
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a run."""
+        self._kept: dict[str, list[Arrived]] = {}  # by suffix
+        self._told: set[str] = set()
+
+    def take(self, arrived: Arrived) -> None:
+        """Take in what was measured beside a step, and search what came before."""
+        self.search()
+        if arrived.suffix in self._told:
+            self._record(arrived)
+        else:
+            self._kept.setdefault(arrived.suffix, []).append(arrived)
+
+    def search(self, *, wait: bool = False) -> None:
+        """Record what holds a finding.
+
+        Args:
+          wait: Search also what is not computed yet.
+        """
+        for suffix, kept in [*self._kept.items()]:
+            if (wait or all(each.is_ready() for each in kept)) and self._has_finding(kept):
+                self._told.add(suffix)
+                for each in self._kept.pop(suffix):
+                    self._record(each)
+
+    def _has_finding(self, kept: list[Arrived]) -> bool:
+        try:
+            rows = list(read(kept))
+        except RuntimeError:  # a step failed
+            return False
+        history = History(rows[0].sources, 1 << 20)
+        for row in rows:
+            if row.sources == rows[0].sources:
+                history.append(row.step, row.numbers)
+        return bool(findings(history, thresholds=self._thresholds, kinds=_KINDS))
