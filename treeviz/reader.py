@@ -21,9 +21,21 @@ from treeviz.tree.files.npy import read_eqx, read_npy, read_npz
 from treeviz.tree.files.safetensors import read_index, read_safetensors, read_shards
 from treeviz.tree.safe_repr import error_text, visible
 
-_PICKLES = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".ckpt", ".bin")
+_PICKLES = (".pkl", ".pickle", ".joblib")
 _ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MOST_FILES = 100_000  # names of a folder that are looked at
+
+
+def _read_gguf(path: Path) -> Any:
+    from treeviz.integrations.gguf import read_gguf
+
+    return read_gguf(path)
+
+
+def _read_torch(path: Path) -> Any:
+    from treeviz.integrations.torch_files import read_torch
+
+    return read_torch(path)
 
 
 # A reader returns a tree, or (name, array) pairs.
@@ -34,6 +46,11 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".npy": read_npy,
     ".msgpack": read_msgpack,
     ".eqx": read_eqx,
+    ".gguf": _read_gguf,
+    ".pt": _read_torch,
+    ".pth": _read_torch,
+    ".bin": _read_torch,
+    ".ckpt": _read_torch,
 }
 
 
@@ -48,12 +65,14 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
         assert not tv.diff(tree, params).differences
         tv.render(tree, stats=True)                 # reads the values, one array after the other
 
-    The formats are `.safetensors`, also as the folder or the index of several; `.npz` and `.npy`;
-    `.msgpack` of Flax; and `.eqx` of Equinox. "package.module:name" is a tree in Python, or a function that makes one,
-    of which only the shapes are computed.
+    The formats are `.safetensors`, also as the folder or the index of several; `.npz` and `.npy`; folders that Orbax
+    wrote, also of several steps; `.msgpack` of Flax; `.eqx` of Equinox; `.gguf`; and `.pt`, `.pth`, `.bin` and `.ckpt`
+    of PyTorch. "package.module:name" is a tree in Python, or a function that makes one, of which only the shapes are
+    computed. Orbax, GGUF and PyTorch need their libraries.
 
     Names such as "layers.0.w", or "layers/0/w", become nested dicts, and lists where the parts are numbers from 0 on.
-    Costs some 10 µs an array, and no value is read. No pickle is ever opened, and nothing outside the file or folder.
+    Costs some 10 µs an array, and no value is read; of PyTorch's files the pickle is, by PyTorch, as `weights_only`.
+    No other pickle is ever opened, and nothing outside the file or folder.
 
     Args:
       path: A file, a folder, or "package.module:name".
@@ -67,6 +86,7 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     Raises:
       ValueError: A format that is not known, a pickle, or a file that is broken; the message names it and the reason.
       OSError: The file cannot be read.
+      ImportError: The library of the format is not installed; the message says what to install.
     """
     shown = visible(os.fsdecode(os.fspath(path)), 1000)
     if isinstance(path, str) and _ATTRIBUTE.fullmatch(path) and not os.path.exists(path):
@@ -86,8 +106,10 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
         if like is None:
             return tree
         return in_tree_like(_from_python(like) if isinstance(like, str) else like, tree)
-    except (LoadError, ImportError):
+    except LoadError:
         raise
+    except ImportError as error:
+        raise ImportError(f"{shown}: {error}", name=error.name) from error
     except Exception as error:
         # Whatever bytes stand in a file: the modules that take it apart raise some twenty kinds of exceptions.
         if isinstance(error, OSError) and error.filename is not None:
@@ -120,13 +142,15 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
         if name.endswith(suffix):
             return suffix, READERS[suffix]
     raise LoadError(
-        f"{shown}: treeviz reads {', '.join(READERS)} files. Load any other one yourself, and call "
-        "treeviz.render(tree)."
+        f"{shown}: treeviz reads {', '.join(READERS)} files and folders of Orbax. Load any other one yourself, and "
+        "call treeviz.render(tree)."
     )
 
 
 def _of_folder(folder: Path) -> Callable[[Path], Any]:
     """The reader of a folder, by what is in it."""
+    from treeviz.integrations.orbax import is_orbax, read_orbax
+
     names = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -134,11 +158,13 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
             if len(names) > _MOST_FILES:
                 break
     shards = sorted(name for name in names if name.endswith((".safetensors", ".safetensors.index.json")))
+    if is_orbax(folder, names):
+        return read_orbax
     if shards:
         return lambda folder: read_shards(folder, shards)
     raise LoadError(
-        f"{visible(str(folder), 1000)} is no checkpoint that treeviz knows: it has no .safetensors files. Name a "
-        "file in it."
+        f"{visible(str(folder), 1000)} is no checkpoint that treeviz knows: neither Orbax wrote it, nor does it have "
+        ".safetensors files. Name a file in it, or the folder of a checkpoint."
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -75,8 +75,7 @@ def array_facts(array: Any) -> dict[str, Any]:
 
 def not_installed(error: ImportError, extra: str) -> ImportError:
     """The error to raise where a library that a file format needs is not installed."""
-    name = metadata.packages_distributions().get("treeviz", ["treeviz"])[0]  # as it was installed
-    return ImportError(f'{error.name or error} is not installed: pip install "{name}[{extra}]"', name=error.name)
+    return ImportError(f'{error.name or error} is not installed: pip install "jax-treeviz[{extra}]"', name=error.name)
 
 
 def _register(contents: dict[str, Any], names: tuple[str, ...], describer: Describer) -> None:

@@ -1,0 +1,229 @@
+"""Checkpoints that other libraries wrote: the tree is theirs, and so are the values."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import sys
+import zipfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treeviz
+from treeviz.reader import read
+from treeviz.tree.files.entries import LoadError
+
+MODEL = {
+    "layers": [{"w": jnp.full((4, 8), i, jnp.bfloat16), "b": jnp.zeros(8)} for i in range(2)],
+    "step": np.int32(3),
+    "none": None,
+    "empty": {},
+    "np": np.arange(6.0).reshape(2, 3),
+}
+
+
+def assert_holds(path: Path, tree) -> None:
+    """The file has this tree, with these values, and the same shapes."""
+    found = read(path)
+    assert jax.tree.structure(found) == jax.tree.structure(tree)
+    for stored, array in zip(*map(jax.tree.leaves, (found, tree)), strict=True):
+        assert stored.shape == array.shape
+        np.testing.assert_array_equal(np.asarray(stored, np.float32), np.asarray(array, np.float32))
+    compared = treeviz.diff(found, tree)
+    assert not compared.differences and not compared.not_compared
+
+
+@pytest.fixture(scope="module")
+def orbax():
+    return pytest.importorskip("orbax.checkpoint")
+
+
+@pytest.mark.filterwarnings("ignore")  # Orbax' own
+@pytest.mark.parametrize("options", [{}, {"use_ocdbt": False}, {"use_zarr3": True}], ids=str)
+def test_a_folder_of_orbax_is_the_tree_that_was_saved(orbax, tmp_path, options):
+    path = tmp_path / "saved"
+    orbax.PyTreeCheckpointer(**options).save(path, MODEL)
+    assert_holds(path, MODEL)
+    theirs = {
+        row.name: (tuple(row.shape), row.dtype)
+        for row in jax.tree.leaves(orbax.PyTreeCheckpointer().metadata(path).item_metadata)
+    }
+    ours = {leaf.name: (leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(read(path))}
+    assert ours == theirs and "layers.1.w" in ours
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_managers_folder_is_its_steps_and_each_step_its_items(orbax, tmp_path):
+    with orbax.CheckpointManager(tmp_path / "run") as manager:
+        for step in (1, 20):
+            items = {"state": orbax.args.StandardSave(MODEL), "meta": orbax.args.JsonSave({"rate": 0.5})}
+            manager.save(step, args=orbax.args.Composite(**items))
+        manager.wait_until_finished()
+    steps = read(tmp_path / "run")
+    assert list(steps) == [1, 20] and steps[20]["meta"] == {"rate": 0.5}
+    assert jax.tree.structure(steps[1]["state"]) == jax.tree.structure(MODEL)
+    assert_holds(tmp_path / "run" / "20" / "state", MODEL)
+    unfinished = tmp_path / "run" / "30.orbax-checkpoint-tmp-1"
+    unfinished.mkdir()
+    assert list(read(tmp_path / "run")) == [1, 20]
+    with pytest.raises(LoadError, match=r"30\.orbax-checkpoint-tmp-1: the checkpoint is being written"):
+        read(unfinished)
+
+
+def test_a_folder_of_an_older_orbax_is_its_msgpack_with_the_arrays_beside_it(tmp_path):
+    """As Orbax 0.1 writes it: names in place of arrays, and an array of zarr for each."""
+    serialization = pytest.importorskip("flax.serialization")
+    ts = pytest.importorskip("tensorstore")
+    tree = {"params": {"w": np.ones((2, 3), np.float32)}, "step": 7}
+    names = {"params": {"w": "PLACEHOLDER://params.w"}, "step": 7, "gone": "PLACEHOLDER://gone"}
+    (tmp_path / "checkpoint").write_bytes(serialization.msgpack_serialize(names))
+    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{tmp_path}/params.w/"}}
+    ts.open(spec, create=True, dtype="float32", shape=[2, 3]).result().write(tree["params"]["w"]).result()
+    found = read(tmp_path)
+    np.testing.assert_array_equal(np.asarray(found["params"]["w"]), tree["params"]["w"])
+    assert found["step"] == 7 and found["gone"].text == "its values are not in the checkpoint"
+    names["params"]["w"] = "PLACEHOLDER://../outside"
+    (tmp_path / "checkpoint").write_bytes(serialization.msgpack_serialize(names))
+    with pytest.raises(LoadError, match=r"'\.\./outside' is not in its folder: nothing outside is read"):
+        read(tmp_path)
+
+
+def test_a_file_of_safetensors_has_the_names_and_values_that_it_was_given(tmp_path):
+    library = pytest.importorskip("safetensors.numpy")
+    arrays = {f"model.layers.{i}.w": np.full((2, 3), i, np.float16) for i in range(2)}
+    library.save_file(arrays, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    layers = [{"w": arrays[f"model.layers.{i}.w"]} for i in range(2)]
+    assert_holds(tmp_path / "m.safetensors", {"model": {"layers": layers}})
+
+
+def write_gguf(path: Path) -> dict:
+    gguf = pytest.importorskip("gguf")
+    kinds, rng = gguf.GGMLQuantizationType, np.random.default_rng(0)
+    w = rng.normal(size=(8, 512)).astype(np.float32)
+    q4 = rng.integers(0, 60, (8, 2 * 144), dtype=np.uint8)
+    q8 = gguf.quants.quantize(w, kinds.Q8_0)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("llama.block_count", 2)
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b"] * 50)
+    writer.add_tensor("blk.0.attn_q.weight", q8, raw_dtype=kinds.Q8_0)
+    writer.add_tensor("blk.1.attn_q.weight", q4, raw_dtype=kinds.Q4_K)
+    writer.add_tensor("output_norm.weight", w[0].astype(np.float16))
+    for write in ("header_to_file", "kv_data_to_file", "tensors_to_file"):
+        getattr(writer, f"write_{write}")()
+    writer.close()
+    blocks = [gguf.quants.dequantize(q8, kinds.Q8_0), gguf.quants.dequantize(q4, kinds.Q4_K)]
+    return {"blk": [{"attn_q": {"weight": each}} for each in blocks], "output_norm": {"weight": w[0].astype("f2")}}
+
+
+def test_a_gguf_file_says_how_it_packs_its_numbers_and_gives_what_they_stand_for(tmp_path, monkeypatch):
+    tree = write_gguf(tmp_path / "m.gguf")
+    monkeypatch.setattr("treeviz.tree.stored.CHUNK", 1000)
+    found = read(tmp_path / "m.gguf")
+    for stored, array in zip(*map(jax.tree.leaves, (found, tree)), strict=True):
+        np.testing.assert_array_equal(np.asarray(stored), array)
+    (q4,) = treeviz.render(found).find("blk/1/**/weight")
+    assert (q4.dtype, q4.shape, q4["bytes"], q4["elements"]) == ("Q4_K", (8, 512), 8 * 2 * 144, 4096)
+    assert q4.facts.text == "blocks of 256 in 144 bytes"
+    kinds = [(each.kind, each.left, each.right) for each in treeviz.diff(found, tree).differences]
+    assert kinds == [("dtype", "Q8_0", "float32"), ("dtype", "Q4_K", "float32")]
+
+
+def gguf_header(*tensors: tuple[str, tuple[int, ...], int, int], n: int | None = None) -> bytes:
+    data = b"GGUF" + struct.pack("<IQQ", 3, len(tensors) if n is None else n, 0)
+    for name, shape, kind, offset in tensors:
+        data += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", len(shape))
+        data += struct.pack(f"<{len(shape)}QIQ", *shape, kind, offset)
+    return data + bytes(-len(data) % 32)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"GGUF\x03\0\0\0", "it is cut: its header goes on"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**62), "it is cut"),
+        (gguf_header(n=2**62), "it would have 4,611,686,018,427,387,904 tensors"),
+        (gguf_header(("a", (2**63,), 0, 0)), "has the shape"),
+        (gguf_header(("a", (2**62, 2**62), 0, 0)), "ends at byte"),
+        (gguf_header(("a", (4,), 0, 0)) + bytes(8), "'a' ends at byte 16 of the values, and 8 are there"),
+        (gguf_header(("a", (4,), 0, 0), ("b", (4,), 0, 8)) + bytes(24), "'b' overlaps the tensor 'a'"),
+        (gguf_header(("a", (4,), 0, 0), ("a", (4,), 0, 16)) + bytes(32), "it has 'a' 2 times"),
+        (gguf_header(("a", (3,), 12, 0)) + bytes(200), "has a last axis of 3, and blocks of 256"),
+        (gguf_header(("a", (3,), 999, 0)), "999 is not a valid GGMLQuantizationType"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+    ],
+    ids=range(11),
+)
+def test_a_gguf_file_that_is_damaged_or_made_to_harm_is_one_line(tmp_path, data, message):
+    pytest.importorskip("gguf")
+    (tmp_path / "m.gguf").write_bytes(data)
+    with pytest.raises(LoadError, match=r"m\.gguf is not a whole \.gguf file: ") as error:
+        read(tmp_path / "m.gguf")
+    assert message in str(error.value)
+
+
+def test_a_library_that_is_missing_is_named_with_what_installs_it(tmp_path, monkeypatch):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    (tmp_path / "m.pt").write_bytes(npz_of({"archive/data.pkl": b""}))
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "manifest.ocdbt").touch()
+    leaf = {"key_metadata": [{"key": "a", "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}
+    (tmp_path / "o" / "_METADATA").write_text(json.dumps({"tree_metadata": {"a": leaf}}))
+    for name, library, extra in (("m.gguf", "gguf", "gguf"), ("m.pt", "torch", "torch"), ("o", "tensorstore", "orbax")):
+        monkeypatch.setitem(sys.modules, library, None)
+        with pytest.raises(
+            ImportError, match=rf'{name}: {library} is not installed: pip install "jax-treeviz\[{extra}\]"'
+        ):
+            read(tmp_path / name)
+
+
+def npz_of(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def test_a_file_of_pytorch_that_is_no_archive_or_compressed_is_refused_before_it_is_opened(tmp_path):
+    (tmp_path / "old.pt").write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")
+    with pytest.raises(LoadError, match=r"old\.pt is no archive of PyTorch 1\.6 or later"):
+        read(tmp_path / "old.pt")
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(1 << 20))
+    with pytest.raises(LoadError, match="compressed, which PyTorch does not do"):
+        read(tmp_path / "bomb.pt")
+
+
+def test_a_file_of_pytorch_is_the_tree_of_its_tensors(tmp_path):
+    torch = pytest.importorskip("torch", reason="PyTorch is too large to be installed for the tests")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).to(torch.bfloat16)
+    path, trace = tmp_path / "m.pt", tmp_path / "trace"
+    more = {
+        "epoch": 3,
+        "t": torch.arange(6).reshape(2, 3).t(),
+        "z": torch.tensor(2.0),
+        "rows": torch.eye(3).to_sparse(),
+    }
+    torch.save({"model": model.state_dict(), **more}, path)
+    tree = read(path)
+    assert tree["epoch"] == 3 and tree["model"][1]["weight"].name == "model.1.weight"
+    truth = model.state_dict()["1.weight"].float().numpy()
+    np.testing.assert_array_equal(np.asarray(tree["model"][1]["weight"], np.float32), truth)
+    np.testing.assert_array_equal(np.asarray(tree["t"]), np.arange(6).reshape(2, 3).T)
+    assert np.asarray(tree["z"]) == 2
+    assert treeviz.walk(tree).find("rows")[0].facts.text == "sparse_coo"
+
+    class Bomb:
+        def __reduce__(self):
+            return (os.mkdir, (str(trace),))
+
+    torch.save({"w": torch.ones(2), "bomb": Bomb()}, path)
+    with pytest.raises(LoadError, match="holds more than tensors and plain values, which treeviz does not open"):
+        read(path)
+    assert not trace.exists()

@@ -1,0 +1,172 @@
+"""GGUF files: tensors of llama.cpp, most of them quantized.
+
+The library `gguf` knows the blocks of each type and reads their values. The header is read here, since the library
+believes what a damaged file claims. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import ml_dtypes
+import numpy as np
+
+from treeviz.integrations import not_installed
+from treeviz.tree.files.entries import at, n_bytes_of, without_repeats
+from treeviz.tree.safe_repr import visible
+from treeviz.tree.stored import CHUNK, Stored
+
+_MOST_TENSORS = 1_000_000
+_LONGEST_NAME = 10_000  # bytes
+_MOST_AXES = 8
+_SIZES = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)  # of the values in a header, by their type
+_UINT32, _TEXT, _ARRAY = 4, 8, 9
+_PLAIN: dict[str, Any] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F64": np.float64,
+    "I8": np.int8,
+    "I16": np.int16,
+    "I32": np.int32,
+    "I64": np.int64,
+}
+
+
+def read_gguf(path: Path) -> Iterator[tuple[str, Stored]]:
+    """The tensors, by name. Their axes are in the order of NumPy, which is the reverse of the file's."""
+    try:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    except ImportError as error:
+        raise not_installed(error, "gguf") from error
+    with open(path, "rb") as file:
+        tensors, start = _Header(file).tensors()
+        size = os.fstat(file.fileno()).st_size
+    ranges, found = [], []
+    for name, shape, code, offset in tensors:
+        shown = f"the tensor {visible(name, 100)!r}"
+        kind = GGMLQuantizationType(code)
+        n_in_block, n_bytes_of_block = GGML_QUANT_SIZES[kind]
+        n_numbers = n_bytes_of(shown, shape, np.dtype(np.uint8))
+        if n_numbers % n_in_block or (shape and shape[-1] % n_in_block):
+            raise ValueError(f"{shown} of {kind.name} has a last axis of {shape[-1]:,}, and blocks of {n_in_block}")
+        n_bytes = n_numbers // n_in_block * n_bytes_of_block
+        ranges.append((offset, offset + n_bytes, shown))
+        found.append((name, _stored(path, name, kind, shape, n_bytes, start + offset)))
+    _check_ranges(ranges, size - start)
+    return iter(without_repeats(found).items())
+
+
+def _stored(path: Path, name: str, kind: Any, shape: tuple[int, ...], n_bytes: int, start: int) -> Stored:
+    from gguf import GGML_QUANT_SIZES
+
+    if kind.name in _PLAIN:
+        return Stored(shape, np.dtype(_PLAIN[kind.name]), at(path, start), name, n_bytes)
+    n_in_block, n_bytes_of_block = GGML_QUANT_SIZES[kind]
+    text = f"blocks of {n_in_block} in {n_bytes_of_block} bytes"
+    return Stored(shape, np.dtype(np.float32), partial(_values, at(path, start), kind), name, n_bytes, kind.name, text)
+
+
+def _values(chunks: Any, kind: Any, stored: Stored) -> Iterator[np.ndarray]:
+    """What the quantized numbers stand for."""
+    from gguf import GGML_QUANT_SIZES
+    from gguf.quants import dequantize
+
+    n_bytes_of_block, left = GGML_QUANT_SIZES[kind][1], np.empty(0, np.uint8)
+    for chunk in chunks(Stored((stored.nbytes,), np.dtype(np.uint8), chunks)):
+        blocks = np.concatenate([left, chunk])
+        n = len(blocks) - len(blocks) % n_bytes_of_block
+        for i in range(0, n, n_step := max(1, CHUNK // 8 // n_bytes_of_block) * n_bytes_of_block):
+            yield dequantize(blocks[i : min(i + n_step, n)], kind).reshape(-1)
+        left = blocks[n:]
+
+
+def _check_ranges(ranges: list[tuple[int, int, str]], n_data: int) -> None:
+    last, before = 0, ""
+    for start, end, shown in sorted(ranges):
+        if start < last and end > start:
+            raise ValueError(f"{shown} overlaps {before}")
+        if end > n_data:
+            raise ValueError(f"{shown} ends at byte {end:,} of the values, and {max(n_data, 0):,} are there")
+        last, before = max(last, end), shown
+
+
+class _Header:
+    """Reads what stands before the values; no value of the metadata is kept but the alignment."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size
+
+    def tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int, int]], int]:
+        """The name, shape, type and place of each tensor, and where the values begin."""
+        magic, version = self._read(4), self._number("<I")
+        if magic != b"GGUF" or version not in (2, 3):
+            what = "its byte order is big-endian" if magic == b"GGUF" and version >> 24 in (2, 3) else "unknown"
+            raise ValueError(f"it is no GGUF file of the versions 2 and 3: {what}")
+        n_tensors, n_values = self._number("<Q"), self._number("<Q")
+        if n_tensors > _MOST_TENSORS:
+            raise ValueError(f"it would have {n_tensors:,} tensors")
+        alignment = 32
+        for _ in range(n_values):  # the end of the file ends it, too
+            key, kind = self._text(), self._number("<I")
+            if key == "general.alignment" and kind == _UINT32:
+                alignment = self._number("<I")
+            else:
+                self._skip_value(kind)
+        if not 0 < alignment <= 1 << 20:
+            raise ValueError(f"its alignment is {alignment:,}")
+        tensors = [self._tensor() for _ in range(n_tensors)]
+        return tensors, math.ceil(self._file.tell() / alignment) * alignment
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, n_axes = self._text(), self._number("<I")
+        if n_axes > _MOST_AXES:
+            raise ValueError(f"the tensor {visible(name, 100)!r} has {n_axes:,} axes")
+        shape = tuple(self._number("<Q") for _ in range(n_axes))[::-1]
+        return name, shape, self._number("<I"), self._number("<Q")
+
+    def _skip_value(self, kind: int, level: int = 0) -> None:
+        if kind == _TEXT:
+            self._skip(self._number("<Q"))
+        elif kind == _ARRAY and level < 4:
+            of, n = self._number("<I"), self._number("<Q")
+            if of in (_TEXT, _ARRAY):
+                for _ in range(n):
+                    self._skip_value(of, level + 1)
+            else:
+                self._skip(n * self._size_of(of))
+        else:
+            self._skip(self._size_of(kind))
+
+    def _size_of(self, kind: int) -> int:
+        if kind >= len(_SIZES) or not _SIZES[kind]:
+            raise ValueError(f"its metadata has a value of the unknown type {kind}")
+        return _SIZES[kind]
+
+    def _text(self) -> str:
+        n = self._number("<Q")
+        if n > _LONGEST_NAME:
+            raise ValueError(f"a name in it would be {n:,} bytes long")
+        return self._read(n).decode("utf-8")
+
+    def _number(self, form: str) -> int:
+        return struct.unpack(form, self._read(struct.calcsize(form)))[0]
+
+    def _read(self, n: int) -> bytes:
+        data = self._file.read(n)
+        if len(data) < n:
+            raise ValueError("it is cut: its header goes on")
+        return data
+
+    def _skip(self, n: int) -> None:
+        at = self._file.tell()
+        if n > self._size - at:
+            raise ValueError(f"it is cut: {n:,} more bytes were to come, and {self._size - at:,} are there")
+        self._file.seek(n, os.SEEK_CUR)

@@ -1,0 +1,319 @@
+"""Checkpoints of Orbax: folders of arrays that TensorStore wrote.
+
+The structure stands in JSON, and the shapes in the metadata of each array, which TensorStore reads in one go; Orbax
+opens the arrays one by one. See `orbax/checkpoint/_src/metadata/tree.py` for the JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from treeviz.integrations import not_installed
+from treeviz.tree.files.entries import LoadError, Unread, n_bytes_of, parse_json, read_bounded
+from treeviz.tree.files.msgpack import read_msgpack
+from treeviz.tree.files.nested import nested
+from treeviz.tree.safe_repr import visible
+from treeviz.tree.stored import CHUNK, Stored
+
+_MOST_JSON = 100_000_000  # bytes
+_MOST_HEADER = 1_000_000  # bytes of the metadata of an array
+_MOST_LEVELS = 300
+_AT_ONCE = 10_000  # reads
+_READ_S = 60  # the longest wait for an answer of the file system
+_CACHE = 256 << 20  # bytes of decoded chunks, which a large chunk is read from in parts
+_UNFINISHED = ".orbax-checkpoint-tmp"
+_STEP = re.compile(r"(?:.*_)?(\d{1,18})")
+_SEQUENCE = 1  # the type of a key in a list
+_PLACEHOLDER = "PLACEHOLDER://"
+_HEADERS = (".zarray", "zarr.json")
+_EMPTY: dict[str, Callable[[], Any]] = {"Dict": dict, "List": list, "Tuple": tuple, "NamedTuple": tuple}
+_EMPTY["None"] = lambda: None
+
+
+def is_orbax(folder: Path, names: Sequence[str]) -> bool:
+    """Whether Orbax wrote the folder: a tree, a step with several, or the steps of a manager."""
+    return (
+        _UNFINISHED in folder.name
+        or not {"_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt"}.isdisjoint(names)
+        or _is_tree(folder)
+        or any(_STEP.fullmatch(name) and _is_step(folder / name) for name in names)
+        or any(_UNFINISHED in name for name in names)
+        or _is_step(folder)
+    )
+
+
+def read_orbax(folder: Path) -> Any:
+    """The tree; of a step with several items a dict of them; of a folder of steps a dict by their numbers."""
+    if _UNFINISHED in folder.name:
+        raise _unfinished(folder)
+    if _is_tree(folder):
+        return _read_tree(folder)
+    below = _folders(folder)
+    steps = {int(match[1]): folder / name for name in below if (match := _STEP.fullmatch(name))}
+    steps = {step: path for step, path in sorted(steps.items()) if _is_step(path) or _is_tree(path)}
+    if steps:
+        return {step: read_orbax(path) for step, path in steps.items()}
+    if any(_UNFINISHED in name for name in below):
+        raise _unfinished(folder)
+    items = {name: _read_item(folder / name) for name in below}
+    items = {name: item for name, item in items.items() if item is not _NO_ITEM}
+    if not items:
+        raise ValueError("it has neither arrays nor steps")
+    return items["default"] if items.keys() == {"default"} else items
+
+
+def _unfinished(folder: Path) -> LoadError:
+    return LoadError(f"{visible(str(folder), 1000)}: the checkpoint is being written, or what wrote it did not end.")
+
+
+def _folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+def _is_tree(folder: Path) -> bool:
+    if any((folder / name).is_file() for name in ("_METADATA", "manifest.ocdbt", "checkpoint")):
+        return True
+    return any((folder / name / header).is_file() for name in _folders(folder) for header in _HEADERS)
+
+
+def _is_step(folder: Path) -> bool:
+    return folder.is_dir() and (
+        (folder / "_CHECKPOINT_METADATA").is_file()
+        or any(_is_tree(folder / name) or (folder / name / "metadata").is_file() for name in _folders(folder))
+    )
+
+
+_NO_ITEM = object()
+
+
+def _read_item(folder: Path) -> Any:
+    if _is_tree(folder):
+        return _read_tree(folder)
+    if (folder / "metadata").is_file():  # of the handler of JSON
+        return parse_json(read_bounded(folder / "metadata", _MOST_JSON))
+    return _NO_ITEM
+
+
+class _Entry(NamedTuple):
+    """What the metadata tells of one leaf, or of one empty node."""
+
+    keys: tuple[tuple[str, int], ...]  # the keys, and their types
+    kind: str  # "jax.Array", "scalar", "None"
+
+    @property
+    def name(self) -> str:
+        return ".".join(key for key, _ in self.keys)
+
+
+def _read_tree(folder: Path) -> Any:
+    headers = _Headers(folder)
+    if (folder / "_METADATA").is_file():
+        entries = _entries(parse_json(read_bounded(folder / "_METADATA", _MOST_JSON)))
+        texts = _texts(folder) if any(entry.kind == "string" for entry in entries) else {}
+        names = [entry.name for entry in entries if entry.kind not in (*_EMPTY, "string")]
+        found = headers.read(names)
+        if len(found) < len(names) and (folder / "checkpoint").is_file():  # aggregated
+            found = {**_by_names(read_msgpack(folder / "checkpoint")), **found}
+        leaves = {entry.keys: _leaf(entry, found, texts) for entry in entries}
+        if len(leaves) < len(entries):
+            raise ValueError("its metadata has a name twice")
+        return _built(leaves)
+    if (folder / "checkpoint").is_file():
+        return _filled(read_msgpack(folder / "checkpoint"), headers)
+    return nested(headers.read(headers.names()))
+
+
+def _by_names(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree of dicts and lists, by their keys with dots between them."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {".".join(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path): leaf for path, leaf in paths}
+
+
+def _entries(metadata: Any) -> list[_Entry]:
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("tree_metadata"), dict):
+        raise ValueError("its _METADATA has no tree_metadata")
+    entries = []
+    for each in metadata["tree_metadata"].values():
+        keys = tuple((str(key["key"]), int(key["key_type"])) for key in each["key_metadata"])
+        if len(keys) > _MOST_LEVELS:
+            raise ValueError(f"its metadata has more than {_MOST_LEVELS} levels")
+        entries.append(_Entry(keys, str(each["value_metadata"]["value_type"])))
+    return entries
+
+
+def _texts(folder: Path) -> dict[str, Any]:
+    path = folder / "_strings.json"
+    texts = parse_json(read_bounded(path, _MOST_JSON)) if path.is_file() else {}
+    return texts if isinstance(texts, dict) else {}
+
+
+def _leaf(entry: _Entry, found: dict[str, Any], texts: dict[str, Any]) -> Any:
+    name = entry.name
+    if entry.kind in _EMPTY:
+        return _EMPTY[entry.kind]()
+    if entry.kind == "string":
+        return texts.get(name, "")
+    return found.get(name, Unread(visible(entry.kind, 50), "its values are not in the checkpoint"))
+
+
+def _built(leaves: dict[tuple[tuple[str, int], ...], Any]) -> Any:
+    """The tree of these leaves, by their keys and the types of the keys."""
+    if list(leaves) == [()]:
+        return leaves[()]
+    root: dict[Any, Any] = {}
+    inner: list[tuple[dict[Any, Any], Any]] = []  # the parent and key of each dict below, parents first
+    for keys, leaf in leaves.items():
+        if not keys:
+            raise ValueError("its metadata has a leaf above others")
+        node = root
+        for key in keys[:-1]:
+            if key not in node:
+                node[key] = _Node()
+                inner.append((node, key))
+            node = node[key]
+            if type(node) is not _Node:
+                raise ValueError("its metadata has a leaf above others")
+        if keys[-1] in node:
+            raise ValueError("its metadata has a leaf above others")
+        node[keys[-1]] = leaf
+    for parent, key in reversed(inner):
+        parent[key] = _plain(parent[key])
+    return _plain(root)
+
+
+class _Node(dict):
+    """A node whose keys are not yet those of the tree."""
+
+
+def _plain(node: dict[Any, Any]) -> Any:
+    """A list, if the keys are those of one."""
+    if node and all(kind == _SEQUENCE for _, kind in node):
+        by_index = {int(key): child for (key, _), child in node.items()}
+        if by_index.keys() == set(range(len(node))):
+            return [by_index[i] for i in range(len(node))]
+    return {key: child for (key, _), child in node.items()}
+
+
+def _filled(tree: Any, headers: _Headers) -> Any:
+    """The tree of an older checkpoint, whose arrays stand beside its file, each in a folder."""
+    names: list[str] = []
+
+    def walk(node: Any, leaf_of: Callable[[str], Any]) -> Any:
+        if isinstance(node, dict):
+            return {key: walk(child, leaf_of) for key, child in node.items()}
+        if isinstance(node, list):
+            return [walk(child, leaf_of) for child in node]
+        is_name = isinstance(node, str) and node.startswith(_PLACEHOLDER)
+        return leaf_of(node.removeprefix(_PLACEHOLDER)) if is_name else node
+
+    walk(tree, names.append)
+    found = headers.read(names)
+    return walk(tree, lambda name: found.get(name, Unread("jax.Array", "its values are not in the checkpoint")))
+
+
+class _Headers:
+    """The metadata of the arrays of a folder, which TensorStore keeps in one database or in a folder for each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._has_database = (folder / "manifest.ocdbt").is_file()
+
+    def names(self) -> list[str]:
+        """The names of the arrays, where no other file tells them."""
+        if not self._has_database:
+            return _folders(self._folder)
+        keys = (key.decode("utf-8", "replace") for key in self._database().list().result(_READ_S))
+        return sorted({name for key in keys for name, _, last in [key.rpartition("/")] if last in _HEADERS})
+
+    def read(self, names: Sequence[str]) -> dict[str, Stored]:
+        """The arrays by name; those that are not there are left out."""
+        read = self._from_database if self._has_database else self._from_folders
+        found: dict[str, Stored] = {}
+        for header in _HEADERS:
+            left = [name for name in names if name not in found]
+            for name, text in read(left, header):
+                found[name] = self._stored(name, header, text)
+        return found
+
+    def _from_database(self, names: Sequence[str], header: str) -> Iterator[tuple[str, bytes]]:
+        if not names:
+            return
+        database = self._database()
+        for i in range(0, len(names), _AT_ONCE):
+            some = names[i : i + _AT_ONCE]
+            for name, future in [(name, database.read(f"{name}/{header}")) for name in some]:
+                result = future.result(_READ_S)
+                if result.state == "value":
+                    yield name, result.value
+
+    def _from_folders(self, names: Iterable[str], header: str) -> Iterator[tuple[str, bytes]]:
+        root = self._folder.resolve()
+        for name in names:
+            path = self._folder / name / header
+            if "\0" in name or not path.resolve().is_relative_to(root):
+                raise ValueError(f"the array {visible(name, 100)!r} is not in its folder: nothing outside is read")
+            if path.is_file():
+                yield name, read_bounded(path, _MOST_HEADER)
+
+    def _database(self) -> Any:
+        return _tensorstore().KvStore.open(self._kvstore(), context=_context()).result(_READ_S)
+
+    def _kvstore(self) -> dict[str, Any]:
+        files = {"driver": "file", "path": f"{self._folder.absolute()}/"}
+        return {"driver": "ocdbt", "base": files} if self._has_database else files
+
+    def _stored(self, name: str, header: str, text: bytes) -> Stored:
+        if len(text) > _MOST_HEADER:
+            raise ValueError(f"the metadata of {visible(name, 100)!r} has {len(text):,} bytes")
+        metadata = parse_json(text)
+        is_new = header == "zarr.json"
+        shape, dtype_name = metadata["shape"], metadata["data_type" if is_new else "dtype"]
+        if type(shape) is not list or type(dtype_name) is not str:
+            raise ValueError(f"the metadata of {visible(name, 100)!r} has no shape and dtype")
+        dtype = np.dtype(getattr(ml_dtypes, dtype_name, None) or _numpy_name(dtype_name))
+        n_bytes_of(f"the array {visible(name, 100)!r}", shape, dtype)
+        kvstore = self._kvstore()
+        kvstore["path"] = f"{kvstore.get('path', '')}{name}/"
+        spec = {"driver": "zarr3" if is_new else "zarr", "kvstore": kvstore}
+        return Stored(tuple(shape), dtype, partial(_values, spec), name)
+
+
+def _numpy_name(name: str) -> str:
+    return "bool" if name == "|b1" else name
+
+
+def _values(spec: dict[str, Any], stored: Stored) -> Iterator[np.ndarray]:
+    array = _tensorstore().open(spec, open=True, read=True, context=_context()).result(_READ_S)
+    if tuple(array.shape) != stored.shape or array.dtype.numpy_dtype != stored.dtype:
+        raise ValueError("the array in the checkpoint is another now")
+    if not stored.shape:
+        yield np.asarray(array.read().result()).reshape(-1)
+        return
+    n_together = max(1, array.chunk_layout.read_chunk.shape[0])  # rows that are decoded together
+    n_bytes = max(1, stored.nbytes // max(1, stored.shape[0]))
+    n_rows = n_together if n_together * n_bytes > _CACHE else max(1, CHUNK // n_bytes)
+    for i in range(0, stored.shape[0], n_rows):
+        yield np.asarray(array[i : min(i + n_rows, stored.shape[0])].read().result()).reshape(-1)
+
+
+@lru_cache(maxsize=1)
+def _context() -> Any:
+    return _tensorstore().Context({"cache_pool": {"total_bytes_limit": _CACHE}})
+
+
+def _tensorstore() -> Any:
+    try:
+        import tensorstore
+    except ImportError as error:
+        raise not_installed(error, "orbax") from error
+    return tensorstore
