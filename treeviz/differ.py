@@ -10,12 +10,14 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import MEANINGS, Differences
+from treeviz.analysis.compare.in_layers import with_layers
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.merged import Merged, headline, joined, kinds_of, merged
 from treeviz.analysis.compare.rearranged import with_hints
 from treeviz.analysis.compare.tree_diff import Found, find_differences
 from treeviz.prepare import scanned
 from treeviz.tree.column import Column
+from treeviz.tree.layers import Stacked
 from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView
 from treeviz.views.view import View
@@ -85,6 +87,7 @@ def diff(
     values: bool = True,
     rtol: float = 0.0,
     atol: float = 0.0,
+    stacked: Stacked = (),
 ) -> TreeDiff:
     """Show every difference between two trees: structure, static fields, shapes, dtypes, sharding, values.
 
@@ -106,9 +109,12 @@ def diff(
       is_leaf: As in `jax.tree.leaves`.
       values: Compare the values of arrays.
       rtol, atol: Two numbers are the same if |left - right| <= atol + rtol * |right|.
+      stacked: As in `treeviz.render`, globs of arrays of the first tree that hold all layers of a model, "layers/*": a
+        difference of their values says in which layers it is.
 
     Raises:
-      TypeError: There are fewer than two trees.
+      TypeError: There are fewer than two trees, or `stacked` is no glob.
+      ValueError: No array matches `stacked`.
     """
     if len(trees) < 2:
         raise TypeError(f"diff: compares two trees or more, and was given {len(trees)}: diff(before, after)")
@@ -121,6 +127,11 @@ def diff(
         )
         for i, other in enumerate(others, 1)
     ]
+    if stacked:
+        found = [
+            with_layers(first, other, each, stacked, rtol=rtol, atol=atol)
+            for other, each in zip(others, found, strict=True)
+        ]
     tables = merged(first, others[0], found[0]) if len(others) == 1 else joined(first, found)
     not_compared = {
         first.table[row].keystr: why

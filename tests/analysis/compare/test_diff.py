@@ -128,6 +128,21 @@ def test_one_nan_is_one_difference_with_its_place():
     assert differences(both, jax.tree.map(jnp.copy, both)) == []
 
 
+def test_a_difference_in_an_array_of_all_layers_says_in_which():
+    left = {"w": np.ones((12, 4), np.float32), "b": jnp.zeros((12, 2)), "out": np.ones(3)}
+    right = {"w": left["w"].copy(), "b": left["b"].at[2, 1].set(jnp.nan), "out": np.zeros(3)}
+    right["w"][3], right["w"][5, 1] = 2, 7
+    assert differences(left, right, stacked=["w", "b"]) == [
+        "['b']: NaN: 0 NaN → 1 NaN (the first at [2, 1], layer 2 of 12)",
+        "['out']: value: 1 → 0 (at [0]; 3 of 3 differ)",
+        "['w']: value: 1 → 7 (at [5, 1], layers 3, 5 of 12; 5 of 48 differ)",
+    ]
+    (of_columns,) = tv.diff({"w": left["w"]}, {"w": right["w"]}, stacked={"w": 1}, atol=2).differences
+    assert of_columns.hint == "at [5, 1], layer 1 of 4; 1 of 48 differ"
+    with pytest.raises(ValueError, match="stacked='v'"):
+        tv.diff(left, right, stacked="v")
+
+
 def test_values_tell_the_largest_gap_and_how_many():
     left = np.arange(12.0).reshape(3, 4)
     right = left.copy()

@@ -1,0 +1,54 @@
+"""Which layers differ, where one array holds all layers of a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from treeviz.analysis.compare.aligned import Side
+from treeviz.analysis.compare.difference import Differences
+from treeviz.analysis.compare.tree_diff import Found
+from treeviz.analysis.compare.values import CannotCompare, compare_arrays
+from treeviz.analysis.stats.host import host_view, lies_on_host
+from treeviz.tree.layers import Stacked, stacks_in
+
+_MOST_NAMED = 6
+
+
+def with_layers(left: Side, right: Side, found: Found, stacked: Stacked, *, rtol: float, atol: float) -> Found:
+    """The same differences, of which those of values in a stack say in which layers: "layers 3, 5 of 12".
+
+    Raises:
+      NoStack: A glob matches no array of the left tree.
+    """
+    axes, told = stacks_in(left.table, stacked), Differences()
+    for at, difference in zip(found.rows, found.differences, strict=True):
+        mine, other = int(found.aligned.left[at]), int(found.aligned.right[at])
+        if difference.kind in ("value", "NaN") and at in found.gaps and mine in axes:
+            layers = _layers(left.nodes[mine], right.nodes[other], axes[mine], rtol, atol)
+            where, *more = difference.hint.split("; ")
+            difference = replace(difference, hint="; ".join([f"{where}, {layers}" if layers else where, *more]))
+        told.append(difference)
+    return found._replace(differences=told)
+
+
+def _layers(left: Any, right: Any, axis: int, rtol: float, atol: float) -> str:
+    n, before = left.shape[axis], (slice(None),) * axis
+    left, right = _view(left), _view(right)
+    try:
+        gaps = [compare_arrays(left[(*before, i)], right[(*before, i)], rtol=rtol, atol=atol) for i in range(n)]
+    except CannotCompare:  # such as one in a file
+        return ""
+    differ = [i for i, gap in enumerate(gaps) if gap.n_outside or gap.n_nan]
+    if len(differ) == n:
+        return f"all {n} layers"
+    more = f" and {len(differ) - _MOST_NAMED} more" if len(differ) > _MOST_NAMED else ""
+    return f"layer{'s' * (len(differ) > 1)} {', '.join(map(str, differ[:_MOST_NAMED]))}{more} of {n}"
+
+
+def _view(array: Any) -> Any:
+    """The array, in host memory as one of NumPy, of which a layer is no copy."""
+    is_near = isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and lies_on_host(array)
+    return host_view(array) if is_near else array
