@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shells import ipython
 
 import treeviz
 import treeviz.inspector.inspector
@@ -86,7 +88,10 @@ def test_the_example_of_a_public_name_runs(name, tmp_path, monkeypatch, capsys):
             return scope["optax"].apply_updates(params, updates), opt_state
 
         scope |= {"update": jax.jit(update), "inspector": treeviz.GradientInspector()}
-    exec(code, scope)
+    with ipython() if "register" in name else nullcontext():
+        exec(code, scope)
+        if name == "register_as_default":
+            treeviz.unregister()
     if name == "explore":
         scope["widget"].close()
 

@@ -7,11 +7,9 @@ from treeviz.analysis.compare.difference import Difference as Difference
 from treeviz.analysis.user_columns import column as column
 from treeviz.api import check as check
 from treeviz.api import explore as explore
-from treeviz.api import load_ipython_extension as load_ipython_extension
 from treeviz.api import overlay as overlay
 from treeviz.api import render as render
 from treeviz.api import stackable as stackable
-from treeviz.api import unload_ipython_extension as unload_ipython_extension
 from treeviz.api import walk as walk
 from treeviz.differ import TreeDiff as TreeDiff
 from treeviz.differ import assert_same as assert_same
@@ -29,6 +27,10 @@ if _TYPE_CHECKING:
     from treeviz.explainer.explain import explain_errors as explain_errors
     from treeviz.inspector.inspector import GradientInspector as GradientInspector
     from treeviz.integrations.optax import inspect_gradients as inspect_gradients
+    from treeviz.plugin.extension import load_ipython_extension as load_ipython_extension
+    from treeviz.plugin.extension import register_as_default as register_as_default
+    from treeviz.plugin.extension import unload_ipython_extension as unload_ipython_extension
+    from treeviz.plugin.extension import unregister as unregister
     from treeviz.reader import read as read
     from treeviz.steps.compiles.forecast import forecast as forecast
     from treeviz.steps.compiles.watch import watch_compiles as watch_compiles
@@ -72,9 +74,11 @@ __all__ = [
     "measure",
     "overlay",
     "read",
+    "register_as_default",
     "render",
     "stackable",
     "tap",
+    "unregister",
     "walk",
     "watch_compiles",
 ]
@@ -89,6 +93,10 @@ _LATER = {
     "watch_compiles": "treeviz.steps.compiles.watch",
     "measure": "treeviz.steps.measure",
     "read": "treeviz.reader",
+    "load_ipython_extension": "treeviz.plugin.extension",
+    "register_as_default": "treeviz.plugin.extension",
+    "unload_ipython_extension": "treeviz.plugin.extension",
+    "unregister": "treeviz.plugin.extension",
     "GradientInspector": "treeviz.inspector.inspector",
     "inspect_gradients": "treeviz.integrations.optax",
     "CannotWatch": "treeviz.steps.tracing.watch",

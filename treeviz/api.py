@@ -10,7 +10,6 @@ from treeviz.analysis.checks.rule import Use
 from treeviz.analysis.compare.difference import Differences
 from treeviz.analysis.compare.stackable import unstackable
 from treeviz.checker import check_tree, with_findings
-from treeviz.integrations.ipython import add_magic, remove_magic
 from treeviz.overlaid import TreeOverlay, lay_over
 from treeviz.prepare import AnyColumn, check_flag, check_options, other_trees, prepare, scanned
 from treeviz.tree.layers import Stacked
@@ -274,13 +273,3 @@ def overlay(
       ValueError: There is no such `use`, or a `mesh` is given for another than "shardings".
     """
     return lay_over(prefix, tree, use=use, mesh=mesh, is_leaf=is_leaf)
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """Add the magic `%tree expression` to IPython; `%load_ext treeviz` calls this."""
-    add_magic(shell, render)
-
-
-def unload_ipython_extension(shell: Any) -> None:
-    """Remove the magic `%tree`; `%unload_ext treeviz` calls this."""
-    remove_magic(shell)

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import webbrowser
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import jax.numpy as jnp
@@ -137,7 +136,7 @@ def test_a_mimebundle_holds_what_is_asked_for():
 
 
 IPYTHON_SESSION = r"""
-import treeviz
+import jax, treeviz
 built = []
 repr_html = treeviz.TreeView._repr_html_
 treeviz.TreeView._repr_html_ = lambda view: (built.append(1), repr_html(view))[1]
@@ -148,6 +147,7 @@ print("pages built:", built)
 %load_ext treeviz
 %reload_ext treeviz
 before = set(get_ipython().magics_manager.magics["line"])
+{"w": jax.numpy.ones(3)}
 %tree tree["a"]
 %tree tree["a"][0] + 1
 %tree
@@ -176,24 +176,11 @@ def test_a_terminals_ipython_shows_text_without_building_a_page_and_has_a_magic(
     run = subprocess.run(command, input=IPYTHON_SESSION, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert "shown · 2 leaves" in run.stdout
     assert "pages built: []" in run.stdout
+    assert "tree · 1 leaf" in run.stdout
     assert 'tree["a"] · 2 leaves' in run.stdout
     assert '(tree["a"][0] + 1) · 1 leaf' in run.stdout
     assert "%tree shows the pytree that an expression evaluates to" in run.stdout
     assert "gone: {'tree'}" in run.stdout
-
-
-def test_the_magic_gives_back_a_name_that_was_taken():
-    magics = {"line": {"tree": "mine", "time": "theirs"}}
-    shell = SimpleNamespace(
-        magics_manager=SimpleNamespace(magics=magics),
-        register_magic_function=lambda function, kind, name: magics[kind].update({name: function}),
-    )
-    treeviz.load_ipython_extension(shell)
-    treeviz.load_ipython_extension(shell)
-    assert callable(magics["line"]["tree"])
-    treeviz.unload_ipython_extension(shell)
-    treeviz.unload_ipython_extension(shell)
-    assert magics["line"] == {"tree": "mine", "time": "theirs"}
 
 
 def test_a_view_prints_its_first_rows_in_the_width_and_the_colours_of_the_terminal(monkeypatch):

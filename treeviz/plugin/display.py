@@ -1,0 +1,52 @@
+"""The default display of an IPython shell: trees through treeviz, all else as before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from treeviz.plugin.shown import is_shown
+from treeviz.tree.safe_repr import error_text
+
+
+class DefaultDisplay:
+    """Stands before the `format` of a shell's display formatter, until it is removed.
+
+    It comes first whoever else registers formatters, before or after it, such as `treescope.register_as_default`.
+
+    Args:
+      render: Makes the view of a tree, from the tree and its name.
+    """
+
+    def __init__(self, shell: Any, render: Callable[[Any, str], Any]) -> None:
+        self._shell, self._render = shell, render
+        self._formatter = shell.display_formatter
+        self._before = self._formatter.format
+        self._is_on = True
+        self._formatter.format = self._ours = self._format
+
+    def remove(self) -> None:
+        """Leave all as it was; what others have put before it since then stays, and is passed through."""
+        self._is_on = False
+        if vars(self._formatter).get("format") is self._ours:
+            del self._formatter.format
+            if self._formatter.format != self._before:  # another's, that was there before
+                self._formatter.format = self._before
+
+    def _format(self, value: Any, include: Any = None, exclude: Any = None) -> Any:
+        if self._is_on:
+            try:
+                if is_shown(value):
+                    view = self._render(value, self._name_of(value))
+                    return view._repr_mimebundle_(include=include, exclude=exclude), {}
+            except Exception as error:
+                print(f"treeviz: no tree is shown, since it failed with {error_text(error)}", file=sys.stderr)
+        return self._before(value, include=include, exclude=exclude)
+
+    def _name_of(self, value: Any) -> str:
+        """The user's variable that holds the value, so that copied expressions can be run."""
+        for name, other in list(self._shell.user_ns.items()):
+            if other is value and not name.startswith("_"):
+                return name
+        return "tree"

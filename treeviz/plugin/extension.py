@@ -1,0 +1,87 @@
+"""`%load_ext treeviz`, and the same from Python."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from treeviz.api import render
+from treeviz.plugin.display import DefaultDisplay
+from treeviz.plugin.magics import Magics
+from treeviz.tree.source_lines import ipython_shell
+
+
+class _Loaded(NamedTuple):
+    shell: Any
+    display: DefaultDisplay
+    magics: Magics
+    settings: Any
+
+
+_loaded: list[_Loaded] = []  # one for each shell
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Display trees through treeviz, and add magics; `%load_ext treeviz` calls this.
+
+        %load_ext treeviz
+        params                              # displayed as `treeviz.render(params)`
+        %tree params["layers"] + [extra]    # any expression as a tree, whatever it is
+        %config TreeViz.stats = True        # as `treeviz.render(params, stats=True)`; %config TreeViz lists all
+        %%tree_errors                       # explain the errors of a cell; see `treeviz.explain_errors`
+
+    A node of a registered class is displayed, and a dict, list or tuple with an array in it. Bare arrays, containers of
+    plain values and objects with a display of their own stay as they are. Where treeviz fails, the display that was
+    there before is used, with a line on standard error. Loading twice is the same as once.
+    """
+    if any(each.shell is shell for each in _loaded):
+        return
+    from treeviz.plugin.settings import TreeViz
+
+    settings = TreeViz(parent=shell)
+    shell.configurables.append(settings)
+    display = DefaultDisplay(shell, lambda tree, name: render(tree, name=name, **settings.options()))
+    _loaded.append(_Loaded(shell, display, Magics(shell, render), settings))
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Leave the shell as it was; `%unload_ext treeviz` calls this."""
+    for each in _loaded[:]:
+        if each.shell is shell:
+            _loaded.remove(each)
+            each.display.remove()
+            each.magics.remove()
+            if each.settings in shell.configurables:
+                shell.configurables.remove(each.settings)
+
+
+def register_as_default() -> None:
+    """Display trees through treeviz from now on, as `%load_ext treeviz` does.
+
+        tv.register_as_default()
+        {"w": jnp.ones((3, 4))}   # a tree in the last line of a cell
+
+    Raises:
+      RuntimeError: This process has no IPython shell.
+    """
+    load_ipython_extension(_shell("register_as_default"))
+
+
+def unregister() -> None:
+    """Display trees as before `register_as_default` or `%load_ext treeviz`.
+
+        tv.register_as_default()
+        tv.unregister()
+
+    Raises:
+      RuntimeError: This process has no IPython shell.
+    """
+    unload_ipython_extension(_shell("unregister"))
+
+
+def _shell(function: str) -> Any:
+    shell = ipython_shell()
+    if shell is None:
+        raise RuntimeError(
+            f"{function}: there is no IPython here. In a script, treeviz.render(tree).show() opens a page."
+        )
+    return shell

@@ -1,0 +1,49 @@
+"""Which values are displayed as trees; all others keep the display that they have."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+import jax
+import numpy as np
+
+from treeviz.tree.level import one_level
+from treeviz.tree.stored import Stored
+
+_BUILTIN = (dict, list, tuple, OrderedDict, defaultdict, deque)
+_ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, Stored)
+_OWN_DISPLAY = ("_ipython_display_", "_repr_mimebundle_", "_repr_html_")
+_MOST_LOOKED_AT = 1000  # children
+
+
+def is_shown(value: Any) -> bool:
+    """Whether a value is a node of a registered class, or a builtin container with an array or such a node in it.
+
+    A class with a display of its own keeps it, and so do a bare array and containers of plain values. Looks at 1,000
+    values at most, whatever the container holds; runs the flatten functions of registered classes.
+    """
+    waiting, n_seen = deque([value]), 0
+    while waiting and n_seen < _MOST_LOOKED_AT:
+        node = waiting.popleft()
+        n_seen += 1
+        if _is_registered(node) or (n_seen > 1 and isinstance(node, _ARRAYS)):
+            return not _has_own_display(value)
+        if type(node) in _BUILTIN or _is_namedtuple(node):
+            inside = list(node.values()) if isinstance(node, dict) else list(node)
+            waiting.extend(inside[: _MOST_LOOKED_AT - n_seen])
+    return False
+
+
+def _is_registered(node: Any) -> bool:
+    if node is None or type(node) in _BUILTIN or _is_namedtuple(node) or isinstance(node, _ARRAYS):
+        return False
+    return one_level(node)[1] is not None
+
+
+def _is_namedtuple(node: Any) -> bool:
+    return isinstance(node, tuple) and isinstance(getattr(type(node), "_fields", None), tuple)
+
+
+def _has_own_display(value: Any) -> bool:
+    return any(callable(getattr(type(value), name, None)) for name in _OWN_DISPLAY)
