@@ -124,7 +124,7 @@ def _python_goals(all_of: Measured) -> Iterator[Goal]:
 
     for tree, n_static in all_of.static_bytes.items():
         figures = all_of.python[tree, "treeviz"]
-        limit = 31_100 + 12 * TREES[tree].n_leaves
+        limit = 30_000 + 12 * TREES[tree].n_leaves
         other = all_of.python.get((tree, "treescope"))
         others = f"treescope {other.n_bytes / figures.n_bytes:.3g}x all of it" if other and other.n_bytes else ""
         name = f"page bytes without the static rows, {TREES[tree].title}"

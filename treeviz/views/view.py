@@ -48,8 +48,15 @@ class View:
 
     @property
     def part(self) -> str:
-        """The part of the front end that its page needs besides the tree: "series", "diff", or "" for none."""
-        return "series" if self.series else "diff" if self.diff is not None else ""
+        """The part of the front end that its page needs besides the tree: "series", "diff", "values", or "" for none."""
+        if self.series or self.diff is not None:
+            return "series" if self.series else "diff"
+        columns = (*self.columns, *self.table.columns.values())
+        has_values = any(
+            column.format in ("number", "histogram") or column.name.endswith(("norm", "rms", ".dtype"))
+            for column in columns
+        )
+        return "values" if has_values or self.values else ""
 
     @property
     def columns_beside(self) -> tuple[Column, ...]:

@@ -60,8 +60,10 @@ def test_the_modules_of_a_bundle_declare_each_name_once():
     assert len(declared) > 100 and [name for name in declared if declared.count(name) > 1] == []
 
 
-def test_a_page_without_series_has_neither_their_modules_nor_their_styles():
-    assert not any(name.startswith("series/") for name in modules_in_order(bundle._TREE))
+def test_a_page_without_series_or_values_has_neither_their_modules_nor_their_styles():
+    assert {Path(name).parent.name for name in modules_in_order(bundle._TREE)} == {"tree"}
+    assert {Path(name).parent.name for name in modules_in_order(bundle._VALUES)} == {"tree", "values"}
+    assert "figcaption" not in module_text() and "figcaption" in module_text("values")
     assert "class HeatMap" not in module_text() and "class HeatMap" in module_text("series")
 
 

@@ -21,9 +21,10 @@ from treeviz.views.html.characters import from_characters, in_characters
 _ASSETS = Path(__file__).with_name("assets")
 # No module imports those that register themselves in `additions` of view.js: they are entries, too.
 _TREE = ("tree/mount.js",)
-_SERIES = (*_TREE, "series/series_view.js")
-_DIFF = (*_TREE, "diff/diff.js")
-PARTS = {"": _TREE, "series": _SERIES, "diff": _DIFF}  # of the front end of a page, by `View.part`
+_VALUES = (*_TREE, "values/values.js")
+_SERIES = (*_VALUES, "series/series_view.js")
+_DIFF = (*_VALUES, "diff/diff.js")
+PARTS = {"": _TREE, "values": _VALUES, "series": _SERIES, "diff": _DIFF}  # of the front end of a page, by `View.part`
 _WIDGET = (*_SERIES, "diff/diff.js", "widget/details.js", "widget/widget.js")  # anywidget loads the last one
 _EXPORTS = ("export function mount(", "export default ")
 _IMPORT = re.compile(r'^import .*"(\..*\.js)";$', re.MULTILINE)
@@ -34,7 +35,8 @@ def module_text(part: str = "") -> str:
     """The front end as one ES module that exports `mount`.
 
     Args:
-      part: Include what a page with "series" needs: sparklines, the heat map and charts; or one of a "diff".
+      part: Include what a page with "values" needs: histograms, bars of norms, numbers side by side; with "series": also
+        sparklines, the heat map and charts; or one of a "diff".
     """
     return _joined(PARTS[part])
 
@@ -79,7 +81,7 @@ def _packed_ahead(file: Path, readable: str) -> str:
 
 def packed_file(part: str = "") -> Path:
     """What is packed ahead, below the `stamp` of the text that it was made from."""
-    return _ASSETS / "packed" / (f"{part}_page.txt".lstrip("_"))
+    return _ASSETS / "packed" / f"{part}_page.txt".lstrip("_")
 
 
 def packed_loader_file() -> Path:

@@ -1,9 +1,10 @@
 // @ts-check
 // Differences between trees: badges that filter by kind, what is the same folded with its count, histograms of both sides.
-import { barChart, h } from "../tree/dom.js";
+import { h } from "../tree/dom.js";
 import { runsOf } from "../tree/folds.js";
 import { countText, wholeText } from "../tree/numbers.js";
 import { additions, View } from "../tree/view.js";
+import { barChart } from "../values/bar_chart.js";
 
 const LEAST_SAME = 3; // siblings that are folded
 
@@ -14,7 +15,8 @@ additions.push({
     const isSame = foldSame(view);
     view.tree.changed ??= Uint8Array.from(view.tree.depth, (_, row) => +!!view.tree.notes(row).length);
     view.root.children[0].after(kindBadges(view, isSame));
-    view.moreDetail = (row) => sides(view, row);
+    const { moreDetail } = view;
+    view.moreDetail = (row) => [...moreDetail(row), ...sides(view, row)];
   },
 });
 

@@ -200,7 +200,8 @@ function addSeries(view) {
   view.columns.splice(1, 0, seriesView.sparklines.column);
   view.panels.push(seriesView.heatMap.panel);
   seriesView.takeFindings();
-  view.moreDetail = (row) => [...charts(seriesView, row), ...distributions(seriesView, row)];
+  const { moreDetail } = view;
+  view.moreDetail = (row) => [...moreDetail(row), ...charts(seriesView, row), ...distributions(seriesView, row)];
   grid.window.append(seriesView.sparklines.canvas);
   grid.element.append(seriesView.heatMap.element);
   grid.head.after(seriesView.heatMap.axis);

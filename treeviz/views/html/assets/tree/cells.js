@@ -1,7 +1,7 @@
 // @ts-check
 // What the cells of a row show.
 import { h } from "./dom.js";
-import { outlierOf, total } from "./folds.js";
+import { total } from "./folds.js";
 import { countText, wholeText } from "./numbers.js";
 
 /** @typedef {import("./tree.js").Tree} Tree */
@@ -13,8 +13,6 @@ export const GLYPHS = {
 };
 // A badge shows the path of the other place up to this many keys.
 const MAX_PATH = 12;
-// The bar of a norm is empty at this many powers of ten below the largest.
-const DECADES = 5;
 
 /** The style of a row: None and empty containers are dimmed, errors are highlighted. @param {Tree} tree @param {number} row @param {string} kind */
 export function styleOf(tree, row, kind) {
@@ -51,7 +49,7 @@ export function fillType(cell, view, row, notes, inside) {
     badges.push(h("span", { class: "badge inside", "data-note": inside.kind, "data-severity": inside.severity, title: `${inside.text}: go to the worst`, click: go }, `⚠${inside.count}`));
   }
   if (rows.folds?.runs.has(row)) {
-    const outlier = outlierOf(rows.folds, row);
+    const outlier = rows.outlierOf(row);
     const badge = (text, title, act) => badges.push(h("span", { class: "badge inside", "data-note": "info", title, click: (event) => (event.stopPropagation(), act()) }, text));
     badge("unfold", "these are alike: show each of them", () => (rows.unfold(row), view.update(row)));
     if (outlier) badge(outlier.text, "go there", () => view.goTo(outlier.row));
@@ -82,21 +80,9 @@ function badgeText(tree, [kind, sentence, row, details]) {
   return /info|nonf|hides|diff/.test(kind) ? sentence : `${kind}: ${sentence}`;
 }
 
-/** Whether the numbers of a column are sizes, which a bar compares. */
-export const hasBar = (column) => column.format === "bytes" || /(norm|rms)$/.test(column.name);
+/** Whether a bar compares the numbers of a column. */
+export const hasBar = ({ format, share }) => format === "bytes" || !!share;
 
-/** How much of its cell the bar of a value takes, in percent: bytes by the share of the whole, norms on a logarithmic scale. @param {any} column @param {number} row @param {import("./folds.js").Folds | null} folds */
-export function shareOf(column, row, folds) {
-  const { values } = column;
-  if (column.format === "bytes") return (100 * total(column, folds?.runs.get(row)?.rows ?? [row])) / values[0] || 0;
-  if (column.scaled !== values) {
-    column.scaled = values;
-    column.ends = [Infinity, -Infinity];
-    for (const value of values) if (value > 0 && value < Infinity) column.ends = [Math.min(column.ends[0], value), Math.max(column.ends[1], value)];
-  }
-  const [low, high] = column.ends.map(Math.log10);
-  const least = Math.max(low, high - DECADES) - 0.1;
-  let value = 0; // the greatest of the rows that this one stands for
-  for (const each of folds?.of(row) ?? [row]) if (values[each] > value) value = values[each];
-  return Math.max(0, (100 * (Math.log10(value) - least)) / (high - least));
-}
+/** How much of its cell the bar of a value takes, in percent: of bytes the share of the whole. @param {any} column @param {number} row @param {import("./folds.js").Folds | null} folds */
+export const shareOf = (column, row, folds) =>
+  column.share ? column.share(row, folds) : (100 * total(column, folds?.runs.get(row)?.rows ?? [row])) / column.values[0] || 0;

@@ -1,7 +1,7 @@
 // @ts-check
 // The widths of the columns: names first, then types, then numbers. What does not fit is reached by scrolling sideways.
 import { eachText, fieldTexts, whatText } from "./cells.js";
-import { foldedText, outlierOf } from "./folds.js";
+import { foldedText } from "./folds.js";
 
 export const CH = 7.83;
 export const GAP = 12;
@@ -70,7 +70,7 @@ export class Columns {
       const lengths = (this.types[code] ??= this.#typeLengths(code));
       const sizes = nChildren[row] && SIZES;
       let length = lengths[1] + sizes;
-      if (rows.folds?.runs.has(row)) length += UNFOLD + eachText(this.view, row).join().length + (outlierOf(rows.folds, row)?.text.length ?? 0);
+      if (rows.folds?.runs.has(row)) length += UNFOLD + eachText(this.view, row).join().length + (rows.outlierOf(row)?.text.length ?? 0);
       if (row in tree.header.notes) for (const [kind, text, to, , , sign] of tree.notes(row)) length += sign ? SIGN : Math.min(40, kind.length + 3 + (to < 0 ? text.length : 16));
       what = Math.max(what, lengths[0] + sizes);
       all = Math.max(all, length);

@@ -1,7 +1,7 @@
 // @ts-check
 // The pane with the details of one row.
 import { copyMenu } from "./copying.js";
-import { barChart, h } from "./dom.js";
+import { h } from "./dom.js";
 import { foldedText } from "./folds.js";
 import { LONG_PATH } from "./grid.js";
 import { wholeText } from "./numbers.js";
@@ -17,10 +17,6 @@ const MAX_CRUMBS = 16;
 /** @param {View} view @param {number} row @returns {HTMLElement} */
 export function detail(view, row) {
   const { tree } = view;
-  const others = otherTrees(tree);
-  const stats = new Set(others.flatMap(({ columns }) => [...columns.keys()]));
-  const beside = new Set(others.flatMap(({ columns }) => [...columns.values()]));
-  for (const column of tree.columns) if (stats.has(column.name) && column.format === "number") beside.add(column);
   const of = (field) => tree.of(row, field);
   return h(
     "div",
@@ -30,8 +26,6 @@ export function detail(view, row) {
     h("div", { class: "path" }, h("code", { title: "Python" }, shortened(tree.expression(row))), copyMenu(view)),
     ...foldNote(view, row),
     ...tree.notes(row).map((note) => noteBox(view, note)),
-    ...values(tree.header.values, row),
-    ...sideBySide(view, row, others),
     ...view.moreDetail(row),
     pairs([
       ["type", of("module") ? `${of("module")}.${of("type")}` : of("type")],
@@ -40,12 +34,11 @@ export function detail(view, row) {
       ["shape", shapeText(of("shape"))],
       ["dtype", of("dtype") + (of("weak") ? " (weakly typed)" : "")],
       ...shardingPairs(of("sharding")),
-      ...tree.columns.filter((column) => !beside.has(column) && saysMore(column, row)).map((column) => [column.title, exact(view, column, row), column.help]),
+      ...tree.columns.filter((column) => !column.isApart && saysMore(column, row)).map((column) => [column.title, exact(view, column, row), column.help]),
     ]),
     ...section("static fields", of("static")),
     // The explorer asks Python for all levels.
     ...section("inside (invisible to JAX)", view.request ? [] : of("inside")),
-    ...tree.columns.filter((column) => column.format === "histogram").map((column) => histogram(column, row)),
   );
 }
 
@@ -72,35 +65,11 @@ function crumbs(view, row) {
 /** Whether a column says something of a row that the pane does not say otherwise: no count of nothing, or of the row itself. */
 function saysMore(column, row) {
   const { name, format, tree } = column;
-  if (SAID.includes(name) || format === "histogram") return false;
+  if (SAID.includes(name)) return false;
   if (name === "devices" && (tree.of(row, "sharding") || column.values?.[row] === 1)) return false;
   if (name === "leaves" && !tree.nChildren[row]) return false;
   if (name === "device_bytes" && column.values[row] === tree.columns.find(({ name }) => name === "bytes")?.values[row]) return false;
   return format !== "count" || column.values[row] !== 0;
-}
-
-/**
- * The columns about other trees, such as gradients: those of each together, by their statistic: "rms" of "grads.rms".
- * @param {import("./tree.js").Tree} tree @returns {{title: string, columns: Map<string, any>}[]}
- */
-function otherTrees(tree) {
-  const dtypes = tree.columns.filter(({ name }) => name.endsWith(".dtype"));
-  return dtypes.map(({ name, title }) => {
-    const group = name.slice(0, -"dtype".length);
-    const own = tree.columns.filter((column) => column.name.startsWith(group) && !column.name.includes(".", group.length));
-    return { title, columns: new Map(own.map((column) => [column.name.slice(group.length), column])) };
-  });
-}
-
-/** A table of the numbers of this tree and of the others, a line for each statistic. @param {View} view @param {number} row */
-function sideBySide({ tree, rows: { folds } }, row, others) {
-  const titles = new Map(others.flatMap(({ title, columns }) => [...columns].map(([stat, column]) => [stat, column.title.slice(title.length).trim() || stat])));
-  const trees = [new Map(tree.columns.map((column) => [column.name, column])), ...others.map(({ columns }) => columns)];
-  const lines = [...titles].map(([stat, title]) => [title, ...trees.map((columns) => (columns.has(stat) ? foldedText(folds, columns.get(stat), row) : ""))]);
-  const shown = lines.filter(([, ...texts]) => texts.some((text) => text && text !== "0"));
-  const line = (tag, texts) => h("tr", {}, ...texts.map((text, i) => h(i ? tag : "th", {}, text)));
-  if (!shown.length) return [];
-  return [h("div", { class: "wide" }, h("table", { class: "beside" }, line("th", ["", tree.name, ...others.map(({ title }) => title)]), ...shown.map((texts) => line("td", texts))))];
 }
 
 /** @param {any[][]} entries */
@@ -136,16 +105,3 @@ function noteBox(view, [kind, text, row, details, severity]) {
   const where = row >= 0 ? [h("button", { class: "link", click: () => view.goTo(row) }, `go to ${view.tree.name}${view.tree.keystr(row)}`)] : [];
   return h("div", { class: "note", "data-note": kind, "data-severity": severity }, h("b", {}, kind), ` ${text} `, ...where, ...(details.length ? [pairs(details)] : []));
 }
-
-function histogram(column, row) {
-  const heights = column.bars(row);
-  if (!heights.some(Boolean)) return "";
-  const [first, end] = column.used;
-  const ticks = [first, (first + end) >> 1, end].filter((bin, i, all) => bin !== all[i - 1]);
-  return h("figure", {}, h("figcaption", {}, column.help || column.title), barChart(heights.subarray(first, end), column.title),
-    h("div", { class: "ticks", "aria-hidden": "true" }, ...ticks.map((bin) => h("span", {}, String(column.firstBin + bin)))));
-}
-
-/** A page of values from the payload. The sandbox gives it an origin of its own, so that it cannot access the view. */
-const values = (documents, row) =>
-  row in (documents?.rows ?? {}) ? [h("iframe", { sandbox: "allow-scripts", srcdoc: documents.before + documents.rows[row], title: "values" })] : [];

@@ -1,5 +1,5 @@
 // @ts-check
-// Helpers for the DOM: elements, bar charts, menus, the clipboard and the theme.
+// Helpers for the DOM: elements, menus, the clipboard and the theme.
 
 /**
  * An element with attributes and children. An attribute that is true has no value, one that is a function is an event listener.
@@ -17,20 +17,6 @@ export function h(tag, attributes = {}, ...children) {
   }
   element.append(...children);
   return element;
-}
-
-/** A bar chart of heights from 0 to 255. @param {ArrayLike<number>} heights @param {string} label */
-export function barChart(heights, label) {
-  const make = (tag, attributes) => {
-    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const name in attributes) element.setAttribute(name, attributes[name]);
-    return element;
-  };
-  const path = Array.from(heights, (height, i) => `M${i} 255V${255 - height}h.85V255z`).join("");
-  const viewBox = `0 0 ${heights.length} 255`;
-  const chart = make("svg", { viewBox, preserveAspectRatio: "none", class: "bars", role: "img", "aria-label": label });
-  chart.append(make("path", { d: path }));
-  return chart;
 }
 
 /** A button that opens a list; `make` builds the list each time it opens. @param {string} title @param {string} label @param {() => Node[]} make */

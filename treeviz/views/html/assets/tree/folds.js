@@ -148,24 +148,3 @@ export function foldedText(folds, column, row) {
 
 /** @param {any} column @param {number[]} rows */
 export const total = (column, rows) => rows.reduce((sum, row) => sum + (column.values[row] || 0), 0);
-
-/** The member of a run whose norm or rms is farthest from the median, tenfold at least; as in views/text/folded.py. @param {Folds | null} folds @param {number} row @returns {{row: number, text: string} | null} */
-export function outlierOf(folds, row) {
-  const run = folds?.runs.get(row);
-  if (!run || run.outlier !== undefined) return run?.outlier ?? null;
-  const { tree } = /** @type {Folds} */ (folds);
-  run.outlier = null;
-  let most = 2.302; // log 10
-  for (const { title, name, hidden, values } of tree.columns) {
-    const known = hidden || !/(norm|rms)$/.test(name) ? [] : run.rows.map((each) => values[each]).filter(Number.isFinite).sort((a, b) => a - b);
-    const median = (known[(known.length - 1) >> 1] + known[known.length >> 1]) / 2;
-    for (const each of median > 0 ? run.rows : []) {
-      const ratio = values[each] / median;
-      const distance = Math.abs(Math.log(ratio));
-      if (!(distance > most) || ratio === Infinity) continue;
-      most = distance;
-      run.outlier = { row: each, text: `${tree.label(each)} ${title}: ${ratio ? `${numberText(+ratio.toPrecision(2))} × the median` : 0}` };
-    }
-  }
-  return run.outlier;
-}

@@ -2,7 +2,7 @@
 // Draws the rows that are on the screen; only they are in the document.
 import { fieldTexts, fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
 import { Columns } from "./columns.js";
-import { barChart, h } from "./dom.js";
+import { h } from "./dom.js";
 import { foldedNotes, foldedText } from "./folds.js";
 
 /** @typedef {import("./view.js").View} View */
@@ -251,7 +251,7 @@ export class Grid {
     key.textContent = depth > maxLevels ? `⋯${depth} ${rows.label(row)}` : rows.label(row);
     this.columns.forEach((column, i) => {
       if (column.format === "type") fillType(cells[i], this.view, row, notes, inside);
-      else if (column.format === "histogram") cells[i].replaceChildren(barChart(column.bars(row).subarray(...column.used), column.title));
+      else if (column.draw) cells[i].replaceChildren(column.draw(row));
       else cells[i].textContent = texts[i];
       cells[i].classList.toggle("dim", texts[i].includes("←"));
       cells[i].classList.toggle("bad", texts[i] === "NaN/Inf");

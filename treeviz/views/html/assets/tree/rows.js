@@ -40,6 +40,8 @@ export class Rows {
     this.unfolded = new Set();
     /** The rows that stand out of runs: with a finding or an error, worst first; with NaN. @type {[number[], number[]]} */
     this.outliers = [[], []];
+    /** The member that stands out of the run of a row by its norm. @type {(row: number) => {row: number, text: string} | null} */
+    this.outlierOf = () => null;
     /** For ARIA: the position of each visible row among its visible siblings, and the number of visible children. */
     this.placeAmong = new Int32Array(n);
     this.nSeen = new Int32Array(n + 1);

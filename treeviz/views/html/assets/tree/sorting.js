@@ -21,7 +21,7 @@ export function sortRanks(tree, wordIndex, column) {
     const rank = textRanks(Array.from({ length: tree.nFacts }, (_, code) => tree.fact(code, "what")));
     return ofRows((row) => rank[tree.factCodes[row]]);
   }
-  if (column.format === "histogram") return ofRows((row) => column.bars(row).reduce((sum, height) => sum + height, 0));
+  if (column.rankOf) return ofRows(column.rankOf);
   const rank = textRanks(column.labels);
   return ofRows((row) => rank[column.levels[column.codes ? column.codes[row] : row]]);
 }

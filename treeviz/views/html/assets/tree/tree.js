@@ -27,17 +27,13 @@ export async function unpack(bytes) {
 export class Column {
   /** @param {any} spec @param {any[]} buffers @param {Tree} tree */
   constructor(spec, buffers, tree) {
+    this.spec = spec;
     this.name = spec.name;
     this.title = spec.title ?? spec.name;
     this.format = spec.format;
     this.help = spec.help ?? "";
     this.shown = spec.shown;
     this.labels = spec.labels;
-    this.nBins = spec.n_bins;
-    /** What the first bin is called on an axis. */
-    this.firstBin = spec.first_bin;
-    /** The first bin and the end of the bins that any histogram uses. */
-    this.used = spec.used;
     this.blank = spec.blank;
     this.isNumber = spec.format in WRITE;
     this.levels = buffers[spec.labels ? spec.label_codes : spec.levels];
@@ -86,12 +82,6 @@ export class Column {
   /** Whether the value is not finite; other values that are NaN are missing. @param {number} row @returns {boolean} */
   isBad(row) {
     return !!this.bad?.[row];
-  }
-
-  /** The bar heights of a histogram, 0 to 255. @param {number} row @returns {Uint8Array} */
-  bars(row) {
-    const level = this.codes ? this.codes[row] : row;
-    return this.levels.subarray(level * this.nBins, (level + 1) * this.nBins);
   }
 }
 

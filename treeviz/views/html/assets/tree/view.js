@@ -12,7 +12,7 @@ import { WordIndex } from "./word_index.js";
 
 /**
  * What other modules add to every view, in the order of the bundle. It is a list and no event: modules register when they are
- * loaded, before there is a view to listen to, and page.js takes the names to know which pages this script can show.
+ * loaded, before there is a view to listen to, and page.js takes the name of the last to know which pages this script shows.
  * @type {{name: string, start: (view: View) => void}[]}
  */
 export const additions = [];

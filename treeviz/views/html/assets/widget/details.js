@@ -1,8 +1,9 @@
 // @ts-check
 // Asks Python for more details of a row, and draws the answer below those that the page has.
 import { pairs } from "../tree/detail.js";
-import { barChart, h } from "../tree/dom.js";
+import { h } from "../tree/dom.js";
 import { additions } from "../tree/view.js";
+import { barChart } from "../values/bar_chart.js";
 
 // After so long the pane says that it waits, and that Python does not answer.
 const WAIT_MS = 300;
