@@ -48,7 +48,7 @@ class View:
 
     @property
     def part(self) -> str:
-        """The part of the front end that its page needs besides the tree: "series", "diff", "values", or "" for none."""
+        """The part of the front end that its page needs besides the tree: "series", "diff" or "values"; "" for none."""
         if self.series or self.diff is not None:
             return "series" if self.series else "diff"
         columns = (*self.columns, *self.table.columns.values())

@@ -35,8 +35,8 @@ def module_text(part: str = "") -> str:
     """The front end as one ES module that exports `mount`.
 
     Args:
-      part: Include what a page with "values" needs: histograms, bars of norms, numbers side by side; with "series": also
-        sparklines, the heat map and charts; or one of a "diff".
+      part: Include what a page with "values" needs: histograms, bars of norms, numbers side by side; with "series":
+        also sparklines, the heat map and charts; or one of a "diff".
     """
     return _joined(PARTS[part])
 

@@ -8,7 +8,7 @@ import { countText, wholeText } from "./numbers.js";
 
 export const GLYPHS = {
   dict: "{}", list: "[]", tuple: "()", namedtuple: "(.)", none: "∅", node: "◇", module: "◆", static: "§", closure: "λ",
-  array: "▦", numpy: "▤", stored: "▤", scalar: "#", string: "“”", abstract: "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
+  array: "▦", numpy: "▤", stored: "▥", scalar: "#", string: "“”", abstract: "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
   ref: "&", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", layer: "▪", error: "!", cycle: "↻", repeat: "=", same: "≡", more: "…",
 };
 // A badge shows the path of the other place up to this many keys.

@@ -5,10 +5,10 @@
 // A listener ends with the view. A module that listens is not known to the one that sends.
 //
 //   event  | detail          | sent by                            | listened to by
-//   change | -               | tree/view.js                       | tree/toolbar.js, series/series_view.js, widget/sync.js
+//   change | -               | tree/view.js                       | tree/toolbar.js, series/series_view.js, diff/diff.js, widget/sync.js
 //   select | -               | tree/view.js                       | tree/mount.js, widget/sync.js
-//   paint  | -               | tree/grid.js                       | series/series_view.js, live/panel.js, widget/flash.js
-//   detail | row, or -1      | tree/view.js                       | widget/details.js, values/values.js
+//   paint  | -               | tree/grid.js                       | series/series_view.js, diff/diff.js, live/panel.js, widget/flash.js
+//   detail | row, or -1      | tree/view.js                       | values/values.js, diff/diff.js, widget/details.js
 //   status | {text, isError, query, name} | tree/view.js                       | tree/toolbar.js
 //   log    | text            | widget/requests.js                 | widget/widget.js
 //   shown  | -               | tree/mount.js                      | widget/transfer.js
@@ -19,9 +19,10 @@
 // details of a row are shown. status: a text for the line above the rows. log: an error to keep for the reader. shown: the view
 // is in the document. read: the step under the pointer. resume: the reader ended a pause of a run.
 //
-// Where the sender needs an answer, one module sets a function: view.moreDetail, rows.outlierOf, draw, rankOf and share of columns
-// (values/values.js), view.moreDetail, view.inside, grid.reservedWidth (series/series_view.js) and view.request (widget/widget.js). A run outlives the views of it, so it has an event of its own:
-// "update" of Live, sent by live/run.js, listened to by live/panel.js; its detail says whether there are new findings.
+// Where the sender needs an answer, one module sets a function: view.moreDetail (each adds to it), rows.outlierOf, and draw, rankOf
+// and share of columns (values/values.js), view.inside, grid.reservedWidth (series/series_view.js) and view.request
+// (widget/widget.js). A run outlives the views of it, so it has an event of its own: "update" of Live, sent by live/run.js,
+// listened to by live/panel.js; its detail says whether there are new findings.
 import { followTheme, h } from "./dom.js";
 import { listenToKeys } from "./keyboard.js";
 import { unpack } from "./tree.js";
