@@ -15,8 +15,8 @@ from sample_nodes import AdamState, Layer, Registered, Slotted, Special, Static,
 from sample_trees import SAMPLES, module_level_function, scale
 
 import treeviz
-from treeviz.tree.describe import Describers
 from treeviz.tree.level import flatten_of
+from treeviz.tree.node_facts import NodeFacts
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -81,7 +81,7 @@ def test_classes_without_static_fields_keep_their_names():
 def test_describing_nodes_that_look_alike_once_changes_nothing(name, monkeypatch):
     tree = SAMPLES[name]()
     table = treeviz.walk([tree, tree])
-    monkeypatch.setattr(Describers, "_alike", lambda *_: (None, []))
+    monkeypatch.setattr(NodeFacts, "_alike", lambda *_: (None, []))
     each = treeviz.walk([tree, tree])
     assert [row.facts for row in table] == [row.facts for row in each]
 

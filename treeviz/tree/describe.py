@@ -1,4 +1,4 @@
-"""Choose once per class how the walk handles its objects, and describe nodes."""
+"""Choose once per class how the walk handles its objects, and ask its describer."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from typing import Any, NamedTuple
 from jax import tree_util
 
 from treeviz.tree.array_like import array_like_reader
-from treeviz.tree.aux_data import Fields
 from treeviz.tree.budget import Overflow
 from treeviz.tree.describers import Describer, Description, by_wrapping_key, describer_of
 from treeviz.tree.facts import Facts, Note
-from treeviz.tree.functions import captured, captured_values, describe_function
 from treeviz.tree.inside import Inside
 from treeviz.tree.keys import Key, KeyTable, label_text
 from treeviz.tree.leaves import ONLY_A_KIND, FactTable, array_like_facts, opaque_facts
 from treeviz.tree.level import BUILTIN_LEVELS, Flattened, Level, custom_level, flatten_of
-from treeviz.tree.object_text import static_text
-from treeviz.tree.opaque import contents
-from treeviz.tree.safe_repr import class_name, error_text, guarded, has_base, module_name, value_text, visible
-from treeviz.tree.static import sameness, static_note, stored_values
+from treeviz.tree.node_facts import NodeFacts
+from treeviz.tree.safe_repr import class_name, error_text, guarded, module_name, value_text, visible
 from treeviz.tree.treedef import treedef_level
 
 _BUILTIN_KINDS = {list: "list", tuple: "tuple", type(None): "none"}  # all others are dicts
@@ -64,11 +60,9 @@ class Describers:
         self.facts = FactTable()
         self.notes = self.facts.static.notes  # about the object described last; the walk collects them
         self.handlers: dict[int, Handler] = {}  # by the class's id
-        self._by_class: dict[int, Facts] = {}  # by the class's id
-        self._codes: dict[tuple, tuple[int, list[Note]]] = {}  # of shared facts, and their notes
+        self._nodes = NodeFacts(self.keys, self.facts)
         self._inside = Inside()
         self._classes: list[type] = []  # kept alive, so that no id is reused
-        self._kept: list[Any] = []  # likewise
 
     def handler(self, node: Any) -> Handler:
         cls = type(node)
@@ -110,66 +104,7 @@ class Describers:
             raise
         except BaseException as error:
             self._complain(error)
-        return self._by_kind(node, None, level), level, None
-
-    def _by_kind(self, node: Any, description: Description | None, level: Level) -> int:
-        """The code of the facts of a node whose description gives at most a kind. Equal nodes share it."""
-        alike, values = self._alike(node, description, level)
-        known = None if alike is None else self._codes.get(alike)
-        if known is not None:
-            self.notes += known[1]
-            return known[0]
-        n_before = len(self.notes)
-        facts = self._node_facts(node, level)
-        code = self.facts.code(facts if description is None else self.facts.with_description(facts, description))
-        if alike is not None and not any(name.startswith("aux") for name, _ in facts.static):
-            self._codes[alike] = code, self.notes[n_before:]
-            self._kept.append(values)
-        return code
-
-    def _alike(self, node: Any, description: Description | None, level: Level) -> tuple[tuple | None, list[Any]]:
-        """A key that nodes with equal facts share, and their static values. None: the facts are not shared."""
-        fields, aux = self._fields(node, level), level.aux
-        if fields is None or fields.unnamed or aux is node or self._class_facts(node).kind != "node":
-            return None, []
-        if type(aux) is tuple and len(aux) < len(fields.names):  # something is dropped
-            return None, []
-        kind = "" if description is None else description.kind
-        if type(kind) is not str:
-            return None, []
-        values = stored_values(node, fields.names)
-        return (id(type(node)), id(fields), kind, *sameness(values)), values
-
-    def _node_facts(self, node: Any, level: Level) -> Facts:
-        facts = self._class_facts(node)
-        if facts.kind == "closure":
-            self._note(static_note(captured_values(node.func), "a function"))
-            return facts._replace(text=describe_function(node.func), static=captured(node.func))
-        if facts.kind == "namedtuple" and level.aux is None and len(level.children) == tuple.__len__(node):
-            return facts
-        if level.aux is node and not level.children:
-            self._note(static_note(contents(node), "static data"))
-            return facts._replace(kind="static", text=static_text(node))
-        return facts._replace(static=self.facts.static.of_node(node, level, self._fields(node, level)))
-
-    def _fields(self, node: Any, level: Level) -> Fields | None:
-        is_known = self.handler(node).describer is not None
-        return self.facts.static.fields(type(node), level, self.keys, is_known)
-
-    def _note(self, note: Note | None) -> None:
-        if note is not None:
-            self.notes.append(note)
-
-    def _class_facts(self, node: Any) -> Facts:
-        """The facts that follow from the class alone."""
-        cls = type(node)
-        facts = self._by_class.get(id(cls))
-        if facts is None:
-            self._classes.append(cls)
-            is_named_tuple = has_base(cls, tuple) and hasattr(cls, "_fields")
-            kind = "closure" if has_base(cls, tree_util.Partial) else "namedtuple" if is_named_tuple else "node"
-            facts = self._by_class[id(cls)] = Facts(kind, class_name(cls), False, module=module_name(cls))
-        return facts
+        return self._nodes.code(node, None, level), level, None
 
     def declared_leaf(self, node: Any) -> int:
         """Describe a node that the caller's `is_leaf` declares a leaf."""
@@ -232,7 +167,8 @@ class Describers:
     def _look_inside(self, facts: Facts, leaf: Any) -> Facts:
         """The facts with what an opaque leaf holds, unless they tell it; notes the arrays in it."""
         note = self._inside.note(leaf)
-        self._note(note)
+        if note is not None:
+            self.notes.append(note)
         if note is not None and facts.kind == "abstract":  # a wrapper of arrays
             facts = facts._replace(kind="tensor")
         if facts.text or facts.static:
@@ -240,7 +176,7 @@ class Describers:
         return facts._replace(inside=self._inside.fields(leaf, facts.shape is not None))
 
     def _complain(self, error: BaseException) -> None:
-        self._note(Note("error", f"the describer of this class raised: {error_text(error)}"))
+        self.notes.append(Note("error", f"the describer of this class raised: {error_text(error)}"))
 
     def _described_leaf(self, leaf: Any, describer: Describer, plain: Callable[[Any], int]) -> int:
         description = _described(describer, leaf)
@@ -253,9 +189,9 @@ class Describers:
         self, node: Any, description: Description, level: Level, may_inline: bool
     ) -> tuple[int, Level, Inlined | None]:
         if description[1:] == ONLY_A_KIND:
-            return self._by_kind(node, description, level), level, None
+            return self._nodes.code(node, description, level), level, None
         is_complete = description.kind and description.static is not None
-        facts = self._class_facts(node) if is_complete else self._node_facts(node, level)
+        facts = self._nodes.of_class(node) if is_complete else self._nodes.of_node(node, level)
         facts = self.facts.with_description(facts, description)
         if description.labels is not None or description.step is not None or description.hide:
             level = self._described_level(level, description)

@@ -189,11 +189,10 @@ class FactTable:
         return self.code(Facts("string", class_name(cls), True, 1, text=text))
 
     def abstract(self, leaf: Any) -> int:
-        weak = bool(getattr(leaf, "weak_type", False))
+        shape, dtype, weak = leaf.shape, leaf.dtype, bool(leaf.weak_type)
         sharding = getattr(leaf, "sharding", None)
         if sharding is not None:
             sharding = self._same_sharding(sharding)
-        shape, dtype = leaf.shape, leaf.dtype
         cache_key = (id(type(leaf)), shape, dtype, weak, id(sharding))
         code = self._codes.get(cache_key)
         if code is not None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from treeviz.tree.aux_data import DROPPED, Fields, static_of
+from treeviz.tree.describers import describer_of
 from treeviz.tree.facts import Note
 from treeviz.tree.inside import hidden, stopped
 from treeviz.tree.keys import MISSING, KeyTable, stored_attribute, stored_attributes
@@ -32,7 +33,7 @@ class StaticFields:
         self._kept: list[Any] = []  # so that no id is reused
         self.notes: list[Note] = []  # of the node described last
 
-    def fields(self, cls: type, level: Level, keys: KeyTable, is_known: bool) -> Fields | None:
+    def fields(self, cls: type, level: Level, keys: KeyTable) -> Fields | None:
         """The fields of any library's dataclass, or of a named tuple, that no key of a child names.
 
         The same object for the same class and keys. None: the class has no fields.
@@ -49,7 +50,7 @@ class StaticFields:
             segments = [keys.keys[code].segment for code in level.keys or ()]
             unnamed, named = tuple(i for i, segment in enumerate(segments) if segment not in names), set(segments)
             others = tuple(name for name in names if name not in named)
-            fields = self._shapes[shape] = Fields(others, unnamed, frozenset(names), is_known)
+            fields = self._shapes[shape] = Fields(others, unnamed, frozenset(names), describer_of(cls) is not None)
         return fields
 
     def of_node(self, node: Any, level: Level, fields: Fields | None) -> Texts:

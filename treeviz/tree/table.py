@@ -100,18 +100,6 @@ class TreeTable:
     def with_headline(self, *headline: str) -> TreeTable:
         return replace(self, headline=headline)
 
-    def without_unused(self) -> TreeTable:
-        """The same rows without the keys and facts that none of them has."""
-        keys, key_codes = np.unique(np.append(0, self.key_codes), return_inverse=True)
-        facts, fact_codes = np.unique(self.fact_codes, return_inverse=True)
-        return replace(
-            self,
-            key_codes=key_codes[1:].astype(np.int32),
-            keys=tuple([self.keys[code] for code in keys.tolist()]),
-            fact_codes=fact_codes.astype(np.int32),
-            facts=tuple([self.facts[code] for code in facts.tolist()]),
-        )
-
     def with_notes(self, notes: Mapping[int, tuple[Note, ...]]) -> TreeTable:
         """The same rows with more badges."""
         return replace(
@@ -275,3 +263,16 @@ class Row:
         facts = self.facts
         shape = "" if facts.shape is None else str(list(facts.shape)).replace(" ", "")
         return f"Row({self.number}, {self.table.name}{self.keystr}: {facts.dtype}{shape or ' ' + facts.type})"
+
+
+def without_unused(table: TreeTable) -> TreeTable:
+    """The same rows without the keys and facts that none of them has."""
+    keys, key_codes = np.unique(np.append(0, table.key_codes), return_inverse=True)
+    facts, fact_codes = np.unique(table.fact_codes, return_inverse=True)
+    return replace(
+        table,
+        key_codes=key_codes[1:].astype(np.int32),
+        keys=tuple([table.keys[code] for code in keys.tolist()]),
+        fact_codes=fact_codes.astype(np.int32),
+        facts=tuple([table.facts[code] for code in facts.tolist()]),
+    )

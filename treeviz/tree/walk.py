@@ -17,7 +17,7 @@ from treeviz.tree.describe import Describers, Handler, Inlined
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.keys import Key, index_key
 from treeviz.tree.safe_repr import class_name, error_text, guarded, module_name, visible
-from treeviz.tree.table import TreeTable
+from treeviz.tree.table import TreeTable, without_unused
 from treeviz.tree.walk_frames import MORE, Frame, LeftOut, cut, fair_frame, new_frame
 from treeviz.tree.walk_notes import left_out_note, note_left_out, note_shared
 
@@ -90,12 +90,15 @@ class _Scanner:
         self._repeats: list[tuple[int, int]] = []
         self._repeats_left = MAX_REPEATED_ROWS
 
-    # The hot path: local names, and one loop without calls of our own for leaves and builtin containers.
     def run(self, tree: Any) -> None:
         if type(tree) is tree_util.PyTreeDef:
             self._of.handle_treedefs()
             if tree.num_nodes > self._max_rows and not self._fair:
                 raise Overflow
+        self._walk(tree)
+
+    # The hot path: local names, and one loop without calls of our own for leaves and builtin containers.
+    def _walk(self, tree: Any) -> None:
         of, nodes, depths, parents, ends = self._of, self.nodes, self._depths, self._parents, self._ends
         positions, key_codes, fact_codes = self._positions, self._key_codes, self._fact_codes
         keys, handlers, first_rows = of.keys, of.handlers, self._first_rows
@@ -117,7 +120,9 @@ class _Scanner:
                 ends.append(row + 1)
                 handler = handlers.get(id(type(node))) or of.handler(node)
                 if handler.is_builtin and is_simple and id(node) not in first_rows:  # `_enter`, inlined, for most nodes
-                    self._expect(len(node or ()))
+                    self._n_expected += len(node or ())
+                    if self._n_expected > self._max_rows:
+                        raise Overflow
                     below, below_codes, _, trouble = handler.level(node, keys)  # type: ignore[misc]
                     fact_codes.append(handler.describe(node))
                     if trouble:
@@ -289,21 +294,20 @@ class _Scanner:
 
     def finish(self, name: str) -> tuple[TreeTable, list[Any]]:
         """The table, and the node or leaf of each row."""
-        ends = np.array(self._ends)
         facts, codes = self._of.facts.facts, self._fact_codes
         note_shared(self._notes, self._repeats, self._ends, lambda row: facts[codes[row]])
         note_left_out(self._notes, self._parents)
         table = TreeTable(
             name=visible(name) or "tree",
-            depth=np.array(self._depths, dtype=np.int32),
+            depth=np.fromiter(self._depths, np.int32, len(self.nodes)),
             parent=np.array(self._parents),
-            end=ends,
-            position=np.array(self._positions, dtype=np.int32),
-            key_codes=np.array(self._key_codes, dtype=np.int32),
+            end=np.array(self._ends),
+            position=np.fromiter(self._positions, np.int32, len(self.nodes)),
+            key_codes=np.fromiter(self._key_codes, np.int32, len(self.nodes)),
             keys=tuple(self._of.keys.keys),
-            fact_codes=np.array(self._fact_codes, dtype=np.int32),
+            fact_codes=np.fromiter(self._fact_codes, np.int32, len(self.nodes)),
             facts=tuple(self._of.facts.facts),
             notes={row: tuple(notes) for row, notes in sorted(self._notes.items())},
         )
         self.release()
-        return table.without_unused() if self._fair else table, self.nodes
+        return without_unused(table) if self._fair else table, self.nodes

@@ -18,7 +18,7 @@ from treeviz.tree.facts import Facts
 from treeviz.tree.keys import Key
 from treeviz.tree.numbers import count_text
 from treeviz.tree.rollup import roll
-from treeviz.tree.table import TreeTable
+from treeviz.tree.table import TreeTable, without_unused
 
 MOST_ROWS = 10_000  # of both trees, up to which a page has those that are the same
 _SEVERAL = Key("…", "[…]", "*", ())  # of children that are the same
@@ -166,7 +166,7 @@ class _Merging:
             facts=tuple(self._facts),
         )
         sizes = [column for column in size_columns(table) if is_whole or column.name != "leaves"]
-        table = table.without_unused().with_columns(*sizes)
+        table = without_unused(table).with_columns(*sizes)
         table = table.with_columns(*fact_columns(table))
         return (self.annotated(table, rows) if is_whole else self._noted(table, rows, is_whole=False)), rows
 
