@@ -29,6 +29,10 @@ class State(NamedTuple):
     step: Any
 
 
+def pullback(cotangent: Any) -> Any:
+    return jax.vjp(lambda p: {"o": x * p["b"][0], "p": p}, params)[1](cotangent)
+
+
 def scan(body: Callable, init: Any, xs: Any = None) -> Any:
     return lax.scan(body, init, xs, length=None if xs is not None else 3)
 
@@ -73,7 +77,31 @@ FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "jvp: a tangent is missing": (
         lambda: jax.jvp(lambda p: p["w"].sum(), (params,), ({"w": params["w"]},)),
-        ["[0]['b']: only in the first: float32[3]"],
+        ["[0]['b']: only in the primals: float32[3]"],
+    ),
+    "jvp: a tangent of another shape": (
+        lambda: jax.jvp(lambda p: p["w"].sum(), (params,), ({**params, "b": x},)),
+        ["[0]['b']: shape: (3,) → (2,)"],
+    ),
+    "vjp: keys of the cotangent": (
+        lambda: pullback({"o": x, "q": x}),
+        ["['p']: only in the result: dict · 2 leaves", "['q']: only in the cotangent: float32[2]"],
+    ),
+    "vjp: shapes and dtypes of the cotangent": (
+        lambda: pullback({"o": jnp.ones(4), "p": {**params, "b": jnp.ones(3, jnp.int32)}}),
+        ["['o']: shape: (2,) → (4,)", "['p']['b']: dtype: float32 → int32"],
+    ),
+    "linear_transpose": (
+        lambda: jax.linear_transpose(lambda p: p["w"], params)({"w": 1.0}),
+        ["the root: leaf: float32[2,3] → dict · 1 leaf"],
+    ),
+    "jacfwd of an integer": (
+        lambda: jax.jacfwd(lambda p: p["x"] * p["n"])({"n": 3, "x": 1.0}),
+        ["the argument['n']: int 3"],
+    ),
+    "transposition of trees that are not alike": (
+        lambda: jax.tree.transpose(jax.tree.structure([0, 0]), jax.tree.structure((0, 0)), [(1, 2), (1, 2, 3)]),
+        ["in [1]: the root: length: 2 children → 3 children"],
     ),
     "grad of integers": (
         lambda: jax.grad(lambda p: p["w"].sum())({"w": x, "step": 3, "ids": jnp.arange(2)}),
@@ -209,7 +237,10 @@ def test_errors_of_the_user_and_of_other_code_get_no_note():
     def fail(_: Any) -> None:
         raise Own
 
-    for call in (lambda: fail(0), lambda: jax.tree.map(fail, [1]), lambda: jax.jit(fail)(1)):
+    def of_integers() -> Any:
+        return jax.grad(fail, allow_int=True)({"n": 3})
+
+    for call in (lambda: fail(0), lambda: jax.tree.map(fail, [1]), lambda: jax.jit(fail)(1), of_integers):
         with pytest.raises(Own) as raised, tv.explain_errors():
             call()
         assert not hasattr(raised.value, "__notes__")

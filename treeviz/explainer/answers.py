@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import tree_util
 
@@ -34,7 +35,56 @@ def _of_map(calls: Calls) -> Answer:
 
 def _of_jvp(calls: Calls) -> Answer:
     of = calls[0].variables
-    return "primals and tangents do not match", map_mismatches(of["primals"], of["tangents"])
+    mine = jit_type(of["primals"])
+    of_tangents = JitType(mine.treedef, [_of_tangent(leaf.aval) for leaf in mine.leaves])
+    return "primals and tangents do not match", _given(of["tangents"], of_tangents, ("primals", "tangents"))
+
+
+def _of_pullback(calls: Calls) -> Answer:
+    """Of what `vjp` and `linear_transpose` return."""
+    of = calls[0].variables
+    if "in_tree_expected" in of:  # jax < 0.8
+        tree, given, avals = of["in_tree_expected"], of["py_args"], of["out_primal_avals"]
+    else:
+        tree, given = of["out_tree"], of["out_ct" if "out_ct" in of else "out_cotangent"]
+        tree = tree() if callable(tree) else tree  # of linear_transpose
+        avals = of["out_primal_avals" if "out_primal_avals" in of else "out_avals"]
+    found = _given(given, JitType(tree, [_of_tangent(aval) for aval in avals]), ("result", "cotangent"))
+    return "the cotangent does not match the result", [
+        each
+        for each in found
+        if (each.kind, each.left) != ("dtype", str(jax.dtypes.float0))  # JAX takes any
+    ]
+
+
+def _given(tree: Any, wanted: JitType, names: tuple[str, str]) -> list[Difference]:
+    """How a tree of tangents or cotangents differs from what is wanted; weak types make no difference."""
+    mine = jit_type(tree)
+    mine = JitType(mine.treedef, [LeafType(_strong(leaf.aval)) for leaf in mine.leaves])
+    found = compare_types(tree, wanted, mine, is_right=True)
+    return [Difference(path, *finding, tree=1, names=names) for path, finding in found]
+
+
+def _of_tangent(aval: Any) -> LeafType:
+    """The type of what is a tangent or a cotangent of an array: of an integer, float0."""
+    to_tangent = getattr(aval, "to_tangent_aval", None) or getattr(aval, "at_least_vspace", None)
+    return LeafType(_strong(to_tangent() if to_tangent else aval))
+
+
+def _of_transposed(calls: Calls) -> Answer:
+    """Of `jax.tree.transpose`: the inner trees that differ from the first of them."""
+    of = calls[0].variables
+    outer, inner = of["outer_treedef"], of["inner_treedef"]
+    parts = outer.flatten_up_to(of["pytree_to_transpose"])
+    like = next((part for part in parts if tree_util.tree_structure(part) == inner), None)
+    if like is None and inner is not None:
+        return "", ()
+    paths = [
+        tree_util.keystr(path)
+        for path, _ in tree_util.tree_flatten_with_path(outer.unflatten(parts), is_leaf=_is_any(parts))[0]
+    ]
+    found = [(path, each) for path, part in zip(paths, parts, strict=True) for each in map_mismatches(like, part)]
+    return "the trees to transpose are not alike", [f"in {path}: {each}" for path, each in found]
 
 
 def _of_vmap(calls: Calls) -> Answer:
@@ -123,8 +173,10 @@ def _remedy(leaf: Any) -> str:
 
 
 def _of_differentiated(calls: Calls) -> Answer:
-    """Of `grad` and `value_and_grad`: the leaves that have no derivative."""
+    """Of `grad`, `value_and_grad`, `jacfwd` and `jacrev`: the leaves that have no derivative."""
     of = calls[0].variables
+    if of.get("allow_int"):
+        return "", ()
     return "grad needs floating-point leaves", [
         f"{f'argument {i}' if len(of['dyn_args']) > 1 else 'the argument'}{path}: {_what(leaf)}"
         for i, tree in enumerate(of["dyn_args"])
@@ -163,6 +215,11 @@ def _is_inexact(leaf: Any) -> bool:
     return not isinstance(leaf, bool | int) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
+def _is_any(objects: Sequence[Any]) -> Callable[[Any], bool]:
+    ids = set(map(id, objects))
+    return lambda node: id(node) in ids
+
+
 ANSWERS: dict[str, Callable[[Calls], Answer]] = {
     "_check_carry_type": _of_carry,
     "_check_branch_outputs": _of_branches,
@@ -173,6 +230,11 @@ ANSWERS: dict[str, Callable[[Calls], Answer]] = {
     "tree_map_with_path": _of_map,
     "_jvp": _of_jvp,
     "_infer_params": _of_argument_types,
+    "_vjp3_bwd": _of_pullback,
+    "_vjp_pullback_wrapper": _of_pullback,
+    "transposed_fun": _of_pullback,
     "value_and_grad_f": _of_differentiated,
+    "jacfun": _of_differentiated,
+    "tree_transpose": _of_transposed,
     "_infer_scan_length": _of_scanned,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from treeviz.tree.safe_repr import guarded
 
 _MOST = 1_000  # frames
+_STDLIB = os.path.dirname(os.__file__)
 
 
 class Call(NamedTuple):
@@ -24,7 +26,10 @@ class Call(NamedTuple):
 
 
 def calls_in_jax(error: BaseException) -> list[Call]:
-    """The calls of functions of JAX that were running, the innermost first; also those of the errors that led to it."""
+    """The calls inside JAX that raised, the innermost first; also those of the errors that led to it.
+
+    Not those of JAX around code of the user's that raised, or that called into JAX again.
+    """
     found: list[Call] = []
     for each in _chain(error):
         for frame in reversed(_frames(each)):
@@ -32,6 +37,8 @@ def calls_in_jax(error: BaseException) -> list[Call]:
                 found.append(
                     Call(frame.f_code.co_name, guarded(lambda frame=frame: dict(frame.f_locals), lambda _: {}))
                 )
+            elif not _is_of_python(frame):
+                break
     return found
 
 
@@ -69,3 +76,8 @@ def without_hidden(trace: types.TracebackType | None) -> types.TracebackType | N
 
 def _is_of_jax(frame: types.FrameType) -> bool:
     return "/jax/_src/" in frame.f_code.co_filename.replace("\\", "/")
+
+
+def _is_of_python(frame: types.FrameType) -> bool:
+    """Whether it is of the standard library, as `contextlib`, which JAX calls itself by."""
+    return os.path.dirname(frame.f_code.co_filename) == _STDLIB

@@ -297,7 +297,9 @@ def array_text(value: Any) -> str | None:
     if module in ("jax", "jaxlib", "torch", "tensorflow"):
         found = guarded(lambda: (tuple(map(int, value.shape)), str(value.dtype)), lambda _: None)
         if found is not None:
-            return aval_text(found[0], visible(found[1].removeprefix("torch."), 40))
+            return aval_text(
+                found[0], visible(found[1].removeprefix("torch.").replace("[('float0', 'V')]", "float0"), 40)
+            )
     return None
 
 
