@@ -179,6 +179,14 @@ def test_what_is_wrong_names_every_mismatch_where_jax_names_one(tmp_path_factory
     assert "NaN: 0 NaN → 1 NaN (the first at [2, 1])" in view and "11 leaves are the same" in view
 
 
+@pytest.mark.filterwarnings("default")
+def test_checkpoints_find_the_layer_that_was_not_trained_and_where_a_model_does_not_fit(tmp_path_factory):
+    texts = texts_of(executed(DEMOS / "05_checkpoints.ipynb", tmp_path_factory))
+    assert "never trained: [\"['layers'][2]['bias']\", \"['layers'][2]['kernel']\"]\n" in "".join(texts)
+    assert any("5 checkpoints · 7 leaves moved since step 0 · 2 leaves never moved" in text for text in texts)
+    assert "only in the other" in texts[-1] and "1 length, 2 extra" in texts[-1]
+
+
 WHOLE_AT_STEP_40 = """
 bad = inspector.history.values("grads", "nonfinite", first=40, until=40).latest[0]
 print(*(path for path, n in zip(inspector.history.sources["grads"].paths, bad, strict=True) if not n))

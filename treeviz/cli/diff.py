@@ -61,8 +61,8 @@ def _drift(options: argparse.Namespace) -> int:
     sides = (Side(*scanned(load(what, options), None, name_of(files[0]))) for what in files)
     first = next(sides)
     found = drift(first, sides, steps[1:])
-    lines = [f"{_leaves(found.n_moved)} of {len(files):,} checkpoints moved from step {steps[0]:,}"]
-    lines += [f"{_leaves(found.n_same)} never did"] if found.n_same else []
+    lines = [f"{len(files):,} checkpoints", f"{_leaves(found.n_moved)} moved since step {steps[0]:,}"]
+    lines += [f"{_leaves(found.n_same)} never moved"] if found.n_same else []
     lines += [f"{_leaves(found.n_left_out)} not compared, not the same arrays in all"] if found.n_left_out else []
     table = first.table.with_headline(*first.table.headline, *lines)
     view = TreeView(table, table.chosen(["elements"]), series=found.series)
