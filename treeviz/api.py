@@ -10,6 +10,7 @@ from treeviz.analysis.checks.rule import Use
 from treeviz.analysis.compare.difference import Differences
 from treeviz.analysis.compare.stackable import unstackable
 from treeviz.checker import check_tree, with_findings
+from treeviz.differ import TreeDiff
 from treeviz.overlaid import TreeOverlay, lay_over
 from treeviz.prepare import AnyColumn, check_flag, check_options, other_trees, prepare, scanned
 from treeviz.tree.layers import Stacked
@@ -146,7 +147,8 @@ def explore(
     output is `render`'s page. The widget keeps nothing of the tree alive.
 
     Args:
-      tree: Any pytree; see `walk`.
+      tree: Any pytree; see `walk`. Of a `treeviz.diff`, which takes no options here, the details of a row have
+        statistics and a window of values of both trees, and of what one has more than the other.
       keep: Keep the tree alive while the widget is open.
       name, columns, stats, stacked, is_leaf, depth, whole, check, beside, **trees: As for `render`.
 
@@ -155,6 +157,7 @@ def explore(
       ValueError: `columns` names a column that the table does not have, or a glob in `stacked` matches no array.
     """
     from treeviz.explorer.explored import Explored
+    from treeviz.explorer.explored_diff import ExploredDiff
     from treeviz.views.widget.widget import TreeWidget
 
     def make_view(tree: Any, trees: Mapping[str, Any]) -> tuple[TreeView, list[Any]]:
@@ -166,6 +169,10 @@ def explore(
 
     check_flag("keep", keep)
     check_options(name=name, columns=columns, is_leaf=is_leaf, depth=depth, stacked=stacked)
+    if type(tree) is TreeDiff:
+        if columns or stats or stacked or is_leaf or whole or keep or beside or trees:
+            raise TypeError("explore: a diff is shown as it is: pass options to treeviz.diff")
+        return TreeWidget(ExploredDiff(tree))
     return TreeWidget(Explored(tree, make_view, trees=other_trees("explore", beside, trees), keep=keep))
 
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from treeviz.analysis.compare.aligned import Side
+from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import MEANINGS, Differences
 from treeviz.analysis.compare.in_layers import with_layers
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.merged import Merged, headline, joined, kinds_of, merged
 from treeviz.analysis.compare.rearranged import with_hints
 from treeviz.analysis.compare.tree_diff import Found, find_differences
+from treeviz.explorer.explored_diff import DiffView, Leaves
 from treeviz.prepare import scanned
 from treeviz.tree.column import Column
 from treeviz.tree.layers import Stacked
 from treeviz.tree.table import TreeTable
-from treeviz.views.tree_view import TreeView
 from treeviz.views.view import View
 
 _FEW = 500  # rows that are all open at first
@@ -29,7 +29,7 @@ _MOST_HINTS = 10
 _WITHOUT_VALUES = ("abstract", "tracer", "placeholder", "float0")  # leaves that have none to compare
 
 
-class TreeDiff(TreeView):
+class TreeDiff(DiffView):
     """What differs between trees: a list of differences, and a view of them.
 
         diff = treeviz.diff({"w": jnp.ones(3)}, {"w": jnp.ones(4)})
@@ -45,17 +45,29 @@ class TreeDiff(TreeView):
     not_compared: dict[str, str]
     _brief: View
 
-    def __init__(self, tables: Merged, found: Sequence[Found], not_compared: dict[str, str], values: bool) -> None:
+    def __init__(
+        self,
+        tables: Merged,
+        found: Sequence[Found],
+        not_compared: dict[str, str],
+        sides: Sequence[Side],
+        *,
+        values: bool,
+    ) -> None:
         differences = Differences(difference for each in found for difference in each.differences)
         lines = headline(differences, tables.n_same, tables.n_unknown, values=values)
         is_cut = tables.n_same and len(tables.whole) == len(tables.brief)
         whole = tables.whole.with_headline(*lines, *(["in this page only counted"] if is_cut else []))
         names = ["delta", "differ"] if len(found) == 1 else [f"tree{i}" for i in range(1, len(found) + 1)]
-        sides = [] if len(found) > 1 else ["left", "right"]
-        super().__init__(whole, _chosen(whole, [*sides, *names]), diff=_for_page(tables, found, differences))
+        both = [] if len(found) > 1 else ["left", "right"]
+        super().__init__(whole, _chosen(whole, [*both, *names]), diff=_for_page(tables, found, differences))
         brief = tables.brief.with_headline(*lines)
         depth = int(brief.depth.max()) + 1 if len(brief) <= _FEW else None
         object.__setattr__(self, "_brief", View(brief, _chosen(brief, names), depth=depth))
+        places = {int(at): gap.at or gap.nan_at for at, gap in found[0].gaps.items()} if len(found) == 1 else {}
+        shown = {int(at): row for row, at in enumerate(tables.rows)} if places else {}
+        object.__setattr__(self, "places", {shown[at]: place for at, place in places.items()})
+        object.__setattr__(self, "leaves", _leaves(tables, found, sides))
         object.__setattr__(self, "differences", differences)
         object.__setattr__(self, "not_compared", not_compared)
 
@@ -118,7 +130,7 @@ def diff(
     """
     if len(trees) < 2:
         raise TypeError(f"diff: compares two trees or more, and was given {len(trees)}: diff(before, after)")
-    first, *others = [_side(tree, is_leaf) for tree in trees]
+    first, *others = sides = [_side(tree, is_leaf) for tree in trees]
     found = [
         with_hints(
             first,
@@ -138,7 +150,23 @@ def diff(
         for each in found
         for row, why in zip(each.aligned.left[[*each.not_compared]].tolist(), each.not_compared.values(), strict=True)
     }
-    return TreeDiff(tables, found, not_compared, values)
+    return TreeDiff(tables, found, not_compared, sides, values=values)
+
+
+def _leaves(tables: Merged, found: Sequence[Found], sides: Sequence[Side]) -> list[Leaves]:
+    """The leaves of each tree at the rows of the table, which are those of the first tree if there are several."""
+    of_rows = [found[0].aligned.left[tables.rows], found[0].aligned.right[tables.rows]]
+    if len(sides) > 2:
+        of_rows = [tables.rows]
+        for each in found:
+            right = np.full(len(sides[0].table), NONE)
+            right[each.aligned.left[each.aligned.left != NONE]] = each.aligned.right[each.aligned.left != NONE]
+            of_rows.append(right[tables.rows])
+    leaves = []
+    for side, own in zip(sides, of_rows, strict=True):
+        rows = np.flatnonzero((own != NONE) & side.table.is_leaf[own])
+        leaves.append(Leaves(rows.tolist(), [side.nodes[row] for row in own[rows].tolist()]))
+    return leaves
 
 
 def _chosen(table: TreeTable, names: Sequence[str]) -> tuple[Column, ...]:

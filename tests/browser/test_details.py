@@ -287,3 +287,24 @@ def test_frames_are_taken_away_with_the_row(explore):
     assert kernel.page.locator("iframe").get_attribute("sandbox") == "allow-scripts"
     kernel.page.keyboard.press("Escape")
     kernel.page.locator("iframe").wait_for(state="detached")
+
+
+def test_a_row_of_a_diff_has_the_values_of_both_sides_and_sliders_for_each(explore):
+    left = {
+        **{f"a{i}": np.ones(2) for i in range(4)},
+        "w": np.linspace(-1, 1, 80 * 80, dtype=np.float32).reshape(80, 80),
+    }
+    right = {**left, "w": left["w"].copy()}
+    right["w"][70, 3] = 5
+    kernel = explore(tv.diff(left, right))
+    pane = looked_at(kernel, "w")
+    assert pane.locator(".section").all_inner_texts()[:3] == ["other - first", "first", "values"]
+    parts = pane.get_by_role("group", name="values")
+    assert parts.count() == 3 and "max |Δ|" in settled(kernel.page).locator(".detail").inner_text()
+    parts.nth(2).get_by_role("spinbutton").first.fill("2")
+    kernel.rest()
+    assert "slice" in [message.get("content", {}).get("op") for message in kernel.sent[0]]
+    assert "[2:66" in parts.nth(2).locator("iframe").get_attribute("srcdoc")
+    kernel.page.locator(".row", has_text="×4").locator(".badge").click()
+    kernel.rest()
+    assert kernel.widgets[0].value == "['w']" and row(kernel.page, "a3").count() == 1

@@ -20,7 +20,7 @@ from treeviz.analysis.details.sections import (
     statistics,
     text,
 )
-from treeviz.analysis.details.window import window
+from treeviz.analysis.details.window import Window, window
 from treeviz.analysis.devices import bytes_by_device
 from treeviz.explorer.weak_tree import WeakTree
 from treeviz.tree.kinds import KINDS
@@ -123,12 +123,12 @@ class Explored:
             case "detail":
                 has_stats = "rms" in self.view.table.columns
                 return chain(
-                    [lambda: _window_section(node)],
+                    [lambda: window_section(node)],
                     detail_parts(node, kind, budget, stats=not has_stats),
                     [lambda: referrers_button(kind)],
                 )
             case "slice":
-                return [lambda: _window_section(node, numbers[:2], numbers[2:])]
+                return [lambda: window_section(node, numbers[:2], numbers[2:])]
             case "statistics":
                 return [lambda: statistics(node, most_elements=MOST_STORED)]
             case "referrers":
@@ -145,25 +145,29 @@ def _device_section(table: TreeTable, row: int) -> list[Section]:
     return [{"kind": "pairs", "title": "bytes on each device", "pairs": pairs}] if pairs else []
 
 
-def _window_section(node: Any, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> list[Section]:
+def window_section(node: Any, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> list[Section]:
     """A picture of a part of an array, and what the page needs to request another part."""
-    from treeviz.integrations.treescope import is_drawable, window_picture
+    from treeviz.integrations.treescope import is_drawable
 
     if not is_array(node) or not is_drawable(node := plain_array(node)):
         return []
-    part = window(node, axes, starts)
-    html, height = window_picture(part, str(node.dtype))
-    return [
-        {
-            "kind": "window",
-            "shape": list(node.shape),
-            "axes": part.axes,
-            "starts": part.starts,
-            "sizes": part.sizes,
-            "html": html,
-            "height": height,
-        }
-    ]
+    return [drawn_section(window(node, axes, starts), node.shape, str(node.dtype))]
+
+
+def drawn_section(part: Window, shape: Sequence[int], dtype: str) -> Section:
+    """A window of an array as a section."""
+    from treeviz.integrations.treescope import window_picture
+
+    html, height = window_picture(part, dtype)
+    return {
+        "kind": "window",
+        "shape": list(shape),
+        "axes": part.axes,
+        "starts": part.starts,
+        "sizes": part.sizes,
+        "html": html,
+        "height": height,
+    }
 
 
 def _is_another(

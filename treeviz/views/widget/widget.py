@@ -185,4 +185,5 @@ class TreeWidget(DisplayedWidget):
 
 
 def _open_paths(view: TreeView) -> list[str]:
-    return [path_name(view.table, row) for row in first_open(view.table, view.depth, MOST_EXPANDED)]
+    rows = (view.diff or {}).get("open") or first_open(view.table, view.depth, MOST_EXPANDED)
+    return [path_name(view.table, row) for row in rows]

@@ -32,13 +32,13 @@ function showDetails(view, row, request) {
   fill(place, ask, "detail");
 }
 
-/** Ask Python, and put the answer in place of the content. @param {HTMLElement} place @param {Ask} ask @param {string} operation */
-async function fill(place, ask, operation) {
+/** Ask Python, and put the answer in place of the content. @param {HTMLElement} place @param {Ask} ask @param {string} operation @param {...number} numbers */
+async function fill(place, ask, operation, ...numbers) {
   const line = h("p", { role: "status" });
   const setLine = (text) => (line.textContent = text);
   const timers = [setTimeout(() => (setLine("reading…"), place.replaceChildren(line)), WAIT_MS)];
   timers.push(setTimeout(() => setLine("the kernel is busy or stopped"), LONG_MS));
-  const answer = await ask(operation);
+  const answer = await ask(operation, ...numbers);
   timers.forEach(clearTimeout);
   if (!answer) return place.replaceChildren();
   const sections = answer.error ? [{ kind: "text", tone: "bad", text: answer.error }] : answer.sections ?? [];
@@ -70,8 +70,8 @@ const PAINTERS = {
     const more = nMore ? [h("div", {}, `… ${nMore.toLocaleString("en")} more`)] : [];
     return h("div", { class: "shards", style: `grid-template-columns:repeat(${columns}, minmax(9ch, 1fr))` }, ...drawn, ...more);
   },
-  button({ label, operation }, ask) {
-    const place = h("div", {}, h("button", { click: () => fill(place, ask, operation) }, label));
+  button({ label, operation, arguments: numbers = [] }, ask) {
+    const place = h("div", {}, h("button", { click: () => fill(place, ask, operation, ...numbers) }, label));
     return place;
   },
   window: (section, ask) => new Part(section, ask).element,
@@ -83,6 +83,8 @@ class Part {
   constructor(section, ask) {
     this.shape = section.shape;
     this.axes = section.axes;
+    /** What its requests begin with. */
+    this.numbers = section.arguments ?? [];
     this.ask = ask;
     this.frame = h("iframe", { sandbox: "allow-scripts", title: "values" });
     this.trouble = h("p", { "data-tone": "bad", hidden: true });
@@ -134,7 +136,7 @@ class Part {
   /** @param {boolean} isOther whether other axes are shown */
   async show(isOther) {
     this.element.ariaBusy = "true";
-    const answer = await this.ask("slice", ...this.axes, ...this.starts);
+    const answer = await this.ask("slice", ...this.numbers, ...this.axes, ...this.starts);
     if (!answer) return;
     this.element.ariaBusy = "false";
     const [section] = answer.sections ?? [];

@@ -96,9 +96,10 @@ function prepare(view, model, logPane, signal) {
   const requests = new Requests(model, view, signal);
   view.request = (operation, numbers) => requests.ask(operation, numbers);
   view.root.append(logPane.element);
-  // What is open and selected is shared with Python, node by node: levels open together, and nothing is folded unless a reader asks.
+  // What is open and selected is shared with Python, node by node: levels open together, and nothing is folded unless a reader asks, but what is the same
+  // in a diff.
   const { rows, tree } = view;
-  rows.isFolding = false;
+  rows.isFolding = !!tree.header.diff;
   rows.openTo(tree.header.open ?? depthFor(tree, 30));
   rows.update();
   return requests;
