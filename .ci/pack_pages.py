@@ -26,21 +26,27 @@ TERSER = "terser@5.51.2"
 # Not unsafe_comps, which makes low >= high of !(low < high): NaN is neither.
 SHORTER = "passes=6,ecma=2022,unsafe=true,unsafe_arrows=true,unsafe_methods=true,pure_getters=true"
 
+# Names of the browser, too, on whose objects nothing here uses them.
+OURS = (
+    "anchor element emit end grid index isOpen layout next opened order parent position resize root run searchBox "
+    "selected setStatus types update view visible write"
+)
+
 
 def minified(text: str, *options: str) -> str:
     command = ["--yes", TERSER, "--module", "--compress", SHORTER, "--mangle", *options]
     return npx(command, return_completed_process=True, input=text, stdout=PIPE, text=True, check=True).stdout.strip()
 
 
-def own_names(text: str) -> str:
-    """A pattern for the properties that can have shorter names: those of our classes that nothing knows as a text.
+def own_names(text: str) -> set[str]:
+    """The properties that can have shorter names: those of our classes that nothing knows as a text.
 
     The names in a payload and in `dataset` are texts; terser itself knows those of the browser.
     """
     sources = (Path(str(module.__file__)).read_text("utf-8") for module in (payload, series_payload, histogram_payload))
     known = re.findall(r"""(?:["'`]|dataset\.)(\w+)""", text + "".join(sources))
     own = re.findall(r"this\.(\w{3,})", text) + re.findall(r"\n(?:get |async )?(\w{3,})\([^)\n]*\) \{", text)
-    return "|".join(sorted({*own} - {*known}))
+    return {*own} - {*known}
 
 
 def shortened(text: str) -> str:
@@ -51,10 +57,17 @@ def shortened(text: str) -> str:
     return re.sub(r"\bconst (?=[\w{[])", "let ", text)
 
 
+def packed_names(readable: str) -> str:
+    """The minified text, in a function of its own, where all names can be shortened; terser knows the browser's."""
+    text, own = f"(() => {{{shortened(readable)}}})()", own_names(readable)
+    names = "|".join(sorted(own))
+    short = minified(text, "--mangle-props", f"regex=/^({names})$/")
+    names = "|".join(sorted(own - ({*re.findall(r"\.(\w+)", short)} - {*OURS.split()})))
+    return minified(text, "--mangle-props", f"builtins=true,regex=/^({names})$/")
+
+
 packed_loader_file().write_text(f"{stamp(readable_loader_text())}\n{minified(readable_loader_text())}", "utf-8")
 for part in PARTS:
     readable = readable_page_module(part)
-    # In a function of its own all names can be shortened.
-    short = minified(f"(() => {{{shortened(readable)}}})()", "--mangle-props", f"regex=/^({own_names(readable)})$/")
-    deflated = compress(short.encode(), numiterations=30)[2:-4]  # without what zlib puts around it
+    deflated = compress(packed_names(readable).encode(), numiterations=30)[2:-4]  # without what zlib puts around it
     packed_file(part).write_text(f"{stamp(readable)}\n{in_characters(deflated)}", "utf-8")

@@ -748,6 +748,12 @@ def test_no_accessibility_rule_is_broken(shown, shots, dark, width):
 def test_names_are_whole_and_what_does_not_fit_is_to_their_right(shown):
     page = shown(model(), width=480)
     titles = ["name", "type", "elements", "bytes"]
+    assert settled(page).locator(".head button").all_inner_texts() == ["name", "type", "bytes"]
+    assert box(page, ".tools")["height"] <= 70, "two lines"
+    end = box(page, "#row1 .bytes")
+    assert end["x"] + end["width"] <= 480 and page.get_by_role("button", name=" ›").is_hidden()
+    page.get_by_text("columns").click()
+    page.get_by_role("checkbox", name="elements").check()
     assert settled(page).locator(".head button").all_inner_texts() == titles
     cut = "(keys) => keys.filter((key) => key.scrollWidth > key.clientWidth).length"
     assert page.locator(".row .key").evaluate_all(cut) == 0
@@ -763,6 +769,23 @@ def test_names_are_whole_and_what_does_not_fit_is_to_their_right(shown):
     )
     row(page, "embed").click()
     assert settled(page).locator(".head button").all_inner_texts() == titles, "details take no column away"
+
+
+def test_a_view_is_as_wide_as_its_columns_and_has_its_details_beside_them(shown):
+    page = shown(model(), width=1920)
+    columns = box(page, ".scroller")
+    assert columns["width"] < 1100 and box(page, ".tools")["width"] == pytest.approx(columns["width"], abs=1)
+    row(page, "embed").click()
+    assert box(page, ".scroller") == pytest.approx(columns, abs=1)
+    assert columns["x"] + columns["width"] <= box(page, ".side")["x"] + 1
+    assert box(page, ".side")["width"] > 500
+    for width in (700, 1300):
+        page.set_viewport_size({"width": width, "height": 700})
+        page.wait_for_function(
+            "(width) => { const root = document.querySelector('.treeviz').shadowRoot.querySelector('.treeviz');"
+            "return Math.abs(width - 16 - root.offsetWidth) < 2 }",
+            arg=width,
+        )
 
 
 def test_an_edge_is_dragged_and_a_double_click_fits_its_column(shown):
@@ -813,6 +836,17 @@ def test_on_paper_stand_all_rows_in_sight(shown):
     page.emulate_media(media="screen")
     page.evaluate("() => dispatchEvent(new Event('afterprint'))")
     assert settled(page).locator(".row").count() < 60
+
+
+def test_on_paper_each_column_is_whole_or_left_out(shown):
+    page = shown(model(), stats=True)
+    assert page.locator(".head button").count() > 9
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    view, *titles = [each.bounding_box() for each in settled(page).locator("div.treeviz, .head button").all()][1:]
+    assert 6 < len(titles) < 11
+    edge = 12  # of a title, to drag
+    assert titles[-1]["x"] + titles[-1]["width"] - edge <= view["x"] + view["width"] <= 1060
 
 
 # The page's surroundings

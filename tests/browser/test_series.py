@@ -302,6 +302,7 @@ def test_a_print_begins_with_the_legend_and_the_findings(shown):
     assert box(page, ".printed")["y"] < box(page, ".head")["y"]
     widths = [box(page, f".{part}") for part in ("tree", "heat-map")]
     assert widths[0]["x"] + widths[0]["width"] <= widths[1]["x"] + 1, "nothing is covered"
+    assert box(page, ".axis")["x"] == pytest.approx(widths[1]["x"], abs=1)
 
 
 def test_a_linear_series_cannot_be_made_logarithmic(shown):

@@ -54,7 +54,7 @@ def pack(view: View) -> bytes:
     """
     buffers = _Buffers()
     table = view.table
-    shown = {column.name for column in view.columns_beside} - {"leaves"}  # they stand behind the type
+    shown = {column.name for column in view.columns_beside if not _is_blank(column)} - {"leaves"}  # beside the type
     further = [column for column in table.columns.values() if not _says_nothing(column)]
     columns = {column.name: column for column in (*view.columns, *further)}
     header = {
@@ -198,6 +198,11 @@ def _values(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str, An
     levels = buffers.add(np.asarray(column.levels))
     bad = {} if column.bad is None else {"bad": buffers.add(column.bad)}
     return {"levels": levels, "codes": codes, "rollup": column.rollup, "blank": hidden_value(column), **bad}
+
+
+def _is_blank(column: Column) -> bool:
+    """Whether no cell shows anything."""
+    return hidden_value(column) == 0 and not np.asarray(column.levels).any()
 
 
 def hidden_value(column: Column) -> int | None:

@@ -57,6 +57,7 @@ def nan_rows(view: View) -> list[int]:
     """The rows with NaN or infinities, each once."""
     bad = [column.bad for column in view.columns if column.bad is not None]
     bad += [each.bad.any(axis=1) for each in view.series]
+    bad += [column.values > 0 for column in view.columns if column.name.endswith(".nonfinite")]  # of another tree
     return list(
         dict.fromkeys([*_noted(view, "nonfinite"), *(row for each in bad for row in np.flatnonzero(each).tolist())])
     )

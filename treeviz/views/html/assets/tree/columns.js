@@ -13,7 +13,7 @@ const SMALL_STEP = 8;
 const LABEL = 60;
 // The part of a view that names, and types, take at most if there are other columns.
 const MOST_NAMES = 0.45;
-const MOST_TYPES = 0.35;
+const MOST_TYPES = 0.32;
 // Rows and labels that are measured.
 const MAX_MEASURED = 4000;
 const MAX_LABELS = 1000;

@@ -44,9 +44,10 @@ export class Grid {
     this.nPrinted = 0;
     /** How many pixels of a width are reserved for the heat map. @type {(width: number) => number} */
     this.reservedWidth = () => 0;
-    const observer = new ResizeObserver(() => this.resize());
-    observer.observe(this.element);
-    view.signal.addEventListener("abort", () => observer.disconnect());
+    /** mount.js adds the host: a view that is as wide as its columns does not grow with it. */
+    this.observer = new ResizeObserver(() => this.resize());
+    this.observer.observe(this.element);
+    view.signal.addEventListener("abort", () => this.observer.disconnect());
   }
 
   get nInSight() {
@@ -54,11 +55,15 @@ export class Grid {
   }
 
   resize() {
+    const { root } = this.view;
+    root.style.maxWidth = "none"; // all that there is
     const { clientWidth } = this.element;
-    this.width = clientWidth - this.reservedWidth(clientWidth);
-    this.view.root.classList.toggle("narrow", this.view.root.clientWidth < 940);
-    this.view.root.classList.toggle("roomy", this.view.root.clientWidth > 1280);
+    root.classList.toggle("narrow", root.clientWidth < 940);
+    this.isSlim = root.classList.toggle("slim", root.clientWidth < 600);
+    this.reserved = this.reservedWidth(clientWidth);
+    this.width = clientWidth - this.reserved;
     this.layOut();
+    root.style.maxWidth = "";
     this.paintHead();
     this.paint(true);
   }
@@ -66,13 +71,19 @@ export class Grid {
   /** Give the columns their widths, by what is open. */
   layOut() {
     const before = this.columns;
-    this.columns = this.view.columns.filter((column) => !column.hidden);
-    this.layout = this.widths.layOut(this.columns, this.width);
+    // On a phone the shape says how many elements there are, unless the reader wants the column.
+    this.columns = this.view.columns.filter(({ hidden, name }) => !(hidden ?? (this.isSlim && name === "elements")));
+    const fit = () => (this.layout = this.widths.layOut(this.columns, this.width));
+    const { ends } = fit();
+    if (this.nPrinted) {
+      this.columns = this.columns.filter((_, i) => ends[i + 1] <= this.width);
+      fit();
+    }
     const { widths, total, step } = this.layout;
-    const style = `--tracks:${widths.map((width) => `${width}px`).join(" ")} 1fr;--total:${total}px;--step:${step}px`;
+    const style = `--tracks:${widths.map((width) => `${width}px`).join(" ")} 1fr;--total:${total}px;--step:${step}px;--most:${this.reserved ? 9999 : Math.max(1040, total) + 20}px`;
     if (style !== this.style) {
       this.style = style;
-      for (const each of style.split(";")) this.element.style.setProperty(...each.split(":"));
+      for (const each of style.split(";")) this.view.root.style.setProperty(...each.split(":"));
     }
     // Each sticky cell costs the browser something.
     this.element.classList.toggle("sliding", total > this.width);
@@ -254,7 +265,7 @@ export class Grid {
       else if (column.draw) cells[i].replaceChildren(column.draw(row));
       else cells[i].textContent = texts[i];
       cells[i].classList.toggle("dim", texts[i].includes("←"));
-      cells[i].classList.toggle("bad", texts[i] === "NaN/Inf");
+      cells[i].classList.toggle("bad", /NaN|Inf/.test(texts[i] !== "0" && texts[i] && column.title + texts[i]));
       if (hasBar(column)) cells[i].style.setProperty("--share", `${shareOf(column, row, rows.folds)}%`);
     });
   }

@@ -32,6 +32,7 @@ import { toolbar } from "./toolbar.js";
 import { additions, View } from "./view.js";
 
 const MAX_PRINTED = 2000;
+const PRINTED_WIDTH = 1040; // pixels: browsers shrink as much to a sheet of A4
 
 /**
  * Show a packed table in `host`, in place of its content. An error is shown there as one line.
@@ -92,6 +93,7 @@ export function show(host, tree, signal, prepare = () => {}) {
   view.on("select", () => host.dispatchEvent(new CustomEvent("treeviz-select", { detail: { rows: [...view.selected] } })));
   prepare(view);
   shadow.replaceChildren(root);
+  view.grid.observer.observe(host);
   followTheme(host, root, signal);
   view.emit("shown");
   return view;
@@ -120,12 +122,13 @@ function listenToMouse(view) {
   grid.tree.addEventListener("mousedown", (event) => event.shiftKey && event.preventDefault());
 }
 
-/** A printed page cannot be scrolled, so all open rows are printed, up to MAX_PRINTED. @param {View} view */
+/** A printed page cannot be scrolled, so all open rows are printed, up to MAX_PRINTED, and the columns that are whole. @param {View} view */
 function listenToPrinting(view) {
-  const { grid, rows, signal } = view;
+  const { grid, rows, root, signal } = view;
   const print = (printing) => {
     grid.nPrinted = printing ? Math.min(rows.count, MAX_PRINTED) : 0;
-    grid.paint(true);
+    root.style.width = printing ? `${PRINTED_WIDTH}px` : "";
+    grid.resize();
   };
   addEventListener("beforeprint", () => print(true), { signal });
   addEventListener("afterprint", () => print(false), { signal });

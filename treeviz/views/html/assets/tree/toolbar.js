@@ -5,12 +5,11 @@ import { h, menu } from "./dom.js";
 import { savePicture } from "./picture.js";
 
 const HELP = [
-  "attn  bf16 — in the key path, type, dtype, shape or value",
-  "layers/*/weight — a glob; ** for any number of keys",
+  "attn  bf16 — in path, type, dtype, shape or value",
+  "layers/*/weight — a glob; ** any keys",
   "dtype:float  shape:*,768  kind:opaque  type:Linear  key:w*",
-  "bytes:>1M  elements:1k..2k — any column of numbers",
-  "nan  inf  zeros — leaves with such values",
-  "is:shared  is:error",
+  "bytes:>1M  elements:1k..2k — any column",
+  "nan  inf  zeros  is:shared  is:error",
   'a b — both   a | b — either   -a — not   "a b" — literally',
 ];
 
@@ -37,7 +36,7 @@ export function toolbar(view) {
     button("↑", "Previous match (Shift-Enter)", () => view.search.next(-1)),
     button("↓", "Next match (Enter)", () => view.search.next(1)),
     button("select all", "Select all matches", () => view.selectMatches()),
-    h("label", { title: "hide the rows that do not match" }, filter, "only matches"),
+    h("label", {}, filter, "only matches"),
   );
 
   const depths = Math.min(tree.maxDepth, 9);
@@ -52,7 +51,7 @@ export function toolbar(view) {
   const choices = () =>
     [...view.columns, ...view.panels].map((column) => {
       const box = h("input", { type: "checkbox", change: () => ((column.hidden = !box.checked), view.grid.resize()) });
-      box.checked = !column.hidden;
+      box.checked = !(column.hidden ?? !view.grid.columns.includes(column));
       return h("label", { title: column.help || undefined }, box, column.title);
     });
   view.on("status", ({ text, isError, query, name }) => {

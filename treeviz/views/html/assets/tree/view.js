@@ -31,7 +31,7 @@ export class View extends EventTarget {
     const typeColumn = { name: "type", title: "type", format: "type", help: "", hidden: false };
     /** @type {any[]} */
     this.columns = [typeColumn, ...tree.columns.filter((column) => column.name !== "type")];
-    for (const column of tree.columns) column.hidden = !column.shown;
+    for (const column of tree.columns) if (!column.shown) column.hidden = true;
     /** @type {{column: any, descending: boolean}} */
     this.sorting = { column: null, descending: false };
     this.active = 0;
@@ -220,7 +220,7 @@ function outliersOf(tree) {
       if (/error|cycle|hides|diff|warn/.test(kind)) wrong.push(+row);
       else if (kind === "nonfinite") bad.add(+row);
     }
-  for (const { bad: isBad } of tree.columns) isBad?.forEach((is, row) => is && bad.add(row));
+  for (const { name, bad: isBad, values } of tree.columns) (name.endsWith(".nonfinite") ? values : isBad)?.forEach((is, row) => is > 0 && bad.add(row));
   return [wrong, [...bad]];
 }
 

@@ -41,7 +41,7 @@ export function transferState(before, view, rows) {
   view.anchor = stay(before.anchor);
   for (const column of view.columns) {
     const old = before.columns.find(({ name }) => name === column.name);
-    if (old) column.hidden = old.hidden;
+    if (old && !!old.hidden === !!old.shown) column.hidden = old.hidden; // the reader's choice
   }
   const { column, descending } = before.sorting;
   const sorted = column && [view.keyColumn, ...view.columns].find(({ name }) => name === column.name);
