@@ -10,7 +10,7 @@ import numpy as np
 from jax import tree_util
 
 from treeviz.analysis.facts import common_mesh, fact_columns
-from treeviz.analysis.sizes import size_columns
+from treeviz.analysis.sizes import headline, size_columns
 from treeviz.steps.compiles.arguments import argument_names
 from treeviz.steps.compiles.flattening import Flattening, measure_flattening
 from treeviz.steps.compiles.program import Buffers, read_buffers
@@ -85,7 +85,7 @@ def _view(table: TreeTable, rows: np.ndarray, buffers: Buffers, flattening: Flat
             n_bytes["reused"] += size
         elif buffers.why_not[i]:
             in_vain[path], texts[row] = buffers.why_not[i], "donated in vain"
-            notes[row] = (Note("warning", f"donated in vain: {buffers.why_not[i]}"),)
+            notes[row] = (Note("warning", in_vain[path]),)
         elif buffers.donated[i]:
             texts[row] = "donated; not known if reused"
     column = Column("buffer", "buffer", texts, help="The result that reuses the donated buffer, or why there is none")
@@ -97,7 +97,7 @@ def _view(table: TreeTable, rows: np.ndarray, buffers: Buffers, flattening: Flat
     told += [f"{len(in_vain):,} donated in vain"] if in_vain else []
     told += [f"{len(never_read):,} never read"] if never_read else []
     told += [flattening.text] if flattening is not None else []
-    view = StepArguments(table.with_headline(*told), table.chosen(["buffer", "bytes"]))
+    view = StepArguments(table.with_headline(*told, *headline(table)), table.chosen(["buffer", "bytes"]))
     found = {"reused": reused, "in_vain": in_vain, "never_read": never_read, "flattening": flattening}
     for name, value in found.items():
         object.__setattr__(view, name, value)
