@@ -134,8 +134,10 @@ def columns_of_cells(
             cells.append(_charts(table, column, rows, glyphs))
         else:
             values = table.rolled(column)
-            levels, codes = np.unique(values[rows], return_inverse=True)
-            cells.append(_numbers(column, levels, codes, rows, glyphs)._replace(name=column.name))
+            # NaN is no value. Hide zeros in integer sums; float columns show them.
+            is_blank = column.rollup == "sum" and column.format != "number" and values.dtype.kind in "iu"
+            levels, codes = _distinct(values[rows].tolist())
+            cells.append(_numbers(column, levels, codes, rows, 0 if is_blank else None, glyphs))
             if column.format == "bytes" and column.rollup == "sum" and values[0] > 0:
                 cells += [*_shares(levels, codes, float(values[0]), glyphs)]
     return cells
@@ -152,11 +154,17 @@ def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> 
     return [_right(title, list(map(glyphs.fit, last_texts(main, rows))), everything), _left("", sparks, everything)]
 
 
-def _numbers(column: Column, levels: np.ndarray, codes: np.ndarray, rows: np.ndarray, glyphs: Glyphs) -> Cells:
+def _distinct(values: list[float]) -> tuple[list[float], np.ndarray]:
+    """The different ones among the values, and for each value which of them it is."""
+    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    return [*codes], np.array([codes[value] for value in values])
+
+
+def _numbers(
+    column: Column, levels: list[float], codes: np.ndarray, rows: np.ndarray, hidden: int | None, glyphs: Glyphs
+) -> Cells:
     write = WRITE[column.format]
-    # NaN is no value. Hide zeros in integer sums; float columns show them.
-    hidden = 0 if column.rollup == "sum" and column.format != "number" and levels.dtype.kind in "iu" else None
-    texts = ["" if level != level or level == hidden else write(level) for level in levels.tolist()]
+    texts = ["" if level != level or level == hidden else write(level) for level in levels]
     if column.bad is not None:
         texts, codes = [*texts, BAD], np.where(column.bad[rows], len(texts), codes)
     if column.spans is not None:
@@ -165,7 +173,7 @@ def _numbers(column: Column, levels: np.ndarray, codes: np.ndarray, rows: np.nda
             if texts[codes[i]] != BAD:
                 codes[i] = len(texts)
                 texts.append(glyphs.fit(text))
-    return _right(glyphs.fit(column.title), texts, codes)
+    return _right(glyphs.fit(column.title), texts, codes)._replace(name=column.name)
 
 
 def _right(title: str, texts: list[str], codes: np.ndarray, is_extra: bool = False) -> Cells:
@@ -187,9 +195,9 @@ def narrowed(cells: Cells, width: int, glyphs: Glyphs) -> Cells:
     return cells._replace(title=title, width=width, texts=[texts[text] for text in cells.texts])
 
 
-def _shares(levels: np.ndarray, codes: np.ndarray, whole: float, glyphs: Glyphs) -> tuple[Cells, Cells]:
-    bars = [_bar(level / whole, glyphs) for level in levels.tolist()]
-    percents = [percent_text(level, whole) for level in levels.tolist()]
+def _shares(levels: list[float], codes: np.ndarray, whole: float, glyphs: Glyphs) -> tuple[Cells, Cells]:
+    bars = [_bar(level / whole, glyphs) for level in levels]
+    percents = [percent_text(level, whole) for level in levels]
     return Cells(" " * _N_BARS, _N_BARS, _take(bars, codes), True), _right("", percents, codes, True)
 
 

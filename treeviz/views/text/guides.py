@@ -81,17 +81,16 @@ def _shows_some(truncated: Truncated, parents: np.ndarray) -> np.ndarray:
 
 def key_labels(table: TreeTable, rows: np.ndarray, n_levels: int, glyphs: Glyphs) -> tuple[list[str], list[int]]:
     """The labels of the rows, and the display width of each together with its guide."""
-    labels = [glyphs.fit(key.label or key.keystr) for key in table.keys]
-    label_widths = np.array([display_width(label) for label in labels], dtype=np.int64)
-    codes, depths = table.key_codes[rows], table.depth[rows].astype(np.int64)
-    positions = table.position[rows]
+    codes, depths = table.key_codes[rows].tolist(), table.depth[rows].astype(np.int64)
+    labels = {code: glyphs.fit(table.keys[code].label or table.keys[code].keystr) for code in set(codes)}
+    label_widths = {code: display_width(label) for code, label in labels.items()}
     shown = [
         labels[code] if code else f"[{position}]"
-        for code, position in zip(codes.tolist(), positions.tolist(), strict=True)
+        for code, position in zip(codes, table.position[rows].tolist(), strict=True)
     ]
     shown[0] = glyphs.fit(visible(table.name))
-    n_digits = np.searchsorted(10 ** np.arange(1, 10), positions, side="right") + 1
-    widths = np.where(codes > 0, label_widths[codes], n_digits + 2) + 3 * np.minimum(depths, n_levels + 1)
+    own = [label_widths[code] if code else len(label) for code, label in zip(codes, shown, strict=True)]
+    widths = np.array(own) + 3 * np.minimum(depths, n_levels + 1)
     deep = np.flatnonzero(depths > n_levels)
     widths[deep] += np.searchsorted(10 ** np.arange(1, 10), depths[deep], side="right") + 2
     widths[0] = display_width(shown[0])
