@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from treeviz.inspector.exported import to_records
 from treeviz.inspector.runs import Runs
 from treeviz.inspector.views import finding_lines, whole_view
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.nan_origin.kept_inputs import KeptInputs, locate_nan_in_kept
-from treeviz.steps.recording.history import History
+from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.recording.history_file import save
 from treeviz.steps.recording.recorder import Recorder
 from treeviz.views.tree_view import TreeView
@@ -100,6 +101,22 @@ class Measured:
             return whole_view(earlier, self.name, findings(earlier, thresholds=self.thresholds), source=source)
         lost, keeps_inputs = [*self._recorder.lost, *self._runs.remarks(source)], self._inputs is not None
         return whole_view(self.history, self.name, self.findings, source=source, lost=lost, keeps_inputs=keeps_inputs)
+
+    def to_records(self, source: str | None = None) -> list[dict[str, Any]]:
+        """A dict for each leaf and step that is kept: "step", "path", and each statistic, as "norm" and "nonfinite".
+
+            pandas.DataFrame(inspector.to_records()).pivot(index="step", columns="path", values="norm")
+
+        Where older steps were merged, "first_step" is below "step", a value is that of the last of them, and a count is
+        their sum.
+
+        Args:
+          source: The tree, one of `history.sources`; by default the first gradient.
+
+        Raises:
+          LookupError: Nothing was measured yet.
+        """
+        return to_records(self.history, source or main_source(self.history))
 
     def save(self, path: str | Path) -> Path:
         """Write the view (.html, .txt, .json, .svg, .png) or the history (.treeviz) to a file.

@@ -18,6 +18,7 @@ from treeviz.views.picture.draw import draw
 from treeviz.views.picture.png import png
 from treeviz.views.picture.shapes import Picture
 from treeviz.views.picture.svg import svg
+from treeviz.views.records import to_records
 from treeviz.views.save import open_page, write
 from treeviz.views.text.terminal import glyphs_of, terminal_color
 from treeviz.views.text.text import text
@@ -73,6 +74,17 @@ class TreeView(View):
     def json(self) -> str:
         """All rows as JSON; `treeviz.views.json.to_json` documents the format."""
         return to_json(self)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """A dict for each row, depth first: its path, type, shape, dtype, sizes, and the value of each column.
+
+            import pandas
+            pandas.DataFrame(treeviz.render({"w": jnp.ones((3, 4))}, stats=True).to_records())
+
+        A node's values are those of all below it: its "elements" are their sum. A missing value is NaN. Polars takes
+        the same list, and so does Arrow: `pyarrow.Table.from_pylist`.
+        """
+        return to_records(self)
 
     def picture(self) -> Picture:
         """The first rows as a picture, for `.svg` and `.png`."""
