@@ -49,18 +49,27 @@ def read_gguf(path: Path) -> Iterator[tuple[str, Stored]]:
         tensors, start = _Header(file).tensors()
         size = os.fstat(file.fileno()).st_size
     ranges, found = [], []
+    known: dict[tuple[tuple[int, ...], int], tuple[Any, int]] = {}  # the arrays of a model have few shapes
     for name, shape, code, offset in tensors:
-        shown = f"the tensor {visible(name, 100)!r}"
-        kind = GGMLQuantizationType(code)
-        n_in_block, n_bytes_of_block = GGML_QUANT_SIZES[kind]
-        n_numbers = n_bytes_of(shown, shape, np.dtype(np.uint8))
-        if n_numbers % n_in_block or (shape and shape[-1] % n_in_block):
-            raise ValueError(f"{shown} of {kind.name} has a last axis of {shape[-1]:,}, and blocks of {n_in_block}")
-        n_bytes = n_numbers // n_in_block * n_bytes_of_block
-        ranges.append((offset, offset + n_bytes, shown))
+        if (shape, code) not in known:
+            kind = GGMLQuantizationType(code)
+            known[shape, code] = kind, _n_bytes(_shown(name), kind, shape, *GGML_QUANT_SIZES[kind])
+        kind, n_bytes = known[shape, code]
+        ranges.append((offset, offset + n_bytes, name))
         found.append((name, _stored(path, name, kind, shape, n_bytes, start + offset)))
     _check_ranges(ranges, size - start)
     return iter(without_repeats(found).items())
+
+
+def _shown(name: str) -> str:
+    return f"the tensor {visible(name, 100)!r}"
+
+
+def _n_bytes(shown: str, kind: Any, shape: tuple[int, ...], n_in_block: int, n_bytes_of_block: int) -> int:
+    n_numbers = n_bytes_of(shown, shape, np.dtype(np.uint8))
+    if n_numbers % n_in_block or (shape and shape[-1] % n_in_block):
+        raise ValueError(f"{shown} of {kind.name} has a last axis of {shape[-1]:,}, and blocks of {n_in_block}")
+    return n_numbers // n_in_block * n_bytes_of_block
 
 
 def _stored(path: Path, name: str, kind: Any, shape: tuple[int, ...], n_bytes: int, start: int) -> Stored:
@@ -89,12 +98,12 @@ def _values(chunks: Any, kind: Any, stored: Stored) -> Iterator[np.ndarray]:
 
 def _check_ranges(ranges: list[tuple[int, int, str]], n_data: int) -> None:
     last, before = 0, ""
-    for start, end, shown in sorted(ranges):
+    for start, end, name in sorted(ranges):
         if start < last and end > start:
-            raise ValueError(f"{shown} overlaps {before}")
+            raise ValueError(f"{_shown(name)} overlaps {_shown(before)}")
         if end > n_data:
-            raise ValueError(f"{shown} ends at byte {end:,} of the values, and {max(n_data, 0):,} are there")
-        last, before = max(last, end), shown
+            raise ValueError(f"{_shown(name)} ends at byte {end:,} of the values, and {max(n_data, 0):,} are there")
+        last, before = max(last, end), name
 
 
 class _Header:
@@ -129,8 +138,8 @@ class _Header:
         name, n_axes = self._text(), self._number("<I")
         if n_axes > _MOST_AXES:
             raise ValueError(f"the tensor {visible(name, 100)!r} has {n_axes:,} axes")
-        shape = tuple(self._number("<Q") for _ in range(n_axes))[::-1]
-        return name, shape, self._number("<I"), self._number("<Q")
+        *axes, kind, offset = struct.unpack(f"<{n_axes}QIQ", self._read(8 * n_axes + 12))
+        return name, tuple(axes[::-1]), kind, offset
 
     def _skip_value(self, kind: int, level: int = 0) -> None:
         if kind == _TEXT:

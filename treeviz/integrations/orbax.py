@@ -34,7 +34,7 @@ _UNFINISHED = ".orbax-checkpoint-tmp"
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 _SEQUENCE = 1  # the type of a key in a list
 _PLACEHOLDER = "PLACEHOLDER://"
-_HEADERS = (".zarray", "zarr.json")
+_HEADERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # and the drivers of TensorStore
 _EMPTY: dict[str, Callable[[], Any]] = {"Dict": dict, "List": list, "Tuple": tuple, "NamedTuple": tuple}
 _EMPTY["None"] = lambda: None
 
@@ -118,7 +118,7 @@ class _Entry(NamedTuple):
 def _read_tree(folder: Path) -> Any:
     headers = _Headers(folder)
     if (folder / "_METADATA").is_file():
-        entries = _entries(parse_json(read_bounded(folder / "_METADATA", _MOST_JSON)))
+        entries = _entries(read_bounded(folder / "_METADATA", _MOST_JSON))
         texts = _texts(folder) if any(entry.kind == "string" for entry in entries) else {}
         names = [entry.name for entry in entries if entry.kind not in (*_EMPTY, "string")]
         found = headers.read(names)
@@ -139,9 +139,12 @@ def _by_names(tree: Any) -> dict[str, Any]:
     return {".".join(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path): leaf for path, leaf in paths}
 
 
-def _entries(metadata: Any) -> list[_Entry]:
+def _entries(text: bytes) -> list[_Entry]:
+    metadata = parse_json(text, None)
     if not isinstance(metadata, dict) or not isinstance(metadata.get("tree_metadata"), dict):
         raise ValueError("its _METADATA has no tree_metadata")
+    if text.count(b'"value_metadata"') != len(metadata["tree_metadata"]):
+        parse_json(text)  # which tells of a name that it has twice
     entries = []
     for each in metadata["tree_metadata"].values():
         keys = tuple((str(key["key"]), int(key["key_type"])) for key in each["key_metadata"])
@@ -241,8 +244,11 @@ class _Headers:
         found: dict[str, Stored] = {}
         for header in _HEADERS:
             left = [name for name in names if name not in found]
+            known: dict[bytes, tuple[tuple[int, ...], np.dtype]] = {}  # the arrays of a model have few shapes
             for name, text in read(left, header):
-                found[name] = self._stored(name, header, text)
+                if text not in known:
+                    known[text] = _shape_and_dtype(name, text, header)
+                found[name] = Stored(*known[text], partial(self._values, header), name)
         return found
 
     def _from_database(self, names: Sequence[str], header: str) -> Iterator[tuple[str, bytes]]:
@@ -272,38 +278,34 @@ class _Headers:
         files = {"driver": "file", "path": f"{self._folder.absolute()}/"}
         return {"driver": "ocdbt", "base": files} if self._has_database else files
 
-    def _stored(self, name: str, header: str, text: bytes) -> Stored:
-        if len(text) > _MOST_HEADER:
-            raise ValueError(f"the metadata of {visible(name, 100)!r} has {len(text):,} bytes")
-        metadata = parse_json(text)
-        is_new = header == "zarr.json"
-        shape, dtype_name = metadata["shape"], metadata["data_type" if is_new else "dtype"]
-        if type(shape) is not list or type(dtype_name) is not str:
-            raise ValueError(f"the metadata of {visible(name, 100)!r} has no shape and dtype")
-        dtype = np.dtype(getattr(ml_dtypes, dtype_name, None) or _numpy_name(dtype_name))
-        n_bytes_of(f"the array {visible(name, 100)!r}", shape, dtype)
+    def _values(self, header: str, stored: Stored) -> Iterator[np.ndarray]:
         kvstore = self._kvstore()
-        kvstore["path"] = f"{kvstore.get('path', '')}{name}/"
-        spec = {"driver": "zarr3" if is_new else "zarr", "kvstore": kvstore}
-        return Stored(tuple(shape), dtype, partial(_values, spec), name)
+        kvstore["path"] = f"{kvstore.get('path', '')}{stored.name}/"
+        spec = {"driver": _HEADERS[header], "kvstore": kvstore}
+        array = _tensorstore().open(spec, open=True, read=True, context=_context()).result(_READ_S)
+        if tuple(array.shape) != stored.shape or array.dtype.numpy_dtype != stored.dtype:
+            raise ValueError("the array in the checkpoint is another now")
+        if not stored.shape:
+            yield np.asarray(array.read().result()).reshape(-1)
+            return
+        n_together = max(1, array.chunk_layout.read_chunk.shape[0])  # rows that are decoded together
+        n_bytes = max(1, stored.nbytes // max(1, stored.shape[0]))
+        n_rows = n_together if n_together * n_bytes > _CACHE else max(1, CHUNK // n_bytes)
+        for i in range(0, stored.shape[0], n_rows):
+            yield np.asarray(array[i : min(i + n_rows, stored.shape[0])].read().result()).reshape(-1)
 
 
-def _numpy_name(name: str) -> str:
-    return "bool" if name == "|b1" else name
-
-
-def _values(spec: dict[str, Any], stored: Stored) -> Iterator[np.ndarray]:
-    array = _tensorstore().open(spec, open=True, read=True, context=_context()).result(_READ_S)
-    if tuple(array.shape) != stored.shape or array.dtype.numpy_dtype != stored.dtype:
-        raise ValueError("the array in the checkpoint is another now")
-    if not stored.shape:
-        yield np.asarray(array.read().result()).reshape(-1)
-        return
-    n_together = max(1, array.chunk_layout.read_chunk.shape[0])  # rows that are decoded together
-    n_bytes = max(1, stored.nbytes // max(1, stored.shape[0]))
-    n_rows = n_together if n_together * n_bytes > _CACHE else max(1, CHUNK // n_bytes)
-    for i in range(0, stored.shape[0], n_rows):
-        yield np.asarray(array[i : min(i + n_rows, stored.shape[0])].read().result()).reshape(-1)
+def _shape_and_dtype(name: str, text: bytes, header: str) -> tuple[tuple[int, ...], np.dtype]:
+    shown = f"the array {visible(name, 100)!r}"
+    if len(text) > _MOST_HEADER:
+        raise ValueError(f"the metadata of {shown} has {len(text):,} bytes")
+    metadata = parse_json(text)
+    shape, dtype_name = metadata["shape"], metadata["dtype" if header == ".zarray" else "data_type"]
+    if type(shape) is not list or type(dtype_name) is not str:
+        raise ValueError(f"the metadata of {shown} has no shape and dtype")
+    dtype = np.dtype(getattr(ml_dtypes, dtype_name, None) or dtype_name)
+    n_bytes_of(shown, shape, dtype)
+    return tuple(shape), dtype
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ CHUNK = 1 << 20  # bytes
 on_read: list[Callable[[int], object]] = []  # each is called with the number of bytes of every chunk that was read
 
 
-@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
+@dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class Stored:
     """An array whose values stay in a file; `np.asarray(stored)` reads them.
 
@@ -44,7 +44,7 @@ class Stored:
 
     def __post_init__(self) -> None:
         if self.nbytes < 0:
-            object.__setattr__(self, "nbytes", self.size * self.dtype.itemsize)
+            self.nbytes = self.size * self.dtype.itemsize
 
     @property
     def size(self) -> int:

@@ -40,14 +40,17 @@ def _(unread: Unread) -> Description:
 
 def at(path: Path, start: int) -> Callable[[Stored], Iterator[np.ndarray]]:
     """Reads the values that stand in a file from `start` on."""
-    return partial(chunks_from, partial(open_at, path, start))
+    return partial(_read_at, path, start)
 
 
-@contextmanager
-def open_at(path: Path, start: int) -> Iterator[IO[bytes]]:
-    with open(path, "rb") as file:
-        file.seek(start)
-        yield file
+def _read_at(path: Path, start: int, stored: Stored) -> Iterator[np.ndarray]:
+    @contextmanager
+    def open_values() -> Iterator[IO[bytes]]:
+        with open(path, "rb") as file:
+            file.seek(start)
+            yield file
+
+    return chunks_from(open_values, stored)
 
 
 def refuse(why: str) -> Callable[[Stored], Iterator[np.ndarray]]:
@@ -83,11 +86,11 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return named
 
 
-def parse_json(text: bytes, hook: Callable[[list[tuple[str, Any]]], Any] = without_repeats) -> Any:
+def parse_json(text: bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None = without_repeats) -> Any:
     """What JSON says, if that fits into some 100 MB.
 
     Args:
-      hook: Makes an object of its (name, value) pairs.
+      hook: Makes an object of its (name, value) pairs. None: a dict, of two values of one name the later.
 
     Raises:
       ValueError: It is no JSON, too large, or has a name twice.

@@ -48,6 +48,8 @@ def nested(arrays: Mapping[str, Any]) -> Any:
 
 def with_scales(arrays: dict[str, Any]) -> dict[str, Any]:
     """The arrays; of a quantized one that has a scale beside it, its text says which."""
+    if not any(type(array) is Stored and _is_quantized(name, array.dtype) for name, array in arrays.items()):
+        return arrays
     return {name: _with_scale(name, array, arrays) for name, array in arrays.items()}
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -50,30 +49,25 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
         if size < 8 or n_header > min(size - 8, MAX_HEADER):
             raise ValueError(f"its header would be {n_header:,} bytes long, the file has {size:,}")
         text = file.read(n_header)
-    header = parse_json(text, _compact)
-    if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
-    n_data = size - 8 - n_header
-    dtypes = {name: np.dtype(dtype) for name, dtype in _DTYPES.items()}
-    ranges = []
+    header = _header(text)
+    n_data, start_of_data = size - 8 - n_header, 8 + n_header
+    ranges: list[tuple[int, int, str]] = []
+    known: dict[tuple[str, tuple[int, ...]], _Kind] = {}  # the arrays of a model have few shapes
     for key, about in header.items():
-        if key == "__metadata__":
-            continue
-        name = f"the tensor {visible(key, 100)!r}"
         if type(about) is not tuple:
-            raise ValueError(f"{name} has no dtype, shape and data_offsets")
+            raise ValueError(f"{_shown(key)} has no dtype, shape and data_offsets")
         dtype, shape, start, end = about
         if not (type(start) is int and type(end) is int and start >= 0 and end >= 0):
-            raise ValueError(f"{name} has no proper place")
+            raise ValueError(f"{_shown(key)} has no proper place")
         ranges.append((start, end, key))
-        if dtype in dtypes:
-            n_bytes = n_bytes_of(name, shape, dtypes[dtype])
-            stored = Stored(shape, dtypes[dtype], at(path, 8 + n_header + start), key, n_bytes)
-        else:
-            stored = _newer(path, key, str(dtype), shape, 8 + n_header + start, end - start)
-        if end - start != stored.nbytes:
-            raise ValueError(f"{name} has {end - start:,} bytes, and needs {stored.nbytes:,}")
-        yield key, stored
+        kind = known.get((dtype, shape))
+        if kind is None:
+            kind = known[dtype, shape] = _kind(_shown(key), dtype, shape, end - start)
+        if end - start != kind.n_bytes:
+            raise ValueError(f"{_shown(key)} has {end - start:,} bytes, and needs {kind.n_bytes:,}")
+        chunks = at(path, start_of_data + start)
+        chunks = chunks if kind.values is None else partial(kind.values, chunks)
+        yield key, Stored(kind.shape, kind.dtype, chunks, key, kind.n_bytes, kind.stored_as, kind.text)
     _check_ranges(ranges, n_data)
 
 
@@ -121,6 +115,15 @@ def _shard(folder: Path, name: str) -> Iterator[tuple[str, Stored]]:
         raise ValueError(f"in the shard {shown}: {error}") from error
 
 
+def _header(text: bytes) -> dict[str, Any]:
+    """The entries of the tensors: (dtype, shape, start, end)."""
+    header = parse_json(text, _compact)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    header.pop("__metadata__", None)
+    return header
+
+
 def _compact(pairs: list[tuple[str, Any]]) -> Any:
     """The entry of a tensor as a tuple, which takes a third of the memory of a dict."""
     entry = without_repeats(pairs)
@@ -130,19 +133,40 @@ def _compact(pairs: list[tuple[str, Any]]) -> Any:
     return entry["dtype"], tuple(entry["shape"]), start, end
 
 
-def _newer(path: Path, key: str, dtype: str, shape: tuple[int, ...], start: int, n_bytes: int) -> Stored:
-    """A tensor of a dtype that NumPy has not, whose numbers may take less than a byte."""
-    name, n_bits = _NEWER.get(dtype, ("", 0))
-    known = getattr(ml_dtypes, name, None)
-    if n_bits:
-        n_bytes_of(f"the tensor {visible(key, 100)!r}", shape, np.dtype(np.uint8))
-        n_bytes = (math.prod(shape) * n_bits + 7) // 8
+class _Kind(NamedTuple):
+    """What the tensors of one dtype and shape have in common.
+
+    Attributes:
+      values: Makes values of the bytes; None: they are of the dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    n_bytes: int
+    stored_as: str = ""
+    text: str = ""
+    values: Any = None
+
+
+def _kind(shown: str, name: str, shape: tuple[int, ...], n_given: int) -> _Kind:
+    if name in _DTYPES:
+        dtype = np.dtype(_DTYPES[name])
+        return _Kind(shape, dtype, n_bytes_of(shown, shape, dtype))
+    newer, n_bits = _NEWER.get(name, ("", 0))
+    n_numbers = n_bytes_of(shown, shape, np.dtype(np.uint8))
+    n_bytes = (n_numbers * n_bits + 7) // 8 if n_bits else n_given
+    known = getattr(ml_dtypes, newer, None)
     if known is None or n_bits == 6:
-        unknown = refuse(f"treeviz does not read the values of {visible(dtype, 20)}")
-        return Stored(shape, np.dtype(np.void), unknown, key, n_bytes, stored_as=visible(dtype, 20))
+        stored_as = visible(str(name), 20)
+        unknown = refuse(f"treeviz does not read the values of {stored_as}")
+        return _Kind(shape, np.dtype(np.void), n_bytes, stored_as, "", lambda _, stored: unknown(stored))
     if n_bits == 8:
-        return Stored(shape, np.dtype(known), at(path, start), key, n_bytes)
-    return Stored(shape, np.dtype(known), partial(_nibbles, at(path, start)), key, n_bytes, text="2 numbers in a byte")
+        return _Kind(shape, np.dtype(known), n_bytes)
+    return _Kind(shape, np.dtype(known), n_bytes, "", "2 numbers in a byte", _nibbles)
+
+
+def _shown(key: str) -> str:
+    return f"the tensor {visible(key, 100)!r}"
 
 
 def _nibbles(chunks: Any, stored: Stored) -> Iterator[np.ndarray]:
@@ -158,8 +182,7 @@ def _check_ranges(ranges: list[tuple[int, int, str]], n_data: int) -> None:
     for start, end, key in sorted(ranges):
         if start != last or end < start:
             what = "overlaps another" if start < last else "does not follow the one before"
-            name = f"the tensor {visible(key, 100)!r}"
-            raise ValueError(f"{name} {what}: its bytes are {start:,} to {end:,}, and {last:,} was next")
+            raise ValueError(f"{_shown(key)} {what}: its bytes are {start:,} to {end:,}, and {last:,} was next")
         last = end
     if last != n_data:
         raise ValueError(f"its tensors have {last:,} bytes, and the file {n_data:,}")
