@@ -250,3 +250,27 @@ def test_gradients_of_one_function_and_the_update_of_another_stand_in_one_row():
     np.testing.assert_array_equal(measured(block, "grads of apply"), measured(block))
     assert block.history.steps("updates of apply").tolist() == [0, 1, 2, 3]
     assert "4 steps · step 3 · grads of apply, 1 of 2 trees" in block.render().text()
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="there, jax.pmap is no function of Python")
+def test_a_function_of_pmap_is_watched_and_every_gradient_in_it_is_seen():
+    def of_both(w, scale, x):
+        return loss(w * scale, x)
+
+    @functools.partial(jax.pmap, axis_name="devices")
+    def step(w, scale, x):
+        def one(carry, x):
+            w, scale = carry
+            of_w = jax.lax.pmean(jax.grad(of_both)(w, scale, x), "devices")
+            return (w - 0.1 * of_w, scale - jax.grad(of_both, 1)(w, scale, x)), None  # of a number, as others are
+
+        return jax.lax.scan(one, (w, scale), x[None])[0]
+
+    inspector, w, scale = tv.GradientInspector(), jnp.stack([W, W]), jnp.ones(2)
+    with inspector.watching() as called:
+        step(w, scale, jnp.stack([X, X]))
+    assert called.watched == ["a function of jax.pmap"]
+    of_w, of_scale = (np.linalg.norm(grad) for grad in jax.grad(of_both, (0, 1))(W, 1.0, X))
+    history = inspector.history
+    found = {source.sizes: history.last(name)[1]["norm"][0] for name, source in history.sources.items()}
+    assert found == pytest.approx({(3,): of_w, (1,): np.sqrt(2) * of_scale}, 1e-5)  # the latter of both devices

@@ -141,13 +141,13 @@ class GradientInspector(Measured):
                 result = svi.run(key, 1000, x, y)     # or a Trainer's train(): no step need be at hand
             print(called)                             # which functions are watched, and why others are not
 
-        Calls by this thread are seen, wherever and whenever the functions were jitted; not those that are compiled
-        ahead of time (`.lower().compile()`), those of `jax.pmap`, and a `lax.scan` that is called outside a jitted
-        function, which was traced before. One warning says so if no step was found. Each function is looked at once,
-        in its trace. Those without gradients then run as outside, but for one that is given what a watched step has
-        returned, and parameters of the same structure: it is watched as by `watch(step, gradients=name)`. Nothing stays
-        changed after the block, but the inspector keeps the steps of the newest block, with what they close over, for
-        the next.
+        Calls by this thread are seen, wherever and whenever the functions were jitted, or given to `jax.pmap` since jax
+        0.8; not those that are compiled ahead of time (`.lower().compile()`), and a `lax.scan` that is called outside a
+        jitted function, which was traced before. One warning says so if no step was found. Each function is looked at
+        once, in its trace. Those without gradients then run as outside, but for one that is given what a watched step
+        has returned, and parameters of the same structure: it is watched as by `watch(step, gradients=name)`. Nothing
+        stays changed after the block, but the inspector keeps the steps of the newest block, with what they close over,
+        for the next.
         """
         integrations.load()
         return self._runs.called.block()

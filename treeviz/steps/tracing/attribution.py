@@ -159,7 +159,8 @@ def _by_origins(gradient: Reaped, leaves: Sequence[tuple[str, str]]) -> _Owner |
 
 
 def _by_signature(source: MeasuredTree, subtrees: Mapping[tuple, tuple[str, int]]) -> _Owner | None:
-    if _signature(source) not in subtrees:
+    is_a_number = source.paths == ("",) and source.sizes == (1,)  # as any other argument may be
+    if is_a_number or _signature(source) not in subtrees:
         return None
     expression, first = subtrees[_signature(source)]
     return _Owner(expression, tuple(first + i for i, has in enumerate(source.has_number) if has))

@@ -16,6 +16,7 @@ import jax
 from treeviz.steps.tracing.jax_private import (
     EAGER_OPERATIONS,
     OPTION_FIELDS,
+    PMAPPED,
     jitted_again,
     seeing_gradients,
     taking_calls,
@@ -29,6 +30,7 @@ from treeviz.tree.safe_repr import error_text, printable_lines
 MOST_STEPS = 16  # that are watched in a block
 MOST_DECIDED = 1024
 _FOLLOWED = 2  # calls of a step in a block, whose results may be gradients for another
+_NO_PMAP = "" if jax.__version_info__ >= (0, 8) else ", of jax.pmap"
 _OURS = str(Path(__file__).parents[2])
 
 
@@ -58,7 +60,13 @@ class JittedCall(NamedTuple):
 
     @property
     def name(self) -> str:
-        return getattr(_inner(self.function), "__qualname__", type(self.function).__name__)
+        name = getattr(_inner(self.function), "__qualname__", type(self.function).__name__)
+        return "a function of jax.pmap" if self.is_pmapped else name
+
+    @property
+    def is_pmapped(self) -> bool:
+        """Whether it runs for a function that `jax.pmap` gave."""
+        return getattr(self.function, "__module__", "") == PMAPPED
 
     def jitted(self) -> Any:
         return jitted_again(self.function, self.info)
@@ -75,7 +83,8 @@ class JittedCall(NamedTuple):
         function = _inner(self.function)
         file = getattr(getattr(function, "__code__", None), "co_filename", "")
         module = str(getattr(function, "__module__", ""))
-        return module.partition(".")[0] not in ("jax", "jaxlib") and not file.startswith(_OURS)
+        is_of_jax = module.partition(".")[0] in ("jax", "jaxlib") and not self.is_pmapped
+        return not (is_of_jax or file.startswith(_OURS))
 
 
 def _inner(function: Any) -> Any:
@@ -137,6 +146,7 @@ class CalledSteps:
         self._watch, self._known = watch, known
         self._decided: dict[tuple, Watched | None] = {}  # by function, options and static arguments
         self._steps: dict[tuple, Watched] = {}  # by function and options
+        self._quick: dict[int, tuple[Any, Callable, tuple, Watched | None]] = {}  # by the id of the options
         self._used: Counter[tuple] = Counter()  # how often, in this block
         self._returned: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()  # by id
         self._mark = object()
@@ -145,7 +155,7 @@ class CalledSteps:
     @contextlib.contextmanager
     def block(self) -> Iterator[CalledSteps]:
         """The block. One warning, in all, says if nothing can be watched, or if no step was found in it."""
-        self._used, before = Counter(), set(self._steps)
+        self._used, self._quick, before = Counter(), {}, set(self._steps)
         with contextlib.ExitStack() as stack:
             if not self._trouble:
                 try:
@@ -157,6 +167,7 @@ class CalledSteps:
             yield self
         if not (self._used or self._trouble):
             self._warn(f"no step was found. {self}")
+        self._quick = {}
         if not self._used.keys() <= before:  # what other functions close over is let go
             self._steps = {key: step for key, step in self._steps.items() if key in self._used}
         self._decided = {of: step for of, step in self._decided.items() if of[0] in self._steps}
@@ -167,24 +178,31 @@ class CalledSteps:
             called.append(f"{', '.join(name for name, its in self.passed.items() if its == why)}: {why}")
         return printable_lines(
             f"Jitted functions that this thread called: {'; '.join(called) or 'none'}. Not seen are those that were "
-            "compiled ahead of time (.lower().compile()), of jax.pmap, and of other threads."
+            f"compiled ahead of time (.lower().compile()){_NO_PMAP}, and of other threads."
         )
 
     def _take(self, function: Callable, info: Any, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
-        call = JittedCall(function, info, args, kwargs)
-        if not (call.is_of_user or call.is_loop):
-            return None
-        try:
-            of = call.key, call.static
-            watched = self._decided[of] if of in self._decided else self._decide(call, of)
-        except Exception as error:  # of a trace, as the call itself is about to raise
-            self.passed.setdefault(call.name, error_text(error))
-            return None
+        known = self._quick.get(id(info))
+        if known is not None and known[0] is info and known[1] is function:
+            key, watched = known[2:]
+        else:
+            call = JittedCall(function, info, args, kwargs)
+            if not (call.is_of_user or call.is_loop):
+                return None
+            try:
+                of = call.key, call.static
+                watched = self._decided[of] if of in self._decided else self._decide(call, of)
+            except Exception as error:  # of a trace, as the call itself is about to raise
+                self.passed.setdefault(call.name, error_text(error))
+                return None
+            key = of[0]
+            if not of[1] and len(self._quick) < MOST_DECIDED:
+                self._quick[id(info)] = info, function, key, watched
         if watched is None:
             return None
-        self._used[of[0]] += 1
+        self._used[key] += 1
         out = watched(*args, **kwargs)
-        if self._used[of[0]] <= _FOLLOWED:  # what gets gradients is called soon
+        if self._used[key] <= _FOLLOWED:  # what gets gradients is called soon
             self._returned.update((id(x), x) for x in jax.tree.leaves(out) if isinstance(x, jax.Array))
         return (out,)
 

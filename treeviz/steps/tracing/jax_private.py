@@ -22,7 +22,7 @@ from treeviz.tree.forks import Lock
 from treeviz.tree.private_names import PrivateName, missing_names, why_missing
 
 _API, _PJIT, _CORE, _PXLA = "jax._src.api", "jax._src.pjit", "jax.extend.core", "jax._src.interpreters.pxla"
-EAGER_OPERATIONS = "jax._src.dispatch"  # the module of what runs for an operation outside of a jitted function
+EAGER_OPERATIONS, PMAPPED = "jax._src.dispatch", "jax._src.pmap"  # modules of what runs for them outside jax.jit
 _RUN, _HELPER = ("_infer_params", "_run_python_pjit"), "_python_pjit_helper"  # of `_PJIT`; the latter before jax 0.9
 
 # Options that are passed on to another `jax.jit`.

@@ -155,7 +155,7 @@ def made_by_pmap(step: Any, by: str, vmapped: str) -> CannotWatch:
     """
     return CannotWatch(
         step,
-        f"the step is made by {by}",
+        f"the step is made by {by}; with jax 0.8 or later, its calls in `with inspector.watching():` are watched",
         "With vmap and arguments that are sharded over the devices it computes the same, and can be watched:\n"
         "    from jax.sharding import Mesh, NamedSharding, PartitionSpec\n"
         '    sharding = NamedSharding(Mesh(jax.devices(), "devices"), PartitionSpec("devices"))\n'
