@@ -9,7 +9,7 @@ from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.recording.decode import Arrived, read
 from treeviz.steps.recording.history import History
 
-_KINDS = ("nonfinite", "frozen", "ratio", "underflow")
+_KINDS = ("frozen", "ratio", "underflow")
 
 
 class Looked:

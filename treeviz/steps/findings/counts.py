@@ -167,7 +167,8 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
     zero = f"zero from step {first} on" if start else "always zero"
-    reason = "Of these leaves it is the last one in use, so the backward pass met it first. " if len(run) > 1 else ""
+    what = "leaves it is" if tree.places[run[0]] == tree.places[run].max() else "layers without a gradient it is in"
+    reason = f"Of these {what} the last one in use, so the backward pass met it first. " if len(run) > 1 else ""
     if tree.norm.high[start:, next(layer for layer in tree.layers if run[0] in layer)].any():
         reason = "Other leaves of its layer have gradients, so what it is multiplied with may be zero. "
     if start:
@@ -220,7 +221,8 @@ def frozen(tree: Searched) -> Iterator[Finding]:
     """Leaves that have gradients but whose updates are zero, in all steps or whenever they were looked at."""
     if kind_of(tree.name) != "updates" or not tree.is_known_enough:
         return
-    is_still = ~(tree.norm.high > 0).any(axis=0)
+    has_bad = occurs_in(tree.history.values(tree.name, "nonfinite"), tree.norm)
+    is_still = ~((tree.norm.high > 0) | has_bad).any(axis=0)
     (first, until), n_steps = tree.span, tree.n_steps
     when = f"in {n_steps} steps"
     if n_steps <= until - first:  # steps between them, as the last of some micro-batches, may have changed it
