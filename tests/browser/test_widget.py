@@ -374,13 +374,13 @@ def test_without_an_answer_the_view_says_so_and_stays_usable(explore):
     kernel = explore(model())
     page = kernel.page
     page.evaluate("() => { window.answer = null; fake.views[0].request('detail', [1]).then((it) => { answer = it }); }")
-    page.locator("output", has_text="no answer from the kernel").wait_for()
+    page.locator("output", has_text="the kernel is busy or stopped").wait_for()
     assert page.locator(".log li").count() == 1
     search(page, "embed")
     assert "1 match" in status(page)
     kernel.rest()
     page.wait_for_function("() => answer")
-    assert "no answer" not in status(page)
+    assert "the kernel is busy" not in status(page)
 
 
 def test_a_kernel_that_is_gone_takes_nothing_but_itself(explore):

@@ -318,7 +318,7 @@ def test_when_the_kernel_is_restarted_explorers_stay_usable_and_say_so(crowd, sh
     wait_for_status(page, "idle")
     rows(page, "embed", 20).click()
     status = status_of(page, 20)
-    status.filter(has_text=re.compile("no answer from the kernel|Python does not hear")).wait_for()
+    status.filter(has_text=re.compile("the kernel is busy or stopped|Python does not hear")).wait_for()
     page.get_by_role("tree").nth(20).locator("[aria-selected=true] .key", has_text="embed").wait_for()
     page.get_by_role("searchbox").nth(20).fill("layers/*/w")
     status.filter(has_text="3 matches").wait_for()

@@ -197,7 +197,7 @@ def test_a_measurement_whose_buffers_were_taken_is_counted_as_dropped(mlp):
             measurement.packed["grads"].delete()
     assert inspector.history.steps().tolist() == [0, 2]
     assert inspector.n_dropped == 1
-    assert "1 dropped" in repr(inspector)
+    assert "1 step not shown" in repr(inspector)
 
 
 def test_two_watched_steps_tell_one_inspector_under_names_of_their_own(mlp):

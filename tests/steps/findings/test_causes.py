@@ -209,4 +209,4 @@ def test_one_bad_batch_is_one_finding_with_its_leaves_the_worst_first():
     assert (found.kind, found.path, found.first, found.until) == ("spike", "", 30, 30)
     assert len(found.leaves) == np.sum(times > 10) and found.leaves[0] == np.argmax(times)
     assert f"; {len(found.leaves)} of 10 leaves jumped, " in found.sentence
-    assert f" most: {float(f'{times.max():.3g}'):,.0f} times." in found.sentence
+    assert f" most: {float(f'{times.max():.3g}'):,.0f}×." in found.sentence

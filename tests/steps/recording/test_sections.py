@@ -99,7 +99,7 @@ def test_a_tree_that_always_changes_costs_a_warning_and_its_steps_and_the_inspec
     inspector = recorded(*(measurement(grads=[1 + n], loss=[1]) for n in range(MOST_SECTIONS + 3)))
     with pytest.warns(RuntimeWarning, match="a step was not recorded: grads has had 16 other structures before"):
         inspector.flush()
-    assert inspector.n_dropped == 3 and "3 dropped" in repr(inspector)
+    assert inspector.n_dropped == 3 and "3 steps not shown" in repr(inspector)
 
 
 def test_a_file_holds_the_sections_and_a_loaded_run_goes_on_in_them(tmp_path):

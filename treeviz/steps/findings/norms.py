@@ -30,7 +30,7 @@ def exploding(tree: Searched) -> Iterator[Finding]:
     yield Finding(
         "exploding", name, tree.path(leaf), leaf, first, int(timeline.until[-1]),
         (("norm", now), ("median before", usual)),
-        f"The norm of {name} has stayed above {now:.3g} since step {first}, {factor_text(now / usual)} times its "
+        f"The norm of {name} has stayed above {now:.3g} since step {first}, {factor_text(now / usual)}× its "
         f"median of {usual:.3g}; the largest part is {name}{tree.path(leaf)}.",
         "Try clipping by the global norm at a few times the usual norm, a lower learning rate or a longer warm-up; in "
         "recurrent and very deep models look at the initialisation and at missing normalisation.",

@@ -45,12 +45,12 @@ def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
         also = f", and so did {n - 1} other lea{'ves' if n > 2 else 'f'}" if n > 1 else ""
     else:
         also = f"; {n} of {len(highest) - 1} {tree.nouns} jumped, {name}{tree.path(struck[0])} most: "
-        also += f"{factor_text(10 ** highest[struck[0] + 1])} times"
+        also += f"{factor_text(10 ** highest[struck[0] + 1])}×"
     more = f" It jumped at {len(event)} steps in all." if len(event) > 1 else ""
     return Finding(
         "spike", name, path, column - 1, int(tree.norm.first[event[0]]), int(tree.norm.until[event[-1]]),
         (("norm", float(norm)), ("times", float(times)), ("steps", len(event)), ("leaves", n)),
-        f"The norm of {name}{path} jumped to {norm:.3g} at step {step}, {factor_text(times)} times its median "
+        f"The norm of {name}{path} jumped to {norm:.3g} at step {step}, {factor_text(times)}× its median "
         f"before{also}.{more}",
         "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower "
         "b2 or a larger eps helps where second moments are too old.",

@@ -314,7 +314,7 @@ class Recorder:
     @property
     def lost(self) -> list[str]:
         """How many measurements were lost, and how many steps the file of `keep` lacks, and why; for a headline."""
-        lost = [f"{self.n_dropped:,} dropped"] if self.n_dropped else []
+        lost = [f"{self.n_dropped:,} step{'s' * (self.n_dropped != 1)} not shown"] if self.n_dropped else []
         if self.history.journal is not None:
             n, why = self.history.journal.lacks(self.history)
             lost += [f"{n:,} step{'s' * (n != 1)} not in {self.history.journal.path.name}: {why}"] if n else []

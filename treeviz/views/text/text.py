@@ -43,7 +43,7 @@ _KEY, _TYPE, _DETAILS = 16, 12, 20
 _LABEL = 10
 _LEAST = 6  # columns of a detail that is cut
 _HEADLINE = 500  # characters of a part
-_TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem
+_TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem, else a fifth
 _UNLIMITED_KEY = 60  # without a limit, a longer key shifts the rest of its line
 
 
@@ -160,7 +160,8 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
 
     none = -len(_GAP)
     wanted = min(details.width, _TROUBLE_WANTS if details.any_trouble else _DETAILS) if details.width else none
-    needed = max(details.inside, _TROUBLE if details.any_trouble else none)
+    trouble = min(details.width, _TROUBLE_WANTS, max(_TROUBLE, width // 5))
+    needed = max(details.inside, trouble if details.any_trouble else none)
     type_ = min(cells[0].width, max(2 * _TYPE, width * 45 // 100))
     fits = key + len(_GAP) + type_ <= width - len(_GAP) - needed
     names = key if fits else min(key, max(_KEY, width * 45 // 100))

@@ -77,7 +77,7 @@ function badgeText(tree, [kind, sentence, row, details]) {
   if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${tree.keystr(row) || tree.name}`;
   // "2 hidden arrays: .buffer float32[100,100]"
   if (kind === "hides" && details[0]) return `${sentence.split(/ \(|[:,] /)[0].replace(/^1 /, "")}: ${details[0].join(" ")}`;
-  return /info|nonf|hides|diff/.test(kind) ? sentence : `${kind}: ${sentence}`;
+  return kind === "info" ? sentence.split(" (")[0] : /nonf|hides|diff/.test(kind) ? sentence : `${kind}: ${sentence}`;
 }
 
 /** Whether a bar compares the numbers of a column. */

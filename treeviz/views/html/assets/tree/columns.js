@@ -71,7 +71,12 @@ export class Columns {
       const sizes = nChildren[row] && SIZES;
       let length = lengths[1] + sizes;
       if (rows.folds?.runs.has(row)) length += UNFOLD + eachText(this.view, row).join().length + (rows.outlierOf(row)?.text.length ?? 0);
-      if (row in tree.header.notes) for (const [kind, text, to, , , sign] of tree.notes(row)) length += sign ? SIGN : Math.min(40, kind.length + 3 + (to < 0 ? text.length : 16));
+      if (row in tree.header.notes) for (const [kind, text, to, , severity, sign] of tree.notes(row)) {
+          const badge = sign ? SIGN : Math.min(40, kind.length + 3 + (to < 0 ? text.length : 16));
+          length += badge;
+          // What is wrong comes before numbers.
+          if (/error|warn|hides/.test(kind + severity)) what = Math.max(what, lengths[0] + badge);
+        }
       what = Math.max(what, lengths[0] + sizes);
       all = Math.max(all, length);
     }

@@ -53,7 +53,7 @@ export class Requests {
   #send(request) {
     request.id = ++this.n;
     this.underWay.set(request.operation, request);
-    request.timer = setTimeout(() => this.isSilent || showError(this.view, "no answer from the kernel: it is busy, or gone"), PATIENCE_MS);
+    request.timer = setTimeout(() => this.isSilent || showError(this.view, "the kernel is busy or stopped"), PATIENCE_MS);
     this.#post({ op: request.operation, id: request.id, numbers: request.numbers });
   }
 
