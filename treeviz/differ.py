@@ -136,6 +136,7 @@ def diff(
             first,
             other,
             find_differences(first, other, values=values, rtol=rtol, atol=atol, tree=i, bars=len(others) == 1),
+            values=values,
         )
         for i, other in enumerate(others, 1)
     ]
@@ -211,7 +212,8 @@ def assert_same(
     """
     __tracebackhide__ = True  # pytest shows the call instead
     first, other = _side(left, is_leaf), _side(right, is_leaf)
-    found = with_hints(first, other, find_differences(first, other, values=values, rtol=rtol, atol=atol))
+    found = find_differences(first, other, values=values, rtol=rtol, atol=atol)
+    found = with_hints(first, other, found, values=values)
     unknown = [
         f"{first.table[int(found.aligned.left[at])].keystr or 'the root'}: not compared: {why}"
         for at, why in found.not_compared.items()

@@ -27,7 +27,7 @@ from treeviz.views.tree_view import TreeView
 from treeviz.views.widget.backend import Replaced
 
 _BEFORE = 8  # elements that a window shows before the greatest difference
-_PLAIN = (bool, int, float, complex, str, bytes)
+_PLAIN = frozenset(map(id, (bool, int, float, complex, str, bytes)))  # by id: a metaclass may override ==
 
 
 class Leaves:
@@ -52,11 +52,11 @@ class Leaves:
 
 
 def _ref(node: Any) -> Callable[[], Any]:
-    if type(node) in _PLAIN:
+    if id(type(node)) in _PLAIN:
         return lambda: node
     try:
         return weakref.ref(node)
-    except TypeError:
+    except Exception:
         return lambda: None
 
 

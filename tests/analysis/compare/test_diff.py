@@ -291,10 +291,58 @@ def test_what_was_renamed_moved_or_stacked_is_told_with_the_code():
     assert moved[0].hint == "the same structure stands at ['b']['x'] in the other"
     stack = jax.tree.map(lambda *xs: jnp.stack(xs), leaf, leaf, leaf)
     (found,) = tv.diff([leaf] * 3, stack).differences
-    assert "3 layers in the first, and a stack of them in the other" in found.hint
+    assert "3 layers in the first, and one stack of 3 such layers in the other" in found.hint
     assert "jnp.stack" in found.hint
     transposed = tv.diff(leaf["w"], leaf["w"].T).differences
-    assert "transpose" in transposed[0].hint
+    assert transposed[0].hint == "the transpose, with the same values: jnp.transpose(x)" and len(transposed) == 1
+    other = tv.diff(leaf["w"], jnp.arange(6.0).reshape(3, 2)).differences
+    assert other[0].hint == "the same axes in reverse order: a transpose?"
+    square = np.arange(4.0).reshape(2, 2)
+    (found,) = tv.diff([square], [square.T.copy()]).differences
+    assert (
+        str(found) == ("[0]: value: 1 → 2 (at [0, 1]; 2 of 4 differ; the values of the transpose: jnp.transpose(x))")
+        and found.note == "value: 1 → 2 (at [0, 1]) transposed"
+    )
+
+
+def test_names_with_a_prefix_and_matrices_that_were_turned_are_told():
+    """As in a checkpoint of PyTorch or of transformers."""
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+    left = {"h.0.w": shape(2, 3), "h.1.w": shape(2, 3), "b": shape(3)}
+    right = {f"model.{name}": leaf for name, leaf in left.items()}
+    assert [each.hint for each in tv.diff(left, right).differences if each.kind == "missing"] == [
+        *("renamed to ['model.b']?", "renamed to ['model.h.0.w']?", "renamed to ['model.h.1.w']?"),
+    ]
+    turned = tv.diff({"weight": shape(2, 3)}, {"kernel": shape(3, 2)}).differences
+    assert [each.hint for each in turned] == [
+        *("renamed to ['kernel'], and transposed?", "renamed from ['weight'], and transposed?"),
+    ]
+    alike = {"a1": shape(2), "a2": shape(2)}, {"b1": shape(2), "b2": shape(2)}
+    assert not any(each.hint for each in tv.diff(*alike).differences), "which of them is not known"
+
+
+def test_a_layer_that_was_inserted_is_told_by_structure_or_by_values():
+    layers = [{"w": np.full((2, 2), i, np.float32)} for i in range(4)]
+    more = [*layers[:2], {"w": np.full((2, 2), 9, np.float32)}, *layers[2:]]
+    assert tv.diff(layers, more).differences[0].hint == "inserted at [2]?"
+    assert tv.diff(more, layers).differences[0].hint == "removed at [2]?"
+    assert not tv.diff(layers, more, values=False).differences[0].hint
+    assert tv.diff([1, (), 2], [1, {"a": 0}, {"a": 0}, (), 2]).differences[0].hint == "inserted at [1:3]?"
+
+
+def test_layers_in_a_dict_against_a_stack_of_them_are_told():
+    layers = {f"layer_{i}": {"w": jnp.ones((2, 3)), "b": jnp.ones(3)} for i in range(3)}
+    stack = {"w": jnp.ones((3, 2, 3)), "b": jnp.ones((3, 3))}
+    found = tv.diff({"layers": layers}, {"layers": stack}).differences
+    assert found[0].hint == "3 layers in the first, and one stack of 3 such layers in the other"
+
+
+def test_mappings_of_two_libraries_are_compared_inside():
+    frozen = pytest.importorskip("flax.core").freeze({"a": {"w": np.ones(2), "b": np.ones(1)}})
+    assert differences({"a": {"w": np.ones(2), "b": np.ones(2)}}, frozen) == [
+        "the root: type: dict · 2 leaves → FrozenDict · 2 leaves",
+        "['a']['b']: shape: (2,) → (1,)",
+    ]
 
 
 def test_three_trees_have_a_column_each():

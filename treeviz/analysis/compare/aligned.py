@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from treeviz.tree.safe_repr import qualified_name
 from treeviz.tree.table import TreeTable
 
 NONE = -1
+_SEQUENCES, _MAPPINGS = set(map(id, (list, tuple))), set(map(id, MAPPINGS))  # a metaclass may override ==
 
 
 class Side(NamedTuple):
@@ -38,6 +40,47 @@ class Aligned(NamedTuple):
     end: np.ndarray
 
 
+class _Alike:
+    """Which subtrees have the same keys and the same facts in two tables.
+
+    Rows are compared all at once with those that stand so many rows further in the other table, for a few such numbers.
+    """
+
+    _MOST = 16
+
+    def __init__(self, left: TreeTable, right: TreeTable) -> None:
+        self._left, self._right = left, right
+        code_of = {key: code for code, key in enumerate(left.keys)}
+        self._key_codes = np.array([code_of.get(key, -1) for key in right.keys])[right.key_codes]
+        self._ends = left.end.tolist(), right.end.tolist()
+        self._counts: dict[int, list[int]] = {}  # by how much further: the alike rows before each row
+
+    def is_subtree(self, mine: int, other: int) -> bool:
+        """Whether all that is below two rows is alike, and they have the same facts."""
+        further, end = other - mine, self._ends[0][mine]
+        if self._ends[1][other] != end + further:
+            return False
+        if further not in self._counts:
+            if len(self._counts) == self._MOST:
+                return False
+            self._counts[further] = self._count(further)
+        counts = self._counts[further]
+        return counts[end] - counts[mine] == end - mine
+
+    def _count(self, further: int) -> list[int]:
+        a, b = self._left, self._right
+        rows = np.arange(max(0, -further), min(len(a), len(b) - further))
+        others = rows + further
+        alike = np.zeros(len(a) + 1, np.int64)
+        alike[rows + 1] = (
+            (a.depth[rows] == b.depth[others])
+            & (a.key_codes[rows] == self._key_codes[others])
+            & ((a.position[rows] == b.position[others]) | (a.key_codes[rows] != 0))
+            & same_facts(a, b, rows, others)
+        )
+        return np.cumsum(alike).tolist()
+
+
 def align(left: Side, right: Side) -> Aligned:
     """Align children by their keys, repeated ones in order; nodes of types that have nothing in common stay apart.
 
@@ -57,6 +100,7 @@ def align(left: Side, right: Side) -> Aligned:
 class _Aligner:
     def __init__(self, left: Side, right: Side) -> None:
         self._left, self._right = left, right
+        self._alike = _Alike(left.table, right.table)
         self._rows: list[tuple[int, int]] = []
         self._depths: list[int] = []
         self._parents: list[int] = []
@@ -69,6 +113,9 @@ class _Aligner:
             self._rows.append((left, right))
             self._parents.append(parent)
             self._depths.append(self._depths[parent] + 1 if parent >= 0 else 0)
+            if left != NONE and right != NONE and self._alike.is_subtree(left, right):
+                self._take(left, right, at)
+                continue
             if left != NONE and right != NONE and not is_comparable(self._left, self._right, left, right):
                 below = [(row, NONE) for row in self._left.table.children(left)]
             else:
@@ -78,6 +125,14 @@ class _Aligner:
         depth, parents = np.array(self._depths, dtype=np.int32), np.array(self._parents, dtype=np.int32)
         return Aligned(rows[:, 0], rows[:, 1], depth, parents, _ends(parents))
 
+    def _take(self, left: int, right: int, at: int) -> None:
+        """Add what is below a pair of rows that is the same in both."""
+        table, end = self._left.table, int(self._left.table.end[left])
+        inside = slice(left + 1, end)
+        self._rows += zip(range(left + 1, end), range(right + 1, right + end - left), strict=True)
+        self._depths += table.depth[inside].tolist()
+        self._parents += (table.parent[inside] + (at - left)).tolist()
+
     def _pairs(self, left: int, right: int) -> list[tuple[int, int]]:
         a, b = self._left.table, self._right.table
         if left == NONE:
@@ -85,8 +140,11 @@ class _Aligner:
         mine = a.children(left)
         if right == NONE:
             return [(row, NONE) for row in mine]
+        others = b.children(right)
+        if not (a.key_codes[mine].any() or b.key_codes[others].any()):  # of lists
+            return list(zip_longest(mine, others, fillvalue=NONE))
         waiting: dict[str, list[int]] = {}
-        for row in b.children(right):
+        for row in others:
             waiting.setdefault(b.key(row).keystr, []).append(row)
         pairs = []
         for row in mine:
@@ -113,14 +171,23 @@ def is_comparable(left: Side, right: Side, mine: int, other: int) -> bool:
     a, b = left.cls(mine), right.cls(other)
     if a is b:
         return True
-    if any(a in kind and b in kind for kind in ((list, tuple), MAPPINGS)):
+    if id(a) in _SEQUENCES and id(b) in _SEQUENCES:
+        return True
+    if _is_mapping(left, mine) and _is_mapping(right, other):
         return True
     return qualified_name(a) == qualified_name(b)
 
 
+def _is_mapping(side: Side, row: int) -> bool:
+    """Whether a node is a dict, or has children with keys as those of one: a mapping of a library."""
+    table = side.table
+    keys = [table.key(child).keystr for child in table.children(row)]
+    return id(side.cls(row)) in _MAPPINGS or (bool(keys) and all(key.startswith("['") for key in keys))
+
+
 def _ends(parents: np.ndarray) -> np.ndarray:
     """int32[n]: where each subtree ends, of rows in depth-first order."""
-    sizes = np.ones(len(parents), dtype=np.int32)
-    for row in range(len(parents) - 1, 0, -1):
-        sizes[parents[row]] += sizes[row]
-    return np.arange(len(parents), dtype=np.int32) + sizes
+    above, sizes = parents.tolist(), [1] * len(parents)
+    for row in range(len(above) - 1, 0, -1):
+        sizes[above[row]] += sizes[row]
+    return np.arange(len(parents), dtype=np.int32) + np.array(sizes, np.int32)

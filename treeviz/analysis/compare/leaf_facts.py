@@ -10,6 +10,7 @@ from treeviz.analysis.facts import shape_text, sharding_text
 from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.safe_repr import guarded
 
+REVERSED = "the same axes in reverse order: a transpose?"
 _WITHOUT_A_TYPE = ("abstract", "stored", "tracer", "deleted", "placeholder")  # they stand for an array of any type
 
 
@@ -25,7 +26,7 @@ def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool])
     if None not in (left.shape, right.shape):
         if left.shape != right.shape:
             is_reversed = left.shape == right.shape[::-1]  # type: ignore[index]
-            hint = "the same axes in reverse order: a transpose?" if is_reversed else ""
+            hint = REVERSED if is_reversed else ""
             found.append(("shape", shape_text(left.shape), shape_text(right.shape), hint))
         if left.dtype != right.dtype:
             found.append(("dtype", left.dtype, right.dtype, ""))

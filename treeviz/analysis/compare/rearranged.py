@@ -1,51 +1,71 @@
-"""Structure that was rearranged, not changed: renamed, moved, or a list of layers against one stack of them."""
+"""Structure that was rearranged, not changed: renamed, moved, inserted, or layers against one stack of them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from difflib import SequenceMatcher
+from itertools import islice
 from typing import Any
 
+import jax
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.analysis.compare.tree_diff import Found
+from treeviz.analysis.stats.host import host_view, lies_on_host
+from treeviz.tree.safe_repr import guarded
 from treeviz.tree.table import TreeTable
 
 _STRUCTURAL = ("missing", "extra", "type", "none", "leaf")
+_MOST_CHILDREN = 500  # that are searched for one that was inserted, or has nearly the same name
+_MOST_PLACES = 3  # that a hint names
 _LEAST_LEAVES = 2  # of a subtree that is looked for elsewhere: a single leaf has its like in many places
 
 
-def with_hints(left: Side, right: Side, found: Found) -> Found:
-    """The differences with what they may come from, where the structure of a subtree tells it."""
-    if not any(each.kind in _STRUCTURAL for each in found.differences):
+def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) -> Found:
+    """The differences with what they may come from, where the structure of a subtree tells it.
+
+    Args:
+      values: The first values of arrays in host memory may tell which element of a list was inserted.
+    """
+    told = (*_STRUCTURAL, "length")
+    if not any(each.kind in told for each in found.differences):
         return found
-    hints = _Hints(left.table, right.table, found)
+    hints = _Hints(left, right, found, values)
     differences = Differences(
-        replace(each, hint=each.hint or hints.of(at, each)) if each.kind in _STRUCTURAL else each
+        replace(each, hint=each.hint or hints.of(at, each)) if each.kind in told else each
         for at, each in zip(found.rows, found.differences, strict=True)
     )
     return found._replace(differences=differences)
 
 
 class _Hints:
-    def __init__(self, left: TreeTable, right: TreeTable, found: Found) -> None:
+    def __init__(self, one: Side, another: Side, found: Found, values: bool) -> None:
+        self._sides, self._values = (one, another), values
+        left, right = one.table, another.table
         self._left, self._right, self._aligned = left, right, found.aligned
-        prints: dict[Any, int] = {}
-        self._prints = [fingerprints(table, prints) for table in (left, right)]
+        self._known: dict[Any, int] = {}
+        self._prints: tuple[dict[int, int], ...] = {}, {}
         self._unmatched: list[dict[int, list[int]]] = []
-        for table, own, other, codes in (
-            (left, self._aligned.left, self._aligned.right, self._prints[0]),
-            (right, self._aligned.right, self._aligned.left, self._prints[1]),
+        for side, table, own, other in (
+            (0, left, self._aligned.left, self._aligned.right),
+            (1, right, self._aligned.right, self._aligned.left),
         ):
             is_matched = np.zeros(len(table), bool)
             is_matched[own[(own != NONE) & (other != NONE)]] = True
             is_matched[self._rows_of(found, own)] = False
             rows: dict[int, list[int]] = defaultdict(list)
             for row in np.flatnonzero(~is_matched).tolist():
-                rows[codes[row]].append(row)
+                rows[self._print(side, row)].append(row)
             self._unmatched.append(rows)
+
+    def _print(self, side: int, row: int) -> int:
+        """The fingerprint of a subtree."""
+        if row not in self._prints[side]:
+            add_fingerprints((self._left, self._right)[side], row, self._known, self._prints[side])
+        return self._prints[side][row]
 
     def _rows_of(self, found: Found, own: np.ndarray) -> list[int]:
         """The rows of one tree whose counterpart is another thing."""
@@ -54,8 +74,14 @@ class _Hints:
 
     def of(self, at: int, difference: Difference) -> str:
         mine, other = int(self._aligned.left[at]), int(self._aligned.right[at])
+        if difference.kind == "length":
+            return self._inserted(mine, other)
         if mine != NONE and other != NONE:
             stacked = self._stacked(mine, other, difference.path)
+            if stacked:
+                return stacked
+        if mine > 0 and self._left.position[mine] == 0:  # all children of a dict may be layers
+            stacked = self._stacked_dict(int(self._left.parent[mine]))
             if stacked:
                 return stacked
         if mine != NONE:
@@ -66,19 +92,68 @@ class _Hints:
         """Where the other tree has the same subtree without a counterpart."""
         own, other = (self._left, self._right)[:: 1 if side == 0 else -1]
         n_leaves = np.count_nonzero(own.is_leaf[row : own.end[row]])
-        print_ = self._prints[side][row]
+        print_ = self._print(side, row)
         places = [each for each in self._unmatched[1 - side].get(print_, ()) if each != counterpart]
         parent = int(own.parent[row])
-        if not n_leaves or not places or parent < 0:
+        if not n_leaves or parent < 0:
             return ""
-        above = self._match_of(side, parent)
-        siblings = [each for each in places if int(other.parent[each]) == above]
-        rivals = [each for each in self._unmatched[side][print_] if int(own.parent[each]) == parent]
-        if counterpart == NONE and len(siblings) == 1 and len(rivals) == 1:
-            return f"renamed {'to' if side == 0 else 'from'} {other.key(siblings[0]).keystr}?"
+        if counterpart == NONE:
+            renamed = self._renamed(side, row, parent, print_)
+            facts = own.facts[own.fact_codes[row]]
+            reverse = self._known.get(((facts.shape[::-1], facts.dtype, ""),)) if facts.shape else None
+            is_turned = renamed is None and reverse not in (None, print_)
+            renamed = self._renamed(side, row, parent, reverse) if is_turned else renamed
+            if renamed is not None:
+                to = f"renamed {'to' if side == 0 else 'from'} {other.key(renamed).keystr}"
+                return f"{to}, and transposed?" if is_turned else f"{to}?"
         if len(places) != 1 or n_leaves < _LEAST_LEAVES:
             return ""
         return f"the same structure stands at {other[places[0]].keystr} in the {'other' if side == 0 else 'first'}"
+
+    def _renamed(self, side: int, row: int, parent: int, print_: Any) -> int | None:
+        """The sibling in the other tree that has a fingerprint, and alone has it, or nearly the name of the row."""
+        own, other = (self._left, self._right)[:: 1 if side == 0 else -1]
+        above = self._match_of(side, parent)
+        rivals = [each for each in self._unmatched[side][self._print(side, row)] if int(own.parent[each]) == parent]
+        siblings = [each for each in self._unmatched[1 - side].get(print_, ()) if int(other.parent[each]) == above]
+        if len(siblings) == len(rivals) == 1:
+            return siblings[0]
+        if max(len(siblings), len(rivals)) > _MOST_CHILDREN:
+            return None
+        near = [each for each in siblings if _end_alike(other.key(each).segment, own.key(row).segment)]
+        if len(near) != 1:
+            return None
+        back = [each for each in rivals if _end_alike(own.key(each).segment, other.key(near[0]).segment)]
+        return near[0] if len(back) == 1 else None
+
+    def _inserted(self, mine: int, other: int) -> str:
+        """Which elements of a list are new or gone, unless they are the last ones."""
+        rows = self._left.children(mine), self._right.children(other)
+        if max(map(len, rows)) > _MOST_CHILDREN:
+            return ""
+        codes = [
+            [(self._print(i, row), self._values and _first_values(side, row)) for row in of]
+            for i, (side, of) in enumerate(zip(self._sides, rows, strict=True))
+        ]
+        n = min(map(len, codes))
+        if codes[0][:n] == codes[1][:n]:
+            return ""
+        changes = [each for each in SequenceMatcher(None, *codes, autojunk=False).get_opcodes() if each[0] != "equal"]
+        kinds = {kind for kind, *_ in changes}
+        if len(changes) > _MOST_PLACES or kinds not in ({"insert"}, {"delete"}):
+            return ""
+        places = [(start, end) for _, *of_left, start, end in changes]
+        if kinds == {"delete"}:
+            places = [(start, end) for _, start, end, *of_right in changes]
+        said = ", ".join(f"[{start}]" if end == start + 1 else f"[{start}:{end}]" for start, end in places)
+        return f"{'inserted' if kinds == {'insert'} else 'removed'} at {said}?"
+
+    def _stacked_dict(self, row: int) -> str:
+        """Whether all children of a node are layers, and the other tree has one stack of them there."""
+        other, layers = self._match_of(0, row), self._left.children(row)
+        if other == NONE or not is_stack_of(self._right, other, self._left, layers):
+            return ""
+        return f"{len(layers)} layers in the first, and one stack of {len(layers)} such layers in the other"
 
     def _match_of(self, side: int, row: int) -> int:
         own, other = (self._aligned.left, self._aligned.right)[:: 1 if side == 0 else -1]
@@ -95,10 +170,29 @@ class _Hints:
             if len(layers) > 1 and is_stack_of(stack, one, table, layers):
                 there = "other" if side == "first" else "first"
                 return (
-                    f"{len(layers)} layers in the {side}, and a stack of them in the {there}, as made by "
+                    f"{len(layers)} layers in the {side}, and one stack of {len(layers)} such layers in the {there}, "
+                    "as made by "
                     "jax.tree.map(lambda *xs: jnp.stack(xs), *layers)"
                 )
         return ""
+
+
+def _end_alike(one: str, other: str) -> bool:
+    return one.endswith(other) or other.endswith(one)
+
+
+def _first_values(side: Side, row: int) -> tuple[Any, ...]:
+    """The first values of the first leaves of a subtree, as far as they are quickly read."""
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and lies_on_host(leaf) and len(leaf.sharding.device_set) == 1:
+            leaf = host_view(leaf)
+        return (
+            leaf.flat[:8].tobytes() if type(leaf) is np.ndarray else leaf if type(leaf) in (int, float, str) else None
+        )
+
+    rows = islice(filter(side.table.is_leaf.__getitem__, range(row, int(side.table.end[row]))), 16)
+    return tuple(guarded(lambda leaf=side.nodes[each]: of(leaf), lambda _: None) for each in rows)
 
 
 def is_stack_of(stack: TreeTable, row: int, table: TreeTable, layers: list[int]) -> bool:
@@ -121,15 +215,15 @@ def is_stack_of(stack: TreeTable, row: int, table: TreeTable, layers: list[int])
     return bool(stack.is_leaf[row : row + size].any())
 
 
-def fingerprints(table: TreeTable, known: dict[Any, int]) -> list[int]:
-    """A code of each row's subtree, its own key aside: equal for equal types, keys, shapes and dtypes, in all trees."""
-    codes = [0] * len(table)
-    own = [(f.shape, f.dtype, "" if f.shape else f.type) if f.is_leaf else f.type for f in table.facts]
-    ends, of = table.end.tolist(), table.fact_codes.tolist()
-    for row in range(len(table) - 1, -1, -1):
-        below, child = [], row + 1
-        while child < ends[row]:
-            below.append((table.key(child).segment, codes[child]))
-            child = ends[child]
-        codes[row] = known.setdefault((own[of[row]], *below), len(known))
-    return codes
+def add_fingerprints(table: TreeTable, row: int, known: dict[Any, int], codes: dict[int, int]) -> None:
+    """Add a code of each row of a subtree, its own key aside: equal for equal types, keys, shapes and dtypes.
+
+    Args:
+      known: The codes of all tables.
+      codes: Those of this table, by row.
+    """
+    for at in range(int(table.end[row]) - 1, row - 1, -1):
+        f = table.facts[table.fact_codes[at]]
+        own = ((f.shape, f.dtype, "" if f.shape else f.type),) if f.is_leaf else (f.type,)
+        below = [(table.key(child).segment, codes[child]) for child in table.children(at)]
+        codes[at] = known.setdefault((*own, *below), len(known))

@@ -10,7 +10,7 @@ import numpy as np
 from treeviz.analysis.compare.aligned import NONE, Aligned, Side, align, is_builtin, is_comparable, same_facts
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.analysis.compare.in_files import compare_stored
-from treeviz.analysis.compare.leaf_facts import compare_facts, shardings_are_equivalent
+from treeviz.analysis.compare.leaf_facts import REVERSED, compare_facts, shardings_are_equivalent
 from treeviz.analysis.compare.magnitudes import Bars, magnitudes
 from treeviz.analysis.compare.nodes import (
     MAPPINGS,
@@ -20,7 +20,7 @@ from treeviz.analysis.compare.nodes import (
     compare_static,
     open_registered,
 )
-from treeviz.analysis.compare.values import CannotCompare, Gap, are_same_bits, compare_arrays, gap_texts
+from treeviz.analysis.compare.values import CannotCompare, Gap, are_same_bits, compare_arrays, gap_texts, is_transpose
 from treeviz.tree.facts import Facts
 from treeviz.tree.safe_repr import error_text, guarded, has_base, value_text
 from treeviz.tree.stored import Stored
@@ -180,6 +180,8 @@ class _Differ:
         if found is None:
             found = self._known[codes] = compare_facts(*facts, lambda: shardings_are_equivalent(left, right))
         for finding in found:
+            if finding[-1] == REVERSED and self._values and is_transpose(left, right):
+                finding = (*finding[:-1], "the transpose, with the same values: jnp.transpose(x)")
             self._add(at, finding)
         if not self._values or (facts[0].shape != facts[1].shape and None not in (facts[0].shape, facts[1].shape)):
             return
@@ -217,7 +219,8 @@ class _Differ:
         elif gap is not None:
             self._gaps[at] = gap
             self._pairs[at] = left, right
-            for finding in gap_texts(gap):
+            may_be = left.ndim > 1 and left.shape == left.shape[::-1] and is_transpose(left, right)
+            for finding in gap_texts(gap, "; the values of the transpose: jnp.transpose(x)" if may_be else ""):
                 self._add(at, finding)
 
     def _gap(self, left: Any, right: Any) -> Gap | str | None:

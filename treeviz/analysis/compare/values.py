@@ -198,6 +198,28 @@ def are_same_bits(left: Any, right: Any) -> bool:
     return left.tobytes() == right.tobytes()
 
 
+def is_transpose(left: Any, right: Any) -> bool:
+    """Whether an array in host memory has the values of another one with its axes in reverse order."""
+    try:
+        views = [_whole_on_host(each) for each in (left, right)]
+    except CannotCompare:
+        return False
+    if any(each is None for each in views) or views[0].T.shape != views[1].shape or not views[0].size:
+        return False
+    if not np.array_equal(views[0].T[0], views[1][0]):  # nearly always
+        return False
+    gap = compare_arrays(views[0].T, views[1])
+    return not (gap.n_outside or gap.n_nan)
+
+
+def _whole_on_host(array: Any) -> Any:
+    """A view of an array; None if it lies in several parts, in a file or on an accelerator."""
+    if not isinstance(array, np.ndarray | jax.Array):
+        return None
+    parts = parts_of(array)
+    return parts[0][1] if len(parts) == 1 and isinstance(parts[0][1], np.ndarray) else None
+
+
 def _distance_of_integers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """|a - b|, exact below 2**53 whatever the dtypes, and never 0 where they differ."""
     if {a.dtype.kind, b.dtype.kind} <= {"b", "u"} or {a.dtype.kind, b.dtype.kind} <= {"b", "i"}:
@@ -298,7 +320,7 @@ def _two_texts(left: Any, right: Any) -> list[str]:
     return texts
 
 
-def gap_texts(gap: Gap) -> list[tuple[str, str, str, str]]:
+def gap_texts(gap: Gap, more: str = "") -> list[tuple[str, str, str, str]]:
     """The findings that a gap is: (kind, left, right, hint)."""
     found = []
     if gap.n_nan:
@@ -306,7 +328,7 @@ def gap_texts(gap: Gap) -> list[tuple[str, str, str, str]]:
         found.append(("NaN", f"{gap.nan_left:,} NaN", f"{gap.nan_right:,} NaN", where))
     if gap.n_outside:
         texts = _two_texts(gap.left, gap.right)
-        at = f"at {_index_text(gap.at)}; {gap.n_outside:,} of {gap.n:,} differ" if gap.at else ""
+        at = f"at {_index_text(gap.at)}; {gap.n_outside:,} of {gap.n:,} differ{more}" if gap.at else ""
         found.append(("value", *texts, at))
     return found
 
