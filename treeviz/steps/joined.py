@@ -2,33 +2,106 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import lax, tree_util
 
 from treeviz.steps.measure import Measurement
-from treeviz.steps.measured_tree import MeasuredTree
+from treeviz.steps.measured_tree import Axes, MeasuredTree
+from treeviz.steps.partial_sums import Rows, added_up, counted, is_partial, partial_sums
+from treeviz.steps.reduce import reduce_leaves
+from treeviz.steps.statistics import LIGHT, NO_NUMBER, n_words
+
+_NOTHING = np.array([NO_NUMBER, 0, 0, 0], np.uint32)  # the packed row of a leaf without numbers
+
+
+class Unreduced(NamedTuple):
+    """A tree that is measured together with others, when the whole program has been traced.
+
+    Attributes:
+      leaves: None for those without numbers.
+      axes: Of the layers of each leaf, or empty.
+    """
+
+    leaves: Sequence[jax.Array | None]
+    axes: Axes
+
+    def divided(self) -> tuple[dict[int, jax.Array], jax.Array | None, tuple[int, ...]]:
+        """The leaves for `partial_sums`, by their packed rows; the rows of others, if any; and the shape of all."""
+        axes = self.axes or (None,) * len(self.leaves)
+        n_entries = (
+            1 if x is None or axis is None else x.shape[axis] for x, axis in zip(self.leaves, axes, strict=True)
+        )
+        first = [0, *itertools.accumulate(n_entries)]
+        known = [(i, x, axis) for i, (x, axis) in enumerate(zip(self.leaves, axes, strict=True)) if x is not None]
+        small = {i: x for i, x, axis in sorted(known, key=lambda each: -each[1].size) if is_partial(x, axis)}
+        others = [None if i in small else x for i, x in enumerate(self.leaves)]
+        packed = reduce_leaves(others, LIGHT, axes) if len(small) < len(known) else None
+        return {first[i]: x for i, x in small.items()}, packed, (first[-1], n_words(LIGHT))
 
 
 class Layout(NamedTuple):
-    """What the words are: the shapes of the packed rows of each source, then that of the counts of results, if any."""
+    """What the words are: partial sums, if any; the packed rows of sources; the counts of results, if not in the sums.
+
+    Attributes:
+      shapes: Of the packed rows of each source, then of the counts, if any.
+      rows: Of the partial sums.
+      entries: Of each source, the packed rows that are made of partial sums, in their order.
+      has_words: Of each source, whether the words have its other packed rows.
+    """
 
     sources: tuple[MeasuredTree, ...]
     statistics: tuple[str, ...]
     results: tuple[MeasuredTree, ...]
     shapes: tuple[tuple[int, ...], ...]
+    rows: Rows = Rows()
+    entries: tuple[tuple[int, ...], ...] = ()
+    has_words: tuple[bool, ...] = ()
 
     def split(self, words: Any) -> tuple[dict[str, Any], Any]:
         """The packed rows by name, and the counts or None, of words along a last axis."""
-        parts, at = [], 0
-        for shape in self.shapes:
-            n = math.prod(shape)
-            parts.append(words[..., at : at + n].reshape(*words.shape[:-1], *shape))
-            at += n
-        packed = {source.name: part for source, part in zip(self.sources, parts, strict=False)}
-        return packed, parts[-1] if self.results else None
+        if not self.rows.n_words:
+            parts = _parts(words, self.shapes)
+            packed = {source.name: part for source, part in zip(self.sources, parts, strict=False)}
+            return packed, self.counts(words)
+        words = _on_host(words)
+        own = [shape for shape, has in zip(self.shapes, self.has_words, strict=False) if has]
+        others = iter(_parts(words[..., self.rows.n_words :], own))
+        summed = added_up(words, self.rows) if self.rows.of_leaves else None
+        packed, at = {}, 0
+        for source, shape, entries, has in zip(self.sources, self.shapes, self.entries, self.has_words, strict=False):
+            part = np.empty((*words.shape[:-1], *shape), np.uint32)
+            part[:] = next(others) if has else _NOTHING
+            if summed is not None and entries:
+                part[..., list(entries), :] = summed[..., at : at + len(entries), :]
+            packed[source.name], at = part, at + len(entries)
+        return packed, self.counts(words)
+
+    def counts(self, words: Any) -> Any:
+        """The counts of results, or None."""
+        if not self.results:
+            return None
+        return counted(_on_host(words), self.rows) if self.rows.n_words else _parts(words, self.shapes)[-1]
+
+
+def _on_host(words: Any) -> np.ndarray:
+    if isinstance(words, np.ndarray):
+        return words
+    with jax.transfer_guard("allow"):
+        return np.asarray(words)
+
+
+def _parts(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    ends = list(itertools.accumulate(map(math.prod, shapes)))
+    return [
+        words[..., end - math.prod(shape) : end].reshape(*words.shape[:-1], *shape)
+        for shape, end in zip(shapes, ends, strict=True)
+    ]
 
 
 @tree_util.register_pytree_node_class
@@ -37,7 +110,7 @@ class Joined(Measurement):
 
     def __init__(self, words: Any, layout: Layout) -> None:
         self.words, self.layout = words, layout
-        self.sources, self.statistics, self.results, _ = layout
+        self.sources, self.statistics, self.results = layout[:3]
 
     @property
     def packed(self) -> dict[str, Any]:
@@ -45,7 +118,7 @@ class Joined(Measurement):
 
     @property
     def counts(self) -> Any:
-        return self.layout.split(self.words)[1]
+        return self.layout.counts(self.words)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -67,3 +140,29 @@ def joined(measurement: Measurement) -> Measurement:
         return measurement
     layout = Layout(measurement.sources, measurement.statistics, measurement.results, tuple(x.shape for x in arrays))
     return Joined(lax.concatenate([x.reshape(-1) for x in arrays], 0), layout)
+
+
+def reduces_later(statistics: tuple[str, ...]) -> bool:
+    """Whether `joined_later` may have these statistics."""
+    is_known = statistics == LIGHT and jax.__version_info__ >= (0, 5)
+    return is_known and jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
+def joined_later(measurement: Measurement) -> Measurement:
+    """As `joined`, of a measurement with trees that are `Unreduced`; its counts are the results for `partial_sums`."""
+    new, old = measurement.counts or ((), ())
+    small: list[jax.Array] = []
+    arrays: list[jax.Array] = []
+    of_sources: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []
+    for packed in measurement.packed.values():
+        mine, own, shape = packed.divided() if isinstance(packed, Unreduced) else ({}, packed, packed.shape)
+        small += mine.values()
+        arrays += [] if own is None else [own.reshape(-1)]
+        of_sources.append((shape, tuple(mine), own is not None))
+    rows = Rows()
+    if small or new:
+        words, rows = partial_sums(small, new, old)
+        arrays.insert(0, words)
+    shapes, entries, has_words = zip(*of_sources, strict=True)
+    layout = Layout(measurement.sources, LIGHT, measurement.results, shapes, rows, entries, has_words)
+    return Joined(lax.concatenate(arrays, 0) if len(arrays) > 1 else arrays[0], layout)

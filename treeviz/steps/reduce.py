@@ -17,13 +17,13 @@ from treeviz.steps.older_jax import barrier, concatenated
 from treeviz.steps.statistics import EXPONENT_ZERO, HUGE, LIGHT, NO_NUMBER, RANGE_AT, SHIFT, USUAL, n_words
 
 _UP, _DOWN = np.float32(2.0**SHIFT), np.float32(2.0**-SHIFT)
-_USUAL_FROM, _HUGE_FROM = (np.float32(limit).view(np.uint32) for limit in (2.0**-60, 2.0**47))
-_INFINITY = np.float32(np.inf).view(np.uint32)
+USUAL_FROM, HUGE_FROM = (np.float32(limit).view(np.uint32) for limit in (2.0**-60, 2.0**47))
+INFINITY = np.float32(np.inf).view(np.uint32)
 
-_SMALL_BELOW = 1 << 15  # elements: smaller leaves are reduced together
+SMALL_BELOW = 1 << 15  # elements: smaller leaves are reduced together
 _SHORTEST = 8  # XLA CPU makes NaN of joined reductions of an array of one element (jax 0.4.36 to 0.10.2)
 _ROW = 1 << 10  # elements of a row into which long vectors are broken
-_TOGETHER = 8  # leaves that are joined in one kernel
+TOGETHER = 8  # leaves that are joined in one kernel
 _PADDING = 1 << 12  # elements, or rows, of padding that any block of small leaves may have
 
 
@@ -46,14 +46,14 @@ def _rows(
     leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: bool, axes: tuple[int | None, ...]
 ) -> jax.Array:
     numbers = {
-        i: _real(barrier(lax.stop_gradient(jnp.asarray(leaf)))) for i, leaf in enumerate(leaves) if leaf is not None
+        i: as_real(barrier(lax.stop_gradient(jnp.asarray(leaf)))) for i, leaf in enumerate(leaves) if leaf is not None
     }
     n_rows = [1 if axis is None else numbers[i].shape[axis] for i, axis in enumerate(axes)]
     first = list(accumulate(n_rows, initial=0))
     rows, order, small = [], [], {}
     for i, x in numbers.items():
         axis = axes[i]
-        if axis is None and x.size < _SMALL_BELOW and not _is_sharded(x):
+        if axis is None and x.size < SMALL_BELOW and not is_sharded(x):
             small.setdefault((x.dtype, getattr(_type_of(x), "vma", None)), []).append(i)
         else:
             is_usual = _has_usual_squares(jnp.result_type(leaves[i]))
@@ -69,7 +69,7 @@ def _rows(
             members.sort(key=lambda i: (-sizes[i], i))
             of_members = tuple(sizes[i] for i in members)
             counts = tuple(-(-size // length) for size in of_members) if in_rows else None
-            block = _padded([numbers[i] for i in members], length if in_rows else max(*of_members, _SHORTEST))
+            block = padded([numbers[i] for i in members], length if in_rows else max(*of_members, _SHORTEST))
             rows.append(_rows_of(block, of_members, block.dtype == jnp.float64, statistics, is_cpu, counts))
             order.extend(first[i] for i in members)
     without = [first[i] for i, leaf in enumerate(leaves) if leaf is None]
@@ -87,7 +87,7 @@ def _in_rows(x: jax.Array) -> jax.Array:
     """x[k, …] with rows of one length for each of the k: sums of rows keep more digits than one long sum."""
     x = lax.squeeze(x, [axis for axis, size in enumerate(x.shape) if size == 1 and axis])
     k, n = x.shape[0], x.size // x.shape[0]
-    if _is_sharded(x) or (x.ndim > 2 and n >= _SMALL_BELOW):
+    if is_sharded(x) or (x.ndim > 2 and n >= SMALL_BELOW):
         return x if x.ndim > 1 else lax.expand_dims(x, (1,))
     length = -(-n // _ROW) * _ROW if n > _ROW else max(n, _SHORTEST)
     x = lax.pad(lax.reshape(x, (k, n)), np.zeros((), x.dtype), [(0, 0, 0), (0, length - n, 0)])
@@ -98,7 +98,7 @@ def _type_of(x: jax.Array):
     return jax.typeof(x) if hasattr(jax, "typeof") else None  # jax < 0.6
 
 
-def _is_sharded(x: jax.Array) -> bool:
+def is_sharded(x: jax.Array) -> bool:
     """Whether the type has a sharding, as in explicit meshes. Such an array cannot be reshaped freely."""
     sharding = getattr(_type_of(x), "sharding", None)
     return any(axis is not None for axis in getattr(sharding, "spec", ()))
@@ -130,14 +130,14 @@ def _row_length(sizes: Collection[int]) -> int:
     return length
 
 
-def _padded(leaves: Sequence[jax.Array], length: int) -> jax.Array:
+def padded(leaves: Sequence[jax.Array], length: int) -> jax.Array:
     """[k, length]: each leaf begins a row and is padded with zeros."""
     rows = [lax.reshape(x, (x.size,)) for x in leaves]
     rows = [lax.pad(x, np.zeros((), x.dtype), [(0, -x.size % length, 0)]) if x.size % length else x for x in rows]
     if jax.__version_info__ < (0, 5):  # leaves sharded over a part of a mesh have wrong sums if concatenated
         return jnp.stack(rows)
     # XLA CPU makes one kernel of a few leaves, but a kernel for each leaf if all are concatenated at once.
-    parts = [lax.concatenate(rows[i : i + _TOGETHER], 0) for i in range(0, len(rows), _TOGETHER)]
+    parts = [lax.concatenate(rows[i : i + TOGETHER], 0) for i in range(0, len(rows), TOGETHER)]
     return (lax.concatenate([barrier(part) for part in parts], 0) if len(parts) > 1 else parts[0]).reshape(-1, length)
 
 
@@ -156,47 +156,47 @@ def _rows_of(
       counts: How many rows of x[n, …] each leaf has; None: one.
     """
     values, exponent = _scaled(x) if x.dtype == jnp.float64 else (x, np.int32(0))
-    bits = _magnitude(values)
+    bits = magnitude(values)
     reduced = partial(_reduced, is_cpu=is_cpu, counts=counts)
 
     def sum_of_squares(start, stop, scale) -> tuple[str, jax.Array]:
         return "sum", jnp.square(jnp.where(bits - start < stop - start, values, np.float32(0)) * scale)
 
-    peak_of = ("max", jnp.where(bits < _INFINITY, bits, np.uint32(0)))
-    nonfinite_of = ("sum", _ones(bits >= _INFINITY))
-    usual_range = _USUAL_FROM, _HUGE_FROM, np.float32(1)
+    peak_of = ("max", jnp.where(bits < INFINITY, bits, np.uint32(0)))
+    nonfinite_of = ("sum", _ones(bits >= INFINITY))
+    usual_range = USUAL_FROM, HUGE_FROM, np.float32(1)
     is_light = not set(statistics) - set(LIGHT)
     of, scale = jnp.full(len(sizes), USUAL, jnp.uint32), np.float32(1)
     if has_usual_squares:
         squares, peak, nonfinite = reduced([sum_of_squares(*usual_range), peak_of, nonfinite_of])
     elif is_cpu and counts is None:  # a second pass compiles and runs faster than three ranges
         peak, top = reduced([peak_of, ("max", bits)])  # two at once: see `_reduced`
-        peak = lax.select(top < _INFINITY, top, peak)
+        peak = lax.select(top < INFINITY, top, peak)
         scale, exponent, peak = _of_peak(peak)
         scale = lax.expand_dims(scale, range(1, x.ndim))
-        squares, nonfinite = reduced([sum_of_squares(np.uint32(0), _INFINITY, scale), nonfinite_of])
+        squares, nonfinite = reduced([sum_of_squares(np.uint32(0), INFINITY, scale), nonfinite_of])
     else:
         if is_cpu:
-            (tiny, usual, huge), (peak, *_), (nonfinite, *_) = (y.T for y in reduced(_in_ranges(values, bits)))
+            (tiny, usual, huge), (peak, *_), (nonfinite, *_) = (y.T for y in reduced(in_ranges(values, bits)))
         else:
-            tiny_of = sum_of_squares(np.uint32(0), _USUAL_FROM, _UP)
-            huge_of = sum_of_squares(_HUGE_FROM, _INFINITY, _DOWN)
+            tiny_of = sum_of_squares(np.uint32(0), USUAL_FROM, _UP)
+            huge_of = sum_of_squares(HUGE_FROM, INFINITY, _DOWN)
             terms = [sum_of_squares(*usual_range), tiny_of, huge_of, peak_of, nonfinite_of]
             usual, tiny, huge, peak, nonfinite = reduced(terms)
-        of = _ones(peak >= _USUAL_FROM) + _ones(peak >= _HUGE_FROM)
+        of = _ones(peak >= USUAL_FROM) + _ones(peak >= HUGE_FROM)
         squares = _chosen(of, tiny, usual + _lower(tiny), huge + _lower(usual))
         if not is_light:
             scale = _chosen(of, _UP, np.float32(1), _DOWN)
             scale = scale if counts is None else scale[np.repeat(np.arange(len(counts)), counts)]
             scale = lax.expand_dims(scale, range(1, x.ndim))
 
-    packed = {"norm": _bits(squares), "max_abs": peak, "nonfinite": nonfinite}
+    packed = {"norm": bits_of(squares), "max_abs": peak, "nonfinite": nonfinite}
     if not is_light:
         total, zeros, *n_of = reduced(
             [
-                ("sum", jnp.where(bits < _INFINITY, values, np.float32(0)) * scale),
-                ("sum", _ones(_magnitude(x) == 0)),
-                ("sum", _ones(bits > _INFINITY)),
+                ("sum", jnp.where(bits < INFINITY, values, np.float32(0)) * scale),
+                ("sum", _ones(magnitude(x) == 0)),
+                ("sum", _ones(bits > INFINITY)),
                 ("sum", _ones(values == np.float32(np.inf))),
                 ("sum", _ones(values == np.float32(-np.inf))),
             ]
@@ -204,7 +204,7 @@ def _rows_of(
         n = np.array(sizes, np.uint32)
         n_padded = np.array(counts or 1, np.uint32) * np.uint32(math.prod(x.shape[1:]))
         n_finite = jnp.maximum(n - nonfinite, np.uint32(1))
-        packed["mean"] = _bits(total / n_finite.astype(jnp.float32))
+        packed["mean"] = bits_of(total / n_finite.astype(jnp.float32))
         packed["zeros"] = zeros - (n_padded - n)
         packed.update(zip(("nan", "posinf", "neginf"), n_of, strict=True))
     first = (exponent + np.int32(EXPONENT_ZERO)).astype(jnp.uint32) | (of << np.uint32(RANGE_AT))
@@ -213,17 +213,17 @@ def _rows_of(
     return jnp.concatenate([rows, _histogram(x, reduced)], axis=1) if "histogram" in statistics else rows
 
 
-def _in_ranges(x: jax.Array, bits: jax.Array) -> list[tuple[str, jax.Array]]:
+def in_ranges(x: jax.Array, bits: jax.Array) -> list[tuple[str, jax.Array]]:
     """Terms [n, 3, …] of x[n, …]: the squares in each range; the magnitudes and the non-finite mask, repeated.
 
     XLA CPU makes one loop of them, since only one is a sum of floats. It compiles fast, and runs fast on few numbers.
     """
     shape = (x.shape[0], 3, x.shape[1])
-    starts, stops = np.array([[0, _USUAL_FROM, _HUGE_FROM], [_USUAL_FROM, _HUGE_FROM, _INFINITY]], np.uint32)
+    starts, stops = np.array([[0, USUAL_FROM, HUGE_FROM], [USUAL_FROM, HUGE_FROM, INFINITY]], np.uint32)
     scales = np.array([_UP, 1, _DOWN], np.float32)
     starts, lengths, scales = (lax.broadcast_in_dim(y, shape, (1,)) for y in (starts, stops - starts, scales))
     x, bits = (lax.broadcast_in_dim(y, shape, (0, 2)) for y in (x, bits))
-    is_finite = lax.lt(bits, lax.full_like(bits, _INFINITY))  # in `lax`, which traces in half the time
+    is_finite = lax.lt(bits, lax.full_like(bits, INFINITY))  # in `lax`, which traces in half the time
     in_range = lax.select(lax.lt(lax.sub(bits, starts), lengths), x, lax.full_like(x, 0))
     return [
         ("sum", lax.square(lax.mul(in_range, scales))),
@@ -244,12 +244,12 @@ def _of_peak(peak: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 def _lower(sum_of_squares: jax.Array) -> jax.Array:
     """The sum of squares in the scale of the next range: times 2**-160, by the exponent, since that is no float32."""
-    bits, shift = _bits(sum_of_squares), np.uint32((2 * SHIFT) << 23)
+    bits, shift = bits_of(sum_of_squares), np.uint32((2 * SHIFT) << 23)
     lowered = lax.bitcast_convert_type(bits - shift, jnp.float32)
     return jnp.where(bits >= shift + np.uint32(1 << 23), lowered, np.float32(0))
 
 
-def _real(x: jax.Array) -> jax.Array:
+def as_real(x: jax.Array) -> jax.Array:
     """float32 or float64 with the values of x, or their magnitudes if x is complex."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         size = jnp.abs(x)
@@ -260,7 +260,7 @@ def _real(x: jax.Array) -> jax.Array:
 
 def _scaled(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """float32[k, …]: x / 2**exponent; and int32[k]: the exponents of the largest finite magnitudes."""
-    bits = _magnitude(x)
+    bits = magnitude(x)
     finite = jnp.where(bits < np.float64(np.inf).view(np.uint64), bits, np.uint64(0))
     peak = jnp.max(finite, axis=tuple(range(1, x.ndim)))
     exponent = jnp.clip((peak >> 52).astype(jnp.int32) - 1023, -1000, 1000)
@@ -275,13 +275,13 @@ def _has_usual_squares(dtype) -> bool:
     return float(info.max) < 2.0**47 and float(info.smallest_subnormal) >= 2.0**-60
 
 
-def _magnitude(x: jax.Array) -> jax.Array:
+def magnitude(x: jax.Array) -> jax.Array:
     """The bits of |x|, which sort like |x|: integers compare fast, and denormal numbers are not zero."""
     word = np.uint64 if x.dtype == jnp.float64 else np.uint32
     return lax.bitcast_convert_type(x, word) & word(np.iinfo(word).max >> 1)
 
 
-def _bits(x: jax.Array) -> jax.Array:
+def bits_of(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, jnp.uint32)
 
 
@@ -308,12 +308,12 @@ def _reduced(
     # XLA CPU makes one fast loop of several reductions if they are one operation with at most one sum of floats
     # (jax 0.10.2: 0.15 ns an element, else 1.2 ns), and compiles it in half the time of a single reduction.
     # It adds numbers one by one, so rows are summed first to keep digits.
-    results, others = list(_joined(terms, axes[-1:])), axes[:-1]
+    results, others = list(reduced_together(terms, axes[-1:])), axes[:-1]
     if counts is not None:
         others = (1,) if max(counts) > 1 else ()
         results = [_by_leaf(x, counts) for x in results] if others else results
     if others:
-        results = list(_joined([(how, x) for (how, _), x in zip(terms, results, strict=True)], others))
+        results = list(reduced_together([(how, x) for (how, _), x in zip(terms, results, strict=True)], others))
     return results
 
 
@@ -322,11 +322,11 @@ def _by_leaf(x: jax.Array, counts: Sequence[int]) -> jax.Array:
     ends = np.cumsum(counts)
     which = np.arange(max(counts)) + (ends - counts)[:, None]
     which = np.where(which < ends[:, None], which, ends[-1]).astype(np.int32)
-    padded = lax.pad(x, np.zeros((), x.dtype), [(0, 1, 0), *[(0, 0, 0)] * (x.ndim - 1)])
-    return padded.at[which].get(mode="promise_in_bounds")
+    with_zeros = lax.pad(x, np.zeros((), x.dtype), [(0, 1, 0), *[(0, 0, 0)] * (x.ndim - 1)])
+    return with_zeros.at[which].get(mode="promise_in_bounds")
 
 
-def _joined(terms: Sequence[tuple[str, jax.Array]], axes: Sequence[int]) -> Sequence[jax.Array]:
+def reduced_together(terms: Sequence[tuple[str, jax.Array]], axes: Sequence[int]) -> Sequence[jax.Array]:
     joins = [lax.add if how == "sum" else lax.max for how, _ in terms]
     start = tuple(np.zeros((), x.dtype) for _, x in terms)
     join = lambda left, right: tuple(f(a, b) for f, a, b in zip(joins, left, right, strict=True))  # noqa: E731
@@ -335,7 +335,7 @@ def _joined(terms: Sequence[tuple[str, jax.Array]], axes: Sequence[int]) -> Sequ
 
 def _histogram(x: jax.Array, reduced: Callable) -> jax.Array:
     """uint32[k, N_BINS]: how often each power of two occurs. Zeros and non-finite numbers are left out."""
-    bits = _magnitude(x)
+    bits = magnitude(x)
     n_mantissa, bias, word = (52, 1023, np.uint64) if x.dtype == jnp.float64 else (23, 127, np.uint32)
     finite = jnp.where(bits < word((2 * bias + 1) << n_mantissa), bits, word(0))
     starts = [word(1), *(word((bias + FIRST_EXPONENT + i) << n_mantissa) for i in range(1, N_BINS))]

@@ -139,6 +139,13 @@ def stacked(measurements: Sequence[Measurement]) -> tuple[dict[str, np.ndarray],
     return packed, _on_host([each.counts for each in measurements]) if first.results else None
 
 
+def counts_of(measurement: Measurement) -> np.ndarray:
+    """The counts of results, which there are."""
+    if isinstance(measurement, Joined):
+        return measurement.layout.counts(_on_host(measurement.arrays)[0])
+    return _on_host([measurement.counts])[0]
+
+
 def _on_host(arrays: Sequence[Any]) -> np.ndarray:
     """Arrays of one shape, stacked."""
     with jax.transfer_guard("allow"):

@@ -8,7 +8,7 @@ import numpy as np
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.names import name_of_result, result_kind
-from treeviz.steps.recording.decode import Arrived, StepNumbers, stacked, taken
+from treeviz.steps.recording.decode import Arrived, StepNumbers, counts_of, taken
 from treeviz.tree.safe_repr import printable
 
 FIRST_TOLD = 32  # inspected steps; then after twice as many
@@ -39,9 +39,8 @@ class Unchanged:
             for tree in each.measurement.results:
                 n = len(tree.paths)
                 if result_kind(tree.name) == "parameter":
-                    counts = stacked([each.measurement])[1] if counts is None else counts
-                    assert counts is not None
-                    now = counts[0, first : first + n] >> 31 == 0
+                    counts = counts_of(each.measurement) if counts is None else counts
+                    now = counts[first : first + n] >> 31 == 0
                     if before is not None and len(before) == n:
                         now &= before
                     self._known[each.suffix] = n_before + 1, now

@@ -49,6 +49,7 @@ def reap(
     axes_of: AxesOf = lambda source, scanned, why_not: scanned,
     received: Plan | None = None,
     scaled: Scaled | None = None,
+    reduce_later: Callable[[Sown, Sequence[Any]], Any] | None = None,
 ) -> tuple[list[Any], list[Reaped], list[jax.Array]]:
     """Run `program` on `arguments`, and measure its sown values.
 
@@ -63,6 +64,7 @@ def reap(
       axes_of: Which leaves are measured layer by layer, and along which axis.
       received: What is measured besides as that which the optimizer receives of each gradient.
       scaled: The packed rows of numbers times a factor, from those of the numbers.
+      reduce_later: What stands for the packed rows of a tree that is sown outside of loops and other programs inside.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
@@ -72,8 +74,17 @@ def reap(
     """
     computed_once = {sown for sown, recomputed in sown_in(program) if not recomputed}
     run = Run(reduce, empty, computed_once, with_params, axes_of)
-    run.received, run.scaled = {} if received is None else received.of, scaled
+    run.received, run.scaled = {} if received is None else _measured_of(received, with_params), scaled
+    run.reduce_later = reduce_later
     return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
+
+
+def _measured_of(plan: Plan, with_params: bool) -> dict[int, dict[Sown, Received]]:
+    """What is received of the gradients, by jaxpr: one that is clipped alone, if updates are measured."""
+    return {
+        jaxpr: {sown: what for sown, what in found.items() if with_params or what.how != (CLIPPED,)}
+        for jaxpr, found in plan.of.items()
+    }
 
 
 class Run:
@@ -84,6 +95,7 @@ class Run:
       in_recomputation: This jaxpr is run again, for a backward pass.
       devices: Those of the `shard_map` around this jaxpr, if there is one.
       received: What the optimizer receives, by the id of the jaxpr that holds it, and by what was sown.
+      reduce_later: As `reap` takes it; None inside of loops and other programs.
     """
 
     def __init__(
@@ -103,6 +115,7 @@ class Run:
         self.devices: Devices | None = None
         self.received: Mapping[int, Mapping[Sown, Received]] = {}
         self.scaled: Scaled | None = None
+        self.reduce_later: Callable[[Sown, Sequence[Any]], Any] | None = None
 
     def on(self, devices: Devices) -> Run:
         """The same run, for the jaxpr of a `shard_map`."""
@@ -174,12 +187,11 @@ class Run:
             packed.append(rows)
         return [read(x) for x in jaxpr.outvars], reaped, packed
 
-    def received_in(self, jaxpr: Jaxpr) -> dict[Sown, Received]:
-        """What is measured besides: a gradient that is clipped alone, if updates are."""
+    def received_in(self, jaxpr: Jaxpr) -> Mapping[Sown, Received]:
+        """What is measured besides of the values that are sown in a jaxpr."""
         if self.devices is not None or self.scaled is None:  # each device may receive something else
             return {}
-        found = self.received.get(id(jaxpr), {}).items()
-        return {sown: what for sown, what in found if self.with_params or what.how != (CLIPPED,)}
+        return self.received.get(id(jaxpr), {})
 
     def receive(self, received: Mapping[Sown, Received], reaped, packed, read, copies):
         """What the optimizer receives of the gradients that were reaped, and its packed rows.
@@ -213,9 +225,11 @@ class Run:
         The list is empty until the function is traced.
         """
         reaped: list[Reaped] = []
+        run = copy(self)
+        run.reduce_later = None
 
         def function(*operands):
-            results, reaped[:], packed = self.jaxpr(open_jaxpr(jaxpr), consts_of(jaxpr), operands, origins)
+            results, reaped[:], packed = run.jaxpr(open_jaxpr(jaxpr), consts_of(jaxpr), operands, origins)
             return results, packed
 
         return function, reaped
@@ -253,7 +267,9 @@ class Run:
             shards, why_not = self.devices.shards(values, (None,) * n if batched else origins, summed)
             sown = replace(sown, source=self.devices.whole(sown.source, shards))
         sown = replace(sown, axes=layer_axes(eqn, sown.source, scanned, self.axes_of, why_not))
-        packed, axes = measure_members(lambda *values: self.reduce(sown, values), values, [b[:n] for b in batched])
+        is_read = any(eqn.params["sown"] in received for received in self.received.values())
+        reduce = self.reduce if batched or is_read else self.reduce_later or self.reduce
+        packed, axes = measure_members(lambda *values: reduce(sown, values), values, [b[:n] for b in batched])
         reaped = Reaped(
             sown,
             axes,

@@ -8,7 +8,7 @@ the state of an optimizer, is not looked at, nor is what explicit axes of a mesh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,8 @@ from treeviz.steps.tracing.primitives import (
 from treeviz.steps.tracing.sow import sow_p
 from treeviz.tree.safe_repr import printable
 
+Count = Callable[[Sequence[jax.Array], Sequence[jax.Array | None]], Any]
+
 MOST_ELEMENTS = 1 << 12  # of a result; less than 2**16, since two counts share a word
 _MOST_PARAMS, _MOST_OTHERS = 16, 64  # results
 
@@ -50,13 +52,15 @@ def count_in_results(
     result_paths: Sequence[Path],
     shown_paths: Sequence[str],
     params: Mapping[int, str],
-) -> tuple[list[MeasuredTree], jax.Array | None]:
+    count: Count | None = None,
+) -> tuple[list[MeasuredTree], Any]:
     """Count NaN and infinities in the small results of a traced program.
 
     Args:
       arguments, results: Their values, in the order of their paths.
       shown_paths: The paths of the results that the user knows.
       params: The paths of the parameters, by the numbers of the arguments that hold them.
+      count: Takes the bits of the results, and those before, and gives what is returned in place of the words.
 
     Returns:
       The results that are looked at, as one tree for each kind; and uint32[of all of them]: how many numbers are not
@@ -72,16 +76,17 @@ def count_in_results(
     if not places:
         return [], None
     values = [barrier(lax.stop_gradient(results[i])) for i in places]
-    old = [x if (at := kinds[i][1]) is None else barrier(arguments[at]) for i, x in zip(places, values, strict=True)]
-    return trees, _words([_bits(x) for x in values], [_bits(x) for x in old])
+    old = [None if (at := kinds[i][1]) is None else _bits(barrier(arguments[at])) for i in places]
+    return trees, (count or _words)([_bits(x) for x in values], old)
 
 
-def _words(values: Sequence[jax.Array], old: Sequence[jax.Array]) -> jax.Array:
+def _words(values: Sequence[jax.Array], old: Sequence[jax.Array | None]) -> jax.Array:
     """The word of each value, of bits of floats. They are stacked, since XLA compiles and runs each reduction apart.
 
     Written in `lax`, which traces in half the time.
     """
     words, order = [], []
+    old = [x if before is None else before for x, before in zip(values, old, strict=True)]
     for dtype in dict.fromkeys(x.dtype for x in values):
         alike = [i for i, x in enumerate(values) if x.dtype == dtype]
         for block in map(sorted, blocks(alike, [values[i].size for i in alike])):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.steps.joined import joined
+from treeviz.steps.joined import Unreduced, joined, joined_later, reduces_later
 from treeviz.steps.measure import MeasuredTree, Measurement, source_of
 from treeviz.steps.measured_tree import Axes, WhyNot, in_layers, nothing_against, openable, told_axes
 from treeviz.steps.names import is_beside, natural, sibling_name
@@ -135,7 +135,8 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
         program = jax.make_jaxpr(on_leaves)(*leaves)
     reduce = functools.partial(_reduce, statistics)
     received, scaled = Plan(program), functools.partial(scaled_rows, statistics=statistics)
-    beside = {"with_params": updates, "received": received, "scaled": scaled}
+    later = _reduce_later if reduces_later(statistics) else None
+    beside = {"with_params": updates, "received": received, "scaled": scaled, "reduce_later": later}
     out, found, packed = reap(program, leaves, reduce, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
     names, labels = _labelled(found, names, received)
@@ -152,9 +153,12 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     if looking is not None:
         of_args = [name for r, name in zip(found, names, strict=False) if name and _is_of_arguments(r, name)]
         looking.traced(Traced(program, paths, out_paths, of_args))
-    counted = count_in_results(program, leaves, out, paths, out_paths, shown, {} if updates else _params(names))
+    params = {} if updates else _params(names)
+    count = (lambda *bits: bits) if later else None
+    counted = count_in_results(program, leaves, out, paths, out_paths, shown, params, count)
     names = [name and name.in_layers() for name in names]
-    measurement = joined(_measurement(zip(names, packed, strict=True), statistics, *counted))
+    measurement = _measurement(zip(names, packed, strict=True), statistics, *counted)
+    measurement = joined_later(measurement) if later else joined(measurement)
     on_traced([name for name in names if name is not None], notes, effects_in(program))
     return jax.tree.unflatten(out_tree, out), measurement
 
@@ -278,8 +282,16 @@ def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts
 
 
 def _reduce(statistics, sown: Sown, values: Sequence[Any]) -> jax.Array:
+    return reduce_leaves(_leaves(sown, values), statistics, sown.axes)
+
+
+def _reduce_later(sown: Sown, values: Sequence[Any]) -> Unreduced:
+    return Unreduced([None if x is None else jnp.asarray(x) for x in _leaves(sown, values)], sown.axes)
+
+
+def _leaves(sown: Sown, values: Sequence[Any]) -> list[Any]:
     left = iter(values)
-    return reduce_leaves([next(left) if has else None for has in sown.source.has_number], statistics, sown.axes)
+    return [next(left) if has else None for has in sown.source.has_number]
 
 
 def _nothing(packed) -> jax.Array:

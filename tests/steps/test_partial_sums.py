@@ -1,0 +1,90 @@
+"""Partial sums that NumPy adds up give what the numbers themselves give."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import watched
+from watched import watch
+
+from treeviz.steps.joined import Joined
+from treeviz.steps.measure import numbers_of
+from treeviz.steps.partial_sums import added_up, counted, partial_sums
+from treeviz.steps.statistics import LIGHT, unpack
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
+
+
+def leaves() -> list[np.ndarray]:
+    long = normal(300, 40)
+    some_bad = long.copy()
+    some_bad[3, 4], some_bad[5], some_bad[6, 0] = np.nan, np.inf, -np.inf
+    mixed = np.concatenate([normal(40) * np.float32(1e-25), normal(40), normal(40) * np.float32(1e25)])
+    all_bad, zeros = np.full(9, np.inf, np.float32), np.zeros(7, np.float32)
+    few = [normal(1), normal(), normal(128) * np.float32(1e-30), zeros, all_bad, mixed, normal(33).astype(jnp.bfloat16)]
+    return [long, long * np.float32(1e30), some_bad, *few]
+
+
+def results() -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+    new = [normal(1), normal(4096), normal(200), normal(4000), normal(33), normal(5)]
+    old: list[np.ndarray | None] = [x.copy() for x in new]
+    new[1][7] += 1
+    new[2][3], new[2][4] = np.nan, -np.inf
+    new[3][:] = old[3][:] = np.nan  # type: ignore[index]
+    new[4][:] = -new[4]
+    new[5][0], old[5] = np.inf, None
+    return new, old
+
+
+def test_partial_sums_give_the_numbers_of_leaves_and_the_counts_of_results():
+    (new, old), rows = results(), None
+
+    @jax.jit
+    def words(leaves, new, old):
+        nonlocal rows
+        found, rows = partial_sums(leaves, new, old)
+        return found
+
+    bits = jax.tree.map(lambda x: x.view(np.uint32), (new, old))
+    found = np.asarray(words(leaves(), *bits))
+    assert rows is not None and found.shape == (rows.n_words,)
+    for batch in (found, np.stack([found, found])):
+        numbers = unpack(added_up(batch, rows), LIGHT)
+        for i, leaf in enumerate(x.astype(np.float64) for x in leaves()):
+            finite = leaf[np.isfinite(leaf)]
+            np.testing.assert_allclose(numbers["norm"][..., i], np.linalg.norm(finite), rtol=1e-6)
+            np.testing.assert_array_equal(numbers["max_abs"][..., i], abs(finite).max(initial=0))
+            np.testing.assert_array_equal(numbers["nonfinite"][..., i], leaf.size - finite.size)
+        counts = counted(batch, rows)
+        for i, (x, before) in enumerate(zip(*bits, strict=True)):
+            n_bad, n_nan = (~np.isfinite(new[i])).sum(), np.isnan(new[i]).sum()
+            is_new = before is not None and (x != before).any()
+            np.testing.assert_array_equal(counts[..., i], (n_bad << 16) + n_nan + (int(is_new) << 31))
+
+
+def update(params, x):
+    def loss(params):
+        y, _ = jax.lax.scan(lambda x, w: (jnp.tanh(w * x), None), x, params["layers"])
+        return jnp.sum(y + params["bias"]) + jnp.sum(params["long"] ** 2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+
+def test_layers_and_long_leaves_are_measured_beside_partial_sums(monkeypatch):
+    params = {"bias": normal(3), "layers": normal(4, 3), "long": normal(1 << 15)}
+    measured = []
+    for n_devices in (8, 1):
+        monkeypatch.setattr(jax, "device_count", lambda n=n_devices: n)
+        recorder = watched.Recorder()
+        watch(jax.jit(update), recorder)(params, jnp.ones(3))
+        measured += recorder.measurements
+    several, one = measured
+    assert isinstance(one, Joined) and one.layout.rows.of_leaves and one.layout.has_words == (True,)
+    assert not isinstance(several, Joined) and len(one.sources[0].paths) == 6
+    for statistic, values in numbers_of(several)["grads"].items():
+        np.testing.assert_allclose(numbers_of(one)["grads"][statistic], values, rtol=1e-6)
+    np.testing.assert_array_equal(one.counts, several.counts)
