@@ -60,6 +60,12 @@ CASES: dict[str, tuple[Any, Any, Any, list[str]]] = {
     "a weak array becomes another": (_keep, State(jnp.asarray(1.0)), ONE, ["state.w: weak type"]),
     "an int is counted up": (lambda s, x: {"step": s["step"] + 1}, {"step": 0}, ONE, []),
     "a bool is inverted": (lambda s, x: {"on": ~s["on"]}, {"on": np.True_}, ONE, []),
+    "a bool becomes weak": (
+        lambda s, x: {"t": s["t"] + 1, "done": s["t"] > 3},
+        {"t": 0, "done": False},
+        ONE,
+        ["state['done']: weak type: not weakly typed → weakly typed (return it with a dtype: .astype"],
+    ),
     "float64 of NumPy": (_keep, {"w": np.ones(3)}, ONE, []),
     "bfloat16 times float32": (_keep, {"w": jnp.ones(3, jnp.bfloat16)}, ONE, ["state['w']: dtype"]),
     "None becomes an array": (lambda s, x: State(s.w, s.w + 1), State(jnp.ones(2)), ONE, ["state.m: none"]),

@@ -136,7 +136,9 @@ def _with_advice(kind: str, left: str, right: str, hint: str) -> tuple[str, str,
     if not hint:
         hint = {
             "static": "" if " = " in left else "what is no array is part of the program: make it one",
-            "weak type": "start from an array with a dtype, as jnp.float32(0), not from a Python number",
+            "weak type": "return it with a dtype: .astype(old.dtype)"
+            if left.startswith("not")
+            else "start from an array with a dtype, as jnp.float32(0), not from a Python number",
             "dtype": "cast what the step returns: .astype(old.dtype)",
             "none": "start from what it becomes, as zeros" if left == "None" else "",
         }.get(kind, "")
