@@ -86,14 +86,13 @@ class KeyTable:
 
     def mapping(self, items: list[tuple[Any, Any]]) -> list[int]:
         """The codes of a dict's keys."""
-        if len(items) > self.room:
-            return self.mapping(items[: self.room]) + [0] * (len(items) - self.room)
         known = self._plain.get
+        shown = items if len(items) <= self.room else items[: self.room]
         # Other keys are not looked up: their hash may run user code.
-        codes = [known(key, 0) if type(key) is str or type(key) is int else 0 for key, _ in items]
+        codes = [known(key, 0) if type(key) is str or type(key) is int else 0 for key, _ in shown]
         if 0 in codes:
-            return [code or self._mapping_code(items[i][0], i) for i, code in enumerate(codes)]
-        return codes
+            codes = [code or self._mapping_code(items[i][0], i) for i, code in enumerate(codes)]
+        return codes if shown is items else codes + [0] * (len(items) - self.room)
 
     def customs(self, node: Any, pairs: Sequence[tuple[Any, Any]]) -> list[int]:
         """The codes of the keys that a registered class gives the children of a node."""

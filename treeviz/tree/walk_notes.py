@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from treeviz.tree.budget import Budget
 from treeviz.tree.facts import Facts, Note
@@ -47,6 +48,7 @@ def _is_worth_a_badge(first: int, ends: Sequence[int], facts: Callable[[int], Fa
     return any(each.bytes or KINDS[each.kind].is_mutable for each in inside)
 
 
+@lru_cache(64)  # thousands of nodes leave out as many
 def left_out_note(n_children: int, budget: Budget, max_depth: int, is_late: bool) -> Note:
     """The note of a placeholder for children beyond the budget: how many there are, and why they have no rows."""
     what = f"{n_children:,} more {'child was' if n_children == 1 else 'children were'} left out"
