@@ -49,7 +49,7 @@ def safetensors(folder: Path) -> None:
 
 def index(folder: Path) -> None:
     safetensors(folder)
-    where = {"weight_map": dict.fromkeys(ARRAYS, "m.safetensors")}
+    where = {"metadata": {"about": "x" * 300}, "weight_map": dict.fromkeys(ARRAYS, "m.safetensors")}
     (folder / "m.safetensors.index.json").write_text(json.dumps(where))
 
 

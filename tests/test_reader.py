@@ -56,7 +56,10 @@ def test_safetensors_are_nested_by_their_names_and_read_on_demand(tmp_path):
     for stored, truth in zip(*map(jax.tree.leaves, (tree, expected)), strict=True):
         assert (stored.shape, stored.dtype, stored.nbytes) == (truth.shape, truth.dtype, truth.nbytes)
         np.testing.assert_array_equal(np.asarray(stored), truth)
-    assert {row.kind for row in treeviz.walk(tree).leaves} == {"stored"}
+    view = treeviz.render(tree)
+    assert {row.kind for row in view.table.leaves} == {"stored"}
+    assert [row.stored_name for row in view.table.leaves] == [leaf.name for leaf in jax.tree.leaves(tree)]
+    assert treeviz.walk(expected)[1].stored_name == ""
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from treeviz.tree.column import Column
 from treeviz.tree.facts import Note
 from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
 from treeviz.tree.safe_repr import class_name, value_text
+from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 
 AnyColumn = str | Column | LeafFunction | Callable[[Any], Any]
@@ -52,15 +54,27 @@ def scanned(
 ) -> tuple[TreeTable, list[Any]]:
     """The table with its facts and sizes, and the node or leaf of each row; that of a layer is its array."""
     integrations.load()
+    tree, name = integrations.opened(tree, name)
     table, nodes = walking.scan(tree, is_leaf=is_leaf, name=name, budget=budget)
     if stacked:
         axes = stacks_in(table, stacked)
         table, rows = open_stacks(table, axes, max_rows=budget.max_rows)
         nodes = [nodes[row] for row in rows.tolist()]
+    table = replace(table, separator=_separator(table, nodes))
     on_devices, where = device_columns(table)
     mesh = common_mesh(table)
     table = table.with_columns(*fact_columns(table, mesh), *on_devices, *size_columns(table))
     return table.with_headline(*headline(table), *where, *([mesh_text(mesh)] if mesh else [])), nodes
+
+
+def _separator(table: TreeTable, nodes: list[Any]) -> str:
+    """What joins the keys of a path to the name of an array in a file."""
+    in_file = [code for code, facts in enumerate(table.facts) if facts.kind == "stored"]
+    if not in_file:
+        return ""
+    first = int(np.argmax(np.isin(table.fact_codes, in_file)))
+    name = nodes[first].name if type(nodes[first]) is Stored else ""
+    return next((each for each in "./" if name == each.join(key.segment for key in table.path(first))), "")
 
 
 def prepare(

@@ -65,6 +65,11 @@ def test_a_managers_folder_is_its_steps_and_each_step_its_items(orbax, tmp_path)
             items = {"state": orbax.args.StandardSave(MODEL), "meta": orbax.args.JsonSave({"rate": 0.5})}
             manager.save(step, args=orbax.args.Composite(**items))
         manager.wait_until_finished()
+        metadata = treeviz.walk(manager.metadata(20), name="m")
+        assert {row.shape for row in metadata.leaves} == {leaf.shape for leaf in jax.tree.leaves(MODEL)}
+        expression = metadata.find("layers/1/w")[0].expression
+        assert eval(expression, {"treeviz": treeviz, "m": manager.metadata(20)}).name == "layers.1.w"
+        assert len(list(treeviz.walk(manager.item_metadata(20)).leaves)) == len(jax.tree.leaves(MODEL))
     steps = read(tmp_path / "run")
     assert list(steps) == [1, 20] and steps[20]["meta"] == {"rate": 0.5}
     assert jax.tree.structure(steps[1]["state"]) == jax.tree.structure(MODEL)

@@ -16,7 +16,7 @@ import numpy as np
 
 from treeviz.tree.describers import Describer, describes, loads_libraries
 from treeviz.tree.private_names import PrivateName, warn_of_missing
-from treeviz.tree.safe_repr import guarded
+from treeviz.tree.safe_repr import guarded, module_name
 
 # Libraries; each has a file of its name in this folder.
 ADAPTERS = ("chex", "equinox", "flax", "optax", "pandas", "penzai", "pytreeclass", "tensorflow", "torch")
@@ -71,6 +71,15 @@ def array_facts(array: Any) -> dict[str, Any]:
     n_bytes = guarded(lambda: math.prod(array.shape) * array.dtype.itemsize, lambda _: 0)
     sharding = guarded(lambda: getattr(array, "sharding", None), lambda _: None)
     return {"shape": tuple(array.shape), "dtype": str(array.dtype), "bytes": n_bytes, "sharding": sharding}
+
+
+def opened(tree: Any, name: str) -> tuple[Any, str]:
+    """The tree in the metadata of a checkpoint, and the Python that gets there from `name`."""
+    if module_name(type(tree)).partition(".")[0] != "orbax":
+        return tree, name
+    from treeviz.integrations.orbax import tree_of_metadata
+
+    return tree_of_metadata(tree, name)
 
 
 def not_installed(error: ImportError, extra: str) -> ImportError:

@@ -21,7 +21,7 @@ from treeviz.integrations import not_installed
 from treeviz.tree.files.entries import LoadError, Unread, n_bytes_of, parse_json, read_bounded
 from treeviz.tree.files.msgpack import read_msgpack
 from treeviz.tree.files.nested import nested
-from treeviz.tree.safe_repr import visible
+from treeviz.tree.safe_repr import class_name, visible
 from treeviz.tree.stored import CHUNK, Stored
 
 _MOST_JSON = 100_000_000  # bytes
@@ -69,6 +69,15 @@ def read_orbax(folder: Path) -> Any:
     if not items:
         raise ValueError("it has neither arrays nor steps")
     return items["default"] if items.keys() == {"default"} else items
+
+
+def tree_of_metadata(metadata: Any, name: str) -> tuple[Any, str]:
+    """The tree that Orbax' metadata of a step or of its items is about; anything else as it is."""
+    if class_name(type(metadata)) == "StepMetadata":  # of Orbax 0.9 and later; before, it was the tree
+        metadata, name = metadata.item_metadata, f"{name}.item_metadata"
+    if class_name(type(metadata)) == "Composite":
+        metadata = dict(metadata.items())
+    return metadata, name
 
 
 def _unfinished(folder: Path) -> LoadError:

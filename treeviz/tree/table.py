@@ -37,6 +37,7 @@ class TreeTable:
       fact_codes: int32[n_rows] into `facts`.
       notes: The notes by row, shown as badges.
       columns: The columns by name: facts and sizes from `walk`, more from `render` on request.
+      separator: What joins the keys of a path to the name that a file has for the array: "."; "" of no file.
       headline: Short texts that summarize the whole tree: "148 leaves", "497.8 MB".
     """
 
@@ -52,6 +53,7 @@ class TreeTable:
     notes: Mapping[int, tuple[Note, ...]] = field(default_factory=dict)
     columns: Mapping[str, Column] = field(default_factory=dict)
     headline: tuple[str, ...] = ()
+    separator: str = ""
     _rolled: dict[str, tuple[Column, np.ndarray]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -248,6 +250,12 @@ class Row:
     def path(self) -> str:
         """The key path joined by slashes, as globs match it: "layers/0/weight"."""
         return "/".join(key.segment for key in self.table.path(self.number))
+
+    @property
+    def stored_name(self) -> str:
+        """What the file calls the array that the tree was read from: "model.layers.0.weight"; "" of no file."""
+        table = self.table
+        return table.separator and table.separator.join(key.segment for key in table.path(self.number))
 
     @property
     def expression(self) -> str:

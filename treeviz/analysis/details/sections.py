@@ -26,6 +26,7 @@ from treeviz.tree.kinds import KINDS
 from treeviz.tree.numbers import count_text, number_text
 from treeviz.tree.opaque import contents
 from treeviz.tree.safe_repr import class_name, error_text, guarded, has_base
+from treeviz.tree.stored import Stored
 from treeviz.tree.walk import scan
 
 MOST_SECONDS = 1.0
@@ -111,7 +112,7 @@ def detail_parts(node: Any, kind: str, budget: Budget, *, stats: bool = True) ->
         yield lambda: _outline_section("inside (invisible to JAX)", contents(node), budget)
     if kind in ("key", "abstract", "ref") or class_name(type(node)) == "ArrayImpl":
         yield lambda: shard_section(node)
-    if stats and is_array(node):
+    if stats and (is_array(node) or type(node) is Stored):
         yield lambda: statistics(node)
 
 

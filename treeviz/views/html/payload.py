@@ -71,6 +71,7 @@ def pack(view: View) -> bytes:
         "columns": [_column(table, column, buffers, column.name in shown) for column in columns.values()],
         **({"values": _documents(view.values)} if view.values else {}),
         **(_over_time(view, buffers) if view.series else {}),
+        **({"names": table.separator} if table.separator else {}),
         **({"diff": view.diff} if view.diff is not None else {}),
         "buffers": buffers.index,
     }

@@ -15,6 +15,7 @@ export function copyMenu(view) {
     return [
       choice("Python", one("expression"), () => view.paths(view.chosen, "expression")),
       choice("key path", one("keystr"), () => view.paths(view.chosen, "keystr")),
+      ...(tree.header.names ? [choice("name in the file", one("stored"), () => view.paths(view.chosen, "stored"))] : []),
       choice("mask", "True at what is selected", () => maskText(tree, view.chosen)),
       ...(matches.length ? [choice("all matches", `${countText(matches.length)} paths`, () => view.paths(rows.matches(), "expression"))] : []),
     ];

@@ -153,6 +153,11 @@ export class Tree {
     return this.path(row).map((key) => key.keystr).join("");
   }
 
+  /** What the file calls an array. @param {number} row */
+  stored(row) {
+    return this.path(row).map((key) => key.segment).join(this.header.names);
+  }
+
   /** A Python expression that evaluates to the node. @param {number} row */
   expression(row) {
     let text = this.name;
