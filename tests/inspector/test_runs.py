@@ -141,6 +141,17 @@ def test_reset_forgets_all_steps_and_counts_from_zero():
     assert notebook.steps == {"grads": [0, 2], "mine": [0]} and notebook.inspector.earlier_runs == []
 
 
+def test_steps_are_counted_on_from_that_of_a_checkpoint():
+    notebook = Notebook(every=2)
+    notebook.run(DEFINITION, WATCH, TRAIN)
+    notebook.inspector.count_from(40)
+    notebook.run(TRAIN)
+    notebook.inspector.record(tv.measure(mine=[jnp.ones(2)]))
+    assert notebook.steps == {"grads": [0, 2, 40, 42], "mine": [40]}
+    with pytest.raises(ValueError, match="step 42 is not after step 42, the newest"):
+        notebook.inspector.count_from(42)
+
+
 def test_a_finding_of_a_new_run_is_told_again_and_its_inputs_are_kept():
     told = []
     notebook = Notebook(on_finding=told.append, keep_inputs=True)

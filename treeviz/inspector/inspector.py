@@ -171,6 +171,22 @@ class GradientInspector(Measured):
         for measurement in recordable(measured):
             self._recorder.take(Arrived(measurement, step))
 
+    def count_from(self, step: int) -> None:
+        """Give the next call of each watched step this number, and the next `record` without a number.
+
+            inspector.count_from(int(state.step))     # of a run that goes on from a checkpoint
+
+        Raises:
+          ValueError: It is negative, or not after all steps that were recorded; `reset` begins a new run.
+        """
+        newest = self._runs.newest_step
+        if not newest < step:
+            raise ValueError(
+                f"count_from: step {step} is not after step {newest}, the newest. Call inspector.reset() before, which "
+                "begins a new run."
+            )
+        self._runs.count_from(step)
+
     def reset(self) -> None:
         """Forget all that was measured, and count steps from 0. What is watched stays so.
 
@@ -260,9 +276,8 @@ class GradientInspector(Measured):
           ValueError: The file is no history, or damaged.
         """
         inspector = cls(**options)
-        history = inspector._recorder.history = load(path)
-        newest = max((history.last(source)[0] for source in history.sources), default=-1)
-        inspector._runs.count_from(newest + 1)
+        inspector._recorder.history = load(path)
+        inspector._runs.count_from(inspector._runs.newest_step + 1)
         return inspector
 
     def __reduce__(self):

@@ -77,6 +77,13 @@ class Runs:
         for watched in self:
             watched.numbers = itertools.count(first)
 
+    @property
+    def newest_step(self) -> int:
+        """The number of the newest step that was recorded; -1 before the first."""
+        self.flush()
+        history = self._recorder.history
+        return max((history.last(source)[0] for source in history.sources), default=-1)
+
     def __iter__(self) -> Iterator[Watched]:
         """The steps that are watched."""
         for step in self._all():
