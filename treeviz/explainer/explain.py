@@ -60,10 +60,11 @@ class explain_errors:
     `tv.explain_errors().stop()` ends it. With pytest, `pytest -p treeviz.pytest` adds it to the reports.
 
     It knows `jax.tree.map`, and so updates of optax, `vmap`, `scan`, `while_loop`, `fori_loop`, `cond`, `switch`,
-    `jit`, `device_put`, `grad`, `jacfwd`, `jvp`, `vjp` and `jax.tree.transpose`. The error is raised as it was, with a
-    note (PEP 678): nothing of the user's runs again but flatten functions, and what takes more than a second is left
-    unsaid. Inside the block JAX's setting `jax_traceback_filtering` is "tracebackhide", so that the trees can be found;
-    the traceback of an error that leaves the block is filtered as by default.
+    `jit`, `device_put`, `grad`, `jacfwd`, `jvp`, `vjp`, `jax.tree.transpose` and `flax.serialization.from_bytes`. The
+    error is raised as it was, with a note (PEP 678): nothing of the user's runs again but flatten functions, and what
+    takes more than a second is left unsaid. Inside the block JAX's setting `jax_traceback_filtering` is
+    "tracebackhide", so that the trees can be found; the traceback of an error that leaves the block is filtered as by
+    default.
     """
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from treeviz.tree.safe_repr import guarded
 
 _MOST = 1_000  # frames
+_OF_FLAX = tuple(f"/flax/{name}.py" for name in ("serialization", "struct", "core/frozen_dict"))
 _STDLIB = os.path.dirname(os.__file__)
 
 
@@ -26,14 +27,14 @@ class Call(NamedTuple):
 
 
 def calls_in_jax(error: BaseException) -> list[Call]:
-    """The calls inside JAX that raised, the innermost first; also those of the errors that led to it.
+    """The calls inside JAX that raised, or in `flax.serialization`, innermost first; also of the errors that led to it.
 
     Not those of JAX around code of the user's that raised, or that called into JAX again.
     """
     found: list[Call] = []
     for each in _chain(error):
         for frame in reversed(_frames(each)):
-            if _is_of_jax(frame):
+            if _is_of_jax(frame) or _is_of_flax(frame):
                 found.append(
                     Call(frame.f_code.co_name, guarded(lambda frame=frame: dict(frame.f_locals), lambda _: {}))
                 )
@@ -76,6 +77,11 @@ def without_hidden(trace: types.TracebackType | None) -> types.TracebackType | N
 
 def _is_of_jax(frame: types.FrameType) -> bool:
     return "/jax/_src/" in frame.f_code.co_filename.replace("\\", "/")
+
+
+def _is_of_flax(frame: types.FrameType) -> bool:
+    """Whether it restores a tree from the dicts in a file."""
+    return frame.f_code.co_filename.replace("\\", "/").endswith(_OF_FLAX)
 
 
 def _is_of_python(frame: types.FrameType) -> bool:
