@@ -40,8 +40,10 @@ def common_mesh(table: TreeTable) -> str:
     """The devices and axes that several arrays share, "cpu:0–7 (data=2, model=4)"; "" if there are others."""
     places = [f.sharding.devices if f.sharding and f.sharding.n_devices > 1 else "" for f in table.facts]
     (place,) = distinct if len(distinct := {*places} - {""}) == 1 else ("",)
+    if not place.endswith(")"):
+        return ""
     is_there = np.array([each == place for each in places])[table.fact_codes]
-    return place if place.endswith(")") and is_there.sum() > 1 else ""
+    return place if is_there.sum() > 1 else ""
 
 
 def mesh_text(mesh: str) -> str:

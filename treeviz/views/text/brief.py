@@ -33,7 +33,7 @@ def with_counts(view: View) -> View:
     triples = list(zip(*(values[nodes].tolist() for values in (table.fact_codes, n_children, n_leaves)), strict=True))
     distinct = {triple: code for code, triple in enumerate(dict.fromkeys(triples), start=len(table.facts))}
     codes = table.fact_codes.copy()
-    codes[nodes] = [distinct[triple] for triple in triples]  # several times as fast as np.unique of rows
+    codes[nodes] = list(map(distinct.__getitem__, triples))  # several times as fast as np.unique of rows
     facts = [
         table.facts[code]._replace(type=_counted(table.facts[code], children, leaves))
         for code, children, leaves in distinct

@@ -157,7 +157,7 @@ def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> 
 def _distinct(values: list[float]) -> tuple[list[float], np.ndarray]:
     """The different ones among the values, and for each value which of them it is."""
     codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    return [*codes], np.array([codes[value] for value in values])
+    return [*codes], np.fromiter(map(codes.__getitem__, values), np.int64, len(values))
 
 
 def _numbers(
