@@ -241,7 +241,7 @@ def test_characters_that_the_font_lacks_are_escaped_and_no_warning_is_given():
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install 'treeviz\[png\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'jax-treeviz\[png\]'"):
         treeviz.render([1]).save(tmp_path / "x.png")
     assert list(tmp_path.iterdir()) == []
 
