@@ -60,7 +60,6 @@ export function matches(tree, index, query) {
     return found;
   };
   const all = (rows, found) => rows.map((matched, row) => matched & found[row]);
-  const any = (rows, found) => rows.map((matched, row) => matched | found[row]);
   const alternatives = parse(query).map((terms) => {
     const found = terms.map(foundBy).reduce(all);
     // A node does not match for what matches below it. Rows are in depth-first order: the next one is below it, or beside it.
@@ -68,7 +67,13 @@ export function matches(tree, index, query) {
       for (let row = n - 1, next = n; row >= 0; row--) if (found[row]) next < tree.end[row] ? (found[row] = 0) : (next = row);
     return found;
   });
-  return alternatives.length ? alternatives.reduce(any) : new Uint8Array(n);
+  return alternatives.length ? alternatives.reduce(either) : new Uint8Array(n);
+}
+
+/** Add rows to those that were found. @type {(rows: Uint8Array, found: Uint8Array) => Uint8Array} */
+function either(rows, found) {
+  for (let row = 0; row < rows.length; row++) rows[row] |= found[row];
+  return rows;
 }
 
 /** @type {(term: Term) => boolean} */
@@ -85,12 +90,13 @@ function rowsOf(tree, index, term) {
     const glob = !quoted && (isGlob(value) || value.includes("/")) ? onPath(tree, index, value) : null;
     // ['layers'][0] can be a copied key path as well as a glob, so both are searched.
     if (glob && !/^[^*?]*\[[^*?]*$/.test(value)) return glob;
-    const found = inPath(tree, index, value);
     const isDtype = dtypeTest(value);
     const own = byFacts(tree, (code) => index.text(code).includes(value) || (!quoted && isDtype(tree.fact(code, "dtype").toLowerCase())));
-    const indexed = glob && onPath(tree, index, value.replace(/\[(\d+)]/g, "/$1"));
+    const found = [inPath(tree, index, value), own];
+    if (glob) found.push(glob, onPath(tree, index, value.replace(/\[(\d+)]/g, "/$1")));
     // "t101" finds the findings of that rule, whose notes begin so.
-    return byRow(tree, (row) => found[row] | own[row] | glob?.[row] | indexed?.[row] | (!quoted && isNoted(tree, row, ([, text]) => text.toLowerCase().startsWith(`${value}:`))));
+    if (!quoted) found.push(byNotes(tree, ([, text]) => text.toLowerCase().startsWith(`${value}:`)));
+    return found.reduce(either);
   }
   const glob = isGlob(value) && !quoted ? globTest(value) : null;
   const equals = glob ?? ((text) => text === value);
@@ -126,12 +132,18 @@ function byRow(tree, test) {
   return found;
 }
 
-const isNoted = (tree, row, test) => tree.notes(row).some(test);
+/** @type {(tree: Tree, test: (note: import("./tree.js").Note) => boolean) => Uint8Array} */
+function byNotes(tree, test) {
+  const found = new Uint8Array(tree.n);
+  for (const row in tree.header.notes) found[row] = +tree.notes(+row).some(test);
+  return found;
+}
 
 /** @type {(tree: Tree, test: (code: number) => boolean) => Uint8Array} */
 function byFacts(tree, test) {
   const passed = Uint8Array.from({ length: tree.nFacts }, (_, code) => +test(code));
-  return byRow(tree, (row) => passed[tree.factCodes[row]]);
+  const { factCodes } = tree;
+  return byRow(tree, (row) => passed[factCodes[row]]);
 }
 
 /** @type {(value: string) => (text: string) => boolean} */
@@ -153,7 +165,7 @@ function flagged(tree, value) {
     throw new Error(`There is no is:${value}. There are: ${[...new Set([...Object.keys(IS), "cut", ...NOTES])].sort().join(", ")}.`);
   const kinds = NOTED[value] ?? (NOTES.includes(value) ? [value] : []);
   const own = byFacts(tree, (code) => test?.(tree, code));
-  return byRow(tree, (row) => own[row] || isNoted(tree, row, ([kind]) => kinds.includes(kind)));
+  return either(own, byNotes(tree, ([kind]) => kinds.includes(kind)));
 }
 
 /** @type {(tree: Tree, word: string) => Uint8Array} */

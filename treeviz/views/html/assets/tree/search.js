@@ -52,9 +52,8 @@ export class Search {
     if (rows.hits && !rows.hits[view.active]) view.active = Math.max(0, rows.nextHit(0, 1));
     // When the search ends, a selected active row stays visible.
     else if (!rows.hits && view.selected.has(view.active)) rows.reveal(view.active);
-    rows.update();
-    if (rows.index(view.active) < 0) view.active = 0;
     view.update(view.active);
+    if (rows.index(view.active) < 0) view.update((view.active = 0));
     this.showCount();
   }
 
