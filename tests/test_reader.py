@@ -246,6 +246,11 @@ def test_values_are_compared_with_those_of_a_file_piece_by_piece(tmp_path, monke
         found = treeviz.diff(left, right)
         truth = treeviz.diff(*(here if each is file else there for each in (left, right)))
         assert [str(each) for each in found.differences] == [str(each) for each in truth.differences]
+    halves = []
+    for last in (0, 1):
+        bits = np.array([0x7F81, 0x3F80, last], "<u2")  # the first is a NaN that signals
+        halves.append(read(write_safetensors(tmp_path / f"{last}.safetensors", {"w": ("BF16", bits)})))
+    assert [each.kind for each in treeviz.diff(*halves).differences] == ["value"]
     np.savez(tmp_path / "n.npz", **there)
     found = treeviz.diff(file, read(tmp_path / "n.npz"))
     assert [each.path for each in found.differences] == ["['a']", "['b']", "['c']"] and not found.not_compared
@@ -321,6 +326,10 @@ def test_what_is_no_file_is_not_opened(tmp_path):
     for name in ("m.npz", "m.safetensors"):
         with pytest.raises(LoadError, match=f"{name} is neither a file nor a folder"):
             read(tmp_path / name)
+    (tmp_path / "shards").mkdir()
+    os.mkfifo(tmp_path / "shards" / "m.safetensors.index.json")
+    with pytest.raises(LoadError, match=r"m\.safetensors\.index\.json is no file"):
+        read(tmp_path / "shards")
     (tmp_path / "empty").mkdir()
     with pytest.raises(LoadError, match="empty is no checkpoint that treeviz knows"):
         read(tmp_path / "empty")

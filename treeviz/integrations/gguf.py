@@ -23,6 +23,7 @@ from treeviz.tree.safe_repr import visible
 from treeviz.tree.stored import CHUNK, Stored
 
 _MOST_TENSORS = 1_000_000
+_MOST_VALUES = 1_500_000  # of the metadata, most of them words of a vocabulary
 _LONGEST_NAME = 10_000  # bytes
 _MOST_AXES = 8
 _SIZES = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)  # of the values in a header, by their type
@@ -112,6 +113,7 @@ class _Header:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._size = os.fstat(file.fileno()).st_size
+        self._n_values = 0
 
     def tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int, int]], int]:
         """The name, shape, type and place of each tensor, and where the values begin."""
@@ -142,6 +144,9 @@ class _Header:
         return name, tuple(axes[::-1]), kind, offset
 
     def _skip_value(self, kind: int, level: int = 0) -> None:
+        self._n_values += 1
+        if self._n_values > _MOST_VALUES:
+            raise ValueError(f"its metadata has more than {_MOST_VALUES:,} values")
         if kind == _TEXT:
             self._skip(self._number("<Q"))
         elif kind == _ARRAY and level < 4:

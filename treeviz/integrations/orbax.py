@@ -281,6 +281,9 @@ class _Headers:
                 yield name, read_bounded(path, _MOST_HEADER)
 
     def _database(self) -> Any:
+        for path in (*self._folder.glob("d/*"), *self._folder.glob("ocdbt.process_*/d/*")):
+            if not path.is_file():  # TensorStore would wait for a pipe
+                raise ValueError(f"{visible(path.name, 100)} in it is no file")
         return _tensorstore().KvStore.open(self._kvstore(), context=_context()).result(_READ_S)
 
     def _kvstore(self) -> dict[str, Any]:

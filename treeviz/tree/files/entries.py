@@ -106,6 +106,8 @@ def parse_json(text: bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None 
 
 def read_bounded(path: Path, n_most: int) -> bytes:
     """The bytes of a file of at most `n_most`."""
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"{visible(path.name, 100)} is no file")
     with open(path, "rb") as file:
         data = file.read(n_most + 1)
     if len(data) > n_most:

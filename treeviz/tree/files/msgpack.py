@@ -21,7 +21,7 @@ from treeviz.tree.safe_repr import visible
 from treeviz.tree.stored import Stored
 
 _MOST_VALUES = 1_000_000
-_MOST_LEVELS = 300
+_MOST_LEVELS = 200
 _LONGEST_TEXT = 100_000  # bytes
 _NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Flax' extensions
 _CHUNKED = "__msgpack_chunked_array__"  # an array of more than 1 GiB, as a dict of flat parts
