@@ -33,7 +33,8 @@ before, began = peak(), time.process_time()
 {code}
 print(time.process_time() - began, peak(), before)
 """
-OURS = "text = tv.render(tv.read({path!r})).text()"
+OURS = "import treeviz as tv\ntv.render({'a': 1}).text()"
+READ, SHOWN = "tree = tv.read({path!r})", "text = tv.render(tv.read({path!r})).text()"
 THEIRS = {  # what it imports, and what it does
     "safetensors": (
         "from safetensors import safe_open",
@@ -157,13 +158,14 @@ def main(names: list[str]) -> None:
             except ImportError as error:
                 print(f"{name:12} {error.name} is not installed")
                 continue
-            ours = measured("import treeviz as tv\ntv.render({'a': 1}).text()", OURS.format(path=path))
+            ours = [measured(OURS, code.format(path=path)) for code in (READ, SHOWN)]
             imports, code = THEIRS[name]
-            line = f"{name:12} shown in {ours[0]:5.2f} s, {ours[1]:4.0f} MB ({ours[2]:.0f} of imports)"
+            line = f"{name:12} read in {ours[0][0]:5.2f} s, shown in {ours[1][0]:5.2f} s"
+            line += f", {ours[1][1]:4.0f} MB ({ours[1][2]:.0f} of imports)"
             try:
                 theirs = measured(imports, code.format(path=path))
                 line += f"; the library reads its metadata in {theirs[0]:5.2f} s, {theirs[1]:4.0f} MB"
-                line += f"; ratio {ours[0] / theirs[0]:.2f}"
+                line += f"; ratio {ours[0][0] / theirs[0]:.2f}"
             except RuntimeError as error:
                 line += f"; the library: {error}"
             print(line, flush=True)

@@ -20,7 +20,7 @@ from treeviz.tree.files.entries import Unread, at, n_bytes_of
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.stored import Stored
 
-_MOST_VALUES = 1_000_000
+_MOST_VALUES = 1_600_000  # an array has eight
 _MOST_LEVELS = 200
 _LONGEST_TEXT = 100_000  # bytes
 _NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Flax' extensions
