@@ -124,7 +124,8 @@ class GradientInspector(Measured):
           step: A function that `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit` has returned, compiled or not.
           via: How numbers leave the device: "output" or "callback"; see `treeviz.steps.tracing.watch.watch`.
           exact: Always run the original step, and measure in a second run, at about twice the cost. A step with effects
-            is refused. "auto": if a bit of the results differs, which the 16th inspected step compares and `notes` say.
+            is refused. "auto": if a bit of the results differs, which four steps from the 16th on compare, and `notes`
+            say.
           gradients: For a step that gets gradients from another jitted function, `apply(params, opt_state, grads)`: the
             name of that parameter, "grads". They are measured there, beside the parameters and updates.
 

@@ -43,6 +43,7 @@ def update(params, x):
 @pytest.fixture(autouse=True)
 def early(monkeypatch):
     monkeypatch.setattr(compare_once, "AT_CALL", AT_CALL)
+    monkeypatch.setattr(compare_once, "N_CALLS", 2)
 
 
 @pytest.fixture
@@ -68,13 +69,13 @@ def n_runs(monkeypatch):
 @pytest.mark.oldest_jax
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("donated", [False, True])
-def test_a_step_is_compared_once_and_nothing_is_told_where_no_bit_differs(every, donated, n_runs):
+def test_a_step_is_compared_and_nothing_is_told_where_no_bit_differs(every, donated, n_runs):
     step = jax.jit(update, donate_argnums=0 if donated else ())
     watched = watch(step, seen := Recorder(), every=every)
     mine = train(watched, 10)
     assert same_bytes(mine, train(step, 10))
     assert watched.compared and watched.compared.n_leaves == 2
-    assert watched.notes == () and len(n_runs) == 1
+    assert watched.notes == () and len(n_runs) == 2
     assert seen.steps == list(range(0, 10, every))
 
 
@@ -97,8 +98,18 @@ def test_the_view_and_the_text_of_an_inspector_say_that_bits_change(changes_bits
 
 def test_both_programs_of_a_run_with_histograms_are_compared(n_runs):
     watched = watch(jax.jit(update), Recorder(), heavy_every=2)
-    train(watched, 2 * AT_CALL + 2)
-    assert watched.compared and len(n_runs) == 2
+    train(watched, 2 * AT_CALL + 4)
+    assert watched.compared and len(n_runs) == 4
+
+
+def test_a_difference_that_was_not_there_at_the_first_comparison_is_told_once(changes_bits, monkeypatch):
+    compare, made = compare_once.compare, []
+    monkeypatch.setattr(
+        compare_once, "compare", lambda left, right: made.append(1) or compare(left, right if made[1:] else left)
+    )
+    watched = watch(jax.jit(update), Recorder())
+    train(watched, AT_CALL + 4)
+    assert not watched.compared and len(watched.notes) == 1 and len(made) == 2
 
 
 @pytest.mark.oldest_jax

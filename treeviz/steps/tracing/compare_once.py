@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,16 +16,18 @@ from treeviz.steps.tracing.verify import Verification, compare, copy_array
 from treeviz.tree.tracers import Tracer
 
 AT_CALL = 16  # of a twin: by then the moments of an optimizer are warm, and short trials have ended
+N_CALLS = 4  # that are compared, since the last digit of a number may differ in every second one
 MOST_BYTES = 1 << 30  # on one device, for the copies that are compared
 
 Compiled = Callable[..., Any]
 
 
 class CompareOnce:
-    """Compares each twin of a step once with the step itself, at a call whose arguments the user gave.
+    """Compares each twin of a step with the step itself, at four calls whose arguments the user gave.
 
-    That call computes the step a second time, from copies of the arguments that it donates; a thread reads what both
-    return. If the step itself was not compiled yet, another thread compiles it before, while the loop goes on.
+    Such a call computes the step a second time, from copies of the arguments that it donates; a thread reads what both
+    return. A difference ends it. If the step itself was not compiled yet, another thread compiles it before, while the
+    loop goes on.
 
     What is not compared: a step with effects, such as `io_callback` and `jax.debug.print`, which would happen twice; in
     a run of several processes; and where copies would not fit. An error of the comparison ends it silently.
@@ -45,6 +48,7 @@ class CompareOnce:
         self._jitted, self._options, self._tell = jitted, options, tell
         self._plain: Compiled | None = (lambda *args, **kwargs: jitted.step(*args, **kwargs)) if is_compiled else None
         self._n_calls = {id(twin): 0 for twin in twins}  # of those that were not compared yet
+        self._n_compared: Counter[int] = Counter()
         self._is_compiling = False
 
     def stop(self) -> None:
@@ -63,7 +67,9 @@ class CompareOnce:
         copies = self._tried(lambda: self._copies(args, kwargs))
         out, measurement = twin(*args, **kwargs)
         if copies is not None:
-            self._n_calls.pop(id(twin), None)
+            self._n_compared[id(twin)] += 1
+            if self._n_compared[id(twin)] >= N_CALLS:
+                self._n_calls.pop(id(twin), None)
             self._tried(lambda: self._compare(copies, out, args, kwargs))
         return out, measurement
 
@@ -109,7 +115,10 @@ class CompareOnce:
 
         def compare_() -> None:
             with jax.transfer_guard("allow"):
-                self._tell(compare(expected, got))
+                found = compare(expected, got)
+            if not found:
+                self.stop()
+            self._tell(found)
 
         self._start(compare_)
         if not self._n_calls:

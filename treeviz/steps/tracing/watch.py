@@ -63,10 +63,10 @@ def watch(
     functions, what the step returns besides what it was given, and the 16 smallest of the parameters' new values, of
     which it also tells whether they are the old ones.
 
-    XLA may round a result of the second program differently. To know, the 16th inspected call also runs the step
-    itself, on copies of what it donates, and a thread compares all bytes. Where they differ, `Watched.notes` says how
-    much. Not compared are steps with effects, which would happen twice, those of several processes, and where the
-    copies would take more than 1 GiB on a device; `Watched.verify` compares at any time.
+    XLA may round a result of the second program differently. To know, four inspected calls from the 16th on also run
+    the step itself, on copies of what it donates, and a thread compares all bytes, until one differs. Where they do,
+    `Watched.notes` says how much. Not compared are steps with effects, which would happen twice, those of several
+    processes, and where the copies would take more than 1 GiB on a device; `Watched.verify` compares at any time.
 
     Calls inside another jitted or transformed function are not measured, since no number can leave that function. One
     warning says to watch that function instead, where all gradients inside it are seen.
@@ -280,9 +280,9 @@ class Watched:
                 f"{found / 2**30:.2g} GiB of a device. inspector.verify() compares, before a run."
             )
             return
-        if self.compared is None or not found:
-            self.compared = found
-        if found:
+        is_known = self.compared is not None and not self.compared
+        self.compared = self.compared if is_known else found
+        if found or is_known:
             return
         text = (
             f"{self._remarks.step}: measuring changes bits. Of {found.n_leaves} results {len(found.differences)} "
