@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from test_public_names import surroundings
 
@@ -48,6 +49,7 @@ def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch):
     scope |= {"restored": jax.tree.map(jnp.copy, scope["params"])}
     scope |= {"model": scope["params"], "state": {"params": scope["params"], "opt_state": scope["opt_state"]}}
     monkeypatch.chdir(tmp_path)
+    np.savez("params.npz", w=np.ones(3))
     for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         exec(re.sub(r"\b[14]000\b", "4", code), scope)
     assert len(scope["inspector"].history) == 8 and len(scope["widget"].selected) == 1

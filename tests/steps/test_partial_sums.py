@@ -10,7 +10,7 @@ from watched import watch
 
 from treeviz.steps.joined import Joined
 from treeviz.steps.measure import numbers_of
-from treeviz.steps.partial_sums import added_up, counted, partial_sums
+from treeviz.steps.partial_sums import added_up, partial_sums
 from treeviz.steps.statistics import LIGHT, unpack
 
 
@@ -52,13 +52,13 @@ def test_partial_sums_give_the_numbers_of_leaves_and_the_counts_of_results():
     found = np.asarray(words(leaves(), *bits))
     assert rows is not None and found.shape == (rows.n_words,)
     for batch in (found, np.stack([found, found])):
-        numbers = unpack(added_up(batch, rows), LIGHT)
+        packed, counts = added_up(batch, rows)
+        numbers = unpack(packed, LIGHT)
         for i, leaf in enumerate(x.astype(np.float64) for x in leaves()):
             finite = leaf[np.isfinite(leaf)]
             np.testing.assert_allclose(numbers["norm"][..., i], np.linalg.norm(finite), rtol=1e-6)
             np.testing.assert_array_equal(numbers["max_abs"][..., i], abs(finite).max(initial=0))
             np.testing.assert_array_equal(numbers["nonfinite"][..., i], leaf.size - finite.size)
-        counts = counted(batch, rows)
         for i, (x, before) in enumerate(zip(*bits, strict=True)):
             n_bad, n_nan = (~np.isfinite(new[i])).sum(), np.isnan(new[i]).sum()
             is_new = before is not None and (x != before).any()

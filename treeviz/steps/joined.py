@@ -13,7 +13,7 @@ from jax import lax, tree_util
 
 from treeviz.steps.measure import Measurement
 from treeviz.steps.measured_tree import Axes, MeasuredTree
-from treeviz.steps.partial_sums import Rows, added_up, counted, is_partial, partial_sums
+from treeviz.steps.partial_sums import Rows, added_up, is_partial, partial_sums
 from treeviz.steps.reduce import reduce_leaves
 from treeviz.steps.statistics import LIGHT, NO_NUMBER, n_words
 
@@ -65,28 +65,22 @@ class Layout(NamedTuple):
 
     def split(self, words: Any) -> tuple[dict[str, Any], Any]:
         """The packed rows by name, and the counts or None, of words along a last axis."""
-        if not self.rows.n_words:
+        if not self.rows.n_rows:
             parts = _parts(words, self.shapes)
             packed = {source.name: part for source, part in zip(self.sources, parts, strict=False)}
-            return packed, self.counts(words)
+            return packed, parts[-1] if self.results else None
         words = _on_host(words)
         own = [shape for shape, has in zip(self.shapes, self.has_words, strict=False) if has]
         others = iter(_parts(words[..., self.rows.n_words :], own))
-        summed = added_up(words, self.rows) if self.rows.of_leaves else None
+        summed, counts = added_up(words, self.rows)
         packed, at = {}, 0
         for source, shape, entries, has in zip(self.sources, self.shapes, self.entries, self.has_words, strict=False):
             part = np.empty((*words.shape[:-1], *shape), np.uint32)
             part[:] = next(others) if has else _NOTHING
             if summed is not None and entries:
-                part[..., list(entries), :] = summed[..., at : at + len(entries), :]
+                part[..., entries, :] = summed[..., at : at + len(entries), :]
             packed[source.name], at = part, at + len(entries)
-        return packed, self.counts(words)
-
-    def counts(self, words: Any) -> Any:
-        """The counts of results, or None."""
-        if not self.results:
-            return None
-        return counted(_on_host(words), self.rows) if self.rows.n_words else _parts(words, self.shapes)[-1]
+        return packed, counts
 
 
 def _on_host(words: Any) -> np.ndarray:
@@ -118,7 +112,7 @@ class Joined(Measurement):
 
     @property
     def counts(self) -> Any:
-        return self.layout.counts(self.words)
+        return self.layout.split(self.words)[1]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ device take three for each tree.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
@@ -131,39 +132,49 @@ def _terms(block: jax.Array) -> list[tuple[str, jax.Array]]:
     return [squares, peak, (how, lax.add(bad, n_nan))]
 
 
-def added_up(words: np.ndarray, rows: Rows) -> np.ndarray:
-    """Of words[..., n]: uint32[..., leaves, 4], the packed rows of `LIGHT`."""
-    at = slice(sum(rows.of_leaves))
-    words = _of_rows(words, rows)
-    sums = _joined(np.add, words[..., 0, at, :].view(np.float32), rows.of_leaves, axis=-2, dtype=np.float64)
-    peak = _joined(np.maximum, words[..., 1, at, 0], rows.of_leaves)
-    n_bad = _joined(np.add, words[..., 2, at, 0], rows.of_leaves) & np.uint32(0xFFFF)
+class _Places(NamedTuple):
+    """Where the rows of each leaf, result and result before begin; worked out once, since each step is added up."""
+
+    n_words: int
+    n_leaf_rows: int
+    of_leaves: np.ndarray
+    of_all: np.ndarray
+
+
+@cache
+def _places(rows: Rows) -> _Places:
+    starts = np.array([0, *accumulate(rows.n_rows)][:-1], np.intp)
+    return _Places(rows.n_words, sum(rows.of_leaves), starts[: len(rows.of_leaves)], starts)
+
+
+def added_up(words: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Of words[..., n]: the packed rows of `LIGHT`, uint32[..., leaves, 4], and the words of the results.
+
+    uint32[..., results], as `treeviz.steps.tracing.results` explains them. None for no leaves, and for no results.
+    """
+    n_words, n_leaf_rows, of_leaves, of_all = _places(rows)
+    words = np.ascontiguousarray(words[..., :n_words]).reshape(*words.shape[:-1], 3, -1, 3)
+    peaks = np.maximum.reduceat(words[..., 1, :, 0], of_all, -1)
+    counts = np.add.reduceat(words[..., 2, :, 0], of_all, -1, np.uint32)
+    n, packed = len(of_leaves), None
+    if n:
+        sums = np.add.reduceat(words[..., 0, :n_leaf_rows, :].view(np.float32), of_leaves, -2, np.float64)
+        packed = _packed(sums, peaks[..., :n], counts[..., :n] & np.uint32(0xFFFF))
+    return packed, _counts(counts[..., n:], peaks[..., n:], rows) if rows.of_results else None
+
+
+def _packed(sums: np.ndarray, peak: np.ndarray, n_bad: np.ndarray) -> np.ndarray:
     of = (peak >= USUAL_FROM).astype(np.uint32) + (peak >= HUGE_FROM)
-    squares = (sums * _IN_RANGE[of]).sum(-1)
     packed = np.empty((*of.shape, n_words(LIGHT)), np.uint32)
     packed[..., 0] = np.uint32(EXPONENT_ZERO) | of << np.uint32(RANGE_AT)
-    packed[..., 1] = squares.astype(np.float32).view(np.uint32)
+    packed[..., 1] = (sums * _IN_RANGE[of]).sum(-1).astype(np.float32).view(np.uint32)
     packed[..., 2], packed[..., 3] = peak, n_bad
     return packed
 
 
-def counted(words: np.ndarray, rows: Rows) -> np.ndarray:
-    """Of words[..., n]: uint32[..., results], the word of each, as `treeviz.steps.tracing.results` explains it."""
-    n, compared = sum(rows.of_leaves), [rows.of_results[i] for i in rows.compared]
-    words = _of_rows(words, rows)[..., 1:, n:, 0]
-    n_new = sum(rows.of_results)
-    counts = _joined(np.add, words[..., 1, :n_new], rows.of_results)
-    found = (counts << np.uint32(16)) + (counts >> np.uint32(16))
-    if compared:
-        found[..., list(rows.compared)] |= np.minimum(_joined(np.maximum, words[..., 0, n_new:], compared), 1) << 31
+def _counts(counts: np.ndarray, peaks: np.ndarray, rows: Rows) -> np.ndarray:
+    n = len(rows.of_results)
+    found = (counts[..., :n] << np.uint32(16)) + (counts[..., :n] >> np.uint32(16))
+    if rows.compared:
+        found[..., rows.compared] |= np.minimum(peaks[..., n:], 1) << np.uint32(31)
     return found
-
-
-def _of_rows(words: np.ndarray, rows: Rows) -> np.ndarray:
-    words = np.ascontiguousarray(words[..., : rows.n_words])
-    return words.reshape(*words.shape[:-1], 3, -1, 3)
-
-
-def _joined(how: np.ufunc, values: np.ndarray, n_rows: Sequence[int], axis: int = -1, dtype: Any = None) -> np.ndarray:
-    """The rows of each leaf as one."""
-    return how.reduceat(values, [0, *accumulate(n_rows[:-1])], axis, dtype or values.dtype)

@@ -142,7 +142,7 @@ def stacked(measurements: Sequence[Measurement]) -> tuple[dict[str, np.ndarray],
 def counts_of(measurement: Measurement) -> np.ndarray:
     """The counts of results, which there are."""
     if isinstance(measurement, Joined):
-        return measurement.layout.counts(_on_host(measurement.arrays)[0])
+        return measurement.layout.split(_on_host(measurement.arrays)[0])[1]
     return _on_host([measurement.counts])[0]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +18,8 @@ from treeviz.steps.names import is_beside, natural, sibling_name
 from treeviz.steps.reduce import NO_NUMBER, reduce_leaves
 from treeviz.steps.scaled import scaled_rows
 from treeviz.steps.tracing.argument_order import argument_order
-from treeviz.steps.tracing.attribution import Argument, Attribution, attribute_gradients
+from treeviz.steps.tracing.arguments import named_arguments, paths_of, split
+from treeviz.steps.tracing.attribution import Attribution, attribute_gradients
 from treeviz.steps.tracing.following import Plan
 from treeviz.steps.tracing.jax_private import seeing_gradients
 from treeviz.steps.tracing.jit_options import JitOptions
@@ -30,7 +30,6 @@ from treeviz.steps.tracing.reap import reap
 from treeviz.steps.tracing.results import count_in_results
 from treeviz.steps.tracing.sow import Reaped, Sown, sow
 from treeviz.tree.layers import Stacked, stacked_axes
-from treeviz.tree.tracers import Tracer
 
 
 class NothingSeen(Exception):
@@ -120,8 +119,8 @@ def _jit(function, options: JitOptions, out_shardings, donate: bool):
 def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking):
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return _measured_at_once(function, args, kwargs, statistics, updates, layers, on_traced)
-    arguments = _arguments(function, args, kwargs)
-    leaves, rebuild = _split(args, kwargs)
+    arguments = named_arguments(function, args, kwargs)
+    leaves, rebuild = split(args, kwargs)
     out_tree, out_paths = None, []
 
     def on_leaves(*leaves):
@@ -141,7 +140,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     names = attribute_gradients(found, arguments, match=match)
     names, labels = _labelled(found, names, received)
     notes = [*_notes_of_loops(found, names), *labels, *layers.notes]
-    paths = _paths(args, kwargs)
+    paths = paths_of(args, kwargs)
     if updates:
         measured, notes_of_params = measure_step_params(program, leaves, out, paths, out_paths, reduce, found, names)
         notes += notes_of_params
@@ -299,66 +298,3 @@ def _nothing(packed) -> jax.Array:
     rows = np.zeros(packed.shape, np.uint32)
     rows[..., 0] = NO_NUMBER
     return jnp.asarray(rows)
-
-
-def _split(args, kwargs):
-    """The traced leaves of a call, and a function that replaces them. A value without any stays the same object."""
-    flat: list[Any] = []
-    whole: list[tuple[Any, Any]] = []
-    for value in (*args, *kwargs.values()):
-        leaves, treedef = jax.tree.flatten(value)
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
-        whole.append((value, None) if not places else (leaves, (treedef, places)))
-        flat += [leaves[i] for i in places]
-
-    def rebuild(traced):
-        traced = iter(traced)
-        values = []
-        for value, how in whole:
-            if how is not None:
-                treedef, places = how
-                leaves = list(value)
-                for i in places:
-                    leaves[i] = next(traced)
-                value = jax.tree.unflatten(treedef, leaves)
-            values.append(value)
-        return values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
-
-    return flat, rebuild
-
-
-def _paths(args, kwargs) -> list[tuple]:
-    """The key paths of the leaves of `_split`."""
-    values = [
-        *((jax.tree_util.SequenceKey(i), x) for i, x in enumerate(args)),
-        *((jax.tree_util.GetAttrKey(name), x) for name, x in kwargs.items()),
-    ]
-    return [
-        (key, *path)
-        for key, value in values
-        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
-        if isinstance(leaf, Tracer)
-    ]
-
-
-def _arguments(function, args, kwargs) -> list[Argument]:
-    """The traced arguments by name; their leaves have the order of `_split`."""
-    try:
-        parameters = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_POSITIONAL]
-    except (TypeError, ValueError):
-        parameters = []
-    names = [parameters[i] if i < len(parameters) else f"args[{i}]" for i in range(len(args))]
-    found = []
-    for name, value in zip((*names, *kwargs), (*args, *kwargs.values()), strict=True):
-        leaves = jax.tree.leaves(value)
-        is_traced = [isinstance(leaf, Tracer) for leaf in leaves]
-        if leaves and all(is_traced):
-            found.append(Argument(name, value))
-        else:
-            paths = source_of(value, "").paths if any(is_traced) else ()
-            found += [
-                Argument(name + path, leaf)
-                for path, leaf, traced in zip(paths, leaves, is_traced, strict=False)
-                if traced
-            ]
-    return found
