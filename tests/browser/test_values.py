@@ -21,7 +21,7 @@ EVIL = "</script></iframe><script>top.hurt = 1</script><img src=x onerror='top.h
 
 
 def frame_of(page, name: str):
-    row(page, name).click()
+    row(page, name).click(position={"x": 60, "y": 8})  # the name: at the end of a long one is a button
     page.keyboard.press("Enter")
     page.locator("iframe").wait_for()
     return page.locator("iframe").element_handle().content_frame()

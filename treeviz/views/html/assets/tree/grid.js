@@ -45,7 +45,13 @@ export class Grid {
     /** How many pixels of a width are reserved for the heat map. @type {(width: number) => number} */
     this.reservedWidth = () => 0;
     /** mount.js adds the host: a view that is as wide as its columns does not grow with it. */
-    this.observer = new ResizeObserver(() => this.resize());
+    this.observer = new ResizeObserver(() => {
+      const { clientHeight, clientWidth, offsetWidth } = this.element;
+      // A view whose columns have changed, as in a search, has another width, but no other room.
+      const room = [view.root.parentNode.host?.clientWidth, view.detailPlace.hidden, clientHeight, offsetWidth - clientWidth].join();
+      if (room !== this.room) this.resize();
+      this.room = room;
+    });
     this.observer.observe(this.element);
     view.signal.addEventListener("abort", () => this.observer.disconnect());
   }
@@ -56,14 +62,14 @@ export class Grid {
 
   resize() {
     const { root } = this.view;
-    root.style.maxWidth = "none"; // all that there is
+    root.style.setProperty("--most", "9999px"); // all that there is
+    this.styleBefore = "";
     const { clientWidth } = this.element;
     root.classList.toggle("narrow", root.clientWidth < 940);
     this.isSlim = root.classList.toggle("slim", root.clientWidth < 600);
     this.reserved = this.reservedWidth(clientWidth);
     this.width = clientWidth - this.reserved;
     this.layOut();
-    root.style.maxWidth = "";
     this.paintHead();
     this.paint(true);
   }
@@ -80,16 +86,18 @@ export class Grid {
       fit();
     }
     const { widths, total, step } = this.layout;
-    const style = `--tracks:${widths.map((width) => `${width}px`).join(" ")} 1fr;--total:${total}px;--step:${step}px;--most:${this.reserved ? 9999 : Math.max(1040, total) + 20}px`;
-    if (style !== this.style) {
-      this.style = style;
-      for (const each of style.split(";")) this.view.root.style.setProperty(...each.split(":"));
-    }
-    // Each sticky cell costs the browser something.
-    this.element.classList.toggle("sliding", total > this.width);
+    // paint sets it when it has asked where the reader is, or the browser would lay out the old rows before the new ones.
+    this.style = `--tracks:${widths.map((width) => `${width}px`).join(" ")} 1fr;--total:${total}px;--step:${step}px;--most:${this.reserved ? 9999 : Math.max(1040, total) + 20}px`;
     // Keep the elements of the rows: replacing one between mouse down and mouse up would lose the click.
     if (before.length === this.columns.length && !before.some((column, i) => column !== this.columns[i])) return;
     for (const element of [...this.pool.splice(0), ...this.above.children]) element.remove();
+  }
+
+  #setStyle() {
+    if (this.style !== this.styleBefore) for (const each of this.style.split(";")) this.view.root.style.setProperty(...each.split(":"));
+    this.styleBefore = this.style;
+    // Each sticky cell costs the browser something.
+    this.element.classList.toggle("sliding", this.layout.total > this.width);
   }
 
   paintHead() {
@@ -138,10 +146,11 @@ export class Grid {
   paint(all = false) {
     const { rows } = this.view;
     const { clientHeight, scrollTop } = this.element;
-    this.#tellMore();
     const total = rows.count * ROW_HEIGHT;
     const height = Math.min(total, MAX_HEIGHT);
     const sight = clientHeight - this.head.offsetHeight;
+    this.#tellMore();
+    this.#setStyle();
     this.tree.style.height = `${height}px`;
     if (total === height || scrollTop <= 0) this.shift = 0;
     else if (scrollTop >= height - sight - 1) this.shift = total - height;
