@@ -76,14 +76,14 @@ def _version(name: str) -> str:
 
 def _front_end() -> str:
     """Whether pages carry the front end as it was packed for the release."""
-    from treeviz.views.html.bundle import packed_file, readable_page_module, stamp
+    from treeviz.views.html.bundle import PARTS, packed_file, readable_page_module, stamp
 
-    for series in (False, True):
+    for part in PARTS:
         try:
-            packed = packed_file(series=series).read_text("utf-8")
+            packed = packed_file(part).read_text("utf-8")
         except OSError as error:
             return f"its packed file is missing: {error.strerror}"
-        if not packed.startswith(stamp(readable_page_module(series=series))):
+        if not packed.startswith(stamp(readable_page_module(part))):
             return "its assets are not those of the release"
     return "as released"
 
