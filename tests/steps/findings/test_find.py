@@ -133,7 +133,7 @@ def test_leaves_that_die_at_other_steps_or_places_are_findings_of_their_own():
         ("dead", "['layers'][6]['w']", 102, 1),
         ("dead", "['layers'][9]['w']", 200, 4),
     ]
-    assert "the last one in use" in run.findings()[0].advice
+    assert "in the last layer in use" in run.findings()[0].advice
 
 
 def test_the_same_leaf_of_many_layers_is_one_dead_finding():

@@ -167,8 +167,7 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
     zero = f"zero from step {first} on" if start else "always zero"
-    what = "leaves it is" if tree.places[run[0]] == tree.places[run].max() else "layers without a gradient it is in"
-    reason = f"Of these {what} the last one in use, so the backward pass met it first. " if len(run) > 1 else ""
+    reason = "Of these it is in the last layer in use, so the backward pass met it first. " if len(run) > 1 else ""
     if tree.norm.high[start:, next(layer for layer in tree.layers if run[0] in layer)].any():
         reason = "Other leaves of its layer have gradients, so what it is multiplied with may be zero. "
     if start:
