@@ -308,8 +308,7 @@ def test_a_python_name_is_a_tree_or_what_a_function_makes_without_computing_it(t
         "import jax\nimport jax.numpy as jnp\ntree = {'a': [1, 2]}\ndef make():\n"
         "    return {'w': jnp.ones((10**6, 10**6)), 'act': jax.nn.relu}\ndef bad():\n    raise KeyError('x')\n"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
     assert read("some_model:tree") == {"a": [1, 2]}
     made = read("some_model:make")
     assert made["w"] == jax.ShapeDtypeStruct((10**6, 10**6), "float32") and made["act"] is jax.nn.relu

@@ -6,7 +6,6 @@ import gc
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -186,9 +185,6 @@ def _collector_paused() -> Iterator[None]:
 def _from_python(name: str) -> Any:
     """The tree that "package.module:name" is, or makes: of a function only the shapes are computed."""
     module, _, attributes = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:  # as `python -m` has it
-        sys.path.insert(0, here)
     try:
         found: Any = import_module(module)
         for attribute in attributes.split("."):

@@ -339,3 +339,11 @@ def test_a_bar_shows_how_much_was_read_and_is_gone_before_anything_is_printed(pa
     assert seen[-1] == (n_bytes, n_bytes)
     printed = capsys.readouterr()
     assert "reading" in printed.err and "reading" not in printed.out and not stored.on_read
+
+
+def test_a_tree_in_python_is_found_in_the_folder_of_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    (tmp_path / "model_of_this_test.py").write_text("params = {'w': [1.0, 2.0]}")
+    assert main(["model_of_this_test:params", "--find", "w/1"]) == 0
+    assert "['w'][1]" in capsys.readouterr().out

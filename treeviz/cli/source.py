@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import Any
 
 from treeviz.cli.progress import expect
@@ -21,6 +23,8 @@ def load(what: str, options: argparse.Namespace) -> Any:
     """The tree; nothing is read but headers until values are asked for."""
     from treeviz.reader import read
 
+    if "" not in sys.path and os.getcwd() not in sys.path:  # a script lacks what `python -m` has
+        sys.path.insert(0, os.getcwd())
     tree = read(what, like=options.like)
     expect(tree)
     return tree
