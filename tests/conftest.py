@@ -67,7 +67,7 @@ SLOWEST = [
     "inspector/test_live.py",
     "steps/tracing/test_watch_processes.py",
     "test_distributed.py",
-    "analysis/compare/test_side_by_side.py",
+    "analysis/side_by_side/test_side_by_side.py",
     "explorer/test_explored.py",
     "views/widget/test_widget.py",
     "views/picture/test_draw.py",

@@ -7,10 +7,10 @@ from typing import Any
 
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import Differences
-from treeviz.analysis.compare.overlay import Overlaid, Use, overlaid
-from treeviz.analysis.compare.overlay_axes import InAxes, OutAxes
-from treeviz.analysis.compare.overlay_masks import Labels, Mask
-from treeviz.analysis.compare.overlay_shardings import Shardings
+from treeviz.analysis.overlay.axes import InAxes, OutAxes
+from treeviz.analysis.overlay.masks import Labels, Mask
+from treeviz.analysis.overlay.overlaid import Overlaid, Use, overlaid
+from treeviz.analysis.overlay.shardings import Shardings
 from treeviz.differ import long_hints
 from treeviz.prepare import scanned
 from treeviz.views.tree_view import TreeView

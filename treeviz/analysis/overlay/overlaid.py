@@ -14,7 +14,7 @@ from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
 from treeviz.analysis.compare.map_mismatch import path_text
 from treeviz.analysis.compare.nodes import Finding
-from treeviz.analysis.compare.prefix import Aligned, Given
+from treeviz.analysis.overlay.prefix import Aligned, Given
 from treeviz.tree.column import INHERITED, Column
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.safe_repr import has_base

@@ -11,8 +11,8 @@ import numpy as np
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import Difference
 from treeviz.analysis.compare.map_mismatch import path_text
-from treeviz.analysis.compare.overlay import spec_column
-from treeviz.analysis.compare.prefix import align_prefix
+from treeviz.analysis.overlay.overlaid import spec_column
+from treeviz.analysis.overlay.prefix import align_prefix
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Note
 from treeviz.tree.safe_repr import has_base, value_text

@@ -15,8 +15,8 @@ from sample_nodes import AdamState, Layer, Registered
 from sample_trees import SAMPLES, deep
 
 import treeviz
-from treeviz.analysis.compare.side_by_side import HOLE, other_tree_columns
-from treeviz.analysis.compare.structure import find_structure
+from treeviz.analysis.side_by_side.columns import HOLE, other_tree_columns
+from treeviz.analysis.side_by_side.structure import find_structure
 from treeviz.tree.walk import scan, walk
 
 pytestmark = pytest.mark.oldest_jax

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.analysis.compare.labels import path_text
 from treeviz.analysis.facts import shape_text
+from treeviz.analysis.side_by_side.labels import path_text
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.table import TreeTable
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treeviz.analysis.compare.aligned import Side
-from treeviz.analysis.compare.labels import field, place_text, titles
-from treeviz.analysis.compare.prefix_column import holds_specs, lay_prefix
-from treeviz.analysis.compare.structure import find_structure
 from treeviz.analysis.facts import shape_text
+from treeviz.analysis.overlay.prefix_column import holds_specs, lay_prefix
+from treeviz.analysis.side_by_side.labels import field, place_text, titles
+from treeviz.analysis.side_by_side.structure import find_structure
 from treeviz.analysis.sizes import is_cut, whole_numbers
 from treeviz.tree.budget import WHOLE, Budget
 from treeviz.tree.column import Column, Format

@@ -11,9 +11,9 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.nodes import Finding
-from treeviz.analysis.compare.overlay import Judged, Pairs, array_shape
-from treeviz.analysis.compare.prefix import Aligned, align_prefix
 from treeviz.analysis.facts import shape_text
+from treeviz.analysis.overlay.overlaid import Judged, Pairs, array_shape
+from treeviz.analysis.overlay.prefix import Aligned, align_prefix
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.numbers import bytes_text

@@ -10,8 +10,8 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.nodes import Finding, Openers
-from treeviz.analysis.compare.overlay import Judged, Pairs
-from treeviz.analysis.compare.prefix import Aligned, Mismatch, align_prefix
+from treeviz.analysis.overlay.overlaid import Judged, Pairs
+from treeviz.analysis.overlay.prefix import Aligned, Mismatch, align_prefix
 from treeviz.tree.numbers import bytes_text
 from treeviz.tree.safe_repr import class_name, error_text, guarded, value_text
 from treeviz.tree.table import TreeTable

@@ -10,8 +10,8 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.nodes import Finding
-from treeviz.analysis.compare.overlay import Judged, Pairs, array_shape
-from treeviz.analysis.compare.prefix import Aligned, Mismatch, align_prefix
+from treeviz.analysis.overlay.overlaid import Judged, Pairs, array_shape
+from treeviz.analysis.overlay.prefix import Aligned, Mismatch, align_prefix
 from treeviz.tree.facts import Facts
 from treeviz.tree.safe_repr import aval_text, class_name, value_text
 from treeviz.tree.table import TreeTable

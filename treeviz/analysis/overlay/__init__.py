@@ -1,0 +1,1 @@
+"""A prefix laid over a tree: which spec each leaf gets."""

@@ -1,0 +1,1 @@
+"""Other trees in the rows of one."""
