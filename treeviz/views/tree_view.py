@@ -56,7 +56,13 @@ class TreeView(View):
         return page(self)
 
     def text(
-        self, *, max_rows: int | None = None, width: int | None = None, color: bool = False, fold: bool = True
+        self,
+        *,
+        max_rows: int | None = None,
+        width: int | None = None,
+        color: bool = False,
+        fold: bool = True,
+        budget: int | None = None,
     ) -> str:
         """The tree as aligned text.
 
@@ -68,8 +74,14 @@ class TreeView(View):
           fold: Show three or more siblings that are alike, such as layers, as one row: `[0…79] ×80`. Below it stands
             one of them, with the range of every number over all; those with a finding, NaN or an error have rows of
             their own. False: every row.
+          budget: The most characters, for a program or a model that reads: the most telling rows, in the order of
+            `max_rows`, so many as fit. The headline with its caveats and the root are there in any case.
+
+        A log line, a prompt:
+
+            treeviz.render({"w": jnp.ones((3, 4))}).text(budget=2000)
         """
-        return text(self.brief, max_rows=max_rows, width=width, color=color, fold=fold)
+        return text(self.brief, max_rows=max_rows, width=width, color=color, fold=fold, budget=budget)
 
     def json(self) -> str:
         """All rows as JSON; `treeviz.views.json.to_json` documents the format."""

@@ -134,3 +134,17 @@ def test_what_holds_the_bytes_is_open_first():
 
 def replace_depth(view, depth):
     return View(view.table, view.columns, depth=depth)
+
+
+@pytest.mark.parametrize("budget", [0, 300, 1500, 9999])
+def test_a_text_with_a_budget_keeps_the_headline_and_what_went_wrong_and_folds_layers(budget):
+    layer = {"w": np.ones((3, 4), np.float32), "b": np.ones(4, np.float32)}
+    bad = {**layer, "b": np.array([1, np.nan, 1, 1], np.float32)}
+    view = treeviz.render({f"part{i}": [layer] * 9 for i in range(7)} | {"z": [layer, layer, bad]}, stats=True)
+    least, shown = view.text(max_rows=1), view.text(budget=budget)
+    assert len(shown) <= max(budget, len(least))
+    assert shown.split("\n")[0] == least.split("\n")[0]
+    if budget >= 1500:
+        assert "×9" in shown and "float32[4]" in shown[shown.index("z ") :]
+    if budget == 9999:
+        assert shown == view.text()

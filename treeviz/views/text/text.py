@@ -16,6 +16,7 @@ from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.text import terminal
 from treeviz.views.text.brief import in_brief
+from treeviz.views.text.budget import longest_within
 from treeviz.views.text.cells import (
     Cells,
     Part,
@@ -44,6 +45,7 @@ _LABEL = 10
 _LEAST = 6  # columns of a detail that is cut
 _HEADLINE = 500  # characters of a part
 _TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem, else a fifth
+_SHORTEST_LINE = 4  # characters, with its end
 _UNLIMITED_KEY = 60  # without a limit, a longer key shifts the rest of its line
 
 
@@ -55,6 +57,7 @@ def text(
     color: bool = False,
     glyphs: Glyphs = terminal.UNICODE,
     fold: bool = False,
+    budget: int | None = None,
 ) -> str:
     """The tree as text, a line for each row: its key, its type, the view's columns, badges and static fields.
 
@@ -69,9 +72,18 @@ def text(
       color: Write ANSI colours; see `terminal_color`.
       glyphs: The characters to draw with; see `glyphs_of`.
       fold: Show a run of alike siblings as one row; see `treeviz.views.text.folded`.
+      budget: The most characters: as many rows as fit, but never less than the headline and the root.
     """
-    whole, view = view, in_brief(view)
-    view = folded(view) if fold else view
+    brief = in_brief(view)
+    brief = folded(brief) if fold else brief
+    if budget is None:
+        return _drawn(view, brief, width, max_rows, color, glyphs)
+    most = min(len(brief.table), max_rows or len(brief.table), 1 + budget // _SHORTEST_LINE)
+    return longest_within(budget, most, lambda n_rows: _drawn(view, brief, width, n_rows, color, glyphs))
+
+
+def _drawn(whole: View, view: View, width: int | None, max_rows: int | None, color: bool, glyphs: Glyphs) -> str:
+    """The text of a view in brief. Its outliers are those of the whole one."""
     table, series = view.table, view.series
     truncated = first_rows(view, max_rows, view.depth)
     n_levels = MAX_LEVELS
