@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+import treeviz as tv
 from treeviz.cli import main
 from treeviz.cli.output import DIFFERENT, TROUBLE
 
@@ -29,6 +30,21 @@ def test_two_files_are_compared_and_the_status_says_whether_they_differ(saved, c
     assert main(["diff", a, b, "--no-values", "--json", "-"]) == DIFFERENT
     assert len(json.loads(capsys.readouterr().out)["differences"]) == 1
     assert main(["diff", a]) == TROUBLE
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_layers_of_a_stack_that_differ_are_named(saved, capsys, order):
+    """Also of one that stands column by column in its file."""
+    of_all, other = np.zeros((5, 3, 2), order=order), np.zeros((5, 3, 2), order=order)
+    other[1, 0, 1], other[3, 2] = np.nan, 7
+    files = saved("a.npz", {"layers.w": of_all}), saved("b.npz", {"layers.w": other})
+    assert main(["diff", *files, "--stacked", "layers/*"]) == DIFFERENT
+    assert "layers 1, 3 of 5" in capsys.readouterr().out
+    (along_last,) = tv.diff(*map(tv.read, files), stacked={"w": 2}, atol=8).differences
+    assert "layer 1 of 2" in along_last.hint
+    assert main(["diff", *files, "--stacked", "layer/*"]) == TROUBLE
+    assert "treeviz a.npz --find 'layer/*' lists what has" in capsys.readouterr().err
+    assert main(["diff", *files, files[0], "--stacked", "layers/*"]) == TROUBLE
 
 
 def test_over_several_checkpoints_the_drift_of_every_leaf_is_a_series_by_step(saved, capsys):

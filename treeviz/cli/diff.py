@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, is_terminal, markdown_table, print_text
-from treeviz.cli.source import add_source, load, name_of
+from treeviz.cli.source import add_source, load, name_of, stacks_of
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -20,6 +20,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     add_source(parser, "files", nargs="+")
     parser.add_argument("--no-values", dest="values", action="store_false", help="compare structure, shapes and dtypes")
+    parser.add_argument(
+        "--stacked",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="by their paths, arrays that hold all layers along their first axis: in which they differ; repeatable",
+    )
     parser.add_argument("--rtol", metavar="X", type=float, default=0.0, help="relative tolerance of values")
     parser.add_argument("--atol", metavar="X", type=float, default=0.0, help="absolute tolerance of values")
     add_outputs(parser)
@@ -36,7 +43,8 @@ def _two(options: argparse.Namespace) -> int:
     from treeviz.differ import diff
 
     trees = [load(what, options) for what in options.files]
-    found = diff(*trees, values=options.values, rtol=options.rtol, atol=options.atol)
+    with stacks_of(options.files[0]):
+        found = diff(*trees, values=options.values, rtol=options.rtol, atol=options.atol, stacked=options.stacked)
     if options.github:
         title = f"{' and '.join(options.files)}: {len(found.differences):,} differences"
         print_text(
@@ -55,8 +63,8 @@ def _drift(options: argparse.Namespace) -> int:
     from treeviz.prepare import scanned
     from treeviz.views.tree_view import TreeView
 
-    if not options.values or options.rtol or options.atol:
-        raise ValueError("diff: of more than two files the values are compared, and without a tolerance")
+    if not options.values or options.rtol or options.atol or options.stacked:
+        raise ValueError("diff: of more than two files whole values are compared, and without a tolerance")
     files, steps = _in_order(options.files)
     sides = (Side(*scanned(load(what, options), None, name_of(files[0]))) for what in files)
     first = next(sides)

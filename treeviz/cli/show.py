@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, is_terminal, print_error
-from treeviz.cli.source import add_source, load, name_of
+from treeviz.cli.source import add_source, load, name_of, stacks_of
 
 if TYPE_CHECKING:
     from treeviz.views.tree_view import TreeView
@@ -75,10 +74,9 @@ def _shown(view: TreeView, options: argparse.Namespace) -> int:
 
 def _view(tree: Any, name: str, options: argparse.Namespace, whole: bool) -> TreeView:
     from treeviz.api import render
-    from treeviz.tree.layers import NoStack
 
     columns = None if options.columns is None else options.columns.split(",")
-    try:
+    with stacks_of(getattr(options, "what", "demo")):
         return render(
             tree,
             name=name,
@@ -88,12 +86,6 @@ def _view(tree: Any, name: str, options: argparse.Namespace, whole: bool) -> Tre
             stacked=options.stacked,
             whole=whole,
         )
-    except NoStack as error:
-        find = f"treeviz {shlex.quote(options.what)} --find {shlex.quote(error.glob)}"
-        raise ValueError(
-            f"--stacked {error.glob!r}: no array with axes has a key path that ends like this. {find} lists what has, "
-            "and a glob may also name a node above the arrays."
-        ) from None
 
 
 def _list(view: TreeView, options: argparse.Namespace) -> tuple[list[Any], list[str]]:

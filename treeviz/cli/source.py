@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import shlex
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from treeviz.cli.progress import expect
@@ -35,3 +38,18 @@ def name_of(what: str) -> str:
     from treeviz.reader import identifier
 
     return identifier(what)
+
+
+@contextlib.contextmanager
+def stacks_of(what: str) -> Iterator[None]:
+    """Tells of --stacked without an array as a user of the command needs it."""
+    from treeviz.tree.layers import NoStack
+
+    try:
+        yield
+    except NoStack as error:
+        find = f"treeviz {shlex.quote(what)} --find {shlex.quote(error.glob)}"
+        raise ValueError(
+            f"--stacked {error.glob!r}: no array with axes has a key path that ends like this. {find} lists what has, "
+            "and a glob may also name a node above the arrays."
+        ) from None

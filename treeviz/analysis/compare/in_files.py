@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,21 @@ def compare_stored(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     gap.nan_left += n_nan
     gap.nan_right += n_nan
     return gap
+
+
+def compare_stored_layers(left: Any, right: Any, axis: int, *, rtol: float = 0.0, atol: float = 0.0) -> list[Gap]:
+    """How two arrays differ in each of the layers along an axis, without the places; see `compare_stored`."""
+    n, sizes = left.shape[axis], left.shape[axis + 1 :] if _order(left, right) == "C" else left.shape[:axis]
+    gaps, start = [Gap(0) for _ in range(n)], 0
+    for a, b in pieces_of_both(left, right):
+        if not compare_block(Gap(0), a, b, (0,), rtol, atol):
+            layers = np.arange(start, start + len(a)) // math.prod(sizes) % n
+            by_layer = np.argsort(layers, kind="stable")
+            found, starts = np.unique(layers[by_layer], return_index=True)
+            for i, at in zip(found.tolist(), np.split(by_layer, starts[1:]), strict=True):
+                compare_block(gaps[i], a[at], b[at], (0,), rtol, atol)
+        start += len(a)
+    return gaps
 
 
 def pieces_of_both(left: Any, right: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:

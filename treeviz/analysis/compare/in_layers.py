@@ -9,10 +9,12 @@ import jax
 
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import Differences
+from treeviz.analysis.compare.in_files import compare_stored_layers
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.compare.values import CannotCompare, compare_arrays
 from treeviz.analysis.stats.host import host_view, lies_on_host
 from treeviz.tree.layers import Stacked, stacks_in
+from treeviz.tree.stored import Stored
 
 _MOST_NAMED = 6
 
@@ -36,10 +38,13 @@ def with_layers(left: Side, right: Side, found: Found, stacked: Stacked, *, rtol
 
 def _layers(left: Any, right: Any, axis: int, rtol: float, atol: float) -> str:
     n, before = left.shape[axis], (slice(None),) * axis
-    left, right = _view(left), _view(right)
     try:
-        gaps = [compare_arrays(left[(*before, i)], right[(*before, i)], rtol=rtol, atol=atol) for i in range(n)]
-    except CannotCompare:  # such as one in a file
+        if Stored in (type(left), type(right)):
+            gaps = compare_stored_layers(left, right, axis, rtol=rtol, atol=atol)
+        else:
+            left, right = _view(left), _view(right)
+            gaps = [compare_arrays(left[(*before, i)], right[(*before, i)], rtol=rtol, atol=atol) for i in range(n)]
+    except CannotCompare:
         return ""
     differ = [i for i, gap in enumerate(gaps) if gap.n_outside or gap.n_nan]
     if len(differ) == n:
