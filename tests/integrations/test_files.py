@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import treeviz
+from treeviz.explainer.explain import explanation
 from treeviz.reader import read
 from treeviz.tree.files.entries import LoadError
 
@@ -70,6 +71,16 @@ def test_a_managers_folder_is_its_steps_and_each_step_its_items(orbax, tmp_path)
         expression = metadata.find("layers/1/w")[0].expression
         assert eval(expression, {"treeviz": treeviz, "m": manager.metadata(20)}).name == "layers.1.w"
         assert len(list(treeviz.walk(manager.item_metadata(20)).leaves)) == len(jax.tree.leaves(MODEL))
+        wide = {"w": jnp.zeros((4, 9)), "b": jnp.zeros(8)}
+        for layers, lines in (
+            (MODEL["layers"] * 2, ["['layers']: length: 4 children → 2 children"]),
+            ([MODEL["layers"][0], wide], ["['layers'][1]['w']: shape: (4, 9) → (4, 8)"]),
+        ):
+            args = orbax.args.Composite(state=orbax.args.StandardRestore({**MODEL, "layers": layers, "step": 3}))
+            with pytest.raises(ValueError) as raised, treeviz.explain_errors():
+                manager.restore(20, args=args)
+            title, *found = explanation(raised.value, limit_s=60).split("\n  ")
+            assert title == "treeviz: the checkpoint is not of the target:" and found[: len(lines)] == lines
     steps = read(tmp_path / "run")
     assert list(steps) == [1, 20] and steps[20]["meta"] == {"rate": 0.5}
     assert jax.tree.structure(steps[1]["state"]) == jax.tree.structure(MODEL)

@@ -6,7 +6,6 @@ function of the call and of those around it, innermost first, and its name in `A
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -105,17 +104,6 @@ def _of_prefix(calls: Calls) -> Answer:
     name = of.get("name") or of.get("what") or "the prefix"
     return f"{name} is no prefix of the tree", [
         f"{each.path or 'the root'}: {words[each.kind]}" if each.kind in words else each for each in found
-    ]
-
-
-def _of_restored(calls: Calls) -> Answer:
-    """Of `flax.serialization.from_bytes` and `from_state_dict`: where the file and the target part."""
-    # It calls itself, and functions of that name.
-    of = [each.variables for each in calls if each.function == "from_state_dict" and "target" in each.variables][-1]
-    target = sys.modules["flax.serialization"].to_state_dict(of["target"])
-    found = compare_types(target, jit_type(target), jit_type(of["state"]), leaves=lambda *_: [])
-    return "what is restored is no state of the target", [
-        Difference(path, *finding, tree=1, names=("target", "file")) for path, finding in found
     ]
 
 
@@ -241,7 +229,6 @@ ANSWERS: dict[str, Callable[[Calls], Answer]] = {
     "tree_map": _of_map,
     "tree_map_with_path": _of_map,
     "_jvp": _of_jvp,
-    "from_state_dict": _of_restored,
     "_infer_params": _of_argument_types,
     "_vjp3_bwd": _of_pullback,
     "_vjp_pullback_wrapper": _of_pullback,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 import jax
 
-from treeviz.explainer.answers import ANSWERS
-from treeviz.explainer.frames import calls_in_jax, without_hidden
+from treeviz.explainer import libraries
+from treeviz.explainer.answers import ANSWERS, Answer
+from treeviz.explainer.frames import Call, calls_in_jax, without_hidden
 from treeviz.tree.safe_repr import guarded, printable_lines
 
 TIME_LIMIT_S = 1.0
@@ -32,18 +33,25 @@ def explanation(error: BaseException, limit_s: float = TIME_LIMIT_S) -> str:
 
 
 def _explanation(error: Exception) -> str:
-    calls = calls_in_jax(error)
-    for i, call in enumerate(calls):
-        answer = ANSWERS.get(call.function)
-        if answer is None:
-            continue
-        title, found = guarded(lambda answer=answer, i=i: answer(calls[i:]), lambda _: ("", ()))
+    for title, found in _answers(calls_in_jax(error)):
         if found:
             lines = [f"  {each}" for each in found[:_MOST_LINES]]
             if len(found) > _MOST_LINES:
                 lines.append(f"  … {len(found) - _MOST_LINES:,} more")
             return printable_lines("\n".join([f"treeviz: {title}:", *lines]))
     return ""
+
+
+def _answers(calls: list[Call]) -> Iterator[Answer]:
+    """Of a library around JAX first: it has the user's trees."""
+    for i in reversed(range(len(calls))):
+        answer, needs = libraries.ANSWERS.get((calls[i].library, calls[i].function), (None, ()))
+        if answer is not None and all(name in calls[i].variables for name in needs):
+            yield guarded(lambda answer=answer, i=i: answer([calls[i], *calls[:i]]), lambda _: ("", ()))
+    for i, call in enumerate(calls):
+        answer = None if call.library else ANSWERS.get(call.function)
+        if answer is not None:
+            yield guarded(lambda answer=answer, i=i: answer(calls[i:]), lambda _: ("", ()))
 
 
 class explain_errors:
@@ -59,12 +67,12 @@ class explain_errors:
     In IPython and Jupyter `tv.explain_errors()` alone explains the errors of all cells that follow, and
     `tv.explain_errors().stop()` ends it. With pytest, `pytest -p treeviz.pytest` adds it to the reports.
 
-    It knows `jax.tree.map`, and so updates of optax, `vmap`, `scan`, `while_loop`, `fori_loop`, `cond`, `switch`,
-    `jit`, `device_put`, `grad`, `jacfwd`, `jvp`, `vjp`, `jax.tree.transpose` and `flax.serialization.from_bytes`. The
-    error is raised as it was, with a note (PEP 678): nothing of the user's runs again but flatten functions, and what
-    takes more than a second is left unsaid. Inside the block JAX's setting `jax_traceback_filtering` is
-    "tracebackhide", so that the trees can be found; the traceback of an error that leaves the block is filtered as by
-    default.
+    It knows `jax.tree.map`, `vmap`, `scan`, `while_loop`, `fori_loop`, `cond`, `switch`, `jit`, `device_put`, `grad`,
+    `jacfwd`, `jvp`, `vjp` and `jax.tree.transpose`, updates of optax, and the restores of Orbax, of
+    `equinox.tree_deserialise_leaves` and of `flax.serialization.from_bytes`. The error is raised as it was, with a note
+    (PEP 678): nothing of the user's runs again but flatten functions, and what takes more than a second is left unsaid.
+    Inside the block JAX's setting `jax_traceback_filtering` is "tracebackhide", so that the trees can be found; the
+    traceback of an error that leaves the block is filtered as by default.
     """
 
     def __init__(self) -> None:

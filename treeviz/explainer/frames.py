@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -10,34 +11,40 @@ from typing import Any, NamedTuple
 from treeviz.tree.safe_repr import guarded
 
 _MOST = 1_000  # frames
-_OF_FLAX = tuple(f"/flax/{name}.py" for name in ("serialization", "struct", "core/frozen_dict"))
 _STDLIB = os.path.dirname(os.__file__)
+_LIBRARIES = re.compile(  # what restores trees, and what updates them
+    r"/(?:(flax)/(?:serialization|struct|core/frozen_dict)|(orbax)/checkpoint/.*|(equinox)/_serialisation|(optax)/.*)\.py"
+)
 
 
 class Call(NamedTuple):
-    """A call of a function inside JAX.
+    """A call of a function inside JAX, or inside a library around it.
 
     Attributes:
       function: Its name: "tree_map".
       variables: Those of the call, by name.
+      error: What it raised.
+      library: "optax"; "" is JAX.
     """
 
     function: str
     variables: dict[str, Any]
+    error: BaseException
+    library: str = ""
 
 
 def calls_in_jax(error: BaseException) -> list[Call]:
-    """The calls inside JAX that raised, or in `flax.serialization`, innermost first; also of the errors that led to it.
+    """The calls inside JAX that raised, and in libraries, innermost first; also of the errors that led to it.
 
-    Not those of JAX around code of the user's that raised, or that called into JAX again.
+    Not those around code of the user's that raised, or that called into JAX again.
     """
     found: list[Call] = []
     for each in _chain(error):
         for frame in reversed(_frames(each)):
-            if _is_of_jax(frame) or _is_of_flax(frame):
-                found.append(
-                    Call(frame.f_code.co_name, guarded(lambda frame=frame: dict(frame.f_locals), lambda _: {}))
-                )
+            library = "" if _is_of_jax(frame) else _library(frame)
+            if library is not None:
+                variables = guarded(lambda frame=frame: dict(frame.f_locals), lambda _: {})
+                found.append(Call(frame.f_code.co_name, variables, each, library))
             elif not _is_of_python(frame):
                 break
     return found
@@ -79,11 +86,12 @@ def _is_of_jax(frame: types.FrameType) -> bool:
     return "/jax/_src/" in frame.f_code.co_filename.replace("\\", "/")
 
 
-def _is_of_flax(frame: types.FrameType) -> bool:
-    """Whether it restores a tree from the dicts in a file."""
-    return frame.f_code.co_filename.replace("\\", "/").endswith(_OF_FLAX)
+def _library(frame: types.FrameType) -> str | None:
+    match = _LIBRARIES.search(frame.f_code.co_filename.replace("\\", "/"))
+    return match[match.lastindex or 0] if match else None
 
 
 def _is_of_python(frame: types.FrameType) -> bool:
-    """Whether it is of the standard library, as `contextlib`, which JAX calls itself by."""
-    return os.path.dirname(frame.f_code.co_filename) == _STDLIB
+    """Whether it is of the standard library, as `contextlib` or `asyncio`, by which JAX and Orbax call themselves."""
+    path = frame.f_code.co_filename
+    return path.startswith(_STDLIB) and "-packages" not in path

@@ -88,6 +88,9 @@ def test_an_optimizer_that_was_chained_anew_tells_where_its_state_went():
         "[0]: type: AdamState · 3 leaves → Clip · 0 leaves (the same structure stands at [1][0] in the other)",
         "[1]: type: Clip · 0 leaves → tuple · 3 leaves",
     ]
+    assert differences((Clip(), (adam, Clip())), (adam, Clip()))[0] == (
+        "[0]: type: Clip · 0 leaves → AdamState · 3 leaves (the same structure stands at [1][0] in the first)"
+    )
 
 
 def test_the_field_of_a_named_tuple_is_the_one_that_differs():

@@ -84,9 +84,8 @@ class _Hints:
             stacked = self._stacked_dict(int(self._left.parent[mine]))
             if stacked:
                 return stacked
-        if mine != NONE:
-            return self._elsewhere(0, mine, other)
-        return self._elsewhere(1, other, mine)
+        hint = self._elsewhere(0, mine, other) if mine != NONE else ""
+        return hint or (self._elsewhere(1, other, mine) if other != NONE else "")
 
     def _elsewhere(self, side: int, row: int, counterpart: int) -> str:
         """Where the other tree has the same subtree without a counterpart."""

@@ -1,0 +1,87 @@
+"""What is said below errors of libraries: where a checkpoint and a tree part, and an optimizer's trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_nodes import AdamState
+
+import treeviz as tv
+
+pytestmark = pytest.mark.oldest_jax
+
+x = jnp.ones(2)
+
+
+def note_of(fail: Callable[[], Any]) -> list[str]:
+    with pytest.raises(Exception) as raised, tv.explain_errors():
+        fail()
+    (note,) = raised.value.__notes__
+    return [line.strip() for line in note.removeprefix("treeviz: ").splitlines()]
+
+
+def test_a_file_that_flax_cannot_restore_is_compared_with_its_target():
+    serialization = pytest.importorskip("flax.serialization")
+    box = pytest.importorskip("flax.struct").dataclass(type("Box", (), {"__annotations__": {"params": Any}}))
+    stored = serialization.to_bytes({"box": box({"w": x, "bias": x}), "opt": [x, AdamState(x, x, x)]})
+    target = {"box": box({"w": x, "b": x}), "opt": [x, AdamState(x, x, x), x]}
+    assert note_of(lambda: serialization.from_bytes(target, stored)) == [
+        "what is restored is no state of the target:",
+        "['box']['params']['b']: only in the target: float32[2]",
+        "['box']['params']['bias']: only in the file: float32[2]",
+        "['opt']['2']: only in the target: float32[2]",
+    ]
+
+
+def test_a_file_of_equinox_is_compared_with_the_tree_that_it_is_read_into(tmp_path):
+    eqx = pytest.importorskip("equinox")
+    path, title = tmp_path / "model.eqx", "the file is not of such a tree:"
+    eqx.tree_serialise_leaves(path, {"a": np.ones((2, 3)), "b": x, "n": 3})
+    read = lambda like: note_of(lambda: eqx.tree_deserialise_leaves(path, like))
+    assert read({"a": np.ones((2, 4)), "b": jnp.ones(2, jnp.bfloat16), "n": 3}) == [
+        title,
+        "['a']: shape: (2, 4) → (2, 3)",
+        "['b']: dtype: bfloat16 → float32",
+    ]
+    assert read({"a": np.ones((2, 3)), "b": jnp.ones(4), "c": [x], "n": 3, "z": True}) == [
+        title,
+        "['b']: only in the tree: float32[4]",
+        "['z']: only in the tree: bool[]",
+    ]
+    assert read([x, 1, 2, 3])[1:] == [
+        "array 0: only in the file: float64[2,3]",
+        "[2]: only in the tree: int64[]",
+        "[3]: only in the tree: int64[]",
+    ]
+
+
+def test_an_update_of_an_optimizer_names_the_tree_that_is_wrong():
+    optax = pytest.importorskip("optax")
+    params = {"w": jnp.ones(3), "b": x}
+    part = {"w": params["w"]}
+    adam, chain = optax.adam(1e-3), optax.chain(optax.clip(1.0), optax.adam(1e-3))
+    expected = {
+        (adam, "params"): ["the updates do not match the params:", "['b']: only in the params: float32[2]"],
+        (adam, "shape"): ["the updates do not match the params:", "['b']: shape: (4,) → (2,)"],
+        (chain, "state"): ["updates and state[1][0].mu do not match:", "['b']: only in the updates: float32[2]"],
+        (adam, "sgd"): ["the state is of another optimizer:", "state[0]: EmptyState, which has no 'mu'"],
+        (chain, "adam"): [
+            "the state is of another optimizer:",
+            "state[1]: EmptyState of 0, for a chain of 2 transformations",
+        ],
+    }
+    calls = {
+        "params": lambda update: update(part, adam.init(params), params),
+        "shape": lambda update: update({**params, "b": jnp.ones(4)}, adam.init(params), params),
+        "state": lambda update: jax.jit(update)(params, chain.init(part), params),
+        "sgd": lambda update: update(params, optax.sgd(0.1).init(params), params),
+        "adam": lambda update: update(params, adam.init(params), params),
+    }
+    for (optimizer, name), lines in expected.items():
+        assert note_of(lambda name=name, optimizer=optimizer: calls[name](optimizer.update)) == lines
+    assert note_of(lambda: optax.apply_updates(params, part)) == expected[adam, "params"]
