@@ -95,6 +95,14 @@ def test_the_norm_of_what_the_optimizer_receives_is_measured_beside_a_labelled_g
     assert [series.name for series in view.series][1] == "received.norm"
 
 
+def test_a_gradient_that_is_clipped_says_so_and_how_to_measure_what_is_received():
+    inspector = tv.GradientInspector()
+    inspector.watch(jax.jit(lambda params, x: clipped(jax.grad(loss)(params, x))))(PARAMS, X)
+    (note,) = inspector.notes
+    assert note.startswith("grads is the gradient before clipping or scaling by the norm; GradientInspector(updates=")
+    assert "gradients before clipping or scaling by the norm" in inspector.render().table.headline
+
+
 def received_in(step, *args):
     """What is received of each gradient in a step that is given a function like `jax.grad`."""
 
@@ -102,7 +110,7 @@ def received_in(step, *args):
         return lambda params, *args: sow("grads", "grads", jax.grad(f)(params, *args), jax.tree.leaves(params))
 
     plan = Plan(jax.make_jaxpr(lambda *args: step(grad, *args))(*args))
-    return [what.how for of in plan.of.values() for what in of.values()], bool(plan.unscaled)
+    return [what.how for of in plan.of.values() for what in of.values()], bool(plan.unscaled), bool(plan.clipped)
 
 
 def test_what_may_be_the_optimizers_own_arithmetic_is_not_taken_for_a_scale_of_the_gradient():
@@ -125,7 +133,7 @@ def test_what_may_be_the_optimizers_own_arithmetic_is_not_taken_for_a_scale_of_t
         lambda grad, p, x, rate: lax.scan(lambda p, x: (descend(p, grad(loss)(bf16(p), x), -1), None), p, x[:, None]),
     ]
     for step in steps:
-        assert received_in(step, PARAMS, X, jnp.float32(0.1)) == ([], False)
+        assert received_in(step, PARAMS, X, jnp.float32(0.1)) == ([], False, False)
 
 
 def test_a_clip_is_one_of_all_leaves_or_none():
@@ -133,10 +141,19 @@ def test_a_clip_is_one_of_all_leaves_or_none():
         grads = grad(loss)(params, x)
         return {**grads, "w": grads["w"] * jnp.minimum(1.0, 1 / jnp.linalg.norm(grads["w"]))}
 
-    assert received_in(one_leaf, PARAMS, X) == ([], False)
-    assert received_in(lambda grad, *args: clipped(grad(loss)(*args)), PARAMS, X)[0] == [
-        ("clipped or scaled by its norm",)
-    ]
+    def each_leaf(grad, params, x):
+        return jax.tree.map(lambda g: g / jnp.linalg.norm(g), grad(loss)(params, x))
+
+    def each_number(grad, params, x):
+        return jax.tree.map(lambda g: jnp.clip(g, -1, 1), grad(loss)(params, x))
+
+    assert received_in(one_leaf, PARAMS, X) == ([], False, False)
+    assert received_in(each_leaf, PARAMS, X) == received_in(each_number, PARAMS, X) == ([], False, True)
+    assert received_in(lambda grad, *args: clipped(grad(loss)(*args)), PARAMS, X) == (
+        [("clipped or scaled by its norm",)],
+        False,
+        True,
+    )
 
 
 @pytest.mark.parametrize("factor", [65536.0, -1 / 65536, 2e-38, 3e38, 0.0, np.inf])

@@ -56,11 +56,13 @@ class Plan:
     Attributes:
       of: By the id of a jaxpr, what is received in it, by what was sown.
       unscaled: The trees that are unscaled later.
+      clipped: Those of which no more is done than to clip them, or to scale them by their norms.
     """
 
     def __init__(self, jaxpr: Any) -> None:
         self.of: dict[int, dict[Sown, Received]] = {}
         self.unscaled: set[Sown] = set()
+        self.clipped: set[Sown] = set()
         _Level(open_jaxpr(jaxpr), self).follow()
 
     def label_of(self, reaped: Reaped) -> tuple[str, str]:
@@ -81,6 +83,8 @@ class Plan:
             parts.append("of each device")
         if reaped.tagged in self.unscaled:
             parts.append("before unscaling")
+        if reaped.tagged in self.clipped:
+            parts.append("before clipping or scaling by the norm")
         return ", ".join(parts), text
 
 
@@ -183,6 +187,8 @@ class _Level:
             self._weighted_sum(eqn)
         elif name == COND:
             self._accumulated(eqn)
+        elif eqn.params.get("name") == "clip" and form is not None and form.is_whole and not form.how:  # of jnp.clip
+            self.plan.clipped.add(form.sown)
 
     def _accumulated(self, eqn: Any) -> None:
         """A mean or sum with what earlier calls have given, which is an argument."""
@@ -309,6 +315,8 @@ class _Level:
             if UNSCALED in form.how:
                 self.plan.unscaled.add(form.sown)
         for sown, of_leaf in last.items():
+            if all(form.how == (CLIPPED,) for form in of_leaf.values()):
+                self.plan.clipped.add(sown)
             n = sum(sown.source.has_number)
             (scale, *others), hows = {form.scale for form in of_leaf.values()}, {f.how for f in of_leaf.values()}
             if len(of_leaf) == n and not others and len(hows) == 1 and any(how := hows.pop()):

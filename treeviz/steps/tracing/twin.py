@@ -27,6 +27,7 @@ from treeviz.steps.tracing.looks import Looks, Traced
 from treeviz.steps.tracing.param_updates import measure_step_params
 from treeviz.steps.tracing.primitives import effects_in
 from treeviz.steps.tracing.reap import reap
+from treeviz.steps.tracing.received import CLIPPED
 from treeviz.steps.tracing.results import count_in_results
 from treeviz.steps.tracing.sow import Reaped, Sown, sow
 from treeviz.tree.layers import Stacked, stacked_axes
@@ -138,7 +139,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     beside = {"with_params": updates, "received": received, "scaled": scaled, "reduce_later": later}
     out, found, packed = reap(program, leaves, reduce, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
-    names, labels = _labelled(found, names, received)
+    names, labels = _labelled(found, names, received, updates)
     notes = [*_notes_of_loops(found, names), *labels, *layers.notes]
     paths = paths_of(args, kwargs)
     if updates:
@@ -168,7 +169,7 @@ def _is_of_arguments(r: Reaped, name: Attribution) -> bool:
     return is_gradient and bool(name.arguments) and all(axis.kind != "step" for axis in name.axes)
 
 
-def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan: Plan):
+def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan: Plan, updates: bool):
     """The names with their labels, and a note for each gradient that the optimizer receives otherwise."""
     labelled, notes, known = [], [], {r.gradient for r in found if r.sown.kind == "received"}
     for r, name in zip(found, names, strict=True):
@@ -178,6 +179,8 @@ def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan
             this = f"{name.source.name} is the gradient {label}" if label else ""
             received = sibling_name(name.source.name, "received")
             other = f"{received} is what the optimizer receives: {how}" if r.sown in known else ""
+            if how == CLIPPED and not updates:
+                other = "GradientInspector(updates=True) measures what the optimizer receives, too"
             notes += ["; ".join(filter(None, (this, other))) + "."] if label else []
         labelled.append(name)
     return labelled, notes
