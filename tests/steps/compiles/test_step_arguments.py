@@ -66,7 +66,7 @@ def test_a_result_that_is_split_in_another_way_takes_no_buffer():
     split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("d",), ()))
     options = {"donate_argnums": 0, "in_shardings": split, "out_shardings": whole}
     view = arguments(lambda x: x + 1, jax.ShapeDtypeStruct((8,), jnp.float32), jit=options)
-    assert view.in_vain == {"x": "result is float32[8], too, but lies, or is laid out, in another way"}
+    assert view.in_vain == {"x": "result is float32[8], too, but lies as P(), and this as P('d')"}
 
 
 def test_where_a_release_of_jax_tells_nothing_nothing_is_claimed(monkeypatch):
@@ -86,6 +86,45 @@ def test_what_flattening_costs_is_told_by_class():
     found = step.arguments(nodes, 1.0).flattening
     assert [(each.name, each.n) for each in found.classes] == [("Node", 3)] and found.classes[0].each_us > 0
     assert found.us > 0 and f"flattening takes {found.us:.3g} µs a call, " in found.text and "Node 3 × " in found.text
+
+
+def test_a_step_of_equinox_has_the_paths_of_its_own_arguments_and_results():
+    eqx = pytest.importorskip("equinox")
+
+    @eqx.filter_jit(donate="all-except-first")
+    def step(x, state, unused, *, name):
+        return {name: 2 * x[:2]}, [state["w"] + x, state["b"].astype(jnp.bfloat16)]
+
+    state = {"w": jnp.ones(3), "b": jnp.ones(4), "n": 2}
+    view = tv.watch_compiles(step).arguments(jnp.ones(3), state, np.ones(2), name="x")
+    assert view.reused == {"state['w']": "result[1][0]"}
+    assert view.in_vain == {"state['b']": "no result is float32[4], result[1][1] is bfloat16[4]"}
+    assert view.never_read == ["unused"] and view.flattening is not None
+    assert [row["buffer"] for row in view.table.leaves].count("static") == 2
+    assert not state["w"].is_deleted()
+    with pytest.raises(TypeError, match="takes shapes for static data: pass arrays"):
+        tv.watch_compiles(step).arguments(jnp.ones(3), jax.ShapeDtypeStruct((3,), jnp.float32), 0, name="x")
+
+
+def test_a_step_of_nnx_has_the_paths_of_the_modules_that_it_changes():
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.w, self.n, self.unused = nnx.Param(jnp.ones(3)), nnx.Variable(jnp.ones(())), nnx.Param(jnp.ones(2))
+
+    def step(model, x):
+        model.w[...] = model.w[...] + x
+        model.n[...] = model.n[...] + 1
+        return {"sum": x.sum()}
+
+    model = Model()
+    view = tv.watch_compiles(nnx.jit(step, donate_argnums=0)).arguments(model, jnp.ones(3))
+    w, n = (f"model.{name}.value" for name in "wn")
+    assert view.reused[w] == w and view.reused[n] == n
+    assert not view.in_vain and view.flattening is None
+    assert view.never_read == []
+    assert model.n[...] == 1.0 and not model.w[...].is_deleted()
 
 
 def test_a_step_of_another_library_is_refused_with_what_to_do():

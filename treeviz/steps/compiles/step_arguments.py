@@ -14,8 +14,11 @@ from treeviz.analysis.sizes import headline, size_columns
 from treeviz.steps.compiles.arguments import argument_names
 from treeviz.steps.compiles.flattening import Flattening, measure_flattening
 from treeviz.steps.compiles.program import Buffers, read_buffers
+from treeviz.steps.compiles.wrapped import wrapped_buffers
 from treeviz.steps.tracing.jit_options import dynamic_arguments, is_jitted
+from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, jitted_step
 from treeviz.tree.column import Column
+from treeviz.tree.describers import load_libraries
 from treeviz.tree.facts import Note
 from treeviz.tree.numbers import bytes_text
 from treeviz.tree.table import TreeTable
@@ -47,32 +50,56 @@ class StepArguments(TreeView):
 
 def step_arguments(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepArguments:
     """See `CompileWatch.arguments`."""
-    name = str(getattr(step, "__name__", type(step).__name__))
-    if not is_jitted(step):
-        raise TypeError(
-            f"arguments: `{name}` is not what jax.jit gave. A library that wraps jax.jit passes other trees to it: "
-            "pass the function to jax.jit itself."
-        )
-    positions, names = dynamic_arguments(step, args, kwargs)
-    in_tree, buffers = read_buffers(step, args, kwargs)
+    is_plain = is_jitted(step)
+    positions, names = dynamic_arguments(step, args, kwargs) if is_plain else (range(len(args)), kwargs)
     positional = argument_names(step, len(args))
     trees = OrderedDict((positional[i], args[i]) for i in positions)
     trees.update((name, kwargs[name]) for name in names)
-    passed = (tuple(args[i] for i in positions), {name: kwargs[name] for name in names})
-    if tree_util.tree_structure(passed) != in_tree:
-        raise TypeError(f"arguments: it is not known which arguments of `{name}` are static with this release of JAX.")
     table, nodes = scan(trees, name="args")
-    flattening = measure_flattening(table, nodes)
-    table = table.with_columns(*fact_columns(table, common_mesh(table)), *size_columns(table))
     rows = np.flatnonzero(table.is_leaf)
-    return _view(table, rows, buffers, flattening)
+    if is_plain:
+        in_tree, buffers = read_buffers(step, args, kwargs)
+        passed = (tuple(args[i] for i in positions), {name: kwargs[name] for name in names})
+        if tree_util.tree_structure(passed) != in_tree:
+            raise TypeError(
+                f"arguments: it is not known which arguments of `{_name(step)}` are static with this release of JAX."
+            )
+        at = [*range(len(rows))]
+    else:
+        inside = _inside(step)
+        leaves, paths = [nodes[row] for row in rows], [_path(table, row) for row in rows.tolist()]
+        at, buffers = wrapped_buffers(inside, args, kwargs, leaves, paths)
+    # The graph of an NNX module is not flattened as JAX does.
+    flattening = measure_flattening(table, nodes) if is_plain or not inside.changes_arguments else None
+    table = table.with_columns(*fact_columns(table, common_mesh(table)), *size_columns(table))
+    return _view(table, [*zip(rows.tolist(), at, strict=True)], buffers, flattening)
 
 
-def _view(table: TreeTable, rows: np.ndarray, buffers: Buffers, flattening: Flattening | None) -> StepArguments:
+def _inside(step: Callable) -> JittedStep:
+    load_libraries()
+    try:
+        return jitted_step(step)
+    except (CannotWatch, LibraryMoved) as error:
+        raise TypeError(
+            f"arguments: `{_name(step)}` is not what jax.jit gave, and it is not known what its library passes on: "
+            "pass the function to jax.jit itself."
+        ) from error
+
+
+def _name(step: Callable) -> str:
+    return str(getattr(step, "__name__", type(step).__name__))
+
+
+def _view(
+    table: TreeTable, rows: Sequence[tuple[int, int | None]], buffers: Buffers, flattening: Flattening | None
+) -> StepArguments:
     texts, notes = [""] * len(table), {}
     reused, in_vain, never_read = {}, {}, []
     n_bytes = dict.fromkeys(("donated", "reused"), 0)
-    for i, row in enumerate(rows.tolist()):
+    for row, i in rows:
+        if i is None:
+            texts[row] = "static"
+            continue
         path, size = _path(table, row), table[row].facts.bytes
         if buffers.read[i] is False:
             never_read.append(path)

@@ -213,10 +213,13 @@ class CompileWatch:
             view.never_read     # jax.jit drops these, so they are not donated either
 
         Compiles the step for these arguments, if JAX has not kept that from a call, and does not run it: deleted arrays
-        and trees of `jax.ShapeDtypeStruct` will do. What is reused is read from the text of the program.
+        will do, and for `jax.jit` trees of `jax.ShapeDtypeStruct`. What is reused is read from the text of the program.
+        Of a step of `equinox.filter_jit` or `flax.nnx.jit`, the paths are those in its own arguments and results, and
+        of what `nnx.jit` changes in place, in the arguments; what flattening costs is not known of `nnx.jit`.
 
         Raises:
-          TypeError: Another library than JAX jitted the step.
+          TypeError: The step is jitted by a library of which it is not known what it passes on to `jax.jit`, or by
+            Equinox, for which shapes are static.
         """
         from treeviz.steps.compiles.step_arguments import step_arguments
 
