@@ -7,6 +7,7 @@ import json
 import pytest
 from norm_runs import Run
 
+from treeviz import GradientInspector
 from treeviz.cli import main
 from treeviz.cli.output import DIFFERENT, TROUBLE
 from treeviz.steps.recording.history_file import save
@@ -56,6 +57,9 @@ def test_of_two_runs_the_first_step_and_leaf_that_differ_are_named(saved, capsys
     assert ratio["values"][row["['b']['v']"]][19:22] == [1, 3, 3]
     assert ratio["nonfinite"][row["['a']"]] == ratio["nonfinite"][0] == [30]
     assert [mark["place"] for mark in ratio["marks"]] == [7]
+    named = GradientInspector.load(first, run="lr 3e-4").save("named.treeviz")
+    assert main(["grads", str(named), other]) == DIFFERENT
+    assert "norm, b ÷ lr 3e-4" in capsys.readouterr().out
 
 
 def test_what_one_of_two_runs_has_alone_is_counted_and_nothing_in_common_is_trouble(saved, capsys):

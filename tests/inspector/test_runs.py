@@ -65,7 +65,7 @@ def test_a_step_that_another_inspector_watches_is_watched_as_itself():
 
 
 def test_a_definition_that_is_run_again_begins_a_run_that_is_shown_and_the_one_before_is_kept():
-    notebook = Notebook()
+    notebook = Notebook(run="by hand")
     notebook.run(DEFINITION, WATCH, TRAIN)
     notebook.run(DEFINITION, WATCH, TRAIN, RATE=0.2, N=2)
     (before,) = notebook.inspector.earlier_runs
@@ -74,7 +74,8 @@ def test_a_definition_that_is_run_again_begins_a_run_that_is_shown_and_the_one_b
     np.testing.assert_allclose(
         notebook.inspector.history.values("grads", "norm").latest[:, 0], 4 * 0.6 ** np.arange(2), rtol=1e-6
     )
-    assert [f"{n} steps" in notebook.inspector.render(run=run).text() for run, n in ((0, 2), (-1, 3))] == [True, True]
+    for run, told in ((0, "run by hand #2 · 2 steps"), (-1, "run by hand · 3 steps")):
+        assert told in notebook.inspector.render(run=run).text()
     assert "inspector.render(run=-1) shows the one before" in " ".join(notebook.inspector.notes)
     with pytest.raises(LookupError):
         notebook.inspector.render(run=-2)
@@ -172,11 +173,15 @@ def test_a_run_that_was_to_be_stopped_may_be_run_again():
     assert notebook.steps == {"grads": [0, 1, 2]} and not notebook.inspector.findings
 
 
-def test_each_run_has_a_file_of_its_own(tmp_path):
-    notebook = Notebook()
+def test_each_run_has_a_file_of_its_own_with_its_name(tmp_path):
+    notebook = Notebook(run="a")
     notebook.inspector.keep(tmp_path / "run.treeviz")
     for n in (1, 2, 3):
         notebook.run(DEFINITION, WATCH, TRAIN, N=n)
-    notebook.inspector.reset()
-    files = [tmp_path / f"run{n}.treeviz" for n in ("", "-2", "-3")]
-    assert [len(tv.GradientInspector.load(file).history) for file in files] == [1, 2, 3]
+    notebook.inspector.reset(run="last")
+    notebook.run(TRAIN)
+    notebook.inspector.flush()
+    runs = [tv.GradientInspector.load(tmp_path / f"run{n}.treeviz").history for n in ("", "-2", "-3", "-4")]
+    assert [(len(run), run.name) for run in runs] == [(1, "a"), (2, "a #2"), (3, "a #3"), (3, "last")]
+    inspector = tv.GradientInspector.load(tmp_path / "run.treeviz", run="first")
+    assert "run first" in inspector.render().table.headline

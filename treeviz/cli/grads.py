@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, is_terminal
+from treeviz.tree.safe_repr import visible
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -34,8 +35,10 @@ def run(options: argparse.Namespace) -> int:
     from treeviz.inspector.two_runs import compare_runs
 
     other = GradientInspector.load(options.other)
-    names = options.run_file.stem, options.other.stem
-    names = names if names[0] != names[1] else (str(options.run_file), str(options.other))
+    files = options.run_file, options.other
+    mine, its = (visible(run.history.name, 100) for run in (inspector, other))
+    names = mine or files[0].stem, its or files[1].stem
+    names = names if names[0] != names[1] else (str(files[0]), str(files[1]))
     runs = compare_runs(inspector.history, other.history, names)
     deliver(runs.view, options, lambda: str(runs.view) if is_terminal() else runs.view.text(fold=False))
     return SAME if runs.parting is None else DIFFERENT

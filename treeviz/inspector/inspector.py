@@ -52,6 +52,8 @@ class GradientInspector(Measured):
         50th, 100th, 150th, 200th, 250th, 500th, 1,000th … inspected step, and recorded once they hold a finding.
       statistics: The statistics of the other inspected steps: `treeviz.LIGHT`, `FULL` or `HISTOGRAM`.
       name: The name of the tree in views.
+      run: The name of the run, "lr 3e-4", in views, in its file and in `treeviz grads`; `reset` names the next one. A
+        run that begins by itself is "lr 3e-4 #2"; see `watch`.
       max_bytes: Memory of the history, for a run of any length: recent steps exactly, older ones in time buckets.
       thresholds: The limits beyond which numbers become findings.
       on_finding: Called with each `Finding` once, and again if it ends and begins anew: by a watched step, by `record`,
@@ -80,6 +82,7 @@ class GradientInspector(Measured):
         updates: bool | None = None,
         statistics: tuple[str, ...] = LIGHT,
         name: str = "params",
+        run: str = "",
         max_bytes: int = 64_000_000,
         thresholds: Thresholds | None = None,
         on_finding: Callable[[Finding], None] | None = None,
@@ -104,6 +107,7 @@ class GradientInspector(Measured):
             at_once=alarm is not None or bool(keep_inputs),
             most_late=None if alarm is None else MOST_LATE,
         )
+        self._recorder.history.name = str(run)
         settings = {"every": every, "heavy_every": heavy_every, "statistics": statistics, "updates": updates}
         self._runs = Runs(self._recorder, self._inputs, self.thresholds, stacked=stacked, **settings)
         self.earlier_runs = self._runs.earlier
@@ -188,12 +192,17 @@ class GradientInspector(Measured):
             )
         self._runs.count_from(step)
 
-    def reset(self) -> None:
+    def reset(self, run: str = "") -> None:
         """Forget all that was measured, and count steps from 0. What is watched stays so.
 
+            inspector.reset(run="lr 1e-3")
+
         Waits for the steps that are still running. The file of `keep` stays, and a new one follows the next run.
+
+        Args:
+          run: The name of the run that begins.
         """
-        self._runs.begin()
+        self._runs.begin(str(run))
         self.earlier_runs.clear()
 
     def verify(self, step: Callable, /, *args, **kwargs) -> Verification:
@@ -277,7 +286,9 @@ class GradientInspector(Measured):
           ValueError: The file is no history, or damaged.
         """
         inspector = cls(**options)
-        inspector._recorder.history = load(path)
+        history = load(path)
+        history.name = inspector._recorder.history.name or history.name
+        inspector._recorder.history = history
         inspector._runs.count_from(inspector._runs.newest_step + 1)
         return inspector
 

@@ -145,7 +145,7 @@ class Runs:
         definition, code = _definition(watched.step)
         steps = self._steps.setdefault(definition, [])
         if begins and any(step.is_measured for step in steps):
-            self.earlier.append(self.begin())
+            self.earlier.append(self.begin(_next(self._recorder.history.name)))
             del self.earlier[:-MOST_EARLIER]
             watched.numbers = itertools.count()
         for step in steps:
@@ -164,7 +164,7 @@ class Runs:
             of.suffix = next(suffix for suffix in suffixes if suffix not in taken)
         return of.suffix
 
-    def begin(self) -> History:
+    def begin(self, name: str = "") -> History:
         """Begin a run, whose steps count from 0. Returns the history before, once all its steps are read."""
         with contextlib.suppress(Exception):  # such as StopTraining, of a run that has ended
             self.flush()
@@ -175,7 +175,14 @@ class Runs:
         if self._inputs is not None:
             self._inputs.clear()
         self._looked.clear()
-        return self._recorder.begin()
+        return self._recorder.begin(name)
+
+
+def _next(name: str) -> str:
+    """The name of a run that begins by itself: "warm-up #2", and "warm-up #3" after that."""
+    of_first, _, number = name.rpartition(" #")
+    is_later = of_first and number.isdecimal()
+    return f"{of_first} #{int(number) + 1}" if is_later else f"{name} #2" if name else ""
 
 
 def _watches(step: _Step) -> dict[str, Attribution]:

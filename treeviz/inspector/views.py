@@ -18,7 +18,7 @@ from treeviz.views.text.terminal import paragraph
 from treeviz.views.tree_view import TreeView
 
 MOST_PRINTED = 5  # findings
-_LONGEST = 500  # characters of a diagnosis
+_LONGEST, _LONGEST_NAME = 500, 100  # characters of a diagnosis, and of the name of a run
 
 
 def waiting_view(name: str) -> TreeView:
@@ -33,7 +33,7 @@ def running_view(history: History, name: str, found: Sequence[Finding] = ()) -> 
     table = table_of_source(history, source, name)
     of_table = gradient_columns(table, {source: {k: newest[k] for k in ("norm", "nonfinite") if k in newest}})
     table = table.with_columns(*size_columns(table), *of_table)
-    table = table.with_headline(*headline(table))
+    table = table.with_headline(*headline(table), *_run(history))
     shown = [column for column in of_table if column.name.endswith("_norm")]
     return TreeView(table, shown, series=gradient_series(history, table, source, found)[:1])
 
@@ -71,12 +71,23 @@ def whole_view(
     which = [f"{section_of(source)[0]}, 1 of {len(trees)} trees"] if len(trees) > 1 else []
     section = [f"another tree{section}" for section in section_of(source)[1:] if section]
     table = table.with_headline(
-        *headline(table), *steps, *which, *section, summary, *map(visible, lost), *diagnosis(found, keeps_inputs)
+        *headline(table),
+        *_run(history),
+        *steps,
+        *which,
+        *section,
+        summary,
+        *map(visible, lost),
+        *diagnosis(found, keeps_inputs),
     )
     series = gradient_series(history, table, source, found)
     histograms = gradient_histograms(history, table, source)
     columns = [*(column.name for column in measured), "elements"]
     return TreeView(table, table.chosen(columns), series=series, histograms=histograms)
+
+
+def _run(history: History) -> list[str]:
+    return [f"run {visible(history.name, _LONGEST_NAME)}"] if history.name else []
 
 
 def _received(table: TreeTable, history: History, source: str) -> list[Column]:

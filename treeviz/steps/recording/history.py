@@ -51,6 +51,7 @@ class History:
       sources: The measured trees, by name.
       tracks: One statistic over time, by the names of source and statistic.
       run: A random identifier of the run.
+      name: What the user calls the run; or empty.
       journal: Writes each step to a file once it is appended, so that a crash loses none; or None.
       damage: What could not be read of the file that it was loaded from; or empty.
 
@@ -67,6 +68,7 @@ class History:
         self.tracks: dict[tuple[str, str], Track] = {}
         self.n_appended = 0
         self.run = uuid.uuid4().hex  # so that a journal of another run is never read
+        self.name = ""
         self.journal: Journal | None = None
         self.damage = ""
 

@@ -1,8 +1,8 @@
 """Histories in files.
 
 A history is a zip file, which `numpy.load` reads too. Its `header.json` is `{"format": "treeviz-history", "version": 1,
-"run", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number", "shapes", "stacks"}],
-"tracks": [{"source", "statistic", "bucket_width"}]}`. The arrays of track i are, oldest first:
+"run", "name", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number", "shapes",
+"stacks"}], "tracks": [{"source", "statistic", "bucket_width"}]}`. The arrays of track i are, oldest first:
 
 - `i/exact_steps.npy` int64[n] and `i/exact.npy` [n, leaves], or [n, leaves, 64] of histograms;
 - `i/bucket_steps.npy` int64[3, k], the first step, the last and how many, and `i/buckets.npy` [3, k, leaves], of floats
@@ -59,6 +59,7 @@ def write(history: History, path: Path) -> None:
         "format": FORMAT,
         "version": VERSION,
         "run": history.run,
+        "name": history.name,
         "n_appended": history.n_appended,
         "max_bytes": history.max_bytes,
         "sources": [_fields(source) for source in history.sources.values()],
@@ -146,6 +147,7 @@ def _history_in(file: BinaryIO) -> History:
         header = _header(archive)
         history = History(list(_sources(header["sources"])), int(header["max_bytes"]))
         history.run, history.n_appended = str(header["run"]), int(header["n_appended"])
+        history.name = printable(str(header.get("name", "")))
         tracks = [
             (history.new_track(printable(of["source"]), of["statistic"]), int(of["bucket_width"]))
             for of in header["tracks"]

@@ -128,11 +128,12 @@ class Recorder:
         if self._alarm is not None:
             self._alarm.begin()
 
-    def begin(self) -> History:
+    def begin(self, name: str = "") -> History:
         """Begin a run, in a new file of `keep`, and forget what is not read yet. Returns the history before."""
         with self._reading:
             before = self.history
             self._begin()
+            self.history.name = name
             journal, before.journal = before.journal, None
             if journal is not None:
                 journal.catch_up(before, now=True)
