@@ -319,7 +319,7 @@ def try_trips(library: str, folder: Path, *, is_new: bool) -> dict[str, object]:
     """
     if is_new:
         forget_treeviz()
-    elif "treeviz.tree.private_names" in sys.modules:
+    elif "treeviz.integrations" in sys.modules:
         sys.modules["treeviz.tree.private_names"]._warned.clear()
         sys.modules["treeviz.integrations"]._loaded.clear()
     failed = {}

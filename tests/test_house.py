@@ -10,6 +10,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import treeviz
@@ -29,10 +30,18 @@ def fresh_python(program: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent).stdout
 
 
+_USE = "import jax, treeviz.api; jax.numpy.ones(3); print(*sys.modules)"
+
+
 @pytest.mark.oldest_jax
-def test_import_treeviz_loads_no_optional_library_and_no_part_of_a_notebook():
-    loaded = set(fresh_python("import sys, treeviz; print(*sys.modules)").split())
-    assert "treeviz" in loaded
+def test_import_treeviz_loads_no_optional_library_and_no_part_of_a_notebook_and_the_command_no_jax(tmp_path):
+    np.savez(tmp_path / "m.npz", a=np.ones(3))
+    show = f"from treeviz.cli import main; main([{str(tmp_path / 'm.npz')!r}])"
+    *shown, first, last = fresh_python(f"import sys; {show}; print(*sys.modules); {_USE}").splitlines()
+    assert shown[-1].split()[:3] == ["└─", "a", "float64[3]"]
+    assert "jaxlib" not in first.split()
+    loaded = set(last.split())
+    assert {"treeviz.api", "jax.numpy", "jaxlib"} <= loaded
     assert loaded & HEAVY == set()
 
 
@@ -47,7 +56,7 @@ def state():
     return python, outside, np.get_printoptions(), np.geterr(), dict(jax.config.values)
 
 before = state()
-import treeviz
+import treeviz.api
 print(before == state(), jax._src.xla_bridge.backends_are_initialized())
 """
     assert fresh_python(program).split() == ["True", "False"]

@@ -2,31 +2,24 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from treeviz.analysis.checks.finding import TreeFinding as TreeFinding
-from treeviz.analysis.compare.difference import Difference as Difference
-from treeviz.analysis.user_columns import column as column
-from treeviz.api import check as check
-from treeviz.api import explore as explore
-from treeviz.api import overlay as overlay
-from treeviz.api import render as render
-from treeviz.api import stackable as stackable
-from treeviz.api import walk as walk
-from treeviz.differ import TreeDiff as TreeDiff
-from treeviz.differ import assert_same as assert_same
-from treeviz.differ import diff as diff
-from treeviz.differ import explain_map as explain_map
-from treeviz.overlaid import TreeOverlay as TreeOverlay
-from treeviz.tree.column import Column as Column
-from treeviz.tree.describers import Description as Description
-from treeviz.tree.describers import describes as describes
-from treeviz.tree.level import child as child
-from treeviz.tree.table import TreeTable as TreeTable
-from treeviz.views.tree_view import TreeView as TreeView
-
 if _TYPE_CHECKING:
+    from treeviz.analysis.checks.finding import TreeFinding as TreeFinding
+    from treeviz.analysis.compare.difference import Difference as Difference
+    from treeviz.analysis.user_columns import column as column
+    from treeviz.api import check as check
+    from treeviz.api import explore as explore
+    from treeviz.api import overlay as overlay
+    from treeviz.api import render as render
+    from treeviz.api import stackable as stackable
+    from treeviz.api import walk as walk
+    from treeviz.differ import TreeDiff as TreeDiff
+    from treeviz.differ import assert_same as assert_same
+    from treeviz.differ import diff as diff
+    from treeviz.differ import explain_map as explain_map
     from treeviz.explainer.explain import explain_errors as explain_errors
     from treeviz.inspector.inspector import GradientInspector as GradientInspector
     from treeviz.integrations.optax import inspect_gradients as inspect_gradients
+    from treeviz.overlaid import TreeOverlay as TreeOverlay
     from treeviz.plugin.extension import load_ipython_extension as load_ipython_extension
     from treeviz.plugin.extension import register_as_default as register_as_default
     from treeviz.plugin.extension import unload_ipython_extension as unload_ipython_extension
@@ -41,6 +34,12 @@ if _TYPE_CHECKING:
     from treeviz.steps.stop import StopTraining as StopTraining
     from treeviz.steps.tracing.tap import tap as tap
     from treeviz.steps.tracing.watch import CannotWatch as CannotWatch
+    from treeviz.tree.column import Column as Column
+    from treeviz.tree.describers import Description as Description
+    from treeviz.tree.describers import describes as describes
+    from treeviz.tree.level import child as child
+    from treeviz.tree.table import TreeTable as TreeTable
+    from treeviz.views.tree_view import TreeView as TreeView
 
 __version__ = "0.1.0"
 
@@ -83,25 +82,45 @@ __all__ = [
     "watch_compiles",
 ]
 
-# Imported at first use, so that `import treeviz` stays fast for users who only render trees.
+# Imported at first use: showing a file needs little of it, and no JAX.
 _LATER = {
-    "FULL": "treeviz.steps.statistics",
-    "HISTOGRAM": "treeviz.steps.statistics",
-    "LIGHT": "treeviz.steps.statistics",
-    "forecast": "treeviz.steps.compiles.forecast",
+    "TreeFinding": "treeviz.analysis.checks.finding",
+    "Difference": "treeviz.analysis.compare.difference",
+    "column": "treeviz.analysis.user_columns",
+    "check": "treeviz.api",
+    "explore": "treeviz.api",
+    "overlay": "treeviz.api",
+    "render": "treeviz.api",
+    "stackable": "treeviz.api",
+    "walk": "treeviz.api",
+    "TreeDiff": "treeviz.differ",
+    "assert_same": "treeviz.differ",
+    "diff": "treeviz.differ",
+    "explain_map": "treeviz.differ",
     "explain_errors": "treeviz.explainer.explain",
-    "watch_compiles": "treeviz.steps.compiles.watch",
-    "measure": "treeviz.steps.measure",
-    "read": "treeviz.reader",
+    "GradientInspector": "treeviz.inspector.inspector",
+    "inspect_gradients": "treeviz.integrations.optax",
+    "TreeOverlay": "treeviz.overlaid",
     "load_ipython_extension": "treeviz.plugin.extension",
     "register_as_default": "treeviz.plugin.extension",
     "unload_ipython_extension": "treeviz.plugin.extension",
     "unregister": "treeviz.plugin.extension",
-    "GradientInspector": "treeviz.inspector.inspector",
-    "inspect_gradients": "treeviz.integrations.optax",
-    "CannotWatch": "treeviz.steps.tracing.watch",
+    "read": "treeviz.reader",
+    "forecast": "treeviz.steps.compiles.forecast",
+    "watch_compiles": "treeviz.steps.compiles.watch",
+    "measure": "treeviz.steps.measure",
+    "FULL": "treeviz.steps.statistics",
+    "HISTOGRAM": "treeviz.steps.statistics",
+    "LIGHT": "treeviz.steps.statistics",
     "StopTraining": "treeviz.steps.stop",
     "tap": "treeviz.steps.tracing.tap",
+    "CannotWatch": "treeviz.steps.tracing.watch",
+    "Column": "treeviz.tree.column",
+    "Description": "treeviz.tree.describers",
+    "describes": "treeviz.tree.describers",
+    "child": "treeviz.tree.level",
+    "TreeTable": "treeviz.tree.table",
+    "TreeView": "treeviz.views.tree_view",
 }
 
 

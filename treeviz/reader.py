@@ -102,7 +102,7 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
         suffix, reader = _of_file(path)
         what = f"{suffix} file"
     try:
-        with _collector_paused():
+        with collector_paused():
             found = reader(path)
             tree = nested(with_scales(without_repeats(list(found)))) if isinstance(found, Iterator) else found
         if like is None:
@@ -171,7 +171,7 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Half of the time for 100,000 arrays would go into the search for cycles, of which there are none."""
     was_enabled = gc.isenabled()
     gc.disable()

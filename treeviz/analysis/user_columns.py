@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from treeviz.analysis.sizes import whole_numbers
@@ -16,7 +15,6 @@ from treeviz.tree.column import Column, Format, Rollup
 from treeviz.tree.query.fields import ALIASES, ROW_FIELDS, VALUE_STATISTICS
 from treeviz.tree.safe_repr import error_text, function_name, guarded, has_base, value_text, visible
 from treeviz.tree.table import TreeTable
-from treeviz.tree.tracers import Tracer
 
 _N_TITLE = 40  # characters
 _NAMES = re.compile(r"[^a-z0-9_.-]+")
@@ -112,6 +110,8 @@ class _Answers:
     @staticmethod
     def _plain(result: Any) -> Any:
         """The result as a bool, int, float, text or None, or a JAX scalar that is fetched later."""
+        from treeviz.tree.tracers import Tracer  # which imports JAX
+
         cls = type(result)
         if any(cls is plain for plain in (bool, int, float, _Text, type(None))):  # `is` calls no metaclass
             return result
@@ -121,7 +121,7 @@ class _Answers:
             if has_base(cls, Tracer):
                 return _Text("traced: no value yet")
             if isinstance(result, jax.Array):
-                if result.shape == () and not jnp.issubdtype(result.dtype, jax.dtypes.extended):
+                if result.shape == () and not jax.numpy.issubdtype(result.dtype, jax.dtypes.extended):
                     return result
                 return _Text(value_text(result))
             if has_base(cls, np.generic, np.ndarray) and result.shape == ():
@@ -167,7 +167,7 @@ def _number(scalar: Any) -> Any:
     array = np.asarray(scalar)
     if array.dtype.kind in "biuf":
         return array.item() if array.dtype.kind != "f" else float(array)
-    if array.dtype.kind == "V" and jnp.issubdtype(array.dtype, np.number):  # bfloat16, int4 …
+    if array.dtype.kind == "V" and jax.numpy.issubdtype(array.dtype, np.number):  # bfloat16, int4 …
         return float(array.astype(np.float64))
     return _Text(value_text(array.item() if array.dtype.kind in "cUS" else scalar))
 

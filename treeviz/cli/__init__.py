@@ -11,6 +11,7 @@ from typing import NoReturn
 from treeviz.cli import check, demo, diff, doctor, grads, show
 from treeviz.cli.output import TROUBLE, drop_output, one_line, open_closed_descriptors, print_error
 from treeviz.cli.progress import reading
+from treeviz.tree.jax_later import import_jax_later
 
 PIPE_CLOSED, INTERRUPTED = 141, 130  # the exit statuses of the shell
 _COMMANDS = (show, diff, check, grads, demo, doctor)
@@ -32,6 +33,7 @@ Completion in a shell: pip install "jax-treeviz[cli]", then eval "$(register-pyt
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit status: 0; 1 for a difference, an error, or no match; 2 for trouble."""
     open_closed_descriptors()
+    import_jax_later()
     try:
         options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
         with reading():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _facts() -> dict[str, str]:
+    import platform
+
     import treeviz
 
     facts = {"treeviz": f"{treeviz.__version__} in {Path(treeviz.__file__).parent}"}
@@ -64,10 +64,14 @@ def _problems() -> list[str]:
 
 def _distributions() -> list[str]:
     """The installed distributions that have a top-level package treeviz."""
+    from importlib import metadata
+
     return sorted(set(metadata.packages_distributions().get("treeviz", [])))
 
 
 def _version(name: str) -> str:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -24,6 +24,7 @@ _HELP = {
     "svg": "a picture of the first rows",
     "png": "the same; needs matplotlib",
 }
+_AT_ONCE = 1 << 16  # characters
 _MOST_IN_SUMMARY = 200  # rows; GitHub takes 1 MB
 
 
@@ -67,11 +68,8 @@ def is_terminal() -> bool:
 
 def print_text(text: str) -> None:
     """Print text; escape characters that the terminal's encoding lacks."""
-    end()
-    if sys.stdout is None:
-        raise OSError("standard output is closed")
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    _write(text)
+    _write("\n")
 
 
 def print_error(text: str) -> None:
@@ -122,7 +120,9 @@ def _write(content: str | bytes) -> None:
     if sys.stdout is None:
         raise OSError("standard output is closed")
     if isinstance(content, str):
-        sys.stdout.write(content.encode(sys.stdout.encoding or "utf-8", "backslashreplace").decode(sys.stdout.encoding))
+        encoding = sys.stdout.encoding or "utf-8"
+        for i in range(0, len(content), _AT_ONCE):  # the text of 100,000 rows has 10 MB and more
+            sys.stdout.write(content[i : i + _AT_ONCE].encode(encoding, "backslashreplace").decode(encoding))
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(content)

@@ -8,6 +8,7 @@ from typing import Any
 
 DELAY_S = 1.0  # until it appears
 _bars: list[Any] = []  # that of the command that runs
+_expected: list[Any] = []  # trees that are not in its total yet
 
 
 @contextmanager
@@ -18,7 +19,7 @@ def reading() -> Iterator[None]:
     bar = bytes_bar(DELAY_S)
     if bar is not None:
         _bars.append(bar)
-        on_read.append(bar.update)
+        on_read.append(_advance)
     try:
         yield
     finally:
@@ -26,20 +27,27 @@ def reading() -> Iterator[None]:
 
 
 def expect(tree: Any) -> None:
-    """Add what is in the files of a tree to what is to be read."""
+    """Add what is in the files of a tree to what is to be read, if anything is."""
     if _bars:
-        import jax
+        _expected.append(tree)
 
-        from treeviz.tree.stored import Stored
 
-        _bars[-1].total += sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if isinstance(leaf, Stored))
+def _advance(n_bytes: int) -> None:
+    import jax
+
+    from treeviz.tree.stored import Stored
+
+    while _expected:
+        leaves = jax.tree.leaves(_expected.pop())
+        _bars[-1].total += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Stored))
+    _bars[-1].update(n_bytes)
 
 
 def end() -> None:
     """Take the bar away, before anything is printed."""
     from treeviz.tree.stored import on_read
 
+    _expected.clear()
     while _bars:
-        bar = _bars.pop()
-        on_read.remove(bar.update)
-        bar.close()
+        on_read.remove(_advance)
+        _bars.pop().close()

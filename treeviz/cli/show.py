@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -> int:
     """Show a tree, or list rows of it."""
+    from treeviz.reader import collector_paused
     from treeviz.tree.query.fields import VALUE_STATISTICS
     from treeviz.tree.query.find import needs_values
 
@@ -56,7 +57,9 @@ def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -
     names = [*(options.columns or "").split(","), options.sort]
     options.stats |= options.find is not None and needs_values(options.find)
     options.stats |= bool(set(VALUE_STATISTICS).intersection(names))
-    return _shown(_view(make_tree(), name, options, options.whole or _is_list(options)), options)
+    with collector_paused():
+        view = _view(make_tree(), name, options, options.whole or _is_list(options))
+    return _shown(view, options)
 
 
 def _is_list(options: argparse.Namespace) -> bool:
@@ -73,19 +76,21 @@ def _shown(view: TreeView, options: argparse.Namespace) -> int:
 
 
 def _view(tree: Any, name: str, options: argparse.Namespace, whole: bool) -> TreeView:
-    from treeviz.api import render
+    # And not `treeviz.api`, which would import JAX.
+    from treeviz.prepare import prepare
+    from treeviz.views.tree_view import TreeView
 
     columns = None if options.columns is None else options.columns.split(",")
     with stacks_of(getattr(options, "what", "demo")):
-        return render(
+        prepared = prepare(
             tree,
             name=name,
             stats=options.stats,
             columns=columns,
-            depth=options.depth,
             stacked=options.stacked,
-            whole=whole,
+            whole=whole or not options.stats,  # the totals of a checkpoint are those of all of it
         )
+    return TreeView(prepared.table, prepared.columns, depth=options.depth, whole=whole)
 
 
 def _list(view: TreeView, options: argparse.Namespace) -> tuple[list[Any], list[str]]:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple
 
-from jax import tree_util
+import jax
 
 from treeviz.tree.array_like import array_like_reader
 from treeviz.tree.budget import Overflow
 from treeviz.tree.describers import Describer, Description, by_wrapping_key, describer_of
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.inside import Inside
+from treeviz.tree.jax_later import jax_is_imported
 from treeviz.tree.keys import Key, KeyTable, label_text
 from treeviz.tree.leaves import ONLY_A_KIND, FactTable, array_like_facts, opaque_facts
 from treeviz.tree.level import BUILTIN_LEVELS, Flattened, Level, custom_level, flatten_of
@@ -78,7 +79,7 @@ class Describers:
         self.handlers[id(cls)] = handler
 
     def handle_treedefs(self) -> None:
-        self.handle(tree_util.PyTreeDef, Handler(treedef_level, self._placeholder, False))
+        self.handle(jax.tree_util.PyTreeDef, Handler(treedef_level, self._placeholder, False))
 
     def trouble(self, node: Any, what: str, error: BaseException, *, is_leaf: bool) -> int:
         """The code of the facts of an object that raised, with the error as a note."""
@@ -121,7 +122,8 @@ class Describers:
         describer = describer_of(cls)
         # An error is raised again when the walk enters the node, and is then shown in its row.
         # Generators are leaves here: jax 0.10 warns when it flattens one, and will raise.
-        flatten, found = flatten_of(cls), None
+        # Without JAX no class is registered.
+        flatten, found = flatten_of(cls) if jax_is_imported() else _leaf, None
         if id(node) in self.flattened:
             found = self.flattened[id(node)][1]
         elif cls is not types.GeneratorType:
@@ -226,6 +228,10 @@ class Describers:
             ]
             keys, children = [key for key, _ in pairs], [kid for _, kid in pairs]
         return level._replace(children=children, keys=[self.keys.code(key) for key in keys])
+
+
+def _leaf(_: Any) -> None:
+    return None
 
 
 def _described(describer: Describer, node: Any) -> Description:

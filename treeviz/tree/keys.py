@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from jax import tree_util
+import jax
 
 from treeviz.tree.attributes import MISSING, attribute_of_each, stored_attribute, stored_attributes
 from treeviz.tree.safe_repr import LABEL_LIMIT, guarded, plain_repr, value_text, visible
@@ -100,11 +100,11 @@ class KeyTable:
         aliases: list[str] | None = None
         pairs_shown = pairs[: max(self.room, _FEW)]
         for key, kid in pairs_shown:
-            if type(key) is tree_util.FlattenedIndexKey:
+            if type(key) is jax.tree_util.FlattenedIndexKey:
                 aliases = attribute_of_each(node, [below for _, below in pairs_shown]) if aliases is None else aliases
                 codes.append(self._flat_index_code(key, aliases[len(codes)], len(codes)))
                 continue
-            name = key.name if type(key) is tree_util.GetAttrKey else None
+            name = key.name if type(key) is jax.tree_util.GetAttrKey else None
             if type(name) is str and name in known and stored.get(name, MISSING) is kid:
                 codes.append(known[name])
             else:
@@ -114,14 +114,14 @@ class KeyTable:
     def custom(self, key: Any, node: Any, child: Any, position: int) -> int:
         """The code of the key that a registered class gives its child at `position`."""
         cls = type(key)
-        if cls is tree_util.GetAttrKey:
+        if cls is jax.tree_util.GetAttrKey:
             return self._attribute_code(key.name, node, child, position)
-        if cls is tree_util.DictKey:
+        if cls is jax.tree_util.DictKey:
             return self.code(_mapping_key(key.key, position)._replace(steps=(position,)))
         text = guarded(
             lambda: visible(str(key), KEYSTR_LIMIT), lambda error: f"<a key whose str raised {type(error).__name__}>"
         )
-        segment = str(position) if cls is tree_util.SequenceKey else visible(text).strip("[]'\".")
+        segment = str(position) if cls is jax.tree_util.SequenceKey else visible(text).strip("[]'\".")
         return self.code(Key(label_text(text), text, segment, (position,)))
 
     def _flat_index_code(self, key: Any, alias: str, position: int) -> int:

@@ -14,6 +14,7 @@ from treeviz.tree.attributes import is_interned
 from treeviz.tree.describers import Description
 from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.functions import captured, describe_function
+from treeviz.tree.jax_later import jax_is_imported
 from treeviz.tree.kinds import KINDS, LEAF_KINDS, NODE_KINDS
 from treeviz.tree.safe_repr import (
     VALUE_LIMIT,
@@ -31,7 +32,6 @@ from treeviz.tree.safe_repr import (
 from treeviz.tree.sharding import describe_sharding, manual_axes, of_array, of_traced
 from treeviz.tree.static import StaticFields
 from treeviz.tree.stored import Stored
-from treeviz.tree.tracers import Tracer
 
 LeafDescriber = Callable[[Any], int]
 
@@ -67,11 +67,9 @@ class FactTable:
 
     def describer(self, cls: type) -> tuple[LeafDescriber, bool]:
         """The describer of leaves of this class, and whether their identity matters."""
-        if has_base(cls, Tracer):
-            return self.tracer, False
-        # Before jax 0.5 the class of arrays is jaxlib's and has no base.
-        if has_base(cls, jax.Array) or (module_name(cls), class_name(cls)) == ("jaxlib.xla_extension", "ArrayImpl"):
-            return (self.array if class_name(cls) == "ArrayImpl" else self.key), True
+        of_jax = self._describer_of_jax(cls) if jax_is_imported() else None
+        if of_jax is not None:
+            return of_jax
         if has_base(cls, np.ndarray):
             return self.numpy, True
         if cls is Stored:
@@ -82,11 +80,21 @@ class FactTable:
             return self.scalar, False
         if has_base(cls, str, bytes, bytearray):
             return self.string, False
+        return (self.function, False) if is_function(cls) else (self.opaque, not _is_constant(cls))
+
+    def _describer_of_jax(self, cls: type) -> tuple[LeafDescriber, bool] | None:
+        from treeviz.tree.tracers import Tracer  # which imports JAX
+
+        if has_base(cls, Tracer):
+            return self.tracer, False
+        # Before jax 0.5 the class of arrays is jaxlib's and has no base.
+        if has_base(cls, jax.Array) or (module_name(cls), class_name(cls)) == ("jaxlib.xla_extension", "ArrayImpl"):
+            return (self.array if class_name(cls) == "ArrayImpl" else self.key), True
         if has_base(cls, jax.ShapeDtypeStruct) or (class_name(cls) == "ShapedArray" and "jax" in module_name(cls)):
             return self.abstract, False
         if class_name(cls) in ("Ref", "MutableArray") and "jax" in module_name(cls):
             return self.ref, True
-        return (self.function, False) if is_function(cls) else (self.opaque, not _is_constant(cls))
+        return None
 
     def array(self, leaf: Any) -> int:
         cache_key = (leaf.aval, leaf.sharding, leaf.committed, leaf.is_deleted())

@@ -8,7 +8,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from jax import tree_util
+import jax
 
 from treeviz.tree.keys import KeyTable
 from treeviz.tree.safe_repr import class_name, error_text, has_base
@@ -49,7 +49,7 @@ def one_level(node: Any) -> tuple[list[tuple[tuple, Any]], tuple[type, Any] | No
         called, was_called = True, called
         return was_called
 
-    children, treedef = tree_util.tree_flatten_with_path(node, is_leaf=is_below)
+    children, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_below)
     return children, treedef.node_data()
 
 
@@ -108,13 +108,11 @@ def _flattened(node: Any) -> Flattened | None:
     return None if data is None else ([(path[0], kid) for path, kid in pairs], data[1])
 
 
-# Not in jax 0.4.36. Twice as fast as `one_level`, but wrong for the keys of named tuples (jax#39297).
-_flatten_with_keys = getattr(tree_util.default_registry, "flatten_one_level_with_keys", None)
-
-
 def flatten_of(cls: type) -> Callable[[Any], Flattened | None]:
     """The function that flattens objects of a class by one level; None for a leaf. Their exceptions propagate."""
-    return _flattened if _flatten_with_keys is None or has_base(cls, tuple) else _flatten_with_keys
+    # Not in jax 0.4.36. Twice as fast as `one_level`, but wrong for the keys of named tuples (jax#39297).
+    with_keys = getattr(jax.tree_util.default_registry, "flatten_one_level_with_keys", None)
+    return _flattened if with_keys is None or has_base(cls, tuple) else with_keys
 
 
 def custom_level(node: Any, keys: KeyTable, flattened: Flattened) -> Level:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax import tree_util
+import jax
 
 from treeviz.tree.aux_data import Fields
 from treeviz.tree.describers import Description
@@ -83,6 +83,6 @@ class NodeFacts:
         if facts is None:
             self._kept.append(cls)
             is_named_tuple = has_base(cls, tuple) and hasattr(cls, "_fields")
-            kind = "closure" if has_base(cls, tree_util.Partial) else "namedtuple" if is_named_tuple else "node"
+            kind = "closure" if has_base(cls, jax.tree_util.Partial) else "namedtuple" if is_named_tuple else "node"
             facts = self._by_class[id(cls)] = Facts(kind, class_name(cls), False, module=module_name(cls))
         return facts

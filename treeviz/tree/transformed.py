@@ -7,7 +7,6 @@ import types
 from typing import Any
 
 import jax
-import jax.numpy
 
 from treeviz.tree.safe_repr import guarded
 

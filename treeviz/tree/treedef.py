@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey
+import jax
 
+from treeviz.tree.jax_later import jax_is_imported
 from treeviz.tree.keys import Key, KeyTable, label_text
 from treeviz.tree.level import Level, one_level
 from treeviz.tree.safe_repr import guarded, has_base, visible
@@ -22,6 +23,10 @@ def knows_child_keys(function: ChildKeys) -> ChildKeys:
     """Register a function that tells JAX's keys of the children of a library's nodes in a bare treedef."""
     _child_keys.append(function)
     return function
+
+
+def is_treedef(tree: Any) -> bool:
+    return jax_is_imported() and type(tree) is jax.tree_util.PyTreeDef
 
 
 def treedef_level(treedef: Any, keys: KeyTable) -> Level | None:
@@ -52,7 +57,7 @@ def _keys_of(cls: type, aux: Any, n_children: int) -> Iterable[Any]:
         found = guarded(lambda of=of: of(cls, aux), lambda _: None)
         if found is not None and len(found) == n_children:
             return found
-    return map(FlattenedIndexKey, range(n_children))
+    return map(jax.tree_util.FlattenedIndexKey, range(n_children))
 
 
 def _named_tuple_keys(cls: type, aux: Any) -> Sequence[Any] | None:
@@ -65,9 +70,9 @@ def _named_tuple_keys(cls: type, aux: Any) -> Sequence[Any] | None:
 
 
 def _code(keys: KeyTable, key: Any, position: int) -> int:
-    if type(key) is DictKey:
+    if type(key) is jax.tree_util.DictKey:
         return keys.mapping([(key.key, None)])[0]
-    if type(key) is GetAttrKey:
+    if type(key) is jax.tree_util.GetAttrKey:
         name = visible(key.name)
         return keys.code(Key(f".{label_text(name)}", f".{name}", name, (f".{name}",)))
     return keys.code(Key(f"<{position}>", f"[<flat index {position}>]", str(position), (position,)))

@@ -10,7 +10,6 @@ from operator import length_hint
 from typing import Any
 
 import numpy as np
-from jax import tree_util
 
 from treeviz.tree.budget import WHOLE, Budget, Overflow, Stopwatch
 from treeviz.tree.describe import Describers, Handler, Inlined
@@ -18,6 +17,7 @@ from treeviz.tree.facts import Facts, Note
 from treeviz.tree.keys import Key, index_key
 from treeviz.tree.safe_repr import class_name, error_text, guarded, module_name, visible
 from treeviz.tree.table import TreeTable, without_unused
+from treeviz.tree.treedef import is_treedef
 from treeviz.tree.walk_frames import MORE, Frame, LeftOut, cut, fair_frame, new_frame
 from treeviz.tree.walk_notes import left_out_note, note_left_out, note_shared
 
@@ -91,7 +91,7 @@ class _Scanner:
         self._repeats_left = MAX_REPEATED_ROWS
 
     def run(self, tree: Any) -> None:
-        if type(tree) is tree_util.PyTreeDef:
+        if is_treedef(tree):
             self._of.handle_treedefs()
             if tree.num_nodes > self._max_rows and not self._fair:
                 raise Overflow
