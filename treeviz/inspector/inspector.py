@@ -25,6 +25,7 @@ from treeviz.tree.layers import Stacked
 
 if TYPE_CHECKING:
     from treeviz.inspector.live import Live
+    from treeviz.inspector.run_log import RunLog
     from treeviz.steps.tracing.called import CalledSteps
     from treeviz.views.widget.widget import TreeWidget
 
@@ -111,6 +112,7 @@ class GradientInspector(Measured):
         settings = {"every": every, "heavy_every": heavy_every, "statistics": statistics, "updates": updates}
         self._runs = Runs(self._recorder, self._inputs, self.thresholds, stacked=stacked, **settings)
         self.earlier_runs = self._runs.earlier
+        self._logs: list[RunLog] = []
 
     # Measuring
 
@@ -272,6 +274,37 @@ class GradientInspector(Measured):
             text = f"keep: {path} is not of this run, and stays as it is; this run is kept in {kept}. To continue what "
             warnings.warn(f"{text}is in a file, begin with GradientInspector.load({str(path)!r}).", stacklevel=2)
         return kept
+
+    def log_to(self, target: Any, *, every: int | None = None) -> RunLog:
+        """From now on tell an experiment logger what is measured, and of findings, from a thread of its own.
+
+            with inspector.log_to(print):             # or tensorboardX.SummaryWriter("runs"), wandb.init(), …
+                for _ in range(10):
+                    params = update(params, x, y)
+
+        Names are those of wandb.watch and TensorBoard, in sections: "grads norm/layers/0/w", "grads norm" of the whole,
+        "grads max_abs", "grads nonfinite" (a count), "updates ratio/layers/0/w" (to params), and histograms
+        "grads log2/…" in the steps that measure these. A norm is NaN where a number in it is not finite. A logger that
+        raises costs one warning; it may be slow, and holds up no step.
+
+        Args:
+          target: A `SummaryWriter` of tensorboardX, PyTorch or Flax, a `MetricWriter` of clu, a run of W&B, trackio,
+            Aim or MLflow (or the module), or a function `log(step: int, numbers: dict[str, float])`. W&B gets numbers
+            as by `wandb.watch`, with your next `run.log`.
+          every: Log each n-th of the inspected steps by number. None: as many as 5 % of the time allow.
+
+        Returns:
+          What to close, or to use as a context manager, before the logger is closed: it logs the steps that are left.
+          When the program ends, also by an error, it closes itself.
+
+        Raises:
+          TypeError: The target is none of these.
+        """
+        from treeviz.inspector.run_log import RunLog
+
+        log = RunLog(self._recorder, target, every=every, thresholds=self.thresholds)
+        self._logs.append(log)
+        return log
 
     @classmethod
     def load(cls, path: str | Path, **options) -> GradientInspector:
