@@ -80,17 +80,20 @@ class TreeDiff(DiffView):
         return "\n".join([super().text(**options), *long_hints(self.differences)])
 
     def json(self) -> str:
-        """The JSON of a view with `differences`, [{path, kind, left, right, hint, tree}, …], and `not_compared`."""
-        names = ("path", "kind", "left", "right", "hint", "tree")
+        """The JSON of a view with `differences`, [{path, kind, left, …, code}, …], and `not_compared`."""
+        names = ("path", "kind", "left", "right", "hint", "tree", "code")
         rows = json.dumps([{name: getattr(each, name) for name in names} for each in self.differences])
         added = f',\n"differences": {rows},\n"not_compared": {json.dumps(self.not_compared)}}}'
         return super().json()[:-1] + added
 
 
 def long_hints(differences: Differences) -> list[str]:
-    """A line for each of the first hints that a line of the table may cut."""
+    """A line for each of the first hints that a line of the table may cut, and for each code that converts."""
     hints = [each for each in differences if len(each.hint) > _LONG][:_MOST_HINTS]
-    return [f"{each.path or 'the root'}: {each.hint}" for each in hints]
+    codes = [each.code for each in differences if each.code]
+    more = [f"  … {len(codes) - _MOST_HINTS:,} more"] if len(codes) > _MOST_HINTS else []
+    shown = ["to convert the first:", *(f"  {code}" for code in codes[:_MOST_HINTS]), *more] if codes else []
+    return [f"{each.path or 'the root'}: {each.hint}" for each in hints] + shown
 
 
 def diff(

@@ -324,6 +324,56 @@ def test_names_with_a_prefix_and_matrices_that_were_turned_are_told():
     assert not any(each.hint for each in tv.diff(*alike).differences), "which of them is not known"
 
 
+NESTED = {"layers": [{"w": np.ones((2, 3)), "b": np.ones(3)} for _ in range(2)], "head": {"w": np.ones((3, 5))}}
+FLAT = {"layers.0.w": NESTED["layers"][0]["w"], "layers.0.b": NESTED["layers"][0]["b"]} | {
+    "layers.1.w": NESTED["layers"][1]["w"], "layers.1.b": NESTED["layers"][1]["b"], "head.w": NESTED["head"]["w"]
+}  # fmt: skip
+CONVERTED: dict[str, tuple[Any, Any]] = {
+    "flat names": (FLAT, NESTED),
+    "nested nodes": (NESTED, FLAT),
+    "flat names below a word": ({f"model.{name}": leaf for name, leaf in FLAT.items()}, NESTED),
+    "flat names, and a model": ({"w.w": np.ones(2), "b.0": np.ones(1)}, Layer("n", {"w": np.ones(2)}, [np.ones(1)])),
+    "a model, and flat names": (Layer("n", {"w": np.ones(2)}, [np.ones(1)]), {"w.w": np.ones(2), "b.0": np.ones(1)}),
+    "a list of layers": (NESTED["layers"], jax.tree.map(lambda *xs: np.stack(xs), *NESTED["layers"])),
+    "a stack of layers": (jax.tree.map(lambda *xs: np.stack(xs), *NESTED["layers"]), NESTED["layers"]),
+    "a dict of layers": (
+        {f"b{i}": {"w": np.full(2, i)} for i in range(11)},
+        {"w": np.repeat(np.arange(11)[:, None], 2, 1)},
+    ),
+    "a renamed subtree": ({"a": {"old": NESTED}}, {"a": {"new": NESTED}}),
+}
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 5), reason="keystr has no separator")
+@pytest.mark.parametrize("name", CONVERTED)
+def test_the_code_that_is_told_converts_the_first_tree(name):
+    first, other = jax.tree.map(lambda x: x, CONVERTED[name])
+    view = tv.diff(first, other)
+    (code,) = [each.code for each in view.differences if each.code]
+    assert f"to convert the first:\n  {code}" in view.text(width=200) and code in view.json()
+    names = {"tree": first, "other": other, "jax": jax, "jnp": jnp}
+    if name == "a renamed subtree":
+        exec(code, names)
+    else:
+        first = eval(code, names)
+    assert not [each for each in tv.diff(first, other).differences if each.kind not in ("python type", "dtype")]
+
+
+def test_names_that_hold_paths_are_found_in_nodes_of_like_names():
+    """As in a checkpoint of Hugging Face against a model of Flax."""
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+    flat = {f"h.{i}.{name}": leaf for i in range(2) for name, leaf in {"kernel": shape(2, 3), "bias": shape(3)}.items()}
+    nodes = {f"h_{i}": {"kernel": shape(3, 2), "bias": shape(3), "own": shape(1)} for i in range(2)}
+    found = {each.path: each for each in tv.diff(flat, {"params": nodes}).differences}
+    assert found["['h.1.kernel']"].hint == "stands at ['params']['h_1']['kernel'] in the other, transposed?"
+    assert found["['h.1.bias']"].hint == "stands at ['params']['h_1']['bias'] in the other"
+    assert found["['params']"].hint == "4 of 6 leaves are flat in the first: ['h.0.bias'] …"
+    assert not any(each.code for each in found.values())
+    assert not any(
+        each.hint for each in tv.diff({"a.b": shape(2), "c.d": shape(2)}, {"x": {"y": shape(2)}}).differences
+    )
+
+
 def test_a_layer_that_was_inserted_is_told_by_structure_or_by_values():
     layers = [{"w": np.full((2, 2), i, np.float32)} for i in range(4)]
     more = [*layers[:2], {"w": np.full((2, 2), 9, np.float32)}, *layers[2:]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal[
     "error", "type", "none", "leaf", "length", "missing", "extra", "order", "static",
@@ -37,6 +37,13 @@ MEANINGS: dict[str, str] = {
 }
 
 
+class Hint(NamedTuple):
+    """What a difference may come from, and Python that converts the first tree."""
+
+    text: str = ""
+    code: str = ""
+
+
 @dataclass(frozen=True)
 class Difference:
     """One difference between two trees. It holds texts, and no array.
@@ -53,6 +60,8 @@ class Difference:
       hint: What it may come from: "inserted at [2]", "moved to [1][0]"; or "".
       tree: The position of the other tree among the arguments: 1 is the second.
       names: What the two trees are called.
+      code: Of what was only arranged anew, Python that converts that part of the first tree, `tree`; `other` stands for
+        the other one. Or "".
     """
 
     path: str
@@ -62,6 +71,7 @@ class Difference:
     hint: str = ""
     tree: int = 1
     names: tuple[str, str] = ("first", "other")
+    code: str = ""
 
     @property
     def text(self) -> str:

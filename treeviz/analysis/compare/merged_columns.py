@@ -33,6 +33,7 @@ def notes_of(found: Found, shown: np.ndarray, *, details: bool) -> dict[int, tup
         if details:
             gap = found.gaps.get(at) if difference.kind in ("value", "NaN") and not several else None
             more = gap_details(gap, difference.kind, difference.names) if gap is not None else ()
+            more = (*more, ("to convert the first", difference.code)) if difference.code else more
             note = note._replace(details=more, severity=difference.kind, sign=difference.kind)
         notes[int(shown[at])].append(note)
     return {row: tuple(each) for row, each in notes.items()}

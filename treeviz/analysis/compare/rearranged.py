@@ -12,7 +12,9 @@ import jax
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Side
-from treeviz.analysis.compare.difference import Difference, Differences
+from treeviz.analysis.compare.difference import Difference, Differences, Hint
+from treeviz.analysis.compare.flat_names import flat_hints
+from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.stats.host import host_view, lies_on_host
 from treeviz.tree.safe_repr import guarded
@@ -33,11 +35,12 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
     told = (*_STRUCTURAL, "length")
     if not any(each.kind in told for each in found.differences):
         return found
-    hints = _Hints(left, right, found, values)
-    differences = Differences(
-        replace(each, hint=each.hint or hints.of(at, each)) if each.kind in told else each
-        for at, each in zip(found.rows, found.differences, strict=True)
-    )
+    hints, flat, differences = _Hints(left, right, found, values), flat_hints(left, right, found), Differences()
+    for at, each in zip(found.rows, found.differences, strict=True):
+        if each.kind in told and not each.hint:
+            hint = flat.get(at) or hints.of(at, each)
+            each = replace(each, hint=hint.text, code=hint.code)
+        differences.append(each)
     return found._replace(differences=differences)
 
 
@@ -72,22 +75,22 @@ class _Hints:
         pairs = zip(found.rows, found.differences, strict=True)
         return [int(own[at]) for at, each in pairs if each.kind in _STRUCTURAL and own[at] != NONE]
 
-    def of(self, at: int, difference: Difference) -> str:
+    def of(self, at: int, difference: Difference) -> Hint:
         mine, other = int(self._aligned.left[at]), int(self._aligned.right[at])
         if difference.kind == "length":
-            return self._inserted(mine, other)
+            return Hint(self._inserted(mine, other))
         if mine != NONE and other != NONE:
-            stacked = self._stacked(mine, other, difference.path)
+            stacked = self._stacked(mine, other)
             if stacked:
                 return stacked
         if mine > 0 and self._left.position[mine] == 0:  # all children of a dict may be layers
             stacked = self._stacked_dict(int(self._left.parent[mine]))
             if stacked:
                 return stacked
-        hint = self._elsewhere(0, mine, other) if mine != NONE else ""
-        return hint or (self._elsewhere(1, other, mine) if other != NONE else "")
+        hint = self._elsewhere(0, mine, other) if mine != NONE else None
+        return hint or (self._elsewhere(1, other, mine) if other != NONE else None) or Hint()
 
-    def _elsewhere(self, side: int, row: int, counterpart: int) -> str:
+    def _elsewhere(self, side: int, row: int, counterpart: int) -> Hint | None:
         """Where the other tree has the same subtree without a counterpart."""
         own, other = (self._left, self._right)[:: 1 if side == 0 else -1]
         n_leaves = np.count_nonzero(own.is_leaf[row : own.end[row]])
@@ -95,7 +98,7 @@ class _Hints:
         places = [each for each in self._unmatched[1 - side].get(print_, ()) if each != counterpart]
         parent = int(own.parent[row])
         if not n_leaves or parent < 0:
-            return ""
+            return None
         if counterpart == NONE:
             renamed = self._renamed(side, row, parent, print_)
             facts = own.facts[own.fact_codes[row]]
@@ -104,10 +107,20 @@ class _Hints:
             renamed = self._renamed(side, row, parent, reverse) if is_turned else renamed
             if renamed is not None:
                 to = f"renamed {'to' if side == 0 else 'from'} {other.key(renamed).keystr}"
-                return f"{to}, and transposed?" if is_turned else f"{to}?"
+                code = self._renaming(row, renamed, is_turned=is_turned) if side == 0 else ""
+                return Hint(f"{to}, and transposed?" if is_turned else f"{to}?", code)
         if len(places) != 1 or n_leaves < _LEAST_LEAVES:
+            return None
+        there = "other" if side == 0 else "first"
+        return Hint(f"the same structure stands at {other[places[0]].keystr} in the {there}")
+
+    def _renaming(self, row: int, renamed: int, *, is_turned: bool) -> str:
+        parent = int(self._left.parent[row])
+        if type(self._sides[0].nodes[parent]) not in MAPPINGS:
             return ""
-        return f"the same structure stands at {other[places[0]].keystr} in the {'other' if side == 0 else 'first'}"
+        node, (old, new) = self._left[parent].expression, (self._left.key(row).keystr, self._right.key(renamed).keystr)
+        taken = f"{node}.pop({old[1:-1]})"
+        return f"{node}{new} = {f'jnp.transpose({taken})' if is_turned else taken}"
 
     def _renamed(self, side: int, row: int, parent: int, print_: Any) -> int | None:
         """The sibling in the other tree that has a fingerprint, and alone has it, or nearly the name of the row."""
@@ -147,19 +160,25 @@ class _Hints:
         said = ", ".join(f"[{start}]" if end == start + 1 else f"[{start}:{end}]" for start, end in places)
         return f"{'inserted' if kinds == {'insert'} else 'removed'} at {said}?"
 
-    def _stacked_dict(self, row: int) -> str:
+    def _stacked_dict(self, row: int) -> Hint | None:
         """Whether all children of a node are layers, and the other tree has one stack of them there."""
         other, layers = self._match_of(0, row), self._left.children(row)
         if other == NONE or not is_stack_of(self._right, other, self._left, layers):
-            return ""
-        return f"{len(layers)} layers in the first, and one stack of {len(layers)} such layers in the other"
+            return None
+        n, node = len(layers), self._left[row].expression
+        names = [self._left.key(each).segment for each in layers]
+        start = names[0].rstrip("0123456789")
+        is_numbered = set(names) == {f"{start}{i}" for i in range(n)} and type(self._sides[0].nodes[row]) in MAPPINGS
+        in_order = f"*({node}[{start!r} + str(i)] for i in range({n}))"
+        code = f"jax.tree.map(lambda *xs: jnp.stack(xs), {in_order})" if is_numbered else ""
+        return Hint(f"{n} layers in the first, and one stack of {n} such layers in the other", code)
 
     def _match_of(self, side: int, row: int) -> int:
         own, other = (self._aligned.left, self._aligned.right)[:: 1 if side == 0 else -1]
         at = np.flatnonzero(own == row)
         return int(other[at[0]]) if len(at) else NONE
 
-    def _stacked(self, mine: int, other: int, path: str) -> str:
+    def _stacked(self, mine: int, other: int) -> Hint | None:
         """Whether one of the two is a list of layers, and the other one stack of them."""
         for side, (row, table), (one, stack) in (
             ("first", (mine, self._left), (other, self._right)),
@@ -168,12 +187,14 @@ class _Hints:
             layers = table.children(row)
             if len(layers) > 1 and is_stack_of(stack, one, table, layers):
                 there = "other" if side == "first" else "first"
-                return (
-                    f"{len(layers)} layers in the {side}, and one stack of {len(layers)} such layers in the {there}, "
-                    "as made by "
-                    "jax.tree.map(lambda *xs: jnp.stack(xs), *layers)"
+                n, node = len(layers), self._left[mine].expression
+                code = f"[jax.tree.map(lambda x: x[i], {node}) for i in range({n})]"
+                return Hint(
+                    f"{n} layers in the {side}, and one stack of {n} such layers in the {there}, as made by "
+                    "jax.tree.map(lambda *xs: jnp.stack(xs), *layers)",
+                    f"jax.tree.map(lambda *xs: jnp.stack(xs), *{node})" if side == "first" else code,
                 )
-        return ""
+        return None
 
 
 def _end_alike(one: str, other: str) -> bool:
