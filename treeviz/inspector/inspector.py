@@ -50,7 +50,8 @@ class GradientInspector(Measured):
         and updates. 0: never.
       updates: For a watched step also measure the parameters and what the step adds to them, which gives their ratios.
         True: in every inspected step; False: never. None: in those of `heavy_every`; where that is 0, beside the
-        50th, 100th, 150th, 200th, 250th, 500th, 1,000th … inspected step, and recorded once they hold a finding.
+        50th, 100th, 150th, 200th, 250th, 500th, 1,000th … inspected step, and recorded once they hold a finding; where
+        that cannot be, as of a loop, of members or with `exact=True`, a note says so.
       statistics: The statistics of the other inspected steps: `treeviz.LIGHT`, `FULL` or `HISTOGRAM`.
       name: The name of the tree in views.
       run: The name of the run, "lr 3e-4", in views, in its file and in `treeviz grads`; `reset` names the next one. A
@@ -150,11 +151,11 @@ class GradientInspector(Measured):
 
         Calls by this thread are seen, wherever and whenever the functions were jitted, or given to `jax.pmap` since jax
         0.8; not those that are compiled ahead of time (`.lower().compile()`), and a `lax.scan` that is called outside a
-        jitted function, which was traced before. One warning says so if no step was found. Each function is looked at
-        once, in its trace. Those without gradients then run as outside, but for one that is given what a watched step
-        has returned, and parameters of the same structure: it is watched as by `watch(step, gradients=name)`. Nothing
-        stays changed after the block, but the inspector keeps the steps of the newest block, with what they close over,
-        for the next.
+        jitted function, which was traced before: call by `jax.jit` what contains it, as `svi.run(progress_bar=False)`.
+        One warning says so, or that no step was found. Each function is looked at once, in its trace. Those without
+        gradients then run as outside, but for one that is given what a watched step has returned, and parameters of the
+        same structure: it is watched as by `watch(step, gradients=name)`. Nothing stays changed after the block, but
+        the inspector keeps the steps of the newest block, with what they close over, for the next.
         """
         integrations.load()
         return self._runs.called.block()

@@ -12,6 +12,7 @@ from watched import true_norms
 
 import treeviz as tv
 from treeviz.steps.measure import numbers_of
+from treeviz.steps.tracing import looks
 from treeviz.steps.tracing.looks import is_due
 from treeviz.steps.tracing.watch import watch
 
@@ -102,3 +103,33 @@ def test_float16_gradients_that_have_lost_their_digits_underflow_with_no_wish_ex
         w = tiny(w, x)
     (found,) = inspector.findings
     assert (found.kind, found.source) == ("underflow", "grads")
+
+
+def descended(w, x):
+    return w - 1e-3 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+
+def in_a_loop(w, x):
+    return jax.lax.scan(lambda w, _: (descended(w, x), None), w, None, 2)[0]
+
+
+@pytest.mark.parametrize(
+    ("step", "why", "options"),
+    [
+        (in_a_loop, "they change in a loop inside the step", {}),
+        (jax.vmap(descended, (0, None)), "they belong to the members of an ensemble", {}),
+        (descended, "copies of what the step donates would take", {}),
+        (descended, "exact=True", {"exact": True}),
+    ],
+)
+def test_where_parameters_are_not_looked_at_a_note_says_so(step, why, options, monkeypatch):
+    monkeypatch.setattr(looks, "FIRST", 2)
+    monkeypatch.setattr(looks, "MOST_BYTES", 8)
+    inspector = tv.GradientInspector()
+    watched = inspector.watch(jax.jit(step, donate_argnums=0), **options)
+    w, x = jnp.ones((2, 3, 3)) if "ensemble" in why else jnp.ones((3, 3)), jnp.ones((2, 3))
+    for _ in range(2):
+        w = watched(w, x)
+    inspector.flush()
+    (note,) = inspector.notes
+    assert f"is not looked at: {why}" in note and "GradientInspector(updates=True)" in note

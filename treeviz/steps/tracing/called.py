@@ -29,6 +29,10 @@ from treeviz.tree.safe_repr import error_text, printable_lines
 
 MOST_STEPS = 16  # that are watched in a block
 MOST_DECIDED = 1024
+LOOP = (
+    "called outside a jitted function, so what is inside was traced before; call what contains it by jax.jit, as in "
+    "jax.jit(lambda key: svi.run(key, 1000, x, progress_bar=False))(key)"
+)
 _FOLLOWED = 2  # calls of a step in a block, whose results may be gradients for another
 _NO_PMAP = "" if jax.__version_info__ >= (0, 8) else ", of jax.pmap"
 _OURS = str(Path(__file__).parents[2])
@@ -154,7 +158,7 @@ class CalledSteps:
 
     @contextlib.contextmanager
     def block(self) -> Iterator[CalledSteps]:
-        """The block. One warning, in all, says if nothing can be watched, or if no step was found in it."""
+        """The block. One warning, in all, says if nothing can be watched, no step was found or a loop was passed."""
         self._used, self._quick, before = Counter(), {}, set(self._steps)
         with contextlib.ExitStack() as stack:
             if not self._trouble:
@@ -165,8 +169,8 @@ class CalledSteps:
             if self._trouble:
                 self._warn(f"the block runs, but what is called in it is not watched: {self._trouble}")
             yield self
-        if not (self._used or self._trouble):
-            self._warn(f"no step was found. {self}")
+        if not self._trouble and (not self._used or LOOP in self.passed.values()):
+            self._warn(f"{'not all gradients were seen' if self._used else 'no step was found'}. {self}")
         self._quick = {}
         if not self._used.keys() <= before:  # what other functions close over is let go
             self._steps = {key: step for key, step in self._steps.items() if key in self._used}
@@ -230,7 +234,7 @@ class CalledSteps:
     def _why_not(self, call: JittedCall) -> str:
         """Why a function with derivatives is not watched; empty if it is to be."""
         if call.is_loop:
-            return "called outside a jitted function, so what is inside was traced before; put the call into jax.jit"
+            return LOOP
         if call.key not in self._steps and len(self._steps) >= MOST_STEPS:
             return f"more than {MOST_STEPS} functions; if they are one that is jitted at each call, jit it once"
         try:

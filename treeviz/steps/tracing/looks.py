@@ -43,13 +43,26 @@ def is_due(call: int) -> bool:
     return not rest and (part <= N_EVEN or (part % N_EVEN == 0 and (part // N_EVEN).bit_count() == 1))
 
 
+def not_looked_at(why: str) -> str:
+    """A note that the parameters of a step are not looked at."""
+    return (
+        f"How far updates move the parameters is not looked at: {why}. So 'frozen' is found of small parameters only, "
+        "'ratio' and 'underflow' of none; GradientInspector(updates=True) measures all in each step."
+    )
+
+
 class Traced(NamedTuple):
-    """A step as it was traced, and the gradients that belong to its arguments."""
+    """A step as it was traced, and the gradients that belong to its arguments.
+
+    Attributes:
+      has_loops: There are others, of parameters that change in a loop inside the step.
+    """
 
     program: ClosedJaxpr
     argument_paths: Sequence[Path]
     result_paths: Sequence[Path]
     gradients: Sequence[Attribution]
+    has_loops: bool
 
 
 class Looks:
@@ -57,9 +70,11 @@ class Looks:
 
     Args:
       options: With which `jax.jit` made the step.
+      tell: Gets a note where it does nothing.
     """
 
-    def __init__(self, options: JitOptions) -> None:
+    def __init__(self, options: JitOptions, tell: Callable[[str], None]) -> None:
+        self._tell = tell
         static = (options.keywords.get(name) or () for name in ("static_argnums", "static_argnames"))
         self._donates, self._static = options.donates, frozenset(itertools.chain(*static))
         self._n_calls = 0
@@ -88,13 +103,19 @@ class Looks:
     def _before(self, looked: _Looked, args: tuple, kwargs: dict[str, Any]) -> list[jax.Array] | None:
         args = tuple(x for i, x in enumerate(args) if i not in self._static and i - len(args) not in self._static)
         leaves = jax.tree.leaves((args, {name: x for name, x in kwargs.items() if name not in self._static}))
-        if jax.process_count() > 1 or any(isinstance(leaf, Tracer) for leaf in leaves):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             return None
-        found = looked.params(leaves)
-        if not (found and self._donates):
-            return found
-        n_bytes = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in found)
-        return _copies(found) if n_bytes <= MOST_BYTES else None
+        found, why_not = looked.params(leaves), looked.why_not
+        if found and jax.process_count() > 1:
+            why_not = "this is a run of several processes"
+        elif found and self._donates:
+            n_bytes = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in found)
+            if n_bytes <= MOST_BYTES:
+                return _copies(found)
+            why_not = f"copies of what the step donates would take {n_bytes / 2**30:.2g} GiB of a device"
+        if why_not:
+            self._tell(not_looked_at(why_not))
+        return None if why_not else found
 
 
 class _Looked:
@@ -105,11 +126,12 @@ class _Looked:
         # Of the constants numbers are read; tracers and large arrays are not kept.
         numbers = [x if isinstance(x, float | int | np.generic) else None for x in traced.program.consts]
         self._of = traced._replace(program=ClosedJaxpr(traced.program.jaxpr, numbers))
+        self.why_not = "they change in a loop inside the step" if traced.has_loops else ""
 
     @computed_once
     def _trees(self) -> list[tuple[Attribution, tuple[int, ...]]]:
         """The gradients of which all new values are known, with the numbers of these."""
-        program, argument_paths, result_paths, gradients = self._of
+        program, argument_paths, result_paths, gradients, _ = self._of
         found = []
         for gradient in gradients:
             at = match_new_params(program, gradient.arguments, argument_paths, result_paths)
@@ -118,6 +140,9 @@ class _Looked:
             of_gradient = [shape_of(x) for x, has in zip(source.shapes, source.has_number, strict=True) if has]
             if None not in at and shapes == of_gradient:
                 found.append((gradient, tuple(i for i in at if i is not None)))
+            elif None not in at:
+                self.why_not = "they belong to the members of an ensemble"
+        self.why_not = "" if found else self.why_not
         del self._of  # the program
         return found
 

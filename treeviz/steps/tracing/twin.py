@@ -67,7 +67,7 @@ def instrumented(
       only_measure: Return `(None, Measurement)`, so that only what the gradients need is computed.
       looks: Now and then measure the parameters, too, and what the step adds to them, in a program beside it.
     """
-    looking = Looks(options) if looks else None
+    looking = Looks(options, lambda note: on_traced((), (note,), set())) if looks else None
 
     @functools.wraps(function)
     def twin(*args, **kwargs):
@@ -151,8 +151,10 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     names = [_tidy(name and name.in_order(order), tidy[0]) for name in names]
     shown = [tidy[1](jax.tree_util.keystr(path)) for path in out_paths]
     if looking is not None:
-        of_args = [name for r, name in zip(found, names, strict=False) if name and _is_of_arguments(r, name)]
-        looking.traced(Traced(program, paths, out_paths, of_args))
+        own = [(r, name) for r, name in zip(found, names, strict=False) if name and _is_of_call(r)]
+        of_args = [name for r, name in own if name.arguments and not _is_in_loop(r, name)]
+        in_loop = any(_is_in_loop(r, name) for r, name in own)
+        looking.traced(Traced(program, paths, out_paths, of_args, in_loop))
     params = {} if updates else _params(names)
     count = (lambda *bits: bits) if later else None
     counted = count_in_results(program, leaves, out, paths, out_paths, shown, params, count)
@@ -163,17 +165,20 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     return jax.tree.unflatten(out_tree, out), measurement
 
 
-def _is_of_arguments(r: Reaped, name: Attribution) -> bool:
-    """Whether these are the gradients of a call for arguments of the step."""
-    is_gradient = r.gradient is None and r.sown.kind != "tap" and not r.changes_in_loop
-    return is_gradient and bool(name.arguments) and all(axis.kind != "step" for axis in name.axes)
+def _is_of_call(r: Reaped) -> bool:
+    """Whether these are the gradients of a call of `jax.grad`."""
+    return r.gradient is None and r.sown.kind != "tap"
+
+
+def _is_in_loop(r: Reaped, name: Attribution) -> bool:
+    return r.changes_in_loop or any(axis.kind == "step" for axis in name.axes)
 
 
 def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan: Plan, updates: bool):
     """The names with their labels, and a note for each gradient that the optimizer receives otherwise."""
     labelled, notes, known = [], [], {r.gradient for r in found if r.sown.kind == "received"}
     for r, name in zip(found, names, strict=True):
-        if name is not None and r.gradient is None and r.sown.kind != "tap":
+        if name is not None and _is_of_call(r):
             label, how = plan.label_of(r)
             name = name._replace(label=label)
             this = f"{name.source.name} is the gradient {label}" if label else ""

@@ -77,7 +77,7 @@ class Twins:
         self._on_traced, self._on_callback = on_traced, on_callback
         self._options = jit_options(jitted.jitted)
         self.is_exact = settings.exact is True
-        looks = settings.updates is None and not settings.heavy_every
+        looks = self._looks = settings.updates is None and not settings.heavy_every
         self._light = self._of_run(settings.statistics, bool(settings.updates), looks)
         self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
         self.comparison: CompareOnce | None = None
@@ -134,8 +134,11 @@ class Twins:
         return self._jitted.around(make)
 
     def _on_second_run(self, watches: Sequence[Attribution], notes: Sequence[str], effects: set[str]) -> None:
+        from treeviz.steps.tracing.looks import not_looked_at
         from treeviz.steps.tracing.primitives import DEBUG_CALLBACKS
 
+        if self._looks:
+            notes = [*notes, not_looked_at("exact=True")]
         text = f"exact=True runs the step twice, and with it {', '.join(sorted(effects))}"
         if effects - DEBUG_CALLBACKS:
             raise RunsTwice(f"{text}, whose effect would happen twice. Watch this step without exact=True")
