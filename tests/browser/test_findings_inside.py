@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from browser.driving import opened, readout, settled
+from browser.driving import active, opened, readout, settled
 from sample_series import NAN_FROM, layers, leaf, run
 
+import treeviz
 from treeviz.views.html.page import page as as_page
 from treeviz.views.view import View
+
+
+class Opaque:
+    def __init__(self):
+        self.items = np.zeros(3)
 
 
 @pytest.fixture
@@ -45,6 +52,30 @@ def test_a_click_on_the_badge_opens_the_way_to_the_worst_of_them_and_reads_it(cl
     closed.get_by_role("treeitem", name="[1]").locator(".badge.inside").click()
     settled(closed)
     assert closed.locator(f"#row{leaf(layers(), 'layers/1/up')}").get_attribute("aria-selected") == "true"
+
+
+def test_findings_of_a_check_are_signs_with_their_number_and_the_sentences_on_hover(open_page):
+    layers = [{"b": np.zeros(3), "w": np.ones((2, 2), np.float32)} for _ in range(6)]
+    layers[4]["w"] = layers[4]["w"] * np.float32("nan")
+    tree = {"act": np.tanh, "layers": layers, "replay": Opaque()}
+    page = opened(open_page(treeviz.render(tree, check="jit", stats=True, depth=2).html()))
+
+    def signs() -> dict[str, str]:
+        rows = settled(page).locator(".window .row:has(.cell.findings .badge)").all()
+        return {row.locator(".key").inner_text(): row.locator(".cell.findings").inner_text() for row in rows}
+
+    before = signs()
+    assert before.keys() == {"act", "[0…5] ×5", "[4]", "replay"}
+    assert before["act"].startswith("✕") and before["[4]"].startswith("⚠")
+    assert "T1" in page.get_by_role("treeitem", name="act").locator(".badge").get_attribute("title")
+    replay = page.get_by_role("treeitem", name="replay")
+    assert replay.locator(".type .badge").inner_text() == "hidden array: .items float64[3]"
+    replay.click()
+    assert "T100" in settled(page).locator(".detail").inner_text()
+    page.get_by_role("button", name="findings", exact=True).click()
+    assert next(iter(signs())) == "act"
+    page.get_by_role("treeitem", name="[4]").locator(".badge").click()
+    assert active(page) == "w"
 
 
 def test_without_findings_there_is_no_such_badge(open_page):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from treeviz.steps.names import kind_of, section_of, sibling_name
+from treeviz.steps.names import kind_of, sibling_name, title_of
 from treeviz.steps.recording.history import History
 from treeviz.steps.statistics import STATISTICS, Statistic
 from treeviz.tree.column import Column
@@ -46,7 +46,7 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
 def _column(
     table: TreeTable, rows: np.ndarray, source: str, record: Statistic, values: np.ndarray, is_bad: np.ndarray
 ) -> Column:
-    title = f"{section_of(source)[0]} {record.title}"
+    title = f"{title_of(source)} {record.title}"
     name, help = f"{source}_{record.name}", f"{source}: {record.help}"
     if record.is_count:
         return Column(name, title, _spread(table, rows, np.maximum(values, 0), 0), None, "count", record.rollup, help)
@@ -69,7 +69,7 @@ def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
             either = [each.bad for each in (column, of_params) if each.bad is not None]
             is_bad = np.any(either, axis=0) if either else None
             help = f"{source} norm ÷ {sibling_name(source, 'params')} norm, of the whole subtree"
-            title = f"{section_of(source)[0]} / params"
+            title = f"{title_of(source)} / params"
             columns.append(Column(f"{source}_ratio", title, ratio, None, "number", "given", help, is_bad))
     return columns
 

@@ -47,6 +47,12 @@ def sibling_name(name: str, kind: str) -> str:
     return kind + re.sub(r" #\d+(?= of | since |$)", "", name.removeprefix(mine)) if mine else kind
 
 
+def title_of(name: str) -> str:
+    """What a column of a tree is called: "grads of critic since step 9" are "grads", as the headline says of what."""
+    name = section_of(name)[0]
+    return name.split(" of ")[0] if kind_of(name) else name
+
+
 def natural(text: str) -> list[tuple[int, str]]:
     """A sort key in which "layer 2" comes before "layer 10"."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", text)]

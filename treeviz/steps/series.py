@@ -10,7 +10,7 @@ import numpy as np
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings.finding import Finding
 from treeviz.steps.measured_tree import wholes
-from treeviz.steps.names import is_beside, result_kind, section_of, sibling_name
+from treeviz.steps.names import is_beside, result_kind, section_of, sibling_name, title_of
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline, occurs_in
 from treeviz.tree.facts import Facts
@@ -164,5 +164,5 @@ def _bad(history: History, table: TreeTable, leaf_rows: np.ndarray, entries: Tim
 
 
 def _plain(source: str) -> str:
-    source, _ = section_of(source)
-    return source.replace("grads", "gradient", 1) if source.startswith("grads") else source
+    title = title_of(source)
+    return title.replace("grads", "gradient", 1) if title.startswith("grads") else title

@@ -48,8 +48,12 @@ class View:
 
     @property
     def part(self) -> str:
-        """The part of the front end that its page needs besides the tree: "series", "diff" or "values"; "" for none."""
-        if self.series or self.diff is not None:
+        """The part of the front end that its page needs besides the tree: "series", "diff" or "values"; "" for none.
+
+        Findings are shown by what shows differences.
+        """
+        has_findings = any(note.severity for notes in self.table.notes.values() for note in notes)
+        if self.series or self.diff is not None or has_findings:
             return "series" if self.series else "diff"
         columns = (*self.columns, *self.table.columns.values())
         has_values = any(

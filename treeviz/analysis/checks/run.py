@@ -13,6 +13,7 @@ from treeviz.analysis.checks.rule import RULES, Checked, Found, Rule
 from treeviz.tree.facts import Note
 from treeviz.tree.table import TreeTable
 
+_SIGNS: dict[Level, str] = {"error": "✕", "warning": "⚠", "info": "·"}
 Result = tuple[Rule, list[Found]]
 
 
@@ -44,13 +45,14 @@ def with_badges(table: TreeTable, results: Sequence[Result]) -> TreeTable:
 
     A note of the walk that says the same gets the code instead; one that leads to another row says less than a warning.
     """
-    counts, coded, added = Counter[Level](), dict[int, str](), dict[int, list[Note]]()
+    counts, coded, added = Counter[Level](), dict[int, tuple[str, Level]](), dict[int, list[Note]]()
     for rule, level, each in _worst_first(results):
         counts[level] += 1
         if each.note is not None and (each.note.row < 0 or level == "info"):
-            coded[id(each.note)] = rule.code
+            coded[id(each.note)] = rule.code, level
         else:
-            added.setdefault(each.row, []).append(Note(level, f"{rule.code}: {each.sentence}"))
+            note = Note(level, f"{rule.code}: {each.sentence}", severity=level, sign=_SIGNS[level])
+            added.setdefault(each.row, []).append(note)
     notes = {row: tuple([_coded(note, coded) for note in at_row]) for row, at_row in table.notes.items()}
     notes |= {row: (*more, *notes.get(row, ())) for row, more in added.items()}
     parts = [f"{n:,} {level}{'s' * (n > 1 and level != 'info')}" for level, n in counts.items()]
@@ -58,5 +60,6 @@ def with_badges(table: TreeTable, results: Sequence[Result]) -> TreeTable:
     return checked.with_headline(*table.headline, ", ".join(parts) or "checked: no finding")
 
 
-def _coded(note: Note, coded: dict[int, str]) -> Note:
-    return note._replace(text=f"{coded[id(note)]}: {note.text}") if id(note) in coded else note
+def _coded(note: Note, coded: dict[int, tuple[str, Level]]) -> Note:
+    code, level = coded.get(id(note), ("", ""))
+    return note._replace(text=f"{code}: {note.text}", severity=level) if code else note

@@ -23,7 +23,7 @@ _ASSETS = Path(__file__).with_name("assets")
 _TREE = ("tree/mount.js",)
 _VALUES = (*_TREE, "values/values.js")
 _SERIES = (*_VALUES, "series/series_view.js")
-_DIFF = (*_VALUES, "diff/diff.js")
+_DIFF = (*_VALUES, "findings/findings.js", "diff/diff.js")
 PARTS = {"": _TREE, "values": _VALUES, "series": _SERIES, "diff": _DIFF}  # of the front end of a page, by `View.part`
 _WIDGET = (*_SERIES, "diff/diff.js", "widget/details.js", "widget/widget.js")  # anywidget loads the last one
 _EXPORTS = ("export function mount(", "export default ")
@@ -36,7 +36,7 @@ def module_text(part: str = "") -> str:
 
     Args:
       part: Include what a page with "values" needs: histograms, bars of norms, numbers side by side; with "series":
-        also sparklines, the heat map and charts; or one of a "diff".
+        also sparklines, the heat map and charts; with "diff": what differences and findings need.
     """
     return _joined(PARTS[part])
 

@@ -67,7 +67,9 @@ def pack(view: View) -> bytes:
         "keys": [0, *map(_key, table.keys[1:])],
         "fact_codes": buffers.add(table.fact_codes),
         "facts": _facts(table.facts, buffers),
-        "notes": {str(row): [note if note.sign else note[:4] for note in notes] for row, notes in table.notes.items()},
+        "notes": {
+            str(row): [note if note.severity else note[:4] for note in some] for row, some in table.notes.items()
+        },
         "columns": [_column(table, column, buffers, column.name in shown) for column in columns.values()],
         **({"values": _documents(view.values)} if view.values else {}),
         **(_over_time(view, buffers) if view.series else {}),

@@ -8,6 +8,7 @@ import { h } from "../tree/dom.js";
 import { ROW_HEIGHT } from "../tree/grid.js";
 import { HeatMap } from "./heat_map.js";
 import { countText } from "../tree/numbers.js";
+import { showFindings, SIGN_OF } from "../findings/findings.js";
 import { controls, findingsList } from "./controls.js";
 import { Series } from "./series.js";
 /** @typedef {import("./series.js").Timeline} Timeline */
@@ -16,8 +17,6 @@ import { additions } from "../tree/view.js";
 
 const MAX_CANVAS = 32000; // pixels
 const MAX_KEYS = 12; // of a path
-// A finding in a row: the sign of its severity and its first step.
-const SIGN_OF = { error: "✕", warning: "⚠" };
 
 export class SeriesView {
   /** @param {import("../tree/view.js").View} view */
@@ -35,7 +34,7 @@ export class SeriesView {
     this.to = Infinity;
     /** The step under the pointer. @type {number | null} */
     this.step = null;
-    /** The notes of findings, with their rows. @type {[number, any][]} */
+    /** The notes of findings, with their rows, and how to go there. @type {import("../findings/findings.js").Found[]} */
     this.noted = [];
     this.colors = { text: "", background: "", dim: "", accent: "", bad: "" };
     /** Removes the listeners of the charts in the details. */
@@ -161,35 +160,20 @@ export class SeriesView {
     for (const [row, note] of this.noted) view.tree.header.notes[row] = view.tree.header.notes[row].filter((each) => each !== note);
     this.noted = [];
     for (const series of this.all)
-      for (const [row, bucket, kind, text, severity] of series.marks) {
-        const note = [kind, `${text} (${series.stepsText(bucket)})`, -1, [], severity, `${SIGN_OF[severity] ?? "·"}${countText(series.first[bucket])}`];
+      for (const mark of series.marks) {
+        const [row, bucket, kind, text, severity] = mark;
+        const note = [kind, `${text} (${series.stepsText(bucket)})`, -1, [], severity, `${SIGN_OF[severity]}${countText(series.first[bucket])}`];
         (view.tree.header.notes[row] ??= []).push(note);
-        this.noted.push([row, note]);
+        this.noted.push([row, note, () => this.goTo(series, mark)]);
       }
     view.rows.folds?.notes.clear();
-    view.inside = findingsInside(this);
+    showFindings(view, this.noted);
   }
 
   useTheme() {
     this.colors = themeColors(this.view.root);
     this.heatMap.useColors();
   }
-}
-
-/** The answer of view.inside: how many findings a closed node hides, and how to go to the worst of them. @param {SeriesView} seriesView */
-function findingsInside(seriesView) {
-  const { end, n } = seriesView.view.tree;
-  const found = seriesView.all.flatMap((series) => series.marks.map((mark) => ({ series, mark })));
-  const before = new Int32Array(n + 1);
-  for (const { mark } of found) before[mark[0] + 1]++;
-  for (let row = 0; row < n; row++) before[row + 1] += before[row];
-  return (row) => {
-    const count = before[end[row]] - before[row + 1];
-    if (!count) return null;
-    const { series, mark } = /** @type {any} */ (found.find(({ mark: [at] }) => at > row && at < end[row]));
-    const n = countText(count);
-    return { kind: mark[2], severity: mark[4], count: n, text: `${n} ${count === 1 ? "finding" : "findings"} inside`, go: () => seriesView.goTo(series, mark) };
-  };
 }
 
 /** @param {import("../tree/view.js").View} view */

@@ -34,20 +34,18 @@ const insideTexts = (tree, code) => tree.fact(code, "inside").map(pairText);
 
 const pairText = ([name, value]) => (name === "…" ? `… ${value}` : `${name}=${value}`);
 
-/** @param {HTMLElement} cell @param {import("./view.js").View} view @param {number} row @param {any[]} notes @param {any} inside */
-export function fillType(cell, view, row, notes, inside) {
+/** The notes that stand beside the type: not those with a sign, which have a column of their own. @param {any[]} notes */
+export const besideType = (notes) => notes.filter(([kind, , , , , sign]) => !sign || kind === "differs");
+
+/** @param {HTMLElement} cell @param {import("./view.js").View} view @param {number} row @param {any[]} notes */
+export function fillType(cell, view, row, notes) {
   const { tree, rows } = view;
   const code = tree.factCodes[row];
   const what = whatText(tree, code);
   const fields = fieldTexts(tree, code);
   const within = insideTexts(tree, code);
   const dim = [...sizesOf(tree, row), ...eachText(view, row), ...fields].join(" · ");
-  const badges = notes.map((note) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title: `${note[0]}: ${note[1]}` }, note[5] ?? badgeText(tree, note)));
-  if (inside) {
-    // The same click would select the row.
-    const go = (event) => (event.stopPropagation(), inside.go());
-    badges.push(h("span", { class: "badge inside", "data-note": inside.kind, "data-severity": inside.severity, title: `${inside.text}: go to the worst`, click: go }, `⚠${inside.count}`));
-  }
+  const badges = besideType(notes).map((note) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title: `${note[0]}: ${note[1]}` }, note[5] || badgeText(tree, note)));
   if (rows.folds?.runs.has(row)) {
     const outlier = rows.outlierOf(row);
     const badge = (text, title, act) => badges.push(h("span", { class: "badge inside", "data-note": "info", title, click: (event) => (event.stopPropagation(), act()) }, text));
@@ -76,7 +74,7 @@ export function eachText({ tree, rows }, row) {
 function badgeText(tree, [kind, sentence, row, details]) {
   if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${tree.keystr(row) || tree.name}`;
   // "2 hidden arrays: .buffer float32[100,100]"
-  if (kind === "hides" && details[0]) return `${sentence.split(/ \(|[:,] /)[0].replace(/^1 /, "")}: ${details[0].join(" ")}`;
+  if (kind === "hides" && details[0]) return `${sentence.replace(/^(T\d+: )?(1 )?/, "").split(/ \(|[:,] /)[0]}: ${details[0].join(" ")}`;
   return kind === "info" ? sentence.split(" (")[0] : /nonf|hides|diff/.test(kind) ? sentence : `${kind}: ${sentence}`;
 }
 

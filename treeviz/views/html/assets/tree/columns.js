@@ -1,6 +1,6 @@
 // @ts-check
 // The widths of the columns: names first, then types, then numbers. What does not fit is reached by scrolling sideways.
-import { eachText, fieldTexts, whatText } from "./cells.js";
+import { besideType, eachText, fieldTexts, whatText } from "./cells.js";
 import { foldedText } from "./folds.js";
 
 export const CH = 7.83;
@@ -43,16 +43,26 @@ export class Columns {
    */
   layOut(columns, width) {
     const { wide, slim, what, all } = this.#measure();
-    const most = MOST_NAMES * width;
-    const [step, names] = wide <= most ? [STEP, wide] : [SMALL_STEP, slim];
-    const name = this.chosen.get(this.view.keyColumn) ?? Math.min(Math.max(names, LABEL), most);
-    const widths = [name, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? Math.min(what, MOST_TYPES * width) : CH * Math.max(widthOf(column), this.#rangeLength(column))))];
-    const total = () => widths.reduce((sum, each) => sum + each + GAP, PADDING - GAP);
+    const widths = [0, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? Math.min(what, MOST_TYPES * width) : CH * Math.max(widthOf(column), this.#rangeLength(column))))];
+    const isNumber = (column) => column?.isNumber && column.format !== "sparkline";
+    // No name is cut while a column of numbers could go.
+    const most = columns.reduce((room, column, i) => room - (isNumber(column) ? 0 : widths[i + 1] + GAP), width - PADDING);
+    const [step, names] = wide <= MOST_NAMES * width ? [STEP, wide] : [SMALL_STEP, slim];
+    const name = (widths[0] = this.chosen.get(this.view.keyColumn) ?? Math.min(Math.max(names, LABEL), Math.max(most, MOST_NAMES * width)));
     const type = columns.findIndex((column) => column.format === "type");
-    if (type >= 0 && !this.chosen.has(columns[type])) widths[type + 1] += Math.max(0, Math.min(width - total(), all - what));
-    let end = -GAP;
-    const ends = widths.map((each) => (end += each + GAP));
-    return { widths, ends, total: total(), step, maxLevels: name >= names ? Infinity : Math.max(2, Math.floor((name - SIGNS - LABEL) / step)) };
+    const endsOf = () => {
+      let end = -GAP;
+      return widths.map((each) => (end += each + GAP));
+    };
+    let ends = endsOf();
+    if (type >= 0 && !this.chosen.has(columns[type])) {
+      const cut = ends.findIndex((end) => end > width);
+      // A part of a number would be read as another one: it begins where the room ends.
+      const free = isNumber(columns[cut - 1]) ? width - GAP - ends[cut - 1] : Math.min(width - PADDING - ends[columns.length], all - what);
+      widths[type + 1] += Math.max(0, free);
+      ends = endsOf();
+    }
+    return { widths, ends, total: ends[columns.length] + PADDING, step, maxLevels: name >= names ? Infinity : Math.max(2, Math.floor((name - SIGNS - LABEL) / step)) };
   }
 
   /** Pixels that the names of the visible rows need, with wide and with slim steps, and their types, without and with what is beside them. */
@@ -71,7 +81,7 @@ export class Columns {
       const sizes = nChildren[row] && SIZES;
       let length = lengths[1] + sizes;
       if (rows.folds?.runs.has(row)) length += UNFOLD + eachText(this.view, row).join().length + (rows.outlierOf(row)?.text.length ?? 0);
-      if (row in tree.header.notes) for (const [kind, text, to, , severity, sign] of tree.notes(row)) {
+      if (row in tree.header.notes) for (const [kind, text, to, , severity, sign] of besideType(tree.notes(row))) {
           const badge = sign ? SIGN : Math.min(40, kind.length + 3 + (to < 0 ? text.length : 16));
           length += badge;
           // What is wrong comes before numbers.

@@ -67,8 +67,8 @@ export function foldedNotes(folds, tree, row) {
       found.get(note[0])?.having.add(each);
     }
   /** @type {import("./tree.js").Note[]} */
-  const notes = [...found.values()].map(({ note: [kind, text, , , severity], having }) =>
-    [kind, having.size < rows.length ? `${countText(having.size)} of ${countText(rows.length)}: ${text}` : text, -1, [], severity]);
+  const notes = [...found.values()].map(({ note: [kind, text, , , severity, sign], having }) =>
+    [kind, having.size < rows.length ? `${countText(having.size)} of ${countText(rows.length)}: ${text}` : text, -1, [], severity, kind !== "differs" && sign, having.size]);
   folds?.notes.set(row, notes);
   return notes;
 }

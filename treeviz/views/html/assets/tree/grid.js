@@ -240,7 +240,6 @@ export class Grid {
     const kind = tree.of(row, "kind");
     const open = rows.hasChildren(row) ? rows.isOpen(row) : undefined;
     const notes = foldedNotes(rows.folds, tree, row);
-    const inside = open === false ? this.view.inside(row) : null;
     const parent = tree.parent[row];
     const texts = this.columns.map((column) => (column.isNumber || column.labels ? foldedText(rows.folds, column, row) : ""));
     const attributes = {
@@ -253,7 +252,7 @@ export class Grid {
       "aria-posinset": rows.placeAmong[row],
       "aria-selected": selected.has(row),
       "aria-expanded": open,
-      "aria-label": [rows.label(row), tree.of(row, "what"), ...notes.map((note) => note[0]), inside?.text,
+      "aria-label": [rows.label(row), tree.of(row, "what"), ...notes.map((note) => note[0]), open === false && this.view.inside(row),
         ...this.columns.map(({ title }, i) => texts[i] && `${title} ${texts[i]}`)].filter(Boolean).join(", "),
     };
     for (const name in attributes) {
@@ -270,7 +269,7 @@ export class Grid {
     key.dataset.arrow = open === undefined ? "" : open ? "▾" : "▸";
     key.textContent = depth > maxLevels ? `⋯${depth} ${rows.label(row)}` : rows.label(row);
     this.columns.forEach((column, i) => {
-      if (column.format === "type") fillType(cells[i], this.view, row, notes, inside);
+      if (column.format === "type") fillType(cells[i], this.view, row, notes);
       else if (column.draw) cells[i].replaceChildren(column.draw(row));
       else cells[i].textContent = texts[i];
       cells[i].classList.toggle("dim", texts[i].includes("←"));

@@ -43,8 +43,8 @@ export class View extends EventTarget {
     this.panels = [];
     /** Additional parts of the details of a row. @type {(row: number) => Node[]} */
     this.moreDetail = () => [];
-    /** What a closed node shows of the findings inside it, and how to go there; null: there are none. @type {(row: number) => {kind: string, severity: string, count: string, text: string, go: () => void} | null} */
-    this.inside = () => null;
+    /** What a closed node says of the findings inside it; "": there are none. @type {(row: number) => string} */
+    this.inside = () => "";
     /** The search box, once mount.js has built the toolbar. @type {any} */
     this.searchBox = null;
     /** Sends a request to Python; null: there is no Python. @type {import("../widget/requests.js").Request | null} */
