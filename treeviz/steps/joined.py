@@ -1,4 +1,4 @@
-"""A measurement that leaves the device as one array, since each array costs some µs to return and to read."""
+"""A measurement that leaves the device as one array, or two, since each costs some µs to return and to read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax import lax, tree_util
+from jax import tree_util
 
 from treeviz.steps.measure import Measurement
 from treeviz.steps.measured_tree import Axes, MeasuredTree
-from treeviz.steps.partial_sums import Rows, added_up, is_partial, partial_sums
+from treeviz.steps.partial_sums import Rows, added_up, is_partial, joined_arrays, partial_sums
 from treeviz.steps.reduce import reduce_leaves
 from treeviz.steps.statistics import LIGHT, NO_NUMBER, n_words
 
@@ -39,10 +39,10 @@ class Unreduced(NamedTuple):
         )
         first = [0, *itertools.accumulate(n_entries)]
         known = [(i, x, axis) for i, (x, axis) in enumerate(zip(self.leaves, axes, strict=True)) if x is not None]
-        small = {i: x for i, x, axis in sorted(known, key=lambda each: -each[1].size) if is_partial(x, axis)}
-        others = [None if i in small else x for i, x in enumerate(self.leaves)]
-        packed = reduce_leaves(others, LIGHT, axes) if len(small) < len(known) else None
-        return {first[i]: x for i, x in small.items()}, packed, (first[-1], n_words(LIGHT))
+        mine = {i: x for i, x, axis in known if is_partial(x, axis)}
+        others = [None if i in mine else x for i, x in enumerate(self.leaves)]
+        packed = reduce_leaves(others, LIGHT, axes) if len(mine) < len(known) else None
+        return {first[i]: x for i, x in mine.items()}, packed, (first[-1], n_words(LIGHT))
 
 
 class Layout(NamedTuple):
@@ -63,16 +63,16 @@ class Layout(NamedTuple):
     entries: tuple[tuple[int, ...], ...] = ()
     has_words: tuple[bool, ...] = ()
 
-    def split(self, words: Any) -> tuple[dict[str, Any], Any]:
+    def split(self, words: Any, sums: Any = None) -> tuple[dict[str, Any], Any]:
         """The packed rows by name, and the counts or None, of words along a last axis."""
         if not self.rows.n_rows:
             parts = _parts(words, self.shapes)
             packed = {source.name: part for source, part in zip(self.sources, parts, strict=False)}
             return packed, parts[-1] if self.results else None
-        words = _on_host(words)
+        words, sums = _on_host(words), _on_host(sums)
         own = [shape for shape, has in zip(self.shapes, self.has_words, strict=False) if has]
-        others = iter(_parts(words[..., self.rows.n_words :], own))
-        summed, counts = added_up(words, self.rows)
+        others = iter(_parts(words[..., 2 * sums.shape[-1] :], own))
+        summed, counts = added_up(sums, words, self.rows)
         packed, at = {}, 0
         for source, shape, entries, has in zip(self.sources, self.shapes, self.entries, self.has_words, strict=False):
             part = np.empty((*words.shape[:-1], *shape), np.uint32)
@@ -100,31 +100,34 @@ def _parts(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
 
 @tree_util.register_pytree_node_class
 class Joined(Measurement):
-    """A measurement as the words of all its arrays: uint32[n]. Its arrays are taken from them when asked for."""
+    """A measurement as the words of all its arrays, uint32[n], and sums if there are some, float64[rows].
 
-    def __init__(self, words: Any, layout: Layout) -> None:
-        self.words, self.layout = words, layout
+    Its arrays are taken from them when asked for.
+    """
+
+    def __init__(self, words: Any, layout: Layout, sums: Any = None) -> None:
+        self._arrays, self.layout = (words,) if sums is None else (words, sums), layout
         self.sources, self.statistics, self.results = layout[:3]
 
     @property
     def packed(self) -> dict[str, Any]:
-        return self.layout.split(self.words)[0]
+        return self.layout.split(*self._arrays)[0]
 
     @property
     def counts(self) -> Any:
-        return self.layout.split(self.words)[1]
+        return self.layout.split(*self._arrays)[1]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {source.name: shape for source, shape in zip(self.sources, self.layout.shapes, strict=False)}
 
     def tree_flatten(self):
-        return (self.words,), self.layout
+        return self._arrays, self.layout
 
     @classmethod
     def tree_unflatten(cls, aux, children):
-        (words,) = children
-        return cls(words, aux)
+        words, *sums = children
+        return cls(words, aux, *sums)
 
 
 def joined(measurement: Measurement) -> Measurement:
@@ -133,7 +136,7 @@ def joined(measurement: Measurement) -> Measurement:
     if len(arrays) == 1 or jax.device_count() > 1:
         return measurement
     layout = Layout(measurement.sources, measurement.statistics, measurement.results, tuple(x.shape for x in arrays))
-    return Joined(lax.concatenate([x.reshape(-1) for x in arrays], 0), layout)
+    return Joined(joined_arrays([x.reshape(-1) for x in arrays]), layout)
 
 
 def reduces_later(statistics: tuple[str, ...]) -> bool:
@@ -145,18 +148,15 @@ def reduces_later(statistics: tuple[str, ...]) -> bool:
 def joined_later(measurement: Measurement) -> Measurement:
     """As `joined`, of a measurement with trees that are `Unreduced`; its counts are the results for `partial_sums`."""
     new, old = measurement.counts or ((), ())
-    small: list[jax.Array] = []
+    leaves: list[jax.Array] = []
     arrays: list[jax.Array] = []
     of_sources: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []
     for packed in measurement.packed.values():
         mine, own, shape = packed.divided() if isinstance(packed, Unreduced) else ({}, packed, packed.shape)
-        small += mine.values()
+        leaves += mine.values()
         arrays += [] if own is None else [own.reshape(-1)]
         of_sources.append((shape, tuple(mine), own is not None))
-    rows = Rows()
-    if small or new:
-        words, rows = partial_sums(small, new, old)
-        arrays.insert(0, words)
+    sums, words, rows = partial_sums(leaves, new, old) if leaves or new else (None, [], Rows())
     shapes, entries, has_words = zip(*of_sources, strict=True)
     layout = Layout(measurement.sources, LIGHT, measurement.results, shapes, rows, entries, has_words)
-    return Joined(lax.concatenate(arrays, 0) if len(arrays) > 1 else arrays[0], layout)
+    return Joined(joined_arrays([*words, *arrays]), layout, sums)

@@ -1,89 +1,103 @@
-"""Small leaves of several trees, and small results, reduced in one pass to rows of partial sums, which NumPy adds up.
+"""Leaves of several trees, and small results, reduced in one pass to rows of partial sums, which NumPy adds up.
 
-XLA CPU compiles and starts each kernel apart: this takes three for all of them, where sums that are finished on the
-device take three for each tree.
+XLA CPU compiles and starts each kernel apart. Here small leaves and results are copied into one array, which compiles
+in no time as long as nothing is computed meanwhile, and one kernel reduces it; each long leaf has one more. Squares are
+added in float64, where those of float32 are neither too large nor too small; JAX needs no other x64 for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cache
-from itertools import accumulate, groupby
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from treeviz.steps.older_jax import barrier
-from treeviz.steps.reduce import (
-    HUGE_FROM,
-    INFINITY,
-    SMALL_BELOW,
-    TOGETHER,
-    USUAL_FROM,
-    as_real,
-    bits_of,
-    in_ranges,
-    is_sharded,
-    magnitude,
-    padded,
-    reduced_together,
-)
+from treeviz.steps.reduce import HUGE_FROM, INFINITY, SMALL_BELOW, USUAL_FROM, as_real, bits_of, is_sharded, magnitude
 from treeviz.steps.statistics import EXPONENT_ZERO, LIGHT, RANGE_AT, SHIFT, n_words
 
-_LENGTHS = [1 << n for n in range(10, 4, -1)]  # of a row
-_LONG = 1 << 11  # elements
-_IN_RANGE = np.eye(3) + np.eye(3, k=-1) * 2.0 ** (-2 * SHIFT)  # what each sum of squares is in the scale of each range
-_WORDS = 9  # of a row: of three sums, maxima and counts, of which the last two are equal
+_LENGTHS = [1 << n for n in range(9, 4, -1)]  # of a row
+_N_BITS = 10  # of each of the three counts that share a word: more than the numbers of a row
+_COUNT = np.uint32((1 << _N_BITS) - 1)
+_LONG_ROWS = [*range(64, 15, -1), *range(65, 257)]  # into how many rows a long leaf may be broken, the best first
+_TO_RANGE = np.ldexp(1.0, [2 * SHIFT, 0, -2 * SHIFT])  # squares in the scale of each range
 
 
 def is_partial(leaf: Any, axis: int | None) -> bool:
     """Whether a leaf of a traced program may be reduced here."""
-    return axis is None and leaf.dtype.itemsize <= 4 and leaf.size < SMALL_BELOW and not is_sharded(leaf)
+    if axis is not None or leaf.dtype.itemsize > 4 or is_sharded(leaf):
+        return False
+    return not _is_long(leaf) or _n_long_rows(leaf.size) > 0
+
+
+def _is_long(leaf: Any) -> bool:
+    return leaf.size >= SMALL_BELOW
+
+
+def _n_long_rows(size: int) -> int:
+    """Into how many rows a long leaf is broken; 0: into none without a rest."""
+    return next((n for n in _LONG_ROWS if not size % n), 0)
 
 
 class Rows(NamedTuple):
-    """How many rows there are of each leaf, of each result, and of each result whose value before is known.
+    """How many rows there are of each result, each small leaf, each result before, and each long leaf, in this order.
 
     Attributes:
-      compared: Those results.
+      results: The order of the results: those that are compared come first.
+      leaves: The order of the leaves.
     """
 
-    of_leaves: tuple[int, ...] = ()
     of_results: tuple[int, ...] = ()
-    compared: tuple[int, ...] = ()
+    of_small: tuple[int, ...] = ()
+    of_old: tuple[int, ...] = ()
+    of_long: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    leaves: tuple[int, ...] = ()
 
     @property
     def n_rows(self) -> tuple[int, ...]:
-        return *self.of_leaves, *self.of_results, *(self.of_results[i] for i in self.compared)
-
-    @property
-    def n_words(self) -> int:
-        return _WORDS * sum(self.n_rows)
+        return *self.of_results, *self.of_small, *self.of_old, *self.of_long
 
 
 def partial_sums(
     leaves: Sequence[jax.Array], new: Sequence[jax.Array], old: Sequence[jax.Array | None]
-) -> tuple[jax.Array, Rows]:
-    """uint32[words]: of leaves, and of results, whose bits are given, and those before; and their rows.
+) -> tuple[jax.Array, list[jax.Array], Rows]:
+    """Of leaves, and of results, whose bits are given, and those before: float64[rows], several uint32, and the rows.
 
-    Traceable. As for `reduce_leaves`, a barrier keeps XLA from changing the program around it.
+    Traceable. As for `reduce_leaves`, a barrier keeps XLA from changing the program around it. Together the uint32 have
+    the largest magnitude of each row, and then the counts of each.
     """
-    pairs = {i: (x, before) for i, (x, before) in enumerate(zip(new, old, strict=True)) if before is not None}
-    sizes = [x.size for x in (*leaves, *new)]
-    length = _row_length([*sizes, *(new[i].size for i in pairs)])
-    groups = [
-        [bits_of(as_real(barrier(lax.stop_gradient(leaf)))) for leaf in leaves],
-        [_bits_of_float32(x) for x in new],
-        [lax.ne(x, before) for x, before in pairs.values()],
-    ]
-    block = _concatenated([block for group in groups for block in _blocks(group, length)])
-    sums, peaks, counts = reduced_together(_terms(block), (2,))
-    words = lax.concatenate([lax.expand_dims(x, (0,)) for x in (bits_of(sums), peaks, counts)], 0)
-    n_rows = [-(-n // length) for n in sizes]
-    rows = Rows(tuple(n_rows[: len(leaves)]), tuple(n_rows[len(leaves) :]), tuple(pairs))
-    return lax.reshape(words, (words.size,)), rows
+    order = sorted(range(len(leaves)), key=lambda i: _is_long(leaves[i]))
+    of_leaves = [as_real(barrier(flat(leaves[i]))) for i in order]
+    small, long = ([x for x in of_leaves if _is_long(x) is is_long] for is_long in (False, True))
+    results = sorted(range(len(new)), key=lambda i: old[i] is None)
+    before = [_as_float32(x) for i in results if (x := old[i]) is not None]
+    values = [*(_as_float32(new[i]) for i in results), *small, *before]
+    length = _row_length([x.size for x in values]) if values else 0
+    n_rows = [(x.size + _n_padding(x.size, length)) // length for x in values]
+    ends = len(new), len(new) + len(small)
+    rows = Rows(
+        tuple(n_rows[: ends[0]]), tuple(n_rows[slice(*ends)]), tuple(n_rows[ends[1] :]),
+        tuple(_n_long_rows(x.size) for x in long), tuple(results), tuple(order),
+    )  # fmt: skip
+    parts = [_sums_of_small(values, length, sum(rows.of_old))] if values else []
+    parts += [_sums_of_long(x, n) for x, n in zip(long, rows.of_long, strict=True)]
+    sums, peaks, counts = zip(*parts, strict=True)
+    return joined_arrays(sums), [*peaks, *counts], rows
+
+
+def flat(x: jax.Array) -> jax.Array:
+    """For a barrier: what is reshaped after it would be a kernel if it was reshaped before, too."""
+    return lax.reshape(lax.stop_gradient(x), (x.size,))
+
+
+def joined_arrays(arrays: Sequence[jax.Array]) -> jax.Array:
+    return lax.concatenate(arrays, 0) if len(arrays) > 1 else arrays[0]
 
 
 def _row_length(sizes: Sequence[int]) -> int:
@@ -96,85 +110,115 @@ def _row_length(sizes: Sequence[int]) -> int:
     return min(_LENGTHS, key=cost)
 
 
-def _blocks(values: Sequence[jax.Array], length: int) -> Iterator[jax.Array]:
-    """float32[rows, length] of values in their order, one for each that is long.
-
-    What is concatenated within a block XLA CPU copies one by one, but compiles in a fraction of the time.
-    """
-    for is_long, run in groupby(values, key=lambda x: x.size >= _LONG):
-        for group in [[x] for x in run] if is_long else [list(run)]:
-            yield _as_float(padded(group, length))
+def _n_padding(size: int, length: int) -> int:
+    """How many zeros complete the last row: none, or at least two; see `_sums_of_small`."""
+    n = -size % length
+    return n + length if n == 1 else n
 
 
-def _concatenated(blocks: Sequence[jax.Array]) -> jax.Array:
-    parts = [lax.concatenate(blocks[i : i + TOGETHER], 0) for i in range(0, len(blocks), TOGETHER)]
-    return lax.concatenate([barrier(part) for part in parts], 0) if len(parts) > 1 else parts[0]
+def _sums_of_small(values: Sequence[jax.Array], length: int, n_old: int) -> Sequence[jax.Array]:
+    """The sums, largest magnitudes and counts of rows; the last `n_old` rows are compared with the first."""
+    # Zeros of both signs: XLA would make a kernel of numbers that are all equal, as it would of `lax.pad`.
+    zeros = {n: np.array([-0.0, *[0.0] * (n - 1)], np.float32) for x in values if (n := _n_padding(x.size, length))}
+    parts: list[Any] = []
+    for x in values:
+        n = _n_padding(x.size, length)
+        parts += [x, zeros[n]] if n else [x]
+    block = lax.reshape(joined_arrays(parts), (sum(x.size for x in parts) // length, length))
+    bits, size = bits_of(block), magnitude(block)
+    counts = lax.add(_ones(_is_at_least(size, INFINITY)), _ones(_is_at_least(size, INFINITY + 1), at=1))
+    if n_old:
+        first, last = (lax.slice_in_dim(bits, *ends) for ends in ((0, -n_old), (-n_old, None)))
+        counts = lax.add(counts, _ones(lax.ne(bits, lax.concatenate([last, first], 0)), at=2))
+    return _sums(block, size, counts)
 
 
-def _bits_of_float32(bits: jax.Array) -> jax.Array:
-    """uint32: those of float32, with the NaN and infinities of float64, if that is what they are of."""
-    if bits.dtype == np.uint32:
-        return bits
-    x = lax.bitcast_convert_type(bits, np.float64)
-    return bits_of(lax.convert_element_type(lax.select(lax.is_finite(x), lax.full_like(x, 0), x), np.float32))
-
-
-def _as_float(x: jax.Array) -> jax.Array:
-    return lax.convert_element_type(x, np.float32) if x.dtype == bool else lax.bitcast_convert_type(x, np.float32)
-
-
-def _terms(block: jax.Array) -> list[tuple[str, jax.Array]]:
-    """Those of `in_ranges`, where the count of the numbers that are not finite has 2**16 for each NaN besides."""
+@partial(jax.jit, static_argnums=1)  # traced and lowered once for all leaves of a shape
+def _sums_of_long(x: jax.Array, n_rows: int) -> Sequence[jax.Array]:
+    block = lax.reshape(x, (n_rows, x.size // n_rows))
     size = magnitude(block)
-    squares, peak, (how, bad) = in_ranges(block, size)
-    is_nan = lax.gt(lax.broadcast_in_dim(size, bad.shape, (0, 2)), lax.full_like(bad, INFINITY))
-    n_nan = lax.select(is_nan, lax.full_like(bad, 1 << 16), lax.full_like(bad, 0))
-    return [squares, peak, (how, lax.add(bad, n_nan))]
+    return _sums(block, size, _ones(_is_at_least(size, INFINITY)))
+
+
+def _sums(block: jax.Array, size: jax.Array, counts: jax.Array) -> Sequence[jax.Array]:
+    """One operation, of which XLA CPU makes one loop, since only one of its sums is of floats."""
+    is_finite = lax.lt(size, lax.full_like(size, INFINITY))
+    finite = _as_float64(lax.select(is_finite, block, lax.full_like(block, 0)))
+    peaks = lax.select(is_finite, size, lax.full_like(size, 0))
+    starts = _as_float64(jnp.float32(0)), np.uint32(0), np.uint32(0)
+    return lax.reduce((lax.mul(finite, finite), peaks, counts), starts, _together, (1,))
+
+
+def _together(left: Sequence[jax.Array], right: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    joins: list[Callable] = [lax.add, lax.max, lax.add]
+    return tuple(join(a, b) for join, a, b in zip(joins, left, right, strict=True))
+
+
+def _as_float64(x: jax.Array) -> jax.Array:
+    """Also where `jax_enable_x64` is off, and functions of JAX would give float32."""
+    return lax.convert_element_type_p.bind(x, new_dtype=np.dtype(np.float64), weak_type=False, sharding=None)
+
+
+def _as_float32(bits: jax.Array) -> jax.Array:
+    """With these bits; of those of float64 with its NaN and infinities."""
+    if bits.dtype == np.uint32:
+        return lax.bitcast_convert_type(bits, np.float32)
+    x = lax.bitcast_convert_type(bits, np.float64)
+    return lax.convert_element_type(lax.select(lax.is_finite(x), lax.full_like(x, 0), x), np.float32)
+
+
+def _is_at_least(size: jax.Array, limit: Any) -> jax.Array:
+    return lax.ge(size, lax.full_like(size, limit))
+
+
+def _ones(mask: jax.Array, at: int = 0) -> jax.Array:
+    """A number that counts one, at a place among the counts of a word."""
+    one = lax.full_like(mask, 1 << at * _N_BITS, np.uint32)
+    return lax.select(mask, one, lax.full_like(one, 0))
 
 
 class _Places(NamedTuple):
-    """Where the rows of each leaf, result and result before begin; worked out once, since each step is added up."""
+    """Where the rows of each array begin, and which arrays are leaves; worked out once, since each step is added up."""
 
-    n_words: int
-    n_leaf_rows: int
-    of_leaves: np.ndarray
-    of_all: np.ndarray
+    starts: np.ndarray
+    n_result_rows: int
+    n_small_rows: int
+    leaves: np.ndarray
 
 
 @cache
 def _places(rows: Rows) -> _Places:
     starts = np.array([0, *accumulate(rows.n_rows)][:-1], np.intp)
-    return _Places(rows.n_words, sum(rows.of_leaves), starts[: len(rows.of_leaves)], starts)
+    first, last = len(rows.of_results), len(rows.of_long)
+    leaves = np.r_[first : first + len(rows.of_small), len(starts) - last : len(starts)]
+    return _Places(starts, sum(rows.of_results), sum(rows.n_rows) - sum(rows.of_long), leaves)
 
 
-def added_up(words: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Of words[..., n]: the packed rows of `LIGHT`, uint32[..., leaves, 4], and the words of the results.
+def added_up(sums: np.ndarray, words: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Of sums[..., rows] and words[..., n]: the packed rows of `LIGHT`, uint32[..., leaves, 4], and what results have.
 
-    uint32[..., results], as `treeviz.steps.tracing.results` explains them. None for no leaves, and for no results.
+    That is uint32[..., results], as `treeviz.steps.tracing.results` explains it. None for no leaves, or no results.
     """
-    n_words, n_leaf_rows, of_leaves, of_all = _places(rows)
-    words = np.ascontiguousarray(words[..., :n_words]).reshape(*words.shape[:-1], 3, -1, 3)
-    peaks = np.maximum.reduceat(words[..., 1, :, 0], of_all, -1)
-    counts = np.add.reduceat(words[..., 2, :, 0], of_all, -1, np.uint32)
-    n, packed = len(of_leaves), None
-    if n:
-        sums = np.add.reduceat(words[..., 0, :n_leaf_rows, :].view(np.float32), of_leaves, -2, np.float64)
-        packed = _packed(sums, peaks[..., :n], counts[..., :n] & np.uint32(0xFFFF))
-    return packed, _counts(counts[..., n:], peaks[..., n:], rows) if rows.of_results else None
-
-
-def _packed(sums: np.ndarray, peak: np.ndarray, n_bad: np.ndarray) -> np.ndarray:
-    of = (peak >= USUAL_FROM).astype(np.uint32) + (peak >= HUGE_FROM)
-    packed = np.empty((*of.shape, n_words(LIGHT)), np.uint32)
-    packed[..., 0] = np.uint32(EXPONENT_ZERO) | of << np.uint32(RANGE_AT)
-    packed[..., 1] = (sums * _IN_RANGE[of]).sum(-1).astype(np.float32).view(np.uint32)
-    packed[..., 2], packed[..., 3] = peak, n_bad
-    return packed
-
-
-def _counts(counts: np.ndarray, peaks: np.ndarray, rows: Rows) -> np.ndarray:
-    n = len(rows.of_results)
-    found = (counts[..., :n] << np.uint32(16)) + (counts[..., :n] >> np.uint32(16))
-    if rows.compared:
-        found[..., rows.compared] |= np.minimum(peaks[..., n:], 1) << np.uint32(31)
-    return found
+    starts, n_result_rows, n_small_rows, leaves = _places(rows)
+    n, packed, found = sums.shape[-1], None, None
+    counts = words[..., n : 2 * n].copy()
+    of_results = counts[..., :n_result_rows]
+    n_nan, n_changed = of_results >> np.uint32(_N_BITS) & _COUNT, of_results >> np.uint32(2 * _N_BITS)
+    counts[..., :n_small_rows] &= _COUNT
+    n_bad = np.add.reduceat(counts, starts, -1, np.uint32)
+    if rows.leaves:
+        peaks = np.maximum.reduceat(words[..., :n], starts, -1)[..., leaves]
+        of = (peaks >= USUAL_FROM).astype(np.uint32) + (peaks >= HUGE_FROM)
+        squares = np.add.reduceat(sums, starts, -1)[..., leaves] * _TO_RANGE[of]
+        first = np.uint32(EXPONENT_ZERO) | of << np.uint32(RANGE_AT)
+        packed = np.empty((*of.shape, n_words(LIGHT)), np.uint32)
+        columns = first, squares.astype(np.float32).view(np.uint32), peaks, n_bad[..., leaves]
+        packed[..., rows.leaves, :] = np.stack(columns, -1)
+    if rows.results:
+        begins, n_old = starts[: len(rows.results)], len(rows.of_old)
+        values = n_bad[..., : len(begins)] << np.uint32(16) | np.add.reduceat(n_nan, begins, -1, np.uint32)
+        has_changed = np.logical_or.reduceat(n_changed, begins, -1)[..., :n_old]
+        values[..., :n_old] |= has_changed.astype(np.uint32) << np.uint32(31)
+        found = np.empty_like(values)
+        found[..., rows.results] = values
+    return packed, found

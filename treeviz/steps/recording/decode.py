@@ -134,7 +134,7 @@ def stacked(measurements: Sequence[Measurement]) -> tuple[dict[str, np.ndarray],
     """The packed rows by source, and the counts of results, of measurements of one layout."""
     first = measurements[0]
     if isinstance(first, Joined):
-        return first.layout.split(_on_host([each.arrays[0] for each in measurements]))
+        return first.layout.split(*map(_on_host, zip(*(each.arrays for each in measurements), strict=True)))
     packed = {name: _on_host([each.packed[name] for each in measurements]) for name in first.packed}
     return packed, _on_host([each.counts for each in measurements]) if first.results else None
 
@@ -142,7 +142,7 @@ def stacked(measurements: Sequence[Measurement]) -> tuple[dict[str, np.ndarray],
 def counts_of(measurement: Measurement) -> np.ndarray:
     """The counts of results, which there are."""
     if isinstance(measurement, Joined):
-        return measurement.layout.split(_on_host(measurement.arrays)[0])[1]
+        return measurement.layout.split(*(_on_host([x])[0] for x in measurement.arrays))[1]
     return _on_host([measurement.counts])[0]
 
 

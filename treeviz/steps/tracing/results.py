@@ -20,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.names import RESULT_KINDS, name_of_result
 from treeviz.steps.older_jax import barrier
+from treeviz.steps.partial_sums import flat
 from treeviz.steps.reduce import blocks
 from treeviz.steps.tracing.new_params import Path
 from treeviz.steps.tracing.primitives import (
@@ -75,8 +76,8 @@ def count_in_results(
     places = [i for paths in chosen.values() for i in paths]
     if not places:
         return [], None
-    values = [barrier(lax.stop_gradient(results[i])) for i in places]
-    old = [None if (at := kinds[i][1]) is None else _bits(barrier(arguments[at])) for i in places]
+    values = [barrier(flat(results[i])) for i in places]
+    old = [None if (at := kinds[i][1]) is None else _bits(barrier(flat(arguments[at]))) for i in places]
     return trees, (count or _words)([_bits(x) for x in values], old)
 
 
@@ -122,7 +123,7 @@ def _bits(x: jax.Array) -> jax.Array:
 def _stacked(values: Sequence[jax.Array]) -> jax.Array:
     """[k, the longest]: each padded with zeros."""
     length = max(x.size for x in values)
-    rows = [lax.pad(lax.reshape(x, (x.size,)), x.dtype.type(0), [(0, length - x.size, 0)]) for x in values]
+    rows = [lax.pad(x, x.dtype.type(0), [(0, length - x.size, 0)]) for x in values]
     return lax.reshape(lax.concatenate(rows, 0), (len(rows), length))
 
 
