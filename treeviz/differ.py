@@ -58,7 +58,7 @@ class TreeDiff(DiffView):
         lines = headline(differences, tables.n_same, tables.n_unknown, values=values)
         is_cut = tables.n_same and len(tables.whole) == len(tables.brief)
         whole = tables.whole.with_headline(*lines, *(["in this page only counted"] if is_cut else []))
-        names = ["delta", "differ"] if len(found) == 1 else [f"tree{i}" for i in range(1, len(found) + 1)]
+        names = ["layers", "delta", "differ"] if len(found) == 1 else [f"tree{i}" for i in range(1, len(found) + 1)]
         both = [] if len(found) > 1 else ["left", "right"]
         super().__init__(whole, _chosen(whole, [*both, *names]), diff=_for_page(tables, found, differences))
         brief = tables.brief.with_headline(*lines)

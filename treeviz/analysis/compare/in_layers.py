@@ -25,18 +25,22 @@ def with_layers(left: Side, right: Side, found: Found, stacked: Stacked, *, rtol
     Raises:
       NoStack: A glob matches no array of the left tree.
     """
-    axes, told = stacks_in(left.table, stacked), Differences()
+    axes, told, layers = stacks_in(left.table, stacked), Differences(), {}
     for at, difference in zip(found.rows, found.differences, strict=True):
         mine, other = int(found.aligned.left[at]), int(found.aligned.right[at])
         if difference.kind in ("value", "NaN") and at in found.gaps and mine in axes:
-            layers = _layers(left.nodes[mine], right.nodes[other], axes[mine], rtol, atol)
-            where, *more = difference.hint.split("; ")
-            difference = replace(difference, hint="; ".join([f"{where}, {layers}" if layers else where, *more]))
+            if at not in layers:
+                layers[at] = _layers(left.nodes[mine], right.nodes[other], axes[mine], rtol, atol)
+            if layers[at]:
+                where, *more = difference.hint.split("; ")
+                text = _text(layers[at], left.nodes[mine].shape[axes[mine]])
+                difference = replace(difference, hint="; ".join([f"{where}, {text}", *more]))
         told.append(difference)
-    return found._replace(differences=told)
+    return found._replace(differences=told, layers=layers)
 
 
-def _layers(left: Any, right: Any, axis: int, rtol: float, atol: float) -> str:
+def _layers(left: Any, right: Any, axis: int, rtol: float, atol: float) -> list[int]:
+    """The layers that differ; none where they cannot be compared one by one."""
     n, before = left.shape[axis], (slice(None),) * axis
     try:
         if Stored in (type(left), type(right)):
@@ -45,8 +49,11 @@ def _layers(left: Any, right: Any, axis: int, rtol: float, atol: float) -> str:
             left, right = _view(left), _view(right)
             gaps = [compare_arrays(left[(*before, i)], right[(*before, i)], rtol=rtol, atol=atol) for i in range(n)]
     except CannotCompare:
-        return ""
-    differ = [i for i, gap in enumerate(gaps) if gap.n_outside or gap.n_nan]
+        return []
+    return [i for i, gap in enumerate(gaps) if gap.n_outside or gap.n_nan]
+
+
+def _text(differ: list[int], n: int) -> str:
     if len(differ) == n:
         return f"all {n} layers"
     more = f" and {len(differ) - _MOST_NAMED} more" if len(differ) > _MOST_NAMED else ""

@@ -13,6 +13,7 @@ from treeviz.analysis.compare.values import gap_details
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Note
 
+_MOST_LAYERS = 4  # in a line of text
 SAME = "same"  # in the column "diff", and the kind of rows that stand for others
 
 
@@ -58,6 +59,13 @@ def difference_columns(found: Found, shown: np.ndarray, words: np.ndarray, *, de
             _texts(found, shown, n, "left", names[0], of=lambda each: each.left),
             _texts(found, shown, n, "right", names[1], of=lambda each: each.right),
         ]
+    if found.layers:
+        texts = np.full(n, "", object)
+        for at, layers in found.layers.items():
+            more = len(layers) - _MOST_LAYERS
+            cut = layers if details or more <= 0 else layers[:_MOST_LAYERS]
+            texts[shown[at]] = ", ".join(map(str, cut)) + (f" … {more:,} more" if len(cut) < len(layers) else "")
+        columns.append(_label("layers", "layers", texts, "The layers that differ, of an array of all layers"))
     if not found.gaps:
         return columns
     delta, relative, count = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)

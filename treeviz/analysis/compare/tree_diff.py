@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +40,7 @@ class Found(NamedTuple):
       gaps: The differences of values, by aligned row.
       not_compared: Why the values of a leaf were not compared, by aligned row.
       bars: The magnitudes of both sides where values differ, by aligned row; see `magnitudes`.
+      layers: Of arrays of all layers, the layers that differ, by aligned row.
     """
 
     aligned: Aligned
@@ -47,6 +49,7 @@ class Found(NamedTuple):
     gaps: dict[int, Gap]
     not_compared: dict[int, str]
     bars: dict[int, Bars]
+    layers: Mapping[int, Sequence[int]] = {}
 
 
 def find_differences(
