@@ -40,7 +40,7 @@ SLOWEST = [
     "browser/test_live_lab.py",
     "browser/test_lab.py",
     "test_demos.py",
-    "browser/test_hosts.py",
+    "browser/test_hosts_lab.py",
     "browser/test_page.py",
     "steps/tracing/test_watch_bits.py",
     "steps/tracing/test_param_updates.py",

@@ -54,14 +54,10 @@ def chromium() -> Iterator:
 @pytest.fixture(scope="session")
 def jupyterlab(tmp_path_factory) -> Iterator:
     """The JupyterLab of this process. Test files put notebooks of different names in it, and end their kernels."""
-    with a_lab(tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
+    pytest.importorskip("jupyterlab")
+    from browser.jupyter import Lab
 
-
-@pytest.fixture(scope="session")
-def stranger(tmp_path_factory) -> Iterator:
-    """Another JupyterLab, which does not trust what ran in the first."""
-    with a_lab(tmp_path_factory.mktemp("stranger")) as lab:
+    with Lab(tmp_path_factory.mktemp("lab")) as lab:
         yield lab
 
 
@@ -91,13 +87,6 @@ def lab_window(chromium) -> Callable:
             of_lab.append((page, watch))
 
     return open_window
-
-
-def a_lab(folder: Path):
-    pytest.importorskip("jupyterlab")
-    from browser.jupyter import Lab
-
-    return Lab(folder)
 
 
 def new_context(browser, **options):

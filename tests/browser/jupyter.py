@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from browser.server import GOODBYE_S, Server
 from browser.server import PATIENCE_S as PATIENCE_S
@@ -25,15 +25,16 @@ SETTINGS = {
 
 
 class Lab(Server):
-    """A JupyterLab server, or one of Notebook. Two with different folders do not trust each other's notebooks."""
+    """A JupyterLab server, which also serves Notebook below `notebooks` and Voilà below `voila`."""
 
-    def __init__(self, folder: Path, app: Literal["jupyterlab", "notebook"] = "jupyterlab") -> None:
+    def __init__(self, folder: Path) -> None:
         self.root = folder / "notebooks"
         self.root.mkdir(parents=True)
         arguments = [
             "--no-browser",
             "--allow-root",
             "--expose-app-in-browser",
+            "--JupyterNotebookApp.expose_app_in_browser=True",
             "--ServerApp.port={port}",
             "--ServerApp.port_retries=0",
             "--ServerApp.ip=127.0.0.1",
@@ -42,8 +43,7 @@ class Lab(Server):
             "--LabApp.extension_manager=readonly",
             "--ServerApp.terminals_enabled=False",
         ]
-        super().__init__(folder, app, arguments, ready="api/status")
-        self._pages = "lab/tree" if app == "jupyterlab" else "notebooks"
+        super().__init__(folder, "jupyterlab", arguments, ready="api/status")
 
     def __enter__(self) -> Lab:
         for name, settings in SETTINGS.items():
@@ -64,8 +64,8 @@ class Lab(Server):
         for kernel in self._ask("kernels"):
             self.fetch(f"api/kernels/{kernel['id']}", "DELETE", GOODBYE_S)
 
-    def url(self, notebook: str) -> str:
-        return f"{self.address}{self._pages}/{notebook}?token={self.token}&reset"
+    def url(self, notebook: str, pages: str = "lab/tree") -> str:
+        return f"{self.address}{pages}/{notebook}?token={self.token}&reset"
 
     def _ask(self, what: str, method: str = "GET") -> Any:
         body = self.fetch(f"api/{what}", method)
@@ -82,7 +82,17 @@ def write_notebook(lab: Lab, name: str, *cells: str) -> None:
     nbformat.write(notebook, lab.root / name)
 
 
-def open_notebook(page: Any, lab: Lab, notebook: str) -> None:
+def copy_untrusted(lab: Lab, name: str) -> str:
+    """The name of a copy that nobody trusts: what stands in it has not been signed."""
+    import nbformat
+
+    notebook = nbformat.read(lab.root / name, as_version=4)
+    notebook.metadata["is_copy"] = True
+    nbformat.write(notebook, lab.root / f"untrusted-{name}")
+    return f"untrusted-{name}"
+
+
+def open_notebook(page: Any, lab: Lab, notebook: str, pages: str = "lab/tree") -> None:
     """Open it in a new page, or in the Lab that the page already shows: that takes a fifth of the time."""
     if page.url.startswith(lab.address):
         # What the command returns stays in the page: to hand a whole notebook over takes two seconds.
@@ -93,7 +103,7 @@ def open_notebook(page: Any, lab: Lab, notebook: str) -> None:
             notebook,
         )
     else:
-        page.goto(lab.url(notebook))
+        page.goto(lab.url(notebook, pages))
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=1000 * PATIENCE_S)
 
 

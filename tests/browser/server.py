@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -58,20 +57,11 @@ class Server:
     Args:
       arguments: Of the module; "{port}" and "{token}" stand for those of this server.
       ready: What is there as soon as the server is, below its address.
-      stop: The signal at which it ends in good order.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        module: str,
-        arguments: Sequence[str],
-        *,
-        ready: str = "",
-        stop: signal.Signals = signal.SIGTERM,
-    ) -> None:
+    def __init__(self, folder: Path, module: str, arguments: Sequence[str], *, ready: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._module, self._ready, self._stop = folder, module, ready, stop
+        self._folder, self._module, self._ready = folder, module, ready
         self.token = secrets.token_hex(8)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -103,7 +93,7 @@ class Server:
         raise RuntimeError(f"{self._module} did not start:\n{log.read_text(errors='replace')[-3000:]}")
 
     def __exit__(self, *_: object) -> None:
-        self._process.send_signal(self._stop)
+        self._process.terminate()
         try:
             self._process.wait(GOODBYE_S)
         except subprocess.TimeoutExpired:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from browser.driving import copied, copy_path, opened, settled
-from browser.jupyter import Lab, errors_in_cells, n_cells, run_all_cells, save, set_theme
+from browser.jupyter import copy_untrusted, errors_in_cells, n_cells, run_all_cells, save, set_theme
 
 NOTEBOOK = Path(__file__).parents[2] / "demos" / "01_see_a_model.ipynb"
 NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status")
@@ -23,25 +23,27 @@ def lab(jupyterlab):
 
 
 @pytest.fixture(scope="module")
-def open_in(lab_window):
-    """`open_in(lab)` opens the demo notebook; at the end nothing may have gone wrong there."""
-    watches = []
-    with contextlib.ExitStack() as windows:
+def open_alone(lab, lab_window):
+    """`open_alone(name)` opens a notebook in place of the one before, where nothing may have gone wrong."""
+    with contextlib.ExitStack() as window:
 
-        def open_demo(lab: Lab):
-            page, watch = windows.enter_context(lab_window(lab, NOTEBOOK.name, 1000))
-            watches.append(watch)
+        def open_notebook(name: str):
+            window.close()
+            page, watch = window.enter_context(lab_window(lab, name, 1000))
+            window.callback(check, watch)
             return page
 
-        yield open_demo
-    for watch in watches:
-        assert [trouble for trouble in watch.taken() if not NOT_OURS.search(trouble)] == []
+        yield open_notebook
+
+
+def check(watch) -> None:
+    assert [trouble for trouble in watch.taken() if not NOT_OURS.search(trouble)] == []
 
 
 @pytest.fixture(scope="module")
-def page(lab, open_in):
+def page(open_alone):
     """The demo notebook with all of its cells run."""
-    page = open_in(lab)
+    page = open_alone(NOTEBOOK.name)
     run_all_cells(page)
     assert errors_in_cells(page) == []
     return opened(page, 2)
@@ -130,10 +132,9 @@ def test_dark_follows_jupyterlab(page, shots):
     set_theme(page, "JupyterLab Light")
 
 
-def test_untrusted_the_first_rows_are_still_readable(page, lab, open_in, stranger, shots):
+def test_untrusted_the_first_rows_are_still_readable(page, lab, open_alone, shots):
     save(page)
-    shutil.copy(lab.root / NOTEBOOK.name, stranger.root)
-    untrusted = open_in(stranger)
+    untrusted = open_alone(copy_untrusted(lab, NOTEBOOK.name))
     details = untrusted.locator(".jp-OutputArea details").first
     details.wait_for()
     settled(untrusted)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import time
 
 import nbformat
 import pytest
-from browser.conftest import TIMEOUT_MS
+from browser.conftest import TIMEOUT_MS, new_window
 from browser.driving import settled
 from browser.jupyter import (
-    Lab,
+    close_notebooks,
+    copy_untrusted,
     errors_in_cells,
     n_cells,
+    open_notebook,
     run_all_cells,
     save,
     set_theme,
@@ -72,30 +73,33 @@ def until(page, expression: str, expected: str) -> None:
 def lab(jupyterlab):
     write_notebook(jupyterlab, "explore.ipynb", SETUP, "one", "other", "")
     write_notebook(jupyterlab, "many.ipynb", SETUP, MANY, "display(one)\ndisplay(one)", FED)
+    write_notebook(jupyterlab, "strict.ipynb", SETUP, "one")
     yield jupyterlab
     jupyterlab.end_kernels()
 
 
 @pytest.fixture(scope="module")
-def open_in(lab_window):
-    """`open_in(lab)` opens the notebook; at the end nothing may have gone wrong there."""
-    watched = []
-    with contextlib.ExitStack() as windows:
+def open_alone(lab, lab_window):
+    """`open_alone(name)` opens a notebook in place of the one before, where nothing may have gone wrong."""
+    with contextlib.ExitStack() as window:
 
-        def open_window(lab: Lab, expected: re.Pattern = NOT_OURS, name: str = "explore.ipynb"):
-            page, watch = windows.enter_context(lab_window(lab, name, 1400))
-            watched.append((watch, expected))
+        def open_notebook(name: str, expected: re.Pattern = NOT_OURS):
+            window.close()
+            page, watch = window.enter_context(lab_window(lab, name, 1400))
+            window.callback(check, watch, expected)
             return page
 
-        yield open_window
-    for watch, expected in watched:
-        troubles = [trouble for trouble in watch.taken() if not NOT_OURS.search(trouble)]
-        assert [trouble for trouble in troubles if not expected.search(trouble)] == []
+        yield open_notebook
+
+
+def check(watch, expected: re.Pattern) -> None:
+    troubles = [trouble for trouble in watch.taken() if not NOT_OURS.search(trouble)]
+    assert [trouble for trouble in troubles if not expected.search(trouble)] == []
 
 
 @pytest.fixture(scope="module")
-def page(lab, open_in):
-    page = open_in(lab)
+def page(open_alone):
+    page = open_alone("explore.ipynb")
     run_all_cells(page)
     assert errors_in_cells(page) == []
     for i in range(2):
@@ -224,7 +228,7 @@ def test_a_closed_explorer_is_gone(page):
 
 
 def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trusts_it_or_no_kernel_answers(
-    page, lab, open_in, lab_window, stranger, shots
+    page, lab, open_alone, shots
 ):
     begin_to_be_busy(page)
     save(page)
@@ -233,46 +237,45 @@ def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trust
     outputs = [output.data for cell in saved.cells for output in cell.outputs]
     assert [len(data.get("text/html", "")) > 0 for data in outputs] == [False, True, False, True]
     assert "treeviz" in outputs[1]["text/html"] and len(outputs[1]["text/html"]) < 60_000
-    shutil.copy(lab.root / "explore.ipynb", stranger.root)
-    untrusted = open_in(stranger)
+    untrusted = open_alone(copy_untrusted(lab, "explore.ipynb"))
     untrusted.locator(".jp-OutputArea details").first.wait_for()
     assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
     assert "embed" in untrusted.locator(".jp-OutputArea:has(details)").first.inner_text()
     untrusted.screenshot(path=shots / "explore-untrusted.png")
-    page.close()
+    close_notebooks(untrusted)
     lab.end_kernels()
-    with lab_window(lab, "explore.ipynb", 1400) as (alone, watch):
-        alone.get_by_text("Saved view. Run the cell to explore live.").first.wait_for()
-        alone.get_by_role("tree").first.wait_for()
-        alone.get_by_role("searchbox").first.fill("embed")
-        alone.get_by_text(re.compile("1 match|1 of 1")).first.wait_for()
-        alone.screenshot(path=shots / "explore-no-kernel.png")
-    troubles = [trouble for trouble in watch.taken() if not NOT_OURS.search(trouble)]
-    assert [trouble for trouble in troubles if not MODEL_NOT_FOUND.search(trouble)] == []
+    alone = open_alone("explore.ipynb", MODEL_NOT_FOUND)
+    alone.get_by_text("Saved view. Run the cell to explore live.").first.wait_for()
+    alone.get_by_role("tree").first.wait_for()
+    alone.get_by_role("searchbox").first.fill("embed")
+    alone.get_by_text(re.compile("1 match|1 of 1")).first.wait_for()
+    alone.screenshot(path=shots / "explore-no-kernel.png")
 
 
-def test_where_the_policy_forbids_blob_the_page_stands_and_says_why(open_in, tmp_path_factory, shots):
-    folder = tmp_path_factory.mktemp("strict")
-    (folder / "config").mkdir()
-    policy = "script-src 'self' 'unsafe-inline' 'unsafe-eval'"
-    settings = {"headers": {"Content-Security-Policy": policy}}
-    (folder / "config" / "jupyter_server_config.py").write_text(f"c.ServerApp.tornado_settings = {settings!r}\n")
-    with Lab(folder) as strict:
-        write_notebook(strict, "explore.ipynb", SETUP, "one")
-        page = open_in(strict, NO_BLOB)
-        run_all_cells(page)
-        page.get_by_text("forbids blob:").wait_for()
-        page.get_by_role("tree").wait_for()
-        rows(settled(page), "embed").click()
-        page.get_by_text("params['embed']").first.wait_for()
-        page.screenshot(path=shots / "explore-no-blob.png")
-        page.close()
+def test_where_the_policy_forbids_blob_the_page_stands_and_says_why(lab, chromium, shots):
+    def forbid(route) -> None:
+        answer = route.fetch()
+        policy = "script-src 'self' 'unsafe-inline' 'unsafe-eval'"
+        route.fulfill(response=answer, headers={**answer.headers, "content-security-policy": policy})
+
+    page, watch = new_window(chromium, viewport={"width": 1280, "height": 1400})
+    page.route(lambda url: url == lab.url("strict.ipynb"), forbid)
+    page.context.grant_permissions(["local-network-access"])  # Chromium does not know from where such a page came
+    open_notebook(page, lab, "strict.ipynb")
+    run_all_cells(page)
+    page.get_by_text("forbids blob:").wait_for()
+    page.get_by_role("tree").wait_for()
+    rows(settled(page), "embed").click()
+    page.get_by_text("params['embed']").first.wait_for()
+    page.screenshot(path=shots / "explore-no-blob.png")
+    page.context.close()
+    check(watch, NO_BLOB)
 
 
 @pytest.fixture(scope="module")
-def crowd(lab, open_in):
+def crowd(open_alone):
     """Twenty explorers, another one twice, and a function that is fed with what is selected in it."""
-    page = open_in(lab, name="many.ipynb")
+    page = open_alone("many.ipynb")
     run_all_cells(page)
     assert errors_in_cells(page) == []
     for i in range(22):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 
 import pytest
 from browser.conftest import Watch, new_context
 from browser.driving import settled
-from browser.jupyter import PATIENCE_S, Lab, errors_in_cells, open_notebook, run_all_cells
+from browser.jupyter import PATIENCE_S, errors_in_cells, open_notebook, run_all_cells, write_notebook
 from browser.server import Server
 from notebooks import executed
 
 pytest.importorskip("anywidget")
 
-# Notebook 7.6 looks for settings of its own that are not there, also in an empty notebook; Voilà 0.5 for an extension.
-NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status|lab-extension|reading 'schema'")
+# Notebook 7.6 looks for settings of its own that are not there, also in an empty notebook, and for the files of the Lab
+# that serves it; Voilà 0.5 for an extension.
+NOT_OURS = re.compile(
+    r"favicon|ResizeObserver loop|was preloaded|/lsp/status|lab-extension|reading 'schema'|filebrowser:open-path"
+)
 # What their templates ask the network for; it is not let through.
 OF_THE_TEMPLATE = re.compile(r"https://(cdn\.jsdelivr\.net/npm/@fortawesome|cdnjs\.cloudflare\.com/ajax/libs)/")
 DEMO = Path(__file__).parents[2] / "demos" / "03_explore.ipynb"
@@ -79,14 +81,6 @@ def open_window(chromium):
         assert [trouble for trouble in troubles if not OF_THE_TEMPLATE.search(trouble)] == []
 
 
-def write_notebook(file: Path, *cells: str) -> None:
-    nbformat = pytest.importorskip("nbformat")
-    notebook = nbformat.v4.new_notebook()
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
-    nbformat.write(notebook, file)
-
-
 def check_explorer(page, heard: str) -> None:
     """It is a widget, it searches, and Python hears which row is clicked, and has the very array of it."""
     explorer = page.locator("[data-treeviz-widget]")
@@ -104,33 +98,33 @@ def check_explorer(page, heard: str) -> None:
     explorer.get_by_text("params['embed']", exact=True).first.wait_for()
 
 
-def test_notebook_7_hears_what_is_clicked(open_window, tmp_path, shots):
+@pytest.fixture(scope="module")
+def lab(jupyterlab):
+    write_notebook(jupyterlab, "hosted.ipynb", SETUP, EXPLORE, "tv.render(params)")
+    yield jupyterlab
+    jupyterlab.end_kernels()
+
+
+def test_notebook_7_hears_what_is_clicked(lab, open_window, shots):
     pytest.importorskip("notebook")
-    with Lab(tmp_path / "server", "notebook") as notebook:
-        write_notebook(notebook.root / "explore.ipynb", SETUP, EXPLORE, "tv.render(params)")
-        page = open_window()
-        open_notebook(page, notebook, "explore.ipynb")
-        run_all_cells(page)
-        assert errors_in_cells(page) == []
-        check_explorer(page, "heard ['embed']: True")
-        page.get_by_role("tree").nth(1).wait_for()
-        page.screenshot(path=shots / "hosts-notebook.png")
-        page.close()
+    page = open_window()
+    open_notebook(page, lab, "hosted.ipynb", "notebooks")
+    run_all_cells(page)
+    assert errors_in_cells(page) == []
+    check_explorer(page, "heard ['embed']: True")
+    page.get_by_role("tree").nth(1).wait_for()
+    page.screenshot(path=shots / "hosts-notebook.png")
+    page.close()
 
 
-def test_voila_hears_what_is_clicked(open_window, tmp_path, shots):
+def test_voila_hears_what_is_clicked(lab, open_window, shots):
     pytest.importorskip("voila")
-    file = tmp_path / "explore.ipynb"
-    write_notebook(file, SETUP, EXPLORE, "tv.render(params)")
-    arguments = [str(file), "--no-browser", "--port={port}", "--port_retries=0", "--Voila.ip=127.0.0.1"]
-    # It ends its kernels when it is interrupted, and not when it is terminated.
-    with Server(tmp_path, "voila", arguments, ready="voila/static/voila.js", stop=signal.SIGINT) as voila:
-        page = open_window()
-        page.goto(voila.address)
-        check_explorer(page, "heard ['embed']: True")
-        page.get_by_role("tree").nth(1).wait_for()
-        page.screenshot(path=shots / "hosts-voila.png")
-        page.close()
+    page = open_window()
+    page.goto(lab.url("hosted.ipynb", "voila/render"))
+    check_explorer(page, "heard ['embed']: True")
+    page.get_by_role("tree").nth(1).wait_for()
+    page.screenshot(path=shots / "hosts-voila.png")
+    page.close()
 
 
 # A locator does not look into frames: what it finds is in the page itself.
