@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import treeviz
+from treeviz.analysis.details.window import window
+from treeviz.explorer.explored import window_section
 from treeviz.reader import identifier, read
 from treeviz.tree.files.entries import LoadError
 from treeviz.tree.files.nested import nested
@@ -254,6 +256,29 @@ def test_values_are_compared_with_those_of_a_file_piece_by_piece(tmp_path, monke
     np.savez(tmp_path / "n.npz", **there)
     found = treeviz.diff(file, read(tmp_path / "n.npz"))
     assert [each.path for each in found.differences] == ["['a']", "['b']", "['c']"] and not found.not_compared
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
+def test_a_window_of_an_array_in_a_file_has_its_values_and_reads_no_more_than_that(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr("treeviz.tree.stored.CHUNK", 1 << 12)
+    rng = np.random.default_rng(0)
+    truth = np.asarray(rng.normal(size=(3, 70, 100)), np.float32, order="F" if suffix == "npy" else "C")
+    path = tmp_path / f"m.{suffix}"
+    if suffix == "safetensors":
+        write_safetensors(path, {"x": ("F32", truth)})
+    else:
+        np.save(path, truth) if suffix == "npy" else np.savez_compressed(path, x=truth)
+    (stored,) = jax.tree.leaves(read(path))
+    for axes, starts in (((), ()), ((1, 2), (2, 6, 36)), ((0, 1), (0, 3, 99)), ((2, 0), (1, 69, 30))):
+        part, expected = window(stored, axes, starts), window(truth, axes, starts)
+        np.testing.assert_array_equal(part.values, expected.values)
+        assert part[2:] == expected[2:] and part.is_here.all()
+    (section,) = window_section(stored, (1, 2), (2, 6, 36))
+    assert (section["kind"], section["starts"], section["sizes"]) == ("window", (2, 6, 36), (1, 64, 64))
+    if suffix == "safetensors":
+        os.truncate(path, path.stat().st_size - truth[2].nbytes)
+        np.testing.assert_array_equal(window(stored, (1, 2), (1, 0, 0)).values, truth[1, :64, :64])
+    assert window(Stored((), np.dtype(np.int8), lambda _: iter([np.ones(1, np.int8)]))).values == [[1]]
 
 
 def test_a_quantized_array_tells_of_the_scale_beside_it(tmp_path):

@@ -57,6 +57,9 @@ def test_a_folder_of_orbax_is_the_tree_that_was_saved(orbax, tmp_path, options):
     }
     ours = {leaf.name: (leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(read(path))}
     assert ours == theirs and "layers.1.w" in ours
+    stored, array = read(path)["layers"][1]["w"], np.asarray(MODEL["layers"][1]["w"])
+    place = tuple(slice(size // 2, size) for size in array.shape)
+    np.testing.assert_array_equal(stored.part(place), array[place])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -234,6 +237,14 @@ def test_a_file_of_pytorch_is_the_tree_of_its_tensors(tmp_path):
     np.testing.assert_array_equal(np.asarray(tree["t"]), np.arange(6).reshape(2, 3).T)
     assert np.asarray(tree["z"]) == 2
     assert treeviz.walk(tree).find("rows")[0].facts.text == "sparse_coo"
+
+    state = {f"layers.{i}.w": torch.full((2, 3), i) for i in range(3)}
+    for shard, names in (("a.bin", ["layers.0.w"]), ("b.bin", ["layers.1.w", "layers.2.w"])):
+        torch.save({name: state[name] for name in names}, tmp_path / shard)
+    where = {"layers.0.w": "a.bin", "layers.1.w": "b.bin", "layers.2.w": "b.bin"}
+    (tmp_path / "m.bin.index.json").write_text(json.dumps({"weight_map": where}))
+    for index in (tmp_path, tmp_path / "m.bin.index.json"):
+        assert [np.asarray(layer["w"])[1, 2] for layer in read(index)["layers"]] == [0, 1, 2]
 
     class Bomb:
         def __reduce__(self):

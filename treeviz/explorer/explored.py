@@ -13,7 +13,7 @@ from treeviz.analysis.details.sections import (
     Part,
     Section,
     detail_parts,
-    is_array,
+    has_values,
     plain_array,
     referrers_button,
     referrers_section,
@@ -149,7 +149,7 @@ def window_section(node: Any, axes: Sequence[int] = (), starts: Sequence[int] = 
     """A picture of a part of an array, and what the page needs to request another part."""
     from treeviz.integrations.treescope import is_drawable
 
-    if not is_array(node) or not is_drawable(node := plain_array(node)):
+    if not has_values(node) or not is_drawable(node := plain_array(node)):
         return []
     return [drawn_section(window(node, axes, starts), node.shape, str(node.dtype))]
 

@@ -14,7 +14,7 @@ from treeviz.analysis.details.sections import (
     Part,
     Section,
     detail_parts,
-    is_array,
+    has_values,
     plain_array,
     statistics,
     text,
@@ -167,7 +167,7 @@ class ExploredDiff:
             gone = text(f"{name}: {error}", "gone")
             yield lambda: [gone]
             return
-        if is_array(leaf):
+        if has_values(leaf):
             yield lambda: self._window(row, side)
             yield lambda: [_of(side, each) for each in statistics(leaf)]
         else:

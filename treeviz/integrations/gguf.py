@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from treeviz.integrations import not_installed
-from treeviz.tree.files.entries import at, n_bytes_of, without_repeats
+from treeviz.tree.files.entries import At, n_bytes_of, without_repeats
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.stored import CHUNK, Stored
 
@@ -77,10 +77,10 @@ def _stored(path: Path, name: str, kind: Any, shape: tuple[int, ...], n_bytes: i
     from gguf import GGML_QUANT_SIZES
 
     if kind.name in _PLAIN:
-        return Stored(shape, np.dtype(_PLAIN[kind.name]), at(path, start), name, n_bytes)
+        return Stored(shape, np.dtype(_PLAIN[kind.name]), At(path, start), name, n_bytes)
     n_in_block, n_bytes_of_block = GGML_QUANT_SIZES[kind]
     text = f"blocks of {n_in_block} in {n_bytes_of_block} bytes"
-    return Stored(shape, np.dtype(np.float32), partial(_values, at(path, start), kind), name, n_bytes, kind.name, text)
+    return Stored(shape, np.dtype(np.float32), partial(_values, At(path, start), kind), name, n_bytes, kind.name, text)
 
 
 def _values(chunks: Any, kind: Any, stored: Stored) -> Iterator[np.ndarray]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -252,12 +252,12 @@ class _Headers:
         read = self._from_database if self._has_database else self._from_folders
         found: dict[str, Stored] = {}
         for header in _HEADERS:
-            left = [name for name in names if name not in found]
+            left, values = [name for name in names if name not in found], _Values(self, header)
             known: dict[bytes, tuple[tuple[int, ...], np.dtype]] = {}  # the arrays of a model have few shapes
             for name, text in read(left, header):
                 if text not in known:
                     known[text] = _shape_and_dtype(name, text, header)
-                found[name] = Stored(*known[text], partial(self._values, header), name)
+                found[name] = Stored(*known[text], values, name)
         return found
 
     def _from_database(self, names: Sequence[str], header: str) -> Iterator[tuple[str, bytes]]:
@@ -290,13 +290,28 @@ class _Headers:
         files = {"driver": "file", "path": f"{self._folder.absolute()}/"}
         return {"driver": "ocdbt", "base": files} if self._has_database else files
 
-    def _values(self, header: str, stored: Stored) -> Iterator[np.ndarray]:
+    def opened(self, header: str, stored: Stored) -> Any:
+        """The array in TensorStore."""
         kvstore = self._kvstore()
         kvstore["path"] = f"{kvstore.get('path', '')}{stored.name}/"
         spec = {"driver": _HEADERS[header], "kvstore": kvstore}
         array = _tensorstore().open(spec, open=True, read=True, context=_context()).result(_READ_S)
         if tuple(array.shape) != stored.shape or array.dtype.numpy_dtype != stored.dtype:
             raise ValueError("the array in the checkpoint is another now")
+        return array
+
+
+class _Values(NamedTuple):
+    """Reads the values of arrays."""
+
+    headers: _Headers
+    header: str
+
+    def part(self, stored: Stored, place: tuple[slice, ...]) -> np.ndarray:
+        return np.asarray(self.headers.opened(self.header, stored)[place].read().result(_READ_S))
+
+    def __call__(self, stored: Stored) -> Iterator[np.ndarray]:
+        array = self.headers.opened(self.header, stored)
         if not stored.shape:
             yield np.asarray(array.read().result()).reshape(-1)
             return

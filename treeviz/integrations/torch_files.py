@@ -15,6 +15,7 @@ import numpy as np
 from treeviz.integrations import not_installed
 from treeviz.tree.files.entries import LoadError, Unread, refuse
 from treeviz.tree.files.nested import nested, with_scales
+from treeviz.tree.files.safetensors import Pairs, read_index
 from treeviz.tree.safe_repr import error_text, visible
 from treeviz.tree.stored import CHUNK, Stored
 
@@ -25,6 +26,25 @@ _MOST_LEVELS = 100
 
 def read_torch(path: Path) -> Any:
     """The tree in the file; a dict of dotted names, as of `state_dict`, is nested."""
+    torch, found = _loaded(path)
+    return _Converter(torch).tree(found, "", 0)
+
+
+def read_torch_index(path: Path) -> Pairs:
+    """The tensors of `pytorch_model.bin.index.json`, each from the file that the index names, in the same folder."""
+    return read_index(path, _named)
+
+
+def _named(path: Path) -> Pairs:
+    torch, found = _loaded(path)
+    if not isinstance(found, dict):
+        raise ValueError("it has no names")
+    convert = _Converter(torch).tree
+    return ((str(name), convert(each, str(name), 1)) for name, each in found.items())
+
+
+def _loaded(path: Path) -> tuple[Any, Any]:
+    """PyTorch, and what it finds in a file."""
     _check_archive(path)
     try:
         import torch
@@ -44,7 +64,7 @@ def read_torch(path: Path) -> Any:
                     f"treeviz.render(tree). ({visible(_cause(why), 200)})"
                 ) from None
             raise ValueError(error_text(error)) from None
-    return _Converter(torch).tree(found, "", 0)
+    return torch, found
 
 
 def _cause(why: str) -> str:

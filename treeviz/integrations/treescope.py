@@ -15,6 +15,7 @@ from treeviz.analysis.details.window import Window
 from treeviz.analysis.stats.host import host_view
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.safe_repr import aval_text
+from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 from treeviz.tree.tracers import Tracer
 from treeviz.views.html.escape import attribute, text
@@ -76,7 +77,8 @@ def is_drawable(node: Any) -> bool:
         if jnp.issubdtype(node.dtype, jax.dtypes.extended) or node.is_deleted():
             return False
         return node.size > 0
-    return isinstance(node, np.ndarray) and node.size > 0 and node.dtype.names is None and _is_number(node.dtype)
+    is_array = isinstance(node, np.ndarray) or type(node) is Stored
+    return is_array and node.size > 0 and node.dtype.names is None and _is_number(node.dtype)
 
 
 def _is_number(dtype: np.dtype) -> bool:

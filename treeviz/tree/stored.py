@@ -64,6 +64,25 @@ class Stored:
                 tell(chunk.nbytes)
             yield chunk
 
+    def part(self, place: tuple[slice, ...]) -> np.ndarray:
+        """A part of a few thousand values, read alone where the format allows it, else from the first value on.
+
+        Args:
+          place: For each axis a slice of at least one index, without steps.
+        """
+        read = getattr(self.chunks_of, "part", None)
+        if read is not None:
+            return read(self, place)
+        places, at = places_of(self, place), 0
+        values, last = np.empty(places.shape, self.dtype), places.max()
+        for chunk in self.chunks():
+            is_here = (places >= at) & (places < at + len(chunk))
+            values[is_here] = chunk[places[is_here] - at]
+            at += len(chunk)
+            if at > last:
+                break
+        return values
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("the values of an array in a file cannot be had without a copy")
@@ -73,6 +92,14 @@ class Stored:
             at += len(chunk)
         values = values.reshape(self.shape, order=self.order)  # type: ignore[call-overload]
         return values if dtype is None else values.astype(dtype)
+
+
+def places_of(stored: Stored, place: tuple[slice, ...]) -> np.ndarray:
+    """Where the values of a part stand among those of the array as they follow each other in the file."""
+    if not place:
+        return np.zeros((), np.int64)
+    indices = np.ix_(*(np.arange(each.start, each.stop) for each in place))
+    return np.asarray(np.ravel_multi_index(indices, stored.shape, order=stored.order))  # type: ignore[call-overload]
 
 
 def chunks_from(open_values: Callable[[], AbstractContextManager[IO[bytes]]], stored: Stored) -> Iterator[np.ndarray]:

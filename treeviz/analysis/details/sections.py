@@ -84,6 +84,11 @@ def is_array(node: Any) -> bool:
     return has_base(cls, np.ndarray) or class_name(cls) == "ArrayImpl"
 
 
+def has_values(node: Any) -> bool:
+    """Whether it is an array, also one in a file."""
+    return is_array(node) or type(node) is Stored
+
+
 def plain_array(array: Any) -> Any:
     """The array; a subclass of `numpy.ndarray` as a plain one."""
     return np.ndarray.view(array, np.ndarray) if has_base(type(array), np.ndarray) else array
@@ -112,7 +117,7 @@ def detail_parts(node: Any, kind: str, budget: Budget, *, stats: bool = True) ->
         yield lambda: _outline_section("inside (invisible to JAX)", contents(node), budget)
     if kind in ("key", "abstract", "ref") or class_name(type(node)) == "ArrayImpl":
         yield lambda: shard_section(node)
-    if stats and (is_array(node) or type(node) is Stored):
+    if stats and has_values(node):
         yield lambda: statistics(node)
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from treeviz.analysis.stats.host import host_view, lies_on_host
+from treeviz.tree.stored import Stored
 
 MOST = 64  # rows, and columns
 MOST_NAMED = 8  # devices of other processes
@@ -38,7 +39,7 @@ class Window(NamedTuple):
     elsewhere: tuple[str, ...]
 
 
-def window(array: jax.Array | np.ndarray, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> Window:
+def window(array: jax.Array | np.ndarray | Stored, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> Window:
     """The part of an array from `starts` on: 64 × 64 along two axes, of size 1 along the others.
 
     A sharded array is not gathered: the overlap of each shard with the window is sliced on its device and
@@ -75,6 +76,8 @@ def window(array: jax.Array | np.ndarray, axes: Sequence[int] = (), starts: Sequ
 def _read(array: Any, starts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple, tuple]:
     if not isinstance(array, jax.Array):
         place = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+        if type(array) is Stored:
+            return array.part(place) if 0 not in sizes else np.empty(sizes, array.dtype), np.ones(sizes, bool), (), ()
         return np.array(np.ndarray.view(array, np.ndarray)[place]), np.ones(sizes, bool), (), ()
     values, is_here, devices = np.zeros(sizes, array.dtype), np.zeros(sizes, bool), []
     for shard in array.addressable_shards:

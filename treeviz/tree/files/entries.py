@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,8 +15,9 @@ import numpy as np
 
 from treeviz.tree.describers import Description, describes
 from treeviz.tree.safe_repr import visible
-from treeviz.tree.stored import Stored, chunks_from
+from treeviz.tree.stored import Stored, chunks_from, places_of
 
+_PAGE = 4096  # bytes
 MOST_TOKENS = 6_000_000  # of JSON: commas and brackets; an array of a checkpoint has some ten
 
 
@@ -38,19 +38,34 @@ def _(unread: Unread) -> Description:
     return Description(kind="opaque", type=unread.type, text=unread.text, transparent=True)
 
 
-def at(path: Path, start: int) -> Callable[[Stored], Iterator[np.ndarray]]:
+@dataclass(frozen=True, slots=True)
+class At:
     """Reads the values that stand in a file from `start` on."""
-    return partial(_read_at, path, start)
 
+    path: Path
+    start: int
 
-def _read_at(path: Path, start: int, stored: Stored) -> Iterator[np.ndarray]:
-    @contextmanager
-    def open_values() -> Iterator[IO[bytes]]:
-        with open(path, "rb") as file:
-            file.seek(start)
-            yield file
+    def __call__(self, stored: Stored) -> Iterator[np.ndarray]:
+        @contextmanager
+        def open_values() -> Iterator[IO[bytes]]:
+            with open(self.path, "rb") as file:
+                file.seek(self.start)
+                yield file
 
-    return chunks_from(open_values, stored)
+        return chunks_from(open_values, stored)
+
+    def part(self, stored: Stored, place: tuple[slice, ...]) -> np.ndarray:
+        """A part of the array; of the file some pages for each row."""
+        places, size = places_of(stored, place), stored.dtype.itemsize
+        ordered = np.sort(places, axis=None)
+        values = np.empty(ordered.shape, stored.dtype)
+        runs = np.flatnonzero(np.diff(ordered) * size > _PAGE) + 1  # read at once
+        with open(self.path, "rb") as file:
+            for i, j in zip([0, *runs], [*runs, len(ordered)], strict=True):
+                first, n = int(ordered[i]), int(ordered[j - 1] - ordered[i]) + 1
+                file.seek(self.start + first * size)
+                values[i:j] = np.frombuffer(file.read(n * size), stored.dtype, n)[ordered[i:j] - first]
+        return values[np.searchsorted(ordered, places)]
 
 
 def refuse(why: str) -> Callable[[Stored], Iterator[np.ndarray]]:

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from treeviz.tree.files.entries import Unread, at, n_bytes_of
+from treeviz.tree.files.entries import At, Unread, n_bytes_of
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.stored import Stored
 
@@ -159,7 +159,7 @@ class _Scanner:
         dtype = np.dtype(getattr(ml_dtypes, dtype_name, None) or dtype_name)
         if dtype.hasobject or n_bytes_of(shown, shape, dtype) != data.n:
             raise ValueError(f"{shown!r} has {data.n:,} bytes, and needs others for {tuple(shape)} of {dtype}")
-        return Stored(tuple(shape), dtype, at(self._path, data.start), name)
+        return Stored(tuple(shape), dtype, At(self._path, data.start), name)
 
     def _chunked(self, found: dict[Any, Any], name: str) -> Stored:
         shown = visible(name, 200)

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from treeviz.tree.files.entries import Unread, at, n_bytes_of, refuse
+from treeviz.tree.files.entries import At, Unread, n_bytes_of, refuse
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.stored import Stored, chunks_from
 
@@ -45,7 +45,7 @@ def read_npy(path: Path) -> Stored:
     with open(path, "rb") as file:
         header = _read_header(file, "the array")
         _check_size("the array", header, os.fstat(file.fileno()).st_size)
-    return header.stored(at(path, header.start), path.name)
+    return header.stored(At(path, header.start), path.name)
 
 
 def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
@@ -89,7 +89,7 @@ def read_eqx(path: Path) -> list[Stored]:
             header = _read_header(file, name)
             header = header._replace(start=start + header.start)
             _check_size(name, header, size)
-            arrays.append(header.stored(at(path, header.start), name))
+            arrays.append(header.stored(At(path, header.start), name))
             file.seek(header.start + header.n_bytes)
     return arrays
 

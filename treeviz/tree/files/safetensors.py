@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from treeviz.tree.files.entries import LoadError, at, n_bytes_of, parse_json, read_bounded, refuse, without_repeats
+from treeviz.tree.files.entries import At, LoadError, n_bytes_of, parse_json, read_bounded, refuse, without_repeats
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.stored import Stored
 
@@ -50,6 +50,7 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
             raise ValueError(f"its header would be {n_header:,} bytes long, the file has {size:,}")
         text = file.read(n_header)
     header = _header(text)
+    del text  # 12 MB for 100,000 tensors
     n_data, start_of_data = size - 8 - n_header, 8 + n_header
     ranges: list[tuple[int, int, str]] = []
     known: dict[tuple[str, tuple[int, ...]], _Kind] = {}  # the arrays of a model have few shapes
@@ -65,21 +66,28 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
             kind = known[dtype, shape] = _kind(_shown(key), dtype, shape, end - start)
         if end - start != kind.n_bytes:
             raise ValueError(f"{_shown(key)} has {end - start:,} bytes, and needs {kind.n_bytes:,}")
-        chunks = at(path, start_of_data + start)
+        chunks = At(path, start_of_data + start)
         chunks = chunks if kind.values is None else partial(kind.values, chunks)
         yield key, Stored(kind.shape, kind.dtype, chunks, key, kind.n_bytes, kind.stored_as, kind.text)
     _check_ranges(ranges, n_data)
 
 
-def read_index(path: Path) -> Iterator[tuple[str, Stored]]:
-    """The tensors of `model.safetensors.index.json`, each from the file that the index names, in the same folder."""
+Pairs = Iterator[tuple[str, Any]]
+
+
+def read_index(path: Path, read: Callable[[Path], Pairs] = read_safetensors) -> Pairs:
+    """The tensors of `model.safetensors.index.json`, each from the file that the index names, in the same folder.
+
+    Args:
+      read: Reads such a file.
+    """
     index = parse_json(read_bounded(path, MAX_HEADER))
     shard_of = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shard_of, dict) or not all(isinstance(shard, str) for shard in shard_of.values()):
         raise ValueError("it has no weight_map, which names the file of each tensor")
     for shard in sorted(set(shard_of.values())):
         wanted = {name for name, where in shard_of.items() if where == shard}
-        for name, stored in _shard(path.parent, shard):
+        for name, stored in _shard(path.parent, shard, read):
             if name in wanted:
                 wanted.remove(name)
                 yield name, stored
@@ -89,7 +97,7 @@ def read_index(path: Path) -> Iterator[tuple[str, Stored]]:
             )
 
 
-def read_shards(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, Stored]]:
+def read_shards(folder: Path, names: Sequence[str]) -> Pairs:
     """The tensors of a folder: by its index, or of every `.safetensors` file there."""
     indices = [name for name in names if name.endswith(_INDEX)]
     if len(indices) > 1:
@@ -100,17 +108,17 @@ def read_shards(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, Store
         yield from read_index(folder / indices[0])
     else:
         for name in names:
-            yield from _shard(folder, name)
+            yield from _shard(folder, name, read_safetensors)
 
 
-def _shard(folder: Path, name: str) -> Iterator[tuple[str, Stored]]:
+def _shard(folder: Path, name: str, read: Callable[[Path], Pairs]) -> Pairs:
     path, shown = folder / name, visible(name, 100)
     if "/" in name or "\\" in name or "\0" in name or name in ("", ".", ".."):
         raise ValueError(f"the shard {shown!r} is not in its folder: nothing outside is read")
     if not path.is_file():
         raise LoadError(f"{visible(str(folder), 500)}: the shard {shown} is not there")
     try:
-        yield from read_safetensors(path)
+        yield from read(path)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"in the shard {shown}: {error}") from error
 
