@@ -63,19 +63,28 @@ def assert_told(told: dict[str, np.ndarray], leaf: int, x) -> None:
             np.testing.assert_allclose(values[leaf], expected[name], rtol=5e-6, atol=slack, err_msg=name)
 
 
-def sample(dtype: str, shape, seed=0) -> jax.Array:
+def sample(dtype: str, shape, seed=0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(shape) * 2.0 ** rng.integers(-5, 5, shape)
     x = x + 1j * rng.standard_normal(shape) if dtype == "complex64" else x
     x[rng.random(shape) < 0.1] = 0
-    return jnp.asarray(x).astype(dtype)
+    return x.astype(jnp.dtype(dtype))
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def full(shape, value, dtype="float32") -> np.ndarray:
+    """By NumPy: of `jnp.full`, each shape is a program to compile."""
+    return np.full(shape, value, jnp.dtype(dtype))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @precise
 def test_every_dtype_agrees_with_float64(dtype):
     shapes = [(40, 50), (300, 200), (20_000,), (1,), (1, 1), (3, 1, 7000)]
-    leaves = [sample(dtype, shape) for shape in shapes] + [sample(dtype, (3,))[2]]
+    leaves = [sample(dtype, shape) for shape in shapes] + [sample(dtype, (3,))[2:].reshape(())]
     told = numbers(leaves, HISTOGRAM)
     for leaf, x in enumerate(leaves):
         assert_told(told, leaf, x)
@@ -84,13 +93,13 @@ def test_every_dtype_agrees_with_float64(dtype):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 1)], ids=str)
 def test_a_single_small_leaf_agrees_with_float64(dtype, shape):
-    x = jnp.full(shape, -2, dtype)
+    x = full(shape, -2, dtype)
     assert_told(numbers([x], LIGHT), 0, x)
 
 
 def test_norms_are_right_where_their_squares_are_no_float32():
     for value in (1e20, 1e-25, 3e38, 1e-37, 1e14, 2.0**-60, 1.0):
-        leaves = [jnp.full(shape, value, jnp.float32) for shape in ((7, 9), (200, 300))]
+        leaves = [full(shape, value) for shape in ((7, 9), (200, 300))]
         told = numbers(leaves)
         for leaf, x in enumerate(leaves):
             assert_told(told, leaf, x)
@@ -100,7 +109,7 @@ def test_norms_are_right_where_their_squares_are_no_float32():
 def test_norms_are_right_where_magnitudes_of_all_sizes_meet():
     rng = np.random.default_rng(0)
     for low, high in [(-120, 120), (-120, -50), (-70, -50), (40, 60), (40, 120), (-63, -57)]:
-        x = jnp.asarray(np.exp2(rng.uniform(low, high, (100, 200))).astype(np.float32))
+        x = np.exp2(rng.uniform(low, high, (100, 200))).astype(np.float32)
         leaves = [x, x[0], x[:, :1]]
         told = numbers(leaves)
         for leaf, array in enumerate(leaves):
@@ -109,21 +118,21 @@ def test_norms_are_right_where_magnitudes_of_all_sizes_meet():
 
 @pytest.mark.optimized
 def test_a_large_float16_norm_is_finite():
-    x = jnp.full((1000, 300), 17, jnp.float16)
+    x = full((1000, 300), 17, "float16")
     assert numbers([x])["norm"][0] == pytest.approx(17 * np.sqrt(300_000), rel=1e-6)
 
 
 @pytest.mark.optimized
 def test_long_sums_keep_their_digits():
     for shape in [(2_000_000,), (4, 500_000), (500_000, 4), (1000, 2000)]:
-        x = jnp.full(shape, 1.3, jnp.float32)
+        x = full(shape, 1.3)
         assert numbers([x], LIGHT)["norm"][0] == pytest.approx(np.float32(1.3) * np.sqrt(2e6), rel=1e-3)
 
 
 @given(st.lists(st.floats(width=32, allow_subnormal=False), min_size=60, max_size=60))
 def test_any_numbers_agree_with_float64(values):
     leaves = np.split(np.array(values, np.float32), [1, 5, 20, 50])
-    told = numbers([jnp.asarray(x) for x in leaves], HISTOGRAM)
+    told = numbers(leaves, HISTOGRAM)
     for leaf, x in enumerate(leaves):
         expected = truth(x)
         for name in (*COUNTS, "histogram"):
@@ -134,13 +143,13 @@ def test_any_numbers_agree_with_float64(values):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64", "float8_e5m2"])
 def test_numbers_that_are_not_finite_are_counted_and_the_norm_is_that_of_the_others(dtype):
-    x = np.asarray(sample(dtype, (30, 20))).copy()
+    x = sample(dtype, (30, 20))
     x[3, 4], x[5, 6:9], x[7, 1:3] = np.nan, np.inf, -np.inf
-    assert_told(numbers([jnp.asarray(x)], HISTOGRAM), 0, np.abs(x) if dtype == "complex64" else x)
+    assert_told(numbers([x], HISTOGRAM), 0, np.abs(x) if dtype == "complex64" else x)
 
 
 def test_denormal_numbers_are_no_zeros():
-    told = numbers([jnp.full(4, 1e-40, jnp.float32), jnp.zeros(4)])
+    told = numbers([full(4, 1e-40), 0 * ones(4)])
     assert told["zeros"].tolist() == [0, 4]
     assert told["norm"][0] >= told["max_abs"][0] == pytest.approx(1e-40, rel=1e-4)
 
@@ -154,11 +163,11 @@ def enable_x64():
 def test_float64_and_complex128_are_right_under_x64(scale, shape):
     rng = np.random.default_rng(0)
     with enable_x64():
-        x = jnp.asarray(rng.standard_normal(shape) * scale)
+        x = rng.standard_normal(shape) * scale
         z = x + 1j * x[::-1]
-        small = x.astype(jnp.float32) if scale == 1 else jnp.ones(3, jnp.float32)
-        told = numbers([x, z, small, jnp.arange(3)])
-        top = np.abs(np.asarray(x)).max()
+        small = x.astype(np.float32) if scale == 1 else ones(3)
+        told = numbers([x, z, small, np.arange(3)])
+        top = np.abs(x).max()
         for leaf, y in enumerate((x, z)):
             expected = np.linalg.norm(np.asarray(y).reshape(-1) / top)
             np.testing.assert_allclose(told["norm"][leaf] / top, expected, rtol=1e-6)
@@ -186,8 +195,8 @@ def test_a_tree_without_numbers_is_measured(tree):
 
 
 def test_rows_are_in_the_order_of_the_leaves():
-    tree = [jnp.full(n, i + 1.0) for i, n in enumerate([3, 20_000, 1, 5000, 3, 17_000, 900])]
-    tree.insert(3, jnp.arange(4))
+    tree = [full(n, i + 1.0) for i, n in enumerate([3, 20_000, 1, 5000, 3, 17_000, 900])]
+    tree.insert(3, np.arange(4))
     told = numbers(tree)
     assert told["max_abs"].tolist()[:3] == [1, 2, 3] and told["max_abs"].tolist()[4:] == [4, 5, 6, 7]
     np.testing.assert_array_equal(np.delete(told["zeros"], 3), 0)
@@ -206,9 +215,12 @@ def loss(params, x):
     return jnp.sum(jnp.tanh(x @ params["w"]) ** 2)
 
 
+gradient_of_loss = jax.jit(jax.grad(loss))
+
+
 def gradient(scale=1.0):
-    params = {"w": jnp.linspace(-1, 1, 12).reshape(3, 4) * scale}
-    return jax.grad(loss)(params, jnp.ones((2, 3)))
+    params = {"w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4) * scale}
+    return gradient_of_loss(params, ones(2, 3))
 
 
 def test_it_works_in_jit_scan_vmap_grad_and_without_jit():
@@ -218,27 +230,27 @@ def test_it_works_in_jit_scan_vmap_grad_and_without_jit():
         slow = numbers_of(measure(grads=gradient()))["grads"]["norm"][0]
     np.testing.assert_allclose([eager, slow], expected, rtol=1e-6)
 
-    _, steps = jax.jit(lambda: jax.lax.scan(lambda c, s: (c, measure(grads=gradient(s))), 0, jnp.ones(3)))()
+    _, steps = jax.jit(lambda: jax.lax.scan(lambda c, s: (c, measure(grads=gradient(s))), 0, ones(3)))()
     np.testing.assert_allclose(numbers_of(steps)["grads"]["norm"], np.full((3, 1), expected), rtol=1e-6)
     assert len(list(steps_of(numbers_of(steps)))) == 3
 
-    members = jax.vmap(lambda s: measure(grads=gradient(s), statistics=HISTOGRAM))(jnp.array([1.0, 2.0]))
+    members = jax.jit(jax.vmap(lambda s: measure(grads=gradient(s), statistics=HISTOGRAM)))(np.float32([1, 2]))
     told = numbers_of(members)["grads"]
     assert told["norm"].shape == (2, 1) and told["histogram"].shape == (2, 1, 64)
     np.testing.assert_allclose(told["norm"][0], expected, rtol=1e-6)
 
     def with_measurement(w):
-        return loss({"w": w}, jnp.ones((2, 3))), measure(grads={"w": w})
+        return loss({"w": w}, ones(2, 3)), measure(grads={"w": w})
 
-    grad, measurement = jax.grad(with_measurement, has_aux=True)(jnp.ones((3, 4)))
+    grad, measurement = jax.jit(jax.grad(with_measurement, has_aux=True))(ones(3, 4))
     assert isinstance(measurement, Measurement) and grad.shape == (3, 4)
-    jax.hessian(lambda w: with_measurement(w)[0])(jnp.ones((3, 4)))
-    jax.checkpoint(with_measurement)(jnp.ones((3, 4)))
+    jax.jit(jax.hessian(lambda w: with_measurement(w)[0]))(ones(3, 4))
+    jax.jit(jax.checkpoint(with_measurement))(ones(3, 4))
 
 
 @pytest.mark.parametrize("name", ["jax_debug_nans", "jax_debug_infs"])
 def test_debugging_options_do_not_see_our_numbers(name):
-    bad = jnp.array([1.0, np.nan, np.inf, 3e38, 1e-40]), jnp.full((200, 200), 3e38)
+    bad = np.array([1.0, np.nan, np.inf, 3e38, 1e-40], np.float32), full((200, 200), 3e38)
     with getattr(jax, name.removeprefix("jax_"))(True) if hasattr(jax, name.removeprefix("jax_")) else jax.debug_nans():
         told = numbers(bad, HISTOGRAM)
     assert told["nonfinite"].tolist() == [2, 0]
@@ -254,7 +266,7 @@ def test_nothing_promotes_under_strict_promotion_and_without_transfers():
 def test_no_warning_is_raised_while_measuring():
     with warnings.catch_warnings(), np.errstate(all="raise"):
         warnings.simplefilter("error")
-        numbers([jnp.array([np.nan, np.inf, 0.0]), jnp.full(3, 3e38)], HISTOGRAM)
+        numbers([np.array([np.nan, np.inf, 0.0], np.float32), full(3, 3e38)], HISTOGRAM)
 
 
 def mesh(*shape: int) -> Mesh:
@@ -275,7 +287,7 @@ def test_sharded_arrays_are_measured_as_they_lie(spec, is_cpu, monkeypatch):
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map came with jax 0.7")
 def test_it_works_in_shard_map_and_in_explicit_meshes():
     x = sample("float32", (400, 200))
-    small = jnp.ones(8)
+    small = ones(8)
     f = jax.shard_map(
         lambda x, s: measure(grads=[jax.lax.psum(x, ("a", "b")), s, s[:2] * x[:1, :2].sum()]).packed["grads"][None],
         mesh=mesh(4, 2), in_specs=(P("a", "b"), P()), out_specs=P(("a", "b")),
@@ -295,7 +307,7 @@ def test_it_works_in_shard_map_and_in_explicit_meshes():
 @precise
 def test_what_is_made_for_accelerators_says_the_same(monkeypatch):
     tree = [sample(dtype, shape) for dtype in FLOATS for shape in ((3,), (40, 50), (200, 100))]
-    tree += [jnp.full(5, 1e20), jnp.array([1e-30, np.nan])]
+    tree += [full(5, 1e20), np.array([1e-30, np.nan], np.float32)]
     expected = numbers(tree, HISTOGRAM)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     told = numbers(tree, HISTOGRAM)
@@ -306,7 +318,7 @@ def test_what_is_made_for_accelerators_says_the_same(monkeypatch):
 def test_cosines_with_the_last_gradients():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 30, 40))
-    tree = lambda x: {"a": jnp.asarray(x, jnp.float32), "i": jnp.arange(2), "z": jnp.zeros(3), "s": jnp.full(2, 1e-30)}
+    tree = lambda x: {"a": np.float32(x), "i": np.arange(2), "z": 0 * ones(3), "s": full(2, 1e-30)}
     m = jax.jit(lambda g, h: measure(grads=g, last_grads=h))(tree(a), tree(b * 1e25))
     told = numbers_of(m)["grads"]["cosine"]
     assert told[0] == pytest.approx((a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-6)
@@ -361,7 +373,7 @@ def test_small_leaves_broken_into_rows_keep_their_numbers_apart(sizes):
     leaves = [np.float32(rng.normal(size=n) * 10.0 ** rng.integers(-30, 30)) for n in sizes]
     leaves[-1][0], leaves[0][-1] = np.nan, -np.inf
     for statistics in (LIGHT, HISTOGRAM):
-        told = numbers([jnp.asarray(x) for x in leaves], statistics)
+        told = numbers(leaves, statistics)
         for i, x in enumerate(leaves):
             assert_told(told, i, x)
 
@@ -371,7 +383,7 @@ def test_every_device_has_the_rows_of_sharded_leaves_in_any_order(shapes):
     if jax.device_count() != 8:
         pytest.skip("needs eight devices")
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
-    leaves = [jax.device_put(jnp.ones(shape), NamedSharding(mesh, P("b"))) for shape in shapes]
+    leaves = [jax.device_put(ones(*shape), NamedSharding(mesh, P("b"))) for shape in shapes]
     assert jax.jit(partial(reduce_tree, statistics=LIGHT))(leaves).is_fully_replicated
 
 
