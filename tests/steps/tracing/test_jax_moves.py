@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import pythons
+from compiling import quick_environment
 from moved_names import TABLES, cases, table
 
 from treeviz.tree.private_names import PrivateName
@@ -22,9 +22,8 @@ PROGRAM = Path(__file__).parents[2] / "moved_names.py"
 @functools.cache
 def found(library: str) -> dict[str, dict]:
     """One process tries all that a library may move."""
-    env = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiles in less time; no number is asked for
     command = [*pythons.command("jax"), str(PROGRAM), library]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280, env=env)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, env=quick_environment())
     assert run.returncode == 0, run.stderr[-3000:]
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("FOUND ")]
     return json.loads(line.removeprefix("FOUND "))

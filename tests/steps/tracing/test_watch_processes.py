@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pythons
+from compiling import PLAIN_FLAGS, quick_environment
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -64,7 +65,8 @@ def two_hosts(case: str) -> list[dict]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = dict(os.environ, JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    flags = f"--xla_force_host_platform_device_count=2 {PLAIN_FLAGS}"
+    env = dict(os.environ, JAX_PLATFORMS="cpu", XLA_FLAGS=flags)
     hosts = [
         subprocess.Popen(
             [*pythons.command("jax"), "-c", TWO_HOSTS, str(rank), str(port), case],
@@ -155,7 +157,7 @@ def test_a_watched_step_runs_at_the_exit_of_the_interpreter():
 def python(program: str, *arguments: str) -> str:
     """What a program prints in an interpreter of its own, where warnings are errors."""
     command = [*pythons.command("jax"), "-W", "error", "-c", program, *arguments]
-    env = dict(os.environ, JAX_PLATFORMS="cpu")
+    env = dict(quick_environment(), JAX_PLATFORMS="cpu")
     run = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[3], env=env)
     assert run.stderr == ""
     return run.stdout
