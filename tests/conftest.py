@@ -233,7 +233,7 @@ def mlp():
     """The parameters of a small multilayer perceptron."""
     from watched import init_mlp_params
 
-    return init_mlp_params([1, 8, 8, 1])
+    return init_mlp_params([1, 8, 8])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -56,24 +56,19 @@ def _layer_norm(x, scale):
 
 
 def transformer() -> Model:
-    params = {"embed": _normal(0, 11, 16), "place": _normal(1, 6, 16), "out": _normal(9, 16, 4)}
-    for i in range(2):
-        params[f"block{i}"] = {
-            "norm": np.ones(16, np.float32),
-            **{name: _normal(i * 5 + k + 2, 16, 16) for k, name in enumerate("qkvo")},
-            "up": _normal(i + 12, 16, 32),
-            "down": _normal(i + 14, 32, 16),
-        }
+    params = {
+        **{"embed": _normal(0, 11, 16), "place": _normal(1, 6, 16), "norm": np.ones(16, np.float32)},
+        **{name: _normal(k + 2, 16, 16) for k, name in enumerate("qkvo")},
+        **{"up": _normal(12, 16, 32), "down": _normal(14, 32, 16), "out": _normal(9, 16, 4)},
+    }
 
     def apply(params, tokens):
         x = params["embed"][tokens] + params["place"][None]
-        for name in ("block0", "block1"):
-            block = params[name]
-            h = _layer_norm(x, block["norm"])
-            q, k, v = (h @ block[name] for name in "qkv")
-            weights = jax.nn.softmax(jnp.einsum("bik,bjk->bij", q, k) / 4)
-            x = x + jnp.einsum("bij,bjk->bik", weights, v) @ block["o"]
-            x = x + jax.nn.gelu(_layer_norm(x, block["norm"]) @ block["up"]) @ block["down"]
+        h = _layer_norm(x, params["norm"])
+        q, k, v = (h @ params[name] for name in "qkv")
+        weights = jax.nn.softmax(jnp.einsum("bik,bjk->bij", q, k) / 4)
+        x = x + jnp.einsum("bij,bjk->bik", weights, v) @ params["o"]
+        x = x + jax.nn.gelu(_layer_norm(x, params["norm"]) @ params["up"]) @ params["down"]
         return jnp.mean(x, 1) @ params["out"]
 
     return Model(params, apply, np.random.default_rng(5).integers(0, 11, (4, 6), np.int32), _normal(6, 4, 4))

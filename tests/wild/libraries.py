@@ -130,10 +130,9 @@ def flax_resnet_with_batch_normalisation() -> Published:
         @nn.compact
         def __call__(self, x):
             x = nn.Conv(6, (3, 3), use_bias=False)(x)
-            for _ in range(2):
-                y = nn.relu(nn.BatchNorm(use_running_average=False)(x))
-                y = nn.Conv(6, (3, 3), use_bias=False)(y)
-                x = x + nn.BatchNorm(use_running_average=False, scale_init=nn.initializers.constant(0.5))(y)
+            y = nn.relu(nn.BatchNorm(use_running_average=False)(x))
+            y = nn.Conv(6, (3, 3), use_bias=False)(y)
+            x = x + nn.BatchNorm(use_running_average=False, scale_init=nn.initializers.constant(0.5))(y)
             return nn.Dense(4)(x.mean((1, 2)))
 
     model, tx = ResNet(), optax.sgd(0.05, momentum=0.9, nesterov=True)
@@ -168,9 +167,8 @@ def flax_language_model() -> Published:
         def __call__(self, words):
             x = nn.Embed(11, 16)(words)
             mask = nn.make_causal_mask(words)
-            for _ in range(2):
-                x = x + nn.MultiHeadDotProductAttention(2, use_bias=False)(nn.LayerNorm()(x), mask=mask)
-                x = x + nn.Dense(16)(nn.gelu(nn.Dense(32)(nn.LayerNorm()(x))))
+            x = x + nn.MultiHeadDotProductAttention(2, use_bias=False)(nn.LayerNorm()(x), mask=mask)
+            x = x + nn.Dense(16)(nn.gelu(nn.Dense(32)(nn.LayerNorm()(x))))
             return nn.Dense(11)(nn.LayerNorm()(x))
 
     model = Decoder()

@@ -54,13 +54,22 @@ def optimizers():
 
 
 OPTIMIZERS = [
-    *("sgd", "momentum", "undamped", "adam", "adamw", "decay in the gradients", "clipped", "lion", "lamb", "adafactor"),
-    *("every second", "ema of updates", "lookahead of scale", "finite only", "hyperparameters", "part"),
+    *("momentum", "adamw", "lamb", "finite only"),  # for these four, bits are compared as XLA compiles for a user, too
+    *("sgd", "undamped", "adam", "decay in the gradients", "clipped", "lion", "adafactor", "every second"),
+    *("ema of updates", "lookahead of scale", "hyperparameters", "part"),
 ]
 
+SAID = {"every second": "of each call", "clipped": "is the gradient before clipping"}
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("order", [pytest.param("params first", marks=pytest.mark.optimized), "state first"])
+
+@pytest.mark.parametrize(
+    ("order", "name"),
+    [
+        *(pytest.param("params first", name, marks=pytest.mark.optimized) for name in OPTIMIZERS[:4]),
+        *(("params first", name) for name in OPTIMIZERS[4:]),
+        *(("state first", name) for name in OPTIMIZERS),
+    ],
+)
 def test_whatever_the_optimizer_the_updates_are_what_it_adds(name, order, seen):
     optax = pytest.importorskip("optax")
     tx = optimizers()[name]
@@ -81,12 +90,11 @@ def test_whatever_the_optimizer_the_updates_are_what_it_adds(name, order, seen):
         new, average = (got[0], got[2]) if order == "params first" else (got[2], got[0])
         check(seen, params, new)
         params, state = new, got[1]
-    is_of_each_call = [note for note in watched.notes if "of each call" in note]
-    assert watched.trouble == "" and len(watched.notes) == len(is_of_each_call) == (name == "every second")
+    assert watched.trouble == "" and len(watched.notes) == (name in SAID)
+    assert all(SAID[name] in note for note in watched.notes)
 
 
-@pytest.mark.optimized
-@pytest.mark.parametrize("donated", [(), (0,)], ids=["kept", "donated"])
+@pytest.mark.parametrize("donated", [(), pytest.param((0,), marks=pytest.mark.optimized)], ids=["kept", "donated"])
 def test_of_a_linen_train_state_the_parameters_are_measured(donated, seen):
     linen = pytest.importorskip("flax.linen")
     optax = pytest.importorskip("optax")

@@ -17,7 +17,7 @@ from treeviz.steps.tracing.reap import reap
 from treeviz.steps.tracing.sow import sow
 from treeviz.steps.tracing.sown import sums_of_sown
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.optimized]
+pytestmark = pytest.mark.oldest_jax
 
 x = jnp.arange(1.0, 5.0)
 
@@ -66,6 +66,7 @@ def names_in(function, *arguments):
     return [eqn.primitive.name for eqn in jax.make_jaxpr(function)(*arguments).eqns]
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", IDENTITY)
 def test_an_identity_keeps_every_bit(name):
     assert set(names_in(IDENTITY[name], x)) <= primitives.IDENTITY

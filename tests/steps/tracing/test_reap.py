@@ -13,7 +13,7 @@ from treeviz.steps.tracing.reap_rules import CannotReap
 from treeviz.steps.tracing.sow import sow
 from treeviz.steps.tracing.sown import sown_in
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.optimized]
+pytestmark = pytest.mark.oldest_jax
 
 x = jnp.arange(1.0, 5.0)
 

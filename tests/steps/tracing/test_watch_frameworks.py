@@ -21,9 +21,8 @@ y = jnp.asarray(rng.normal(size=(9, 2)).astype(np.float32))
 # --- Equinox ---
 
 
-@pytest.mark.optimized
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@pytest.mark.parametrize("donate", ["none", "all", "all-except-first"])
+@pytest.mark.parametrize("donate", ["none", pytest.param("all", marks=pytest.mark.optimized), "all-except-first"])
 def test_an_equinox_step_shows_the_models_gradients(donate, seen):
     eqx = pytest.importorskip("equinox")
     optax = pytest.importorskip("optax")
@@ -113,7 +112,6 @@ def nnx_loss(model, x, y):
     return jnp.mean((model(x) - y) ** 2)
 
 
-@pytest.mark.optimized
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
 @pytest.mark.parametrize("options", [{}, {"graph": False}, {"donate_argnums": (0, 1)}], ids=str)
@@ -148,7 +146,6 @@ def test_an_nnx_step_shows_the_models_gradients_and_changes_the_model_as_before(
     assert watched.watches["grads"].owner == "model"
 
 
-@pytest.mark.optimized
 def test_a_step_with_a_cached_model_is_refused_with_the_order_that_works(seen):
     nnx = pytest.importorskip("flax.nnx")
     if not hasattr(nnx, "set_graph_updates"):

@@ -70,9 +70,10 @@ def placed(mesh, specs):
     return shardings, batch, jax.device_put(params, shardings), jax.device_put(x, batch), jax.device_put(y, batch)
 
 
-@pytest.mark.optimized
 @pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
-@pytest.mark.parametrize("said", ["nothing", "in", "out", "in and out", "a prefix"])
+@pytest.mark.parametrize(
+    "said", ["nothing", "in", "out", pytest.param("in and out", marks=pytest.mark.optimized), "a prefix"]
+)
 def test_shardings_stay_as_they_are_and_every_device_has_the_numbers(specs, said, mesh, seen):
     shardings, batch, p, bx, by = placed(mesh, specs)
     options = {}
@@ -96,7 +97,6 @@ def test_shardings_stay_as_they_are_and_every_device_has_the_numbers(specs, said
     assert watched.trouble == ""
 
 
-@pytest.mark.optimized
 def test_explicit_axes_are_reaped(seen):
     axis_type = getattr(jax.sharding, "AxisType", None)
     if axis_type is None or not hasattr(jax, "set_mesh"):
@@ -139,8 +139,9 @@ def shares(params):
     return [gradients_of(params, x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4]) for i in range(8)]
 
 
-@pytest.mark.optimized
-@pytest.mark.parametrize("options", [{}, unchecked], ids=["checked", "unchecked"])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.optimized), unchecked], ids=["checked", "unchecked"]
+)
 @pytest.mark.parametrize("mean", [jax.lax.pmean, lambda g, axis: jax.tree.map(lambda g: jax.lax.psum(g, axis) / 8, g)])
 def test_in_shard_map_the_mean_over_the_devices_is_measured(options, mean, mesh, seen):
     if not options and not hasattr(jax, "shard_map"):
@@ -166,7 +167,6 @@ def test_in_shard_map_the_mean_over_the_devices_is_measured(options, mean, mesh,
     assert same_bytes(after, step(params, x, y))
 
 
-@pytest.mark.optimized
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.4 does not see that its gradient is replicated")
 def test_in_shard_map_the_gradient_of_a_mean_is_measured_once(mesh, seen):
     @jax.jit
@@ -181,7 +181,6 @@ def test_in_shard_map_the_gradient_of_a_mean_is_measured_once(mesh, seen):
     assert same_bytes(after, step(params, x, y))
 
 
-@pytest.mark.optimized
 def test_in_shard_map_gradients_that_stay_apart_have_a_row_for_each_device(mesh, seen):
     line = Mesh(mesh.devices.ravel(), ("data",))
     stacked = jax.tree.map(lambda p: jnp.stack([p] * 8), params)
@@ -199,7 +198,6 @@ def test_in_shard_map_gradients_that_stay_apart_have_a_row_for_each_device(mesh,
     assert same_bytes(after, step(stacked, x, y))
 
 
-@pytest.mark.optimized
 def test_a_shard_map_in_a_scan_is_reaped(mesh, seen):
     line = Mesh(mesh.devices.ravel(), ("data",))
 
@@ -218,8 +216,11 @@ def test_a_shard_map_in_a_scan_is_reaped(mesh, seen):
     assert same_bytes(after, step(params, x, y))
 
 
-@pytest.mark.optimized
-@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize(
+    "specs",
+    [SPECS["replicated"], SPECS["sharded"], pytest.param(SPECS["fully sharded"], marks=pytest.mark.optimized)],
+    ids=SPECS,
+)
 def test_parameters_and_updates_are_those_of_the_whole_arrays(specs, mesh, seen):
     _, _, p, bx, by = placed(mesh, specs)
     step = jax.jit(update, donate_argnums=0)
