@@ -25,10 +25,6 @@ if jax.__version_info__ < (0, 5):  # one thread compiles: the other cores have w
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# No test depends on a clock or on luck: a run finds what every other run finds.
-settings.register_profile("treeviz", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("treeviz")
-
 TESTS = Path(__file__).parent
 BROWSER, TRACING = TESTS / "browser", TESTS / "steps" / "tracing"
 MOST_WORKERS = 8  # each takes one to two GB
@@ -88,7 +84,16 @@ LARGE = ("000 levels", "10,000 children", "2**40 paths", "200_000")  # in the na
 
 def pytest_addoption(parser: pytest.Parser):
     parser.addoption("--shots", default="", metavar="FOLDER", help="keep the screenshots of the browser tests here")
-    parser.addoption("--one-case-in", type=int, default=1, metavar="N", help="of a test with N cases or more, each Nth")
+    parser.addoption(
+        "--one-case-in", type=int, default=1, metavar="N", help="of the cases and examples of a test, each Nth"
+    )
+
+
+def pytest_configure(config: pytest.Config):
+    """No test depends on a clock or on luck: a run finds what every other run finds."""
+    n_examples = settings().max_examples // config.option.one_case_in
+    settings.register_profile("treeviz", max_examples=n_examples, deadline=None, derandomize=True, print_blob=True)
+    settings.load_profile("treeviz")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
@@ -146,7 +151,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def thin_out(config: pytest.Config, items: list[pytest.Item], n: int) -> None:
-    """Keep one case in `n`, from one test to the next another one, so that all that is tried is tried by some test.
+    """Keep one case in `n`, but one of each test, from one test to the next another one: some test tries what is tried.
 
     Where n is not 1, without trees that are only large: each of their nodes is like those of the others.
     """
@@ -155,11 +160,7 @@ def thin_out(config: pytest.Config, items: list[pytest.Item], n: int) -> None:
         is_large = any(text in item.nodeid for text in LARGE) or item.get_closest_marker("large") is not None
         if n == 1 or not is_large:
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {
-        id(item)
-        for number, cases in enumerate(tests.values())
-        for item in (cases if len(cases) < n else cases[number % n :: n])
-    }
+    kept = {id(item) for number, cases in enumerate(tests.values()) for item in cases[number % min(n, len(cases)) :: n]}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = [item for item in items if id(item) in kept]
 

@@ -66,7 +66,7 @@ def nodes(children: st.SearchStrategy) -> st.SearchStrategy:
 trees = st.recursive(leaves | st.none() | st.just(Static("s")), nodes, max_leaves=50)
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings().max_examples)
 @given(trees)
 def test_leaves_and_paths_and_their_order_are_those_of_jax(tree):
     flat, treedef = tree_util.tree_flatten_with_path(tree)
@@ -97,7 +97,7 @@ def test_sizes_of_a_subtree_are_those_of_its_arrays(tree):
         assert row["leaves"] == len(tree_util.tree_leaves(node))
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings().max_examples)
 @given(trees)
 def test_every_expression_evaluates_to_the_very_node(tree):
     table, nodes = scan(tree, name="tree")

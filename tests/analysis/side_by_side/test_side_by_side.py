@@ -190,7 +190,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(trees, trees)
 def test_two_trees_of_one_treedef_and_shapes_align_as_tree_map_aligns_them(tree, other):
     found = find_structure(walk(tree), walk({"deep": [other]})).matches

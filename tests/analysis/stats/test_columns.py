@@ -102,7 +102,7 @@ def test_one_nan_in_ten_million_is_counted():
     hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6),
     st.sampled_from(["float16", "float32", "float64", "bfloat16", "float8_e5m2", "int8", "uint64", "bool"]),
 )
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 def test_any_array_agrees_with_float64(data, shape, name):
     if name in ("int8", "uint64", "bool"):
         x = data.draw(hnp.arrays(name, shape))

@@ -125,14 +125,14 @@ def same_segments(pattern: list[str], segments: list[str]) -> bool:
     return bool(segments) and fnmatch.fnmatch(segments[0], pattern[0]) and same_segments(pattern[1:], segments[1:])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=2 * settings().max_examples)
 @given(tables(), st.text("ab'[]./01", min_size=1, max_size=6))
 def test_a_word_is_found_wherever_the_whole_path_contains_it(tree, word):
     expected = [row.number for row in tree if word_is_on_path(row, word)]
     assert [row.number for row in find(tree, f'"{word}"')] == expected
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=2 * settings().max_examples)
 @given(
     tables(),
     st.lists(st.sampled_from(["a", "b", "*", "**", "?", "[ab]", "a*", "0"]), min_size=1, max_size=4),
