@@ -252,6 +252,7 @@ def test_gradients_of_one_function_and_the_update_of_another_stand_in_one_row():
     np.testing.assert_array_equal(measured(block, "grads of apply"), measured(block))
     assert block.history.steps("updates of apply").tolist() == [0, 1, 2, 3]
     assert "4 steps · step 3 · grads of apply, 1 of 2 trees" in block.render().text()
+    assert block.notes[0].startswith("`<lambda>`: updates are not measured")
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="there, jax.pmap is no function of Python")

@@ -105,7 +105,12 @@ class Runs:
     def notes(self) -> list[str]:
         """What is not measured, and why; what is shown of runs and of trees that changed; damage of a loaded file."""
         history = self._recorder.history
-        notes = [note for step in self for note in step.notes]
+        steps = [*self]
+        notes = [
+            note if len(steps) == 1 or note.startswith("`") else f"`{getattr(step, '__name__', 'step')}`: {note}"
+            for step in steps
+            for note in step.notes
+        ]
         if self.earlier:
             notes.append("A step that was defined again began this run; inspector.render(run=-1) shows the one before.")
         return list(dict.fromkeys([*notes, *tree_notes(history), *filter(None, [history.damage])]))

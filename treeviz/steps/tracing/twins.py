@@ -137,9 +137,8 @@ class Twins:
         from treeviz.steps.tracing.looks import not_looked_at
         from treeviz.steps.tracing.primitives import DEBUG_CALLBACKS
 
-        if self._looks:
-            notes = [*notes, not_looked_at("exact=True")]
         text = f"exact=True runs the step twice, and with it {', '.join(sorted(effects))}"
         if effects - DEBUG_CALLBACKS:
             raise RunsTwice(f"{text}, whose effect would happen twice. Watch this step without exact=True")
-        self._on_traced(watches, [*notes, f"{text}."] if effects else notes, effects)
+        more = [not_looked_at("exact=True")] if self._looks else []
+        self._on_traced(watches, [*notes, *([f"{text}."] if effects else []), *more], effects)

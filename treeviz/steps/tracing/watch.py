@@ -59,9 +59,9 @@ def watch(
     computed, and these leave the device as one further output, which only `record` gets. An inspected step runs this
     second program; the others run the step itself, which a thread compiles beside it, since jax 0.10 and not on a GPU.
 
-    The same program counts NaN and infinities in results of at most 4,096 numbers: the values of differentiated
-    functions, what the step returns besides what it was given, and the 16 smallest of the parameters' new values, of
-    which it also tells whether they are the old ones.
+    The same program counts NaN and infinities in results of at most 4,096 numbers: values of differentiated functions,
+    if the step returns them, what it returns besides what it was given, and the 16 smallest of the parameters' new
+    values, of which it also tells whether they are the old ones.
 
     XLA may round a result of the second program differently. To know, four inspected calls from the 16th on also run
     the step itself, on copies of what it donates, and a thread compares all bytes, until one differs. Where they do,
