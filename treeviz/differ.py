@@ -125,7 +125,7 @@ def diff(
       values: Compare the values of arrays.
       rtol, atol: Two numbers are the same if |left - right| <= atol + rtol * |right|.
       stacked: As in `treeviz.render`, globs of arrays of the first tree that hold all layers of a model, "layers/*": a
-        difference of their values says in which layers it is.
+        difference of their values says in which layers it is, and `find('layers:"3"')` what differs in one.
 
     Raises:
       TypeError: There are fewer than two trees, or `stacked` is no glob.

@@ -157,14 +157,14 @@ def _of_argument_types(calls: Calls) -> Answer:
         name: arg for name, arg in kwargs.items() if name not in getattr(of["ji"], "static_argnames", ())
     }
     return "jit takes arrays and numbers alone", [
-        f"{name}{path}: {_what(leaf)}: {_remedy(leaf)}"
+        f"{name}{path}: {what(leaf)}: {remedy(leaf)}"
         for name, tree in trees.items()
         for path, leaf in _leaves(tree)
-        if not _is_array(leaf)
+        if not is_array(leaf)
     ]
 
 
-def _remedy(leaf: Any) -> str:
+def remedy(leaf: Any) -> str:
     if isinstance(leaf, str):
         return "make it static (static_argnames, or a meta field of the class), or take it out of the tree"
     if callable(leaf):
@@ -178,7 +178,7 @@ def _of_differentiated(calls: Calls) -> Answer:
     if of.get("allow_int"):
         return "", ()
     return "grad needs floating-point leaves", [
-        f"{f'argument {i}' if len(of['dyn_args']) > 1 else 'the argument'}{path}: {_what(leaf)}"
+        f"{f'argument {i}' if len(of['dyn_args']) > 1 else 'the argument'}{path}: {what(leaf)}"
         for i, tree in enumerate(of["dyn_args"])
         for path, leaf in _leaves(tree)
         if not _is_inexact(leaf)
@@ -193,7 +193,7 @@ def _of_scanned(calls: Calls) -> Answer:
     sizes = Counter(n for _, n, _ in lengths).most_common(2)
     usual = of.get("length") or (sizes[0][0] if len(sizes) < 2 or sizes[0][1] > sizes[1][1] else None)
     return f"scan goes along the first axis{f', here of {usual}' if usual else ''}", [
-        f"xs{path}: {_what(leaf)}" for path, n, leaf in lengths if n != usual
+        f"xs{path}: {what(leaf)}" for path, n, leaf in lengths if n != usual
     ]
 
 
@@ -201,18 +201,18 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(tree_util.keystr(path), leaf) for path, leaf in tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def _what(leaf: Any) -> str:
+def what(leaf: Any) -> str:
     return guarded(lambda: array_text(leaf), lambda _: None) or f"{class_name(type(leaf))} {value_text(leaf, 40)}"
 
 
-def _is_array(leaf: Any) -> bool:
+def is_array(leaf: Any) -> bool:
     return isinstance(leaf, bool | int | float | complex) or (
         hasattr(leaf, "dtype") and hasattr(leaf, "shape") and getattr(leaf.dtype, "kind", "f") not in "OSUM"
     )
 
 
 def _is_inexact(leaf: Any) -> bool:
-    return not isinstance(leaf, bool | int) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    return not isinstance(leaf, bool | int) and is_array(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
 def _is_any(objects: Sequence[Any]) -> Callable[[Any], bool]:

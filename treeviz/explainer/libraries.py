@@ -21,6 +21,7 @@ from treeviz.analysis.compare.difference import Difference
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.rearranged import with_hints
 from treeviz.analysis.compare.tree_diff import find_differences
+from treeviz.explainer.answers import Answer, is_array, remedy, what
 from treeviz.explainer.frames import Call
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.compare import compare_types
@@ -30,7 +31,6 @@ from treeviz.tree.safe_repr import class_name
 from treeviz.tree.walk import scan
 
 Calls = Sequence[Call]
-Answer = tuple[str, Sequence[Any]]  # a title, and a line for each leaf
 
 _STRUCTURE = ("type", "none", "leaf", "length", "missing", "extra")
 _NUMBERS = (bool, int, float, complex, np.generic)
@@ -129,14 +129,22 @@ def _of_optax(calls: Calls) -> Answer:
     )
 
 
+def _of_optax_init(calls: Calls) -> Answer:
+    """Of the state of an optimizer: the leaves of the parameters that are no arrays, as functions in a model."""
+    leaves = tree_util.tree_flatten_with_path(calls[0].variables["params"])[0]
+    return "an optimizer takes arrays alone", [
+        f"params{tree_util.keystr(path)}: {what(leaf)}: {remedy(leaf)}" for path, leaf in leaves if not is_array(leaf)
+    ]
+
+
 def _of_state(last: Call, name: Callable[..., str]) -> list[str]:
     """Whether the state of the innermost update is that of another one."""
     own, transformations = last.variables.get("state"), last.variables.get("update_fns")
     if own is not None and getattr(last.error, "obj", None) is own:
         return [f"{name(own, 'state')}: {class_name(type(own))}, which has no {getattr(last.error, 'name', '')!r}"]
     if transformations and isinstance(own, tuple) and len(own) != len(transformations):
-        what = f"{class_name(type(own))} of {len(own)}"
-        return [f"{name(own, 'state')}: {what}, for a chain of {len(transformations)} transformations"]
+        given = f"{class_name(type(own))}{f' of {len(own)}' if own else ''}"
+        return [f"{name(own, 'state')}: {given}, for a chain of {len(transformations)} transformations"]
     return []
 
 
@@ -160,6 +168,8 @@ ANSWERS: dict[tuple[str, str], tuple[Callable[[Calls], Answer], tuple[str, ...]]
     ("flax", "from_state_dict"): (_of_flax, ("target", "state")),
     ("orbax", "restore"): (_of_orbax, ("serialized_item", "directory")),
     ("equinox", "tree_deserialise_leaves"): (_of_equinox, ("like",)),
+    ("optax", "init_fn"): (_of_optax_init, ("params",)),
+    ("optax", "init"): (_of_optax_init, ("params",)),
     ("optax", "update_fn"): (_of_optax, ("updates", "state")),
     ("optax", "update"): (_of_optax, ("updates", "state")),
     ("optax", "apply_updates"): (_of_optax, ("updates", "params")),

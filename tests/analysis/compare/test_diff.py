@@ -142,9 +142,9 @@ def test_a_difference_in_an_array_of_all_layers_says_in_which():
     ]
     view = tv.diff(left, right, stacked=["w", "b"])
     assert [row.keystr for row in view.find('layers:"3"')] == ["['w']"] and not view.find('layers:"4"')
-    assert "w  float32[12,4] numpy  3, 5" in view.text() and "layers" in [each.name for each in view.columns]
+    assert "w    float32[12,4] numpy  3, 5 " in view.text() and "layers" in [each.name for each in view.columns]
     every = {**right, "w": left["w"] + 2}
-    assert "w  float32[12,4] numpy  0, 1, 2, 3 … 8 more" in tv.diff(left, every, stacked=["w", "b"]).text()
+    assert "w    float32[12,4] numpy  0, 1, 2, 3 … 8 more" in tv.diff(left, every, stacked=["w", "b"]).text()
     (of_columns,) = tv.diff({"w": left["w"]}, {"w": right["w"]}, stacked={"w": 1}, atol=2).differences
     assert of_columns.hint == "at [5, 1], layer 1 of 4; 1 of 48 differ"
     with pytest.raises(ValueError, match="stacked='v'"):
