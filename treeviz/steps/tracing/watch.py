@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import types
 import warnings
 from collections.abc import Callable
@@ -146,6 +147,7 @@ class Watched:
         self.trouble = ""
         self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
         self._record, self.settings = record, settings
+        self._every, self._heavy_every = settings.every or math.inf, settings.heavy_every or math.inf
         self.numbers = itertools.count(settings.first)
         self._running = 0  # the number of the newest call
         self._name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
@@ -163,8 +165,9 @@ class Watched:
 
     def __call__(self, /, *args, **kwargs):
         self._running = number = next(self.numbers)
-        twins = self._twins
-        twin = None if twins is None else self._twin_of(twins, number)
+        twins, twin = self._twins, None
+        if twins is not None and not (number % self._every and number % self._heavy_every):  # no call for the others
+            twin = self._twin_of(twins, number)
         if twins is None or twin is None:
             if twins is not None and twins.ahead is not None:
                 twins.ahead.wait()
