@@ -17,6 +17,7 @@ from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.nan_origin.kept_inputs import KeptInputs
 from treeviz.steps.recording.decode import Arrived, recordable
 from treeviz.steps.recording.history_file import load
+from treeviz.steps.recording.pace import SOON
 from treeviz.steps.recording.recorder import MOST_LATE, Recorder
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.tracing.verify import Verification
@@ -101,12 +102,13 @@ class GradientInspector(Measured):
         self._inputs = KeptInputs(4 if keep_inputs is True else int(keep_inputs)) if keep_inputs else None
         raise_on = check_kinds(raise_on, "raise_on")
         alarm = Alarm(self.thresholds, on_finding=on_finding, raise_on=raise_on) if raise_on or on_finding else None
+        soon = SOON if self._inputs is None else min(max(self._inputs.most // 2, 1), SOON)
         self._recorder = Recorder(
             max_bytes,
             members=members,
             on_call=None if self._inputs is None else self._inputs.seen,
             alarm=alarm,
-            at_once=alarm is not None or bool(keep_inputs),
+            at_once=0 if alarm is None and self._inputs is None else soon,
             most_late=None if alarm is None else MOST_LATE,
         )
         self._recorder.history.name = str(run)

@@ -10,7 +10,8 @@ import pytest
 from treeviz.steps.measure import MeasuredTree, Measurement, measure
 from treeviz.steps.nan_origin.kept_inputs import Inputs, KeptInputs
 from treeviz.steps.recording.decode import Arrived, copied, read
-from treeviz.steps.recording.recorder import AHEAD, BATCH, MOST_WAITING, Recorder
+from treeviz.steps.recording.pace import AHEAD, BATCH
+from treeviz.steps.recording.recorder import MOST_WAITING, Recorder
 from treeviz.steps.statistics import LIGHT
 
 TREE = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([jnp.inf, 1.0]), "c": jnp.arange(3)}

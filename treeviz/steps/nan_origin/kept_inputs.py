@@ -62,12 +62,13 @@ class KeptInputs:
     """Keeps the inputs of the newest steps. Once a step is known to be bad, its inputs alone are kept.
 
     Attributes:
+      most: How many are kept.
       bad: The inputs of the first step with NaN or Inf in gradients, loss or parameters; None as long as there is none.
     """
 
     def __init__(self, most: int) -> None:
         self.bad: Inputs | None = None
-        self._most = most
+        self.most = most
         self._kept: dict[Key, Inputs] = {}
         self._unread: set[Key] = set()
         self._lock = Lock()
@@ -109,10 +110,10 @@ class KeptInputs:
         """
         if self.bad is not None:
             return
-        if len(self._unread) >= self._most:
+        if len(self._unread) >= self.most:
             read()
         with self._lock:
-            while len(self._kept) >= self._most:
+            while len(self._kept) >= self.most:
                 # A step that raised has no measurement, so its key stays unread.
                 oldest = next((key for key in self._kept if key not in self._unread), next(iter(self._kept)))
                 self._forget(oldest)

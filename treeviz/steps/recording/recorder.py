@@ -19,14 +19,13 @@ import jax
 from treeviz.steps.recording.decode import Arrived, StepNumbers, read
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.journal import keep
+from treeviz.steps.recording.pace import Pace
 from treeviz.steps.recording.sections import Sections
 from treeviz.steps.recording.ticker import Ticker
 from treeviz.steps.recording.unchanged import Unchanged
 from treeviz.tree.forks import Lock
 from treeviz.tree.safe_repr import printable
 
-BATCH = 64  # measurements that are read together
-AHEAD = 16  # newer measurements, which the device may not have finished
 MOST_WAITING = 1024  # if none of these is ready, the oldest is dropped
 MOST_LATE = 16  # unread measurements that a loop with an alarm may have
 KEPT_WITHIN_S = 1.0  # after which a measurement that is ready is read, so that it is in the file
@@ -89,7 +88,7 @@ class Recorder:
       on_call: Called for each call that was read: with its `StepNumbers.call`, the numbers of its steps, and of those
         with a NaN or Inf.
       alarm: Called last after each reading, since it may raise.
-      at_once: Read each measurement as soon as it is ready, not in batches.
+      at_once: Of measurements that may wait where each is read as soon as it is ready: see `Pace`; 0: read batches.
       most_late: `take` waits for the device while more measurements than these are unread; None: it never waits.
     """
 
@@ -100,12 +99,12 @@ class Recorder:
         members: str = "joined",
         on_call: Callable[[tuple[str, int], list[int], list[int]], None] | None = None,
         alarm: Alarm | None = None,
-        at_once: bool = False,
+        at_once: int = 0,
         most_late: int | None = None,
     ) -> None:
         self._max_bytes, self._members = max_bytes, members
         self._on_call, self._alarm = on_call, alarm
-        self._batch, self._ahead = (1, 0) if at_once else (BATCH, AHEAD)
+        self._pace = Pace(at_once)
         self._most_late = most_late
         self._reading = Lock()
         self.listeners: tuple[Listener, ...] = ()
@@ -166,13 +165,14 @@ class Recorder:
         is_wanted = False
         for listener in self.listeners:
             is_wanted |= listener.arrived()
-        if (is_wanted or len(waiting) >= self._batch + self._ahead) and self._reading.acquire(blocking=False):
+        if (self._pace.is_due(len(waiting)) or is_wanted) and self._reading.acquire(blocking=False):
             try:
-                self._read_what_is_there(1 if is_wanted else self._batch)
+                self._read_what_is_there(1 if is_wanted else self._pace.batch)
                 if self._most_late is not None and len(waiting) > self._most_late and not arrived.is_ready():
                     # A callback, whose numbers are ready, must not wait here: the device may be waiting for it.
                     self._read(len(waiting) - self._most_late, is_flush=False)
             finally:
+                self._pace.has_read()
                 self._reading.release()
 
     @property

@@ -1,0 +1,20 @@
+"""How soon measurements are read."""
+
+from treeviz.steps.recording import pace
+from treeviz.steps.recording.pace import SOON, Pace
+
+
+def test_what_is_wanted_soon_is_read_at_once_and_in_a_long_run_when_its_share_of_the_time_or_of_the_room_is_up(
+    monkeypatch,
+):
+    now = 1.0
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now)
+    of_run = Pace(SOON)
+    for _ in range(65):
+        assert of_run.is_due(1)
+        now += 1e-3
+        of_run.has_read()
+    now += 0.049  # a reading of 1 ms, which is 2 % of 50 ms
+    assert not of_run.is_due(SOON - 1) and of_run.is_due(SOON)
+    now += 0.002
+    assert of_run.is_due(1) and not Pace(0).is_due(79) and Pace(0).is_due(80)
