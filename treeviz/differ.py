@@ -64,9 +64,9 @@ class TreeDiff(DiffView):
         brief = tables.brief.with_headline(*lines)
         depth = int(brief.depth.max()) + 1 if len(brief) <= _FEW else None
         object.__setattr__(self, "_brief", View(brief, _chosen(brief, names), depth=depth))
-        places = {int(at): gap.at or gap.nan_at for at, gap in found[0].gaps.items()} if len(found) == 1 else {}
-        shown = {int(at): row for row, at in enumerate(tables.rows)} if places else {}
-        object.__setattr__(self, "places", {shown[at]: place for at, place in places.items()})
+        gaps = found[0].gaps if len(found) == 1 else {}
+        shown = {at: row for row, at in enumerate(tables.rows.tolist())} if gaps else {}
+        object.__setattr__(self, "places", {shown[at]: gap.at or gap.nan_at for at, gap in gaps.items()})
         object.__setattr__(self, "leaves", _leaves(tables, found, sides))
         object.__setattr__(self, "differences", differences)
         object.__setattr__(self, "not_compared", not_compared)
@@ -149,8 +149,9 @@ def diff(
             for other, each in zip(others, found, strict=True)
         ]
     tables = merged(first, others[0], found[0]) if len(others) == 1 else joined(first, found)
+    keystr = first.table.keystrs()
     not_compared = {
-        first.table[row].keystr: why
+        keystr(row): why
         for each in found
         for row, why in zip(each.aligned.left[[*each.not_compared]].tolist(), each.not_compared.values(), strict=True)
     }
@@ -217,16 +218,19 @@ def assert_same(
     first, other = _side(left, is_leaf), _side(right, is_leaf)
     found = find_differences(first, other, values=values, rtol=rtol, atol=atol)
     found = with_hints(first, other, found, values=values)
+    keystr = first.table.keystrs()
     unknown = [
-        f"{first.table[int(found.aligned.left[at])].keystr or 'the root'}: not compared: {why}"
+        f"{keystr(int(found.aligned.left[at])) or 'the root'}: not compared: {why}"
         for at, why in found.not_compared.items()
         if why not in _WITHOUT_VALUES
     ]
-    lines = [*map(str, found.differences), *unknown]
-    if lines:
+    n_lines = len(found.differences) + len(unknown)
+    if n_lines:
         n = f"{len(found.differences):,} {'difference' if len(found.differences) == 1 else 'differences'}"
-        n_more = len(lines) - _MOST_LINES
-        shown = lines[:_MOST_LINES] + ([f"… {n_more:,} more"] if n_more > 0 else [])
+        n_more = n_lines - _MOST_LINES
+        shown = [*map(str, found.differences[:_MOST_LINES]), *unknown][:_MOST_LINES] + (
+            [f"… {n_more:,} more"] if n_more > 0 else []
+        )
         said = f"the trees are not the same: {n}" if found.differences else "it is not known if the trees are the same"
         raise AssertionError("\n  ".join([said, *shown]))
 

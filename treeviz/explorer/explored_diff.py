@@ -38,26 +38,32 @@ class Leaves:
     """
 
     def __init__(self, rows: Sequence[int], nodes: Sequence[Any]) -> None:
-        self._refs = {row: _ref(node) for row, node in zip(rows, nodes, strict=True)}
+        self._plain: dict[int, Any] = {}
+        self._refs: dict[int, Callable[[], Any]] = {}
+        for row, node in zip(rows, nodes, strict=True):
+            if id(type(node)) in _PLAIN:
+                self._plain[row] = node
+                continue
+            try:
+                self._refs[row] = weakref.ref(node)
+            except Exception:
+                self._refs[row] = _unknown
 
     def __contains__(self, row: int) -> bool:
-        return row in self._refs
+        return row in self._refs or row in self._plain
 
     def __getitem__(self, row: int) -> Any:
         """The leaf of a row; ReferenceError if it has been freed."""
+        if row in self._plain:
+            return self._plain[row]
         leaf = self._refs[row]()
         if leaf is None:
             raise ReferenceError("it has been freed: nothing else held it")
         return leaf
 
 
-def _ref(node: Any) -> Callable[[], Any]:
-    if id(type(node)) in _PLAIN:
-        return lambda: node
-    try:
-        return weakref.ref(node)
-    except Exception:
-        return lambda: None
+def _unknown() -> None:
+    """In place of a reference to what has none."""
 
 
 class DiffView(TreeView):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -178,6 +178,24 @@ class TreeTable:
             keys.append(self.key(row))
             row = int(self.parent[row])
         return keys[::-1]
+
+    def keystrs(self) -> Callable[[int], str]:
+        """A function of a row that gives its `Row.keystr`, for many rows: it keeps the paths of nodes."""
+        parents, known = self.parent.tolist(), {0: ""}
+
+        def keystr(row: int) -> str:
+            below = []
+            while row not in known:
+                below.append(row)
+                row = parents[row]
+            path = known[row]
+            for row in reversed(below):
+                path = path + self.key(row).keystr
+                if self.end[row] > row + 1:
+                    known[row] = path
+            return path
+
+        return keystr
 
 
 @dataclass(frozen=True)

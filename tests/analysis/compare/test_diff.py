@@ -172,20 +172,20 @@ def test_values_agree_with_float64_in_every_layout(layout):
     left[5, 7] = right[5, 7] = np.nan
     right[6, 8] = np.inf
     laid = {"C": lambda x: x, "F": np.asfortranarray, "strided": lambda x: np.repeat(x, 2, 1)[:, ::2]}[layout]
-    (gap,) = _gaps({"w": laid(left)}, {"w": laid(right)})
+    (gap,) = _gaps({"w": laid(left)}, {"w": laid(right)}).values()
     distance = np.abs(left.astype(np.float64) - right.astype(np.float64))
     assert gap.max_abs == np.inf and gap.at == (6, 8)
     assert gap.n_outside == np.count_nonzero(distance > 0)
     assert gap.n_nan == 0
 
 
-def _gaps(left: Any, right: Any) -> list[Any]:
+def _gaps(left: Any, right: Any) -> dict[int, Any]:
     from treeviz.analysis.compare.aligned import Side
     from treeviz.analysis.compare.tree_diff import find_differences
     from treeviz.prepare import scanned
 
     sides = [Side(*scanned(tree, None, "tree")) for tree in (left, right)]
-    return list(find_differences(*sides).gaps.values())
+    return find_differences(*sides).gaps
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def _gaps(left: Any, right: Any) -> list[Any]:
     ],
 )
 def test_integers_bools_and_complex_values_are_compared(left, right, max_abs):
-    (gap,) = _gaps(left, right)
+    (gap,) = _gaps(left, right).values()
     assert (gap.max_abs, gap.n_outside) == (max_abs, 1)
 
 
@@ -207,6 +207,39 @@ def test_zeros_of_both_signs_are_equal_and_narrow_dtypes_are_read():
     assert not differences(np.array([0.0, -0.0]), np.array([-0.0, 0.0]))
     left = jnp.ones(3, jnp.bfloat16)
     assert differences([left], [left.at[1].set(2)]) == ["[0]: value: 1 → 2 (at [1]; 1 of 3 differ)"]
+
+
+def test_small_arrays_are_compared_together_as_numpy_compares_each():
+    rng, pairs = np.random.default_rng(2), []
+    for i in range(300):
+        shape = [(), (3,), (2, 3), (4, 1, 2), (500,)][i % 5]
+        left, right = (rng.normal(size=shape).astype([np.float32, ">f8", np.complex64][i % 3]) for _ in range(2))
+        right = np.where(rng.random(shape) < 0.5, left, right)
+        left, right = (np.where(rng.random(shape) < 0.1, np.nan, each) for each in (left, right))
+        pairs.append((np.array(left, order="F"), right))
+    found = _gaps(*map(list, zip(*pairs, strict=True)))
+    for i, (left, right) in enumerate(pairs):
+        nan_left, nan_right = np.isnan(left), np.isnan(right)
+        delta = np.where(nan_left | nan_right, 0, np.abs(left.astype(complex) - right.astype(complex)))
+        if not delta.any() and (nan_left == nan_right).all():
+            assert i + 1 not in found
+            continue
+        gap, at = found[i + 1], np.unravel_index(np.argmax(delta), left.shape)
+        assert (gap.n_outside, gap.n_nan) == (np.count_nonzero(delta), np.count_nonzero(nan_left != nan_right))
+        assert (gap.nan_left, gap.nan_right) == (nan_left.sum(), nan_right.sum())
+        if gap.n_outside:
+            assert (gap.at, gap.left, gap.right) == (at, left[at], right[at])
+            assert gap.max_abs == pytest.approx(delta[at])
+        if gap.n_nan:
+            assert gap.nan_at == np.unravel_index(np.argmax(nan_left != nan_right), left.shape)
+
+
+def test_numbers_that_python_makes_into_arrays_are_not_taken_for_each_other():
+    class Celsius(float):
+        """Of a subclass: it is compared by itself."""
+
+    left, right = ([Celsius(x) for x in values] for values in ((1.5, 2.5, 3.0), (3.5, 2.5, 3.1)))
+    assert [each.path for each in tv.diff(left, right).differences] == ["[0]", "[2]"]
 
 
 def test_an_accelerator_gets_the_numbers_that_the_host_gets():
@@ -230,7 +263,7 @@ def test_sharded_arrays_are_compared_as_they_lie_also_where_they_are_split_other
     other[6, 3] = 0
     left = jax.device_put(values, place("x", "y"))
     for names in [("x", "y"), ("y",), (None, ("x", "y")), ()]:
-        (gap,) = _gaps([left], [jax.device_put(other, place(*names))])
+        (gap,) = _gaps([left], [jax.device_put(other, place(*names))]).values()
         assert (gap.at, gap.left, gap.right, gap.n_outside) == ((6, 3), 27.0, 0.0, 1)
     found = tv.diff([left], [jax.device_put(values, place("y"))]).differences
     assert [each.kind for each in found] == ["sharding"]
@@ -451,6 +484,7 @@ def test_a_page_has_what_is_the_same_up_to_a_bound_and_says_so_beyond(monkeypatc
     monkeypatch.setattr(merged, "MOST_ROWS", 6)
     view = tv.diff(left, {**left, "a": np.ones(2)})
     assert len(view.table) == 3 and view.table.headline[-1] == "in this page only counted"
+    assert [len(notes) for notes in view.table.notes.values()] == [1]
     assert view.text().split("\n")[0] == "tree · 1 difference: 1 value · 2 leaves are the same"
 
 

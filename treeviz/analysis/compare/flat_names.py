@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -118,9 +119,11 @@ def _matched(
         is_turned = what != its and shapes[0] and shapes[0][::-1] == shapes[1]
         more = ", transposed?" if is_turned else f", as {its}" if what != its else ""
         hints[names[row]] = Hint(f"stands at {nested[leaf.row].keystr} in the {one}{more}")
+    n_of, inside_of = Counter(leaf.top for leaf in leaves), defaultdict[int, dict[int, int]](dict)
+    for row, leaf in of_name.items():
+        inside_of[leaf.top][leaf.row] = row
     for top, at in tops.items():
-        inside = {leaf.row: row for row, leaf in of_name.items() if leaf.top == top}
-        n = sum(leaf.top == top for leaf in leaves)
+        n, inside = n_of[top], inside_of[top]
         if inside:
             example = flat[next(iter(inside.values()))].keystr
             some = "" if n == 1 else f"{len(inside):,} of {n:,} leaves are " if len(inside) < n else "its leaves are "

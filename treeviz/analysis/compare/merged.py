@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Aligned, Side
 from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
-from treeviz.analysis.compare.merged_columns import SAME, difference_columns, notes_of
+from treeviz.analysis.compare.merged_columns import SAME, DifferenceNotes, difference_columns
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.facts import fact_columns
 from treeviz.analysis.sizes import size_columns
@@ -119,7 +120,8 @@ class _Merging:
         facts, keys = np.empty(len(row), np.int64), np.empty(len(row), np.int64)
         for table, mine in ((self._left, ~is_right), (self._right, is_right)):
             rows = row[mine]
-            own = [self._facts.setdefault(each._replace(static=()), len(self._facts)) for each in table.facts]
+            without = (each._replace(static=()) if each.static else each for each in table.facts)
+            own = [self._facts.setdefault(each, len(self._facts)) for each in without]
             facts[mine] = np.array(own, np.int64)[table.fact_codes[rows]]  # static fields that differ are told
             codes, positions = table.key_codes[rows].astype(np.int64), table.position[rows]
             # an index is a key of its own: other rows may stand before it
@@ -167,22 +169,17 @@ class _Merging:
         )
         sizes = [column for column in size_columns(table) if is_whole or column.name != "leaves"]
         table = without_unused(table).with_columns(*sizes)
-        table = table.with_columns(*fact_columns(table))
-        return (self.annotated(table, rows) if is_whole else self._noted(table, rows, is_whole=False)), rows
+        return self.annotated(table.with_columns(*fact_columns(table)), rows, details=is_whole), rows
 
-    def annotated(self, table: TreeTable, rows: np.ndarray) -> TreeTable:
-        """The table with notes and columns that say all of each difference, for a page."""
-        return self._noted(table, rows, is_whole=True)
-
-    def _noted(self, table: TreeTable, rows: np.ndarray, *, is_whole: bool) -> TreeTable:
-        shown = np.full(len(self._kept), -1)
+    def annotated(self, table: TreeTable, rows: np.ndarray, *, details: bool = True) -> TreeTable:
+        """The table with notes and columns; with all details of each difference, for a page."""
+        found, shown = self._found, np.full(len(self._kept), -1)
         shown[rows] = np.arange(len(rows))
-        words = np.where(self._kept[rows] | self._unknown[rows], "", SAME).astype(object)
-        notes, columns = (
-            notes_of(self._found, shown, details=is_whole),
-            difference_columns(self._found, shown, words, details=is_whole),
-        )
-        return table.with_columns(*columns).with_notes(notes)
+        own = shown[found.rows].tolist()
+        if "diff" not in table.columns or found.layers or len({each.tree for each in found.differences}) > 1:
+            words = np.where(self._kept[rows] | self._unknown[rows], "", SAME).astype(object)
+            table = table.with_columns(*difference_columns(found, own, shown, words, details=details))
+        return replace(table, notes=DifferenceNotes(found, own, details=details))
 
     def _runs(self) -> dict[int, tuple[int, int]]:
         """The first row of each run of siblings that are the same, with the codes of the key and facts that it gets."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -17,65 +17,93 @@ _MOST_LAYERS = 4  # in a line of text
 SAME = "same"  # in the column "diff", and the kind of rows that stand for others
 
 
-def notes_of(found: Found, shown: np.ndarray, *, details: bool) -> dict[int, tuple[Note, ...]]:
-    """A note for each difference, by row.
+class DifferenceNotes(Mapping[int, tuple[Note, ...]]):
+    """A note for each difference, by row, written when it is asked for.
 
     Args:
-      shown: int[n]: the row of the table of each aligned row.
+      rows: The row of the table of each difference.
       details: All that is known of values, for a page, whose badge is the kind.
     """
-    notes: dict[int, list[Note]] = defaultdict(list)
-    several = len({each.tree for each in found.differences}) > 1
-    for at, difference in zip(found.rows, found.differences, strict=True):
-        text = difference.text if details else difference.note
-        if several:
+
+    def __init__(self, found: Found, rows: Sequence[int], *, details: bool) -> None:
+        self._found, self._details = found, details
+        self._several = len({each.tree for each in found.differences}) > 1
+        self._of: dict[int, list[int]] = {}
+        for i, row in enumerate(rows):
+            self._of.setdefault(row, []).append(i)
+        self._written: dict[int, tuple[Note, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._of)
+
+    def __contains__(self, row: object) -> bool:
+        return row in self._of
+
+    def __getitem__(self, row: int) -> tuple[Note, ...]:
+        if row not in self._written:
+            self._written[row] = tuple(map(self._note, self._of[row]))
+        return self._written[row]
+
+    def _note(self, i: int) -> Note:
+        difference = self._found.differences[i]
+        text = difference.text if self._details else difference.note
+        if self._several:
             text = f"tree {difference.tree}: {difference if difference.kind == 'extra' else text}"
-        note = Note("differs", text)
-        if details:
-            gap = found.gaps.get(at) if difference.kind in ("value", "NaN") and not several else None
-            more = gap_details(gap, difference.kind, difference.names) if gap is not None else ()
-            more = (*more, ("to convert the first", difference.code)) if difference.code else more
-            note = note._replace(details=more, severity=difference.kind, sign=difference.kind)
-        notes[int(shown[at])].append(note)
-    return {row: tuple(each) for row, each in notes.items()}
+        if not self._details:
+            return Note("differs", text)
+        has_gap = difference.kind in ("value", "NaN") and not self._several
+        gap = self._found.gaps.get(self._found.rows[i]) if has_gap else None
+        more = gap_details(gap, difference.kind, difference.names) if gap is not None else ()
+        more = (*more, ("to convert the first", difference.code)) if difference.code else more
+        return Note("differs", text, details=more, severity=difference.kind, sign=difference.kind)
 
 
-def difference_columns(found: Found, shown: np.ndarray, words: np.ndarray, *, details: bool) -> list[Column]:
+def difference_columns(
+    found: Found, rows: Sequence[int], shown: np.ndarray, words: np.ndarray, *, details: bool
+) -> list[Column]:
     """What differs, as words; what stands on both sides; and where values differ, by how much.
 
     Args:
+      rows: The row of the table of each difference.
+      shown: int[n]: the row of the table of each aligned row.
       words: What stands in a row without a difference: "same", or "".
       details: All that is known of each of several trees, and not the kinds alone.
     """
-    n = len(words)
-    columns = [_kinds(found, shown, words)]
-    trees = sorted({each.tree for each in found.differences})
+    n, differences = len(words), found.differences
+    columns = [_kinds(found, rows, shown, words)]
+    trees = sorted({each.tree for each in differences})
     if len(trees) > 1:
+        about = "What differs from the first tree"
         of_tree = (lambda each: str(each) if each.kind == "extra" else each.text) if details else lambda each: each.kind
-        columns += [_texts(found, shown, n, f"tree{tree}", f"tree {tree}", trees=[tree], of=of_tree) for tree in trees]
-    elif found.differences:
-        names = found.differences[0].names
-        columns += [
-            _texts(found, shown, n, "left", names[0], of=lambda each: each.left),
-            _texts(found, shown, n, "right", names[1], of=lambda each: each.right),
-        ]
+        for tree in trees:
+            of = [(row, of_tree(each)) for row, each in zip(rows, differences, strict=True) if each.tree == tree]
+            columns.append(_texts(f"tree{tree}", f"tree {tree}", of, n, about))
+    elif differences:
+        for side, name in zip(("left", "right"), differences[0].names, strict=True):
+            of = zip(rows, map(attrgetter(side), differences), strict=True)
+            columns.append(_texts(side, name, of, n, "What stands there"))
     if found.layers:
-        texts = np.full(n, "", object)
-        for at, layers in found.layers.items():
-            more = len(layers) - _MOST_LAYERS
-            cut = layers if details or more <= 0 else layers[:_MOST_LAYERS]
-            texts[shown[at]] = ", ".join(map(str, cut)) + (f" … {more:,} more" if len(cut) < len(layers) else "")
-        columns.append(_label("layers", "layers", texts, "The layers that differ, of an array of all layers"))
-    if not found.gaps:
-        return columns
+        of = ((int(shown[at]), _layers_text(layers, details)) for at, layers in found.layers.items())
+        columns.append(_texts("layers", "layers", of, n, "The layers that differ, of an array of all layers"))
+    return [*columns, *_numbers(found, shown, n)] if found.gaps else columns
+
+
+def _layers_text(layers: Sequence[int], details: bool) -> str:
+    cut = layers if details or len(layers) <= _MOST_LAYERS else layers[:_MOST_LAYERS]
+    return ", ".join(map(str, cut)) + (f" … {len(layers) - len(cut):,} more" if len(cut) < len(layers) else "")
+
+
+def _numbers(found: Found, shown: np.ndarray, n: int) -> list[Column]:
     delta, relative, count = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
-    for at, gap in found.gaps.items():
-        row = shown[at]
-        count[row] = gap.n_outside + gap.n_nan
-        if gap.n_outside:
-            delta[row], relative[row] = gap.max_abs, gap.max_rel
+    gaps = found.gaps.values()
+    rows = shown[np.fromiter(found.gaps, np.int64, len(gaps))]
+    count[rows] = [gap.n_outside + gap.n_nan for gap in gaps]
+    delta[rows] = [gap.max_abs if gap.n_outside else np.nan for gap in gaps]
+    relative[rows] = [gap.max_rel if gap.n_outside else np.nan for gap in gaps]
     return [
-        *columns,
         Column("delta", "max |Δ|", delta, format="number", rollup="max", help="The greatest |left - right|"),
         Column(
             "relative", "max |Δ| ÷ |x|", relative, format="number", rollup="max",
@@ -85,31 +113,34 @@ def difference_columns(found: Found, shown: np.ndarray, words: np.ndarray, *, de
     ]  # fmt: skip
 
 
-def _kinds(found: Found, shown: np.ndarray, words: np.ndarray) -> Column:
+def _kinds(found: Found, rows: Sequence[int], shown: np.ndarray, words: np.ndarray) -> Column:
     """The kinds of differences of each row; of what one tree alone has, those above it."""
-    kinds: dict[int, dict[str, None]] = defaultdict(dict)
-    for at, difference in zip(found.rows, found.differences, strict=True):
-        kinds[int(shown[at])][difference.kind] = None
-    texts, parent = words.copy(), found.aligned.parent
-    for row, each in kinds.items():
-        texts[row] = ", ".join(each)
-    for at in np.flatnonzero((found.aligned.left == NONE) | (found.aligned.right == NONE)).tolist():
-        texts[shown[at]] = texts[shown[at]] or texts[shown[parent[at]]]
+    texts, aligned = words.tolist(), found.aligned
+    kinds = dict.fromkeys(zip(rows, (each.kind for each in found.differences), strict=True))
+    for row, text in _joined(kinds, ", ").items():
+        texts[row] = text
+    alone = np.flatnonzero((aligned.left == NONE) | (aligned.right == NONE))
+    for row, above in zip(shown[alone].tolist(), shown[aligned.parent[alone]].tolist(), strict=True):
+        texts[row] = texts[row] or texts[above]
     return _label("diff", "diff", texts, "The kinds of differences, or that there is none")
 
 
-def _texts(found: Found, shown: np.ndarray, n: int, name: str, title: str, *, of, trees: Iterable[int] = ()) -> Column:
-    texts: dict[int, list[str]] = defaultdict(list)
-    for at, difference in zip(found.rows, found.differences, strict=True):
-        if not trees or difference.tree in trees:
-            texts[int(shown[at])].append(of(difference))
-    every = np.full(n, "", object)
-    for row, each in texts.items():
-        every[row] = " · ".join(filter(None, each))
-    return _label(name, title, every, "What stands there" if not trees else "What differs from the first tree")
+def _texts(name: str, title: str, texts: Iterable[tuple[int, str]], n: int, about: str) -> Column:
+    every = [""] * n
+    for row, text in _joined(texts, " · ").items():
+        every[row] = text
+    return _label(name, title, every, about)
 
 
-def _label(name: str, title: str, texts: np.ndarray, about: str) -> Column:
-    levels: dict[str, int] = {}
-    codes = np.array([levels.setdefault(text, len(levels)) for text in texts.tolist()], np.int32)
-    return Column(name, title, [*levels], codes, help=about)
+def _joined(texts: Iterable[tuple[int, str]], by: str) -> dict[int, str]:
+    """The texts of each row as one."""
+    joined: dict[int, str] = {}
+    for row, text in texts:
+        before = joined.get(row)
+        joined[row] = f"{before}{by}{text}" if before and text else before or text
+    return joined
+
+
+def _label(name: str, title: str, texts: list[str], about: str) -> Column:
+    codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    return Column(name, title, [*codes], np.fromiter(map(codes.__getitem__, texts), np.int32, len(texts)), help=about)

@@ -39,7 +39,7 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
     for at, each in zip(found.rows, found.differences, strict=True):
         if each.kind in told and not each.hint:
             hint = flat.get(at) or hints.of(at, each)
-            each = replace(each, hint=hint.text, code=hint.code)
+            each = replace(each, hint=hint.text, code=hint.code) if hint.text else each
         differences.append(each)
     return found._replace(differences=differences)
 
@@ -51,18 +51,25 @@ class _Hints:
         self._left, self._right, self._aligned = left, right, found.aligned
         self._known: dict[Any, int] = {}
         self._prints: tuple[dict[int, int], ...] = {}, {}
-        self._unmatched: list[dict[int, list[int]]] = []
+        self._unmatched: list[dict[int, list[int]]] = []  # rows by fingerprint
+        self._siblings: list[dict[tuple[int, int], list[int]]] = []  # the same by fingerprint and parent
+        self._matches: list[np.ndarray] = []  # of each row, its counterpart
         for side, table, own, other in (
             (0, left, self._aligned.left, self._aligned.right),
             (1, right, self._aligned.right, self._aligned.left),
         ):
-            is_matched = np.zeros(len(table), bool)
-            is_matched[own[(own != NONE) & (other != NONE)]] = True
+            match = np.full(len(table), NONE)
+            match[own[own != NONE]] = other[own != NONE]
+            is_matched = match != NONE
             is_matched[self._rows_of(found, own)] = False
             rows: dict[int, list[int]] = defaultdict(list)
+            siblings: dict[tuple[int, int], list[int]] = defaultdict(list)
             for row in np.flatnonzero(~is_matched).tolist():
                 rows[self._print(side, row)].append(row)
+                siblings[self._print(side, row), int(table.parent[row])].append(row)
             self._unmatched.append(rows)
+            self._siblings.append(siblings)
+            self._matches.append(match)
 
     def _print(self, side: int, row: int) -> int:
         """The fingerprint of a subtree."""
@@ -95,7 +102,6 @@ class _Hints:
         own, other = (self._left, self._right)[:: 1 if side == 0 else -1]
         n_leaves = np.count_nonzero(own.is_leaf[row : own.end[row]])
         print_ = self._print(side, row)
-        places = [each for each in self._unmatched[1 - side].get(print_, ()) if each != counterpart]
         parent = int(own.parent[row])
         if not n_leaves or parent < 0:
             return None
@@ -109,7 +115,11 @@ class _Hints:
                 to = f"renamed {'to' if side == 0 else 'from'} {other.key(renamed).keystr}"
                 code = self._renaming(row, renamed, is_turned=is_turned) if side == 0 else ""
                 return Hint(f"{to}, and transposed?" if is_turned else f"{to}?", code)
-        if len(places) != 1 or n_leaves < _LEAST_LEAVES:
+        places = self._unmatched[1 - side].get(print_, [])
+        if len(places) > 2 or n_leaves < _LEAST_LEAVES:  # of many alike, none is asked whether it is the counterpart
+            return None
+        places = [each for each in places if each != counterpart]
+        if len(places) != 1:
             return None
         there = "other" if side == 0 else "first"
         return Hint(f"the same structure stands at {other[places[0]].keystr} in the {there}")
@@ -117,6 +127,7 @@ class _Hints:
     def _renaming(self, row: int, renamed: int, *, is_turned: bool) -> str:
         parent = int(self._left.parent[row])
         if type(self._sides[0].nodes[parent]) not in MAPPINGS:
+            return ""
             return ""
         node, (old, new) = self._left[parent].expression, (self._left.key(row).keystr, self._right.key(renamed).keystr)
         taken = f"{node}.pop({old[1:-1]})"
@@ -126,8 +137,8 @@ class _Hints:
         """The sibling in the other tree that has a fingerprint, and alone has it, or nearly the name of the row."""
         own, other = (self._left, self._right)[:: 1 if side == 0 else -1]
         above = self._match_of(side, parent)
-        rivals = [each for each in self._unmatched[side][self._print(side, row)] if int(own.parent[each]) == parent]
-        siblings = [each for each in self._unmatched[1 - side].get(print_, ()) if int(other.parent[each]) == above]
+        rivals = self._siblings[side][self._print(side, row), parent]
+        siblings = self._siblings[1 - side].get((print_, above), [])
         if len(siblings) == len(rivals) == 1:
             return siblings[0]
         if max(len(siblings), len(rivals)) > _MOST_CHILDREN:
@@ -174,9 +185,7 @@ class _Hints:
         return Hint(f"{n} layers in the first, and one stack of {n} such layers in the other", code)
 
     def _match_of(self, side: int, row: int) -> int:
-        own, other = (self._aligned.left, self._aligned.right)[:: 1 if side == 0 else -1]
-        at = np.flatnonzero(own == row)
-        return int(other[at[0]]) if len(at) else NONE
+        return int(self._matches[side][row])
 
     def _stacked(self, mine: int, other: int) -> Hint | None:
         """Whether one of the two is a list of layers, and the other one stack of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Aligned, Side, align, is_builtin, is_comparable, same_facts
 from treeviz.analysis.compare.difference import Difference, Differences
+from treeviz.analysis.compare.elements import Gap, SmallPairs
 from treeviz.analysis.compare.in_files import compare_stored
 from treeviz.analysis.compare.leaf_facts import REVERSED, compare_facts, shardings_are_equivalent
 from treeviz.analysis.compare.magnitudes import Bars, magnitudes
@@ -21,13 +23,22 @@ from treeviz.analysis.compare.nodes import (
     compare_static,
     open_registered,
 )
-from treeviz.analysis.compare.values import CannotCompare, Gap, are_same_bits, compare_arrays, gap_texts, is_transpose
+from treeviz.analysis.compare.values import (
+    CannotCompare,
+    are_small,
+    compare_arrays,
+    gap_texts,
+    is_transpose,
+    small_view,
+)
 from treeviz.tree.facts import Facts
 from treeviz.tree.safe_repr import error_text, guarded, has_base, value_text
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 
 _BUILTIN = (*MAPPINGS, list, tuple, type(None))
+_UNKNOWN = ("abstract", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
+_NUMBERS = frozenset(map(id, (bool, int, float, complex)))  # by id: a metaclass may override ==
 
 
 class Found(NamedTuple):
@@ -75,7 +86,10 @@ class _Differ:
         self._not_compared: dict[int, str] = {}
         self._pairs: dict[int, tuple[Any, Any]] = {}  # arrays whose values differ
         self._known: dict[tuple[int, int], list[Finding]] = {}  # by the codes of the facts
-        self._met: dict[tuple[int, int], Gap | str | None] = {}  # by the ids of two leaves
+        self._met: dict[tuple[int, int], Gap | str | None] = {}  # by the ids of two leaves of the trees
+        self._small = SmallPairs(rtol, atol)
+        self._are_small = are_small(left.table), are_small(right.table)
+        self._codes = left.table.fact_codes.tolist(), right.table.fact_codes.tolist()
 
     def run(self, bars: bool) -> Found:
         aligned = align(self._left, self._right)
@@ -95,12 +109,23 @@ class _Differ:
             else:
                 self._compare_nodes(at, mine, other)
                 apart[at] = not is_comparable(self._left, self._right, mine, other)
+        self._small.flush()
+        for at, gap in self._small.gaps.items():
+            mine, other, _ = rows[at]
+            left, right = _as_plain_array(self._left.nodes[mine]), _as_plain_array(self._right.nodes[other])
+            self._add_gap(at, left, right, gap)
+        self._found.sort(key=itemgetter(0))
+        paths = self._paths([rows[at][:2] for at, _ in self._found])
         differences = Differences(
-            Difference(self._path(*rows[at][:2]), *finding, tree=self._tree) for at, finding in self._found
+            Difference(path, *finding, tree=self._tree) for path, (_, finding) in zip(paths, self._found, strict=True)
         )
-        found = magnitudes(list(self._pairs.values())) if bars else []
-        drawn = {at: each for at, each in zip(self._pairs, found, strict=False) if each is not None}
-        return Found(aligned, differences, [at for at, _ in self._found], self._gaps, self._not_compared, drawn)
+        drawn: dict[int, Bars] = {}
+        if bars:
+            ats = sorted(self._pairs)
+            found = magnitudes([self._pairs[at] for at in ats])
+            drawn = {at: each for at, each in zip(ats, found, strict=True) if each is not None}
+        unknown = dict(sorted(self._not_compared.items()))
+        return Found(aligned, differences, [at for at, _ in self._found], self._gaps, unknown, drawn)
 
     def _to_compare(self, aligned: Aligned) -> list[int]:
         """The rows that may differ; not the leaves with the same facts, unless their values are to be compared."""
@@ -113,24 +138,40 @@ class _Differ:
         is_node = alike & is_builtin(a)[mine] & (n_children[0][mine] == n_children[1][other])
         if self._values:
             is_leaf &= np.array([facts.kind in ("array", "numpy") for facts in a.facts])[a.fact_codes[mine]]
-            is_leaf[is_leaf] = [
-                left is right or are_same_bits(left, right)
-                for left, right in zip(
-                    map(self._left.nodes.__getitem__, mine[is_leaf].tolist()),
-                    map(self._right.nodes.__getitem__, other[is_leaf].tolist()),
+            rows = np.flatnonzero(is_leaf)
+            small = self._are_small[0][a.fact_codes[mine[rows]]] & self._are_small[1][b.fact_codes[other[rows]]]
+            is_leaf[rows] = [
+                left is right or (is_small and self._take_small(at, left, right))
+                for at, is_small, left, right in zip(
+                    rows.tolist(),
+                    small.tolist(),
+                    map(self._left.nodes.__getitem__, mine[rows].tolist()),
+                    map(self._right.nodes.__getitem__, other[rows].tolist()),
                     strict=True,
                 )
             ]
         return np.flatnonzero(~is_leaf & ~is_node).tolist()
 
-    def _path(self, mine: int, other: int) -> str:
-        return self._right.table[other].keystr if mine == NONE else self._left.table[mine].keystr
+    def _take_small(self, at: int, left: Any, right: Any) -> bool:
+        """Compare two small arrays, later unless their bits are the same; False if they cannot be read at once."""
+        a, b = small_view(left), small_view(right)
+        if a is None or b is None:
+            return False
+        if a.dtype != b.dtype or a.tobytes() != b.tobytes():
+            self._small.add(at, a, b)
+        return True
+
+    def _paths(self, rows: list[tuple[int, int]]) -> list[str]:
+        """The key paths in the first tree; of what the other alone has, in that one."""
+        left, right = (table.keystrs() for table in (self._left.table, self._right.table))
+        return [right(other) if mine == NONE else left(mine) for mine, other in rows]
 
     def _add(self, at: int, finding: Finding) -> None:
         self._found.append((at, finding))
 
     def _facts(self, mine: int, other: int) -> tuple[Facts, Facts]:
-        return self._left.table[mine].facts, self._right.table[other].facts
+        codes = self._codes[0][mine], self._codes[1][other]
+        return self._left.table.facts[codes[0]], self._right.table.facts[codes[1]]
 
     def _compare_nodes(self, at: int, mine: int, other: int) -> None:
         left, right = self._left.nodes[mine], self._right.nodes[other]
@@ -177,7 +218,7 @@ class _Differ:
         left, right = self._left.nodes[mine], self._right.nodes[other]
         if left is right:
             return
-        codes = int(self._left.table.fact_codes[mine]), int(self._right.table.fact_codes[other])
+        codes = self._codes[0][mine], self._codes[1][other]
         facts = self._facts(mine, other)
         found = self._known.get(codes)
         if found is None:
@@ -188,11 +229,12 @@ class _Differ:
             self._add(at, finding)
         if not self._values or (facts[0].shape != facts[1].shape and None not in (facts[0].shape, facts[1].shape)):
             return
-        self._compare_values(at, left, right, *facts)
+        if not (self._are_small[0][codes[0]] and self._are_small[1][codes[1]] and self._take_small(at, left, right)):
+            self._compare_values(at, left, right, *facts)
 
     def _compare_values(self, at: int, left: Any, right: Any, a: Facts, b: Facts) -> None:
         for each in (a, b):
-            if each.kind in ("abstract", "tracer", "deleted", "ref", "placeholder", "float0", "tensor"):
+            if each.kind in _UNKNOWN:
                 self._not_compared[at] = each.kind
                 return
         if a.dtype.startswith("key<") and a.dtype == b.dtype:
@@ -200,10 +242,18 @@ class _Differ:
         elif _is_array(left) and _is_array(right):
             self._compare_arrays(at, left, right)
         elif "scalar" in (a.kind, b.kind) and _is_number(left) and _is_number(right):
-            self._compare_arrays(at, _as_array(left), _as_array(right))
+            self._compare_numbers(at, left, right)
         elif not guarded(lambda: type(left) is type(right) and bool(left == right), lambda _: False):
             hint = "functions are compared by identity" if a.kind == b.kind == "function" else ""
             self._add(at, ("value", value_text(left, 60), value_text(right, 60), hint))
+
+    def _compare_numbers(self, at: int, left: Any, right: Any) -> None:
+        a, b = _as_array(left), _as_array(right)
+        are_plain = id(type(left)) in _NUMBERS and id(type(right)) in _NUMBERS
+        if are_plain and a.dtype.kind in "biufc" and b.dtype.kind in "biufc":  # not of 2**64 and more
+            self._small.add(at, a, b)
+        else:
+            self._take(at, a, b, self._gap(a, b))  # not by id, which the next such array may have
 
     def _compare_keys(self, at: int, left: Any, right: Any) -> None:
         gap = self._gap(left, right)
@@ -216,15 +266,22 @@ class _Differ:
         key = id(left), id(right)
         if key not in self._met:
             self._met[key] = self._gap(left, right)
-        gap = self._met[key]
+        self._take(at, left, right, self._met[key])
+
+    def _take(self, at: int, left: Any, right: Any, gap: Gap | str | None) -> None:
         if isinstance(gap, str):
             self._not_compared[at] = gap
         elif gap is not None:
-            self._gaps[at] = gap
-            self._pairs[at] = left, right
-            may_be = left.ndim > 1 and left.shape == left.shape[::-1] and is_transpose(left, right)
-            for finding in gap_texts(gap, "; the values of the transpose: jnp.transpose(x)" if may_be else ""):
-                self._add(at, finding)
+            self._add_gap(at, left, right, gap)
+
+    def _add_gap(self, at: int, left: Any, right: Any, gap: Gap) -> None:
+        self._gaps[at] = gap
+        self._pairs[at] = left, right
+        may_be = (
+            gap.may_be_transpose and len(gap.at) > 1 and left.shape == left.shape[::-1] and is_transpose(left, right)
+        )
+        for finding in gap_texts(gap, "; the values of the transpose: jnp.transpose(x)" if may_be else ""):
+            self._add(at, finding)
 
     def _gap(self, left: Any, right: Any) -> Gap | str | None:
         try:
@@ -247,6 +304,10 @@ def _is_number(leaf: Any) -> bool:
 
 def _as_array(number: Any) -> Any:
     return number if _is_array(number) else np.asarray(number)
+
+
+def _as_plain_array(leaf: Any) -> Any:
+    return np.asarray(leaf) if id(type(leaf)) in _NUMBERS else leaf
 
 
 def subtree_text(table: TreeTable, row: int) -> str:

@@ -3,58 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from treeviz.analysis.compare.elements import Gap, Index, compare_elements, index_in
 from treeviz.analysis.stats.host import CHUNK, holds_numbers, host_view, lies_on_host
+from treeviz.tree.facts import Facts
 from treeviz.tree.numbers import number_text
-from treeviz.tree.safe_repr import class_name
+from treeviz.tree.table import TreeTable
 
-Index = tuple[int, ...]
-_QUICK = 1 << 14  # bytes that are copied to be compared
+_SMALL = 1 << 14  # bytes of an array that is compared together with others
+_BUFFERED = {np.dtype(code).name for code in (*np.typecodes["AllInteger"], *np.typecodes["AllFloat"], "?")}
 
 
 class CannotCompare(Exception):
     """Why the values of two arrays were not compared."""
-
-
-@dataclass
-class Gap:
-    """How the values of two arrays differ.
-
-    Attributes:
-      n: The number of elements.
-      n_outside: Of the elements that are NaN in neither, those with |left - right| > atol + rtol * |right|.
-      max_abs, at, left, right: The greatest |left - right|, its index, and the two values there.
-      max_rel: The greatest |left - right| / |right|.
-      n_nan: The elements that are NaN in one of them alone, and `nan_at` the first of them.
-      nan_left, nan_right: The number of NaN in each.
-    """
-
-    n: int
-    n_outside: int = 0
-    max_abs: float = 0.0
-    at: Index = ()
-    left: Any = None
-    right: Any = None
-    max_rel: float = 0.0
-    n_nan: int = 0
-    nan_at: Index = ()
-    nan_left: int = 0
-    nan_right: int = 0
-
-    def take(self, other: Gap) -> None:
-        """Add what was found in another part of the arrays."""
-        if other.n_outside and (not self.n_outside or other.max_abs > self.max_abs):
-            self.max_abs, self.at, self.left, self.right = other.max_abs, other.at, other.left, other.right
-        self.nan_at = self.nan_at if self.n_nan else other.nan_at
-        self.max_rel = max(self.max_rel, other.max_rel)
-        for name in ("n_outside", "n_nan", "nan_left", "nan_right"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Gap:
@@ -73,7 +39,7 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     for start, mine, other in _overlapping(parts_of(left), parts_of(right)):
         if isinstance(mine, np.ndarray) and isinstance(other, np.ndarray):
             for offset, a, b in _blocks(mine, other):
-                if compare_block(gap, a, b, tuple(np.add(start, offset)) if start else (), rtol, atol):
+                if compare_block(gap, a, b, _beyond(start, offset), rtol, atol):
                     same.append(a)
         else:
             _compare_on_device(gap, mine, other, start, rtol, atol)
@@ -152,32 +118,16 @@ def compare_block(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: fl
     """Add how two blocks differ. Returns whether their bits are the same: then nothing is added, not even NaN."""
     if a.dtype == b.dtype and _same_bits(a, b):
         return True
-    with np.errstate(invalid="ignore"):  # a NaN of bfloat16 may signal
-        _compare(gap, a, b, start, rtol, atol)
+    mine, other = a.reshape(-1), b.reshape(-1)
+    found = compare_elements(mine, other, rtol=rtol, atol=atol).gap(0, mine, other, a.shape)
+    found.at, found.nan_at = (at and _beyond(start, at) for at in (found.at, found.nan_at))
+    gap.take(found)
     return False
 
 
 def count_nan(block: np.ndarray) -> int:
     with np.errstate(invalid="ignore"):
         return 0 if block.dtype.kind in "biu" else int(np.count_nonzero(block != block))
-
-
-def _compare(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: float, atol: float) -> None:
-    if a.dtype.kind in "biu" and b.dtype.kind in "biu":
-        _take(gap, a, b, start, _distance_of_integers(a, b), np.zeros(a.shape, bool), rtol, atol)
-        return
-    wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
-    mine, other = a.astype(wide), b.astype(wide)
-    nan_left, nan_right = np.isnan(mine), np.isnan(other)
-    with np.errstate(all="ignore"):
-        distance = np.where(mine == other, 0.0, np.abs(mine - other))
-    gap.nan_left += int(np.count_nonzero(nan_left))
-    gap.nan_right += int(np.count_nonzero(nan_right))
-    lonely = nan_left != nan_right
-    if lonely.any():
-        first = _at(int(np.argmax(lonely)), a.shape, start)
-        gap.take(Gap(0, n_nan=int(np.count_nonzero(lonely)), nan_at=first))
-    _take(gap, a, b, start, distance, nan_left | nan_right, rtol, atol)
 
 
 def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -187,17 +137,25 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return np.array_equal(a.reshape(-1).view(word), b.reshape(-1).view(word))
 
 
-def are_same_bits(left: Any, right: Any) -> bool:
-    """Whether two arrays of one shape have the same bits; False also if that is not quick to tell: of large ones."""
-    if type(left) is not type(right) or left.dtype != right.dtype or left.nbytes > _QUICK:
-        return False
-    if type(left) is not np.ndarray:
-        if class_name(type(left)) != "ArrayImpl" or left.dtype.isbuiltin != 1 or len(left.sharding.device_set) != 1:
-            return False
-        if not (lies_on_host(left) and lies_on_host(right)):
-            return False
-        left, right = host_view(left), host_view(right)
-    return left.tobytes() == right.tobytes()
+def are_small(table: TreeTable) -> np.ndarray:
+    """bool[n]: of each of the facts, whether their leaves are small arrays of numbers in host memory."""
+
+    def is_small(facts: Facts) -> bool:
+        where = facts.sharding
+        is_near = where is not None and where.n_devices == 1 and where.platform == "cpu" and facts.dtype in _BUFFERED
+        return 0 < facts.bytes <= _SMALL and ((facts.kind == "array" and is_near) or facts.kind == "numpy")
+
+    return np.array([facts.elements > 0 and is_small(facts) for facts in table.facts], bool)
+
+
+def small_view(leaf: Any) -> np.ndarray | None:
+    """A leaf that `are_small` names as an array of NumPy; None where that is not quick, or it was deleted."""
+    if type(leaf) is np.ndarray:
+        return leaf
+    try:
+        return None if isinstance(leaf, np.ndarray) else np.asarray(memoryview(leaf))
+    except Exception:
+        return None
 
 
 def is_transpose(left: Any, right: Any) -> bool:
@@ -222,35 +180,8 @@ def _whole_on_host(array: Any) -> Any:
     return parts[0][1] if len(parts) == 1 and isinstance(parts[0][1], np.ndarray) else None
 
 
-def _distance_of_integers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a - b|, exact below 2**53 whatever the dtypes, and never 0 where they differ."""
-    if {a.dtype.kind, b.dtype.kind} <= {"b", "u"} or {a.dtype.kind, b.dtype.kind} <= {"b", "i"}:
-        wide = np.uint64 if "u" in (a.dtype.kind, b.dtype.kind) else np.int64
-        mine, other = a.astype(wide), b.astype(wide)
-        with np.errstate(over="ignore"):
-            return np.where(mine > other, mine - other, other - mine).view(np.uint64).astype(np.float64)
-    differs = a != b
-    return np.where(differs, np.maximum(np.abs(a.astype(np.float64) - b.astype(np.float64)), 1.0), 0.0)
-
-
-def _take(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, distance, skipped, rtol: float, atol: float) -> None:
-    with np.errstate(all="ignore"):
-        size = np.abs(b.astype(np.complex128 if b.dtype.kind == "c" else np.float64))
-        outside = ~skipped & ~(distance <= atol + rtol * size) & (distance != 0)
-        n_outside = int(np.count_nonzero(outside))
-        if not n_outside:
-            return
-        ranked = np.where(outside, distance, -1.0)
-        where = int(np.argmax(ranked))
-        relative = np.divide(distance, size, out=np.zeros(a.shape), where=outside)
-    at = _at(where, a.shape, start)
-    one = np.unravel_index(where, a.shape)
-    found = Gap(0, n_outside, float(ranked[one]), at, a[one].item(), b[one].item(), float(np.max(relative)))
-    gap.take(found)
-
-
-def _at(flat: int, shape: Index, start: Index) -> Index:
-    return tuple(int(i) + int(at) for i, at in zip(np.unravel_index(flat, shape), start, strict=True))
+def _beyond(start: Index, at: Index) -> Index:
+    return tuple([first + i for first, i in zip(start, at, strict=True)])
 
 
 def _compare_on_device(gap: Gap, a: Any, b: Any, start: Index, rtol: float, atol: float) -> None:
@@ -266,9 +197,9 @@ def _compare_on_device(gap: Gap, a: Any, b: Any, start: Index, rtol: float, atol
     found = Gap(0, int(n_outside), float(max_abs), max_rel=float(max_rel), n_nan=int(n_nan))
     found.nan_left, found.nan_right = int(nan_left), int(nan_right)
     if found.n_outside:
-        found.at, found.left, found.right = _at(int(where), a.shape, start), left.item(), right.item()
+        found.at, found.left, found.right = _beyond(start, index_in(a.shape, int(where))), left.item(), right.item()
     if found.n_nan:
-        found.nan_at = _at(int(nan_at), a.shape, start)
+        found.nan_at = _beyond(start, index_in(a.shape, int(nan_at)))
     gap.take(found)
 
 
