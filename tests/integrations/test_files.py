@@ -8,7 +8,9 @@ import os
 import struct
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -254,3 +256,56 @@ def test_a_file_of_pytorch_is_the_tree_of_its_tensors(tmp_path):
     with pytest.raises(LoadError, match="holds more than tensors and plain values, which treeviz does not open"):
         read(path)
     assert not trace.exists()
+
+
+def linen_model(path: Path, save: Callable[[Path, Any], object]) -> tuple[Any, Any]:
+    nn = pytest.importorskip("flax.linen")
+    model = nn.Sequential([nn.Dense(4), nn.relu, nn.Dense(2, param_dtype=jnp.bfloat16)])
+    arguments = jax.random.key(0), jnp.ones((1, 3))
+    save(path, model.init(*arguments))
+    return read(path), jax.eval_shape(model.init, *arguments)
+
+
+def nnx_model(path: Path, save: Callable[[Path, Any], object]) -> tuple[Any, Any]:
+    nnx = pytest.importorskip("flax.nnx")
+
+    def make() -> Any:
+        rngs = nnx.Rngs(0)
+        return nnx.state(nnx.Dict(layers=nnx.List([nnx.Linear(3, 4, rngs=rngs)]), norm=nnx.BatchNorm(4, rngs=rngs)))
+
+    save(path, nnx.to_pure_dict(make()))
+    # Orbax writes the keys of a dict as text, which Flax' function undoes.
+    return nnx.restore_int_paths(read(path)), nnx.to_pure_dict(jax.eval_shape(make))
+
+
+def equinox_model(path: Path, save: Callable[[Path, Any], object]) -> tuple[Any, Any]:
+    eqx = pytest.importorskip("equinox")
+
+    def make() -> Any:
+        return eqx.filter(eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(0)), eqx.is_array)
+
+    eqx.tree_serialise_leaves(path.with_suffix(".eqx"), make())
+    return read(path.with_suffix(".eqx"), like=jax.eval_shape(make)), jax.eval_shape(make)
+
+
+def by_orbax(path: Path, tree: Any) -> None:
+    pytest.importorskip("orbax.checkpoint").PyTreeCheckpointer().save(path, tree)
+
+
+def by_flax(path: Path, tree: Any) -> None:
+    path.with_suffix(".msgpack").write_bytes(pytest.importorskip("flax.serialization").to_bytes(tree))
+    path.symlink_to(path.with_suffix(".msgpack"))
+
+
+@pytest.mark.filterwarnings("ignore")  # Orbax' own
+@pytest.mark.parametrize(
+    ("model", "save"),
+    [(linen_model, by_orbax), (linen_model, by_flax), (nnx_model, by_orbax), (equinox_model, by_orbax)],
+)
+def test_the_checkpoint_of_a_model_is_the_tree_that_eval_shape_gives_for_it(tmp_path, model, save):
+    shown, abstract = model(tmp_path / "checkpoint_1", save)
+    assert jax.tree.structure(shown) == jax.tree.structure(abstract)
+    rows, truth = (treeviz.walk(each) for each in (shown, abstract))
+    assert [(row.keystr, row.shape, row.dtype) for row in rows] == [(row.keystr, row.shape, row.dtype) for row in truth]
+    kinds = [row.kind for row in rows.leaves]
+    assert len(kinds) >= 4 and set(kinds) == {"stored"}
