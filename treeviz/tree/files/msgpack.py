@@ -22,6 +22,8 @@ from treeviz.tree.stored import Stored
 
 _MOST_VALUES = 1_600_000  # an array has eight
 _MOST_LEVELS = 200
+_AT_ONCE = 4096  # bytes that are read
+_LONGEST_HEAD, _MOST_LENGTHS = 64, 16  # of what stands in an array before its bytes
 _LONGEST_TEXT = 100_000  # bytes
 _NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Flax' extensions
 _CHUNKED = "__msgpack_chunked_array__"  # an array of more than 1 GiB, as a dict of flat parts
@@ -55,18 +57,21 @@ class _Scanner:
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file = path, file
         self._size = os.fstat(file.fileno()).st_size
-        self._n_values = 0
+        self._at = self._n_values = 0
+        self._buffer, self._from = b"", 0  # a few bytes of the file, from there on
+        self._known: dict[bytes, tuple[tuple[int, ...], np.dtype, int]] = {}  # arrays by what stands before their bytes
+        self._lengths: dict[int, None] = {}  # of these keys
         self._is_inside = False  # of an extension: bytes there are an array's
 
     @property
     def n_left(self) -> int:
-        return self._size - self._file.tell()
+        return self._size - self._at
 
     def value(self, name: str = "", level: int = 0) -> Any:
         self._n_values += 1
         if self._n_values > _MOST_VALUES or level > _MOST_LEVELS:
             raise ValueError(f"it has more than {_MOST_VALUES:,} values, or {_MOST_LEVELS} levels")
-        code = self._number(">B")
+        code = self._read(1)[0]
         if code < 0x80 or code >= 0xE0:
             return code if code < 0x80 else code - 0x100
         if code < 0xC0:
@@ -75,7 +80,7 @@ class _Scanner:
             return self._number(_NUMBERS[code])
         elif code in _KIND_OF:
             kind, width = _KIND_OF[code]
-            n = self._number({1: ">B", 2: ">H", 4: ">I"}[width])
+            n = int.from_bytes(self._read(width), "big")
         elif 0xD4 <= code <= 0xD8:
             kind, n = "ext", 1 << (code - 0xD4)
         elif code == 0xC1:
@@ -88,16 +93,25 @@ class _Scanner:
         return struct.unpack(form, self._read(struct.calcsize(form)))[0]
 
     def _read(self, n: int) -> bytes:
-        data = self._file.read(n) if n <= self.n_left else b""
+        data = self._peek(n)
         if len(data) < n:
             raise ValueError(f"it is cut: {n:,} more bytes were to come")
+        self._at += n
         return data
 
+    def _peek(self, n: int) -> bytes:
+        """The next `n` bytes; fewer at the end."""
+        start = self._at - self._from
+        if not 0 <= start <= len(self._buffer) - n and n <= self.n_left:
+            self._file.seek(self._at)
+            self._buffer, self._from, start = self._file.read(max(n, _AT_ONCE)), self._at, 0
+        return self._buffer[start : start + n] if start >= 0 else b""
+
     def _skip(self, n: int) -> _Bytes:
-        start = self._file.tell()
+        start = self._at
         if n > self._size - start:
             raise ValueError(f"it is cut: {n:,} more bytes were to come, and {self._size - start:,} are there")
-        self._file.seek(n, os.SEEK_CUR)
+        self._at += n
         return _Bytes(start, n)
 
     def _bin(self, n: int, name: str, level: int) -> Any:
@@ -140,17 +154,28 @@ class _Scanner:
         inside = self._skip(n)
         if kind not in (_NDARRAY, _COMPLEX, _SCALAR):
             return Unread("extension", f"{n:,} bytes of the kind {kind}")
-        end = self._file.tell()
-        self._file.seek(inside.start)
+        end, self._at = self._at, inside.start
+        if kind != _COMPLEX:
+            head = self._peek(min(n, _LONGEST_HEAD))
+            for length in self._lengths:
+                shape, dtype, n_bytes = self._known.get(head[:length], ((), None, -1))
+                if dtype is not None and length + n_bytes == n:
+                    self._at, self._n_values = end, self._n_values + 4 + len(shape)
+                    return Stored(shape, dtype, At(self._path, inside.start + length), name, n_bytes)
         self._is_inside = True
         parts = self.value(level=level + 1)
         self._is_inside = False
-        if self._file.tell() != end:
+        if self._at != end:
             raise ValueError(f"{visible(name, 200)!r} is damaged")
         if kind == _COMPLEX:
             real, imaginary = parts
             return complex(float(real), float(imaginary))
-        return self._stored(name, *parts)
+        stored = self._stored(name, *parts)
+        length = n - stored.nbytes
+        if length <= len(head) and len(self._lengths) < _MOST_LENGTHS:
+            self._known[head[:length]] = stored.shape, stored.dtype, stored.nbytes
+            self._lengths[length] = None
+        return stored
 
     def _stored(self, name: str, shape: Any, dtype_name: Any, data: Any) -> Stored:
         shown = visible(name, 200)
