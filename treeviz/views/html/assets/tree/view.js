@@ -43,8 +43,8 @@ export class View extends EventTarget {
     this.panels = [];
     /** Additional parts of the details of a row. @type {(row: number) => Node[]} */
     this.moreDetail = () => [];
-    /** What a closed node says of the findings inside it; "": there are none. @type {(row: number) => string} */
-    this.inside = () => "";
+    /** What a closed node says of the findings inside it; "": there are none. @type {((row: number) => string) | null} */
+    this.inside = null;
     /** The search box, once mount.js has built the toolbar. @type {any} */
     this.searchBox = null;
     /** Sends a request to Python; null: there is no Python. @type {import("../widget/requests.js").Request | null} */
