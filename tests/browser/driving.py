@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 AT_REST = Path(__file__).with_name("at_rest.js").read_text("utf-8")
 READY = ".treeviz .row"
 
@@ -95,6 +97,20 @@ def copy_path(page, form: str = "Python"):
 def scroll_to(page, top: int):
     page.locator(".scroller").evaluate("(element, top) => { element.scrollTop = top }", top)
     settled(page)
+
+
+def violations(page, where: str | None = None) -> list:
+    """The rules of accessibility that are broken below a selector, or anywhere: their names, and three elements."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    if not page.evaluate("() => 'axe' in window"):
+        page.evaluate(axe.axe_script)
+    return page.evaluate(
+        """async (where) => { // what is not broken stays in the page: it is a hundred times as much
+            const { violations } = await axe.run(where ?? document, { resultTypes: ['violations'] });
+            return violations.map(({ id, nodes }) => [id, nodes.slice(0, 3).map((node) => node.html)]);
+        }""",
+        where,
+    )
 
 
 def copied(page, act: Callable[[], object]) -> str:
