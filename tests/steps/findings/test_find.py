@@ -234,6 +234,13 @@ def test_an_update_ratio_far_from_a_thousandth_is_found(factor, advice):
     assert (found.kind, found.path) == ("ratio", "") and advice in found.advice
 
 
+def test_parameters_that_never_move_make_no_ratio_too_small():
+    run = Run()
+    run.grads[:, 3:] = run.updates[:, 3:] = 0
+    run.params[:, 3:] *= 1e4
+    assert kinds(run.findings()) == {"dead"}
+
+
 def test_float16_gradients_near_their_smallest_numbers_are_found():
     run = Run(dtype="float16")
     run.histogram = np.zeros((24, 64), np.int64)

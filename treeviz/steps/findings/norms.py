@@ -170,10 +170,12 @@ def ratio(tree: Searched) -> Iterator[Finding]:
         return
     params = tree.history.values(of_params, "norm")
     source = tree.history.sources[of_params]
+    moves = updates.high.max(axis=0) > 0  # others are dead, frozen, or not to be trained
     with np.errstate(all="ignore"):
-        root = np.sqrt(np.nansum(updates.latest**2, axis=1) / np.nansum(params.latest**2, axis=1))
+        root = np.sqrt(np.nansum(updates.latest**2, axis=1) / np.nansum(params.latest[:, moves] ** 2, axis=1))
         typical = np.array([np.median(root), *np.median(ratios.latest, axis=0)])
-        is_judged = np.isfinite(typical) & (typical > 0) & (np.array([np.inf, *source.sizes]) >= thresholds.ratio_size)
+        sizes = np.array([np.dot(moves, source.sizes), *source.sizes])
+        is_judged = np.isfinite(typical) & (typical > 0) & (sizes >= thresholds.ratio_size)
         # While it grows, as a learning rate does at first, it is not too low.
         ends = np.array_split(np.column_stack([root, ratios.latest]), 3)
         is_judged &= (typical > thresholds.ratio_high) | (np.median(ends[2], 0) < 2 * np.median(ends[0], 0))
@@ -187,9 +189,10 @@ def ratio(tree: Searched) -> Iterator[Finding]:
             continue
         value, path = float(typical[leaves[0] + 1]), "" if leaves[0] < 0 else source.paths[leaves[0]]
         more = f" Of {len(leaves) - 1} more the ratio is too {'high' if is_high else 'low'}." if len(leaves) > 1 else ""
+        path_moves = path or ("" if moves.all() else ", as far as it moves,")
         yield Finding(
             "ratio", tree.name, path, leaves[0], int(ratios.first[0]), int(ratios.until[-1]), (("ratio", value),),
-            f"An update changes {of_params}{path} by {value:.1e} of its norm; about 1e-3 is usual.{more}",
+            f"An update changes {of_params}{path_moves} by {value:.1e} of its norm; about 1e-3 is usual.{more}",
             "Lower the learning rate." if is_high else "Raise the learning rate, or look what makes the updates so "
             "small.", tuple(leaf for leaf in leaves if leaf >= 0), float(times[leaves[0] + 1]),
         )  # fmt: skip
