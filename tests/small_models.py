@@ -26,14 +26,12 @@ def _normal(seed, *shape):
 
 def mlp() -> Model:
     params = {
-        f"layer{i}": {"w": _normal(i, n, m), "b": _normal(9 + i, m)}
-        for i, (n, m) in enumerate([(8, 32), (32, 32), (32, 4)])
+        f"layer{i}": {"w": _normal(i, n, m), "b": _normal(9 + i, m)} for i, (n, m) in enumerate([(8, 32), (32, 4)])
     }
 
     def apply(params, x):
-        for name in ("layer0", "layer1"):
-            x = jax.nn.relu(x @ params[name]["w"] + params[name]["b"][None])
-        return x @ params["layer2"]["w"] + params["layer2"]["b"][None]
+        x = jax.nn.relu(x @ params["layer0"]["w"] + params["layer0"]["b"][None])
+        return x @ params["layer1"]["w"] + params["layer1"]["b"][None]
 
     return Model(params, apply, _normal(20, 16, 8) * 4, _normal(21, 16, 4))
 
