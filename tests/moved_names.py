@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -190,10 +191,8 @@ class Trips:
     """What must work whatever a library has moved: each method is one of them."""
 
     def __init__(self, library: str, folder: Path) -> None:
-        import jax.numpy as jnp
-
         self.folder = folder
-        self.params = {"w": jnp.arange(3.0), "b": jnp.ones(2)}
+        self.params = dict(zip("wb", two_arrays(), strict=True))
         self.make_tree, self.make_step = LIBRARIES.get(library, (lambda: self.params, jitted_step))
 
     def render(self):
@@ -255,6 +254,13 @@ class Trips:
         self.is_seen = bool(called.watched)
 
 
+@functools.cache
+def two_arrays():
+    import jax.numpy as jnp
+
+    return jnp.arange(3.0), jnp.ones(3)
+
+
 def jitted_step():
     import jax
     import jax.numpy as jnp
@@ -262,9 +268,10 @@ def jitted_step():
     import treeviz
 
     step = jax.jit(lambda w, x: w - jax.grad(lambda w: jnp.sum((treeviz.tap(w, "w") * x) ** 2))(w))
-    return step, lambda: (jnp.arange(3.0), jnp.ones(3))
+    return step, two_arrays
 
 
+@functools.cache
 def equinox_model():
     import equinox as eqx
     import jax
@@ -286,10 +293,11 @@ def equinox_step():
         grads = eqx.filter_grad(lambda model: jnp.sum(model(x) ** 2))(model)
         return eqx.apply_updates(model, grads)
 
-    model = eqx.nn.Linear(2, 3, key=jax.random.key(0))
-    return step, lambda: (model, jnp.ones(2))
+    arguments = eqx.nn.Linear(2, 3, key=jax.random.key(0)), jnp.ones(2)
+    return step, lambda: arguments
 
 
+@functools.cache
 def flax_model():
     from flax import nnx
 
@@ -305,7 +313,8 @@ def flax_step():
     def step(model, x):
         return nnx.grad(lambda model: jnp.sum(model(x) ** 2))(model)
 
-    return step, lambda: (nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2)))
+    arguments = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2))
+    return step, lambda: arguments
 
 
 LIBRARIES = {"equinox": (equinox_model, equinox_step), "flax": (flax_model, flax_step)}
