@@ -436,6 +436,17 @@ def test_mappings_of_two_libraries_are_compared_inside():
     ]
 
 
+def test_keys_of_a_librarys_mapping_are_named_as_those_of_a_dict_are():
+    freeze = pytest.importorskip("flax.core").freeze
+    found = tv.explain_map(freeze({"a": {"w": 1, "b": (1, 2)}}), freeze({"a": {"v": 1, "b": (1,), "c": 2}}))
+    assert sorted(map(str, found)) == [
+        "['a']['b']: length: 2 children → 1 child",
+        "['a']['c']: only in the other: int 2",
+        "['a']['v']: only in the other: int 1",
+        "['a']['w']: only in the first: int 1",
+    ]
+
+
 def test_three_trees_have_a_column_each():
     view = tv.diff({"a": 1.0, "b": 2.0}, {"a": 1.5, "b": 2.0}, {"a": 1.0, "b": 2.0, "c": 3.0})
     assert [(each.tree, each.kind, each.path) for each in view.differences] == [

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from jax.tree_util import DictKey
+
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.analysis.compare.nodes import (
     MAPPINGS,
@@ -126,13 +128,18 @@ class _Aligned:
             self._add(path, differs, tree)
             if other is None or not _is_alike(node, right):
                 return None
-        else:
-            for finding in compare_level(node, mine, right, other):  # type: ignore[arg-type]
+            return tree, self._align(path, node, mine, right, other, tree)  # type: ignore[arg-type]
+        found = compare_level(node, mine, right, other)  # type: ignore[arg-type]
+        has_keys = bool(found) and _has_other_keys(mine, other)  # type: ignore[arg-type]
+        for finding in found:
+            if not has_keys or (finding[0] == "static" and not _is_of_keys(mine)):
                 self._add(path, finding, tree)
-        return tree, self._align(path, node, mine, right, other, tree)  # type: ignore[arg-type]
+        return tree, self._align(path, node, mine, right, other, tree, has_keys=has_keys)  # type: ignore[arg-type]
 
-    def _align(self, path: Path, node: Any, mine: Opened, right: Any, other: Opened, tree: int) -> list:
-        if type(node) not in MAPPINGS:  # by position, as JAX does
+    def _align(
+        self, path: Path, node: Any, mine: Opened, right: Any, other: Opened, tree: int, *, has_keys: bool = False
+    ) -> list:
+        if type(node) not in MAPPINGS and not has_keys:  # by position, as JAX does
             n_missing = len(mine.children) - len(other.children)
             return other.children[: len(mine.children)] + [_ABSENT] * n_missing
         if mine.keys == other.keys:
@@ -155,6 +162,17 @@ class _Aligned:
 
     def _add(self, path: Path, finding: Finding, tree: int) -> None:
         self._found.append(Difference(path_text(path), *finding, tree=tree))
+
+
+def _has_other_keys(mine: Opened, other: Opened) -> bool:
+    """Whether two nodes of a library's mapping, as `flax.nnx.State`, differ in their keys."""
+    keys = [*mine.keys, *other.keys]
+    return all(type(key) is DictKey for key in keys) and set(mine.keys) != set(other.keys)
+
+
+def _is_of_keys(node: Opened) -> bool:
+    """Whether the auxiliary data of a mapping are its keys."""
+    return type(node.aux) is tuple and guarded(lambda: node.aux == tuple(key.key for key in node.keys), lambda _: False)
 
 
 def _is_alike(left: Any, right: Any) -> bool:
