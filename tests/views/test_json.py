@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from sample_series import NAN_FROM, layers, run
 from sample_trees import SAMPLES
 
 import treeviz
+import treeviz.views.json
 from treeviz.tree.column import Column
 from treeviz.tree.keys import Key
 from treeviz.tree.series import FindingMark, Series
@@ -51,6 +53,20 @@ def test_every_row_says_what_the_table_says(name):
         for size in ("elements", "bytes", "leaves"):
             assert written[size] == sum(getattr(facts, size) for facts in below)
     assert document["rows"][0]["bytes"] > 0
+
+
+def test_what_is_written_is_what_the_schema_says():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(Path(treeviz.views.json.__file__).with_name("schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    compared = treeviz.diff({"a": np.ones(3), "b": 1}, {"a": np.zeros(3)})
+    view = View(tree := layers(), [], series=run(tree))
+    for document in (*(read(make()) for make in TREES.values()), *map(json.loads, (compared.json(), to_json(view)))):
+        assert [error.message for error in validator.iter_errors(document)] == []
+        assert set(document) <= set(schema["properties"])
+        assert all(set(row) <= set(schema["$defs"]["row"]["properties"]) for row in document["rows"])
+    assert list(validator.iter_errors({**document, "rows": [{}]}))
 
 
 @pytest.mark.parametrize("name", SAMPLES)

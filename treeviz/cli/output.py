@@ -19,7 +19,7 @@ SAME, DIFFERENT, TROUBLE = 0, 1, 2  # the exit statuses of diff and grep
 _SUFFIXES = {"html": ".html", "json": ".json", "text": ".txt", "svg": ".svg", "png": ".png"}
 _HELP = {
     "html": "a page that works offline",
-    "json": "all rows, for programs",
+    "json": "all rows, for programs, as treeviz/views/schema.json describes",
     "text": "all rows",
     "svg": "a picture of the first rows",
     "png": "the same; needs matplotlib",

@@ -25,7 +25,7 @@ _IN_EVERY_ROW = ("kind", "type", "shape", "dtype", *_SIZES)
 
 
 def to_json(view: View) -> str:
-    """The rows in a stable format: later versions add names, but change none.
+    """The rows in a stable format: later versions add names, but change none. `schema.json` is its JSON Schema.
 
     One object with the names
 
