@@ -50,6 +50,8 @@ export function showFindings(view, found) {
     return [badge(`${note[4] === "info" ? SIGN_OF.info : SIGN_OF.warning}${countText(count)}`, note, `${view.inside(row)}: go to the worst`, { class: "badge inside", click })];
   };
   view.inside = (row) => (nInside(row) ? `${countText(nInside(row))} finding${nInside(row) > 1 ? "s" : ""} inside` : "");
+  // " +1" stands behind the step where a row has two.
+  const isAlone = new Set(found.map(([row]) => row)).size === found.length;
   /** @type {Float64Array | undefined} */
   let ranks;
   const column = {
@@ -57,7 +59,7 @@ export function showFindings(view, found) {
     title: "findings",
     format: "findings",
     help: "what is wrong here, or inside: a sign with a step or a count",
-    width: Math.max(NARROW, 2 + String(found.length).length, ...found.map(([, note]) => (note[5]?.length ?? 0) + 1)),
+    width: Math.max(NARROW, 2 + String(found.length).length, ...found.map(([, note]) => (note[5]?.length ?? 0) + (isAlone ? 1 : 4))),
     text: () => "",
     draw: (row) => h("span", {}, ...signOf(row), ...insideOf(row)),
     // Sorted by it, the worst come first.
