@@ -18,13 +18,24 @@ import numpy as np
 from jax import lax
 
 from treeviz.steps.older_jax import barrier
-from treeviz.steps.reduce import HUGE_FROM, INFINITY, SMALL_BELOW, USUAL_FROM, as_real, bits_of, is_sharded, magnitude
+from treeviz.steps.reduce import (
+    HUGE_FROM,
+    INFINITY,
+    SMALL_BELOW,
+    TOGETHER,
+    USUAL_FROM,
+    as_real,
+    bits_of,
+    is_sharded,
+    magnitude,
+)
 from treeviz.steps.statistics import EXPONENT_ZERO, LIGHT, RANGE_AT, SHIFT, n_words
 
 _LENGTHS = [1 << n for n in range(9, 4, -1)]  # of a row
 _N_BITS = 10  # of each of the three counts that share a word: more than the numbers of a row
 _COUNT = np.uint32((1 << _N_BITS) - 1)
 _LONG_ROWS = [*range(64, 15, -1), *range(65, 257)]  # into how many rows a long leaf may be broken, the best first
+_MANY = 128  # arrays in one
 _TO_RANGE = np.ldexp(1.0, [2 * SHIFT, 0, -2 * SHIFT])  # squares in the scale of each range
 
 
@@ -124,7 +135,10 @@ def _sums_of_small(values: Sequence[jax.Array], length: int, n_old: int) -> Sequ
     for x in values:
         n = _n_padding(x.size, length)
         parts += [x, zeros[n]] if n else [x]
-    block = lax.reshape(joined_arrays(parts), (sum(x.size for x in parts) // length, length))
+    n_block_rows = sum(x.size for x in parts) // length
+    if len(parts) > _MANY:  # each would be computed in a kernel of its own; of a few at a time XLA CPU makes one
+        parts = [barrier(joined_arrays(parts[i : i + TOGETHER])) for i in range(0, len(parts), TOGETHER)]
+    block = lax.reshape(joined_arrays(parts), (n_block_rows, length))
     bits, size = bits_of(block), magnitude(block)
     counts = lax.add(_ones(_is_at_least(size, INFINITY)), _ones(_is_at_least(size, INFINITY + 1), at=1))
     if n_old:
