@@ -27,8 +27,17 @@ import treeviz as tv
 
 ROUNDS = 7
 ANALYSES = ("diff, no values", "explain_map", "stackable", "check", "overlay of a spec each")
+PAIRS = (
+    "NumPy arrays, the same",
+    "NumPy arrays, all differ",
+    "JAX arrays, the same",
+    "JAX arrays, all differ",
+    "Python numbers, all differ",
+    "a layer less",
+    "a key renamed in each layer",
+)
 GOALS = {
-    **{f"{name}, seconds": 1.0 for name in ANALYSES},  # of 100,000 leaves
+    **{f"{name}, seconds": 1.0 for name in (*ANALYSES, *PAIRS)},  # of 100,000 leaves
     "diff, no values": 4.0,
     "explain_map": 2.0,
     "check ÷ walk": 3.0,
@@ -96,6 +105,36 @@ def of_structure(n_leaves: int) -> None:
         for name in ANALYSES:
             print(goal(f"{name}, seconds", times[name]))
     print(goal("overlay of a spec each", 2 * times["overlay of a spec each"] / times["treeviz.walk of both"]))
+
+
+def of_small_values() -> None:
+    """Of 100,000 leaves in 20,000 layers."""
+    numpy = lambda x: layers(20_000, lambda *shape: np.full(shape, x, np.float32))
+    shorter, renamed = numpy(1), numpy(1)
+    del shorter[10_000]
+    for layer in renamed:
+        layer["scale"] = layer.pop("norm")
+    one, of_jax = numpy(1), jax.device_put(numpy(1))
+    others = (
+        (one, numpy(1)),
+        (one, numpy(2)),
+        (of_jax, jax.device_put(one)),
+        (of_jax, jax.device_put(numpy(2))),
+        (layers(20_000, lambda *_: 1.0), layers(20_000, lambda *_: 2.0)),
+        (one, shorter),
+        (one, renamed),
+    )
+    print("\ndiff of 100,000 small leaves, with values")
+    for name, (left, right) in zip(PAIRS, others, strict=True):
+        times = cpu_times(
+            {
+                "walks": lambda pair=(left, right): [tv.walk(tree) for tree in pair],
+                "diff": lambda pair=(left, right): tv.diff(*pair),
+            },
+            2,
+        )
+        print(f"  {name:32} {times['diff']:7.2f} s  {times['diff'] / times['walks']:5.2f}x the walks")
+        print(goal(f"{name}, seconds", times["diff"]))
 
 
 def of_values() -> None:
@@ -170,6 +209,7 @@ if __name__ == "__main__":
     print(f"jax {jax.__version__}")
     of_structure(10_000)
     of_structure(100_000)
+    of_small_values()
     of_values()
     of_large_values()
     of_check()

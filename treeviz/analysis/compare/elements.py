@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,35 +76,38 @@ class SmallPairs:
             owners, shapes, mine, other = zip(*waiting, strict=True)
             starts = np.append(0, np.cumsum([each.size for each in mine[:-1]], dtype=np.intp))
             found = compare_elements(np.concatenate(mine), np.concatenate(other), starts, self._rtol, self._atol)
-            for i in np.flatnonzero((found.n_outside > 0) | (found.n_nan > 0)).tolist():
-                gap = self.gaps[owners[i]] = found.gap(i, mine[i], other[i], shapes[i])
-                gap.may_be_transpose = _may_be_transpose(mine[i], other[i], shapes[i])
+            for owner, shape, a, b, numbers in zip(owners, shapes, mine, other, found.of_each(), strict=True):
+                if numbers.n_outside or numbers.n_nan:
+                    gap = self.gaps[owner] = gap_of(numbers, a, b, shape)
+                    gap.may_be_transpose = _may_be_transpose(a, b, shape)
         self._waiting, self._n_elements = {}, 0
 
 
 class Elements(NamedTuple):
-    """How flat arrays differ, a number for each piece; see `Gap`. Indices are those in the piece."""
+    """How flat arrays differ, a number for each piece, or the numbers of one; see `Gap`. Indices are those in it."""
 
-    n_outside: np.ndarray
-    max_abs: np.ndarray
-    at: np.ndarray
-    max_rel: np.ndarray
-    n_nan: np.ndarray
-    nan_at: np.ndarray
-    nan_left: np.ndarray
-    nan_right: np.ndarray
+    n_outside: Any
+    max_abs: Any
+    at: Any
+    max_rel: Any
+    n_nan: Any
+    nan_at: Any
+    nan_left: Any
+    nan_right: Any
 
-    def gap(self, i: int, a: np.ndarray, b: np.ndarray, shape: Index) -> Gap:
-        """The gap of a piece, which is two flat arrays that had this shape."""
-        n_outside, max_abs, at, max_rel, *nan = [each.item(i) for each in self]
-        n_nan, nan_at, nan_left, nan_right = nan
-        gap = Gap(a.size, n_nan=n_nan, nan_left=nan_left, nan_right=nan_right)
-        if n_nan:
-            gap.nan_at = index_in(shape, nan_at)
-        if n_outside:
-            gap.n_outside, gap.max_abs, gap.at = n_outside, max_abs, index_in(shape, at)
-            gap.left, gap.right, gap.max_rel = a.item(at), b.item(at), max(0.0, max_rel)  # 0 in place of NaN
-        return gap
+    def of_each(self) -> Iterator[Elements]:
+        """The numbers of each piece."""
+        return map(Elements._make, zip(*[each.tolist() for each in self], strict=True))
+
+
+def gap_of(numbers: Elements, a: np.ndarray, b: np.ndarray, shape: Index) -> Gap:
+    """The gap of a piece, which is two flat arrays that had this shape."""
+    n_outside, max_abs, at, max_rel, n_nan, nan_at, nan_left, nan_right = numbers
+    where = index_in(shape, nan_at) if n_nan else ()
+    if not n_outside:
+        return Gap(a.size, n_nan=n_nan, nan_at=where, nan_left=nan_left, nan_right=nan_right)
+    values = a.item(at), b.item(at), max(0.0, max_rel)  # 0 in place of NaN
+    return Gap(a.size, n_outside, max_abs, index_in(shape, at), *values, n_nan, where, nan_left, nan_right)
 
 
 def compare_elements(

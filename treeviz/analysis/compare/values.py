@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.analysis.compare.elements import Gap, Index, compare_elements, index_in
+from treeviz.analysis.compare.elements import Gap, Index, compare_elements, gap_of, index_in
 from treeviz.analysis.stats.host import CHUNK, holds_numbers, host_view, lies_on_host
 from treeviz.tree.facts import Facts
 from treeviz.tree.numbers import number_text
@@ -119,7 +119,8 @@ def compare_block(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: fl
     if a.dtype == b.dtype and _same_bits(a, b):
         return True
     mine, other = a.reshape(-1), b.reshape(-1)
-    found = compare_elements(mine, other, rtol=rtol, atol=atol).gap(0, mine, other, a.shape)
+    (numbers,) = compare_elements(mine, other, rtol=rtol, atol=atol).of_each()
+    found = gap_of(numbers, mine, other, a.shape)
     found.at, found.nan_at = (at and _beyond(start, at) for at in (found.at, found.nan_at))
     gap.take(found)
     return False
