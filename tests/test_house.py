@@ -82,7 +82,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(tmp_path):
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {path.relative_to(HOUSE).as_posix() for path in [*ROOMS.rglob("*.py"), *ASSETS]}
     assert packed == sources
-    assert wheel.stat().st_size < 930_000
+    assert wheel.stat().st_size < 1_000_000
 
 
 def test_jax_private_modules_are_touched_in_one_file_at_most():
