@@ -80,7 +80,8 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(tmp_path):
     subprocess.run(build, check=True, capture_output=True, cwd=HOUSE)
     (wheel,) = tmp_path.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    sources = {path.relative_to(HOUSE).as_posix() for path in [*ROOMS.rglob("*.py"), *ASSETS]}
+    schema = ROOMS / "views" / "schema.json"
+    sources = {path.relative_to(HOUSE).as_posix() for path in [*ROOMS.rglob("*.py"), *ASSETS, schema]}
     assert packed == sources
     assert wheel.stat().st_size < 1_000_000
 
