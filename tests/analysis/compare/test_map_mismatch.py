@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import pytest
+from own_thread import in_a_thread
 from random_trees import changed, random_tree
 
 from treeviz.analysis.compare.map_mismatch import map_mismatches
@@ -25,6 +26,7 @@ def maps(*trees: Any, is_leaf: Any) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(10))
+@in_a_thread
 def test_there_is_a_mismatch_exactly_where_jax_refuses(seed):
     rng = random.Random(seed)
     outcomes = []

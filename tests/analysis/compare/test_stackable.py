@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from own_thread import in_a_thread
 from random_trees import changed, random_tree
 from sample_nodes import Layer, Static
 from sample_trees import SAMPLES
@@ -91,6 +92,7 @@ def outcome_of_stacking(trees: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@in_a_thread
 def test_there_is_an_entry_exactly_where_stacking_fails_or_converts(seed):
     rng = random.Random(seed)
     outcomes = []

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from own_thread import in_a_thread
 from random_trees import changed, random_tree
 from sample_nodes import Point
 from sample_trees import SAMPLES
@@ -144,6 +145,7 @@ def vmap_takes(in_axes: Any, args: tuple[Any, ...]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@in_a_thread
 def test_there_is_a_mismatch_exactly_where_vmap_refuses(seed):
     rng = random.Random(seed)
     outcomes = []
