@@ -15,6 +15,7 @@ from treeviz.tree.table import TreeTable
 
 _SEPARATORS = (".", "/")
 _LEAST = 2  # names that are found again
+_DEEPEST = 64  # levels below a child of the common node: no name holds a longer path
 _WORDS = re.compile(r"[./_\-]+|(?<=[a-zA-Z])(?=\d)")  # "layers_0", "layers0" and "layers/0" are alike
 
 
@@ -66,9 +67,11 @@ def _is_name(table: TreeTable, row: int) -> bool:
 def _of_other_type(flat: TreeTable, nested: TreeTable, roots: tuple[int, int], *, is_left: bool) -> Hint | None:
     """The hint where a dict of long names stands against another node, as a model, whose children have no rows."""
     names = [row for row in flat.children(roots[0]) if _is_name(flat, row)]
+    if len(names) < _LEAST:
+        return None
     below = _leaves(nested, nested.children(roots[1]))
     leaves = [leaf for leaf in below if _shape(nested, leaf.row) is not None]
-    match = _by_words(flat, names, leaves) if names and leaves else _Match("", {})
+    match = _by_words(flat, names, leaves) if leaves else _Match("", {})
     if len(match.of_name) < _LEAST:
         return None
     n, (row, leaf) = len(match.of_name), next(iter(match.of_name.items()))
@@ -86,14 +89,15 @@ def _separator(name: str) -> str:
 
 
 def _leaves(table: TreeTable, tops: Sequence[int]) -> Iterator[_Leaf]:
-    """The leaves below the nodes among these children."""
+    """The leaves below the nodes among these children, but for those that are very deep."""
     for top in tops:
         keys: dict[int, tuple[str, ...]] = {top: (table.key(top).segment,)}
-        for row in range(top, int(table.end[top])):
-            if row != top:
+        deepest = int(table.depth[top]) + _DEEPEST
+        for row in range(top + 1, int(table.end[top])):
+            if table.depth[row] <= deepest:
                 keys[row] = (*keys[int(table.parent[row])], table.key(row).segment)
-            if table.is_leaf[row] and row != top:
-                yield _Leaf(row, top, keys[row])
+                if table.is_leaf[row]:
+                    yield _Leaf(row, top, keys[row])
 
 
 def _matched(
@@ -106,6 +110,8 @@ def _matched(
     is_left: bool,
 ) -> dict[int, Hint]:
     """The hints for names and for nodes of which at least two are each other's."""
+    if len(names) < _LEAST:
+        return {}
     leaves = [*_leaves(nested, [*tops])]
     match = _by_words(flat, [*names], leaves)
     of_name = match.of_name
