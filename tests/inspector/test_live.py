@@ -20,6 +20,7 @@ import treeviz as tv
 from treeviz.inspector.backend import LiveBackend
 from treeviz.inspector.panel import LivePanel
 from treeviz.inspector.updates import SHARE
+from treeviz.steps.recording.pace import Pace
 from treeviz.steps.recording.track import Track
 
 pytest.importorskip("anywidget")
@@ -308,8 +309,7 @@ def test_a_finding_that_stops_a_run_is_not_lost_in_a_thread_that_only_looks():
     inspector = tv.GradientInspector(raise_on={"nonfinite"})
     step = jax.jit(measured)
     recorder = inspector._recorder
-    recorder._batch = 64  # as if the bad step were not read at once
-    recorder._ahead = 16
+    recorder._pace = Pace(0)  # as if the bad step were not read at once
     inspector.record(jax.block_until_ready(step(float("nan"))))
     thread = threading.Thread(target=recorder.read_what_is_ready)
     thread.start()

@@ -174,7 +174,7 @@ def ratio(tree: Searched) -> Iterator[Finding]:
     with np.errstate(all="ignore"):
         root = np.sqrt(np.nansum(updates.latest**2, axis=1) / np.nansum(params.latest[:, moves] ** 2, axis=1))
         typical = np.array([np.median(root), *np.median(ratios.latest, axis=0)])
-        sizes = np.array([np.dot(moves, source.sizes), *source.sizes])
+        sizes = np.array([np.inf if moves.all() else np.dot(moves, source.sizes), *source.sizes])
         is_judged = np.isfinite(typical) & (typical > 0) & (sizes >= thresholds.ratio_size)
         # While it grows, as a learning rate does at first, it is not too low.
         ends = np.array_split(np.column_stack([root, ratios.latest]), 3)
