@@ -119,11 +119,15 @@ def begin_to_be_busy(page) -> None:
     page.evaluate(
         """(code) => {
             const { kernel } = window.jupyterapp.shell.currentWidget.context.sessionContext.session;
-            window.busy = kernel.requestExecute({ code, store_history: false }, true).done;
+            const future = kernel.requestExecute({ code, store_history: false }, true);
+            const begun = new Promise((resolve) => {
+                future.onIOPub = (message) => message.content.execution_state === "busy" && resolve();
+            });
+            window.busy = future.done;
+            return begun;
         }""",
         "import pathlib\nfor _ in range(3000):\n  if pathlib.Path('done').exists(): break\n  time.sleep(0.02)",
     )
-    wait_for_status(page, "busy")
 
 
 def be_busy_no_more(page) -> None:
