@@ -38,7 +38,7 @@ class NewSteps:
         """The steps since the last call, by number. Of steps that were merged meanwhile, the last of each bucket.
 
         Norms and ratios of norms of each leaf and of the whole, "NaN" where a number in it is not finite; how many
-        those are; the largest magnitude. Costs some µs a step, beside those of a string for each leaf's name, once.
+        those are; the largest magnitude. Costs a float and a name for each leaf, statistic and step.
         """
         if history.run != self._run:
             self._run, self._n_seen, self._paths = history.run, {}, {}
