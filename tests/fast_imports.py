@@ -14,4 +14,4 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(cache / "bytecode")
 
 # It builds 38 parsers when jsonschema imports it, as all notebooks do; that needs it for two formats, and does without.
-sys.modules.setdefault("rfc3987_syntax", None)  # pyright: ignore[reportArgumentType]
+sys.modules.setdefault("rfc3987_syntax", None)

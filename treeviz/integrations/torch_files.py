@@ -50,11 +50,10 @@ def _loaded(path: Path) -> tuple[Any, Any]:
         import torch
     except ImportError as error:
         raise not_installed(error, "torch") from error
-    load: Any = getattr(torch, "load")  # noqa: B009  # pyright takes the file beside this one for PyTorch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of storages and of sparse tensors
         try:
-            found = load(path, map_location="cpu", weights_only=True, mmap=True)
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:
             why = str(error)
             if "weights_only" in why.lower() or "Unsupported" in why:

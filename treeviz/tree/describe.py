@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from treeviz.tree.node_facts import NodeFacts
 from treeviz.tree.safe_repr import class_name, error_text, guarded, module_name, value_text, visible
 from treeviz.tree.treedef import treedef_level
 
-_BUILTIN_KINDS = {list: "list", tuple: "tuple", type(None): "none"}  # all others are dicts
+_BUILTIN_KINDS: dict[type, str] = {list: "list", tuple: "tuple", type(None): "none"}  # all others are dicts
 
 
 class Handler(NamedTuple):
@@ -137,8 +138,10 @@ class Describers:
         if describer is None:
             return Handler(None, describe, has_identity)
 
+        described_leaf = partial(self._described_leaf, describer, plain)
+
         def describe_by_describer(leaf: Any) -> int:
-            code = guarded(lambda: self._described_leaf(leaf, describer, plain), self._complain)
+            code = guarded(lambda: described_leaf(leaf), self._complain)
             return describe(leaf) if code is None else code
 
         return Handler(None, describe_by_describer, True)
@@ -180,7 +183,7 @@ class Describers:
     def _complain(self, error: BaseException) -> None:
         self.notes.append(Note("error", f"the describer of this class raised: {error_text(error)}"))
 
-    def _described_leaf(self, leaf: Any, describer: Describer, plain: Callable[[Any], int]) -> int:
+    def _described_leaf(self, describer: Describer, plain: Callable[[Any], int], leaf: Any) -> int:
         description = _described(describer, leaf)
         facts = self.facts.with_description(self.facts.facts[plain(leaf)], description)
         if facts.kind == "opaque" and not description.transparent:
@@ -244,5 +247,5 @@ def _described(describer: Describer, node: Any) -> Description:
 def _is_empty(describers: Describers, node: Any) -> bool:
     """Whether JAX sees a node without children."""
     handler = describers.handler(node)
-    level = handler.level and handler.level(node, describers.keys)
+    level = None if handler.level is None else handler.level(node, describers.keys)
     return level is not None and not level.children

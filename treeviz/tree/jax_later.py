@@ -17,7 +17,7 @@ class _Later(ModuleType):
     def __getattr__(self, name: str) -> Any:
         with _lock:
             if type(self) is _Later:
-                self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
+                self.__class__ = ModuleType  # type: ignore[bad-argument-type]
                 spec: Any = self.__spec__
                 self.__path__ = spec.submodule_search_locations
                 spec.loader.exec_module(self)

@@ -124,8 +124,8 @@ def _known(facts: Facts, device_sets: Mapping[DeviceIds, int]) -> dict[str, Any]
     known |= {"dtype": facts.dtype, "weak": facts.weak}
     known |= {name: value for name in ("text", "aval", "module", "static", "inside") if (value := getattr(facts, name))}
     if facts.sharding is not None:
-        known["sharding"] = {**facts.sharding._asdict(), "shard_shape": _dimensions(facts.sharding.shard_shape)}
-        known["sharding"]["device_set"] = device_sets[known["sharding"].pop("device_ids")]
+        fields: dict[str, Any] = {**facts.sharding._asdict(), "shard_shape": _dimensions(facts.sharding.shard_shape)}
+        known["sharding"] = fields | {"device_set": device_sets[fields.pop("device_ids")]}
     return known
 
 

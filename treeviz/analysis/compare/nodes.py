@@ -178,7 +178,7 @@ def compare_static(left: Any, mine: Any, right: Any, other: Any) -> list[Finding
         problem = ""
     except Exception as error:  # such as arrays, whose comparison has no truth value
         problem = f"comparing them raised {error_text(error)}, so JAX raises as well"
-    fields = [
+    fields: list[Finding] = [
         ("static", f"{name} = {value_text(a, 60)}", value_text(b, 60), problem)
         for name, a, b in _fields_in(left, mine, right)
         if not _same(a, b)

@@ -261,9 +261,9 @@ def gap_texts(gap: Gap, more: str = "") -> list[tuple[str, str, str, str]]:
         where = f"the first at {_index_text(gap.nan_at)}" if gap.nan_at else ""
         found.append(("NaN", f"{gap.nan_left:,} NaN", f"{gap.nan_right:,} NaN", where))
     if gap.n_outside:
-        texts = _two_texts(gap.left, gap.right)
+        left, right = _two_texts(gap.left, gap.right)
         at = f"at {_index_text(gap.at)}; {gap.n_outside:,} of {gap.n:,} differ{more}" if gap.at else ""
-        found.append(("value", *texts, at))
+        found.append(("value", left, right, at))
     return found
 
 

@@ -130,7 +130,7 @@ class _Walk:
         """The same for mappings of different keys: what one of them lacks is told, the others are aligned."""
         rows = dict(zip(other.keys, other.children, strict=False))
         node = self._side.nodes[row]
-        aligned = []
+        aligned: list[tuple[Path, Any, int]] = []
         for key, child in zip(mine.keys, mine.children, strict=True):
             if key in rows:
                 aligned.append(((path, spec, key), child, rows.pop(key)))

@@ -24,14 +24,14 @@ def not_finite(
     absent = absences(table) if is_whole else {}
     rows = np.flatnonzero(table.is_leaf | table.is_layer)
     counts = [np.nan_to_num(table.columns[name].values[rows]).astype(np.int64) for name in ("nan", "inf")]
-    parts = []
+    parts: list[str] = []
     for word, each in zip(("NaN", "±Inf"), counts, strict=True):
         n = int(np.count_nonzero(each[table.is_leaf[rows]]))
         if n:
             parts.append(f"{word} in {'' if is_whole else '≥ '}{n:,} {'leaf' if n == 1 else 'leaves'}")
     parts += [", ".join(absent.values()) + f" in {table.name}" * others] if absent else []
     bad = np.flatnonzero(counts[0] + counts[1])
-    notes = {
+    notes: dict[int, tuple[Note, ...]] = {
         row: (Note("nonfinite", _sentence(math.prod(table[row].shape or ()), n_nan, n_inf)),)
         for row, n_nan, n_inf in zip(*(each[bad].tolist() for each in (rows, *counts)), strict=True)
     }

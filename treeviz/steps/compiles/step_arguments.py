@@ -57,7 +57,8 @@ def step_arguments(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any
     trees.update((name, kwargs[name]) for name in names)
     table, nodes = scan(trees, name="args")
     rows = np.flatnonzero(table.is_leaf)
-    if is_plain:
+    inside = None if is_plain else _inside(step)
+    if inside is None:
         in_tree, buffers = read_buffers(step, args, kwargs)
         passed = (tuple(args[i] for i in positions), {name: kwargs[name] for name in names})
         if tree_util.tree_structure(passed) != in_tree:
@@ -66,11 +67,10 @@ def step_arguments(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any
             )
         at = [*range(len(rows))]
     else:
-        inside = _inside(step)
         leaves, paths = [nodes[row] for row in rows], [_path(table, row) for row in rows.tolist()]
         at, buffers = wrapped_buffers(inside, args, kwargs, leaves, paths)
     # The graph of an NNX module is not flattened as JAX does.
-    flattening = measure_flattening(table, nodes) if is_plain or not inside.changes_arguments else None
+    flattening = measure_flattening(table, nodes) if inside is None or not inside.changes_arguments else None
     table = table.with_columns(*fact_columns(table, common_mesh(table)), *size_columns(table))
     return _view(table, [*zip(rows.tolist(), at, strict=True)], buffers, flattening)
 

@@ -179,7 +179,7 @@ def _sources(fields: list[dict[str, Any]]) -> Iterator[MeasuredTree]:
             is_whole &= all(isinstance(value, kind) for value in values)
         if not is_whole:
             raise ValueError(f"the leaves of {source.name!r} do not fit together")
-        texts = {
+        texts: dict[str, Any] = {
             field: tuple(map(printable, getattr(source, field))) for field in ("paths", "dtypes", "shapes", "stacks")
         }
         source = source._replace(name=printable(source.name), **texts)

@@ -142,7 +142,7 @@ def _replacements(api: Any) -> dict[str, Callable]:
 def _seen_vjp(name, fun, *primals, **options):
     """Replaces `_vjp` or `vjp` of `jax._src.api`."""
     result = _originals[name](fun, *primals, **options)
-    see = now_seeing()
+    see: Any = now_seeing()
     caller = sys._getframe(1).f_code.co_name
     if see is None or caller not in ("value_and_grad_f", "vjp", "jacfun"):
         return result

@@ -123,7 +123,9 @@ def jitted_step(step: Any) -> JittedStep:
     """
     if is_jitted(step):
         of = _module(step.__wrapped__)
-        tidy = next((paths for module, paths in _inside.items() if f"{of}.".startswith(f"{module}.")), {})
+        tidy: dict[str, Any] = next(
+            (paths for module, paths in _inside.items() if f"{of}.".startswith(f"{module}.")), {}
+        )
         return JittedStep(step, step, lambda make: make(step.__wrapped__), is_plain=True)._replace(**tidy)
     if isinstance(step, types.MethodType):
         inner = jitted_step(step.__func__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -224,7 +224,12 @@ class _Scope:
             self.number_of[eqn.outvars[0]] = _ARITHMETIC[name](*numbers)
 
 
-_ARITHMETIC = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg}
+_ARITHMETIC: dict[str, Callable[..., float]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "neg": operator.neg,
+}
 
 
 def _number(x: Any) -> float | None:

@@ -87,11 +87,11 @@ def _words(values: Sequence[jax.Array], old: Sequence[jax.Array | None]) -> jax.
     Written in `lax`, which traces in half the time.
     """
     words, order = [], []
-    old = [x if before is None else before for x, before in zip(values, old, strict=True)]
+    others = [x if before is None else before for x, before in zip(values, old, strict=True)]
     for dtype in dict.fromkeys(x.dtype for x in values):
         alike = [i for i, x in enumerate(values) if x.dtype == dtype]
         for block in map(sorted, blocks(alike, [values[i].size for i in alike])):
-            new, before = (_stacked([xs[i] for i in block]) for xs in (values, old))
+            new, before = (_stacked([xs[i] for i in block]) for xs in (values, others))
             infinity = np.array(np.inf, f"f{dtype.itemsize}").view(dtype)
             size = lax.bitwise_and(new, dtype.type(np.iinfo(dtype).max >> 1))
             bad = lax.add(lax.shift_left(_one(lax.ge(size, infinity)), np.uint32(16)), _one(lax.gt(size, infinity)))

@@ -155,6 +155,7 @@ class _Scanner:
         if kind not in (_NDARRAY, _COMPLEX, _SCALAR):
             return Unread("extension", f"{n:,} bytes of the kind {kind}")
         end, self._at = self._at, inside.start
+        head = b""
         if kind != _COMPLEX:
             head = self._peek(min(n, _LONGEST_HEAD))
             for length in self._lengths:

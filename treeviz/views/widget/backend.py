@@ -21,7 +21,9 @@ class Replaced(NamedTuple):
 
 class Backend(Protocol):
     view: TreeView
-    tree: Any
+
+    @property
+    def tree(self) -> Any: ...
 
     def replace(self, tree: Any, trees: Mapping[str, Any]) -> Replaced:
         """Show another tree, with the columns of other trees, by name."""
