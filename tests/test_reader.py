@@ -49,12 +49,13 @@ def test_safetensors_are_nested_by_their_names_and_read_on_demand(tmp_path):
     b = np.array([1, -2, 3], ml_dtypes.bfloat16)
     path = write_safetensors(
         tmp_path / "m.safetensors",
-        {"model.layers.1.w": ("F32", w + 1), "model.layers.0.w": ("F32", w), "model.b": ("BF16", b)},
+        {"model.layers.1.w": ("F32", w + 1), "model.layers.0.w": ("F32", w), "model.ß": ("BF16", b)},
     )
-    expected = {"model": {"layers": [{"w": w}, {"w": w + 1}], "b": b}}
+    assert b"\\u00df" in path.read_bytes(), "as no library writes it"
+    expected = {"model": {"layers": [{"w": w}, {"w": w + 1}], "ß": b}}
     tree = read(path)
     assert jax.tree.structure(tree) == jax.tree.structure(expected)
-    assert [leaf.name for leaf in jax.tree.leaves(tree)] == ["model.b", "model.layers.0.w", "model.layers.1.w"]
+    assert [leaf.name for leaf in jax.tree.leaves(tree)] == ["model.layers.0.w", "model.layers.1.w", "model.ß"]
     for stored, truth in zip(*map(jax.tree.leaves, (tree, expected)), strict=True):
         assert (stored.shape, stored.dtype, stored.nbytes) == (truth.shape, truth.dtype, truth.nbytes)
         np.testing.assert_array_equal(np.asarray(stored), truth)

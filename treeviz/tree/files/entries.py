@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,7 @@ def _(unread: Unread) -> Description:
     return Description(kind="opaque", type=unread.type, text=unread.text, transparent=True)
 
 
-@dataclass(frozen=True, slots=True)
-class At:
+class At(NamedTuple):
     """Reads the values that stand in a file from `start` on."""
 
     path: Path
@@ -110,13 +109,18 @@ def parse_json(text: bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None 
     Raises:
       ValueError: It is no JSON, too large, or has a name twice.
     """
-    n_tokens = sum(map(text.count, (b",", b"[", b"{")))
-    if n_tokens > MOST_TOKENS:
-        raise ValueError(f"its JSON has {n_tokens:,} values and brackets; {MOST_TOKENS:,} is the most that is read")
+    check_size_of_json(text)
     try:
         return json.loads(text.decode("utf-8"), object_pairs_hook=hook)
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
+
+
+def check_size_of_json(text: bytes) -> None:
+    """Raise a ValueError if what JSON says would take more than some 100 MB."""
+    n_tokens = sum(map(text.count, (b",", b"[", b"{")))
+    if n_tokens > MOST_TOKENS:
+        raise ValueError(f"its JSON has {n_tokens:,} values and brackets; {MOST_TOKENS:,} is the most that is read")
 
 
 def read_bounded(path: Path, n_most: int) -> bytes:

@@ -25,22 +25,27 @@ def nested(arrays: Mapping[str, Any]) -> Any:
     if sum(name.count(separator) for name in arrays) > MOST_NODES + 10 * len(arrays):
         return dict(arrays)
     root: dict[str, Any] = {}
-    above: list[tuple[dict[str, Any], str]] = []  # the parent and key of every dict but the root, parents first
-    dicts = {id(root)}
+    above: list[tuple[dict[str, Any], str]] = []  # the parent and key of each dict with a "0", parents first
+    given = {id(array) for array in arrays.values() if type(array) is dict}
+    keys: dict[str, str] = {}  # one object for all keys of a name
     for name, array in arrays.items():
         *steps, last = name.split(separator)
-        node = root
+        node, parent, key = root, None, ""
         for step in steps:
-            if step not in node:
-                node[step] = {}
-                dicts.add(id(node[step]))
-                above.append((node, step))
-            if id(node[step]) not in dicts:
+            below = node.get(step)
+            if below is None and step not in node:
+                step = keys.setdefault(step, step)
+                below = node[step] = {}
+                if step == "0" and parent is not None:
+                    above.append((parent, key))
+            elif type(below) is not dict or id(below) in given:
                 return dict(arrays)  # "a" is an array, and "a.b" exists
-            node = node[step]
+            node, parent, key = below, node, step
         if last in node:
             return dict(arrays)
-        node[last] = array
+        node[keys.setdefault(last, last)] = array
+        if last == "0" and parent is not None:
+            above.append((parent, key))
     for parent, key in reversed(above):
         parent[key] = _as_list(parent[key])
     return _as_list(root)

@@ -11,7 +11,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -71,6 +71,8 @@ def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
             name = f"{name} (hidden {n_same[member.filename]})"
             entry = Unread("hidden", "numpy.load gives a later array of the same name")
         yield name, entry
+    archive.filelist.clear()
+    archive.NameToInfo.clear()
 
 
 def read_eqx(path: Path) -> list[Stored]:
@@ -94,6 +96,32 @@ def read_eqx(path: Path) -> list[Stored]:
     return arrays
 
 
+class _Member(NamedTuple):
+    """Reads the values of an array in an archive, whose own records of 100,000 arrays would take 50 MB."""
+
+    archive: zipfile.ZipFile
+    start: int  # of the values
+    name: str
+    header_offset: int
+    flag_bits: int
+    compress_type: int
+    CRC: int
+    compress_size: int
+    file_size: int
+
+    def __call__(self, stored: Stored) -> Iterator[np.ndarray]:
+        @contextmanager
+        def open_values() -> Iterator[IO[bytes]]:
+            member = zipfile.ZipInfo(self.name)
+            for each in _Member._fields[3:]:
+                setattr(member, each, getattr(self, each))
+            with self.archive.open(member) as file:
+                file.read(self.start)  # `seek` would give up the checksum
+                yield file
+
+        return chunks_from(open_values, stored)
+
+
 class _Bounded(io.FileIO):
     """A file whose list of members fills no memory."""
 
@@ -110,7 +138,8 @@ def _entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Any:
     with _beginning(archive, member) as file:
         header = _read_header(file, shown)
     _check_size(shown, header, member.file_size)
-    return header.stored(partial(_read_member, archive, member, header.start), name)
+    place = (member.orig_filename, *(getattr(member, each) for each in _Member._fields[3:]))
+    return header.stored(_Member(archive, header.start, *place), name)
 
 
 def _beginning(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
@@ -124,16 +153,6 @@ def _beginning(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
             if int.from_bytes(array[8:10], "little") < len(array) - 12:  # all of the header, unless it is very long
                 return io.BytesIO(array)
     return archive.open(member)
-
-
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, start: int, stored: Stored) -> Iterator[np.ndarray]:
-    @contextmanager
-    def open_values() -> Iterator[IO[bytes]]:
-        with archive.open(member) as file:
-            file.read(start)  # `seek` would give up the checksum
-            yield file
-
-    return chunks_from(open_values, stored)
 
 
 def _read_header(file: IO[bytes], name: str) -> _Header:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,12 +12,27 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from treeviz.tree.files.entries import At, LoadError, n_bytes_of, parse_json, read_bounded, refuse, without_repeats
+from treeviz.tree.files.entries import (
+    At,
+    LoadError,
+    check_size_of_json,
+    n_bytes_of,
+    parse_json,
+    read_bounded,
+    refuse,
+    without_repeats,
+)
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.stored import Stored
 
 MAX_HEADER = 50_000_000  # bytes: of some 350,000 tensors. safetensors itself takes 100 MB
 _INDEX = ".safetensors.index.json"
+_METADATA = re.compile(r'\{"__metadata__": ?')
+_TENSOR = re.compile(
+    r'[{,] ?"([^"\\\x00-\x1f]*)": ?\{"dtype": ?"(\w+)", ?"shape": ?\[([\d, ]*)\], ?'
+    r'"data_offsets": ?\[(0|[1-9]\d{0,18}), ?(0|[1-9]\d{0,18})\]\}',
+    re.ASCII,
+)
 
 _DTYPES = {
     "BOOL": np.bool_,
@@ -48,18 +65,11 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
         n_header = int.from_bytes(file.read(8), "little")
         if size < 8 or n_header > min(size - 8, MAX_HEADER):
             raise ValueError(f"its header would be {n_header:,} bytes long, the file has {size:,}")
-        text = file.read(n_header)
-    header = _header(text)
-    del text  # 12 MB for 100,000 tensors
+        text = [file.read(n_header)]  # 12 MB for 100,000 tensors, which are let go
     n_data, start_of_data = size - 8 - n_header, 8 + n_header
     ranges: list[tuple[int, int, str]] = []
     known: dict[tuple[str, tuple[int, ...]], _Kind] = {}  # the arrays of a model have few shapes
-    for key, about in header.items():
-        if type(about) is not tuple:
-            raise ValueError(f"{_shown(key)} has no dtype, shape and data_offsets")
-        dtype, shape, start, end = about
-        if not (type(start) is int and type(end) is int and start >= 0 and end >= 0):
-            raise ValueError(f"{_shown(key)} has no proper place")
+    for key, dtype, shape, start, end in _tensors(text.pop()):
         ranges.append((start, end, key))
         kind = known.get((dtype, shape))
         if kind is None:
@@ -123,13 +133,39 @@ def _shard(folder: Path, name: str, read: Callable[[Path], Pairs]) -> Pairs:
         raise ValueError(f"in the shard {shown}: {error}") from error
 
 
-def _header(text: bytes) -> dict[str, Any]:
-    """The entries of the tensors: (dtype, shape, start, end)."""
-    header = parse_json(text, _compact)
-    if not isinstance(header, dict):
+def _tensors(text: bytes) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+    """The name, dtype, shape, start and end of each tensor.
+
+    Entries as the library writes them are read one after the other, in a third of the time of a reader of JSON, and
+    without its objects. It reads the rest, from the last such entry on.
+    """
+    check_size_of_json(text)
+    header = text.decode("utf-8")
+    del text
+    shapes: dict[str, tuple[int, ...]] = {}
+    last = at = 0
+    if (found := _METADATA.match(header)) is not None:
+        at = json.JSONDecoder().raw_decode(header, found.end())[1]
+    while (found := _TENSOR.match(header, at)) is not None:
+        key, dtype, sizes, start, end = found.groups()
+        if sizes not in shapes:
+            shapes[sizes] = tuple(json.loads(f"[{sizes}]"))
+        yield key, dtype, shapes[sizes], int(start), int(end)
+        last, at = at, found.end()
+    if at and header[at:].strip(" \t\r\n") == "}":
+        return
+    others = parse_json(("{" + header[last + 1 :] if at else header).encode(), _compact)
+    if not isinstance(others, dict):
         raise ValueError("its header is no JSON object")
-    header.pop("__metadata__", None)
-    return header
+    for i, (key, about) in enumerate(others.items()):
+        if key == "__metadata__" or (at and i == 0):
+            continue
+        if type(about) is not tuple:
+            raise ValueError(f"{_shown(key)} has no dtype, shape and data_offsets")
+        dtype, shape, start, end = about
+        if not (type(start) is int and type(end) is int and start >= 0 and end >= 0):
+            raise ValueError(f"{_shown(key)} has no proper place")
+        yield key, dtype, shape, start, end
 
 
 def _compact(pairs: list[tuple[str, Any]]) -> Any:
