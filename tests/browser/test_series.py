@@ -33,11 +33,11 @@ PIXEL = """([id, part]) => {
 def shown(open_page):
     """`shown(table, series, …)` opens the page of a table with series, with all its rows open."""
 
-    def show(table=None, series=None, *, columns=("bytes",), depth=9, **window):
+    def show(table=None, series=None, *, columns=("bytes",), depth=9, scalars=(), **window):
         table = layers() if table is None else table
         series = run(table) if series is None else series
-        page = open_page(as_page(View(table, table.chosen(columns), series=series, depth=depth)), **window)
-        return opened(page)
+        view = View(table, table.chosen(columns), series=series, depth=depth, scalars=scalars)
+        return opened(open_page(as_page(view), **window))
 
     return show
 
@@ -60,6 +60,25 @@ def hover(page, number: int, part: float):
     """Move the mouse to a row's strip."""
     strip, area = box(page, f"#row{number}"), box(page, ".heat-map")
     page.mouse.move(area["x"] + part * area["width"], strip["y"] + strip["height"] / 2)
+
+
+def scalar(name: str, peak: int) -> Series:
+    """A number of each of 1,000 steps, with a finding at its peak."""
+    steps = np.arange(1000)
+    values = np.where(steps == peak, 8.0, 1.0)[None]
+    mark = FindingMark(0, peak, "spike", "It jumped.")
+    return Series(name, name, steps, steps, values, np.zeros((1, 1000), bool), log=False, marks=(mark,))
+
+
+def flag(chart) -> float:
+    """Where the finding of a scalar is drawn, of 1,000."""
+    return float(chart.locator(".mark").get_attribute("d").removeprefix("M").split()[0])
+
+
+def heads(page) -> list[float]:
+    """How far the scalars and the titles of the columns are below the upper edge of the rows."""
+    top = box(page, ".scroller")["y"]
+    return [box(page, ".scalars")["y"] - top, box(page, ".head button")["y"] - top]
 
 
 @pytest.fixture(scope="module")
@@ -230,20 +249,30 @@ def test_a_click_on_a_strip_chooses_its_row(shown):
     assert settled(page).locator(".detail .title").inner_text() == "up"
 
 
-def test_steps_are_chosen_by_dragging_and_by_number(shown, shots):
-    page = shown()
+def test_steps_are_chosen_by_dragging_and_by_number_and_scalars_are_over_the_same(shown, shots):
+    page = shown(scalars=[scalar("loss", 501), scalar("lr", 998)])
+    lines, charts = page.locator(".scalar"), page.locator(".axis .chart")
+    assert [line.split() for line in lines.all_inner_texts()] == [
+        ["loss", "1", "1", "…", "8"],
+        ["lr", "1", "1", "…", "8"],
+    ]
+    assert flag(charts.first) == pytest.approx(501, abs=0.6) and heads(page) == [0, 64], "the titles are below them"
     hover(page, 1, 0.305)
     page.mouse.down()
     hover(page, 1, 0.5)
     hover(page, 1, 0.605)
-    band, whole = box(page, ".band"), box(page, ".heat-map")
+    band, whole = box(page, ".heat-map .band"), box(page, ".heat-map")
     assert band["width"] / whole["width"] == pytest.approx(0.31, abs=0.01)
     assert readout(page) == "steps 300 to 609"
+    hover(page, 1, 0.5005)
+    assert lines.first.inner_text().split()[1] == "8", "the value at the step under the pointer"
+    hover(page, 1, 0.605)
     legend = page.locator(".legend").inner_text()
     page.mouse.up()
-    assert page.locator(".band").is_hidden()
+    assert page.locator(".heat-map .band").is_hidden()
     assert settled(page).locator(".legend").inner_text() != legend, "the colors are those of the steps that are seen"
     assert page.locator(".axis span").all_inner_texts() == ["300", "350", "400", "450", "500", "550"], "round steps"
+    assert flag(charts.first) == pytest.approx(1000 * 201 / 310, abs=2), "at the same place as in the heat map"
     first, last = page.get_by_role("spinbutton", name="From step"), page.get_by_role("spinbutton", name="To step")
     assert (first.input_value(), last.input_value()) == ("300", "609")
     hover(page, 1, 0.001)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeviz import integrations
-from treeviz.inspector.measured import Measured
 from treeviz.inspector.runs import Runs
+from treeviz.inspector.sinks import Sinks
 from treeviz.steps.findings.alarm import Alarm
 from treeviz.steps.findings.find import check_kinds
 from treeviz.steps.findings.finding import Finding, Thresholds
@@ -26,12 +25,11 @@ from treeviz.tree.layers import Stacked
 
 if TYPE_CHECKING:
     from treeviz.inspector.live import Live
-    from treeviz.inspector.run_log import RunLog
     from treeviz.steps.tracing.called import CalledSteps
     from treeviz.views.widget.widget import TreeWidget
 
 
-class GradientInspector(Measured):
+class GradientInspector(Sinks):
     """Inspect the gradients of a jitted step without changing it: per leaf, per step, and why they went wrong.
 
         inspector = tv.GradientInspector()
@@ -115,7 +113,7 @@ class GradientInspector(Measured):
         settings = {"every": every, "heavy_every": heavy_every, "statistics": statistics, "updates": updates}
         self._runs = Runs(self._recorder, self._inputs, self.thresholds, stacked=stacked, **settings)
         self.earlier_runs = self._runs.earlier
-        self._logs: list[RunLog] = []
+        self._logs = []
 
     # Measuring
 
@@ -177,9 +175,32 @@ class GradientInspector(Measured):
           StopTraining: There is a finding of a kind in `raise_on`.
           ValueError: There is no measurement in `measured`.
         """
-        step = next(self._runs.numbers) if step is None else step
+        step = self._runs.number_of_record(step)
         for measurement in recordable(measured):
             self._recorder.take(Arrived(measurement, step))
+
+    def record_scalars(self, step: int | None = None, /, *, batch: Any = None, **scalars: Any) -> None:
+        """Record numbers of the step that was called last, such as its loss. Returns at once, and waits for no device.
+
+            inspector.record_scalars(loss=jnp.mean((x - y) ** 2), lr=3e-4, batch=[17, 4711])
+
+        They stand above the heat map, in `findings` ("The loss jumped …; the batch was 17, 4711") and in the files and
+        loggers of the run; `history.scalars` has them, each up to 64 names in up to 1 MB.
+
+        Args:
+          step: The number of the step. None: that of the newest call of a watched step, or of `record`; before any,
+            calls are counted.
+          batch: The ids of the examples, any shape of integers, or a text, such as file names. The first 4,096 are
+            kept; of a long run those of the newest steps, and of the older ones where the first scalar is large.
+          **scalars: Numbers, NumPy's or a device's arrays of one. An array [n], as of the losses of a `scan`, holds
+            those of the last n steps.
+
+        Raises:
+          TypeError: A value is no real number, or traced inside a jitted function; a batch is neither ids nor text.
+          ValueError: An array has several axes, or there are more than 64 names.
+          StopTraining: There is a finding of a kind in `raise_on`.
+        """
+        self._runs.record_scalars(step, scalars, batch)
 
     def count_from(self, step: int) -> None:
         """Give the next call of each watched step this number, and the next `record` without a number.
@@ -258,56 +279,6 @@ class GradientInspector(Measured):
         from treeviz.inspector.live import Live
 
         return Live(self, self._recorder, total)
-
-    def keep(self, path: str | Path) -> Path:
-        """From now on write every step to a file, so that a crash loses no more than the steps of the last second.
-
-        If the disk is full or the file is deleted, the run goes on with its numbers in memory: one warning is logged,
-        the view says what the file lacks, and writing is tried again.
-
-        Returns:
-          The path of the file, which `GradientInspector.load` reads at any time. A file of another run stays as it is,
-          and the path is a new one: "run-2.treeviz". An inspector that was loaded from a file continues it.
-
-        Raises:
-          OSError: The file cannot be written, e.g. since its folder is not there.
-        """
-        kept = self._recorder.keep(Path(path))
-        if kept != Path(path):
-            text = f"keep: {path} is not of this run, and stays as it is; this run is kept in {kept}. To continue what "
-            warnings.warn(f"{text}is in a file, begin with GradientInspector.load({str(path)!r}).", stacklevel=2)
-        return kept
-
-    def log_to(self, target: Any, *, every: int | None = None) -> RunLog:
-        """From now on tell an experiment logger what is measured, and of findings, from a thread of its own.
-
-            with inspector.log_to(print):             # or tensorboardX.SummaryWriter("runs"), wandb.init(), …
-                for _ in range(10):
-                    params = update(params, x, y)
-
-        Names are those of wandb.watch and TensorBoard, in sections: "grads norm/layers/0/w", "grads norm" of the whole,
-        "grads max_abs", "grads nonfinite" (a count), "updates ratio/layers/0/w" (to params), and histograms
-        "grads log2/…" in the steps that measure these. A norm is NaN where a number in it is not finite. A logger that
-        raises costs one warning; it may be slow, and holds up no step.
-
-        Args:
-          target: A `SummaryWriter` of tensorboardX, PyTorch or Flax, a `MetricWriter` of clu, a run of W&B, trackio,
-            Aim or MLflow (or the module), or a function `log(step: int, numbers: dict[str, float])`. W&B gets numbers
-            as by `wandb.watch`, with your next `run.log`.
-          every: Log each n-th of the inspected steps by number. None: as many as 5 % of the time allow.
-
-        Returns:
-          What to close, or to use as a context manager, before the logger is closed: it logs the steps that are left.
-          When the program ends, also by an error, it closes itself.
-
-        Raises:
-          TypeError: The target is none of these.
-        """
-        from treeviz.inspector.run_log import RunLog
-
-        log = RunLog(self._recorder, target, every=every, thresholds=self.thresholds)
-        self._logs.append(log)
-        return log
 
     @classmethod
     def load(cls, path: str | Path, **options) -> GradientInspector:

@@ -111,7 +111,8 @@ class Measured:
         their sum.
 
         Args:
-          source: The tree, one of `history.sources`; by default the first gradient.
+          source: The tree, one of `history.sources`; by default the first gradient. "scalars": those of
+            `record_scalars`, a dict for each step.
 
         Raises:
           LookupError: Nothing was measured yet.

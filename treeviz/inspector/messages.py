@@ -8,7 +8,7 @@ from typing import Any
 
 from treeviz.inspector.progress import Progress
 from treeviz.inspector.updates import FindingUpdates, NormUpdates
-from treeviz.inspector.views import running_view
+from treeviz.inspector.views import newest_scalars, running_view
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.recording.recorder import Recorder
@@ -60,6 +60,7 @@ class RunMessages:
             "state": self.state,
             "why": self._reason,
             "dropped": 0 if recorder is None else recorder.n_dropped,
+            "scalars": [] if recorder is None else newest_scalars(recorder.history),
             **self.progress.numbers(is_running=self.state == "running"),
         }
 

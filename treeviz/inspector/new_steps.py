@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from treeviz.steps.findings.finding import SCALARS
 from treeviz.steps.names import kind_of, result_kind, sibling_name
 from treeviz.steps.recording.history import History
-from treeviz.steps.recording.track import Timeline
+from treeviz.steps.recording.track import Timeline, Track
 from treeviz.steps.series import table_of_source
 
 
@@ -64,14 +65,19 @@ class NewSteps:
             if kind_of(source) == "updates" and params is not None and params.shape == values.shape:
                 with np.errstate(divide="ignore", invalid="ignore"):
                     self._put(steps, step, history, f"{source} ratio", source, values, params)
+        for name, track in history.scalars.tracks.items():
+            for step, (value, code) in self._entries(track, (SCALARS, name)):
+                steps.setdefault(step, Step()).numbers[f"{SCALARS}/{name}"] = float(np.nan if code else value)
         return steps
 
     def _new(self, history: History, source: str, statistic: str) -> Iterator[tuple[int, np.ndarray]]:
         track = history.tracks.get((source, statistic))
-        if track is None:
-            return
-        n_new = track.n_steps - self._n_seen.get((source, statistic), 0)
-        self._n_seen[source, statistic] = track.n_steps
+        if track is not None:
+            yield from self._entries(track, (source, statistic))
+
+    def _entries(self, track: Track, of: tuple[str, str]) -> Iterator[tuple[int, np.ndarray]]:
+        n_new = track.n_steps - self._n_seen.get(of, 0)
+        self._n_seen[of] = track.n_steps
         new: Timeline = track.newest(n_new)
         values = new.latest if new.total is None else new.total
         yield from zip(new.until.tolist(), values, strict=True) if n_new else ()

@@ -7,7 +7,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,6 @@ class Runs:
     Attributes:
       earlier: The histories of the newest runs before this one.
       first: The number of a step's first call.
-      numbers: Those of the measurements that are recorded without a number.
 
     Args:
       **settings: Of `treeviz.steps.tracing.watch.watch`.
@@ -73,9 +72,23 @@ class Runs:
         return CalledSteps(self._watch, self)
 
     def count_from(self, first: int) -> None:
-        self.first, self.numbers = first, itertools.count(first)
+        self.first, self._numbers, self._numbers_of_scalars = first, itertools.count(first), itertools.count(first)
+        self._newest_record = first - 1
         for watched in self:
-            watched.numbers = itertools.count(first)
+            watched.count_from(first)
+
+    def number_of_record(self, step: int | None) -> int:
+        """The number of a measurement, which is recorded next."""
+        self._newest_record = next(self._numbers) if step is None else step
+        return self._newest_record
+
+    def record_scalars(self, step: int | None, scalars: Mapping[str, Any], batch: Any) -> None:
+        """Record scalars of a step; with None, of the one that was called or recorded last."""
+        newest = max(self._newest_record, *(watched.newest for watched in self), self.first - 1)
+        is_call = step is None and newest >= self.first
+        if step is None:
+            step = newest if is_call else next(self._numbers_of_scalars)
+        self._recorder.take_scalars(step, scalars, batch, is_call=is_call)
 
     @property
     def newest_step(self) -> int:
@@ -152,7 +165,7 @@ class Runs:
         if begins and any(step.is_measured for step in steps):
             self.earlier.append(self.begin(_next(self._recorder.history.name)))
             del self.earlier[:-MOST_EARLIER]
-            watched.numbers = itertools.count()
+            watched.count_from(0)
         for step in steps:
             if not step.is_of_run or (begins and step.code is not code):
                 step.code, step.watched, step.is_of_run = code, weakref.ref(watched), True

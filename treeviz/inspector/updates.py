@@ -13,7 +13,7 @@ from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.recording.track import Timeline, Track, occurs_in
-from treeviz.steps.series import as_float32, table_of_source
+from treeviz.steps.series import as_float32, is_of_step, table_of_source
 from treeviz.tree.series import merged
 
 MOST_PER_S = 8
@@ -163,9 +163,15 @@ class FindingUpdates:
         source = main_source(history)
         leaves = table_of_source(history, source, self._name).measured.tolist()
         return [
-            [leaves[f.leaf] if f.leaf >= 0 else 0, f.first, f.kind, f"{f.sentence} {f.advice}"[:1000], f.severity]
+            [
+                0 if f.leaf < 0 or is_of_step(f) else leaves[f.leaf],
+                f.first,
+                f.kind,
+                f"{f.sentence} {f.advice}"[:1000],
+                f.severity,
+            ]
             for f in self.found
-            if f.source == source
+            if f.source == source or is_of_step(f)
         ][:MOST_FINDINGS]
 
 

@@ -9,9 +9,10 @@ from treeviz.steps.columns import gradient_columns, ratio_columns
 from treeviz.steps.findings.finding import Finding
 from treeviz.steps.names import is_beside, result_kind, section_of, sibling_name
 from treeviz.steps.recording.history import History, main_source
-from treeviz.steps.series import gradient_histograms, gradient_series, table_of_source
+from treeviz.steps.series import gradient_histograms, gradient_series, scalar_series, table_of_source
 from treeviz.tree.column import Column
 from treeviz.tree.from_paths import table_of_paths
+from treeviz.tree.numbers import number_text
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.table import TreeTable
 from treeviz.views.text.terminal import paragraph
@@ -74,6 +75,7 @@ def whole_view(
         *headline(table),
         *_run(history),
         *steps,
+        *newest_scalars(history),
         *which,
         *section,
         summary,
@@ -83,11 +85,19 @@ def whole_view(
     series = gradient_series(history, table, source, found)
     histograms = gradient_histograms(history, table, source)
     columns = [*(column.name for column in measured), "elements"]
-    return TreeView(table, table.chosen(columns), series=series, histograms=histograms)
+    scalars = scalar_series(history, found)
+    return TreeView(table, table.chosen(columns), series=series, histograms=histograms, scalars=scalars)
 
 
 def _run(history: History) -> list[str]:
     return [f"run {visible(history.name, _LONGEST_NAME)}"] if history.name else []
+
+
+def newest_scalars(history: History) -> list[str]:
+    """The newest value of the first scalars."""
+    last = history.scalars.last()
+    named = [f"{visible(name, _LONGEST_NAME)} {number_text(value)}" for name, (_, value) in last.items()]
+    return named[:MOST_PRINTED] + [f"and {len(named) - MOST_PRINTED} more scalars"] * (len(named) > MOST_PRINTED)
 
 
 def _received(table: TreeTable, history: History, source: str) -> list[Column]:

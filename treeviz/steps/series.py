@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
-from treeviz.steps.findings.finding import Finding
+from treeviz.steps.findings.finding import SCALARS, Finding
 from treeviz.steps.measured_tree import wholes
 from treeviz.steps.names import is_beside, result_kind, section_of, sibling_name, title_of
 from treeviz.steps.recording.history import History
@@ -20,6 +20,7 @@ from treeviz.tree.series import FindingMark, Histograms, Series
 from treeviz.tree.table import TreeTable
 
 MOST_BUCKETS = 400  # of a series: about what a screen has room for
+_LOG_FROM = 30  # times the least value: a scalar's scale is logarithmic
 _MOST_COUNTS = 4_000_000  # of all histograms
 _EDGES = 2.0 ** np.arange(FIRST_EXPONENT, FIRST_EXPONENT + N_BINS + 1)
 
@@ -76,7 +77,7 @@ def gradient_series(
     found = [
         finding
         for finding in findings
-        if result_kind(finding.source) or (section_of(finding.source)[1], paths.get(finding.source)) == shown
+        if is_of_step(finding) or (section_of(finding.source)[1], paths.get(finding.source)) == shown
     ]
     to = sibling_name(source, "params")
     ratios = {sibling_name(source, "updates"): "update / parameter"}
@@ -93,6 +94,27 @@ def gradient_series(
             values = _without_zeros(ratio, bad)
             series.append(Series(f"{of}.ratio", title, tops.first, tops.until, values, bad, unit="ratio"))
     return _with_marks(series, found, leaf_rows)
+
+
+def is_of_step(finding: Finding) -> bool:
+    """Whether it is of a result of the step or of a scalar, which belong to no tree: it is shown at the root."""
+    return bool(result_kind(finding.source)) or finding.source == SCALARS
+
+
+def scalar_series(
+    history: History, findings: Iterable[Finding] = (), buckets: int = MOST_BUCKETS
+) -> tuple[Series, ...]:
+    """The scalars that the user recorded, each as a series of one row."""
+    series = []
+    for name in history.scalars.tracks:
+        line = history.scalars.values(name, resolution=buckets)
+        bad = history.scalars.is_bad(name, resolution=buckets)
+        latest, low, high = (np.where(np.isfinite(x), x, np.nan)[None] for x in (line.latest, line.low, line.high))
+        is_wide = bool(np.nanmin(low, initial=np.inf) > 0) and np.nanmax(high) > _LOG_FROM * np.nanmin(low)
+        each = Series(name, name, line.first, line.until, latest, bad[None], low, high, log=is_wide, unit="scalar")
+        found = [finding for finding in findings if (finding.source, finding.path) == (SCALARS, name)]
+        series += _with_marks([each], found, np.zeros(1, int))
+    return tuple(series)
 
 
 def gradient_histograms(history: History, table: TreeTable, source: str = "grads") -> tuple[Histograms, ...]:
@@ -114,7 +136,7 @@ def _with_marks(series: list[Series], findings: list[Finding], leaf_rows: np.nda
     for finding in findings:
         ratio = f"{finding.source}.ratio" if finding.kind in ("ratio", "frozen") else ""
         place = names.index(ratio) if ratio in names else 0
-        row = 0 if finding.leaf < 0 or result_kind(finding.source) else int(leaf_rows[finding.leaf])
+        row = 0 if finding.leaf < 0 or is_of_step(finding) else int(leaf_rows[finding.leaf])
         bucket = min(int(np.searchsorted(series[place].last_steps, finding.first)), len(series[place].last_steps) - 1)
         marks[place].append(
             FindingMark(row, bucket, finding.kind, f"{finding.sentence} {finding.advice}", finding.severity)

@@ -45,6 +45,7 @@ class TreeView(View):
       values: HTML documents that show the values of some rows, by row number.
       series: How values of the rows changed over the steps.
       histograms: How the values inside the rows were distributed over the steps; shown only with series.
+      scalars: Series of one row, which stand above the rows of a page with series.
     """
 
     def find(self, query: str) -> list[Row]:

@@ -23,6 +23,7 @@ class View:
       values: HTML documents that show the values of some rows, by row number. The page runs them in a sandbox.
       series: How values of the rows changed over the steps. A series without a step is left out.
       histograms: How the values inside the rows were distributed over the steps; shown only with series.
+      scalars: Series of one row, which stand above the rows of a page with series.
       diff: What a page of differences between trees shows besides the rows; see `treeviz.differ`.
     """
 
@@ -34,12 +35,14 @@ class View:
     values: Mapping[int, str] | None = None
     series: Sequence[Series] = ()
     histograms: Sequence[Histograms] = ()
+    scalars: Sequence[Series] = ()
     diff: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
         object.__setattr__(self, "series", tuple(with_steps(self.series)))
         object.__setattr__(self, "histograms", tuple(self.histograms))
+        object.__setattr__(self, "scalars", tuple(with_steps(self.scalars)))
 
     @property
     def brief(self) -> View:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from treeviz.steps.findings import clipping, counts, norms, results, spikes
-from treeviz.steps.findings.finding import Finding, Rank, Thresholds
+from treeviz.steps.findings.finding import SCALARS, Finding, Rank, Thresholds
+from treeviz.steps.findings.scalars import scalar_findings, with_batch
 from treeviz.steps.findings.searched import Searched
 from treeviz.steps.names import is_beside, kind_of, natural, result_kind, sibling_name
 from treeviz.steps.recording.history import History
@@ -81,19 +82,25 @@ def findings(
     wanted = frozenset(CHECKS) if kinds is None else check_kinds(kinds, "findings")
     checks = [check for kind, check in CHECKS.items() if kind in wanted or kind in _CAUSES]
     found = [finding for check in checks for tree in trees for finding in check(tree)]
+    found += scalar_findings(history, thresholds)
     causes = [finding for finding in found if finding.kind in _CAUSES]
     told = [x for x in found if x.kind in wanted and not any(_follows(x, cause) for cause in causes)]
+    told = [with_batch(x, history) for x in told]
     of_gradients = {_what(x, history) for x in told if kind_of(x.source) == "grads"}
     return sorted((x for x in told if kind_of(x.source) or _what(x, history) not in of_gradients), key=_weight)
 
 
 def _what(finding: Finding, history: History) -> tuple:
     """Equal for gradients and for the same that were tapped, such as after clipping."""
-    return finding.kind, finding.path, finding.first, sum(history.sources[finding.source].sizes)
+    size = None if finding.source == SCALARS else sum(history.sources[finding.source].sizes)
+    return finding.kind, finding.path, finding.first, size
 
 
 def _follows(finding: Finding, cause: Finding) -> bool:
     """Whether the cause brings the finding about: NaN that stay what comes after them, an explosion the jumps."""
+    if SCALARS in (finding.source, cause.source):  # a loss is what comes out, never a cause
+        is_spread = cause.kind == "nonfinite" and cause.source != SCALARS and finding.kind != "spike"
+        return is_spread and cause.first <= finding.first
     if cause.kind == "exploding":
         return finding.kind == "spike" and finding.source == cause.source and finding.until >= cause.first
     grads = sibling_name(finding.source, "grads")

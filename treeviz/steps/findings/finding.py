@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+SCALARS = "scalars"  # the source of findings about what the user records
+
 
 class Rank(IntEnum):
     """The order of findings: the worst is least."""
@@ -28,8 +30,9 @@ class Finding:
     Attributes:
       kind: "nonfinite", "exploding", "result", "vanishing", "dead", "frozen", "spike", "imbalance", "ratio",
         "underflow", "clipping", "redundant".
-      source: Which tree: "grads", "updates", "loss result".
-      path: The key path of the leaf, where several are concerned the cause or the worst; "" is the whole tree.
+      source: Which tree: "grads", "updates", "loss result"; "scalars" for those of `record_scalars`.
+      path: The key path of the leaf, where several are concerned the cause or the worst; "" is the whole tree. The name
+        of a scalar.
       leaf: Its number among the leaves, in JAX's order; -1 is the whole tree.
       first, until: The first and the last step that it covers.
       numbers: The evidence, by name.
@@ -80,6 +83,8 @@ class Thresholds:
       spike, spike_deviations: The factor of a norm to the medians of the 50 and of the 8 steps before, and its
         distance from the first one in log10, in median absolute deviations: P. J. Rousseeuw and C. Croux, "Alternatives
         to the Median Absolute Deviation", JASA 1993.
+      loss_spike: The same factor for a loss of `record_scalars`; of one that may be negative, its excess over 1 is that
+        over the median of magnitudes.
       ratio_low, ratio_high: The limits of the norm of the updates divided by that of the parameters. A. Karpathy
         (CS231n, "Neural Networks Part 3", 2015) recommends about 1e-3; the defaults are a factor of 100 away.
       ratio_size: The fewest elements of a leaf whose ratio is checked, since biases begin as zeros.
@@ -97,6 +102,7 @@ class Thresholds:
     dead_after: int = 50
     spike: float = 10.0
     spike_deviations: float = 8.0
+    loss_spike: float = 1.5
     ratio_low: float = 1e-5
     ratio_high: float = 1e-1
     ratio_size: int = 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
@@ -40,11 +41,12 @@ class Arrived(NamedTuple):
 
     def is_ready(self) -> bool:
         """Whether it can be read without waiting."""
-        return all(getattr(array, "is_ready", _yes)() for array in self.measurement.arrays)
+        return all(map(is_ready, self.measurement.arrays))
 
 
-def _yes() -> bool:
-    return True  # a callback gets NumPy arrays
+def is_ready(array: Any) -> bool:
+    """Whether an array can be read without waiting."""
+    return not hasattr(array, "is_ready") or array.is_ready()  # a callback gets NumPy arrays
 
 
 class StepNumbers(NamedTuple):
@@ -86,6 +88,13 @@ def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
         else:
             axes[name] = ("step", *("member",) * (len(shape) - 3))[: max(len(shape) - 2, 0)]
     return axes
+
+
+def n_inner_steps(arrived: Arrived) -> int:
+    """How many inner steps of a loop a measurement holds; 1 without a loop."""
+    shapes = arrived.measurement.shapes
+    axes = {name: zip(kinds, shapes[name], strict=False) for name, kinds in axes_of(arrived).items()}
+    return max(math.prod(n for kind, n in of if kind == "step") for of in axes.values())
 
 
 def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[StepNumbers]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.names import section_of, sibling_name
+from treeviz.steps.recording.scalars import ScalarRow, Scalars
 from treeviz.steps.recording.track import Timeline, Track
 from treeviz.steps.statistics import STATISTICS, TOTAL_SHARES, rms_of
 
@@ -23,6 +24,8 @@ class Journal(Protocol):
     path: Path
 
     def write(self, history: History, step: int, record: Record) -> None: ...
+
+    def write_scalars(self, history: History, row: ScalarRow) -> None: ...
 
     def saved(self, history: History, path: Path) -> None: ...
 
@@ -50,6 +53,7 @@ class History:
     Attributes:
       sources: The measured trees, by name.
       tracks: One statistic over time, by the names of source and statistic.
+      scalars: Those of `record_scalars`, and the batches of steps.
       run: A random identifier of the run.
       name: What the user calls the run; or empty.
       journal: Writes each step to a file once it is appended, so that a crash loses none; or None.
@@ -66,6 +70,7 @@ class History:
         self._budgets = {source.name: max_bytes // len(sources) for source in sources}
         self._unfinished: tuple[int, Sequence[int], list[tuple[Track, int, np.ndarray]]] | None = None
         self.tracks: dict[tuple[str, str], Track] = {}
+        self.scalars = Scalars()
         self.n_appended = 0
         self.run = uuid.uuid4().hex  # so that a journal of another run is never read
         self.name = ""
@@ -121,6 +126,17 @@ class History:
         for i, step in enumerate(steps):
             self.add([step], [(name, statistic, values[i : i + 1]) for name, statistic, values in record])
             self.journal.write(self, step, [(name, statistic, values[i]) for name, statistic, values in record])
+
+    def append_scalars(self, row: ScalarRow) -> None:
+        """Add scalars, which are of steps with or without other numbers."""
+        self.scalars.append(row)
+        if self.journal is not None:
+            self.journal.write_scalars(self, row)
+
+    @property
+    def n_records(self) -> int:
+        """How many steps and rows of scalars were appended."""
+        return self.n_appended + self.scalars.n_appended
 
     def add(self, steps: Sequence[int], record: Record) -> None:
         """Add values that `extend` has checked: those of all steps."""

@@ -2,17 +2,19 @@
 
 A history is a zip file, which `numpy.load` reads too. Its `header.json` is `{"format": "treeviz-history", "version": 1,
 "run", "name", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number", "shapes",
-"stacks"}], "tracks": [{"source", "statistic", "bucket_width"}]}`. The arrays of track i are, oldest first:
+"stacks"}], "tracks": [{"source", "statistic", "bucket_width"}], "scalars": {"n_appended", "tracks": [{"name",
+"bucket_width"}], "batches": [[step, ids or text, n, weight]]}}`; "scalars" only if there are some. The arrays of track
+i, of the tracks and then of those of the scalars, whose leaves are the value and a code, are, oldest first:
 
 - `i/exact_steps.npy` int64[n] and `i/exact.npy` [n, leaves], or [n, leaves, 64] of histograms;
 - `i/bucket_steps.npy` int64[3, k], the first step, the last and how many, and `i/buckets.npy` [3, k, leaves], of floats
   the least, of counts the sum; the greatest; the last.
 
 During a run there is a journal in the same folder, `name.journal`: the line `treeviz-journal 1 RUN`, then a record per
-step. A record is the lengths of its two parts as little-endian uint32; JSON `{"n", "step", "arrays":
-[[source, statistic]]}` in UTF-8; the arrays, little-endian float64 or int64; and the CRC-32 of all that as uint32.
-`n` is the number of steps before, so that steps in both files are read once. A truncated or damaged record ends the
-journal.
+step, or row of scalars. A record is the lengths of its two parts as little-endian uint32; JSON in UTF-8, `{"n", "step",
+"arrays": [[source, statistic]]}` or `{"n", "step", "scalars": {name: [value]}, "batch": [ids or text, n, weight]}`; the
+arrays, little-endian float64 or int64; and the CRC-32 of all that as uint32. `n` is the number of records before, so
+that what is in both files is read once. A truncated or damaged record ends the journal.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.measured_tree import wholes
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.records import replay
+from treeviz.steps.recording.scalars import TRACK_BYTES
 from treeviz.steps.recording.track import FEWEST_BUCKETS, FEWEST_EXACT
 from treeviz.tree.safe_repr import printable, visible
 
@@ -67,13 +70,15 @@ def write(history: History, path: Path) -> None:
             {"source": source, "statistic": statistic, "bucket_width": track.bucket_width}
             for (source, statistic), track in history.tracks.items()
         ],
+        **({"scalars": history.scalars.fields()} if history.scalars else {}),
     }
+    tracks = (*history.tracks.values(), *history.scalars.tracks.values())
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
     try:
         with io.BufferedWriter(FileIO(handle, "w")) as file:
             with _NewArchive(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
                 archive.writestr("header.json", json.dumps(header))
-                for i, track in enumerate(history.tracks.values()):
+                for i, track in enumerate(tracks):
                     for name, array in zip(_ARRAYS, track.arrays(), strict=True):
                         with archive.open(f"{i}/{name}.npy", "w", force_zip64=True) as member:
                             np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
@@ -152,8 +157,12 @@ def _history_in(file: BinaryIO) -> History:
             (history.new_track(printable(of["source"]), of["statistic"]), int(of["bucket_width"]))
             for of in header["tracks"]
         ]
+        if "scalars" in header:
+            tracks += history.scalars.restore(header["scalars"])
         n_least = sum(8 * int(np.prod(track.shape)) * (FEWEST_EXACT + 3 * FEWEST_BUCKETS) for track, _ in tracks)
-        n_left = 2 * (history.max_bytes + n_least) + (1 << 16) * len(tracks)  # of bytes; more is no history
+        n_left = 2 * (history.max_bytes + n_least + len(history.scalars.tracks) * TRACK_BYTES) + (1 << 16) * len(
+            tracks
+        )  # of bytes; more is no history
         for i, (track, bucket_width) in enumerate(tracks):
             arrays = []
             for name in _ARRAYS:

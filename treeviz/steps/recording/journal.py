@@ -14,7 +14,8 @@ from pathlib import Path
 
 from treeviz.steps.recording.history import History, Record
 from treeviz.steps.recording.history_file import journal_of, load, run_in, write
-from treeviz.steps.recording.records import encode, first_line
+from treeviz.steps.recording.records import encode, encode_scalars, first_line
+from treeviz.steps.recording.scalars import ScalarRow
 
 LOOK_EVERY_S = 1.0  # whether the files are still there
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # until it is tried again
@@ -69,7 +70,12 @@ class Journal:
     def write(self, history: History, step: int, record: Record) -> None:
         """Write the step that was appended last. Errors of the disk are logged, and raise nothing."""
         if os.getpid() == self._process:  # else a forked child: the file belongs to the parent
-            self._attempt(self._append, history, step, record)
+            self._attempt(self._append, history, lambda: encode(history.n_records - 1, step, record))
+
+    def write_scalars(self, history: History, row: ScalarRow) -> None:
+        """The same for the scalars that were appended last."""
+        if os.getpid() == self._process:
+            self._attempt(self._append, history, lambda: encode_scalars(history.n_records - 1, row))
 
     def catch_up(self, history: History, *, now: bool = False) -> None:
         """Try again to write what the file lacks, if that is due, or `now`."""
@@ -77,13 +83,13 @@ class Journal:
             self._attempt(self._write_again, history)
 
     def lacks(self, history: History) -> tuple[int, str]:
-        """How many steps are not in the file, and why."""
-        return history.n_appended - self._n_steps if os.getpid() == self._process else 0, self.trouble
+        """How many steps, and rows of scalars, are not in the file, and why."""
+        return history.n_records - self._n_records if os.getpid() == self._process else 0, self.trouble
 
     def saved(self, history: History, path: Path) -> None:
         """Drop the records if the history was saved to this journal's path."""
         if path.absolute() == self.path.absolute() and os.getpid() == self._process:
-            self._n_steps = history.n_appended
+            self._n_records = history.n_records
             self._attempt(self._begin, history)
 
     def close(self) -> None:
@@ -108,20 +114,20 @@ class Journal:
                     "again; the inspector's view says what the file lacks.", self.path, self.trouble
                 )  # fmt: skip
 
-    def _append(self, history: History, step: int, record: Record) -> None:
+    def _append(self, history: History, encoded: Callable[[], bytes]) -> None:
         if self.trouble and self._clock() < self._try_again:
             return
-        is_next = self._n_steps == history.n_appended - 1 and self._n_sources == len(history.sources)
+        is_next = self._n_records == history.n_records - 1 and self._n_sources == len(history.sources)
         has_room = 0 < self._end <= max(history.max_bytes, 1 << 20)
         if self.trouble or not is_next or not has_room or not self._is_there():
             self._write_again(history)
             return
-        data = encode(history.n_appended - 1, step, record)
+        data = encoded()
         assert self._file is not None
         self._file.seek(self._end)  # behind the last whole record, whatever was written of a later one
         write_all(self._file, data)
         self._end += len(data)
-        self._n_steps = history.n_appended  # last: if an interrupt comes before, all is written again
+        self._n_records = history.n_records  # last: if an interrupt comes before, all is written again
 
     def _is_there(self) -> bool:
         """Whether the files are those that were written. Raises FileNotFoundError if one is gone."""
@@ -141,7 +147,7 @@ class Journal:
             _logger.warning("keep: %s is not this run's any more, which goes on in %s.", taken, self.path)
         else:
             write(history, self.path)
-            self._n_steps = history.n_appended
+            self._n_records = history.n_records
             self._begin(history)
 
     def _take(self, history: History, path: Path) -> None:
@@ -157,7 +163,7 @@ class Journal:
             if is_new:
                 path.unlink(missing_ok=True)
             raise
-        self.path, self._n_steps = path, history.n_appended
+        self.path, self._n_records = path, history.n_records
         self._begin(history)
 
     def _begin(self, history: History) -> None:
@@ -201,6 +207,6 @@ def _continues(history: History, file: Path) -> bool:
     if run_in(file) != history.run:
         return False
     try:
-        return len(load(file)) <= len(history)
+        return load(file).n_records <= history.n_records
     except (OSError, ValueError):
         return False

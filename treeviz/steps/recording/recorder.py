@@ -12,47 +12,25 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
 from treeviz.steps.recording.decode import Arrived, StepNumbers, read
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.journal import keep
-from treeviz.steps.recording.pace import Pace
+from treeviz.steps.recording.listeners import Alarm, Listener
+from treeviz.steps.recording.pace import AHEAD, BATCH, Pace
 from treeviz.steps.recording.sections import Sections
 from treeviz.steps.recording.ticker import Ticker
 from treeviz.steps.recording.unchanged import Unchanged
-from treeviz.tree.forks import Lock
+from treeviz.steps.recording.waiting_scalars import WaitingScalars
+from treeviz.tree.forks import Lock, computed_once
 from treeviz.tree.safe_repr import printable
 
 MOST_WAITING = 1024  # if none of these is ready, the oldest is dropped
 MOST_LATE = 16  # unread measurements that a loop with an alarm may have
 KEPT_WITHIN_S = 1.0  # after which a measurement that is ready is read, so that it is in the file
-
-
-class Listener(Protocol):
-    """Follows a run, e.g. for a widget. Its methods run in the threads that record and read."""
-
-    def arrived(self) -> bool:
-        """A measurement was taken in. Returns whether to read now what can be read without waiting."""
-        ...
-
-    def was_read(self) -> None:
-        """The history has new numbers. No other thread reads meanwhile."""
-        ...
-
-
-class Alarm(Protocol):
-    """Searches what was read for findings, and may end the run; see `treeviz.steps.findings.alarm`."""
-
-    def was_read(
-        self, history: History, bad_sources: set[str], forward: Mapping[str, tuple[str, ...]], *, is_flush: bool
-    ) -> bool: ...
-
-    def postpone(self) -> None: ...
-
-    def begin(self) -> None: ...
 
 
 class _Batch(NamedTuple):
@@ -108,7 +86,6 @@ class Recorder:
         self._most_late = most_late
         self._reading = Lock()
         self.listeners: tuple[Listener, ...] = ()
-        self._copies_early: bool | None = None
         self._may_raise = True
         self._path: Path | None = None  # that `keep` was given
         self._begin()
@@ -120,6 +97,8 @@ class Recorder:
         self.n_dropped = 0
         self.forward: dict[str, tuple[str, ...]] = {}
         self._waiting: deque[Arrived] = deque()
+        self._newest: Arrived | None = None  # that was taken in
+        self._scalars = WaitingScalars()
         self._sections = Sections()
         self._unchanged = Unchanged()
         self._has_untold = False  # numbers that the alarm has not searched
@@ -154,14 +133,13 @@ class Recorder:
 
     def take(self, arrived: Arrived) -> None:
         """Take a measurement in; read earlier ones if they are ready."""
-        if self._copies_early is None:  # on CPU, arrays are in host memory already
-            self._copies_early = jax.default_backend() != "cpu"
         if self._copies_early:
             for array in jax.tree.leaves(arrived.measurement):
                 if isinstance(array, jax.Array):
                     array.copy_to_host_async()
         waiting = self._waiting
         waiting.append(arrived)
+        self._newest = arrived
         is_wanted = False
         for listener in self.listeners:
             is_wanted |= listener.arrived()
@@ -174,6 +152,27 @@ class Recorder:
             finally:
                 self._pace.has_read()
                 self._reading.release()
+
+    def take_scalars(self, step: int, values: Mapping[str, Any], batch: Any, *, is_call: bool) -> None:
+        """Take scalars in, without waiting for them. They are read together with measurements, or when many wait.
+
+        Args:
+          step: The number of the step, or with `is_call` that of the call.
+
+        Raises:
+          TypeError, ValueError: They are no scalars.
+        """
+        of = self._newest if is_call else None
+        self._scalars.take(step, of, values, batch, copies_early=self._copies_early)
+        if len(self._scalars) >= BATCH + AHEAD and not self._waiting and self._reading.acquire(blocking=False):
+            try:
+                self._tell([], is_flush=False)
+            finally:
+                self._reading.release()
+
+    @computed_once
+    def _copies_early(self) -> bool:
+        return jax.default_backend() != "cpu"  # on CPU, arrays are in host memory already
 
     @property
     def reading(self) -> contextlib.AbstractContextManager:
@@ -189,6 +188,7 @@ class Recorder:
             try:
                 self._may_raise = False
                 self._read_what_is_there(1)
+                self._tell([], is_flush=False)
             finally:
                 self._may_raise = True
 
@@ -253,7 +253,8 @@ class Recorder:
         self._tell(batch.rows, is_flush)
 
     def _tell(self, rows: list[StepNumbers], is_flush: bool) -> None:
-        """Tell the listeners and the alarm of new rows; the alarm may raise."""
+        """Read scalars, and tell the listeners and the alarm of them and of new rows; the alarm may raise."""
+        self._has_untold |= self._scalars.read_into(self.history, wait=is_flush)
         if rows:
             for listener in self.listeners:
                 listener.was_read()
@@ -263,7 +264,7 @@ class Recorder:
             self._alarm.postpone()
         self._has_untold = not self._may_raise
         if self._may_raise:
-            bad = set().union(*(row.bad_sources for row in rows))
+            bad = self._scalars.bad.union(*(row.bad_sources for row in rows))
             self._has_untold = not self._alarm.was_read(self.history, bad, self.forward, is_flush=is_flush)
 
     def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[StepNumbers], int]:
@@ -316,14 +317,17 @@ class Recorder:
     def lost(self) -> list[str]:
         """How many measurements were lost, and how many steps the file of `keep` lacks, and why; for a headline."""
         lost = [f"{self.n_dropped:,} step{'s' * (self.n_dropped != 1)} not shown"] if self.n_dropped else []
+        n = self._scalars.n_dropped
+        lost += [f"scalars of {n:,} step{'s' * (n != 1)} not shown"] if n else []
         if self.history.journal is not None:
             n, why = self.history.journal.lacks(self.history)
-            lost += [f"{n:,} step{'s' * (n != 1)} not in {self.history.journal.path.name}: {why}"] if n else []
+            what = "record" if self.history.scalars else "step"
+            lost += [f"{n:,} {what}{'s' * (n != 1)} not in {self.history.journal.path.name}: {why}"] if n else []
         return lost
 
     def after_fork(self) -> None:
         """Keep the history in a forked child, which has no device. Unread measurements belong to the parent."""
-        self._waiting = deque()
+        self._waiting, self._scalars = deque(), WaitingScalars()
         self._unfinished = self._ticker = None
         self.listeners = ()
 

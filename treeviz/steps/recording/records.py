@@ -8,11 +8,13 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from treeviz.steps.recording.history import History, Record
-from treeviz.tree.safe_repr import visible
+from treeviz.steps.recording.scalars import MOST_NAMES, ScalarRow, batch_fields, batch_of
+from treeviz.tree.safe_repr import printable, visible
 
 _LENGTHS, _SUM = struct.Struct("<II"), struct.Struct("<I")
 
@@ -22,10 +24,21 @@ def first_line(history: History) -> bytes:
 
 
 def encode(n: int, step: int, record: Record) -> bytes:
-    """The record of a step; `n` steps were appended before it."""
+    """The record of a step; `n` records were appended before it."""
     names = [[source, statistic] for source, statistic, _ in record]
-    head = json.dumps({"n": n, "step": int(step), "arrays": names}).encode()
     body = b"".join(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes() for *_, values in record)
+    return _encode({"n": n, "step": int(step), "arrays": names}, body)
+
+
+def encode_scalars(n: int, row: ScalarRow) -> bytes:
+    """The record of scalars; `n` records were appended before it."""
+    values = {name: of.tolist() for name, of in row.values.items()}
+    batch = None if row.batch is None else batch_fields(row.batch)
+    return _encode({"n": n, "step": int(row.step), "scalars": values, "batch": batch}, b"")
+
+
+def _encode(fields: dict[str, Any], body: bytes) -> bytes:
+    head = json.dumps(fields).encode()
     data = _LENGTHS.pack(len(head), len(body)) + head + body
     return data + _SUM.pack(zlib.crc32(data))
 
@@ -64,10 +77,20 @@ def _add(history: History, whole: bytes) -> None:
     n_head, n_body = _LENGTHS.unpack_from(whole)
     begin = _LENGTHS.size + n_head
     head = json.loads(whole[_LENGTHS.size : begin])
-    if head["n"] > history.n_appended:
+    if head["n"] > history.n_records:
         raise ValueError("there is a gap")
-    if head["n"] == history.n_appended:  # else the history has it already
+    if head["n"] < history.n_records:
+        return  # the history has it already
+    if "scalars" in head:
+        history.append_scalars(_row(head))
+    else:
         history.add([int(head["step"])], list(_arrays(history, head["arrays"], whole[begin : begin + n_body])))
+
+
+def _row(head: dict[str, Any]) -> ScalarRow:
+    named = [*head["scalars"].items()][:MOST_NAMES]
+    values = {printable(name): np.array(of, np.float64).reshape(-1) for name, of in named}
+    return ScalarRow(int(head["step"]), values, None if head["batch"] is None else batch_of(head["batch"]))
 
 
 def _arrays(history: History, names: list[list[str]], body: bytes) -> Iterator[tuple[str, str, np.ndarray]]:

@@ -80,8 +80,8 @@ def watch(
 
     Args:
       step: The result of `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit`, compiled before or not.
-      record: Called after an inspected step with the `Measurement`, whose arrays may not be computed yet, and the
-        number of the step. An exception that it raises becomes a warning, once; `StopTraining` is passed on.
+      record: Called after an inspected step with its `Measurement`, whose arrays may not be computed yet, and its
+        number. An exception that it raises becomes a warning, once; `StopTraining` is passed on.
       every: Inspect every n-th step; 0: only those of `heavy_every`.
       heavy_every: Every n-th step, add a histogram and counts: a third program.
       statistics: The statistics of the other inspected steps.
@@ -129,7 +129,7 @@ class Watched:
     Attributes:
       step: The step itself.
       settings: How it is watched.
-      numbers: The numbers of the next calls.
+      numbers, newest: The numbers of the next calls, and of the newest; before any, one below the first.
       watches: What is measured, by the name in the measurement; known when the first step was traced.
       compared: What the comparison with the step itself gave, of the program that differs if one does; None: not yet.
       trouble: Why the step is not watched any more, or empty. The step itself still runs.
@@ -148,8 +148,7 @@ class Watched:
         self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
         self._record, self.settings = record, settings
         self._every, self._heavy_every = settings.every or math.inf, settings.heavy_every or math.inf
-        self.numbers = itertools.count(settings.first)
-        self._running = 0  # the number of the newest call
+        self.count_from(settings.first)
         self._name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
         self._disagreement: str | None = None  # between processes; None: they have not been compared yet
         self.run(step, jitted)
@@ -158,13 +157,16 @@ class Watched:
         else:
             processes.announce(self._name)
 
+    def count_from(self, first: int) -> None:
+        self.numbers, self.newest = itertools.count(first), first - 1
+
     def run(self, step: Callable, jitted: JittedStep | None) -> None:
         """Run this step from now on, with programs of its own that inspect it."""
         self.step, self._jitted = step, jitted
         self._twins = None if jitted is None else self._twins_with(jitted, self.settings)
 
     def __call__(self, /, *args, **kwargs):
-        self._running = number = next(self.numbers)
+        self.newest = number = next(self.numbers)
         twins, twin = self._twins, None
         if twins is not None and not (number % self._every and number % self._heavy_every):  # no call for the others
             twin = self._twin_of(twins, number)
@@ -188,7 +190,7 @@ class Watched:
             trouble = error
         else:
             if measurement is None:
-                jax.effects_barrier()  # so that a callback comes while `_running` is still its step
+                jax.effects_barrier()  # so that a callback comes while `newest` is still its step
             else:
                 self._deliver(measurement, number)
             return out
@@ -244,7 +246,7 @@ class Watched:
 
     def _take(self, measurement: Measurement, number: int | None = None) -> None:
         """Hand a measurement to `record`; with None, it is from a callback of the newest call."""
-        number = self._running if number is None else number
+        number = self.newest if number is None else number
         try:
             self._record(measurement, number)
         except StopTraining:

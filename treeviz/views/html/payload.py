@@ -88,6 +88,7 @@ def _over_time(view: View, buffers: _Buffers) -> dict[str, Any]:
     return {
         "series": pack_series(view.series, buffers.add),
         "histograms": pack_histograms(view.histograms, buffers.add),
+        **({"scalars": pack_series(view.scalars, buffers.add)} if view.scalars else {}),
     }
 
 

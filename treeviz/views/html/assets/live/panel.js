@@ -94,7 +94,7 @@ export class LivePanel {
   /** Show the state, the progress and the speed of the run. */
   show() {
     const { status } = this.live;
-    const { state, step, done, total, rate, elapsed, dropped, why } = status;
+    const { state, step, done, total, rate, elapsed, dropped, scalars, why } = status;
     const isRunning = state === "running";
     this.element.dataset.state = this.paused && isRunning ? "paused" : state;
     const title = { waiting: "waiting", running: this.paused ? "paused" : "running", still: "no step for 5 s", done: "finished", stopped: `stopped by ${why}` }[state];
@@ -105,6 +105,7 @@ export class LivePanel {
     if (rate) parts.push(speedText(rate));
     if (isRunning && rate && total && done !== undefined && done < total) parts.push(`${timeText((total - done) / rate)} left`);
     else if (step !== undefined) parts.push(timeText(elapsed));
+    parts.push(...scalars);
     if (dropped) parts.push(`${countText(dropped)} steps not shown`);
     setText(this.text, parts.join(" · "));
     this.progress.hidden = !total || state === "waiting";

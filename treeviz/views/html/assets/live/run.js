@@ -7,7 +7,7 @@ import { Series } from "../series/series.js";
 /** @typedef {import("../tree/tree.js").Tree} Tree */
 /** The state of a run.
  * @typedef {{state: "waiting" | "running" | "still" | "done" | "stopped", why: string, sequence: number, dropped: number, total: number | null,
- *   elapsed: number, step?: number, done?: number, rate?: number}} Status */
+ *   scalars: string[], elapsed: number, step?: number, done?: number, rate?: number}} Status */
 
 const MAX_KEPT = 256; // messages, while no view is open
 

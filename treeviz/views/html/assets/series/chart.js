@@ -14,7 +14,7 @@ const TOP = 12;
 const BOTTOM = 94;
 const N_LAST = 8;
 
-function svg(tag, attributes, ...children) {
+export function svg(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const name in attributes) element.setAttribute(name, attributes[name]);
   element.append(...children);
@@ -88,7 +88,7 @@ function lineChart(seriesView, series, row) {
 }
 
 /** The y coordinate of a place in the chart of a row, and the ticks of its axis. */
-function scaleOf(seriesView, series, row, from, to) {
+export function scaleOf(seriesView, series, row, from, to) {
   const isLog = series.isLog && seriesView.isLog;
   const partOf = (place) => (isLog ? place : series.valueAt(place));
   let [low, high] = [Infinity, -Infinity];
@@ -110,7 +110,7 @@ function scaleOf(seriesView, series, row, from, to) {
   };
 }
 
-function paths(series, row, from, to, xOf, yOf) {
+export function paths(series, row, from, to, xOf, yOf) {
   let line = "";
   let zero = "";
   let band = "";

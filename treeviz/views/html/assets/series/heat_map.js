@@ -165,7 +165,8 @@ export class HeatMap {
   }
 
   paintAxis() {
-    const { series } = this.seriesView;
+    const { series, scalars } = this.seriesView;
+    scalars.paint();
     const [from, to] = this.seriesView.span(series);
     const [start, end] = [series.first[from], series.last[Math.min(to, series.n) - 1]];
     const apart = roundStep(((end - start + 1) * TICK) / Math.max(TICK, (this.width * (Math.min(to, series.n) - from)) / (to - from)));
@@ -185,7 +186,7 @@ export class HeatMap {
       label.style.left = `${left}px`;
       return label;
     };
-    this.axis.replaceChildren(...ticks.map(tick));
+    this.axis.replaceChildren(scalars.strip, ...ticks.map(tick));
   }
 
   /** @param {number} first @param {number} last bucket */

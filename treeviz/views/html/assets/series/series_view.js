@@ -10,6 +10,7 @@ import { HeatMap } from "./heat_map.js";
 import { countText } from "../tree/numbers.js";
 import { showFindings, SIGN_OF } from "../findings/findings.js";
 import { controls, findingsList } from "./controls.js";
+import { Scalars } from "./scalars.js";
 import { Series } from "./series.js";
 /** @typedef {import("./series.js").Timeline} Timeline */
 import { Sparklines } from "./sparklines.js";
@@ -43,6 +44,7 @@ export class SeriesView {
     this.readout = h("output", { class: "readout" });
     this.heatMap = new HeatMap(this);
     this.sparklines = new Sparklines(this);
+    this.scalars = new Scalars(this);
     this.controls = controls(this);
   }
 
@@ -188,7 +190,8 @@ function addSeries(view) {
   view.moreDetail = (row) => [...moreDetail(row), ...charts(seriesView, row), ...distributions(seriesView, row)];
   grid.window.append(seriesView.sparklines.canvas);
   grid.element.append(seriesView.heatMap.element);
-  grid.head.after(seriesView.heatMap.axis);
+  grid.head.after(seriesView.heatMap.axis, seriesView.scalars.element);
+  view.on("read", (step) => seriesView.scalars.show(step));
   const printed = h("div", { class: "printed" });
   root.querySelector(".body")?.before(seriesView.controls.element, printed);
   addEventListener("beforeprint", () => printed.replaceChildren(...findingsList(seriesView, () => {})), { signal });
