@@ -205,6 +205,43 @@ def test_a_view_is_a_box_in_treescopes_output_as_text_and_as_html():
     assert html.count("data-treeviz") >= 1
 
 
+class Hidden:
+    def __init__(self):
+        self.weights = jnp.ones((3, 4))
+        self.note = "</script><b>"
+
+    def __treescope_repr__(self, path, subtree_renderer):
+        return treescope.repr_lib.render_object_constructor(type(self), vars(self), path, subtree_renderer)
+
+
+class Breaks:
+    def __repr__(self):
+        raise RuntimeError("not today")
+
+
+def test_a_leaf_that_jax_does_not_know_is_shown_as_treescope_shows_it_but_for_the_values_of_its_arrays():
+    leaf, plain = Hidden(), object()
+    tree = {"array": jnp.ones(3), "leaf": leaf, "breaks": Breaks(), "plain": plain, "text": "x"}
+    with jax.transfer_guard_device_to_host("disallow_explicit"):
+        html = pictures.object_view(leaf)
+    assert html.startswith('<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy"')
+    assert "weights=" in html and "float32[3,4]" in html and "</script><b>" not in html
+    assert leaf.weights._npy_value is None and hex(id(plain)) not in pictures.object_view(plain)
+    view = treeviz.render(tree, values=True)
+    assert {view.table[row].keystr for row in view.values} == {"['array']", "['leaf']", "['breaks']", "['plain']"}
+    first, other = (len(treeviz.render([jnp.ones(3)] * n + [leaf], values=True).html()) for n in (1, 100))
+    assert other - first < 30_000  # what arrays share is still sent once
+
+
+def test_a_run_renders_itself_in_treescopes_output():
+    inspector = treeviz.GradientInspector()
+    assert "nothing was measured" in treescope.render_to_text([inspector])
+    inspector.record(treeviz.measure(params={"w": jnp.ones(3)}))
+    assert "<TreeView params" in treescope.render_to_text([inspector])
+    diff = treeviz.diff({"w": jnp.ones(3)}, {"w": jnp.ones(4)})
+    assert "<TreeDiff tree · 1 difference: 1 shape" in treescope.render_to_text([diff])
+
+
 def test_a_views_box_does_not_load_treescope_by_itself():
     program = "import treeviz, sys; print(treeviz.render([1])); assert 'treescope' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=Path(treeviz.__file__).parents[1])

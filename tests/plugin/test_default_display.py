@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
+import sys
 from functools import partial
 
 import jax
@@ -117,17 +118,58 @@ def test_trees_are_displayed_from_loading_to_unloading_and_all_else_as_before(sh
     assert not [each for each in shell.configurables if type(each).__name__ == "TreeViz"]
 
 
+@dataclasses.dataclass
+class Unknown:
+    """What JAX does not know, and treescope shows."""
+
+    params: object
+
+
 @pytest.mark.parametrize("is_first", [True, False], ids=["before treescope", "after treescope"])
-def test_beside_treescope_trees_are_ours_and_all_else_is_treescopes(shell, is_first):
+def test_beside_treescope_trees_are_ours_and_all_else_is_treescopes_with_a_summary_of_each_tree_in_it(
+    shell, is_first, monkeypatch
+):
     import treescope
 
+    before = treescope.active_renderer.get()
+    if is_first:
+        monkeypatch.delitem(sys.modules, "treescope")
+    treeviz.register_as_default()
+    monkeypatch.setitem(sys.modules, "treescope", treescope)
     steps = [treeviz.register_as_default, partial(treescope.basic_interactive_setup, autovisualize_arrays=False)]
     for step in steps if is_first else reversed(steps):
         step()
     assert is_ours(shown(shell, {"w": np.ones(2)})[0])
     assert "treescope" in shell.display_formatter.format({"a": 1})[0]["text/html"]
+    params = {"layers": [{"w": jnp.ones((3, 4)), "b": jnp.zeros(4)}, {"w": jnp.ones(3), "b": "x"}], "n": [1, 2]}
+    lines = treescope.render_to_text(Unknown(params)).splitlines()
+    assert [line.partition("#")[2] for line in lines if "leaves" in line] == [
+        " 2 leaves · 16 elements · 64 B",
+        " 2 leaves · 3 elements · 12 B",
+        " 4 leaves · 19 elements · 76 B",
+        " 6 leaves · 19 elements · 76 B",
+    ]
+    deleted = jnp.ones(4)
+    deleted.delete()
+    assert "# 2 leaves · 7 elements · 28 B · 1 finding: T121" in treescope.render_to_text([jnp.ones(3), deleted])
+    html = treescope.render_to_html([treeviz.render(params)], compressed=False)
+    assert html.count("srcdoc=") == 1  # and not once more as the HTML of an object
     treeviz.unregister()
+    assert treescope.active_renderer.get() == before
     assert "treescope" in shell.display_formatter.format({"w": np.ones(2)})[0]["text/html"]
+
+
+def test_where_a_summary_fails_treescope_shows_what_it_shows_without_it_and_one_line_says_so(
+    shell, monkeypatch, capsys
+):
+    import treescope
+
+    plain = treescope.render_to_text({"w": np.ones(2)})
+    treeviz.register_as_default()
+    monkeypatch.setattr("treeviz.plugin.in_treescope.summaries", lambda *_: 1 / 0)
+    assert treescope.render_to_text({"w": np.ones(2)}) == plain
+    said = "treeviz: nothing is added to treescope's output, since it failed with ZeroDivisionError: division by zero"
+    assert capsys.readouterr().err == f"{said}\n"
 
 
 def test_what_others_put_before_the_display_stays_when_it_is_removed(shell):

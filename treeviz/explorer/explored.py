@@ -19,6 +19,7 @@ from treeviz.analysis.details.sections import (
     referrers_section,
     statistics,
     text,
+    treescope_button,
 )
 from treeviz.analysis.details.window import Window, window
 from treeviz.analysis.devices import bytes_by_device
@@ -125,12 +126,15 @@ class Explored:
                 return chain(
                     [lambda: window_section(node)],
                     detail_parts(node, kind, budget, stats=not has_stats),
+                    [lambda: treescope_button(kind)],
                     [lambda: referrers_button(kind)],
                 )
             case "slice":
                 return [lambda: window_section(node, numbers[:2], numbers[2:])]
             case "statistics":
                 return [lambda: statistics(node, most_elements=MOST_STORED)]
+            case "treescope":
+                return [lambda: treescope_section(node)]
             case "referrers":
                 return [lambda: referrers_section(node, budget)]
         return []
@@ -152,6 +156,15 @@ def window_section(node: Any, axes: Sequence[int] = (), starts: Sequence[int] = 
     if not has_values(node) or not is_drawable(node := plain_array(node)):
         return []
     return [drawn_section(window(node, axes, starts), node.shape, str(node.dtype))]
+
+
+def treescope_section(node: Any) -> list[Section]:
+    """An object as treescope shows it."""
+    from treeviz.integrations.treescope import object_view
+
+    html = object_view(node)
+    facts: Section = {"kind": "window", "shape": [], "axes": [], "starts": [], "sizes": [], "height": 240}
+    return [{**facts, "html": html} if html else text("There is too much inside for one answer.")]
 
 
 def drawn_section(part: Window, shape: Sequence[int], dtype: str) -> Section:

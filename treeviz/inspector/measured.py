@@ -142,6 +142,11 @@ class Measured:
             bundle["text/plain"] = "\n".join([bundle["text/plain"], *finding_lines(self.findings, self.notes)])
         return bundle
 
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        if self._recorder.is_empty:
+            return NotImplemented
+        return self.render().__treescope_repr__(path, subtree_renderer)
+
     def __repr__(self) -> str:
         """The leaves to look at first and the findings, for a terminal."""
         if self._recorder.is_empty:

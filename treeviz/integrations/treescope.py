@@ -1,9 +1,10 @@
-"""Pictures of the values of arrays, drawn by treescope's array visualiser."""
+"""Pictures of the values of arrays by treescope's array visualiser, and its view of leaves that JAX does not know."""
 
 from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from treeviz.analysis.details.window import Window
 from treeviz.analysis.stats.host import host_view
 from treeviz.tree.kinds import KINDS
-from treeviz.tree.safe_repr import aval_text
+from treeviz.tree.safe_repr import aval_text, guarded
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 from treeviz.tree.tracers import Tracer
@@ -23,6 +24,8 @@ from treeviz.views.html.escape import attribute, text
 MAX_ELEMENTS = 200_000  # of all pictures together: about 1 MB of the page
 MAX_OF_ONE, MIN_OF_ONE = 4096, 256
 MAX_AXIS, MAX_ONLY_AXIS = 64, 128
+_MOST_OBJECTS, _MOST_OF_OBJECT = 20, 100_000  # leaves, and characters of one
+_ADDRESS = re.compile(" at 0x[0-9a-f]{6,}")
 _MAX_DIGITS = 9_999_999  # treescope draws integers up to here digit by digit
 
 # treescope runs its own scripts with `new Function`. The frame has an origin of its own, and no network.
@@ -34,6 +37,42 @@ _HANDLER = re.compile(r'\stabindex="0" part="treescope_root" onkeydown="[^"<>]*"
 # elements are defined when the whole document is parsed.
 _ELEMENTS = re.compile(r"<script>\s*\(\(\)=>\{(.*?)\}\)\(\);\s*</script>", re.DOTALL)
 _ELEMENTS_LATER = r"<script>addEventListener('DOMContentLoaded', ()=>{\1});</script>"
+
+
+def pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
+    """HTML documents for the details of the rows of a tree: its arrays' values, and its opaque leaves."""
+    opaque = [row for row in np.flatnonzero(table.is_leaf).tolist() if table[row].kind == "opaque"]
+    views = {row: guarded(lambda row=row: object_view(nodes[row]), lambda _: "") for row in opaque[:_MOST_OBJECTS]}
+    return array_pictures(table, nodes) | {row: view for row, view in views.items() if view}
+
+
+def object_view(leaf: Any) -> str:
+    """The HTML document in which treescope shows an object; "" if that is longer than 100,000 characters.
+
+    Of the arrays in it only shapes and dtypes are shown: treescope itself would read their values. Runs what the
+    object's classes say of themselves: `__treescope_repr__`, `__repr__`.
+    """
+    import treescope
+
+    bare = treescope.active_renderer.get().extended_with(handlers=[_array_facts])
+    expand = treescope.active_expansion_strategy.get()
+    with treescope.active_autovisualizer.set_scoped(None), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what a class raises, which is shown in its place
+        shown = bare.to_foldable_representation(leaf, ignore_exceptions=True, root_keypath=None)
+    expand(shown.renderable)
+    line = treescope.rendering_parts.build_full_line_with_annotations(shown)
+    html = _ADDRESS.sub("", treescope.lowering.render_to_html_as_root(line, compressed=False))
+    return _framed(html, "as treescope shows it") if len(html) <= _MOST_OF_OBJECT else ""
+
+
+def _array_facts(node: Any, path: str | None, subtree_renderer: Any) -> Any:
+    """A handler of treescope."""
+    from treescope import rendering_parts as parts
+
+    if not isinstance(node, (jax.Array, np.ndarray)):
+        return NotImplemented
+    fact = parts.abbreviation_color(parts.text(f"<{aval_text(node.shape, str(node.dtype))}>"))
+    return parts.build_one_line_tree_node(fact, path)
 
 
 def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
@@ -162,7 +201,10 @@ def _drawn(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.nda
         figure = treescope.render_array(
             values, valid_mask=valid, axis_labels=labels, pixels_per_cell=_cell(part), trim_outliers=trim
         )
-    drawn = lowering.render_to_html_as_root(figure.treescope_part)
+    return _framed(lowering.render_to_html_as_root(figure.treescope_part), caption + note)
+
+
+def _framed(drawn: str, caption: str) -> str:
     drawn = _HANDLER.sub("", _RANDOM_NAME.sub("treescope_out", drawn))
     drawn = _ELEMENTS.sub(_ELEMENTS_LATER, drawn, count=1)
     # The caption is last and is shown first, so that documents begin alike: their common start is sent once.
@@ -170,7 +212,7 @@ def _drawn(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.nda
         '<!DOCTYPE html><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{attribute(_POLICY)}">'
         '<body style="margin:0;background:#fff;color:#000;display:flex;flex-direction:column">'
-        f'<div>{drawn}</div><p style="order:-1;margin:6px 8px;font:12px monospace">{text(caption + note)}</p></body>'
+        f'<div>{drawn}</div><p style="order:-1;margin:6px 8px;font:12px monospace">{text(caption)}</p></body>'
     )
 
 

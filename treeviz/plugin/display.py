@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from treeviz.plugin.failed import tell
 from treeviz.plugin.shown import is_shown
-from treeviz.tree.safe_repr import error_text
 
 
 class DefaultDisplay:
@@ -17,10 +16,11 @@ class DefaultDisplay:
 
     Args:
       render: Makes the view of a tree, from the tree and its name.
+      before_others: Called before another display is asked.
     """
 
-    def __init__(self, shell: Any, render: Callable[[Any, str], Any]) -> None:
-        self._shell, self._render = shell, render
+    def __init__(self, shell: Any, render: Callable[[Any, str], Any], before_others: Callable[[], None]) -> None:
+        self._shell, self._render, self._before_others = shell, render, before_others
         self._formatter = shell.display_formatter
         self._before = self._formatter.format
         self._is_on = True
@@ -41,7 +41,8 @@ class DefaultDisplay:
                     view = self._render(value, self._name_of(value))
                     return view._repr_mimebundle_(include=include, exclude=exclude), {}
             except Exception as error:
-                print(f"treeviz: no tree is shown, since it failed with {error_text(error)}", file=sys.stderr)
+                tell("no tree is shown", error)
+            self._before_others()
         return self._before(value, include=include, exclude=exclude)
 
     def _name_of(self, value: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from treeviz.api import render
 from treeviz.plugin.display import DefaultDisplay
+from treeviz.plugin.in_treescope import InTreescope
 from treeviz.plugin.magics import Magics
 from treeviz.tree.source_lines import ipython_shell
 
@@ -15,6 +16,7 @@ class _Loaded(NamedTuple):
     display: DefaultDisplay
     magics: Magics
     settings: Any
+    treescope: InTreescope
 
 
 _loaded: list[_Loaded] = []  # one for each shell
@@ -39,8 +41,14 @@ def load_ipython_extension(shell: Any) -> None:
 
     settings = TreeViz(parent=shell)
     shell.configurables.append(settings)
-    display = DefaultDisplay(shell, lambda tree, name: render(tree, name=name, **settings.options()))
-    _loaded.append(_Loaded(shell, display, Magics(shell, render), settings))
+    treescope = InTreescope()
+    treescope.update()
+    # treescope may be imported later
+    shell.events.register("pre_run_cell", treescope.update)
+    display = DefaultDisplay(
+        shell, lambda tree, name: render(tree, name=name, **settings.options()), before_others=treescope.update
+    )
+    _loaded.append(_Loaded(shell, display, Magics(shell, render), settings, treescope))
 
 
 def unload_ipython_extension(shell: Any) -> None:
@@ -50,6 +58,8 @@ def unload_ipython_extension(shell: Any) -> None:
             _loaded.remove(each)
             each.display.remove()
             each.magics.remove()
+            shell.events.unregister("pre_run_cell", each.treescope.update)
+            each.treescope.remove()
             if each.settings in shell.configurables:
                 shell.configurables.remove(each.settings)
 

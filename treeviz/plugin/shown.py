@@ -18,17 +18,22 @@ _MOST_LOOKED_AT = 1000  # children
 
 
 def is_shown(value: Any) -> bool:
+    """Whether a value is a tree, and of a class without a display of its own."""
+    return is_tree(value) and not any(callable(getattr(type(value), name, None)) for name in _OWN_DISPLAY)
+
+
+def is_tree(value: Any) -> bool:
     """Whether a value is a node of a registered class, or a builtin container with an array or such a node in it.
 
-    A class with a display of its own keeps it, and so do a bare array and containers of plain values. Looks at 1,000
-    values at most, whatever the container holds; runs the flatten functions of registered classes.
+    A bare array is none, and no container of plain values is. Looks at 1,000 values at most, whatever the container
+    holds; runs the flatten functions of registered classes.
     """
     waiting, n_seen = deque([value]), 0
     while waiting and n_seen < _MOST_LOOKED_AT:
         node = waiting.popleft()
         n_seen += 1
         if _is_registered(node) or (n_seen > 1 and isinstance(node, _ARRAYS)):
-            return not _has_own_display(value)
+            return True
         if type(node) in _BUILTIN or _is_namedtuple(node):
             inside = list(node.values()) if isinstance(node, dict) else list(node)
             waiting.extend(inside[: _MOST_LOOKED_AT - n_seen])
@@ -43,7 +48,3 @@ def _is_registered(node: Any) -> bool:
 
 def _is_namedtuple(node: Any) -> bool:
     return isinstance(node, tuple) and isinstance(getattr(type(node), "_fields", None), tuple)
-
-
-def _has_own_display(value: Any) -> bool:
-    return any(callable(getattr(type(value), name, None)) for name in _OWN_DISPLAY)

@@ -163,7 +163,7 @@ class TreeView(View):
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: object) -> Any:
         lines = self.text(max_rows=MAX_ROWS_IN_TERMINAL).split("\n")
-        return box(self.title, len(self.table), self._fragment, lines, path)
+        return box(type(self).__name__, self.title, len(self.table), self._fragment, lines, path)
 
     def __repr__(self) -> str:
         """The first rows in the width of the terminal, in colour if it has colours."""

@@ -10,10 +10,11 @@ WIDTH, MIN_HEIGHT, MAX_HEIGHT = 960, 320, 600
 _HEAD, _ROW = 110, 22
 
 
-def box(summary: str, n_rows: int, fragment: str, lines: Sequence[str], path: str | None) -> Any:
+def box(name: str, summary: str, n_rows: int, fragment: str, lines: Sequence[str], path: str | None) -> Any:
     """What `__treescope_repr__` returns.
 
     Args:
+      name: What is shown: "TreeView".
       summary: The text of the foldable line.
       n_rows: The number of rows of the tree, for the height of the box.
       fragment: The HTML of the view.
@@ -27,7 +28,7 @@ def box(summary: str, n_rows: int, fragment: str, lines: Sequence[str], path: st
     sized = f'<div style="width:{WIDTH}px;height:{height}px;overflow:auto">{fragment}</div>'
     frame = parts.embedded_iframe(sized, fallback_in_text_mode=written)
     return parts.build_custom_foldable_tree_node(
-        label=parts.text(f"<TreeView {summary}"),
+        label=parts.text(f"<{name} {summary}"),
         contents=parts.siblings(
             parts.fold_condition(collapsed=parts.text(" …"), expanded=parts.indented_children([frame])),
             parts.text(">"),

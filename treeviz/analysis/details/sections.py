@@ -101,6 +101,13 @@ def referrers_button(kind: str) -> list[Section]:
     return [{"kind": "button", "label": "what keeps this in memory?", "operation": "referrers"}]
 
 
+def treescope_button(kind: str) -> list[Section]:
+    """A button for treescope's view of an opaque leaf, which runs code of its classes."""
+    return (
+        [{"kind": "button", "label": "show it as treescope does", "operation": "treescope"}] if kind == "opaque" else []
+    )
+
+
 def detail_parts(node: Any, kind: str, budget: Budget, *, stats: bool = True) -> Iterator[Part]:
     """The parts of the details of a node or leaf, the cheapest first.
 

@@ -28,6 +28,7 @@ from treeviz.views.view import View
 FORMAT = 2
 _AT_ONCE = 1 << 14  # histograms
 _SMALL = 1 << 12  # bytes of arrays that are compared
+_ALIKE = 10_000  # characters: documents that begin with the same ones share more of treescope's scripts
 _WHOLE = [(np.iinfo(dtype).min, np.iinfo(dtype).max, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.int32)]
 _TYPES = {"u1": 0, "u2": 1, "u4": 2, "i4": 3, "f4": 4, "f8": 5}
 # The facts to send; numbers are columns.
@@ -93,9 +94,14 @@ def _over_time(view: View, buffers: _Buffers) -> dict[str, Any]:
 
 
 def _documents(documents: Mapping[int, str]) -> dict[str, Any]:
-    """The documents without their common prefix (mostly scripts), which is sent once."""
-    before = commonprefix(list(documents.values()))  # noqa: RUF071 (characters are meant)
-    return {"before": before, "rows": {str(row): html[len(before) :] for row, html in documents.items()}}
+    """The documents without what those that begin alike have in common (mostly scripts), which is sent once."""
+    alike: dict[str, list[str]] = {}
+    for html in documents.values():
+        alike.setdefault(html[:_ALIKE], []).append(html)
+    before = {start: commonprefix(group) for start, group in alike.items()}  # noqa: RUF071 (characters are meant)
+    index = {start: i for i, start in enumerate(before)}
+    rows = {row: (index[html[:_ALIKE]], html[len(before[html[:_ALIKE]]) :]) for row, html in documents.items()}
+    return {"before": list(before.values()), "rows": rows}
 
 
 def _says_nothing(column: Column) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 FROM_THE_PAGE = ("expanded", "query", "selection", "value")  # traits, in order of dependence
-OPERATIONS = frozenset({"detail", "slice", "statistics", "referrers", "whole"})
+OPERATIONS = frozenset({"detail", "slice", "statistics", "referrers", "treescope", "whole"})
 FROM_PYTHON = ("answer", "append", "log")  # what the page gets, and never sends
 MOST_NUMBERS = 64  # of a request
 MOST_SELECTED = 10_000

@@ -28,5 +28,7 @@ function addValues(view) {
 }
 
 /** A page of values from the payload. The sandbox gives it an origin of its own, so that it cannot access the view. */
-const pageOf = (documents, row) =>
-  row in (documents?.rows ?? {}) ? [h("iframe", { sandbox: "allow-scripts", srcdoc: documents.before + documents.rows[row], title: "values" })] : [];
+const pageOf = (documents, row) => {
+  const own = documents?.rows[row];
+  return own ? [h("iframe", { sandbox: "allow-scripts", srcdoc: documents.before[own[0]] + own[1], title: "values" })] : [];
+};

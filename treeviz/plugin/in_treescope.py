@@ -1,0 +1,115 @@
+"""Inside treescope's output: at the end of each pytree node what treeviz counts and finds in it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from treeviz.analysis.checks.rule import Checked
+from treeviz.analysis.checks.run import run_rules
+from treeviz.plugin.failed import tell
+from treeviz.plugin.shown import is_tree
+from treeviz.prepare import scanned
+from treeviz.tree.budget import DISPLAY
+from treeviz.tree.numbers import bytes_text, count_text
+from treeviz.tree.table import TreeTable
+from treeviz.views.tree_view import TreeView
+
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})  # most of what is looked at
+
+
+class InTreescope:
+    """Extends treescope's active renderer, through its public API, once this process has imported treescope."""
+
+    def __init__(self) -> None:
+        # By id, for the rendering that runs: a node, which stays alive so long, and what is said of it.
+        self._said: dict[int, tuple[Any, str]] | None = None
+
+    def update(self) -> None:
+        """Extend the renderer, unless it is already, or treescope is not imported."""
+        active = _active_renderer()
+        if active is not None and self._hook not in active.get().wrapper_hooks:
+            active.set_globally(
+                active.get().extended_with(wrapper_hooks=[self._hook], context_builders=[self._rendering])
+            )
+
+    def remove(self) -> None:
+        """Leave the renderer as it was, with what others have added since then."""
+        active = _active_renderer()
+        if active is not None:
+            renderer = active.get()
+            hooks = [each for each in renderer.wrapper_hooks if each != self._hook]
+            builders = [each for each in renderer.context_builders if each != self._rendering]
+            active.set_globally(replace(renderer, wrapper_hooks=hooks, context_builders=builders))
+
+    @contextmanager
+    def _rendering(self) -> Iterator[None]:
+        before, self._said = self._said, {}
+        try:
+            yield
+        finally:
+            self._said = before
+
+    def _hook(self, node: Any, path: str | None, node_renderer: Any) -> Any:
+        if isinstance(node, TreeView):
+            # treescope shows its HTML below what shows itself
+            return node.__treescope_repr__(path, node_renderer)
+        try:
+            said = "" if type(node) in _PLAIN else self._of(node)
+        except Exception as error:
+            tell("nothing is added to treescope's output", error)
+            said = ""
+        if not said:
+            return NotImplemented
+        from treescope import rendering_parts as parts
+
+        comment = parts.comment_color(parts.text(f"  # {said}"))
+        return parts.siblings_with_annotations(node_renderer(node, path=path), extra_annotations=(comment,))
+
+    def _of(self, node: Any) -> str:
+        """What is said of a node: of all nodes of a tree at once, when its root comes."""
+        if self._said is None:  # a part that is drawn later
+            return ""
+        if id(node) not in self._said:
+            self._said[id(node)] = node, ""
+            if is_tree(node):
+                table, nodes = scanned(node, None, "tree", DISPLAY)
+                self._said |= {id(nodes[row]): (nodes[row], said) for row, said in summaries(table, nodes).items()}
+        return self._said[id(node)][1]
+
+
+def _active_renderer() -> Any:
+    """treescope's, or None while it is not imported."""
+    return getattr(sys.modules.get("treescope"), "active_renderer", None)
+
+
+def summaries(table: TreeTable, nodes: list[Any]) -> dict[int, str]:
+    """ "12 leaves · 1.2 M elements · 4.8 MB · 2 findings: T101" of each node that holds arrays, by row.
+
+    Of a node with one leaf, which says that itself, only the findings.
+    """
+    n_leaves, n_elements, n_bytes = (table.rolled(table.columns[name]) for name in ("leaves", "elements", "bytes"))
+    codes: dict[int, list[str]] = {}
+    for rule, found in run_rules(Checked(table, nodes)):
+        for each in found:
+            if (each.level or rule.level) != "info":
+                codes.setdefault(each.row, []).append(rule.code)
+    at = np.array(sorted(codes), dtype=np.int64)
+    said = {}
+    for row in np.flatnonzero(~table.is_leaf).tolist():
+        inside = [code for each in at[slice(*np.searchsorted(at, (row, table.end[row])))] for code in codes[int(each)]]
+        parts = []
+        if n_bytes[row] and (n_leaves[row] > 1 or row == 0):
+            counts = [(n_leaves, "leaf", "leaves"), (n_elements, "element", "elements")]
+            parts = [f"{count_text(int(n[row]))} {one if n[row] == 1 else more}" for n, one, more in counts]
+            parts.append(bytes_text(int(n_bytes[row])))
+        if inside:
+            n = f"{len(inside):,} finding{'s' * (len(inside) > 1)}"
+            parts.append(f"{n}: {', '.join(sorted(set(inside)))}")
+        said[row] = " · ".join(parts)
+    return said
