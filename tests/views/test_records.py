@@ -7,7 +7,8 @@ import pytest
 from norm_runs import Run
 
 import treeviz
-from treeviz.inspector.exported import to_records
+from treeviz.inspector.exported import to_frame, to_records
+from treeviz.tree.frame import data_frame
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -41,3 +42,42 @@ def test_a_run_has_a_record_for_each_leaf_and_step_and_merged_steps_say_so():
     merged = to_records(run.history(max_bytes=1), "grads")
     assert merged[0]["first_step"] == 0 < merged[0]["step"]
     assert sum(each["nonfinite"] for each in merged) == 2
+
+
+@pytest.mark.parametrize("library", ["pandas", "pyarrow"])
+def test_views_series_and_runs_are_data_frames_with_the_values_of_the_records(library):
+    pytest.importorskip(library)
+    method = {"pandas": "to_pandas", "pyarrow": "to_arrow"}[library]
+
+    def rows(of, *what) -> list[dict]:
+        frame = getattr(of, method)(*what)
+        return frame.to_dict("records") if library == "pandas" else frame.to_pylist()
+
+    view = treeviz.render({"a": np.ones(3), "b": 2}, stats=True)
+    np.testing.assert_equal(
+        [{**row, "shape": row["shape"] and tuple(row["shape"])} for row in rows(view)], view.to_records()
+    )
+    run = Run({"['a']": 10, "['b']": 20}, n_steps=40)
+    inspector = treeviz.GradientInspector()
+    inspector._recorder.history = run.history()
+    for step in (1, 3):
+        inspector.record_scalars(step, loss=step / 2, **({"n": step} if step > 1 else {}))
+    assert rows(inspector, "grads") == inspector.to_records()
+    first, second = rows(inspector, "scalars")
+    assert first["loss"] == 0.5 and (first["n"] is None or np.isnan(first["n"])) and second["n"] == 3.0
+    norms = [row for row in rows(inspector.render(), "grads.norm") if row["path"] == "['b']"]
+    assert [row["step"] for row in norms] == list(range(40)) and not norms[3]["nonfinite"]
+    np.testing.assert_allclose([row["value"] for row in norms], run.grads[:, 1], rtol=1e-6)
+    with pytest.raises(LookupError, match=r"no series 'loss'; there are 'grads\.norm'"):
+        getattr(inspector.render(), method)("loss")
+
+
+def test_counts_that_were_not_measured_are_missing_not_zero():
+    run = Run({"['a']": 10}, n_steps=3)
+    history = run.history()
+    history.append(3, {"grads": {"norm": np.ones(1)}})
+    frame = to_frame(history, "grads")
+    assert frame["nonfinite"].mask.tolist() == [False] * 3 + [True]
+    assert "nonfinite" not in to_records(history, "grads")[3]
+    pandas = pytest.importorskip("pandas")
+    assert data_frame("pandas", frame)["nonfinite"].isna().tolist() == [False] * 3 + [True] and pandas

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeviz.inspector.exported import to_records
+from treeviz.inspector.exported import to_frame, to_records
 from treeviz.inspector.runs import Runs
 from treeviz.inspector.views import finding_lines, whole_view
 from treeviz.steps.findings.find import findings
@@ -14,6 +14,7 @@ from treeviz.steps.nan_origin.kept_inputs import KeptInputs, locate_nan_in_kept
 from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.recording.history_file import save
 from treeviz.steps.recording.recorder import Recorder
+from treeviz.tree.frame import data_frame
 from treeviz.views.tree_view import TreeView
 
 if TYPE_CHECKING:
@@ -118,6 +119,20 @@ class Measured:
           LookupError: Nothing was measured yet.
         """
         return to_records(self.history, source or main_source(self.history))
+
+    def to_pandas(self, source: str | None = None) -> Any:
+        """The same as a `pandas.DataFrame`: paths are categories, what was not measured is NaN or <NA>.
+
+        inspector.to_pandas().pivot(index="step", columns="path", values="norm").plot(logy=True)
+        """
+        return data_frame("pandas", to_frame(self.history, source or main_source(self.history)))
+
+    def to_arrow(self, source: str | None = None) -> Any:
+        """The same as a `pyarrow.Table`, which Polars and DuckDB take. Needs `pip install 'jax-treeviz[arrow]'`.
+
+        inspector.to_arrow("grads").group_by("path").aggregate([("norm", "max")])
+        """
+        return data_frame("pyarrow", to_frame(self.history, source or main_source(self.history)))
 
     def save(self, path: str | Path) -> Path:
         """Write the view (.html, .txt, .json, .svg, .png) or the history (.treeviz) to a file.

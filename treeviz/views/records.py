@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from treeviz.tree.frame import Frame, Labels
 from treeviz.views.view import View
 
 SIZES = ("elements", "bytes", "leaves")
@@ -24,6 +25,26 @@ def to_records(view: View) -> list[dict[str, Any]]:
         record |= {"type": facts.type, "shape": facts.shape, "dtype": facts.dtype}
         records.append(record | {name: of[row.number] for name, of in values.items()})
     return records
+
+
+def to_frame(view: View, series: str | None = None) -> Frame:
+    """The columns of the records; or those of a series, see `TreeView.to_pandas`."""
+    if series is None:
+        rows = to_records(view)
+        return {name: [row[name] for row in rows] for name in rows[0]}
+    known = {each.name: each for each in view.series}
+    if series not in known:
+        raise LookupError(f"to_pandas: no series {series!r}; there are {', '.join(map(repr, known)) or 'none'}.")
+    of = known[series]
+    n_rows, n = of.values.shape
+    low, high = (of.values if each is None else each for each in (of.low, of.high))
+    return {
+        "first_step": np.repeat(of.first_steps, n_rows),
+        "step": np.repeat(of.last_steps, n_rows),
+        "path": Labels(np.tile(np.arange(n_rows), n), [row.keystr for row in view.table]),
+        **{name: part.T.ravel() for name, part in {"value": of.values, "low": low, "high": high}.items()},
+        "nonfinite": of.bad.T.ravel(),
+    }
 
 
 def _values(table: Any, column: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 from treeviz.tree.forks import computed_once
+from treeviz.tree.frame import data_frame
 from treeviz.tree.table import Row
 from treeviz.views.html.page import fallback, fragment, page
 from treeviz.views.html.payload import pack
@@ -18,7 +19,7 @@ from treeviz.views.picture.draw import draw
 from treeviz.views.picture.png import png
 from treeviz.views.picture.shapes import Picture
 from treeviz.views.picture.svg import svg
-from treeviz.views.records import to_records
+from treeviz.views.records import to_frame, to_records
 from treeviz.views.save import open_page, write
 from treeviz.views.text.terminal import glyphs_of, terminal_color
 from treeviz.views.text.text import text
@@ -98,6 +99,28 @@ class TreeView(View):
         the same list, and so does Arrow: `pyarrow.Table.from_pylist`.
         """
         return to_records(self)
+
+    def to_pandas(self, series: str | None = None) -> Any:
+        """The same as a `pandas.DataFrame`; or a series of the view, in a row for each node and step.
+
+            treeviz.render({"w": jnp.ones((3, 4))}).to_pandas().set_index("path")
+
+        Args:
+          series: One of `view.series`, as "grads.norm". The columns are "first_step", "step", "path" (as categories),
+            "value", the last of these steps, "low" and "high" in them, and whether a number was "nonfinite".
+
+        Raises:
+          ImportError: pandas is not installed.
+          LookupError: The view has no such series.
+        """
+        return data_frame("pandas", to_frame(self, series))
+
+    def to_arrow(self, series: str | None = None) -> Any:
+        """The same as a `pyarrow.Table`. Needs `pip install 'jax-treeviz[arrow]'`.
+
+        treeviz.render({"w": jnp.ones((3, 4))}).to_arrow().select(["path", "bytes"])
+        """
+        return data_frame("pyarrow", to_frame(self, series))
 
     def picture(self) -> Picture:
         """The first rows as a picture, for `.svg` and `.png`."""

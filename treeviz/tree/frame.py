@@ -1,0 +1,51 @@
+"""Columns of equal length by name, and the data frames that other libraries make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Labels(NamedTuple):
+    """A column of texts, of which most repeat: `levels[code]` for each row."""
+
+    codes: np.ndarray
+    levels: Sequence[str]
+
+
+Frame = Mapping[str, "np.ndarray | list[Any] | Labels"]
+"""A masked array lacks the values that are masked; one of several axes holds an array in each row."""
+
+
+def data_frame(library: str, frame: Frame) -> Any:
+    """The columns as a data frame of "pandas" or a table of "pyarrow", which is imported.
+
+    Raises:
+      ImportError: It is not installed.
+    """
+    # By name: what knows the libraries is above what has the columns.
+    return import_module(f"treeviz.integrations.{library}").of_frame(frame)
+
+
+def records(frame: Frame) -> Iterator[dict[str, Any]]:
+    """A dict for each row, without the values that it lacks."""
+    columns = {
+        name: [column.levels[code] for code in column.codes.tolist()]
+        if isinstance(column, Labels)
+        else column if isinstance(column, list) else column.tolist()
+        for name, column in frame.items()
+    }  # fmt: skip
+    is_missing: dict[str, Any] = {}
+    for name, column in frame.items():
+        if isinstance(column, np.ma.MaskedArray) and column.mask.any():
+            mask = np.array(column.mask)
+            is_missing[name] = mask.reshape(len(mask), -1).any(axis=1).tolist()
+    for i, row in enumerate(zip(*columns.values(), strict=True)):
+        yield {
+            name: value
+            for name, value in zip(columns, row, strict=True)
+            if name not in is_missing or not is_missing[name][i]
+        }
