@@ -1,12 +1,14 @@
 """One file per library: how its nodes and leaves are described, and how its jitted steps are taken apart.
 
-`load` imports the file of each library that the process has imported already, and never imports a library.
+`load` imports the file of each library that the process has imported already, and never imports a library. Other
+packages bring files of their own by entry points of the group "treeviz.adapters": see CONTRIBUTING.md.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -16,11 +18,12 @@ import numpy as np
 
 from treeviz.tree.describers import Describer, describes, loads_libraries
 from treeviz.tree.private_names import PrivateName, warn_of_missing
-from treeviz.tree.safe_repr import guarded, module_name
+from treeviz.tree.safe_repr import error_text, guarded, module_name
 
 # Libraries; each has a file of its name in this folder.
 ADAPTERS = ("chex", "equinox", "flax", "optax", "pandas", "penzai", "pytreeclass", "tensorflow", "torch")
 _loaded: set[str] = set()
+_of_others: list[Any] | None = None  # entry points whose library is not imported yet; None: not looked for
 _private: dict[str, tuple[PrivateName, ...]] = {}  # of libraries loaded, not checked yet
 _waiting: list[tuple[str, tuple[str, ...], Describer]] = []  # for modules that are not imported yet
 
@@ -36,6 +39,7 @@ def load() -> None:
         if library not in _loaded and _contents(library) is not None:
             _private[library] = getattr(import_module(f"treeviz.integrations.{library}"), "TO_DESCRIBE", ())
             _loaded.add(library)
+    _load_those_of_others()
     for library, names in list(_private.items()):
         if all(_contents(name.public_module) for name in names):
             warn_of_missing(_private.pop(library))
@@ -45,6 +49,24 @@ def load() -> None:
         if contents is not None and entry in _waiting:
             _waiting.remove(entry)
             _register(contents, names, describer)
+
+
+def _load_those_of_others() -> None:
+    """Import the adapters that other packages bring, each once its library is imported; one that fails is warned of."""
+    global _of_others
+    if _of_others is None:
+        if "jax" not in sys.modules:  # a file is shown: what JAX knows is not asked
+            return
+        from importlib.metadata import entry_points
+
+        _of_others = list(entry_points(group="treeviz.adapters"))
+    for entry in [each for each in _of_others if _contents(each.name) is not None]:
+        _of_others.remove(entry)
+        try:
+            entry.load()
+        except Exception as error:
+            text = f"the adapter {entry.value} failed with {error_text(error)}: {entry.name} is shown without it"
+            warnings.warn(f"treeviz: {text}", RuntimeWarning, stacklevel=4)
 
 
 def describes_from(module: str, *names: str) -> Callable[[Describer], Describer]:
