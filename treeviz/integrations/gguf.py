@@ -10,15 +10,14 @@ import math
 import os
 import struct
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from treeviz.integrations import not_installed
-from treeviz.tree.files.entries import At, n_bytes_of, without_repeats
+from treeviz.tree.files.entries import At, n_bytes_of
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.stored import CHUNK, Stored
 
@@ -49,52 +48,68 @@ def read_gguf(path: Path) -> Iterator[tuple[str, Stored]]:
     with open(path, "rb") as file:
         tensors, start = _Header(file).tensors()
         size = os.fstat(file.fileno()).st_size
-    ranges, found = [], []
-    known: dict[tuple[tuple[int, ...], int], tuple[Any, int]] = {}  # the arrays of a model have few shapes
+    ranges: list[tuple[int, int, str]] = []
+    known: dict[tuple[tuple[int, ...], int], _Kind] = {}  # the arrays of a model have few shapes
     for name, shape, code, offset in tensors:
-        if (shape, code) not in known:
-            kind = GGMLQuantizationType(code)
-            known[shape, code] = kind, _n_bytes(_shown(name), kind, shape, *GGML_QUANT_SIZES[kind])
-        kind, n_bytes = known[shape, code]
-        ranges.append((offset, offset + n_bytes, name))
-        found.append((name, _stored(path, name, kind, shape, n_bytes, start + offset)))
+        kind = known.get((shape, code))
+        if kind is None:
+            type_ = GGMLQuantizationType(code)
+            kind = known[shape, code] = _kind(_shown(name), shape, type_, *GGML_QUANT_SIZES[type_])
+        ranges.append((offset, offset + kind.n_bytes, name))
+        chunks = At(path, start + offset) if kind.blocks is None else _Blocks(path, start + offset, kind.blocks)
+        yield name, Stored(kind.shape, kind.dtype, chunks, name, kind.n_bytes, kind.stored_as, kind.text)
     _check_ranges(ranges, size - start)
-    return iter(without_repeats(found).items())
 
 
 def _shown(name: str) -> str:
     return f"the tensor {visible(name, 100)!r}"
 
 
-def _n_bytes(shown: str, kind: Any, shape: tuple[int, ...], n_in_block: int, n_bytes_of_block: int) -> int:
+class _Kind(NamedTuple):
+    """What the tensors of one type and shape have in common.
+
+    Attributes:
+      blocks: The type of the blocks, where the numbers are quantized.
+    """
+
+    shape: tuple[int, ...]
+    n_bytes: int
+    dtype: np.dtype
+    stored_as: str = ""
+    text: str = ""
+    blocks: Any = None
+
+
+def _kind(shown: str, shape: tuple[int, ...], kind: Any, n_in_block: int, n_bytes_of_block: int) -> _Kind:
     n_numbers = n_bytes_of(shown, shape, np.dtype(np.uint8))
     if n_numbers % n_in_block or (shape and shape[-1] % n_in_block):
         raise ValueError(f"{shown} of {kind.name} has a last axis of {shape[-1]:,}, and blocks of {n_in_block}")
-    return n_numbers // n_in_block * n_bytes_of_block
-
-
-def _stored(path: Path, name: str, kind: Any, shape: tuple[int, ...], n_bytes: int, start: int) -> Stored:
-    from gguf import GGML_QUANT_SIZES
-
+    n_bytes = n_numbers // n_in_block * n_bytes_of_block
     if kind.name in _PLAIN:
-        return Stored(shape, np.dtype(_PLAIN[kind.name]), At(path, start), name, n_bytes)
-    n_in_block, n_bytes_of_block = GGML_QUANT_SIZES[kind]
+        return _Kind(shape, n_bytes, np.dtype(_PLAIN[kind.name]))
     text = f"blocks of {n_in_block} in {n_bytes_of_block} bytes"
-    return Stored(shape, np.dtype(np.float32), partial(_values, At(path, start), kind), name, n_bytes, kind.name, text)
+    return _Kind(shape, n_bytes, np.dtype(np.float32), kind.name, text, kind)
 
 
-def _values(chunks: Any, kind: Any, stored: Stored) -> Iterator[np.ndarray]:
-    """What the quantized numbers stand for."""
-    from gguf import GGML_QUANT_SIZES
-    from gguf.quants import dequantize
+class _Blocks(NamedTuple):
+    """Reads what the quantized numbers stand for."""
 
-    n_bytes_of_block, left = GGML_QUANT_SIZES[kind][1], np.empty(0, np.uint8)
-    for chunk in chunks(Stored((stored.nbytes,), np.dtype(np.uint8), chunks)):
-        blocks = np.concatenate([left, chunk])
-        n = len(blocks) - len(blocks) % n_bytes_of_block
-        for i in range(0, n, n_step := max(1, CHUNK // 8 // n_bytes_of_block) * n_bytes_of_block):
-            yield dequantize(blocks[i : min(i + n_step, n)], kind).reshape(-1)
-        left = blocks[n:]
+    path: Path
+    start: int
+    kind: Any
+
+    def __call__(self, stored: Stored) -> Iterator[np.ndarray]:
+        from gguf import GGML_QUANT_SIZES
+        from gguf.quants import dequantize
+
+        n_bytes_of_block, left = GGML_QUANT_SIZES[self.kind][1], np.empty(0, np.uint8)
+        chunks = At(self.path, self.start)
+        for chunk in chunks(Stored((stored.nbytes,), np.dtype(np.uint8), chunks)):
+            blocks = np.concatenate([left, chunk])
+            n = len(blocks) - len(blocks) % n_bytes_of_block
+            for i in range(0, n, n_step := max(1, CHUNK // 8 // n_bytes_of_block) * n_bytes_of_block):
+                yield dequantize(blocks[i : min(i + n_step, n)], self.kind).reshape(-1)
+            left = blocks[n:]
 
 
 def _check_ranges(ranges: list[tuple[int, int, str]], n_data: int) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints of Orbax: folders of arrays that TensorStore wrote.
 
-The structure stands in JSON, and the shapes in the metadata of each array, which TensorStore reads in one go; Orbax
-opens the arrays one by one. See `orbax/checkpoint/_src/metadata/tree.py` for the JSON.
+The structure stands in JSON, and the shapes in the metadata of each array, which TensorStore reads in some 50 µs; Orbax
+opens the arrays one by one.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from treeviz.integrations import not_installed
 from treeviz.tree.files.entries import LoadError, Unread, n_bytes_of, parse_json, read_bounded
 from treeviz.tree.files.msgpack import read_msgpack
 from treeviz.tree.files.nested import nested
+from treeviz.tree.files.orbax_metadata import Entry, built, entries_of
 from treeviz.tree.safe_repr import class_name, visible
 from treeviz.tree.stored import CHUNK, Stored
 
 _MOST_JSON = 100_000_000  # bytes
 _MOST_HEADER = 1_000_000  # bytes of the metadata of an array
-_MOST_LEVELS = 300
-_AT_ONCE = 10_000  # reads
+_AT_ONCE = 1_000  # reads
 _READ_S = 60  # the longest wait for an answer of the file system
 _CACHE = 256 << 20  # bytes of decoded chunks, which a large chunk is read from in parts
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
-_SEQUENCE = 1  # the type of a key in a list
 _PLACEHOLDER = "PLACEHOLDER://"
 _HEADERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # and the drivers of TensorStore
 _EMPTY: dict[str, Callable[[], Any]] = {"Dict": dict, "List": list, "Tuple": tuple, "NamedTuple": tuple}
@@ -113,21 +112,10 @@ def _read_item(folder: Path) -> Any:
     return _NO_ITEM
 
 
-class _Entry(NamedTuple):
-    """What the metadata tells of one leaf, or of one empty node."""
-
-    keys: tuple[tuple[str, int], ...]  # the keys, and their types
-    kind: str  # "jax.Array", "scalar", "None"
-
-    @property
-    def name(self) -> str:
-        return ".".join(key for key, _ in self.keys)
-
-
 def _read_tree(folder: Path) -> Any:
     headers = _Headers(folder)
     if (folder / "_METADATA").is_file():
-        entries = _entries(read_bounded(folder / "_METADATA", _MOST_JSON))
+        entries = [*entries_of(read_bounded(folder / "_METADATA", _MOST_JSON))]
         texts = _texts(folder) if any(entry.kind == "string" for entry in entries) else {}
         names = [entry.name for entry in entries if entry.kind not in (*_EMPTY, "string")]
         found = headers.read(names)
@@ -136,7 +124,7 @@ def _read_tree(folder: Path) -> Any:
         leaves = {entry.keys: _leaf(entry, found, texts) for entry in entries}
         if len(leaves) < len(entries):
             raise ValueError("its metadata has a name twice")
-        return _built(leaves)
+        return built(leaves)
     if (folder / "checkpoint").is_file():
         return _filled(read_msgpack(folder / "checkpoint"), headers)
     return nested(headers.read(headers.names()))
@@ -148,72 +136,19 @@ def _by_names(tree: Any) -> dict[str, Any]:
     return {".".join(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path): leaf for path, leaf in paths}
 
 
-def _entries(text: bytes) -> list[_Entry]:
-    metadata = parse_json(text, None)
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("tree_metadata"), dict):
-        raise ValueError("its _METADATA has no tree_metadata")
-    if text.count(b'"value_metadata"') != len(metadata["tree_metadata"]):
-        parse_json(text)  # which tells of a name that it has twice
-    entries = []
-    for each in metadata["tree_metadata"].values():
-        keys = tuple((str(key["key"]), int(key["key_type"])) for key in each["key_metadata"])
-        if len(keys) > _MOST_LEVELS:
-            raise ValueError(f"its metadata has more than {_MOST_LEVELS} levels")
-        entries.append(_Entry(keys, str(each["value_metadata"]["value_type"])))
-    return entries
-
-
 def _texts(folder: Path) -> dict[str, Any]:
     path = folder / "_strings.json"
     texts = parse_json(read_bounded(path, _MOST_JSON)) if path.is_file() else {}
     return texts if isinstance(texts, dict) else {}
 
 
-def _leaf(entry: _Entry, found: dict[str, Any], texts: dict[str, Any]) -> Any:
+def _leaf(entry: Entry, found: dict[str, Any], texts: dict[str, Any]) -> Any:
     name = entry.name
     if entry.kind in _EMPTY:
         return _EMPTY[entry.kind]()
     if entry.kind == "string":
         return texts.get(name, "")
     return found.get(name, Unread(visible(entry.kind, 50), "its values are not in the checkpoint"))
-
-
-def _built(leaves: dict[tuple[tuple[str, int], ...], Any]) -> Any:
-    """The tree of these leaves, by their keys and the types of the keys."""
-    if list(leaves) == [()]:
-        return leaves[()]
-    root: dict[Any, Any] = {}
-    inner: list[tuple[dict[Any, Any], Any]] = []  # the parent and key of each dict below, parents first
-    for keys, leaf in leaves.items():
-        if not keys:
-            raise ValueError("its metadata has a leaf above others")
-        node = root
-        for key in keys[:-1]:
-            if key not in node:
-                node[key] = _Node()
-                inner.append((node, key))
-            node = node[key]
-            if type(node) is not _Node:
-                raise ValueError("its metadata has a leaf above others")
-        if keys[-1] in node:
-            raise ValueError("its metadata has a leaf above others")
-        node[keys[-1]] = leaf
-    for parent, key in reversed(inner):
-        parent[key] = _plain(parent[key])
-    return _plain(root)
-
-
-class _Node(dict):
-    """A node whose keys are not yet those of the tree."""
-
-
-def _plain(node: dict[Any, Any]) -> Any:
-    """A list, if the keys are those of one."""
-    if node and all(kind == _SEQUENCE for _, kind in node):
-        by_index = {int(key): child for (key, _), child in node.items()}
-        if by_index.keys() == set(range(len(node))):
-            return [by_index[i] for i in range(len(node))]
-    return {key: child for (key, _), child in node.items()}
 
 
 def _filled(tree: Any, headers: _Headers) -> Any:
