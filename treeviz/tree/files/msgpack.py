@@ -23,8 +23,10 @@ from treeviz.tree.stored import Stored
 _MOST_VALUES = 1_600_000  # an array has eight
 _MOST_LEVELS = 200
 _AT_ONCE = 4096  # bytes that are read
+_UNKNOWN = ((), np.dtype(np.void), -100)  # what stands before an array that is met for the first time
 _LONGEST_HEAD, _MOST_LENGTHS = 64, 16  # of what stands in an array before its bytes
 _LONGEST_TEXT = 100_000  # bytes
+_LONGEST_KEY = 32  # bytes of a short text, with the one before it
 _NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Flax' extensions
 _CHUNKED = "__msgpack_chunked_array__"  # an array of more than 1 GiB, as a dict of flat parts
 _NUMBERS = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q"}
@@ -61,6 +63,7 @@ class _Scanner:
         self._buffer, self._from = b"", 0  # a few bytes of the file, from there on
         self._known: dict[bytes, tuple[tuple[int, ...], np.dtype, int]] = {}  # arrays by what stands before their bytes
         self._lengths: dict[int, None] = {}  # of these keys
+        self._keys: dict[bytes, str] = {}  # of dicts, each once
         self._is_inside = False  # of an extension: bytes there are an array's
 
     @property
@@ -72,40 +75,44 @@ class _Scanner:
         if self._n_values > _MOST_VALUES or level > _MOST_LEVELS:
             raise ValueError(f"it has more than {_MOST_VALUES:,} values, or {_MOST_LEVELS} levels")
         code = self._read(1)[0]
+        if 0x80 <= code < 0x90:
+            return self._map(code & 15, name, level)
+        if code in _KIND_OF:
+            kind, width = _KIND_OF[code]
+            n = int.from_bytes(self._read(width), "big")
+            return self._ext(n, name, level) if kind == "ext" else getattr(self, f"_{kind}")(n, name, level)
         if code < 0x80 or code >= 0xE0:
             return code if code < 0x80 else code - 0x100
         if code < 0xC0:
-            kind, n = ("map", code & 15) if code < 0x90 else ("array", code & 15) if code < 0xA0 else ("str", code & 31)
-        elif code in _NUMBERS:
+            return self._array(code & 15, name, level) if code < 0xA0 else self._str(code & 31, name, level)
+        if code in _NUMBERS:
             return self._number(_NUMBERS[code])
-        elif code in _KIND_OF:
-            kind, width = _KIND_OF[code]
-            n = int.from_bytes(self._read(width), "big")
-        elif 0xD4 <= code <= 0xD8:
-            kind, n = "ext", 1 << (code - 0xD4)
-        elif code == 0xC1:
+        if 0xD4 <= code <= 0xD8:
+            return self._ext(1 << (code - 0xD4), name, level)
+        if code == 0xC1:
             raise ValueError("it is no msgpack")
-        else:
-            return {0xC0: None, 0xC2: False, 0xC3: True}[code]
-        return getattr(self, f"_{kind}")(n, name, level)
+        return {0xC0: None, 0xC2: False, 0xC3: True}[code]
 
     def _number(self, form: str) -> Any:
         return struct.unpack(form, self._read(struct.calcsize(form)))[0]
 
     def _read(self, n: int) -> bytes:
-        data = self._peek(n)
+        start = self._at - self._from
+        data = self._buffer[start : start + n]
         if len(data) < n:
-            raise ValueError(f"it is cut: {n:,} more bytes were to come")
+            data = self._peek(n)
+            if len(data) < n:
+                raise ValueError(f"it is cut: {n:,} more bytes were to come")
         self._at += n
         return data
 
     def _peek(self, n: int) -> bytes:
         """The next `n` bytes; fewer at the end."""
         start = self._at - self._from
-        if not 0 <= start <= len(self._buffer) - n and n <= self.n_left:
+        if start > len(self._buffer) - n and n <= self.n_left:
             self._file.seek(self._at)
             self._buffer, self._from, start = self._file.read(max(n, _AT_ONCE)), self._at, 0
-        return self._buffer[start : start + n] if start >= 0 else b""
+        return self._buffer[start : start + n]
 
     def _skip(self, n: int) -> _Bytes:
         start = self._at
@@ -127,42 +134,56 @@ class _Scanner:
     def _array(self, n: int, name: str, level: int) -> list[Any]:
         if n > self.n_left:
             raise ValueError(f"it is cut: a list of {n:,} was to come")
-        return [self._entry(name, i, level) for i in range(n)]
+        return [self.value(f"{name}/{i}" if name else str(i), level + 1) for i in range(n)]
 
     def _map(self, n: int, name: str, level: int) -> Any:
         if n > self.n_left:
             raise ValueError(f"it is cut: a dict of {n:,} was to come")
         found: dict[Any, Any] = {}
+        above = f"{name}/" if name else ""
         for _ in range(n):
-            key = self.value(level=level + 1)
-            if not isinstance(key, str | int):
-                raise ValueError(f"a key of a dict is no text: {visible(str(key), 100)}")
+            key = self._key(level)
             if key in found:
                 raise ValueError(f"it has {visible(f'{name}/{key}', 200)!r} twice")
-            found[key] = self._entry(name, key, level)
+            found[key] = self.value(f"{above}{key}", level + 1)
         if _CHUNKED in found:
             return self._chunked(found, name)
-        if found and all(str(i) in found for i in range(len(found))):
+        if "0" in found and all(str(i) in found for i in range(len(found))):
             return [found[str(i)] for i in range(len(found))]
         return found
 
-    def _entry(self, name: str, key: Any, level: int) -> Any:
-        return self.value(f"{name}/{key}" if name else str(key), level + 1)
+    def _key(self, level: int) -> str | int:
+        start = self._at - self._from
+        head = self._buffer[start : start + _LONGEST_KEY]
+        n = head[0] - 0xA0 if head else -1
+        if 0 <= n < len(head):  # a short text, which ends in the buffer
+            text = head[1 : n + 1]
+            key = self._keys.get(text)
+            if key is None:
+                key = self._keys[text] = text.decode("utf-8")
+            self._at += n + 1
+            self._n_values += 1
+            return key
+        key = self.value(level=level + 1)
+        if not isinstance(key, str | int):
+            raise ValueError(f"a key of a dict is no text: {visible(str(key), 100)}")
+        return key
 
     def _ext(self, n: int, name: str, level: int) -> Any:
-        kind = self._number(">b")
-        inside = self._skip(n)
-        if kind not in (_NDARRAY, _COMPLEX, _SCALAR):
-            return Unread("extension", f"{n:,} bytes of the kind {kind}")
-        end, self._at = self._at, inside.start
-        head = b""
-        if kind != _COMPLEX:
-            head = self._peek(min(n, _LONGEST_HEAD))
+        kind = self._read(1)[0]
+        start, end = self._at, self._at + n
+        if end > self._size:
+            self._skip(n)
+        if kind in (_NDARRAY, _SCALAR):
+            at = start - self._from
             for length in self._lengths:
-                shape, dtype, n_bytes = self._known.get(head[:length], ((), None, -1))
-                if dtype is not None and length + n_bytes == n:
+                shape, dtype, n_bytes = self._known.get(self._buffer[at : at + length], _UNKNOWN)
+                if length + n_bytes == n:
                     self._at, self._n_values = end, self._n_values + 4 + len(shape)
-                    return Stored(shape, dtype, At(self._path, inside.start + length), name, n_bytes)
+                    return Stored(shape, dtype, At(self._path, start + length), name, n_bytes)
+        elif kind != _COMPLEX:
+            self._skip(n)
+            return Unread("extension", f"{n:,} bytes of the kind {kind - 256 * (kind > 127)}")
         self._is_inside = True
         parts = self.value(level=level + 1)
         self._is_inside = False
@@ -172,9 +193,10 @@ class _Scanner:
             real, imaginary = parts
             return complex(float(real), float(imaginary))
         stored = self._stored(name, *parts)
-        length = n - stored.nbytes
-        if length <= len(head) and len(self._lengths) < _MOST_LENGTHS:
-            self._known[head[:length]] = stored.shape, stored.dtype, stored.nbytes
+        length, at = n - stored.nbytes, start - self._from
+        head = self._buffer[at : at + length] if 0 < length <= _LONGEST_HEAD and at >= 0 else b""
+        if len(head) == length and len(self._lengths) < _MOST_LENGTHS:
+            self._known[head] = stored.shape, stored.dtype, stored.nbytes
             self._lengths[length] = None
         return stored
 
