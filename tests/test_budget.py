@@ -113,7 +113,7 @@ def test_a_dict_beyond_the_budget_is_flattened_once_and_only_the_keys_of_its_row
     flattened.clear(), made.clear()
     table = treeviz.render({f"{i}": {f"{i}{j}": 0.5 for j in range(100)} for i in range(10)}).table
     assert len(table) == 200 and len(notes(table, "more")) == 10
-    assert len(flattened) < 15 and len(made) < 500
+    assert len(flattened) < 20 and len(made) < 700
 
 
 @pytest.mark.parametrize("cls", [Keyed, Unkeyed])

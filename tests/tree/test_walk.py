@@ -152,18 +152,22 @@ def test_a_tree_without_an_end_is_cut_and_says_so():
     assert any(row.kind == "more" for row in table)
 
 
-def test_a_budget_is_shared_fairly_among_siblings():
+@pytest.mark.parametrize("max_rows", [100, 5_000], ids=["in a second pass", "of what was walked"])
+def test_a_budget_is_shared_fairly_among_siblings(max_rows):
     tree = {"a": [0.0] * 5_000, "b": {"c": [0.0] * 3_000, "d": 1.0}, "e": [0.0] * 3}
-    table = walk_within(tree, max_rows=100)
+    table = walk_within(tree, max_rows=max_rows)
     shown = {row.keystr: row.end - row.number for row in table if row.depth == 1}
-    assert len(table) <= 101
+    assert len(table) <= max_rows + 1
     assert shown["['a']"] > 20 and shown["['b']"] > 20
     assert shown["['e']"] == 4  # small siblings are whole
     left_out = {row.parent.keystr: row.notes[0].text for row in table if row.kind == "more"}
     assert left_out.keys() == {"['a']", "['b']['c']"}
     n_shown = sum(1 for row in table if row.keystr.startswith("['a']["))
     n_left_out = 5_000 - n_shown
-    assert left_out["['a']"] == f"{n_left_out:,} more children were left out: the budget is 100 rows and 250,000 levels"
+    assert (
+        left_out["['a']"]
+        == f"{n_left_out:,} more children were left out: the budget is {max_rows:,} rows and 250,000 levels"
+    )
 
 
 def test_a_bare_treedef_is_a_tree_of_placeholders():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 import numpy as np
 
@@ -293,12 +294,15 @@ class Row:
 
 def without_unused(table: TreeTable) -> TreeTable:
     """The same rows without the keys and facts that none of them has."""
-    keys, key_codes = np.unique(np.append(0, table.key_codes), return_inverse=True)
-    facts, fact_codes = np.unique(table.fact_codes, return_inverse=True)
+    keys, facts = (
+        np.bincount(codes, minlength=len(known)) > 0
+        for codes, known in ((table.key_codes, table.keys), (table.fact_codes, table.facts))
+    )
+    keys[0] = True  # the index in a list
     return replace(
         table,
-        key_codes=key_codes[1:].astype(np.int32),
-        keys=tuple([table.keys[code] for code in keys.tolist()]),
-        fact_codes=fact_codes.astype(np.int32),
-        facts=tuple([table.facts[code] for code in facts.tolist()]),
+        key_codes=(np.cumsum(keys, dtype=np.int32) - 1)[table.key_codes],
+        keys=tuple(compress(table.keys, keys.tolist())),
+        fact_codes=(np.cumsum(facts, dtype=np.int32) - 1)[table.fact_codes],
+        facts=tuple(compress(table.facts, facts.tolist())),
     )

@@ -18,7 +18,7 @@ from treeviz.tree.keys import Key, index_key
 from treeviz.tree.safe_repr import class_name, error_text, guarded, module_name, visible
 from treeviz.tree.table import TreeTable, without_unused
 from treeviz.tree.treedef import is_treedef
-from treeviz.tree.walk_frames import MORE, Frame, LeftOut, cut, fair_frame, new_frame
+from treeviz.tree.walk_frames import MORE, Frame, LeftOut, cut, fair_frame, fair_rows, new_frame
 from treeviz.tree.walk_notes import left_out_note, note_left_out, note_shared
 
 MAX_DEPTH = 250_000  # a flatten function may create new nodes without end
@@ -52,6 +52,7 @@ def scan(
     scanner = _Scanner(is_leaf, budget)
     with suppress(Overflow):
         scanner.run(tree)
+        scanner.keep_within_budget()
         return scanner.finish(name)
     scanner.release()
     # A second pass, since fair shares would cut a small but deep tree to reserve rows for siblings.
@@ -66,7 +67,9 @@ class _Scanner:
     def __init__(self, is_leaf: Any, budget: Budget, first: _Scanner | None = None) -> None:
         self._is_leaf = is_leaf
         self._budget, self._fair, self._is_late = budget, first is not None, False
-        self._max_rows, self._max_s = budget[:2]
+        # Walking some rows too many and leaving them out is faster than a second pass.
+        self._max_rows = budget.max_rows if first else max(budget.max_rows, min(2 * budget.max_rows, WHOLE.max_rows))
+        self._max_s = budget.walk_s
         self._of = Describers(budget.max_rows, None if first is None else first._of.flattened)
         if first is not None:
             elapsed = first._elapsed()
@@ -291,6 +294,38 @@ class _Scanner:
         self._n_expected += n_children
         if self._n_expected > self._max_rows:
             raise Overflow
+
+    def keep_within_budget(self) -> None:
+        """Leave out what is beyond the budget, where the walk has some rows too many."""
+        if len(self.nodes) <= self._budget.max_rows:
+            return
+        kept, left_out = fair_rows(self._ends, self._budget.max_rows)
+        rows, notes, repeats = np.array(kept), self._notes, self._repeats
+        new = np.full(len(self.nodes), -1, np.int32)
+        new[rows] = np.arange(len(rows))
+        above, ends = (np.array(each)[rows] for each in (self._parents, self._ends))
+        self._parents = array("i", np.where(above < 0, -1, new[above]).tobytes())
+        self._ends = array("i", np.searchsorted(rows, ends).astype(np.int32).tobytes())
+        for name in ("nodes", "_depths", "_positions", "_key_codes", "_fact_codes"):
+            setattr(self, name, list(map(getattr(self, name).__getitem__, kept)))
+        self._fair, self._notes, self._repeats = True, {}, []
+        more = self._of.keys.code(MORE)
+        placeholders = {n: LeftOut(n) for n in {*left_out.values()}}
+        said = {n: (self._left_out(each), [self._of.notes.pop()]) for n, each in placeholders.items()}
+        for row, n_children in left_out.items():
+            at, new[row] = int(new[row]), -1
+            self.nodes[at], self._ends[at], self._key_codes[at] = placeholders[n_children], at + 1, more
+            self._fact_codes[at], self._notes[at] = said[n_children]
+        self._notes |= {
+            int(new[row]): [note._replace(row=int(new[note.row])) if note.row >= 0 else note for note in at_row]
+            for row, at_row in notes.items()
+            if new[row] >= 0
+        }
+        first_kept: dict[int, int] = {}
+        for row, first in sorted(repeats):
+            if new[row] >= 0:
+                seen = first_kept.setdefault(first, int(new[first if new[first] >= 0 else row]))
+                self._repeats += [(int(new[row]), seen)] if seen != new[row] else []
 
     def finish(self, name: str) -> tuple[TreeTable, list[Any]]:
         """The table, and the node or leaf of each row."""

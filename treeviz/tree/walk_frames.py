@@ -56,6 +56,42 @@ def fair_frame(row: int, children: list, key_codes: list[int], above: Frame, n_r
     return Frame(row, above.depth + 1, children, key_codes, iter(range(len(children))), n_rows + room, nodes_from)
 
 
+def fair_rows(ends: Sequence[int], max_rows: int) -> tuple[list[int], dict[int, int]]:
+    """The rows to keep of a walk that has too many, with fair shares as above; what fits into its share is whole.
+
+    Args:
+      ends: Of each row, the end of its subtree.
+
+    Returns:
+      The rows, in order; and which of them are placeholders for the siblings from there on, with how many these are.
+    """
+    kept: list[int] = []
+    left_out: dict[int, int] = {}
+    waiting = [(0, max_rows, 0, 0)]  # a row, where its parent's share ends, and how many siblings and nodes are behind
+    while waiting:
+        row, limit, n_behind, n_nodes = waiting.pop()
+        kept.append(row)
+        if row in left_out:
+            continue
+        room, end = max((limit - len(kept) - n_behind) // (n_nodes + 1), 0), ends[row]
+        if end - row - 1 <= room:
+            kept.extend(range(row + 1, end))
+            continue
+        children, child = [], row + 1
+        while child < end:
+            children.append(child)
+            child = ends[child]
+        if len(children) > room:
+            n_shown = max(room - 1, 0)
+            left_out[children[n_shown]] = len(children) - n_shown
+            del children[n_shown + 1 :]
+        limit, n_nodes = len(kept) + room, 0
+        for n_behind, child in enumerate(reversed(children)):
+            waiting.append((child, limit, n_behind, n_nodes))
+            n_nodes += ends[child] > child + 1 and child not in left_out
+    return kept, left_out
+
+
 def cut(children: list, key_codes: Sequence[int] | None, n_kept: int, keys: KeyTable) -> tuple[list, list[int]]:
     """The first children, and one placeholder for the others."""
     more = keys.code(MORE)
