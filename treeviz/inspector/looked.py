@@ -28,6 +28,7 @@ class Looked:
     def clear(self) -> None:
         """Begin a run."""
         self._kept: dict[str, list[Arrived]] = {}  # by suffix
+        self._searched: dict[str, int] = {}  # how many of them
         self._told: set[str] = set()
 
     def take(self, arrived: Arrived) -> None:
@@ -45,7 +46,10 @@ class Looked:
           wait: Search also what is not computed yet.
         """
         for suffix, kept in [*self._kept.items()]:
-            if (wait or all(each.is_ready() for each in kept)) and self._has_finding(kept):
+            if len(kept) == self._searched.get(suffix) or not (wait or all(each.is_ready() for each in kept)):
+                continue
+            self._searched[suffix] = len(kept)
+            if self._has_finding(kept):
                 self._told.add(suffix)
                 for each in self._kept.pop(suffix):
                     self._record(each)
