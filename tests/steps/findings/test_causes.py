@@ -143,6 +143,7 @@ def test_a_dead_layer_is_the_first_of_the_leaves_that_get_no_gradient_because_of
     assert (found.kind, found.path) == ("dead", "['l3']['w']") and names[:2] == ["['l3']['w']", "['l3']['b']"]
     assert set(names) == {f"['l{i}']['{leaf}']" for i in range(4) for leaf in "bw"} | {"['l4']['w']"}
     assert "and 8 other leaves were always zero" in found.sentence
+    assert "It may be an earlier one: zeros stay zero in layers without biases" in found.advice
 
 
 def test_fourteen_sigmoid_layers_vanish_with_depth_at_the_end_that_has_no_gradient():

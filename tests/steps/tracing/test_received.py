@@ -125,6 +125,7 @@ def test_what_may_be_the_optimizers_own_arithmetic_is_not_taken_for_a_scale_of_t
         lambda grad, p, x, rate: descend(p, grad(loss)(p, x), rate),
         lambda grad, p, x, rate: descend(p, jax.tree.map(lambda g: g / rate, grad(loss)(p, x)), 0.1),
         lambda grad, p, x, rate: descend(p, jax.tree.map(lambda g: g + 0.1 * g * g, grad(loss)(p, x)), 0.1),
+        lambda grad, p, x, rate: jax.tree.map(lambda g: jnp.where(jnp.isnan(g), 0.0, g), grad(loss)(p, x)),
         lambda grad, p, x, rate: lax.cond(
             rate > 0, lambda p, g: jax.tree.map(jnp.add, p, g), lambda p, g: p, p, grad(loss)(p, x)
         ),
@@ -148,7 +149,13 @@ def test_a_clip_is_one_of_all_leaves_or_none():
         return jax.tree.map(lambda g: jnp.clip(g, -1, 1), grad(loss)(params, x))
 
     assert received_in(one_leaf, PARAMS, X) == ([], False, False)
-    assert received_in(each_leaf, PARAMS, X) == received_in(each_number, PARAMS, X) == ([], False, True)
+
+    def each_column(grad, params, x):  # as optax.adaptive_grad_clip
+        grads, norms = grad(loss)(params, x), lambda g: jnp.broadcast_to(jnp.linalg.norm(g, axis=0), g.shape)
+        return jax.tree.map(lambda g: jnp.where(norms(g) < 1, g, g * (1 / norms(g))), grads)
+
+    for step in (each_leaf, each_number, each_column):
+        assert received_in(step, PARAMS, X) == ([], False, True)
     assert received_in(lambda grad, *args: clipped(grad(loss)(*args)), PARAMS, X) == (
         [("clipped or scaled by its norm",)],
         False,

@@ -358,6 +358,7 @@ def test_a_callback_is_used_only_when_asked_for(seen, mlp):
     watched(mlp, x, y)
     watched(mlp, x, y)
     assert seen.steps == [0, 1]
+    assert "sees gradients alone" in watched.notes[0]
     seen.check(grads_of_loss(mlp, x, y))
 
 

@@ -167,8 +167,11 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
     zero = f"zero from step {first} on" if start else "always zero"
+    layer = next(layer for layer in tree.layers if run[0] in layer)
     reason = "Of these it is in the last layer in use, so the backward pass met it first. " if len(run) > 1 else ""
-    if tree.norm.high[start:, next(layer for layer in tree.layers if run[0] in layer)].any():
+    if not set(run) <= set(layer):
+        reason += "It may be an earlier one: zeros stay zero in layers without biases, or with zero ones. "
+    if tree.norm.high[start:, layer].any():
         reason = "Other leaves of its layer have gradients, so what it is multiplied with may be zero. "
     if start:
         reason += (

@@ -72,7 +72,7 @@ class Plan:
         """
         text = next((", ".join(of[reaped.tagged].how) for of in self.of.values() if reaped.tagged in of), "")
         kinds, parts = {axis.kind for axis in reaped.axes if axis.parts is None}, []
-        shares_params = all(dims and not any(_is_known(dims)) for dims in reaped.batched)
+        shares_params = all(set(dims) == {None} for dims in reaped.batched)
         if "member" in kinds and reaped.batched and shares_params:
             parts.append("of each example" if "over examples" in text else "of each member of a vmap")
         if "step" in kinds and None not in reaped.origins and not (reaped.changes_in_loop or reaped.is_of_last_step):
@@ -181,8 +181,8 @@ class _Level:
                     self.sums[out] = gradient, other
         elif name in ("mul", "div"):
             self._product(name, out, first, rest[0])
-        elif name == "select_n":
-            self._selection(out, first, rest)
+        elif name == "select_n" or eqn.params.get("name") == "_where":  # of jnp.where: the cases in reverse
+            self._selection(out, first, rest if name == "select_n" else rest[::-1])
         elif name == "dot_general":
             self._weighted_sum(eqn)
         elif name == COND:
@@ -257,6 +257,10 @@ class _Level:
         """One of several scales of a gradient, or zero, by a condition that depends on it."""
         forms, condition = [self.form(x) for x in cases], self.scalar(which)
         known = [form for form in forms if form is not None]
+        if condition is None and len(known) == 1 and known[0].is_whole and not known[0].how:
+            made, start = (which, *(x for x, form in zip(cases, forms, strict=True) if form is None)), known[0].sown
+            if all(self.reaches([x], {*self.starts[start]}) for x in made):  # of some elements, as of a row
+                self.plan.clipped.add(start)
         is_zero = [form is not None or self._is_zero(x) for form, x in zip(forms, cases, strict=True)]
         one = {(form.sown, form.leaf, form.value, form.axis) for form in known}
         if condition is None or isinstance(condition, Literal) or len(one) != 1 or not all(is_zero):
@@ -341,10 +345,6 @@ def _size(atom: Any) -> int:
     return getattr(atom.aval, "size", 0)
 
 
-def _is_known(dims: Sequence[int | None]) -> list[bool]:
-    return [dim is not None for dim in dims]
-
-
 def _is_per_example(dims: Sequence[int | None], n: int) -> bool:
     """Whether a `vmap` batches n gradients, and not the parameters that follow."""
-    return None not in dims[:n] and len(dims) > n and not any(_is_known(dims[n:]))
+    return None not in dims[:n] and set(dims[n:]) == {None}

@@ -16,6 +16,10 @@ from treeviz.tree.layers import Stacked, stacked_axes
 if TYPE_CHECKING:
     from treeviz.steps.tracing.attribution import Attribution
 
+_GRADIENTS_ALONE = (
+    "via='callback' sees gradients alone, not the parameters, their updates, or the results of the step: so 'frozen', "
+    "'ratio', 'result', and a NaN that the loss or the optimizer makes are not found. via='output' finds them."
+)
 
 OnTraced = Callable[[Sequence["Attribution"], Sequence[str], set[str]], None]  # as in `twin.instrumented`
 
@@ -80,6 +84,8 @@ class Twins:
         looks = self._looks = settings.updates is None and not settings.heavy_every
         self._light = self._of_run(settings.statistics, bool(settings.updates), looks)
         self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
+        if settings.via == "callback":
+            on_traced((), (_GRADIENTS_ALONE,), set())
         self.comparison: CompareOnce | None = None
         runs_plain = settings.every != 1 and settings.heavy_every != 1
         self.ahead = CompileAhead(jitted.step) if runs_plain and jitted.is_plain and not self.is_exact else None
