@@ -23,13 +23,11 @@ class Model(NamedTuple):
     Attributes:
       loss: (params, x, y) -> scalar.
       make: Gives the parameters.
-      n_steps: Of a block that is timed as one; a multiple of ten.
     """
 
     loss: Callable
     make: Callable[[], Any]
     data: Callable[[], tuple]
-    n_steps: int
 
 
 class Run(NamedTuple):
@@ -153,10 +151,10 @@ def _stack_data():
 
 
 MODELS = {
-    "mlp": Model(_mlp_loss, _mlp_params, _mlp_data, 160),
-    "transformer": Model(_transformer_loss, _transformer_params, _transformer_data, 10),
-    "1,000 leaves": Model(_small_loss, _small_params, _small_data, 80),
-    "126 layers": Model(_stack_loss, _stack_params, _stack_data, 10),
+    "mlp": Model(_mlp_loss, _mlp_params, _mlp_data),
+    "transformer": Model(_transformer_loss, _transformer_params, _transformer_data),
+    "1,000 leaves": Model(_small_loss, _small_params, _small_data),
+    "126 layers": Model(_stack_loss, _stack_params, _stack_data),
 }
 
 # Ways to look

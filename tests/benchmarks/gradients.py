@@ -2,16 +2,20 @@
 
 The same step of four models: the multilayer perceptron of JAX's documentation, whose step is little more than its
 dispatch; a transformer of 15 million parameters; 1,000 small leaves; and 126 layers of 12 leaves that are scanned over,
-of which `watch` measures each layer. Each is run plain, with treeviz's doors (`watch` every step, every 10 and in a
-second run, `measure` with `record`, `inspect_gradients` in an optax chain, which is compared with the same chain
-without it), and with what people do otherwise: a `jax.debug.callback` per leaf, one for all, and `numpy.linalg.norm` of
-gradients that the step returns. Then small steps that others have published, plain and with `watch`: what it adds is
-seen best there. One of them is sharded, and runs in a process of its own with two devices.
+of which `watch` measures each layer. Each is run plain, with `watch` every step and every 10, and with one
+`jax.debug.callback` for all leaves; the first also with treeviz's other doors (`watch` in a second run, `measure` with
+`record`, `inspect_gradients` in an optax chain, which is compared with the same chain without it), and with what else
+people do: a `jax.debug.callback` per leaf, and `numpy.linalg.norm` of gradients that the step returns. Then small steps
+that others have published, plain and with `watch`: what it adds is seen best there. One of them is sharded, and runs
+in a process of its own with two devices.
 
 Nearly all in one process, and made for a machine with other work: the variants run in turn in short blocks of steps,
 round after round, and a variant's figure is its quick block, the one that a fifth of its blocks beat, by that of the
-plain step. A block ends when all its steps are computed and all their numbers are read. "wall" is what a training run
-feels; "CPU", the time of all threads, is the steadier figure, but also counts what runs beside the step.
+plain step. Where a program lies in memory makes some per cent of a short step, so those with `watch` and without are
+made four times, and the mean counts. A block ends when all its steps are computed and all their numbers are read; one
+with `watch` every 10 has as many steps as are read together in a run. "wall" is what a training run feels; "CPU", the
+time of all threads, is the steadier figure, but also counts what runs beside the step. The rounds end when each quick
+block is within 1 % of the quickest, or when the step has had its part of the minutes.
 
 "first step" is the CPU time to trace, compile and run it when JAX is warm and its caches are empty: the variants in
 turn, and the least of each.
@@ -32,23 +36,34 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import fmean
 from typing import NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import jax.monitoring
 from gradient_steps import MODELS, VARIANTS, Run, of_published
 from published_steps import N_DEVICES, PUBLISHED, SHARDED
-from value_stats import COMPILED
 
+from treeviz.steps.recording.pace import BATCH
+
+START = time.perf_counter()
+COMPILED = "/jax/core/compile/backend_compile_duration"
 WATCH, EVERY_10, CALLBACK = "watch, every step", "watch, every 10", "one callback, packed"
 GOALS = {"transformer": (1.10, 1.02), "1,000 leaves": (1.2, 1.05), "126 layers": (1.2, 1.05)}  # every step, every 10
 EVERY_STEP, EVERY_SHORT_STEP, SHORT_MS, EVERY_10TH = 1.35, 1.5, 0.2, 1.05  # of the others
 TIMES_LESS, FIRST_STEP = 3.0, 1.3
 SLOW = {"callback per leaf", CALLBACK, "NumPy on the host"}  # shorter blocks do
+ALWAYS = ("plain", WATCH, EVERY_10)
+USUAL = {name: (*VARIANTS,) if name == "mlp" else (*ALWAYS, CALLBACK) for name in MODELS}
+STEPS = list(dict.fromkeys(("mlp", *PUBLISHED, *MODELS)))  # those that take long come last
 FIRST_STEPS_OF = ("plain", WATCH, "measure and record", CALLBACK)
-BLOCK_S = 0.04  # of a published step
-MOST_S = 50.0  # for the rounds of one step
+BLOCK_S = 0.05
+FEWEST_ROUNDS, MOST_ROUNDS, SETTLED = 3, 30, 1.01
+FIRST_STEPS_SHARE = 0.4  # of the time of a step
+N_MADE, QUICKLY_MADE_S = 4, 0.5  # how often a step is made that compiles in this time
+CACHE_S = 15.0  # that the persistent cache takes
 
 Runs = dict[str, Callable[[], Run]]  # by variant
 
@@ -85,17 +100,22 @@ def main() -> None:
         _report_cache(arguments.in_cache)
         return
     if arguments.as_json:
-        print(json.dumps(_published(arguments.as_json, arguments.rounds, arguments.first_steps)))
+        _warm_jax()
+        print(json.dumps(_published(arguments.as_json, arguments.seconds)))
         return
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {os.cpu_count()} cores, {platform.machine()}")
-    names = arguments.only or [*MODELS, *PUBLISHED]
+    _warm_jax()
+    names = [name for name in STEPS if name in (arguments.only or STEPS)]
+    has_cache = arguments.cache and not arguments.only
     measured: dict[str, dict[str, Ratios]] = {}
-    for name in MODELS:
-        if name in names:
-            measured[name] = _measure(name, arguments.rounds, arguments.first_steps)
-    if set(names) & set(PUBLISHED):
-        measured |= _measure_published([name for name in PUBLISHED if name in names], arguments)
-    if arguments.cache and not arguments.only:
+    for n, name in enumerate(names):
+        left = 60 * arguments.minutes - (time.perf_counter() - START) - (CACHE_S if has_cache else 0)
+        seconds = left / (len(names) - n)
+        if name in MODELS:
+            measured[name] = _measure(name, arguments.variant or USUAL[name], seconds)
+        else:
+            measured |= _measure_published(name, seconds, is_first=n == 0 or names[n - 1] in MODELS)
+    if has_cache:
         _print_cache()
     _print_for_readme(measured)
     goals = [goal for name, ratios in measured.items() for goal in _goals(name, ratios)]
@@ -105,74 +125,71 @@ def main() -> None:
         print(f"  {goal.what:56} {sign} {goal.limit:.2f}  {_verdict(goal, goal.wall)}  {_verdict(goal, goal.cpu)}")
 
 
+def _warm_jax() -> None:
+    for variant in FIRST_STEPS_OF:
+        VARIANTS[variant](MODELS["mlp"]).step()
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=[*MODELS, *PUBLISHED])
-    parser.add_argument("--rounds", type=int, default=15, help="blocks of each variant; twice as many of short steps")
-    parser.add_argument("--first-steps", type=int, default=4, help="compilations of each variant")
+    parser.add_argument("--only", action="append", choices=STEPS)
+    parser.add_argument("--variant", action="append", choices=[*VARIANTS], help="beside the plain one and watch's")
+    parser.add_argument("--minutes", type=float, default=3.5, help="for all steps together, where they do not settle")
     parser.add_argument("--no-cache", dest="cache", action="store_false", help="leave the persistent cache out")
-    parser.add_argument("--in-cache", nargs=2, metavar=("FOLDER", "VARIANT"), help=argparse.SUPPRESS)
+    parser.add_argument("--in-cache", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--as-json", metavar="STEP", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def _measure(name: str, n_rounds: int, n_first_steps: int) -> dict[str, Ratios]:
-    model = MODELS[name]
+def _measure(name: str, chosen: Sequence[str], seconds: float) -> dict[str, Ratios]:
+    end, model = time.perf_counter() + seconds, MODELS[name]
     leaves = jax.tree.leaves(model.make())
-    print(f"\n{name}: {len(leaves)} leaves, {sum(leaf.size for leaf in leaves):,} parameters")
-    variants: Runs = {variant: partial(make, model) for variant, make in VARIANTS.items()}
-    first = _first_steps({variant: variants[variant] for variant in FIRST_STEPS_OF}, n_first_steps)
-    runs, n_programs = _ready(variants)
-    n_steps = {variant: max(model.n_steps // 8, 3) if variant in SLOW else model.n_steps for variant in runs}
-    quick = _in_turn(runs, n_steps, n_rounds)
+    print(f"\n{name}: {len(leaves)} leaves, {sum(leaf.size for leaf in leaves):,} parameters", flush=True)
+    plain_too = {"plain optax"} if any("optax" in variant for variant in chosen) else set()
+    chosen = [variant for variant in VARIANTS if variant in {*ALWAYS, *plain_too, *chosen}]
+    variants: Runs = {variant: partial(VARIANTS[variant], model) for variant in chosen}
+    of_first = FIRST_STEPS_OF if name == "mlp" else ("plain", WATCH)
+    first = _first_steps({v: make for v, make in variants.items() if v in of_first}, seconds)
+    runs, n_programs = _ready(variants, first["plain"])
+    quick = _in_turn(runs, end)
     ratios = {}
     print(f"  {'':28}  ms/step  wall   CPU  first step  programs")
-    for variant, seconds in quick.items():
+    for variant, each in quick.items():
         base = quick["plain optax" if "optax" in variant else "plain"]
         of_first = first[variant] / first["plain"] if variant in first else None
-        each = Ratios(seconds.wall / base.wall, seconds.cpu / base.cpu, of_first, 1e3 * base.wall)
-        ratios[variant] = each
+        ratios[variant] = Ratios(each.wall / base.wall, each.cpu / base.cpu, of_first, 1e3 * base.wall)
         print(
-            f"  {variant:28} {1e3 * seconds.wall:8.2f}  {each.wall:4.2f}  {each.cpu:4.2f}"
+            f"  {variant:28} {1e3 * each.wall:8.2f}  {each.wall / base.wall:4.2f}  {each.cpu / base.cpu:4.2f}"
             f"  {'' if of_first is None else f'{of_first:.2f}':>10}  {n_programs[variant]:8}",
             flush=True,
         )
     return ratios
 
 
-def _measure_published(names: Sequence[str], arguments: argparse.Namespace) -> dict[str, dict[str, Ratios]]:
-    print(f"\n{'':24}{'plain':>10}{WATCH:>22}{EVERY_10:>20}")
-    print(f"{'published steps':24}{'ms/step':>10}{'wall   CPU':>22}{'wall   CPU':>20}  first step")
-    measured = {}
-    for name in names:
-        try:
-            every, every_10 = (
-                _in_process(name, arguments)
-                if name in SHARDED
-                else _published(name, arguments.rounds, arguments.first_steps)
-            )
-        except ImportError as error:
-            print(f"  {name:22} is left out: {error}")
-            continue
-        print(
-            f"  {name:22}{every.plain_ms:10.3f}{every.wall:16.2f}{every.cpu:6.2f}"
-            f"{every_10.wall:14.2f}{every_10.cpu:6.2f}{every.first:12.2f}",
-            flush=True,
-        )
-        measured[name] = {WATCH: every, EVERY_10: every_10}
-    return measured
+def _measure_published(name: str, seconds: float, *, is_first: bool) -> dict[str, dict[str, Ratios]]:
+    if is_first:
+        print(f"\n{'':24}{'plain':>10}{WATCH:>22}{EVERY_10:>20}")
+        print(f"{'published steps':24}{'ms/step':>10}{'wall   CPU':>22}{'wall   CPU':>20}  first step", flush=True)
+    try:
+        every, every_10 = _in_process(name, seconds) if name in SHARDED else _published(name, seconds)
+    except ImportError as error:
+        print(f"  {name:22} is left out: {error}", flush=True)
+        return {}
+    print(
+        f"  {name:22}{every.plain_ms:10.3f}{every.wall:16.2f}{every.cpu:6.2f}"
+        f"{every_10.wall:14.2f}{every_10.cpu:6.2f}{every.first:12.2f}",
+        flush=True,
+    )
+    return {name: {WATCH: every, EVERY_10: every_10}}
 
 
-def _published(name: str, n_rounds: int, n_first_steps: int) -> tuple[Ratios, Ratios]:
+def _published(name: str, seconds: float) -> tuple[Ratios, Ratios]:
     """Of a published step, watched at every step and at every tenth."""
-    whens = {"plain": None, WATCH: 1, EVERY_10: 10}
+    end, whens = time.perf_counter() + seconds, {"plain": None, WATCH: 1, EVERY_10: 10}
     variants: Runs = {variant: partial(of_published, PUBLISHED[name], every) for variant, every in whens.items()}
-    first = _first_steps({variant: variants[variant] for variant in ("plain", WATCH)}, n_first_steps)
-    runs, _ = _ready(variants)
-    _seconds_per_step(runs["plain"], 100)
-    seconds = _seconds_per_step(runs["plain"], 100).wall
-    n_steps = dict.fromkeys(runs, max(10 * round(BLOCK_S / seconds / 10), 10))
-    quick = _in_turn(runs, n_steps, 2 * n_rounds)
+    first = _first_steps({variant: variants[variant] for variant in ("plain", WATCH)}, seconds)
+    quick = _in_turn(_ready(variants, first["plain"])[0], end)
     base = quick["plain"]
     every, every_10 = (
         Ratios(quick[variant].wall / base.wall, quick[variant].cpu / base.cpu, None, 1e3 * base.wall)
@@ -181,59 +198,80 @@ def _published(name: str, n_rounds: int, n_first_steps: int) -> tuple[Ratios, Ra
     return every._replace(first=first[WATCH] / first["plain"]), every_10
 
 
-def _in_process(name: str, arguments: argparse.Namespace) -> list[Ratios]:
+def _in_process(name: str, seconds: float) -> list[Ratios]:
     """As `_published`, in a process with the devices that the step needs."""
-    command = [sys.executable, __file__, "--as-json", name, "--rounds", str(arguments.rounds)]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={N_DEVICES}"
     done = subprocess.run(
-        [*command, "--first-steps", str(arguments.first_steps)],
+        [sys.executable, __file__, "--as-json", name, "--seconds", str(seconds)],
         check=True, capture_output=True, text=True, env={**os.environ, "XLA_FLAGS": flags},
     )  # fmt: skip
     return [Ratios(*each) for each in json.loads(done.stdout)]
 
 
-def _in_turn(runs: dict[str, Run], n_steps: dict[str, int], n_rounds: int) -> dict[str, Seconds]:
+def _in_turn(runs: dict[str, list[Run]], end: float) -> dict[str, Seconds]:
     """The quick block of each variant."""
-    blocks: dict[str, list[Seconds]] = {variant: [] for variant in runs}
-    start = time.perf_counter()
-    for n in range(n_rounds):
-        for variant, run in runs.items():
-            blocks[variant].append(_seconds_per_step(run, n_steps[variant]))
-        if n >= 5 and time.perf_counter() - start > MOST_S:
+    n_steps = 10.0
+    for _ in range(3):
+        n_steps = max(BLOCK_S / _seconds_per_step(runs["plain"][0], round(n_steps)).wall, 3)
+    n_of = {variant: max(round(n_steps / 8 if variant in SLOW else n_steps), 3) for variant in runs}
+    n_of[EVERY_10] = 10 * max(round(n_steps / 10), BATCH if n_steps > BATCH else 1)
+    blocks: dict[str, list[list[Seconds]]] = {variant: [[] for _ in alike] for variant, alike in runs.items()}
+    for n in range(MOST_ROUNDS):
+        if n >= FEWEST_ROUNDS and (time.perf_counter() > end or all(map(_has_settled, blocks.values()))):
             break
-    return {variant: Seconds(*map(_quick, zip(*of_variant, strict=True))) for variant, of_variant in blocks.items()}
+        for made in range(N_MADE):
+            for variant, alike in runs.items():
+                if made < len(alike):
+                    blocks[variant][made].append(_seconds_per_step(alike[made], n_of[variant]))
+    return {variant: _figures(of_made) for variant, of_made in blocks.items()}
 
 
-def _first_steps(variants: Runs, n_times: int) -> dict[str, float]:
-    """The CPU seconds of each; the first time, which warms JAX, does not count."""
+def _figures(of_made: Sequence[Sequence[Seconds]]) -> Seconds:
+    quick = [[_quick(each) for each in zip(*blocks, strict=True)] for blocks in of_made]
+    return Seconds(*map(fmean, zip(*quick, strict=True)))
+
+
+def _has_settled(of_made: Sequence[Sequence[Seconds]]) -> bool:
+    """Whether more blocks would change little."""
+    times = [each for blocks in of_made for each in zip(*blocks, strict=True)]
+    return all(len(each) >= 10 and _quick(each) <= SETTLED * min(each) for each in times)
+
+
+def _first_steps(variants: Runs, seconds: float) -> dict[str, float]:
+    """The CPU seconds of each."""
     least: dict[str, float] = {}
-    for n in range(n_times + 1):
+    end = time.perf_counter() + FIRST_STEPS_SHARE * seconds
+    for _ in range(5):
         for variant, make in variants.items():
             run = make()
             jax.clear_caches()
             start = time.process_time()
             run.step()
             run.finish()
-            seconds = time.process_time() - start
-            if n:
-                least[variant] = min(seconds, least.get(variant, seconds))
+            least[variant] = min(time.process_time() - start, least.get(variant, float("inf")))
+        if time.perf_counter() > end:
+            break
     return least
 
 
-def _ready(variants: Runs) -> tuple[dict[str, Run], dict[str, int]]:
-    """Every variant, warm, and how many programs it compiled for that."""
-    compilations: list[float] = []
+def _ready(variants: Runs, first_s: float) -> tuple[dict[str, list[Run]], dict[str, int]]:
+    """Every variant, warm, some several times, and how many programs it compiled for that."""
+    compilations: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compilations.append(seconds) if event == COMPILED else None
+        lambda event, *_, **__: compilations.append(event) if event == COMPILED else None
     )
     runs, n_programs = {}, {}
-    for variant, make in variants.items():
-        runs[variant] = run = make()
-        compilations.clear()
-        for _ in range(3):
-            run.step()
-        run.finish()
-        n_programs[variant] = len(compilations)
+    for made in range(N_MADE if first_s < QUICKLY_MADE_S else 1):
+        for variant, make in variants.items():
+            if made and variant not in ALWAYS:
+                continue
+            run = make()
+            runs.setdefault(variant, []).append(run)
+            compilations.clear()
+            for _ in range(3):
+                run.step()
+            run.finish()
+            n_programs.setdefault(variant, len(compilations))
     jax.monitoring.clear_event_listeners()
     return runs, n_programs
 
@@ -284,28 +322,27 @@ def _verdict(goal: Goal, figure: float | None) -> str:
 
 
 def _print_cache() -> None:
-    print("\npersistent cache, in a second process: programs found, not found")
-    for variant in ("plain", WATCH, "measure and record", CALLBACK):
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, __file__, "--in-cache", folder, variant]
-            subprocess.run(command, check=True, capture_output=True)
-            print(
-                f"  {variant:36} {subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()}"
-            )
+    print("\npersistent cache, in a second process: programs found, not found", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--in-cache", folder]
+        subprocess.run(command, check=True, capture_output=True)
+        print(subprocess.run(command, check=True, capture_output=True, text=True).stdout.rstrip(), flush=True)
 
 
-def _report_cache(folder_and_variant: list[str]) -> None:
-    folder, variant = folder_and_variant
+def _report_cache(folder: str) -> None:
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     events: list[str] = []
-    run = VARIANTS[variant](MODELS["mlp"])
     jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
-    run.step()
-    run.finish()
-    found = events.count("/jax/compilation_cache/cache_hits")
-    print(f"{found}, {events.count('/jax/compilation_cache/compile_requests_use_cache') - found}")
+    for variant in FIRST_STEPS_OF:
+        run = VARIANTS[variant](MODELS["mlp"])
+        jax.clear_caches()
+        events.clear()
+        run.step()
+        run.finish()
+        found = events.count("/jax/compilation_cache/cache_hits")
+        print(f"  {variant:36} {found}, {events.count('/jax/compilation_cache/compile_requests_use_cache') - found}")
 
 
 if __name__ == "__main__":
