@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -94,6 +96,11 @@ def test_the_example_of_a_public_name_runs(name, tmp_path, monkeypatch, capsys):
             treeviz.unregister()
     if name == "explore":
         scope["widget"].close()
+
+
+def test_the_api_page_has_every_public_name():
+    page = (Path(__file__).parents[1] / "docs" / "api.md").read_text("utf-8")
+    assert sorted(re.findall(r"^::: treeviz\.(.*)$", page, re.MULTILINE)) == sorted(NAMES)
 
 
 @pytest.mark.oldest_jax
