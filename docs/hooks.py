@@ -91,9 +91,11 @@ def written_by(file: io.StringIO) -> Iterator[io.StringIO]:
 def run(code: str, scope: dict[str, Any]) -> Any:
     """Run the code, and return the value of its last line if that is an expression."""
     tree = ast.parse(code)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "cell.py", "exec"), scope)
-    return None if last is None else eval(compile(ast.Expression(last.value), "cell.py", "eval"), scope)
+    if not tree.body or not isinstance(last := tree.body[-1], ast.Expr):
+        exec(compile(tree, "cell.py", "exec"), scope)
+        return None
+    exec(compile(ast.Module(tree.body[:-1], []), "cell.py", "exec"), scope)
+    return eval(compile(ast.Expression(last.value), "cell.py", "eval"), scope)
 
 
 def outputs(printed: str, value: Any, shown: list[str]) -> list[str]:
