@@ -17,7 +17,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
         description="Show the gradients of a run, or of two runs the first leaf and step at which they part and the "
         "ratio of their norms over the steps.",
     )
-    parser.add_argument("run_file", metavar="RUN", type=Path, help="a .treeviz file, by inspector.save or .keep")
+    parser.add_argument(
+        "run_file", metavar="RUN", type=Path, help="a .treeviz, .jsonl or .parquet file, by inspector.save or .keep"
+    )
     parser.add_argument("other", metavar="RUN2", type=Path, nargs="?", help="another run; status 1 if they differ")
     parser.add_argument("--tree", metavar="NAME", help="which of several trees of RUN to show")
     add_outputs(parser)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeviz import integrations
+from treeviz.inspector.run_files import load_run
 from treeviz.inspector.runs import Runs
 from treeviz.inspector.sinks import Sinks
 from treeviz.steps.findings.alarm import Alarm
@@ -15,7 +16,6 @@ from treeviz.steps.findings.find import check_kinds
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.nan_origin.kept_inputs import KeptInputs
 from treeviz.steps.recording.decode import Arrived, recordable
-from treeviz.steps.recording.history_file import load
 from treeviz.steps.recording.pace import SOON
 from treeviz.steps.recording.recorder import MOST_LATE, Recorder
 from treeviz.steps.statistics import LIGHT
@@ -285,7 +285,8 @@ class GradientInspector(Sinks):
         """An inspector with the history of a file that `save` or `keep` has written, to be shown or continued.
 
         Args:
-          path: A .treeviz file. Watched steps, and those of `record`, are counted on from its newest step.
+          path: A .treeviz, .jsonl or .parquet file. Watched steps, and those of `record`, are counted on from its
+            newest step.
           **options: Those of `GradientInspector`; `max_bytes` is for trees that the file lacks.
 
         Raises:
@@ -293,7 +294,7 @@ class GradientInspector(Sinks):
           ValueError: The file is no history, or damaged.
         """
         inspector = cls(**options)
-        history = load(path)
+        history = load_run(Path(path))
         history.name = inspector._recorder.history.name or history.name
         inspector._recorder.history = history
         inspector._runs.count_from(inspector._runs.newest_step + 1)

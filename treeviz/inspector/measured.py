@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeviz.inspector.exported import to_frame, to_records
+from treeviz.inspector.run_files import outputs
 from treeviz.inspector.runs import Runs
 from treeviz.inspector.views import finding_lines, whole_view
 from treeviz.steps.findings.find import findings
@@ -15,6 +16,7 @@ from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.recording.history_file import save
 from treeviz.steps.recording.recorder import Recorder
 from treeviz.tree.frame import data_frame
+from treeviz.views.save import write
 from treeviz.views.tree_view import TreeView
 
 if TYPE_CHECKING:
@@ -135,19 +137,21 @@ class Measured:
         return data_frame("pyarrow", to_frame(self.history, source or main_source(self.history)))
 
     def save(self, path: str | Path) -> Path:
-        """Write the view (.html, .txt, .json, .svg, .png) or the history (.treeviz) to a file.
+        """Write the view (.html, .txt, .json, .svg, .png) or the history (.treeviz, .jsonl, .parquet) to a file.
 
         Returns:
-          The path. `GradientInspector.load` reads a .treeviz file.
+          The path. `GradientInspector.load` reads the history. JSON Lines and Parquet are for other programs:
+          `treeviz.steps.recording.exchange` documents them; Parquet needs `pip install 'jax-treeviz[arrow]'`.
 
         Raises:
           LookupError: Nothing was measured yet.
           ValueError: Any other suffix.
         """
-        if Path(path).suffix != ".treeviz":
-            return self.render().save(path)
-        save(self.history, path)
-        return Path(path)
+        if Path(path).suffix == ".treeviz":
+            save(self.history, path)
+            return Path(path)
+        exports = outputs(lambda: self.history)
+        return write(Path(path), exports) if Path(path).suffix in exports else self.render().save(path)
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         if self._recorder.is_empty:

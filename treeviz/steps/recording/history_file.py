@@ -36,7 +36,7 @@ from treeviz.steps.measured_tree import wholes
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.records import replay
 from treeviz.steps.recording.scalars import TRACK_BYTES
-from treeviz.steps.recording.track import FEWEST_BUCKETS, FEWEST_EXACT
+from treeviz.steps.recording.track import FEWEST_BUCKETS, FEWEST_EXACT, Track
 from treeviz.tree.safe_repr import printable, visible
 
 FORMAT, VERSION = "treeviz-history", 1
@@ -58,20 +58,7 @@ def save(history: History, path: str | os.PathLike) -> None:
 def write(history: History, path: Path) -> None:
     """Write a history to one file, atomically, and leave its journal as it is."""
     history.finish()
-    header = {
-        "format": FORMAT,
-        "version": VERSION,
-        "run": history.run,
-        "name": history.name,
-        "n_appended": history.n_appended,
-        "max_bytes": history.max_bytes,
-        "sources": [_fields(source) for source in history.sources.values()],
-        "tracks": [
-            {"source": source, "statistic": statistic, "bucket_width": track.bucket_width}
-            for (source, statistic), track in history.tracks.items()
-        ],
-        **({"scalars": history.scalars.fields()} if history.scalars else {}),
-    }
+    header = header_of(history)
     tracks = (*history.tracks.values(), *history.scalars.tracks.values())
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
     try:
@@ -89,6 +76,24 @@ def write(history: History, path: Path) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def header_of(history: History) -> dict[str, Any]:
+    """All but the arrays, as JSON."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "run": history.run,
+        "name": history.name,
+        "n_appended": history.n_appended,
+        "max_bytes": history.max_bytes,
+        "sources": [_fields(source) for source in history.sources.values()],
+        "tracks": [
+            {"source": source, "statistic": statistic, "bucket_width": track.bucket_width}
+            for (source, statistic), track in history.tracks.items()
+        ],
+        **({"scalars": history.scalars.fields()} if history.scalars else {}),
+    }
 
 
 def _fields(source: MeasuredTree) -> dict[str, Any]:
@@ -149,16 +154,7 @@ def journal_of(path: str | os.PathLike) -> Path:
 
 def _history_in(file: BinaryIO) -> History:
     with zipfile.ZipFile(file) as archive:
-        header = _header(archive)
-        history = History(list(_sources(header["sources"])), int(header["max_bytes"]))
-        history.run, history.n_appended = str(header["run"]), int(header["n_appended"])
-        history.name = printable(str(header.get("name", "")))
-        tracks = [
-            (history.new_track(printable(of["source"]), of["statistic"]), int(of["bucket_width"]))
-            for of in header["tracks"]
-        ]
-        if "scalars" in header:
-            tracks += history.scalars.restore(header["scalars"])
+        history, tracks = history_of(_header(archive))
         n_least = sum(8 * int(np.prod(track.shape)) * (FEWEST_EXACT + 3 * FEWEST_BUCKETS) for track, _ in tracks)
         n_left = 2 * (history.max_bytes + n_least + len(history.scalars.tracks) * TRACK_BYTES) + (1 << 16) * len(
             tracks
@@ -173,8 +169,26 @@ def _history_in(file: BinaryIO) -> History:
     return history
 
 
+def history_of(header: dict[str, Any]) -> tuple[History, list[tuple[Track, int]]]:
+    """The history of `header_of`, and its tracks, which are empty, with the widths of their buckets."""
+    history = History(list(_sources(header["sources"])), int(header["max_bytes"]))
+    history.run, history.n_appended = str(header["run"]), int(header["n_appended"])
+    history.name = printable(str(header.get("name", "")))
+    tracks = [
+        (history.new_track(printable(of["source"]), of["statistic"]), int(of["bucket_width"]))
+        for of in header["tracks"]
+    ]
+    if "scalars" in header:
+        tracks += history.scalars.restore(header["scalars"])
+    return history, tracks
+
+
 def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
-    header = json.loads(_content(archive, "header.json", _MOST_HEADER))
+    return checked(json.loads(_content(archive, "header.json", _MOST_HEADER)))
+
+
+def checked(header: dict[str, Any]) -> dict[str, Any]:
+    """The header, if this version reads it."""
     if header["format"] != FORMAT or header["version"] > VERSION:
         raise ValueError(f"version {header['version']} of {header['format']}")
     return header

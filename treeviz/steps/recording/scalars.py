@@ -68,9 +68,7 @@ class Scalars:
     def append(self, row: ScalarRow) -> None:
         """Add the scalars of a step, or of several."""
         for name, values in row.values.items():
-            coded = np.stack([values, np.isnan(values) + 2.0 * np.isposinf(values) + 3.0 * np.isneginf(values)], axis=1)
-            coded[coded[:, 1] > 0, 0] = np.nan
-            self.new_track(name).extend(range(row.step - len(values) + 1, row.step + 1), coded)
+            self.new_track(name).extend(range(row.step - len(values) + 1, row.step + 1), codes_of(values))
         if row.batch is not None:
             self.add_batch(row.step, row.batch)
         self.n_appended += 1
@@ -100,8 +98,7 @@ class Scalars:
           KeyError: No scalar has this name.
         """
         line = self.tracks[name].timeline(resolution=resolution)
-        latest = np.where(line.latest[:, 1] > 0, _CODES[line.latest[:, 1].astype(int)], line.latest[:, 0])
-        return line._replace(low=line.low[:, 0], high=line.high[:, 0], latest=latest)
+        return line._replace(low=line.low[:, 0], high=line.high[:, 0], latest=number_of(line.latest))
 
     def is_bad(self, name: str, *, resolution: int | None = None) -> np.ndarray:
         """bool[k]: whether an entry of `values` has a number that is not finite."""
@@ -110,9 +107,7 @@ class Scalars:
     def last(self) -> dict[str, tuple[int, float]]:
         """The newest step of each scalar, and its value there."""
         newest = {name: track.latest() for name, track in self.tracks.items()}
-        return {
-            name: (at[0], float(_CODES[int(at[1][1])] if at[1][1] else at[1][0])) for name, at in newest.items() if at
-        }
+        return {name: (at[0], float(number_of(at[1]))) for name, at in newest.items() if at is not None}
 
     def fields(self) -> dict[str, Any]:
         """All but the arrays of the tracks, for a file."""
@@ -129,6 +124,17 @@ class Scalars:
             self.add_batch(int(step), batch_of(batch))
         tracks = itertools.islice(fields["tracks"], MOST_NAMES)
         return [(self.new_track(printable(str(of["name"]))), int(of["bucket_width"])) for of in tracks]
+
+
+def codes_of(values: np.ndarray) -> np.ndarray:
+    """float64[n, 2]: the value and the code of each number."""
+    codes = np.isnan(values) + 2.0 * np.isposinf(values) + 3.0 * np.isneginf(values)
+    return np.stack([np.where(codes > 0, np.nan, values), codes], axis=1)
+
+
+def number_of(coded: np.ndarray) -> np.ndarray:
+    """The numbers of [..., 2], of values and codes."""
+    return np.where(coded[..., 1] > 0, _CODES[coded[..., 1].astype(int)], coded[..., 0])
 
 
 def batch_fields(batch: Batch) -> list[Any]:

@@ -1,0 +1,89 @@
+"""Runs in the formats of other programs, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treeviz as tv
+from treeviz.steps.recording.history import History
+
+
+def run(max_bytes: int) -> tv.GradientInspector:
+    """Two trees over 60 steps, all statistics, NaN and infinities, a run that counts from 0 again, and scalars."""
+    grads = {"layers": [{"w": np.arange(1, 7, dtype=np.float32).reshape(2, 3)}], "n": np.zeros(2, np.int32)}
+    inspector = tv.GradientInspector(run="lr 3e-4", max_bytes=max_bytes)
+    for step in [*range(60), 0, 1]:
+        factor = np.float32(np.nan if step == 30 else np.inf if step == 31 else step)
+        measured = {"w": factor * grads["layers"][0]["w"]}
+        sources = {"grads": {**grads, "layers": [measured]}, **({"updates": measured} if step % 2 else {})}
+        inspector.record(tv.measure(**sources, statistics=tv.HISTOGRAM), step=step)
+        loss = [1.0, np.nan, np.inf, -np.inf][max(step - 56, 0)]
+        inspector.record_scalars(step, loss=loss, batch=[step, 7])
+    inspector.record_scalars(60, batch="a.png", lr=0.1)
+    return inspector
+
+
+def same(a: History, b: History) -> bool:
+    """Whether all that both keep is the same, bit for bit."""
+    assert (a.run, a.name, len(a), a.n_records) == (b.run, b.name, len(b), b.n_records)
+    assert a.sources == b.sources and a.tracks.keys() == b.tracks.keys()
+    both = [(a.tracks[name], b.tracks[name]) for name in a.tracks]
+    both += [(a.scalars.tracks[name], b.scalars.tracks[name]) for name in a.scalars.tracks]
+    for mine, theirs in both:
+        assert mine.bucket_width == theirs.bucket_width
+        for x, y in zip(mine.arrays(), theirs.arrays(), strict=True):
+            np.testing.assert_array_equal(x, y)
+    batches = [{step: (str(x.ids), x.n) for step, x in of.scalars.batches.items()} for of in (a, b)]
+    return batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("max_bytes", [1, 64_000_000])
+def test_a_run_is_read_as_it_was_written(suffix, max_bytes, tmp_path):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    inspector = run(max_bytes)
+    loaded = tv.GradientInspector.load(inspector.save(tmp_path / f"run{suffix}"))
+    assert same(inspector.history, loaded.history)
+    assert str(loaded) == str(inspector) and loaded.findings == inspector.findings
+    loaded.record(tv.measure(grads={"w": np.ones(1)}), step=60)
+    assert loaded.history.last("grads since step 60")[0] == 60, "it is continued"
+
+
+def test_a_line_is_read_without_treeviz(tmp_path):
+    header, *lines = map(json.loads, Path(run(64_000_000).save(tmp_path / "run.jsonl")).read_text().splitlines())
+    paths = header["sources"][0]["paths"]
+    norms = [line for line in lines if (line["source"], line["statistic"]) == ("grads", "norm")]
+    assert norms[4]["step"] == 4 and dict(zip(paths, norms[4]["value"], strict=True)) == {
+        "['layers'][0]['w']": pytest.approx(4 * 91**0.5),
+        "['n']": None,
+    }
+    losses = [line["value"] for line in lines if (line["source"], line["statistic"]) == ("scalars", "loss")]
+    assert losses[55:60] == [1.0, 1.0, "NaN", "Infinity", "-Infinity"]
+
+
+def test_parquet_is_a_table_of_leaves_and_steps(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pq.read_table(run(64_000_000).save(tmp_path / "run.parquet")).to_pylist()
+    norms = [row for row in table if (row["source"], row["statistic"], row["step"]) == ("grads", "norm", 4)]
+    assert next((row["path"], row["value"]) for row in norms) == ("['layers'][0]['w']", pytest.approx(4 * 91**0.5))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_file_that_holds_no_run_is_named(suffix, tmp_path):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    path = tmp_path / f"run{suffix}"
+    with pytest.raises(FileNotFoundError):
+        tv.GradientInspector.load(path)
+    path.write_text("{}\n")
+    with pytest.raises(ValueError, match=rf"run{suffix} holds no run that can be read"):
+        tv.GradientInspector.load(path)
+    run(1).save(path)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ValueError, match="holds no run"):
+        tv.GradientInspector.load(path)
