@@ -8,6 +8,7 @@ from treeviz.api import render
 from treeviz.plugin.display import DefaultDisplay
 from treeviz.plugin.in_treescope import InTreescope
 from treeviz.plugin.magics import Magics
+from treeviz.plugin.trees_in_pdb import InShell
 from treeviz.tree.source_lines import ipython_shell
 
 
@@ -17,6 +18,7 @@ class _Loaded(NamedTuple):
     magics: Magics
     settings: Any
     treescope: InTreescope
+    debugger: InShell
 
 
 _loaded: list[_Loaded] = []  # one for each shell
@@ -33,7 +35,8 @@ def load_ipython_extension(shell: Any) -> None:
 
     A node of a registered class is displayed, and a dict, list or tuple with an array in it. Bare arrays, containers of
     plain values and objects with a display of their own stay as they are. Where treeviz fails, the display that was
-    there before is used, with a line on standard error. Loading twice is the same as once.
+    there before is used, with a line on standard error. Loading twice is the same as once. `%debug` and `breakpoint()`
+    print trees, too, and treescope's output says what each pytree holds.
     """
     if any(each.shell is shell for each in _loaded):
         return
@@ -48,7 +51,7 @@ def load_ipython_extension(shell: Any) -> None:
     display = DefaultDisplay(
         shell, lambda tree, name: render(tree, name=name, **settings.options()), before_others=treescope.update
     )
-    _loaded.append(_Loaded(shell, display, Magics(shell, render), settings, treescope))
+    _loaded.append(_Loaded(shell, display, Magics(shell, render), settings, treescope, InShell(shell)))
 
 
 def unload_ipython_extension(shell: Any) -> None:
@@ -60,6 +63,7 @@ def unload_ipython_extension(shell: Any) -> None:
             each.magics.remove()
             shell.events.unregister("pre_run_cell", each.treescope.update)
             each.treescope.remove()
+            each.debugger.remove()
             if each.settings in shell.configurables:
                 shell.configurables.remove(each.settings)
 

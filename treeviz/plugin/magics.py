@@ -17,7 +17,7 @@ class Magics:
             if not expression:
                 print('%tree shows the pytree that an expression evaluates to: %tree params["layers"]')
                 return None
-            return render(shell.ev(expression), name=expression if _is_primary(expression) else f"({expression})")
+            return render(shell.ev(expression), name=expression if is_primary(expression) else f"({expression})")
 
         def tree_errors(line: str, cell: str) -> None:
             """Run a cell, and say below an error of JAX which leaves of which tree it is about."""
@@ -43,7 +43,7 @@ class Magics:
                 self._magics[kind][name] = before
 
 
-def _is_primary(expression: str) -> bool:
+def is_primary(expression: str) -> bool:
     """Whether a subscript binds to all of it: "model.layers[0]", but not "a + b"."""
     node = ast.parse(expression, mode="eval").body
     return isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
