@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,10 @@ class TreeDiff(DiffView):
     def text(self, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: where a subtree went, how to convert it."""
         return "\n".join([super().text(**options), *long_hints(self.differences)])
+
+    def lines(self) -> Iterator[str]:
+        yield from super().lines()
+        yield from long_hints(self.differences)
 
     def json(self) -> str:
         """The JSON of a view with `differences`, [{path, kind, left, …, code}, …], and `not_compared`."""

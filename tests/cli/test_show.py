@@ -160,34 +160,6 @@ def test_what_a_display_leaves_out_is_shown_on_request_and_always_searched(param
     assert capsys.readouterr().out == "params['scale']  float32[]\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("gone.npz", None, "gone.npz: No such file or directory"),
-        ("model.pkl", b"", "treeviz does not open pickles"),
-        ("model.h5", b"", "model.h5: treeviz reads .safetensors, "),
-        ("broken.npz", b"PK", "broken.npz is not a whole .npz file"),
-        ("broken.npy", b"\x93NUMPY\x01", "broken.npy is not a whole .npy file"),
-        ("broken.safetensors", b"\xff" * 20, "broken.safetensors is not a whole .safetensors file"),
-        ("empty.safetensors", b"", "empty.safetensors is not a whole .safetensors file"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_one_line_and_status_2(tmp_path, capsys, name, data, message):
-    if data is not None:
-        (tmp_path / name).write_bytes(data)
-    assert main([str(tmp_path / name)]) == output.TROUBLE
-    printed = capsys.readouterr()
-    assert message in printed.err and printed.err.count("\n") == 1
-    assert printed.out == ""
-
-
-def test_no_arguments_and_unknown_ones_are_status_2(capsys):
-    for arguments in ([], ["x.npz", "--unknown"]):
-        with pytest.raises(SystemExit) as exit:
-            main(arguments)
-        assert exit.value.code == 2
-
-
 def test_help_and_version(capsys):
     for argument, text in (("--help", "`treeviz FILE` is"), ("--version", f"treeviz {treeviz.__version__}\n")):
         with pytest.raises(SystemExit) as exit:

@@ -53,7 +53,7 @@ def _two(options: argparse.Namespace) -> int:
             )
         )
     else:
-        deliver(found, options, lambda: str(found) if is_terminal() else found.text(fold=False))
+        deliver(found, options, lambda: str(found) if is_terminal() else found.lines())
     return DIFFERENT if found.differences else SAME
 
 
@@ -74,7 +74,7 @@ def _drift(options: argparse.Namespace) -> int:
     lines += [f"{_leaves(found.n_left_out)} not compared, not the same arrays in all"] if found.n_left_out else []
     table = first.table.with_headline(*first.table.headline, *lines)
     view = TreeView(table, table.chosen(["elements"]), series=found.series)
-    deliver(view, options, lambda: str(view) if is_terminal() else view.text(fold=False))
+    deliver(view, options, lambda: str(view) if is_terminal() else view.lines())
     return DIFFERENT if found.n_moved or found.n_left_out else SAME
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from treeviz.cli.progress import end
 
 if TYPE_CHECKING:
+    from treeviz.views.save import Content
     from treeviz.views.tree_view import TreeView
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2  # the exit statuses of diff and grep
@@ -40,8 +41,12 @@ def add_github(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--github", action="store_true", help="print Markdown, for >> $GITHUB_STEP_SUMMARY")
 
 
-def deliver(view: TreeView, options: argparse.Namespace, say: Callable[[], str]) -> None:
-    """Write the outputs that are asked for; unless one of them is standard output, print what `say` returns."""
+def deliver(view: TreeView, options: argparse.Namespace, say: Callable[[], str | Iterable[str]]) -> None:
+    """Write the outputs that are asked for; unless one of them is standard output, print what `say` returns.
+
+    Args:
+      say: Returns a text, or its lines.
+    """
     from treeviz.views.save import open_page, write
 
     makers = view.outputs()
@@ -59,7 +64,11 @@ def deliver(view: TreeView, options: argparse.Namespace, say: Callable[[], str])
     if options.github:
         print_text(markdown_text(view.title, view.text(max_rows=_MOST_IN_SUMMARY)))
     elif "-" not in wanted.values():
-        print_text(say())
+        said = say()
+        if isinstance(said, str):
+            print_text(said)
+        else:
+            _write(f"{line}\n" for line in said)
 
 
 def is_terminal() -> bool:
@@ -115,17 +124,19 @@ def _code(text: str) -> str:
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def _write(content: str | bytes) -> None:
+def _write(content: Content) -> None:
     end()
     if sys.stdout is None:
         raise OSError("standard output is closed")
-    if isinstance(content, str):
-        encoding = sys.stdout.encoding or "utf-8"
-        for i in range(0, len(content), _AT_ONCE):  # the text of 100,000 rows has 10 MB and more
-            sys.stdout.write(content[i : i + _AT_ONCE].encode(encoding, "backslashreplace").decode(encoding))
-    else:
+    if isinstance(content, bytes):
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
+        return
+    encoding, parts = sys.stdout.encoding or "utf-8", content
+    if isinstance(content, str):  # JSON has 10 MB and more
+        parts = (content[i : i + _AT_ONCE] for i in range(0, len(content), _AT_ONCE))
+    for part in parts:
+        sys.stdout.write(part.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def open_closed_descriptors() -> None:

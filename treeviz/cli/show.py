@@ -69,9 +69,9 @@ def _is_list(options: argparse.Namespace) -> bool:
 def _shown(view: TreeView, options: argparse.Namespace) -> int:
     if _is_list(options):
         rows, lines = _list(view, options)
-        deliver(view, options, lambda: "\n".join(lines))
+        deliver(view, options, lambda: lines)
         return SAME if rows else DIFFERENT
-    deliver(view, options, lambda: str(view) if is_terminal() else view.text(fold=False))
+    deliver(view, options, lambda: str(view) if is_terminal() else view.lines())
     return SAME
 
 

@@ -8,11 +8,13 @@ import secrets
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+Content = str | bytes | Iterable[str]  # parts, as of a text that is too long to be made at once
 
-def write(path: Path, makers: Mapping[str, Callable[[], str | bytes]]) -> Path:
+
+def write(path: Path, makers: Mapping[str, Callable[[], Content]]) -> Path:
     """Write the content for the suffix of `path`, and return `path`.
 
     The write is atomic: on an error the previous file is unchanged. A symbolic link is followed.
@@ -31,9 +33,7 @@ def write(path: Path, makers: Mapping[str, Callable[[], str | bytes]]) -> Path:
             "For a page, name it 'tree.html'."
         )
     content = make()
-    # UTF-8 cannot encode a lone surrogate, so it is written as an escape sequence.
-    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-    _replace(Path(os.path.realpath(path)), data)
+    _replace(Path(os.path.realpath(path)), [content] if isinstance(content, str | bytes) else content)
     return path
 
 
@@ -62,11 +62,13 @@ def _has_browser() -> bool:
     return has_display or bool(os.environ.get("BROWSER"))
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, parts: Iterable[str | bytes]) -> None:
     temporary = path.with_name(f".{path.name[:80]}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "xb") as file:  # "x" creates it with the default permissions, unlike tempfile
-            file.write(data)
+            for part in parts:
+                # UTF-8 cannot encode a lone surrogate, so it is written as an escape sequence.
+                file.write(part.encode("utf-8", "backslashreplace") if isinstance(part, str) else part)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

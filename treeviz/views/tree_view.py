@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
@@ -20,9 +20,9 @@ from treeviz.views.picture.png import png
 from treeviz.views.picture.shapes import Picture
 from treeviz.views.picture.svg import svg
 from treeviz.views.records import to_frame, to_records
-from treeviz.views.save import open_page, write
+from treeviz.views.save import Content, open_page, write
 from treeviz.views.text.terminal import glyphs_of, terminal_color
-from treeviz.views.text.text import text
+from treeviz.views.text.text import lines, text
 from treeviz.views.treescope_box import box
 from treeviz.views.view import View
 
@@ -85,6 +85,10 @@ class TreeView(View):
         """
         return text(self.brief, max_rows=max_rows, width=width, color=color, fold=fold, budget=budget)
 
+    def lines(self) -> Iterator[str]:
+        """The lines of `text(fold=False)`, one after the other: those of 100,000 leaves would take 60 MB."""
+        return lines(self.brief)
+
     def json(self) -> str:
         """All rows as JSON; `treeviz.views.json.to_json` documents the format."""
         return to_json(self)
@@ -140,11 +144,11 @@ class TreeView(View):
         """
         return write(Path(path), self.outputs())
 
-    def outputs(self) -> dict[str, Callable[[], str | bytes]]:
+    def outputs(self) -> dict[str, Callable[[], Content]]:
         """What `save` writes, by suffix."""
         return {
             ".html": self.html,
-            ".txt": lambda: self.text(fold=False) + "\n",
+            ".txt": lambda: (f"{line}\n" for line in self.lines()),
             ".json": lambda: self.json() + "\n",
             ".svg": lambda: svg(self.picture()),
             ".png": lambda: png(self.picture()),
