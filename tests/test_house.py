@@ -80,9 +80,10 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(tmp_path):
     subprocess.run(build, check=True, capture_output=True, cwd=HOUSE)
     (wheel,) = tmp_path.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    schema = ROOMS / "views" / "schema.json"
-    sources = {path.relative_to(HOUSE).as_posix() for path in [*ROOMS.rglob("*.py"), *ASSETS, schema]}
-    assert packed == sources | {"pydevd_plugins/extensions/pydevd_plugin_treeviz.py"}
+    others = ROOMS / "views" / "schema.json", ROOMS / "py.typed"
+    sources = {path.relative_to(HOUSE).as_posix() for path in [*ROOMS.rglob("*.py"), *ASSETS, *others]}
+    moved = "treeviz/plugin/pydevd_plugin_treeviz.py", "pydevd_plugins/extensions/pydevd_plugin_treeviz.py"
+    assert packed == sources ^ set(moved)
     assert wheel.stat().st_size < 1_000_000
 
 
@@ -106,8 +107,21 @@ def test_the_front_end_asks_the_network_for_nothing_and_takes_no_data_for_code(a
     assert re.findall(f"{sinks}|{addresses}", text) == []
 
 
-def test_the_changelog_tells_of_this_version():
+def test_the_package_and_the_changelog_tell_of_this_version():
     changelog = (HOUSE / "CHANGELOG.md").read_text("utf-8")
     project = (HOUSE / "pyproject.toml").read_text("utf-8")
     (version,) = re.findall(r'^version = "(.*)"$', project, re.MULTILINE)
+    assert version == treeviz.__version__
     assert f"## [{version}]" in changelog
+
+
+def test_the_files_for_github_are_yaml_and_ask_for_what_a_report_needs():
+    yaml = pytest.importorskip("yaml")
+    files = {path.name: yaml.safe_load(path.read_text("utf-8")) for path in (HOUSE / ".github").rglob("*.yml")}
+    for name in ("bug.yml", "wish.yml"):
+        assert any("python -m treeviz doctor" in each["attributes"]["label"] for each in files[name]["body"])
+    jobs = files["publish.yml"]["jobs"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}  # trusted publishing: there is no token
+    assert jobs["publish"]["environment"]["url"] == "https://pypi.org/project/jax-treeviz/"
+    scripts = re.findall(r"\btests/\w+\.sh", str(jobs["build"]))
+    assert scripts and all((HOUSE / script).exists() for script in scripts)
