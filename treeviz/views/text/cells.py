@@ -90,7 +90,7 @@ def pairs_text(pairs: Sequence[tuple[str, str]]) -> str:
 def note_part(table: TreeTable, note: Note) -> Part:
     """A badge: "shared with ['wte']", "cycle to ['a'][0]", "error: ValueError: …"."""
     if note.row >= 0 and note.kind in ("shared", "cycle"):
-        text = f"{'shared with' if note.kind == 'shared' else 'cycle to'} {_path_text(table, note.row)}"
+        text = f"{'shared with' if note.kind == 'shared' else 'cycle to'} {path_text(table, note.row)}"
     else:
         text = f"error: {note.text}" if note.kind == "error" else note.text
     if note.details:
@@ -99,10 +99,12 @@ def note_part(table: TreeTable, note: Note) -> Part:
     return _NOTE_STYLES.get(note.kind, terminal.CYAN), text
 
 
-def _path_text(table: TreeTable, row: int) -> str:
+def path_text(table: TreeTable, row: int) -> str:
+    """The key path of a row, or its last keys."""
     keys = []
     while row > 0 and len(keys) < _N_PATH:
-        keys.append(table.key(row).keystr)
+        key = table.key(row)
+        keys.append(key.keystr or key.label.partition(" ×")[0])  # of a folded row: "[0…79]"
         row = int(table.parent[row])
     return ("…" if row > 0 else "" if keys else table.name) + "".join(reversed(keys))
 

@@ -25,6 +25,7 @@ from treeviz.views.text.cells import (
     fact_parts,
     narrowed,
     note_part,
+    path_text,
     series_cells,
     type_cells,
 )
@@ -45,6 +46,7 @@ _LABEL = 10
 _LEAST = 6  # columns of a detail that is cut
 _HEADLINE = 500  # characters of a part
 _TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem, else a fifth
+_MOST_IN_FULL, _WIDE_ENOUGH = 12, 40  # lines of badges below the tree, and the columns that they need
 _SHORTEST_LINE = 4  # characters, with its end
 _UNLIMITED_KEY = 60  # without a limit, a longer key shifts the rest of its line
 
@@ -135,6 +137,7 @@ def _drawn(
         ending = endings[shown]
         line = f"{prefix}{label}{' ' * blank}{next(middles)}{ending}"
         yield line if ending else line.rstrip()
+    yield from _in_full(table, truncated, details.cut_badges, room.line, color, glyphs)
     if series:
         yield from outlier_lines(whole.table, whole.series, glyphs, width=width, color=color)
 
@@ -239,6 +242,7 @@ class _Details:
         self._codes = table.fact_codes[truncated.rows].tolist()
         self._parts = {code: fact_parts(table.facts[code]) for code in set(self._codes)}
         self._badges: dict[int, list[Part]] = {}
+        self.cut_badges: dict[Part, list[int]] = {}  # those that had no room, with the indices of their rows
         for shown, part in _badges(table, truncated, left_out, series):
             self._badges.setdefault(shown, []).append(part)
         self.inside = max([display_width(left_out.inside(i)) for i in left_out.closed.tolist()], default=-len(_GAP))
@@ -256,6 +260,9 @@ class _Details:
             if key not in with_badges:
                 with_badges[key] = self._write([*badges, *self._parts[key[0]]], width, color)
             texts[shown] = with_badges[key]
+            for style, text in badges:
+                if style != DIM and self._glyphs.fit(text) not in texts[shown]:
+                    self.cut_badges.setdefault((style, text), []).append(shown)
         return texts
 
     def _write(self, parts: list[Part], width: int, color: bool) -> str:
@@ -269,6 +276,23 @@ class _Details:
             width -= gap + display_width(text)
             texts.append(f"{style}{text}{RESET}" if color and style else text)
         return _GAP + _GAP.join(texts) if texts else ""
+
+
+def _in_full(
+    table: TreeTable, truncated: Truncated, cut_badges: dict[Part, list[int]], width: int, color: bool, glyphs: Glyphs
+) -> list[str]:
+    """The badges that had no room in their lines, below the tree: each once, with its first row."""
+    lines: list[str] = []
+    for i, ((style, text), shown) in enumerate(cut_badges.items()):
+        path = path_text(table, int(truncated.rows[shown[0]]))
+        more = f" and {len(shown) - 1:,} more" if len(shown) > 1 else ""
+        said = glyphs.fit(visible(f"{path}{more}: {text}", _HEADLINE))
+        wrapped = wrap(said, width, subsequent_indent=_GAP) if width >= _WIDE_ENOUGH else []
+        if len(lines) + len(wrapped) >= _MOST_IN_FULL:
+            return [*lines, f"{glyphs.dots} {len(cut_badges) - i:,} more"]
+        wrapped = [cut(line, width, glyphs.dots) for line in wrapped]
+        lines += [f"{style}{line}{RESET}" for line in wrapped] if color and style else wrapped
+    return lines
 
 
 def _badges(
