@@ -43,6 +43,7 @@ _GAP = "  "
 # Where the width is limited: the least columns of a key, a type, the details; of a label behind a long guide
 _KEY, _TYPE, _DETAILS = 16, 12, 20
 _LABEL = 10
+_TRIM = 6  # columns that a type gives up for the last column beside it
 _LEAST = 6  # columns of a detail that is cut
 _HEADLINE = 500  # characters of a part
 _TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem, else a fifth
@@ -196,6 +197,9 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
     if left(names) < needed:
         cells = [narrowed(cells[0], type_, glyphs), *cells[1:]]
     while len(cells) > 1 and left(names) < needed:
+        if len(cells) == 2 and needed - left(names) <= _TRIM < cells[0].width - _TYPE:
+            cells = [narrowed(cells[0], cells[0].width - needed + left(names), glyphs), cells[1]]
+            break
         last = next((cell for cell in cells if cell.name == "elements" and cells[-1].name == "bytes"), cells[-1])
         narrow = last.width - (needed - left(names))
         shorter = [narrowed(last, narrow, glyphs)] if last.is_label and narrow >= _TYPE else []
