@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
+import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pythons
@@ -267,3 +270,41 @@ def test_a_notebook_is_kept_without_outputs(path):
     for cell in read(path).cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
+
+
+def records_of(path: Path) -> Iterator[Any]:
+    """What W&B's client has written: records of its protocol, in blocks of 32 kB as those of LevelDB's log."""
+    messages = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        length, kind = struct.unpack_from("<HB", data, at + 4) if left >= 7 else (0, 0)
+        if kind:  # 1: all of it, 2: its start, 4: its end
+            whole += data[at + 7 : at + 7 + length]
+            if kind in (1, 4):
+                yield messages.Record.FromString(whole)
+                whole = b""
+        at += 7 + length if kind else left
+
+
+def test_log_to_wandb_gives_the_real_client_what_wandb_watch_would(tmp_path):
+    for library in ("wandb", "flax", "optax"):
+        pytest.importorskip(library)
+    output = run(program(DEMOS / "log_to_wandb.py"), tmp_path)
+    assert "The loss jumped to" in output and "at step 75" in output
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    records = list(records_of(file))
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.HasField("history")
+    ]
+    assert sum("loss" in row for row in rows) == 101, "the user's rows"
+    logged = {row["treeviz step"]: row for row in rows if "treeviz step" in row}
+    assert logged.keys() <= set(range(0, 101, 5)), "each in one of them"
+    assert {"grads norm", "grads norm/layers/2/kernel", "updates ratio/layers/0/kernel", "scalars/loss"} <= logged[
+        100
+    ].keys()
+    assert logged[100]["grads log2/layers/2/kernel/_type"] == "histogram"
+    alerts = [record.alert for record in records if record.HasField("alert")]
+    assert any("The loss jumped" in alert.text and alert.title == "spike at step 75" for alert in alerts)

@@ -43,6 +43,7 @@ def views(name: str, tmp_path) -> dict[str, str]:
     view = treeviz.render(SAMPLES[name](), name="params")
     saved = {kind: view.save(tmp_path / f"tree.{kind}").read_text(encoding="utf-8") for kind in ("json", "txt")}
     shown = {"repr": repr(view), "text": view.text(), "html": view.html(), "_repr_html_": view._repr_html_()}
+    shown |= {"markdown": view.markdown(), "mermaid": view.mermaid()}
     assert view._repr_mimebundle_() == {"text/plain": shown["repr"], "text/html": shown["_repr_html_"]}
     return saved | shown
 

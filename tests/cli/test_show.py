@@ -74,7 +74,7 @@ def test_the_status_says_whether_find_found_anything(params, capsys):
     assert capsys.readouterr().err.splitlines()[-1].startswith("treeviz: ")
 
 
-@pytest.mark.parametrize("name", ["html", "text", "json", "svg", "png"])
+@pytest.mark.parametrize("name", ["html", "text", "json", "svg", "png", "md", "mmd"])
 def test_the_view_is_written_to_files_which_is_said_beside_the_tree(params, capsys, name):
     assert main([params.name, f"--{name}", "out.file"]) == 0
     assert (params.parent / "out.file").stat().st_size > 0

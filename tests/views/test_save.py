@@ -18,7 +18,7 @@ import pytest
 
 import treeviz
 
-SUFFIXES = (".html", ".txt", ".json", ".svg", ".png")
+SUFFIXES = (".html", ".txt", ".json", ".svg", ".png", ".md", ".mmd")
 VIEW = treeviz.render({"w": jnp.ones((3, 4)), "b": [1, None]}, name="model")
 
 
@@ -35,13 +35,15 @@ def test_save_writes_the_format_that_the_suffix_names_and_returns_the_path(tmp_p
         assert [row["keystr"] for row in json.loads(data)["rows"]] == [row.keystr for row in VIEW.table]
     elif suffix == ".svg":
         assert ElementTree.fromstring(data).tag == "{http://www.w3.org/2000/svg}svg"
-    else:
+    elif suffix == ".png":
         assert data.startswith(b"\x89PNG\r\n")
+    else:
+        assert data.decode() == {".md": VIEW.markdown, ".mmd": VIEW.mermaid}[suffix]()
 
 
 @pytest.mark.parametrize("name", ["model.pdf", "model", ".html"])
 def test_any_other_suffix_is_an_error_that_names_those_there_are(tmp_path, name):
-    with pytest.raises(ValueError, match=r"treeviz writes \.html, \.txt, \.json, \.svg, \.png"):
+    with pytest.raises(ValueError, match=r"treeviz writes \.html, \.txt, \.json, \.svg, \.png, \.md, \.mmd"):
         VIEW.save(tmp_path / name)
     assert os.listdir(tmp_path) == []
 
@@ -50,7 +52,7 @@ def test_any_other_suffix_is_an_error_that_names_those_there_are(tmp_path, name)
 def test_keys_that_utf_8_cannot_write_are_escaped(tmp_path, suffix):
     path = treeviz.render({"a\ud800b": 1, "x\x00": 2}).save(tmp_path / f"tree{suffix}")
     if suffix != ".png":
-        assert "\\ud800" in path.read_text("utf-8")
+        assert ("#92;" if suffix == ".mmd" else "\\") + "ud800" in path.read_text("utf-8")
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from treeviz.views.tree_view import TreeView
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2  # the exit statuses of diff and grep
-_SUFFIXES = {"html": ".html", "json": ".json", "text": ".txt", "svg": ".svg", "png": ".png"}
+_SUFFIXES = {"html": ".html", "json": ".json", "text": ".txt", "svg": ".svg", "png": ".png", "md": ".md", "mmd": ".mmd"}
 _HELP = {
     "html": "a page that works offline",
     "json": "all rows, for programs, as treeviz/views/schema.json describes",
     "text": "all rows",
     "svg": "a picture of the first rows",
     "png": "the same; needs matplotlib",
+    "md": "the same rows as a table of Markdown",
+    "mmd": "the same rows as a diagram of Mermaid",
 }
 _AT_ONCE = 1 << 16  # characters
 _MOST_IN_SUMMARY = 200  # rows; GitHub takes 1 MB

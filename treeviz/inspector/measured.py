@@ -137,7 +137,7 @@ class Measured:
         return data_frame("pyarrow", to_frame(self.history, source or main_source(self.history)))
 
     def save(self, path: str | Path) -> Path:
-        """Write the view (.html, .txt, .json, .svg, .png) or the history (.treeviz, .jsonl, .parquet) to a file.
+        """Write the view (.html, .txt, .json, .svg, .png, .md, .mmd) or the history (.treeviz, .jsonl, .parquet).
 
         Returns:
           The path. `GradientInspector.load` reads the history. JSON Lines and Parquet are for other programs:

@@ -22,7 +22,6 @@ from treeviz.steps.recording.ticker import Ticker
 from treeviz.tree.forks import Lock
 from treeviz.tree.safe_repr import error_text
 
-EVERY_S = 1.0  # between two deliveries, at least
 SHARE = 0.05  # of the time, for deliveries that may leave out steps
 LAST_S = 2.0  # for the last delivery, which may leave out steps, too
 _logger = logging.getLogger("treeviz")
@@ -56,7 +55,9 @@ class RunLog:
         self._cost_s: float | None = None  # of the newest step that was logged
         self._delivered, self._has_warned, self._is_closed = clock(), False, False
         self._process, self._delivering = os.getpid(), Lock()
-        self._ticker = Ticker(self._tick, first_s=EVERY_S, lock=contextlib.nullcontext(), name="treeviz log")
+        self._ticker = Ticker(
+            self._tick, first_s=self._logger.every_s, lock=contextlib.nullcontext(), name="treeviz log"
+        )
         self._ticker.start()
         atexit.register(_close_at_exit, weakref.ref(self))
 
@@ -85,7 +86,7 @@ class RunLog:
             self._recorder.read_what_is_ready()
         began = self._clock()
         self._deliver(is_last=False)
-        return max(EVERY_S, (self._clock() - began) / SHARE)
+        return max(self._logger.every_s, (self._clock() - began) / SHARE)
 
     def _deliver(self, *, is_last: bool) -> None:
         """Log what was read since the last time. The logger is called while the run reads on, so it may be slow."""
@@ -116,6 +117,8 @@ class RunLog:
     def _log(self, steps: dict[int, Step], room_s: float) -> None:
         waiting = sorted(step for step in steps if self._every is None or step % self._every == 0)
         self.n_left_out += len(waiting)  # until they are logged
+        if self._logger.takes_newest:
+            waiting = waiting[-1:]
         if self._every is None and waiting:
             if self._cost_s is None:
                 self._log_step(waiting.pop(0), steps)  # tells what one costs

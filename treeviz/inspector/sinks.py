@@ -51,7 +51,7 @@ class Sinks(Measured):
         Args:
           target: A `SummaryWriter` of tensorboardX, PyTorch or Flax, a `MetricWriter` of clu, a run of W&B, trackio,
             Aim or MLflow (or the module), or a function `log(step: int, numbers: dict[str, float])`. W&B gets numbers
-            as by `wandb.watch`, with your next `run.log`.
+            as by `wandb.watch`, with your next `run.log`: those of the newest step, up to ten times a second.
           every: Log each n-th of the inspected steps by number. None: as many as 5 % of the time allow.
 
         Returns:

@@ -16,7 +16,15 @@ from treeviz.tree.safe_repr import class_name, module_name
 
 
 class Logger(Protocol):
-    """Takes what was measured in a step."""
+    """Takes what was measured in a step.
+
+    Attributes:
+      every_s: Seconds between two deliveries, at least.
+      takes_newest: Whether of the steps of one delivery it keeps the newest only.
+    """
+
+    every_s: float
+    takes_newest: bool
 
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
         """Log numbers and histograms by name: how many values are in [2**k, 2**(k + 1)), for k = `first`, …"""
@@ -52,6 +60,8 @@ def logger_of(target: Any) -> Logger:
 
 class _Function:
     """A function of a step and its numbers, `{name: float}`."""
+
+    every_s, takes_newest = 1.0, False
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -119,9 +129,11 @@ class _Wandb(_Function):
     """A run of W&B. As those of `wandb.watch`, the numbers go out with the next row that the user logs.
 
     W&B drops a row whose step is behind its newest. So the step is a metric of its own, which the others are drawn
-    over, and the user's steps stay what they are.
+    over, and the user's steps stay what they are. A row has one value of each number, so of the steps since the user's
+    last row the newest is logged.
     """
 
+    every_s, takes_newest = 0.1, True
     _STEP = "treeviz step"
 
     def __init__(self, target: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from treeviz.tree.forks import computed_once
 from treeviz.tree.frame import data_frame
 from treeviz.tree.table import Row
+from treeviz.views import outline
 from treeviz.views.html.page import fallback, fragment, page
 from treeviz.views.html.payload import pack
 from treeviz.views.json import to_json
@@ -126,6 +127,20 @@ class TreeView(View):
         """
         return data_frame("pyarrow", to_frame(self, series))
 
+    def markdown(self, max_rows: int = outline.MAX_ROWS) -> str:
+        """The first rows as a table of Markdown, for a report or a pull request.
+
+        treeviz.render({"w": jnp.ones((3, 4))}).markdown()
+        """
+        return outline.markdown(self.brief, max_rows)
+
+    def mermaid(self, max_rows: int = outline.MAX_ROWS) -> str:
+        """The first rows as a diagram of Mermaid, which GitHub draws between ```mermaid and ```.
+
+        treeviz.render({"w": jnp.ones((3, 4))}).mermaid()
+        """
+        return outline.mermaid(self.brief, max_rows)
+
     def picture(self) -> Picture:
         """The first rows as a picture, for `.svg` and `.png`."""
         return draw(self.brief)
@@ -134,7 +149,8 @@ class TreeView(View):
         """Write the tree to a file, and return its path.
 
         The suffix chooses the format: `.html` a page that works offline, `.txt` all rows as text, `.json` all rows for
-        programs, `.svg` and `.png` a picture of the first rows (`.png` needs matplotlib).
+        programs, `.svg` and `.png` a picture of the first rows (`.png` needs matplotlib), `.md` and `.mmd` the same as
+        a table of Markdown and a diagram of Mermaid.
 
         The write is atomic: on an error the previous file is unchanged.
 
@@ -152,6 +168,8 @@ class TreeView(View):
             ".json": lambda: self.json() + "\n",
             ".svg": lambda: svg(self.picture()),
             ".png": lambda: png(self.picture()),
+            ".md": self.markdown,
+            ".mmd": self.mermaid,
         }
 
     def show(self) -> Path | None:

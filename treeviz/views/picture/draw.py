@@ -27,7 +27,7 @@ _MAX_LEVELS = 24
 _KEY, _TYPE, _DETAIL, _LINE = 72, 56, 56, 110  # most characters of a key, a type, a badge, a line above the tree
 
 _BADGE_ROLES = {"error": "bad", "cycle": "bad", "hides": "bad", "info": "dim"}
-_IN_EVERY_ROW = ("key", "type", "kind", "shape", "dtype")  # columns that a row shows anyway
+IN_EVERY_ROW = ("key", "type", "kind", "shape", "dtype")  # columns that a row shows anyway
 
 Badge = tuple[str, str]  # a text and a role
 
@@ -46,7 +46,7 @@ def draw(view: View, *, max_rows: int = MAX_ROWS) -> Picture:
     types = [cut(type_.rstrip(), _TYPE) for type_ in type_cells(table, rows, GLYPHS).texts]
     left_out = LeftOut(table, view.columns, truncated, GLYPHS.dots)
     omitted = {shown: left_out.text(shown) for shown in left_out.closed.tolist()}
-    badges = list(_badges(view, rows, omitted))
+    badges = list(row_badges(view, rows, omitted))
 
     headline = _headline(table, [times_text(each) for each in view.series[:1]])
     top = MARGIN + ROW * len(headline) + ROW // 2  # of the titles
@@ -92,14 +92,14 @@ def _columns(view: View, rows: np.ndarray, x: float) -> tuple[list[SparklineColu
     """The columns from `x` on, and the x after the last one."""
     columns: list[SparklineColumn | CellColumn] = [SparklineColumn(each, rows) for each in view.series[:1]]
     columns += [
-        CellColumn(view.table, column, rows) for column in view.columns_beside if column.name not in _IN_EVERY_ROW
+        CellColumn(view.table, column, rows) for column in view.columns_beside if column.name not in IN_EVERY_ROW
     ]
     for column in columns:
         column.x, x = x, x + column.width + GAP
     return columns, x
 
 
-def _badges(view: View, rows: np.ndarray, closed: Container[int]) -> Iterator[list[Badge]]:
+def row_badges(view: View, rows: np.ndarray, closed: Container[int]) -> Iterator[list[Badge]]:
     """The notes and findings of each row, and for a closed node the number of findings inside."""
     found, inside = marks_by_row(view.series), marks_inside(view.table, view.series, rows)
     for shown, row in enumerate(rows.tolist()):
