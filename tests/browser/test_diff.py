@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from browser.driving import copied, labels, opened, row, search, settled, status
+from browser.driving import copied, labels, opened, row, search, settled, status, violations
 
 import treeviz as tv
 
@@ -71,3 +71,4 @@ def test_the_details_of_a_difference_have_the_numbers_and_magnitudes_of_both_sid
     for text in ("1 at [0, 0]", "there in the first", "16 of 16", "NaN in the other"):
         assert text in detail
     assert page.locator(".sides svg").count() == 2
+    assert violations(page) == []

@@ -69,8 +69,8 @@ def model(n_layers: int = 3):
 def shown(open_page):
     """`shown(tree, …)` opens the page of a tree, with all its rows open if it is small."""
 
-    def show(tree, *, stats: bool = False, columns=None, depth=9, name="params", values=None, **window):
-        view = treeviz.render(tree, name=name, stats=stats, columns=columns, depth=depth)
+    def show(tree, *, stats: bool = False, check=False, columns=None, depth=9, name="params", values=None, **window):
+        view = treeviz.render(tree, name=name, stats=stats, check=check, columns=columns, depth=depth)
         page = open_page(as_page(View(view.table, view.columns, depth=depth, values=values)), **window)
         return opened(page)
 
@@ -123,6 +123,7 @@ def test_an_inherited_spec_is_dim_and_has_an_edge(open_page):
     dim = settled(page).locator(".row .cell.dim")
     assert dim.all_inner_texts() == ["0 ← [0]"] * 2
     assert dim.first.evaluate("(cell) => getComputedStyle(cell).borderLeftWidth") == "1px"
+    assert violations(page) == []
 
 
 def test_what_is_open_first_is_what_holds_the_most(parts):
@@ -730,7 +731,8 @@ def test_keys_typed_in_the_view_stay_in_it(shown):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [320, 900, 1600])
 def test_no_accessibility_rule_is_broken(shown, shots, dark, width):
-    page = shown({**model(), "o": {1, 2}, "t": "text", "k": [np.zeros(3)] * 2}, stats=True, width=width, dark=dark)
+    tree = {**model(), "o": {1, 2}, "t": "text", "k": [np.zeros(3)] * 2}
+    page = shown(tree, stats=True, check=True, width=width, dark=dark)
     for number, there in enumerate(("plain", "searched", "detailed", "columns")):
         if there == "searched":
             search(page, "kernel")
