@@ -8,6 +8,7 @@ import textwrap
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -28,9 +29,9 @@ class Quantity:
     unit: str
 
 
-def example(documented: Any) -> str:
+def example(docstring: str) -> str:
     """The code of a docstring: the paragraphs that are indented by four."""
-    paragraphs = (inspect.getdoc(documented) or "").split("\n\n")
+    paragraphs = docstring.split("\n\n")
     code = [part for part in paragraphs if all(line.startswith("    ") for line in part.split("\n"))]
     return textwrap.dedent("\n\n".join(code))
 
@@ -77,7 +78,7 @@ def test_the_example_of_a_public_name_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if name == "explore":
         pytest.importorskip("anywidget")
-    code = example(getattr(treeviz, name))
+    code = example(inspect.getdoc(getattr(treeviz, name)) or "")
     assert code, f"{name} has no example: a paragraph of its docstring that is indented by four"
     scope = surroundings()
     if name == "inspect_gradients":
@@ -96,6 +97,37 @@ def test_the_example_of_a_public_name_runs(name, tmp_path, monkeypatch, capsys):
             treeviz.unregister()
     if name == "explore":
         scope["widget"].close()
+
+
+def methods() -> dict[str, Any]:
+    """The public methods and properties that public classes define or inherit from treeviz, each once, by name."""
+    found = {}
+    for cls in (getattr(treeviz, name) for name in NAMES):
+        for name in dir(cls) if inspect.isclass(cls) else ():
+            member = inspect.getattr_static(cls, name)
+            function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if not name.startswith("_") and str(getattr(function, "__module__", "")).startswith("treeviz"):
+                found.setdefault(function, (f"{cls.__name__}.{name}", inspect.getdoc(getattr(cls, name))))
+    return dict(found.values())
+
+
+def test_every_public_method_says_what_it_is_for_and_its_example_runs(tmp_path, monkeypatch, capsys):
+    for library in ("anywidget", "pandas"):
+        pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    documented = methods()
+    assert [name for name, text in documented.items() if not text] == []
+    scope = surroundings() | {"pandas": pytest.importorskip("pandas"), "state": SimpleNamespace(step=100)}
+    scope["table"] = treeviz.render(scope["params"], stats=True).table
+    inspector = scope["inspector"] = treeviz.GradientInspector()
+    step, params, x, y = (scope[name] for name in ("update", "params", "x", "y"))
+    scope["svi"] = SimpleNamespace(run=lambda *_: jax.jit(step.__wrapped__)(params, x, y))
+    scope["key"], scope["update"] = None, inspector.watch(step)
+    examples = {name: code for name, text in documented.items() if (code := example(text))}
+    assert {"GradientInspector.record", "GradientInspector.watching", "TreeTable.find"} <= set(examples)
+    for name in sorted(examples, key="GradientInspector.reset".__eq__):  # which leaves nothing to show
+        exec(compile(examples[name].replace("1000", "3"), name, "exec"), scope)
+    scope["widget"].close()
 
 
 def test_the_api_page_has_every_public_name():

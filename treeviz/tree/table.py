@@ -101,6 +101,7 @@ class TreeTable:
         return replace(self, columns={**self.columns, **{c.name: c for c in columns}})
 
     def with_headline(self, *headline: str) -> TreeTable:
+        """The same rows with another headline, of any number of lines."""
         return replace(self, headline=headline)
 
     def with_notes(self, notes: Mapping[int, tuple[Note, ...]]) -> TreeTable:
@@ -130,10 +131,10 @@ class TreeTable:
     def find(self, query: str) -> list[Row]:
         """The rows that match a query, in order; the language is that of the page's search box.
 
-            table.find("layers/*/weight")            a glob on the end of the key path; ** for any number of keys
-            table.find("attn dtype:bf16")            both: a word in the path, a dtype
-            table.find("shape:*,768 | bytes:>1M")    either
-            table.find("nan -key:bias")              has a NaN (after render(tree, stats=True)), and is no bias
+            table.find("layers/*/weight")            # a glob on the end of the key path; ** for any number of keys
+            table.find("attn dtype:bf16")            # both: a word in the path, a dtype
+            table.find("shape:*,768 | bytes:>1M")    # either
+            table.find("nan -key:bias")              # has a NaN (after render(tree, stats=True)), and is no bias
 
         Each row has a `keystr` and an `expression` that can be pasted. See `treeviz.tree.query.find` for the language.
 
@@ -169,6 +170,7 @@ class TreeTable:
         return children
 
     def key(self, row: int) -> Key:
+        """The key of a row below its parent, as JAX has it: `DictKey('w')`."""
         code = self.key_codes[row]
         return index_key(int(self.position[row])) if code == 0 else self.keys[code]
 

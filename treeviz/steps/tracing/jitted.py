@@ -34,6 +34,7 @@ class CannotWatch(Exception):
 
     @staticmethod
     def instead(step: Any) -> str:
+        """What to do where a step cannot be watched, as code."""
         name = getattr(step, "__name__", "step")
         return (
             f"Return the measurement from `{name}` yourself, that always works:\n"
