@@ -1,4 +1,4 @@
-"""What pydevd imports: the wheel has this file also below `pydevd_plugins/extensions`, where pydevd looks for it."""
+"""What pydevd imports: in the wheel this file lies in `pydevd_plugins/extensions`, where pydevd looks for it."""
 
 from _pydevd_bundle.pydevd_extension_api import StrPresentationProvider, TypeResolveProvider  # type: ignore
 from _pydevd_bundle.pydevd_extension_utils import extensions_of_type  # type: ignore
