@@ -2,82 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import re
 import sys
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from shells import ipython
+from thirty_values import SHOWN, formatted, formatted_by_marimo, is_ours, wrong_displays
 
 import treeviz
 from treeviz.plugin.shown import is_shown
 
 pytest.importorskip("IPython")
-Point = collections.namedtuple("Point", "x y")
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Model:
-    w: object
-
-
-@jax.tree_util.register_static
-class Static:
-    pass
-
-
-class WithHtml(Model):
-    def _repr_html_(self) -> str:
-        return "<b>mine</b>"
-
-
-jax.tree_util.register_dataclass(WithHtml, data_fields=["w"], meta_fields=[])
-CYCLE: list = [1]
-CYCLE.append(CYCLE)
-
-SHOWN = {
-    "a dict of arrays": {"w": np.ones(3)},
-    "a list with an array": [1, 2, jnp.ones(3)],
-    "a tuple with an array": (np.ones(3), "b"),
-    "a named tuple with an array": Point(1, np.ones(2)),
-    "a default dict": collections.defaultdict(list, a=[np.ones(2)]),
-    "an ordered dict": collections.OrderedDict(a=np.ones(2)),
-    "a deque": collections.deque([np.ones(2)]),
-    "shapes": {"w": jax.ShapeDtypeStruct((3,), jnp.float32)},
-    "a key": {"rng": jax.random.key(0)},
-    "an array deep inside": {"a": [{"b": (Point(np.zeros(1), 1),)}]},
-    "a registered node": Model(1),
-    "a registered node in a list": [Model(1)],
-    "a static node": Static(),
-    "a partial": jax.tree_util.Partial(sum, 1),
-    "a flax state": {"params": {"kernel": jnp.ones((2, 2))}},
-}
-AS_BEFORE = {
-    "None": None,
-    "a number": 3,
-    "text": "text",
-    "an array": np.ones(3),
-    "an array of jax": jnp.ones(3),
-    "an empty dict": {},
-    "a dict of numbers": {"a": 1, "b": [2, 3]},
-    "a list of text": ["a", "b"],
-    "a long list of numbers": list(range(100_000)),
-    "a named tuple of numbers": Point(1, 2),
-    "a list that contains itself": CYCLE,
-    "a function": partial(sum, 1),
-    "a set": {1, 2},
-    "a treedef": jax.tree.structure([1]),
-    "a tree with a display of its own": WithHtml(1),
-    "a view": treeviz.render({"a": 1}),
-    "a numpy scalar": np.float32(3),
-    "a module": np,
-}
 
 
 @pytest.fixture
@@ -87,35 +25,48 @@ def shell():
         treeviz.unregister()
 
 
-def shown(shell, value) -> tuple:
-    """What a cell shows, without the identifiers that are new each time."""
-    data, metadata = shell.display_formatter.format(value)
-    return {kind: re.sub(r"[0-9a-f]{8,}|\d{6,}", "", text) for kind, text in data.items()}, metadata
-
-
-def is_ours(data: dict) -> bool:
-    return "treeviz" in data.get("text/html", "")
-
-
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_tree_is_shown(name):
     assert is_shown(SHOWN[name])
 
 
-def test_trees_are_displayed_from_loading_to_unloading_and_all_else_as_before(shell):
-    both = SHOWN | AS_BEFORE
-    plain = {name: shown(shell, value) for name, value in both.items()}
+@pytest.mark.parametrize("beside", ["alone", "beside treescope"])
+def test_trees_are_displayed_from_loading_to_unloading_and_all_else_as_before(shell, beside):
+    if beside != "alone":
+        import treescope
+
+        treescope.basic_interactive_setup(autovisualize_arrays=False)
     magics = {kind: set(of) for kind, of in shell.magics_manager.magics.items()}
-    shell.run_line_magic("load_ext", "treeviz")
-    shell.run_line_magic("load_ext", "treeviz")
-    treeviz.register_as_default()  # which is the same
-    assert all(is_ours(shown(shell, value)[0]) for value in SHOWN.values())
-    assert {name: shown(shell, value) for name, value in AS_BEFORE.items()} == {name: plain[name] for name in AS_BEFORE}
-    shell.run_line_magic("unload_ext", "treeviz")
-    assert {name: shown(shell, value) for name, value in both.items()} == plain
+
+    def load() -> None:
+        shell.run_line_magic("load_ext", "treeviz")
+        shell.run_line_magic("load_ext", "treeviz")
+        treeviz.register_as_default()  # which is the same
+
+    unload = partial(shell.run_line_magic, "unload_ext", "treeviz")
+    assert wrong_displays(partial(formatted, shell), load, unload) == []
     assert {kind: set(of) for kind, of in shell.magics_manager.magics.items()} == magics
     assert "format" not in vars(shell.display_formatter)
     assert not [each for each in shell.configurables if type(each).__name__ == "TreeViz"]
+
+
+def test_marimo_displays_trees_and_all_else_as_before(monkeypatch, capsys):
+    marimo = pytest.importorskip("marimo")
+    from marimo._output import formatting
+
+    monkeypatch.setattr(marimo, "running_in_notebook", lambda: True)
+    load = lambda: [treeviz.register_as_default() for _ in range(2)]
+    assert wrong_displays(formatted_by_marimo, load, treeviz.unregister) == []
+    assert "get_formatter" not in vars(formatting.FORMATTERS)
+    plain = formatted_by_marimo({"w": np.ones(2)})
+    treeviz.register_as_default()
+    monkeypatch.setattr("treeviz.views.tree_view.TreeView._repr_html_", lambda self: 1 / 0)
+    try:
+        assert formatted_by_marimo({"w": np.ones(2)}) == plain
+    finally:
+        treeviz.unregister()
+    said = "treeviz: no tree is shown, since it failed with ZeroDivisionError: division by zero\n"
+    assert capsys.readouterr().err == said
 
 
 @dataclasses.dataclass
@@ -139,7 +90,7 @@ def test_beside_treescope_trees_are_ours_and_all_else_is_treescopes_with_a_summa
     steps = [treeviz.register_as_default, partial(treescope.basic_interactive_setup, autovisualize_arrays=False)]
     for step in steps if is_first else reversed(steps):
         step()
-    assert is_ours(shown(shell, {"w": np.ones(2)})[0])
+    assert is_ours(formatted(shell, {"w": np.ones(2)}))
     assert "treescope" in shell.display_formatter.format({"a": 1})[0]["text/html"]
     params = {"layers": [{"w": jnp.ones((3, 4)), "b": jnp.zeros(4)}, {"w": jnp.ones(3), "b": "x"}], "n": [1, 2]}
     lines = treescope.render_to_text(Unknown(params)).splitlines()
@@ -182,10 +133,10 @@ def test_what_others_put_before_the_display_stays_when_it_is_removed(shell):
 
 
 def test_a_failure_falls_back_to_the_display_before_with_one_line(shell, monkeypatch, capsys):
-    plain = shown(shell, {"w": np.ones(2)})
+    plain = formatted(shell, {"w": np.ones(2)})
     treeviz.register_as_default()
     monkeypatch.setattr("treeviz.views.tree_view.TreeView._repr_mimebundle_", lambda *_, **__: 1 / 0)
-    assert shown(shell, {"w": np.ones(2)}) == plain
+    assert formatted(shell, {"w": np.ones(2)}) == plain
     assert (
         capsys.readouterr().err
         == "treeviz: no tree is shown, since it failed with ZeroDivisionError: division by zero\n"
@@ -195,12 +146,13 @@ def test_a_failure_falls_back_to_the_display_before_with_one_line(shell, monkeyp
 def test_the_root_has_the_name_of_the_users_variable_and_settings_are_those_of_config(shell, capsys):
     shell.run_line_magic("load_ext", "treeviz")
     shell.run_cell("import numpy as np\nparams = {'w': np.full(3, 2.0)}")
-    assert shown(shell, shell.user_ns["params"])[0]["text/plain"].startswith("params · 1 leaf")
-    assert "mean" not in shown(shell, shell.user_ns["params"])[0]["text/plain"]
+    assert formatted(shell, shell.user_ns["params"])["text/plain"].startswith("params · 1 leaf")
+    assert "mean" not in formatted(shell, shell.user_ns["params"])["text/plain"]
     shell.run_line_magic("config", "TreeViz.stats = True")
-    assert "mean" in shown(shell, shell.user_ns["params"])[0]["text/plain"]
+    assert "mean" in formatted(shell, shell.user_ns["params"])["text/plain"]
     shell.run_cell("%%tree_errors\nimport jax\njax.tree.map(lambda a, b: a, {'w': 1}, {'v': 1})")
-    assert "treeviz: " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "treeviz: " in out and "Error in callback" not in out
 
 
 def test_the_magic_gives_back_a_name_that_was_taken(shell):
@@ -215,5 +167,7 @@ def test_the_magic_gives_back_a_name_that_was_taken(shell):
 
 
 def test_without_ipython_it_is_said_what_shows_a_tree():
-    with pytest.raises(RuntimeError, match=r"there is no IPython here. In a script, treeviz.render\(tree\).show\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"there is no IPython here, and no marimo. In a script, treeviz.render\(tree\).show\(\)"
+    ):
         treeviz.register_as_default()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treeviz.plugin.failed import tell
-from treeviz.plugin.shown import is_shown
+from treeviz.plugin.shown import is_shown, name_of
 
 
 class DefaultDisplay:
@@ -38,16 +38,9 @@ class DefaultDisplay:
         if self._is_on:
             try:
                 if is_shown(value):
-                    view = self._render(value, self._name_of(value))
+                    view = self._render(value, name_of(value, self._shell.user_ns))
                     return view._repr_mimebundle_(include=include, exclude=exclude), {}
             except Exception as error:
                 tell("no tree is shown", error)
             self._before_others()
         return self._before(value, include=include, exclude=exclude)
-
-    def _name_of(self, value: Any) -> str:
-        """The user's variable that holds the value, so that copied expressions can be run."""
-        for name, other in list(self._shell.user_ns.items()):
-            if other is value and not name.startswith("_"):
-                return name
-        return "tree"

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from treeviz.api import render
 from treeviz.plugin.display import DefaultDisplay
+from treeviz.plugin.in_marimo import MarimoDisplay, is_marimo
 from treeviz.plugin.in_treescope import InTreescope
 from treeviz.plugin.magics import Magics
 from treeviz.plugin.trees_in_pdb import InShell
@@ -22,6 +23,7 @@ class _Loaded(NamedTuple):
 
 
 _loaded: list[_Loaded] = []  # one for each shell
+_in_marimo: list[MarimoDisplay] = []  # one at most
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -69,15 +71,23 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 def register_as_default() -> None:
-    """Display trees through treeviz from now on, as `%load_ext treeviz` does.
+    """Display trees through treeviz from now on, as `%load_ext treeviz` does, in IPython and in marimo.
 
         tv.register_as_default()
         {"w": jnp.ones((3, 4))}   # a tree in the last line of a cell
 
+    In marimo it changes the display alone.
+
     Raises:
-      RuntimeError: This process has no IPython shell.
+      RuntimeError: This process is neither IPython nor a notebook of marimo.
     """
-    load_ipython_extension(_shell("register_as_default"))
+    shell = ipython_shell()
+    if shell is not None:
+        load_ipython_extension(shell)
+    elif not is_marimo():
+        raise _no_notebook("register_as_default")
+    elif not _in_marimo:
+        _in_marimo.append(MarimoDisplay(lambda tree, name: render(tree, name=name)))
 
 
 def unregister() -> None:
@@ -87,15 +97,18 @@ def unregister() -> None:
         tv.unregister()
 
     Raises:
-      RuntimeError: This process has no IPython shell.
+      RuntimeError: This process is neither IPython nor a notebook of marimo.
     """
-    unload_ipython_extension(_shell("unregister"))
-
-
-def _shell(function: str) -> Any:
     shell = ipython_shell()
-    if shell is None:
-        raise RuntimeError(
-            f"{function}: there is no IPython here. In a script, treeviz.render(tree).show() opens a page."
-        )
-    return shell
+    if shell is not None:
+        unload_ipython_extension(shell)
+    elif not is_marimo():
+        raise _no_notebook("unregister")
+    elif _in_marimo:
+        _in_marimo.pop().remove()
+
+
+def _no_notebook(function: str) -> RuntimeError:
+    return RuntimeError(
+        f"{function}: there is no IPython here, and no marimo. In a script, treeviz.render(tree).show() opens a page."
+    )

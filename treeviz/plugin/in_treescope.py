@@ -30,8 +30,8 @@ class InTreescope:
         # By id, for the rendering that runs: a node, which stays alive so long, and what is said of it.
         self._said: dict[int, tuple[Any, str]] | None = None
 
-    def update(self) -> None:
-        """Extend the renderer, unless it is already, or treescope is not imported."""
+    def update(self, info: Any = None) -> None:
+        """Extend the renderer, unless it is, or treescope is not imported; IPython calls it before each cell."""
         active = _active_renderer()
         if active is not None and self._hook not in active.get().wrapper_hooks:
             active.set_globally(

@@ -40,6 +40,14 @@ def is_tree(value: Any) -> bool:
     return False
 
 
+def name_of(value: Any, variables: dict[str, Any]) -> str:
+    """The user's variable that holds the value, so that copied expressions can be run."""
+    for name, other in list(variables.items()):
+        if other is value and not name.startswith("_"):
+            return name
+    return "tree"
+
+
 def _is_registered(node: Any) -> bool:
     if node is None or type(node) in _BUILTIN or _is_namedtuple(node) or isinstance(node, _ARRAYS):
         return False

@@ -1,0 +1,74 @@
+"""The default display of marimo: trees through treeviz, all else as before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from treeviz.plugin.failed import tell
+from treeviz.plugin.shown import is_shown, name_of
+from treeviz.tree.private_names import PrivateName, missing_names, why_missing
+
+# Its formatters are found by class, and whether a dict is a tree depends on what is in it.
+PRIVATE = tuple(
+    PrivateName(f"marimo._output.formatting:{name}", "trees are not displayed by default")
+    for name in ("FORMATTERS.get_formatter", "get_formatter", "try_format")
+)
+
+
+def is_marimo() -> bool:
+    """Whether this is a notebook of marimo."""
+    return "marimo" in sys.modules and sys.modules["marimo"].running_in_notebook()
+
+
+class MarimoDisplay:
+    """Stands before the `get_formatter` of marimo's formatters, until it is removed.
+
+    Args:
+      render: Makes the view of a tree, from the tree and its name.
+
+    Raises:
+      RuntimeError: This release of marimo has moved its formatters.
+    """
+
+    def __init__(self, render: Callable[[Any, str], Any]) -> None:
+        missing = missing_names(PRIVATE)
+        if missing:
+            raise RuntimeError(f"register_as_default: {why_missing(missing)}")
+        from marimo._output import formatting
+
+        self._render, self._marimo = render, formatting
+        self._before = formatting.FORMATTERS.get_formatter
+        self._is_on = True
+        formatting.FORMATTERS.get_formatter = self._ours = self._get_formatter
+
+    def remove(self) -> None:
+        """Leave all as it was; what others have put before it since then stays, and is passed through."""
+        self._is_on = False
+        if vars(self._marimo.FORMATTERS).get("get_formatter") is self._ours:
+            del self._marimo.FORMATTERS.get_formatter
+            if self._marimo.FORMATTERS.get_formatter != self._before:  # another's, that was there before
+                self._marimo.FORMATTERS.get_formatter = self._before
+
+    def _get_formatter(self, obj: Any) -> Any:
+        try:
+            if self._is_on and is_shown(obj):
+                return self._format
+        except Exception as error:
+            tell("no tree is shown", error)
+        return self._before(obj)
+
+    def _format(self, value: Any) -> Any:
+        try:
+            view: Any = self._render(value, name_of(value, vars(sys.modules["__main__"])))
+            formatter: Any = self._marimo.get_formatter(view)
+            return formatter(view)
+        except Exception as error:
+            tell("no tree is shown", error)
+        self._is_on = False
+        try:
+            output = self._marimo.try_format(value)
+            return output.mimetype, output.data
+        finally:
+            self._is_on = True
