@@ -10,7 +10,7 @@ from watched import watch
 
 from treeviz.steps.joined import Joined
 from treeviz.steps.measure import numbers_of
-from treeviz.steps.partial_sums import added_up, partial_sums
+from treeviz.steps.partial_sums import added_up, packed_rows, partial_sums
 from treeviz.steps.statistics import LIGHT, unpack
 
 
@@ -64,6 +64,9 @@ def test_partial_sums_give_the_numbers_of_leaves_and_the_counts_of_results():
             n_bad, n_nan = (~np.isfinite(new[i])).sum(), np.isnan(new[i]).sum()
             is_new = before is not None and (x != before).any()
             np.testing.assert_array_equal(counts[..., i], (n_bad << 16) + n_nan + (int(is_new) << 31))
+    here = unpack(np.asarray(jax.jit(packed_rows)(leaves())), LIGHT)
+    for statistic, values in here.items():
+        np.testing.assert_allclose(values, numbers[statistic][0], rtol=1e-6)
 
 
 def update(params, x):

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax import tree_util
+from jax import lax, tree_util
 
 from treeviz.steps.measure import Measurement
 from treeviz.steps.measured_tree import Axes, MeasuredTree
-from treeviz.steps.partial_sums import Rows, added_up, is_partial, joined_arrays, partial_sums
+from treeviz.steps.partial_sums import Rows, added_up, is_partial, joined_arrays, packed_rows, partial_sums
 from treeviz.steps.reduce import reduce_leaves
 from treeviz.steps.statistics import LIGHT, NO_NUMBER, n_words
 
@@ -43,6 +44,17 @@ class Unreduced(NamedTuple):
         others = [None if i in mine else x for i, x in enumerate(self.leaves)]
         packed = reduce_leaves(others, LIGHT, axes) if len(mine) < len(known) else None
         return {first[i]: x for i, x in mine.items()}, packed, (first[-1], n_words(LIGHT))
+
+    def reduced(self) -> jax.Array:
+        """The packed rows, which are made in the program."""
+        mine, packed, shape = self.divided()
+        rows = [packed_rows([*mine.values()])] if mine else []
+        if len(mine) == shape[0]:
+            return rows[0]
+        rows.append(jnp.broadcast_to(_NOTHING, shape) if packed is None else packed)
+        at = np.arange(len(mine), len(mine) + shape[0], dtype=np.int32)
+        at[[*mine]] = np.arange(len(mine))
+        return lax.concatenate(rows, 0).at[at].get(mode="promise_in_bounds")
 
 
 class Layout(NamedTuple):
@@ -139,10 +151,9 @@ def joined(measurement: Measurement) -> Measurement:
     return Joined(joined_arrays([x.reshape(-1) for x in arrays]), layout)
 
 
-def reduces_later(statistics: tuple[str, ...]) -> bool:
-    """Whether `joined_later` may have these statistics."""
-    is_known = statistics == LIGHT and jax.__version_info__ >= (0, 5)
-    return is_known and jax.default_backend() == "cpu" and jax.device_count() == 1
+def reduces_partially(statistics: tuple[str, ...]) -> bool:
+    """Whether trees may be `Unreduced`, of these statistics, and on one device."""
+    return statistics == LIGHT and jax.__version_info__ >= (0, 5) and jax.default_backend() == "cpu"
 
 
 def joined_later(measurement: Measurement) -> Measurement:

@@ -26,6 +26,7 @@ from treeviz.steps.reduce import (
     USUAL_FROM,
     as_real,
     bits_of,
+    blocks,
     is_sharded,
     magnitude,
 )
@@ -34,6 +35,7 @@ from treeviz.steps.statistics import EXPONENT_ZERO, LIGHT, RANGE_AT, SHIFT, n_wo
 _LENGTHS = [1 << n for n in range(9, 4, -1)]  # of a row
 _N_BITS = 10  # of each of the three counts that share a word: more than the numbers of a row
 _COUNT = np.uint32((1 << _N_BITS) - 1)
+_ALONE = np.array([_COUNT, 0xFFFFFFFF], np.uint32)  # the first count, of the rows of small leaves and of long ones
 _LONG_ROWS = [*range(64, 15, -1), *range(65, 257)]  # into how many rows a long leaf may be broken, the best first
 _MANY = 128  # arrays in one
 _TO_RANGE = np.ldexp(1.0, [2 * SHIFT, 0, -2 * SHIFT])  # squares in the scale of each range
@@ -102,6 +104,30 @@ def partial_sums(
     return joined_arrays(sums), [*peaks, *counts], rows
 
 
+def packed_rows(leaves: Sequence[jax.Array]) -> jax.Array:
+    """uint32[leaves, 4]: the packed rows of `LIGHT`, with the partial sums added up where they are. Traceable."""
+    sums, words, rows = partial_sums(leaves, (), ())
+    ends, together = np.cumsum(rows.n_rows), joined_arrays(words)
+    peaks, counts = (lax.slice_in_dim(together, n, n + ends[-1]) for n in (0, ends[-1]))
+    counts = lax.bitwise_and(counts, np.repeat(_ALONE, [sum(rows.of_small), sum(rows.of_long)]))
+    arrays = [lax.concatenate([x, lax.full_like(x, 0, shape=(1,))], 0) for x in (sums, peaks, counts)]
+    parts, order = [], []
+    for block in map(sorted, blocks(range(len(ends)), rows.n_rows)):
+        n = np.array(rows.n_rows)[block, None]
+        which = np.arange(n.max()) + ends[block, None] - n
+        which = np.where(which < ends[block, None], which, ends[-1]).astype(np.int32)
+        parts.append(_added_up([x.at[which].get(mode="promise_in_bounds") for x in arrays]))
+        order += [rows.leaves[i] for i in block]
+    squares, peaks, counts = map(joined_arrays, zip(*parts, strict=True))
+    of = lax.add(_ones(_is_at_least(peaks, USUAL_FROM)), _ones(_is_at_least(peaks, HUGE_FROM)))
+    root = lax.select_n(of.astype(np.int32), *(jnp.full_like(peaks, 2.0**e, np.float32) for e in (SHIFT, 0, -SHIFT)))
+    scale = lax.square(_as_float64(root))
+    squares = lax.convert_element_type(lax.mul(squares, scale), np.float32)
+    first = lax.bitwise_or(lax.shift_left(of, np.uint32(RANGE_AT)), np.uint32(EXPONENT_ZERO))
+    packed = jnp.stack([first, bits_of(squares), peaks, counts], 1)
+    return packed if order == sorted(order) else packed.at[np.argsort(order)].get(mode="promise_in_bounds")
+
+
 def flat(x: jax.Array) -> jax.Array:
     """For a barrier: what is reshaped after it would be a kernel if it was reshaped before, too."""
     return lax.reshape(lax.stop_gradient(x), (x.size,))
@@ -159,8 +185,13 @@ def _sums(block: jax.Array, size: jax.Array, counts: jax.Array) -> Sequence[jax.
     is_finite = lax.lt(size, lax.full_like(size, INFINITY))
     finite = _as_float64(lax.select(is_finite, block, lax.full_like(block, 0)))
     peaks = lax.select(is_finite, size, lax.full_like(size, 0))
+    return _added_up((lax.mul(finite, finite), peaks, counts))
+
+
+def _added_up(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """The sums, largest magnitudes and counts of the rows of [rows, n]."""
     starts = _as_float64(jnp.float32(0)), np.uint32(0), np.uint32(0)
-    return lax.reduce((lax.mul(finite, finite), peaks, counts), starts, _together, (1,))
+    return lax.reduce(tuple(arrays), starts, _together, (1,))
 
 
 def _together(left: Sequence[jax.Array], right: Sequence[jax.Array]) -> Sequence[jax.Array]:

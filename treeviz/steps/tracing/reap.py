@@ -50,6 +50,7 @@ def reap(
     received: Plan | None = None,
     scaled: Scaled | None = None,
     reduce_later: Callable[[Sown, Sequence[Any]], Any] | None = None,
+    reduce_on_each: Reduce | None = None,
 ) -> tuple[list[Any], list[Reaped], list[jax.Array]]:
     """Run `program` on `arguments`, and measure its sown values.
 
@@ -65,6 +66,7 @@ def reap(
       received: What is measured besides as that which the optimizer receives of each gradient.
       scaled: The packed rows of numbers times a factor, from those of the numbers.
       reduce_later: What stands for the packed rows of a tree that is sown outside of loops and other programs inside.
+      reduce_on_each: As `reduce`, in a `shard_map` over all axes of its mesh, where each device has arrays of its own.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
@@ -75,7 +77,7 @@ def reap(
     computed_once = {sown for sown, recomputed in sown_in(program) if not recomputed}
     run = Run(reduce, empty, computed_once, with_params, axes_of)
     run.received, run.scaled = {} if received is None else _measured_of(received, with_params), scaled
-    run.reduce_later = reduce_later
+    run.reduce_later, run.reduce_on_each = reduce_later, reduce_on_each
     return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
 
 
@@ -95,7 +97,7 @@ class Run:
       in_recomputation: This jaxpr is run again, for a backward pass.
       devices: Those of the `shard_map` around this jaxpr, if there is one.
       received: What the optimizer receives, by the id of the jaxpr that holds it, and by what was sown.
-      reduce_later: As `reap` takes it; None inside of loops and other programs.
+      reduce_later, reduce_on_each: As `reap` takes them; the former is None inside of loops and other programs.
     """
 
     def __init__(
@@ -116,11 +118,14 @@ class Run:
         self.received: Mapping[int, Mapping[Sown, Received]] = {}
         self.scaled: Scaled | None = None
         self.reduce_later: Callable[[Sown, Sequence[Any]], Any] | None = None
+        self.reduce_on_each: Reduce | None = None
 
     def on(self, devices: Devices) -> Run:
         """The same run, for the jaxpr of a `shard_map`."""
         run = copy(self)
         run.devices = devices
+        if devices.is_manual and self.reduce_on_each is not None:
+            run.reduce = self.reduce_on_each
         return run
 
     def in_body(self, origins: Sequence[int | None]) -> Run:

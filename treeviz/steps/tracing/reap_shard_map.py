@@ -33,6 +33,11 @@ class Devices(NamedTuple):
     operands: Sequence[tuple[PartitionSpec, tuple[int, ...]] | None]
     is_inner: bool = False
 
+    @property
+    def is_manual(self) -> bool:
+        """Whether no axis of the mesh is left to XLA, which would gather what is reshaped."""
+        return not self.is_inner and _manual_axes(self.params) >= {*self.params["mesh"].axis_names}
+
     def in_body(self, origins: Sequence[int | None]) -> Devices:
         """The same, for the body of a loop whose operands have these origins."""
         return self._replace(operands=[None if o is None else self.operands[o] for o in origins])

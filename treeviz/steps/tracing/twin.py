@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.steps.joined import Unreduced, joined, joined_later, reduces_later
+from treeviz.steps.joined import Unreduced, joined, joined_later, reduces_partially
 from treeviz.steps.measure import MeasuredTree, Measurement, source_of
 from treeviz.steps.measured_tree import Axes, WhyNot, in_layers, nothing_against, openable, told_axes
 from treeviz.steps.names import is_beside, natural, sibling_name
@@ -135,8 +135,10 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
         program = jax.make_jaxpr(on_leaves)(*leaves)
     reduce = functools.partial(_reduce, statistics)
     received, scaled = Plan(program), functools.partial(scaled_rows, statistics=statistics)
-    later = _reduce_later if reduces_later(statistics) else None
+    is_partial = reduces_partially(statistics)
+    later = _reduce_later if is_partial and jax.device_count() == 1 else None
     beside = {"with_params": updates, "received": received, "scaled": scaled, "reduce_later": later}
+    beside["reduce_on_each"] = _reduce_on_each if is_partial else None
     out, found, packed = reap(program, leaves, reduce, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
     names, labels = _labelled(found, names, received, updates)
@@ -294,6 +296,10 @@ def _reduce(statistics, sown: Sown, values: Sequence[Any]) -> jax.Array:
 
 def _reduce_later(sown: Sown, values: Sequence[Any]) -> Unreduced:
     return Unreduced([None if x is None else jnp.asarray(x) for x in _leaves(sown, values)], sown.axes)
+
+
+def _reduce_on_each(sown: Sown, values: Sequence[Any]) -> jax.Array:
+    return _reduce_later(sown, values).reduced()
 
 
 def _leaves(sown: Sown, values: Sequence[Any]) -> list[Any]:
