@@ -13,6 +13,7 @@ from sample_nodes import AdamState, Layer, Point, WithAux
 from sample_trees import SAMPLES
 
 import treeviz as tv
+from treeviz.analysis.compare.values import count_nan
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -207,6 +208,10 @@ def test_zeros_of_both_signs_are_equal_and_narrow_dtypes_are_read():
     assert not differences(np.array([0.0, -0.0]), np.array([-0.0, 0.0]))
     left = jnp.ones(3, jnp.bfloat16)
     assert differences([left], [left.at[1].set(2)]) == ["[0]: value: 1 → 2 (at [1]; 1 of 3 differ)"]
+    for dtype in ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn"):
+        size = jnp.dtype(dtype).itemsize
+        of_all = np.arange(1 << 8 * size, dtype=f"u{size}").view(jnp.dtype(dtype))
+        assert count_nan(of_all) == np.isnan(of_all.astype(np.float64)).sum() > 0, dtype
 
 
 def test_small_arrays_are_compared_together_as_numpy_compares_each():

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from treeviz.analysis.compare.elements import Gap, Index, compare_elements, gap_of, index_in
@@ -127,8 +128,17 @@ def compare_block(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: fl
 
 
 def count_nan(block: np.ndarray) -> int:
+    if block.dtype.kind in "biu":
+        return 0
+    # By their bits: the numbers themselves take five to twenty times as long.
+    if block.dtype in (np.float16, ml_dtypes.bfloat16):
+        infinity = np.array(np.inf, block.dtype).view(np.uint16)
+        return int(np.count_nonzero((np.ascontiguousarray(block).view(np.uint16) & 0x7FFF) > infinity))
     with np.errstate(invalid="ignore"):
-        return 0 if block.dtype.kind in "biu" else int(np.count_nonzero(block != block))
+        if block.dtype.itemsize == 1:
+            of_byte = np.arange(256, dtype=np.uint8).view(block.dtype)
+            return int(np.count_nonzero((of_byte != of_byte)[block.view(np.uint8)]))
+        return int(np.count_nonzero(block != block))
 
 
 def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
