@@ -14,15 +14,16 @@ import numpy as np
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import Difference, Differences, Hint
 from treeviz.analysis.compare.flat_names import flat_hints
+from treeviz.analysis.compare.leaf_map import STRUCTURAL, mapped_hints
 from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.stats.host import host_view, lies_on_host
 from treeviz.tree.safe_repr import guarded
 from treeviz.tree.table import TreeTable
 
-_STRUCTURAL = ("missing", "extra", "type", "none", "leaf")
 _MOST_CHILDREN = 500  # that are searched for one that was inserted, or has nearly the same name
 _MOST_PLACES = 3  # that a hint names
+_ELSEWHERE = "the same structure stands at"
 _LEAST_LEAVES = 2  # of a subtree that is looked for elsewhere: a single leaf has its like in many places
 
 
@@ -32,16 +33,27 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
     Args:
       values: The first values of arrays in host memory may tell which element of a list was inserted.
     """
-    told = (*_STRUCTURAL, "length")
+    told = (*STRUCTURAL, "length")
     if not any(each.kind in told for each in found.differences):
         return found
     hints, flat, differences = _Hints(left, right, found, values), flat_hints(left, right, found), Differences()
+    pairs = [(at, each) for at, each in zip(found.rows, found.differences, strict=True) if each.kind in told]
+    said = {at: flat.get(at) or hints.of(at, each) for at, each in pairs if not each.hint}
+    if not any(hint.code for hint in flat.values()) and any(_is_open(hint) for hint in said.values()):
+        mapped = mapped_hints(left, right, found)
+        has_code = any(hint.code for hint in mapped.values())
+        for at, hint in mapped.items():
+            code = hint.code if has_code else said.get(at, hint).code
+            said[at] = Hint(said.get(at, hint).text or hint.text, code)
     for at, each in zip(found.rows, found.differences, strict=True):
-        if each.kind in told and not each.hint:
-            hint = flat.get(at) or hints.of(at, each)
-            each = replace(each, hint=hint.text, code=hint.code) if hint.text else each
-        differences.append(each)
+        hint = said.get(at, Hint())
+        differences.append(replace(each, hint=hint.text, code=hint.code) if hint.text and not each.hint else each)
     return found._replace(differences=differences)
+
+
+def _is_open(hint: Hint) -> bool:
+    """Whether it is not told how a difference came about."""
+    return not hint.text or hint.text.startswith(_ELSEWHERE)
 
 
 class _Hints:
@@ -80,7 +92,7 @@ class _Hints:
     def _rows_of(self, found: Found, own: np.ndarray) -> list[int]:
         """The rows of one tree whose counterpart is another thing."""
         pairs = zip(found.rows, found.differences, strict=True)
-        return [int(own[at]) for at, each in pairs if each.kind in _STRUCTURAL and own[at] != NONE]
+        return [int(own[at]) for at, each in pairs if each.kind in STRUCTURAL and own[at] != NONE]
 
     def of(self, at: int, difference: Difference) -> Hint:
         mine, other = int(self._aligned.left[at]), int(self._aligned.right[at])
@@ -122,7 +134,7 @@ class _Hints:
         if len(places) != 1:
             return None
         there = "other" if side == 0 else "first"
-        return Hint(f"the same structure stands at {other[places[0]].keystr} in the {there}")
+        return Hint(f"{_ELSEWHERE} {other[places[0]].keystr} in the {there}")
 
     def _renaming(self, row: int, renamed: int, *, is_turned: bool) -> str:
         parent = int(self._left.parent[row])

@@ -1,0 +1,269 @@
+"""Which array of one tree is which of another, where the nodes that hold them have other names."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from treeviz.analysis.compare.aligned import NONE, Side
+from treeviz.analysis.compare.difference import Hint
+from treeviz.analysis.compare.tree_diff import Found
+from treeviz.tree.stored import Stored
+from treeviz.tree.table import TreeTable
+
+STRUCTURAL = ("missing", "extra", "type", "none", "leaf")
+_LEAST = 2  # arrays that are found again
+_MOST_ARRAYS = 20_000
+_MOST_LINES = 60  # of the code
+_DEEPEST = 64
+_WORDS = re.compile(r"[./_\-]+|(?<=[a-zA-Z])(?=\d)")  # "layers_0", "layers0" and "layers/0" are alike
+_ALIKE = dict.fromkeys(("kernel", "scale", "embedding", "embeddings", "w", "gamma"), "weight") | {
+    "b": "bias",
+    "beta": "bias",
+}
+_COPIES = {"ema", "shadow", "average", "avg", "opt", "optimizer", "mu", "nu", "momentum", "target"}
+
+
+class _Array(NamedTuple):
+    """An array, or several that would be one if they were stacked.
+
+    Attributes:
+      rows: Of the array, or of each of the layers.
+      words: Those of its path; for layers without their number.
+      shape: For layers that of their stack.
+    """
+
+    rows: tuple[int, ...]
+    words: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+class _Pair(NamedTuple):
+    """An array of the other tree, and what it is in the first."""
+
+    mine: _Array
+    other: _Array
+
+
+def mapped_hints(left: Side, right: Side, found: Found) -> dict[int, Hint]:
+    """Where the arrays below each difference of structure stand in the other tree, by aligned row.
+
+    The first of the hints has the code that converts the whole tree, if every array of the other is found.
+    """
+    tables, places = (left.table, right.table), (found.aligned.left, found.aligned.right)
+    at_of: list[dict[int, int]] = [{}, {}]  # rows of arrays, and where they are told
+    for at, each in zip(found.rows, found.differences, strict=True):
+        if each.kind in STRUCTURAL:
+            for side, table in enumerate(tables):
+                row = int(places[side][at])
+                if row != NONE:
+                    at_of[side].update(dict.fromkeys(_arrays_below(table, row), at))
+    if not all(_LEAST <= len(rows) <= _MOST_ARRAYS for rows in at_of):
+        return {}
+    pairs = _pairs(*(_arrays(table, rows) for table, rows in zip(tables, at_of, strict=True)))
+    if len(pairs) < _LEAST:
+        return {}
+    turned = _turned(tables, pairs)
+    hints: dict[int, Hint] = {}
+    for side, (rows, its, there) in enumerate(zip(at_of, reversed(tables), ("other", "first"), strict=True)):
+        found_at: dict[int, list[tuple[_Pair, int]]] = defaultdict(list)
+        for pair in pairs:
+            for row in pair[side].rows:
+                found_at[rows[row]].append((pair, row))
+        n_at = Counter(rows.values())
+        for at, inside in found_at.items():
+            (pair, row), n = min(inside, key=lambda each: each[1]), n_at[at]
+            place, shown = its[pair[1 - side].rows[0]].keystr, tables[side][row].keystr
+            how = ", transposed" * (turned.get(pair) is True) + _how(pair, side)
+            if n == 1:
+                text = f"stands at {place} in the {there}{how}?"
+            else:
+                some = f"its {n:,} arrays stand" if len(inside) == n else f"{len(inside):,} of {n:,} arrays stand"
+                text = f"{some} elsewhere in the {there}: {shown} is {place}{how}?"
+            hints.setdefault(at, Hint(text))
+    first = min(hints)
+    hints[first] = hints[first]._replace(code=_code(left, right, found, pairs, turned))
+    return hints
+
+
+def _how(pair: _Pair, side: int) -> str:
+    n = len(pair[1 - side].rows)
+    return f" of {n} layers" if n > 1 else ", as a layer of a stack" if len(pair[side].rows) > 1 else ""
+
+
+def _arrays_below(table: TreeTable, row: int) -> Iterator[int]:
+    for each in range(row, int(table.end[row])):
+        if table.is_leaf[each] and table.facts[table.fact_codes[each]].shape is not None:
+            yield each
+
+
+def _arrays(table: TreeTable, rows: Sequence[int] | dict[int, int]) -> list[_Array]:
+    arrays = []
+    for row in rows:
+        if table.depth[row] <= _DEEPEST:
+            *above, last = (word for key in table.path(row) for word in _WORDS.sub(".", key.segment).lower().split("."))
+            shape = table.facts[table.fact_codes[row]].shape or ()
+            arrays.append(_Array((row,), (*above, _ALIKE.get(last, last)), shape))
+    return arrays
+
+
+def _pairs(left: list[_Array], right: list[_Array]) -> list[_Pair]:
+    """Arrays that are each other's by the ends of their paths and by their shapes; then stacks and their layers."""
+    pairs = _by_ends(left, right, may_turn=True)
+    for side in (0, 1):
+        done = {row for pair in pairs for each in pair for row in (each.rows if each is pair[side] else ())}
+        theirs = {row for pair in pairs for row in pair[1 - side].rows}
+        layers = [each for each in (left, right)[side] if each.rows[0] not in done]
+        stacks = [each for each in (right, left)[side] if each.rows[0] not in theirs]
+        sides = (_stacks(layers), stacks) if side == 0 else (stacks, _stacks(layers))
+        pairs += _by_ends(*sides, may_turn=False)
+    return pairs
+
+
+def _stacks(arrays: list[_Array]) -> list[_Array]:
+    """What the arrays of layers would be as stacks: those whose words differ by one number alone."""
+    groups: dict[tuple, dict[int, int]] = defaultdict(dict)
+    for each in arrays:
+        for i, word in enumerate(each.words):
+            if word.isdecimal() and len(word) < 6:
+                groups[i, each.words[:i] + each.words[i + 1 :], each.shape][int(word)] = each.rows[0]
+    return [
+        _Array(tuple(rows[i] for i in range(len(rows))), words, (len(rows), *shape))
+        for (_, words, shape), rows in groups.items()
+        if len(rows) > 1 and rows.keys() == set(range(len(rows)))
+    ]
+
+
+def _by_ends(left: list[_Array], right: list[_Array], *, may_turn: bool) -> list[_Pair]:
+    """Pairs that have as many last words in common as make them the only two, and shapes that go together."""
+    pairs: list[_Pair] = []
+    for n_words in range(max((len(each.words) for each in (*left, *right)), default=0), 0, -1):
+        ends: list[dict[tuple[str, ...], list[_Array]]] = []
+        for arrays in (left, right):
+            of_end: dict[tuple[str, ...], list[_Array]] = defaultdict(list)
+            for each in arrays:
+                if len(each.words) >= n_words:
+                    of_end[each.words[-n_words:]].append(each)
+            ends.append(of_end)
+        for end, mine in ends[0].items():
+            if all(word.isdecimal() for word in end):
+                continue
+            one, another = _alone(mine), _alone(ends[1].get(end, []))
+            if one and another and (one.shape == another.shape or (may_turn and one.shape[::-1] == another.shape)):
+                pairs.append(_Pair(one, another))
+        taken = [{pair[side].rows for pair in pairs} for side in (0, 1)]
+        left = [each for each in left if each.rows not in taken[0]]
+        right = [each for each in right if each.rows not in taken[1]]
+    return pairs
+
+
+def _alone(arrays: list[_Array]) -> _Array | None:
+    """The one array, or the one that is no average, and no state of an optimizer."""
+    if len(arrays) > 1:
+        arrays = [each for each in arrays if _COPIES.isdisjoint(each.words)]
+    return arrays[0] if len(arrays) == 1 else None
+
+
+def _turned(tables: tuple[TreeTable, TreeTable], pairs: Sequence[_Pair]) -> dict[_Pair, bool | None]:
+    """Whether the array of each pair is transposed; of a square one what holds for all others of its names, or None."""
+
+    def names(pair: _Pair) -> tuple[str, ...]:
+        return tuple([_last(table, each.rows[0]) for table, each in zip(tables, pair, strict=True)])
+
+    of_names: dict[tuple[str, ...], set[bool]] = defaultdict(set)
+    for pair in pairs:
+        if len(pair.mine.shape) > 1 and pair.mine.shape != pair.mine.shape[::-1]:
+            of_names[names(pair)].add(pair.mine.shape != pair.other.shape)
+    turned: dict[_Pair, bool | None] = {}
+    for pair in pairs:
+        of_others = of_names[names(pair)]
+        is_told = len(pair.mine.shape) < 2 or pair.mine.shape != pair.mine.shape[::-1] or not of_others
+        turned[pair] = (
+            pair.mine.shape != pair.other.shape if is_told else max(of_others) if len(of_others) == 1 else None
+        )
+    return turned
+
+
+def _last(table: TreeTable, row: int) -> str:
+    """The last word of a path: "weight"."""
+    return re.split(r"[./]", table.key(row).segment)[-1]
+
+
+def _code(left: Side, right: Side, found: Found, pairs: Sequence[_Pair], turned: dict[_Pair, bool | None]) -> str:
+    """Python that makes the other tree of the arrays of the first, if all are known."""
+    np_ = "np" if any(type(node) is Stored for node in left.nodes) else "jnp"  # JAX takes no arrays that are in files
+    sources: dict[int, str] = {}  # by the row of the other tree
+    apart = np.zeros(len(found.aligned.left), bool)
+    for at, each in zip(found.rows, found.differences, strict=True):
+        if each.kind in STRUCTURAL:
+            apart[at : found.aligned.end[at]] = True
+    shapes = [[facts.shape for facts in side.table.facts] for side in (left, right)]
+    for mine, other in zip(found.aligned.left[~apart].tolist(), found.aligned.right[~apart].tolist(), strict=True):
+        codes = left.table.fact_codes[mine], right.table.fact_codes[other]
+        if right.table.is_leaf[other] and shapes[0][codes[0]] == shapes[1][codes[1]]:
+            sources[other] = left.table[mine].expression
+    for pair in pairs:
+        rows, others = [left.table[row].expression for row in pair.mine.rows], [*pair.other.rows]
+        if turned[pair] is None:
+            return ""
+        if len(rows) > 1:
+            of_layer = _with_index(rows)
+            sources[others[0]] = f"{np_}.stack([{of_layer} for i in range({len(rows)})])" if of_layer else ""
+        elif len(others) > 1:
+            sources |= {row: f"{rows[0]}[{i}]" for i, row in enumerate(others)}
+        else:
+            sources[others[0]] = f"{np_}.transpose({rows[0]})" if turned[pair] else rows[0]
+    wanted = list(_arrays_below(right.table, 0))
+    keys = {row: right.table[row].keystr for row in wanted}
+    if not all(map(sources.get, wanted)) or any(re.search(r"[\"\\{}]", key) for key in keys.values()):
+        return ""
+    lines = _lines([(f'"{keys[row]}"', sources[row]) for row in wanted])
+    if len(lines) > _MOST_LINES:
+        return ""
+    inside = ",\n    ".join(lines)
+    return (
+        f"jax.tree_util.tree_map_with_path(lambda path, x, of={{\n    {inside},\n}}: "
+        "of.get(jax.tree_util.keystr(path), x), other)"
+    )
+
+
+def _lines(pairs: list[tuple[str, str]]) -> list[str]:
+    """Entries of a dict; of those that differ by one number, from 0 on, there is one line for all."""
+    groups: dict[tuple[str, str], dict[int, tuple[str, str]]] = defaultdict(dict)  # by what is around a number
+    for pair in pairs:
+        for number in re.finditer(r"\d{1,6}", pair[0]):
+            groups[pair[0][: number.start()], pair[0][number.end() :]][int(number[0])] = pair
+    lines, done = [], set[tuple[str, str]]()
+    for pair in pairs:
+        around = [(pair[0][: number.start()], pair[0][number.end() :]) for number in re.finditer(r"\d{1,6}", pair[0])]
+        for group in sorted([groups[each] for each in around], key=len, reverse=True):
+            if pair in done or len(group) < 2 or group.keys() != set(range(len(group))):
+                continue
+            members = [group[i] for i in range(len(group))]
+            key, source = (_with_index([each[i] for each in members]) for i in (0, 1))
+            if key and source and done.isdisjoint(members):
+                lines.append(f"**{{{key}: {source} for i in range({len(members)})}}")
+                done.update(members)
+        if pair not in done:
+            lines.append(f"{pair[0]}: {pair[1]}")
+    return lines
+
+
+def _with_index(texts: list[str]) -> str:
+    """The Python of texts that differ by their index alone, with `i` in its place; "" of others."""
+    parts = [re.split(r"(\d+)", text) for text in texts]
+    if any(len(each) != len(parts[0]) for each in parts):
+        return ""
+    common = list(parts[0])
+    for at, column in enumerate(zip(*parts, strict=True)):
+        if len(set(column)) > 1:
+            if column != tuple(map(str, range(len(texts)))):
+                return ""
+            common[at] = "\0"
+    text = "".join(common).replace("[\0]", "[i]") if texts[0][:1] != '"' else "".join(common)
+    text = re.sub(r"""(["'])((?:(?!\1).)*\0(?:(?!\1).)*)\1""", lambda found: f"f{found[0]}", text)
+    return "" if re.search(r"[\w)]\0", re.sub(r"f([\"']).*?\1", "", text)) else text.replace("\0", "{i}")
