@@ -136,8 +136,11 @@ class Measured:
         """
         return data_frame("pyarrow", to_frame(self.history, source or main_source(self.history)))
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, width: str | None = None) -> Path:
         """Write the view (.html, .txt, .json, .svg, .png, .md, .mmd) or the history (.treeviz, .jsonl, .parquet).
+
+        Args:
+          width: Of a picture on paper, as "84mm"; see `TreeView.save`.
 
         Returns:
           The path. `GradientInspector.load` reads the history. JSON Lines and Parquet are for other programs:
@@ -151,7 +154,7 @@ class Measured:
             save(self.history, path)
             return Path(path)
         exports = outputs(lambda: self.history)
-        return write(Path(path), exports) if Path(path).suffix in exports else self.render().save(path)
+        return write(Path(path), exports) if Path(path).suffix in exports else self.render().save(path, width=width)
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         if self._recorder.is_empty:

@@ -18,7 +18,7 @@ from treeviz.views.json import to_json
 from treeviz.views.notebook import publish, shell_of_notebook, shows_html
 from treeviz.views.picture.draw import draw
 from treeviz.views.picture.png import png
-from treeviz.views.picture.shapes import Picture
+from treeviz.views.picture.shapes import Picture, inches_of
 from treeviz.views.picture.svg import svg
 from treeviz.views.records import to_frame, to_records
 from treeviz.views.save import Content, open_page, write
@@ -141,33 +141,38 @@ class TreeView(View):
         """
         return outline.mermaid(self.brief, max_rows)
 
-    def picture(self) -> Picture:
-        """The first rows as a picture, for `.svg` and `.png`."""
-        return draw(self.brief)
+    def picture(self, width: str | None = None) -> Picture:
+        """The first rows as a picture, for `.svg` and `.png`; see `save`."""
+        return draw(self.brief, inches=None if width is None else inches_of(width))
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, width: str | None = None) -> Path:
         """Write the tree to a file, and return its path.
 
         The suffix chooses the format: `.html` a page that works offline, `.txt` all rows as text, `.json` all rows for
         programs, `.svg` and `.png` a picture of the first rows (`.png` needs matplotlib), `.md` and `.mmd` the same as
         a table of Markdown and a diagram of Mermaid.
 
-        The write is atomic: on an error the previous file is unchanged.
+        The write is atomic: on an error the previous file is unchanged. A picture says in words what is to be seen, as
+        title and description, and beside the rows of a run it has a heat map.
+
+        Args:
+          width: Of a picture on paper, as "84mm" or "3.3in": text is 7 points high, and columns that do not fit are
+            left out.
 
         Raises:
-          ValueError: Any other suffix.
+          ValueError: Any other suffix, or a width that is none.
           ImportError: The suffix is `.png`, and matplotlib is not installed.
         """
-        return write(Path(path), self.outputs())
+        return write(Path(path), self.outputs(width))
 
-    def outputs(self) -> dict[str, Callable[[], Content]]:
+    def outputs(self, width: str | None = None) -> dict[str, Callable[[], Content]]:
         """What `save` writes, by suffix."""
         return {
             ".html": self.html,
             ".txt": lambda: (f"{line}\n" for line in self.lines()),
             ".json": lambda: self.json() + "\n",
-            ".svg": lambda: svg(self.picture()),
-            ".png": lambda: png(self.picture()),
+            ".svg": lambda: svg(self.picture(width)),
+            ".png": lambda: png(self.picture(width)),
             ".md": self.markdown,
             ".mmd": self.mermaid,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from io import BytesIO
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jax
@@ -18,8 +19,9 @@ import treeviz
 from treeviz.tree.numbers import number_text
 from treeviz.tree.series import thinned
 from treeviz.views.picture.draw import MAX_ROWS
+from treeviz.views.picture.heat_map import STOPS
 from treeviz.views.picture.png import SCALE, png
-from treeviz.views.picture.shapes import COLORS, ROW, Box, Curve, Line, Text
+from treeviz.views.picture.shapes import COLORS, ROW, Box, Cells, Curve, Line, Text
 from treeviz.views.picture.svg import svg
 from treeviz.views.tree_view import TreeView
 
@@ -52,7 +54,7 @@ def test_every_sample_tree_is_well_formed_bounded_and_made_of_shapes_and_text_on
     written = svg(picture)
     root = ElementTree.fromstring(written.encode("utf-8", "strict"))
     assert {element.tag for element in root.iter()} <= {
-        SVG + tag for tag in ("svg", "title", "style", "text", "rect", "line")
+        SVG + tag for tag in ("svg", "title", "desc", "style", "text", "rect", "line")
     }
     attributes = {name for element in root.iter() for name in element.attrib}
     assert not any(name.startswith("on") or "href" in name for name in attributes)
@@ -149,7 +151,7 @@ def test_every_row_has_its_last_value_and_a_line_that_goes_as_its_values_did():
 def test_what_is_not_finite_has_crosses_and_no_line_and_zero_lies_at_the_bottom():
     picture = with_series(4).picture()
     y = places_of(picture, "down")[2]
-    (line,), (crosses,) = curves_at(picture, y, "accent"), curves_at(picture, y, "bad")
+    (line,), (crosses, _) = curves_at(picture, y, "accent"), curves_at(picture, y, "bad")
     end = max(x for points in line.lines for x, _ in points)
     assert end < min(x for points in crosses.lines for x, _ in points) + 5
     assert len(crosses.lines) >= 10
@@ -172,7 +174,7 @@ def test_a_picture_with_series_is_well_formed_bounded_and_stays_inside(n_columns
     picture = view.picture()
     written = svg(picture)
     tags = {element.tag for element in ElementTree.fromstring(written.encode()).iter()}
-    assert tags == {SVG + tag for tag in ("svg", "title", "style", "text", "rect", "line", "path")}
+    assert tags == {SVG + tag for tag in ("svg", "title", "desc", "style", "text", "rect", "line", "path")}
     assert len(written) < 400_000
     for curve in (shape for shape in picture.shapes if isinstance(shape, Curve)):
         points = np.array([point for line in curve.lines for point in line])
@@ -199,7 +201,7 @@ def test_an_inspector_draws_its_series(tmp_path):
     for step in range(5):
         inspector.record(treeviz.measure(grads={"a": np.ones(2) * step, "b": np.ones(1)}), step)
     shown = inspector.save(tmp_path / "x.svg").read_text()
-    assert shown.count("<path") == 3 and "gradient norm at step 4 and since step 0" in shown
+    assert shown.count('class="accent-line"') == 3 and "gradient norm at step 4 and since step 0" in shown
 
 
 def pixels(data: bytes) -> np.ndarray:
@@ -252,3 +254,56 @@ def test_a_picture_of_100000_leaves_looks_at_its_first_rows_only():
         for i in range(1000)
     }
     assert len(treeviz.render(tree).picture().shapes) < 20 * MAX_ROWS
+
+
+# On paper, and for those who cannot see it
+
+
+def test_a_picture_for_a_paper_is_as_wide_as_asked_with_text_of_seven_points_and_the_columns_that_fit(tmp_path):
+    view = treeviz.render(model(), name="model", stats=True)
+    wide, narrow = (
+        ElementTree.parse(view.save(tmp_path / "x.svg", width=width)).getroot() for width in ("7in", "84mm")
+    )
+    for root, inches in ((wide, 7), (narrow, 84 / 25.4)):
+        assert root.get("width") == f"{inches:.4g}in"
+        units = float(root.get("viewBox").split()[2])
+        assert 13 * inches * 72 / units == pytest.approx(7, abs=0.02)
+        ends = [float(e.get("x")) + (0 if e.get("text-anchor") else 8 * len(e.text)) for e in root.iter(f"{SVG}text")]
+        assert max(ends) <= units
+    titles = [{text.text for text in root.iter(f"{SVG}text")} for root in (wide, narrow)]
+    assert "mean" in titles[0] and "mean" not in titles[1] and {"name", "type", "elements"} <= titles[1]
+    with pytest.raises(ValueError, match="width='wide': give the width of a picture on paper, as '84mm'"):
+        view.save(tmp_path / "x.svg", width="wide")
+
+
+def test_a_heat_map_stands_beside_the_rows_in_the_colors_of_the_page():
+    table = layers()
+    view = TreeView(table, table.chosen(["bytes"]), series=run(table), depth=9)
+    picture = view.picture()
+    up, down, bias = (leaf(table, f"layers/{path}") for path in ("1/up", "2/down", "0/bias"))
+    strips = {}
+    for shape in picture.shapes:
+        if isinstance(shape, Cells):
+            for x, y, _, height in shape.rectangles:
+                if height == ROW - 2:
+                    strips.setdefault(y, []).append((x, STOPS.split().index(shape.color[1:])))
+    tops = sorted(strips)
+    rows = [row for row in range(len(table)) if row != bias]
+    assert len(tops) == len(rows), "zeros are a line"
+    cells = {row: sorted(strips[top]) for row, top in zip(rows, tops, strict=True)}
+    assert cells[up][-1][1] == 16, "it explodes"
+    assert cells[down][-1][0] < cells[up][-1][0], "it is NaN to the end"
+    text = (Path(treeviz.__file__).parent / "views/html/assets/series/colors.js").read_text("utf-8")
+    assert f'STOPS = "{STOPS}"' in text
+    assert "A heat map shows the gradient norm of each row over steps 0 to 999, from" in picture.description
+
+
+def test_what_is_to_be_seen_is_said_in_words_in_both_formats(tmp_path):
+    view = treeviz.diff({"a": np.ones(3), "b": 1}, {"a": np.zeros(3)})
+    root = ElementTree.parse(view.save(tmp_path / "diff.svg")).getroot()
+    assert root.get("role") == "img" and root[0].tag == f"{SVG}title" and root[1].tag == f"{SVG}desc"
+    assert root[1].text.startswith("2 differences: 1 missing, 1 value. 3 of 3 rows of a tree")
+    assert root[1].text.endswith("a: value: 1 → 0 (at [0]); b: only in the first")
+    image = pytest.importorskip("PIL.Image").open(view.save(tmp_path / "diff.png", width="84mm"))
+    assert image.text == {"Title": root[0].text, "Description": root[1].text}
+    assert image.width / image.info["dpi"][0] == pytest.approx(84 / 25.4, abs=0.01)

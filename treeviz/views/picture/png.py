@@ -7,7 +7,8 @@ from io import BytesIO
 from math import nan
 from pathlib import Path
 
-from treeviz.views.picture.shapes import COLORS, FONT, Box, Curve, Line, Picture, Shape
+from treeviz.tree.safe_repr import visible
+from treeviz.views.picture.shapes import COLORS, FONT, Box, Cells, Curve, Line, Picture, Shape
 
 SCALE = 2  # image pixels per picture pixel, for high-density screens
 _POINT = 72 / 100  # points in a pixel of the picture: the figure has 100 pixels an inch
@@ -33,15 +34,21 @@ def png(picture: Picture) -> bytes:
         artist = _artist(shape, picture.height, order)
         figure.add_artist(artist, clip=False)
     data = BytesIO()
-    FigureCanvasAgg(figure).print_png(data, metadata={"Software": None, "Title": None})
+    said = {"Software": None, "Title": visible(picture.title, 2000), "Description": visible(picture.description, 2000)}
+    dpi = 100 * SCALE if picture.inches is None else picture.width * SCALE / picture.inches
+    FigureCanvasAgg(figure).print_png(data, metadata=said, pil_kwargs={"dpi": (dpi, dpi)})
     return data.getvalue()
 
 
 def _artist(shape: Shape, height: int, order: int):
-    from matplotlib import lines, patches, text
+    from matplotlib import collections, lines, patches, text
     from matplotlib.transforms import Affine2D
 
     to_pixels = Affine2D().translate(0, -height).scale(SCALE, -SCALE)
+    if isinstance(shape, Cells):
+        corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in shape.rectangles]
+        how = {"facecolor": shape.color, "linewidth": 0, "antialiased": False}
+        return collections.PolyCollection(corners, transform=to_pixels, zorder=order, **how)
     color = COLORS[shape.role][0]
     if isinstance(shape, Line):
         return lines.Line2D(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from treeviz.views.text.terminal import display_width
@@ -63,16 +64,43 @@ class Curve(NamedTuple):
     role: str
 
 
-Shape = Text | Box | Line | Curve
+class Cells(NamedTuple):
+    """Rectangles of a color of the heat map, which is the same on light and dark: x, y, width and height of each."""
+
+    rectangles: list[tuple[float, float, float, float]]
+    color: str
+
+
+Shape = Text | Box | Line | Curve | Cells
 
 
 class Picture(NamedTuple):
-    """Shapes in drawing order: later ones cover earlier ones."""
+    """Shapes in drawing order: later ones cover earlier ones.
+
+    Attributes:
+      description: What is to be seen, for readers who cannot.
+      inches: How wide it is on paper; None: as wide as on a screen.
+    """
 
     title: str
     width: int
     height: int
     shapes: list[Shape]
+    description: str = ""
+    inches: float | None = None
+
+
+def inches_of(width: str) -> float:
+    """The inches in "84mm", "8.4cm" or "3.3in".
+
+    Raises:
+      ValueError: It is none of these, or below an inch.
+    """
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+) ?(mm|cm|in)", width)
+    inches = float(found[1]) / {"mm": 25.4, "cm": 2.54, "in": 1}[found[2]] if found else 0.0
+    if inches < 1:
+        raise ValueError(f"save: width={width!r}: give the width of a picture on paper, as '84mm', '8.4cm' or '3.3in'.")
+    return inches
 
 
 def width_of(content: str) -> float:
