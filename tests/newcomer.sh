@@ -23,7 +23,7 @@ block() { # N: the N-th block of shell commands in README
 bin=$work/bin
 mkdir "$bin"
 printf '#!/bin/sh\n' >"$bin/apt-get"
-if [ -n "${UV:-}" ]; then
+if [ -x "${UV:-}" ]; then
   cat >"$bin/python3" <<END
 #!/usr/bin/env bash
 "$(command -v python3)" "\$@" --without-pip
