@@ -91,7 +91,8 @@ def formatted_by_marimo(value) -> dict[str, str]:
     from marimo._output.formatting import try_format
 
     output = try_format(value)
-    return {output.mimetype: _without_ids(output.data)}
+    # A kernel of marimo serves the page in a frame as a file, and of these values only our views have scripts.
+    return {output.mimetype: _without_ids(re.sub(r"\S*/@file/\S+", "treeviz", output.data))}
 
 
 def is_ours(data: dict[str, str]) -> bool:
@@ -120,6 +121,7 @@ def wrong_in_this_notebook() -> list[str]:
         return wrong_displays(formatted_by_marimo, treeviz.register_as_default, treeviz.unregister)
     import treescope
 
+    treeviz.unregister()
     how = partial(formatted, shell), treeviz.register_as_default, treeviz.unregister
     with capture_output():  # what treescope sends while it formats
         wrong = wrong_displays(*how)

@@ -23,6 +23,8 @@ NOT_OURS = re.compile(
 OF_THE_TEMPLATE = re.compile(r"https://(cdn\.jsdelivr\.net/npm/@fortawesome|cdnjs\.cloudflare\.com/ajax/libs)/")
 DEMO = Path(__file__).parents[2] / "demos" / "03_explore.ipynb"
 
+TESTS = str(Path(__file__).parents[1])
+
 SETUP = """
 import jax.numpy as jnp
 import treeviz as tv
@@ -59,6 +61,22 @@ def _(mo, params, tv):
 def _(mo, params, widget):
     is_it = [node is params["embed"] for node in widget.selected]
     mo.plain_text(f"heard {{widget.value['value'] or 'nothing'}}: {{is_it}}")
+    return
+
+@app.cell
+def _(mo, tv):
+    import sys
+    sys.path.insert(0, {TESTS!r})
+    from thirty_values import wrong_in_this_notebook
+    wrong = wrong_in_this_notebook()
+    tv.register_as_default()
+    mo.plain_text(f"displayed wrongly: {{wrong}}")
+    return (wrong,)
+
+@app.cell
+def _(params, wrong):
+    wrong
+    params
     return
 """
 
@@ -128,7 +146,9 @@ def test_voila_hears_what_is_clicked(lab, open_window, shots):
 
 
 # A locator does not look into frames: what it finds is in the page itself.
-def test_marimo_shows_it_inline_and_runs_the_cells_that_depend_on_it(open_window, tmp_path, shots):
+def test_marimo_shows_it_inline_and_runs_the_cells_that_depend_on_it_and_trees_without_a_call(
+    open_window, tmp_path, shots
+):
     pytest.importorskip("marimo")
     file = tmp_path / "explore.py"
     file.write_text(IN_MARIMO)
@@ -140,6 +160,9 @@ def test_marimo_shows_it_inline_and_runs_the_cells_that_depend_on_it(open_window
         page = open_window()
         page.goto(marimo.address)
         check_explorer(page, "heard ['embed']: [True]")
+        page.get_by_text("displayed wrongly: []", exact=True).wait_for()
+        of_params = page.frame_locator("iframe[src*='@file']").get_by_role("tree")
+        of_params.get_by_role("treeitem", name="params").first.wait_for()
         page.screenshot(path=shots / "hosts-marimo.png")
         page.close()
 

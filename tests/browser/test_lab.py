@@ -132,6 +132,24 @@ def test_dark_follows_jupyterlab(page, shots):
     set_theme(page, "JupyterLab Light")
 
 
+WRONG = f"""import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from thirty_values import wrong_in_this_notebook
+print(wrong_in_this_notebook())"""
+RUN = """async (code) => {
+  const { kernel } = window.jupyterapp.shell.currentWidget.context.sessionContext.session;
+  const future = kernel.requestExecute({ code, store_history: false });
+  const said = [];
+  future.onIOPub = ({ content }) => said.push(content.text ?? content.evalue ?? '');
+  await future.done;
+  return said.join('');
+}"""
+
+
+def test_trees_are_displayed_without_a_call_and_all_else_as_before_with_treescope_and_without(page):
+    assert page.evaluate(RUN, WRONG) == "[]\n"
+
+
 def test_untrusted_the_first_rows_are_still_readable(page, lab, open_alone, shots):
     save(page)
     untrusted = open_alone(copy_untrusted(lab, NOTEBOOK.name))
