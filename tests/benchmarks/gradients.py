@@ -311,7 +311,8 @@ def _print_for_readme(measured: dict[str, dict[str, Ratios]]) -> None:
     print("\n| a step | plain | every step watched | every tenth | the first: CPU |\n|---|---|---|---|---|")
     for name, ratios in measured.items():
         every, every_10 = ratios[WATCH], ratios[EVERY_10]
-        print(f"| {name} | {every.plain_ms:.2g} ms | {every.wall:.2f}x | {every_10.wall:.2f}x | {every.first:.2f}x |")
+        title = name.replace("mlp", "JAX's MLP").replace("mnist", "MNIST")
+        print(f"| {title} | {every.plain_ms:.2g} ms | {every.wall:.2f}x | {every_10.wall:.2f}x | {every.first:.2f}x |")
 
 
 def _verdict(goal: Goal, figure: float | None) -> str:
