@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import MEANINGS, Differences
+from treeviz.analysis.compare.elements import Gap
 from treeviz.analysis.compare.in_layers import with_layers
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.merged import Merged, headline, joined, kinds_of, merged
@@ -44,6 +46,8 @@ class TreeDiff(DiffView):
     differences: Differences
     not_compared: dict[str, str]
     _brief: View
+    _gaps: Mapping[int, Gap]
+    _rows: np.ndarray
 
     def __init__(
         self,
@@ -54,19 +58,19 @@ class TreeDiff(DiffView):
         *,
         values: bool,
     ) -> None:
-        differences = Differences(difference for each in found for difference in each.differences)
-        lines = headline(differences, tables.n_same, tables.n_unknown, values=values)
+        differences = Differences(chain.from_iterable(each.differences for each in found))
+        kinds = kinds_of(differences)
+        lines = headline(kinds, tables.n_same, tables.n_unknown, values=values)
         is_cut = tables.n_same and len(tables.whole) == len(tables.brief)
         whole = tables.whole.with_headline(*lines, *(["in this page only counted"] if is_cut else []))
         names = ["layers", "delta", "differ"] if len(found) == 1 else [f"tree{i}" for i in range(1, len(found) + 1)]
         both = [] if len(found) > 1 else ["left", "right"]
-        super().__init__(whole, _chosen(whole, [*both, *names]), diff=_for_page(tables, found, differences))
+        super().__init__(whole, _chosen(whole, [*both, *names]), diff=_for_page(tables, found, differences, kinds))
         brief = tables.brief.with_headline(*lines)
         depth = int(brief.depth.max()) + 1 if len(brief) <= _FEW else None
         object.__setattr__(self, "_brief", View(brief, _chosen(brief, names), depth=depth))
-        gaps = found[0].gaps if len(found) == 1 else {}
-        shown = {at: row for row, at in enumerate(tables.rows.tolist())} if gaps else {}
-        object.__setattr__(self, "places", {shown[at]: gap.at or gap.nan_at for at, gap in gaps.items()})
+        object.__setattr__(self, "_gaps", found[0].gaps if len(found) == 1 else {})
+        object.__setattr__(self, "_rows", tables.rows)
         object.__setattr__(self, "leaves", _leaves(tables, found, sides))
         object.__setattr__(self, "differences", differences)
         object.__setattr__(self, "not_compared", not_compared)
@@ -74,6 +78,10 @@ class TreeDiff(DiffView):
     @property
     def brief(self) -> View:
         return self._brief
+
+    def place(self, row: int) -> tuple[int, ...]:
+        gap = self._gaps.get(int(self._rows[row]))
+        return gap.at or gap.nan_at if gap else ()
 
     def text(self, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: where a subtree went, how to convert it."""
@@ -182,7 +190,9 @@ def _chosen(table: TreeTable, names: Sequence[str]) -> tuple[Column, ...]:
     return table.chosen([name for name in names if name in table.columns])
 
 
-def _for_page(tables: Merged, found: Sequence[Found], differences: Differences) -> dict[str, Any]:
+def _for_page(
+    tables: Merged, found: Sequence[Found], differences: Differences, kinds: Sequence[tuple[str, int]]
+) -> dict[str, Any]:
     """What assets/diff/diff.js reads: the kinds of differences, the rows that are open first, magnitudes."""
     whole = tables.whole
     noted = np.zeros(len(whole), bool)
@@ -191,12 +201,11 @@ def _for_page(tables: Merged, found: Sequence[Found], differences: Differences) 
     is_above = n_inside[whole.end] > n_inside[1:]
     opened = np.flatnonzero(is_above | (np.arange(len(whole)) == 0))
     n_seen = np.bincount(whole.parent[1:], minlength=len(whole))[opened].sum()
-    row_of = {int(at): row for row, at in enumerate(tables.rows)} if found[0].bars else {}
     return {
-        "kinds": [(kind, n, MEANINGS[kind]) for kind, n in kinds_of(differences)],
+        "kinds": [(kind, n, MEANINGS[kind]) for kind, n in kinds],
         "names": differences[0].names if differences else ("first", "other"),
         "open": opened.tolist() if n_seen <= _FEW else None,
-        "bars": {row_of[at]: bars for at, bars in found[0].bars.items()} if len(found) == 1 else {},
+        "bars": {int(np.searchsorted(tables.rows, at)): bars for at, bars in found[0].bars.items()},
     }
 
 

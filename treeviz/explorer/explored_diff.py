@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ class Leaves:
     def __init__(self, rows: Sequence[int], nodes: Sequence[Any]) -> None:
         self._plain: dict[int, Any] = {}
         self._refs: dict[int, Callable[[], Any]] = {}
+        with suppress(TypeError):  # of what has no reference
+            self._refs = dict(zip(rows, map(weakref.ref, nodes), strict=True))
+            return
         for row, node in zip(rows, nodes, strict=True):
             if id(type(node)) in _PLAIN:
                 self._plain[row] = node
@@ -71,11 +75,13 @@ class DiffView(TreeView):
 
     Attributes:
       leaves: Those of each tree, the first one's first.
-      places: The index of the greatest difference in the arrays of a row.
     """
 
     leaves: Sequence[Leaves]
-    places: Mapping[int, tuple[int, ...]]
+
+    def place(self, row: int) -> tuple[int, ...]:
+        """The index of the greatest difference in the arrays of a row; () if there is none."""
+        raise NotImplementedError
 
 
 class ExploredDiff:
@@ -182,7 +188,7 @@ class ExploredDiff:
 
     def _window(self, row: int, side: int, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> list[Section]:
         """A part of an array, with the greatest difference in it unless the reader has chosen another."""
-        names, place = self._names(), self._diff.places.get(row, ())
+        names, place = self._names(), self._diff.place(row)
         if side == len(names):
             sections, title = self._gap(row, axes, starts or _around(place)), f"{names[1]} - {names[0]}"
         else:

@@ -44,7 +44,7 @@ _new_key = partial(tuple.__new__, Key)  # twice as fast as `Key`
 def index_key(position: int) -> Key:
     """The key of the element at `position` of a list or tuple."""
     text = f"[{position}]"
-    return Key(text, text, str(position), (text,))
+    return _new_key((text, text, str(position), (text,)))
 
 
 def python_expression(name: str, path: Iterable[Key], *, is_dict: bool = False) -> str:

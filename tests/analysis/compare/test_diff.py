@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -248,6 +250,38 @@ def test_numbers_that_python_makes_into_arrays_are_not_taken_for_each_other():
 
     left, right = ([Celsius(x) for x in values] for values in ((1.5, 2.5, 3.0), (3.5, 2.5, 3.1)))
     assert [each.path for each in tv.diff(left, right).differences] == ["[0]", "[2]"]
+
+
+def test_small_leaves_of_which_one_cannot_be_read_with_the_others_are_still_compared():
+    class Memory(np.ndarray):
+        """Not read together with others."""
+
+    ones = [np.ones(2, np.float32) for _ in range(5)]
+    others = [*ones[:2], np.zeros(2, np.float32).view(Memory), *(each * 2 for each in ones[3:])]
+    assert [each.path for each in tv.diff(ones, others).differences if each.kind == "value"] == ["[2]", "[3]", "[4]"]
+    numbers = [1, 2, 2**70, 2**63, -5]
+    view = tv.diff(numbers, [each + 1 for each in numbers])
+    assert [each.path for each in view.differences] == ["[0]", "[1]", "[3]", "[4]"] and [*view.not_compared] == ["[2]"]
+    narrow = [jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.int4), jnp.ones(2, jnp.bfloat16)]
+    found = tv.diff(narrow, [narrow[0], narrow[1] + 1, narrow[2] * 3]).differences
+    assert [str(each) for each in found] == [
+        "[1]: value: 1 → 2 (at [0]; 2 of 2 differ)",
+        "[2]: value: 1 → 3 (at [0]; 2 of 2 differ)",
+    ]
+    assert all(each._npy_value is None for each in narrow)
+
+
+def test_a_difference_that_is_written_late_is_as_any_other(monkeypatch):
+    from treeviz.analysis.compare import tree_diff
+
+    pair = {"a": [1.0, np.nan], "b": np.eye(2)}, {"a": [2.0, 0.0], "b": np.ones((2, 2))}
+    soon = tv.diff(*pair).differences
+    monkeypatch.setattr(tree_diff, "_FEW", 0)
+    late = lambda: tv.diff(*pair).differences
+    assert late() == soon and soon == late() and [*map(repr, late())] == [*map(repr, soon)]
+    assert [*map(hash, late())] == [*map(hash, soon)] and pickle.loads(pickle.dumps(late())) == soon
+    assert [replace(each, hint="") for each in late()] == [replace(each, hint="") for each in soon]
+    assert [each.hint for each in late()] == [each.hint for each in soon] and str(late()) == str(soon)
 
 
 def test_an_accelerator_gets_the_numbers_that_the_host_gets():
@@ -571,6 +605,8 @@ def test_every_tree_is_compared_with_itself_and_with_another(name):
     other = tv.diff(tree, Point(tree, [tree]))
     assert other.text(width=80, max_rows=40)
     tv.explain_map(tree, Point(1, 2))
+    if "raises from" in name:
+        assert len(tv.diff(tree, SAMPLES[name]()).differences) > 0
 
 
 def test_no_array_is_kept_and_no_copy_stays():

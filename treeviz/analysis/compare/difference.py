@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal[
     "error", "type", "none", "leaf", "length", "missing", "extra", "order", "static",
@@ -96,6 +97,57 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.path or 'the root'}: {self.text}"
+
+
+_set = object.__setattr__  # which makes no dict yet: of 100,000 it takes most of the time
+
+
+class _Text:
+    """A text of an `Unwritten` difference."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, each: Unwritten, owner: type) -> str:
+        return each.written().__dict__[self._name]
+
+
+class Unwritten(Difference):
+    """A difference whose texts are written at the first look at one of them; from then on it is a plain `Difference`.
+
+    Args:
+      write: Gives `path`, `left`, `right` and `hint` of the difference of a number.
+    """
+
+    path, left, right, hint = _Text(), _Text(), _Text(), _Text()  # type: ignore[assignment]
+
+    def __init__(self, kind: str, tree: int, write: Callable[[int], tuple[str, str, str, str]], number: int) -> None:
+        _set(self, "kind", kind)
+        _set(self, "tree", tree)
+        _set(self, "_write", write)
+        _set(self, "_number", number)
+
+    def written(self) -> Difference:
+        fields = self.__dict__
+        if "_write" in fields:
+            texts = fields["_write"](fields["_number"])
+            fields.update(zip(("path", "left", "right", "hint"), texts, strict=True))
+            for name in ("_write", "_number"):
+                fields.pop(name, None)
+            _set(self, "__class__", Difference)
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return self.written() == other
+
+    def __hash__(self) -> int:
+        return hash(self.written())
+
+    def __repr__(self) -> str:
+        return repr(self.written())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.written().__reduce_ex__(protocol)
 
 
 class Differences(list[Difference]):

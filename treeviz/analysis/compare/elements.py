@@ -1,4 +1,4 @@
-"""Compare the elements of flat arrays: of one piece, or of many small ones at once."""
+"""Compare the elements of flat arrays: of one piece, or of many at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 Index = tuple[int, ...]
 _ONE = np.zeros(1, np.intp)
-_MOST = 1 << 16  # elements that wait; their comparison takes some 100 bytes for each
 
 
 @dataclass
@@ -24,7 +23,7 @@ class Gap:
       max_rel: The greatest |left - right| / |right|.
       n_nan: The elements that are NaN in one of them alone, and `nan_at` the first of them.
       nan_left, nan_right: The number of NaN in each.
-      may_be_transpose: False if a look at few elements tells that the right array is not the left one transposed.
+      is_transpose: The right array is the left one transposed.
     """
 
     n: int
@@ -38,7 +37,7 @@ class Gap:
     nan_at: Index = ()
     nan_left: int = 0
     nan_right: int = 0
-    may_be_transpose: bool = True
+    is_transpose: bool = False
 
     def take(self, other: Gap) -> None:
         """Add what was found in another part of the arrays."""
@@ -48,39 +47,6 @@ class Gap:
         self.max_rel = max(self.max_rel, other.max_rel)
         for name in ("n_outside", "n_nan", "nan_left", "nan_right"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
-class SmallPairs:
-    """Pairs of small arrays of numbers, compared many at once: one alone would take some 50 µs in calls of NumPy.
-
-    Attributes:
-      gaps: How those differ that do, by the `owner` that was added with them; after `flush`.
-    """
-
-    def __init__(self, rtol: float, atol: float) -> None:
-        self.gaps: dict[int, Gap] = {}
-        self._rtol, self._atol = rtol, atol
-        self._waiting: dict[tuple[np.dtype, np.dtype], list[tuple[int, Index, np.ndarray, np.ndarray]]] = {}
-        self._n_elements = 0
-
-    def add(self, owner: int, a: np.ndarray, b: np.ndarray) -> None:
-        """Add two arrays of one shape; they are copied, since a JAX array with a view cannot be donated."""
-        if a.size:
-            self._waiting.setdefault((a.dtype, b.dtype), []).append((owner, a.shape, a.flatten(), b.flatten()))
-            self._n_elements += a.size
-            if self._n_elements > _MOST:
-                self.flush()
-
-    def flush(self) -> None:
-        for waiting in self._waiting.values():
-            owners, shapes, mine, other = zip(*waiting, strict=True)
-            starts = np.append(0, np.cumsum([each.size for each in mine[:-1]], dtype=np.intp))
-            found = compare_elements(np.concatenate(mine), np.concatenate(other), starts, self._rtol, self._atol)
-            for owner, shape, a, b, numbers in zip(owners, shapes, mine, other, found.of_each(), strict=True):
-                if numbers.n_outside or numbers.n_nan:
-                    gap = self.gaps[owner] = gap_of(numbers, a, b, shape)
-                    gap.may_be_transpose = _may_be_transpose(a, b, shape)
-        self._waiting, self._n_elements = {}, 0
 
 
 class Elements(NamedTuple):
@@ -100,14 +66,18 @@ class Elements(NamedTuple):
         return map(Elements._make, zip(*[each.tolist() for each in self], strict=True))
 
 
-def gap_of(numbers: Elements, a: np.ndarray, b: np.ndarray, shape: Index) -> Gap:
-    """The gap of a piece, which is two flat arrays that had this shape."""
+def gap_of(numbers: Elements, n: int, values: tuple[Any, Any], shape: Index) -> Gap:
+    """The gap of a piece of `n` elements, which had this shape.
+
+    Args:
+      values: Those with the greatest distance.
+    """
     n_outside, max_abs, at, max_rel, n_nan, nan_at, nan_left, nan_right = numbers
     where = index_in(shape, nan_at) if n_nan else ()
     if not n_outside:
-        return Gap(a.size, n_nan=n_nan, nan_at=where, nan_left=nan_left, nan_right=nan_right)
-    values = a.item(at), b.item(at), max(0.0, max_rel)  # 0 in place of NaN
-    return Gap(a.size, n_outside, max_abs, index_in(shape, at), *values, n_nan, where, nan_left, nan_right)
+        return Gap(n, n_nan=n_nan, nan_at=where, nan_left=nan_left, nan_right=nan_right)
+    of_values = index_in(shape, at), *values, max(0.0, max_rel)  # 0 in place of NaN
+    return Gap(n, n_outside, max_abs, *of_values, n_nan, where, nan_left, nan_right)
 
 
 def compare_elements(
@@ -145,10 +115,6 @@ def compare_elements(
             at = _first((ranked == of_all) | np.isnan(ranked), starts)  # a NaN of infinite complex numbers is first
             max_rel = _greatest(np.divide(distance, size, out=np.zeros(len(a)), where=outside), starts)
     return Elements(n_outside, max_abs, at, max_rel, n_nan, nan_at, nan_left, nan_right)
-
-
-def _may_be_transpose(a: np.ndarray, b: np.ndarray, shape: Index) -> bool:
-    return shape == shape[::-1] and len(shape) > 1 and (shape[0] == 1 or a.item(a.size // shape[0]) == b.item(1))
 
 
 def _count(mask: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from treeviz.analysis.compare.nodes import Finding
@@ -12,6 +12,28 @@ from treeviz.tree.safe_repr import guarded
 
 REVERSED = "the same axes in reverse order: a transpose?"
 _WITHOUT_A_TYPE = ("abstract", "stored", "tracer", "deleted", "placeholder")  # they stand for an array of any type
+
+
+class LeafCodes:
+    """A code for all facts between which `compare_facts` finds no difference.
+
+    Attributes:
+      facts: One of those with each code.
+    """
+
+    def __init__(self) -> None:
+        self.facts: list[Facts] = []
+        self._codes: dict[tuple[Any, ...], int] = {}
+
+    def of(self, facts: Iterable[Facts]) -> list[int]:
+        codes = []
+        for each in facts:
+            key = each.kind, each.type, each.elements, each.bytes, each.shape, each.dtype, each.weak, each.sharding
+            code = self._codes.setdefault(key, len(self.facts))
+            if code == len(self.facts):
+                self.facts.append(each)
+            codes.append(code)
+        return codes
 
 
 def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool]) -> list[Finding]:

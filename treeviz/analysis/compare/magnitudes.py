@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,24 +19,31 @@ MOST_ELEMENTS = 4_000_000  # of all of them: 4 ns each
 Bars = tuple[int, list[int], list[int]]  # the power of two of the first bin, and the heights, 0 to 255, of each side
 
 
-def magnitudes(pairs: Sequence[tuple[Any, Any]]) -> list[Bars | None]:
-    """Histograms of the first pairs of arrays in host memory; None for those not read, or of no numbers."""
-    arrays, of, n_left = [], [], MOST_ELEMENTS
-    for i, pair in enumerate(pairs):
-        is_read = len(of) < MOST and all(map(_is_on_host, pair))
-        size = sum(math.prod(each.shape) for each in pair) if is_read else 0
-        if is_read and size <= n_left:
+def magnitudes(pairs: Iterable[tuple[int, Any, Any]]) -> dict[int, Bars]:
+    """Histograms of the first pairs of arrays in host memory, by row; none of those of no numbers.
+
+    Args:
+      pairs: The row and the arrays.
+    """
+    arrays, rows, n_left = [], [], MOST_ELEMENTS
+    for row, *pair in pairs:
+        if len(rows) == MOST:
+            break
+        size = sum(math.prod(each.shape) for each in pair) if all(map(_is_on_host, pair)) else MOST_ELEMENTS + 1
+        if size <= n_left:
             arrays += pair
-            of.append(i)
+            rows.append(row)
             n_left -= size
-    found: list[Bars | None] = [None] * len(pairs)
-    if of:
-        table, nodes = scan(arrays)
-        columns, _ = value_statistics(table, nodes)
-        counts = next(column.values for column in columns if column.name == "histogram")[1:]
-        for i, left, right in zip(of, counts[::2], counts[1::2], strict=True):
-            found[i] = _bars(np.nan_to_num(left), np.nan_to_num(right))
-    return found
+    if not rows:
+        return {}
+    table, nodes = scan(arrays)
+    columns, _ = value_statistics(table, nodes)
+    counts = next(column.values for column in columns if column.name == "histogram")[1:]
+    bars = {
+        row: _bars(np.nan_to_num(left), np.nan_to_num(right))
+        for row, left, right in zip(rows, counts[::2], counts[1::2], strict=True)
+    }
+    return {row: each for row, each in bars.items() if each is not None}
 
 
 def _is_on_host(array: Any) -> bool:

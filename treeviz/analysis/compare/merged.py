@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from treeviz.analysis.compare.aligned import NONE, Aligned, Side
 from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
 from treeviz.analysis.compare.merged_columns import SAME, DifferenceNotes, difference_columns
+from treeviz.analysis.compare.small_leaves import Gaps
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.facts import fact_columns
 from treeviz.analysis.sizes import size_columns
@@ -71,13 +73,13 @@ def joined(first: Side, found: Sequence[Found]) -> Merged:
         unknown.update({int(left[at]): why for at, why in each.not_compared.items()})
     every = np.arange(len(first.table))
     aligned = Aligned(every, every, first.table.depth, first.table.parent, first.table.end)
-    return merged(first, first, Found(aligned, differences, rows, {}, unknown, {}))
+    return merged(first, first, Found(aligned, differences, rows, Gaps({}, []), unknown, {}))
 
 
-def headline(differences: Sequence[Difference], n_same: int, n_unknown: int, *, values: bool) -> tuple[str, ...]:
-    """ "3 differences: 2 value, 1 shape", "145 leaves are the same"."""
-    counts = ", ".join(f"{n:,} {kind}" for kind, n in kinds_of(differences))
-    n = len(differences)
+def headline(kinds: Sequence[tuple[str, int]], n_same: int, n_unknown: int, *, values: bool) -> tuple[str, ...]:
+    """ "3 differences: 2 value, 1 shape", "145 leaves are the same"; of what `kinds_of` gives."""
+    counts = ", ".join(f"{n:,} {kind}" for kind, n in kinds)
+    n = sum(n for _, n in kinds)
     what = f"{n:,} {'difference' if n == 1 else 'differences'}: {counts}" if n else "no difference"
     but = "" if values else " but for values, which were not compared"
     same = f"{count_text(n_same)} {'leaf is' if n_same == 1 else 'leaves are'} the same{but}"
@@ -87,7 +89,7 @@ def headline(differences: Sequence[Difference], n_same: int, n_unknown: int, *, 
 
 def kinds_of(differences: Sequence[Difference]) -> list[tuple[str, int]]:
     """The kinds of differences, in the order of `MEANINGS`, and how many there are of each."""
-    counts = Counter(each.kind for each in differences)
+    counts = Counter(map(attrgetter("kind"), differences))
     return [(kind, counts[kind]) for kind in MEANINGS if kind in counts]
 
 
@@ -142,11 +144,11 @@ class _Merging:
         """A table, and the aligned row of each of its rows."""
         aligned, kept = self._found.aligned, self._kept
         codes: dict[int, tuple[int, int]] = {}  # of the key and the facts of rows that stand for what is the same
-        if is_whole:
-            rows = np.arange(len(kept))
-        else:
-            codes = self._runs()
-            rows = np.union1d(np.flatnonzero(kept), np.fromiter(codes, np.int64, len(codes)))
+        is_shown = np.ones(len(kept), bool)
+        if not is_whole:
+            codes, is_shown = self._runs(), kept.copy()
+            is_shown[[*codes]] = True
+        rows = np.flatnonzero(is_shown)
         shown = np.full(len(kept) + 1, -1)
         shown[rows] = np.arange(len(rows))
         key_codes, fact_codes = self._key_codes[rows], self._fact_codes[rows]

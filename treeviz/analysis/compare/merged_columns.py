@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -12,6 +12,7 @@ from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.compare.values import gap_details
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Note
+from treeviz.tree.forks import computed_once
 
 _MOST_LAYERS = 4  # in a line of text
 SAME = "same"  # in the column "diff", and the kind of rows that stand for others
@@ -27,17 +28,22 @@ class DifferenceNotes(Mapping[int, tuple[Note, ...]]):
 
     def __init__(self, found: Found, rows: Sequence[int], *, details: bool) -> None:
         self._found, self._details = found, details
-        self._several = len({each.tree for each in found.differences}) > 1
-        self._of: dict[int, list[int]] = {}
-        for i, row in enumerate(rows):
-            self._of.setdefault(row, []).append(i)
+        self._several, self._rows = len({each.tree for each in found.differences}) > 1, rows
         self._written: dict[int, tuple[Note, ...]] = {}
 
+    @computed_once
+    def _of(self) -> dict[int, list[int]]:
+        """The differences of each row."""
+        of: dict[int, list[int]] = {}
+        for i, row in enumerate(self._rows):
+            of.setdefault(row, []).append(i)
+        return of
+
     def __len__(self) -> int:
-        return len(self._of)
+        return len({*self._rows})
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._of)
+        return iter(dict.fromkeys(self._rows))
 
     def __contains__(self, row: object) -> bool:
         return row in self._of
@@ -98,11 +104,10 @@ def _layers_text(layers: Sequence[int], details: bool) -> str:
 
 def _numbers(found: Found, shown: np.ndarray, n: int) -> list[Column]:
     delta, relative, count = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
-    gaps = found.gaps.values()
-    rows = shown[np.fromiter(found.gaps, np.int64, len(gaps))]
-    count[rows] = [gap.n_outside + gap.n_nan for gap in gaps]
-    delta[rows] = [gap.max_abs if gap.n_outside else np.nan for gap in gaps]
-    relative[rows] = [gap.max_rel if gap.n_outside else np.nan for gap in gaps]
+    gaps = found.gaps.numbers()
+    rows, is_outside = shown[gaps.rows], gaps.n_outside > 0
+    count[rows] = gaps.n_outside + gaps.n_nan
+    delta[rows[is_outside]], relative[rows[is_outside]] = gaps.max_abs[is_outside], gaps.max_rel[is_outside]
     return [
         Column("delta", "max |Δ|", delta, format="number", rollup="max", help="The greatest |left - right|"),
         Column(
@@ -115,21 +120,28 @@ def _numbers(found: Found, shown: np.ndarray, n: int) -> list[Column]:
 
 def _kinds(found: Found, rows: Sequence[int], shown: np.ndarray, words: np.ndarray) -> Column:
     """The kinds of differences of each row; of what one tree alone has, those above it."""
-    texts, aligned = words.tolist(), found.aligned
-    kinds = dict.fromkeys(zip(rows, (each.kind for each in found.differences), strict=True))
-    for row, text in _joined(kinds, ", ").items():
-        texts[row] = text
-    alone = np.flatnonzero((aligned.left == NONE) | (aligned.right == NONE))
-    for row, above in zip(shown[alone].tolist(), shown[aligned.parent[alone]].tolist(), strict=True):
-        texts[row] = texts[row] or texts[above]
-    return _label("diff", "diff", texts, "The kinds of differences, or that there is none")
+
+    def write() -> list[str]:
+        texts, aligned = words.tolist(), found.aligned
+        kinds = dict.fromkeys(zip(rows, (each.kind for each in found.differences), strict=True))
+        for row, text in _joined(kinds, ", ").items():
+            texts[row] = text
+        alone = np.flatnonzero((aligned.left == NONE) | (aligned.right == NONE))
+        for row, above in zip(shown[alone].tolist(), shown[aligned.parent[alone]].tolist(), strict=True):
+            texts[row] = texts[row] or texts[above]
+        return texts
+
+    return _label("diff", "diff", write, "The kinds of differences, or that there is none")
 
 
 def _texts(name: str, title: str, texts: Iterable[tuple[int, str]], n: int, about: str) -> Column:
-    every = [""] * n
-    for row, text in _joined(texts, " · ").items():
-        every[row] = text
-    return _label(name, title, every, about)
+    def write() -> list[str]:
+        every = [""] * n
+        for row, text in _joined(texts, " · ").items():
+            every[row] = text
+        return every
+
+    return _label(name, title, write, about)
 
 
 def _joined(texts: Iterable[tuple[int, str]], by: str) -> dict[int, str]:
@@ -141,6 +153,27 @@ def _joined(texts: Iterable[tuple[int, str]], by: str) -> dict[int, str]:
     return joined
 
 
-def _label(name: str, title: str, texts: list[str], about: str) -> Column:
-    codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
-    return Column(name, title, [*codes], np.fromiter(map(codes.__getitem__, texts), np.int32, len(texts)), help=about)
+class _Late(Column):
+    """A column of labels that are written when they are asked for: there may be 100,000."""
+
+    @computed_once
+    def _coded(self) -> tuple[list[str], np.ndarray]:
+        texts = self.__dict__["_write"]()
+        codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+        return [*codes], np.fromiter(map(codes.__getitem__, texts), np.int32, len(texts))
+
+    @computed_once
+    def levels(self) -> list[str]:  # type: ignore[override]
+        return self._coded[0]
+
+    @computed_once
+    def codes(self) -> np.ndarray:  # type: ignore[override]
+        return self._coded[1]
+
+
+def _label(name: str, title: str, write: Callable[[], list[str]], about: str) -> Column:
+    column = Column(name, title, (), help=about)
+    del column.__dict__["levels"], column.__dict__["codes"]
+    column.__dict__["_write"] = write
+    object.__setattr__(column, "__class__", _Late)
+    return column

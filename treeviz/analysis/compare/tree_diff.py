@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import is_
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Aligned, Side, align, is_builtin, is_comparable, same_facts
-from treeviz.analysis.compare.difference import Difference, Differences
-from treeviz.analysis.compare.elements import Gap, SmallPairs
+from treeviz.analysis.compare.difference import Differences, Unwritten
+from treeviz.analysis.compare.elements import Gap
 from treeviz.analysis.compare.in_files import compare_stored
-from treeviz.analysis.compare.leaf_facts import REVERSED, compare_facts, shardings_are_equivalent
+from treeviz.analysis.compare.leaf_facts import REVERSED, LeafCodes, compare_facts, shardings_are_equivalent
 from treeviz.analysis.compare.magnitudes import Bars, magnitudes
 from treeviz.analysis.compare.nodes import (
     MAPPINGS,
@@ -23,14 +24,8 @@ from treeviz.analysis.compare.nodes import (
     compare_static,
     open_registered,
 )
-from treeviz.analysis.compare.values import (
-    CannotCompare,
-    are_small,
-    compare_arrays,
-    gap_texts,
-    is_transpose,
-    small_view,
-)
+from treeviz.analysis.compare.small_leaves import Gaps, How, Part, compare_small, how_read
+from treeviz.analysis.compare.values import CannotCompare, compare_arrays, gap_texts, is_transpose
 from treeviz.tree.facts import Facts
 from treeviz.tree.safe_repr import error_text, guarded, has_base, value_text
 from treeviz.tree.stored import Stored
@@ -38,7 +33,7 @@ from treeviz.tree.table import TreeTable
 
 _BUILTIN = (*MAPPINGS, list, tuple, type(None))
 _UNKNOWN = ("abstract", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
-_NUMBERS = frozenset(map(id, (bool, int, float, complex)))  # by id: a metaclass may override ==
+_FEW = 1_000  # differences that are written at once: those that are not keep both tables
 
 
 class Found(NamedTuple):
@@ -57,7 +52,7 @@ class Found(NamedTuple):
     aligned: Aligned
     differences: Differences
     rows: list[int]
-    gaps: dict[int, Gap]
+    gaps: Gaps
     not_compared: dict[int, str]
     bars: dict[int, Bars]
     layers: Mapping[int, Sequence[int]] = {}
@@ -83,19 +78,19 @@ class _Differ:
         self._values, self._rtol, self._atol = values, rtol, atol
         self._found: list[tuple[int, Finding]] = []
         self._gaps: dict[int, Gap] = {}
+        self._parts: list[Part] = []  # the gaps of small leaves
         self._not_compared: dict[int, str] = {}
-        self._pairs: dict[int, tuple[Any, Any]] = {}  # arrays whose values differ
-        self._known: dict[tuple[int, int], list[Finding]] = {}  # by the codes of the facts
         self._met: dict[tuple[int, int], Gap | str | None] = {}  # by the ids of two leaves of the trees
-        self._small = SmallPairs(rtol, atol)
-        self._are_small = are_small(left.table), are_small(right.table)
-        self._codes = left.table.fact_codes.tolist(), right.table.fact_codes.tolist()
+        self._leaf_codes, self._known = LeafCodes(), dict[tuple[int, int], list[Finding]]()
+        codes = [np.array(self._leaf_codes.of(table.facts)) for table in (left.table, right.table)]
+        self._codes = codes[0][left.table.fact_codes], codes[1][right.table.fact_codes]
 
     def run(self, bars: bool) -> Found:
         aligned = align(self._left, self._right)
         a, b = self._left.table, self._right.table
         rows = list(zip(aligned.left.tolist(), aligned.right.tolist(), aligned.parent.tolist(), strict=True))
         apart = bytearray(len(rows))  # what is below a node that is not compared, or only in one of the trees
+        self._is_read = np.zeros(len(rows), bool)  # leaves whose values are compared
         for at in self._to_compare(aligned):
             mine, other, parent = rows[at]
             if mine == NONE or other == NONE:
@@ -109,69 +104,79 @@ class _Differ:
             else:
                 self._compare_nodes(at, mine, other)
                 apart[at] = not is_comparable(self._left, self._right, mine, other)
-        self._small.flush()
-        for at, gap in self._small.gaps.items():
-            mine, other, _ = rows[at]
-            left, right = _as_plain_array(self._left.nodes[mine]), _as_plain_array(self._right.nodes[other])
-            self._add_gap(at, left, right, gap)
-        self._found.sort(key=itemgetter(0))
-        paths = self._paths([rows[at][:2] for at, _ in self._found])
-        differences = Differences(
-            Difference(path, *finding, tree=self._tree) for path, (_, finding) in zip(paths, self._found, strict=True)
-        )
-        drawn: dict[int, Bars] = {}
-        if bars:
-            ats = sorted(self._pairs)
-            found = magnitudes([self._pairs[at] for at in ats])
-            drawn = {at: each for at, each in zip(ats, found, strict=True) if each is not None}
-        unknown = dict(sorted(self._not_compared.items()))
-        return Found(aligned, differences, [at for at, _ in self._found], self._gaps, unknown, drawn)
+        gaps, unknown = Gaps(self._gaps, self._parts), dict(sorted(self._not_compared.items()))
+        drawn = magnitudes(self._pairs(aligned, np.sort(gaps.numbers().rows).tolist())) if bars else {}
+        return Found(aligned, *self._written(aligned, gaps), gaps, unknown, drawn)
+
+    def _written(self, aligned: Aligned, gaps: Gaps) -> tuple[Differences, list[int]]:
+        """The differences in the order of the rows, and the rows."""
+        numbers = gaps.numbers()
+        both = np.column_stack([numbers.n_nan > 0, numbers.n_outside > 0])
+        rows = np.array([at for at, _ in self._found] + np.repeat(numbers.rows, both.sum(1)).tolist(), np.int64)
+        kinds = [finding[0] for _, finding in self._found] + [("NaN", "value")[i] for i in np.nonzero(both)[1].tolist()]
+        order = np.argsort(rows, kind="stable")
+        keystrs = self._left.table.keystrs(), self._right.table.keystrs()
+        write = _Texts(keystrs, aligned, gaps, self._found, rows, kinds).write
+        differences = Differences([Unwritten(kinds[i], self._tree, write, i) for i in order.tolist()])
+        if len(rows) <= _FEW:
+            for each in differences:
+                each.written()  # type: ignore[attr-defined]
+        return differences, rows[order].tolist()
+
+    def _pairs(self, aligned: Aligned, rows: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
+        for at in rows:
+            left, right = self._left.nodes[aligned.left[at]], self._right.nodes[aligned.right[at]]
+            yield at, _as_array(left), _as_array(right)
 
     def _to_compare(self, aligned: Aligned) -> list[int]:
-        """The rows that may differ; not the leaves with the same facts, unless their values are to be compared."""
+        """The rows that may differ in more than the values of small leaves, which are compared here."""
         a, b = self._left.table, self._right.table
-        mine, other = aligned.left, aligned.right
-        alike = (mine != NONE) & (other != NONE)
-        alike[alike] = same_facts(a, b, mine[alike], other[alike])
-        is_leaf = alike & a.is_leaf[mine]
         n_children = [np.bincount(np.maximum(table.parent, 0), minlength=len(table)) for table in (a, b)]
-        is_node = alike & is_builtin(a)[mine] & (n_children[0][mine] == n_children[1][other])
-        if self._values:
-            is_leaf &= np.array([facts.kind in ("array", "numpy") for facts in a.facts])[a.fact_codes[mine]]
-            rows = np.flatnonzero(is_leaf)
-            small = self._are_small[0][a.fact_codes[mine[rows]]] & self._are_small[1][b.fact_codes[other[rows]]]
-            is_leaf[rows] = [
-                left is right or (is_small and self._take_small(at, left, right))
-                for at, is_small, left, right in zip(
-                    rows.tolist(),
-                    small.tolist(),
-                    map(self._left.nodes.__getitem__, mine[rows].tolist()),
-                    map(self._right.nodes.__getitem__, other[rows].tolist()),
-                    strict=True,
-                )
-            ]
-        return np.flatnonzero(~is_leaf & ~is_node).tolist()
+        is_open = (aligned.left != NONE) & (aligned.right != NONE)
+        rows = np.flatnonzero(is_open)
+        mine, other = aligned.left[rows], aligned.right[rows]
+        are_leaves = a.is_leaf[mine] & b.is_leaf[other]
+        is_done = same_facts(a, b, mine, other) & is_builtin(a)[mine] & (n_children[0][mine] == n_children[1][other])
+        is_done[are_leaves] = self._compare_small(rows[are_leaves], mine[are_leaves], other[are_leaves])
+        return np.setdiff1d(np.arange(len(is_open)), rows[is_done], assume_unique=True).tolist()
 
-    def _take_small(self, at: int, left: Any, right: Any) -> bool:
-        """Compare two small arrays, later unless their bits are the same; False if they cannot be read at once."""
-        a, b = small_view(left), small_view(right)
-        if a is None or b is None:
-            return False
-        if a.dtype != b.dtype or a.tobytes() != b.tobytes():
-            self._small.add(at, a, b)
-        return True
-
-    def _paths(self, rows: list[tuple[int, int]]) -> list[str]:
-        """The key paths in the first tree; of what the other alone has, in that one."""
-        left, right = (table.keystrs() for table in (self._left.table, self._right.table))
-        return [right(other) if mine == NONE else left(mine) for mine, other in rows]
+    def _compare_small(self, rows: np.ndarray, mine: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Compare the values of small leaves. Returns bool[n]: which leaves need no look of their own."""
+        left, right = (
+            [nodes[row] for row in of.tolist()] for nodes, of in ((self._left.nodes, mine), (self._right.nodes, other))
+        )
+        are_same = np.fromiter(map(is_, left, right), bool, len(rows))
+        facts, codes = self._leaf_codes.facts, (self._codes[0][mine], self._codes[1][other])
+        distinct, first, of = np.unique(codes[0] * len(facts) + codes[1], return_index=True, return_inverse=True)
+        are_quiet, reads = np.zeros(len(distinct), bool), dict[tuple[How, How] | None, list[int]]()
+        for i, (pair, at) in enumerate(zip(distinct.tolist(), first.tolist(), strict=True)):
+            one, another = divmod(pair, len(facts))
+            a, b = facts[one], facts[another]
+            are_alike = partial(shardings_are_equivalent, left[at], right[at])
+            self._known[one, another] = [] if one == another else compare_facts(a, b, are_alike)
+            are_quiet[i] = not self._known[one, another]
+            reads.setdefault(_how(a, b) if self._values else None, []).append(i)
+        is_done = are_same | are_quiet[of]
+        for how, pairs in reads.items():
+            at = np.flatnonzero(np.isin(of, pairs) & ~are_same)
+            if how is None or not len(at):
+                is_done[at] &= not self._values
+                continue
+            shapes = {i: facts[distinct[i] // len(facts)].shape or () for i in pairs}
+            chosen = [[leaves[i] for i in at.tolist()] for leaves in (left, right)]
+            of_each = [shapes[i] for i in of[at].tolist()]
+            parts, unread = compare_small(chosen[0], chosen[1], of_each, how, self._rtol, self._atol)
+            self._parts += [part._replace(rows=rows[at[part.rows]]) for part in parts]
+            self._is_read[rows[at]] = True
+            self._is_read[rows[at[unread]]] = is_done[at[unread]] = False
+        return is_done
 
     def _add(self, at: int, finding: Finding) -> None:
         self._found.append((at, finding))
 
     def _facts(self, mine: int, other: int) -> tuple[Facts, Facts]:
-        codes = self._codes[0][mine], self._codes[1][other]
-        return self._left.table.facts[codes[0]], self._right.table.facts[codes[1]]
+        left, right = self._left.table, self._right.table
+        return left.facts[left.fact_codes[mine]], right.facts[right.fact_codes[other]]
 
     def _compare_nodes(self, at: int, mine: int, other: int) -> None:
         left, right = self._left.nodes[mine], self._right.nodes[other]
@@ -218,18 +223,15 @@ class _Differ:
         left, right = self._left.nodes[mine], self._right.nodes[other]
         if left is right:
             return
-        codes = self._codes[0][mine], self._codes[1][other]
         facts = self._facts(mine, other)
-        found = self._known.get(codes)
-        if found is None:
-            found = self._known[codes] = compare_facts(*facts, lambda: shardings_are_equivalent(left, right))
+        found = self._known[int(self._codes[0][mine]), int(self._codes[1][other])]
         for finding in found:
             if finding[-1] == REVERSED and self._values and is_transpose(left, right):
                 finding = (*finding[:-1], "the transpose, with the same values: jnp.transpose(x)")
             self._add(at, finding)
         if not self._values or (facts[0].shape != facts[1].shape and None not in (facts[0].shape, facts[1].shape)):
             return
-        if not (self._are_small[0][codes[0]] and self._are_small[1][codes[1]] and self._take_small(at, left, right)):
+        if not self._is_read[at]:
             self._compare_values(at, left, right, *facts)
 
     def _compare_values(self, at: int, left: Any, right: Any, a: Facts, b: Facts) -> None:
@@ -242,18 +244,11 @@ class _Differ:
         elif _is_array(left) and _is_array(right):
             self._compare_arrays(at, left, right)
         elif "scalar" in (a.kind, b.kind) and _is_number(left) and _is_number(right):
-            self._compare_numbers(at, left, right)
+            left, right = _as_array(left), _as_array(right)
+            self._take(at, left, right, self._gap(left, right))  # not by id, which the next such array may have
         elif not guarded(lambda: type(left) is type(right) and bool(left == right), lambda _: False):
             hint = "functions are compared by identity" if a.kind == b.kind == "function" else ""
             self._add(at, ("value", value_text(left, 60), value_text(right, 60), hint))
-
-    def _compare_numbers(self, at: int, left: Any, right: Any) -> None:
-        a, b = _as_array(left), _as_array(right)
-        are_plain = id(type(left)) in _NUMBERS and id(type(right)) in _NUMBERS
-        if are_plain and a.dtype.kind in "biufc" and b.dtype.kind in "biufc":  # not of 2**64 and more
-            self._small.add(at, a, b)
-        else:
-            self._take(at, a, b, self._gap(a, b))  # not by id, which the next such array may have
 
     def _compare_keys(self, at: int, left: Any, right: Any) -> None:
         gap = self._gap(left, right)
@@ -272,16 +267,8 @@ class _Differ:
         if isinstance(gap, str):
             self._not_compared[at] = gap
         elif gap is not None:
-            self._add_gap(at, left, right, gap)
-
-    def _add_gap(self, at: int, left: Any, right: Any, gap: Gap) -> None:
-        self._gaps[at] = gap
-        self._pairs[at] = left, right
-        may_be = (
-            gap.may_be_transpose and len(gap.at) > 1 and left.shape == left.shape[::-1] and is_transpose(left, right)
-        )
-        for finding in gap_texts(gap, "; the values of the transpose: jnp.transpose(x)" if may_be else ""):
-            self._add(at, finding)
+            self._gaps[at] = gap
+            gap.is_transpose = len(gap.at) > 1 and left.shape == left.shape[::-1] and is_transpose(left, right)
 
     def _gap(self, left: Any, right: Any) -> Gap | str | None:
         try:
@@ -295,19 +282,50 @@ class _Differ:
 
 
 def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | Stored)
+    return guarded(lambda: isinstance(leaf, jax.Array | np.ndarray | np.generic | Stored), lambda _: False)
 
 
 def _is_number(leaf: Any) -> bool:
-    return _is_array(leaf) or isinstance(leaf, bool | int | float | complex)
+    return _is_array(leaf) or has_base(type(leaf), bool, int, float, complex)
 
 
 def _as_array(number: Any) -> Any:
     return number if _is_array(number) else np.asarray(number)
 
 
-def _as_plain_array(leaf: Any) -> Any:
-    return np.asarray(leaf) if id(type(leaf)) in _NUMBERS else leaf
+def _how(left: Facts, right: Facts) -> tuple[How, How] | None:
+    """How two leaves of one shape are read together with others; None if they are not."""
+    if left.shape != right.shape:
+        return None
+    how = how_read(left), how_read(right)
+    return None if None in how else how  # type: ignore[return-value]
+
+
+class _Texts(NamedTuple):
+    """What differences say, written when one is looked at.
+
+    Attributes:
+      found: The first of them; the others are gaps.
+      rows, kinds: Of all of them.
+    """
+
+    keystrs: tuple[Callable[[int], str], Callable[[int], str]]
+    aligned: Aligned
+    gaps: Gaps
+    found: Sequence[tuple[int, Finding]]
+    rows: np.ndarray
+    kinds: Sequence[str]
+
+    def write(self, i: int) -> tuple[str, str, str, str]:
+        """path, left, right and hint; the path is that in the first tree, or of what the other alone has, in that."""
+        at = int(self.rows[i])
+        if i < len(self.found):
+            finding = self.found[i][1]
+        else:
+            finding = next(each for each in gap_texts(self.gaps[at]) if each[0] == self.kinds[i])
+        mine, other = int(self.aligned.left[at]), int(self.aligned.right[at])
+        path = self.keystrs[1](other) if mine == NONE else self.keystrs[0](mine)
+        return path, *finding[1:]  # type: ignore[return-value]
 
 
 def subtree_text(table: TreeTable, row: int) -> str:

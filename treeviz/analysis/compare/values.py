@@ -12,12 +12,7 @@ import numpy as np
 
 from treeviz.analysis.compare.elements import Gap, Index, compare_elements, gap_of, index_in
 from treeviz.analysis.stats.host import CHUNK, holds_numbers, host_view, lies_on_host
-from treeviz.tree.facts import Facts
 from treeviz.tree.numbers import number_text
-from treeviz.tree.table import TreeTable
-
-_SMALL = 1 << 14  # bytes of an array that is compared together with others
-_BUFFERED = {np.dtype(code).name for code in (*np.typecodes["AllInteger"], *np.typecodes["AllFloat"], "?")}
 
 
 class CannotCompare(Exception):
@@ -121,7 +116,7 @@ def compare_block(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: fl
         return True
     mine, other = a.reshape(-1), b.reshape(-1)
     (numbers,) = compare_elements(mine, other, rtol=rtol, atol=atol).of_each()
-    found = gap_of(numbers, mine, other, a.shape)
+    found = gap_of(numbers, a.size, (mine.item(numbers.at), other.item(numbers.at)), a.shape)
     found.at, found.nan_at = (at and _beyond(start, at) for at in (found.at, found.nan_at))
     gap.take(found)
     return False
@@ -146,27 +141,6 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
         return a.dtype.kind in "biu" and np.array_equal(a, b)
     word = np.uint64 if a.nbytes % 8 == 0 else np.uint8
     return np.array_equal(a.reshape(-1).view(word), b.reshape(-1).view(word))
-
-
-def are_small(table: TreeTable) -> np.ndarray:
-    """bool[n]: of each of the facts, whether their leaves are small arrays of numbers in host memory."""
-
-    def is_small(facts: Facts) -> bool:
-        where = facts.sharding
-        is_near = where is not None and where.n_devices == 1 and where.platform == "cpu" and facts.dtype in _BUFFERED
-        return 0 < facts.bytes <= _SMALL and ((facts.kind == "array" and is_near) or facts.kind == "numpy")
-
-    return np.array([facts.elements > 0 and is_small(facts) for facts in table.facts], bool)
-
-
-def small_view(leaf: Any) -> np.ndarray | None:
-    """A leaf that `are_small` names as an array of NumPy; None where that is not quick, or it was deleted."""
-    if type(leaf) is np.ndarray:
-        return leaf
-    try:
-        return None if isinstance(leaf, np.ndarray) else np.asarray(memoryview(leaf))
-    except Exception:
-        return None
 
 
 def is_transpose(left: Any, right: Any) -> bool:
@@ -264,7 +238,7 @@ def _two_texts(left: Any, right: Any) -> list[str]:
     return texts
 
 
-def gap_texts(gap: Gap, more: str = "") -> list[tuple[str, str, str, str]]:
+def gap_texts(gap: Gap) -> list[tuple[str, str, str, str]]:
     """The findings that a gap is: (kind, left, right, hint)."""
     found = []
     if gap.n_nan:
@@ -272,6 +246,7 @@ def gap_texts(gap: Gap, more: str = "") -> list[tuple[str, str, str, str]]:
         found.append(("NaN", f"{gap.nan_left:,} NaN", f"{gap.nan_right:,} NaN", where))
     if gap.n_outside:
         left, right = _two_texts(gap.left, gap.right)
+        more = "; the values of the transpose: jnp.transpose(x)" if gap.is_transpose else ""
         at = f"at {_index_text(gap.at)}; {gap.n_outside:,} of {gap.n:,} differ{more}" if gap.at else ""
         found.append(("value", left, right, at))
     return found
