@@ -127,11 +127,15 @@ class History:
             self.add([step], [(name, statistic, values[i : i + 1]) for name, statistic, values in record])
             self.journal.write(self, step, [(name, statistic, values[i]) for name, statistic, values in record])
 
-    def append_scalars(self, row: ScalarRow) -> None:
-        """Add scalars, which are of steps with or without other numbers."""
-        self.scalars.append(row)
-        if self.journal is not None:
+    def append_scalars(self, rows: Sequence[ScalarRow]) -> set[str]:
+        """Add scalars, of steps with or without other numbers. Returns the names of those that are not finite."""
+        if self.journal is None:
+            return self.scalars.extend(rows)
+        bad = set()
+        for row in rows:
+            bad |= self.scalars.extend([row])
             self.journal.write_scalars(self, row)
+        return bad
 
     @property
     def n_records(self) -> int:

@@ -82,7 +82,7 @@ def _add(history: History, whole: bytes) -> None:
     if head["n"] < history.n_records:
         return  # the history has it already
     if "scalars" in head:
-        history.append_scalars(_row(head))
+        history.append_scalars([_row(head)])
     else:
         history.add([int(head["step"])], list(_arrays(history, head["arrays"], whole[begin : begin + n_body])))
 

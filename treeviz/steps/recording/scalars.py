@@ -65,13 +65,24 @@ class Scalars:
     def __bool__(self) -> bool:
         return bool(self.tracks)
 
-    def append(self, row: ScalarRow) -> None:
-        """Add the scalars of a step, or of several."""
-        for name, values in row.values.items():
-            self.new_track(name).extend(range(row.step - len(values) + 1, row.step + 1), codes_of(values))
-        if row.batch is not None:
-            self.add_batch(row.step, row.batch)
-        self.n_appended += 1
+    def extend(self, rows: Sequence[ScalarRow]) -> set[str]:
+        """Add the scalars of some steps, those of a name at once. Returns the names of those that are not finite."""
+        bad = set()
+        by_name: dict[str, tuple[list[int], list[np.ndarray]]] = {}
+        for row in rows:
+            for name, values in row.values.items():
+                steps, parts = by_name.setdefault(name, ([], []))
+                steps += range(row.step - len(values) + 1, row.step + 1)
+                parts.append(values)
+            if row.batch is not None:
+                self.add_batch(row.step, row.batch)
+        for name, (steps, parts) in by_name.items():
+            coded = codes_of(np.concatenate(parts))
+            self.new_track(name).extend(steps, coded)
+            if coded[:, 1].any():
+                bad.add(name)
+        self.n_appended += len(rows)
+        return bad
 
     def new_track(self, name: str) -> Track:
         """The track of a name; empty, if it is new."""

@@ -78,17 +78,19 @@ class WaitingScalars:
 
     def read_into(self, history: History, *, wait: bool) -> bool:
         """Move what is ready into a history, or with `wait` all. Returns whether there was any."""
-        n_before = history.scalars.n_appended
-        while self._waiting and (wait or self._waiting[0].is_ready()):
-            waiting = self._waiting.popleft()
-            try:
-                row = _read(waiting)
-            except RuntimeError:  # a step failed, or an array was donated
-                self.n_dropped += 1
-                continue
-            self.bad |= {name for name, values in row.values.items() if not np.isfinite(values).all()}
-            history.append_scalars(row)
-        return history.scalars.n_appended > n_before
+        rows: list[ScalarRow] = []
+        if self._waiting:
+            with jax.transfer_guard("allow"):  # which takes as long as reading
+                while self._waiting and (wait or self._waiting[0].is_ready()):
+                    self._read(self._waiting.popleft(), rows)
+            self.bad |= history.append_scalars(rows)
+        return bool(rows)
+
+    def _read(self, waiting: _Waiting, rows: list[ScalarRow]) -> None:
+        try:
+            rows.append(_row(waiting))
+        except RuntimeError:  # a step failed, or an array was donated
+            self.n_dropped += 1
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -124,12 +126,11 @@ def _checked_batch(batch: Any) -> Any:
     return ids
 
 
-def _read(waiting: _Waiting) -> ScalarRow:
-    with jax.transfer_guard("allow"):
-        values = {name: np.asarray(value, np.float64).reshape(-1) for name, value in waiting.values.items()}
-        ids = waiting.batch
-        if ids is not None and not isinstance(ids, str):
-            ids = np.asarray(ids).reshape(-1)
+def _row(waiting: _Waiting) -> ScalarRow:
+    values = {name: np.asarray(value, np.float64).reshape(-1) for name, value in waiting.values.items()}
+    ids = waiting.batch
+    if ids is not None and not isinstance(ids, str):
+        ids = np.asarray(ids).reshape(-1)
     weight = next((float(of[-1]) for of in values.values() if len(of)), 0.0)
     n = 0 if ids is None or isinstance(ids, str) else len(ids)
     kept = ids if isinstance(ids, str) or ids is None else ids[:MOST_IDS].astype(np.int64)
