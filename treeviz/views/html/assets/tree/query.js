@@ -95,7 +95,7 @@ function rowsOf(tree, index, term) {
     const found = [inPath(tree, index, value), own];
     if (glob) found.push(glob, onPath(tree, index, value.replace(/\[(\d+)]/g, "/$1")));
     // "t101" finds the findings of that rule, whose notes begin so.
-    if (!quoted) found.push(byNotes(tree, ([, text]) => text.toLowerCase().startsWith(`${value}:`)));
+    if (!quoted) found.push(byNotes(tree, ([, text]) => text[value.length] === ":" && text.toLowerCase().startsWith(value)));
     return found.reduce(either);
   }
   const glob = isGlob(value) && !quoted ? globTest(value) : null;

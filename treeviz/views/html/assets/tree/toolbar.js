@@ -91,7 +91,7 @@ export function toolbar(view) {
     view.grid.more,
     menu("columns", "Columns", choices),
     copyMenu(view),
-    button("picture", "Save a picture of what is seen: PNG, with Shift SVG", (event) =>
+    button("picture", "Save a picture: PNG, with Shift SVG", (event) =>
       savePicture(view, event.shiftKey ? "SVG" : "PNG").catch((error) => view.setStatus(`could not save the picture: ${error.message}`))),
   );
   view.on("change", showSearch);
