@@ -220,8 +220,11 @@ def test_a_file_of_pytorch_that_is_no_archive_or_compressed_is_refused_before_it
         read(tmp_path / "old.pt")
     with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(1 << 20))
-    with pytest.raises(LoadError, match="compressed, which PyTorch does not do"):
+    with pytest.raises(LoadError, match=r"compressed, which torch\.save does not do"):
         read(tmp_path / "bomb.pt")
+    (tmp_path / "script.pt").write_bytes(npz_of({"script/code/__torch__.py": b"", "script/data.pkl": b""}))
+    with pytest.raises(LoadError, match=r"script\.pt holds a program of TorchScript, which treeviz does not open"):
+        read(tmp_path / "script.pt")
 
 
 def test_a_file_of_pytorch_is_the_tree_of_its_tensors(tmp_path):

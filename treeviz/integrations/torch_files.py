@@ -81,9 +81,14 @@ def _check_archive(path: Path) -> None:
                 "runs whatever code the file contains. Load it yourself, if you trust it, and save it again."
             )
     with zipfile.ZipFile(path) as archive:
+        if any("/code/" in member.filename for member in archive.infolist()):
+            raise LoadError(
+                f"{visible(str(path), 1000)} holds a program of TorchScript, which treeviz does not open. Save its "
+                "tensors alone: torch.save(torch.jit.load(path).state_dict(), other_path)."
+            )
         for member in archive.infolist():
             if member.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{visible(member.filename, 100)} in it is compressed, which PyTorch does not do")
+                raise ValueError(f"{visible(member.filename, 100)} in it is compressed, which torch.save does not do")
             if member.filename.endswith("data.pkl") and member.file_size > _MOST_PICKLE:
                 raise ValueError(f"its pickle would be {member.file_size:,} bytes long")
 
