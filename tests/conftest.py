@@ -180,6 +180,7 @@ def pytest_runtest_setup(item: pytest.Item):
     global is_plain, in_file
     if item.path != in_file:
         in_file = item.path
+        compiled.clear()
         forget_what_stays()
     was_plain, is_plain = is_plain, bool(PLAIN) and not item.get_closest_marker("optimized")
     if is_plain != was_plain:
@@ -191,9 +192,25 @@ def get_compile_options(*args, env_options_overrides=None, **keywords):
     return optimized_options(*args, env_options_overrides=overrides, **keywords)
 
 
+def compile_once(backend, module, *how, **keywords):
+    """What XLA made of the same program for the same devices with the same options: many tests of a file jit alike."""
+    program = str(module)
+    if "callback" in program:  # it calls what this module does not name
+        return compile_anew(backend, module, *how, **keywords)
+    parts = [part.SerializeAsString() if hasattr(part, "SerializeAsString") else str(part) for part in how]
+    key = program, *parts, str(keywords)
+    if key not in compiled:
+        compiled[key] = compile_anew(backend, module, *how, **keywords)
+    return compiled[key]
+
+
 in_file: Path | None = None
 is_plain = bool(PLAIN)  # while tests are collected, too
+compiled: dict[tuple, object] = {}  # in this file
 optimized_options, compiler.get_compile_options = compiler.get_compile_options, get_compile_options
+XLA = "backend_compile_and_load" if hasattr(compiler, "backend_compile_and_load") else "backend_compile"  # jax < 0.7
+compile_anew = getattr(compiler, XLA)
+setattr(compiler, XLA, compile_once)
 
 
 @pytest.fixture(scope="session")
