@@ -69,8 +69,8 @@ def init_mlp_params(layer_widths):
     for n_in, n_out in itertools.pairwise(layer_widths):
         rng = np.random.default_rng(n_in)
         weights = (rng.normal(size=(n_in, n_out)) * np.sqrt(2 / n_in)).astype(np.float32)
-        params.append({"weights": jnp.asarray(weights), "biases": jnp.ones(shape=(n_out,))})
-    return params
+        params.append({"weights": weights, "biases": np.ones(n_out)})
+    return jax.device_put(params)  # of `jnp.ones`, each shape is a program to compile
 
 
 def forward(params, x):
@@ -94,7 +94,7 @@ def update_mlp(params, x, y):
 
 def mlp_data(n=16):
     x = np.linspace(-1, 1, n, dtype=np.float32)[:, None]
-    return jnp.asarray(x), jnp.asarray(x**2)
+    return jax.device_put((x, x**2))
 
 
 def copies(tree):

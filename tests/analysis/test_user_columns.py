@@ -18,7 +18,11 @@ from treeviz.views.text.terminal import UNICODE
 
 pytestmark = pytest.mark.oldest_jax
 
-TREE = {"a": jnp.arange(6.0).reshape(2, 3), "b": [np.full(3, -2.0, np.float32), jnp.int32(7)], "name": "text"}
+TREE = {
+    "a": jax.device_put(np.arange(6.0).reshape(2, 3)),
+    "b": [np.full(3, -2.0, np.float32), jax.device_put(np.int32(7))],
+    "name": "text",
+}
 
 
 def largest(x):

@@ -20,8 +20,7 @@ import treeviz as tv
 needs_new = pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="this JAX keeps the trees elsewhere")
 pytestmark = pytest.mark.oldest_jax
 
-params = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}
-x = jnp.ones(2)
+params, x = jax.device_put(({"w": np.ones((2, 3)), "b": np.zeros(3)}, np.ones(2)))
 
 
 class State(NamedTuple):

@@ -24,7 +24,7 @@ from treeviz.reader import read
 from treeviz.tree.files.entries import LoadError
 
 MODEL = {
-    "layers": [{"w": jnp.full((4, 8), i, jnp.bfloat16), "b": jnp.zeros(8)} for i in range(2)],
+    "layers": jax.device_put([{"w": np.full((4, 8), i, jnp.bfloat16), "b": np.zeros(8)} for i in range(2)]),
     "step": np.int32(3),
     "none": None,
     "empty": {},

@@ -13,10 +13,12 @@ from treeviz.steps.measure import source_of
 from treeviz.steps.recording.history import History
 from treeviz.steps.series import MOST_BUCKETS, gradient_histograms, gradient_series, table_of_source
 
-TREE = {
-    "layers": [{"b": jnp.zeros(3), "w": jnp.zeros((2, 3))}, {"b": jnp.zeros(1), "w": jnp.zeros((3, 1))}],
-    "step": jnp.zeros((), jnp.int32),
-}
+TREE = jax.device_put(
+    {
+        "layers": [{"b": np.zeros(3), "w": np.zeros((2, 3))}, {"b": np.zeros(1), "w": np.zeros((3, 1))}],
+        "step": np.zeros((), np.int32),
+    }
+)
 N_LEAVES = 5
 
 

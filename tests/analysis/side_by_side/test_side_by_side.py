@@ -425,7 +425,8 @@ def test_the_states_of_nnx_stand_beside_their_module():
     assert list(places(beside(state, model=nnx.state(model, nnx.Param)))) == ["model"]
 
 
-PARAMS = {"head": {"b": jnp.ones(2), "w": jnp.ones((4, 2))}, "layers": [{"w": jnp.ones((4, 4))}] * 2, "none": None}
+B, HEAD, W = jax.device_put([np.ones(2), np.ones((4, 2)), np.ones((4, 4))])
+PARAMS = {"head": {"b": B, "w": HEAD}, "layers": [{"w": W}] * 2, "none": None}
 
 
 @pytest.mark.parametrize(

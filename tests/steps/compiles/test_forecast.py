@@ -54,8 +54,9 @@ def _keep(state, x):
 
 
 ONE = np.ones(2, np.float32)
+TWO, LOW, W = jax.device_put([np.ones(2), np.ones(2, jnp.bfloat16), np.ones(3)])
 CASES: dict[str, tuple[Any, Any, Any, list[str]]] = {
-    "nothing changes": (_keep, {"w": jnp.ones(3)}, ONE, []),
+    "nothing changes": (_keep, {"w": W}, ONE, []),
     "a float becomes an array": (_keep, {"time": 0.0}, ONE, ["state['time']: weak type"]),
     "a weak array becomes another": (_keep, State(jnp.asarray(1.0)), ONE, ["state.w: weak type"]),
     "an int is counted up": (lambda s, x: {"step": s["step"] + 1}, {"step": 0}, ONE, []),
@@ -67,21 +68,21 @@ CASES: dict[str, tuple[Any, Any, Any, list[str]]] = {
         ["state['done']: weak type: not weakly typed → weakly typed (return it with a dtype: .astype"],
     ),
     "float64 of NumPy": (_keep, {"w": np.ones(3)}, ONE, []),
-    "bfloat16 times float32": (_keep, {"w": jnp.ones(3, jnp.bfloat16)}, ONE, ["state['w']: dtype"]),
-    "None becomes an array": (lambda s, x: State(s.w, s.w + 1), State(jnp.ones(2)), ONE, ["state.m: none"]),
+    "bfloat16 times float32": (_keep, {"w": LOW}, ONE, ["state['w']: dtype"]),
+    "None becomes an array": (lambda s, x: State(s.w, s.w + 1), State(TWO), ONE, ["state.m: none"]),
     "an array becomes a tree": (lambda s, x: State(s.w, {"a": s.m}), State(ONE, ONE), ONE, ["state.m: leaf"]),
     "an array grows": (lambda s, x: {"w": jnp.concatenate([s["w"], x])}, {"w": ONE}, ONE, ["state['w']: shape"]),
     "a tuple becomes a list": (lambda s, x: {"a": list(s["a"])}, {"a": (ONE,)}, ONE, ["state['a']: type"]),
     "a key is added": (lambda s, x: {**s, "b": x}, {"a": ONE}, ONE, ["state['b']: only in the other"]),
     "a static field changes": (lambda s, x: Tagged(s.w, "new"), Tagged(ONE), ONE, ["state: static: kind = 'old'"]),
-    "what is read is committed": (_keep, {"w": jnp.ones(3)}, "committed", ["state['w']: sharding: not committed"]),
+    "what is read is committed": (_keep, {"w": W}, "committed", ["state['w']: sharding: not committed"]),
     "a part of the state is committed": (
         _keep,
         {"w": jax.device_put(ONE, jax.devices()[0]), "step": 0.0, **dict.fromkeys("abcdef", ONE)},
         ONE,
         ["state['step']: weak type", "state: sharding: not committed → committed (7 of 8 leaves, since `state` has"],
     ),
-    "what is not read is committed": (lambda s, x: {"w": s["w"] + 1}, {"w": jnp.ones(3)}, "committed", []),
+    "what is not read is committed": (lambda s, x: {"w": s["w"] + 1}, {"w": W}, "committed", []),
 }
 
 
@@ -221,7 +222,7 @@ FILTERED: dict[str, tuple[Any, Any, list[str]]] = {
     ),
     "an int is counted up": (lambda s, x: {"n": s["n"] + 1}, {"n": 3}, ["state['n']: static: int 3 → int 4"]),
     "a float stays": (lambda s, x: {"lr": s["lr"], "w": s["w"] * x}, {"lr": 0.1, "w": ONE}, []),
-    "a dtype drifts": (lambda s, x: s * x, jnp.ones(2, jnp.bfloat16), ["state: dtype: bfloat16 → float32"]),
+    "a dtype drifts": (lambda s, x: s * x, LOW, ["state: dtype: bfloat16 → float32"]),
 }
 
 

@@ -95,7 +95,7 @@ def attention(q, mask):
     return jax.value_and_grad(loss)(q)
 
 
-ONES = jnp.ones(4)
+ONES = jax.device_put(np.ones(4))
 
 
 def test_a_log_of_zero_is_named_with_its_file_line_function_and_numbers():

@@ -14,7 +14,7 @@ from treeviz.steps.recording.pace import AHEAD, BATCH
 from treeviz.steps.recording.recorder import MOST_WAITING, Recorder
 from treeviz.steps.statistics import LIGHT
 
-TREE = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([jnp.inf, 1.0]), "c": jnp.arange(3)}
+TREE = jax.device_put({"a": np.array([3.0, 4.0]), "b": np.array([np.inf, 1.0]), "c": np.arange(3)})
 SOURCE = MeasuredTree("grads", ("['x']",), (2,), ("float32",), (True,))
 
 

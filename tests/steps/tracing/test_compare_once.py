@@ -15,7 +15,7 @@ import treeviz as tv
 from treeviz.steps.tracing import compare_once, twin
 
 AT_CALL = 3
-x = jnp.arange(1.0, 5.0)
+x = jax.device_put(np.arange(1.0, 5.0))
 
 
 def finished():

@@ -26,7 +26,7 @@ def loss(w):
     return jnp.sum(w["a"] ** 3)
 
 
-w = {"a": jnp.arange(3.0)}
+w = {"a": jax.device_put(np.arange(3.0))}
 
 
 @pytest.fixture

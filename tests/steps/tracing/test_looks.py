@@ -23,11 +23,11 @@ PARAMS = {  # larger than what is looked at in each step
     "layers": {"w": rng.normal(size=(3, 48, 48)) / 7, "b": rng.normal(size=(3, 48)) / 9},
     "out": rng.normal(size=(48, 96)) / 7,
 }
-X = jnp.asarray(rng.normal(size=(4, 48)), jnp.float32)
+X = jax.device_put(rng.normal(size=(4, 48)))
 
 
 def new_params():
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
+    return jax.device_put(PARAMS)
 
 
 @partial(jax.jit, donate_argnums=0, static_argnames="activation")

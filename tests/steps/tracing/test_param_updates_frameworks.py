@@ -11,8 +11,7 @@ import pytest
 from watched import same_bytes, true_norms, watch
 
 rng = np.random.default_rng(0)
-x = jnp.asarray(rng.normal(size=(9, 3)).astype(np.float32))
-y = jnp.asarray(rng.normal(size=(9, 2)).astype(np.float32))
+x, y = jax.device_put((rng.normal(size=(9, 3)), rng.normal(size=(9, 2))))
 NAMES = ["grads", "params", "updates"]
 
 

@@ -19,8 +19,8 @@ from treeviz.steps.tracing.sow import sow
 pytestmark = pytest.mark.oldest_jax
 
 rng = np.random.default_rng(0)
-PARAMS = {"b": jnp.zeros(3), "w": jnp.asarray(rng.normal(size=(4, 3)), jnp.float32)}
-X = jnp.asarray(rng.normal(size=(6, 4)), jnp.float32)
+PARAMS = jax.device_put({"b": np.zeros(3), "w": rng.normal(size=(4, 3))})
+X = jax.device_put(rng.normal(size=(6, 4)))
 
 
 def loss(params, x):

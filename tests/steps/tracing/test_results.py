@@ -14,8 +14,7 @@ from treeviz.steps.tracing.twin import instrumented
 
 pytestmark = pytest.mark.oldest_jax
 
-params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
-x = jnp.ones((4, 3))
+params, x = jax.device_put(({"w": np.ones((3, 2)), "b": np.zeros(2)}, np.ones((4, 3))))
 
 
 def loss(params, x):

@@ -14,8 +14,7 @@ from treeviz.steps.tracing.verify import verify
 
 pytestmark = pytest.mark.oldest_jax
 
-params = jnp.arange(1.0, 4.0)
-zeros = jnp.zeros(3)
+params, zeros = jax.device_put((np.arange(1.0, 4.0), np.zeros(3)))
 
 
 def verified(step, twin, *args, **kwargs):

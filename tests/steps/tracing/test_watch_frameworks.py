@@ -14,8 +14,7 @@ from treeviz.steps.tracing.watch import CannotWatch
 
 rng = np.random.default_rng(0)
 # as many bytes as no result has, so that none is put in their place
-x = jnp.asarray(rng.normal(size=(9, 3)).astype(np.float32))
-y = jnp.asarray(rng.normal(size=(9, 2)).astype(np.float32))
+x, y = jax.device_put((rng.normal(size=(9, 3)), rng.normal(size=(9, 2))))
 
 
 # --- Equinox ---

@@ -47,7 +47,7 @@ def update(params, at):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, at))
 
 
-AT = jnp.array(3)
+AT = jax.device_put(np.int32(3))
 PATHS = (
     *(f"['layers']['b'][:, {i}]" for i in range(N)),
     *(f"['layers']['w'][{i}]" for i in range(N)),

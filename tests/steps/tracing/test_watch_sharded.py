@@ -26,12 +26,8 @@ else:
     unchecked = {"check_rep": False}
 
 rng = np.random.default_rng(0)
-params = {
-    "w": jnp.asarray(rng.normal(size=(16, 8)).astype(np.float32)),
-    "b": jnp.asarray(rng.normal(size=(8,)).astype(np.float32)),
-}
-x = jnp.asarray(rng.normal(size=(32, 16)).astype(np.float32))
-y = jnp.asarray(rng.normal(size=(32, 8)).astype(np.float32))
+params = jax.device_put({"w": rng.normal(size=(16, 8)), "b": rng.normal(size=(8,))})
+x, y = jax.device_put((rng.normal(size=(32, 16)), rng.normal(size=(32, 8))))
 
 
 def loss(params, x, y):
