@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 _before: list[str | None] = []
@@ -29,7 +31,42 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     if call.excinfo is not None and report.failed:
         from treeviz.explainer.explain import add_explanation
 
-        text = add_explanation(call.excinfo.value)
+        text = add_explanation(call.excinfo.value) or explain_comparison(call.excinfo.value)
         if text:
             report.sections.append(("treeviz", text))
     return report
+
+
+def explain_comparison(error: BaseException) -> str:
+    """Every difference of the trees that a failed assertion compared; "" if it is none of those below.
+
+    `chex.assert_trees_…`, and `jax.tree.map` of a function of `numpy.testing`, which stop at the first leaf. Compares
+    with their tolerance, and reads the values once more.
+    """
+    if not isinstance(error, AssertionError):
+        return ""
+    trees, how = (), {}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module, found = frame.f_globals.get("__name__", ""), frame.f_locals
+        if module.startswith("chex.") and "Assertion assert_trees_" in str(error) and "args" in found:
+            trees, how = tuple(found["args"]), found.get("kwargs", {})
+        elif module.startswith("jax.") and frame.f_code.co_name == "tree_map" and "rest" in found:
+            trees = (found["tree"], *found["rest"])
+        elif module.startswith("numpy.testing"):
+            how = how or found
+            break
+    else:
+        trees = trees if "[Chex]" in str(error) else ()
+    if len(trees) < 2:
+        return ""
+    from treeviz.differ import assert_same
+
+    try:
+        rtol, atol = (float(how.get(name) or 0) for name in ("rtol", "atol"))
+        for other in trees[1:]:
+            assert_same(trees[0], other, rtol=rtol, atol=atol)
+    except AssertionError as difference:
+        return str(difference)
+    except Exception:  # of trees that cannot be compared, the error of the test says enough
+        pass
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import traceback
 from collections.abc import Callable
@@ -296,9 +297,22 @@ def test_an_error_of_a_cell_is_explained_below_its_traceback(capsys, monkeypatch
 
 PROGRAM = """
 import jax
+import numpy as np
+import pytest
 
 def test_update():
     jax.tree.map(max, {"a": [1, 2]}, {"a": [1, 2, 3]})
+
+LEFT, RIGHT = {"b": [1.0, 2.0], "c": 3.0}, {"b": [1.0, 2.01], "c": 4.0}
+
+def test_leaves():
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0.1), LEFT, RIGHT)
+
+def test_chex():
+    pytest.importorskip("chex").assert_trees_all_close(LEFT, RIGHT)
+
+def test_other():
+    np.testing.assert_allclose(1, 2)
 """
 
 
@@ -318,6 +332,10 @@ def test_the_plugin_of_pytest_adds_it_to_the_report_of_a_test(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert run.returncode == 1, run.stderr
     assert "the trees do not match:\n  ['a']: length: 2 children → 3 children" in run.stdout
+    has_chex = importlib.util.find_spec("chex") is not None
+    assert run.stdout.count("- treeviz -") == 2 + has_chex
+    assert run.stdout.count("the trees are not the same: 1 difference\n  ['c']: value: 3 → 4") == 1
+    assert run.stdout.count("the trees are not the same: 2 differences\n  ['b'][1]: value: 2 → 2.01") == has_chex
 
 
 def test_numbers_of_numpy_are_arrays_and_integers_have_no_derivative():
