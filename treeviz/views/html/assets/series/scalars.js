@@ -20,7 +20,7 @@ export class Scalars {
       const value = h("b");
       const range = h("span", { class: "range" });
       const place = h("div", { class: "plot" });
-      return { series, value, range, place, label: h("div", { class: "scalar", title: series.title }, h("span", { class: "name" }, series.title), value, range) };
+      return { series, value, range, place, label: h("div", { class: "scalar" }, h("span", { class: "name" }, series.title), value, range) };
     });
     this.element = h("div", { class: "scalars", role: "group", "aria-label": "Scalars", hidden: !this.lines.length }, ...this.lines.map(({ label }) => label));
     /** Above the ticks of the heat map. */
@@ -62,8 +62,9 @@ export class Scalars {
   show(step) {
     for (const { series, value, label } of this.lines) {
       const bucket = step === null ? series.n - 1 : series.bucketAt(step);
-      value.textContent = series.isBad(0, bucket) ? "NaN/Inf" : series.number(series.value(0, bucket));
-      value.className = series.isBad(0, bucket) ? "bad" : "";
+      const bad = series.isBad(0, bucket);
+      value.textContent = bad ? "NaN/Inf" : series.number(series.value(0, bucket));
+      value.className = bad ? "bad" : "";
       label.title = `${series.title}: ${series.text(0, bucket)} · ${series.stepsText(bucket)}`;
     }
   }
