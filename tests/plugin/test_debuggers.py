@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from shells import ipython
 
-import treeviz
 from treeviz.pdb import Pdb, set_trace
 
-HOUSE = Path(treeviz.__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 
 
 class Cell:

@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 from treeviz.analysis.details.window import Window
 from treeviz.analysis.stats.host import host_view
 from treeviz.tree.kinds import KINDS
-from treeviz.tree.safe_repr import aval_text, guarded
+from treeviz.tree.safe_repr import aval_text, guarded, has_base, module_name, mro, namespace, value_text
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 from treeviz.tree.tracers import Tracer
@@ -25,6 +26,8 @@ MAX_ELEMENTS = 200_000  # of all pictures together: about 1 MB of the page
 MAX_OF_ONE, MIN_OF_ONE = 4096, 256
 MAX_AXIS, MAX_ONLY_AXIS = 64, 128
 _MOST_OBJECTS, _MOST_OF_OBJECT = 20, 100_000  # leaves, and characters of one
+_CONTAINERS = dict, list, tuple, set, frozenset
+_ITERATION = {"__iter__", "__len__", "__getitem__", "items", "keys", "values"}
 _ADDRESS = re.compile(" at 0x[0-9a-f]{6,}")
 _MAX_DIGITS = 9_999_999  # treescope draws integers up to here digit by digit
 
@@ -50,11 +53,11 @@ def object_view(leaf: Any) -> str:
     """The HTML document in which treescope shows an object; "" if that is longer than 100,000 characters.
 
     Of the arrays in it only shapes and dtypes are shown: treescope itself would read their values. Runs what the
-    object's classes say of themselves: `__treescope_repr__`, `__repr__`.
+    object's classes say of themselves: `__treescope_repr__`, `__repr__`; no container with an iteration of its own.
     """
     import treescope
 
-    bare = treescope.active_renderer.get().extended_with(handlers=[_array_facts])
+    bare = treescope.active_renderer.get().extended_with(handlers=[_without_reading])
     expand = treescope.active_expansion_strategy.get()
     with treescope.active_autovisualizer.set_scoped(None), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what a class raises, which is shown in its place
@@ -65,14 +68,22 @@ def object_view(leaf: Any) -> str:
     return _framed(html, "as treescope shows it") if len(html) <= _MOST_OF_OBJECT else ""
 
 
-def _array_facts(node: Any, path: str | None, subtree_renderer: Any) -> Any:
+def _without_reading(node: Any, path: str | None, subtree_renderer: Any) -> Any:
     """A handler of treescope."""
     from treescope import rendering_parts as parts
 
-    if not isinstance(node, (jax.Array, np.ndarray)):
+    if isinstance(node, (jax.Array, np.ndarray)):
+        name = f"<{aval_text(node.shape, str(node.dtype))}>"
+    elif _iterates_by_itself(type(node)):  # perhaps without an end
+        name = value_text(node)
+    else:
         return NotImplemented
-    fact = parts.abbreviation_color(parts.text(f"<{aval_text(node.shape, str(node.dtype))}>"))
-    return parts.build_one_line_tree_node(fact, path)
+    return parts.build_one_line_tree_node(parts.abbreviation_color(parts.text(name)), path)
+
+
+def _iterates_by_itself(cls: type) -> bool:
+    own = takewhile(lambda base: module_name(base) not in ("builtins", "collections"), mro(cls))
+    return any(has_base(cls, base) for base in _CONTAINERS) and any(_ITERATION & namespace(base).keys() for base in own)
 
 
 def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:

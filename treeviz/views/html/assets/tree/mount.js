@@ -12,7 +12,7 @@
 //   status | {text, isError, query, name} | tree/view.js                       | tree/toolbar.js
 //   log    | text            | widget/requests.js                 | widget/widget.js
 //   shown  | -               | tree/mount.js                      | widget/transfer.js
-//   read   | step, or null   | series/series_view.js              | series/chart.js
+//   read   | step, or null   | series/series_view.js              | series/series_view.js, series/chart.js
 //   resume | -               | live/panel.js                      | widget/widget.js
 //
 // change: what is open, searched for or sorted. select: the selected rows. paint: rows were put into the document. detail: the
