@@ -726,7 +726,7 @@ def test_keys_typed_in_the_view_stay_in_it(shown):
         page.evaluate("() => { heard.length = 0; document.addEventListener('keydown', (e) => e.preventDefault()) }")
         page.keyboard.press(key)
         assert page.evaluate("() => heard").pop() == key.split("+")[-1], "what means nothing here is the notebook's"
-    assert page.locator("div.treeviz[data-lm-suppress-shortcuts=true]").count() == 1
+    page.locator("div.treeviz[data-lm-suppress-shortcuts=true]").wait_for(state="attached")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
