@@ -12,7 +12,9 @@ in a process of its own with two devices.
 Nearly all in one process, and made for a machine with other work: the variants run in turn in short blocks of steps,
 round after round, and a variant's figure is its quick block, the one that a fifth of its blocks beat, by that of the
 plain step. Where a program lies in memory makes some per cent of a short step, so those with `watch` and without are
-made four times, and the mean counts. A block ends when all its steps are computed and all their numbers are read; one
+made four times, and the mean counts. Each is warm before: 250 of its steps were inspected, so that the comparison with
+the step itself and the looks at its parameters are done, or it has had 1.5 s; "warming" is what that took, by the plain
+step's 250. A block ends when all its steps are computed and all their numbers are read; one
 with `watch` every 10 has as many steps as are read together in a run. "wall" is what a training run feels; "CPU", the
 time of all threads, is the steadier figure, but also counts what runs beside the step. The rounds end when each quick
 block is within 1 % of the quickest, or when the step has had its part of the minutes.
@@ -63,6 +65,7 @@ BLOCK_S = 0.05
 FEWEST_ROUNDS, MOST_ROUNDS, SETTLED = 3, 30, 1.01
 FIRST_STEPS_SHARE = 0.4  # of the time of a step
 N_MADE, QUICKLY_MADE_S = 4, 0.5  # how often a step is made that compiles in this time
+N_WARMING, WARMING_S = 251, 1.5  # inspected steps before the first block
 CACHE_S = 15.0  # that the persistent cache takes
 
 Runs = dict[str, Callable[[], Run]]  # by variant
@@ -151,17 +154,18 @@ def _measure(name: str, chosen: Sequence[str], seconds: float) -> dict[str, Rati
     variants: Runs = {variant: partial(VARIANTS[variant], model) for variant in chosen}
     of_first = FIRST_STEPS_OF if name == "mlp" else ("plain", WATCH)
     first = _first_steps({v: make for v, make in variants.items() if v in of_first}, seconds)
-    runs, n_programs = _ready(variants, first["plain"])
+    runs, n_programs, warming = _ready(variants, first["plain"])
     quick = _in_turn(runs, end)
     ratios = {}
-    print(f"  {'':28}  ms/step  wall   CPU  first step  programs")
+    print(f"  {'':28}  ms/step  wall   CPU  first step  programs  warming")
     for variant, each in quick.items():
         base = quick["plain optax" if "optax" in variant else "plain"]
         of_first = first[variant] / first["plain"] if variant in first else None
         ratios[variant] = Ratios(each.wall / base.wall, each.cpu / base.cpu, of_first, 1e3 * base.wall)
         print(
             f"  {variant:28} {1e3 * each.wall:8.2f}  {each.wall / base.wall:4.2f}  {each.cpu / base.cpu:4.2f}"
-            f"  {'' if of_first is None else f'{of_first:.2f}':>10}  {n_programs[variant]:8}",
+            f"  {'' if of_first is None else f'{of_first:.2f}':>10}  {n_programs[variant]:8}"
+            f"  {warming[variant] / warming['plain']:7.2f}",
             flush=True,
         )
     return ratios
@@ -254,13 +258,13 @@ def _first_steps(variants: Runs, seconds: float) -> dict[str, float]:
     return least
 
 
-def _ready(variants: Runs, first_s: float) -> tuple[dict[str, list[Run]], dict[str, int]]:
-    """Every variant, warm, some several times, and how many programs it compiled for that."""
+def _ready(variants: Runs, first_s: float) -> tuple[dict[str, list[Run]], dict[str, int], dict[str, float]]:
+    """Every variant, warm, some several times; how many programs it compiled for that, and the seconds of a step."""
     compilations: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: compilations.append(event) if event == COMPILED else None
     )
-    runs, n_programs = {}, {}
+    runs, n_programs, warming = {}, {}, {}
     for made in range(N_MADE if first_s < QUICKLY_MADE_S else 1):
         for variant, make in variants.items():
             if made and variant not in ALWAYS:
@@ -272,8 +276,19 @@ def _ready(variants: Runs, first_s: float) -> tuple[dict[str, list[Run]], dict[s
                 run.step()
             run.finish()
             n_programs.setdefault(variant, len(compilations))
+            warming.setdefault(variant, _warm(run, N_WARMING * (10 if variant == EVERY_10 else 1)))
     jax.monitoring.clear_event_listeners()
-    return runs, n_programs
+    return runs, n_programs, warming
+
+
+def _warm(run: Run, n_steps: int) -> float:
+    """Seconds per step."""
+    n, start = 0, time.perf_counter()
+    while n < n_steps and time.perf_counter() < start + WARMING_S:
+        run.step()
+        n += 1
+    run.finish()
+    return (time.perf_counter() - start) / n
 
 
 def _quick(seconds: Sequence[float]) -> float:
