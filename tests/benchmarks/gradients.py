@@ -6,18 +6,18 @@ of which `watch` measures each layer. Each is run plain, with `watch` every step
 `jax.debug.callback` for all leaves; the first also with treeviz's other doors (`watch` in a second run, `measure` with
 `record`, `inspect_gradients` in an optax chain, which is compared with the same chain without it), and with what else
 people do: a `jax.debug.callback` per leaf, and `numpy.linalg.norm` of gradients that the step returns. Then small steps
-that others have published, plain and with `watch`: what it adds is seen best there. One of them is sharded, and runs
-in a process of its own with two devices.
+that others have published, plain and with `watch`: what it adds is seen best there. One of them is sharded, on two
+devices.
 
-Nearly all in one process, and made for a machine with other work: the variants run in turn in short blocks of steps,
-round after round, and a variant's figure is its quick block, the one that a fifth of its blocks beat, by that of the
-plain step. Where a program lies in memory makes some per cent of a short step, so those with `watch` and without are
-made four times, and the mean counts. Each is warm before: 250 of its steps were inspected, so that the comparison with
-the step itself and the looks at its parameters are done, or it has had 1.5 s; "warming" is what that took, by the plain
-step's 250. A block ends when all its steps are computed and all their numbers are read; one
-with `watch` every 10 has as many steps as are read together in a run. "wall" is what a training run feels; "CPU", the
-time of all threads, is the steadier figure, but also counts what runs beside the step. The rounds end when each quick
-block is within 1 % of the quickest, or when the step has had its part of the minutes.
+Each step in a process of its own, and made for a machine with other work: its variants run in turn in short blocks of
+steps, round after round, and a variant's figure is its quick block, the one that a fifth of its blocks beat, by that of
+the plain step. Where a program lies in memory makes some per cent of a short step, so those with `watch` and without
+are made four times, and the mean counts. Each is warm before: 250 of its steps were inspected, so that the comparison
+with the step itself and the looks at its parameters are done, or it has had 1.5 s; "warming" is what that took, by the
+plain step's 250. A block ends when all its steps are computed and all their numbers are read; one with `watch` every 10
+has as many steps as are read together in a run. "wall" is what a training run feels; "CPU", the time of all threads, is
+the steadier figure, but also counts what runs beside the step. The rounds end when each quick block is within 1 % of
+the quickest, or when the step has had its part of the minutes.
 
 "first step" is the CPU time to trace, compile and run it when JAX is warm and its caches are empty: the variants in
 turn, and the least of each.
@@ -104,20 +104,19 @@ def main() -> None:
         return
     if arguments.as_json:
         _warm_jax()
-        print(json.dumps(_published(arguments.as_json, arguments.seconds)))
+        print(json.dumps(_of_step(arguments.as_json, arguments.variant, arguments.seconds)))
         return
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {os.cpu_count()} cores, {platform.machine()}")
-    _warm_jax()
     names = [name for name in STEPS if name in (arguments.only or STEPS)]
     has_cache = arguments.cache and not arguments.only
     measured: dict[str, dict[str, Ratios]] = {}
     for n, name in enumerate(names):
+        if name in PUBLISHED and (n == 0 or names[n - 1] in MODELS):
+            print(f"\n{'':24}{'plain':>10}{WATCH:>22}{EVERY_10:>20}")
+            print(f"{'published steps':24}{'ms/step':>10}{'wall   CPU':>22}{'wall   CPU':>20}  first step", flush=True)
         left = 60 * arguments.minutes - (time.perf_counter() - START) - (CACHE_S if has_cache else 0)
-        seconds = left / (len(names) - n)
-        if name in MODELS:
-            measured[name] = _measure(name, arguments.variant or USUAL[name], seconds)
-        else:
-            measured |= _measure_published(name, seconds, is_first=n == 0 or names[n - 1] in MODELS)
+        measured[name] = _in_process(name, arguments.variant or (), max(left / (len(names) - n), 0))
+    measured = {name: ratios for name, ratios in measured.items() if ratios}
     if has_cache:
         _print_cache()
     _print_for_readme(measured)
@@ -171,45 +170,48 @@ def _measure(name: str, chosen: Sequence[str], seconds: float) -> dict[str, Rati
     return ratios
 
 
-def _measure_published(name: str, seconds: float, *, is_first: bool) -> dict[str, dict[str, Ratios]]:
-    if is_first:
-        print(f"\n{'':24}{'plain':>10}{WATCH:>22}{EVERY_10:>20}")
-        print(f"{'published steps':24}{'ms/step':>10}{'wall   CPU':>22}{'wall   CPU':>20}  first step", flush=True)
+def _published(name: str, seconds: float) -> dict[str, Ratios]:
+    """Of a published step, watched at every step and at every tenth."""
+    end, whens = time.perf_counter() + seconds, {"plain": None, WATCH: 1, EVERY_10: 10}
     try:
-        every, every_10 = _in_process(name, seconds) if name in SHARDED else _published(name, seconds)
+        variants: Runs = {variant: partial(of_published, PUBLISHED[name], every) for variant, every in whens.items()}
+        first = _first_steps({variant: variants[variant] for variant in ("plain", WATCH)}, seconds)
     except ImportError as error:
         print(f"  {name:22} is left out: {error}", flush=True)
         return {}
-    print(
-        f"  {name:22}{every.plain_ms:10.3f}{every.wall:16.2f}{every.cpu:6.2f}"
-        f"{every_10.wall:14.2f}{every_10.cpu:6.2f}{every.first:12.2f}",
-        flush=True,
-    )
-    return {name: {WATCH: every, EVERY_10: every_10}}
-
-
-def _published(name: str, seconds: float) -> tuple[Ratios, Ratios]:
-    """Of a published step, watched at every step and at every tenth."""
-    end, whens = time.perf_counter() + seconds, {"plain": None, WATCH: 1, EVERY_10: 10}
-    variants: Runs = {variant: partial(of_published, PUBLISHED[name], every) for variant, every in whens.items()}
-    first = _first_steps({variant: variants[variant] for variant in ("plain", WATCH)}, seconds)
     quick = _in_turn(_ready(variants, first["plain"])[0], end)
     base = quick["plain"]
     every, every_10 = (
         Ratios(quick[variant].wall / base.wall, quick[variant].cpu / base.cpu, None, 1e3 * base.wall)
         for variant in (WATCH, EVERY_10)
     )
-    return every._replace(first=first[WATCH] / first["plain"]), every_10
+    every = every._replace(first=first[WATCH] / first["plain"])
+    print(
+        f"  {name:22}{every.plain_ms:10.3f}{every.wall:16.2f}{every.cpu:6.2f}"
+        f"{every_10.wall:14.2f}{every_10.cpu:6.2f}{every.first:12.2f}",
+        flush=True,
+    )
+    return {WATCH: every, EVERY_10: every_10}
 
 
-def _in_process(name: str, seconds: float) -> list[Ratios]:
-    """As `_published`, in a process with the devices that the step needs."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={N_DEVICES}"
-    done = subprocess.run(
-        [sys.executable, __file__, "--as-json", name, "--seconds", str(seconds)],
-        check=True, capture_output=True, text=True, env={**os.environ, "XLA_FLAGS": flags},
-    )  # fmt: skip
-    return [Ratios(*each) for each in json.loads(done.stdout)]
+def _of_step(name: str, variants: Sequence[str] | None, seconds: float) -> dict[str, Ratios]:
+    return _measure(name, variants or USUAL[name], seconds) if name in MODELS else _published(name, seconds)
+
+
+def _in_process(name: str, variants: Sequence[str], seconds: float) -> dict[str, Ratios]:
+    """Of a step, in a process of its own: what ran before, and lies in memory, makes half of a step of many leaves."""
+    more = f" --xla_force_host_platform_device_count={N_DEVICES}" if name in SHARDED else ""
+    chosen = [text for variant in variants for text in ("--variant", variant)]
+    with subprocess.Popen(
+        [sys.executable, __file__, "--as-json", name, "--seconds", str(seconds), *chosen],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + more},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                return {variant: Ratios(*each) for variant, each in json.loads(line).items()}
+            print(line, end="", flush=True)
+    sys.exit(f"{name} failed")
 
 
 def _in_turn(runs: dict[str, list[Run]], end: float) -> dict[str, Seconds]:
