@@ -210,27 +210,41 @@ class Hidden:
         self.weights = jnp.ones((3, 4))
         self.note = "</script><b>"
 
-    def __treescope_repr__(self, path, subtree_renderer):
-        return treescope.repr_lib.render_object_constructor(type(self), vars(self), path, subtree_renderer)
+
+CALLED = []  # of Endless
 
 
-class Breaks:
-    def __repr__(self):
-        raise RuntimeError("not today")
+class Endless(dict):
+    """All that may be called of it might never end."""
+
+    def __repr__(self, *_):
+        CALLED.append("it")
+        return super().__repr__()
+
+    __str__ = __iter__ = __len__ = __getitem__ = items = keys = __hash__ = __repr__  # type: ignore[assignment]
+    __getattribute__ = __treescope_repr__ = _repr_html_ = __repr__  # type: ignore[assignment]
+    __class__ = property(__repr__)  # type: ignore[assignment]
 
 
 def test_a_leaf_that_jax_does_not_know_is_shown_as_treescope_shows_it_but_for_the_values_of_its_arrays():
     leaf, plain = Hidden(), object()
-    tree = {"array": jnp.ones(3), "leaf": leaf, "breaks": Breaks(), "plain": plain, "text": "x"}
+    tree = {"array": jnp.ones(3), "leaf": leaf, "endless": Endless(a=leaf, b={}), "plain": plain, "text": "x"}
     with jax.transfer_guard_device_to_host("disallow_explicit"):
         html = pictures.object_view(leaf)
     assert html.startswith('<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy"')
     assert "weights=" in html and "float32[3,4]" in html and "</script><b>" not in html
     assert leaf.weights._npy_value is None and hex(id(plain)) not in pictures.object_view(plain)
     view = treeviz.render(tree, values=True)
-    assert {view.table[row].keystr for row in view.values} == {"['array']", "['leaf']", "['breaks']", "['plain']"}
+    assert {view.table[row].keystr for row in view.values} == {"['array']", "['leaf']", "['endless']", "['plain']"}
     first, other = (len(treeviz.render([jnp.ones(3)] * n + [leaf], values=True).html()) for n in (1, 100))
     assert other - first < 30_000  # what arrays share is still sent once
+    html = pictures.object_view(tree["endless"])
+    assert "Endless(" in html and "weights=" in html and CALLED == []
+    deep = leaf
+    for _ in range(60):  # 2**60 places
+        deep = [deep, deep]
+    leaf.note = deep
+    assert len(pictures.object_view(leaf)) < 100_000 and "…" in pictures.object_view(leaf)
 
 
 def test_a_run_renders_itself_in_treescopes_output():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 import jax
@@ -16,7 +14,8 @@ import numpy as np
 from treeviz.analysis.details.window import Window
 from treeviz.analysis.stats.host import host_view
 from treeviz.tree.kinds import KINDS
-from treeviz.tree.safe_repr import aval_text, guarded, has_base, module_name, mro, namespace, value_text
+from treeviz.tree.opaque import contents
+from treeviz.tree.safe_repr import aval_text, guarded, qualified_name, value_text
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 from treeviz.tree.tracers import Tracer
@@ -26,8 +25,9 @@ MAX_ELEMENTS = 200_000  # of all pictures together: about 1 MB of the page
 MAX_OF_ONE, MIN_OF_ONE = 4096, 256
 MAX_AXIS, MAX_ONLY_AXIS = 64, 128
 _MOST_OBJECTS, _MOST_OF_OBJECT = 20, 100_000  # leaves, and characters of one
-_CONTAINERS = dict, list, tuple, set, frozenset
-_ITERATION = {"__iter__", "__len__", "__getitem__", "items", "keys", "values"}
+_MOST_OPENED, _MOST_ITEMS, _MAX_DEPTH = 200, 100, 12  # objects inside a leaf, items or characters of one
+_SIZED = frozenset(map(id, (str, bytes, dict, list, tuple, set, frozenset)))
+_PLAIN = frozenset(map(id, (type(None), bool, int, float, complex)))
 _ADDRESS = re.compile(" at 0x[0-9a-f]{6,}")
 _MAX_DIGITS = 9_999_999  # treescope draws integers up to here digit by digit
 
@@ -52,38 +52,56 @@ def pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
 def object_view(leaf: Any) -> str:
     """The HTML document in which treescope shows an object; "" if that is longer than 100,000 characters.
 
-    Of the arrays in it only shapes and dtypes are shown: treescope itself would read their values. Runs what the
-    object's classes say of themselves: `__treescope_repr__`, `__repr__`; no container with an iteration of its own.
+    Of the arrays in it only shapes and dtypes are shown: treescope itself would read their values. treescope draws the
+    builtin types; an object of any other class is drawn by its stored fields and items, and one without any is named:
+    its `__repr__`, `__iter__` or `__treescope_repr__` might never end. 200 objects inside are opened, 12 deep.
     """
     import treescope
+    from treescope import renderers
 
-    bare = treescope.active_renderer.get().extended_with(handlers=[_without_reading])
-    expand = treescope.active_expansion_strategy.get()
-    with treescope.active_autovisualizer.set_scoped(None), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what a class raises, which is shown in its place
-        shown = bare.to_foldable_representation(leaf, ignore_exceptions=True, root_keypath=None)
-    expand(shown.renderable)
+    # The handlers and hooks that are active may run what classes say of themselves, such as `_repr_html_`.
+    renderer = renderers.TreescopeRenderer([_Opening()], [], [])
+    shown = renderer.to_foldable_representation(leaf, root_keypath=None)
+    treescope.active_expansion_strategy.get()(shown.renderable)
     line = treescope.rendering_parts.build_full_line_with_annotations(shown)
     html = _ADDRESS.sub("", treescope.lowering.render_to_html_as_root(line, compressed=False))
     return _framed(html, "as treescope shows it") if len(html) <= _MOST_OF_OBJECT else ""
 
 
-def _without_reading(node: Any, path: str | None, subtree_renderer: Any) -> Any:
-    """A handler of treescope."""
-    from treescope import rendering_parts as parts
+class _Opening:
+    """A handler of treescope that leaves it the builtin types alone, and runs no code of other classes."""
 
-    if isinstance(node, (jax.Array, np.ndarray)):
-        name = f"<{aval_text(node.shape, str(node.dtype))}>"
-    elif _iterates_by_itself(type(node)):  # perhaps without an end
-        name = value_text(node)
-    else:
-        return NotImplemented
-    return parts.build_one_line_tree_node(parts.abbreviation_color(parts.text(name)), path)
+    def __init__(self) -> None:
+        self._n_left, self._depth = _MOST_OPENED, 0
 
+    def __call__(self, node: Any, path: str | None, subtree_renderer: Any) -> Any:
+        self._n_left -= 1
+        self._depth += 1
+        try:
+            return self._drawn(node, subtree_renderer, self._n_left >= 0 and self._depth <= _MAX_DEPTH)
+        finally:
+            self._depth -= 1
 
-def _iterates_by_itself(cls: type) -> bool:
-    own = takewhile(lambda base: module_name(base) not in ("builtins", "collections"), mro(cls))
-    return any(has_base(cls, base) for base in _CONTAINERS) and any(_ITERATION & namespace(base).keys() for base in own)
+    def _drawn(self, node: Any, subtree_renderer: Any, may_open: bool) -> Any:
+        from treescope import handlers
+        from treescope import rendering_parts as parts
+
+        known = value_text(node, of_object=lambda *_: "")  # "<int of 4,096 bits>", the shape of an array
+        of = id(type(node))
+        if (of in _PLAIN and known[0] != "<") or (of in _SIZED and may_open and len(node) <= _MOST_ITEMS):
+            return handlers.handle_basic_types(node, None, subtree_renderer)
+        inside = contents(node, _MOST_ITEMS) if may_open and not known else []
+        if not inside:
+            name = known or value_text(node)
+            return parts.build_one_line_tree_node(parts.abbreviation_color(parts.text(name)), None)
+        comma = parts.siblings(",", parts.fold_condition(collapsed=parts.text(" ")))
+        commas = [comma] * (len(inside) - 1) + [parts.fold_condition(expanded=parts.text(","))]
+        children = [
+            parts.siblings_with_annotations(f"{step.removeprefix('.')}=", subtree_renderer(inner), after)
+            for (step, inner), after in zip(inside, commas, strict=True)
+        ]
+        prefix = parts.text(f"{qualified_name(type(node))}(")
+        return parts.build_foldable_tree_node_from_children(prefix, children, ")")
 
 
 def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
