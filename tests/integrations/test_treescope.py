@@ -247,11 +247,15 @@ def test_a_leaf_that_jax_does_not_know_is_shown_as_treescope_shows_it_but_for_th
     assert len(pictures.object_view(leaf)) < 100_000 and "…" in pictures.object_view(leaf)
 
 
-def test_a_run_renders_itself_in_treescopes_output():
+def test_a_run_and_a_widget_render_themselves_in_treescopes_output():
     inspector = treeviz.GradientInspector()
     assert "nothing was measured" in treescope.render_to_text([inspector])
     inspector.record(treeviz.measure(params={"w": jnp.ones(3)}))
     assert "<TreeView params" in treescope.render_to_text([inspector])
+    widget = treeviz.explore({"w": jnp.ones(3)}, name="model")
+    assert "<TreeView model · 1 leaf" in treescope.render_to_text([widget])
+    widget.close()
+    assert "explore: closed" in treescope.render_to_text([widget])
     diff = treeviz.diff({"w": jnp.ones(3)}, {"w": jnp.ones(4)})
     assert "<TreeDiff tree · 1 difference: 1 shape" in treescope.render_to_text([diff])
 

@@ -94,22 +94,28 @@ def summaries(table: TreeTable, nodes: list[Any]) -> dict[int, str]:
     Of a node with one leaf, which says that itself, only the findings.
     """
     n_leaves, n_elements, n_bytes = (table.rolled(table.columns[name]) for name in ("leaves", "elements", "bytes"))
-    codes: dict[int, list[str]] = {}
-    for rule, found in run_rules(Checked(table, nodes)):
-        for each in found:
-            if (each.level or rule.level) != "info":
-                codes.setdefault(each.row, []).append(rule.code)
-    at = np.array(sorted(codes), dtype=np.int64)
+    inside = _findings_inside(table, nodes)
     said = {}
     for row in np.flatnonzero(~table.is_leaf).tolist():
-        inside = [code for each in at[slice(*np.searchsorted(at, (row, table.end[row])))] for code in codes[int(each)]]
+        found = {code: int(n[row]) for code, n in inside.items() if n[row]}
         parts = []
         if n_bytes[row] and (n_leaves[row] > 1 or row == 0):
             counts = [(n_leaves, "leaf", "leaves"), (n_elements, "element", "elements")]
             parts = [f"{count_text(int(n[row]))} {one if n[row] == 1 else more}" for n, one, more in counts]
             parts.append(bytes_text(int(n_bytes[row])))
-        if inside:
-            n = f"{len(inside):,} finding{'s' * (len(inside) > 1)}"
-            parts.append(f"{n}: {', '.join(sorted(set(inside)))}")
+        if found:
+            n = sum(found.values())
+            parts.append(f"{n:,} finding{'s' * (n > 1)}: {', '.join(sorted(found))}")
         said[row] = " · ".join(parts)
     return said
+
+
+def _findings_inside(table: TreeTable, nodes: list[Any]) -> dict[str, np.ndarray]:
+    """How often each rule has found something in the subtree of each row, by code; without "info"."""
+    rows: dict[str, list[int]] = {}
+    for rule, found in run_rules(Checked(table, nodes)):
+        for each in found:
+            if (each.level or rule.level) != "info":
+                rows.setdefault(rule.code, []).append(each.row)
+    before = {code: np.append(0, np.cumsum(np.bincount(at, minlength=len(table)))) for code, at in rows.items()}
+    return {code: n[table.end] - n[:-1] for code, n in before.items()}

@@ -36,6 +36,12 @@ class DisplayedWidget(PageWidget):
         publish(self._fallback(), {}, display_id=self._token)
         self._is_displayed = True
 
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        """Its view: no widget comes alive in treescope's page."""
+        if self._backend is None:
+            return NotImplemented
+        return self._backend.view.__treescope_repr__(path, subtree_renderer)
+
     def renew_page(self) -> None:
         """Update the fallback page in the notebook to the widget's tree."""
         if self._is_displayed and self._backend is not None and shell_of_notebook() is not None:
