@@ -1,4 +1,4 @@
-"""A measurement that leaves the device as one array, or two, since each costs some µs to return and to read."""
+"""A measurement that leaves the device as one array, since each costs some µs to return and to read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax import lax, tree_util
 from treeviz.steps.measure import Measurement
 from treeviz.steps.measured_tree import Axes, MeasuredTree
 from treeviz.steps.partial_sums import Rows, added_up, is_partial, joined_arrays, packed_rows, partial_sums
-from treeviz.steps.reduce import reduce_leaves
+from treeviz.steps.reduce import bits_of, reduce_leaves
 from treeviz.steps.statistics import LIGHT, NO_NUMBER, n_words
 
 _NOTHING = np.array([NO_NUMBER, 0, 0, 0], np.uint32)  # the packed row of a leaf without numbers
@@ -60,6 +60,8 @@ class Unreduced(NamedTuple):
 class Layout(NamedTuple):
     """What the words are: partial sums, if any; the packed rows of sources; the counts of results, if not in the sums.
 
+    The sums come first, as the bits of float64.
+
     Attributes:
       shapes: Of the packed rows of each source, then of the counts, if any.
       rows: Of the partial sums.
@@ -75,15 +77,17 @@ class Layout(NamedTuple):
     entries: tuple[tuple[int, ...], ...] = ()
     has_words: tuple[bool, ...] = ()
 
-    def split(self, words: Any, sums: Any = None) -> tuple[dict[str, Any], Any]:
+    def split(self, words: Any) -> tuple[dict[str, Any], Any]:
         """The packed rows by name, and the counts or None, of words along a last axis."""
         if not self.rows.n_rows:
             parts = _parts(words, self.shapes)
             packed = {source.name: part for source, part in zip(self.sources, parts, strict=False)}
             return packed, parts[-1] if self.results else None
-        words, sums = _on_host(words), _on_host(sums)
+        words, n_sums = _on_host(words), sum(self.rows.n_rows)
+        sums = np.ascontiguousarray(words[..., : 2 * n_sums]).view(np.float64)
+        words = words[..., 2 * n_sums :]
         own = [shape for shape, has in zip(self.shapes, self.has_words, strict=False) if has]
-        others = iter(_parts(words[..., 2 * sums.shape[-1] :], own))
+        others = iter(_parts(words[..., 2 * n_sums :], own))
         summed, counts = added_up(sums, words, self.rows)
         packed, at = {}, 0
         for source, shape, entries, has in zip(self.sources, self.shapes, self.entries, self.has_words, strict=False):
@@ -112,13 +116,10 @@ def _parts(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
 
 @tree_util.register_pytree_node_class
 class Joined(Measurement):
-    """A measurement as the words of all its arrays, uint32[n], and sums if there are some, float64[rows].
+    """A measurement as the words of all its arrays, uint32[n], from which they are taken when asked for."""
 
-    Its arrays are taken from them when asked for.
-    """
-
-    def __init__(self, words: Any, layout: Layout, sums: Any = None) -> None:
-        self._arrays, self.layout = (words,) if sums is None else (words, sums), layout
+    def __init__(self, words: Any, layout: Layout) -> None:
+        self._arrays, self.layout = (words,), layout
         self.sources, self.statistics, self.results = layout[:3]
 
     @property
@@ -138,8 +139,8 @@ class Joined(Measurement):
 
     @classmethod
     def tree_unflatten(cls, aux, children):
-        words, *sums = children
-        return cls(words, aux, *sums)
+        (words,) = children
+        return cls(words, aux)
 
 
 def joined(measurement: Measurement) -> Measurement:
@@ -167,7 +168,10 @@ def joined_later(measurement: Measurement) -> Measurement:
         leaves += mine.values()
         arrays += [] if own is None else [own.reshape(-1)]
         of_sources.append((shape, tuple(mine), own is not None))
-    sums, words, rows = partial_sums(leaves, new, old) if leaves or new else (None, [], Rows())
+    words, rows = [], Rows()
+    if leaves or new:
+        sums, words, rows = partial_sums(leaves, new, old)
+        words = [bits_of(sums).reshape(-1), *words]
     shapes, entries, has_words = zip(*of_sources, strict=True)
     layout = Layout(measurement.sources, LIGHT, measurement.results, shapes, rows, entries, has_words)
-    return Joined(joined_arrays([*words, *arrays]), layout, sums)
+    return Joined(joined_arrays([*words, *arrays]), layout)
