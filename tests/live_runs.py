@@ -7,6 +7,7 @@ import numpy as np
 import treeviz as tv
 from treeviz.inspector.panel import LivePanel
 from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.recording.scalars import ScalarRow
 
 PATHS = tuple(f"['layers'][{i}]['{name}']" for i in range(4) for name in ("b", "w"))
 SOURCE = MeasuredTree(
@@ -29,6 +30,9 @@ class Run:
 
     Args:
       cost_s: What each telling costs, as the panel measures it.
+
+    Attributes:
+      scalars: What else is recorded in each step, all of the value of the first norm.
     """
 
     def __init__(self, *, total: int | None = None, cost_s: float = 0.0, **options) -> None:
@@ -38,6 +42,7 @@ class Run:
         self.recorder = self.inspector._recorder
         self.norms: list[np.ndarray] = []
         self.bad: list[np.ndarray] = []
+        self.scalars: tuple[str, ...] = ()
         self.panel = LivePanel(self.inspector, self.recorder, total=total, clock=self.clock, cpu_clock=self._pay)
         self.panel._ticker.stop()  # a test says when
         self.widget = self.panel.begin()
@@ -64,6 +69,8 @@ class Run:
             if bad is not None:
                 nonfinite[bad] = 2
             history.append(len(self.norms), {"grads": {"norm": norm, "max_abs": norm / 10, "nonfinite": nonfinite}})
+            if self.scalars:
+                history.append_scalars([ScalarRow(len(self.norms), dict.fromkeys(self.scalars, norm[:1]), None)])
             self.norms.append(norm)
             self.bad.append(nonfinite > 0)
             for listener in self.recorder.listeners:

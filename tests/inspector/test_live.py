@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import threading
 import weakref
@@ -87,13 +88,20 @@ def test_columns_say_what_was_measured_once_and_in_order(run, every_s):
     assert sequence == list(range(2, len(sequence) + 2))
 
 
-def test_the_line_says_how_fast_it_goes_and_how_far_it_is(run):
+def test_the_line_says_how_fast_it_goes_and_how_far_it_is_and_curves_of_scalars_come_once_a_second(run):
     live = run(total=500)
+    live.scalars = tuple("abcdefgh")
     live.step(251, every_s=0.02)
     status = live.sent[-1][0]
     assert status["state"] == "running" and status["total"] == 500
     assert 245 <= status["done"] <= 251 and status["done"] == status["step"] + 1
     assert status["rate"] == pytest.approx(50, rel=0.02)
+    told = [message["curves"] for message, _ in live.sent if "curves" in message]
+    assert len(told) == 5, "in 5 s"
+    series, arrays = told[-1]["series"], told[-1]["arrays"]
+    assert [(each["name"], each["n"] <= 128) for each in series] == [(name, True) for name in "abcdef"]
+    assert arrays[series[0]["first"]][0] == 0 and arrays[series[0]["last"]][-1] > 190
+    assert len(json.dumps(told[-1])) < 6 * 4_000
 
 
 def test_when_nothing_comes_the_last_steps_are_told_and_then_the_whole(run):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treeviz.inspector.progress import Progress
-from treeviz.inspector.updates import FindingUpdates, NormUpdates
+from treeviz.inspector.updates import CurveUpdates, FindingUpdates, NormUpdates
 from treeviz.inspector.views import newest_scalars, running_view
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.recording.history import History, main_source
@@ -48,6 +48,7 @@ class RunMessages:
         self._name, self._recorder, self._thresholds = name, recorder, thresholds
         self._reason = ""  # why the run stopped
         self._findings = FindingUpdates(name, clock=clock, cpu_clock=cpu_clock)
+        self._curves = CurveUpdates(clock=clock, cpu_clock=cpu_clock)
         self._norms: NormUpdates | None = None
         self._sequence = 0
         self._n_bad_leaves = 0
@@ -82,6 +83,7 @@ class RunMessages:
         view = running_view(history, self._name, self._findings.found)
         self._sequence += 1
         self._norms.skip(history)
+        self._curves.skip(history)
         return view
 
     def append(self, history: History) -> tuple[dict[str, Any], list[bytes]] | None:
@@ -94,13 +96,16 @@ class RunMessages:
             n_bad = int(buckets.bad.any(axis=0).sum())
             is_worse, self._n_bad_leaves = n_bad > self._n_bad_leaves, max(n_bad, self._n_bad_leaves)
         has_new_findings = self._poll_findings(history, now=is_worse)
-        if buckets is None and not has_new_findings:
+        curves = self._curves.take(history, self._findings.found)
+        if buckets is None and curves is None and not has_new_findings:
             return None
         # An interrupt between here and the sending leaves a gap in the sequence, and the page asks for all buckets.
         self._sequence += 1
         message = {"op": "append", "n": 0 if buckets is None else len(buckets.n), **self.status()}
         if has_new_findings or self._sequence % FINDINGS_EVERY == 0:
             message["findings"] = self._findings.marks
+        if curves is not None:
+            message["curves"] = curves
         return message, [] if buckets is None else buckets.buffers()
 
     def end(self, state: str, reason: str = "") -> None:

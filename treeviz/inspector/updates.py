@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,14 +13,17 @@ from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.recording.track import Timeline, Track, occurs_in
-from treeviz.steps.series import as_float32, is_of_step, table_of_source
+from treeviz.steps.series import as_float32, is_of_step, scalar_series, table_of_source
 from treeviz.tree.series import merged
+from treeviz.views.html.series_payload import pack_series
 
 MOST_PER_S = 8
 SHARE = 0.02  # of the time, for updates
 MOST_BUCKETS = 16  # of one message
 MOST_FINDINGS = 50
 _FINDINGS_SHARE = 0.005  # of the time, for the search for findings
+MOST_CURVES, _MOST_POINTS = 6, 128  # scalars, as a page shows them; buckets of each
+_CURVES_SHARE = 0.005
 
 
 class Throttle:
@@ -173,6 +176,41 @@ class FindingUpdates:
             for f in self.found
             if f.source == source or is_of_step(f)
         ][:MOST_FINDINGS]
+
+
+class CurveUpdates:
+    """The curves of the first six scalars, whole, in at most 128 buckets each: some 3 kB for each curve.
+
+    They are made when there are new values, at most once a second and for at most 0.5 % of the time.
+
+    Args:
+      clock, cpu_clock: In seconds; the second one counts the CPU time of this thread.
+    """
+
+    def __init__(self, *, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
+        self._n_sent = 0  # rows of scalars
+        self._cpu_clock = cpu_clock
+        self._throttle = Throttle(most_per_s=1, share=_CURVES_SHARE, clock=clock)
+
+    def skip(self, history: History) -> None:
+        """Skip the values until now, which the page has already."""
+        self._n_sent = history.scalars.n_appended
+
+    def take(self, history: History, found: Sequence[Finding]) -> dict[str, list] | None:
+        """The headers of the curves and their arrays, as `pack_series` makes them; None: nothing is new or due."""
+        is_new = bool(history.scalars) and self._n_sent != history.scalars.n_appended
+        if not is_new or not self._throttle.is_due():
+            return None
+        before, arrays = self._cpu_clock(), []
+        self.skip(history)
+
+        def add(array: np.ndarray) -> int:
+            arrays.append((array * 1).ravel().tolist())
+            return len(arrays) - 1
+
+        packed = pack_series(scalar_series(history, found, _MOST_POINTS, MOST_CURVES), add)
+        self._throttle.spent(self._cpu_clock() - before)
+        return {"series": packed, "arrays": arrays}
 
 
 def joined(steps: Timeline, bad: np.ndarray, most: int) -> Buckets:

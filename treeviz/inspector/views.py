@@ -36,7 +36,8 @@ def running_view(history: History, name: str, found: Sequence[Finding] = ()) -> 
     table = table.with_columns(*size_columns(table), *of_table)
     table = table.with_headline(*headline(table), *_run(history))
     shown = [column for column in of_table if column.name.endswith("_norm")]
-    return TreeView(table, shown, series=gradient_series(history, table, source, found)[:1])
+    series = gradient_series(history, table, source, found)[:1]
+    return TreeView(table, shown, series=series, scalars=scalar_series(history, found))
 
 
 def whole_view(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -102,13 +103,12 @@ def is_of_step(finding: Finding) -> bool:
 
 
 def scalar_series(
-    history: History, findings: Iterable[Finding] = (), buckets: int = MOST_BUCKETS
+    history: History, findings: Iterable[Finding] = (), buckets: int = MOST_BUCKETS, most: int | None = None
 ) -> tuple[Series, ...]:
-    """The scalars that the user recorded, each as a series of one row."""
+    """The first `most` scalars that the user recorded, each as a series of one row."""
     series = []
-    for name in history.scalars.tracks:
-        line = history.scalars.values(name, resolution=buckets)
-        bad = history.scalars.is_bad(name, resolution=buckets)
+    for name in islice(history.scalars.tracks, most):
+        line, bad = history.scalars.values_and_bad(name, resolution=buckets)
         latest, low, high = (np.where(np.isfinite(x), x, np.nan)[None] for x in (line.latest, line.low, line.high))
         is_wide = bool(np.nanmin(low, initial=np.inf) > 0) and np.nanmax(high) > _LOG_FROM * np.nanmin(low)
         each = Series(name, name, line.first, line.until, latest, bad[None], low, high, log=is_wide, unit="scalar")

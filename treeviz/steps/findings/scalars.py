@@ -30,7 +30,7 @@ def scalar_findings(history: History, thresholds: Thresholds) -> Iterator[Findin
 
 
 def _not_finite(history: History, name: str) -> Iterator[Finding]:
-    line, bad = history.scalars.values(name), history.scalars.is_bad(name)
+    line, bad = history.scalars.values_and_bad(name)
     entries = np.flatnonzero(bad)
     if not entries.size:
         return

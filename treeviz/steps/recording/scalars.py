@@ -108,12 +108,13 @@ class Scalars:
         Raises:
           KeyError: No scalar has this name.
         """
-        line = self.tracks[name].timeline(resolution=resolution)
-        return line._replace(low=line.low[:, 0], high=line.high[:, 0], latest=number_of(line.latest))
+        return self.values_and_bad(name, resolution=resolution)[0]
 
-    def is_bad(self, name: str, *, resolution: int | None = None) -> np.ndarray:
-        """bool[k]: whether an entry of `values` has a number that is not finite."""
-        return self.tracks[name].timeline(resolution=resolution).high[:, 1] > 0
+    def values_and_bad(self, name: str, *, resolution: int | None = None) -> tuple[Timeline, np.ndarray]:
+        """The same, and bool[k]: whether an entry has a number that is not finite."""
+        line = self.tracks[name].timeline(resolution=resolution)
+        values = line._replace(low=line.low[:, 0], high=line.high[:, 0], latest=number_of(line.latest))
+        return values, line.high[:, 1] > 0
 
     def last(self) -> dict[str, tuple[int, float]]:
         """The newest step of each scalar, and its value there."""

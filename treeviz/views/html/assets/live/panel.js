@@ -32,6 +32,8 @@ export class LivePanel {
     this.sortedAt = 0;
     this.isAsking = false;
     this.isShown = false;
+    /** The scalars that are drawn, where they are newer than the tree. @type {import("../series/series.js").Series[] | null} */
+    this.curves = null;
     /** The series that grow; while paused, the view shows copies of them. */
     this.growing = this.seriesView?.all ?? [];
     this.#build();
@@ -124,6 +126,12 @@ export class LivePanel {
     if (column) {
       Object.defineProperty(column, "values", { configurable: true, value: whole.newest });
       column.isBad = (row) => whole.isBad(row, whole.n - 1);
+    }
+    const { curves } = this.live;
+    if (curves && curves !== this.curves) {
+      const nBefore = seriesView.scalars.lines.length;
+      seriesView.scalars.take((this.curves = curves));
+      if (nBefore !== seriesView.scalars.lines.length) view.grid.resize();
     }
     if (this.hasNewFindings) seriesView.takeFindings();
     this.hasNewFindings = false;

@@ -35,6 +35,8 @@ export class Live extends EventTarget {
     this.model = model;
     /** @type {Status} */
     this.status = model.get("_live");
+    /** The scalars as they were last sent; null: as the tree has them. @type {Series[] | null} */
+    this.curves = null;
     /** Two series that grow: the whole run and its newest steps. @type {LiveSeries[]} */
     this.series = [];
     /** @type {RollUp | null} */
@@ -85,6 +87,7 @@ export class Live extends EventTarget {
       this.gap ??= content.sequence;
     }
     if (Array.isArray(content.findings)) whole.setFound(content.findings);
+    if (content.curves) this.curves = content.curves.series.map((spec) => new Series(spec, content.curves.arrays));
   }
 
   /** The series that grow, started from the series of a tree; none if the run is over. @param {Tree} tree @param {number} version @returns {LiveSeries[]} */
@@ -95,6 +98,7 @@ export class Live extends EventTarget {
     this.status = status;
     this.isChanging = false;
     this.series = [];
+    this.curves = null;
     this.gap = null;
     this.sequence = status.sequence;
     if (tree.header.series && status.state === "running") {

@@ -15,17 +15,24 @@ export class Scalars {
   constructor(seriesView) {
     this.seriesView = seriesView;
     const { header, buffers } = seriesView.view.tree;
-    this.lines = (header.scalars ?? []).slice(0, MOST_LINES).map((spec) => {
-      const series = new Series(spec, buffers);
+    this.element = h("div", { class: "scalars", role: "group", "aria-label": "Scalars" });
+    /** Above the ticks of the heat map. */
+    this.strip = h("div", { class: "strip" });
+    this.take((header.scalars ?? []).map((spec) => new Series(spec, buffers)));
+  }
+
+  /** Show these in place of those before. @param {Series[]} all */
+  take(all) {
+    this.lines = all.slice(0, MOST_LINES).map((series) => {
       const value = h("b");
       const range = h("span", { class: "range" });
       const place = h("div", { class: "plot" });
       return { series, value, range, place, label: h("div", { class: "scalar" }, h("span", { class: "name" }, series.title), value, range) };
     });
-    this.element = h("div", { class: "scalars", role: "group", "aria-label": "Scalars", hidden: !this.lines.length }, ...this.lines.map(({ label }) => label));
-    /** Above the ticks of the heat map. */
-    this.strip = h("div", { class: "strip" });
-    seriesView.view.grid.element.style.setProperty("--strip", `${LINE_HEIGHT * this.lines.length}px`);
+    this.element.hidden = !all.length;
+    this.element.replaceChildren(...this.lines.map(({ label }) => label));
+    this.strip.replaceChildren();
+    this.seriesView.view.grid.element.style.setProperty("--strip", `${LINE_HEIGHT * this.lines.length}px`);
   }
 
   /** Draw the lines, over the steps of the heat map. */
@@ -35,7 +42,8 @@ export class Scalars {
     this.element.style.width = `${seriesView.view.grid.element.clientWidth - width}px`;
     for (const { series, range, place, label } of this.lines) {
       (width ? this.strip : label).append(place);
-      const [from, shown] = seriesView.span(series);
+      const [start, shown] = seriesView.span(series);
+      const from = Math.max(start, series.bucketAt(seriesView.series.first[0]));
       const to = Math.min(shown, series.n);
       const { ofPlace, ticks } = scaleOf(seriesView, series, 0, from, to);
       const xOf = (bucket) => this.#x((series.first[bucket] + series.last[bucket]) / 2);
