@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Thresholds
-from treeviz.steps.recording.decode import Arrived, read
+from treeviz.steps.recording.decode import Arrived, StepNumbers, read
 from treeviz.steps.recording.history import History
 
 _KINDS = ("frozen", "ratio", "underflow")
@@ -55,12 +55,19 @@ class Looked:
                     self._record(each)
 
     def _has_finding(self, kept: list[Arrived]) -> bool:
-        try:
-            rows = list(read(kept))
-        except RuntimeError:  # a step failed
+        rows = [row for each in kept for row in _read(each)]
+        if not rows:
             return False
         history = History(rows[0].sources, 1 << 20)
         for row in rows:
             if row.sources == rows[0].sources:
                 history.append(row.step, row.numbers)
         return bool(findings(history, thresholds=self._thresholds, kinds=_KINDS))
+
+
+def _read(arrived: Arrived) -> list[StepNumbers]:
+    """Its numbers; none if the step failed, or the parameters could not be read."""
+    try:
+        return list(read([arrived]))
+    except RuntimeError:
+        return []

@@ -39,11 +39,11 @@ class CompileAhead:
             lowered = self._step.lower(*args, **kwargs)
         except Exception:
             return
-        options = _options()
+        options = options_of_thread()
 
         def compile_() -> None:
             with contextlib.suppress(Exception):
-                if _options() == options:
+                if options_of_thread() == options:
                     lowered.compile()
 
         # Python waits for this thread at its end: XLA must not be at work then.
@@ -55,6 +55,6 @@ class CompileAhead:
             self._thread.join()
 
 
-def _options() -> list[Any]:
+def options_of_thread() -> list[Any]:
     """The options of JAX as they are in this thread."""
     return [getattr(jax.config, name, None) for name in jax.config.values]

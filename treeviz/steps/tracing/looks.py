@@ -1,4 +1,4 @@
-"""Look at all parameters and their updates beside a step, now and then: in a program of its own, which is small.
+"""Look at all parameters and their updates beside a step, now and then, while the loop goes on.
 
 What is measured in each step are gradients. Whether an update reaches the parameters, and how far it moves them, shows
 in a few steps as well; so these run as they do, and then the parameters are compared with those that were given.
@@ -15,26 +15,19 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from treeviz.steps.joined import joined
+from treeviz.analysis.stats.host import lies_on_host
 from treeviz.steps.measure import Measurement
-from treeviz.steps.measured_tree import in_layers, shape_of, with_dtypes
-from treeviz.steps.names import sibling_name
-from treeviz.steps.reduce import reduce_leaves
-from treeviz.steps.statistics import LIGHT
+from treeviz.steps.measured_tree import shape_of
 from treeviz.steps.tracing.attribution import Attribution
+from treeviz.steps.tracing.beside import Beside
 from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.new_params import Path, match_new_params
-from treeviz.steps.tracing.param_updates import differences
 from treeviz.tree.forks import computed_once
 from treeviz.tree.tracers import Tracer
 
 FIRST, N_EVEN = 50, 5  # at calls 50, 100 … 250, and then after twice as many
-MOST_BYTES = 1 << 30  # on one device, of the copies of parameters that a step donates
-
-# It runs too rarely to be compiled well: in a fifth of the time. Later releases may rename these.
-_QUICK = {"xla_backend_optimization_level": 0}
-_QUICK |= {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
-_copies = jax.jit(lambda leaves: [x.copy() for x in leaves])  # one call for all
+_AHEAD = 2  # the call after which a program is compiled, where one is needed
+MOST_BYTES = 1 << 30  # on one device, of the copies of what the loop donates
 
 
 def is_due(call: int) -> bool:
@@ -90,19 +83,32 @@ class Looks:
         def looked(*args, **kwargs):
             self._n_calls += 1
             if not is_due(self._n_calls):
-                return twin(*args, **kwargs)
+                out = twin(*args, **kwargs)
+                if self._n_calls == _AHEAD:
+                    _tried(lambda: self._compile(args, kwargs, out[0]))
+                return out
             looked = self._traced
             before = _tried(lambda: None if looked is None else self._before(looked, args, kwargs))
             out, measurement = twin(*args, **kwargs)
             if before is not None and looked is not None and looked is self._traced:
-                measurement.beside = _tried(lambda: looked.measured(before, jax.tree.leaves(out)))
+                measurement.beside = _tried(lambda: self._beside(looked, before, out))
             return out, measurement
 
         return looked
 
-    def _before(self, looked: _Looked, args: tuple, kwargs: dict[str, Any]) -> list[jax.Array] | None:
+    def _leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         args = tuple(x for i, x in enumerate(args) if i not in self._static and i - len(args) not in self._static)
-        leaves = jax.tree.leaves((args, {name: x for name, x in kwargs.items() if name not in self._static}))
+        return jax.tree.leaves((args, {name: x for name, x in kwargs.items() if name not in self._static}))
+
+    def _compile(self, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        leaves, looked = self._leaves(args, kwargs), self._traced
+        is_elsewhere = any(isinstance(x, jax.Array) and not lies_on_host(x) for x in leaves)
+        old = looked.params(leaves) if looked is not None and is_elsewhere else None
+        if looked is not None and old:
+            looked.beside(old).compile(old, looked.new_params(out))
+
+    def _before(self, looked: _Looked, args: tuple, kwargs: dict[str, Any]) -> list[jax.Array] | None:
+        leaves = self._leaves(args, kwargs)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return None
         found, why_not = looked.params(leaves), looked.why_not
@@ -110,12 +116,25 @@ class Looks:
             why_not = "this is a run of several processes"
         elif found and self._donates:
             n_bytes = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in found)
+            n_bytes *= 2 if all(map(lies_on_host, found)) else 1
             if n_bytes <= MOST_BYTES:
                 return _copies(found)
             why_not = f"copies of what the step donates would take {n_bytes / 2**30:.2g} GiB of a device"
         if why_not:
             self._tell(not_looked_at(why_not))
         return None if why_not else found
+
+    def _beside(self, looked: _Looked, old: list[jax.Array], out: Any) -> Measurement | None:
+        new, beside = looked.new_params(out), looked.beside(old)
+        if not all(map(lies_on_host, (*old, *new))):
+            if beside.why_not:
+                self._tell(not_looked_at(beside.why_not))
+            return beside.on_device(old, new)
+        return beside.on_host(old, _copies(new) if self._donates else new, self._on_lost)
+
+    def _on_lost(self) -> None:
+        """Copy from now on: another function of the loop donates what the step does not."""
+        self._donates = True
 
 
 class _Looked:
@@ -127,6 +146,7 @@ class _Looked:
         numbers = [x if isinstance(x, float | int | np.generic) else None for x in traced.program.consts]
         self._of = traced._replace(program=ClosedJaxpr(traced.program.jaxpr, numbers))
         self.why_not = "they change in a loop inside the step" if traced.has_loops else ""
+        self._beside: Beside | None = None
 
     @computed_once
     def _trees(self) -> list[tuple[Attribution, tuple[int, ...]]]:
@@ -154,28 +174,21 @@ class _Looked:
         is_same = all(isinstance(x, jax.Array) and (x.shape, x.dtype) == self._avals[i] for i, x in found.items())
         return [leaves[i] for gradient, _ in self._trees for i in gradient.arguments] if found and is_same else None
 
-    def measured(self, old: list[jax.Array], results: Sequence[Any]) -> Measurement:
-        return self._measure(old, [results[i] for _, at in self._trees for i in at])
+    def new_params(self, out: Any) -> list[jax.Array]:
+        """The new values among the results."""
+        results = jax.tree.leaves(out)
+        return [results[i] for _, at in self._trees for i in at]
 
-    @computed_once
-    def _measure(self) -> Callable[[Sequence[jax.Array], Sequence[jax.Array]], Measurement]:
-        is_known = (0, 5) <= jax.__version_info__ < (0, 11) and jax.default_backend() == "cpu"
+    def beside(self, params: Sequence[jax.Array]) -> Beside:
+        """What measures the parameters, of which these are some."""
+        self._beside = self._beside or Beside([gradient for gradient, _ in self._trees], params)
+        return self._beside
 
-        def measure(old, new):
-            packed, sources, first = {}, [], 0
-            for gradient, at in self._trees:
-                mine, first = slice(first, first + len(at)), first + len(at)
-                source = in_layers(with_dtypes(gradient.source, old[mine]), gradient.layers)
-                for kind, values in (("params", old[mine]), ("updates", differences(new[mine], old[mine]))):
-                    name = sibling_name(source.name, kind)
-                    if values is not None and name not in packed:
-                        left = iter(values)
-                        leaves = [next(left) if has else None for has in gradient.source.has_number]
-                        packed[name] = reduce_leaves(leaves, LIGHT, gradient.layers)
-                        sources.append(source._replace(name=name))
-            return joined(Measurement(packed, sources))
 
-        return jax.jit(measure, compiler_options=_QUICK if is_known else None)
+def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
+    if jax.__version_info__ < (0, 10) or not all(map(lies_on_host, arrays)):
+        return [x.copy() for x in arrays]
+    return jax.device_put(arrays, [x.sharding for x in arrays], may_alias=False)  # without a compilation
 
 
 def _tried(function: Callable[[], Any]) -> Any:
