@@ -58,8 +58,7 @@ def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -
     options.stats |= options.find is not None and needs_values(options.find)
     options.stats |= bool(set(VALUE_STATISTICS).intersection(names))
     with collector_paused():
-        view = _view(make_tree(), name, options, options.whole or _is_list(options))
-    return _shown(view, options)
+        return _shown(_view(make_tree(), name, options, options.whole or _is_list(options)), options)
 
 
 def _is_list(options: argparse.Namespace) -> bool:

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from treeviz.tree.describers import Describer, describes, loads_libraries
+from treeviz.tree.jax_later import jax_is_imported
 from treeviz.tree.private_names import PrivateName, warn_of_missing
 from treeviz.tree.safe_repr import error_text, guarded, module_name
 
@@ -55,7 +56,7 @@ def _load_those_of_others() -> None:
     """Import the adapters that other packages bring, each once its library is imported; one that fails is warned of."""
     global _of_others
     if _of_others is None:
-        if "jax" not in sys.modules:  # a file is shown: what JAX knows is not asked
+        if not jax_is_imported():  # a file is shown: what JAX knows is not asked
             return
         from importlib.metadata import entry_points
 

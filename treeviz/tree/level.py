@@ -83,14 +83,16 @@ def none_level(node: None, keys: KeyTable) -> Level:
 
 def dict_level(node: dict, keys: KeyTable) -> Level:
     """The items in JAX's key order; in insertion order, with the reason, if keys cannot be sorted."""
+    if len(node) == 1:  # as half of a checkpoint's are: {"kernel": …}, {"weight": …}
+        ((key, value),) = node.items()
+        return _new_level(([value], [keys.single(key)], None, ""))
     items = list(node.items())
     trouble = ""
-    if len(items) > 1:
-        try:
-            items = sorted(items, key=_by_key)  # not in place: a sort that raises would leave them half sorted
-        except Exception as error:
-            types = ", ".join(sorted({class_name(type(key)) for key, _ in items}))
-            trouble = f"JAX cannot flatten this dict: its keys ({types}) cannot be sorted: {error_text(error)}"
+    try:
+        items = sorted(items, key=_by_key)  # not in place: a sort that raises would leave them half sorted
+    except Exception as error:
+        types = ", ".join(sorted({class_name(type(key)) for key, _ in items}))
+        trouble = f"JAX cannot flatten this dict: its keys ({types}) cannot be sorted: {error_text(error)}"
     return _new_level(([value for _, value in items], keys.mapping(items), None, trouble))
 
 
