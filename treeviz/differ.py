@@ -19,6 +19,7 @@ from treeviz.analysis.compare.rearranged import with_hints
 from treeviz.analysis.compare.tree_diff import Found, find_differences
 from treeviz.explorer.explored_diff import DiffView, Leaves
 from treeviz.prepare import scanned
+from treeviz.tree.collector import collector_paused
 from treeviz.tree.column import Column
 from treeviz.tree.layers import Stacked
 from treeviz.tree.table import TreeTable
@@ -160,14 +161,17 @@ def diff(
             with_layers(first, other, each, stacked, rtol=rtol, atol=atol)
             for other, each in zip(others, found, strict=True)
         ]
-    tables = merged(first, others[0], found[0]) if len(others) == 1 else joined(first, found)
-    keystr = first.table.keystrs()
-    not_compared = {
-        keystr(row): why
-        for each in found
-        for row, why in zip(each.aligned.left[[*each.not_compared]].tolist(), each.not_compared.values(), strict=True)
-    }
-    return TreeDiff(tables, found, not_compared, sides, values=values)
+    with collector_paused():
+        tables = merged(first, others[0], found[0]) if len(others) == 1 else joined(first, found)
+        keystr = first.table.keystrs()
+        not_compared = {
+            keystr(row): why
+            for each in found
+            for row, why in zip(
+                each.aligned.left[[*each.not_compared]].tolist(), each.not_compared.values(), strict=True
+            )
+        }
+        return TreeDiff(tables, found, not_compared, sides, values=values)
 
 
 def _leaves(tables: Merged, found: Sequence[Found], sides: Sequence[Side]) -> list[Leaves]:

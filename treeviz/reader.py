@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from treeviz.tree.collector import collector_paused
 from treeviz.tree.files.entries import LoadError, without_repeats
 from treeviz.tree.files.like import in_tree_like
 from treeviz.tree.files.msgpack import read_msgpack
@@ -179,18 +178,6 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
         f"{visible(str(folder), 1000)} is no checkpoint that treeviz knows: neither Orbax wrote it, nor does it have "
         ".safetensors files. Name a file in it, or the folder of a checkpoint."
     )
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Half of the time for 100,000 arrays would go into the search for cycles, of which there are none."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _from_python(name: str) -> Any:

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -> int:
     """Show a tree, or list rows of it."""
-    from treeviz.reader import collector_paused
+    from treeviz.tree.collector import collector_paused
     from treeviz.tree.query.fields import VALUE_STATISTICS
     from treeviz.tree.query.find import needs_values
 

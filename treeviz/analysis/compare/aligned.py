@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from treeviz.tree.safe_repr import qualified_name
 from treeviz.tree.table import TreeTable
 
 NONE = -1
+_INDEX = re.compile(r"\[(0|[1-9][0-9]{0,8})\]")
 _SEQUENCES, _MAPPINGS = set(map(id, (list, tuple))), set(map(id, MAPPINGS))  # a metaclass may override ==
 
 
@@ -101,7 +103,9 @@ class _Aligner:
     def __init__(self, left: Side, right: Side) -> None:
         self._left, self._right = left, right
         self._alike = _Alike(left.table, right.table)
-        self._rows: list[tuple[int, int]] = []
+        self._names = _names(left.table, right.table)
+        self._ends = left.table.end.tolist(), right.table.end.tolist()
+        self._rows: tuple[list[int], list[int]] = [], []
         self._depths: list[int] = []
         self._parents: list[int] = []
 
@@ -109,48 +113,78 @@ class _Aligner:
         stack: list[tuple[int, int, int]] = [(0, 0, NONE)]  # left, right, the aligned row of the parent
         while stack:
             left, right, parent = stack.pop()
-            at = len(self._rows)
-            self._rows.append((left, right))
-            self._parents.append(parent)
-            self._depths.append(self._depths[parent] + 1 if parent >= 0 else 0)
-            if left != NONE and right != NONE and self._alike.is_subtree(left, right):
-                self._take(left, right, at)
-                continue
-            if left != NONE and right != NONE and not is_comparable(self._left, self._right, left, right):
-                below = [(row, NONE) for row in self._left.table.children(left)]
+            at = len(self._depths)
+            self._add([left], [right], [parent], [self._depths[parent] + 1 if parent >= 0 else 0])
+            if NONE in (left, right):
+                stack += reversed(self._alone(left, right, at))
+            elif self._alike.is_subtree(left, right):
+                self._take(left, right, at, parent, stack)
+            elif is_comparable(self._left, self._right, left, right):
+                stack += reversed([(*pair, at) for pair in self._pairs(left, right)])
             else:
-                below = self._pairs(left, right)
-            stack += [(mine, other, at) for mine, other in reversed(below)]
-        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 2)
-        depth, parents = np.array(self._depths, dtype=np.int32), np.array(self._parents, dtype=np.int32)
-        return Aligned(rows[:, 0], rows[:, 1], depth, parents, _ends(parents))
+                stack += reversed(self._alone(left, NONE, at))
+        left_rows, right_rows = (np.array(rows, np.int64) for rows in self._rows)
+        depth, parents = np.array(self._depths, np.int32), np.array(self._parents, np.int32)
+        return Aligned(left_rows, right_rows, depth, parents, _ends(parents))
 
-    def _take(self, left: int, right: int, at: int) -> None:
-        """Add what is below a pair of rows that is the same in both."""
-        table, end = self._left.table, int(self._left.table.end[left])
-        inside = slice(left + 1, end)
-        self._rows += zip(range(left + 1, end), range(right + 1, right + end - left), strict=True)
-        self._depths += table.depth[inside].tolist()
-        self._parents += (table.parent[inside] + (at - left)).tolist()
+    def _add(self, left: Iterable[int], right: Iterable[int], parents: list[int], depths: list[int]) -> None:
+        self._rows[0].extend(left)
+        self._rows[1].extend(right)
+        self._parents += parents
+        self._depths += depths
+
+    def _take(self, left: int, right: int, at: int, parent: int, stack: list[tuple[int, int, int]]) -> None:
+        """Add what is below a pair of rows that is the same in both, and the next siblings that are the same."""
+        table, (ends, others) = self._left.table, self._ends
+        end, other = ends[left], others[right]
+        while stack and stack[-1] == (end, other, parent) and self._alike.is_subtree(end, other):
+            end, other = ends[end], others[other]
+            stack.pop()
+        above = table.parent[left + 1 : end]
+        parents = np.where(above == table.parent[left], parent, above + (at - left))
+        self._add(range(left + 1, end), range(right + 1, other), parents.tolist(), table.depth[left + 1 : end].tolist())
+
+    def _children(self, side: int, row: int) -> list[int]:
+        """As `TreeTable.children`, of which there are many."""
+        ends, children, child = self._ends[side], [], row + 1
+        while child < ends[row]:
+            children.append(child)
+            child = ends[child]
+        return children
+
+    def _alone(self, left: int, right: int, at: int) -> list[tuple[int, int, int]]:
+        """The children of a row without a counterpart."""
+        if right == NONE:
+            return [(row, NONE, at) for row in self._children(0, left)]
+        return [(NONE, row, at) for row in self._children(1, right)]
 
     def _pairs(self, left: int, right: int) -> list[tuple[int, int]]:
-        a, b = self._left.table, self._right.table
-        if left == NONE:
-            return [(NONE, row) for row in b.children(right)]
-        mine = a.children(left)
-        if right == NONE:
-            return [(row, NONE) for row in mine]
-        others = b.children(right)
-        if not (a.key_codes[mine].any() or b.key_codes[others].any()):  # of lists
-            return list(zip_longest(mine, others, fillvalue=NONE))
-        waiting: dict[str, list[int]] = {}
-        for row in others:
-            waiting.setdefault(b.key(row).keystr, []).append(row)
+        rows = self._children(0, left), self._children(1, right)
+        mine, theirs = ([names[row] for row in of] for names, of in zip(self._names, rows, strict=True))
+        if mine == theirs:
+            return list(zip(*rows, strict=True))
+        waiting: dict[int, list[int]] = {}
+        for name, row in zip(theirs, rows[1], strict=True):
+            waiting.setdefault(name, []).append(row)
         pairs = []
-        for row in mine:
-            same = waiting.get(a.key(row).keystr)
+        for name, row in zip(mine, rows[0], strict=True):
+            same = waiting.get(name)
             pairs.append((row, same.pop(0) if same else NONE))
         return pairs + [(NONE, row) for rows in waiting.values() for row in rows]
+
+
+def _names(*tables: TreeTable) -> list[list[int]]:
+    """A number for the key of each row: the same where `keystr` writes the same. That of an index is negative."""
+    known: dict[str, int] = {}
+    names = []
+    for table in tables:
+        indices = [_INDEX.fullmatch(key.keystr) for key in table.keys]
+        of_key = [
+            ~int(index[1]) if index else known.setdefault(key.keystr, len(known))
+            for key, index in zip(table.keys, indices, strict=True)
+        ]
+        names.append(np.where(table.key_codes == 0, ~table.position, np.array(of_key)[table.key_codes]).tolist())
+    return names
 
 
 def same_facts(left: TreeTable, right: TreeTable, mine: np.ndarray, other: np.ndarray) -> np.ndarray:

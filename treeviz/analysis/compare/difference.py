@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal[
@@ -98,6 +98,9 @@ class Difference:
     def __str__(self) -> str:
         return f"{self.path or 'the root'}: {self.text}"
 
+    def with_hint(self, hint: Hint) -> Difference:
+        return replace(self, hint=hint.text, code=hint.code)
+
 
 _set = object.__setattr__  # which makes no dict yet: of 100,000 it takes most of the time
 
@@ -131,11 +134,18 @@ class Unwritten(Difference):
         fields = self.__dict__
         if "_write" in fields:
             texts = fields["_write"](fields["_number"])
-            fields.update(zip(("path", "left", "right", "hint"), texts, strict=True))
+            for name, text in zip(("path", "left", "right", "hint"), texts, strict=True):
+                fields.setdefault(name, text)
             for name in ("_write", "_number"):
                 fields.pop(name, None)
             _set(self, "__class__", Difference)
         return self
+
+    def with_hint(self, hint: Hint) -> Difference:
+        each = Unwritten(self.kind, self.tree, self.__dict__["_write"], self.__dict__["_number"])
+        _set(each, "hint", hint.text)
+        _set(each, "code", hint.code)
+        return each
 
     def __eq__(self, other: object) -> bool:
         return self.written() == other

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any
@@ -18,6 +17,7 @@ from treeviz.analysis.compare.leaf_map import STRUCTURAL, mapped_hints
 from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.stats.host import host_view, lies_on_host
+from treeviz.tree.collector import collector_paused
 from treeviz.tree.safe_repr import guarded
 from treeviz.tree.table import TreeTable
 
@@ -27,18 +27,19 @@ _ELSEWHERE = "the same structure stands at"
 _LEAST_LEAVES = 2  # of a subtree that is looked for elsewhere: a single leaf has its like in many places
 
 
+@collector_paused()
 def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) -> Found:
     """The differences with what they may come from, where the structure of a subtree tells it.
 
     Args:
       values: The first values of arrays in host memory may tell which element of a list was inserted.
     """
-    told = (*STRUCTURAL, "length")
-    if not any(each.kind in told for each in found.differences):
+    told = {*STRUCTURAL, "length"}.intersection(each.kind for each in found.differences)
+    if not told:
         return found
     hints, flat, differences = _Hints(left, right, found, values), flat_hints(left, right, found), Differences()
     pairs = [(at, each) for at, each in zip(found.rows, found.differences, strict=True) if each.kind in told]
-    said = {at: flat.get(at) or hints.of(at, each) for at, each in pairs if not each.hint}
+    said = {at: flat.get(at) or hints.of(at, each) for at, each in pairs if _is_free(each)}
     if not any(hint.code for hint in flat.values()) and any(_is_open(hint) for hint in said.values()):
         mapped = mapped_hints(left, right, found)
         has_code = any(hint.code for hint in mapped.values())
@@ -46,9 +47,14 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
             code = hint.code if has_code else said.get(at, hint).code
             said[at] = Hint(said.get(at, hint).text or hint.text, code)
     for at, each in zip(found.rows, found.differences, strict=True):
-        hint = said.get(at, Hint())
-        differences.append(replace(each, hint=hint.text, code=hint.code) if hint.text and not each.hint else each)
+        hint = said.get(at)
+        differences.append(each.with_hint(hint) if hint and hint.text and _is_free(each) else each)
     return found._replace(differences=differences)
+
+
+def _is_free(each: Difference) -> bool:
+    """Whether a difference has no hint yet."""
+    return each.kind in ("missing", "extra") or not each.hint  # these have none, which need not be written to know it
 
 
 def _is_open(hint: Hint) -> bool:
@@ -63,9 +69,11 @@ class _Hints:
         self._left, self._right, self._aligned = left, right, found.aligned
         self._known: dict[Any, int] = {}
         self._prints: tuple[dict[int, int], ...] = {}, {}
+        self._parents = left.parent.tolist(), right.parent.tolist()
+        self._n_leaves = [np.append(0, np.cumsum(table.is_leaf)).tolist() for table in (left, right)]  # before each row
         self._unmatched: list[dict[int, list[int]]] = []  # rows by fingerprint
         self._siblings: list[dict[tuple[int, int], list[int]]] = []  # the same by fingerprint and parent
-        self._matches: list[np.ndarray] = []  # of each row, its counterpart
+        self._matches: list[list[int]] = []  # of each row, its counterpart
         for side, table, own, other in (
             (0, left, self._aligned.left, self._aligned.right),
             (1, right, self._aligned.right, self._aligned.left),
@@ -77,11 +85,12 @@ class _Hints:
             rows: dict[int, list[int]] = defaultdict(list)
             siblings: dict[tuple[int, int], list[int]] = defaultdict(list)
             for row in np.flatnonzero(~is_matched).tolist():
-                rows[self._print(side, row)].append(row)
-                siblings[self._print(side, row), int(table.parent[row])].append(row)
+                print_ = self._print(side, row)
+                rows[print_].append(row)
+                siblings[print_, self._parents[side][row]].append(row)
             self._unmatched.append(rows)
             self._siblings.append(siblings)
-            self._matches.append(match)
+            self._matches.append(match.tolist())
 
     def _print(self, side: int, row: int) -> int:
         """The fingerprint of a subtree."""
@@ -102,8 +111,8 @@ class _Hints:
             stacked = self._stacked(mine, other)
             if stacked:
                 return stacked
-        if mine > 0 and self._left.position[mine] == 0:  # all children of a dict may be layers
-            stacked = self._stacked_dict(int(self._left.parent[mine]))
+        if mine > 0 and self._parents[0][mine] == mine - 1:  # all children of a dict may be layers
+            stacked = self._stacked_dict(mine - 1)
             if stacked:
                 return stacked
         hint = self._elsewhere(0, mine, other) if mine != NONE else None
@@ -112,9 +121,9 @@ class _Hints:
     def _elsewhere(self, side: int, row: int, counterpart: int) -> Hint | None:
         """Where the other tree has the same subtree without a counterpart."""
         own, other = (self._left, self._right)[:: 1 if side == 0 else -1]
-        n_leaves = np.count_nonzero(own.is_leaf[row : own.end[row]])
+        n_leaves = self._n_leaves[side][int(own.end[row])] - self._n_leaves[side][row]
         print_ = self._print(side, row)
-        parent = int(own.parent[row])
+        parent = self._parents[side][row]
         if not n_leaves or parent < 0:
             return None
         if counterpart == NONE:
@@ -139,7 +148,6 @@ class _Hints:
     def _renaming(self, row: int, renamed: int, *, is_turned: bool) -> str:
         parent = int(self._left.parent[row])
         if type(self._sides[0].nodes[parent]) not in MAPPINGS:
-            return ""
             return ""
         node, (old, new) = self._left[parent].expression, (self._left.key(row).keystr, self._right.key(renamed).keystr)
         taken = f"{node}.pop({old[1:-1]})"
@@ -197,7 +205,7 @@ class _Hints:
         return Hint(f"{n} layers in the first, and one stack of {n} such layers in the other", code)
 
     def _match_of(self, side: int, row: int) -> int:
-        return int(self._matches[side][row])
+        return self._matches[side][row]
 
     def _stacked(self, mine: int, other: int) -> Hint | None:
         """Whether one of the two is a list of layers, and the other one stack of them."""

@@ -49,6 +49,7 @@ def compare_small(
     left: Sequence[Any],
     right: Sequence[Any],
     shapes: Sequence[Index],
+    of: np.ndarray,
     how: tuple[How, How],
     rtol: float,
     atol: float,
@@ -56,9 +57,11 @@ def compare_small(
     """Compare leaves in pairs of one shape; those that differ, and the indices of those that cannot be read.
 
     The values are copied: a JAX array that has a view cannot be donated.
+
+    Args:
+      of: int[n]: the index in `shapes` of each pair.
     """
-    size_of = {shape: math.prod(shape) for shape in {*shapes}}
-    sizes = np.array([size_of[shape] for shape in shapes], np.int64)
+    sizes = np.array([*map(math.prod, shapes)], np.int64)[of]
     ends = [*(np.flatnonzero(np.diff(np.cumsum(sizes) // _MOST)) + 1).tolist(), len(sizes)]
     waiting = [*zip([0, *ends], ends, strict=False)]
     parts, unread = [], []
@@ -67,7 +70,7 @@ def compare_small(
         cut, n = slice(start, end), int(sizes[start:end].sum())
         a, b = (_values(leaves[cut], each, n) for leaves, each in zip((left, right), how, strict=True))
         if a is not None and b is not None:
-            part = _compared(np.arange(start, end), a, b, sizes[cut], shapes[cut], rtol, atol)
+            part = _compared(np.arange(start, end), a, b, sizes[cut], shapes, of[cut], rtol, atol)
             parts += [part] if part else []
         elif end - start > 1:
             middle = (start + end) // 2
@@ -84,8 +87,7 @@ def _values(leaves: Sequence[Any], how: How, n: int) -> np.ndarray | None:
             dtype = _NUMBERS[how.dtype]
             found = np.fromiter(leaves, dtype, n) if _are_all(leaves, type(dtype.type(0).item())) else None
         elif how.kind == "numpy":
-            is_plain = _are_all(leaves, np.ndarray)
-            found = np.concatenate([leaf.reshape(-1) for leaf in leaves]) if is_plain else None
+            found = np.concatenate(leaves, axis=None) if _are_all(leaves, np.ndarray) else None
         else:
             found = _values_of_jax(leaves, leaves[0].dtype)
     except Exception:  # a number beyond int64, an array that was deleted meanwhile
@@ -114,7 +116,14 @@ def _leaves_no_copy(dtype: np.dtype) -> bool:
 
 
 def _compared(
-    rows: np.ndarray, a: np.ndarray, b: np.ndarray, sizes: np.ndarray, shapes: Sequence[Index], rtol: float, atol: float
+    rows: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    sizes: np.ndarray,
+    shapes: Sequence[Index],
+    of: np.ndarray,
+    rtol: float,
+    atol: float,
 ) -> Part | None:
     """Compare pieces of flat arrays; None if none of them differ."""
     if a.dtype == b.dtype:
@@ -124,7 +133,7 @@ def _compared(
         other = np.logical_or.reduceat(bits, _starts(sizes) * a.itemsize)
         if not other.all():
             a, b = (each[np.repeat(other, sizes)] for each in (a, b))
-            rows, sizes, shapes = rows[other], sizes[other], [shapes[i] for i in np.flatnonzero(other).tolist()]
+            rows, sizes, of = rows[other], sizes[other], of[other]
     starts = _starts(sizes)
     found = compare_elements(a, b, starts, rtol, atol)
     differ = np.flatnonzero((found.n_outside > 0) | (found.n_nan > 0))
@@ -132,7 +141,6 @@ def _compared(
         return None
     found = Elements(*[each[differ] for each in found])
     where = starts[differ] + np.where(found.n_outside > 0, found.at, 0)
-    shapes = [shapes[i] for i in differ.tolist()]
     return Part(
         rows[differ],
         sizes[differ],
@@ -140,7 +148,8 @@ def _compared(
         a[where].tolist(),
         b[where].tolist(),
         shapes,
-        _turned(a, b, starts[differ], shapes),
+        of[differ],
+        _turned(a, b, starts[differ], shapes, of[differ]),
     )
 
 
@@ -148,15 +157,15 @@ def _starts(sizes: np.ndarray) -> np.ndarray:
     return np.append(0, np.cumsum(sizes[:-1], dtype=np.intp))
 
 
-def _turned(a: np.ndarray, b: np.ndarray, starts: np.ndarray, shapes: Sequence[Index]) -> set[int]:
+def _turned(a: np.ndarray, b: np.ndarray, starts: np.ndarray, shapes: Sequence[Index], of: np.ndarray) -> set[int]:
     """Of which pieces the right array is the left one transposed."""
-    step_of = {shape: _step(shape) for shape in {*shapes}}
-    steps = np.array([step_of[shape] for shape in shapes])
+    steps = np.array([*map(_step, shapes)])[of]
     is_near = (steps >= 0) & (a[starts + np.maximum(steps, 0)] == b[starts + (steps > 0)])
     turned = set[int]()
     for i in np.flatnonzero(is_near).tolist():
-        cut = slice(starts[i], starts[i] + math.prod(shapes[i]))
-        if np.array_equal(a[cut].reshape(shapes[i]).T, b[cut].reshape(shapes[i])):
+        shape = shapes[of[i]]
+        cut = slice(starts[i], starts[i] + math.prod(shape))
+        if np.array_equal(a[cut].reshape(shape).T, b[cut].reshape(shape)):
             turned.add(i)
     return turned
 
@@ -169,14 +178,15 @@ def _step(shape: Index) -> int:
 
 
 class Part(NamedTuple):
-    """Leaves that differ: a number for each, as in a `Gap`."""
+    """Leaves that differ: a number for each, as in a `Gap`, and the index of its shape in `shapes`."""
 
     rows: np.ndarray
     n: np.ndarray
     numbers: Elements
     left: list[Any]
     right: list[Any]
-    shapes: list[Index]
+    shapes: Sequence[Index]
+    of: np.ndarray
     turned: set[int]
 
 
@@ -202,7 +212,7 @@ class Gaps(Mapping[int, Gap]):
         at = bisect(self._ends, self._places[row])
         part, i = self._parts[at], self._places[row] - self._ends[at]  # from its end
         numbers = Elements._make(each[i].item() for each in part.numbers)
-        gap = gap_of(numbers, int(part.n[i]), (part.left[i], part.right[i]), part.shapes[i])
+        gap = gap_of(numbers, int(part.n[i]), (part.left[i], part.right[i]), part.shapes[part.of[i]])
         gap.is_transpose = i + len(part.rows) in part.turned
         return gap
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import is_
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from treeviz.analysis.compare.nodes import (
 )
 from treeviz.analysis.compare.small_leaves import Gaps, How, Part, compare_small, how_read
 from treeviz.analysis.compare.values import CannotCompare, compare_arrays, gap_texts, is_transpose
+from treeviz.tree.collector import collector_paused
 from treeviz.tree.facts import Facts
 from treeviz.tree.safe_repr import error_text, guarded, has_base, value_text
 from treeviz.tree.stored import Stored
@@ -86,37 +87,37 @@ class _Differ:
         self._codes = codes[0][left.table.fact_codes], codes[1][right.table.fact_codes]
 
     def run(self, bars: bool) -> Found:
-        aligned = align(self._left, self._right)
+        with collector_paused():
+            aligned = align(self._left, self._right)
+            rows = self._to_compare(aligned)
         a, b = self._left.table, self._right.table
-        rows = list(zip(aligned.left.tolist(), aligned.right.tolist(), aligned.parent.tolist(), strict=True))
-        apart = bytearray(len(rows))  # what is below a node that is not compared, or only in one of the trees
-        self._is_read = np.zeros(len(rows), bool)  # leaves whose values are compared
-        for at in self._to_compare(aligned):
-            mine, other, parent = rows[at]
-            if mine == NONE or other == NONE:
-                apart[at] = 1
-                if parent < 0 or not apart[parent]:
-                    side, row = (self._left, mine) if other == NONE else (self._right, other)
-                    text = subtree_text(side.table, row)
-                    self._add(at, ("missing", text, "", "") if other == NONE else ("extra", "", text, ""))
-            elif a.is_leaf[mine] and b.is_leaf[other]:
+        apart = (aligned.left == NONE) | (aligned.right == NONE)  # the children of these are not told
+        is_alone = apart.copy()
+        pairs = np.column_stack([rows, aligned.left[rows], aligned.right[rows]])
+        for at, mine, other in pairs.tolist():
+            if a.is_leaf[mine] and b.is_leaf[other]:
                 self._compare_leaves(at, mine, other)
             else:
                 self._compare_nodes(at, mine, other)
                 apart[at] = not is_comparable(self._left, self._right, mine, other)
+        self._alone = np.flatnonzero(is_alone & ~apart[aligned.parent])
         gaps, unknown = Gaps(self._gaps, self._parts), dict(sorted(self._not_compared.items()))
         drawn = magnitudes(self._pairs(aligned, np.sort(gaps.numbers().rows).tolist())) if bars else {}
         return Found(aligned, *self._written(aligned, gaps), gaps, unknown, drawn)
 
+    @collector_paused()
     def _written(self, aligned: Aligned, gaps: Gaps) -> tuple[Differences, list[int]]:
         """The differences in the order of the rows, and the rows."""
         numbers = gaps.numbers()
         both = np.column_stack([numbers.n_nan > 0, numbers.n_outside > 0])
-        rows = np.array([at for at, _ in self._found] + np.repeat(numbers.rows, both.sum(1)).tolist(), np.int64)
-        kinds = [finding[0] for _, finding in self._found] + [("NaN", "value")[i] for i in np.nonzero(both)[1].tolist()]
+        of_gaps, which = np.nonzero(both)
+        own = np.array([at for at, _ in self._found], np.int64)
+        rows = np.concatenate([own, self._alone, numbers.rows[of_gaps]])
+        kinds = [finding[0] for _, finding in self._found]
+        kinds += np.where(aligned.right[self._alone] == NONE, "missing", "extra").tolist()
+        kinds += np.where(which == 0, "NaN", "value").tolist()
         order = np.argsort(rows, kind="stable")
-        keystrs = self._left.table.keystrs(), self._right.table.keystrs()
-        write = _Texts(keystrs, aligned, gaps, self._found, rows, kinds).write
+        write = _Texts((self._left.table, self._right.table), aligned, gaps, self._found, rows, kinds).write
         differences = Differences([Unwritten(kinds[i], self._tree, write, i) for i in order.tolist()])
         if len(rows) <= _FEW:
             for each in differences:
@@ -128,33 +129,34 @@ class _Differ:
             left, right = self._left.nodes[aligned.left[at]], self._right.nodes[aligned.right[at]]
             yield at, _as_array(left), _as_array(right)
 
-    def _to_compare(self, aligned: Aligned) -> list[int]:
-        """The rows that may differ in more than the values of small leaves, which are compared here."""
+    def _to_compare(self, aligned: Aligned) -> np.ndarray:
+        """The pairs that may differ in more than the values of small leaves, which are compared here."""
         a, b = self._left.table, self._right.table
         n_children = [np.bincount(np.maximum(table.parent, 0), minlength=len(table)) for table in (a, b)]
-        is_open = (aligned.left != NONE) & (aligned.right != NONE)
-        rows = np.flatnonzero(is_open)
+        self._is_read = np.zeros(len(aligned.left), bool)  # leaves whose values are compared
+        rows = np.flatnonzero((aligned.left != NONE) & (aligned.right != NONE))
         mine, other = aligned.left[rows], aligned.right[rows]
         are_leaves = a.is_leaf[mine] & b.is_leaf[other]
         is_done = same_facts(a, b, mine, other) & is_builtin(a)[mine] & (n_children[0][mine] == n_children[1][other])
         is_done[are_leaves] = self._compare_small(rows[are_leaves], mine[are_leaves], other[are_leaves])
-        return np.setdiff1d(np.arange(len(is_open)), rows[is_done], assume_unique=True).tolist()
+        return rows[~is_done]
 
     def _compare_small(self, rows: np.ndarray, mine: np.ndarray, other: np.ndarray) -> np.ndarray:
         """Compare the values of small leaves. Returns bool[n]: which leaves need no look of their own."""
         left, right = (
-            [nodes[row] for row in of.tolist()] for nodes, of in ((self._left.nodes, mine), (self._right.nodes, other))
+            [*map(nodes.__getitem__, of.tolist())]
+            for nodes, of in ((self._left.nodes, mine), (self._right.nodes, other))
         )
         are_same = np.fromiter(map(is_, left, right), bool, len(rows))
         facts, codes = self._leaf_codes.facts, (self._codes[0][mine], self._codes[1][other])
         distinct, first, of = np.unique(codes[0] * len(facts) + codes[1], return_index=True, return_inverse=True)
         are_quiet, reads = np.zeros(len(distinct), bool), dict[tuple[How, How] | None, list[int]]()
         for i, (pair, at) in enumerate(zip(distinct.tolist(), first.tolist(), strict=True)):
-            one, another = divmod(pair, len(facts))
-            a, b = facts[one], facts[another]
+            key = divmod(pair, len(facts))
+            a, b = facts[key[0]], facts[key[1]]
             are_alike = partial(shardings_are_equivalent, left[at], right[at])
-            self._known[one, another] = [] if one == another else compare_facts(a, b, are_alike)
-            are_quiet[i] = not self._known[one, another]
+            self._known[key] = [] if key[0] == key[1] else compare_facts(a, b, are_alike)
+            are_quiet[i] = not self._known[key]
             reads.setdefault(_how(a, b) if self._values else None, []).append(i)
         is_done = are_same | are_quiet[of]
         for how, pairs in reads.items():
@@ -162,10 +164,10 @@ class _Differ:
             if how is None or not len(at):
                 is_done[at] &= not self._values
                 continue
-            shapes = {i: facts[distinct[i] // len(facts)].shape or () for i in pairs}
-            chosen = [[leaves[i] for i in at.tolist()] for leaves in (left, right)]
-            of_each = [shapes[i] for i in of[at].tolist()]
-            parts, unread = compare_small(chosen[0], chosen[1], of_each, how, self._rtol, self._atol)
+            shapes = [facts[distinct[i] // len(facts)].shape or () for i in pairs]
+            one, another = ([*map(leaves.__getitem__, at.tolist())] for leaves in (left, right))
+            which = np.searchsorted(pairs, of[at])
+            parts, unread = compare_small(one, another, shapes, which, how, self._rtol, self._atol)
             self._parts += [part._replace(rows=rows[at[part.rows]]) for part in parts]
             self._is_read[rows[at]] = True
             self._is_read[rows[at[unread]]] = is_done[at[unread]] = False
@@ -301,31 +303,39 @@ def _how(left: Facts, right: Facts) -> tuple[How, How] | None:
     return None if None in how else how  # type: ignore[return-value]
 
 
-class _Texts(NamedTuple):
+class _Texts:
     """What differences say, written when one is looked at.
 
-    Attributes:
-      found: The first of them; the others are gaps.
+    Args:
+      found: The first of them; next are what one tree alone has, and gaps.
       rows, kinds: Of all of them.
     """
 
-    keystrs: tuple[Callable[[int], str], Callable[[int], str]]
-    aligned: Aligned
-    gaps: Gaps
-    found: Sequence[tuple[int, Finding]]
-    rows: np.ndarray
-    kinds: Sequence[str]
+    def __init__(
+        self,
+        tables: tuple[TreeTable, TreeTable],
+        aligned: Aligned,
+        gaps: Gaps,
+        found: Sequence[tuple[int, Finding]],
+        rows: np.ndarray,
+        kinds: Sequence[str],
+    ) -> None:
+        self._tables, self._aligned, self._gaps = tables, aligned, gaps
+        self._found, self._rows, self._kinds = found, rows, kinds
+        self._keystrs = [table.keystrs() for table in tables]
 
     def write(self, i: int) -> tuple[str, str, str, str]:
         """path, left, right and hint; the path is that in the first tree, or of what the other alone has, in that."""
-        at = int(self.rows[i])
-        if i < len(self.found):
-            finding = self.found[i][1]
-        else:
-            finding = next(each for each in gap_texts(self.gaps[at]) if each[0] == self.kinds[i])
-        mine, other = int(self.aligned.left[at]), int(self.aligned.right[at])
-        path = self.keystrs[1](other) if mine == NONE else self.keystrs[0](mine)
-        return path, *finding[1:]  # type: ignore[return-value]
+        at, kind = int(self._rows[i]), self._kinds[i]
+        mine, other = int(self._aligned.left[at]), int(self._aligned.right[at])
+        path = self._keystrs[1](other) if mine == NONE else self._keystrs[0](mine)
+        if kind == "missing":
+            return path, subtree_text(self._tables[0], mine), "", ""
+        if kind == "extra":
+            return path, "", subtree_text(self._tables[1], other), ""
+        if i < len(self._found):
+            return path, *self._found[i][1][1:]  # type: ignore[return-value]
+        return path, *next(each[1:] for each in gap_texts(self._gaps[at]) if each[0] == kind)  # type: ignore[return-value]
 
 
 def subtree_text(table: TreeTable, row: int) -> str:
