@@ -32,7 +32,7 @@ class Run:
       cost_s: What each telling costs, as the panel measures it.
 
     Attributes:
-      scalars: What else is recorded in each step, all of the value of the first norm.
+      scalars: What else is recorded in each step: 1, the first norm, its square, and so on.
     """
 
     def __init__(self, *, total: int | None = None, cost_s: float = 0.0, **options) -> None:
@@ -70,7 +70,8 @@ class Run:
                 nonfinite[bad] = 2
             history.append(len(self.norms), {"grads": {"norm": norm, "max_abs": norm / 10, "nonfinite": nonfinite}})
             if self.scalars:
-                history.append_scalars([ScalarRow(len(self.norms), dict.fromkeys(self.scalars, norm[:1]), None)])
+                powers = [norm[:1] ** i for i in range(len(self.scalars))]
+                history.append_scalars([ScalarRow(len(self.norms), dict(zip(self.scalars, powers, strict=True)), None)])
             self.norms.append(norm)
             self.bad.append(nonfinite > 0)
             for listener in self.recorder.listeners:

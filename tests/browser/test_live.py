@@ -153,14 +153,14 @@ def test_one_line_waits_for_the_first_step_and_becomes_the_tree(live):
 
 def test_what_is_measured_is_drawn_and_read(live):
     run, kernel = live(steps=1, total=400, width=1500)
-    run.scalars = "loss", "lr"
+    run.scalars = "lr", "loss"
     run.step(300)
     page = drawn(kernel)
     assert state(page) == "running"
     lines = page.locator(".scalar")
     assert lines.count() == page.locator(".axis .chart").count() == 2, "they have curves"
-    drawn_until = int(lines.first.get_attribute("title").rpartition(" ")[2].replace(",", ""))
-    shown, true = float(lines.first.locator("b").inner_text()), run.norms[drawn_until][0]
+    drawn_until = int(lines.last.get_attribute("title").rpartition(" ")[2].replace(",", ""))
+    shown, true = float(lines.last.locator("b").inner_text()), run.norms[drawn_until][0]
     assert drawn_until > 200 and shown == pytest.approx(true, rel=1e-2)
     heads = settled(page).locator(".head button").first.bounding_box()["y"]
     assert heads - lines.first.bounding_box()["y"] > 60, "the titles of the columns are below them"
@@ -371,7 +371,7 @@ def test_a_million_steps_fit(live):
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (420, False), (420, True)])
 def test_nobody_is_left_out_of_a_run(live, shots, width, dark):
     run, kernel = live(steps=200, width=width, dark=dark, total=1000)
-    run.scalars = "loss", "learning rate"
+    run.scalars = "learning rate", "loss"
     run.step(40, bad=1)
     run.step(120)
     page = drawn(kernel)

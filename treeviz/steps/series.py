@@ -110,8 +110,10 @@ def scalar_series(
     for name in islice(history.scalars.tracks, most):
         line, bad = history.scalars.values_and_bad(name, resolution=buckets)
         latest, low, high = (np.where(np.isfinite(x), x, np.nan)[None] for x in (line.latest, line.low, line.high))
-        is_wide = bool(np.nanmin(low, initial=np.inf) > 0) and np.nanmax(high) > _LOG_FROM * np.nanmin(low)
-        each = Series(name, name, line.first, line.until, latest, bad[None], low, high, log=is_wide, unit="scalar")
+        is_wide = np.nanmin(low, initial=np.inf) > 0 and np.nanmax(high) > _LOG_FROM * np.nanmin(low)
+        each = Series(
+            name, name, line.first, line.until, latest, bad[None], low, high, log=bool(is_wide), unit="scalar"
+        )
         found = [finding for finding in findings if (finding.source, finding.path) == (SCALARS, name)]
         series += _with_marks([each], found, np.zeros(1, int))
     return tuple(series)

@@ -17,7 +17,7 @@ from sample_trees import SAMPLES
 
 import treeviz
 from treeviz.tree.numbers import number_text
-from treeviz.tree.series import thinned
+from treeviz.tree.series import FindingMark, Series, thinned
 from treeviz.views.picture.draw import MAX_ROWS
 from treeviz.views.picture.heat_map import STOPS
 from treeviz.views.picture.png import SCALE, png
@@ -278,7 +278,11 @@ def test_a_picture_for_a_paper_is_as_wide_as_asked_with_text_of_seven_points_and
 
 def test_a_heat_map_stands_beside_the_rows_in_the_colors_of_the_page():
     table = layers()
-    view = TreeView(table, table.chosen(["bytes"]), series=run(table), depth=9)
+    steps, loss = np.arange(1000), np.linspace(1.0, 8.0, 1000, dtype=np.float32)[None]
+    loss[:, 600:700] = np.nan
+    marks = (FindingMark(0, 500, "spike", "The loss jumped."),)
+    scalar = Series("loss", "loss", steps, steps, loss, np.isnan(loss), log=False, marks=marks)
+    view = TreeView(table, table.chosen(["bytes"]), series=run(table), depth=9, scalars=[scalar])
     picture = view.picture()
     up, down, bias = (leaf(table, f"layers/{path}") for path in ("1/up", "2/down", "0/bias"))
     strips = {}
@@ -296,6 +300,15 @@ def test_a_heat_map_stands_beside_the_rows_in_the_colors_of_the_page():
     text = (Path(treeviz.__file__).parent / "views/html/assets/series/colors.js").read_text("utf-8")
     assert f'STOPS = "{STOPS}"' in text
     assert "A heat map shows the gradient norm of each row over steps 0 to 999, from" in picture.description
+    assert "Curves above it show loss (last 8, 1 … 8)." in picture.description
+    assert {"loss", "8", "1 … 8"} <= set(texts(svg(picture)))
+    curve, crosses, *_ = [shape for shape in picture.shapes if isinstance(shape, Curve)]
+    (start, *_, before), (after, *_, end) = curve.lines
+    left, width = min(x for x, _ in strips[tops[0]]), 256
+    assert [round((x - left) / width, 2) for x, _ in (before, after, end)] == [0.6, 0.71, 1.0], "of 8 steps each"
+    assert start[1] - end[1] == 24 and crosses.role == "bad" and len(crosses.lines) > 2
+    (mark,) = [shape for shape in picture.shapes if isinstance(shape, Line) and shape.role == "bad"]
+    assert (mark.x1 - left) / width == pytest.approx(0.5, abs=0.01)
 
 
 def test_what_is_to_be_seen_is_said_in_words_in_both_formats(tmp_path):

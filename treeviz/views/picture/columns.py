@@ -12,7 +12,7 @@ from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.picture.shapes import CHARACTER, GAP, ROW, Box, Curve, Text, width_of
 from treeviz.views.text.cells import columns_of_cells
-from treeviz.views.text.sparklines import BAD, last_texts, shapes_of
+from treeviz.views.text.sparklines import BAD, Shapes, last_texts, shapes_of
 from treeviz.views.text.terminal import Glyphs, cut
 
 GLYPHS = Glyphs("+--", "`--", "|  ", "   ", "…", " · ", "▏▎▍▌▋▊▉█", " ▁▂▃▄▅▆▇█")
@@ -40,18 +40,23 @@ class SparklineColumn:
     def shapes(self, shown: int, y: int) -> Iterator[Text | Curve]:
         if self._lasts[shown]:
             yield Text(self.x + self._last_width, y + 15, self._lasts[shown], _role(self._lasts[shown]), "end")
-        heights, is_zero, is_bad = (part[shown] for part in self._shapes)
-        places = np.where(is_zero, 0.0, heights)
-        bottom = y + ROW - 5
         start = self.x + self._last_width + GAP // 2
-        points = [(start + (i + 0.5) * self._step, bottom - (ROW - 9) * place) for i, place in enumerate(places)]
-        runs = groupby(points, key=lambda point: bool(np.isnan(point[1])))
-        lines = [_at_least_a_dash(list(run)) for is_nothing, run in runs if not is_nothing]
-        if lines:
-            yield Curve(lines, "accent")
-        crosses = list(_crosses(start, self._step, np.flatnonzero(is_bad).tolist(), y + ROW / 2))
-        if crosses:
-            yield Curve(crosses, "bad")
+        xs = start + (np.arange(self._shapes.heights.shape[1]) + 0.5) * self._step
+        yield from curves(xs, self._shapes, shown, y + 4, ROW - 9)
+
+
+def curves(xs: np.ndarray, shapes: Shapes, row: int, top: float, height: float) -> Iterator[Curve]:
+    """The line of a sparkline, and crosses where it is not finite."""
+    heights, is_zero, is_bad = (part[row] for part in shapes)
+    places = np.where(is_zero, 0.0, heights)
+    points = [(float(x), top + height * (1 - place)) for x, place in zip(xs, places, strict=True)]
+    runs = groupby(points, key=lambda point: bool(np.isnan(point[1])))
+    lines = [_at_least_a_dash(list(run)) for is_nothing, run in runs if not is_nothing]
+    if lines:
+        yield Curve(lines, "accent")
+    crosses = list(_crosses(xs[is_bad].tolist(), top + height / 2))
+    if crosses:
+        yield Curve(crosses, "bad")
 
 
 def _at_least_a_dash(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -60,11 +65,10 @@ def _at_least_a_dash(line: list[tuple[float, float]]) -> list[tuple[float, float
     return line if rest else [(x - 1, y), (x + 1, y)]
 
 
-def _crosses(start: float, step: float, columns: list[int], y: float) -> Iterator[list[tuple[float, float]]]:
+def _crosses(xs: list[float], y: float) -> Iterator[list[tuple[float, float]]]:
     """Two strokes for each cross; crosses that would overlap the previous one are omitted."""
-    free = start + _CROSS
-    for column in columns:
-        x = start + (column + 0.5) * step
+    free = -np.inf
+    for x in xs:
         if x < free:
             continue
         yield [(x - _CROSS, y - _CROSS), (x + _CROSS, y + _CROSS)]

@@ -14,6 +14,7 @@ from treeviz.tree.table import TreeTable
 from treeviz.views.picture.columns import GLYPHS, CellColumn, SparklineColumn
 from treeviz.views.picture.heat_map import WIDTH as HEAT_WIDTH
 from treeviz.views.picture.heat_map import HeatMapColumn
+from treeviz.views.picture.scalars import ScalarLines
 from treeviz.views.picture.shapes import CHARACTER, FONT, GAP, ROW, Box, Line, Picture, Shape, Text, width_of
 from treeviz.views.text.brief import in_brief
 from treeviz.views.text.cells import fact_parts, note_part, type_cells
@@ -51,7 +52,7 @@ def draw(view: View, *, max_rows: int = MAX_ROWS, inches: float | None = None) -
       inches: The width on paper, where text is 7 points high: names and details are cut, and columns that do not fit
         are left out.
     """
-    view = folded(in_brief(view))
+    scalars, view = view.scalars, folded(in_brief(view))
     room = math.inf if inches is None else int(inches * 72 / _POINTS * FONT)
     table = view.table
     truncated = first_rows(view, max_rows, view.depth)
@@ -70,6 +71,10 @@ def draw(view: View, *, max_rows: int = MAX_ROWS, inches: float | None = None) -
     widest = max((width_of(text) + GAP for row in badges for text, _ in row), default=0)
     until = room - MARGIN - min(widest, (_BESIDE_HEAT if view.series else _DETAILS_PART) * room)
     columns, details_x = _columns(view, rows, type_x + max(map(width_of, types)) + GAP, until)
+    heat_maps = [column for column in columns if isinstance(column, HeatMapColumn)]
+    above = [ScalarLines(scalars, column) for column in heat_maps]
+    behind: list[Shape] = [shape for lines in above for shape in lines.shapes(MARGIN, top)]
+    top += sum(lines.height for lines in above)
     titles = [Text(MARGIN, top + 15, "name", "dim"), Text(type_x, top + 15, "type", "dim")]
     for column in columns:
         titles += column.title(top + 15) if isinstance(column, HeatMapColumn) else [column.title(top + 15)]
@@ -98,17 +103,17 @@ def draw(view: View, *, max_rows: int = MAX_ROWS, inches: float | None = None) -
         details = list(_details(badges[shown], omitted.get(shown), facts, details_x, y, n_details))
         shapes += details
         right = max([right, details_x - GAP, *map(_right, details)])
-    heat_maps = [column for column in columns if isinstance(column, HeatMapColumn)]
     for column in heat_maps:
         y += ROW
         shapes += column.legend(y)
     width, height = int(right) + MARGIN if inches is None else int(room), y + ROW + MARGIN
-    behind: list[Shape] = [
+    behind = [
         Box(0, 0, width, height, "paper"),
+        *behind,
         Box(0, top, width, ROW, "raised"),
         Line(0, top + ROW, width, top + ROW, "line"),
     ]
-    described = _description(view, len(rows), [column.words for column in heat_maps])
+    described = _description(view, len(rows), [each.words for each in (*heat_maps, *above)])
     return Picture(view.title, width, height, [*behind, *titles, *shapes], described, inches)
 
 

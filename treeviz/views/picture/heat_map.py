@@ -9,7 +9,7 @@ import numpy as np
 
 from treeviz.tree.numbers import number_text
 from treeviz.tree.series import Series, thinned
-from treeviz.views.picture.shapes import ROW, Cells, Curve, Line, Text
+from treeviz.views.picture.shapes import ROW, Cells, Curve, Line, Text, width_of
 from treeviz.views.text.sparklines import series_of
 
 # Cividis, as in assets/series/colors.js.
@@ -53,10 +53,18 @@ class HeatMapColumn:
         of = f"the {few.title} of each row over steps {few.first_steps[0]} to {few.last_steps[-1]}"
         return f"A heat map shows {of}, from {self.ends[0]}, dark, to {self.ends[1]}, light{scale}."
 
+    def place(self, steps: np.ndarray) -> np.ndarray:
+        """The x of each step."""
+        first, last = self._series.first_steps, self._series.last_steps
+        at = np.maximum(np.searchsorted(first, steps, side="right") - 1, 0)
+        part = ((steps + 0.5 - first[at]) / (last[at] - first[at] + 1)).clip(0, 1)
+        return self.x + self.width * (at + part) / len(first)
+
     def title(self, y: float) -> Iterator[Text]:
-        steps = self._series
-        yield Text(self.x, y, f"step {steps.first_steps[0]}", "dim")
-        yield Text(self.x + self.width, y, str(steps.last_steps[-1]), "dim", "end")
+        first, last = f"step {self._series.first_steps[0]}", str(self._series.last_steps[-1])
+        yield Text(self.x, y, first, "dim")
+        if width_of(first) + width_of(last) < self.width:
+            yield Text(self.x + self.width, y, last, "dim", "end")
 
     def legend(self, y: float) -> Iterator[Text | Cells]:
         """The colors and the values that they stand for, below the strips."""
