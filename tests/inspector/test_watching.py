@@ -130,6 +130,11 @@ def test_only_calls_that_take_gradients_count_as_steps():
         for is_training in (False, True, False, True):
             trainer.either(W, X, is_training)
     assert called.watched == ["Trainer.either"] and inspector.history.steps("grads").tolist() == [0, 1]
+    either = jax.jit(lambda w, x, is_training: update(w, x) if is_training else loss(w, x), static_argnums=2)
+    watched = inspector.watch(either)
+    with inspector.watching():
+        either(W, X, False), either(W, X, True)
+    assert watched.newest == 0 and not watched.trouble
 
 
 def test_other_threads_train_as_they_did():
@@ -142,13 +147,19 @@ def test_other_threads_train_as_they_did():
     assert np.array_equal(results[0], loop(W)) and len(inspector.history) == 1
 
 
-def test_a_step_that_is_watched_already_measures_for_itself():
+def test_a_step_that_is_watched_already_measures_for_itself_also_where_it_is_called_as_it_was():
     inspector = tv.GradientInspector(every=2)
     watched = inspector.watch(bound)
     with pytest.warns(RuntimeWarning, match="no step was found"), inspector.watching():
         for _ in range(4):
             watched(W, X)
     assert inspector.history.steps("grads").tolist() == [0, 2]
+    for _ in range(2):
+        with inspector.watching() as called:
+            results = [step(W, X) for step in (bound, watched, watched, bound, bound)]
+        assert called.watched == ["update"] and not called.passed
+    assert all(np.array_equal(result, bound(W, X)) for result in results)
+    assert watched.newest == 13 and inspector.history.steps("grads").tolist() == [*range(0, 14, 2)]
 
 
 def test_two_functions_have_trees_of_their_own_and_a_second_training_begins_a_run():
@@ -213,6 +224,11 @@ def test_the_paths_of_a_library_are_those_of_the_users_model(make, paths):
     with inspector.watching():
         step(model, X)
     assert inspector.history.sources["grads"].paths == paths
+    other = tv.GradientInspector()
+    watched = other.watch(step)
+    with pytest.warns(RuntimeWarning, match=r"watched, but .* call what inspector.watch gave"), other.watching():
+        step(model, X)
+    assert watched.newest == -1
 
 
 grad = jax.jit(jax.value_and_grad(lambda w, x: loss(w["w"], x)))
@@ -237,12 +253,16 @@ def descended(grad, apply, n=4):
 def test_gradients_of_one_function_and_the_update_of_another_stand_in_one_row():
     plain, expected = descended(grad, apply)
     inspector = tv.GradientInspector(updates=True)
-    got, _ = descended(grad, inspector.watch(apply, gradients="grads"))
+    watched = inspector.watch(apply, gradients="grads")
+    got, _ = descended(grad, watched)
     assert np.array_equal(plain, got) and set(inspector.history.sources) == {"grads", "params", "updates"}
     np.testing.assert_allclose(measured(inspector), expected, rtol=1e-5)
     assert inspector.history.steps("updates").tolist() == [0, 1, 2, 3] and inspector.notes == []
     ratio = inspector.history.ratio("updates", "params")
     assert ratio is not None and np.isfinite(ratio.latest).all()
+    with inspector.watching():
+        descended(lambda params, x: (None, jax.grad(lambda w: loss(w["w"], x))(params)), apply)
+    assert watched.newest == 7
     with pytest.raises(tv.CannotWatch, match="no such parameter; it has params, moments, grads"):
         tv.GradientInspector().watch(apply, gradients="gradient")
     block = tv.GradientInspector(updates=True)

@@ -154,8 +154,9 @@ class GradientInspector(Sinks):
         jitted function, which was traced before: call by `jax.jit` what contains it, as `svi.run(progress_bar=False)`.
         One warning says so, or that no step was found. Each function is looked at once, in its trace. Those without
         gradients then run as outside, but for one that is given what a watched step has returned, and parameters of the
-        same structure: it is watched as by `watch(step, gradients=name)`. Nothing stays changed after the block, but
-        the inspector keeps the steps of the newest block, with what they close over, for the next.
+        same structure: it is watched as by `watch(step, gradients=name)`. A step that `watch` was given is measured as
+        what `watch` gave is. Nothing stays changed after the block, but the inspector keeps the steps of the newest
+        block, with what they close over, for the next.
         """
         integrations.load()
         return self._runs.called.block()

@@ -7,7 +7,7 @@ import functools
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from treeviz.steps.tracing.jax_private import (
     OPTION_FIELDS,
     PMAPPED,
     jitted_again,
+    not_taking_calls,
     seeing_gradients,
     taking_calls,
     why_no_calls,
@@ -33,6 +34,7 @@ LOOP = (
     "called outside a jitted function, so what is inside was traced before; call what contains it by jax.jit, as in "
     "jax.jit(lambda key: svi.run(key, 1000, x, progress_bar=False))(key)"
 )
+ALREADY = "watched, but called as it was before; call what inspector.watch gave"
 _FOLLOWED = 2  # calls of a step in a block, whose results may be gradients for another
 _NO_PMAP = "" if jax.__version_info__ >= (0, 8) else ", of jax.pmap"
 _OURS = str(Path(__file__).parents[2])
@@ -132,6 +134,25 @@ def takes_gradients(call: JittedCall) -> bool:
     return False
 
 
+class _InBlock(Watched):
+    """A watched step while its inspector watches what is called: a block does not see what it calls itself."""
+
+    def __call__(self, /, *args, **kwargs):
+        with not_taking_calls():
+            return super().__call__(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _in_block(steps: Sequence[Watched]) -> Iterator[None]:
+    for step in steps:
+        step.__class__ = _InBlock
+    try:
+        yield
+    finally:
+        for step in steps:
+            step.__class__ = Watched
+
+
 class CalledSteps:
     """The jitted functions that a thread calls in a block: those that take gradients are watched, the others just run.
 
@@ -164,12 +185,13 @@ class CalledSteps:
             if not self._trouble:
                 try:
                     stack.enter_context(taking_calls(self._take, self._mark))
+                    stack.enter_context(_in_block([step for step in self._known if type(step) is Watched]))
                 except Exception as error:  # such as another signature of a private function
                     self._trouble = error_text(error)
             if self._trouble:
                 self._warn(f"the block runs, but what is called in it is not watched: {self._trouble}")
             yield self
-        if not self._trouble and (not self._used or LOOP in self.passed.values()):
+        if not self._trouble and (not self._used or {LOOP, ALREADY} & {*self.passed.values()}):
             self._warn(f"{'not all gradients were seen' if self._used else 'no step was found'}. {self}")
         self._quick = {}
         if not self._used.keys() <= before:  # what other functions close over is let go
@@ -213,14 +235,20 @@ class CalledSteps:
     def _decide(self, call: JittedCall, of: tuple) -> Watched | None:
         """The call's function, watched; None if it is to run as it is."""
         gradients, why_not = None, ""
-        if has_transposes(call):
+        known = next((step for step in self._known if step.jitted_of(call.info)), None)
+        is_own = isinstance(known, _InBlock) and of[0] not in self._steps  # else it may be called by that step itself
+        jitted = known.jitted_of(call.info) if known is not None and is_own else None
+        if jitted is not None and not jitted.is_plain:
+            why_not = ALREADY
+        elif has_transposes(call):
             why_not = self._why_not(call)
+        elif jitted is not None:
+            why_not = "" if jitted.receives else "it takes no gradients"
         elif not (gradients := receives(call.function, call.args, call.kwargs, self._returned)):
             why_not = "it takes no gradients"
-        is_known = any(known.is_of(call.info) for known in self._known)  # called by the watched step, or in its place
-        if not (why_not or is_known or of[0] in self._steps):
+        if not why_not and (known is None or is_own) and of[0] not in self._steps:
             try:
-                self._steps[of[0]] = self._watch(call.jitted(), begins=not self._used, gradients=gradients)
+                self._steps[of[0]] = known or self._watch(call.jitted(), begins=not self._used, gradients=gradients)
                 self.watched.append(call.name)
             except Exception as error:
                 why_not = str(error) if isinstance(error, CannotWatch) else error_text(error)

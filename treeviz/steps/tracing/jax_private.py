@@ -248,16 +248,26 @@ def taking_calls(take: Take, mark: Any) -> Iterator[None]:
     replacements: dict[str, Callable] = {"_infer_params": _seen_params, "_run_python_pjit": _seen_run}
     if hasattr(pjit, _HELPER):
         replacements = {_HELPER: _seen_helper}
-    before, key = getattr(_here, "take", None), _key
     _result_of_nothing()
-    with _replaced(pjit, replacements):
-        outside = key.swap_local(mark)
-        _here.take = take, outside
-        try:
-            yield
-        finally:
-            _here.take = before
-            key.set_local(outside)
+    with _replaced(pjit, replacements), _taking(take, mark):
+        yield
+
+
+def not_taking_calls() -> contextlib.AbstractContextManager:
+    """A context in which this thread calls as outside of `taking_calls`."""
+    block = getattr(_here, "take", None)
+    return _taking(None, block[1]) if block else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _taking(take: Take | None, mark: Any) -> Iterator[None]:
+    before, outside = getattr(_here, "take", None), _key.swap_local(mark)
+    _here.take = take and (take, outside)
+    try:
+        yield
+    finally:
+        _here.take = before
+        _key.set_local(outside)
 
 
 def jitted_again(function: Callable, info: Any) -> Any:
@@ -322,16 +332,11 @@ def _seen_helper(function, info, *args, **kwargs):
 def _taken(function, info, args, kwargs) -> tuple | None:
     from jax._src import core
 
-    before = getattr(_here, "take", None)
-    if before is None or not core.trace_state_clean():
+    block = getattr(_here, "take", None)
+    if block is None or not core.trace_state_clean():
         return None
-    key, (take, outside) = _key, before
-    _here.take, mark = None, key.swap_local(outside)
-    try:
-        taken = take(function, info, args, kwargs)
-    finally:
-        _here.take = before
-        key.set_local(mark)
+    with not_taking_calls():
+        taken = block[0](function, info, args, kwargs)
     return None if taken is None else (*taken, *_result_of_nothing()[1:])
 
 

@@ -68,6 +68,7 @@ class JittedStep(NamedTuple):
       tidy_path: Shortens the path of a gradient to that of the user's parameter.
       result_path: Shortens the path of a result of `jitted` to that of a result of the step.
       changes_arguments: The step also returns by changing its arguments.
+      receives: An argument holds its gradients.
     """
 
     step: Any
@@ -78,6 +79,7 @@ class JittedStep(NamedTuple):
     tidy_path: Callable[[str], str] = str
     result_path: Callable[[str], str] = str
     changes_arguments: bool = False
+    receives: bool = False
 
 
 Unwrap = Callable[[Any], JittedStep | None]

@@ -23,7 +23,8 @@ def receiving(step: JittedStep, name: str) -> JittedStep:
     names = inspect.signature(step.jitted).parameters
     if name not in names:
         raise CannotWatch(step.step, f"gradients={name!r}: the step has no such parameter; it has {', '.join(names)}")
-    return step._replace(around=lambda make: step.around(lambda function: make(_sown(function, name))))
+    around = step.around
+    return step._replace(around=lambda make: around(lambda function: make(_sown(function, name))), receives=True)
 
 
 def _sown(function: Callable, name: str) -> Callable:
