@@ -6,6 +6,7 @@ The tests show them in IPython and in marimo, and the notebooks of the browser t
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable
@@ -113,20 +114,36 @@ def wrong_displays(format: Callable[[Any], dict[str, str]], load: Callable, unlo
 
 def wrong_in_this_notebook() -> list[str]:
     """The same in a notebook that runs: of Jupyter, with treescope off and on, or of marimo."""
+    import treescope
     from IPython import get_ipython
     from IPython.utils.capture import capture_output
 
     shell = get_ipython()
     if shell is None:
-        return wrong_displays(formatted_by_marimo, treeviz.register_as_default, treeviz.unregister)
-    import treescope
-
+        steps = [_treescope_without_ipython, treeviz.register_as_default]
+        orders = steps[1:], steps, steps[::-1]
+        return [
+            wrong
+            for order in orders
+            for wrong in wrong_displays(
+                formatted_by_marimo, lambda order=order: [step() for step in order], treeviz.unregister
+            )
+        ]
     treeviz.unregister()
     how = partial(formatted, shell), treeviz.register_as_default, treeviz.unregister
     with capture_output():  # what treescope sends while it formats
         wrong = wrong_displays(*how)
         treescope.basic_interactive_setup(autovisualize_arrays=False)
         return wrong + wrong_displays(*how)
+
+
+def _treescope_without_ipython() -> None:
+    """treescope's setup, which (0.1.10) is for IPython alone: in marimo it fails, and changes no display."""
+    import treescope
+
+    with contextlib.suppress(AttributeError):
+        treescope.basic_interactive_setup(autovisualize_arrays=False)
+        raise RuntimeError("treescope can be set up in marimo: try both of its orders")
 
 
 def _without_ids(text: str) -> str:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from shells import ipython
-from thirty_values import SHOWN, formatted, formatted_by_marimo, is_ours, wrong_displays
+from thirty_values import SHOWN, formatted, formatted_by_marimo, is_ours, wrong_displays, wrong_in_this_notebook
 
 import treeviz
 from treeviz.plugin.shown import is_shown
@@ -55,8 +55,10 @@ def test_marimo_displays_trees_and_all_else_as_before(monkeypatch, capsys):
     from marimo._output import formatting
 
     monkeypatch.setattr(marimo, "running_in_notebook", lambda: True)
-    load = lambda: [treeviz.register_as_default() for _ in range(2)]
-    assert wrong_displays(formatted_by_marimo, load, treeviz.unregister) == []
+    treeviz.register_as_default()
+    treeviz.register_as_default()  # which is the same
+    treeviz.unregister()
+    assert wrong_in_this_notebook() == [], "also with treescope set up before and after"
     assert "get_formatter" not in vars(formatting.FORMATTERS)
     plain = formatted_by_marimo({"w": np.ones(2)})
     treeviz.register_as_default()
