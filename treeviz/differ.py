@@ -88,8 +88,8 @@ class TreeDiff(DiffView):
         """The table as aligned text, and below it what a line may have cut: where a subtree went, how to convert it."""
         return "\n".join([super().text(**options), *long_hints(self.differences)])
 
-    def lines(self) -> Iterator[str]:
-        yield from super().lines()
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        yield from super().lines(width)
         yield from long_hints(self.differences)
 
     def json(self) -> str:

@@ -104,6 +104,9 @@ def test_columns_are_chosen_by_name(params, capsys):
     assert main([params.name, "--columns", "mean,max"]) == 0
     title = capsys.readouterr().out.splitlines()[1].split()
     assert title == ["mean", "max"]
+    assert main([params.name, "--width", "30", "--text", "out.txt"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) == 30 and lines == Path("out.txt").read_text("utf-8").splitlines()
 
 
 def test_a_summary_in_markdown_holds_what_names_may_not_break(tmp_path, monkeypatch, capsys):
@@ -165,14 +168,15 @@ def test_help_and_version(capsys):
         with pytest.raises(SystemExit) as exit:
             main([argument])
         assert exit.value.code == 0
-        assert text in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert text in printed and max(map(len, printed.splitlines())) <= 80
 
 
 def test_help_names_the_formats_that_are_read(capsys, monkeypatch):
     monkeypatch.setitem(reader.READERS, ".acme", lambda path: {})
     with pytest.raises(SystemExit):
         main(["show", "--help"])
-    assert ".acme, a folder of" in " ".join(capsys.readouterr().out.split())
+    assert ".acme; a folder of" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_terminal_that_lacks_characters_gets_escapes(tmp_path):

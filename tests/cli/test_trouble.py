@@ -57,7 +57,8 @@ def test_a_file_that_cannot_be_read_is_one_line_and_status_2(tmp_path, capsys, n
 
 
 def test_no_arguments_and_unknown_ones_are_status_2(capsys):
-    for arguments in ([], ["x.npz", "--unknown"]):
+    for arguments in ([], ["x.npz", "--unknown"], ["chek", "x.npz"]):
         with pytest.raises(SystemExit) as exit:
             main(arguments)
         assert exit.value.code == 2
+    assert "no file 'chek'; did you mean check?" in capsys.readouterr().err

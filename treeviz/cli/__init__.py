@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import NoReturn
 
 from treeviz.cli import check, demo, diff, doctor, grads, show
@@ -18,15 +20,17 @@ _COMMANDS = (show, diff, check, grads, demo, doctor)
 _DESCRIPTION = "See what is in a JAX pytree, how two differ, what is wrong, and how a run went."
 _EPILOG = """\
 examples:
-  treeviz model.safetensors                        what is in a file, of which only the header is read
-  treeviz model.safetensors --find 'bytes:>100M'   the rows that match, as in the page's search box
-  treeviz model.safetensors --html model.html      a page that works offline
-  treeviz diff base.safetensors tuned.safetensors  every difference; status 1 if there is one
-  treeviz check params.npz --values                what is wrong with it; status 1 if there is an error
-  treeviz grads run.treeviz --open                 the gradients of a run that an inspector has kept
+  treeviz model.safetensors                  what is in a file; no value is read
+  treeviz params.npz --find 'bytes:>100M'    the rows that match
+  treeviz params.npz --html params.html      a page that works offline
+  treeviz diff base.npz tuned.safetensors    every difference
+  treeviz check params.npz --values          what is wrong with it
+  treeviz grads run.treeviz --open           the gradients of a recorded run
 
-`treeviz FILE` is `treeviz show FILE`. A file with the name of a command is ./check. Status 2 is trouble.
-Completion in a shell: pip install "jax-treeviz[cli]", then eval "$(register-python-argcomplete treeviz)".
+`treeviz FILE` is `treeviz show FILE`; a file with the name of a command is
+./check. The status is 0; 1 for a difference, an error that check found, or no
+match; 2 for trouble. Completion in a shell: pip install "jax-treeviz[cli]",
+then eval "$(register-python-argcomplete treeviz)".
 """
 
 
@@ -67,6 +71,9 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         command.add(commands).set_defaults(run=command.run)
     complete(parser)
     if arguments and arguments[0] not in {*commands.choices, "-h", "--help", "--version"}:
+        near = get_close_matches(arguments[0], commands.choices, n=1)
+        if near and arguments[0].isalpha() and not os.path.exists(arguments[0]):
+            parser.error(f"there is no command and no file {arguments[0]!r}; did you mean {near[0]}?")
         arguments = ["show", *arguments]
     return parser.parse_args(arguments)
 

@@ -19,7 +19,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
     add_source(parser, "file", nargs="?")
     parser.add_argument("--explain", metavar="CODE", help="say what a rule looks for, as T101")
     parser.add_argument(
-        "--for", dest="for_", choices=("any", "jit", "grad", "state"), default="any", help="its purpose"
+        "--for",
+        dest="for_",
+        choices=("any", "jit", "grad", "state"),
+        default="any",
+        help="what the tree is for: arguments of jit, parameters of grad, a state to save",
     )
     parser.add_argument("--values", action="store_true", help="read the values: NaN, infinities, zeros")
     parser.add_argument("--ignore", metavar="CODE", action="append", default=[], help="leave a rule out; repeatable")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, is_terminal, markdown_table, print_text
+from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, markdown_table, print_text, printed
 from treeviz.cli.source import add_source, load, name_of, stacks_of
 
 
@@ -25,7 +25,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="GLOB",
         action="append",
         default=[],
-        help="by their paths, arrays that hold all layers along their first axis: in which they differ; repeatable",
+        help="say in which layers the arrays differ that hold all of them along the first axis, by their paths; "
+        "repeatable",
     )
     parser.add_argument("--rtol", metavar="X", type=float, default=0.0, help="relative tolerance of values")
     parser.add_argument("--atol", metavar="X", type=float, default=0.0, help="absolute tolerance of values")
@@ -53,7 +54,7 @@ def _two(options: argparse.Namespace) -> int:
             )
         )
     else:
-        deliver(found, options, lambda: str(found) if is_terminal() else found.lines())
+        deliver(found, options, lambda: printed(found, options))
     return DIFFERENT if found.differences else SAME
 
 
@@ -74,7 +75,7 @@ def _drift(options: argparse.Namespace) -> int:
     lines += [f"{_leaves(found.n_left_out)} not compared, not the same arrays in all"] if found.n_left_out else []
     table = first.table.with_headline(*first.table.headline, *lines)
     view = TreeView(table, table.chosen(["elements"]), series=found.series)
-    deliver(view, options, lambda: str(view) if is_terminal() else view.lines())
+    deliver(view, options, lambda: printed(view, options))
     return DIFFERENT if found.n_moved or found.n_left_out else SAME
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, is_terminal
+from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, is_terminal, printed
 from treeviz.tree.safe_repr import visible
 
 
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     inspector = GradientInspector.load(options.run_file)
     if options.other is None:
         view = inspector.render(options.tree)
-        deliver(view, options, lambda: str(inspector) if is_terminal() else view.text(fold=False))
+        deliver(view, options, lambda: str(inspector) if is_terminal() else view.lines(options.width))
         return SAME
     from treeviz.inspector.two_runs import compare_runs
 
@@ -42,5 +42,5 @@ def run(options: argparse.Namespace) -> int:
     names = mine or files[0].stem, its or files[1].stem
     names = names if names[0] != names[1] else (str(files[0]), str(files[1]))
     runs = compare_runs(inspector.history, other.history, names)
-    deliver(runs.view, options, lambda: str(runs.view) if is_terminal() else runs.view.text(fold=False))
+    deliver(runs.view, options, lambda: printed(runs.view, options))
     return SAME if runs.parting is None else DIFFERENT

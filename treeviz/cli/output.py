@@ -21,11 +21,11 @@ _SUFFIXES = {"html": ".html", "json": ".json", "text": ".txt", "svg": ".svg", "p
 _HELP = {
     "html": "a page that works offline",
     "json": "all rows, for programs, as treeviz/views/schema.json describes",
-    "text": "all rows",
+    "text": "all rows as text, as a pipe gets them",
     "svg": "a picture of the first rows",
-    "png": "the same; needs matplotlib",
-    "md": "the same rows as a table of Markdown",
-    "mmd": "the same rows as a diagram of Mermaid",
+    "png": "the same picture; needs matplotlib",
+    "md": "the first rows as a table of Markdown",
+    "mmd": "the first rows as a diagram of Mermaid",
 }
 _AT_ONCE = 1 << 16  # characters
 _MOST_IN_SUMMARY = 200  # rows; GitHub takes 1 MB
@@ -35,12 +35,31 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     outputs = parser.add_argument_group("output", "OUT is a file, or - for standard output.")
     for name, content in _HELP.items():
         outputs.add_argument(f"--{name}", metavar="OUT", help=content)
+    outputs.add_argument(
+        "--width", metavar="N", type=number("characters"), help="all rows as text, in lines of at most N characters"
+    )
     outputs.add_argument("--open", action="store_true", help="open the page in the browser")
     add_github(outputs)
 
 
 def add_github(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--github", action="store_true", help="print Markdown, for >> $GITHUB_STEP_SUMMARY")
+
+
+def number(of: str) -> Callable[[str], int]:
+    """Reads the argument of an option."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal():
+            raise argparse.ArgumentTypeError(f"a number of {of}, from 0 on, and not {text!r}")
+        return int(text)
+
+    return read
+
+
+def printed(view: TreeView, options: argparse.Namespace) -> str | Iterable[str]:
+    """A view for standard output: its first rows in a terminal, else all."""
+    return str(view) if is_terminal() and options.width is None else view.lines(options.width)
 
 
 def deliver(view: TreeView, options: argparse.Namespace, say: Callable[[], str | Iterable[str]]) -> None:
@@ -51,7 +70,8 @@ def deliver(view: TreeView, options: argparse.Namespace, say: Callable[[], str |
     """
     from treeviz.views.save import open_page, write
 
-    makers = view.outputs()
+    makers: dict[str, Callable[[], Content]] = view.outputs()
+    makers[".txt"] = lambda: (f"{line}\n" for line in view.lines(options.width))
     wanted = {name: out for name in _SUFFIXES if (out := getattr(options, name)) is not None}
     for name, out in wanted.items():
         make = makers[_SUFFIXES[name]]
@@ -64,7 +84,7 @@ def deliver(view: TreeView, options: argparse.Namespace, say: Callable[[], str |
     if options.open:
         open_page(view.table.name, view.html)
     if options.github:
-        print_text(markdown_text(view.title, view.text(max_rows=_MOST_IN_SUMMARY)))
+        print_text(markdown_text(view.title, view.text(max_rows=_MOST_IN_SUMMARY, width=options.width)))
     elif "-" not in wanted.values():
         said = say()
         if isinstance(said, str):

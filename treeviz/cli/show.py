@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, is_terminal, print_error
+from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, number, print_error, printed
 from treeviz.cli.source import add_source, load, name_of, stacks_of
 
 if TYPE_CHECKING:
@@ -22,18 +22,28 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--find", metavar="QUERY", help="list the rows that match, as in the page's search box")
-    parser.add_argument("--sort", metavar="COLUMN", help="list leaves, the greatest first: bytes, elements, norm …")
-    parser.add_argument("--top", metavar="N", type=_number("rows"), help="list the first N; of all leaves by bytes")
-    parser.add_argument("--depth", metavar="N", type=_number("levels"), help="show N levels")
-    parser.add_argument("--columns", metavar="NAMES", help="the columns to show at first, as dtype,bytes")
+    parser.add_argument(
+        "--find", metavar="QUERY", help="list the rows that match, as in the page's search box: 'bytes:>100M', kernel …"
+    )
+    parser.add_argument(
+        "--sort", metavar="COLUMN", help="list the leaves, the greatest first: by bytes, elements, norm …"
+    )
+    parser.add_argument(
+        "--top",
+        metavar="N",
+        type=number("rows"),
+        help="list the first N rows; without --find or --sort the N largest leaves",
+    )
+    parser.add_argument("--depth", metavar="N", type=number("levels"), help="show N levels")
+    parser.add_argument("--columns", metavar="NAMES", help="the columns to show, as dtype,bytes")
     parser.add_argument("--stats", action="store_true", help="read the values: mean, std, zeros, NaN, a histogram …")
     parser.add_argument(
         "--stacked",
         metavar="GLOB",
         action="append",
         default=[],
-        help="by their paths, arrays that hold all layers along their first axis: a row for each layer; repeatable",
+        help="show a row for each layer of the arrays that hold all of them along the first axis, by their paths; "
+        "repeatable",
     )
     parser.add_argument("--whole", action="store_true", help="walk and read all of it, however long that takes")
     add_outputs(parser)
@@ -70,7 +80,7 @@ def _shown(view: TreeView, options: argparse.Namespace) -> int:
         rows, lines = _list(view, options)
         deliver(view, options, lambda: lines)
         return SAME if rows else DIFFERENT
-    deliver(view, options, lambda: str(view) if is_terminal() else view.lines())
+    deliver(view, options, lambda: printed(view, options))
     return SAME
 
 
@@ -121,12 +131,3 @@ def _what(row) -> str:
 
     facts = row.facts
     return facts.type if facts.shape is None else aval_text(facts.shape, facts.dtype)
-
-
-def _number(of: str):
-    def number(text: str) -> int:
-        if not text.isdecimal():
-            raise argparse.ArgumentTypeError(f"a number of {of}, from 0 on, and not {text!r}")
-        return int(text)
-
-    return number

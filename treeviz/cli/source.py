@@ -17,9 +17,9 @@ def add_source(parser: argparse.ArgumentParser, name: str, **how: Any) -> None:
     """Declare the files, and how to read them."""
     from treeviz.reader import READERS
 
-    formats = f"{', '.join(READERS)}, a folder of .safetensors, or package.module:name in Python"
+    formats = f"{', '.join(READERS)}; a folder of Orbax or of .safetensors; or, in Python, package.module:name"
     parser.add_argument(name, metavar="FILE", help=formats, **how)
-    parser.add_argument("--like", metavar="MODULE:NAME", help="the model, or what makes it, of a file without names")
+    parser.add_argument("--like", metavar="MODULE:NAME", help="for .eqx: the model, or a function that makes it")
 
 
 def load(what: str, options: argparse.Namespace) -> Any:

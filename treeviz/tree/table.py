@@ -119,7 +119,7 @@ class TreeTable:
         names = tuple(names)
         unknown = [name for name in names if name not in self.columns]
         if unknown:
-            hint = " Statistics are computed on request: render(tree, stats=True)." if "nan" not in self.columns else ""
+            hint = " Statistics are computed on request: stats=True, --stats." if "nan" not in self.columns else ""
             names = ", ".join(map(repr, unknown))
             raise ValueError(f"no column {names}. {did_you_mean(unknown[0], list(self.columns))}{hint}")
         return tuple(self.columns[name] for name in names)

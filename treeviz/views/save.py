@@ -70,6 +70,8 @@ def _replace(path: Path, parts: Iterable[str | bytes]) -> None:
                 # UTF-8 cannot encode a lone surrogate, so it is written as an escape sequence.
                 file.write(part.encode("utf-8", "backslashreplace") if isinstance(part, str) else part)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)  # what was asked for
         temporary.unlink(missing_ok=True)
         raise

@@ -86,9 +86,9 @@ class TreeView(View):
         """
         return text(self.brief, max_rows=max_rows, width=width, color=color, fold=fold, budget=budget)
 
-    def lines(self) -> Iterator[str]:
-        """The lines of `text(fold=False)`, one after the other: those of 100,000 leaves would take 60 MB."""
-        return lines(self.brief)
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        """The lines of `text(width=width, fold=False)`, one after the other: 100,000 leaves would take 60 MB."""
+        return lines(self.brief, width)
 
     def json(self) -> str:
         """All rows as JSON; `treeviz.views.json.to_json` documents the format."""

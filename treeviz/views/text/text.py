@@ -89,9 +89,9 @@ def text(
     return longest_within(budget, most, drawn)
 
 
-def lines(view: View) -> Iterator[str]:
+def lines(view: View, width: int | None = None) -> Iterator[str]:
     """The lines of `text`, one after the other: those of 100,000 leaves would take 60 MB."""
-    return _drawn(view, in_brief(view), None, None, False, terminal.UNICODE)
+    return _drawn(view, in_brief(view), width, None, False, terminal.UNICODE)
 
 
 def _drawn(
