@@ -14,6 +14,8 @@ from treeviz.analysis.compare.elements import Gap, Index, compare_elements, gap_
 from treeviz.analysis.stats.host import CHUNK, holds_numbers, host_view, lies_on_host
 from treeviz.tree.numbers import number_text
 
+_LARGE = 4 * CHUNK  # elements whose bits are compared at once: a call takes as long as it takes to read 50 kB
+
 
 class CannotCompare(Exception):
     """Why the values of two arrays were not compared."""
@@ -34,9 +36,13 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     same: list[np.ndarray] = []  # the blocks whose bits are
     for start, mine, other in _overlapping(parts_of(left), parts_of(right)):
         if isinstance(mine, np.ndarray) and isinstance(other, np.ndarray):
-            for offset, a, b in _blocks(mine, other):
-                if compare_block(gap, a, b, _beyond(start, offset), rtol, atol):
+            for offset, a, b in _blocks(mine, other, _LARGE):
+                if a.dtype == b.dtype and _same_bits(a, b):
                     same.append(a)
+                    continue
+                for inner, x, y in _blocks(a, b, CHUNK):
+                    if compare_block(gap, x, y, _beyond(start, _beyond(offset, inner)), rtol, atol):
+                        same.append(x)
         else:
             _compare_on_device(gap, mine, other, start, rtol, atol)
     if gap.n_outside or gap.n_nan:
@@ -94,18 +100,18 @@ def _overlapping(left: list[Part], right: list[Part]) -> Iterator[tuple[Index, A
                 yield where, mine[cuts[0]], data[cuts[1]]
 
 
-def _blocks(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[Index, np.ndarray, np.ndarray]]:
-    """Blocks of at most a chunk, and where they start; contiguous ones are not copied."""
+def _blocks(left: np.ndarray, right: np.ndarray, most: int) -> Iterator[tuple[Index, np.ndarray, np.ndarray]]:
+    """Blocks of so many elements at most, and where they start; contiguous ones are not copied."""
     shape, origin = left.shape, (0,) * left.ndim
     n_inner = left[:1].size if left.ndim else 1
-    if left.size <= CHUNK:
+    if left.size <= most:
         yield origin, left, right
-    elif n_inner > CHUNK:
+    elif n_inner > most:
         for i in range(shape[0]):
-            for offset, a, b in _blocks(left[i], right[i]):
+            for offset, a, b in _blocks(left[i], right[i], most):
                 yield (i, *offset), a[None], b[None]
     else:
-        n_rows = CHUNK // n_inner
+        n_rows = most // n_inner
         for i in range(0, shape[0], n_rows):
             yield (i, *origin[1:]), left[i : i + n_rows], right[i : i + n_rows]
 

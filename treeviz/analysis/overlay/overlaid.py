@@ -15,6 +15,7 @@ from treeviz.analysis.compare.difference import MEANINGS, Difference, Difference
 from treeviz.analysis.compare.map_mismatch import path_text
 from treeviz.analysis.compare.nodes import Finding
 from treeviz.analysis.overlay.prefix import Aligned, Given
+from treeviz.tree.collector import collector_paused
 from treeviz.tree.column import INHERITED, Column
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.safe_repr import has_base
@@ -102,6 +103,7 @@ class Overlaid(NamedTuple):
     differences: Differences
 
 
+@collector_paused()
 def overlaid(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] | None) -> Overlaid:
     """Lay a prefix over a tree; see `treeviz.overlay`. Linear in the rows."""
 
