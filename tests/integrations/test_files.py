@@ -100,6 +100,15 @@ def test_a_managers_folder_is_its_steps_and_each_step_its_items(orbax, tmp_path)
         read(unfinished)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_of_orbax_version_1_is_its_state_and_says_which_array_is_a_prng_key(orbax, tmp_path):
+    orbax.PyTreeCheckpointer().save(tmp_path / "saved" / "state", {"layers": [jax.random.key(1)], "w": jnp.ones(2)})
+    assert list(read(tmp_path / "saved")) == ["state"]  # an item of somebody's manager
+    (tmp_path / "saved" / "orbax.checkpoint").touch()
+    (key,) = treeviz.render(read(tmp_path / "saved"), name="saved").find("prng key")
+    assert key.expression == "saved['layers'][0]"
+
+
 def test_a_folder_of_an_older_orbax_is_its_msgpack_with_the_arrays_beside_it(tmp_path):
     """As Orbax 0.1 writes it: names in place of arrays, and an array of zarr for each."""
     serialization = pytest.importorskip("flax.serialization")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,8 @@ _UNFINISHED = ".orbax-checkpoint-tmp"
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 _PLACEHOLDER = "PLACEHOLDER://"
 _HEADERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # and the drivers of TensorStore
+_ALONE = ("default", "state", "pytree")  # an item that stands for all; the others in a folder with this file
+_VERSION_1 = "orbax.checkpoint"
 _EMPTY: dict[str, Callable[[], Any]] = {"Dict": dict, "List": list, "Tuple": tuple, "NamedTuple": tuple}
 _EMPTY["None"] = lambda: None
 
@@ -67,7 +70,8 @@ def read_orbax(folder: Path) -> Any:
     items = {name: item for name, item in items.items() if item is not _NO_ITEM}
     if not items:
         raise ValueError("it has neither arrays nor steps")
-    return items["default"] if items.keys() == {"default"} else items
+    alone = _ALONE if (folder / _VERSION_1).is_file() else _ALONE[:1]
+    return next(iter(items.values())) if len(items) == 1 and not items.keys().isdisjoint(alone) else items
 
 
 def tree_of_metadata(metadata: Any, name: str) -> tuple[Any, str]:
@@ -121,6 +125,9 @@ def _read_tree(folder: Path) -> Any:
         found = headers.read(names)
         if len(found) < len(names) and (folder / "checkpoint").is_file():  # aggregated
             found = {**_by_names(read_msgpack(folder / "checkpoint")), **found}
+        for name, text in _random_keys(folder).items():
+            if name in found:
+                found[name] = replace(found[name], text=text)
         leaves = {entry.keys: _leaf(entry, found, texts) for entry in entries}
         if len(leaves) < len(entries):
             raise ValueError("its metadata has a name twice")
@@ -134,6 +141,18 @@ def _by_names(tree: Any) -> dict[str, Any]:
     """The leaves of a tree of dicts and lists, by their keys with dots between them."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
     return {".".join(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path): leaf for path, leaf in paths}
+
+
+def _random_keys(folder: Path) -> dict[str, str]:
+    """What there is to say of each array that was a PRNG key, by its name."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob("array_metadatas/process_*"))[:1]:  # the others say the same
+        text = read_bounded(path, _MOST_JSON)
+        for each in parse_json(text)["array_metadatas"] if b'"random_key_impl"' in text else ():
+            about = each["array_metadata"]
+            if kind := (about["ext_metadata"] or {}).get("random_key_impl"):
+                found[about["param_name"]] = f"the data of a PRNG key, {visible(str(kind), 50)}"
+    return found
 
 
 def _texts(folder: Path) -> dict[str, Any]:
