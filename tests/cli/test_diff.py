@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 import treeviz as tv
+from treeviz.analysis.compare.aligned import Side
+from treeviz.analysis.compare.drift import drift
 from treeviz.cli import main
 from treeviz.cli.output import DIFFERENT, TROUBLE
+from treeviz.prepare import scanned
 
 
 @pytest.fixture
@@ -69,6 +72,9 @@ def test_over_several_checkpoints_the_drift_of_every_leaf_is_a_series_by_step(sa
 def test_checkpoints_that_never_move_are_the_same_and_what_is_not_in_all_is_counted(saved, capsys):
     files = [saved(f"{name}.npz", {"w": np.ones(3)}) for name in "abc"]
     assert main(["diff", *files]) == 0
-    files.append(saved("d.npz", {"w": np.ones(4)}))
+    files.append(saved("d.npz", {"w": np.ones(4), "more": np.ones(1)}))
     assert main(["diff", *files]) == DIFFERENT
-    assert "1 leaf not compared, not the same arrays in all" in capsys.readouterr().out
+    assert "2 leaves not compared, not the same in all" in capsys.readouterr().out
+    sides = [Side(*scanned({"w": np.ones(3), "loss": loss, "note": "x"}, None, "tree")) for loss in (1.5, 1.25)]
+    found = drift(sides[0], sides[1:], [1])
+    assert (found.n_moved, found.n_same, found.n_left_out) == (1, 2, 0)

@@ -72,7 +72,7 @@ def _drift(options: argparse.Namespace) -> int:
     found = drift(first, sides, steps[1:])
     lines = [f"{len(files):,} checkpoints", f"{_leaves(found.n_moved)} moved since step {steps[0]:,}"]
     lines += [f"{_leaves(found.n_same)} never moved"] if found.n_same else []
-    lines += [f"{_leaves(found.n_left_out)} not compared, not the same arrays in all"] if found.n_left_out else []
+    lines += [f"{_leaves(found.n_left_out)} not compared, not the same in all"] if found.n_left_out else []
     table = first.table.with_headline(*first.table.headline, *lines)
     view = TreeView(table, table.chosen(["elements"]), series=found.series)
     deliver(view, options, lambda: printed(view, options))

@@ -13,6 +13,9 @@ from treeviz.analysis.compare.in_files import pieces_of_both
 from treeviz.analysis.compare.values import CannotCompare
 from treeviz.tree.series import Series
 
+_PLAIN = (bool, int, float, complex, str)  # compared by their text: NaN is NaN
+_ABSENT = object()
+
 
 class Drift(NamedTuple):
     """How far every row has moved.
@@ -22,7 +25,7 @@ class Drift(NamedTuple):
         other trees. A row whose first norm is zero has no relative one.
       n_moved: The number of leaves that differ in any of them.
       n_same: The number of leaves that were compared in all of them and never differ.
-      n_left_out: The number of arrays that are missing, of another shape or not to be read in one of them.
+      n_left_out: The number of leaves that are missing, of another shape or not to be read in one of them.
     """
 
     series: tuple[Series, Series]
@@ -42,15 +45,21 @@ def drift(first: Side, others: Iterable[Side], steps: Sequence[int]) -> Drift:
     shape = len(table), len(steps)
     changes, sizes = np.full(shape, np.nan), np.full(shape, np.nan)
     bad = np.zeros(shape, bool)
-    arrays = [row.number for row in table.leaves if row.shape is not None]
+    leaves, n_more = [row.number for row in table.leaves], 0
+    known, moved = np.zeros((2, len(leaves), len(steps)), bool)
     for i, other in enumerate(others):
         aligned = align(first, other)
         at = dict(zip(aligned.left.tolist(), aligned.right.tolist(), strict=True))
-        for row in arrays:
-            mine, theirs = first.nodes[row], None if at.get(row, NONE) == NONE else other.nodes[at[row]]
+        n_more = max(n_more, int(other.table.is_leaf[aligned.right[aligned.left == NONE]].sum()))
+        for n, row in enumerate(leaves):
+            mine, theirs = first.nodes[row], _ABSENT if at.get(row, NONE) == NONE else other.nodes[at[row]]
+            if table[row].shape is None:
+                known[n, i] = type(mine) in _PLAIN and theirs is not _ABSENT
+                moved[n, i] = known[n, i] and (type(theirs) is not type(mine) or repr(theirs) != repr(mine))
+                continue
             changes[row, i], sizes[row, i], bad[row, i] = _squares(mine, theirs)
-    known = ~np.isnan(changes[arrays])
-    is_whole, moved = known.all(axis=1), ((changes[arrays] > 0) | bad[arrays]).any(axis=1)
+            known[n, i], moved[n, i] = not math.isnan(changes[row, i]), changes[row, i] > 0 or bad[row, i]
+    is_whole, moved = known.all(axis=1), moved.any(axis=1)
     change, size = (np.sqrt(_summed(table, squares)) for squares in (changes, sizes))
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(size > 0, change / size, np.where(change == 0, 0.0, np.nan))
@@ -61,7 +70,7 @@ def drift(first: Side, others: Iterable[Side], steps: Sequence[int]) -> Drift:
         Series("drift", "change ÷ first", at, at, relative, bad, unit="ratio of L2 norms"),
         Series("change", "norm of the change", at, at, change, bad, unit="L2 norm"),
     )
-    return Drift(series, int(moved.sum()), int((is_whole & ~moved).sum()), int((~is_whole).sum()))
+    return Drift(series, int(moved.sum()), int((is_whole & ~moved).sum()), int((~is_whole).sum()) + n_more)
 
 
 def _squares(mine: Any, theirs: Any) -> tuple[float, float, bool]:
