@@ -225,3 +225,18 @@ def test_an_object_that_is_no_pytree_says_so():
     (row,) = walk_and_compare(Plain())
     assert (row.kind, row.facts.text) == ("opaque", "an NNX object that is no pytree: nnx.split gives its arrays")
     assert row.notes == ()
+
+
+def test_specs_in_the_form_of_a_module_reach_the_arrays_in_its_variables():
+    model = block()
+    specs = jax.tree.map(lambda x: -1 if x.ndim else None, model)
+    overlay = treeviz.overlay((specs,), (model,))
+    assert overlay.differences == []
+    assert [row["in_axes"] for row in overlay.find("kernel")] == ["-1", "-1"]
+    wrong = treeviz.overlay((specs.norm,), (model,)).differences
+    assert [(each.path, each.kind, each.left, each.right) for each in wrong] == [("[0]", "type", "BatchNorm", "Block")]
+    boxes = {"w": nnx.Param(jnp.ones(2)), "b": nnx.Param(jnp.ones(2))}
+    wrong = treeviz.overlay(({"w": nnx.Param(0), "c": nnx.BatchStat(0)},), (boxes,)).differences
+    assert [(each.path, each.kind) for each in wrong] == [("[0]['c']", "missing"), ("[0]['b']", "extra")]
+    wrong = treeviz.overlay(({"w": nnx.Param(0), "b": nnx.BatchStat(0)},), (boxes,)).differences
+    assert [(each.path, each.kind, each.left) for each in wrong] == [("[0]['b']", "type", "BatchStat")]
