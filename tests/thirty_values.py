@@ -120,15 +120,8 @@ def wrong_in_this_notebook() -> list[str]:
 
     shell = get_ipython()
     if shell is None:
-        steps = [_treescope_without_ipython, treeviz.register_as_default]
-        orders = steps[1:], steps, steps[::-1]
-        return [
-            wrong
-            for order in orders
-            for wrong in wrong_displays(
-                formatted_by_marimo, lambda order=order: [step() for step in order], treeviz.unregister
-            )
-        ]
+        steps = _treescope_without_ipython, treeviz.register_as_default, _treescope_without_ipython
+        return wrong_displays(formatted_by_marimo, lambda: [step() for step in steps], treeviz.unregister)
     treeviz.unregister()
     how = partial(formatted, shell), treeviz.register_as_default, treeviz.unregister
     with capture_output():  # what treescope sends while it formats
