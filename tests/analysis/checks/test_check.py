@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 import jax
@@ -88,7 +88,7 @@ def leaked() -> Any:
 FAULTS: dict[str, tuple[Any, Any, str, Any]] = {
     "T100": ("any", lambda: {"s": Special(jnp.ones(2), 1)}, "['s']", lambda: {"s": Special(1, 2)}),
     "T101": ("any", lambda: [Layer("n", 1.0, units=np.arange(3))], "[0]", lambda: [Layer("n", 1.0, units=("adam", 3))]),
-    "T102": ("jit", lambda: [Layer("n", 1.0, units=[1])], "[0]", lambda: [Layer("n", 1.0, units=(1,))]),
+    "T102": ("jit", lambda: [Layer("n", 1.0, units=[1])], "[0]", lambda: [Layer("n", 1.0, units=(1, slice(2)))]),
     "T103": ("any", lambda: [Layer("n", 1.0, units=np.nan)], "[0]", lambda: [Layer("n", 1.0, units=1.5)]),
     "T104": ("any", lambda: [Layer("n", 1.0, units=lambda x: x)], "[0]", lambda: [Layer("n", 1.0, units=jax.nn.relu)]),
     "T105": ("any", lambda: (large,), "[0]", lambda: (jax.tree_util.Partial(jnp.add, BIG), codes)),
@@ -314,6 +314,11 @@ def test_a_deque_a_static_object_and_auxiliary_data_without_names():
     assert "self.label" in only("T101", [WithAux(1.0, label=jnp.ones(2))]).fix  # type: ignore[arg-type]
     found = tv.check([WithAux(1.0, label=[1]), WithAux(1.0, label=lambda: 0)], for_="jit")  # type: ignore[arg-type]
     assert [(each.code, each.path) for each in found] == [("T102", "[0]"), ("T104", "[1]")]
+    assert "tuple(self.label)" in found[0].fix
+    of_class = make_dataclass("Config", ["width"])(3)
+    assert (
+        tv.check(WithAux(1.0, label=of_class), for_="jit")[0].fix == "@dataclasses.dataclass(frozen=True)  # of Config"
+    )  # type: ignore[arg-type]
     assert "units: jax.Array  # in Layer" in only("T101", [Layer("n", 1.0, units=np.arange(3))]).fix
 
 

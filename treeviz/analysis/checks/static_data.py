@@ -7,6 +7,7 @@ import functools
 import os
 import types
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 import jax
@@ -61,14 +62,27 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
         for name, value in fields:
             if _is_unhashable(value):
                 what = f"the static field {name} is a {class_name(type(value))}, which cannot be hashed"
-                items = f"self.{name}.items()" if type(value) is dict else f"self.{name}"
-                fix = f"self.{name} = tuple({items})  # in {class_name(type(node))}"
+                fix = _hashable_fix(f"self.{name}", value, class_name(type(node)))
                 for row in rows:
                     yield Found(row, f"{what}: a jitted function does not see it change in place", fix, level)
 
 
 def _is_unhashable(value: Any) -> bool:
-    return guarded(lambda: hash(value) is None, lambda _: True)
+    """Slices aside, which do not change, but have a hash from Python 3.12 on alone."""
+    if type(value) is slice:
+        return _is_unhashable((value.start, value.stop, value.step))
+    if not guarded(lambda: hash(value) is None, lambda _: True):
+        return False
+    return type(value) is not tuple or guarded(lambda: any(map(_is_unhashable, value)), lambda _: True)
+
+
+def _hashable_fix(place: str, value: Any, owner: str) -> str:
+    """Python that keeps the same as something that has a hash; "" where that depends on the class of the value."""
+    if has_base(type(value), list, set, dict):
+        items = f"{place}.items()" if has_base(type(value), dict) else place
+        return f"{place} = tuple({items})  # in {owner}"
+    can_freeze = guarded(lambda: is_dataclass(type(value)) and type(value).__hash__ is None, lambda _: False)
+    return f"@dataclasses.dataclass(frozen=True)  # of {class_name(type(value))}" if can_freeze else ""
 
 
 @rule("T103", "warning")
