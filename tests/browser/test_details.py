@@ -169,12 +169,13 @@ def test_a_function_shows_its_text_and_what_it_captured(explore):
 
 def test_an_opaque_leaf_shows_what_is_inside_as_text(explore):
     kernel = explore(tree())
+    assert row(kernel.page, "opaque").locator(".badge").inner_text() == "2 hidden arrays: .weights float32[3,4]"
     pane = looked_at(kernel, "opaque")
+    assert row(kernel.page, "opaque").locator(".badge").inner_text() == "2 hidden arrays", "less beside its details"
     lines = pane.locator(".outline li")
     assert lines.first.inner_text() == ".weightsfloat32[3,4]"
     assert any("<script>window.hurt" in line for line in lines.all_inner_texts())
     assert "What a leaf hides." in pane.inner_text()
-    assert row(kernel.page, "opaque").locator(".badge").inner_text() == "2 hidden arrays: .weights float32[3,4]"
     assert kernel.page.evaluate("window.hurt") is None
 
 

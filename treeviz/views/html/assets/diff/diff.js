@@ -1,5 +1,6 @@
 // @ts-check
 // Differences between trees: badges that filter by kind, what is the same folded with its count, histograms of both sides.
+import { CH } from "../tree/columns.js";
 import { h } from "../tree/dom.js";
 import { runsOf } from "../tree/folds.js";
 import { countText, wholeText } from "../tree/numbers.js";
@@ -45,18 +46,21 @@ function foldSame(view) {
     View.prototype.openTo.call(view, depth);
   };
   view.on("paint", () => {
+    const room = grid.layout.widths[1 + grid.columns.findIndex(({ format }) => format === "type")] / CH;
     for (const element of grid.pool) {
       const row = +(element.dataset.row ?? 0);
       element.classList.toggle("same", isSame(row));
       const cell = element.querySelector(".cell.type");
+      const say = (texts, ...more) => cell?.replaceChildren(h("span", { class: "what" }, texts.find(({ length }) => length <= room) ?? "the same"), ...more);
       if (!isRun(row)) {
-        if (isSame(row) && !isSame(tree.parent[row])) cell?.prepend(h("span", { class: "alike" }, "the same ·"));
+        const texts = Array.from(cell?.children ?? [], ({ textContent }) => textContent);
+        if (isSame(row) && !isSame(tree.parent[row])) say([texts.join(" "), texts[0]].map((text) => `the same · ${text}`));
         continue;
       }
       const n = rows.folds.runs.get(row).rows.reduce((sum, each) => sum + leaves.values[each], 0);
       const text = `the same · ${countText(n)} ${n === 1 ? "leaf" : "leaves"}`;
       const badge = h("span", { class: "badge inside", "data-note": "info", title: "show each of them", click: (event) => (event.stopPropagation(), unfold(row)) }, "unfold");
-      cell?.replaceChildren(h("span", { class: "what" }, text), badge);
+      say(text.length + 8 > room ? [] : [text], badge);
       element.ariaLabel = `${rows.label(row)}, ${text}`;
     }
   });

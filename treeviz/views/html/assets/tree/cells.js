@@ -27,6 +27,9 @@ export function whatText(tree, code) {
   return text && !what.endsWith(text) ? `${what} ${text}` : what;
 }
 
+/** The type without the words that may go: where a function is, and what else an array is. @param {string} what */
+export const briefText = (what) => what.replace(/(?<=^\S*]|^function .*) .*/, "");
+
 /** The static fields of a row. @param {Tree} tree @param {number} code of its facts @returns {string[]} */
 export const fieldTexts = (tree, code) => tree.fact(code, "static").map(pairText);
 
@@ -37,31 +40,43 @@ const pairText = ([name, value]) => (name === "…" ? `… ${value}` : `${name}=
 /** The notes that stand beside the type: not those with a sign, which have a column of their own. @param {any[]} notes */
 export const besideType = (notes) => notes.filter(([kind, , , , , sign]) => !sign || kind === "differs");
 
-/** @param {HTMLElement} cell @param {import("./view.js").View} view @param {number} row @param {any[]} notes */
-export function fillType(cell, view, row, notes) {
+/** Show the type, and beside it what fits: whole words. @param {HTMLElement} cell @param {import("./view.js").View} view @param {number} row @param {any[]} notes @param {number} room in characters */
+export function fillType(cell, view, row, notes, room) {
   const { tree, rows } = view;
   const code = tree.factCodes[row];
-  const what = whatText(tree, code);
+  const all = whatText(tree, code);
+  const what = all.length > room ? briefText(all) : all;
   const fields = fieldTexts(tree, code);
   const within = insideTexts(tree, code);
-  const dim = [...sizesOf(tree, row), ...eachText(view, row), ...fields].join(" · ");
-  const badges = besideType(notes).map((note) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title: `${note[0]}: ${note[1]}` }, note[5] || badgeText(tree, note)));
+  cell.title = [all, ...fields, within[0] && "inside (invisible to JAX)", ...within].filter(Boolean).join("\n");
+  const parts = [h("span", { class: "what" }, what)];
+  const add = (text, attributes) => {
+    room -= text.length + 2;
+    parts.push(h("span", attributes, text));
+  };
+  const addBadge = (text, attributes) => add(text.length + 2 > room ? text.split(": ")[0] : text, { class: "badge", ...attributes });
+  room -= what.length;
+  for (const note of besideType(notes)) addBadge(note[5] || badgeText(tree, note), { "data-note": note[0], "data-severity": note[4], title: `${note[0]}: ${note[1]}` });
   if (rows.folds?.runs.has(row)) {
     const outlier = rows.outlierOf(row);
-    const badge = (text, title, act) => badges.push(h("span", { class: "badge inside", "data-note": "info", title, click: (event) => (event.stopPropagation(), act()) }, text));
-    badge("unfold", "these are alike: show each of them", () => (rows.unfold(row), view.update(row)));
-    if (outlier) badge(outlier.text, "go there", () => view.goTo(outlier.row));
+    const link = (text, title, act) => addBadge(text, { class: "badge inside", "data-note": "info", title, click: (event) => (event.stopPropagation(), act()) });
+    link("unfold", "show each of them", () => (rows.unfold(row), view.update(row)));
+    if (outlier) link(outlier.text, outlier.text, () => view.goTo(outlier.row));
   }
-  cell.replaceChildren(h("span", { class: "what" }, what), ...badges, ...(dim ? [h("span", { class: "dim" }, what ? `· ${dim}` : dim)] : []),
-    ...(within[0] ? [h("span", { class: "dim within" }, within.join(" · "))] : []));
-  cell.title = [what, ...fields, within[0] && "inside (invisible to JAX)", ...within].filter(Boolean).join("\n");
+  const addThose = (name, texts) => {
+    while (texts.join(" · ").length + 3 > room && texts.pop());
+    if (texts[0]) add((what && "· ") + texts.join(" · "), { class: name });
+  };
+  addThose("dim", [...sizesOf(tree, row), ...eachText(view, row), ...fields]);
+  addThose("dim within", within);
+  cell.replaceChildren(...parts);
 }
 
 /** How many children and leaves a node has, as in views/text/brief.py. */
 function sizesOf(tree, row) {
   const n = tree.nChildren[row];
   const leaves = n && tree.columns.find(({ name }) => name === "leaves")?.values[row];
-  const isCounted = leaves != null && /list|tuple/.test(tree.of(row, "kind")) && leaves !== n;
+  const isCounted = leaves != null && /^(list|tuple)$/.test(tree.of(row, "kind")) && leaves !== n;
   return [isCounted && n && wholeText(n), leaves > 1 && `${countText(leaves)} leaves`].filter(Boolean);
 }
 

@@ -1,6 +1,6 @@
 // @ts-check
 // The widths of the columns: names first, then types, then numbers. What does not fit is reached by scrolling sideways.
-import { besideType, eachText, fieldTexts, whatText } from "./cells.js";
+import { besideType, briefText, fieldTexts, whatText } from "./cells.js";
 import { foldedText } from "./folds.js";
 
 export const CH = 7.83;
@@ -19,8 +19,10 @@ const MAX_MEASURED = 4000;
 const MAX_LABELS = 1000;
 // In characters.
 const SIZES = 18; // · 12 · 144 leaves
-const UNFOLD = 12;
-const SIGN = 8; // ⚠1,234
+const SIGN = 8; // ⚠1,234, unfold
+const BRIEF = 14; // a badge in brief: hidden array
+const FULL = 3; // times as long, at most
+const SHORT = 24; // a type that is never cut: bfloat16[128256,8192]
 const MAX_RANGES = 200; // rows with ranges that are measured
 const LONGEST_RANGE = 22;
 const WIDTHS = { label: 8, count: 8, bytes: 9, number: 10, histogram: 12 };
@@ -31,7 +33,7 @@ export class Columns {
     this.view = view;
     /** The widths that the reader has chosen, in pixels. @type {Map<any, number>} */
     this.chosen = new Map();
-    /** What a type needs, by its facts: in characters, without and with the static fields. @type {[number, number][]} */
+    /** What a type needs, by its facts: in characters, without and with the static fields, and in brief. @type {[number, number, number][]} */
     this.types = [];
   }
 
@@ -42,11 +44,14 @@ export class Columns {
    * @param {number} width
    */
   layOut(columns, width) {
-    const { wide, slim, what, all } = this.#measure();
-    const widths = [0, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? Math.min(what, MOST_TYPES * width) : CH * Math.max(widthOf(column), this.#rangeLength(column))))];
-    const isNumber = (column) => column?.isNumber && column.format !== "sparkline";
+    const [wide, slim, brief, what, all] = this.#measure();
+    const room = width - PADDING;
+    const mostType = Math.max(CH * SHORT, MOST_TYPES * width);
+    const [least, wanted] = [Math.min(brief, mostType), Math.min(what, mostType)];
+    const widths = [0, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? least : CH * Math.max(widthOf(column), longestRange(this.view.rows, column))))];
+    const isNumber = (column) => /count|bytes|number|histogram/.test(column?.format);
     // No name is cut while a column of numbers could go.
-    const most = columns.reduce((room, column, i) => room - (isNumber(column) ? 0 : widths[i + 1] + GAP), width - PADDING);
+    const most = columns.reduce((left, column, i) => left - (isNumber(column) ? 0 : widths[i + 1] + GAP), room);
     const [step, names] = wide <= MOST_NAMES * width ? [STEP, wide] : [SMALL_STEP, slim];
     const name = (widths[0] = this.chosen.get(this.view.keyColumn) ?? Math.min(Math.max(names, LABEL), Math.max(most, MOST_NAMES * width)));
     const type = columns.findIndex((column) => column.format === "type");
@@ -56,20 +61,22 @@ export class Columns {
     };
     let ends = endsOf();
     if (type >= 0 && !this.chosen.has(columns[type])) {
-      const cut = ends.findIndex((end) => end > width);
-      // A part of a number would be read as another one: it begins where the room ends.
-      const free = isNumber(columns[cut - 1]) ? width - GAP - ends[cut - 1] : Math.min(width - PADDING - ends[columns.length], all - what);
-      widths[type + 1] += Math.max(0, free);
+      widths[type + 1] = wanted;
+      ends = endsOf();
+      const cut = ends.findIndex((end) => end > room);
+      const over = ends[cut] - room;
+      // What stands beside a type goes before a column does. A part of a number would be read as another one: it begins where the room ends.
+      widths[type + 1] += cut < 0 ? Math.min(room - ends[columns.length], all - wanted) : over <= wanted - least ? -over : isNumber(columns[cut - 1]) ? width - GAP - ends[cut - 1] : 0;
       ends = endsOf();
     }
     return { widths, ends, total: ends[columns.length] + PADDING, step, maxLevels: name >= names ? Infinity : Math.max(2, Math.floor((name - SIGNS - LABEL) / step)) };
   }
 
-  /** Pixels that the names of the visible rows need, with wide and with slim steps, and their types, without and with what is beside them. */
+  /** Pixels that the names of the visible rows need, with wide and with slim steps, and their types: in brief, with their sizes, and with all that is beside them. */
   #measure() {
     const { tree, rows } = this.view;
     const { factCodes, nChildren } = tree;
-    let [wide, slim, what, all] = [0, 0, 8, 8];
+    let [wide, slim, brief, what, all] = [0, 0, 8, 8, 8];
     for (let i = 0; i < Math.min(rows.count, MAX_MEASURED); i++) {
       const row = rows.visible[i];
       const label = CH * (rows.folds?.runs.has(row) || rows.isFlat ? rows.label(row).length : tree.labelLength(row));
@@ -77,49 +84,47 @@ export class Columns {
       wide = Math.max(wide, label + STEP * depth);
       slim = Math.max(slim, label + SMALL_STEP * depth);
       const code = factCodes[row];
-      const lengths = (this.types[code] ??= this.#typeLengths(code));
+      const lengths = (this.types[code] ??= typeLengths(tree, code));
       const sizes = nChildren[row] && SIZES;
-      let length = lengths[1] + sizes;
-      if (rows.folds?.runs.has(row)) length += UNFOLD + eachText(this.view, row).join().length + (rows.outlierOf(row)?.text.length ?? 0);
-      if (row in tree.header.notes) for (const [kind, text, to, , severity, sign] of besideType(tree.notes(row))) {
-          const badge = sign ? SIGN : Math.min(40, kind.length + 3 + (to < 0 ? text.length : 16));
-          length += badge;
-          // What is wrong comes before numbers.
-          if (/error|warn|hides/.test(kind + severity)) what = Math.max(what, lengths[0] + badge);
-        }
-      what = Math.max(what, lengths[0] + sizes);
-      all = Math.max(all, length);
+      let beside = rows.folds?.runs.has(row) ? SIGN + (rows.outlierOf(row) ? BRIEF : 0) : 0;
+      for (const note of besideType(tree.notes(row))) {
+        beside += note[5] ? SIGN : BRIEF;
+        // What is wrong comes before numbers.
+        if (/error|warn|hides/.test(note)) brief = Math.max(brief, lengths[2] + FULL * BRIEF);
+      }
+      brief = Math.max(brief, lengths[2] + beside);
+      what = Math.max(what, brief, lengths[0] + sizes);
+      all = Math.max(all, lengths[1] + sizes + FULL * beside);
     }
-    return { wide: wide + SIGNS + GAP, slim: slim + SIGNS + GAP, what: CH * what, all: CH * all };
-  }
-
-  /** How long the longest range is in the folded rows that are visible. @param {any} column */
-  #rangeLength(column) {
-    const { folds, visible, count } = this.view.rows;
-    let longest = 0;
-    if (folds?.runs.size && column.format === "number")
-      for (let i = 0, n = 0; i < Math.min(count, MAX_MEASURED) && n < MAX_RANGES; i++)
-        if (folds.of(visible[i]).length > 1) {
-          longest = Math.max(longest, foldedText(folds, column, visible[i]).length);
-          n++;
-        }
-    return Math.min(longest, LONGEST_RANGE);
-  }
-
-  /** @param {number} code @returns {[number, number]} */
-  #typeLengths(code) {
-    const { tree } = this.view;
-    const [what, rest] = [whatText(tree, code).length, [...fieldTexts(tree, code), ...tree.fact(code, "inside").flat()].join(" · ").length];
-    return [what, what + (rest && rest + 2)];
+    return [wide + SIGNS + GAP, slim + SIGNS + GAP, CH * brief, CH * what, CH * all];
   }
 
   /** Make a column as wide as the reader has dragged it, or as what its cells show. @param {any} column @param {number} width NaN: as its cells @param {HTMLElement[]} cells */
   choose(column, width, cells = []) {
-    const needed = () => Math.max(0, ...cells.map((cell) => CH * (cell.textContent.length + 2 * cell.childElementCount)));
-    const wanted = width === width ? width : column.format === "key" ? this.#measure().wide : needed() && needed() + GAP;
+    const needed = Math.max(0, ...cells.map((cell) => CH * (cell.textContent.length + 2 * cell.childElementCount)));
+    const wanted = width === width ? width : column.format === "key" ? this.#measure()[0] : needed && needed + GAP;
     if (wanted) this.chosen.set(column, Math.max(4 * CH, wanted));
     else this.chosen.delete(column);
   }
+}
+
+/** How long the longest range is in the folded rows that are visible. @param {import("./rows.js").Rows} rows @param {any} column */
+function longestRange({ folds, visible, count }, column) {
+  let longest = 0;
+  if (folds?.runs.size && column.format === "number")
+    for (let i = 0, n = 0; i < Math.min(count, MAX_MEASURED) && n < MAX_RANGES; i++)
+      if (folds.of(visible[i]).length > 1) {
+        longest = Math.max(longest, foldedText(folds, column, visible[i]).length);
+        n++;
+      }
+  return Math.min(longest, LONGEST_RANGE);
+}
+
+/** @param {import("./tree.js").Tree} tree @param {number} code @returns {[number, number, number]} */
+function typeLengths(tree, code) {
+  const what = whatText(tree, code);
+  const rest = [...fieldTexts(tree, code), ...tree.fact(code, "inside").flat()].join(" · ").length;
+  return [what.length, what.length + rest + 2, briefText(what).length];
 }
 
 function widthOf(column) {

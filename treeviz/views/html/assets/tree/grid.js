@@ -1,7 +1,7 @@
 // @ts-check
 // Draws the rows that are on the screen; only they are in the document.
 import { fieldTexts, fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
-import { Columns } from "./columns.js";
+import { CH, Columns } from "./columns.js";
 import { h } from "./dom.js";
 import { foldedNotes, foldedText } from "./folds.js";
 
@@ -87,7 +87,7 @@ export class Grid {
     }
     const { widths, total, step } = this.layout;
     // paint sets it when it has asked where the reader is, or the browser would lay out the old rows before the new ones.
-    this.style = `--tracks:${widths.map((width) => `${width}px`).join(" ")} 1fr;--total:${total}px;--step:${step}px;--most:${this.reserved ? 9999 : Math.max(1040, total) + 20}px`;
+    this.style = `--tracks:${widths.map((width) => `${width}px`).join(" ")};--total:${total}px;--step:${step}px;--most:${this.reserved ? 9999 : Math.max(1040, total) + 20}px`;
     // Keep the elements of the rows: replacing one between mouse down and mouse up would lose the click.
     if (before.length === this.columns.length && !before.some((column, i) => column !== this.columns[i])) return;
     for (const element of [...this.pool.splice(0), ...this.above.children]) element.remove();
@@ -269,7 +269,7 @@ export class Grid {
     key.dataset.arrow = open === undefined ? "" : open ? "▾" : "▸";
     key.textContent = depth > maxLevels ? `⋯${depth} ${rows.label(row)}` : rows.label(row);
     this.columns.forEach((column, i) => {
-      if (column.format === "type") fillType(cells[i], this.view, row, notes);
+      if (column.format === "type") fillType(cells[i], this.view, row, notes, this.layout.widths[i + 1] / CH);
       else if (column.draw) cells[i].replaceChildren(column.draw(row));
       else cells[i].textContent = texts[i];
       cells[i].classList.toggle("dim", texts[i].includes("←"));

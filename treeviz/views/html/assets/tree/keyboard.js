@@ -6,7 +6,7 @@
 /** @param {View} view @param {HTMLInputElement} search */
 export function listenToKeys(view, search) {
   const { root } = view;
-  const typing = new TypeAhead(view);
+  const typing = typeAhead(view);
   const find = () => (search.focus(), search.select());
   /** Whether the key has a meaning here. */
   const onKey = (/** @type {KeyboardEvent} */ event) => {
@@ -53,31 +53,30 @@ function isForHost(event) {
 
 const isWith = (event, letter) => (event.ctrlKey || event.metaKey) && !event.shiftKey && event.key.toLowerCase() === letter;
 
-/** @param {View} view @param {HTMLInputElement} search @param {TypeAhead} typing @param {KeyboardEvent} event @returns {boolean} whether the key has a meaning */
+/** @param {View} view @param {HTMLInputElement} search @param {(letter: string) => void} typing @param {KeyboardEvent} event @returns {boolean} whether the key has a meaning */
 function onTreeKey(view, search, typing, event) {
-  const { rows } = view;
+  const { active, rows } = view;
   const { key, shiftKey, altKey } = event;
   const control = event.ctrlKey || event.metaKey;
-  const here = rows.index(view.active);
+  const here = rows.index(active);
   const page = view.grid.nInSight - 1;
   const goals = { ArrowDown: here + 1, ArrowUp: here - 1, Home: 0, End: rows.count - 1, PageDown: here + page, PageUp: here - page };
   if (altKey) return false;
-  if (key.length > 1) typing.clear();
   if (key in goals) {
     const goal = rows.visible[Math.max(0, Math.min(rows.count - 1, goals[key]))];
     view.go(goal, shiftKey ? "range" : control ? "none" : "one");
   } else if (control) {
     if (!isWith(event, "c") || getSelection()?.toString()) return false;
     view.copy(view.paths(view.chosen, "expression"));
-  } else if (key === "ArrowRight") openOrEnter(view);
-  else if (key === "ArrowLeft") closeOrLeave(view);
+  } else if (key === "ArrowRight") rows.isOpen(active) ? view.go(rows.visible[here + 1]) : view.setOpen(active, true);
+  else if (key === "ArrowLeft") rows.isOpen(active) ? view.setOpen(active, false) : active && view.go(view.tree.parent[active]);
   else if (key === "Enter" && shiftKey) return false;
-  else if (key === "Enter") rows.hasChildren(view.active) ? view.toggle(view.active) : view.go(view.active);
-  else if (key === " ") view.go(view.active, "add");
+  else if (key === "Enter") rows.hasChildren(active) ? view.toggle(active) : view.go(active);
+  else if (key === " ") view.go(active, "add");
   else if (key === "*") openSiblings(view);
   else if (key === "/") search.focus();
   else if (key === "Escape") view.showDetail(-1);
-  else if (key.length === 1) typing.add(key);
+  else if (key.length === 1) typing(key);
   else return false;
   return true;
 }
@@ -93,21 +92,6 @@ function onSearchKey(view, search, event) {
   return true;
 }
 
-/** @param {View} view */
-function openOrEnter(view) {
-  const { active, rows } = view;
-  if (!rows.hasChildren(active)) return;
-  if (!rows.isOpen(active)) view.setOpen(active, true);
-  else view.go(rows.visible[rows.index(active) + 1]);
-}
-
-/** @param {View} view */
-function closeOrLeave(view) {
-  const { active, rows } = view;
-  if (rows.isOpen(active)) view.setOpen(active, false);
-  else if (active) view.go(view.tree.parent[active]);
-}
-
 /** Open the active row and its siblings. @param {View} view */
 function openSiblings(view) {
   const { tree, rows, active } = view;
@@ -117,31 +101,21 @@ function openSiblings(view) {
   view.update(active);
 }
 
-/** Goes to the row whose key starts with the typed letters. */
-class TypeAhead {
-  /** @param {View} view */
-  constructor(view) {
-    this.view = view;
-    this.typed = "";
-    this.timer = 0;
-  }
-
-  clear() {
-    this.typed = "";
-  }
-
-  /** Go to the next row whose key starts with the typed letters, or with the last of them. @param {string} letter */
-  add(letter) {
-    const { rows, tree, active } = this.view;
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.clear(), 700);
-    for (const start of new Set([this.typed + letter, letter])) {
-      this.typed = start.toLowerCase();
-      const from = rows.index(active) + +(this.typed.length === 1);
+/** A function that goes to the next row whose key starts with the letters that it was given, or with the last of them. @param {View} view @returns {(letter: string) => void} */
+function typeAhead(view) {
+  let typed = "";
+  let timer;
+  return (letter) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => (typed = ""), 700);
+    const { rows, tree, active } = view;
+    for (const start of [typed + letter, letter]) {
+      typed = start.toLowerCase();
+      const from = rows.index(active) + +(typed.length === 1);
       for (let i = 0; i < rows.count; i++) {
         const row = rows.visible[(from + i) % rows.count];
-        if (tree.label(row).toLowerCase().replace(/^[.[']+/, "").startsWith(this.typed)) return this.view.go(row);
+        if (tree.label(row).toLowerCase().replace(/^[.[']+/, "").startsWith(typed)) return view.go(row);
       }
     }
-  }
+  };
 }
