@@ -311,6 +311,8 @@ def test_a_file_of_flax_is_the_tree_that_it_restores(tmp_path, monkeypatch):
             assert (stored.shape, stored.dtype) == (array.shape, array.dtype)
         np.testing.assert_array_equal(np.asarray(stored), array)
     assert read_["params"]["layers"][0].name == "params/layers/0"
+    path.rename(tmp_path / "flax_model.msgpack")
+    assert jax.tree.structure(read(tmp_path)) == jax.tree.structure(read_)
 
 
 def test_a_file_of_equinox_is_the_model_that_it_was_written_from(tmp_path):

@@ -24,6 +24,7 @@ from treeviz.tree.safe_repr import error_text, visible
 _PICKLES = (".pkl", ".pickle", ".joblib")
 _ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _TORCH_INDEX = ".bin.index.json"
+_MODELS = (_TORCH_INDEX, "pytorch_model.bin", "flax_model.msgpack")  # of Hugging Face's folders
 _MOST_FILES = 100_000  # names of a folder that are looked at
 
 
@@ -75,8 +76,8 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
 
     The formats are `.safetensors`, also as the folder or the index of several; `.npz` and `.npy`; folders that Orbax
     wrote, also of several steps; `.msgpack` of Flax; `.eqx` of Equinox; `.gguf`; and `.pt`, `.pth`, `.bin` and `.ckpt`
-    of PyTorch, also by the index of several. "package.module:name" is a tree in Python, or a function that makes one,
-    of which only the shapes are computed. Orbax, GGUF and PyTorch need their libraries.
+    of PyTorch, also by the index of several or by the folder of one. "package.module:name" is a tree in Python, or a
+    function that makes one, of which only the shapes are computed. Orbax, GGUF and PyTorch need their libraries.
 
     Names such as "layers.0.w", or "layers/0/w", become nested dicts, and lists where the parts are numbers from 0 on.
     Costs some 10 µs an array, and no value is read; of PyTorch's files the pickle is, by PyTorch, as `weights_only`.
@@ -171,9 +172,9 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
         return read_orbax
     if shards:
         return lambda folder: read_shards(folder, shards)
-    indices = [name for name in names if name.endswith(_TORCH_INDEX)]
-    if len(indices) == 1:
-        return lambda folder: _read_torch_index(folder / indices[0])
+    models = [folder / name for name in names if name.endswith(_MODELS) and (folder / name).is_file()]
+    if len(models) == 1:
+        return lambda _: _of_file(models[0])[1](models[0])
     raise LoadError(
         f"{visible(str(folder), 1000)} is no checkpoint that treeviz knows: neither Orbax wrote it, nor does it have "
         ".safetensors files. Name a file in it, or the folder of a checkpoint."
