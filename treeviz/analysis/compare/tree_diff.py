@@ -93,8 +93,7 @@ class _Differ:
         a, b = self._left.table, self._right.table
         apart = (aligned.left == NONE) | (aligned.right == NONE)  # the children of these are not told
         is_alone = apart.copy()
-        pairs = np.column_stack([rows, aligned.left[rows], aligned.right[rows]])
-        for at, mine, other in pairs.tolist():
+        for at, mine, other in np.column_stack([rows, aligned.left[rows], aligned.right[rows]]).tolist():
             if a.is_leaf[mine] and b.is_leaf[other]:
                 self._compare_leaves(at, mine, other)
             else:

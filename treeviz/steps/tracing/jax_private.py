@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import tree_util
@@ -245,9 +245,8 @@ def taking_calls(take: Take, mark: Any) -> Iterator[None]:
     """
     from jax._src import pjit
 
-    replacements: dict[str, Callable] = {"_infer_params": _seen_params, "_run_python_pjit": _seen_run}
-    if hasattr(pjit, _HELPER):
-        replacements = {_HELPER: _seen_helper}
+    of_run = dict(zip(_RUN, (_seen_params, _seen_run), strict=True))
+    replacements = {_HELPER: _seen_helper} if hasattr(pjit, _HELPER) else of_run
     _result_of_nothing()
     with _replaced(pjit, replacements), _taking(take, mark):
         yield
@@ -296,10 +295,8 @@ def _result_of_nothing() -> tuple:
     """What the replaced function returns for one without results, but for the program: so JAX asks at the next call."""
     from jax._src import pjit
 
-    def nothing():
-        pass
-
-    info = jit_info(jax.jit(nothing))
+    nothing: Any = jax.jit(lambda: None)
+    nothing, info = nothing.__wrapped__, jit_info(nothing)
     if hasattr(pjit, _HELPER):
         result = getattr(pjit, _HELPER)(nothing, info)
     else:
@@ -308,10 +305,8 @@ def _result_of_nothing() -> tuple:
     return (*result[:at], None, *result[at + 1 :])
 
 
-class _Taken(NamedTuple):
-    """In the place of the parameters of a program."""
-
-    result: tuple
+class _Taken(tuple):
+    """The result, in the place of the parameters of a program."""
 
 
 def _seen_params(function, info, args, kwargs):
@@ -322,7 +317,7 @@ def _seen_params(function, info, args, kwargs):
 
 
 def _seen_run(params, *rest):
-    return params.result if type(params) is _Taken else _originals["_run_python_pjit"](params, *rest)
+    return tuple(params) if type(params) is _Taken else _originals["_run_python_pjit"](params, *rest)
 
 
 def _seen_helper(function, info, *args, **kwargs):

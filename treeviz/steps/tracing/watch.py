@@ -201,9 +201,8 @@ class Watched:
         trouble = None
         try:
             # Modules that a step changes in place are copied, arrays are not: the twin donates no buffer.
-            copies = (
-                (args, kwargs) if self._jitted and self._jitted.is_plain else self._copied((args, kwargs), lambda x: x)
-            )
+            is_plain = self._jitted is not None and self._jitted.is_plain
+            copies = (args, kwargs) if is_plain else self._copied((args, kwargs), lambda x: x)
             _, measurement = twin(*copies[0], **copies[1])
             self._deliver(measurement, number)
         except Exception as error:
@@ -305,8 +304,7 @@ class Watched:
 
     def jitted_of(self, info: Any) -> JittedStep | None:
         """The step, if `info` is JAX's record of its options."""
-        is_its = self._jitted is not None and jax_private.jit_info(self._jitted.jitted) is info
-        return self._jitted if is_its else None
+        return self._jitted if self._jitted and jax_private.jit_info(self._jitted.jitted) is info else None
 
     def verify(self, *args, **kwargs) -> Verification:
         """Run the step and its watched twin on copies of these arguments, and compare their results byte by byte.
