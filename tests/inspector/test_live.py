@@ -313,6 +313,23 @@ def test_real_records_arrive_from_several_threads():
     widget.close()
 
 
+def test_steps_that_are_not_inspected_count():
+    inspector = tv.GradientInspector(every=3)
+    update = inspector.watch(jax.jit(lambda p: p - 0.1 * jax.grad(jnp.sum)(p)))
+    loop = inspector.watch(
+        jax.jit(lambda p: jax.lax.scan(lambda p, _: (p - jax.grad(jnp.sum)(p), None), p, None, 4)[0])
+    )
+    for step, n_calls, n_steps in ((update, 12, 12), (update, 1, 13), (loop, 5, 20)):
+        widget = inspector.explore(total=n_steps)
+        for _ in range(n_calls):
+            step(jnp.ones(3))
+        widget._backend.panel.finish()
+        assert widget._backend.panel._messages.status()["step"] == n_steps - 1
+        widget.close()
+        if n_steps == 13:
+            inspector.reset()
+
+
 def test_a_finding_that_stops_a_run_is_not_lost_in_a_thread_that_only_looks():
     inspector = tv.GradientInspector(raise_on={"nonfinite"})
     step = jax.jit(measured)

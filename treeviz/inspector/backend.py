@@ -12,6 +12,7 @@ from treeviz.tree.layers import part_of, row_for_jax
 from treeviz.views.tree_view import TreeView
 
 if TYPE_CHECKING:
+    from treeviz.inspector.runs import Runs
     from treeviz.views.widget.backend import Replaced
 
 
@@ -20,6 +21,7 @@ class Inspector(Protocol):
 
     name: str
     thresholds: Thresholds
+    _runs: Runs
 
     def render(self) -> TreeView: ...
 

@@ -157,12 +157,13 @@ class LivePanel:
             return
         n_arrived, before = self._progress.n_arrived, self._cpu_clock()
         history = recorder.history
-        steps = history.tracks[main_source(history), "norm"]
+        source, inspector = main_source(history), self._inspector()
+        steps = history.tracks[source, "norm"]
         newest = steps.latest()
         if newest is not None and self._progress.is_ahead(steps):
             if self._messages.state != "running":
                 self._progress.begin(steps)
-            self._progress.count(newest[0])
+            self._progress.count(newest[0] if inspector is None else inspector._runs.last_called(source, newest[0]))
         self._show_final(state, reason)
         widget.renew_page()
         (self._progress.end if is_over else self._progress.rest)(steps, n_arrived)

@@ -90,6 +90,16 @@ class Runs:
             step = newest if is_call else next(self._numbers_of_scalars)
         self._recorder.take_scalars(step, scalars, batch, is_call=is_call)
 
+    def last_called(self, source: str, newest: int) -> int:
+        """The number of the last step that was called, of a source whose step `newest` is the last inspected one."""
+        own = [of for of in self._all() if of.is_measured and section_of(source)[0].endswith(of.suffix or "")]
+        watched = max(own, key=lambda of: len(of.suffix or "")).watched() if own else None
+        every = [n for n in (self._settings["every"], self._settings["heavy_every"]) if n]
+        n_called = 0 if watched is None else watched.newest + 1
+        n_inspected = n_called - min((n_called - 1) % n for n in every)
+        # The steps of a loop inside have numbers of their own.
+        return (newest + 1) // n_inspected * n_called - 1 if n_called and not (newest + 1) % n_inspected else newest
+
     @property
     def newest_step(self) -> int:
         """The number of the newest step that was recorded; -1 before the first."""
