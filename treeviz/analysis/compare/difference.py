@@ -98,9 +98,6 @@ class Difference:
     def __str__(self) -> str:
         return f"{self.path or 'the root'}: {self.text}"
 
-    def with_hint(self, hint: Hint) -> Difference:
-        return replace(self, hint=hint.text, code=hint.code)
-
 
 _set = object.__setattr__  # which makes no dict yet: of 100,000 it takes most of the time
 
@@ -141,12 +138,6 @@ class Unwritten(Difference):
             _set(self, "__class__", Difference)
         return self
 
-    def with_hint(self, hint: Hint) -> Difference:
-        each = Unwritten(self.kind, self.tree, self.__dict__["_write"], self.__dict__["_number"])
-        _set(each, "hint", hint.text)
-        _set(each, "code", hint.code)
-        return each
-
     def __eq__(self, other: object) -> bool:
         return self.written() == other
 
@@ -158,6 +149,16 @@ class Unwritten(Difference):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.written().__reduce_ex__(protocol)
+
+
+def with_hint(each: Difference, hint: Hint) -> Difference:
+    """The same with a hint; what is unwritten stays so."""
+    if "_write" not in each.__dict__:
+        return replace(each, hint=hint.text, code=hint.code)
+    told = Unwritten(each.kind, each.tree, each.__dict__["_write"], each.__dict__["_number"])
+    _set(told, "hint", hint.text)
+    _set(told, "code", hint.code)
+    return told
 
 
 class Differences(list[Difference]):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Side
-from treeviz.analysis.compare.difference import Difference, Differences, Hint
+from treeviz.analysis.compare.difference import Difference, Differences, Hint, with_hint
 from treeviz.analysis.compare.flat_names import flat_hints
 from treeviz.analysis.compare.leaf_map import STRUCTURAL, mapped_hints
 from treeviz.analysis.compare.nodes import MAPPINGS
@@ -48,7 +48,7 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
             said[at] = Hint(said.get(at, hint).text or hint.text, code)
     for at, each in zip(found.rows, found.differences, strict=True):
         hint = said.get(at)
-        differences.append(each.with_hint(hint) if hint and hint.text and _is_free(each) else each)
+        differences.append(with_hint(each, hint) if hint and hint.text and _is_free(each) else each)
     return found._replace(differences=differences)
 
 
