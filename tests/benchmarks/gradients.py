@@ -13,7 +13,7 @@ Each step in a process of its own, and made for a machine with other work: its v
 steps, round after round, and a variant's figure is its quick block, the one that a fifth of its blocks beat, by that of
 the plain step. Where a program lies in memory makes some per cent of a short step, so those with `watch` and without
 are made four times, and the mean counts. Each is warm before: 250 of its steps were inspected, so that the comparison
-with the step itself and the looks at its parameters are done, or it has had 1.5 s; "warming" is what that took, by the
+with the step itself and the looks at its parameters are done, or it has had 4 s; "warming" is what that took, by the
 plain step's 250. A block ends when all its steps are computed and all their numbers are read; one with `watch` every 10
 has as many steps as are read together in a run. "wall" is what a training run feels; "CPU", the time of all threads, is
 the steadier figure, but also counts what runs beside the step. The rounds end when each quick block is within 1 % of
@@ -65,7 +65,7 @@ BLOCK_S = 0.05
 FEWEST_ROUNDS, MOST_ROUNDS, SETTLED = 3, 30, 1.01
 FIRST_STEPS_SHARE = 0.4  # of the time of a step
 N_MADE, QUICKLY_MADE_S = 4, 0.5  # how often a step is made that compiles in this time
-N_WARMING, WARMING_S = 251, 1.5  # inspected steps before the first block
+N_WARMING, WARMING_S = 251, 4.0  # inspected steps before the first block
 CACHE_S = 15.0  # that the persistent cache takes
 
 Runs = dict[str, Callable[[], Run]]  # by variant
