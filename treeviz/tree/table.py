@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 
@@ -16,6 +16,15 @@ from treeviz.tree.query.fields import did_you_mean
 from treeviz.tree.query.find import find
 from treeviz.tree.rollup import roll
 from treeviz.tree.safe_repr import printable
+
+
+def children_of(ends: Sequence[int] | np.ndarray, row: int) -> list[int]:
+    """The rows of a node's children, by the ends of all subtrees; a list of these is read faster than an array."""
+    children, child, end = [], row + 1, int(ends[row])
+    while child < end:
+        children.append(child)
+        child = int(ends[child])
+    return children
 
 
 @dataclass(frozen=True)
@@ -163,11 +172,7 @@ class TreeTable:
 
     def children(self, row: int) -> list[int]:
         """The rows of a node's children, in the order in which JAX flattens."""
-        children, child, end = [], row + 1, int(self.end[row])
-        while child < end:
-            children.append(child)
-            child = int(self.end[child])
-        return children
+        return children_of(self.end, row)
 
     def key(self, row: int) -> Key:
         """The key of a row below its parent, as JAX has it: `DictKey('w')`."""

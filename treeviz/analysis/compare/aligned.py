@@ -10,7 +10,7 @@ import numpy as np
 
 from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.tree.safe_repr import qualified_name
-from treeviz.tree.table import TreeTable
+from treeviz.tree.table import TreeTable, children_of
 
 NONE = -1
 _INDEX = re.compile(r"\[(0|[1-9][0-9]{0,8})\]")
@@ -144,22 +144,14 @@ class _Aligner:
         parents = np.where(above == table.parent[left], parent, above + (at - left))
         self._add(range(left + 1, end), range(right + 1, other), parents.tolist(), table.depth[left + 1 : end].tolist())
 
-    def _children(self, side: int, row: int) -> list[int]:
-        """As `TreeTable.children`, of which there are many."""
-        ends, children, child = self._ends[side], [], row + 1
-        while child < ends[row]:
-            children.append(child)
-            child = ends[child]
-        return children
-
     def _alone(self, left: int, right: int, at: int) -> list[tuple[int, int, int]]:
         """The children of a row without a counterpart."""
         if right == NONE:
-            return [(row, NONE, at) for row in self._children(0, left)]
-        return [(NONE, row, at) for row in self._children(1, right)]
+            return [(row, NONE, at) for row in children_of(self._ends[0], left)]
+        return [(NONE, row, at) for row in children_of(self._ends[1], right)]
 
     def _pairs(self, left: int, right: int) -> list[tuple[int, int]]:
-        rows = self._children(0, left), self._children(1, right)
+        rows = [children_of(ends, row) for ends, row in zip(self._ends, (left, right), strict=True)]
         mine, theirs = ([names[row] for row in of] for names, of in zip(self._names, rows, strict=True))
         if mine == theirs:
             return list(zip(*rows, strict=True))

@@ -20,6 +20,7 @@ from treeviz.analysis.compare.nodes import (
     what,
 )
 from treeviz.tree.safe_repr import error_text, guarded, value_text
+from treeviz.tree.table import children_of
 
 _NOT_WALKED = ("error", "cycle", "more", "repeat")
 
@@ -102,10 +103,7 @@ class _Walk:
         if not self._was_walked[row]:
             return []
         is_box = node is not self._side.nodes[row]  # its leaf has the row
-        rows, at, end = [row] if is_box else [], row + 1, self._end[row]
-        while at < end:
-            rows.append(at)
-            at = self._end[at]
+        rows = [row] * is_box + children_of(self._end, row)
         if _is_same_level(spec, node) and len(rows) == len(mine.children):
             return self._below(path, spec, mine, rows, node)
         opener = self._opener(node)

@@ -97,6 +97,11 @@ class CellColumn:
                 self._shares = values[rows] / max(1.0, float(values[0]))
             self.width = max(self.width, 9 * CHARACTER)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing, as zeros, which are not shown."""
+        return not any(map(str.strip, self._texts))
+
     def title(self, y: float) -> Text:
         return self._text(self._title, y, "dim")
 

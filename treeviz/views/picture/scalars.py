@@ -54,4 +54,5 @@ def _range(series: Series) -> str:
     low = series.values if series.low is None else series.low
     high = series.values if series.high is None else series.high
     ends = np.fmin.reduce(low, axis=None, initial=np.inf), np.fmax.reduce(high, axis=None, initial=-np.inf)
-    return f"{number_text(float(ends[0]))} … {number_text(float(ends[1]))}" if ends[0] < ends[1] else ""
+    said = f"{number_text(float(ends[0]))} … {number_text(float(ends[1]))}{', log scale' * series.log}"
+    return said if ends[0] < ends[1] else ""
