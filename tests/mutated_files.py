@@ -82,6 +82,15 @@ def torch(folder: Path) -> None:
     library.save({name: library.from_numpy(array.copy()) for name, array in ARRAYS.items()}, folder / "m.pt")
 
 
+def orbax_key(folder: Path) -> None:
+    ocp, jax = pytest.importorskip("orbax.checkpoint"), pytest.importorskip("jax")
+    items = ocp.args.Composite(
+        state=ocp.args.StandardSave({"key": jax.random.key(0), "a": ARRAYS["a.0"]}),
+        array=ocp.args.ArraySave(ARRAYS["a.1"]),
+    )
+    ocp.Checkpointer(ocp.CompositeCheckpointHandler()).save(folder / "orbax", args=items)
+
+
 def orbax(**options: bool) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         ocp = pytest.importorskip("orbax.checkpoint")
@@ -103,7 +112,10 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
     "torch": torch,
     "orbax": orbax(),
     "orbax.zarr": orbax(use_ocdbt=False),
+    "orbax.key": orbax_key,
 }
+# The names of the files that are damaged, of kinds whose other files are those of another kind.
+DAMAGED = {"index": ("m.safetensors.index.json",), "orbax.key": ("process_0", "_CHECKPOINT_METADATA")}
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
@@ -136,7 +148,7 @@ def mutations(kind: str, n: int, folder: Path) -> Iterator[Path]:
     whole.mkdir()
     SAMPLES[kind](whole)
     files = sorted(path for path in whole.rglob("*") if path.is_file())
-    files = [path for path in files if path.name.endswith("index.json")] or files
+    files = [path for path in files if path.name in DAMAGED.get(kind, (path.name,))]
     (sample,) = [path for path in whole.iterdir() if path in files or path.is_dir()]
     data = {path: path.read_bytes() for path in files}
     rng = random.Random(0)

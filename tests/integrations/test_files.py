@@ -21,6 +21,7 @@ import treeviz
 from treeviz.explainer.explain import explanation
 from treeviz.reader import read
 from treeviz.tree.files.entries import LoadError
+from treeviz.tree.files.orbax_metadata import random_keys_of
 
 MODEL = {
     "layers": jax.device_put([{"w": np.full((4, 8), i, jnp.bfloat16), "b": np.zeros(8)} for i in range(2)]),
@@ -105,6 +106,40 @@ def test_a_folder_of_orbax_version_1_is_its_state_and_says_which_array_is_a_prng
     (tmp_path / "saved" / "orbax.checkpoint").touch()
     (key,) = treeviz.render(read(tmp_path / "saved"), name="saved").find("prng key")
     assert key.expression == "saved['layers'][0]"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_was_saved_as_an_array_or_as_a_prng_key_is_shown_as_orbax_restores_it(orbax, tmp_path):
+    array, args = jnp.arange(6.0).reshape(2, 3), orbax.args
+    orbax.Checkpointer(orbax.ArrayCheckpointHandler("mine")).save(tmp_path / "array", args=args.ArraySave(array))
+    np.testing.assert_array_equal(np.asarray(read(tmp_path / "array")), array)
+    with orbax.CheckpointManager(tmp_path / "run") as manager:
+        key = args.JaxRandomKeySave(jax.random.key(1))
+        state = args.StandardSave({"checkpoint": array})
+        manager.save(1, args=args.Composite(array=args.ArraySave(array), key=key, state=state))
+        manager.wait_until_finished()
+        theirs = manager.restore(1)
+    ours = read(tmp_path / "run")[1]
+    assert ours.keys() == theirs.keys()
+    np.testing.assert_array_equal(np.asarray(ours["array"]), theirs["array"])
+    np.testing.assert_array_equal(np.asarray(ours["state"]["checkpoint"]), theirs["state"]["checkpoint"])
+    np.testing.assert_array_equal(np.asarray(ours["key"]["jax_random_key"]), jax.random.key_data(theirs["key"]))
+    about = tmp_path / "array" / "_CHECKPOINT_METADATA"
+    about.write_text("{")  # Orbax does not need it, and without it nobody knows
+    assert list(read(tmp_path / "array")) == ["mine"]
+
+
+def test_what_is_wrong_in_the_metadata_of_arrays_is_told_with_the_name_of_the_file(tmp_path):
+    key = {"array_metadata": {"param_name": "a", "ext_metadata": {"random_key_impl": "fry"}}}
+    whole = json.dumps({"array_metadatas": [{"array_metadata": {"param_name": "b", "ext_metadata": None}}, key]})
+    assert [*random_keys_of(whole.encode())] == [("a", "fry")]
+    assert [*random_keys_of(whole.replace("{", '{"about": {}, ', 1).encode())] == [("a", "fry")]
+    (tmp_path / "array_metadatas").mkdir()
+    (tmp_path / "_METADATA").write_text('{"tree_metadata": {}}')
+    for text in (whole[:-3], whole[:-2] + ",]}", whole + "}", whole.replace("ext_", "no_"), whole.replace("array", "")):
+        (tmp_path / "array_metadatas" / "process_0").write_text(text)
+        with pytest.raises(LoadError, match="is not a whole checkpoint: in process_0: "):
+            read(tmp_path)
 
 
 def test_a_folder_of_an_older_orbax_is_its_msgpack_with_the_arrays_beside_it(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,8 +23,8 @@ from treeviz.integrations import not_installed
 from treeviz.tree.files.entries import LoadError, Unread, n_bytes_of, parse_json, read_bounded
 from treeviz.tree.files.msgpack import read_msgpack
 from treeviz.tree.files.nested import nested
-from treeviz.tree.files.orbax_metadata import Entry, built, entries_of
-from treeviz.tree.safe_repr import class_name, visible
+from treeviz.tree.files.orbax_metadata import Entry, built, entries_of, random_keys_of
+from treeviz.tree.safe_repr import class_name, error_text, visible
 from treeviz.tree.stored import CHUNK, Stored
 
 _MOST_JSON = 100_000_000  # bytes
@@ -37,6 +38,8 @@ _PLACEHOLDER = "PLACEHOLDER://"
 _HEADERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # and the drivers of TensorStore
 _ALONE = ("default", "state", "pytree")  # an item that stands for all; the others in a folder with this file
 _VERSION_1 = "orbax.checkpoint"
+_ARRAY_HANDLER = ".ArrayCheckpointHandler"
+_RANDOM_KEY, _RANDOM_KEY_OF_NUMPY = "jax_random_key", "np_random_key"
 _EMPTY: dict[str, Callable[[], Any]] = {"Dict": dict, "List": list, "Tuple": tuple, "NamedTuple": tuple}
 _EMPTY["None"] = lambda: None
 
@@ -57,8 +60,9 @@ def read_orbax(folder: Path) -> Any:
     """The tree; of a step with several items a dict of them; of a folder of steps a dict by their numbers."""
     if _UNFINISHED in folder.name:
         raise _unfinished(folder)
+    handlers = _handlers(folder)
     if _is_tree(folder):
-        return _read_tree(folder)
+        return _read_item(folder, handlers)
     below = _folders(folder)
     steps = {int(match[1]): folder / name for name in below if (match := _STEP.fullmatch(name))}
     steps = {step: path for step, path in sorted(steps.items()) if _is_step(path) or _is_tree(path)}
@@ -66,8 +70,7 @@ def read_orbax(folder: Path) -> Any:
         return {step: read_orbax(path) for step, path in steps.items()}
     if any(_UNFINISHED in name for name in below):
         raise _unfinished(folder)
-    items = {name: _read_item(folder / name) for name in below}
-    items = {name: item for name, item in items.items() if item is not _NO_ITEM}
+    items = _read_items(folder, below, handlers)
     if not items:
         raise ValueError("it has neither arrays nor steps")
     alone = _ALONE if (folder / _VERSION_1).is_file() else _ALONE[:1]
@@ -108,24 +111,52 @@ def _is_step(folder: Path) -> bool:
 _NO_ITEM = object()
 
 
-def _read_item(folder: Path) -> Any:
+def _handlers(folder: Path) -> Any:
+    """Orbax' name of the class that wrote the tree in a folder, or a dict of those of the items of a step."""
+    path = folder / "_CHECKPOINT_METADATA"
+    try:
+        found = parse_json(read_bounded(path, _MOST_JSON), None) if path.is_file() else None
+    except ValueError:  # Orbax, too, restores without it
+        return None
+    return found.get("item_handlers") if isinstance(found, dict) else None
+
+
+def _read_items(folder: Path, names: Iterable[str], handlers: Any) -> dict[str, Any]:
+    of_item = handlers if isinstance(handlers, dict) else {}
+    items = {name: _read_item(folder / name, of_item.get(name)) for name in names}
+    return {name: item for name, item in items.items() if item is not _NO_ITEM}
+
+
+def _read_item(folder: Path, handler: Any) -> Any:
     if _is_tree(folder):
-        return _read_tree(folder)
+        tree = _read_tree(folder)
+        is_key = folder.name == _RANDOM_KEY and (folder.parent / f"{_RANDOM_KEY}_metadata").is_dir()
+        return _array_of(tree) if is_key or str(handler).endswith(_ARRAY_HANDLER) else tree
     if (folder / "metadata").is_file():  # of the handler of JSON
         return parse_json(read_bounded(folder / "metadata", _MOST_JSON))
-    return _NO_ITEM
+    below = _folders(folder)
+    is_key = _RANDOM_KEY in below or _RANDOM_KEY_OF_NUMPY in below  # an item that has items
+    return (is_key and _read_items(folder, below, None)) or _NO_ITEM
+
+
+def _array_of(tree: Any) -> Any:
+    """The array that was saved as such, which Orbax keeps in a dict, and restores without it."""
+    array = next(iter(tree.values())) if isinstance(tree, dict) and len(tree) == 1 else tree
+    return tree if isinstance(array, dict | list) else array
 
 
 def _read_tree(folder: Path) -> Any:
     headers = _Headers(folder)
     if (folder / "_METADATA").is_file():
-        entries = [*entries_of(read_bounded(folder / "_METADATA", _MOST_JSON))]
+        keys = _random_keys(folder)  # first: what reads them takes room
+        with _naming(folder / "_METADATA") as path:
+            entries = [*entries_of(read_bounded(path, _MOST_JSON))]
         texts = _texts(folder) if any(entry.kind == "string" for entry in entries) else {}
         names = [entry.name for entry in entries if entry.kind not in (*_EMPTY, "string")]
         found = headers.read(names)
         if len(found) < len(names) and (folder / "checkpoint").is_file():  # aggregated
             found = {**_by_names(read_msgpack(folder / "checkpoint")), **found}
-        for name, text in _random_keys(folder).items():
+        for name, text in keys.items():
             if name in found:
                 found[name] = replace(found[name], text=text)
         leaves = {entry.keys: _leaf(entry, found, texts) for entry in entries}
@@ -134,7 +165,9 @@ def _read_tree(folder: Path) -> Any:
         return built(leaves)
     if (folder / "checkpoint").is_file():
         return _filled(read_msgpack(folder / "checkpoint"), headers)
-    return nested(headers.read(headers.names()))
+    tree = nested(headers.read(headers.names()))
+    is_array = tree.keys() == {"checkpoint"} and not headers.has_database  # of releases without _METADATA
+    return _array_of(tree) if is_array else tree
 
 
 def _by_names(tree: Any) -> dict[str, Any]:
@@ -147,12 +180,20 @@ def _random_keys(folder: Path) -> dict[str, str]:
     """What there is to say of each array that was a PRNG key, by its name."""
     found: dict[str, str] = {}
     for path in sorted(folder.glob("array_metadatas/process_*"))[:1]:  # the others say the same
-        text = read_bounded(path, _MOST_JSON)
-        for each in parse_json(text)["array_metadatas"] if b'"random_key_impl"' in text else ():
-            about = each["array_metadata"]
-            if kind := (about["ext_metadata"] or {}).get("random_key_impl"):
-                found[about["param_name"]] = f"the data of a PRNG key, {visible(str(kind), 50)}"
+        with _naming(path):
+            for name, kind in random_keys_of(read_bounded(path, _MOST_JSON)):
+                found[name] = f"the data of a PRNG key, {visible(kind, 50)}"
     return found
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[Path]:
+    """Names the file in an error about what is in it."""
+    try:
+        yield path
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        why = visible(str(error), 200) if type(error) is ValueError else error_text(error)
+        raise ValueError(f"in {visible(path.name, 100)}: {why}") from error
 
 
 def _texts(folder: Path) -> dict[str, Any]:
@@ -192,18 +233,18 @@ class _Headers:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._has_database = (folder / "manifest.ocdbt").is_file()
+        self.has_database = (folder / "manifest.ocdbt").is_file()
 
     def names(self) -> list[str]:
         """The names of the arrays, where no other file tells them."""
-        if not self._has_database:
+        if not self.has_database:
             return _folders(self._folder)
         keys = (key.decode("utf-8", "replace") for key in self._database().list().result(_READ_S))
         return sorted({name for key in keys for name, _, last in [key.rpartition("/")] if last in _HEADERS})
 
     def read(self, names: Sequence[str]) -> dict[str, Stored]:
         """The arrays by name; those that are not there are left out."""
-        read = self._from_database if self._has_database else self._from_folders
+        read = self._from_database if self.has_database else self._from_folders
         found: dict[str, Stored] = {}
         for header in _HEADERS:
             left, values = [name for name in names if name not in found], _Values(self, header)
@@ -242,7 +283,7 @@ class _Headers:
 
     def _kvstore(self) -> dict[str, Any]:
         files = {"driver": "file", "path": f"{self._folder.absolute()}/"}
-        return {"driver": "ocdbt", "base": files} if self._has_database else files
+        return {"driver": "ocdbt", "base": files} if self.has_database else files
 
     def opened(self, header: str, stored: Stored) -> Any:
         """The array in TensorStore."""

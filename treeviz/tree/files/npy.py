@@ -162,7 +162,7 @@ def _header_text(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     if not (stored or member.compress_type == zipfile.ZIP_DEFLATED) or file is None:
         return b""
     file.seek(member.header_offset)
-    data = _read(file, _USUAL)
+    data = _read(file, _USUAL)  # type: ignore[arg-type]
     if data[:4] != b"PK\x03\x04" or len(data) < 30:
         return b""
     n_name, n_more = _LENGTHS.unpack_from(data, 26)

@@ -13,10 +13,26 @@ from typing import Any, NamedTuple
 
 from treeviz.tree.files.entries import check_size_of_json, parse_json
 
-_TREE = re.compile(r'\s*\{\s*"tree_metadata"\s*:\s*')
-_NEXT = re.compile(r'\s*[{,]\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:\s*')
 _SEQUENCE = 1  # the type of a key in a list
 _MOST_LEVELS = 300
+
+
+class _Form(NamedTuple):
+    """How JSON writes several values.
+
+    Attributes:
+      type: What they are in Python.
+      next: Matches what stands before each of them.
+      before: What makes JSON of the rest of a text, after its last value.
+    """
+
+    type: type
+    next: re.Pattern[str]
+    before: str
+
+
+_DICT = _Form(dict, re.compile(r'\s*[{,]\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:\s*'), '{"":{')
+_LIST = _Form(list, re.compile(r"\s*[\[,]\s*(?=[^\]\s])"), '{"":[0')
 
 
 class Entry(NamedTuple):
@@ -36,28 +52,40 @@ def entries_of(text: bytes) -> Iterator[Entry]:
     whole = text.decode("utf-8")
     del text
     known: dict[tuple[str, int], tuple[str, int]] = {}  # one object for all keys of a name
-    for each in _values_of(whole):
+    for each in _values_of(whole, "tree_metadata", _DICT):
         keys = [(str(key["key"]), int(key["key_type"])) for key in each["key_metadata"]]
         if len(keys) > _MOST_LEVELS:
-            raise ValueError(f"its metadata has more than {_MOST_LEVELS} levels")
+            raise ValueError(f"its tree has more than {_MOST_LEVELS} levels")
         kind = sys.intern(str(each["value_metadata"]["value_type"]))
         yield Entry(tuple([known.setdefault(key, key) for key in keys]), kind)
 
 
-def _values_of(text: str) -> Iterator[Any]:
-    """The values of `tree_metadata`, one after the other."""
-    found = _TREE.match(text)
+def random_keys_of(text: bytes) -> Iterator[tuple[str, str]]:
+    """The names of the arrays that are the data of PRNG keys, and how these are made: of `array_metadatas`."""
+    if b'"random_key_impl"' not in text:
+        return
+    check_size_of_json(text)
+    for each in _values_of(text.decode("utf-8"), "array_metadatas", _LIST):
+        about = each["array_metadata"]
+        if kind := (about["ext_metadata"] or {}).get("random_key_impl"):
+            yield str(about["param_name"]), str(kind)
+
+
+def _values_of(text: str, name: str, form: _Form) -> Iterator[Any]:
+    """The values of what alone stands under a name, or comes first there, one after the other."""
+    found = re.compile(rf'\s*\{{\s*"{name}"\s*:\s*').match(text)
     if found is None:  # Orbax writes it first
         metadata = parse_json(text.encode(), None)
-        if not isinstance(metadata, dict) or not isinstance(metadata.get("tree_metadata"), dict):
-            raise ValueError("its _METADATA has no tree_metadata")
-        yield from metadata["tree_metadata"].values()
+        if not isinstance(metadata, dict) or not isinstance(metadata.get(name), form.type):
+            raise ValueError(f"it has no {name}")
+        values = metadata[name]
+        yield from values.values() if isinstance(values, dict) else values
         return
     decode, at, before = json.JSONDecoder().raw_decode, found.end(), '{"":'
-    while (found := _NEXT.match(text, at)) is not None:
+    while (found := form.next.match(text, at)) is not None:
         value, at = decode(text, found.end())
         yield value
-        before = '{"":{'
+        before = form.before
     parse_json((before + text[at:]).encode(), None)
 
 
