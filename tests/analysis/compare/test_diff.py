@@ -388,6 +388,31 @@ def test_what_was_renamed_moved_or_stacked_is_told_with_the_code():
     )
 
 
+def test_what_has_only_its_shape_in_common_is_no_other_name_and_a_name_that_stands_elsewhere_is_not_renamed():
+    """As the embedding and the head of a model of transformers, with and without its head, tied or not."""
+    embed, head = {"weight": np.zeros((8, 4))}, {"weight": np.ones((8, 4))}
+    inner = {"embed_tokens": embed, "norm": {"weight": np.zeros(4)}}
+    found = tv.diff(inner, {"model": inner, "lm_head": head}).differences
+    assert {each.path: each.hint for each in found if "model" not in each.path} == {
+        "['embed_tokens']": "stands at ['model']['embed_tokens']['weight'] in the other?",
+        "['norm']": "stands at ['model']['norm']['weight'] in the other?",
+        "['lm_head']": "",
+    }
+    assert not any("lm_head" in each.code for each in found)
+    back = tv.diff({"model": inner, "lm_head": {"weight": head["weight"].T}}, inner).differences
+    assert [each.hint for each in back if each.path == "['lm_head']"] == [""]
+    tied = tv.diff({"embed_tokens": embed}, {"lm_head": head}).differences
+    assert [each.hint for each in tied] == [
+        "has the shape of ['lm_head'] in the other: renamed?",
+        "has the shape of ['embed_tokens'] in the first: renamed?",
+    ]
+    assert tied[0].code.endswith("tree['lm_head'] = tree.pop('embed_tokens')  # by its shape alone")
+    for one, another in (("layer_norm.weight", "layernorm.scale"), ("norm", "final_norm"), ("kernel", "weight")):
+        assert tv.diff({one: head}, {another: head}).differences[0].hint == f"renamed to ['{another}']?"
+    (turned, _) = tv.diff({"q": np.zeros((8, 4))}, {"o": np.zeros((4, 8))}).differences
+    assert turned.hint == "has the shape of ['o'] in the other, transposed: renamed?"
+
+
 def test_names_with_a_prefix_and_matrices_that_were_turned_are_told():
     """As in a checkpoint of PyTorch or of transformers."""
     shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)

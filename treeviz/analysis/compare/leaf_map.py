@@ -105,10 +105,15 @@ def _arrays(table: TreeTable, rows: Sequence[int] | dict[int, int]) -> list[_Arr
     arrays = []
     for row in rows:
         if table.depth[row] <= _DEEPEST:
-            *above, last = (word for key in table.path(row) for word in _WORDS.sub(".", key.segment).lower().split("."))
-            shape = table.facts[table.fact_codes[row]].shape or ()
-            arrays.append(_Array((row,), (*above, _ALIKE.get(last, last)), shape))
+            words = words_of(".".join(key.segment for key in table.path(row)))
+            arrays.append(_Array((row,), words, table.facts[table.fact_codes[row]].shape or ()))
     return arrays
+
+
+def words_of(name: str) -> tuple[str, ...]:
+    """The words of a name, the last of which is the same for all that are called alike: kernel and weight."""
+    *above, last = _WORDS.sub(".", name).lower().split(".")
+    return (*above, _ALIKE.get(last, last))
 
 
 def _pairs(left: list[_Array], right: list[_Array]) -> list[_Pair]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import Difference, Differences, Hint, with_hint
 from treeviz.analysis.compare.flat_names import flat_hints
-from treeviz.analysis.compare.leaf_map import STRUCTURAL, mapped_hints
+from treeviz.analysis.compare.leaf_map import STRUCTURAL, mapped_hints, words_of
 from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.stats.host import host_view, lies_on_host
@@ -24,6 +24,8 @@ from treeviz.tree.table import TreeTable
 _MOST_CHILDREN = 500  # that are searched for one that was inserted, or has nearly the same name
 _MOST_PLACES = 3  # that a hint names
 _ELSEWHERE = "the same structure stands at"
+_BY_SHAPE = "has the shape of"
+_OF_ALL = ("weight", "bias")  # the last words of many names, which tell nothing of what an array is for
 _LEAST_LEAVES = 2  # of a subtree that is looked for elsewhere: a single leaf has its like in many places
 
 
@@ -45,7 +47,8 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
         has_code = any(hint.code for hint in mapped.values())
         for at, hint in mapped.items():
             code = hint.code if has_code else said.get(at, hint).code
-            said[at] = Hint(said.get(at, hint).text or hint.text, code)
+            before = said.get(at, hint).text
+            said[at] = Hint(hint.text if before.startswith(_BY_SHAPE) else before or hint.text, code)
     for at, each in zip(found.rows, found.differences, strict=True):
         hint = said.get(at)
         differences.append(with_hint(each, hint) if hint and hint.text and _is_free(each) else each)
@@ -59,7 +62,7 @@ def _is_free(each: Difference) -> bool:
 
 def _is_open(hint: Hint) -> bool:
     """Whether it is not told how a difference came about."""
-    return not hint.text or hint.text.startswith(_ELSEWHERE)
+    return not hint.text or hint.text.startswith((_ELSEWHERE, _BY_SHAPE))
 
 
 class _Hints:
@@ -72,6 +75,7 @@ class _Hints:
         self._parents = left.parent.tolist(), right.parent.tolist()
         self._n_leaves = [np.append(0, np.cumsum(table.is_leaf)).tolist() for table in (left, right)]  # before each row
         self._unmatched: list[dict[int, list[int]]] = []  # rows by fingerprint
+        self._named: list[Counter[tuple[int, str]]] = []  # how many have a fingerprint and a name
         self._siblings: list[dict[tuple[int, int], list[int]]] = []  # the same by fingerprint and parent
         self._matches: list[list[int]] = []  # of each row, its counterpart
         for side, table, own, other in (
@@ -84,10 +88,13 @@ class _Hints:
             is_matched[self._rows_of(found, own)] = False
             rows: dict[int, list[int]] = defaultdict(list)
             siblings: dict[tuple[int, int], list[int]] = defaultdict(list)
+            named: Counter[tuple[int, str]] = Counter()
             for row in np.flatnonzero(~is_matched).tolist():
                 print_ = self._print(side, row)
                 rows[print_].append(row)
                 siblings[print_, self._parents[side][row]].append(row)
+                named[print_, table.key(row).segment] += 1
+            self._named.append(named)
             self._unmatched.append(rows)
             self._siblings.append(siblings)
             self._matches.append(match.tolist())
@@ -132,10 +139,16 @@ class _Hints:
             reverse = self._known.get(((facts.shape[::-1], facts.dtype, ""),)) if facts.shape else None
             is_turned = renamed is None and reverse not in (None, print_)
             renamed = self._renamed(side, row, parent, reverse) if is_turned else renamed
-            if renamed is not None:
-                to = f"renamed {'to' if side == 0 else 'from'} {other.key(renamed).keystr}"
-                code = self._renaming(row, renamed, is_turned=is_turned) if side == 0 else ""
-                return Hint(f"{to}, and transposed?" if is_turned else f"{to}?", code)
+            if renamed is not None and not self._has_moved(side, row) and not self._has_moved(1 - side, renamed):
+                to, code = other.key(renamed).keystr, ""
+                is_told = n_leaves >= _LEAST_LEAVES or _are_alike(own.key(row).segment, other.key(renamed).segment)
+                if side == 0:
+                    code = self._renaming(row, renamed, is_turned=is_turned)
+                    code += "  # by its shape alone" if code and not is_told else ""
+                turned = (", transposed", ", and transposed") if is_turned else ("", "")
+                if is_told:
+                    return Hint(f"renamed {'to' if side == 0 else 'from'} {to}{turned[1]}?", code)
+                return Hint(f"{_BY_SHAPE} {to} in the {'other' if side == 0 else 'first'}{turned[0]}: renamed?", code)
         places = self._unmatched[1 - side].get(print_, [])
         if len(places) > 2 or n_leaves < _LEAST_LEAVES:  # of many alike, none is asked whether it is the counterpart
             return None
@@ -144,6 +157,12 @@ class _Hints:
             return None
         there = "other" if side == 0 else "first"
         return Hint(f"{_ELSEWHERE} {other[places[0]].keystr} in the {there}")
+
+    def _has_moved(self, side: int, row: int) -> bool:
+        """Whether one of the same name stands elsewhere in the other tree, which then is no other name for it."""
+        name = (self._print(side, row), (self._left, self._right)[side].key(row).segment)
+        is_one = self._named[0][name] == self._named[1][name] == 1
+        return is_one and words_of(name[1])[0] not in _OF_ALL and not name[1].isdecimal()
 
     def _renaming(self, row: int, renamed: int, *, is_turned: bool) -> str:
         parent = int(self._left.parent[row])
@@ -228,6 +247,14 @@ class _Hints:
 
 def _end_alike(one: str, other: str) -> bool:
     return one.endswith(other) or other.endswith(one)
+
+
+def _are_alike(one: str, another: str) -> bool:
+    """Whether the names, and not the shapes alone, say that one may be for the other: "kernel" for "weight"."""
+    first, other = ("".join(word for word in words_of(name) if word not in _OF_ALL) for name in (one, another))
+    if first and other:
+        return _end_alike(first, other) or first.startswith(other) or other.startswith(first)
+    return words_of(one)[-1] == words_of(another)[-1]
 
 
 def _first_values(side: Side, row: int) -> tuple[Any, ...]:
