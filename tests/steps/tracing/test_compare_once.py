@@ -192,7 +192,7 @@ def test_an_error_of_the_comparison_is_not_one_of_the_step(monkeypatch):
     def fail(*_):
         raise RuntimeError("of the comparison")
 
-    for name in ("compare", "_lowered", "_n_bytes"):
+    for name in ("compare", "_inner_arguments", "_n_bytes"):
         with monkeypatch.context() as patch:
             patch.setattr(compare_once, name, fail)
             watched = watch(jax.jit(update), seen := Recorder())
@@ -233,3 +233,53 @@ def test_steps_with_static_arguments_and_of_equinox_and_nnx_are_compared():
         watched(model, x)
         finished()
     assert watched.compared and watched.compared.n_leaves >= 2
+
+
+@pytest.mark.oldest_jax
+@pytest.mark.parametrize("donated", [False, True])
+def test_a_step_is_traced_by_its_first_call_alone(donated, monkeypatch):
+    threads = []
+    monkeypatch.setattr(compare_once, "_lowered", None)
+
+    def step(params, x):
+        threads.append(threading.current_thread())
+        return update(params, x)
+
+    watched = watch(jax.jit(step, donate_argnums=0 if donated else ()), Recorder())
+    train(watched, AT_CALL + 2)
+    assert watched.compared and threads == [threading.main_thread()]
+
+
+def in_a_differentiated_loop(params, x):
+    def loss(p):
+        def body(p, _):
+            return p - 0.01 * jax.grad(lambda p: jnp.sum((p * x) ** 2))(p), None
+
+        return jnp.sum(jax.lax.scan(body, p, None, length=3)[0])
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return params - 0.01 * grads, value
+
+
+def test_a_step_whose_trace_holds_more_than_its_own_program_is_traced_again():
+    n_traces = []
+    step = jax.jit(lambda params, x: n_traces.append(1) or in_a_differentiated_loop(params, x))
+    watched = watch(step, Recorder())
+    train(watched, AT_CALL + 3)
+    assert watched.compared and len(n_traces) == 2
+
+
+def test_a_step_in_a_thread_with_options_of_its_own_is_compared_with_these():
+    with jax.enable_x64(True):
+        watched = watch(jax.jit(update), Recorder())
+        train(watched, AT_CALL + 3)
+    assert watched.compared and watched.notes == ()
+
+
+def test_a_step_that_is_called_with_other_static_values_is_compared_with_its_own():
+    step = jax.jit(lambda how, params, x: update(params * (2 if how == "twice" else 1), x), static_argnums=0)
+    watched = watch(step, Recorder())
+    for how in ("once", *["twice"] * (AT_CALL - 2), *["once"] * 3):
+        watched(how, x, x)
+        finished()
+    assert watched.compared and watched.notes == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections import Counter
@@ -10,8 +11,10 @@ from typing import Any
 
 import jax
 
+from treeviz.steps.tracing.compile_ahead import options_of_thread
 from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.jitted import JittedStep
+from treeviz.steps.tracing.plain_program import PlainProgram, TracedOtherwise
 from treeviz.steps.tracing.verify import Verification, compare, copy_array
 from treeviz.tree.tracers import Tracer
 
@@ -26,14 +29,14 @@ class CompareOnce:
     """Compares each twin of a step with the step itself, at four calls whose arguments the user gave.
 
     Such a call computes the step a second time, from copies of the arguments that it donates; a thread reads what both
-    return. A difference ends it. If the step itself was not compiled yet, another thread compiles it before, while the
-    loop goes on.
+    return. A difference ends it. If the step itself was not compiled yet, another thread lowers and compiles it before,
+    from the program that the twin was traced as, while the loop goes on.
 
     What is not compared: a step with effects, such as `io_callback` and `jax.debug.print`, which would happen twice; in
     a run of several processes; and where copies would not fit. An error of the comparison ends it silently.
 
     Args:
-      is_compiled: The loop also runs the step itself.
+      plain: The step as its twins were traced; None: the loop also runs the step itself.
       tell: Gets the result, or the size of copies that are too large, in bytes; from any thread.
     """
 
@@ -42,17 +45,20 @@ class CompareOnce:
         jitted: JittedStep,
         options: JitOptions,
         twins: Sequence[Callable],
-        is_compiled: bool,
+        plain: PlainProgram | None,
         tell: Callable[[Verification | int], None],
     ) -> None:
         self._jitted, self._options, self._tell = jitted, options, tell
-        self._plain: Compiled | None = (lambda *args, **kwargs: jitted.step(*args, **kwargs)) if is_compiled else None
+        self._plain: Compiled | None = (lambda *args, **kwargs: jitted.step(*args, **kwargs)) if plain is None else None
+        self._program = plain
         self._n_calls = {id(twin): 0 for twin in twins}  # of those that were not compared yet
         self._n_compared: Counter[int] = Counter()
         self._is_compiling = False
 
     def stop(self) -> None:
         self._n_calls, self._plain = {}, None
+        if self._program is not None:
+            self._program.drop()
 
     def is_due(self, twin: Callable) -> bool:
         """Count a call of a twin; whether `run` shall call it."""
@@ -81,6 +87,8 @@ class CompareOnce:
 
     def _copies(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         """The arguments for the second run; None as long as it cannot be."""
+        if self._plain is None and self._is_compiling:
+            return None
         leaves = jax.tree.leaves((args, kwargs))
         disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]
         if disabled or jax.process_count() > 1 or any(isinstance(leaf, Tracer) for leaf in leaves):
@@ -125,12 +133,25 @@ class CompareOnce:
             self.stop()
 
     def _compile(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        if self._is_compiling:
-            return
-        self._is_compiling = True
-        lowered = _lowered(self._jitted, self._options, args, kwargs)
+        self._is_compiling, program, self._program = True, self._program, None
+        lower: Any = None
+        if program is not None:
+            lower = program.lowering(self._options, *_inner_arguments(self._jitted, args, kwargs))
+        if lower is None:
+            lower = functools.partial(_same, _lowered(self._jitted, self._options, args, kwargs))
+            program = None
+        options = options_of_thread()
 
         def compile_() -> None:
+            try:
+                if program is not None and options_of_thread() != options:
+                    raise TracedOtherwise
+                lowered = lower()
+            except Exception:
+                if program is None:
+                    raise
+                self._is_compiling = False  # the next call lowers it in its own thread
+                return
             self._plain = _calling(self._jitted, self._options, lowered.compile())
 
         self._start(compile_)
@@ -141,11 +162,36 @@ class CompareOnce:
 
 
 class _Escape(Exception):
-    """Carries the lowered step out of the wrapper of its library."""
+    """Carries something out of the wrapper of a library."""
 
-    def __init__(self, lowered: Any) -> None:
-        super().__init__("lowered")
-        self.lowered = lowered
+    def __init__(self, carried: Any) -> None:
+        super().__init__("carried")
+        self.carried = carried
+
+
+def _inside(jitted: JittedStep, make: Callable, args: tuple, kwargs: dict[str, Any], copied=lambda x: x) -> Any:
+    """What the function that `make` makes gives for the arguments of the jitted one."""
+
+    def escaping(function):
+        made = make(function)
+
+        def escape(*args, **kwargs):
+            raise _Escape(made(*args, **kwargs))
+
+        return escape
+
+    if jitted.changes_arguments:
+        args, kwargs = jitted.copied((args, kwargs), copied)
+    try:
+        jitted.around(escaping)(*args, **kwargs)
+    except _Escape as escape:
+        return escape.carried
+    raise RuntimeError("the step did not call its jitted function")
+
+
+def _inner_arguments(jitted: JittedStep, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments that the jitted function gets for those of the step."""
+    return _inside(jitted, lambda _: lambda *args, **kwargs: (args, kwargs), args, kwargs)
 
 
 def _lowered(jitted: JittedStep, options: JitOptions, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -156,19 +202,13 @@ def _lowered(jitted: JittedStep, options: JitOptions, args: tuple, kwargs: dict[
         if function is not again.__wrapped__:  # that of NNX must know its wrapper
             out = {} if options.out_shardings is None else {"out_shardings": options.out_shardings}
             again = jax.jit(function, **options.keywords, **out)
+        return again.lower
 
-        def lower(*args, **kwargs):
-            raise _Escape(again.lower(*args, **kwargs))
+    return _inside(jitted, make, args, kwargs, copy_array)
 
-        return lower
 
-    if jitted.changes_arguments:
-        args, kwargs = jitted.copied((args, kwargs), copy_array)
-    try:
-        jitted.around(make)(*args, **kwargs)
-    except _Escape as escape:
-        return escape.lowered
-    raise RuntimeError("the step did not call its jitted function")
+def _same(x: Any) -> Any:
+    return x
 
 
 def _calling(jitted: JittedStep, options: JitOptions, compiled: Any) -> Compiled:

@@ -25,6 +25,7 @@ from treeviz.steps.tracing.jax_private import seeing_gradients
 from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.looks import Looks, Traced
 from treeviz.steps.tracing.param_updates import measure_step_params
+from treeviz.steps.tracing.plain_program import PlainProgram
 from treeviz.steps.tracing.primitives import effects_in
 from treeviz.steps.tracing.reap import reap
 from treeviz.steps.tracing.received import CLIPPED
@@ -51,6 +52,7 @@ def instrumented(
     donate: bool = True,
     only_measure: bool = False,
     looks: bool = False,
+    plain: PlainProgram | None = None,
 ) -> Callable:
     """A jitted function that returns `(what the function returns, Measurement)`.
 
@@ -66,6 +68,7 @@ def instrumented(
       donate: Donate the arguments that the step donates.
       only_measure: Return `(None, Measurement)`, so that only what the gradients need is computed.
       looks: Now and then measure the parameters, too, and what the step adds to them, in a program beside it.
+      plain: Gets the program of the step whenever it is traced.
     """
     looking = Looks(options, lambda note: on_traced((), (note,), set())) if looks else None
 
@@ -73,7 +76,7 @@ def instrumented(
     def twin(*args, **kwargs):
         tidy, layers = (tidy_path, result_path), _Layers(stacked, tidy_path)
         out, measurement = _measured(
-            function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking
+            function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking, plain
         )
         return (None if only_measure else out), measurement
 
@@ -117,7 +120,7 @@ def _jit(function, options: JitOptions, out_shardings, donate: bool):
     return jax.jit(function, **keywords)
 
 
-def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking):
+def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking, plain):
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return _measured_at_once(function, args, kwargs, statistics, updates, layers, on_traced)
     arguments = named_arguments(function, args, kwargs)
@@ -133,6 +136,8 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
 
     with seeing_gradients(_sow):
         program = jax.make_jaxpr(on_leaves)(*leaves)
+    if plain is not None:
+        plain.traced(program, args, kwargs, out_tree)
     reduce = functools.partial(_reduce, statistics)
     received, scaled = Plan(program), functools.partial(scaled_rows, statistics=statistics)
     is_partial = reduces_partially(statistics)

@@ -10,6 +10,7 @@ from treeviz.steps.tracing.compare_once import CompareOnce
 from treeviz.steps.tracing.compile_ahead import CompileAhead
 from treeviz.steps.tracing.jit_options import jit_options
 from treeviz.steps.tracing.jitted import JittedStep
+from treeviz.steps.tracing.plain_program import PlainProgram
 from treeviz.steps.tracing.verify import Verification
 from treeviz.tree.layers import Stacked, stacked_axes
 
@@ -81,17 +82,19 @@ class Twins:
         self._on_traced, self._on_callback = on_traced, on_callback
         self._options = jit_options(jitted.jitted)
         self.is_exact = settings.exact is True
+        is_compared = settings.via == "output" and not self.is_exact
+        runs_plain = settings.every != 1 and settings.heavy_every != 1
+        self._plain = PlainProgram() if is_compared and not runs_plain else None
         looks = self._looks = settings.updates is None and not settings.heavy_every
         self._light = self._of_run(settings.statistics, bool(settings.updates), looks)
         self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
         if settings.via == "callback":
             on_traced((), (_GRADIENTS_ALONE,), set())
         self.comparison: CompareOnce | None = None
-        runs_plain = settings.every != 1 and settings.heavy_every != 1
         self.ahead = CompileAhead(jitted.step) if runs_plain and jitted.is_plain and not self.is_exact else None
-        if settings.via == "output" and not self.is_exact:
+        if is_compared:
             used = [twin for twin, every in ((self._light, settings.every), (self._heavy, 1)) if twin and every]
-            self.comparison = CompareOnce(jitted, self._options, used, runs_plain, on_compared)
+            self.comparison = CompareOnce(jitted, self._options, used, self._plain, on_compared)
 
     def of(self, number: int) -> Callable | None:
         """The program that inspects this call, or None."""
@@ -135,6 +138,7 @@ class Twins:
                 donate=not self.is_exact,
                 only_measure=only_measure,
                 looks=looks,
+                plain=self._plain,
             )
 
         return self._jitted.around(make)
