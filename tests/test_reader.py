@@ -326,7 +326,7 @@ def test_a_file_of_equinox_is_the_model_that_it_was_written_from(tmp_path):
     assert not treeviz.diff(read(path, like=eqx.filter_eval_shape(lambda: model)), model).differences
     wide = eqx.nn.MLP(2, 3, 5, 1, key=jax.random.key(0))
     with pytest.raises(
-        LoadError, match=r"has the shape \(4, 2\) where like= has the shape \(5, 2\): at .layers\[0\].weight"
+        LoadError, match=r"m\.eqx has the shape \(4, 2\) where like= has the shape \(5, 2\): at .layers\[0\].weight"
     ):
         read(path, like=wide)
 
@@ -345,6 +345,18 @@ def test_a_python_name_is_a_tree_or_what_a_function_makes_without_computing_it(t
             read(f"some_model:{name}")
     with pytest.raises(LoadError, match="no_such_module:x: ModuleNotFoundError"):
         read("no_such_module:x")
+    np.save(tmp_path / "m.npy", np.ones(2))
+    with pytest.raises(LoadError, match=r"m\.npy has names: like= is for files without"):
+        read(tmp_path / "m.npy", like=made)
+    for i, text in enumerate(("raise OSError('no')", "def f(:", "import sys; sys.exit(3)", "", "1 / 0")):
+        (tmp_path / f"model_{i}.py").write_text(text + "\nclass A:\n    x = property(lambda self: 1 / 0)\na = A()\n")
+        with pytest.raises(LoadError, match=f"^model_{i}:a.x: (OSError|Syntax|SystemExit|ZeroDivision)"):
+            read(f"model_{i}:a.x")
+        np.save(tmp_path / "m.eqx.npy", np.ones(2))
+        os.replace(tmp_path / "m.eqx.npy", tmp_path / "m.eqx")
+        with pytest.raises(LoadError, match=f"^model_{i}:a.x: "):
+            read(tmp_path / "m.eqx", like=f"model_{i}:a.x")
+    assert identifier("package.model:Net.make") == "package_model_Net_make"
 
 
 def test_what_is_no_file_is_not_opened(tmp_path):

@@ -115,7 +115,7 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
             tree = nested(with_scales(without_repeats(list(found)))) if isinstance(found, Iterator) else found
         if like is None:
             return tree
-        return in_tree_like(_from_python(like) if isinstance(like, str) else like, tree)
+        like = _from_python(like) if isinstance(like, str) else like
     except LoadError:
         raise
     except ImportError as error:
@@ -126,13 +126,20 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
             raise
         message = visible(str(error), 300) if type(error) is ValueError else error_text(error)
         raise LoadError(f"{shown} is not a whole {what}: {message}") from error
+    try:
+        return in_tree_like(like, tree, shown)
+    except LoadError:
+        raise
+    except Exception as error:  # of the user's classes
+        raise LoadError(f"{shown}: like= is no tree to be filled: {error_text(error)}") from error
 
 
 def identifier(path: str | os.PathLike[str]) -> str:
     """A Python identifier from the file's name."""
     from keyword import iskeyword
 
-    name = re.sub(r"\W+", "_", Path(path).stem).strip("_")
+    of_python = isinstance(path, str) and _ATTRIBUTE.fullmatch(path)
+    name = re.sub(r"\W+", "_", str(path) if of_python else Path(path).stem).strip("_")
     return name if name.isidentifier() and not iskeyword(name) else "tree"
 
 
@@ -188,13 +195,13 @@ def _from_python(name: str) -> Any:
         found: Any = import_module(module)
         for attribute in attributes.split("."):
             found = getattr(found, attribute)
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:  # the module may do anything
         raise LoadError(f"{visible(name, 300)}: {error_text(error)}") from error
     if not callable(found) or not jax.tree_util.all_leaves([found]):
         return found  # an Equinox module can be called, and is a tree
     try:
         return _shapes_of(found)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LoadError(f"{visible(name, 300)} was called, and raised {error_text(error)}") from error
 
 

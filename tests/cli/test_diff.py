@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,16 @@ def test_two_files_are_compared_and_the_status_says_whether_they_differ(saved, c
     assert main(["diff", a, b, "--no-values", "--json", "-"]) == DIFFERENT
     assert len(json.loads(capsys.readouterr().out)["differences"]) == 1
     assert main(["diff", a]) == TROUBLE
+
+
+def test_a_file_without_names_is_compared_in_the_tree_that_like_names_with_one_that_has_them(saved, capsys):
+    a = saved("a.npz", {"0.w": np.ones(3), "0.b": np.zeros(2)})
+    with open("b.eqx", "wb") as file:
+        for array in (np.zeros(2), np.ones(3)):
+            np.save(file, array)
+    Path("a_model_for_like.py").write_text("import numpy as np\ntree = [{'b': np.ones(2), 'w': np.ones(3)}]\n")
+    assert main(["diff", a, "b.eqx", "--like", "a_model_for_like:tree"]) == 0
+    assert "no difference · 2 leaves are the same" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -116,6 +116,8 @@ def test_a_summary_in_markdown_holds_what_names_may_not_break(tmp_path, monkeypa
     assert main(["a.npz", "--github"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("### a · 2 leaves · ") and printed.count("````") == 2
+    assert main(["a.npz", "--find", '"a|b"', "--github"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == ["```text", "a['a|b']  bool[2]", "```"]
     assert main(["diff", "a.npz", "b.npz", "--github"]) == output.DIFFERENT
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
     assert rows == ["| ````['```']```` | shape: (2,) → (3,) |", "| `['a\\|b']` | shape: (2,) → (3,) |"]

@@ -47,7 +47,8 @@ def _two(options: argparse.Namespace) -> int:
     with stacks_of(options.files[0]):
         found = diff(*trees, values=options.values, rtol=options.rtol, atol=options.atol, stacked=options.stacked)
     if options.github:
-        title = f"{' and '.join(options.files)}: {len(found.differences):,} differences"
+        n = len(found.differences)
+        title = f"{' and '.join(options.files)}: {n:,} {'difference' if n == 1 else 'differences'}"
         print_text(
             markdown_table(
                 title, ("leaf", "difference"), ((each.path or "the root", each.text) for each in found.differences)

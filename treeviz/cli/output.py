@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,11 +62,17 @@ def printed(view: TreeView, options: argparse.Namespace) -> str | Iterable[str]:
     return str(view) if is_terminal() and options.width is None else view.lines(options.width)
 
 
-def deliver(view: TreeView, options: argparse.Namespace, say: Callable[[], str | Iterable[str]]) -> None:
+def deliver(
+    view: TreeView,
+    options: argparse.Namespace,
+    say: Callable[[], str | Iterable[str]],
+    listed: Sequence[str] | None = None,
+) -> None:
     """Write the outputs that are asked for; unless one of them is standard output, print what `say` returns.
 
     Args:
       say: Returns a text, or its lines.
+      listed: The lines for the summary of a job, which otherwise has the first rows.
     """
     from treeviz.views.save import open_page, write
 
@@ -84,7 +90,12 @@ def deliver(view: TreeView, options: argparse.Namespace, say: Callable[[], str |
     if options.open:
         open_page(view.table.name, view.html)
     if options.github:
-        print_text(markdown_text(view.title, view.text(max_rows=_MOST_IN_SUMMARY, width=options.width)))
+        if listed is None:
+            rows = view.text(max_rows=_MOST_IN_SUMMARY, width=options.width)
+        else:
+            more = [f"… {len(listed) - _MOST_IN_SUMMARY:,} more"] if len(listed) > _MOST_IN_SUMMARY else []
+            rows = "\n".join([*listed[:_MOST_IN_SUMMARY], *more])
+        print_text(markdown_text(view.title, rows))
     elif "-" not in wanted.values():
         said = say()
         if isinstance(said, str):

@@ -78,7 +78,7 @@ def _is_list(options: argparse.Namespace) -> bool:
 def _shown(view: TreeView, options: argparse.Namespace) -> int:
     if _is_list(options):
         rows, lines = _list(view, options)
-        deliver(view, options, lambda: lines)
+        deliver(view, options, lambda: lines, lines)
         return SAME if rows else DIFFERENT
     deliver(view, options, lambda: printed(view, options))
     return SAME

@@ -28,7 +28,9 @@ def load(what: str, options: argparse.Namespace) -> Any:
 
     if "" not in sys.path and os.getcwd() not in sys.path:  # a script lacks what `python -m` has
         sys.path.insert(0, os.getcwd())
-    tree = read(what, like=options.like)
+    is_one_of_several = len(getattr(options, "files", ())) > 1  # the others may have names
+    like = None if is_one_of_several and not what.lower().endswith(".eqx") else options.like
+    tree = read(what, like=like)
     expect(tree)
     return tree
 

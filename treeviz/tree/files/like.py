@@ -13,14 +13,17 @@ from treeviz.tree.stored import Stored
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 
-def in_tree_like(like: Any, arrays: Any) -> Any:
+def in_tree_like(like: Any, arrays: Any, file: str) -> Any:
     """The tree `like` with the arrays of a file in place of its own, in the order of its leaves.
+
+    Args:
+      file: Its name.
 
     Raises:
       LoadError: The file has others than `like`; the message names the first.
     """
     if type(arrays) is not list or not all(type(each) is Stored for each in arrays):
-        raise LoadError("like= is for files without names: .eqx")
+        raise LoadError(f"{file} has names: like= is for files without, .eqx")
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     rest, found = iter(arrays), []
     for path, leaf in leaves:
@@ -32,11 +35,11 @@ def in_tree_like(like: Any, arrays: Any) -> Any:
         shape = tuple(leaf.shape) if has_shape else ()
         if stored is None or stored.shape != shape:
             has = "nothing more" if stored is None else f"the shape {stored.shape}"
-            raise LoadError(f"the file has {has} where like= has the shape {shape}: at {where}")
+            raise LoadError(f"{file} has {has} where like= has the shape {shape}: at {where}")
         found.append(_of_dtype(stored, leaf.dtype if has_shape else None, where))
     n_more = sum(1 for _ in rest)
     if n_more:
-        raise LoadError(f"the file has {n_more:,} {'array' if n_more == 1 else 'arrays'} more than like=")
+        raise LoadError(f"{file} has {n_more:,} {'array' if n_more == 1 else 'arrays'} more than like=")
     return treedef.unflatten(found)
 
 
