@@ -10,6 +10,7 @@ from treeviz.analysis.checks.finding import TreeFindings
 from treeviz.analysis.checks.rule import USES, Checked, Use
 from treeviz.analysis.checks.run import RULES, findings, run_rules, with_badges
 from treeviz.prepare import Prepared, scanned
+from treeviz.tree.collector import collector_paused
 
 
 def check_tree(
@@ -26,7 +27,8 @@ def check_tree(
         from treeviz.analysis.stats.columns import value_statistics
 
         table = table.with_columns(*value_statistics(table, nodes)[0])
-    return findings(table, run_rules(Checked(table, nodes, for_), roundtrip=roundtrip, ignore=ignore))
+    with collector_paused():
+        return findings(table, run_rules(Checked(table, nodes, for_), roundtrip=roundtrip, ignore=ignore))
 
 
 def with_findings(prepared: Prepared, use: bool | Use) -> Prepared:
@@ -35,7 +37,8 @@ def with_findings(prepared: Prepared, use: bool | Use) -> Prepared:
         use = "any"
     elif use not in USES:
         raise TypeError(f"check= is an option, True or one of {', '.join(map(repr, USES))}.")
-    table = with_badges(prepared.table, run_rules(Checked(prepared.table, prepared.nodes, use)))
+    with collector_paused():
+        table = with_badges(prepared.table, run_rules(Checked(prepared.table, prepared.nodes, use)))
     return prepared._replace(table=table)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import keyword
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from treeviz.tree.attributes import MISSING, attribute_of_each, stored_attribute
 from treeviz.tree.safe_repr import LABEL_LIMIT, guarded, plain_repr, value_text, visible
 
 KEYSTR_LIMIT = 10_000  # characters
+_WIDE, _MOST_ORDERS = 64, 1_000  # keys of a dict whose order is kept, and how many such orders
 _FEW = 1_000  # children of a registered class, which always have keys: they tell which fields are static
 _BLANKS = " \u115f\u1160\u2800\u3164\uffa0"  # those that can be printed
 
@@ -62,6 +64,10 @@ def python_expression(name: str, path: Iterable[Key], *, is_dict: bool = False) 
     return expression
 
 
+# How to put the values of a dict into JAX's order, the codes of its keys, and these, so that no id is reused.
+Order = tuple[Callable[[list], tuple], list[int], list[Any]]
+
+
 class KeyTable:
     """The distinct keys of one walk, each with a code. Code 0 is the index in a list or tuple.
 
@@ -75,6 +81,7 @@ class KeyTable:
         self._codes: dict[Key, int] = {}
         self._plain: dict[str | int, int] = {}
         self._attributes: dict[str, int] = {}  # of attributes that refer to the child
+        self.orders: dict[tuple[int, ...], Order] = {}  # by the ids of a dict's keys, in the order in which it has them
         self._flat_indices: dict[tuple[str, str], int] = {}  # by JAX's key and attribute
 
     def code(self, key: Key) -> int:
@@ -93,6 +100,12 @@ class KeyTable:
         if 0 in codes:
             codes = [code or self._mapping_code(items[i][0], i) for i, code in enumerate(codes)]
         return codes if shown is items else codes + [0] * (len(items) - self.room)
+
+    def remember(self, key_ids: tuple[int, ...], in_order: list[Any], codes: list[int]) -> None:
+        """Keep the order and the codes of a dict's keys, as the dicts of all layers of a model have the same."""
+        is_kept = 1 < len(codes) <= min(_WIDE, self.room) and len(self.orders) < _MOST_ORDERS and {*map(id, in_order)} == {*key_ids}
+        if is_kept and all(type(key) is str or type(key) is int for key in in_order):
+            self.orders[key_ids] = itemgetter(*[key_ids.index(id(key)) for key in in_order]), codes.copy(), in_order
 
     def single(self, key: Any) -> int:
         """The code of the key of a dict that has one, in half the time of `mapping`."""

@@ -41,6 +41,9 @@ _CONSTANTS = ("jax", "jaxlib", "ml_dtypes", "datetime", "decimal", "fractions", 
 ONLY_A_KIND = Description()[1:]  # of a description that gives only a kind
 
 
+_shape_of, _dtype_of = np.ndarray.shape.__get__, np.ndarray.dtype.__get__  # type: ignore[attr-defined]
+
+
 class FactTable:
     """The distinct facts of one walk, each with a code. Equal leaves are described once."""
 
@@ -51,6 +54,7 @@ class FactTable:
         self._dtype_names: dict[Any, str] = {}
         self._shardings: dict[int, Any] = {}
         self._equal_shardings: dict[Any, Any] = {}
+        self._last: Any = None  # the sharding of the last array, as the first array has it that has an equal one
         self._places: dict[int, Sharding | None] = {}
         self._kept: list[Any] = []  # so that no id of a sharding is reused
 
@@ -97,12 +101,16 @@ class FactTable:
         return None
 
     def array(self, leaf: Any) -> int:
-        cache_key = (leaf.aval, leaf.sharding, leaf.committed, leaf.is_deleted())
+        sharding = leaf.sharding
+        if sharding is not self._last and (type(sharding) is not type(self._last) or sharding != self._last):
+            self._last = self._equal_shardings.setdefault(sharding, sharding)
+        sharding = self._last  # most arrays have one that equals the last: its hash is Python of JAX
+        cache_key = (leaf.aval, id(sharding), leaf.committed, leaf.is_deleted())
         code = self._codes.get(cache_key)
         if code is not None:
             return code
-        aval, sharding, committed, deleted = cache_key
-        where = self._place(self._same_sharding(sharding), aval.shape, committed)
+        aval, _, committed, deleted = cache_key
+        where = self._place(sharding, aval.shape, committed)
         kind = "deleted" if deleted else "array"
         return self._remember(cache_key, self._array_facts(kind, "jax.Array", aval, where, weak=aval.weak_type))
 
@@ -131,7 +139,7 @@ class FactTable:
         )
 
     def numpy(self, leaf: Any) -> int:
-        cls, shape, dtype = type(leaf), np.ndarray.shape.__get__(leaf), np.ndarray.dtype.__get__(leaf)
+        cls, shape, dtype = type(leaf), _shape_of(leaf), _dtype_of(leaf)
         cache_key = (id(cls), shape, dtype)
         code = self._codes.get(cache_key)
         if code is not None:

@@ -74,7 +74,7 @@ def child(node: Any, position: int) -> Any:
 
 
 def list_level(node: list | tuple, keys: KeyTable) -> Level:
-    return Level(list(node), None)
+    return _new_level((list(node), None, None, ""))
 
 
 def none_level(node: None, keys: KeyTable) -> Level:
@@ -86,6 +86,10 @@ def dict_level(node: dict, keys: KeyTable) -> Level:
     if len(node) == 1:  # as half of a checkpoint's are: {"kernel": …}, {"weight": …}
         ((key, value),) = node.items()
         return _new_level(([value], [keys.single(key)], None, ""))
+    known = keys.orders.get(key_ids := tuple(map(id, node)))
+    if known is not None and len(values := list(node.values())) == len(key_ids):
+        in_order, codes, _ = known
+        return _new_level((list(in_order(values)), codes.copy(), None, ""))
     items = list(node.items())
     trouble = ""
     try:
@@ -93,7 +97,10 @@ def dict_level(node: dict, keys: KeyTable) -> Level:
     except Exception as error:
         types = ", ".join(sorted({class_name(type(key)) for key, _ in items}))
         trouble = f"JAX cannot flatten this dict: its keys ({types}) cannot be sorted: {error_text(error)}"
-    return _new_level(([value for _, value in items], keys.mapping(items), None, trouble))
+    level = _new_level(([value for _, value in items], keys.mapping(items), None, trouble))
+    if not trouble:
+        keys.remember(key_ids, [key for key, _ in items], level.keys)
+    return level
 
 
 def ordered_dict_level(node: OrderedDict, keys: KeyTable) -> Level:

@@ -104,7 +104,7 @@ class _Scanner:
     def _walk(self, tree: Any) -> None:
         of, nodes, depths, parents, ends = self._of, self.nodes, self._depths, self._parents, self._ends
         positions, key_codes, fact_codes = self._positions, self._key_codes, self._fact_codes
-        keys, handlers, first_rows = of.keys, of.handlers, self._first_rows
+        keys, handlers, notes, first_rows = of.keys, of.handlers, of.notes, self._first_rows
         is_simple = self._is_leaf is None and not self._fair
         check_at = -1 if self._max_s == inf else _CHECK_EVERY
         stack = [new_frame((-1, 0, [tree], [0], iter((0,)), self._max_rows, [1, 0]))]
@@ -122,12 +122,13 @@ class _Scanner:
                 key_codes.append(codes[position])
                 ends.append(row + 1)
                 handler = handlers.get(id(type(node))) or of.handler(node)
-                if handler.is_builtin and is_simple and id(node) not in first_rows:  # `_enter`, inlined, for most nodes
+                level, describe, has_identity, _, is_builtin = handler
+                if is_builtin and is_simple and id(node) not in first_rows:  # `_enter`, inlined, for most nodes
                     self._n_expected += len(node or ())
                     if self._n_expected > self._max_rows:
                         raise Overflow
-                    below, below_codes, _, trouble = handler.level(node, keys)  # type: ignore[misc]
-                    fact_codes.append(handler.describe(node))
+                    below, below_codes, _, trouble = level(node, keys)  # type: ignore[misc]
+                    fact_codes.append(describe(node))
                     if trouble:
                         self._notes[row] = [Note("error", trouble)]
                     if below:
@@ -139,10 +140,10 @@ class _Scanner:
                         stack.append(new_frame((row, depth + 1, below, codes_below, iter(range(n)), 0, None)))
                         break
                     continue
-                if handler.level is not None:
+                if level is not None:
                     enter = self._open if is_simple and id(node) not in first_rows else self._enter
                     frame = enter(node, row, handler, stack[-1])
-                    if of.notes:
+                    if notes:
                         self._take_notes(row)
                     if frame is not None:
                         ends[row] = _OPEN
@@ -150,12 +151,12 @@ class _Scanner:
                         break
                     continue
                 try:
-                    fact_codes.append(handler.describe(node))
+                    fact_codes.append(describe(node))
                 except BaseException as error:
                     self._undescribed(node, error)
-                if of.notes:
+                if notes:
                     self._take_notes(row)
-                if handler.has_identity and first_rows.setdefault(id(node), row) != row:
+                if has_identity and first_rows.setdefault(id(node), row) != row:
                     self._repeats.append((row, first_rows[id(node)]))
             else:
                 stack.pop()
