@@ -103,7 +103,11 @@ class KeyTable:
 
     def remember(self, key_ids: tuple[int, ...], in_order: list[Any], codes: list[int]) -> None:
         """Keep the order and the codes of a dict's keys, as the dicts of all layers of a model have the same."""
-        is_kept = 1 < len(codes) <= min(_WIDE, self.room) and len(self.orders) < _MOST_ORDERS and {*map(id, in_order)} == {*key_ids}
+        is_kept = (
+            1 < len(codes) <= min(_WIDE, self.room)
+            and len(self.orders) < _MOST_ORDERS
+            and {*map(id, in_order)} == {*key_ids}
+        )
         if is_kept and all(type(key) is str or type(key) is int for key in in_order):
             self.orders[key_ids] = itemgetter(*[key_ids.index(id(key)) for key in in_order]), codes.copy(), in_order
 

@@ -26,6 +26,7 @@ from treeviz.tree.safe_repr import array_bytes, class_name, function_name, guard
 from treeviz.tree.static import LOST
 
 _INSTALLED = os.path.dirname(os.path.dirname(jax.__file__)) + os.sep
+_HASHED = frozenset(map(id, (str, int, float, bool, type(None))))  # by id: a metaclass may override ==
 _MAX_WRAPPERS = 16
 _MAX_OBJECTS = 2_000  # that are searched for arrays behind one function
 
@@ -69,6 +70,8 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
 
 def _is_unhashable(value: Any) -> bool:
     """Slices aside, which do not change, but have a hash from Python 3.12 on alone."""
+    if id(type(value)) in _HASHED:
+        return False
     if type(value) is slice:
         return _is_unhashable((value.start, value.stop, value.step))
     if not guarded(lambda: hash(value) is None, lambda _: True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,16 +104,21 @@ class _Aligner:
         self._alike = _Alike(left.table, right.table)
         self._names = _names(left.table, right.table)
         self._ends = left.table.end.tolist(), right.table.end.tolist()
+        self._above, self._deep = left.table.parent.tolist(), left.table.depth.tolist()
         self._rows: tuple[list[int], list[int]] = [], []
         self._depths: list[int] = []
         self._parents: list[int] = []
 
     def run(self) -> Aligned:
         stack: list[tuple[int, int, int]] = [(0, 0, NONE)]  # left, right, the aligned row of the parent
+        (lefts, rights), depths, parents = self._rows, self._depths, self._parents
         while stack:
             left, right, parent = stack.pop()
-            at = len(self._depths)
-            self._add([left], [right], [parent], [self._depths[parent] + 1 if parent >= 0 else 0])
+            at = len(depths)
+            lefts.append(left)
+            rights.append(right)
+            parents.append(parent)
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
             if NONE in (left, right):
                 stack += reversed(self._alone(left, right, at))
             elif self._alike.is_subtree(left, right):
@@ -124,25 +128,20 @@ class _Aligner:
             else:
                 stack += reversed(self._alone(left, NONE, at))
         left_rows, right_rows = (np.array(rows, np.int64) for rows in self._rows)
-        depth, parents = np.array(self._depths, np.int32), np.array(self._parents, np.int32)
-        return Aligned(left_rows, right_rows, depth, parents, _ends(parents))
-
-    def _add(self, left: Iterable[int], right: Iterable[int], parents: list[int], depths: list[int]) -> None:
-        self._rows[0].extend(left)
-        self._rows[1].extend(right)
-        self._parents += parents
-        self._depths += depths
+        return Aligned(left_rows, right_rows, np.array(depths, np.int32), np.array(parents, np.int32), _ends(parents))
 
     def _take(self, left: int, right: int, at: int, parent: int, stack: list[tuple[int, int, int]]) -> None:
         """Add what is below a pair of rows that is the same in both, and the next siblings that are the same."""
-        table, (ends, others) = self._left.table, self._ends
+        ends, others = self._ends
         end, other = ends[left], others[right]
         while stack and stack[-1] == (end, other, parent) and self._alike.is_subtree(end, other):
             end, other = ends[end], others[other]
             stack.pop()
-        above = table.parent[left + 1 : end]
-        parents = np.where(above == table.parent[left], parent, above + (at - left))
-        self._add(range(left + 1, end), range(right + 1, other), parents.tolist(), table.depth[left + 1 : end].tolist())
+        own, further = self._above[left], at - left
+        self._rows[0].extend(range(left + 1, end))
+        self._rows[1].extend(range(right + 1, other))
+        self._parents += [parent if above == own else above + further for above in self._above[left + 1 : end]]
+        self._depths += self._deep[left + 1 : end]
 
     def _alone(self, left: int, right: int, at: int) -> list[tuple[int, int, int]]:
         """The children of a row without a counterpart."""
@@ -211,9 +210,9 @@ def _is_mapping(side: Side, row: int) -> bool:
     return id(side.cls(row)) in _MAPPINGS or (bool(keys) and all(key.startswith("['") for key in keys))
 
 
-def _ends(parents: np.ndarray) -> np.ndarray:
+def _ends(parents: list[int]) -> np.ndarray:
     """int32[n]: where each subtree ends, of rows in depth-first order."""
-    above, sizes = parents.tolist(), [1] * len(parents)
-    for row in range(len(above) - 1, 0, -1):
-        sizes[above[row]] += sizes[row]
+    sizes = [1] * len(parents)
+    for row in range(len(parents) - 1, 0, -1):
+        sizes[parents[row]] += sizes[row]
     return np.arange(len(parents), dtype=np.int32) + np.array(sizes, np.int32)

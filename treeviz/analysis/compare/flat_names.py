@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import Hint
 from treeviz.analysis.compare.nodes import MAPPINGS
@@ -35,38 +37,41 @@ def flat_hints(left: Side, right: Side, found: Found) -> dict[int, Hint]:
     """Where one tree has a dict of long names, and the other one nodes: what stands where, by aligned row."""
     hints: dict[int, Hint] = {}
     tables = left.table, right.table
-    places = found.aligned.left, found.aligned.right
+    places, parents = (found.aligned.left.tolist(), found.aligned.right.tolist()), found.aligned.parent.tolist()
     for flat, kind in ((0, "missing"), (1, "extra")):
         nested, sides = 1 - flat, (left, right)
         by_parent: dict[int, dict[int, int]] = {}  # rows of long names, and where they are told, by aligned parent
         tops: dict[int, dict[int, int]] = {}
+        are_names = _are_names(tables[flat])
         for at, each in zip(found.rows, found.differences, strict=True):
-            above = int(found.aligned.parent[at])
-            row = int(places[flat][at])
+            above, row = parents[at], places[flat][at]
             if each.kind == "type" and type(sides[flat].nodes[row]) in MAPPINGS:
-                roots = row, int(places[nested][at])
+                roots = row, places[nested][at]
                 hint = _of_other_type(tables[flat], tables[nested], roots, is_left=flat == 0)
                 hints.update({at: hint} if hint else {})
             elif each.kind == kind and above >= 0:
-                if _is_name(tables[flat], row):
+                if are_names[row]:
                     by_parent.setdefault(above, {})[row] = at
             elif each.kind in ("missing", "extra") and above >= 0:
-                tops.setdefault(above, {})[int(places[nested][at])] = at
+                tops.setdefault(above, {})[places[nested][at]] = at
         for above, names in by_parent.items():
-            root = int(places[nested][above])
+            root = places[nested][above]
             if root != NONE and above in tops:
-                roots = int(places[flat][above]), root
+                roots = places[flat][above], root
                 hints.update(_matched(tables[flat], tables[nested], names, tops[above], roots, is_left=flat == 0))
     return hints
 
 
-def _is_name(table: TreeTable, row: int) -> bool:
-    return bool(table.is_leaf[row] and _separator(table.key(row).segment))
+def _are_names(table: TreeTable) -> list[bool]:
+    """Of each row, whether it is a leaf whose key holds a path."""
+    is_long = np.array([False, *(bool(_separator(key.segment)) for key in table.keys[1:])])  # an index is no name
+    return (table.is_leaf & is_long[table.key_codes]).tolist()
 
 
 def _of_other_type(flat: TreeTable, nested: TreeTable, roots: tuple[int, int], *, is_left: bool) -> Hint | None:
     """The hint where a dict of long names stands against another node, as a model, whose children have no rows."""
-    names = [row for row in flat.children(roots[0]) if _is_name(flat, row)]
+    are_names = _are_names(flat)
+    names = [row for row in flat.children(roots[0]) if are_names[row]]
     if len(names) < _LEAST:
         return None
     below = _leaves(nested, nested.children(roots[1]))

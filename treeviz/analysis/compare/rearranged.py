@@ -18,6 +18,7 @@ from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.stats.host import host_view, lies_on_host
 from treeviz.tree.collector import collector_paused
+from treeviz.tree.keys import Key
 from treeviz.tree.safe_repr import guarded
 from treeviz.tree.table import TreeTable
 
@@ -70,9 +71,13 @@ class _Hints:
         self._sides, self._values = (one, another), values
         left, right = one.table, another.table
         self._left, self._right, self._aligned = left, right, found.aligned
+        self._places = found.aligned.left.tolist(), found.aligned.right.tolist()
+        self._ends = left.end.tolist(), right.end.tolist()
         self._known: dict[Any, int] = {}
         self._prints: tuple[dict[int, int], ...] = {}, {}
         self._parents = left.parent.tolist(), right.parent.tolist()
+        self._fact_codes = left.fact_codes.tolist(), right.fact_codes.tolist()
+        self._key_codes = left.key_codes.tolist(), right.key_codes.tolist()
         self._n_leaves = [np.append(0, np.cumsum(table.is_leaf)).tolist() for table in (left, right)]  # before each row
         self._unmatched: list[dict[int, list[int]]] = []  # rows by fingerprint
         self._named: list[Counter[tuple[int, str]]] = []  # how many have a fingerprint and a name
@@ -105,13 +110,14 @@ class _Hints:
             add_fingerprints((self._left, self._right)[side], row, self._known, self._prints[side])
         return self._prints[side][row]
 
-    def _rows_of(self, found: Found, own: np.ndarray) -> list[int]:
+    def _rows_of(self, found: Found, own: np.ndarray) -> np.ndarray:
         """The rows of one tree whose counterpart is another thing."""
-        pairs = zip(found.rows, found.differences, strict=True)
-        return [int(own[at]) for at, each in pairs if each.kind in STRUCTURAL and own[at] != NONE]
+        told = [at for at, each in zip(found.rows, found.differences, strict=True) if each.kind in STRUCTURAL]
+        rows = own[told]
+        return rows[rows != NONE]
 
     def of(self, at: int, difference: Difference) -> Hint:
-        mine, other = int(self._aligned.left[at]), int(self._aligned.right[at])
+        mine, other = self._places[0][at], self._places[1][at]
         if difference.kind == "length":
             return Hint(self._inserted(mine, other))
         if mine != NONE and other != NONE:
@@ -128,20 +134,20 @@ class _Hints:
     def _elsewhere(self, side: int, row: int, counterpart: int) -> Hint | None:
         """Where the other tree has the same subtree without a counterpart."""
         own, other = (self._left, self._right)[:: 1 if side == 0 else -1]
-        n_leaves = self._n_leaves[side][int(own.end[row])] - self._n_leaves[side][row]
+        n_leaves = self._n_leaves[side][self._ends[side][row]] - self._n_leaves[side][row]
         print_ = self._print(side, row)
         parent = self._parents[side][row]
         if not n_leaves or parent < 0:
             return None
         if counterpart == NONE:
             renamed = self._renamed(side, row, parent, print_)
-            facts = own.facts[own.fact_codes[row]]
+            facts = own.facts[self._fact_codes[side][row]]
             reverse = self._known.get(((facts.shape[::-1], facts.dtype, ""),)) if facts.shape else None
             is_turned = renamed is None and reverse not in (None, print_)
             renamed = self._renamed(side, row, parent, reverse) if is_turned else renamed
             if renamed is not None and not self._has_moved(side, row) and not self._has_moved(1 - side, renamed):
-                to, code = other.key(renamed).keystr, ""
-                is_told = n_leaves >= _LEAST_LEAVES or _are_alike(own.key(row).segment, other.key(renamed).segment)
+                old, new, code = self._key(side, row), self._key(1 - side, renamed), ""
+                to, is_told = new.keystr, n_leaves >= _LEAST_LEAVES or _are_alike(old.segment, new.segment)
                 if side == 0:
                     code = self._renaming(row, renamed, is_turned=is_turned)
                     code += "  # by its shape alone" if code and not is_told else ""
@@ -160,21 +166,20 @@ class _Hints:
 
     def _has_moved(self, side: int, row: int) -> bool:
         """Whether one of the same name stands elsewhere in the other tree, which then is no other name for it."""
-        name = (self._print(side, row), (self._left, self._right)[side].key(row).segment)
+        name = (self._print(side, row), self._key(side, row).segment)
         is_one = self._named[0][name] == self._named[1][name] == 1
         return is_one and words_of(name[1])[0] not in _OF_ALL and not name[1].isdecimal()
 
     def _renaming(self, row: int, renamed: int, *, is_turned: bool) -> str:
-        parent = int(self._left.parent[row])
+        parent = self._parents[0][row]
         if type(self._sides[0].nodes[parent]) not in MAPPINGS:
             return ""
-        node, (old, new) = self._left[parent].expression, (self._left.key(row).keystr, self._right.key(renamed).keystr)
+        node, (old, new) = self._left[parent].expression, (self._key(0, row).keystr, self._key(1, renamed).keystr)
         taken = f"{node}.pop({old[1:-1]})"
         return f"{node}{new} = {f'jnp.transpose({taken})' if is_turned else taken}"
 
     def _renamed(self, side: int, row: int, parent: int, print_: Any) -> int | None:
         """The sibling in the other tree that has a fingerprint, and alone has it, or nearly the name of the row."""
-        own, other = (self._left, self._right)[:: 1 if side == 0 else -1]
         above = self._match_of(side, parent)
         rivals = self._siblings[side][self._print(side, row), parent]
         siblings = self._siblings[1 - side].get((print_, above), [])
@@ -182,10 +187,12 @@ class _Hints:
             return siblings[0]
         if max(len(siblings), len(rivals)) > _MOST_CHILDREN:
             return None
-        near = [each for each in siblings if _end_alike(other.key(each).segment, own.key(row).segment)]
+        own = self._key(side, row).segment
+        near = [each for each in siblings if _end_alike(self._key(1 - side, each).segment, own)]
         if len(near) != 1:
             return None
-        back = [each for each in rivals if _end_alike(own.key(each).segment, other.key(near[0]).segment)]
+        other = self._key(1 - side, near[0]).segment
+        back = [each for each in rivals if _end_alike(self._key(side, each).segment, other)]
         return near[0] if len(back) == 1 else None
 
     def _inserted(self, mine: int, other: int) -> str:
@@ -222,6 +229,10 @@ class _Hints:
         in_order = f"*({node}[{start!r} + str(i)] for i in range({n}))"
         code = f"jax.tree.map(lambda *xs: jnp.stack(xs), {in_order})" if is_numbered else ""
         return Hint(f"{n} layers in the first, and one stack of {n} such layers in the other", code)
+
+    def _key(self, side: int, row: int) -> Key:
+        table, code = (self._left, self._right)[side], self._key_codes[side][row]
+        return table.keys[code] if code else table.key(row)
 
     def _match_of(self, side: int, row: int) -> int:
         return self._matches[side][row]
