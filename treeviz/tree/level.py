@@ -97,10 +97,10 @@ def dict_level(node: dict, keys: KeyTable) -> Level:
     except Exception as error:
         types = ", ".join(sorted({class_name(type(key)) for key, _ in items}))
         trouble = f"JAX cannot flatten this dict: its keys ({types}) cannot be sorted: {error_text(error)}"
-    level = _new_level(([value for _, value in items], keys.mapping(items), None, trouble))
+    codes = keys.mapping(items)
     if not trouble:
-        keys.remember(key_ids, [key for key, _ in items], level.keys)
-    return level
+        keys.remember(key_ids, [key for key, _ in items], codes)
+    return _new_level(([value for _, value in items], codes, None, trouble))
 
 
 def ordered_dict_level(node: OrderedDict, keys: KeyTable) -> Level:
