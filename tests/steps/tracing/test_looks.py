@@ -14,7 +14,7 @@ from watched import true_norms
 import treeviz as tv
 from treeviz.steps.measure import numbers_of
 from treeviz.steps.tracing import looks
-from treeviz.steps.tracing.looks import is_due
+from treeviz.steps.tracing.looks import is_due, next_due
 from treeviz.steps.tracing.watch import watch
 
 pytestmark = pytest.mark.oldest_jax
@@ -121,6 +121,8 @@ def test_parameters_that_were_donated_before_they_were_read_are_copied_from_then
 
 def test_looks_become_rarer():
     assert [call for call in range(1, 2100) if is_due(call)] == [50, 100, 150, 200, 250, 500, 1000, 2000]
+    after = {call: next_due(call) for call in (0, 2, 49, 50, 249, 250, 999, 1000)}
+    assert after == {0: 50, 2: 50, 49: 50, 50: 100, 249: 250, 250: 500, 999: 1000, 1000: 2000}
 
 
 def test_float16_gradients_that_have_lost_their_digits_underflow_with_no_wish_expressed():

@@ -51,6 +51,8 @@ class CompileAhead:
         self._thread.start()
 
     def wait(self) -> None:
+        """Wait for the program; later calls need no other."""
+        self._has_begun = True
         if self._thread is not None:
             self._thread.join()
 

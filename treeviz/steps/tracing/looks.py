@@ -36,6 +36,11 @@ def is_due(call: int) -> bool:
     return not rest and (part <= N_EVEN or (part % N_EVEN == 0 and (part // N_EVEN).bit_count() == 1))
 
 
+def next_due(call: int) -> int:
+    """The next call in which to look, after this one."""
+    return next(n for n in itertools.count((call // FIRST + 1) * FIRST, FIRST) if is_due(n))
+
+
 def not_looked_at(why: str) -> str:
     """A note that the parameters of a step are not looked at."""
     return (
@@ -70,7 +75,7 @@ class Looks:
         self._tell = tell
         static = (options.keywords.get(name) or () for name in ("static_argnums", "static_argnames"))
         self._donates, self._static = options.donates, frozenset(itertools.chain(*static))
-        self._n_calls = 0
+        self._n_calls, self._next = 0, _AHEAD
         self._traced: _Looked | None = None
 
     def traced(self, traced: Traced) -> None:
@@ -81,11 +86,13 @@ class Looks:
         """The twin, whose measurements have others beside them now and then."""
 
         def looked(*args, **kwargs):
-            self._n_calls += 1
-            if not is_due(self._n_calls):
+            self._n_calls = call = self._n_calls + 1
+            if call < self._next:  # most calls
+                return twin(*args, **kwargs)
+            self._next = next_due(call)
+            if not is_due(call):  # it is `_AHEAD`
                 out = twin(*args, **kwargs)
-                if self._n_calls == _AHEAD:
-                    _tried(lambda: self._compile(args, kwargs, out[0]))
+                _tried(lambda: self._compile(args, kwargs, out[0]))
                 return out
             looked = self._traced
             before = _tried(lambda: None if looked is None else self._before(looked, args, kwargs))

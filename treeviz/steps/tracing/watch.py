@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 import types
 import warnings
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from treeviz.steps.tracing import jax_private, processes
 from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, jitted_step
 from treeviz.steps.tracing.receiving import receiving
 from treeviz.steps.tracing.remarks import Remarks
+from treeviz.steps.tracing.turns import Turns
 from treeviz.steps.tracing.twins import Settings, Twins
 from treeviz.steps.tracing.verify import TwinFailed, Verification, copy_array, verify
 from treeviz.tree.layers import Stacked
@@ -32,7 +31,7 @@ __all__ = ["CannotWatch", "Watched", "watch"]
 
 Record = Callable[[Measurement, int], None]
 
-_AGREE_WITHIN_S = 60.0  # all processes of a run that watch a step
+_AGREE_S = 60.0  # all processes of a run that watch a step
 _JOIN_WITHIN_S = 10.0  # those that watch it at all
 
 
@@ -129,7 +128,6 @@ class Watched:
     Attributes:
       step: The step itself.
       settings: How it is watched.
-      numbers, newest: The numbers of the next calls, and of the newest; before any, one below the first.
       watches: What is measured, by the name in the measurement; known when the first step was traced.
       compared: What the comparison with the step itself gave, of the program that differs if one does; None: not yet.
       trouble: Why the step is not watched any more, or empty. The step itself still runs.
@@ -147,8 +145,7 @@ class Watched:
         self.trouble = ""
         self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
         self._record, self.settings = record, settings
-        self._every, self._heavy_every = settings.every or math.inf, settings.heavy_every or math.inf
-        self.count_from(settings.first)
+        self._turns = Turns(settings.first, settings.every, settings.heavy_every)
         self._name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
         self._disagreement: str | None = None  # between processes; None: they have not been compared yet
         self.run(step, jitted)
@@ -157,26 +154,30 @@ class Watched:
         else:
             processes.announce(self._name)
 
+    @property
+    def newest(self) -> int:
+        """The number of the newest call; before any, one below the first."""
+        return self._turns.newest
+
     def count_from(self, first: int) -> None:
-        self.numbers, self.newest = itertools.count(first), first - 1
+        self._turns.count_from(first)
 
     def run(self, step: Callable, jitted: JittedStep | None) -> None:
         """Run this step from now on, with programs of its own that inspect it."""
         self.step, self._jitted = step, jitted
-        self._twins = None if jitted is None else self._twins_with(jitted, self.settings)
+        twins = self._twins = None if jitted is None else self._twins_with(jitted, self.settings)
+        self._turns.run(step, None if twins is None else twins.ahead)
 
     def __call__(self, /, *args, **kwargs):
-        self.newest = number = next(self.numbers)
-        twins, twin = self._twins, None
-        if twins is not None and not (number % self._every and number % self._heavy_every):  # no call for the others
-            twin = self._twin_of(twins, number)
-        if twins is None or twin is None:
-            if twins is not None and twins.ahead is not None:
-                twins.ahead.wait()
-                twins.ahead = None
-            return self.step(*args, **kwargs)
+        turns = self._turns  # the one attribute of each call, since `__getattr__` makes them slow
+        turns.newest = number = next(turns.numbers)
+        if number % turns.period:
+            return turns.step(*args, **kwargs)
+        if (twins := self._twins) is None or (twin := self._twin_of(twins, number)) is None:
+            return turns.step(*args, **kwargs)
         if twins.ahead is not None:
             twins.ahead.begin(args, kwargs)
+            twins.ahead = None
         if self.before is not None and not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             self.before(number, lambda: self._copied((args, kwargs), copy_array))
         if twins.is_exact:
@@ -229,20 +230,18 @@ class Watched:
 
     def _twin_of(self, twins: Twins, number: int) -> Callable | None:
         twin = None if self.trouble else twins.of(number)
-        if twin is not None and jax_private.now_seeing() is not None:
-            return None  # within another watched step, which sees the gradients
-        if twin is not None and self._disagreement is None:
-            answer = str(self.settings)
-            self._disagreement = processes.agreed(self._name, answer, _AGREE_WITHIN_S, join_s=_JOIN_WITHIN_S)
+        if twin is None or jax_private.now_seeing() is not None:  # within another watched step, which sees them
+            return None
+        if self._disagreement is None:
+            self._disagreement = processes.agreed(self._name, str(self.settings), _AGREE_S, join_s=_JOIN_WITHIN_S)
             if self._disagreement:
                 self._give_up(f"{self._disagreement}. All processes must watch it alike; one may save or show it")
         return None if self.trouble else twin
 
     def _deliver(self, measurement: Measurement, number: int) -> None:
-        if not isinstance(measurement.arrays[0], Tracer):
-            self._take(measurement, number)
-        else:
-            self._remarks.warn_inside()
+        if isinstance(measurement.arrays[0], Tracer):
+            return self._remarks.warn_inside()
+        self._take(measurement, number)
 
     def _take(self, measurement: Measurement, number: int | None = None) -> None:
         """Hand a measurement to `record`; with None, it is from a callback of the newest call."""
