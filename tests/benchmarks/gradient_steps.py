@@ -13,6 +13,9 @@ import optax
 from published_steps import Step
 
 import treeviz as tv
+from treeviz.steps.statistics import LIGHT
+from treeviz.steps.tracing.jit_options import jit_options
+from treeviz.steps.tracing.twin import instrumented
 
 RATE = 1e-4
 
@@ -193,10 +196,18 @@ def _looping(model: Model, update: Callable, finish: Callable[[], Any] = lambda:
     return Run(step, wait)
 
 
-def of_published(make: Callable[[], Step], every: int | None) -> Run:
-    """A step of others: watched at every n-th step, or plain."""
+def program_alone(step: Callable, every: int) -> Callable:
+    """Runs the program that `watch` makes of a step at every n-th call, and nothing else: nobody takes its numbers."""
+    inspecting, numbers = instrumented(step.__wrapped__, jit_options(step), LIGHT), itertools.count()
+    return lambda *args: step(*args) if next(numbers) % every else inspecting(*args)[0]
+
+
+def of_published(make: Callable[[], Step], every: int | None, is_alone: bool = False) -> Run:
+    """A step of others: watched at every n-th step, or its program alone, or plain."""
     of, inspector = make(), tv.GradientInspector(every=every or 1)
     step = of.update if every is None else inspector.watch(of.update)
+    if is_alone and every is not None:
+        step = program_alone(of.update, every)
     state, n = of.state, len(of.state)
 
     def run():
@@ -225,6 +236,10 @@ def watched(model: Model, every: int = 1, updates: bool | None = None, exact: bo
 
 def watched_every_10(model: Model) -> Run:
     return watched(model, 10)
+
+
+def alone_every_10(model: Model) -> Run:
+    return _looping(model, program_alone(_update(model), 10))
 
 
 def watched_with_updates(model: Model) -> Run:
@@ -321,6 +336,7 @@ VARIANTS = {
     "plain": plain,
     "watch, every step": watched,
     "watch, every 10": watched_every_10,
+    "its program alone, every 10": alone_every_10,
     "watch, with updates": watched_with_updates,
     "watch, exact": watched_exact,
     "measure and record": door_2,
