@@ -275,3 +275,34 @@ def optax_meta_learning() -> Published:
         return loss(fast, x[16:], y[16:])
 
     return trained(after_one_step, dense(8, 16, 1), regression(8))
+
+
+@published("https://optax.readthedocs.io/en/latest/_collections/examples/lbfgs.html")
+def optax_lbfgs_with_a_line_search() -> Published:
+    tx, batch = optax.lbfgs(), regression(8)(0)
+
+    def loss(params, x, y):
+        return squared(mlp(params, x), y)
+
+    @jax.jit
+    def step(params, state, x, y):
+        def value_fn(params):
+            return loss(params, x, y)
+
+        value, grad = optax.value_and_grad_from_state(value_fn)(params, state=state)
+        updates, state = tx.update(grad, state, params, value=value, grad=grad, value_fn=value_fn)
+        return optax.apply_updates(params, updates), state
+
+    def of_the_line_search(*call):  # which keeps it for the next step
+        return [jax.grad(loss)(step(*call)[0], *batch)]
+
+    params = dense(8, 16, 1)
+    return Published(step, (params, jax.jit(tx.init)(params)), lambda _: batch, of_the_line_search)
+
+
+@published("https://optax.readthedocs.io/en/latest/api/contrib.html")
+def optax_muon() -> Published:
+    def loss(params, x, y):
+        return squared(mlp(params, x), y)
+
+    return trained(loss, dense(8, 16, 16, 1), regression(8), optax.contrib.muon(1e-2))

@@ -211,3 +211,22 @@ def test_one_bad_batch_is_one_finding_with_its_leaves_the_worst_first():
     assert len(found.leaves) == np.sum(times > 10) and found.leaves[0] == np.argmax(times)
     assert f"; {len(found.leaves)} of 10 leaves jumped, " in found.sentence
     assert f" most: {float(f'{times.max():.3g}'):,.0f}×." in found.sentence
+
+
+def test_nothing_is_said_of_gradients_in_a_branch_that_is_seldom_or_never_taken():
+    def loss(params, x, y):
+        return mlp(jax.nn.tanh)(params, x, y)
+
+    @jax.jit
+    def update(params, is_taken, x, y):
+        def change(params):
+            return jax.tree.map(lambda p, g: p - 1e-2 * g, params, jax.grad(loss)(params, x, y))
+
+        return jax.lax.cond(is_taken, change, lambda params: params, params)
+
+    for taken in ([], [0], [0, 30]):
+        params, inspector = stack(2), tv.GradientInspector()
+        step = inspector.watch(update)
+        for i in range(90):
+            params = step(params, i in taken, *batch(i))
+        assert [found for found in inspector.findings if found.kind == "dead"] == []

@@ -123,17 +123,21 @@ def dead(tree: Searched) -> Iterator[Finding]:
     alive = (timeline.high > 0) | occurs_in(tree.history.values(tree.name, "nonfinite"), timeline)
     trained = tree.is_trained
     if trained.any() and not alive[:, trained].any():
+        n_steps = int(_steps_with_numbers(tree)[:, trained].max(axis=1).sum())
+        if n_steps < tree.thresholds.fewest_steps:
+            return
         yield Finding(
-            "dead", tree.name, "", -1, first, until, (("steps", tree.n_steps),),
-            f"All of {tree.name} were zero in all {tree.n_steps} steps.",
+            "dead", tree.name, "", -1, first, until, (("steps", n_steps),),
+            f"All of {tree.name} were zero in all {n_steps} steps.",
             "The loss does not depend on the parameters: look for stop_gradient, an argnums that names something else, "
             "a comparison or rounding on the way, or a loss that underflows.",
-            (), tree.n_steps / tree.thresholds.fewest_steps,
+            (), n_steps / tree.thresholds.fewest_steps,
             rank=Rank.TRAINING_ENDS,
         )  # fmt: skip
         return
     since = np.where(alive.any(axis=0), len(alive) - alive[::-1].argmax(axis=0), 0)  # after the last nonzero entry
-    n_zero = tree.n_steps - np.concatenate([[0], np.cumsum(timeline.n)])[since]
+    n_known = np.concatenate([np.zeros((1, len(since)), int), np.cumsum(_steps_with_numbers(tree), axis=0)])
+    n_zero = n_known[-1] - n_known[since, range(len(since))]
     patience = np.full(len(since), float(tree.thresholds.fewest_steps))
     for leaf in np.flatnonzero((since > 0) & (since < len(alive))):
         patience[leaf] = _patience(timeline.n, alive[:, leaf], tree.thresholds)
@@ -142,6 +146,11 @@ def dead(tree: Searched) -> Iterator[Finding]:
     for group in np.split(starts, np.flatnonzero((np.diff(starts) > _TOGETHER) | (starts[:-1] == 0)) + 1):
         for run in _alike(tree, tree.runs(is_dead & np.isin(since, group))):
             yield _dead_run(tree, run, int(since[run].min()), float((n_zero / patience)[run].max()))
+
+
+def _steps_with_numbers(tree: Searched) -> np.ndarray:
+    """int[entries, leaves]: the steps of each entry, 0 where the leaf had none: in a branch that was not taken."""
+    return np.where(np.isnan(tree.norm.high), 0, tree.norm.n[:, None])
 
 
 def _alike(tree: Searched, runs: Iterable[list[int]]) -> list[list[int]]:
@@ -156,7 +165,7 @@ def _alike(tree: Searched, runs: Iterable[list[int]]) -> list[list[int]]:
 def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Finding:
     """The finding of leaves that are zero since the entry `start`, of which the first is the cause."""
     first = int(tree.norm.first[start])
-    n_zero = int(tree.norm.n[start:].sum())
+    n_zero = int(_steps_with_numbers(tree)[start:, run[0]].sum())
     path = tree.path(run[0])
     if (largest := _last_of_float16(tree, run)) is not None:
         return Finding(
