@@ -88,3 +88,23 @@ def test_a_blank_key_is_in_every_view():
 
 def test_a_tree_without_a_name_is_called_a_tree():
     assert treeviz.walk([1.0], name="")[1].expression == "tree[0]"
+
+
+@pytest.mark.oldest_jax
+def test_dicts_with_the_keys_of_others_in_another_order_or_of_another_type_have_their_own():
+    orders = [("b", "a", "c"), ("c", "a", "b"), ("b", "a", "c"), (1, 0), (True, False), (0, 1), (1, 0), (1.0, 0.0)]
+    apart = ["".join(["long", "er"]), "longer", "a"]  # two objects for one text
+    tree = [{key: (i, key) for key in keys} for i, keys in enumerate(orders)]
+    tree += [{apart[0]: 1, "a": 2}, {apart[1]: 3, "a": 4}, {"a": 5, apart[0]: 6}, {"a": 7}, {}]
+    flat, _ = tree_util.tree_flatten_with_path(tree)
+    rows = [*treeviz.walk(tree).leaves]
+    assert [row.keystr for row in rows] == [tree_util.keystr(path) for path, _ in flat]
+    assert [row.facts.text for row in rows] == [repr(leaf) for _, leaf in flat]
+
+
+@pytest.mark.oldest_jax
+def test_a_dict_that_grew_between_two_that_are_alike_has_all_its_keys():
+    tree = [{"b": 1, "a": 2}, {"b": 3, "a": 4, "c": 5}, {"b": 6, "a": 7}]
+    for budget in (3, 5, 7, 100):
+        leaves = [row.keystr for row in treeviz.tree.walk.walk(tree, max_rows=budget).leaves]
+        assert set(leaves) <= {tree_util.keystr(path) for path, _ in tree_util.tree_flatten_with_path(tree)[0]}

@@ -115,3 +115,11 @@ def test_looking_at_a_sharded_array_gathers_nothing():
     treeviz.render({"x": x}).html()
     assert x._npy_value is None
     assert all(shard.data._npy_value is None for shard in x.addressable_shards)
+
+
+def test_arrays_that_take_turns_on_two_devices_are_each_told_where_they_lie():
+    devices = jax.devices()
+    tree = [jax.device_put(np.ones(2), devices[i % 3 % 2]) for i in range(9)]
+    assert len({id(each.sharding) for each in tree}) > 1
+    told = [row.facts.sharding.device_ids for row in treeviz.walk(tree).leaves]
+    assert told == [tuple(device.id for device in each.devices()) for each in tree]

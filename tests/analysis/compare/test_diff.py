@@ -244,6 +244,14 @@ def test_small_arrays_are_compared_together_as_numpy_compares_each():
             assert gap.nan_at == np.unravel_index(np.argmax(nan_left != nan_right), left.shape)
 
 
+@pytest.mark.parametrize("at", [0, 126, 127, 128, 129, 255, 256, 299])
+def test_the_one_of_many_small_jax_arrays_that_differs_is_named(at):
+    values = [np.arange(1 + i % 4, dtype=np.float32) for i in range(300)]
+    left, right = ([jnp.asarray(each) for each in values] for _ in range(2))
+    right[at] = right[at] + 1
+    assert [each.path for each in tv.diff(left, right).differences] == [f"[{at}]"]
+
+
 def test_numbers_that_python_makes_into_arrays_are_not_taken_for_each_other():
     class Celsius(float):
         """Of a subclass: it is compared by itself."""
