@@ -152,7 +152,10 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
             "contains. Load it yourself, if you trust it, and call treeviz.render(tree)."
         )
     if path.suffix.lower() == ".treeviz":
-        raise LoadError(f"{shown} is a recorded run, and no tree: treeviz.GradientInspector.load reads it.")
+        raise LoadError(
+            f"{shown} is a recorded run, and no tree: `treeviz grads` shows it, and treeviz.GradientInspector.load "
+            "reads it."
+        )
     if re.fullmatch(r"checkpoint(_\d+)?", name):  # of flax.training.checkpoints
         return "msgpack", read_msgpack
     for suffix in sorted(READERS, key=len, reverse=True):

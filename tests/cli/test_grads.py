@@ -37,6 +37,11 @@ def test_the_gradients_of_a_run_are_shown(saved, capsys):
         assert json.load(file)["series"][0]["name"] == "grads.norm"
     assert main(["run.treeviz", "--find", "b/v"]) == 0
     assert capsys.readouterr().out.startswith("params['b']['v']")
+    assert main(["run.treeviz", "--depth", "1", "--columns", "grads_nonfinite"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 inside" not in printed and "2 inside" in printed and "max |x|" not in printed
+    assert main(["run.treeviz", "--stats"]) == TROUBLE
+    assert capsys.readouterr().err.startswith("treeviz: run.treeviz is a recorded run: it has no --stats")
 
 
 def test_of_two_runs_the_first_step_and_leaf_that_differ_are_named(saved, capsys):

@@ -285,19 +285,28 @@ def test_the_demo_of_full_size_runs_as_a_command_of_its_own(tmp_path):
     assert os.listdir(tmp_path) == ["gpt2.html"]
 
 
-def test_a_shell_completes_commands_and_options(monkeypatch):
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("treeviz d", ["diff", "demo", "doctor"]),
+        ("treeviz diff a.npz --rt", ["--rtol"]),
+        ("treeviz a.npz --so", ["--sort"]),  # as of show
+        ("treeviz a.npz b --so", ["--sort"]),
+        ("treeviz --ver", ["--version"]),
+    ],
+)
+def test_a_shell_completes_commands_and_options(monkeypatch, line, words):
     argcomplete = pytest.importorskip("argcomplete")
     answer = io.StringIO()
     monkeypatch.setattr(
         argcomplete, "autocomplete", partial(argcomplete.autocomplete, output_stream=answer, exit_method=sys.exit)
     )
-    line = "treeviz d"
     asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": " ", "COMP_LINE": line, "COMP_POINT": str(len(line))}
     for name, value in asked.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
         main([])
-    assert answer.getvalue().split() == ["diff", "demo", "doctor"]
+    assert answer.getvalue().split() == words
 
 
 def test_a_bar_shows_how_much_was_read_and_is_gone_before_anything_is_printed(params, monkeypatch, capsys):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, number, print_error, printed
+from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, number, one_line, print_error, printed
 from treeviz.cli.source import add_source, load, name_of, stacks_of
 
 if TYPE_CHECKING:
@@ -53,7 +54,12 @@ def run(options: argparse.Namespace) -> int:
     if options.what.endswith(".treeviz"):
         from treeviz.inspector.inspector import GradientInspector
 
-        return _shown(GradientInspector.load(options.what).render(), options)
+        if options.stats or options.stacked or options.like:
+            raise ValueError(f"{one_line(options.what)} is a recorded run: it has no --stats, --stacked and --like")
+        view = GradientInspector.load(options.what).render()
+        if options.columns is not None:
+            view = replace(view, columns=view.table.chosen(options.columns.split(",")))
+        return _shown(replace(view, depth=options.depth), options)
     return show(options, lambda: load(options.what, options), name_of(options.what))
 
 

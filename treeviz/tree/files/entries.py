@@ -18,6 +18,7 @@ from treeviz.tree.safe_repr import visible
 from treeviz.tree.stored import Stored, chunks_from, places_of
 
 _PAGE = 4096  # bytes
+_MOST_AXES = 64
 MOST_TOKENS = 6_000_000  # of JSON: commas and brackets; an array of a checkpoint has some ten
 
 
@@ -82,6 +83,8 @@ def n_bytes_of(name: str, shape: Sequence[Any], dtype: np.dtype) -> int:
     Raises:
       ValueError: No array has this shape.
     """
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"{name} has {len(shape):,} dimensions; NumPy has {_MOST_AXES} at most")
     if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
         raise ValueError(f"{name} has the shape {visible(str(tuple(shape)), 100)}")
     return math.prod(shape) * dtype.itemsize

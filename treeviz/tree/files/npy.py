@@ -189,8 +189,6 @@ def _read_header(file: IO[bytes], name: str) -> _Header:
     if version == (3, 0):  # in UTF-8; NumPy has a public reader of Latin-1 alone, which takes escapes
         text = text.decode("utf-8").encode("ascii", "backslashreplace")
     shape, is_fortran, dtype = _parsed(text)
-    if len(shape) > 64:
-        raise ValueError(f"{name} has {len(shape):,} dimensions; NumPy has 64 at most")
     order = "F" if is_fortran else "C"
     return _Header(shape, dtype, order, n_bytes_of(name, shape, dtype), 8 + n_length + n_text)
 
