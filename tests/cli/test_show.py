@@ -297,6 +297,7 @@ def test_the_demo_of_full_size_runs_as_a_command_of_its_own(tmp_path):
 )
 def test_a_shell_completes_commands_and_options(monkeypatch, line, words):
     argcomplete = pytest.importorskip("argcomplete")
+    monkeypatch.setattr("argcomplete.finders.os.fdopen", lambda *_: io.StringIO())  # it closes pytest's descriptor 9
     answer = io.StringIO()
     monkeypatch.setattr(
         argcomplete, "autocomplete", partial(argcomplete.autocomplete, output_stream=answer, exit_method=sys.exit)

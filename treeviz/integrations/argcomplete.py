@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Container
 
-
 _FIRST = re.compile(r"\s*\S+\s+(?=([^\s-]\S*)\s)")  # what stands before a whole first argument that is no option
 
 
