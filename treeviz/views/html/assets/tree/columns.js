@@ -75,19 +75,23 @@ export class Columns {
   /** Pixels that the names of the visible rows need, with wide and with slim steps, and their types: in brief, with their sizes, and with all that is beside them. */
   #measure() {
     const { tree, rows } = this.view;
-    const { factCodes, nChildren } = tree;
+    const { depth, factCodes, nChildren } = tree;
+    const { visible, isFlat, folds } = rows;
+    const { notes } = tree.header;
+    const n = Math.min(rows.count, MAX_MEASURED);
     let [wide, slim, brief, what, all] = [0, 0, 8, 8, 8];
-    for (let i = 0; i < Math.min(rows.count, MAX_MEASURED); i++) {
-      const row = rows.visible[i];
-      const label = CH * (rows.folds?.runs.has(row) || rows.isFlat ? rows.label(row).length : tree.labelLength(row));
-      const depth = rows.depth(row);
-      wide = Math.max(wide, label + STEP * depth);
-      slim = Math.max(slim, label + SMALL_STEP * depth);
+    for (let i = 0; i < n; i++) {
+      const row = visible[i];
+      const isRun = folds?.runs.has(row);
+      const label = CH * (isRun || isFlat ? rows.label(row).length : tree.labelLength(row));
+      const level = isFlat ? 0 : depth[row];
+      wide = Math.max(wide, label + STEP * level);
+      slim = Math.max(slim, label + SMALL_STEP * level);
       const code = factCodes[row];
       const lengths = (this.types[code] ??= typeLengths(tree, code));
       const sizes = nChildren[row] && SIZES;
-      let beside = rows.folds?.runs.has(row) ? SIGN + (rows.outlierOf(row) ? BRIEF : 0) : 0;
-      for (const note of besideType(tree.notes(row))) {
+      let beside = isRun ? SIGN + (rows.outlierOf(row) ? BRIEF : 0) : 0;
+      if (notes[row]) for (const note of besideType(notes[row])) {
         beside += note[5] ? SIGN : BRIEF;
         // What is wrong comes before numbers.
         if (/error|warn|hides/.test(note)) brief = Math.max(brief, lengths[2] + FULL * BRIEF);

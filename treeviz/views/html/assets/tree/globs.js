@@ -1,5 +1,6 @@
 // @ts-check
 // Globs: * ? [a-z] [!a-z], matched against a whole text in lower case, as in treeviz/tree/query/.
+import { byKey } from "./word_index.js";
 
 /** @type {(text: string) => boolean} */
 export const isGlob = (text) => /[*?[]/.test(text);
@@ -56,20 +57,15 @@ export function onPath(tree, index, glob) {
     segment.split("/").map((part) => tests.reduce((moves, test, i) => moves | (+test(part) << i), 0) & ~stay);
   const accept = 1 << pattern.length;
   const again = fromRoot ? 0 : closed(1);
-  const { n, parent, keyCodes, position } = tree;
+  const { n, parent } = tree;
+  const moves = byKey(index, [], (key) => movesOf(key.segment));
   const states = new Int32Array(n);
   const found = new Uint8Array(n);
-  const byCode = [];
-  const byPosition = [];
   states[0] = closed(1);
   found[0] = +!!(states[0] & accept);
   for (let row = 1; row < n; row++) {
-    const code = keyCodes[row];
-    const moves = code
-      ? (byCode[code] ??= movesOf(index.key(code).segment))
-      : (byPosition[position[row]] ??= movesOf(String(position[row])));
     let state = states[parent[row]];
-    for (const move of moves) state = closed(((state & move) << 1) | (state & stay) | again);
+    for (const move of moves[row]) state = closed(((state & move) << 1) | (state & stay) | again);
     states[row] = state;
     found[row] = +!!(state & accept);
   }

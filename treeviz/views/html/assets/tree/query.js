@@ -91,22 +91,17 @@ function rowsOf(tree, index, term) {
     // ['layers'][0] can be a copied key path as well as a glob, so both are searched.
     if (glob && !/^[^*?]*\[[^*?]*$/.test(value)) return glob;
     const isDtype = dtypeTest(value);
-    const own = byFacts(tree, (code) => index.text(code).includes(value) || (!quoted && isDtype(tree.fact(code, "dtype").toLowerCase())));
-    const found = [inPath(tree, index, value), own];
-    if (glob) found.push(glob, onPath(tree, index, value.replace(/\[(\d+)]/g, "/$1")));
+    const found = inPath(tree, index, value);
+    byFacts(tree, (code) => index.text(code).includes(value) || (!quoted && isDtype(tree.fact(code, "dtype").toLowerCase())), found);
+    if (glob) either(either(found, glob), onPath(tree, index, value.replace(/\[(\d+)]/g, "/$1")));
     // "t101" finds the findings of that rule, whose notes begin so.
-    if (!quoted) found.push(byNotes(tree, ([, text]) => text[value.length] === ":" && text.toLowerCase().startsWith(value)));
-    return found.reduce(either);
+    return quoted ? found : byNotes(tree, ([, text]) => text[value.length] === ":" && text.toLowerCase().startsWith(value), found);
   }
   const glob = isGlob(value) && !quoted ? globTest(value) : null;
   const equals = glob ?? ((text) => text === value);
   const contains = glob ?? ((text) => text.includes(value));
   const facts = (name, test) => byFacts(tree, (code) => test(tree.fact(code, name).toLowerCase()));
-  if (field === "key") {
-    const found = byKey(tree, index, new Uint8Array(tree.n), (key) => +contains(key.segment));
-    found[0] = +contains(index.name);
-    return found;
-  }
+  if (field === "key") return byKey(index, new Uint8Array(tree.n), (key) => contains(key.segment));
   if (field === "kind") return value === "leaf" ? byFacts(tree, (code) => tree.fact(code, "is_leaf")) : facts("kind", equals);
   if (field === "type") return facts("type", contains);
   if (field === "dtype") return facts("dtype", glob ?? dtypeTest(value));
@@ -132,18 +127,18 @@ function byRow(tree, test) {
   return found;
 }
 
-/** @type {(tree: Tree, test: (note: import("./tree.js").Note) => boolean) => Uint8Array} */
-function byNotes(tree, test) {
-  const found = new Uint8Array(tree.n);
-  for (const row in tree.header.notes) found[row] = +tree.notes(+row).some(test);
+/** Mark the rows that have such a note. @type {(tree: Tree, test: (note: import("./tree.js").Note) => boolean, found: Uint8Array) => Uint8Array} */
+function byNotes({ header: { notes } }, test, found) {
+  for (const row in notes) if (notes[row].some(test)) found[row] = 1;
   return found;
 }
 
-/** @type {(tree: Tree, test: (code: number) => boolean) => Uint8Array} */
-function byFacts(tree, test) {
-  const passed = Uint8Array.from({ length: tree.nFacts }, (_, code) => +test(code));
-  const { factCodes } = tree;
-  return byRow(tree, (row) => passed[factCodes[row]]);
+/** Mark the rows with such facts. @type {(tree: Tree, test: (code: number) => boolean, found?: Uint8Array) => Uint8Array} */
+function byFacts(tree, test, found = new Uint8Array(tree.n)) {
+  const { n, factCodes, nFacts } = tree;
+  const passed = Uint8Array.from({ length: nFacts }, (_, code) => +test(code));
+  if (passed.includes(1)) for (let row = 0; row < n; row++) found[row] |= passed[factCodes[row]];
+  return found;
 }
 
 /** @type {(value: string) => (text: string) => boolean} */
@@ -164,8 +159,7 @@ function flagged(tree, value) {
   if (!test && !NOTES.includes(value) && value !== "cut")
     throw new Error(`There is no is:${value}. There are: ${[...new Set([...Object.keys(IS), "cut", ...NOTES])].sort().join(", ")}.`);
   const kinds = NOTED[value] ?? (NOTES.includes(value) ? [value] : []);
-  const own = byFacts(tree, (code) => test?.(tree, code));
-  return either(own, byNotes(tree, ([kind]) => kinds.includes(kind)));
+  return byNotes(tree, ([kind]) => kinds.includes(kind), byFacts(tree, (code) => test?.(tree, code)));
 }
 
 /** @type {(tree: Tree, word: string) => Uint8Array} */

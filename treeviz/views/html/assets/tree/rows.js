@@ -176,19 +176,19 @@ export class Rows {
     if (!hits) return;
     const { n, parent, end } = this.tree;
     const { kept, whole, open, openFiltered } = this;
-    const nInside = new Int32Array(n);
-    for (let row = n - 1; row >= 0; row--) {
-      nInside[row] += hits[row];
-      if (row) nInside[parent[row]] += nInside[row];
-    }
+    const nInside = new Int32Array(hits);
+    for (let row = n - 1; row > 0; row--) nInside[parent[row]] += nInside[row];
     this.nHits = nInside[0];
+    whole.fill(0);
+    openFiltered.fill(0);
     for (let row = 0; row < n; row++) {
+      const inside = nInside[row];
       const above = parent[row];
       // All rows inside a hit are kept, unless there are hits below it.
-      const inHit = row > 0 && kept[above] && nInside[above] === hits[above];
-      kept[row] = +(nInside[row] > 0 || inHit);
-      whole[row] = +(nInside[row] === end[row] - row);
-      openFiltered[row] = whole[row] ? open[row] : +(nInside[row] > hits[row]);
+      kept[row] = +(inside > 0 || (row > 0 && kept[above] && nInside[above] === hits[above]));
+      if (!inside) continue;
+      whole[row] = +(inside === end[row] - row);
+      openFiltered[row] = whole[row] ? open[row] : +(inside > hits[row]);
     }
   }
 

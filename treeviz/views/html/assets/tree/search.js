@@ -17,10 +17,14 @@ export class Search {
   /** Build the texts, and let the browser compile the search, before the user types. */
   warmUp() {
     const { tree, wordIndex } = this.view;
-    wordIndex.warm();
+    for (let code = 0; code < tree.nFacts; code++) wordIndex.text(code);
     const rows = new Rows(tree);
-    rows.search(matches(tree, wordIndex, "a"));
-    rows.update();
+    rows.openTo(tree.maxDepth);
+    // What is called once is not compiled.
+    for (const word of "ae") {
+      rows.search(matches(tree, wordIndex, word));
+      rows.update();
+    }
   }
 
   /** Run a query in the next frame, so that fast typing is not slowed down. @param {string} query */

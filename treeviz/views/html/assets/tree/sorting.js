@@ -14,7 +14,7 @@ export function sortRanks(tree, wordIndex, column) {
   if (column.isNumber) return column.values.map((value, row) => (column.isBad?.(row) ? Infinity : value));
   const ofRows = (rankOf) => Float64Array.from({ length: tree.n }, (_, row) => rankOf(row));
   if (column.format === "key") {
-    const rank = textRanks(tree.keys.map((_, code) => (code ? wordIndex.key(code).label : "")));
+    const rank = textRanks(wordIndex.words.keys.slice(0, tree.keys.length).map(({ label }) => label));
     return ofRows((row) => (tree.keyCodes[row] ? tree.n + rank[tree.keyCodes[row]] : tree.position[row]));
   }
   if (column.format === "type") {
@@ -31,6 +31,6 @@ function textRanks(texts) {
   const { compare } = new Intl.Collator("en", { numeric: true });
   const order = texts.map((_, i) => i).sort((a, b) => compare(texts[a], texts[b]));
   const rank = new Float64Array(texts.length);
-  order.forEach((i, place) => (rank[i] = place && !compare(texts[order[place - 1]], texts[i]) ? rank[order[place - 1]] : place));
+  order.forEach((i, place) => (rank[i] = place && texts[order[place - 1]] === texts[i] ? rank[order[place - 1]] : place));
   return rank;
 }

@@ -187,7 +187,7 @@ export class Tree {
   }
 }
 
-const larger = (a, b) => (a > b ? a : b);
+export const larger = (a, b) => (a > b ? a : b);
 
 /** Compute parents, subtree ends, positions and numbers of children from the depths. @param {ArrayLike<number>} depth */
 function link(depth) {

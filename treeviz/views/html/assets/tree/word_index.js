@@ -1,26 +1,36 @@
 // @ts-check
 // Searches for a word in key paths and in facts.
-import { indexKey, readKey } from "./tree.js";
+import { indexKey, larger, readKey } from "./tree.js";
 
 /** The texts that are searched, in lower case. Each is built at its first use. */
 export class WordIndex {
   /** @param {import("./tree.js").Tree} tree */
   constructor(tree) {
     this.tree = tree;
-    this.name = tree.name.toLowerCase();
-    this.keys = [];
     this.texts = [];
   }
 
-  /** Build all texts. */
-  warm() {
-    for (let code = 1; code < this.tree.keys.length; code++) this.key(code);
-    for (let code = 0; code < this.tree.nFacts; code++) this.text(code);
-  }
-
-  /** @param {number} code */
-  key(code) {
-    return (this.keys[code] ??= lower(readKey(this.tree.keys[code])));
+  /**
+   * The different keys by number, and the numbers of all rows: that of a key is its code, of an index one after the last code, of
+   * the root 0. `text` has all of them, since a browser searches one text faster than many; `starts` says where each begins in it,
+   * and `firsts` the letters that keys begin with.
+   */
+  get words() {
+    const { name, keys: codes, keyCodes, position } = this.tree;
+    const numbers = position.map((place, row) => keyCodes[row] || (row && codes.length + place));
+    const starts = [0];
+    const firsts = new Set("/");
+    let text = "";
+    const keys = Array.from({ length: numbers.reduce(larger) + 1 }, (_, number) => {
+      const key = lower(!number ? { label: name, keystr: name, segment: name } : number < codes.length ? readKey(codes[number]) : indexKey(number - codes.length));
+      if (number) firsts.add(key.keystr[0]);
+      text += `\0${key.keystr}\0${key.label}\0${key.segment}`;
+      starts.push(text.length);
+      return key;
+    });
+    const words = { keys, numbers, text, starts, firsts };
+    Object.defineProperty(this, "words", { value: words });
+    return words;
   }
 
   /** The text of a record of facts. Its parts are separated by NUL, which no text contains. @param {number} code */
@@ -45,19 +55,15 @@ function ownText(tree, code) {
 
 /**
  * The result of a function of the key of each row; it is called once for each different key.
- * @template {Uint8Array | Int32Array} T
- * @param {import("./tree.js").Tree} tree
+ * @template {number[] | Uint8Array | Int32Array} T
  * @param {WordIndex} index
  * @param {T} result
- * @param {(key: {label: string, keystr: string, segment: string}) => number} ask
+ * @param {(key: {label: string, keystr: string, segment: string}) => any} ask
  * @returns {T}
  */
-export function byKey(tree, index, result, ask) {
-  const { n, keyCodes, position } = tree;
-  const byCode = Array.from(tree.keys, (_, code) => (code ? ask(index.key(code)) : 0));
-  const byPosition = [];
-  for (let row = 1; row < n; row++)
-    result[row] = keyCodes[row] ? byCode[keyCodes[row]] : (byPosition[position[row]] ??= ask(indexKey(position[row])));
+export function byKey({ words: { keys, numbers } }, result, ask) {
+  const answers = keys.map(ask);
+  for (let row = 0; row < numbers.length; row++) result[row] = answers[numbers[row]];
   return result;
 }
 
@@ -69,51 +75,23 @@ export function byKey(tree, index, result, ask) {
  */
 export function inPath(tree, index, word) {
   const { n, parent } = tree;
-  const advance = automaton(word);
-  const keystr = (key) => key.keystr;
-  const segment = (key) => `/${key.segment}`;
-  // Few words start at the end of a key, so a search across keys is needed only if one does.
-  const spanning = new Set();
-  const search = (textOf, key) => advance(0, textOf(key)) % word.length && spanning.add(textOf);
-  const inKey = (key) => {
-    search(keystr, key);
-    search(segment, key);
-    return +(key.label.includes(word) || key.keystr.includes(word) || key.segment.includes(word));
-  };
-  const found = byKey(tree, index, new Uint8Array(n), inKey);
-  found[0] = +index.name.includes(word);
-  if (advance(0, index.name)) spanning.add(keystr).add(segment);
-  for (const textOf of spanning) if (textOf === keystr || word.includes("/")) addSpanning(tree, index, word, advance, textOf, found);
-  for (let row = 1; row < n; row++) if (found[parent[row]]) found[row] = 1;
-  return found;
-}
-
-/** The automaton of Knuth, Morris and Pratt: a state is how many letters of the word match so far. @type {(word: string) => (state: number, text: string) => number} */
-function automaton(word) {
-  const whole = word.length;
-  const fallback = new Int32Array(whole + 1);
-  const advance = (state, text) => {
-    for (let i = 0; i < text.length && state < whole; i++) {
-      while (state && word[state] !== text[i]) state = fallback[state];
-      if (word[state] === text[i]) state++;
-    }
-    return state;
-  };
-  for (let i = 1; i < whole; i++) fallback[i + 1] = advance(fallback[i], word[i]);
-  return advance;
-}
-
-/** Find the word across keys: run the automaton along every path. */
-function addSpanning(tree, index, word, advance, textOf, found) {
-  const { n, parent, keyCodes, position } = tree;
-  const whole = word.length;
-  // Compute the states from the start state first: nearly every key begins in it.
-  const states = byKey(tree, index, new Int32Array(n), (key) => advance(0, textOf(key)));
-  states[0] = advance(0, index.name);
-  for (let row = 1; row < n; row++) {
-    const before = states[parent[row]];
-    if (before === whole) states[row] = whole;
-    else if (before) states[row] = advance(before, textOf(keyCodes[row] ? index.key(keyCodes[row]) : indexKey(position[row])));
-    if (states[row] === whole) found[row] = 1;
+  const { keys, text, starts, numbers, firsts } = index.words;
+  const inKey = new Uint8Array(starts.length);
+  for (let at = text.indexOf(word), number = 0; at >= 0; at = text.indexOf(word, starts[number])) {
+    while (starts[number] <= at) number++;
+    inKey[number - 1] = 1;
   }
+  const found = new Uint8Array(n);
+  for (let row = 0; row < n; row++) found[row] = inKey[numbers[row]] | found[parent[row]];
+  // A word across keys has the start of one inside it. So much of the path above is enough as the word is long.
+  if ([...word].some((letter) => firsts.has(letter)))
+    for (const textOf of [(key) => key.keystr, (key) => `/${key.segment}`]) {
+      const tails = [keys[0].label];
+      for (let row = 1; row < n; row++) {
+        const path = tails[parent[row]] + textOf(keys[numbers[row]]);
+        found[row] |= +(found[parent[row]] || path.includes(word));
+        tails.push(path.slice(-word.length));
+      }
+    }
+  return found;
 }
