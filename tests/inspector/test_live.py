@@ -330,6 +330,35 @@ def test_steps_that_are_not_inspected_count():
             inspector.reset()
 
 
+@pytest.mark.parametrize("first", range(7))
+@pytest.mark.parametrize("every", [1, 3, 5])
+def test_a_run_that_goes_on_counts_all_its_steps(first, every):
+    inspector = tv.GradientInspector(every=every)
+    update = inspector.watch(jax.jit(lambda p: p - 0.1 * jax.grad(jnp.sum)(p)))
+    for _ in range(first):
+        update(jnp.ones(3))
+    widget = inspector.explore(total=10)
+    for n_steps in (10, 7):
+        for _ in range(n_steps):
+            update(jnp.ones(3))
+        widget._backend.panel.finish()
+        assert widget._backend.panel._messages.status()["done"] == n_steps
+    widget.close()
+
+
+def test_a_record_without_a_number_follows_the_last_one():
+    inspector = tv.GradientInspector()
+    widget = inspector.explore(total=12)
+    step = jax.jit(measured)
+    for number in (None, None, 6, None, None, np.int64(10), None):
+        inspector.record(step(1.0), number)
+    widget._backend.panel.finish()
+    first = inspector.history.tracks["grads", "norm"].timeline().first
+    assert first.tolist() == [0, 1, 6, 7, 8, 10, 11]
+    assert widget._backend.panel._messages.status()["done"] == 12
+    widget.close()
+
+
 def test_a_finding_that_stops_a_run_is_not_lost_in_a_thread_that_only_looks():
     inspector = tv.GradientInspector(raise_on={"nonfinite"})
     step = jax.jit(measured)

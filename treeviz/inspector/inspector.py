@@ -170,7 +170,7 @@ class GradientInspector(Sinks):
         Args:
           measured: A `Measurement`, or any tree that contains some, such as an optimizer state with those of
             `treeviz.inspect_gradients`. Those of a tree are copied, since the next step may donate its buffers.
-          step: The number of the step; by default steps are counted from 0, or on from a loaded history.
+          step: The number of the step; by default steps are counted on from the last one, from 0 or a loaded history.
 
         Raises:
           StopTraining: There is a finding of a kind in `raise_on`.

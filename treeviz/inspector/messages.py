@@ -31,6 +31,7 @@ class RunMessages:
       thresholds: The limits beyond which numbers become findings.
       total: How many steps the loop makes, if known.
       clock, cpu_clock: In seconds; the second one counts the CPU time of this thread.
+      first_called: The number of the first call in this run, by the source and the number of the first inspected one.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class RunMessages:
         total: int | None,
         clock: Callable[[], float],
         cpu_clock: Callable[[], float],
+        first_called: Callable[[str, int], int],
     ) -> None:
+        self._first_called = first_called
         self.progress = Progress(total, clock=clock)
         self.state = "waiting"
         self._name, self._recorder, self._thresholds = name, recorder, thresholds
@@ -76,7 +79,7 @@ class RunMessages:
         if self._norms is None or not self._norms.is_of(history, source):
             self._norms = NormUpdates(history, source)
         if self.state != "running":
-            self.progress.begin(history.tracks[source, "norm"])
+            self.begin(source, history)
             self.state, self._reason = "running", ""
         self._poll_findings(history, now=True)
         self.progress.count(history.last(source)[0])
@@ -85,6 +88,10 @@ class RunMessages:
         self._norms.skip(history)
         self._curves.skip(history)
         return view
+
+    def begin(self, source: str, history: History) -> None:
+        """Record that the first steps of the run were read."""
+        self.progress.begin(history.tracks[source, "norm"], lambda first: self._first_called(source, first))
 
     def append(self, history: History) -> tuple[dict[str, Any], list[bytes]] | None:
         """The message with what is new since the last one, and its buffers. None: nothing is new."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -61,7 +62,9 @@ class LivePanel:
             total=total,
             clock=clock,
             cpu_clock=cpu_clock,
+            first_called=self._first_called,
         )
+        self._calls = inspector._runs.calls()  # before the run
         self._progress = self._messages.progress
         self.backend = LiveBackend(self._inspector, self, waiting_view(inspector.name))
         self._widget: TreeWidget | None = None
@@ -79,6 +82,8 @@ class LivePanel:
         if recorder is None:
             raise ReferenceError("live: the inspector is gone.")
         with self._reading:
+            with contextlib.suppress(StopTraining):
+                recorder.flush()  # what was measured before is not of this run
             if recorder.history:
                 self._show_final("still")
                 self._progress.end(recorder.history.tracks[main_source(recorder.history), "norm"])
@@ -162,12 +167,19 @@ class LivePanel:
         newest = steps.latest()
         if newest is not None and self._progress.is_ahead(steps):
             if self._messages.state != "running":
-                self._progress.begin(steps)
+                self._messages.begin(source, history)
             self._progress.count(newest[0] if inspector is None else inspector._runs.last_called(source, newest[0]))
         self._show_final(state, reason)
         widget.renew_page()
-        (self._progress.end if is_over else self._progress.rest)(steps, n_arrived)
+        if is_over:
+            self._progress.end(steps, n_arrived)
+        if (is_over or self._progress.rest(steps, n_arrived)) and inspector is not None:
+            self._calls = inspector._runs.calls()
         self._finish_again = self._clock() + (self._cpu_clock() - before) / SHARE
+
+    def _first_called(self, source: str, first: int) -> int:
+        inspector = self._inspector()
+        return first if inspector is None else inspector._runs.first_called(source, first, self._calls)
 
     def _show_final(self, state: str, reason: str = "") -> None:
         """Show what `render` shows."""

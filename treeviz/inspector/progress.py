@@ -71,9 +71,13 @@ class Progress:
         n = steps.n_steps - self._n_before
         return n if n >= 0 else steps.n_steps
 
-    def begin(self, steps: Track) -> None:
-        """Record that the first steps of a run were read, or those after a rest."""
-        first = int(steps.newest(self._n_new(steps)).first.min())
+    def begin(self, steps: Track, called: Callable[[int], int] = lambda first: first) -> None:
+        """Record that the first steps of a run were read, or those after a rest.
+
+        Args:
+          called: The number of the first step, which may not be inspected, by that of the first inspected one.
+        """
+        first = called(int(steps.newest(self._n_new(steps)).first.min()))
         # A tree that has changed meanwhile has steps of its own.
         self._first_step = first if not self._rests or self._first_step is None else min(first, self._first_step)
         self._rests = False
@@ -95,8 +99,8 @@ class Progress:
         self._n_before, self._rests = steps.n_steps, False
         self._n_finished = self.n_arrived if n_arrived is None else n_arrived
 
-    def rest(self, steps: Track, n_arrived: int) -> None:
-        """Record that nothing comes for a while, which ends only a run whose steps are all done.
+    def rest(self, steps: Track, n_arrived: int) -> bool:
+        """Record that nothing comes for a while. Returns whether it ends the run, as if its steps are all done.
 
         Args:
           n_arrived: As for `end`.
@@ -105,6 +109,7 @@ class Progress:
             self.end(steps, n_arrived)
         else:
             self._n_finished, self._rests = n_arrived, True
+        return not self._rests
 
     def numbers(self, is_running: bool) -> dict[str, int | float | None]:
         """The "total" steps and "elapsed" seconds; if known the newest "step", steps "done", and "rate" per second.

@@ -73,12 +73,16 @@ class Runs:
 
     def count_from(self, first: int) -> None:
         self.first, self._numbers, self._numbers_of_scalars = first, itertools.count(first), itertools.count(first)
-        self._newest_record = first - 1
+        self._newest_record, self._given = first - 1, None
         for watched in self:
             watched.count_from(first)
 
     def number_of_record(self, step: int | None) -> int:
         """The number of a measurement, which is recorded next."""
+        if step is not None:
+            self._given = step
+        elif self._given is not None:
+            self._numbers, self._given = itertools.count(int(self._given) + 1), None
         self._newest_record = next(self._numbers) if step is None else step
         return self._newest_record
 
@@ -92,13 +96,30 @@ class Runs:
 
     def last_called(self, source: str, newest: int) -> int:
         """The number of the last step that was called, of a source whose step `newest` is the last inspected one."""
-        own = [of for of in self._all() if of.is_measured and section_of(source)[0].endswith(of.suffix or "")]
-        watched = max(own, key=lambda of: len(of.suffix or "")).watched() if own else None
-        every = [n for n in (self._settings["every"], self._settings["heavy_every"]) if n]
+        watched, every = self._watched_of(source), self._all_every()
         n_called = 0 if watched is None else watched.newest + 1
         n_inspected = n_called - min((n_called - 1) % n for n in every)
         # The steps of a loop inside have numbers of their own.
         return (newest + 1) // n_inspected * n_called - 1 if n_called and not (newest + 1) % n_inspected else newest
+
+    def calls(self) -> Mapping[Watched, int]:
+        """The number of the last call of each step."""
+        return weakref.WeakKeyDictionary((watched, watched.newest) for watched in self)
+
+    def first_called(self, source: str, first: int, before: Mapping[Watched, int]) -> int:
+        """The number of the first step called after `before`, of a source whose step `first` is the first inspected one."""
+        watched, every = self._watched_of(source), self._all_every()
+        called = first if watched is None else before.get(watched, self.first - 1) + 1
+        # The steps of a loop inside have numbers of their own.
+        is_of_calls = first - min(every, default=0) < called <= first and any(first % n == 0 for n in every)
+        return called if is_of_calls else first
+
+    def _watched_of(self, source: str) -> Watched | None:
+        own = [of for of in self._all() if of.is_measured and section_of(source)[0].endswith(of.suffix or "")]
+        return max(own, key=lambda of: len(of.suffix or "")).watched() if own else None
+
+    def _all_every(self) -> list[int]:
+        return [n for n in (self._settings["every"], self._settings["heavy_every"]) if n]
 
     @property
     def newest_step(self) -> int:
