@@ -107,7 +107,7 @@ class Runs:
         return weakref.WeakKeyDictionary((watched, watched.newest) for watched in self)
 
     def first_called(self, source: str, first: int, before: Mapping[Watched, int]) -> int:
-        """The number of the first step called after `before`, of a source whose step `first` is the first inspected one."""
+        """The number of the first step called after `before`; `first` is the first inspected one of that source."""
         watched, every = self._watched_of(source), self._all_every()
         called = first if watched is None else before.get(watched, self.first - 1) + 1
         # The steps of a loop inside have numbers of their own.
