@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from treeviz.steps.findings import clipping, counts, norms, results, spikes
+from treeviz.steps.findings import clipping, counts, dead, norms, results, spikes
 from treeviz.steps.findings.finding import SCALARS, Finding, Rank, Thresholds
 from treeviz.steps.findings.scalars import scalar_findings, with_batch
 from treeviz.steps.findings.searched import Searched
@@ -18,7 +18,7 @@ CHECKS: dict[str, Check] = {
     "nonfinite": results.nonfinite,
     "exploding": norms.exploding,
     "result": results.other_results,
-    "dead": counts.dead,
+    "dead": dead.dead,
     "frozen": results.frozen,
     "vanishing": norms.vanishing,
     "imbalance": norms.imbalance,

@@ -190,3 +190,9 @@ def listed(paths: Sequence[str], most: int = 3) -> str:
     """The first paths, and how many more there are."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return ", ".join(paths[:most]) + more
+
+
+def and_others(leaves: Sequence[int]) -> str:
+    """What follows the path of the first of these leaves: " and 2 other leaves"."""
+    n = len(leaves) - 1
+    return f" and {n} other lea{'ves' if n > 1 else 'f'}" if n else ""

@@ -1,0 +1,124 @@
+"""Findings of gradients that are zero, by the layer that is the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from treeviz.steps.findings.finding import Finding, Rank, Thresholds
+from treeviz.steps.findings.searched import Searched, and_others, pattern
+from treeviz.steps.recording.track import occurs_in
+
+SCALE_THE_LOSS = "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32."
+_SMALLEST_FLOAT16 = 2.0**-24
+_TOGETHER = 5  # entries between leaves that die of one cause
+
+
+def dead(tree: Searched) -> Iterator[Finding]:
+    """Gradients that are zero: always, or from some step on."""
+    if not tree.is_gradient or tree.n_steps < tree.thresholds.fewest_steps:
+        return
+    timeline, (first, until) = tree.norm, tree.span
+    # A norm covers finite numbers only, so where others are not finite, zero does not mean dead.
+    alive = (timeline.high > 0) | occurs_in(tree.history.values(tree.name, "nonfinite"), timeline)
+    trained = tree.is_trained
+    if trained.any() and not alive[:, trained].any():
+        n_steps = int(_steps_with_numbers(tree)[:, trained].max(axis=1).sum())
+        if n_steps < tree.thresholds.fewest_steps:
+            return
+        yield Finding(
+            "dead", tree.name, "", -1, first, until, (("steps", n_steps),),
+            f"All of {tree.name} were zero in all {n_steps} steps.",
+            "The loss does not depend on the parameters: look for stop_gradient, an argnums that names something else, "
+            "a comparison or rounding on the way, or a loss that underflows.",
+            (), n_steps / tree.thresholds.fewest_steps,
+            rank=Rank.TRAINING_ENDS,
+        )  # fmt: skip
+        return
+    since = np.where(alive.any(axis=0), len(alive) - alive[::-1].argmax(axis=0), 0)  # after the last nonzero entry
+    n_known = np.concatenate([np.zeros((1, len(since)), int), np.cumsum(_steps_with_numbers(tree), axis=0)])
+    n_zero = n_known[-1] - n_known[since, range(len(since))]
+    patience = np.full(len(since), float(tree.thresholds.fewest_steps))
+    for leaf in np.flatnonzero((since > 0) & (since < len(alive))):
+        patience[leaf] = _patience(timeline.n, alive[:, leaf], tree.thresholds)
+    is_dead = trained & (n_zero >= patience) & (since < len(alive))
+    starts = np.unique(since[is_dead])
+    for group in np.split(starts, np.flatnonzero((np.diff(starts) > _TOGETHER) | (starts[:-1] == 0)) + 1):
+        for run in _alike(tree, tree.runs(is_dead & np.isin(since, group))):
+            yield _dead_run(tree, run, int(since[run].min()), float((n_zero / patience)[run].max()))
+
+
+def _steps_with_numbers(tree: Searched) -> np.ndarray:
+    """int[entries, leaves]: the steps of each entry, 0 where the leaf had none: in a branch that was not taken."""
+    return np.where(np.isnan(tree.norm.high), 0, tree.norm.n[:, None])
+
+
+def _alike(tree: Searched, runs: Iterable[list[int]]) -> list[list[int]]:
+    """Join the runs that differ in the numbers of their layers only: that nearest to the loss comes first."""
+    joined: dict[frozenset[str], list[int]] = {}
+    for run in runs:
+        alike = frozenset(pattern(tree.path(leaf)) for leaf in run)
+        joined[alike] = run + joined.get(alike, [])
+    return list(joined.values())
+
+
+def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Finding:
+    """The finding of leaves that are zero since the entry `start`, of which the first is the cause."""
+    first = int(tree.norm.first[start])
+    n_zero = int(_steps_with_numbers(tree)[start:, run[0]].sum())
+    path = tree.path(run[0])
+    if (largest := _last_of_float16(tree, run)) is not None:
+        return Finding(
+            "underflow", tree.name, path, run[0], first, tree.span[1], (("largest", largest), ("steps", n_zero)),
+            f"{tree.name}{path}{and_others(run)} became zero: around it, gradients are of {largest:.1g} at most, and "
+            f"float16 has nothing below {_SMALLEST_FLOAT16:.1g}.",
+            SCALE_THE_LOSS, tuple(run), times,
+            rank=Rank.LEAF_ENDS,
+        )  # fmt: skip
+    zero = f"zero from step {first} on" if start else "always zero"
+    layer = next(layer for layer in tree.layers if run[0] in layer)
+    reason = "Of these it is in the last layer in use, so the backward pass met it first. " if len(run) > 1 else ""
+    if not set(run) <= set(layer):
+        reason += "It may be an earlier one: zeros stay zero in layers without biases, or with zero ones. "
+    if tree.norm.high[start:, layer].any():
+        reason = "Other leaves of its layer have gradients, so what it is multiplied with may be zero. "
+    if start:
+        reason += (
+            "Units may be dead, as ReLUs are whose inputs became negative for every example: try a lower learning "
+            "rate, a leaky activation, or another initialisation. Experts and embeddings that are no longer chosen "
+            "look so too."
+        )
+    else:
+        reason += (
+            "Look for stop_gradient, an unused branch, units that are zero for every example, in it or before it, or a "
+            "parameter that the model does not use."
+        )
+    return Finding(
+        "dead", tree.name, path, run[0], first, tree.span[1], (("steps", n_zero),),
+        f"{tree.name}{path}{and_others(run)} {'was' if len(run) == 1 else 'were'} {zero}: {n_zero} steps.",
+        reason, tuple(run), times,
+        rank=Rank.LEAF_ENDS,
+    )  # fmt: skip
+
+
+def _last_of_float16(tree: Searched, run: list[int]) -> float | None:
+    """The largest magnitude next to leaves that are zero, if it is among the smallest numbers of float16; else None.
+
+    Gradients may be float32 that were cast: these are multiples of the smallest float16, too. Those of bfloat16 are
+    not.
+    """
+    after = [leaf for layer in tree.layers for leaf in layer if tree.places[leaf] > tree.places[run[0]]][:2]
+    largest = tree.history.values(tree.name, "max_abs").latest[:, [*run, *after]]
+    largest = largest[np.isfinite(largest) & (largest > 0)]
+    if largest.size and (largest % _SMALLEST_FLOAT16 == 0).all() and (top := np.median(largest)) < 2.0**-17:
+        return float(top)
+    return None
+
+
+def _patience(n: np.ndarray, alive: np.ndarray, thresholds: Thresholds) -> float:
+    """The number of zero steps that makes a leaf dead: ten times its longest pause, at least `dead_after`."""
+    entries = np.flatnonzero(alive)
+    steps = np.concatenate([[0], np.cumsum(n)])
+    pauses = steps[entries[1:]] - steps[entries[:-1] + 1]
+    return max(thresholds.dead_after, 10 * int(pauses.max(initial=0)))
