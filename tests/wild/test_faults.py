@@ -112,16 +112,16 @@ def of_layers(model: Model, value, but: float = 1.0, only_biases: bool = False):
     return jax.tree_util.tree_map_with_path(factor, model.params)
 
 
-def with_bias(model: Model, value: float):
-    """The parameters with this bias in layer 2, and a small one in the others."""
+def with_bias(model: Model, value: float, others: float = 0.1):
+    """The parameters with this bias in layer 2, and another in the other layers."""
 
     def filled(path, leaf):
         path = jax.tree_util.keystr(path)
         if not IS_BIAS.search(path):
             return leaf
         if model.layer == "[{}]":
-            return np.where(np.arange(5)[:, None] == 2, np.float32(value), np.float32(0.1)) + 0 * leaf
-        return jnp.full_like(leaf, value if model.layer.format(2) in path else 0.1)
+            return np.where(np.arange(5)[:, None] == 2, np.float32(value), np.float32(others)) + 0 * leaf
+        return jnp.full_like(leaf, value if model.layer.format(2) in path else others)
 
     return jax.tree_util.tree_map_with_path(filled, model.params)
 
@@ -170,6 +170,12 @@ def test_a_parameter_that_is_nan_from_the_start_is_found_as_an_argument(model):
 
 def test_a_dead_layer_is_named_before_those_that_it_cuts_off(model):
     inspector = trained(model, change=lambda m: with_bias(m, -100))
+    first = inspector.findings[0]
+    assert first.kind == "dead" and layer_2(model) in first.path
+
+
+def test_a_dead_layer_is_named_before_those_behind_it_whose_biases_are_zero(model):
+    inspector = trained(model, change=lambda m: with_bias(m, -100, others=0))
     first = inspector.findings[0]
     assert first.kind == "dead" and layer_2(model) in first.path
 

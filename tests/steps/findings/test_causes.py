@@ -41,9 +41,9 @@ def batch(step: int) -> tuple:
     return x, np.tanh(x[:, :1])
 
 
-def watched(loss, params, batch=batch, n_steps: int = N_STEPS, rate: float = 1e-2) -> tv.GradientInspector:
+def watched(loss, params, batch=batch, n_steps: int = N_STEPS, rate: float = 1e-2, **how) -> tv.GradientInspector:
     """The inspector of a run of plain gradient descent."""
-    inspector = tv.GradientInspector()
+    inspector = tv.GradientInspector(**how)
 
     @jax.jit
     def update(params, *batch):
@@ -151,6 +151,24 @@ def test_fourteen_sigmoid_layers_vanish_with_depth_at_the_end_that_has_no_gradie
     assert (found.kind, found.severity) == ("vanishing", "warning") and found.path.startswith("['l0']")
     assert found.sentence.startswith("grads vanish with depth: from ['l13']") and len(found.leaves) == 28
     assert 3 < dict(found.numbers)["factor"] ** (1 / 13) < 6
+
+
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut behind l3", "zeros from l1 or later"])
+def test_a_layer_with_a_bias_is_named_only_where_those_behind_it_have_none_and_give_zeros(is_cut):
+    params = stack(4)
+    for name in ("l0", "l2", "l3"):
+        params[name]["b"][:] = 0
+    if not is_cut:
+        params["l1"]["b"][:] = -100
+
+    def loss(params, x, y):
+        for i in range(4):
+            x = jax.nn.relu(apply(params[f"l{i}"], x))
+        return jnp.mean((apply(params["out"], jax.lax.stop_gradient(x) if is_cut else x) - y) ** 2)
+
+    (found,) = (found for found in findings(loss, params, updates=True) if found.kind == "dead")
+    assert found.path == ("['l3']['w']" if is_cut else "['l1']['w']")
+    assert ("this one, or a later one" in found.advice) is not is_cut
 
 
 @pytest.mark.parametrize("scale", [1, 1e-4])

@@ -8,6 +8,7 @@ import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
 from treeviz.steps.findings.searched import Searched, and_others, pattern
+from treeviz.steps.names import sibling_name
 from treeviz.steps.recording.track import occurs_in
 
 SCALE_THE_LOSS = "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32."
@@ -77,10 +78,21 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
     zero = f"zero from step {first} on" if start else "always zero"
+    cause = _with_other_bias(tree, run)
+    run = [*cause, *(leaf for leaf in run if leaf not in cause)]
+    path = tree.path(run[0])
     layer = next(layer for layer in tree.layers if run[0] in layer)
     reason = "Of these it is in the last layer in use, so the backward pass met it first. " if len(run) > 1 else ""
-    if not set(run) <= set(layer):
-        reason += "It may be an earlier one: zeros stay zero in layers without biases, or with zero ones. "
+    if cause:
+        reason = (
+            "The layers behind it have biases of zero, in which zeros stay zero, and the last of them seems to give "
+            "zeros: it may be this one, or a later one; tv.tap on their outputs tells which. "
+        )
+    elif not set(run) <= set(layer):
+        reason += (
+            "It may be an earlier one: zeros stay zero in layers without biases, or with zero ones; tv.tap on their "
+            "outputs tells which. "
+        )
     if tree.norm.high[start:, layer].any():
         reason = "Other leaves of its layer have gradients, so what it is multiplied with may be zero. "
     if start:
@@ -100,6 +112,31 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
         reason, tuple(run), times,
         rank=Rank.LEAF_ENDS,
     )  # fmt: skip
+
+
+def _with_other_bias(tree: Searched, run: list[int]) -> list[int]:
+    """The leaves of the last layer in a run whose bias is not zero, if layers with zero biases and then zeros follow.
+
+    Where the weights behind the run have no gradient and their bias has, zeros leave the run. A layer with a bias of
+    zero makes zeros of zeros, so it tells nothing of itself. None if there is no such layer, or it is the last of all.
+    """
+    of_params, source = sibling_name(tree.name, "params"), tree.source
+    params = tree.history.sources.get(of_params)
+    if params is None or not source.shapes or params.paths != source.paths:
+        return []
+    if "norm" not in tree.history.statistics(of_params):
+        return []
+    whole = [layer for layer in tree.layers if set(layer) <= set(run)]
+    if not whole or all(tree.places[leaf] <= tree.places[whole[-1]].max() for leaf in run):
+        return []
+    norm = tree.history.values(of_params, "norm").latest[-1]
+    for layer in reversed(whole):
+        biases = [leaf for leaf in layer if "," not in source.shapes[leaf] and "," in source.shapes[layer[0]]]
+        if (norm[biases] > 0).any():
+            return [] if layer is whole[-1] else sorted(layer, key=run.index)
+        if not biases or not (norm[biases] == 0).all():
+            return []
+    return []
 
 
 def _last_of_float16(tree: Searched, run: list[int]) -> float | None:
