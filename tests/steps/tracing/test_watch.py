@@ -208,6 +208,14 @@ def test_every_and_heavy_every_choose_the_steps(seen, mlp):
     np.testing.assert_array_equal(numbers["zeros"], [np.sum(np.array(g) == 0) for g in gradients])
 
 
+def test_neither_every_nor_heavy_every_need_divide_the_other(seen, mlp):
+    watched = watch(jax.jit(update_mlp), seen, every=4, heavy_every=6, statistics=FULL)
+    for _ in range(13):
+        watched(mlp, x, y)
+    assert seen.steps == [0, 4, 6, 8, 12] and watched.newest == 12
+    assert ["histogram" in m.statistics for m in seen.measurements] == [True, False, True, False, True]
+
+
 def test_what_is_not_inspected_runs_the_step_itself(mlp, seen):
     step = jax.jit(lambda p, x, y: update_mlp(p, x, y))
     watched = watch(step, seen, every=10)
