@@ -228,11 +228,16 @@ def test_a_shard_that_is_missing_outside_or_lacks_a_tensor_is_named(tmp_path):
         ("../x/m.safetensors", "the shard '../x/m.safetensors' is not in its folder: nothing outside is read"),
         ("/dev/zero", "the shard '/dev/zero' is not in its folder"),
         ("model-00001-of-00002.safetensors", "has no tensor 'more', which the index names"),
+        (f"{'x' * 300}.safetensors", r"characters\) is not there"),
         (3, "no weight_map"),
     ):
         index.write_text(json.dumps({"weight_map": {**known, "more": shard}}))
         with pytest.raises(LoadError, match=message):
             read(tmp_path)
+    index.unlink()
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(LoadError, match=r"the shard model-00002-of-00002\.safetensors is not there"):
+        read(tmp_path)
 
 
 def test_values_are_compared_with_those_of_a_file_piece_by_piece(tmp_path, monkeypatch):

@@ -34,6 +34,12 @@ def _read_gguf(path: Path) -> Any:
     return read_gguf(path)
 
 
+def _read_flax(path: Path) -> Any:
+    from treeviz.integrations.flax_files import read_checkpoint
+
+    return read_checkpoint(path)
+
+
 def _read_torch(path: Path) -> Any:
     from treeviz.integrations.torch_files import read_torch
 
@@ -75,9 +81,10 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
         tv.render(tree, stats=True)                 # reads the values, one array after the other
 
     The formats are `.safetensors`, also as the folder or the index of several; `.npz` and `.npy`; folders that Orbax
-    wrote, also of several steps; `.msgpack` of Flax; `.eqx` of Equinox; `.gguf`; and `.pt`, `.pth`, `.bin` and `.ckpt`
-    of PyTorch, also by the index of several or by the folder of one. "package.module:name" is a tree in Python, or a
-    function that makes one, of which only the shapes are computed. Orbax, GGUF and PyTorch need their libraries.
+    wrote, also of several steps; `.msgpack` of Flax, and what its `save_checkpoint` or T5X wrote; `.eqx` of Equinox;
+    `.gguf`; and `.pt`, `.pth`, `.bin` and `.ckpt` of PyTorch, also by the index of several or by the folder of one.
+    "package.module:name" is a tree in Python, or a function that makes one, of which only the shapes are computed.
+    Orbax, GGUF and PyTorch need their libraries.
 
     Names such as "layers.0.w", or "layers/0/w", become nested dicts, and lists where the parts are numbers from 0 on.
     Costs some 10 µs an array, and no value is read; of PyTorch's files the pickle is, by PyTorch, as `weights_only`.
@@ -157,7 +164,7 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
             "reads it."
         )
     if re.fullmatch(r"checkpoint(_\d+)?", name):  # of flax.training.checkpoints
-        return "msgpack", read_msgpack
+        return "msgpack", _read_flax
     for suffix in sorted(READERS, key=len, reverse=True):
         if name.endswith(suffix):
             return suffix, READERS[suffix]
@@ -169,6 +176,7 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
 
 def _of_folder(folder: Path) -> Callable[[Path], Any]:
     """The reader of a folder, by what is in it."""
+    from treeviz.integrations.flax_files import STEP, read_steps
     from treeviz.integrations.orbax import is_orbax, read_orbax
 
     names = []
@@ -182,6 +190,9 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
         return read_orbax
     if shards:
         return lambda folder: read_shards(folder, shards)
+    steps = [name for name in names if STEP.fullmatch(name) and (folder / name).is_file()]
+    if steps:
+        return lambda folder: read_steps(folder, steps)
     models = [folder / name for name in names if name.endswith(_MODELS) and (folder / name).is_file()]
     if len(models) == 1:
         return lambda _: _of_file(models[0])[1](models[0])

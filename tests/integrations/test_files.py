@@ -160,6 +160,42 @@ def test_a_folder_of_an_older_orbax_is_its_msgpack_with_the_arrays_beside_it(tmp
         read(tmp_path)
 
 
+def test_files_of_flax_and_t5x_have_the_arrays_that_stand_beside_them(tmp_path):
+    """As `flax.training.checkpoints` and T5X write them: a name, or what TensorStore needs to open the array."""
+    checkpoints = pytest.importorskip("flax.training.checkpoints")
+    serialization = pytest.importorskip("flax.serialization")
+    ts = pytest.importorskip("tensorstore")
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with pytest.importorskip("flax.configurations").temp_flip_flag("use_orbax_checkpointing", False):
+        for step in (9, 10):
+            checkpoints.save_checkpoint(tmp_path / "flax", {"w": array * step, "step": step}, step, keep=2)
+    found = read(tmp_path / "flax")
+    assert list(found) == [9, 10] and found[9]["step"] == 9
+    np.testing.assert_array_equal(np.asarray(found[10]["w"]), array * 10)
+
+    def written(path: Path) -> dict[str, Any]:
+        store = {"driver": "file", "path": f"{path}/"}
+        stored = ts.open({"driver": "zarr", "kvstore": store}, create=True, dtype="float32", shape=[2, 3]).result()
+        stored.write(array).result()
+        return stored.spec().to_json() | {"kvstore": store | {"path": f"{path.name}/"}}
+
+    (tmp_path / "t5x").mkdir()
+    tree: dict[str, Any] = {"target": {"w": written(tmp_path / "t5x" / "target.w")}, "version": 3}
+    (tmp_path / "t5x" / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
+    written(tmp_path / "flax" / "checkpoint_11_gda" / "w")
+    (tmp_path / "flax" / "checkpoint_11").write_bytes(serialization.msgpack_serialize({"w": "//GDAPlaceholder:w"}))
+    for path in (tmp_path / "t5x", tmp_path / "t5x" / "checkpoint"):
+        np.testing.assert_array_equal(np.asarray(read(path)["target"]["w"]), array)
+    np.testing.assert_array_equal(np.asarray(read(tmp_path / "flax")[11]["w"]), array)
+    (tmp_path / "flax" / "checkpoint_9").write_bytes(b"\x81")
+    with pytest.raises(LoadError, match="flax is not a whole checkpoint: in checkpoint_9: it is cut"):
+        read(tmp_path / "flax")
+    tree["target"]["w"]["kvstore"]["path"] = "../flax/checkpoint_11_gda/w/"
+    (tmp_path / "t5x" / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
+    with pytest.raises(LoadError, match="nothing outside is read"):
+        read(tmp_path / "t5x")
+
+
 def test_a_file_of_safetensors_has_the_names_and_values_that_it_was_given(tmp_path):
     library = pytest.importorskip("safetensors.numpy")
     arrays = {f"model.layers.{i}.w": np.full((2, 3), i, np.float16) for i in range(2)}

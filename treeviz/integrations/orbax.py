@@ -1,41 +1,29 @@
-"""Checkpoints of Orbax: folders of arrays that TensorStore wrote.
+"""Checkpoints of Orbax: the structure stands in JSON, the shapes in the metadata of each array.
 
-The structure stands in JSON, and the shapes in the metadata of each array, which TensorStore reads in some 50 µs; Orbax
-opens the arrays one by one.
+Orbax itself opens the arrays one by one, to tell their shapes.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import ml_dtypes
-import numpy as np
 
-from treeviz.integrations import not_installed
-from treeviz.tree.files.entries import LoadError, Unread, n_bytes_of, parse_json, read_bounded
+from treeviz.integrations.flax_files import read_checkpoint
+from treeviz.integrations.tensorstore import HEADERS, Headers, folders
+from treeviz.tree.files.entries import LoadError, Unread, naming, parse_json, read_bounded
 from treeviz.tree.files.msgpack import read_msgpack
 from treeviz.tree.files.nested import nested
 from treeviz.tree.files.orbax_metadata import Entry, built, entries_of, random_keys_of
-from treeviz.tree.safe_repr import class_name, error_text, visible
-from treeviz.tree.stored import CHUNK, Stored
+from treeviz.tree.safe_repr import class_name, visible
 
 _MOST_JSON = 100_000_000  # bytes
-_MOST_HEADER = 1_000_000  # bytes of the metadata of an array
-_AT_ONCE = 1_000  # reads
-_READ_S = 60  # the longest wait for an answer of the file system
-_CACHE = 256 << 20  # bytes of decoded chunks, which a large chunk is read from in parts
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
-_PLACEHOLDER = "PLACEHOLDER://"
-_HEADERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # and the drivers of TensorStore
 _ALONE = ("default", "state", "pytree")  # an item that stands for all; the others in a folder with this file
 _VERSION_1 = "orbax.checkpoint"
 _ARRAY_HANDLER = ".ArrayCheckpointHandler"
@@ -63,7 +51,7 @@ def read_orbax(folder: Path) -> Any:
     handlers = _handlers(folder)
     if _is_tree(folder):
         return _read_item(folder, handlers)
-    below = _folders(folder)
+    below = folders(folder)
     steps = {int(match[1]): folder / name for name in below if (match := _STEP.fullmatch(name))}
     steps = {step: path for step, path in sorted(steps.items()) if _is_step(path) or _is_tree(path)}
     if steps:
@@ -90,21 +78,16 @@ def _unfinished(folder: Path) -> LoadError:
     return LoadError(f"{visible(str(folder), 1000)}: the checkpoint is being written, or what wrote it did not end.")
 
 
-def _folders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir())
-
-
 def _is_tree(folder: Path) -> bool:
     if any((folder / name).is_file() for name in ("_METADATA", "manifest.ocdbt", "checkpoint")):
         return True
-    return any((folder / name / header).is_file() for name in _folders(folder) for header in _HEADERS)
+    return any((folder / name / header).is_file() for name in folders(folder) for header in HEADERS)
 
 
 def _is_step(folder: Path) -> bool:
     return folder.is_dir() and (
         (folder / "_CHECKPOINT_METADATA").is_file()
-        or any(_is_tree(folder / name) or (folder / name / "metadata").is_file() for name in _folders(folder))
+        or any(_is_tree(folder / name) or (folder / name / "metadata").is_file() for name in folders(folder))
     )
 
 
@@ -134,7 +117,7 @@ def _read_item(folder: Path, handler: Any) -> Any:
         return _array_of(tree) if is_key or str(handler).endswith(_ARRAY_HANDLER) else tree
     if (folder / "metadata").is_file():  # of the handler of JSON
         return parse_json(read_bounded(folder / "metadata", _MOST_JSON))
-    below = _folders(folder)
+    below = folders(folder)
     is_key = _RANDOM_KEY in below or _RANDOM_KEY_OF_NUMPY in below  # an item that has items
     return (is_key and _read_items(folder, below, None)) or _NO_ITEM
 
@@ -146,10 +129,10 @@ def _array_of(tree: Any) -> Any:
 
 
 def _read_tree(folder: Path) -> Any:
-    headers = _Headers(folder)
+    headers = Headers(folder)
     if (folder / "_METADATA").is_file():
         keys = _random_keys(folder)  # first: what reads them takes room
-        with _naming(folder / "_METADATA") as path:
+        with naming(folder / "_METADATA") as path:
             entries = [*entries_of(read_bounded(path, _MOST_JSON))]
         texts = _texts(folder) if any(entry.kind == "string" for entry in entries) else {}
         names = [entry.name for entry in entries if entry.kind not in (*_EMPTY, "string")]
@@ -164,7 +147,7 @@ def _read_tree(folder: Path) -> Any:
             raise ValueError("its metadata has a name twice")
         return built(leaves)
     if (folder / "checkpoint").is_file():
-        return _filled(read_msgpack(folder / "checkpoint"), headers)
+        return read_checkpoint(folder / "checkpoint")
     tree = nested(headers.read(headers.names()))
     is_array = tree.keys() == {"checkpoint"} and not headers.has_database  # of releases without _METADATA
     return _array_of(tree) if is_array else tree
@@ -180,20 +163,10 @@ def _random_keys(folder: Path) -> dict[str, str]:
     """What there is to say of each array that was a PRNG key, by its name."""
     found: dict[str, str] = {}
     for path in sorted(folder.glob("array_metadatas/process_*"))[:1]:  # the others say the same
-        with _naming(path):
+        with naming(path):
             for name, kind in random_keys_of(read_bounded(path, _MOST_JSON)):
                 found[name] = f"the data of a PRNG key, {visible(kind, 50)}"
     return found
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[Path]:
-    """Names the file in an error about what is in it."""
-    try:
-        yield path
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        why = visible(str(error), 200) if type(error) is ValueError else error_text(error)
-        raise ValueError(f"in {visible(path.name, 100)}: {why}") from error
 
 
 def _texts(folder: Path) -> dict[str, Any]:
@@ -209,135 +182,3 @@ def _leaf(entry: Entry, found: dict[str, Any], texts: dict[str, Any]) -> Any:
     if entry.kind == "string":
         return texts.get(name, "")
     return found.get(name, Unread(visible(entry.kind, 50), "its values are not in the checkpoint"))
-
-
-def _filled(tree: Any, headers: _Headers) -> Any:
-    """The tree of an older checkpoint, whose arrays stand beside its file, each in a folder."""
-    names: list[str] = []
-
-    def walk(node: Any, leaf_of: Callable[[str], Any]) -> Any:
-        if isinstance(node, dict):
-            return {key: walk(child, leaf_of) for key, child in node.items()}
-        if isinstance(node, list):
-            return [walk(child, leaf_of) for child in node]
-        is_name = isinstance(node, str) and node.startswith(_PLACEHOLDER)
-        return leaf_of(node.removeprefix(_PLACEHOLDER)) if is_name else node
-
-    walk(tree, names.append)
-    found = headers.read(names)
-    return walk(tree, lambda name: found.get(name, Unread("jax.Array", "its values are not in the checkpoint")))
-
-
-class _Headers:
-    """The metadata of the arrays of a folder, which TensorStore keeps in one database or in a folder for each."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.has_database = (folder / "manifest.ocdbt").is_file()
-
-    def names(self) -> list[str]:
-        """The names of the arrays, where no other file tells them."""
-        if not self.has_database:
-            return _folders(self._folder)
-        keys = (key.decode("utf-8", "replace") for key in self._database().list().result(_READ_S))
-        return sorted({name for key in keys for name, _, last in [key.rpartition("/")] if last in _HEADERS})
-
-    def read(self, names: Sequence[str]) -> dict[str, Stored]:
-        """The arrays by name; those that are not there are left out."""
-        read = self._from_database if self.has_database else self._from_folders
-        found: dict[str, Stored] = {}
-        for header in _HEADERS:
-            left, values = [name for name in names if name not in found], _Values(self, header)
-            known: dict[bytes, tuple[tuple[int, ...], np.dtype]] = {}  # the arrays of a model have few shapes
-            for name, text in read(left, header):
-                if text not in known:
-                    known[text] = _shape_and_dtype(name, text, header)
-                found[name] = Stored(*known[text], values, name)
-        return found
-
-    def _from_database(self, names: Sequence[str], header: str) -> Iterator[tuple[str, bytes]]:
-        if not names:
-            return
-        database = self._database()
-        for i in range(0, len(names), _AT_ONCE):
-            some = names[i : i + _AT_ONCE]
-            for name, future in [(name, database.read(f"{name}/{header}")) for name in some]:
-                result = future.result(_READ_S)
-                if result.state == "value":
-                    yield name, result.value
-
-    def _from_folders(self, names: Iterable[str], header: str) -> Iterator[tuple[str, bytes]]:
-        root = self._folder.resolve()
-        for name in names:
-            path = self._folder / name / header
-            if "\0" in name or not path.resolve().is_relative_to(root):
-                raise ValueError(f"the array {visible(name, 100)!r} is not in its folder: nothing outside is read")
-            if path.is_file():
-                yield name, read_bounded(path, _MOST_HEADER)
-
-    def _database(self) -> Any:
-        for path in (*self._folder.glob("d/*"), *self._folder.glob("ocdbt.process_*/d/*")):
-            if not path.is_file():  # TensorStore would wait for a pipe
-                raise ValueError(f"{visible(path.name, 100)} in it is no file")
-        return _tensorstore().KvStore.open(self._kvstore(), context=_context()).result(_READ_S)
-
-    def _kvstore(self) -> dict[str, Any]:
-        files = {"driver": "file", "path": f"{self._folder.absolute()}/"}
-        return {"driver": "ocdbt", "base": files} if self.has_database else files
-
-    def opened(self, header: str, stored: Stored) -> Any:
-        """The array in TensorStore."""
-        kvstore = self._kvstore()
-        kvstore["path"] = f"{kvstore.get('path', '')}{stored.name}/"
-        spec = {"driver": _HEADERS[header], "kvstore": kvstore}
-        array = _tensorstore().open(spec, open=True, read=True, context=_context()).result(_READ_S)
-        if tuple(array.shape) != stored.shape or array.dtype.numpy_dtype != stored.dtype:
-            raise ValueError("the array in the checkpoint is another now")
-        return array
-
-
-class _Values(NamedTuple):
-    """Reads the values of arrays."""
-
-    headers: _Headers
-    header: str
-
-    def part(self, stored: Stored, place: tuple[slice, ...]) -> np.ndarray:
-        return np.asarray(self.headers.opened(self.header, stored)[place].read().result(_READ_S))
-
-    def __call__(self, stored: Stored) -> Iterator[np.ndarray]:
-        array = self.headers.opened(self.header, stored)
-        if not stored.shape:
-            yield np.asarray(array.read().result()).reshape(-1)
-            return
-        n_together = max(1, array.chunk_layout.read_chunk.shape[0])  # rows that are decoded together
-        n_bytes = max(1, stored.nbytes // max(1, stored.shape[0]))
-        n_rows = n_together if n_together * n_bytes > _CACHE else max(1, CHUNK // n_bytes)
-        for i in range(0, stored.shape[0], n_rows):
-            yield np.asarray(array[i : min(i + n_rows, stored.shape[0])].read().result()).reshape(-1)
-
-
-def _shape_and_dtype(name: str, text: bytes, header: str) -> tuple[tuple[int, ...], np.dtype]:
-    shown = f"the array {visible(name, 100)!r}"
-    if len(text) > _MOST_HEADER:
-        raise ValueError(f"the metadata of {shown} has {len(text):,} bytes")
-    metadata = parse_json(text)
-    shape, dtype_name = metadata["shape"], metadata["dtype" if header == ".zarray" else "data_type"]
-    if type(shape) is not list or type(dtype_name) is not str:
-        raise ValueError(f"the metadata of {shown} has no shape and dtype")
-    dtype = np.dtype(getattr(ml_dtypes, dtype_name, None) or dtype_name)
-    n_bytes_of(shown, shape, dtype)
-    return tuple(shape), dtype
-
-
-@lru_cache(maxsize=1)
-def _context() -> Any:
-    return _tensorstore().Context({"cache_pool": {"total_bytes_limit": _CACHE}})
-
-
-def _tensorstore() -> Any:
-    try:
-        import tensorstore
-    except ImportError as error:
-        raise not_installed(error, "orbax") from error
-    return tensorstore

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from treeviz.tree.describers import Description, describes
-from treeviz.tree.safe_repr import visible
+from treeviz.tree.safe_repr import error_text, visible
 from treeviz.tree.stored import Stored, chunks_from, places_of
 
 _PAGE = 4096  # bytes
@@ -126,12 +128,35 @@ def check_size_of_json(text: bytes) -> None:
         raise ValueError(f"its JSON has {n_tokens:,} values and brackets; {MOST_TOKENS:,} is the most that is read")
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[Path]:
+    """Names the file in an error about what is in it."""
+    try:
+        yield path
+    except LoadError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        why = visible(str(error), 200) if type(error) is ValueError else error_text(error)
+        raise ValueError(f"in {visible(path.name, 100)}: {why}") from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether it is one; a name that is too long for the file system is that of none."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False
+
+
 def read_bounded(path: Path, n_most: int) -> bytes:
     """The bytes of a file of at most `n_most`."""
-    if not path.is_file():  # a pipe would be waited for
+    if not is_file(path):  # a pipe would be waited for
         raise ValueError(f"{visible(path.name, 100)} is no file")
     with open(path, "rb") as file:
-        data = file.read(n_most + 1)
-    if len(data) > n_most:
+        is_longer = os.fstat(file.fileno()).st_size > n_most
+        data = b"" if is_longer else file.read(n_most + 1)
+    if is_longer or len(data) > n_most:
         raise ValueError(f"{visible(path.name, 100)} has more than {n_most:,} bytes")
     return data

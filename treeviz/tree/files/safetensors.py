@@ -16,6 +16,7 @@ from treeviz.tree.files.entries import (
     At,
     LoadError,
     check_size_of_json,
+    is_file,
     n_bytes_of,
     parse_json,
     read_bounded,
@@ -27,6 +28,7 @@ from treeviz.tree.stored import Stored
 
 MAX_HEADER = 50_000_000  # bytes: of some 350,000 tensors. safetensors itself takes 100 MB
 _INDEX = ".safetensors.index.json"
+_NUMBERED = re.compile(r"(.*-)(\d{1,6})-of-(\d{1,6})\.safetensors")
 _METADATA = re.compile(r'\{"__metadata__": ?')
 _TENSOR = re.compile(
     r'[{,] ?"([^"\\\x00-\x1f]*)": ?\{"dtype": ?"(\w+)", ?"shape": ?\[([\d, ]*)\], ?'
@@ -117,15 +119,25 @@ def read_shards(folder: Path, names: Sequence[str]) -> Pairs:
     if indices:
         yield from read_index(folder / indices[0])
     else:
-        for name in names:
+        for name in [*names, *_missing(names)]:
             yield from _shard(folder, name, read_safetensors)
+
+
+def _missing(names: Sequence[str]) -> Iterator[str]:
+    """What is not there of files that are numbered, as "model-00001-of-00002.safetensors"."""
+    found = next(filter(None, map(_NUMBERED.fullmatch, names)), None)
+    if found is not None:
+        before, number, n = found.groups()
+        there = set(names)
+        numbered = (f"{before}{i:0{len(number)}}-of-{n}.safetensors" for i in range(1, int(n) + 1))
+        yield from (name for name in numbered if name not in there)
 
 
 def _shard(folder: Path, name: str, read: Callable[[Path], Pairs]) -> Pairs:
     path, shown = folder / name, visible(name, 100)
     if "/" in name or "\\" in name or "\0" in name or name in ("", ".", ".."):
         raise ValueError(f"the shard {shown!r} is not in its folder: nothing outside is read")
-    if not path.is_file():
+    if not is_file(path):
         raise LoadError(f"{visible(str(folder), 500)}: the shard {shown} is not there")
     try:
         yield from read(path)
