@@ -160,13 +160,14 @@ def test_a_folder_of_an_older_orbax_is_its_msgpack_with_the_arrays_beside_it(tmp
         read(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore")  # Flax' own
 def test_files_of_flax_and_t5x_have_the_arrays_that_stand_beside_them(tmp_path):
     """As `flax.training.checkpoints` and T5X write them: a name, or what TensorStore needs to open the array."""
     checkpoints = pytest.importorskip("flax.training.checkpoints")
     serialization = pytest.importorskip("flax.serialization")
     ts = pytest.importorskip("tensorstore")
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    with pytest.importorskip("flax.configurations").temp_flip_flag("use_orbax_checkpointing", False):
+    with pytest.importorskip("flax.configurations").config.temp_flip_flag("use_orbax_checkpointing", False):
         for step in (9, 10):
             checkpoints.save_checkpoint(tmp_path / "flax", {"w": array * step, "step": step}, step, keep=2)
     found = read(tmp_path / "flax")
