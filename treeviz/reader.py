@@ -186,13 +186,13 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
             if len(names) > _MOST_FILES:
                 break
     shards = sorted(name for name in names if name.endswith((".safetensors", ".safetensors.index.json")))
+    steps = [name for name in names if STEP.fullmatch(name) and (folder / name).is_file()]
+    if steps:
+        return lambda folder: read_steps(folder, steps)
     if is_orbax(folder, names):
         return read_orbax
     if shards:
         return lambda folder: read_shards(folder, shards)
-    steps = [name for name in names if STEP.fullmatch(name) and (folder / name).is_file()]
-    if steps:
-        return lambda folder: read_steps(folder, steps)
     models = [folder / name for name in names if name.endswith(_MODELS) and (folder / name).is_file()]
     if len(models) == 1:
         return lambda _: _of_file(models[0])[1](models[0])
