@@ -3,20 +3,58 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from treeviz.analysis.checks.finding import TreeFindings
 from treeviz.analysis.checks.rule import USES, Checked, Use
-from treeviz.analysis.checks.run import RULES, findings, run_rules, with_badges
+from treeviz.analysis.checks.run import RULES, Result, findings, run_rules, with_badges
 from treeviz.prepare import Prepared, scanned
 from treeviz.tree.collector import collector_paused
+from treeviz.tree.table import TreeTable
+from treeviz.views.tree_view import TreeView
+
+_COLUMNS = ("elements", "bytes", "nan", "inf")
+
+
+class CheckedTree(TreeView):
+    """A tree with a sign in the row of each finding, as `treeviz check` writes it; as text the findings alone."""
+
+    findings: TreeFindings
+
+    def __init__(self, table: TreeTable, found: TreeFindings) -> None:
+        super().__init__(table, table.chosen([name for name in _COLUMNS if name in table.columns]))
+        object.__setattr__(self, "findings", found)
+
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        yield from str(self.findings).split("\n")
+
+    def json(self) -> str:
+        """The JSON of a view with `findings`, [{code, level, path, row, sentence, fix}, …]."""
+        names = ("code", "level", "path", "row", "sentence", "fix")
+        rows = json.dumps([{name: getattr(each, name) for name in names} for each in self.findings])
+        return f'{super().json()[:-1]},\n"findings": {rows}}}'
 
 
 def check_tree(
     tree: Any, *, name: str = "tree", for_: Use, values: bool, roundtrip: bool, ignore: str | Collection[str]
 ) -> TreeFindings:
     """See `treeviz.check`."""
+    table, results = _checked(tree, name, for_, values, roundtrip, ignore)
+    return findings(table, results)
+
+
+def checked_tree(tree: Any, *, name: str, for_: Use, values: bool, ignore: Collection[str]) -> CheckedTree:
+    """The same as a view."""
+    table, results = _checked(tree, name, for_, values, False, ignore)
+    with collector_paused():
+        return CheckedTree(with_badges(table, results), findings(table, results))
+
+
+def _checked(
+    tree: Any, name: str, for_: Use, values: bool, roundtrip: bool, ignore: str | Collection[str]
+) -> tuple[TreeTable, list[Result]]:
     if for_ not in USES:
         raise ValueError(f"check: for_ is one of {', '.join(map(repr, USES))}, and not {for_!r}")
     ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
@@ -28,7 +66,7 @@ def check_tree(
 
         table = table.with_columns(*value_statistics(table, nodes)[0])
     with collector_paused():
-        return findings(table, run_rules(Checked(table, nodes, for_), roundtrip=roundtrip, ignore=ignore))
+        return table, run_rules(Checked(table, nodes, for_), roundtrip=roundtrip, ignore=ignore)
 
 
 def with_findings(prepared: Prepared, use: bool | Use) -> Prepared:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pytest
 
+import treeviz.views.json
 from treeviz.cli import main
 from treeviz.cli.output import DIFFERENT, TROUBLE
 
@@ -22,9 +25,28 @@ def test_check_says_what_is_wrong_and_the_status_whether_an_error_is_among_it(tm
     assert lines[2] == "T203 info at ['v']: JAX makes float64 float32"
     assert main(["check", "params.npz", "--values", "--github"]) == DIFFERENT
     assert "| `['v']` | info | T203 | JAX makes float64 float32 |" in capsys.readouterr().out
-    assert main(["check", "params.npz", "--values", "--json"]) == DIFFERENT
-    findings = json.loads(capsys.readouterr().out)["findings"]
-    assert ("T203", "['v']") in [(each["code"], each["path"]) for each in findings]
+    assert (
+        main(["check", "params.npz", "--values", "--github", "--html", "found.html", "--text", "found.txt"])
+        == DIFFERENT
+    )
+    printed = capsys.readouterr()
+    assert printed.out.startswith("### params.npz: ") and printed.err == "Wrote found.html\nWrote found.txt\n"
+    assert "T140: 1 NaN among 2 values" in Path("found.html").read_text("utf-8")
+    assert Path("found.txt").read_text("utf-8").startswith("T140 error at ['w']: 1 NaN among 2 values\n")
+
+
+def test_the_findings_are_json_beside_the_rows_as_the_schema_says(tmp_path, monkeypatch, capsys):
+    jsonschema = pytest.importorskip("jsonschema")
+    monkeypatch.chdir(tmp_path)
+    np.savez("params.npz", w=np.array([np.nan, 1], np.float32), v=np.zeros(2))
+    assert main(["check", "params.npz", "--values", "--json", "-"]) == DIFFERENT
+    document = json.loads(capsys.readouterr().out)
+    found = document["findings"]
+    assert ("T203", "['v']") in [(each["code"], each["path"]) for each in found]
+    assert [document["rows"][each["row"]]["keystr"] for each in found] == [each["path"] for each in found]
+    schema = json.loads(Path(treeviz.views.json.__file__).with_name("schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert set(document) <= set(schema["properties"])
 
 
 def test_a_rule_is_explained_by_its_code(capsys):

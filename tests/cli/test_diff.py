@@ -33,6 +33,8 @@ def test_two_files_are_compared_and_the_status_says_whether_they_differ(saved, c
     assert [(each["path"], each["kind"]) for each in found] == [("['x']['b']", "shape"), ("['x']['w']", "value")]
     assert main(["diff", a, b, "--no-values", "--json", "-"]) == DIFFERENT
     assert len(json.loads(capsys.readouterr().out)["differences"]) == 1
+    assert main(["diff", a, b, "--github", "--html", "out.html"]) == DIFFERENT
+    assert capsys.readouterr().out.startswith("### ") and Path("out.html").stat().st_size > 10_000
     assert main(["diff", a]) == TROUBLE
 
 

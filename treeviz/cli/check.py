@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_github, markdown_table, print_text
+from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, markdown_table, print_text
 from treeviz.cli.source import add_source, load, name_of
 
-FORMAT = "treeviz-check/1"  # of --json: later versions add names, but change none
+_JSON = "all rows and the findings, for programs, as treeviz/views/schema.json describes"
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -27,34 +26,31 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--values", action="store_true", help="read the values: NaN, infinities, zeros")
     parser.add_argument("--ignore", metavar="CODE", action="append", default=[], help="leave a rule out; repeatable")
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print the findings for programs")
-    add_github(output)
+    add_outputs(parser, text="the findings, as a pipe gets them", json=_JSON, width=None)
     return parser
 
 
 def run(options: argparse.Namespace) -> int:
-    from treeviz.checker import check_tree, explain
+    from treeviz.checker import checked_tree, explain
 
     if options.explain:
         print_text(explain(options.explain))
         return SAME
     if options.file is None:
         raise ValueError("check: which file? See treeviz check --help")
-    found = check_tree(
+    view = checked_tree(
         load(options.file, options),
         name=name_of(options.file),
         for_=options.for_,
         values=options.values,
-        roundtrip=False,
         ignore=options.ignore,
     )
-    if options.json:
-        rows = [{"code": f.code, "level": f.level, "path": f.path, "sentence": f.sentence, "fix": f.fix} for f in found]
-        print_text(json.dumps({"format": FORMAT, "findings": rows}, indent=1))
-    elif options.github:
+    found = view.findings
+
+    def summary() -> str:
+        title = f"{options.file}: {len(found):,} {'finding' if len(found) == 1 else 'findings'}"
         rows = ((each.path or "the root", each.level, each.code, each.sentence) for each in found)
-        print_text(markdown_table(f"{options.file}: {len(found):,} findings", ("leaf", "", "rule", "finding"), rows))
-    else:
-        print_text(str(found))
+        return markdown_table(title, ("leaf", "", "rule", "finding"), rows)
+
+    deliver(view, options, lambda: str(found), summary=summary)
     return DIFFERENT if any(each.level == "error" for each in found) else SAME

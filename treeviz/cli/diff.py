@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, markdown_table, print_text, printed
+from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, markdown_table, printed
 from treeviz.cli.source import add_source, load, name_of, stacks_of
 
 
@@ -46,16 +46,14 @@ def _two(options: argparse.Namespace) -> int:
     trees = [load(what, options) for what in options.files]
     with stacks_of(options.files[0]):
         found = diff(*trees, values=options.values, rtol=options.rtol, atol=options.atol, stacked=options.stacked)
-    if options.github:
+
+    def summary() -> str:
         n = len(found.differences)
         title = f"{' and '.join(options.files)}: {n:,} {'difference' if n == 1 else 'differences'}"
-        print_text(
-            markdown_table(
-                title, ("leaf", "difference"), ((each.path or "the root", each.text) for each in found.differences)
-            )
-        )
-    else:
-        deliver(found, options, lambda: printed(found, options))
+        rows = ((each.path or "the root", each.text) for each in found.differences)
+        return markdown_table(title, ("leaf", "difference"), rows)
+
+    deliver(found, options, lambda: printed(found, options), summary=summary)
     return DIFFERENT if found.differences else SAME
 
 

@@ -26,24 +26,28 @@ _HELP = {
     "png": "the same picture; needs matplotlib",
     "md": "the first rows as a table of Markdown",
     "mmd": "the first rows as a diagram of Mermaid",
+    "width": "all rows as text, in lines of at most N characters",
 }
 _AT_ONCE = 1 << 16  # characters
 _MOST_IN_SUMMARY = 200  # rows; GitHub takes 1 MB
 
 
-def add_outputs(parser: argparse.ArgumentParser) -> None:
+def add_outputs(parser: argparse.ArgumentParser, **of_this: str | None) -> None:
+    """Declare where the command writes.
+
+    Args:
+      of_this: What an option does that does something else in this command; None: it has no such option.
+    """
     outputs = parser.add_argument_group("output", "OUT is a file, or - for standard output.")
-    for name, content in _HELP.items():
-        outputs.add_argument(f"--{name}", metavar="OUT", help=content)
-    outputs.add_argument(
-        "--width", metavar="N", type=number("characters"), help="all rows as text, in lines of at most N characters"
-    )
+    for name, content in {**_HELP, **of_this}.items():
+        if content is None:
+            parser.set_defaults(**{name: None})
+        elif name == "width":
+            outputs.add_argument("--width", metavar="N", type=number("characters"), help=content)
+        else:
+            outputs.add_argument(f"--{name}", metavar="OUT", help=content)
     outputs.add_argument("--open", action="store_true", help="open the page in the browser")
-    add_github(outputs)
-
-
-def add_github(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--github", action="store_true", help="print Markdown, for >> $GITHUB_STEP_SUMMARY")
+    outputs.add_argument("--github", action="store_true", help="print Markdown, for >> $GITHUB_STEP_SUMMARY")
 
 
 def number(of: str) -> Callable[[str], int]:
@@ -67,12 +71,14 @@ def deliver(
     options: argparse.Namespace,
     say: Callable[[], str | Iterable[str]],
     listed: Sequence[str] | None = None,
+    summary: Callable[[], str] | None = None,
 ) -> None:
     """Write the outputs that are asked for; unless one of them is standard output, print what `say` returns.
 
     Args:
       say: Returns a text, or its lines.
       listed: The lines for the summary of a job, which otherwise has the first rows.
+      summary: Returns the whole summary.
     """
     from treeviz.views.save import open_page, write
 
@@ -89,7 +95,9 @@ def deliver(
             print_error(f"Wrote {one_line(out)}")
     if options.open:
         open_page(view.table.name, view.html)
-    if options.github:
+    if options.github and summary is not None:
+        print_text(summary())
+    elif options.github:
         if listed is None:
             rows = view.text(max_rows=_MOST_IN_SUMMARY, width=options.width)
         else:
