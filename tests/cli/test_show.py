@@ -288,14 +288,18 @@ def test_the_demo_of_full_size_runs_as_a_command_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("treeviz d", ["diff", "demo", "doctor"]),
+        ("treeviz de", ["demo"]),
+        ("treeviz di", ["diff", "disk.npz"]),
+        ("treeviz disk", ["disk.npz"]),
         ("treeviz diff a.npz --rt", ["--rtol"]),
         ("treeviz a.npz --so", ["--sort"]),  # as of show
         ("treeviz a.npz b --so", ["--sort"]),
         ("treeviz --ver", ["--version"]),
     ],
 )
-def test_a_shell_completes_commands_and_options(monkeypatch, line, words):
+def test_a_shell_completes_commands_files_and_options(tmp_path, monkeypatch, line, words):
+    monkeypatch.chdir(tmp_path)
+    Path("disk.npz").touch()
     argcomplete = pytest.importorskip("argcomplete")
     monkeypatch.setattr("argcomplete.finders.os.fdopen", lambda *_: io.StringIO())  # it closes pytest's descriptor 9
     answer = io.StringIO()

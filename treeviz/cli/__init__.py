@@ -69,7 +69,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add(commands).set_defaults(run=command.run)
-    complete(parser, commands.choices)
+    complete(parser, commands)
     if arguments and arguments[0] not in {*commands.choices, "-h", "--help", "--version"}:
         near = get_close_matches(arguments[0], commands.choices, n=1)
         if near and arguments[0].isalpha() and not os.path.exists(arguments[0]):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Container
+from typing import Any
 
 _FIRST = re.compile(r"\s*\S+\s+(?=([^\s-]\S*)\s)")  # what stands before a whole first argument that is no option
 
 
-def complete(parser: argparse.ArgumentParser, commands: Container[str]) -> None:
+def complete(parser: argparse.ArgumentParser, commands: Any) -> None:
     """Answer the shell and end, if it asks what may come next; else do nothing.
 
     `eval "$(register-python-argcomplete treeviz)"` makes a shell ask: https://kislyuk.github.io/argcomplete
@@ -18,9 +18,10 @@ def complete(parser: argparse.ArgumentParser, commands: Container[str]) -> None:
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
+        commands.completer = argcomplete.FilesCompleter()
         line = os.environ.get("COMP_LINE", "")
         first = _FIRST.match(line)
-        if first and first[1] not in commands:  # `treeviz FILE` is `treeviz show FILE`
+        if first and first[1] not in commands.choices:  # `treeviz FILE` is `treeviz show FILE`
             os.environ["COMP_LINE"] = f"{first[0]}show {line[first.end() :]}"
             os.environ["COMP_POINT"] = str(int(os.environ.get("COMP_POINT", len(line))) + len("show "))
         argcomplete.autocomplete(parser)
