@@ -774,6 +774,47 @@ def test_names_are_whole_and_what_does_not_fit_is_to_their_right(shown):
     assert settled(page).locator(".head button").all_inner_texts() == titles, "details take no column away"
 
 
+def moved():
+    tree = model()
+    tree["layers"][1]["attn"]["bias"][3] = 2.5
+    return tree
+
+
+ASKED = {
+    "other trees": (lambda: treeviz.render(model(), grads=model(), stats=True), ["rms", "grads rms"]),
+    "statistics": (lambda: treeviz.render(model(), stats=True), ["min", "max"]),
+    "in_axes": (lambda: treeviz.overlay({"embed": None, "layers": 0, "norm": None}, model()), ["in_axes"]),
+    "differences": (lambda: treeviz.diff(model(), moved()), ["first", "other"]),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_what_was_asked_for_stands_before_the_type_where_not_all_columns_fit(open_page, what):
+    make, asked = ASKED[what]
+    page = opened(open_page(make().html(), width=480))
+    heads = page.locator(".head button")
+    titles = heads.all_inner_texts()
+    assert titles[: len(asked) + 1] == ["name", *asked] and titles[len(asked) + 1] == "type"
+    assert box(page, f".head button:nth-child({len(asked) + 1}) i")["x"] < 470
+    clipped = page.locator(".row .what").evaluate_all(
+        "(parts) => parts.filter((part) => part.getBoundingClientRect().right > 474).map((part) => part.textContent)"
+    )
+    assert clipped == [], "a type that is cut ends in dots, for a part of a shape would be read as another shape"
+    page.set_viewport_size({"width": 1400, "height": 700})
+    page.wait_for_function(f"() => {IN_VIEW}.querySelector('.head').children[1].textContent === 'type'")
+    assert sorted(settled(page).locator(".head button").all_inner_texts()) == sorted(
+        titles + ["elements"] * (what == "statistics")
+    )
+
+
+def test_a_column_that_the_reader_chooses_comes_into_sight_on_a_phone(shown):
+    page = shown(model(), width=400)
+    page.get_by_text("columns").click()
+    page.get_by_role("checkbox", name="dtype").check()
+    end = box(page, "#row1 .label")
+    assert end["x"] + end["width"] < 400 and page.get_by_role("button", name="+1 ›").is_visible()
+
+
 def test_a_view_is_as_wide_as_its_columns_and_has_its_details_beside_them(shown):
     page = shown(model(), width=1920)
     columns = box(page, ".scroller")

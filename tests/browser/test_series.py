@@ -297,16 +297,39 @@ def test_another_series_can_be_looked_at(shown):
     assert " · gradient / parameter " in readout(page)
 
 
+def test_on_a_phone_the_sparkline_and_the_last_value_are_in_sight(shown):
+    page = shown(width=480)
+    place = box(page, ".head .sparkline")
+    assert place["x"] + place["width"] < 480 and page.get_by_role("combobox", name="Colors").is_hidden()
+    assert settled(page).locator(".head button").all_inner_texts()[-2:] == ["type", "bytes"]
+
+
+def test_curves_have_the_scale_that_is_chosen_and_say_so(shown):
+    page = shown()
+    row(page, "embed").click()
+
+    def curve():
+        return settled(page).locator(".sparklines").evaluate("(canvas) => canvas.toDataURL()")
+
+    captions, before = page.locator(".over-time figcaption"), curve()
+    assert captions.first.inner_text().endswith(", log scale")
+    assert "log scale" in page.locator(".head .sparkline").get_attribute("title")
+    page.get_by_role("checkbox", name="log").uncheck()
+    assert curve() != before
+    assert not [text for text in captions.all_inner_texts() if "log" in text]
+    assert "log" not in page.locator(".head .sparkline").get_attribute("title")
+
+
 def test_the_scale_can_be_linear_and_the_legend_says_its_numbers(shown):
     page = shown()
     legend = page.locator(".legend")
     assert "not finite" in legend.inner_text() and "zero" in legend.inner_text()
     before = page.locator(".colors").get_attribute("aria-label")
-    assert before.endswith("logarithmic")
+    assert before.endswith(", light, log scale")
     embed = leaf(layers(), "embed")
     light = brightness(page, embed, 0.9)
     page.get_by_role("checkbox", name="log").uncheck()
-    assert page.locator(".colors").get_attribute("aria-label").endswith("linear")
+    assert page.locator(".colors").get_attribute("aria-label").endswith(", light")
     assert brightness(page, embed, 0.9) < light
 
 
@@ -543,7 +566,9 @@ def test_where_most_values_are_alike_the_scale_reaches_to_those_that_differ(show
     values[3:5, 5:] = [[0.1], [3]]
     steps = np.arange(10)
     page = shown(table, [Series("x", "x", steps, steps, values, np.zeros(values.shape, bool))])
-    assert [word for word in page.locator(".legend").inner_text().split() if word in ("0.1", "1", "3")] == ["0.1", "3"]
+    assert [
+        word for word in page.locator(".legend").inner_text().replace(",", "").split() if word in ("0.1", "1", "3")
+    ] == ["0.1", "3"]
     assert brightness(page, 3, 0.9) < brightness(page, 2, 0.9) < brightness(page, 4, 0.9)
 
 

@@ -206,7 +206,7 @@ def test_text_has_the_last_value_and_a_sparkline_in_every_line_and_the_worst_lea
     series = replace(series_of(values, bad=bad), title="gradient norm", marks=(mark,))
     assert text(View(table, [], series=[series])).split("\n") == [
         "params · 3 leaves · 6 parameters · 48 B · float64 100 %",
-        "                          gradient norm",
+        "                          gradient norm  log scale",
         "params  dict                          9  ▅▅▅▅",
         "├─ a    float64[2] numpy              8  ▁▃▆█",
         "├─ b    float64[2] numpy        NaN/Inf  ▅×××",

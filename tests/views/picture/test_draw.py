@@ -135,7 +135,7 @@ def test_every_row_has_its_last_value_and_a_line_that_goes_as_its_values_did():
     series, picture = view.series[0], view.picture()
     assert series.high is not None
     shown = texts(svg(picture))
-    assert "gradient norm" in shown and "gradient norm at steps 990 to 999 and since steps 0 to 9" in shown
+    assert "gradient norm, log scale" in shown and "gradient norm at steps 990 to 999 and since steps 0 to 9" in shown
     up = leaf(view.table, "layers/1/up")
     assert number_text(float(series.values[up, -1])) in shown
     y = places_of(picture, "up")[1]

@@ -17,6 +17,7 @@ from treeviz.views.text.terminal import Glyphs, cut
 
 GLYPHS = Glyphs("+--", "`--", "|  ", "   ", "…", " · ", "▏▎▍▌▋▊▉█", " ▁▂▃▄▅▆▇█")
 _TITLE = 32  # most characters
+LOG_SCALE = ", log scale"
 _N_POINTS, _POINT = 64, 2  # points of a sparkline; pixels between two of them
 _CROSS, _CROSSES = 2.5, 7  # pixels: half a cross; the least distance of two crosses
 
@@ -26,7 +27,7 @@ class SparklineColumn:
 
     def __init__(self, series: Series, rows: np.ndarray) -> None:
         self.x = 0.0
-        self._title = cut(series.title, _TITLE)
+        self._title = cut(series.title, _TITLE) + LOG_SCALE * series.log
         self._lasts = last_texts(series, rows)
         self._shapes = shapes_of(series, rows, _N_POINTS)
         n = self._shapes.heights.shape[1]

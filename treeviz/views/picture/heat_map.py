@@ -49,7 +49,7 @@ class HeatMapColumn:
     def words(self) -> str:
         """What is to be seen, for readers who cannot."""
         few = self._series
-        scale = ", logarithmic" if few.log else ""
+        scale = ", log scale" if few.log else ""
         of = f"the {few.title} of each row over steps {few.first_steps[0]} to {few.last_steps[-1]}"
         return f"A heat map shows {of}, from {self.ends[0]}, dark, to {self.ends[1]}, light{scale}."
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from treeviz.tree.numbers import number_text
 from treeviz.tree.series import Series, thinned
-from treeviz.views.picture.columns import curves
+from treeviz.views.picture.columns import LOG_SCALE, curves
 from treeviz.views.picture.heat_map import HeatMapColumn
 from treeviz.views.picture.shapes import GAP, Curve, Line, Text, width_of
 from treeviz.views.text.sparklines import last_texts, shapes_of
@@ -54,5 +54,5 @@ def _range(series: Series) -> str:
     low = series.values if series.low is None else series.low
     high = series.values if series.high is None else series.high
     ends = np.fmin.reduce(low, axis=None, initial=np.inf), np.fmax.reduce(high, axis=None, initial=-np.inf)
-    said = f"{number_text(float(ends[0]))} … {number_text(float(ends[1]))}{', log scale' * series.log}"
+    said = f"{number_text(float(ends[0]))} … {number_text(float(ends[1]))}{LOG_SCALE * series.log}"
     return said if ends[0] < ends[1] else ""

@@ -17,18 +17,17 @@ function bytesOf(block) {
   return codes.subarray(0, ((codes.length - 1) * 13) / 16);
 }
 
-/** @type {(block: Element) => Promise<void>} */
-async function run(block) {
-  const stream = /** @type {any} */ (new Response(bytesOf(block)).body).pipeThrough(new DecompressionStream("deflate-raw"));
-  const script = document.createElement("script");
-  script.type = "module";
-  script.textContent = await new Response(stream).text();
-  document.head.append(script);
-  script.remove();
-}
-
 for (const data of /** @type {NodeListOf<any>} */ (document.querySelectorAll("[data-treeviz]>script"))) data.bytes = () => bytesOf(data);
-for (const block of /** @type {NodeListOf<HTMLScriptElement>} */ (document.querySelectorAll("[type='text/treeviz']"))) {
-  run(block).catch((error) => block.after(`The interactive view cannot start: ${error.message}.`));
+/** @type {NodeListOf<HTMLScriptElement>} */ (document.querySelectorAll("[type='text/treeviz']")).forEach(async (block) => {
   block.type = "text/treeviz-ran";
-}
+  try {
+    const stream = /** @type {any} */ (new Response(bytesOf(block)).body).pipeThrough(new DecompressionStream("deflate-raw"));
+    const script = document.createElement("script");
+    script.type = "module";
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+    script.remove();
+  } catch (error) {
+    block.after(`The interactive view cannot start: ${error.message}.`);
+  }
+});

@@ -13,6 +13,7 @@ const RIGHT = 8;
 const TOP = 12;
 const BOTTOM = 94;
 const N_LAST = 8;
+export const LOG_SCALE = ", log scale";
 
 export function svg(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -45,7 +46,7 @@ export function refreshCharts(seriesView, row, place) {
 }
 
 function hasSomething(series, row) {
-  for (let bucket = 0; bucket < series.n; bucket++) if (series.isBad(row, bucket) || !Number.isNaN(series.place(row, bucket))) return true;
+  for (let bucket = 0; bucket < series.n; bucket++) if (series.isBad(row, bucket) || series.place(row, bucket) <= Infinity) return true;
   return false;
 }
 
@@ -83,13 +84,14 @@ function lineChart(seriesView, series, row) {
     seriesView.read(row, series.first[Math.max(from, Math.min(to - 1, from + Math.floor(part * (to - from))))], { event, series, figure });
   });
   drawing.addEventListener("pointerleave", () => seriesView.read(-1, seriesView.step));
-  const figure = h("figure", { class: "over-time" }, h("figcaption", {}, series.title), drawing);
+  const figure = h("figure", { class: "over-time" }, h("figcaption", {}, series.title + yOf.scale), drawing);
   return figure;
 }
 
-/** The y coordinate of a place in the chart of a row, and the ticks of its axis. */
+/** The y coordinate of a place in the chart of a row, the ticks of its axis, and what its caption says of it. */
 export function scaleOf(seriesView, series, row, from, to) {
   const isLog = series.isLog && seriesView.isLog;
+  const scale = isLog ? LOG_SCALE : "";
   const partOf = (place) => (isLog ? place : series.valueAt(place));
   let [low, high] = [Infinity, -Infinity];
   for (let bucket = from; bucket < to; bucket++) {
@@ -98,13 +100,14 @@ export function scaleOf(seriesView, series, row, from, to) {
     low = Math.min(low, partOf(least));
     high = Math.max(high, partOf(most));
   }
-  if (low > high) return { ofPlace: () => BOTTOM, ticks: /** @type {[number, string][]} */ ([[BOTTOM, "0"]]) };
+  if (low > high) return { scale, ofPlace: () => BOTTOM, ticks: /** @type {[number, string][]} */ ([[BOTTOM, "0"]]) };
   const [start, end] = series.extent(row);
   const span = end > start ? high - low : 0;
   const at = (part) => TOP + (1 - part) * (BOTTOM - 8 - TOP);
   const value = (part) => (isLog ? series.valueAt(low + part * span) : low + part * span);
   const parts = span ? [0, 0.5, 1] : [0.5];
   return {
+    scale,
     ofPlace: (place) => (span ? at((partOf(place) - low) / span) : at(0.5)),
     ticks: parts.map((part) => /** @type {[number, string]} */ ([at(part), series.number(value(span ? part : 0), 2)])),
   };

@@ -1,5 +1,6 @@
 // @ts-check
 // The toolbar of series: which series, scale and steps are shown, the findings, the color legend, the value at the pointer.
+import { LOG_SCALE } from "./chart.js";
 import { GRADIENT } from "./colors.js";
 import { h, menu } from "../tree/dom.js";
 import { countText } from "../tree/numbers.js";
@@ -19,7 +20,7 @@ export function controls(seriesView) {
   const zoom = () => seriesView.zoom(from.value === "" ? -Infinity : +from.value, to.value === "" ? Infinity : +to.value);
   const from = step("From step", zoom);
   const to = step("To step", zoom);
-  const whole = h("button", { title: "show all steps (double click in the heat map)", click: () => seriesView.zoom(-Infinity, Infinity) }, "all steps");
+  const whole = h("button", { title: "or double click in the heat map", click: () => seriesView.zoom(-Infinity, Infinity) }, "all steps");
   const low = h("span", {});
   const high = h("span", {});
   const colors = h("i", { class: "colors", role: "img" });
@@ -29,7 +30,7 @@ export function controls(seriesView) {
   findings.classList.add("findings");
   const element = h(
     "div", { class: "tools series", role: "group", "aria-label": "Over time" },
-    choice, h("label", {}, log, "log"), relative,
+    choice, h("label", {}, log, "log scale"), relative,
     h("span", { class: "range" }, "steps ", from, "–", to), whole,
     findings, h("span", { class: "gap" }), legend,
   );
@@ -41,19 +42,19 @@ export function controls(seriesView) {
     findings.hidden = !nFound;
     findings.firstChild.textContent = `findings (${countText(nFound)})`;
     const severities = seriesView.all.flatMap((series) => series.marks.map((mark) => mark[4]));
-    findings.children[0].setAttribute("data-severity", ["error", "warning"].find((each) => severities.includes(each)) ?? "info");
+    findings.firstChild.dataset.severity = ["error", "warning"].find((each) => severities.includes(each)) ?? "info";
     const { first, last, n } = seriesView.all[0];
     for (const input of [from, to]) {
-      input.min = String(first[0]);
-      input.max = String(last[n - 1]);
+      input.min = first[0];
+      input.max = last[n - 1];
     }
     choice.selectedIndex = seriesView.all.indexOf(series);
     log.checked = isLog;
     log.disabled = !series.isLog;
     const [start, end] = seriesView.span(series);
     const typedIn = grows ? element.getRootNode().activeElement : null;
-    if (typedIn !== from) from.value = String(series.first[start]);
-    if (typedIn !== to) to.value = String(series.last[Math.min(end, series.n) - 1]);
+    if (typedIn !== from) from.value = series.first[start];
+    if (typedIn !== to) to.value = series.last[Math.min(end, series.n) - 1];
     whole.hidden = seriesView.from === -Infinity && seriesView.to === Infinity;
     relative.hidden = !isLog;
     showColors();
@@ -61,9 +62,11 @@ export function controls(seriesView) {
   const showColors = () => {
     const { colorScale, isLog } = seriesView;
     colorScale.fit();
-    [low.textContent, high.textContent] = colorScale.ends;
-    const kind = colorScale.isRelative && isLog ? "relative to the median of the row, " : "";
-    colors.setAttribute("aria-label", `colors from ${low.textContent}, dark, to ${high.textContent}, light, ${kind}${isLog ? "logarithmic" : "linear"}`);
+    const [from, to] = colorScale.ends;
+    const scale = isLog ? LOG_SCALE : "";
+    low.textContent = from;
+    high.textContent = to + scale;
+    colors.setAttribute("aria-label", `colors from ${from}, dark, to ${to}, light${colorScale.isRelative && isLog ? ", relative to the median of the row" : ""}${scale}`);
   };
   show();
   return { element, show, showColors };

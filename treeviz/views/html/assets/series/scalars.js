@@ -45,14 +45,14 @@ export class Scalars {
       const [start, shown] = seriesView.span(series);
       const from = Math.max(start, series.bucketAt(seriesView.series.first[0]));
       const to = Math.min(shown, series.n);
-      const { ofPlace, ticks } = scaleOf(seriesView, series, 0, from, to);
+      const { ofPlace, ticks, scale } = scaleOf(seriesView, series, 0, from, to);
       const xOf = (bucket) => this.#x((series.first[bucket] + series.last[bucket]) / 2);
       const { line, band, zero } = paths(series, 0, from, to, xOf, ofPlace);
       const bad = series.badRuns(0, from, to).map(([start, end]) => `M${xOf(start)} ${ROOF}V${FLOOR}H${xOf(end - 1)}V${ROOF}z`);
       const marks = series.marks.map(([, bucket]) => `M${xOf(bucket)} ${ROOF}V${FLOOR}`);
       place.replaceChildren(svg("svg", { viewBox: `0 ${ROOF} ${SPAN} ${FLOOR - ROOF}`, preserveAspectRatio: "none", class: "chart" },
         ...Object.entries({ band, mark: marks.join(""), zero, line, bad: bad.join("") }).map(([name, d]) => svg("path", { class: name, d }))));
-      range.textContent = ticks.length > 1 ? `${ticks[0][1]} … ${ticks[ticks.length - 1][1]}` : "";
+      range.textContent = ticks.length > 1 ? `${ticks[0][1]} … ${ticks[ticks.length - 1][1]}${scale}` : "";
     }
     this.show(seriesView.step);
   }

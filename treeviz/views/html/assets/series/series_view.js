@@ -109,12 +109,12 @@ export class SeriesView {
   choose(series) {
     this.series = series;
     this.isLog = series.isLog;
-    this.view.grid.paintHead();
     this.show();
   }
 
   /** Paint everything again. */
   show() {
+    this.view.grid.paintHead();
     this.view.grid.paint(true);
     this.heatMap.paintAxis();
     this.controls.show();

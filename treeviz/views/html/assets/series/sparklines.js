@@ -21,9 +21,7 @@ export class Sparklines {
     this.column = {
       name: "series",
       format: "sparkline",
-      help: "how it went from the first step to the last, on the row's own scale; × is not finite. Sorts by the last value",
       isNumber: true,
-      isUrgent: true,
       hidden: false,
       /** The last value: where the table has it, with all digits. @param {number} row */
       text: (row) => {
@@ -33,6 +31,9 @@ export class Sparklines {
         return column ? column.text(row) : this.column.isBad(row) ? "NaN/Inf" : value === value ? series.number(value) : "";
       },
       isBad: (row) => seriesView.series.isBad(row, seriesView.series.n - 1),
+      get help() {
+        return `from the first step to the last, on the row's own ${seriesView.isLog ? "log " : ""}scale; × is not finite; sorts by the last value`;
+      },
       get title() {
         return seriesView.series.title;
       },
@@ -68,7 +69,7 @@ export class Sparklines {
     ctx.strokeStyle = colors.accent;
     ctx.lineWidth = STROKE;
     ctx.beginPath();
-    shown.forEach((row, i) => addLine(ctx, seriesView.series, row, i * ROW_HEIGHT, width));
+    shown.forEach((row, i) => addLine(ctx, seriesView.series, row, i * ROW_HEIGHT, width, seriesView.isLog));
     ctx.stroke();
     ctx.strokeStyle = colors.bad;
     ctx.lineWidth = STROKE + 0.2;
@@ -81,9 +82,10 @@ export class Sparklines {
 const xOf = (series, bucket, width) => 1 + ((bucket + 0.5) / series.n) * (width - 2);
 
 /** Add a row's line to a canvas: from the last value of each bucket up to its greatest. Where buckets share a pixel, from their least value to their greatest. */
-export function addLine(ctx, series, row, top, width) {
+export function addLine(ctx, series, row, top, width, isLog = true) {
   const { n } = series;
-  const [low, high] = series.extent(row);
+  const at = (place) => (isLog ? place : series.valueAt(place));
+  const [low, high] = series.extent(row).map(at);
   const isFlat = !(high > low);
   const yOf = (place) => top + (place === -Infinity ? ROW_HEIGHT - 4 : isFlat ? ROW_HEIGHT / 2 : 4 + (1 - (place - low) / (high - low)) * (ROW_HEIGHT - 9));
   const perPixel = Math.max(1, Math.floor((2 * n) / width));
@@ -92,10 +94,10 @@ export function addLine(ctx, series, row, top, width) {
     let least = Infinity;
     let most = -Infinity;
     for (let bucket = from; bucket < Math.min(n, from + perPixel); bucket++) {
-      const place = series.place(row, bucket);
+      const place = at(series.place(row, bucket));
       if (place !== place || series.isBad(row, bucket)) continue;
       if (place < least) least = place;
-      most = Math.max(most, series.band(row, bucket)[1]);
+      most = Math.max(most, at(series.band(row, bucket)[1]));
     }
     const isAny = least < Infinity;
     if (isAny) {

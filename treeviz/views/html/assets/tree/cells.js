@@ -75,14 +75,14 @@ export function fillType(cell, view, row, notes, room) {
 /** How many children and leaves a node has, as in views/text/brief.py. */
 function sizesOf(tree, row) {
   const n = tree.nChildren[row];
-  const leaves = n && tree.columns.find(({ name }) => name === "leaves")?.values[row];
+  const leaves = n && tree.column("leaves")?.values[row];
   const isCounted = leaves != null && /^(list|tuple)$/.test(tree.of(row, "kind")) && leaves !== n;
   return [isCounted && n && wholeText(n), leaves > 1 && `${countText(leaves)} leaves`].filter(Boolean);
 }
 
 /** The bytes of each member of a run. @param {import("./view.js").View} view @param {number} row */
 export function eachText({ tree, rows }, row) {
-  const bytes = rows.folds?.runs.has(row) && tree.nChildren[row] && tree.columns.find(({ name }) => name === "bytes");
+  const bytes = rows.folds?.runs.has(row) && tree.nChildren[row] && tree.column("bytes");
   return bytes && bytes.values[row] ? [`${bytes.text(row)} each`] : [];
 }
 

@@ -22,6 +22,7 @@ const SIZES = 18; // · 12 · 144 leaves
 const SIGN = 8; // ⚠1,234, unfold
 const BRIEF = 14; // a badge in brief: hidden array
 const FULL = 3; // times as long, at most
+const CUT = 6; // least of a type that is cut
 const SHORT = 24; // a type that is never cut: bfloat16[128256,8192]
 const MAX_RANGES = 200; // rows with ranges that are measured
 const LONGEST_RANGE = 22;
@@ -66,7 +67,7 @@ export class Columns {
       const cut = ends.findIndex((end) => end > room);
       const over = ends[cut] - room;
       // What stands beside a type goes before a column does. A part of a number would be read as another one: it begins where the room ends.
-      widths[type + 1] += cut < 0 ? Math.min(room - ends[columns.length], all - wanted) : over <= wanted - least ? -over : isNumber(columns[cut - 1]) ? width - GAP - ends[cut - 1] : 0;
+      widths[type + 1] += cut < 0 ? Math.min(room - ends[columns.length], all - wanted) : over <= wanted - (cut - 1 === type && type < 3 ? CUT * CH : least) ? -over : isNumber(columns[cut - 1]) ? width - GAP - ends[cut - 1] : 0;
       ends = endsOf();
     }
     return { widths, ends, total: ends[columns.length] + PADDING, step, maxLevels: name >= names ? Infinity : Math.max(2, Math.floor((name - SIGNS - LABEL) / step)) };

@@ -68,7 +68,7 @@ function saysMore(column, row) {
   if (SAID.includes(name)) return false;
   if (name === "devices" && (tree.of(row, "sharding") || column.values?.[row] === 1)) return false;
   if (name === "leaves" && !tree.nChildren[row]) return false;
-  if (name === "device_bytes" && column.values[row] === tree.columns.find(({ name }) => name === "bytes")?.values[row]) return false;
+  if (name === "device_bytes" && column.values[row] === tree.column("bytes")?.values[row]) return false;
   return format !== "count" || column.values[row] !== 0;
 }
 
@@ -83,7 +83,7 @@ function exact({ rows: { folds } }, column, row) {
   if (!column.isNumber) return column.labels ? column.text(row) : "";
   const value = column.values[row];
   const text = column.text(row);
-  if (Number.isNaN(value)) return text;
+  if (value !== value) return text;
   const whole = column.format === "number" || !(Math.abs(value) < 1e21) ? text : wholeText(value);
   return column.format !== "bytes" ? whole : value < 1000 ? text : `${text} (${whole} bytes)`;
 }
@@ -94,7 +94,7 @@ function shardingPairs(sharding) {
   const more = [replicated && `replicated ×${nDevices}`, committed === false && "not committed", !addressable && "partly in other processes"];
   return [
     ["sharding", [text, ...more].filter(Boolean).join(", ")],
-    ["devices", devices === text ? "" : devices || String(nDevices)],
+    ["devices", devices === text ? "" : devices || `${nDevices}`],
     ["shard shape", nDevices > 1 ? shapeText(shardShape) : ""],
     ["memory", memory],
   ];

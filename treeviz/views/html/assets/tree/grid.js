@@ -1,7 +1,7 @@
 // @ts-check
 // Draws the rows that are on the screen; only they are in the document.
 import { fieldTexts, fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
-import { CH, Columns } from "./columns.js";
+import { CH, Columns, GAP } from "./columns.js";
 import { h } from "./dom.js";
 import { foldedNotes, foldedText } from "./folds.js";
 
@@ -12,6 +12,9 @@ export const ROW_HEIGHT = 22;
 export const MAX_HEIGHT = 12e6;
 // Characters of a path that are shown; what is copied has all.
 export const LONG_PATH = 2000;
+// The formats and names of columns that many trees have.
+const USUAL = /^(type|bytes|count|labelsharding$)/;
+const ROOM_FOR_TYPE = 110; // pixels
 // Ancestors that stay in sight.
 const MAX_ABOVE = 5;
 
@@ -65,7 +68,7 @@ export class Grid {
     root.style.setProperty("--most", "9999px"); // all that there is
     this.styleBefore = "";
     const { clientWidth } = this.element;
-    root.classList.toggle("narrow", root.clientWidth < 940);
+    this.isNarrow = root.classList.toggle("narrow", root.clientWidth < 940);
     this.isSlim = root.classList.toggle("slim", root.clientWidth < 600);
     this.reserved = this.reservedWidth(clientWidth);
     this.width = clientWidth - this.reserved;
@@ -80,9 +83,17 @@ export class Grid {
     // On a phone the shape says how many elements there are, unless the reader wants the column.
     this.columns = this.view.columns.filter(({ hidden, name }) => !(hidden ?? (this.isSlim && name === "elements")));
     const fit = () => (this.layout = this.widths.layOut(this.columns, this.width));
-    const { ends } = fit();
+    fit();
+    if (this.isNarrow && this.layout.total > this.width) {
+      // What was asked for stands before the type: two columns at least, if there is room, and more where the type fits, too.
+      const { widths } = this.layout;
+      let room = this.width - widths[0];
+      const asked = this.columns.filter(({ hidden, format, name }, i) => (hidden === false || !USUAL.test(format + name)) && (room -= widths[i + 1] + GAP) > (i > 2 && ROOM_FOR_TYPE));
+      this.columns = [...new Set([...asked, ...this.columns])];
+      fit();
+    }
     if (this.nPrinted) {
-      this.columns = this.columns.filter((_, i) => ends[i + 1] <= this.width);
+      this.columns = this.columns.filter((_, i) => this.layout.ends[i + 1] <= this.width);
       fit();
     }
     const { widths, total, step } = this.layout;
@@ -91,6 +102,7 @@ export class Grid {
     // Keep the elements of the rows: replacing one between mouse down and mouse up would lose the click.
     if (before.length === this.columns.length && !before.some((column, i) => column !== this.columns[i])) return;
     for (const element of [...this.pool.splice(0), ...this.above.children]) element.remove();
+    this.paintHead();
   }
 
   #setStyle() {
@@ -160,7 +172,7 @@ export class Grid {
     const first = this.nPrinted ? 0 : Math.floor(top / ROW_HEIGHT);
     const n = this.nPrinted || Math.min(rows.count - first, Math.ceil(sight / ROW_HEIGHT) + 1);
     // Rows that are cut by the upper edge are below their ancestors.
-    const below = this.nPrinted || !top ? 0 : Math.ceil(top / ROW_HEIGHT);
+    const below = this.nPrinted ? 0 : Math.ceil(top / ROW_HEIGHT);
     if (!all && first === this.first && n === this.n && below === this.below) return;
     this.below = below;
     this.first = first;

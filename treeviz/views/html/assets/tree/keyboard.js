@@ -10,7 +10,7 @@ export function listenToKeys(view, search) {
   const find = () => (search.focus(), search.select());
   /** Whether the key has a meaning here. */
   const onKey = (/** @type {KeyboardEvent} */ event) => {
-    const target = event.composedPath()[0];
+    const target = /** @type {any} */ (event.target);
     if (isWith(event, "f")) find();
     else if (event.key === "F3") view.search.next(event.shiftKey ? -1 : 1);
     else if (target === search) return onSearchKey(view, search, event);
@@ -44,10 +44,10 @@ function moveInHead(title, key) {
   return true;
 }
 
-/** Whether a key that has no meaning here is meant for the notebook around the view, such as Ctrl-S and Shift-Enter. Letters are not: they would be its shortcuts. @param {KeyboardEvent} event */
+/** Whether a key that has no meaning here is meant for the notebook around the view, such as Ctrl-S and Shift-Enter. Letters are not: they would be its shortcuts. @param {any} event */
 function isForHost(event) {
   const { key, altKey, ctrlKey, metaKey, shiftKey } = event;
-  if (event.composedPath()[0].localName === "input" && /^([acvxyz]|Arrow.*|Home|End|Backspace|Delete)$/i.test(key)) return false;
+  if (event.target.localName === "input" && /^([acvxyz]|Arrow.*|Home|End|Backspace|Delete)$/i.test(key)) return false;
   return altKey || ctrlKey || metaKey || (shiftKey && key === "Enter") || /^F\d/.test(key);
 }
 

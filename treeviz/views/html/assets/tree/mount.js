@@ -75,10 +75,8 @@ export function show(host, tree, signal, prepare = () => {}) {
   const view = new View(tree, root, signal);
   const { element, search } = toolbar(view);
   view.searchBox = search;
-  const [name, ...rest] = [tree.name, ...tree.header.headline];
-  const heading = inPage ? { role: "heading", "aria-level": "1" } : {};
   root.append(
-    h("div", { class: "headline", ...heading }, h("b", {}, name), ...rest.map((text) => ` · ${text}`)),
+    h("div", { class: "headline", ...(inPage && { role: "heading", "aria-level": "1" }) }, h("b", {}, tree.name), ...tree.header.headline.map((text) => ` · ${text}`)),
     element,
     h("div", { class: "body" }, view.grid.element, view.detailPlace),
   );

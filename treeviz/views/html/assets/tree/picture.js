@@ -38,17 +38,18 @@ function drawn({ root, grid }) {
   // What sticks to an edge stays there.
   const shift = (element, x, y) => (element.style.translate = `${x}px ${y}px`);
   for (const element of scroller.children) shift(element, element.matches(".axis, .heat-map") ? 0 : -scrollLeft, element.matches(".head, .above, .axis") ? 0 : -scrollTop);
-  for (const key of scrollLeft ? all(".cell.key") : []) shift(key, scrollLeft, 0);
+  for (const key of all(".cell.key")) shift(key, scrollLeft, 0);
   scroller.style.cssText += `;flex:none;width:${offsetWidth}px;height:${offsetHeight}px;max-height:none;overflow:hidden;border-right:${offsetWidth - clientWidth}px solid transparent`;
-  copy.style.width = `${root.offsetWidth}px`;
+  const width = root.offsetWidth;
+  copy.style.width = `${width}px`;
   copy.style.height = "auto";
   // The colors of the host are not in reach of a picture.
   const style = getComputedStyle(root);
   for (const [name] of sheetText(root).matchAll(/--\w+(?=:)/g)) copy.style.setProperty(name, style.getPropertyValue(name));
   const tools = [...root.querySelectorAll(".tools")].reduce((sum, element) => sum + element.offsetHeight, 0);
-  const size = { width: root.offsetWidth, height: root.offsetHeight - tools + 32 * all(".tools").length };
+  const height = root.offsetHeight - tools + 32 * all(".tools").length;
   const inside = new XMLSerializer().serializeToString(h("div", {}, h("style", {}, sheetText(root)), copy));
-  return { ...size, markup: `<svg xmlns="${SVG}" width="${size.width}" height="${size.height}"><foreignObject width="100%" height="100%">${inside}</foreignObject></svg>` };
+  return { width, height, markup: `<svg xmlns="${SVG}" width="${width}" height="${height}"><foreignObject width="100%" height="100%">${inside}</foreignObject></svg>` };
 }
 
 const sheetText = (root) => [...root.getRootNode().adoptedStyleSheets[0].cssRules].map((rule) => rule.cssText).join("");

@@ -44,7 +44,7 @@ export function toolbar(view) {
     "select",
     { "aria-label": "Expand to level", change: () => (view.openTo(+depth.value), (depth.value = "")) },
     h("option", { value: "", hidden: true }, "expand to level…"),
-    ...Array.from({ length: depths }, (_, i) => h("option", {}, String(i + 1))),
+    ...Array.from({ length: depths }, (_, i) => h("option", {}, `${i + 1}`)),
     h("option", { value: tree.maxDepth }, "all"),
   );
 
@@ -60,13 +60,13 @@ export function toolbar(view) {
     // What was found before stays, gray, until there is something else.
     view.root.classList.toggle("stale", isError);
     status.classList.toggle("error", isError);
-    search.setAttribute("aria-invalid", String(isError));
+    search.ariaInvalid = `${isError}`;
   });
   const flat = button("flat", "Leaves only, with whole paths, the largest first", () => view.setFlat(!rows.isFlat));
   const fold = button("fold", "Show alike neighbors, such as layers, as one row", () => view.setFolding(!rows.isFolding));
   const showSearch = () => {
-    flat.setAttribute("aria-pressed", String(rows.isFlat));
-    fold.setAttribute("aria-pressed", String(rows.isFolding));
+    flat.ariaPressed = `${rows.isFlat}`;
+    fold.ariaPressed = `${rows.isFolding}`;
     fold.hidden = !rows.hasRuns;
     filter.checked = rows.filtering;
     view.root.classList.toggle("searching", !!rows.hits);

@@ -71,12 +71,8 @@ export class Column {
 
   /** Whether the value of a node is the sum of those of its leaves. @returns {boolean} */
   get addsUp() {
-    const { n, nChildren } = this.tree;
-    let sum = 0;
-    if (this.format !== "number") for (let row = 0; row < n; row++) if (!nChildren[row]) sum += this.values[row] || 0;
-    const value = this.rollup === "sum" || (this.format !== "number" && sum === this.values[0]);
-    Object.defineProperty(this, "addsUp", { value });
-    return value;
+    const { tree, rollup, format, values } = this;
+    return (this.isSum ??= rollup === "sum" || (format !== "number" && values[0] === tree.nChildren.reduce((sum, n, row) => sum + (n ? 0 : values[row] || 0), 0)));
   }
 
   /** Whether the value is not finite; other values that are NaN are missing. @param {number} row @returns {boolean} */
@@ -130,6 +126,11 @@ export class Tree {
   /** @param {number} row */
   label(row) {
     return row ? this.key(row).label : this.name;
+  }
+
+  /** @param {string} wanted its name @returns {any} */
+  column(wanted) {
+    return this.columns.find(({ name }) => name === wanted);
   }
 
   /** The length of a label: a quick answer, for labels of thousands of rows. @param {number} row @returns {number} */

@@ -27,8 +27,8 @@ export class View extends EventTarget {
     this.signal = signal;
     this.rows = new Rows(tree);
     this.wordIndex = new WordIndex(tree);
-    this.keyColumn = { name: "key", title: "name", format: "key", help: "" };
-    const typeColumn = { name: "type", title: "type", format: "type", help: "", hidden: false };
+    this.keyColumn = { name: "key", title: "name", format: "key" };
+    const typeColumn = { name: "type", title: "type", format: "type" };
     /** @type {any[]} */
     this.columns = [typeColumn, ...tree.columns.filter((column) => column.name !== "type")];
     for (const column of tree.columns) if (!column.shown) column.hidden = true;
@@ -171,9 +171,9 @@ export class View extends EventTarget {
   /** Show only leaves, in one list: by a column, or that by which the tree is sorted, or the largest first. @param {boolean} isFlat @param {any} [by] */
   setFlat(isFlat, by) {
     if (by) this.sorting = { column: by, descending: by.isNumber };
-    const { rows, sorting, columns } = this;
+    const { rows, sorting } = this;
     rows.isFlat = isFlat;
-    const bytes = columns.find(({ name }) => name === "bytes");
+    const bytes = this.tree.column("bytes");
     if (isFlat && !sorting.column && bytes) this.sort(bytes, true);
     else if (!isFlat && sorting.column === bytes) this.sort(null, false);
     else this.sort(sorting.column, sorting.descending);
@@ -226,6 +226,6 @@ function outliersOf(tree) {
 
 /** How much is in each subtree: bytes, or else leaves. @param {Tree} tree @returns {ArrayLike<number>} */
 function weightsOf(tree) {
-  const [bytes, leaves] = ["bytes", "leaves"].map((name) => tree.columns.find((column) => column.name === name)?.values);
-  return bytes?.[0] > 0 ? bytes : leaves ?? tree.end.map((end, row) => end - row);
+  const bytes = tree.column("bytes")?.values;
+  return bytes?.[0] > 0 ? bytes : tree.column("leaves")?.values ?? tree.end.map((end, row) => end - row);
 }

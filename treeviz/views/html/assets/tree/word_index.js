@@ -16,6 +16,10 @@ export class WordIndex {
    * and `firsts` the letters that keys begin with.
    */
   get words() {
+    return (this.built ??= this.#build());
+  }
+
+  #build() {
     const { name, keys: codes, keyCodes, position } = this.tree;
     const numbers = position.map((place, row) => keyCodes[row] || (row && codes.length + place));
     const starts = [0];
@@ -28,9 +32,7 @@ export class WordIndex {
       starts.push(text.length);
       return key;
     });
-    const words = { keys, numbers, text, starts, firsts };
-    Object.defineProperty(this, "words", { value: words });
-    return words;
+    return { keys, numbers, text, starts, firsts };
   }
 
   /** The text of a record of facts. Its parts are separated by NUL, which no text contains. @param {number} code */
