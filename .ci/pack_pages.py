@@ -66,7 +66,9 @@ def packed_names(readable: str) -> str:
     return minified(text, "--mangle-props", f"builtins=true,regex=/^({names})$/")
 
 
-packed_loader_file().write_text(f"{stamp(readable_loader_text())}\n{minified(shortened(readable_loader_text()))}", "utf-8")
+packed_loader_file().write_text(
+    f"{stamp(readable_loader_text())}\n{minified(shortened(readable_loader_text()))}", "utf-8"
+)
 for part in PARTS:
     readable = readable_page_module(part)
     deflated = compress(packed_names(readable).encode(), numiterations=30)[2:-4]  # without what zlib puts around it

@@ -153,7 +153,10 @@ def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> 
     bad = ASCII_BAD if glyphs.dots.isascii() else UNICODE_BAD
     sparks = sparklines(main, rows, _N_CHARACTERS, bars=glyphs.heights[1:], bad=bad)
     title = glyphs.fit(cut(visible(main.title), _LABEL))
-    return [_right(title, list(map(glyphs.fit, last_texts(main, rows))), everything), _left("log scale" * main.log, sparks, everything)]
+    return [
+        _right(title, list(map(glyphs.fit, last_texts(main, rows))), everything),
+        _left("log scale" * main.log, sparks, everything),
+    ]
 
 
 def _distinct(values: list[float]) -> tuple[list[float], np.ndarray]:
