@@ -1,6 +1,7 @@
 """What comparing and checking trees costs, as a multiple of other things: python tests/benchmarks/analyses.py
 
-Structure and metadata are compared with treeviz's own walk and `jax.tree_util.tree_flatten_with_path` of both trees,
+Structure and metadata are compared with treeviz's own walks, of which goals are multiples, and with
+`jax.tree_util.tree_flatten_with_path` of both trees,
 values with `chex.assert_trees_all_close`, `equinox.tree_equal`, `jax.tree.map` and `numpy.array_equal`. A figure is the
 least CPU time of several rounds, in which all take turns. "peak" is what Python and NumPy allocate beyond the trees.
 """
@@ -100,7 +101,7 @@ def of_structure(n_leaves: int) -> None:
             f"  {name:32} {seconds / floor:7.2f}x  {1e6 * seconds / n_leaves:7.2f} µs a leaf  {of_walk:5.2f}x the walks"
         )
     print(goal("diff, no values", times["diff, no values"] / times["treeviz.walk of both"]))
-    print(goal("explain_map", times["explain_map"] / floor))
+    print(goal("explain_map", times["explain_map"] / times["treeviz.walk of both"]))
     if n_leaves == 100_000:
         for name in ANALYSES:
             print(goal(f"{name}, seconds", times[name]))
@@ -135,6 +136,22 @@ def of_small_values() -> None:
         )
         print(f"  {name:32} {times['diff']:7.2f} s  {times['diff'] / times['walks']:5.2f}x the walks")
         print(goal(f"{name}, seconds", times["diff"]))
+        if name == "JAX arrays, the same":
+            print_floor(times["walks"])
+
+
+def print_floor(walks: float) -> None:
+    """What reading small JAX arrays costs without treeviz: new ones each time, since JAX keeps what was read."""
+    for name, call in (
+        ("np.asarray of each", lambda *trees: [np.asarray(leaf) for leaf in jax.tree.leaves(trees)]),
+        ("jax.tree.map(np.array_equal)", lambda *trees: jax.tree.map(np.array_equal, *trees)),
+        ("the buffer of each, copied", lambda *trees: [b"".join([leaf]) for leaf in jax.tree.leaves(trees)]),
+    ):
+        best = float("inf")
+        for _ in range(2):
+            pair = [jax.device_put(layers(20_000, lambda *shape: np.ones(shape, np.float32))) for _ in "ab"]
+            best = min(best, cpu_times({name: lambda call=call, pair=pair: call(*pair)}, 1)[name])
+        print(f"    without treeviz: {name:30} {best:7.2f} s, with the walks {best + walks:.2f} s")
 
 
 def of_values() -> None:

@@ -396,6 +396,44 @@ def test_what_was_renamed_moved_or_stacked_is_told_with_the_code():
     )
 
 
+def test_each_of_many_layers_that_differ_alike_is_told_as_if_it_were_alone():
+    layer = {"w": np.ones(2), "mlp": [1.0, 2.0], "norm": np.ones(3)}
+    other = {"w": np.ones(2), "mlp": (1.0,), "scale_norm": np.ones(3)}
+    alone = [str(each) for each in tv.diff({"here": layer}, {"here": other}).differences]
+    assert len(alone) == 4
+    lefts, rights = [layer] * 5, [other] * 3 + [layer] + [other]
+    found = tv.diff(lefts, rights).differences
+    assert [str(each) for each in found] == [
+        each.replace("['here']", f"[{i}]", 1) for i in (0, 1, 2, 4) for each in alone
+    ]
+    assert [each.code for each in found if each.code] == [
+        f"tree[{i}]['scale_norm'] = tree[{i}].pop('norm')" for i in (0, 1, 2, 4)
+    ]
+
+
+def test_layers_alike_in_all_but_their_classes_are_not_taken_for_each_other():
+    def of_class(*children):
+        class Block:
+            def __init__(self, *children):
+                self.children = children
+
+        jax.tree_util.register_pytree_node(
+            Block, lambda block: (block.children, None), lambda _, children: Block(*children)
+        )
+        return Block(*children)
+
+    block = of_class(1.0, 2.0)
+    left = [block, block, block, block]
+    right = [of_class(1.0), type(block)(1.0), of_class(1.0), {"w": 1.0}]
+    kinds = [(each.path, each.kind) for each in tv.diff(left, right).differences]
+    assert [(path, kind) for path, kind in kinds if kind == "type"] == [
+        ("[0]", "type"),
+        ("[2]", "type"),
+        ("[3]", "type"),
+    ]
+    assert ("[1]", "length") in kinds
+
+
 def test_what_has_only_its_shape_in_common_is_no_other_name_and_a_name_that_stands_elsewhere_is_not_renamed():
     """As the embedding and the head of a model of transformers, with and without its head, tied or not."""
     embed, head = {"weight": np.zeros((8, 4))}, {"weight": np.ones((8, 4))}

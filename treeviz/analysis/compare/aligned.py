@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treeviz.analysis.compare.nodes import MAPPINGS
+from treeviz.tree.forks import computed_once
 from treeviz.tree.safe_repr import qualified_name
 from treeviz.tree.table import TreeTable, children_of
 
 NONE = -1
+_FEW_LEVELS = 16
 _INDEX = re.compile(r"\[(0|[1-9][0-9]{0,8})\]")
 _SEQUENCES, _MAPPINGS = set(map(id, (list, tuple))), set(map(id, MAPPINGS))  # a metaclass may override ==
 
@@ -82,6 +84,44 @@ class _Alike:
         return np.cumsum(alike).tolist()
 
 
+class _Again:
+    """Which subtrees of one tree are like that of the sibling before, its key aside: in keys, facts and classes."""
+
+    _MOST = 8
+
+    def __init__(self, side: Side) -> None:
+        self._table, self._nodes, self._ends = side.table, side.nodes, side.table.end.tolist()
+        self._codes = side.table.fact_codes.tolist()
+        self._counts: dict[int, list[int]] = {}  # by how many rows each has: the rows before that are like the last
+
+    def is_like(self, before: int, row: int) -> bool:
+        """Whether a row is the next sibling of another, and like it."""
+        size = row - before
+        if self._ends[before] != row or self._ends[row] != row + size:
+            return False
+        if self._codes[before] != self._codes[row] or type(self._nodes[before]) is not type(self._nodes[row]):
+            return False
+        if size not in self._counts:
+            if len(self._counts) == self._MOST:
+                return False
+            self._counts[size] = self._count(size)
+        counts = self._counts[size]
+        return counts[row] - counts[before + 1] == size - 1
+
+    @computed_once
+    def _classes(self) -> np.ndarray:
+        return np.fromiter(map(id, map(type, self._nodes)), np.int64, len(self._nodes))
+
+    def _count(self, size: int) -> list[int]:
+        table, n = self._table, len(self._nodes)
+        like = np.zeros(n + 1, np.int64)
+        of = (table.depth, table.key_codes, table.fact_codes, self._classes)
+        like[1 : n - size + 1] = np.logical_and.reduce([each[size:] == each[: n - size] for each in of]) & (
+            (table.position[size:] == table.position[: n - size]) | (table.key_codes[size:] != 0)
+        )
+        return np.cumsum(like).tolist()
+
+
 def align(left: Side, right: Side) -> Aligned:
     """Align children by their keys, repeated ones in order; nodes of types that have nothing in common stay apart.
 
@@ -101,7 +141,7 @@ def align(left: Side, right: Side) -> Aligned:
 class _Aligner:
     def __init__(self, left: Side, right: Side) -> None:
         self._left, self._right = left, right
-        self._alike = _Alike(left.table, right.table)
+        self._alike, self._again = _Alike(left.table, right.table), (_Again(left), _Again(right))
         self._names = _names(left.table, right.table)
         self._ends = left.table.end.tolist(), right.table.end.tolist()
         self._above, self._deep = left.table.parent.tolist(), left.table.depth.tolist()
@@ -112,23 +152,54 @@ class _Aligner:
     def run(self) -> Aligned:
         stack: list[tuple[int, int, int]] = [(0, 0, NONE)]  # left, right, the aligned row of the parent
         (lefts, rights), depths, parents = self._rows, self._depths, self._parents
+        last: dict[int, int] = {}  # by the aligned row of the parent: that of its child that was aligned before
         while stack:
             left, right, parent = stack.pop()
             at = len(depths)
+            if left != NONE != right and parent in last and self._is_again(last[parent], left, right):
+                last[parent] = self._repeat(last[parent], left, right, parent, stack)
+                continue
             lefts.append(left)
             rights.append(right)
             parents.append(parent)
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
             if NONE in (left, right):
                 stack += reversed(self._alone(left, right, at))
-            elif self._alike.is_subtree(left, right):
+                continue
+            if self._alike.is_subtree(left, right):
                 self._take(left, right, at, parent, stack)
-            elif is_comparable(self._left, self._right, left, right):
+                continue
+            if is_comparable(self._left, self._right, left, right):
                 stack += reversed([(*pair, at) for pair in self._pairs(left, right)])
             else:
                 stack += reversed(self._alone(left, NONE, at))
+            last[parent] = at
         left_rows, right_rows = (np.array(rows, np.int64) for rows in self._rows)
-        return Aligned(left_rows, right_rows, np.array(depths, np.int32), np.array(parents, np.int32), _ends(parents))
+        depth = np.array(depths, np.int32)
+        return Aligned(left_rows, right_rows, depth, np.array(parents, np.int32), _ends(depth, parents))
+
+    def _is_again(self, at: int, left: int, right: int) -> bool:
+        """Whether the pair that was aligned from a row on was such a pair, too."""
+        lefts, rights = self._rows
+        return self._again[0].is_like(lefts[at], left) and self._again[1].is_like(rights[at], right)
+
+    def _repeat(self, first: int, left: int, right: int, parent: int, stack: list[tuple[int, int, int]]) -> int:
+        """Add a pair, and the next siblings, as the pair before was aligned; returns the row of the last."""
+        at, n = len(self._depths), 1
+        sizes = [own - rows[first] for own, rows in zip((left, right), self._rows, strict=True)]
+        while stack and stack[-1] == (left + sizes[0], right + sizes[1], parent):
+            if not (self._again[0].is_like(left, stack[-1][0]) and self._again[1].is_like(right, stack[-1][1])):
+                break
+            left, right, _ = stack.pop()
+            n += 1
+        times = np.arange(1, n + 1)[:, None]
+        for rows, size in zip(self._rows, sizes, strict=True):
+            before = np.array(rows[first:])
+            rows += np.where(before == NONE, NONE, before + times * size).ravel().tolist()
+        above = np.array(self._parents[first:])
+        self._parents += np.where(above == parent, parent, above + times * (at - first)).ravel().tolist()
+        self._depths += self._depths[first:] * n
+        return at + (n - 1) * (at - first)
 
     def _take(self, left: int, right: int, at: int, parent: int, stack: list[tuple[int, int, int]]) -> None:
         """Add what is below a pair of rows that is the same in both, and the next siblings that are the same."""
@@ -210,8 +281,15 @@ def _is_mapping(side: Side, row: int) -> bool:
     return id(side.cls(row)) in _MAPPINGS or (bool(keys) and all(key.startswith("['") for key in keys))
 
 
-def _ends(parents: list[int]) -> np.ndarray:
+def _ends(depth: np.ndarray, parents: list[int]) -> np.ndarray:
     """int32[n]: where each subtree ends, of rows in depth-first order."""
+    if depth.max() <= _FEW_LEVELS:
+        ends = np.full(len(depth), len(depth), np.int32)
+        for level in range(int(depth.max()) + 1):
+            rows = np.flatnonzero(depth <= level)
+            own = np.flatnonzero(depth[rows[:-1]] == level)
+            ends[rows[own]] = rows[own + 1]
+        return ends
     sizes = [1] * len(parents)
     for row in range(len(parents) - 1, 0, -1):
         sizes[parents[row]] += sizes[row]

@@ -39,10 +39,10 @@ MEANINGS: dict[str, str] = {
 
 
 class Hint(NamedTuple):
-    """What a difference may come from, and Python that converts the first tree."""
+    """What a difference may come from, and Python that converts the first tree, or what writes it."""
 
     text: str = ""
-    code: str = ""
+    code: str | Callable[[], str] = ""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Unwritten(Difference):
       write: Gives `path`, `left`, `right` and `hint` of the difference of a number.
     """
 
-    path, left, right, hint = _Text(), _Text(), _Text(), _Text()  # type: ignore[assignment]
+    path, left, right, hint, code = _Text(), _Text(), _Text(), _Text(), _Text()  # type: ignore[assignment]
 
     def __init__(self, kind: str, tree: int, write: Callable[[int], tuple[str, str, str, str]], number: int) -> None:
         _set(self, "kind", kind)
@@ -133,7 +133,9 @@ class Unwritten(Difference):
             texts = fields["_write"](fields["_number"])
             for name, text in zip(("path", "left", "right", "hint"), texts, strict=True):
                 fields.setdefault(name, text)
-            for name in ("_write", "_number"):
+            code = fields.get("_code", "")
+            fields.setdefault("code", code() if callable(code) else code)
+            for name in ("_write", "_number", "_code"):
                 fields.pop(name, None)
             _set(self, "__class__", Difference)
         return self
@@ -154,10 +156,10 @@ class Unwritten(Difference):
 def with_hint(each: Difference, hint: Hint) -> Difference:
     """The same with a hint; what is unwritten stays so."""
     if "_write" not in each.__dict__:
-        return replace(each, hint=hint.text, code=hint.code)
+        return replace(each, hint=hint.text, code=hint.code() if callable(hint.code) else hint.code)
     told = Unwritten(each.kind, each.tree, each.__dict__["_write"], each.__dict__["_number"])
     _set(told, "hint", hint.text)
-    _set(told, "code", hint.code)
+    _set(told, "_code", hint.code)
     return told
 
 

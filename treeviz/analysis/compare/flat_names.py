@@ -43,6 +43,8 @@ def flat_hints(left: Side, right: Side, found: Found) -> dict[int, Hint]:
         by_parent: dict[int, dict[int, int]] = {}  # rows of long names, and where they are told, by aligned parent
         tops: dict[int, dict[int, int]] = {}
         are_names = _are_names(tables[flat])
+        if not any(are_names):
+            continue
         for at, each in zip(found.rows, found.differences, strict=True):
             above, row = parents[at], places[flat][at]
             if each.kind == "type" and type(sides[flat].nodes[row]) in MAPPINGS:

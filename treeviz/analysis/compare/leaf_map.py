@@ -55,16 +55,16 @@ def mapped_hints(left: Side, right: Side, found: Found) -> dict[int, Hint]:
     The first of the hints has the code that converts the whole tree, if every array of the other is found.
     """
     tables, places = (left.table, right.table), (found.aligned.left, found.aligned.right)
+    told = [at for at, each in zip(found.rows, found.differences, strict=True) if each.kind in STRUCTURAL]
     at_of: list[dict[int, int]] = [{}, {}]  # rows of arrays, and where they are told
-    for at, each in zip(found.rows, found.differences, strict=True):
-        if each.kind in STRUCTURAL:
-            for side, table in enumerate(tables):
-                row = int(places[side][at])
-                if row != NONE:
-                    at_of[side].update(dict.fromkeys(_arrays_below(table, row), at))
+    for of, table, rows in zip(at_of, tables, places, strict=True):
+        is_array, ends = _is_array(table).tolist(), table.end.tolist()
+        for at, row in zip(told, rows[told].tolist(), strict=True):
+            if row != NONE:
+                of.update(dict.fromkeys(filter(is_array.__getitem__, range(row, ends[row])), at))
     if not all(_LEAST <= len(rows) <= _MOST_ARRAYS for rows in at_of):
         return {}
-    pairs = _pairs(*(_arrays(table, rows) for table, rows in zip(tables, at_of, strict=True)))
+    pairs = _pairs(*map(_arrays, tables, _that_may_pair(tables, [[*rows] for rows in at_of])))
     if len(pairs) < _LEAST:
         return {}
     turned = _turned(tables, pairs)
@@ -93,6 +93,28 @@ def mapped_hints(left: Side, right: Side, found: Found) -> dict[int, Hint]:
 def _how(pair: _Pair, side: int) -> str:
     n = len(pair[1 - side].rows)
     return f" of {n} layers" if n > 1 else ", as a layer of a stack" if len(pair[side].rows) > 1 else ""
+
+
+def _is_array(table: TreeTable) -> np.ndarray:
+    """bool[n]: the rows of leaves with a shape."""
+    return np.array([facts.is_leaf and facts.shape is not None for facts in table.facts])[table.fact_codes]
+
+
+def _that_may_pair(tables: tuple[TreeTable, TreeTable], rows: Sequence[list[int]]) -> Sequence[list[int]]:
+    """Of the rows of arrays those whose last word an array of the other tree has; all, if a number may be left out."""
+    codes = [table.key_codes[of] for table, of in zip(tables, rows, strict=True)]
+    last = [
+        {code: words_of(table.keys[code].segment)[-1] if code else "0" for code in np.unique(of).tolist()}
+        for table, of in zip(tables, codes, strict=True)
+    ]
+    if any(word.isdecimal() for words in last for word in words.values()):
+        return rows
+    common = {*last[0].values()} & {*last[1].values()}
+    may_pair = [{code for code, word in words.items() if word in common} for words in last]
+    return [
+        [row for row, code in zip(of, own.tolist(), strict=True) if code in known]
+        for of, own, known in zip(rows, codes, may_pair, strict=True)
+    ]
 
 
 def _arrays_below(table: TreeTable, row: int) -> Iterator[int]:

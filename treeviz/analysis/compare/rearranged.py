@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from difflib import SequenceMatcher
-from itertools import islice
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import Difference, Differences, Hint, with_hint
+from treeviz.analysis.compare.fingerprints import add_fingerprints, first_values, is_stack_of
 from treeviz.analysis.compare.flat_names import flat_hints
 from treeviz.analysis.compare.leaf_map import STRUCTURAL, mapped_hints, words_of
 from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.analysis.compare.tree_diff import Found
-from treeviz.analysis.stats.host import host_view, lies_on_host
 from treeviz.tree.collector import collector_paused
 from treeviz.tree.keys import Key
-from treeviz.tree.safe_repr import guarded
 from treeviz.tree.table import TreeTable
 
 _MOST_CHILDREN = 500  # that are searched for one that was inserted, or has nearly the same name
@@ -66,6 +64,26 @@ def _is_open(hint: Hint) -> bool:
     return not hint.text or hint.text.startswith((_ELSEWHERE, _BY_SHAPE))
 
 
+class _Alone(NamedTuple):
+    """What is told of a row without a counterpart.
+
+    Attributes:
+      renamed: Which of the unmatched rows below the other parent it may be.
+      more: What stands behind the code that renames it.
+    """
+
+    text: str
+    renamed: int | None = None
+    is_turned: bool = False
+    more: str = ""
+
+
+def _renaming(table: TreeTable, parent: int, keys: tuple[Key, Key], *, is_turned: bool, more: str) -> str:
+    node, (old, new) = table[parent].expression, (each.keystr for each in keys)
+    taken = f"{node}.pop({old[1:-1]})"
+    return f"{node}{new} = {f'jnp.transpose({taken})' if is_turned else taken}{more}"
+
+
 class _Hints:
     def __init__(self, one: Side, another: Side, found: Found, values: bool) -> None:
         self._sides, self._values = (one, another), values
@@ -78,10 +96,15 @@ class _Hints:
         self._parents = left.parent.tolist(), right.parent.tolist()
         self._fact_codes = left.fact_codes.tolist(), right.fact_codes.tolist()
         self._key_codes = left.key_codes.tolist(), right.key_codes.tolist()
+        self._positions: list[list[int]] = []
+        self._of_leaves: tuple[dict[int, int], ...] = {}, {}  # the fingerprints by the code of the facts
         self._n_leaves = [np.append(0, np.cumsum(table.is_leaf)).tolist() for table in (left, right)]  # before each row
         self._unmatched: list[dict[int, list[int]]] = []  # rows by fingerprint
         self._named: list[Counter[tuple[int, str]]] = []  # how many have a fingerprint and a name
-        self._siblings: list[dict[tuple[int, int], list[int]]] = []  # the same by fingerprint and parent
+        self._below: list[dict[int, list[int]]] = []  # the unmatched rows by parent
+        self._kinds: list[dict[int, Any]] = [{}, {}]  # what is unmatched below a parent, as far as hints tell it apart
+        self._siblings: dict[tuple[int, int], dict[int, list[int]]] = {}  # by side and parent: rows by fingerprint
+        self._alone: dict[Any, _Alone] = {}  # what is told of a row without a counterpart, by all that it depends on
         self._matches: list[list[int]] = []  # of each row, its counterpart
         for side, table, own, other in (
             (0, left, self._aligned.left, self._aligned.right),
@@ -92,23 +115,42 @@ class _Hints:
             is_matched = match != NONE
             is_matched[self._rows_of(found, own)] = False
             rows: dict[int, list[int]] = defaultdict(list)
-            siblings: dict[tuple[int, int], list[int]] = defaultdict(list)
+            below: dict[int, list[int]] = defaultdict(list)
+            self._positions.append(table.position.tolist())
+            unmatched = np.flatnonzero(~is_matched).tolist()
+            for row in unmatched:
+                rows[self._print(side, row)].append(row)
+                below[self._parents[side][row]].append(row)
             named: Counter[tuple[int, str]] = Counter()
-            for row in np.flatnonzero(~is_matched).tolist():
-                print_ = self._print(side, row)
-                rows[print_].append(row)
-                siblings[print_, self._parents[side][row]].append(row)
-                named[print_, table.key(row).segment] += 1
+            counts = Counter((self._prints[side][row], self._name(side, row)) for row in unmatched)
+            for (print_, name), n in counts.items():
+                named[print_, self._segment(side, name)] += n
             self._named.append(named)
             self._unmatched.append(rows)
-            self._siblings.append(siblings)
+            self._below.append(below)
             self._matches.append(match.tolist())
 
     def _print(self, side: int, row: int) -> int:
         """The fingerprint of a subtree."""
-        if row not in self._prints[side]:
-            add_fingerprints((self._left, self._right)[side], row, self._known, self._prints[side])
-        return self._prints[side][row]
+        known = self._prints[side]
+        if row not in known:
+            code = self._fact_codes[side][row]
+            of_leaves = self._of_leaves[side]
+            if code in of_leaves:
+                known[row] = of_leaves[code]
+            else:
+                table = (self._left, self._right)[side]
+                add_fingerprints(table, row, self._known, known)
+                if table.facts[code].is_leaf:
+                    of_leaves[code] = known[row]
+        return known[row]
+
+    def _name(self, side: int, row: int) -> int:
+        """The code of a row's key: that of the table, or of an index one below zero."""
+        return self._key_codes[side][row] or ~self._positions[side][row]
+
+    def _segment(self, side: int, name: int) -> str:
+        return (self._left, self._right)[side].keys[name].segment if name > 0 else str(~name)
 
     def _rows_of(self, found: Found, own: np.ndarray) -> np.ndarray:
         """The rows of one tree whose counterpart is another thing."""
@@ -133,36 +175,66 @@ class _Hints:
 
     def _elsewhere(self, side: int, row: int, counterpart: int) -> Hint | None:
         """Where the other tree has the same subtree without a counterpart."""
-        own, other = (self._left, self._right)[:: 1 if side == 0 else -1]
-        n_leaves = self._n_leaves[side][self._ends[side][row]] - self._n_leaves[side][row]
-        print_ = self._print(side, row)
-        parent = self._parents[side][row]
-        if not n_leaves or parent < 0:
+        print_, parent = self._print(side, row), self._parents[side][row]
+        if parent < 0:
             return None
-        if counterpart == NONE:
-            renamed = self._renamed(side, row, parent, print_)
-            facts = own.facts[self._fact_codes[side][row]]
-            reverse = self._known.get(((facts.shape[::-1], facts.dtype, ""),)) if facts.shape else None
-            is_turned = renamed is None and reverse not in (None, print_)
-            renamed = self._renamed(side, row, parent, reverse) if is_turned else renamed
-            if renamed is not None and not self._has_moved(side, row) and not self._has_moved(1 - side, renamed):
-                old, new, code = self._key(side, row), self._key(1 - side, renamed), ""
-                to, is_told = new.keystr, n_leaves >= _LEAST_LEAVES or _are_alike(old.segment, new.segment)
-                if side == 0:
-                    code = self._renaming(row, renamed, is_turned=is_turned)
-                    code += "  # by its shape alone" if code and not is_told else ""
-                turned = (", transposed", ", and transposed") if is_turned else ("", "")
-                if is_told:
-                    return Hint(f"renamed {'to' if side == 0 else 'from'} {to}{turned[1]}?", code)
-                return Hint(f"{_BY_SHAPE} {to} in the {'other' if side == 0 else 'first'}{turned[0]}: renamed?", code)
+        if counterpart != NONE:
+            place = self._place(side, row, print_, counterpart)
+            return Hint(place) if place else None
+        above = self._matches[side][parent]
+        key = side, self._name(side, row), print_, self._kind_of(side, parent), self._kind_of(1 - side, above)
+        if key not in self._alone:
+            self._alone[key] = self._told(side, row, parent, above)
+        text, i, turned, more = self._alone[key]
+        if side or i is None or type(self._sides[0].nodes[parent]) not in MAPPINGS:
+            return Hint(text) if text else None
+        renamed = self._below[1][above][i]
+        keys = self._key(0, row), self._key(1, renamed)
+        return Hint(text, partial(_renaming, self._left, parent, keys, is_turned=turned, more=more))
+
+    def _kind_of(self, side: int, parent: int) -> int:
+        """A number for the fingerprints and keys of the unmatched rows below one: the same where these are."""
+        kinds = self._kinds[side]
+        if parent not in kinds:
+            below, prints = self._below[side].get(parent, ()), self._prints[side]
+            kind = tuple([(prints[row], self._name(side, row)) for row in below])
+            kinds[parent] = self._known.setdefault(kind, len(self._known))
+        return kinds[parent]
+
+    def _told(self, side: int, row: int, parent: int, above: int) -> _Alone:
+        """What a row without a counterpart may be called in the other tree, or where it may stand there."""
+        own = (self._left, self._right)[side]
+        print_, n_leaves = self._prints[side][row], self._count(side, row)
+        if not n_leaves:
+            return _Alone("")
+        renamed = self._renamed(side, row, parent, print_)
+        facts = own.facts[self._fact_codes[side][row]]
+        reverse = self._known.get(((facts.shape[::-1], facts.dtype, ""),)) if facts.shape else None
+        is_turned = renamed is None and reverse not in (None, print_)
+        renamed = self._renamed(side, row, parent, reverse) if is_turned else renamed
+        if renamed is None or self._has_moved(side, row) or self._has_moved(1 - side, renamed):
+            return _Alone(self._place(side, row, print_, NONE))
+        i, old, new = self._below[1 - side][above].index(renamed), self._key(side, row), self._key(1 - side, renamed)
+        turned = (", transposed", ", and transposed") if is_turned else ("", "")
+        if n_leaves >= _LEAST_LEAVES or _are_alike(old.segment, new.segment):
+            return _Alone(f"renamed {'to' if side == 0 else 'from'} {new.keystr}{turned[1]}?", i, is_turned)
+        there = "other" if side == 0 else "first"
+        text = f"{_BY_SHAPE} {new.keystr} in the {there}{turned[0]}: renamed?"
+        return _Alone(text, i, is_turned, "  # by its shape alone")
+
+    def _count(self, side: int, row: int) -> int:
+        return self._n_leaves[side][self._ends[side][row]] - self._n_leaves[side][row]
+
+    def _place(self, side: int, row: int, print_: int, counterpart: int) -> str:
+        """The text for the one other place that has a fingerprint; "" if there is none."""
         places = self._unmatched[1 - side].get(print_, [])
-        if len(places) > 2 or n_leaves < _LEAST_LEAVES:  # of many alike, none is asked whether it is the counterpart
-            return None
+        if len(places) > 2 or self._count(side, row) < _LEAST_LEAVES:  # of many alike, none is asked for what it is
+            return ""
         places = [each for each in places if each != counterpart]
         if len(places) != 1:
-            return None
-        there = "other" if side == 0 else "first"
-        return Hint(f"{_ELSEWHERE} {other[places[0]].keystr} in the {there}")
+            return ""
+        other, there = (self._right, "other") if side == 0 else (self._left, "first")
+        return f"{_ELSEWHERE} {other[places[0]].keystr} in the {there}"
 
     def _has_moved(self, side: int, row: int) -> bool:
         """Whether one of the same name stands elsewhere in the other tree, which then is no other name for it."""
@@ -170,19 +242,11 @@ class _Hints:
         is_one = self._named[0][name] == self._named[1][name] == 1
         return is_one and words_of(name[1])[0] not in _OF_ALL and not name[1].isdecimal()
 
-    def _renaming(self, row: int, renamed: int, *, is_turned: bool) -> str:
-        parent = self._parents[0][row]
-        if type(self._sides[0].nodes[parent]) not in MAPPINGS:
-            return ""
-        node, (old, new) = self._left[parent].expression, (self._key(0, row).keystr, self._key(1, renamed).keystr)
-        taken = f"{node}.pop({old[1:-1]})"
-        return f"{node}{new} = {f'jnp.transpose({taken})' if is_turned else taken}"
-
     def _renamed(self, side: int, row: int, parent: int, print_: Any) -> int | None:
         """The sibling in the other tree that has a fingerprint, and alone has it, or nearly the name of the row."""
         above = self._match_of(side, parent)
-        rivals = self._siblings[side][self._print(side, row), parent]
-        siblings = self._siblings[1 - side].get((print_, above), [])
+        rivals = self._siblings_of(side, parent)[self._print(side, row)]
+        siblings = self._siblings_of(1 - side, above).get(print_, [])
         if len(siblings) == len(rivals) == 1:
             return siblings[0]
         if max(len(siblings), len(rivals)) > _MOST_CHILDREN:
@@ -195,13 +259,22 @@ class _Hints:
         back = [each for each in rivals if _end_alike(self._key(side, each).segment, other)]
         return near[0] if len(back) == 1 else None
 
+    def _siblings_of(self, side: int, parent: int) -> dict[int, list[int]]:
+        """The unmatched rows below one, by fingerprint."""
+        if (side, parent) not in self._siblings:
+            of: dict[int, list[int]] = defaultdict(list)
+            for row in self._below[side].get(parent, ()):
+                of[self._prints[side][row]].append(row)
+            self._siblings[side, parent] = of
+        return self._siblings[side, parent]
+
     def _inserted(self, mine: int, other: int) -> str:
         """Which elements of a list are new or gone, unless they are the last ones."""
         rows = self._left.children(mine), self._right.children(other)
         if max(map(len, rows)) > _MOST_CHILDREN:
             return ""
         codes = [
-            [(self._print(i, row), self._values and _first_values(side, row)) for row in of]
+            [(self._print(i, row), self._values and first_values(side, row)) for row in of]
             for i, (side, of) in enumerate(zip(self._sides, rows, strict=True))
         ]
         n = min(map(len, codes))
@@ -266,51 +339,3 @@ def _are_alike(one: str, another: str) -> bool:
     if first and other:
         return _end_alike(first, other) or first.startswith(other) or other.startswith(first)
     return words_of(one)[-1] == words_of(another)[-1]
-
-
-def _first_values(side: Side, row: int) -> tuple[Any, ...]:
-    """The first values of the first leaves of a subtree, as far as they are quickly read."""
-
-    def of(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and lies_on_host(leaf) and len(leaf.sharding.device_set) == 1:
-            leaf = host_view(leaf)
-        return (
-            leaf.flat[:8].tobytes() if type(leaf) is np.ndarray else leaf if type(leaf) in (int, float, str) else None
-        )
-
-    rows = islice(filter(side.table.is_leaf.__getitem__, range(row, int(side.table.end[row]))), 16)
-    return tuple(guarded(lambda leaf=side.nodes[each]: of(leaf), lambda _: None) for each in rows)
-
-
-def is_stack_of(stack: TreeTable, row: int, table: TreeTable, layers: list[int]) -> bool:
-    """Whether a subtree has the structure of each layer, with their number as the first axis of every array."""
-    n = len(layers)
-    if n < 2:
-        return False
-    size = int(table.end[layers[0]]) - layers[0]
-    if int(stack.end[row]) - row != size or any(int(table.end[each]) - each != size for each in layers):
-        return False
-    for i in range(size):
-        facts = stack.facts[stack.fact_codes[row + i]]
-        key = stack.key(row + i).segment if i else ""
-        for each in layers:
-            one = table.facts[table.fact_codes[each + i]]
-            if (i and table.key(each + i).segment != key) or one.is_leaf != facts.is_leaf:
-                return False
-            if one.is_leaf and (one.shape is None or facts.shape != (n, *one.shape) or one.dtype != facts.dtype):
-                return False
-    return bool(stack.is_leaf[row : row + size].any())
-
-
-def add_fingerprints(table: TreeTable, row: int, known: dict[Any, int], codes: dict[int, int]) -> None:
-    """Add a code of each row of a subtree, its own key aside: equal for equal types, keys, shapes and dtypes.
-
-    Args:
-      known: The codes of all tables.
-      codes: Those of this table, by row.
-    """
-    for at in range(int(table.end[row]) - 1, row - 1, -1):
-        f = table.facts[table.fact_codes[at]]
-        own = ((f.shape, f.dtype, "" if f.shape else f.type),) if f.is_leaf else (f.type,)
-        below = [(table.key(child).segment, codes[child]) for child in table.children(at)]
-        codes[at] = known.setdefault((*own, *below), len(known))
