@@ -17,12 +17,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import norm_runs
 import numpy as np
 import pytest
 
 import treeviz
 from treeviz.reader import read
+from treeviz.steps.recording.history_file import save
 from treeviz.tree.files.entries import LoadError
+from treeviz.tree.table import TreeTable
 
 ARRAYS = {"a.0": np.ones((3, 2), np.float32), "a.1": np.zeros(5, np.int8)}
 SLOWEST_S = 2.0
@@ -99,6 +102,11 @@ def orbax(**options: bool) -> Callable[[Path], None]:
     return write
 
 
+def run(folder: Path) -> None:
+    paths = {f"['layers'][{i}]": 100 for i in range(2)}
+    save(norm_runs.Run(paths, n_steps=12).history(), folder / "m.treeviz")
+
+
 # What writes a sample into a folder, by kind.
 SAMPLES: dict[str, Callable[[Path], None]] = {
     "npy": lambda folder: np.save(folder / "m.npy", ARRAYS["a.0"]),
@@ -113,6 +121,7 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
     "orbax": orbax(),
     "orbax.zarr": orbax(use_ocdbt=False),
     "orbax.key": orbax_key,
+    "run": run,
 }
 # The names of the files that are damaged, of kinds whose other files are those of another kind.
 DAMAGED = {"index": ("m.safetensors.index.json",), "orbax.key": ("process_0", "_CHECKPOINT_METADATA")}
@@ -160,18 +169,27 @@ def mutations(kind: str, n: int, folder: Path) -> Iterator[Path]:
         path.write_bytes(data[path])
 
 
+def shown(path: Path, stats: bool) -> TreeTable:
+    """The table of what is in a file; a ValueError, if nothing is."""
+    if path.suffix == ".treeviz":
+        return treeviz.GradientInspector.load(path).render().table
+    tree = read(path)
+    return treeviz.render(tree, stats=True).table if stats else treeviz.walk(tree)
+
+
 def fuzz(kind: str, n: int, folder: Path) -> int:
     """How many of n damaged files are refused; all others are shown, and some of their values read."""
     n_refused, slowest = 0, 0.0
     for i, path in enumerate(mutations(kind, n, folder)):
         began = time.process_time()
         try:
-            tree = read(path)
-        except LoadError as error:
+            table = shown(path, i % 10 == 1)
+        except ValueError as error:
+            assert path.suffix == ".treeviz" or isinstance(error, LoadError), repr(error)
             assert str(error).isprintable() and len(str(error)) < 1000, str(error)
             n_refused += 1
         else:
-            for row in treeviz.render(tree, stats=True).table if i % 10 == 1 else treeviz.walk(tree):
+            for row in table:
                 assert row.shape is None or min(row.shape, default=0) >= 0
         slowest = max(slowest, time.process_time() - began)
         assert slowest < SLOWEST_S or n < 1000, f"mutation {i} took {slowest:.1f} s"

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from treeviz.tree.collector import collector_paused
-from treeviz.tree.files.entries import LoadError, without_repeats
+from treeviz.tree.files.entries import LoadError, mode_of, without_repeats
 from treeviz.tree.files.like import in_tree_like
 from treeviz.tree.files.msgpack import read_msgpack
 from treeviz.tree.files.nested import nested, with_scales
@@ -108,11 +108,8 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     if isinstance(path, str) and _ATTRIBUTE.fullmatch(path) and not os.path.exists(path):
         return _from_python(path)
     path = Path(path)
-    mode = os.stat(path).st_mode
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(mode_of(path)):
         reader, what = _of_folder(path), "checkpoint"
-    elif not stat.S_ISREG(mode):
-        raise LoadError(f"{shown} is neither a file nor a folder: it is a device, a pipe or a socket.")
     else:
         suffix, reader = _of_file(path)
         what = f"{suffix} file"

@@ -31,15 +31,18 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from treeviz.checker import checked_tree, explain
-
     if options.explain:
+        from treeviz.checker import explain
+
         print_text(explain(options.explain))
         return SAME
     if options.file is None:
         raise ValueError("check: which file? See treeviz check --help")
+    tree = load(options.file, options)  # before what imports JAX: a file that is refused is refused at once
+    from treeviz.checker import checked_tree
+
     view = checked_tree(
-        load(options.file, options),
+        tree,
         name=name_of(options.file),
         for_=options.for_,
         values=options.values,

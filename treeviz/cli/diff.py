@@ -41,9 +41,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _two(options: argparse.Namespace) -> int:
+    trees = [load(what, options) for what in options.files]  # before what imports JAX: what is refused is so at once
     from treeviz.differ import diff
 
-    trees = [load(what, options) for what in options.files]
     with stacks_of(options.files[0]):
         found = diff(*trees, values=options.values, rtol=options.rtol, atol=options.atol, stacked=options.stacked)
 

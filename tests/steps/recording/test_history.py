@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import struct
 import tracemalloc
 import zipfile
@@ -225,6 +226,25 @@ def test_whatever_is_damaged_load_says_that_it_is_no_history(tmp_path, change):
         load(path)
     assert tracemalloc.get_traced_memory()[1] < 20_000_000  # however much the file says that it holds
     tracemalloc.stop()
+
+
+def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    save(filled(10, max_bytes=10_000)[0], tmp_path / "a.tvh")
+    monkeypatch.setattr("treeviz.steps.recording.history_file._MOST_ALWAYS", 1 << 20)
+    path = rewritten(tmp_path / "a.tvh", lambda name, content: content + bytes((name[0] == "0") << 24))
+    with pytest.raises(ValueError, match=r"it would take 67,\d+,\d+ bytes of memory"):
+        load(path)
+
+
+    monkeypatch.setattr("treeviz.tree.files.entries.MOST_TOKENS", 10)
+    with pytest.raises(ValueError, match="values and brackets; 10 is the most that is read"):
+        load(rewritten(path, lambda _, content: content.rstrip(b"\0")))
+
+
+def test_a_journal_that_is_no_file_is_not_waited_for(tmp_path):
+    save(filled(10)[0], tmp_path / "a.tvh")
+    os.mkfifo(tmp_path / "a.tvh.journal")
+    assert load(tmp_path / "a.tvh").n_records
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

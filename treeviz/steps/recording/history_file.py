@@ -37,11 +37,14 @@ from treeviz.steps.recording.history import History
 from treeviz.steps.recording.records import replay
 from treeviz.steps.recording.scalars import TRACK_BYTES
 from treeviz.steps.recording.track import FEWEST_BUCKETS, FEWEST_EXACT, Track
+from treeviz.tree.files.entries import parse_json
 from treeviz.tree.safe_repr import printable, visible
 
 FORMAT, VERSION = "treeviz-history", 1
 _ARRAYS = ("exact_steps", "exact", "bucket_steps", "buckets")
 _MOST_HEADER = 1 << 28  # bytes
+_MOST_ALWAYS = 1 << 27  # bytes that a small file may inflate to
+_MOST_PACKED = 100  # times; nothing but zeros is a thousandth
 
 
 def save(history: History, path: str | os.PathLike) -> None:
@@ -134,7 +137,7 @@ def load(path: str | os.PathLike) -> History:
             shown = visible(str(path), 1000)
             raise ValueError(f"load: {shown} is no history that this version of treeviz can read: {why}") from error
     journal = journal_of(path)
-    if journal.exists():
+    if journal.is_file():
         replay(history, journal)
     return history
 
@@ -154,6 +157,11 @@ def journal_of(path: str | os.PathLike) -> Path:
 
 def _history_in(file: BinaryIO) -> History:
     with zipfile.ZipFile(file) as archive:
+        n_bytes, n_packed = (
+            sum(getattr(each, of) for each in archive.infolist()) for of in ("file_size", "compress_size")
+        )
+        if n_bytes > max(_MOST_ALWAYS, _MOST_PACKED * n_packed):
+            raise ValueError(f"it would take {n_bytes:,} bytes of memory, and the file has {n_packed:,}")
         history, tracks = history_of(_header(archive))
         n_least = sum(8 * int(np.prod(track.shape)) * (FEWEST_EXACT + 3 * FEWEST_BUCKETS) for track, _ in tracks)
         n_left = 2 * (history.max_bytes + n_least + len(history.scalars.tracks) * TRACK_BYTES) + (1 << 16) * len(
@@ -184,7 +192,7 @@ def history_of(header: dict[str, Any]) -> tuple[History, list[tuple[Track, int]]
 
 
 def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
-    return checked(json.loads(_content(archive, "header.json", _MOST_HEADER)))
+    return checked(parse_json(_content(archive, "header.json", _MOST_HEADER), None))
 
 
 def checked(header: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -138,6 +139,19 @@ def naming(path: Path) -> Iterator[Path]:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         why = visible(str(error), 200) if type(error) is ValueError else error_text(error)
         raise ValueError(f"in {visible(path.name, 100)}: {why}") from error
+
+
+def mode_of(path: Path) -> int:
+    """The mode of a file or a folder.
+
+    Raises:
+      LoadError: It is something else, which might be read without an end.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        shown = visible(str(path), 1000)
+        raise LoadError(f"{shown} is neither a file nor a folder: it is a device, a pipe or a socket.")
+    return mode
 
 
 def is_file(path: Path) -> bool:
