@@ -264,6 +264,30 @@ def test_values_are_compared_with_those_of_a_file_piece_by_piece(tmp_path, monke
     assert [each.path for each in found.differences] == ["['a']", "['b']", "['c']"] and not found.not_compared
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("order", "CF")
+def test_the_code_of_a_diff_converts_files_of_stacks_and_of_layers(tmp_path, compressed, order):
+    layers = [{"w": np.arange(6.0).reshape(2, 3) + i, "b": np.full(3, i)} for i in range(3)]
+    stack = {
+        "w": np.asarray(np.stack([each["w"].T for each in layers]), order=order),
+        "b": np.stack([x["b"] for x in layers]),
+    }
+    save = np.savez_compressed if compressed else np.savez
+    save(
+        tmp_path / "layers.npz",
+        **{f"model.h.{i}.{name}": x for i, each in enumerate(layers) for name, x in each.items()},
+    )
+    save(tmp_path / "stack.npz", **{f"params.h.{name}": x for name, x in stack.items()})
+    files = [tmp_path / "layers.npz", tmp_path / "stack.npz"]
+    for first, other in (files, files[::-1]):
+        tree, wanted = read(first), read(other)
+        (code,) = [each.code for each in treeviz.diff(tree, wanted).differences if each.code]
+        made = eval(code, {"tree": tree, "other": wanted, "jax": jax, "np": np})
+        assert not treeviz.diff(made, wanted).differences
+    with pytest.raises(IndexError):
+        tree["params"]["h"]["w"][3]
+
+
 @pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
 def test_a_window_of_an_array_in_a_file_has_its_values_and_reads_no_more_than_that(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr("treeviz.tree.stored.CHUNK", 1 << 12)

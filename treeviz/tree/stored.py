@@ -83,6 +83,16 @@ class Stored:
                 break
         return values
 
+    def __getitem__(self, i: int) -> np.ndarray:
+        """The values at an index of the first axis, as of a layer in a stack."""
+        i, shape = range(self.shape[0])[i], self.shape[1:]
+        n, later = math.prod(shape), getattr(self.chunks_of, "later", None)
+        if later is not None and self.order == "C":
+            return np.asarray(Stored(shape, self.dtype, later(i * n * self.dtype.itemsize), self.name))
+        return self.part((slice(i, i + 1), *(slice(0, size) for size in shape)))[0]
+
+    __iter__ = None  # else Python would take it for a sequence
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("the values of an array in a file cannot be had without a copy")

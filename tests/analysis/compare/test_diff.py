@@ -495,6 +495,7 @@ FLAX = {
 }
 LAYERS = {"e": np.ones(7), "layers": [{"w": np.full(2, i), "mlp": {"b": np.full(1, i)}} for i in range(3)]}
 LAYERS_AS_STACK = jax.tree.map(lambda *xs: np.stack(xs), *LAYERS["layers"])
+SCANNED = {"params": {"h": jax.tree.map(lambda *xs: np.stack(xs), *FLAX["params"].values())}}
 CONVERTED: dict[str, tuple[Any, Any]] = {
     "flat names": (FLAT, NESTED),
     "nested nodes": (NESTED, FLAT),
@@ -511,6 +512,9 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "names of PyTorch, and a model of Flax": (TORCH, FLAX),
     "nodes of PyTorch, and a model of Flax": (NESTED_TORCH, FLAX),
     "a model of Flax, and nodes of PyTorch": (FLAX, NESTED_TORCH),
+    "nodes of PyTorch, and a stack of turned layers": (NESTED_TORCH, SCANNED),
+    "names of PyTorch, and a stack of turned layers": (TORCH, SCANNED),
+    "a stack of turned layers, and nodes of PyTorch": (SCANNED, NESTED_TORCH),
     "layers, and a stack below a word": (LAYERS, {"params": {"e": LAYERS["e"], "blocks": LAYERS_AS_STACK}}),
     "a stack beside its average, and layers": (
         {"params": {"e": LAYERS["e"], "blocks": LAYERS_AS_STACK}, "ema": {"e": LAYERS["e"], "blocks": LAYERS_AS_STACK}},

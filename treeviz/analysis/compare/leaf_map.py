@@ -48,6 +48,12 @@ class _Pair(NamedTuple):
     mine: _Array
     other: _Array
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Those of both; of layers and their stack that of one layer."""
+        i = len(self.mine.rows) > 1 or len(self.other.rows) > 1
+        return self.mine.shape[i:], self.other.shape[i:]
+
 
 def mapped_hints(left: Side, right: Side, found: Found) -> dict[int, Hint]:
     """Where the arrays below each difference of structure stand in the other tree, by aligned row.
@@ -78,7 +84,7 @@ def mapped_hints(left: Side, right: Side, found: Found) -> dict[int, Hint]:
         for at, inside in found_at.items():
             (pair, row), n = min(inside, key=lambda each: each[1]), n_at[at]
             place, shown = its[pair[1 - side].rows[0]].keystr, tables[side][row].keystr
-            how = ", transposed" * (turned.get(pair) is True) + _how(pair, side)
+            how = _how(pair, side) + ", transposed" * (turned.get(pair) is True)
             if n == 1:
                 text = f"stands at {place} in the {there}{how}?"
             else:
@@ -140,14 +146,14 @@ def words_of(name: str) -> tuple[str, ...]:
 
 def _pairs(left: list[_Array], right: list[_Array]) -> list[_Pair]:
     """Arrays that are each other's by the ends of their paths and by their shapes; then stacks and their layers."""
-    pairs = _by_ends(left, right, may_turn=True)
+    pairs = _by_ends(left, right)
     for side in (0, 1):
         done = {row for pair in pairs for each in pair for row in (each.rows if each is pair[side] else ())}
         theirs = {row for pair in pairs for row in pair[1 - side].rows}
         layers = [each for each in (left, right)[side] if each.rows[0] not in done]
         stacks = [each for each in (right, left)[side] if each.rows[0] not in theirs]
         sides = (_stacks(layers), stacks) if side == 0 else (stacks, _stacks(layers))
-        pairs += _by_ends(*sides, may_turn=False)
+        pairs += _by_ends(*sides)
     return pairs
 
 
@@ -165,7 +171,7 @@ def _stacks(arrays: list[_Array]) -> list[_Array]:
     ]
 
 
-def _by_ends(left: list[_Array], right: list[_Array], *, may_turn: bool) -> list[_Pair]:
+def _by_ends(left: list[_Array], right: list[_Array]) -> list[_Pair]:
     """Pairs that have as many last words in common as make them the only two, and shapes that go together."""
     pairs: list[_Pair] = []
     for n_words in range(max((len(each.words) for each in (*left, *right)), default=0), 0, -1):
@@ -180,8 +186,12 @@ def _by_ends(left: list[_Array], right: list[_Array], *, may_turn: bool) -> list
             if all(word.isdecimal() for word in end):
                 continue
             one, another = _alone(mine), _alone(ends[1].get(end, []))
-            if one and another and (one.shape == another.shape or (may_turn and one.shape[::-1] == another.shape)):
-                pairs.append(_Pair(one, another))
+            if one and another and len(one.shape) == len(another.shape):
+                pair = _Pair(one, another)
+                mine, its = pair.shapes
+                is_of_as_many = len(mine) == len(one.shape) or one.shape[0] == another.shape[0]
+                if is_of_as_many and its in (mine, mine[::-1]):
+                    pairs.append(pair)
         taken = [{pair[side].rows for pair in pairs} for side in (0, 1)]
         left = [each for each in left if each.rows not in taken[0]]
         right = [each for each in right if each.rows not in taken[1]]
@@ -203,15 +213,14 @@ def _turned(tables: tuple[TreeTable, TreeTable], pairs: Sequence[_Pair]) -> dict
 
     of_names: dict[tuple[str, ...], set[bool]] = defaultdict(set)
     for pair in pairs:
-        if len(pair.mine.shape) > 1 and pair.mine.shape != pair.mine.shape[::-1]:
-            of_names[names(pair)].add(pair.mine.shape != pair.other.shape)
+        mine, its = pair.shapes
+        if mine != mine[::-1]:
+            of_names[names(pair)].add(mine != its)
     turned: dict[_Pair, bool | None] = {}
     for pair in pairs:
-        of_others = of_names[names(pair)]
-        is_told = len(pair.mine.shape) < 2 or pair.mine.shape != pair.mine.shape[::-1] or not of_others
-        turned[pair] = (
-            pair.mine.shape != pair.other.shape if is_told else max(of_others) if len(of_others) == 1 else None
-        )
+        (mine, its), of_others = pair.shapes, of_names[names(pair)]
+        is_told = len(mine) < 2 or mine != mine[::-1] or not of_others
+        turned[pair] = mine != its if is_told else max(of_others) if len(of_others) == 1 else None
     return turned
 
 
@@ -237,13 +246,15 @@ def _code(left: Side, right: Side, found: Found, pairs: Sequence[_Pair], turned:
         rows, others = [left.table[row].expression for row in pair.mine.rows], [*pair.other.rows]
         if turned[pair] is None:
             return ""
+        form = f"{np_}.transpose({{}})" if turned[pair] else "{}"
         if len(rows) > 1:
             of_layer = _with_index(rows)
-            sources[others[0]] = f"{np_}.stack([{of_layer} for i in range({len(rows)})])" if of_layer else ""
+            stack = f"{np_}.stack([{form.format(of_layer)} for i in range({len(rows)})])"
+            sources[others[0]] = stack if of_layer else ""
         elif len(others) > 1:
-            sources |= {row: f"{rows[0]}[{i}]" for i, row in enumerate(others)}
+            sources |= {row: form.format(f"{rows[0]}[{i}]") for i, row in enumerate(others)}
         else:
-            sources[others[0]] = f"{np_}.transpose({rows[0]})" if turned[pair] else rows[0]
+            sources[others[0]] = form.format(rows[0])
     wanted = list(_arrays_below(right.table, 0))
     keys = {row: right.table[row].keystr for row in wanted}
     if not all(map(sources.get, wanted)) or any(re.search(r"[\"\\{}]", key) for key in keys.values()):

@@ -57,6 +57,10 @@ class At(NamedTuple):
 
         return chunks_from(open_values, stored)
 
+    def later(self, n_bytes: int) -> At:
+        """Reads those that stand so many bytes behind."""
+        return At(self.path, self.start + n_bytes)
+
     def part(self, stored: Stored, place: tuple[slice, ...]) -> np.ndarray:
         """A part of the array; of the file some pages for each row."""
         places, size = places_of(stored, place), stored.dtype.itemsize
