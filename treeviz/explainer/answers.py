@@ -6,6 +6,7 @@ function of the call and of those around it, innermost first, and its name in `A
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,14 @@ from treeviz.steps.compiles.compare import compare_types
 from treeviz.steps.compiles.jit_type import JitType, LeafType, jit_type
 from treeviz.tree.safe_repr import array_text, class_name, guarded, value_text
 
+_ARGS, _KWARGS = "treeviz: args", "treeviz: kwargs"  # the two parts of a tree of both
+_TAKE_ARRAYS = {
+    "vmap_f": "args",
+    "scan": "args",
+    "cond": "operands",
+    "while_loop": "init_val_flat",
+    "fun_remat": "args",
+}
 Calls = Sequence[Call]
 Answer = tuple[str, Sequence[Any]]  # a title, and a line for each leaf
 
@@ -53,8 +62,28 @@ def _of_pullback(calls: Calls) -> Answer:
     return "the cotangent does not match the result", [
         each
         for each in found
-        if (each.kind, each.left) != ("dtype", str(jax.dtypes.float0))  # JAX takes any
+        if (each.kind, each.left) != ("dtype", "float0")  # JAX takes any
     ]
+
+
+def _of_custom_vjp(calls: Calls) -> Answer:
+    """Of the rule of a `custom_vjp`: None, and a leaf in place of a node, are taken for what they stand for."""
+    of = calls[0].variables
+    wanted = JitType(of["in_tree"], [_of_tangent(aval) for aval in of["in_avals"]])
+    found, leaves = _given(of["py_cts_in"], wanted, ("arguments", "result")), dict(_leaves(of["py_cts_in"]))
+    return "the result of the custom_vjp rule does not match the arguments", [
+        each
+        for each in found
+        if (each.kind, each.right) != ("none", "None") and not (each.kind == "leaf" and each.path in leaves)
+    ]
+
+
+def _of_custom_jvp(calls: Calls) -> Answer:
+    of = calls[0].variables
+    mine = jit_type(of["py_primals_out"])
+    wanted = JitType(mine.treedef, [_of_tangent(leaf.aval) for leaf in mine.leaves])
+    found = _given(of["py_tangents_out"], wanted, ("primals", "tangents"))
+    return "primals and tangents that the custom_jvp rule returns do not match", found
 
 
 def _given(tree: Any, wanted: JitType, names: tuple[str, str]) -> list[Difference]:
@@ -62,7 +91,11 @@ def _given(tree: Any, wanted: JitType, names: tuple[str, str]) -> list[Differenc
     mine = jit_type(tree)
     mine = JitType(mine.treedef, [LeafType(_strong(leaf.aval)) for leaf in mine.leaves])
     found = compare_types(tree, wanted, mine, is_right=True)
-    return [Difference(path, *finding, tree=1, names=names) for path, finding in found]
+    return [Difference(path, *map(_float0, finding), tree=1, names=names) for path, finding in found]
+
+
+def _float0(text: str) -> str:
+    return "float0" if text == str(jax.dtypes.float0) else text
 
 
 def _of_tangent(aval: Any) -> LeafType:
@@ -89,9 +122,19 @@ def _of_transposed(calls: Calls) -> Answer:
 
 def _of_vmap(calls: Calls) -> Answer:
     of = calls[0].variables
-    return "in_axes does not fit the arguments", lay_over(
-        of["in_axes"], of["args"], use="in_axes", is_leaf=None
-    ).differences
+    title = "in_axes does not fit the arguments"
+    found = lay_over(of["in_axes"], of["args"], use="in_axes", is_leaf=None).differences
+    if found or not of["kwargs"]:
+        return title, found
+    both = lay_over(({_ARGS: of["in_axes"], _KWARGS: 0},), {_ARGS: of["args"], _KWARGS: of["kwargs"]}, use="in_axes")
+    short = {f"[0][{_ARGS!r}]": "", f"[0][{_KWARGS!r}]": "kwargs"}
+    return title, [_replaced(str(each), short) for each in both.differences if each.kind in ("size", "axis")]
+
+
+def _replaced(text: str, words: dict[str, str]) -> str:
+    for old, new in words.items():
+        text = text.replace(old, new)
+    return text
 
 
 def _of_prefix(calls: Calls) -> Answer:
@@ -135,7 +178,8 @@ def _of_branches(calls: Calls) -> Answer:
     """Of `cond` and `switch`."""
     of = calls[0].variables
     found = compare_types(of["outs1"], _type_of(of["out_avals1"]), _type_of(of["out_avals2"]))
-    title = f"what {of['name1']} and {of['name2']} return differs"
+    one, other = (re.sub(r"^branch(?=\d)", "branch ", of[name]) for name in ("name1", "name2"))
+    title = f"what {one} and {other} return differs"
     return title, [Difference(path, *finding, tree=1) for path, finding in found]
 
 
@@ -161,6 +205,48 @@ def _of_argument_types(calls: Calls) -> Answer:
         for name, tree in trees.items()
         for path, leaf in _leaves(tree)
         if not is_array(leaf)
+    ]
+
+
+def _of_invalid(calls: Calls) -> Answer:
+    """Of loops, branches, `vmap` and `checkpoint`: the leaves that are no arrays."""
+    call = next((call for call in calls if _TAKE_ARRAYS.get(call.function) in call.variables), None)
+    if call is None:
+        return "", ()
+    tree, name = call.variables[_TAKE_ARRAYS[call.function]], call.function
+    tree = tree.unflatten() if hasattr(tree, "unflatten") else tree
+    words = {"[0]": "the initial carry", "[1]": "xs"} if name == "scan" else {}
+    if any(each.function == "fori_loop" for each in calls):
+        words, name = {"[0][1]": "", "[2]": ""}, "fori_loop"  # it carries its counters, too
+    if name == "fun_remat":
+        if call.variables.get("static_argnums"):  # JAX has taken these out: others stand in their places
+            return "", ()
+        name = "checkpoint"
+    found = []
+    for path, leaf in _leaves(tree):
+        if not is_array(leaf):
+            start = next((each for each in words if path.startswith(each)), "")
+            found.append(f"{words.get(start, '') + path.removeprefix(start) or 'the argument'}: {what(leaf)}")
+    return f"{name.removesuffix('_f')} takes arrays and numbers alone", found
+
+
+def _of_deleted(calls: Calls) -> Answer:
+    """Of `jit` and `device_get`: the arrays that were deleted, or donated to another call."""
+    of = next((call.variables for call in calls if call.function in ("cache_miss", "device_get")), {})
+    args, kwargs = (of["args"], of["kwargs"]) if "args" in of else ((of["x"],), {})
+    trees = {f"argument {i}": arg for i, arg in enumerate(args)} | kwargs
+    if len(trees) == 1 and "x" in of:
+        trees = {"the argument": of["x"]}
+    found = [
+        (name, path, leaf)
+        for name, tree in trees.items()
+        for path, leaf in _leaves(tree)
+        if isinstance(leaf, jax.Array) and guarded(leaf.is_deleted, lambda _: False)
+    ]
+    if not any(path for _, path, _ in found):  # as of x + y: JAX says which shape it has
+        return "", ()
+    return "arrays that were deleted, or donated to a call before", [
+        f"{name}{path}: {what(leaf)}" for name, path, leaf in found
     ]
 
 
@@ -237,4 +323,9 @@ ANSWERS: dict[str, Callable[[Calls], Answer]] = {
     "jacfun": _of_differentiated,
     "tree_transpose": _of_transposed,
     "_infer_scan_length": _of_scanned,
+    "_flatten_bwd": _of_custom_vjp,
+    "_flatten_jvp": _of_custom_jvp,
+    "typeof": _of_invalid,
+    "shaped_abstractify": _of_invalid,
+    "_check_if_deleted": _of_deleted,
 }

@@ -68,9 +68,10 @@ class explain_errors:
     `tv.explain_errors().stop()` ends it. With pytest, `pytest -p treeviz.pytest` adds it to the reports.
 
     It knows `jax.tree.map`, `vmap`, `scan`, `while_loop`, `fori_loop`, `cond`, `switch`, `jit`, `device_put`, `grad`,
-    `jacfwd`, `jvp`, `vjp` and `jax.tree.transpose`, updates of optax, and the restores of Orbax, of
-    `equinox.tree_deserialise_leaves` and of `flax.serialization.from_bytes`. The error is raised as it was, with a note
-    (PEP 678): nothing of the user's runs again but flatten functions, and what takes more than a second is left unsaid.
+    `jacfwd`, `jvp`, `vjp`, `checkpoint`, the rules of `custom_vjp` and `custom_jvp`, `jax.tree.transpose`, updates of
+    optax, and the restores of Orbax, of `equinox.tree_deserialise_leaves` and of `flax.serialization.from_bytes`. The
+    error is raised as it was, with a note (PEP 678): nothing of the user's runs again but flatten functions, and what
+    takes more than a second is left unsaid.
     Inside the block JAX's setting `jax_traceback_filtering` is "tracebackhide", so that the trees can be found; the
     traceback of an error that leaves the block is filtered as by default.
     """
