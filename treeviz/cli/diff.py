@@ -61,6 +61,7 @@ def _drift(options: argparse.Namespace) -> int:
     from treeviz.analysis.compare.aligned import Side
     from treeviz.analysis.compare.drift import drift
     from treeviz.prepare import scanned
+    from treeviz.tree.facts import Note
     from treeviz.views.tree_view import TreeView
 
     if not options.values or options.rtol or options.atol or options.stacked:
@@ -72,7 +73,12 @@ def _drift(options: argparse.Namespace) -> int:
     lines = [f"{len(files):,} checkpoints", f"{_leaves(found.n_moved)} moved since step {steps[0]:,}"]
     lines += [f"{_leaves(found.n_same)} never moved"] if found.n_same else []
     lines += [f"{_leaves(found.n_left_out)} not compared, not the same in all"] if found.n_left_out else []
-    table = first.table.with_headline(*first.table.headline, *lines)
+    table = first.table.with_headline(*first.table.headline, *lines).with_notes(
+        {
+            row: (Note("info", f"zeros at step {steps[0]:,}, moved by {norm:.4g} since"),)
+            for row, norm in found.from_zero.items()
+        }
+    )
     view = TreeView(table, table.chosen(["elements"]), series=found.series)
     deliver(view, options, lambda: printed(view, options))
     return DIFFERENT if found.n_moved or found.n_left_out else SAME

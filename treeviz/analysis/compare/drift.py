@@ -23,12 +23,14 @@ class Drift(NamedTuple):
     Attributes:
       series: The norm of the change relative to the norm in the first tree, and the norm of the change, in each of the
         other trees. A row whose first norm is zero has no relative one.
+      from_zero: How far the leaves have moved at last, as a norm, whose first norm is zero, by row.
       n_moved: The number of leaves that differ in any of them.
       n_same: The number of leaves that were compared in all of them and never differ.
       n_left_out: The number of leaves that are missing, of another shape or not to be read in one of them.
     """
 
     series: tuple[Series, Series]
+    from_zero: dict[int, float]
     n_moved: int
     n_same: int
     n_left_out: int
@@ -70,7 +72,9 @@ def drift(first: Side, others: Iterable[Side], steps: Sequence[int]) -> Drift:
         Series("drift", "change ÷ first", at, at, relative, bad, unit="ratio of L2 norms"),
         Series("change", "norm of the change", at, at, change, bad, unit="L2 norm"),
     )
-    return Drift(series, int(moved.sum()), int((is_whole & ~moved).sum()), int((~is_whole).sum()) + n_more)
+    at_last = {row: float(change[row, -1]) for row in leaves}
+    from_zero = {row: norm for row, norm in at_last.items() if norm > 0 and math.isnan(relative[row, -1])}
+    return Drift(series, from_zero, int(moved.sum()), int((is_whole & ~moved).sum()), int((~is_whole).sum()) + n_more)
 
 
 def _squares(mine: Any, theirs: Any) -> tuple[float, float, bool]:
