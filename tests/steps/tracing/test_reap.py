@@ -116,6 +116,33 @@ def test_vmaps_in_one_another_have_the_outermost_axis_first():
     assert [a[:2] for a in found[0].axes] == [("member", 2), ("member", 4)]
 
 
+def test_each_member_of_a_vmap_has_its_own_last_step_of_a_while_loop():
+    def of_member(n, x):
+        return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, sown(s[1] * 2)), (0, x))
+
+    function = jax.vmap(of_member)
+    n, stacked = jnp.array([1, 3, 2]), jnp.arange(12.0).reshape(3, 4)
+    results, found, packed = run(function, n, stacked)
+    expected = 2.0 ** np.array(n)[:, None] * np.array(stacked)
+    np.testing.assert_array_equal(results[1], expected)
+    np.testing.assert_array_equal(packed[0], expected.sum(1))
+    assert [a[:2] for a in found[0].axes] == [("member", 3)]
+    both = np.stack([expected, expected + 2.0 ** np.array(n)[:, None]]).sum(2)
+    for axis, counts in ((None, n), (0, jnp.stack([n, n]))):
+        _, found, packed = run(jax.vmap(function, (axis, 0)), counts, jnp.stack([stacked, stacked + 1]))
+        np.testing.assert_array_equal(packed[0], both)
+        assert [a[:2] for a in found[0].axes] == [("member", 2), ("member", 3)]
+
+
+def test_a_while_loop_of_which_it_is_unknown_which_members_go_on_has_no_number():
+    def of_member(n, x):
+        return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, sown(s[1] * 2)), (0, x))
+
+    nested = jax.vmap(jax.vmap(of_member), in_axes=(None, 0))
+    _, _, packed = run(nested, jnp.array([1, 3]), jnp.ones((2, 2, 4)))
+    np.testing.assert_array_equal(packed[0], np.zeros((2, 2)))
+
+
 def test_the_way_of_an_argument_is_followed():
     def function(a, b, c):
         @jax.jit

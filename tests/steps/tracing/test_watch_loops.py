@@ -105,6 +105,23 @@ def test_a_while_loop_shows_its_last_step(mlp, seen):
     )
 
 
+def test_a_while_loop_of_members_shows_the_last_step_of_each(mlp, seen):
+    @jax.jit
+    @jax.vmap
+    def step(n, scale):
+        params = jax.tree.map(lambda p: p * scale, mlp)
+        return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, update_mlp(s[1], x, y)), (0, params))[1]
+
+    arguments = np.array([3, 1]), np.array([1, 1.1], np.float32)
+    after = watch(step, seen)(*arguments)
+    rows = [
+        history(jax.tree.map(lambda p, scale=scale: p * scale, mlp), n)[0][-1]
+        for n, scale in zip(*arguments, strict=True)
+    ]
+    np.testing.assert_allclose(seen.norms(), rows, rtol=5e-5)
+    assert same_bytes(after, step(*arguments))
+
+
 @pytest.mark.optimized
 def test_accumulated_gradients_show_each_micro_batch(mlp, seen):
     micro = x.reshape(4, 4, 1), y.reshape(4, 4, 1)

@@ -275,7 +275,7 @@ class Replay:
             carry = outputs[: len(carry)]
 
     def while_steps(self, eqn: Any, operands: list[Value]) -> _Steps:
-        """Ends early where the loop goes on on some devices only."""
+        """Ends early where the loop goes on on some devices, or for some members of a `vmap`, only."""
         parts = while_parts(eqn, operands)
         carry, k, condition = parts.carry, 0, parts.condition
         goes_on = self.on_devices(jaxpr_as_fun(condition), condition.jaxpr.invars, condition.jaxpr.outvars)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Jaxpr
 
@@ -26,7 +28,7 @@ from treeviz.steps.tracing.primitives import (
     while_parts,
 )
 from treeviz.steps.tracing.reap_shard_map import reap_shard_map
-from treeviz.steps.tracing.sow import Axis
+from treeviz.steps.tracing.sow import Axis, Reaped
 
 
 class CannotReap(Exception):
@@ -106,15 +108,44 @@ def _while_loop(run: Any, eqn, operands, origins):
         reaped[:], packed_params = run.in_loop(reaped, before, after)
         return results, [*packed, *packed_params]
 
-    def condition(state):
-        return goes_on(*parts.cond_consts, *state[0])[0][0]
+    def condition(carry):
+        return goes_on(*parts.cond_consts, *carry)[0][0]
+
+    def step_of_members(state):
+        (old, old_rows), goes_on = state, condition(state[0])
+        new, rows = step(old)
+        places = [_places_of_members(r, x.shape, goes_on.shape) for r, x in zip(reaped, rows, strict=True)]
+        new = [_where(goes_on, range(goes_on.ndim), *values) for values in zip(new, old, strict=True)]
+        return new, [_where(goes_on, *values) for values in zip(places, rows, old_rows, strict=True)]
 
     _, shapes = jax.eval_shape(step, carry)
     start = carry, [run.empty(shape) for shape in shapes]
-    results, packed = lax.while_loop(condition, lambda state: step(state[0]), start)
+    # Under `vmap` the condition is that of each member. The loop goes on as long as any does; the others stay.
+    if jax.eval_shape(condition, carry).ndim:
+        results, packed = lax.while_loop(lambda state: jnp.any(condition(state[0])), step_of_members, start)
+    else:
+        results, packed = lax.while_loop(lambda state: condition(state[0]), lambda state: step(state[0]), start)
     if reaped_in_condition:
         raise CannotReap("a gradient is made in the condition of a while loop")
     return results, [replace(r.outside(outside), is_of_last_step=True) for r in reaped], packed
+
+
+def _places_of_members(reaped: Reaped, shape: Sequence[int], of_condition: Sequence[int]) -> Sequence[int] | None:
+    """The axes of packed rows along which the members lie whose condition has this shape; None if that is not known."""
+    members = [i for i, axis in enumerate(reaped.axes) if axis.kind == "member"]
+    found = itertools.combinations(members, len(of_condition))
+    fitting = [places for places in found if [shape[i] for i in places] == list(of_condition)]
+    return fitting[0] if len(fitting) == 1 else None if members else ()
+
+
+def _where(goes_on, places: Sequence[int] | None, new, old):
+    """The new values where the loop goes on along these axes, else the old ones; the old ones if these are None."""
+    if places is None:
+        return old
+    if not places:
+        return new
+    shape = [n if i in places else 1 for i, n in enumerate(new.shape)]
+    return jnp.where(goes_on.reshape(shape), new, old)
 
 
 def _cond(run: Any, eqn, operands, origins):
