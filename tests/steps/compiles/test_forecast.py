@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import pythons
 from jax import monitoring, tree_util
 
 import treeviz as tv
@@ -238,6 +240,17 @@ def test_leaves_that_are_no_arrays_are_static_for_a_step_of_equinox(case):
     found = tv.forecast(named, state, jnp.asarray(ONE))
     assert found.retraces == second_filtered_call(step, state, jnp.asarray(ONE)) == bool(expected)
     assert [str(each).partition(" (")[0] for each in found] == expected
+
+
+def test_a_step_of_equinox_is_known_to_a_process_that_has_shown_no_tree():
+    pytest.importorskip("equinox")
+    program = (
+        "import equinox, jax.numpy as jnp, treeviz\n"
+        "step = equinox.filter_jit(lambda state: {'t': jnp.ones(2)})\n"
+        "print([each.kind for each in treeviz.forecast(step, {'t': 0.0})])"
+    )
+    done = subprocess.run([*pythons.command("jax"), "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "['static']\n", done.stderr
 
 
 def test_of_a_step_of_nnx_the_lines_are_told_that_convert_it():

@@ -106,6 +106,26 @@ def test_a_function_that_is_made_anew_is_told_from_one_that_is_called_for_the_fi
     assert "jax.clear_caches()" in str(second.compiles[-1])
 
 
+def test_functions_that_one_factory_makes_of_others_are_not_the_same_made_anew():
+    def make(function, times=1.0):
+        return tv.watch_compiles(jax.jit(lambda x: function(x) * times))
+
+    def recursive():
+        def step(x, n=2):
+            return step(x, n - 1) if n else x
+
+        return tv.watch_compiles(jax.jit(step))
+
+    made = [make(jnp.sin), make(lambda x: x + 1), make(lambda x: x - 1), make(lambda x: x - 1, 2.0)]
+    for step in made:
+        step(ONE)
+    assert [step.compiles[0].why for step in made] == ["first"] * 4
+    again = [recursive(), recursive()]
+    for step in again:
+        step(ONE)
+    assert [step.compiles[0].why for step in again] == ["first", "new function"]
+
+
 def test_a_watched_step_is_the_step():
     step, plain = tv.watch_compiles(make_step()), make_step()
     state = {"w": jnp.ones(2)}

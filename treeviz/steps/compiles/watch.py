@@ -17,7 +17,7 @@ from treeviz.steps.compiles.calls import Call, compare_calls, describe_call
 from treeviz.steps.compiles.events import events_since, here, why_deaf
 from treeviz.steps.tracing.jitted import JittedStep, Make, jitted_step, unwraps
 from treeviz.steps.tracing.watch import Watched
-from treeviz.tree.safe_repr import error_text, printable_lines
+from treeviz.tree.safe_repr import error_text, guarded, printable_lines
 
 if TYPE_CHECKING:
     from treeviz.steps.compiles.step_arguments import StepArguments
@@ -28,6 +28,8 @@ _MOST_KEPT = 1000  # compilations
 _MOST_LINES = 20  # in the log, of one step
 _MOST_TOLD = 5  # differences in a line of the log
 
+_DEEPEST = 3  # functions within functions, which may hold themselves
+_PLAIN = {id(cls) for cls in (bool, int, float, complex, str, bytes, type(None))}
 _ELSE = {
     "first": "the first time",
     "new function": "since the function is a new object, made by the same lines as one that was compiled for such "
@@ -193,15 +195,16 @@ class CompileWatch:
         return Compiled(name, self._number, why, differences, seconds)
 
     def _is_made_anew(self, call: Call, named: dict[str, Any]) -> bool:
-        """Whether another function with the same code was compiled for such a call."""
+        """Whether another function with the same code, and the like around it, was compiled for such a call."""
         function = self.__wrapped__
         if not isinstance(function, types.FunctionType):
             return False
-        others = _made_by.setdefault(function.__code__, [])
+        others, around = _made_by.setdefault(function.__code__, []), _around(function)
         is_anew = any(
-            ref() is not function and not compare_calls(other, call, named).why(True) for ref, other in others
+            ref() is not function and of == around and not compare_calls(other, call, named).why(True)
+            for ref, other, of in others
         )
-        others[:] = [*others[1 - _MOST_CALLS :], (weakref.ref(function), call)]
+        others[:] = [*others[1 - _MOST_CALLS :], (weakref.ref(function), call, around)]
         return is_anew
 
     def arguments(self, *args: Any, **kwargs: Any) -> StepArguments:
@@ -244,7 +247,19 @@ class CompileWatch:
 
 
 # The calls for which functions of the same code were compiled: a new function in each turn of a loop has the same code.
-_made_by: weakref.WeakKeyDictionary[types.CodeType, list[tuple[weakref.ref, Call]]] = weakref.WeakKeyDictionary()
+_made_by: weakref.WeakKeyDictionary[types.CodeType, list[tuple[weakref.ref, Call, tuple]]] = weakref.WeakKeyDictionary()
+
+
+def _around(function: types.FunctionType, depth: int = _DEEPEST) -> tuple:
+    """What tells functions of the same lines apart: the functions, numbers and names in their closures and defaults."""
+    cells = [guarded(lambda cell=cell: cell.cell_contents, lambda _: None) for cell in function.__closure__ or ()]
+    found: list[Any] = []
+    for each in (*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        if isinstance(each, types.FunctionType):  # by its hash: the code itself would keep what it is a key of
+            found.append((hash(each.__code__), _around(each, depth - 1) if depth else ()))
+        else:
+            found.append((id(type(each)), each if id(type(each)) in _PLAIN else None))
+    return tuple(found)
 
 
 @unwraps("treeviz")
