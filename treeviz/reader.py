@@ -166,8 +166,8 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
         if name.endswith(suffix):
             return suffix, READERS[suffix]
     raise LoadError(
-        f"{shown}: treeviz reads {', '.join(READERS)} files and folders of Orbax. Load any other one yourself, and "
-        "call treeviz.render(tree)."
+        f"{shown}: treeviz reads {', '.join(READERS)} files and folders of Orbax; `treeviz grads` reads recorded runs. "
+        "Load any other one yourself, and call treeviz.render(tree)."
     )
 
 

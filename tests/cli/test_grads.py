@@ -40,6 +40,12 @@ def test_the_gradients_of_a_run_are_shown(saved, capsys):
     assert main(["run.treeviz", "--depth", "1", "--columns", "grads_nonfinite"]) == 0
     printed = capsys.readouterr().out
     assert "1 inside" not in printed and "2 inside" in printed and "max |x|" not in printed
+    assert main(["grads", "run.treeviz", "--depth", "1", "--columns", "grads_nonfinite"]) == 0
+    assert capsys.readouterr().out == printed
+    assert main(["grads", "run.treeviz", "--sort", "grads_norm", "--top", "1"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+    assert main(["grads", "run.treeviz", "run.treeviz", "--find", "b/v"]) == 0
+    assert capsys.readouterr().out.startswith("grads['b']['v']")
     assert main(["run.treeviz", "--stats"]) == TROUBLE
     assert capsys.readouterr().err.startswith("treeviz: run.treeviz is a recorded run: it has no --stats")
 

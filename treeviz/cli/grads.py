@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, is_terminal, printed
+from treeviz.cli.output import DIFFERENT, SAME, add_outputs
+from treeviz.cli.show import add_rows, of_run, shown
 from treeviz.tree.safe_repr import visible
 
 
@@ -22,6 +23,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("other", metavar="RUN2", type=Path, nargs="?", help="another run; status 1 if they differ")
     parser.add_argument("--tree", metavar="NAME", help="which of several trees of RUN to show")
+    add_rows(parser)
     add_outputs(parser)
     return parser
 
@@ -31,9 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
     inspector = GradientInspector.load(options.run_file)
     if options.other is None:
-        view = inspector.render(options.tree)
-        deliver(view, options, lambda: str(inspector) if is_terminal() else view.lines(options.width))
-        return SAME
+        return shown(of_run(inspector.render(options.tree), options), options, lambda: str(inspector))
     from treeviz.inspector.two_runs import compare_runs
 
     other = GradientInspector.load(options.other)
@@ -42,5 +42,5 @@ def run(options: argparse.Namespace) -> int:
     names = mine or files[0].stem, its or files[1].stem
     names = names if names[0] != names[1] else (str(files[0]), str(files[1]))
     runs = compare_runs(inspector.history, other.history, names)
-    deliver(runs.view, options, lambda: printed(runs.view, options))
+    shown(of_run(runs.view, options), options)
     return SAME if runs.parting is None else DIFFERENT

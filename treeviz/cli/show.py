@@ -8,7 +8,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, number, one_line, print_error, printed
+from treeviz.cli.output import (
+    DIFFERENT,
+    SAME,
+    add_outputs,
+    deliver,
+    is_terminal,
+    number,
+    one_line,
+    print_error,
+    printed,
+)
 from treeviz.cli.source import add_source, load, name_of, stacks_of
 
 if TYPE_CHECKING:
@@ -17,12 +27,13 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser("show", help="what is in a file", description="Show the tree in a file.")
-    add_source(parser, "what")
+    add_source(parser, "what", also="a .treeviz run")
     add_options(parser)
     return parser
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """Declare which rows are shown."""
     parser.add_argument(
         "--find", metavar="QUERY", help="list the rows that match, as in the page's search box: 'bytes:>100M', kernel …"
     )
@@ -37,6 +48,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--depth", metavar="N", type=number("levels"), help="show N levels")
     parser.add_argument("--columns", metavar="NAMES", help="the columns to show, as dtype,bytes")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_rows(parser)
     parser.add_argument("--stats", action="store_true", help="read the values: mean, std, zeros, NaN, a histogram …")
     parser.add_argument(
         "--stacked",
@@ -56,11 +71,15 @@ def run(options: argparse.Namespace) -> int:
 
         if options.stats or options.stacked or options.like:
             raise ValueError(f"{one_line(options.what)} is a recorded run: it has no --stats, --stacked and --like")
-        view = GradientInspector.load(options.what).render()
-        if options.columns is not None:
-            view = replace(view, columns=view.table.chosen(options.columns.split(",")))
-        return _shown(replace(view, depth=options.depth), options)
+        return shown(of_run(GradientInspector.load(options.what).render(), options), options)
     return show(options, lambda: load(options.what, options), name_of(options.what))
+
+
+def of_run(view: TreeView, options: argparse.Namespace) -> TreeView:
+    """The view of a recorded run, with the columns and as deep as was asked for."""
+    if options.columns is not None:
+        view = replace(view, columns=view.table.chosen(options.columns.split(",")))
+    return replace(view, depth=options.depth)
 
 
 def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -> int:
@@ -74,19 +93,26 @@ def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -
     options.stats |= options.find is not None and needs_values(options.find)
     options.stats |= bool(set(VALUE_STATISTICS).intersection(names))
     with collector_paused():
-        return _shown(_view(make_tree(), name, options, options.whole or _is_list(options)), options)
+        return shown(_view(make_tree(), name, options, options.whole or _is_list(options)), options)
 
 
 def _is_list(options: argparse.Namespace) -> bool:
     return options.find is not None or options.sort is not None or options.top is not None
 
 
-def _shown(view: TreeView, options: argparse.Namespace) -> int:
+def shown(view: TreeView, options: argparse.Namespace, text: Callable[[], str] | None = None) -> int:
+    """Deliver a view, or a list of its rows; the status says whether one matches.
+
+    Args:
+      text: Returns what a terminal gets in place of the first rows.
+    """
     if _is_list(options):
         rows, lines = _list(view, options)
         deliver(view, options, lambda: lines, lines)
         return SAME if rows else DIFFERENT
-    deliver(view, options, lambda: printed(view, options))
+    is_chosen = options.depth is not None or options.columns is not None or options.width is not None
+    say = text if text is not None and is_terminal() and not is_chosen else lambda: printed(view, options)
+    deliver(view, options, say)
     return SAME
 
 

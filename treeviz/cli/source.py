@@ -13,11 +13,16 @@ from typing import Any
 from treeviz.cli.progress import expect
 
 
-def add_source(parser: argparse.ArgumentParser, name: str, **how: Any) -> None:
-    """Declare the files, and how to read them."""
+def add_source(parser: argparse.ArgumentParser, name: str, also: str = "", **how: Any) -> None:
+    """Declare the files, and how to read them.
+
+    Args:
+      also: What else this command reads.
+    """
     from treeviz.reader import READERS
 
-    formats = f"{', '.join(READERS)}; a folder of Orbax or of .safetensors; or, in Python, package.module:name"
+    others = ["a folder of Orbax or of .safetensors", *([also] if also else []), "or, in Python, package.module:name"]
+    formats = "; ".join([", ".join(READERS), *others])
     parser.add_argument(name, metavar="FILE", help=formats, **how)
     parser.add_argument("--like", metavar="MODULE:NAME", help="for .eqx: the model, or a function that makes it")
 
