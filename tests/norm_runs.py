@@ -1,4 +1,4 @@
-"""A run of lognormal gradient norms, for the tests of findings: they bend the numbers of some steps and leaves."""
+"""A run of lognormal grads norms, for the tests of findings: they bend the numbers of some steps and leaves."""
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def transformer() -> dict[str, int]:
 
 
 class Run:
-    """A run with lognormal gradient norms; a test bends the numbers of some steps and leaves."""
+    """A run with lognormal grads norms; a test bends the numbers of some steps and leaves."""
 
     def __init__(self, paths=None, *, seed=0, dtype="float32", n_steps=N_STEPS):
         rng = np.random.default_rng(seed)

@@ -57,7 +57,7 @@ def run(table: TreeTable, n_columns: int = 100, *, healthy: bool = False) -> lis
     spread = np.exp(rng.uniform(0, 0.5, values.shape)).astype(np.float32)
     norm = Series(
         "grads.norm",
-        "gradient norm",
+        "grads norm",
         steps,
         steps + WIDTH - 1,
         values,
@@ -66,5 +66,5 @@ def run(table: TreeTable, n_columns: int = 100, *, healthy: bool = False) -> lis
         high=values * spread,
         marks=tuple(marks),
     )
-    ratio = Series("grads.ratio", "gradient / parameter", steps, steps + WIDTH - 1, values / np.float32(7), bad)
+    ratio = Series("grads.ratio", "grads ÷ params", steps, steps + WIDTH - 1, values / np.float32(7), bad)
     return [norm, ratio]

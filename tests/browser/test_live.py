@@ -310,12 +310,12 @@ def test_the_newest_steps_scroll(live):
         run.step(13)
         drawn(kernel)
     page = kernel.page
-    page.get_by_role("combobox", name="Series").select_option("gradient norm, newest steps")
+    page.get_by_role("combobox", name="Series").select_option("grads norm, newest steps")
     first = settled(page).locator(".axis span").first.inner_text()
     run.step(200)
     page = drawn(kernel)
     assert int(page.locator(".axis span").first.inner_text()) > int(first) > 0
-    assert page.get_by_role("combobox", name="Series").input_value() == "gradient norm, newest steps"
+    assert page.get_by_role("combobox", name="Series").input_value() == "grads norm, newest steps"
 
 
 def test_the_picture_is_saved_as_a_file(live, tmp_path):

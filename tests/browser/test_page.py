@@ -634,7 +634,7 @@ def test_the_detail_has_the_numbers_of_a_parameter_and_its_gradient_side_by_side
     assert cells[0] == ["", "params", "grads"]
     by_name = {name: rest for name, *rest in cells[1:]}
     assert (
-        by_name["rms"] == ["3.536", "0.3536"] and by_name["norm"] == ["", "0.5"] and by_name["/ params"] == ["", "0.1"]
+        by_name["rms"] == ["3.536", "0.3536"] and by_name["norm"] == ["", "0.5"] and by_name["÷ params"] == ["", "0.1"]
     )
     assert "NaN/Inf" not in by_name
 

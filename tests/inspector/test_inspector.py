@@ -495,7 +495,7 @@ def test_it_is_saved_as_a_view(suffix, mlp, tmp_path):
     inspector = tv.GradientInspector()
     train(inspector.watch(jax.jit(update_mlp)), mlp, 5)
     text = inspector.save(tmp_path / f"x{suffix}").read_text("utf-8")
-    assert "weights" in text and "gradient norm" in text
+    assert "weights" in text and "grads norm" in text
 
 
 def test_nothing_can_be_rendered_or_saved_before_the_first_step_or_with_another_suffix(tmp_path):
@@ -704,7 +704,7 @@ def test_the_ratio_of_updates_to_parameters_is_known_from_the_unchanged_step(mlp
     assert [series.name for series in view.series] == ["grads.norm", "updates.ratio", "grads.ratio"]
     leaf = next(iter(view.table.leaves))
     assert leaf["updates_ratio"] == pytest.approx(truth[-1][0], rel=1e-4)
-    assert "updates / params" in repr(inspector) and not inspector.notes
+    assert "updates ÷ params" in repr(inspector) and not inspector.notes
 
 
 def test_ratios_of_the_newest_heavy_step_are_shown_in_the_others(mlp):

@@ -98,8 +98,8 @@ def test_series_are_there_value_by_value_with_what_was_not_finite_and_what_was_f
     norm, ratio = run(tree)
     document = json.loads(to_json(View(tree, [], series=[norm, ratio])), parse_constant=refuse)
     assert [(each["name"], each["title"], each["log"]) for each in document["series"]] == [
-        ("grads.norm", "gradient norm", True),
-        ("grads.ratio", "gradient / parameter", True),
+        ("grads.norm", "grads norm", True),
+        ("grads.ratio", "grads ÷ params", True),
     ]
     for series, written in zip((norm, ratio), document["series"], strict=True):
         assert written["first_steps"] == series.first_steps.tolist()

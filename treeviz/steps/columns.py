@@ -69,7 +69,7 @@ def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
             either = [each.bad for each in (column, of_params) if each.bad is not None]
             is_bad = np.any(either, axis=0) if either else None
             help = f"{source} norm ÷ {sibling_name(source, 'params')} norm, of the whole subtree"
-            title = f"{title_of(source)} / params"
+            title = f"{title_of(source)} ÷ params"
             columns.append(Column(f"{source}_ratio", title, ratio, None, "number", "given", help, is_bad))
     return columns
 

@@ -68,12 +68,12 @@ def gradient_series(
     leaf_rows = table.measured
     norm = history.values(source, "norm", resolution=buckets)
     bad = _bad(history, table, leaf_rows, norm, source)
-    series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{_plain(source)} norm")]
+    series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{title_of(source)} norm")]
     received, paths = sibling_name(source, "received"), {name: each.paths for name, each in history.sources.items()}
     if received != source and paths.get(received) == paths[source]:
         norm = history.values(received, "norm", resolution=buckets)
         bad = _bad(history, table, leaf_rows, norm, received)
-        series.append(_norm_series(table, leaf_rows, norm, bad, f"{received}.norm", f"{_plain(received)} norm"))
+        series.append(_norm_series(table, leaf_rows, norm, bad, f"{received}.norm", f"{title_of(received)} norm"))
     shown = section_of(source)[1], paths[source]
     found = [
         finding
@@ -81,9 +81,9 @@ def gradient_series(
         if is_of_step(finding) or (section_of(finding.source)[1], paths.get(finding.source)) == shown
     ]
     to = sibling_name(source, "params")
-    ratios = {sibling_name(source, "updates"): "update / parameter"}
+    ratios = {sibling_name(source, "updates"): "updates ÷ params"}
     if not is_beside(source):
-        ratios[source] = f"{_plain(source)} / parameter"
+        ratios[source] = f"{title_of(source)} ÷ params"
     for of, title in ratios.items():
         if history.has_ratio(of, to):
             tops = history.values(of, "norm", resolution=buckets)
@@ -128,7 +128,7 @@ def gradient_histograms(history: History, table: TreeTable, source: str = "grads
     assert recorded.total is not None
     counts = np.zeros((len(table), len(recorded.until), N_BINS), np.int64)
     counts[table.measured] = np.moveaxis(np.maximum(recorded.total, 0), 0, 1)
-    name, title = f"{source}.histogram", f"magnitudes of {_plain(source)}"
+    name, title = f"{source}.histogram", f"magnitudes of {title_of(source)}"
     return (Histograms(name, title, recorded.first, recorded.until, table.roll(counts, "sum"), _EDGES),)
 
 
@@ -185,8 +185,3 @@ def _bad(history: History, table: TreeTable, leaf_rows: np.ndarray, entries: Tim
     for source in sources:
         bad[leaf_rows] |= occurs_in(history.values(source, "nonfinite"), entries).T
     return table.roll(bad, "any")
-
-
-def _plain(source: str) -> str:
-    title = title_of(source)
-    return title.replace("grads", "gradient", 1) if title.startswith("grads") else title

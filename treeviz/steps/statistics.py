@@ -84,7 +84,7 @@ STATISTICS = {
             "max_abs", "light", 14, scaled_by="leaf", joined_by="max",
             title="max |x|", rollup="max", help="the largest magnitude; nothing where a number is not finite",
         ),
-        _count("nonfinite", "light", 14, "non-finite", "NaN or infinite", counts_nonfinite=True),
+        _count("nonfinite", "light", 14, "NaN/Inf", "NaN or infinite", counts_nonfinite=True),
         Statistic("mean", "full", 6, scaled_by="range", joined_by="mean"),
         _count("zeros", "full", 6, "zeros", "zero"),
         _count("nan", "full", 4, "NaN", "NaN", counts_nonfinite=True),

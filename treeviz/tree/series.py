@@ -25,7 +25,7 @@ class Series:
 
     Attributes:
       name: The identifier: "grads.norm".
-      title: The heading: "gradient norm".
+      title: The heading: "grads norm".
       first_steps, last_steps: int64[n_columns]: the first and last step that a column covers; equal for
         a single step.
       values: float32[n_rows, n_columns]: the last value in the column; NaN where there is none.

@@ -58,7 +58,7 @@ def to_json(view: View) -> str:
 
     In each of the series
 
-        name, title, unit       "grads.norm", "gradient norm", "L2 norm"
+        name, title, unit       "grads.norm", "grads norm", "L2 norm"
         log                     whether it is read on a logarithmic scale
         first_steps, last_steps the range of steps that each place in the lists of values covers
         values                  [[...], ...], a list for each row: the last value of those steps, or null

@@ -58,7 +58,7 @@ def test_a_layer_that_is_added_begins_a_section_that_is_shown_and_every_step_is_
     assert inspector.history.has_ratio("updates since step 3", "params since step 3")
     view = inspector.render()
     assert len(view.table) == 3 and "another tree since step 3" in view.text()
-    assert {"grads norm", "updates / params"} <= {column.title for column in view.columns}
+    assert {"grads norm", "updates ÷ params"} <= {column.title for column in view.columns}
     assert len(inspector.render("grads").table) == 2 and inspector.n_dropped == 0
     assert inspector.notes == [
         "grads: leaves were added, removed or reshaped, so it is 2 trees: 'grads' (steps 0 to 2), 'grads since step 3' "

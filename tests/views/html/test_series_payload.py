@@ -203,15 +203,15 @@ def test_text_has_the_last_value_and_a_sparkline_in_every_line_and_the_worst_lea
     bad = np.array([[False] * 4] * 4)
     values[2][0], bad[2, 1:] = 1, True
     mark = FindingMark(1, 3, "exploding", "exploding: It doubles every step.")
-    series = replace(series_of(values, bad=bad), title="gradient norm", marks=(mark,))
+    series = replace(series_of(values, bad=bad), title="grads norm", marks=(mark,))
     assert text(View(table, [], series=[series])).split("\n") == [
         "params · 3 leaves · 6 parameters · 48 B · float64 100 %",
-        "                          gradient norm  log scale",
-        "params  dict                          9  ▅▅▅▅",
-        "├─ a    float64[2] numpy              8  ▁▃▆█",
-        "├─ b    float64[2] numpy        NaN/Inf  ▅×××",
-        "└─ c    float64[2] numpy              5  ▅▅▅▅",
-        "worst leaves by gradient norm, steps 0 to 3",
+        "                          grads norm  log scale",
+        "params  dict                       9  ▅▅▅▅",
+        "├─ a    float64[2] numpy           8  ▁▃▆█",
+        "├─ b    float64[2] numpy     NaN/Inf  ▅×××",
+        "└─ c    float64[2] numpy           5  ▅▅▅▅",
+        "worst leaves by grads norm, steps 0 to 3",
         "  ['b']  NaN/Inf  ▅×××  not finite since step 1",
         "  ['a']        8  ▁▃▆█  exploding at step 3: It doubles every step.",
         "  ['c']        5  ▅▅▅▅",
@@ -259,7 +259,7 @@ def test_colour_changes_no_character():
 def test_plain_rows_say_the_last_value_the_history_and_the_first_findings():
     table = layers()
     html = outline(View(table, [], series=run(table)))
-    assert "gradient norm at steps 990 to 999 and since steps 0 to 9" in html
+    assert "grads norm at steps 990 to 999 and since steps 0 to 9" in html
     assert "<b>nonfinite</b> ['layers'][2]['down'], steps 600 to 609: 16 of 16 elements are NaN" in html
     assert re.search(r"down: float32\[4,4\] numpy, NaN/Inf [▁-█]+×{5,}", html)
     assert set(re.findall(r"<(\w+)", html)) <= {"pre", "b", "i", "details", "summary"}

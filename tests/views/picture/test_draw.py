@@ -135,7 +135,7 @@ def test_every_row_has_its_last_value_and_a_line_that_goes_as_its_values_did():
     series, picture = view.series[0], view.picture()
     assert series.high is not None
     shown = texts(svg(picture))
-    assert "gradient norm, log scale" in shown and "gradient norm at steps 990 to 999 and since steps 0 to 9" in shown
+    assert "grads norm, log scale" in shown and "grads norm at steps 990 to 999 and since steps 0 to 9" in shown
     up = leaf(view.table, "layers/1/up")
     assert number_text(float(series.values[up, -1])) in shown
     y = places_of(picture, "up")[1]
@@ -201,7 +201,7 @@ def test_an_inspector_draws_its_series(tmp_path):
     for step in range(5):
         inspector.record(treeviz.measure(grads={"a": np.ones(2) * step, "b": np.ones(1)}), step)
     shown = inspector.save(tmp_path / "x.svg").read_text()
-    assert shown.count('class="accent-line"') == 3 and "gradient norm at step 4 and since step 0" in shown
+    assert shown.count('class="accent-line"') == 3 and "grads norm at step 4 and since step 0" in shown
 
 
 def pixels(data: bytes) -> np.ndarray:
@@ -299,7 +299,7 @@ def test_a_heat_map_stands_beside_the_rows_in_the_colors_of_the_page():
     assert cells[down][-1][0] < cells[up][-1][0], "it is NaN to the end"
     text = (Path(treeviz.__file__).parent / "views/html/assets/series/colors.js").read_text("utf-8")
     assert f'STOPS = "{STOPS}"' in text
-    assert "A heat map shows the gradient norm of each row over steps 0 to 999, from" in picture.description
+    assert "A heat map shows the grads norm of each row over steps 0 to 999, from" in picture.description
     assert "Curves above it show loss (last 8, 1 … 8)." in picture.description
     assert {"loss", "8", "1 … 8"} <= set(texts(svg(picture)))
     curve, crosses, *_ = [shape for shape in picture.shapes if isinstance(shape, Curve)]

@@ -103,16 +103,21 @@ def _layers_text(layers: Sequence[int], details: bool) -> str:
 
 
 def _numbers(found: Found, shown: np.ndarray, n: int) -> list[Column]:
+    names = {each.names for each in found.differences}
+    gap, of = "Δ", "x"
+    if len(names) == 1:
+        (first, of), *_ = names
+        gap = f"{first} - {of}"
     delta, relative, count = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
     gaps = found.gaps.numbers()
     rows, is_outside = shown[gaps.rows], gaps.n_outside > 0
     count[rows] = gaps.n_outside + gaps.n_nan
     delta[rows[is_outside]], relative[rows[is_outside]] = gaps.max_abs[is_outside], gaps.max_rel[is_outside]
     return [
-        Column("delta", "max |Δ|", delta, format="number", rollup="max", help="The greatest |left - right|"),
+        Column("delta", "max |Δ|", delta, format="number", rollup="max", help=f"The greatest |{gap}|"),
         Column(
             "relative", "max |Δ| ÷ |x|", relative, format="number", rollup="max",
-            help="The greatest |left - right| / |right|",
+            help=f"The greatest |{gap}| ÷ |{of}|",
         ),
         Column("differ", "differ", count, format="count", rollup="sum", help="Elements outside of the tolerance"),
     ]  # fmt: skip

@@ -245,7 +245,7 @@ def _measured(
             ratio = measured[0].values / table.columns["rms"].values
         ratio[~np.isfinite(ratio)] = np.nan
         help = f"{place} rms ÷ {table.name} rms"
-        measured.append(column("ratio", f"/ {table.name}", ratio, help, codes=None))
+        measured.append(column("ratio", f"÷ {table.name}", ratio, help, codes=None))
     return measured
 
 

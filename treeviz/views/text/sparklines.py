@@ -125,7 +125,7 @@ def mark_text(mark: FindingMark) -> str:
 
 
 def times_text(series: Series) -> str:
-    """A title for the last value and the sparkline of a row: "gradient norm at step 99 and since step 0"."""
+    """A title for the last value and the sparkline of a row: "grads norm at step 99 and since step 0"."""
     title = series.title if len(series.title) <= _TITLE else f"{series.title[: _TITLE - 1]}…"
     return f"{title} at {steps_text(series, -1)} and since {steps_text(series, 0)}"
 

@@ -30,7 +30,7 @@ export class ColorScale {
   level(row, bucket) {
     const { series } = this.seriesView;
     const place = series.place(row, bucket);
-    if (!this.isLog) return series.isLog ? 10 ** place : place;
+    if (!this.isLog) return series.valueAt(place);
     return this.isRelative ? place - this.#median(row) : place;
   }
 

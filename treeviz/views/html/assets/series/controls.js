@@ -14,7 +14,7 @@ export function controls(seriesView) {
   const { all } = seriesView;
   const choice = h("select", { "aria-label": "Series", change: () => seriesView.choose(seriesView.all[choice.selectedIndex]) }, ...all.map((series) => h("option", {}, series.title)));
   const log = h("input", { type: "checkbox", change: () => ((seriesView.isLog = log.checked), seriesView.show()) });
-  const relative = h("select", { "aria-label": "Colors", title: "what the colors of the heat map show", change: () => ((seriesView.colorScale.isRelative = relative.selectedIndex === 1), seriesView.show()) },
+  const relative = h("select", { "aria-label": "Colors", title: "what the colors show", change: () => ((seriesView.colorScale.isRelative = relative.selectedIndex === 1), seriesView.show()) },
     h("option", {}, "absolute"), h("option", {}, "÷ row's median"));
   const step = (label, change) => h("input", { type: "number", "aria-label": label, title: label, change });
   const zoom = () => seriesView.zoom(from.value === "" ? -Infinity : +from.value, to.value === "" ? Infinity : +to.value);
@@ -62,11 +62,8 @@ export function controls(seriesView) {
   const showColors = () => {
     const { colorScale, isLog } = seriesView;
     colorScale.fit();
-    const [from, to] = colorScale.ends;
-    const scale = isLog ? LOG_SCALE : "";
-    low.textContent = from;
-    high.textContent = to + scale;
-    colors.setAttribute("aria-label", `colors from ${from}, dark, to ${to}, light${colorScale.isRelative && isLog ? ", relative to the median of the row" : ""}${scale}`);
+    [low.textContent, high.textContent] = colorScale.ends;
+    colors.setAttribute("aria-label", `colors from ${low.textContent}, dark, to ${high.textContent}, light${colorScale.isRelative && isLog ? ", relative to the median of the row" : ""}${isLog ? LOG_SCALE : ""}`);
   };
   show();
   return { element, show, showColors };

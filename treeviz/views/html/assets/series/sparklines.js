@@ -1,5 +1,6 @@
 // @ts-check
 // The column of sparklines: a small line in every row, on the row's own scale, and the last value. One canvas covers the column.
+import { LOG_SCALE } from "./chart.js";
 import { h } from "../tree/dom.js";
 import { CH, GAP } from "../tree/columns.js";
 import { ROW_HEIGHT } from "../tree/grid.js";
@@ -35,7 +36,7 @@ export class Sparklines {
         return `from the first step to the last, on the row's own ${seriesView.isLog ? "log " : ""}scale; × is not finite; sorts by the last value`;
       },
       get title() {
-        return seriesView.series.title;
+        return seriesView.series.title + (seriesView.isLog && !sparklines.isSlim ? LOG_SCALE : "");
       },
       get values() {
         return seriesView.series.lastValues;

@@ -73,9 +73,11 @@ export class Columns {
     return { widths, ends, total: ends[columns.length] + PADDING, step, maxLevels: name >= names ? Infinity : Math.max(2, Math.floor((name - SIGNS - LABEL) / step)) };
   }
 
-  /** Pixels that the names of the visible rows need, with wide and with slim steps, and their types: in brief, with their sizes, and with all that is beside them. */
+  /** Pixels that the names of the visible rows need, with wide and with slim steps, and their types: in brief, with their sizes, and with all that is beside them; as long as the same rows are visible. */
   #measure() {
     const { tree, rows } = this.view;
+    if (this.version === rows.version) return this.measured;
+    this.version = rows.version;
     const { depth, factCodes, nChildren } = tree;
     const { visible, isFlat, folds } = rows;
     const { notes } = tree.header;
@@ -101,7 +103,7 @@ export class Columns {
       what = Math.max(what, brief, lengths[0] + sizes);
       all = Math.max(all, lengths[1] + sizes + FULL * beside);
     }
-    return [wide + SIGNS + GAP, slim + SIGNS + GAP, CH * brief, CH * what, CH * all];
+    return (this.measured = [wide + SIGNS + GAP, slim + SIGNS + GAP, CH * brief, CH * what, CH * all]);
   }
 
   /** Make a column as wide as the reader has dragged it, or as what its cells show. @param {any} column @param {number} width NaN: as its cells @param {HTMLElement[]} cells */

@@ -229,26 +229,24 @@ export class Rows {
     const place = new Int32Array(n);
     const order = new Int32Array(n);
     const sign = descending ? -1 : 1;
-    const compare = (a, b) => {
-      if (!values) return a - b;
-      const x = values[a];
-      const y = values[b];
-      if (x === y) return a - b;
-      return x !== x ? (y !== y ? a - b : 1) : y !== y ? -1 : sign * (x - y);
-    };
+    const keys = new Float64Array(values ?? n).map((value) => (value === value ? sign * value : Infinity));
+    // Equal ones stay in the order of the tree.
+    const compare = (a, b) => keys[a] - keys[b];
     if (this.isFlat) {
-      const rows = Array.from(order, (_, row) => row);
-      const isLeaf = rows.map((row) => this.tree.of(row, "is_leaf"));
-      const leaves = rows.filter((row) => isLeaf[row]).sort(compare);
+      const leaves = [];
+      const nodes = [];
+      for (let row = 0; row < n; row++) (this.tree.of(row, "is_leaf") ? leaves : nodes).push(row);
       this.nLeaves = leaves.length;
-      order.set([...leaves, ...rows.filter((row) => !isLeaf[row])]);
+      order.set(leaves.sort(compare));
+      order.set(nodes, leaves.length);
       order.forEach((row, at) => (place[row] = at));
     } else for (let row = 0; row < n; row++) {
       order[place[row]] = row;
+      if (end[row] === row + 1) continue;
       const children = [];
       for (let child = row + 1; child < end[row]; child = end[child]) children.push(child);
       let at = place[row] + 1;
-      for (const child of children.length > 1 ? children.sort(compare) : children) {
+      for (const child of children.sort(compare)) {
         place[child] = at;
         at += end[child] - child;
       }

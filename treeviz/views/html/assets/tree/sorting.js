@@ -1,20 +1,20 @@
 // @ts-check
 // A number for each row, by which the rows can be sorted.
+import { readKey } from "./tree.js";
 
 /** @typedef {import("./tree.js").Tree} Tree */
 
 /**
  * The ranks of all rows in a column: its numbers, or the alphabetical order of its texts.
  * @param {Tree} tree
- * @param {import("./word_index.js").WordIndex} wordIndex
  * @param {any} column
  * @returns {ArrayLike<number>}
  */
-export function sortRanks(tree, wordIndex, column) {
-  if (column.isNumber) return column.values.map((value, row) => (column.isBad?.(row) ? Infinity : value));
+export function sortRanks(tree, column) {
+  if (column.isNumber) return column.values.map((value, row) => (column.isBad?.(row) ? Number.MAX_VALUE : value));
   const ofRows = (rankOf) => Float64Array.from({ length: tree.n }, (_, row) => rankOf(row));
   if (column.format === "key") {
-    const rank = textRanks(wordIndex.words.keys.slice(0, tree.keys.length).map(({ label }) => label));
+    const rank = textRanks(tree.keys.map((key) => readKey(key).label));
     return ofRows((row) => (tree.keyCodes[row] ? tree.n + rank[tree.keyCodes[row]] : tree.position[row]));
   }
   if (column.format === "type") {

@@ -153,7 +153,7 @@ export class View extends EventTarget {
   /** Sort siblings by a column; null: as in the tree. @param {any} column @param {boolean} descending */
   sort(column, descending) {
     this.sorting = { column, descending };
-    this.rows.sort(column && sortRanks(this.tree, this.wordIndex, column), descending);
+    this.rows.sort(column && sortRanks(this.tree, column), descending);
   }
 
   /** Fold all runs of alike siblings, or none. @param {boolean} isFolding */
