@@ -33,6 +33,6 @@ def test_a_run_that_went_wrong_shows_where_and_when(open_page, shots):
     found.click()
     assert settled(page).get_by_role("slider", name="Heat map").count() == 1
     row(page, "biases").first.click()
-    assert settled(page).get_by_role("img", name="magnitudes of gradient").count() == 1
+    assert settled(page).get_by_role("img", name="magnitudes of grads").count() == 1
     assert page.locator("svg.chart").count() >= 1
     page.screenshot(path=shots / "gradients.png")
