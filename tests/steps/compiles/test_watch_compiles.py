@@ -106,6 +106,36 @@ def test_a_function_that_is_made_anew_is_told_from_one_that_is_called_for_the_fi
     assert "jax.clear_caches()" in str(second.compiles[-1])
 
 
+def test_numbers_that_are_traced_are_no_reason_and_static_ones_are():
+    step = tv.watch_compiles(jax.jit(lambda x, n, m=0: x + n + m, static_argnums=1, static_argnames="m"))
+    step(1.0, 2)
+    with jax.default_matmul_precision("highest"):
+        step(2.0, 2)
+    step(3.0, 3)
+    step(4.0, 3, m=1)
+    step(5.0, 3, m=2)
+    jax.clear_caches()
+    step(6.0, 3, m=2)
+    assert [str(difference) for each in step.compiles for difference in each.differences] == [
+        "jax_default_matmul_precision: setting: None → 'highest'",
+        "n: static: int 2 → int 3 (a static argument)",
+        "m: only in the other: int 1",
+        "m: static: int 1 → int 2 (a static argument)",
+    ]
+    assert [each.why for each in step.compiles] == ["first", *["retrace"] * 4, "same"]
+
+
+def test_a_number_that_becomes_an_array_is_the_reason_where_numbers_are_static():
+    eqx = pytest.importorskip("equinox")
+    step = tv.watch_compiles(eqx.filter_jit(lambda state, x: x + state["t"]))
+    for t in (1.0, jnp.asarray(1.0), 2.0):
+        step({"t": t}, ONE)
+    assert [str(difference) for each in step.compiles for difference in each.differences] == [
+        "state['t']: static: float 1.0 → float32[] (a static argument)",
+        "state['t']: static: float32[] → float 2.0 (a static argument)",
+    ]
+
+
 def test_functions_that_one_factory_makes_of_others_are_not_the_same_made_anew():
     def make(function, times=1.0):
         return tv.watch_compiles(jax.jit(lambda x: function(x) * times))

@@ -11,6 +11,7 @@ from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.steps.compiles.arguments import named_arguments
 from treeviz.steps.compiles.compare import CompareLeaves, Part, compare_types
 from treeviz.steps.compiles.jit_type import JitType, compare_leaves, compare_places, compare_values, jit_type
+from treeviz.steps.tracing.jit_options import dynamic_arguments, is_jitted
 from treeviz.tree.safe_repr import guarded, value_text
 
 
@@ -19,10 +20,12 @@ class Argument(NamedTuple):
 
     Attributes:
       how: "by position" or "by keyword".
+      is_traced: Whether it is known that the program takes its Python numbers, too, whatever their values.
     """
 
     how: str
     type: JitType
+    is_traced: bool = False
 
 
 class Call(NamedTuple):
@@ -40,11 +43,24 @@ class Call(NamedTuple):
 def describe_call(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
     """A call, and its arguments by name."""
     named = named_arguments(step, args, kwargs)
+    traced = guarded(lambda: _traced(step, args, kwargs), lambda _: frozenset())
     arguments = {
-        name: Argument("by position" if i < len(args) else "by keyword", jit_type(value))
+        name: Argument(
+            "by position" if i < len(args) else "by keyword", jit_type(value), (i, name)[i >= len(args)] in traced
+        )
         for i, (name, value) in enumerate(named.items())
     }
     return Call(arguments, _settings()), named
+
+
+def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozenset[int | str]:
+    """The positions and names of the arguments that `jax.jit` was not told are static; none of what else jitted."""
+    while type(step).__module__.startswith("treeviz."):  # what watches a step
+        step = step.step
+    if not is_jitted(step):
+        return frozenset()
+    positions, names = dynamic_arguments(step, args, kwargs)
+    return frozenset([*positions, *names])
 
 
 def _settings() -> dict[str, Any]:
@@ -97,6 +113,8 @@ def _compare(earlier: Call, call: Call, named: dict[str, Any], leaves: CompareLe
             continue
         if before.how != argument.how:
             found.append(Difference(name, "argument", before.how, argument.how, "pass it in one way"))
+        if leaves is compare_values and argument.is_traced:
+            continue
         differ = compare_types(named[name], before.type, argument.type, is_right=True, leaves=leaves)
         found += [Difference(f"{name}{path}", kind, *words) for path, (kind, *words) in differ]  # type: ignore[arg-type]
     gone = earlier.arguments.keys() - call.arguments.keys()

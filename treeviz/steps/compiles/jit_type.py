@@ -96,9 +96,9 @@ def _twice_made(mine: LeafType, other: LeafType) -> str:
 
 def compare_values(left: LeafType, right: LeafType) -> list[Finding]:
     """How two arguments differ that a program was traced for, other than in their types: their values are static."""
-    if None in (left.value, right.value) or left.value == right.value:
+    if left.value == right.value:
         return []
-    return [("static", left.value_text, right.value_text, _twice_made(left, right) or "a static argument")]
+    return [("static", left.text, right.text, _twice_made(left, right) or "a static argument")]
 
 
 def compare_places(left: LeafType, right: LeafType) -> list[Finding]:
