@@ -241,7 +241,9 @@ def unwrap_nnx_jit(step: Any) -> JittedStep | None:
         return other
 
     around = functools.partial(around_wrapper, with_other)
-    return JittedStep(step, jitted, around, False, _clone, _tidy_path, _result_path, changes_arguments=True)
+    return JittedStep(
+        step, jitted, around, False, _clone, _tidy_path, _result_path, changes_arguments=True, same_arguments=True
+    )
 
 
 @traces

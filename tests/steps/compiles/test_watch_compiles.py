@@ -125,6 +125,21 @@ def test_numbers_that_are_traced_are_no_reason_and_static_ones_are():
     assert [each.why for each in step.compiles] == ["first", *["retrace"] * 4, "same"]
 
 
+def test_numbers_that_a_step_of_nnx_takes_are_no_reason_and_static_ones_are():
+    nnx = pytest.importorskip("flax.nnx")
+    step = tv.watch_compiles(nnx.jit(lambda model, x, n: model(x) * n, static_argnums=2))
+    other = tv.watch_compiles(nnx.jit(lambda model, x, n: model(x) * n))
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    for n in (1, 2):
+        step(model, ONE, n)
+        other(model, ONE, n)
+        jax.clear_caches()
+    assert [str(difference) for each in step.compiles for difference in each.differences] == [
+        "n: static: int 1 → int 2 (a static argument)"
+    ]
+    assert [each.why for each in other.compiles] == ["first", "same"]
+
+
 def test_a_number_that_becomes_an_array_is_the_reason_where_numbers_are_static():
     eqx = pytest.importorskip("equinox")
     step = tv.watch_compiles(eqx.filter_jit(lambda state, x: x + state["t"]))

@@ -12,6 +12,8 @@ from treeviz.steps.compiles.arguments import named_arguments
 from treeviz.steps.compiles.compare import CompareLeaves, Part, compare_types
 from treeviz.steps.compiles.jit_type import JitType, compare_leaves, compare_places, compare_values, jit_type
 from treeviz.steps.tracing.jit_options import dynamic_arguments, is_jitted
+from treeviz.steps.tracing.jitted import jitted_step
+from treeviz.tree.describers import load_libraries
 from treeviz.tree.safe_repr import guarded, value_text
 
 
@@ -54,11 +56,15 @@ def describe_call(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozenset[int | str]:
-    """The positions and names of the arguments that `jax.jit` was not told are static; none of what else jitted."""
+    """The positions and names of the arguments that `jax.jit` was not told are static; none where all numbers are."""
     while type(step).__module__.startswith("treeviz."):  # what watches a step
         step = step.step
     if not is_jitted(step):
-        return frozenset()
+        load_libraries()
+        found = jitted_step(step)
+        if not found.same_arguments:
+            return frozenset()
+        step = found.jitted
     positions, names = dynamic_arguments(step, args, kwargs)
     return frozenset([*positions, *names])
 

@@ -69,6 +69,7 @@ class JittedStep(NamedTuple):
       result_path: Shortens the path of a result of `jitted` to that of a result of the step.
       changes_arguments: The step also returns by changing its arguments.
       receives: An argument holds its gradients.
+      same_arguments: `jitted` takes the arguments of the step, in whatever form, each in its place and by its name.
     """
 
     step: Any
@@ -80,6 +81,7 @@ class JittedStep(NamedTuple):
     result_path: Callable[[str], str] = str
     changes_arguments: bool = False
     receives: bool = False
+    same_arguments: bool = False
 
 
 Unwrap = Callable[[Any], JittedStep | None]
