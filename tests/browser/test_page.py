@@ -441,6 +441,14 @@ def test_the_copied_path_evaluates_to_the_leaf(shown):
     assert copied(page, page.locator(".copier").click) == "params['norm']"
 
 
+def test_the_name_that_a_file_has_for_an_array_is_copied(shown, tmp_path):
+    names = [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(2)]
+    np.savez(tmp_path / "m.npz", **dict.fromkeys(names, np.ones((2, 3))))
+    page = shown(treeviz.read(tmp_path / "m.npz"))
+    row(page, "weight").nth(1).click()
+    assert copied(page, lambda: copy_path(page, "name in the file")) == names[1]
+
+
 def test_a_path_is_copied_without_the_clipboard_interface(shown):
     page = shown(model())
     page.evaluate("() => Object.defineProperty(navigator, 'clipboard', { value: undefined })")
