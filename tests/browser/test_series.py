@@ -136,6 +136,19 @@ def test_the_lightness_of_the_colours_grows_evenly(parts):
 # The heat map
 
 
+@pytest.mark.parametrize(("n", "apart", "told"), [(3, 50, ["50", "100", "200"]), (40, 1234, None)])
+def test_steps_with_gaps_between_them_as_of_checkpoints_are_told_where_they_are(shown, n, apart, told):
+    table = layers()
+    steps = np.array([50, 100, 200]) if n == 3 else apart * np.arange(1, n + 1)
+    values = np.ones((len(table), n), np.float32)
+    page = shown(table, (Series("drift", "drift", steps, steps, values, np.zeros(values.shape, bool)),))
+    labels = page.locator(".axis span")
+    places = labels.evaluate_all("(labels) => labels.map((label) => label.getBoundingClientRect().left)")
+    found = [int(text.replace(",", "")) for text in labels.all_inner_texts()]
+    assert len(found) >= 3 and set(found) <= set(steps.tolist()) and min(np.diff(places)) > 50
+    assert told is None or labels.all_inner_texts() == told
+
+
 def test_the_heat_map_has_a_strip_for_every_row_and_lighter_is_more(shown, shots):
     page = shown()
     table = layers()

@@ -80,7 +80,7 @@ def test_over_several_checkpoints_the_drift_of_every_leaf_is_a_series_by_step(sa
     assert drift["values"][row["['zero']"]] == [None] * 3, "relative to a norm of zero"
     assert change["values"][row["['zero']"]] == pytest.approx([0.4, 1, 2])
     told = {each["key"]: each["notes"] for each in found["rows"] if "notes" in each}
-    assert told == {"['zero']": [{"kind": "info", "text": "zeros at step 0, moved by 2 since"}]}
+    assert told == {"['zero']": [{"kind": "info", "text": "from zeros by 2"}]}
     assert found["headline"][-3:] == ["4 checkpoints", "2 leaves moved since step 0", "1 leaf never moved"]
 
 

@@ -75,7 +75,7 @@ def _drift(options: argparse.Namespace) -> int:
     lines += [f"{_leaves(found.n_left_out)} not compared, not the same in all"] if found.n_left_out else []
     table = first.table.with_headline(*first.table.headline, *lines).with_notes(
         {
-            row: (Note("info", f"zeros at step {steps[0]:,}, moved by {norm:.4g} since"),)
+            row: (Note("info", f"from zeros by {norm:.3g}"),)
             for row, norm in found.from_zero.items()
         }
     )

@@ -170,17 +170,24 @@ export class HeatMap {
     const [from, to] = this.seriesView.span(series);
     const [start, end] = [series.first[from], series.last[Math.min(to, series.n) - 1]];
     const apart = roundStep(((end - start + 1) * TICK) / Math.max(TICK, (this.width * (Math.min(to, series.n) - from)) / (to - from)));
-    const ticks = [];
     const first = Math.ceil(start / apart) * apart;
-    // Counted, since adding 1 to a step of 1e16 is not another step.
-    for (let i = 0; i <= (end - first) / apart; i++) {
-      const step = first + i * apart;
-      const bucket = series.bucketAt(step);
-      const part = Math.min(1, (step - series.first[bucket]) / (series.last[bucket] - series.first[bucket] + 1));
-      const left = (this.width * (bucket - from + part)) / (to - from);
-      const text = countText(step);
-      if (left + 8 * text.length < this.width) ticks.push([left, text]);
-    }
+    const places = Math.ceil((TICK * (to - from)) / this.width); // between the labels of two
+    // Round steps; null where one lies between two places, as of checkpoints. With places, the steps of these.
+    const labels = (/** @type {number} */ places) => {
+      const found = [];
+      // Counted, since adding 1 to a step of 1e16 is not another step.
+      for (let i = 0; places ? from + i * places < Math.min(to, series.n) : i <= (end - first) / apart; i++) {
+        const step = places ? series.first[from + i * places] : first + i * apart;
+        const bucket = series.bucketAt(step);
+        if (step > series.last[bucket]) return null;
+        const part = (step - series.first[bucket]) / (series.last[bucket] - series.first[bucket] + 1);
+        const left = (this.width * (bucket - from + part)) / (to - from);
+        const text = countText(step);
+        if (left + 8 * text.length < this.width) found.push([left, text]);
+      }
+      return found;
+    };
+    const ticks = (places > 1 && labels(0)) || labels(places);
     const tick = ([left, text]) => {
       const label = h("span", {}, text);
       label.style.left = `${left}px`;
