@@ -74,10 +74,7 @@ def _drift(options: argparse.Namespace) -> int:
     lines += [f"{_leaves(found.n_same)} never moved"] if found.n_same else []
     lines += [f"{_leaves(found.n_left_out)} not compared, not the same in all"] if found.n_left_out else []
     table = first.table.with_headline(*first.table.headline, *lines).with_notes(
-        {
-            row: (Note("info", f"from zeros by {norm:.3g}"),)
-            for row, norm in found.from_zero.items()
-        }
+        {row: (Note("info", f"from zeros by {norm:.3g}"),) for row, norm in found.from_zero.items()}
     )
     view = TreeView(table, table.chosen(["elements"]), series=found.series)
     deliver(view, options, lambda: printed(view, options))
