@@ -216,6 +216,28 @@ def test_neither_every_nor_heavy_every_need_divide_the_other(seen, mlp):
     assert ["histogram" in m.statistics for m in seen.measurements] == [True, False, True, False, True]
 
 
+@pytest.mark.parametrize("around", [lambda step: step, jax.jit], ids=["plain", "in jit"])
+def test_of_several_losses_of_all_networks_only_the_gradients_that_are_used_have_numbers(seen, around):
+    params = {"actor": jnp.arange(1.0, 4.0), "critic": jnp.arange(2.0, 4.0), "held": jnp.ones(2)}
+    losses = {
+        "actor": lambda p: jnp.sum(p["actor"] ** 2) * p["critic"][0],
+        "critic": lambda p: jnp.sum(p["critic"] ** 3),
+    }
+
+    @jax.jit
+    @around
+    def step(params):
+        grads = {name: jax.grad(loss)(params)[name] for name, loss in losses.items()}
+        return {name: p - grads[name] if name in grads else p for name, p in params.items()}
+
+    after = watch(step, seen)(params)
+    assert same_bytes(after, step(params))
+    norms = [seen.norms(name) for name in seen.names()]
+    of_actor, of_critic = (np.linalg.norm(jax.grad(losses[name])(params)[name]) for name in losses)
+    # That of "held" is used by nothing either, but no other gradient belongs to it: it may have been forgotten.
+    np.testing.assert_allclose(norms, [[of_actor, np.nan, 0], [np.nan, of_critic, 0]], rtol=1e-6)
+
+
 def test_what_is_not_inspected_runs_the_step_itself(mlp, seen):
     step = jax.jit(lambda p, x, y: update_mlp(p, x, y))
     watched = watch(step, seen, every=10)

@@ -31,6 +31,7 @@ from treeviz.steps.tracing.reap import reap
 from treeviz.steps.tracing.received import CLIPPED
 from treeviz.steps.tracing.results import count_in_results
 from treeviz.steps.tracing.sow import Reaped, Sown, sow
+from treeviz.steps.tracing.unused import without_unused
 from treeviz.tree.layers import Stacked, stacked_axes
 
 
@@ -138,6 +139,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
         program = jax.make_jaxpr(on_leaves)(*leaves)
     if plain is not None:
         plain.traced(program, args, kwargs, out_tree)
+    program = without_unused(program)
     reduce = functools.partial(_reduce, statistics)
     received, scaled = Plan(program), functools.partial(scaled_rows, statistics=statistics)
     is_partial = reduces_partially(statistics)
