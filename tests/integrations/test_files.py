@@ -97,6 +97,9 @@ def test_a_managers_folder_is_its_steps_and_each_step_its_items(orbax, tmp_path)
     assert list(read(tmp_path / "run")) == [1, 20]
     with pytest.raises(LoadError, match=r"30\.orbax-checkpoint-tmp-1: the checkpoint is being written"):
         read(unfinished)
+    (tmp_path / "run" / "20" / "state" / "manifest.ocdbt").unlink()  # what Orbax writes last
+    with pytest.raises(LoadError, match="20/state: the checkpoint is being written, or what wrote it did not end"):
+        read(tmp_path / "run" / "20")
 
 
 @pytest.mark.filterwarnings("ignore")

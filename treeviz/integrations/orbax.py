@@ -130,6 +130,8 @@ def _array_of(tree: Any) -> Any:
 
 def _read_tree(folder: Path) -> Any:
     headers = Headers(folder)
+    if not headers.has_database and any(folder.glob("ocdbt.process_*/manifest.ocdbt")):  # to be joined at the end
+        raise _unfinished(folder)
     if (folder / "_METADATA").is_file():
         keys = _random_keys(folder)  # first: what reads them takes room
         with naming(folder / "_METADATA") as path:
