@@ -145,6 +145,10 @@ FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: jax.jit(lambda p: p["w"] + 1)({"w": deleted(jnp.ones(5)), "b": x}),
         ["argument 0['w']: float32[5]"],
     ),
+    "jit: an array of texts": (
+        lambda: jax.jit(lambda s: s["w"])({"w": x, "labels": np.array(["a", None], object)}),
+        ["argument 0['labels']: object[2]: convert it to numbers"],
+    ),
     "jit: a name in a state": (
         lambda: jax.jit(lambda s: s)({"opt": "adam", "w": x}),
         ["argument 0['opt']: str 'adam': make it static"],

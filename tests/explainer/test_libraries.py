@@ -85,5 +85,17 @@ def test_an_update_of_an_optimizer_names_the_tree_that_is_wrong():
     for (optimizer, name), lines in expected.items():
         assert note_of(lambda name=name, optimizer=optimizer: calls[name](optimizer.update)) == lines
     assert note_of(lambda: optax.apply_updates(params, part)) == expected[adam, "params"]
+    model = {**params, "act": jax.nn.relu}
+    lines = note_of(lambda: adam.update(model, adam.init(params), model))
+    assert [line.partition(":")[0] for line in lines] == [
+        "updates and state[0].mu do not match",
+        "['act']",
+    ]
+    lines = note_of(lambda: optax.sgd(0.1).update(model, optax.sgd(0.1).init(model), model))
+    assert [line.partition(":")[0] for line in lines] == [
+        "an optimizer takes arrays alone",
+        "updates['act']",
+        "params['act']",
+    ]
     (found,) = note_of(lambda: adam.init({**params, "act": jax.nn.relu}))[1:]
     assert found.startswith("params['act']: ") and found.endswith("partition the tree (eqx.filter_jit does)")

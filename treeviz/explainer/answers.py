@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import tree_util
 
 from treeviz.analysis.compare.difference import Difference
@@ -253,6 +254,8 @@ def _of_deleted(calls: Calls) -> Answer:
 def remedy(leaf: Any) -> str:
     if isinstance(leaf, str):
         return "make it static (static_argnames, or a meta field of the class), or take it out of the tree"
+    if isinstance(leaf, np.ndarray | np.generic):
+        return "convert it to numbers, make it static, or take it out"
     if callable(leaf):
         return "make it static, or partition the tree (eqx.filter_jit does)"
     return "register its class as a pytree node, make it static, or take it out"

@@ -124,16 +124,23 @@ def _of_optax(calls: Calls) -> Answer:
                 found = map_mismatches(tree, other, is_leaf=call.variables["is_leaf"]) if names[1] else ()
                 if found:
                     return f"{' and '.join(names)} do not match", [replace(each, names=names) for each in found]
-    return "the state is of another optimizer", _of_state(
-        next(call for call in reversed(calls) if call.library == "optax"), name
-    )
+    found = _of_state(next(call for call in reversed(calls) if call.library == "optax"), name)
+    if found:
+        return "the state is of another optimizer", found
+    return _that_are_no_arrays({"updates": updates, "params": params})
 
 
 def _of_optax_init(calls: Calls) -> Answer:
     """Of the state of an optimizer: the leaves of the parameters that are no arrays, as functions in a model."""
-    leaves = tree_util.tree_flatten_with_path(calls[0].variables["params"])[0]
+    return _that_are_no_arrays({"params": calls[0].variables["params"]})
+
+
+def _that_are_no_arrays(trees: dict[str, Any]) -> Answer:
     return "an optimizer takes arrays alone", [
-        f"params{tree_util.keystr(path)}: {what(leaf)}: {remedy(leaf)}" for path, leaf in leaves if not is_array(leaf)
+        f"{name}{tree_util.keystr(path)}: {what(leaf)}: {remedy(leaf)}"
+        for name, tree in trees.items()
+        for path, leaf in tree_util.tree_flatten_with_path(tree)[0]
+        if not is_array(leaf)
     ]
 
 
