@@ -202,12 +202,27 @@ def program_alone(step: Callable, every: int) -> Callable:
     return lambda *args: step(*args) if next(numbers) % every else inspecting(*args)[0]
 
 
-def of_published(make: Callable[[], Step], every: int | None, is_alone: bool = False) -> Run:
-    """A step of others: watched at every n-th step, or its program alone, or plain."""
+def with_norms(step: Callable, params: Callable[[Any], Any] = lambda results: results) -> Callable:
+    """As users write it: a step that also returns as many numbers, of as many leaves, as `watch` measures in it."""
+
+    def measured(*args):
+        out = step.__wrapped__(*args)
+        leaves = jax.tree.leaves(params(out))
+        return out, jnp.stack([jnp.stack([_norm(x), jnp.max(jnp.abs(x)), _n_nonfinite(x)]) for x in leaves])
+
+    jitted = jax.jit(measured)
+    return lambda *args: jitted(*args)[0]
+
+
+def of_published(make: Callable[[], Step], every: int | None, how: str = "watch") -> Run:
+    """A step of others: watched at every n-th step, or its program alone, or with norms by hand, or plain."""
     of, inspector = make(), tv.GradientInspector(every=every or 1)
-    step = of.update if every is None else inspector.watch(of.update)
-    if is_alone and every is not None:
-        step = program_alone(of.update, every)
+    if how == "by hand":
+        step = with_norms(of.update, of.params)
+    elif every is None:
+        step = of.update
+    else:
+        step = program_alone(of.update, every) if how == "alone" else inspector.watch(of.update)
     state, n = of.state, len(of.state)
 
     def run():
@@ -240,6 +255,10 @@ def watched_every_10(model: Model) -> Run:
 
 def alone_every_10(model: Model) -> Run:
     return _looping(model, program_alone(_update(model), 10))
+
+
+def norms_by_hand(model: Model) -> Run:
+    return _looping(model, with_norms(_update(model)))
 
 
 def watched_with_updates(model: Model) -> Run:
@@ -292,6 +311,10 @@ def _norm(x):
     return jnp.sqrt(jnp.sum(jnp.square(x)))
 
 
+def _n_nonfinite(x):
+    return jnp.sum(~jnp.isfinite(x)).astype(jnp.float32)
+
+
 def callback_per_leaf(model: Model) -> Run:
     norms: dict[int, Any] = {}
 
@@ -337,6 +360,7 @@ VARIANTS = {
     "watch, every step": watched,
     "watch, every 10": watched_every_10,
     "its program alone, every 10": alone_every_10,
+    "norms by hand": norms_by_hand,
     "watch, with updates": watched_with_updates,
     "watch, exact": watched_exact,
     "measure and record": door_2,

@@ -19,11 +19,16 @@ from jax.sharding import PartitionSpec as P
 
 
 class Step(NamedTuple):
-    """A jitted function, its first arguments, which are its first results, too, and the others."""
+    """A jitted function, its first arguments, which are its first results, too, and the others.
+
+    Attributes:
+      params: The parameters among the results.
+    """
 
     update: Callable
     state: tuple
     batch: tuple
+    params: Callable[[Any], Any] = lambda results: results[0]
 
 
 N_DEVICES = 2  # of the sharded step
@@ -105,7 +110,8 @@ def stax_mnist() -> Step:
         return i + 1, opt_update(i, jax.grad(loss)(get_params(state), x, targets), state)
 
     state = opt_init(init(jax.random.key(0), (-1, 784))[1])
-    return Step(update, (jnp.int32(0), state), (normal(32, 784), jax.nn.one_hot(jnp.arange(32) % 10, 10)))
+    batch = normal(32, 784), jax.nn.one_hot(jnp.arange(32) % 10, 10)
+    return Step(update, (jnp.int32(0), state), batch, lambda results: get_params(results[1]))
 
 
 def stochastic_variational_inference() -> Step:
