@@ -102,6 +102,17 @@ def orbax(**options: bool) -> Callable[[Path], None]:
     return write
 
 
+def t5x(folder: Path) -> None:
+    serialization, ts = pytest.importorskip("flax.serialization"), pytest.importorskip("tensorstore")
+    (folder / "t5x").mkdir()
+    store = {"driver": "file", "path": f"{folder}/t5x/target.w/"}
+    array = ts.open({"driver": "zarr", "kvstore": store}, create=True, dtype="float32", shape=[3, 2]).result()
+    array.write(ARRAYS["a.0"]).result()
+    placed = array.spec().to_json() | {"kvstore": store | {"path": "target.w/"}}
+    tree = {"target": {"w": placed, "v": "PLACEHOLDER://target.w"}, "step": ARRAYS["a.1"]}
+    (folder / "t5x" / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
+
+
 def run(folder: Path) -> None:
     paths = {f"['layers'][{i}]": 100 for i in range(2)}
     save(norm_runs.Run(paths, n_steps=12).history(), folder / "m.treeviz")
@@ -121,6 +132,7 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
     "orbax": orbax(),
     "orbax.zarr": orbax(use_ocdbt=False),
     "orbax.key": orbax_key,
+    "t5x": t5x,
     "run": run,
 }
 # The names of the files that are damaged, of kinds whose other files are those of another kind.
