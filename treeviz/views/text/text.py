@@ -200,7 +200,7 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
         if len(cells) == 2 and needed - left(names) <= _TRIM < cells[0].width - _TYPE:
             cells = [narrowed(cells[0], cells[0].width - needed + left(names), glyphs), cells[1]]
             break
-        last = next((cell for cell in cells if cell.name == "elements" and cells[-1].name == "bytes"), cells[-1])
+        last = next((cell for cell in cells if cell.name == "elements"), cells[-1])  # the shapes say as much
         narrow = last.width - (needed - left(names))
         shorter = [narrowed(last, narrow, glyphs)] if last.is_label and narrow >= _TYPE else []
         cells = [*(cell for cell in cells if cell is not last), *shorter]
