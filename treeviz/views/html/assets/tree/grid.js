@@ -88,7 +88,8 @@ export class Grid {
       // What was asked for stands before the type: two columns at least, if there is room, and more where the type fits, too.
       const { widths } = this.layout;
       let room = this.width - widths[0];
-      const asked = this.columns.filter(({ hidden, format, name }, i) => (hidden === false || !USUAL.test(format + name)) && (room -= widths[i + 1] + GAP) > (i > 2 && ROOM_FOR_TYPE));
+      let n = 0;
+      const asked = this.columns.filter(({ hidden, format, name }, i) => (hidden === false || !USUAL.test(format + name)) && (room -= widths[i + 1] + GAP) > (n++ > 1 && ROOM_FOR_TYPE));
       this.columns = [...new Set([...asked, ...this.columns])];
       fit();
     }
