@@ -63,7 +63,7 @@ export function controls(seriesView) {
     const { colorScale, isLog } = seriesView;
     colorScale.fit();
     [low.textContent, high.textContent] = colorScale.ends;
-    colors.setAttribute("aria-label", `colors from ${low.textContent}, dark, to ${high.textContent}, light${colorScale.isRelative && isLog ? ", relative to the median of the row" : ""}${isLog ? LOG_SCALE : ""}`);
+    colors.ariaLabel = `colors from ${low.textContent}, dark, to ${high.textContent}, light${colorScale.isRelative && isLog ? ", relative to the median of the row" : ""}${isLog ? LOG_SCALE : ""}`;
   };
   show();
   return { element, show, showColors };

@@ -27,8 +27,8 @@ export class HeatMap {
     this.band = h("div", { class: "band", hidden: true });
     this.element = h("div", { class: "heat-map", role: "slider", tabindex: "0", "aria-valuemin": "0" }, this.canvas, this.band, this.line);
     this.axis = h("div", { class: "axis", "aria-hidden": "true" });
-    this.cells = document.createElement("canvas");
-    this.hatch = document.createElement("canvas");
+    this.cells = h("canvas");
+    this.hatch = h("canvas");
     this.#listen();
   }
 
@@ -168,32 +168,25 @@ export class HeatMap {
     const { series, scalars } = this.seriesView;
     scalars.paint();
     const [from, to] = this.seriesView.span(series);
-    const [start, end] = [series.first[from], series.last[Math.min(to, series.n) - 1]];
-    const apart = roundStep(((end - start + 1) * TICK) / Math.max(TICK, (this.width * (Math.min(to, series.n) - from)) / (to - from)));
+    const n = Math.min(to, series.n) - from;
+    const wide = this.width / (to - from); // pixels of a place
+    const [start, end] = [series.first[from], series.last[from + n - 1]];
+    const apart = roundStep(((end - start + 1) * TICK) / Math.max(TICK, wide * n));
     const first = Math.ceil(start / apart) * apart;
-    const places = Math.ceil((TICK * (to - from)) / this.width); // between the labels of two
-    // Round steps; null where one lies between two places, as of checkpoints. With places, the steps of these.
-    const labels = (/** @type {number} */ places) => {
-      const found = [];
-      // Counted, since adding 1 to a step of 1e16 is not another step.
-      for (let i = 0; places ? from + i * places < Math.min(to, series.n) : i <= (end - first) / apart; i++) {
-        const step = places ? series.first[from + i * places] : first + i * apart;
-        const bucket = series.bucketAt(step);
-        if (step > series.last[bucket]) return null;
-        const part = (step - series.first[bucket]) / (series.last[bucket] - series.first[bucket] + 1);
-        const left = (this.width * (bucket - from + part)) / (to - from);
-        const text = countText(step);
-        if (left + 8 * text.length < this.width) found.push([left, text]);
-      }
-      return found;
-    };
-    const ticks = (places > 1 && labels(0)) || labels(places);
-    const tick = ([left, text]) => {
-      const label = h("span", {}, text);
+    // Counted, since adding 1 to a step of 1e16 is not another step.
+    let steps = Array.from({ length: (end - first) / apart + 1 }, (_, i) => first + i * apart);
+    // A round step may lie between two places, as of checkpoints: then the steps of places.
+    if (steps.some((step) => step > series.last[series.bucketAt(step)])) {
+      const places = Math.ceil(TICK / wide); // between the labels of two
+      steps = Array.from({ length: Math.ceil(n / places) }, (_, i) => series.first[from + i * places]);
+    }
+    this.axis.replaceChildren(scalars.strip, ...steps.flatMap((step) => {
+      const bucket = series.bucketAt(step);
+      const left = wide * (bucket - from + (step - series.first[bucket]) / (series.last[bucket] - series.first[bucket] + 1));
+      const label = h("span", {}, countText(step));
       label.style.left = `${left}px`;
-      return label;
-    };
-    this.axis.replaceChildren(scalars.strip, ...ticks.map(tick));
+      return left + 8 * label.textContent.length < this.width ? [label] : [];
+    }));
   }
 
   /** @param {number} first @param {number} last bucket */
@@ -219,11 +212,11 @@ export class HeatMap {
     this.line.hidden = bucket < from || bucket >= Math.min(to, series.n);
     const part = (bucket + 0.5 - from) / (to - from);
     this.line.style.left = `${100 * part}%`;
-    const label = (text, value) => this.element.setAttribute(`aria-${text}`, value);
-    label("label", `Heat map of the ${series.title}, ${view.tree.label(view.active)}`);
-    label("valuemax", series.n - 1);
-    label("valuenow", Math.max(0, bucket));
-    label("valuetext", this.seriesView.readoutText(view.active, Math.max(0, bucket)));
+    const { element } = this;
+    element.ariaLabel = `Heat map of the ${series.title}, ${view.tree.label(view.active)}`;
+    element.ariaValueMax = series.n - 1;
+    element.ariaValueNow = Math.max(0, bucket);
+    element.ariaValueText = this.seriesView.readoutText(view.active, Math.max(0, bucket));
   }
 
   /** The row and the bucket under the pointer. @param {MouseEvent} event */

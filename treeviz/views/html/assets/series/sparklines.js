@@ -22,6 +22,7 @@ export class Sparklines {
     this.column = {
       name: "series",
       format: "sparkline",
+      help: "all steps, on the row's own scale; × is not finite; sorts by the last value",
       isNumber: true,
       hidden: false,
       /** The last value: where the table has it, with all digits. @param {number} row */
@@ -32,9 +33,6 @@ export class Sparklines {
         return column ? column.text(row) : this.column.isBad(row) ? "NaN/Inf" : value === value ? series.number(value) : "";
       },
       isBad: (row) => seriesView.series.isBad(row, seriesView.series.n - 1),
-      get help() {
-        return `from the first step to the last, on the row's own ${seriesView.isLog ? "log " : ""}scale; × is not finite; sorts by the last value`;
-      },
       get title() {
         return seriesView.series.title + (seriesView.isLog && !sparklines.isSlim ? LOG_SCALE : "");
       },
