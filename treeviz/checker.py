@@ -42,7 +42,8 @@ def check_tree(
 ) -> TreeFindings:
     """See `treeviz.check`."""
     table, results = _checked(tree, name, for_, values, roundtrip, ignore)
-    return findings(table, results)
+    with collector_paused():
+        return findings(table, results)
 
 
 def checked_tree(tree: Any, *, name: str, for_: Use, values: bool, ignore: Collection[str]) -> CheckedTree:
