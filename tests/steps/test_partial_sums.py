@@ -25,7 +25,8 @@ def leaves() -> list[np.ndarray]:
     mixed = np.concatenate([normal(40) * np.float32(1e-25), normal(40), normal(40) * np.float32(1e25)])
     all_bad, zeros = np.full(9, np.inf, np.float32), np.zeros(7, np.float32)
     few = [normal(1), normal(), normal(128) * np.float32(1e-30), zeros, all_bad, mixed, normal(33).astype(jnp.bfloat16)]
-    return [long, long * np.float32(1e30), few[0], np.tile(some_bad, (3, 1)), *few]
+    longer = [np.tile(some_bad, (n, 1)) for n in (3, 6)]
+    return [long, long * np.float32(1e30), few[0], *longer, normal(40_009), *few]
 
 
 def results() -> tuple[list[np.ndarray], list[np.ndarray | None]]:
@@ -51,6 +52,7 @@ def test_partial_sums_give_the_numbers_of_leaves_and_the_counts_of_results():
     bits = jax.tree.map(lambda x: x.view(np.uint32), (new, old))
     sums, found = map(np.asarray, words(leaves(), *bits))
     assert rows is not None and sums.dtype == np.float64 and found.shape == (2 * sum(rows.n_rows),)
+    assert rows.of_long == (1, 64, 1)  # a prime number of elements is one row, too
     for batch in ((sums, found), (np.stack([sums, sums]), np.stack([found, found]))):
         packed, counts = added_up(*batch, rows)
         assert packed is not None and counts is not None

@@ -38,6 +38,7 @@ _COUNT = np.uint32((1 << _N_BITS) - 1)
 _ALONE = np.array([_COUNT, 0xFFFFFFFF], np.uint32)  # the first count, of the rows of small leaves and of long ones
 _LONG_ROWS = [*range(64, 15, -1), *range(65, 257)]  # into how many rows a long leaf may be broken, the best first
 _MANY = 128  # arrays in one
+_IN_ROWS_FROM = 1 << 16  # elements: XLA CPU divides rows among threads, and waking one takes longer than fewer elements
 _TO_RANGE = np.ldexp(1.0, [2 * SHIFT, 0, -2 * SHIFT])  # squares in the scale of each range
 
 
@@ -54,7 +55,7 @@ def _is_long(leaf: Any) -> bool:
 
 def _n_long_rows(size: int) -> int:
     """Into how many rows a long leaf is broken; 0: into none without a rest."""
-    return next((n for n in _LONG_ROWS if not size % n), 0)
+    return 1 if size < _IN_ROWS_FROM else next((n for n in _LONG_ROWS if not size % n), 0)
 
 
 class Rows(NamedTuple):
