@@ -63,6 +63,24 @@ def test_the_layers_of_a_stack_that_differ_are_named(saved, capsys, order):
     assert main(["diff", *files, files[0], "--stacked", "layers/*"]) == TROUBLE
 
 
+def test_what_differs_is_listed_by_a_column_by_a_query_and_the_first_of_it(saved, capsys):
+    arrays = {"a": np.zeros(3), "b.bias": np.ones(3), "c.bias": np.zeros(2)}
+    before = saved("before.npz", arrays)
+    after = saved("after.npz", arrays | {"b.bias": np.full(3, 2.0), "c.bias": np.array([0.0, 5.0])})
+
+    def listed(*options):
+        assert main(["diff", before, after, *options]) == DIFFERENT
+        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+    b, c = "tree['b']['bias'] value: 1 → 2 (at [0]; 3 of 3 differ)", "tree['c']['bias'] value: 0 → 5 (at [1]; 1 of 2 differ)"
+    assert listed("--sort", "delta") == [f"5 {c}", f"1 {b}"]
+    assert listed("--sort", "delta", "--top", "1") == [f"5 {c}"]
+    assert listed("--top", "1") == [b]
+    assert listed("--find", "key:a") == ["tree['a'] the same"]
+    assert main(["diff", before, before, "--top", "3"]) == 0
+    assert main(["diff", before, before, after, "--top", "3"]) == TROUBLE
+
+
 def test_over_several_checkpoints_the_drift_of_every_leaf_is_a_series_by_step(saved, capsys):
     def arrays(step: int) -> dict:
         return {"w": np.full((3, 4), 2.0 + step, np.float32), "frozen": np.ones(5), "zero": np.full(4, step / 10)}

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, markdown_table, printed
+from treeviz.cli.show import add_list, deliver_list, is_list
 from treeviz.cli.source import add_source, load, name_of, stacks_of
+
+if TYPE_CHECKING:
+    from treeviz.tree.table import Row
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -30,6 +34,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--rtol", metavar="X", type=float, default=0.0, help="relative tolerance of values")
     parser.add_argument("--atol", metavar="X", type=float, default=0.0, help="absolute tolerance of values")
+    add_list(
+        parser,
+        sort="list the leaves that differ, the greatest first: by delta, relative, differ, bytes …",
+        top="list the first N of those rows, or of those that differ",
+    )
     add_outputs(parser)
     return parser
 
@@ -53,8 +62,16 @@ def _two(options: argparse.Namespace) -> int:
         rows = ((each.path or "the root", each.text) for each in found.differences)
         return markdown_table(title, ("leaf", "difference"), rows)
 
-    deliver(found, options, lambda: printed(found, options), summary=summary)
+    if is_list(options):
+        rows = [row for row in found.find("is:differs") if options.sort is None or row.is_leaf]
+        deliver_list(found, options, rows, options.sort, _difference)
+    else:
+        deliver(found, options, lambda: printed(found, options), summary=summary)
     return DIFFERENT if found.differences else SAME
+
+
+def _difference(row: Row) -> str:
+    return "; ".join(note.text for note in row.notes if note.kind == "differs") or "the same"
 
 
 def _drift(options: argparse.Namespace) -> int:
@@ -66,6 +83,8 @@ def _drift(options: argparse.Namespace) -> int:
 
     if not options.values or options.rtol or options.atol or options.stacked:
         raise ValueError("diff: of more than two files whole values are compared, and without a tolerance")
+    if is_list(options):
+        raise ValueError("diff: --find, --sort and --top list what differs between two files, and not between more")
     files, steps = _in_order(options.files)
     sides = (Side(*scanned(load(what, options), None, name_of(files[0]))) for what in files)
     first = next(sides)

@@ -22,6 +22,7 @@ from treeviz.cli.output import (
 from treeviz.cli.source import add_source, load, name_of, stacks_of
 
 if TYPE_CHECKING:
+    from treeviz.tree.table import Row
     from treeviz.views.tree_view import TreeView
 
 
@@ -34,20 +35,22 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
     """Declare which rows are shown."""
+    add_list(parser)
+    parser.add_argument("--depth", metavar="N", type=number("levels"), help="show N levels")
+    parser.add_argument("--columns", metavar="NAMES", help="the columns to show, as dtype,bytes")
+
+
+def add_list(
+    parser: argparse.ArgumentParser,
+    sort: str = "list the leaves, the greatest first: by bytes, elements, norm …",
+    top: str = "list the first N rows; without --find or --sort the N largest leaves",
+) -> None:
+    """Declare which rows are listed."""
     parser.add_argument(
         "--find", metavar="QUERY", help="list the rows that match, as in the page's search box: 'bytes:>100M', kernel …"
     )
-    parser.add_argument(
-        "--sort", metavar="COLUMN", help="list the leaves, the greatest first: by bytes, elements, norm …"
-    )
-    parser.add_argument(
-        "--top",
-        metavar="N",
-        type=number("rows"),
-        help="list the first N rows; without --find or --sort the N largest leaves",
-    )
-    parser.add_argument("--depth", metavar="N", type=number("levels"), help="show N levels")
-    parser.add_argument("--columns", metavar="NAMES", help="the columns to show, as dtype,bytes")
+    parser.add_argument("--sort", metavar="COLUMN", help=sort)
+    parser.add_argument("--top", metavar="N", type=number("rows"), help=top)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -93,10 +96,10 @@ def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -
     options.stats |= options.find is not None and needs_values(options.find)
     options.stats |= bool(set(VALUE_STATISTICS).intersection(names))
     with collector_paused():
-        return shown(_view(make_tree(), name, options, options.whole or _is_list(options)), options)
+        return shown(_view(make_tree(), name, options, options.whole or is_list(options)), options)
 
 
-def _is_list(options: argparse.Namespace) -> bool:
+def is_list(options: argparse.Namespace) -> bool:
     return options.find is not None or options.sort is not None or options.top is not None
 
 
@@ -106,10 +109,10 @@ def shown(view: TreeView, options: argparse.Namespace, text: Callable[[], str] |
     Args:
       text: Returns what a terminal gets in place of the first rows.
     """
-    if _is_list(options):
-        rows, lines = _list(view, options)
-        deliver(view, options, lambda: lines, lines)
-        return SAME if rows else DIFFERENT
+    if is_list(options):
+        sort = options.sort or ("bytes" if options.find is None else None)
+        n_rows = deliver_list(view, options, list(view.table.leaves), sort, _what)
+        return SAME if n_rows else DIFFERENT
     is_chosen = options.depth is not None or options.columns is not None or options.width is not None
     say = text if text is not None and is_terminal() and not is_chosen else lambda: printed(view, options)
     deliver(view, options, say)
@@ -134,14 +137,21 @@ def _view(tree: Any, name: str, options: argparse.Namespace, whole: bool) -> Tre
     return TreeView(prepared.table, prepared.columns, depth=options.depth, whole=whole)
 
 
-def _list(view: TreeView, options: argparse.Namespace) -> tuple[list[Any], list[str]]:
-    """The rows that match, or all leaves; a line for each."""
+def deliver_list(
+    view: TreeView, options: argparse.Namespace, rows: list[Row], sort: str | None, what: Callable[[Row], str]
+) -> int:
+    """Deliver a view, in a terminal a line for each row that matches. Returns their number.
+
+    Args:
+      rows: Those that are listed without a query.
+      sort: The column that they are sorted by.
+      what: Returns what a line says of a row.
+    """
     from treeviz.tree.query.find import needs_values, unread
     from treeviz.views.text.cells import WRITE
 
-    rows = list(view.table.leaves) if options.find is None else view.find(options.find)
+    rows = rows if options.find is None else view.find(options.find)
     n_matches, heads = len(rows), [""] * len(rows)
-    sort = options.sort or ("bytes" if options.find is None else None)
     if sort is not None:
         (column,) = view.table.chosen([sort])
         if column.format not in WRITE:
@@ -150,15 +160,16 @@ def _list(view: TreeView, options: argparse.Namespace) -> tuple[list[Any], list[
         known = [row for row in rows if not math.isnan(values[row.number])]
         rows = sorted(known, key=lambda row: -values[row.number])
         heads = [f"{WRITE[column.format](values[row.number].item()):>9}  " for row in rows]
-    lines = [f"{head}{row.expression}  {_what(row)}" for head, row in zip(heads, rows[: options.top], strict=False)]
+    lines = [f"{head}{row.expression}  {what(row)}" for head, row in zip(heads, rows[: options.top], strict=False)]
     if options.find is not None:
         n_unread = int(unread(view.table).sum()) if needs_values(options.find) else 0
         but = f"; the values of {n_unread:,} {'leaf' if n_unread == 1 else 'leaves'} were not read" if n_unread else ""
         print_error(f"{n_matches:,} of {len(view.table):,} rows match{but}")
-    return rows, lines
+    deliver(view, options, lambda: lines, lines)
+    return len(rows)
 
 
-def _what(row) -> str:
+def _what(row: Row) -> str:
     from treeviz.tree.safe_repr import aval_text
 
     facts = row.facts
