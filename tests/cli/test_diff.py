@@ -72,7 +72,10 @@ def test_what_differs_is_listed_by_a_column_by_a_query_and_the_first_of_it(saved
         assert main(["diff", before, after, *options]) == DIFFERENT
         return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
-    b, c = "tree['b']['bias'] value: 1 → 2 (at [0]; 3 of 3 differ)", "tree['c']['bias'] value: 0 → 5 (at [1]; 1 of 2 differ)"
+    b, c = (
+        "tree['b']['bias'] value: 1 → 2 (at [0]; 3 of 3 differ)",
+        "tree['c']['bias'] value: 0 → 5 (at [1]; 1 of 2 differ)",
+    )
     assert listed("--sort", "delta") == [f"5 {c}", f"1 {b}"]
     assert listed("--sort", "delta", "--top", "1") == [f"5 {c}"]
     assert listed("--top", "1") == [b]
