@@ -64,7 +64,7 @@ def test_the_layers_of_a_stack_that_differ_are_named(saved, capsys, order):
 
 
 def test_what_differs_is_listed_by_a_column_by_a_query_and_the_first_of_it(saved, capsys):
-    arrays = {"a": np.zeros(3), "b.bias": np.ones(3), "c.bias": np.zeros(2)}
+    arrays = {"own": np.zeros(3), "b.bias": np.ones(3), "c.bias": np.zeros(2)}
     before = saved("before.npz", arrays)
     after = saved("after.npz", arrays | {"b.bias": np.full(3, 2.0), "c.bias": np.array([0.0, 5.0])})
 
@@ -79,7 +79,7 @@ def test_what_differs_is_listed_by_a_column_by_a_query_and_the_first_of_it(saved
     assert listed("--sort", "delta") == [f"5 {c}", f"1 {b}"]
     assert listed("--sort", "delta", "--top", "1") == [f"5 {c}"]
     assert listed("--top", "1") == [b]
-    assert listed("--find", "key:a") == ["tree['a'] the same"]
+    assert listed("--find", "own") == ["tree['own'] the same"]
     assert main(["diff", before, before, "--top", "3"]) == 0
     assert main(["diff", before, before, after, "--top", "3"]) == TROUBLE
 
