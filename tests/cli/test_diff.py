@@ -82,6 +82,8 @@ def test_what_differs_is_listed_by_a_column_by_a_query_and_the_first_of_it(saved
     assert listed("--find", "own") == ["tree['own'] the same"]
     assert main(["diff", before, before, "--top", "3"]) == 0
     assert main(["diff", before, before, after, "--top", "3"]) == TROUBLE
+    assert main(["diff", before, after, "--find", "nan"]) == TROUBLE
+    assert "diff:nan" in capsys.readouterr().err
 
 
 def test_over_several_checkpoints_the_drift_of_every_leaf_is_a_series_by_step(saved, capsys):

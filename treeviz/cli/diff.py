@@ -52,7 +52,10 @@ def run(options: argparse.Namespace) -> int:
 def _two(options: argparse.Namespace) -> int:
     trees = [load(what, options) for what in options.files]  # before what imports JAX: what is refused is so at once
     from treeviz.differ import diff
+    from treeviz.tree.query.find import needs_values
 
+    if options.find is not None and needs_values(options.find):
+        raise ValueError("diff: --find knows no statistics of one tree; diff:nan finds where NaN are in one of the two")
     with stacks_of(options.files[0]):
         found = diff(*trees, values=options.values, rtol=options.rtol, atol=options.atol, stacked=options.stacked)
 

@@ -70,15 +70,13 @@ def deliver(
     view: TreeView,
     options: argparse.Namespace,
     say: Callable[[], str | Iterable[str]],
-    listed: Sequence[str] | None = None,
     summary: Callable[[], str] | None = None,
 ) -> None:
     """Write the outputs that are asked for; unless one of them is standard output, print what `say` returns.
 
     Args:
       say: Returns a text, or its lines.
-      listed: The lines for the summary of a job, which otherwise has the first rows.
-      summary: Returns the whole summary.
+      summary: Returns the Markdown for the summary of a job, which otherwise has the first rows.
     """
     from treeviz.views.save import open_page, write
 
@@ -98,12 +96,7 @@ def deliver(
     if options.github and summary is not None:
         print_text(summary())
     elif options.github:
-        if listed is None:
-            rows = view.text(max_rows=_MOST_IN_SUMMARY, width=options.width)
-        else:
-            more = [f"… {len(listed) - _MOST_IN_SUMMARY:,} more"] if len(listed) > _MOST_IN_SUMMARY else []
-            rows = "\n".join([*listed[:_MOST_IN_SUMMARY], *more])
-        print_text(markdown_text(view.title, rows))
+        print_text(markdown_text(view.title, view.text(max_rows=_MOST_IN_SUMMARY, width=options.width)))
     elif "-" not in wanted.values():
         said = say()
         if isinstance(said, str):
@@ -132,6 +125,12 @@ def one_line(text: object) -> str:
     from treeviz.tree.safe_repr import visible
 
     return visible(str(text), 2000)
+
+
+def markdown_list(title: str, lines: Sequence[str]) -> str:
+    """A title and a block of the first lines."""
+    more = [f"… {len(lines) - _MOST_IN_SUMMARY:,} more"] if len(lines) > _MOST_IN_SUMMARY else []
+    return markdown_text(title, "\n".join([*lines[:_MOST_IN_SUMMARY], *more]))
 
 
 def markdown_text(title: str, text: str) -> str:

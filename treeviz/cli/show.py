@@ -14,6 +14,7 @@ from treeviz.cli.output import (
     add_outputs,
     deliver,
     is_terminal,
+    markdown_list,
     number,
     one_line,
     print_error,
@@ -165,7 +166,7 @@ def deliver_list(
         n_unread = int(unread(view.table).sum()) if needs_values(options.find) else 0
         but = f"; the values of {n_unread:,} {'leaf' if n_unread == 1 else 'leaves'} were not read" if n_unread else ""
         print_error(f"{n_matches:,} of {len(view.table):,} rows match{but}")
-    deliver(view, options, lambda: lines, lines)
+    deliver(view, options, lambda: lines, lambda: markdown_list(view.title, lines))
     return len(rows)
 
 

@@ -207,10 +207,8 @@ def weak_type(checked: Checked) -> Iterator[Found]:
     if checked.use != "state":
         return
     said: dict[str, tuple[str, Changed]] = {}
-    rows = checked.rows(lambda f: f.is_leaf and f.weak and f.kind in ("array", "scalar") and f.type != "bool")
-    table = checked.table
-    for row, code in zip(rows, table.fact_codes[rows].tolist(), strict=True):
-        facts = table.facts[code]
+    for row in checked.rows(lambda f: f.is_leaf and f.weak and f.kind in ("array", "scalar") and f.type != "bool"):
+        facts = checked.facts(row)
         what = facts.dtype or facts.type
         if what not in said:
             dtype = {"int": "int32", "float": "float32", "complex": "complex64"}.get(what, what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -32,8 +33,12 @@ class Checked:
     use: Use = "any"
     cache: dict[Any, Any] = field(default_factory=dict)  # of a rule, by its name and more
 
+    @cached_property
+    def _fact_codes(self) -> list[int]:
+        return self.table.fact_codes.tolist()  # single elements of an array are slow to read
+
     def facts(self, row: int) -> Facts:
-        return self.table.facts[self.table.fact_codes[row]]
+        return self.table.facts[self._fact_codes[row]]
 
     def rows(self, test: Callable[[Facts], bool]) -> list[int]:
         """The rows whose facts pass a test, which runs once for all rows with the same facts."""

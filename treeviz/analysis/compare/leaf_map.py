@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -121,12 +121,6 @@ def _that_may_pair(tables: tuple[TreeTable, TreeTable], rows: Sequence[list[int]
         [row for row, code in zip(of, own.tolist(), strict=True) if code in known]
         for of, own, known in zip(rows, codes, may_pair, strict=True)
     ]
-
-
-def _arrays_below(table: TreeTable, row: int) -> Iterator[int]:
-    for each in range(row, int(table.end[row])):
-        if table.is_leaf[each] and table.facts[table.fact_codes[each]].shape is not None:
-            yield each
 
 
 def _arrays(table: TreeTable, rows: Sequence[int] | dict[int, int]) -> list[_Array]:
@@ -255,7 +249,7 @@ def _code(left: Side, right: Side, found: Found, pairs: Sequence[_Pair], turned:
             sources |= {row: form.format(f"{rows[0]}[{i}]") for i, row in enumerate(others)}
         else:
             sources[others[0]] = form.format(rows[0])
-    wanted = list(_arrays_below(right.table, 0))
+    wanted = np.flatnonzero(_is_array(right.table)).tolist()
     keys = {row: right.table[row].keystr for row in wanted}
     if not all(map(sources.get, wanted)) or any(re.search(r"[\"\\{}]", key) for key in keys.values()):
         return ""
