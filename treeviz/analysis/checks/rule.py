@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from treeviz.analysis.checks.finding import Level
 from treeviz.tree.facts import Facts, Note
+from treeviz.tree.forks import computed_once
 from treeviz.tree.table import TreeTable
 
 Use = Literal["any", "jit", "grad", "state"]
@@ -33,7 +33,7 @@ class Checked:
     use: Use = "any"
     cache: dict[Any, Any] = field(default_factory=dict)  # of a rule, by its name and more
 
-    @cached_property
+    @computed_once
     def _fact_codes(self) -> list[int]:
         return self.table.fact_codes.tolist()  # single elements of an array are slow to read
 
