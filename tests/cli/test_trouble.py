@@ -19,6 +19,7 @@ def test_what_may_not_be_read_is_one_line_and_status_2(tmp_path, monkeypatch, ca
     Path("secret.npz").touch(0)
     Path("secret").mkdir(0)
     Path("part").mkdir()
+    Path("part").chmod(0o755)
     Path("part/model.safetensors").touch(0)
     main([name])  # nobody may not even import what lies in root's home
     capsys.readouterr()

@@ -147,6 +147,14 @@ def test_a_file_holds_all_of_it(tmp_path, n_steps):
     assert [path.name for path in tmp_path.iterdir()] == ["a.tvh"]
 
 
+def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path, monkeypatch):
+    """The umask is the whole process's: files that other threads make at the time keep theirs."""
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the umask was set"))
+    (tmp_path / "other").touch()
+    save(filled(1)[0], tmp_path / "a.tvh")
+    assert (tmp_path / "a.tvh").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_numpy_and_a_zip_program_read_the_file(tmp_path):
     save(filled(20)[0], tmp_path / "a.tvh")
     header = json.loads(zipfile.ZipFile(tmp_path / "a.tvh").read("header.json"))

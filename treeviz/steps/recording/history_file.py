@@ -22,7 +22,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import tempfile
+import secrets
 import zipfile
 from collections.abc import Iterator
 from io import FileIO
@@ -63,9 +63,9 @@ def write(history: History, path: Path) -> None:
     history.finish()
     header = header_of(history)
     tracks = (*history.tracks.values(), *history.scalars.tracks.values())
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+    temporary = path.parent / f".{path.name[:100]}.{secrets.token_hex(4)}"
     try:
-        with io.BufferedWriter(FileIO(handle, "w")) as file:
+        with io.BufferedWriter(FileIO(temporary, "x")) as file:  # "x" creates it with the default permissions
             with _NewArchive(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
                 archive.writestr("header.json", json.dumps(header))
                 for i, track in enumerate(tracks):
@@ -74,10 +74,9 @@ def write(history: History, path: Path) -> None:
                             np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -113,12 +112,6 @@ class _NewArchive(zipfile.ZipFile):
 
     def __del__(self) -> None:
         pass
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def load(path: str | os.PathLike) -> History:
