@@ -129,8 +129,6 @@ def __getattr__(name: str):
         raise AttributeError(f"module 'treeviz' has no attribute {name!r}")
     from importlib import import_module
 
-    if _LATER[name].startswith("treeviz.steps.compiles"):
-        import_module("treeviz.integrations")  # which knows the steps of libraries; a walk imports it itself
     value = globals()[name] = getattr(import_module(_LATER[name]), name)
     return value
 

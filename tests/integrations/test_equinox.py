@@ -188,3 +188,20 @@ def test_a_module_reads_well_as_text():
         "t           Affine        name='first', shape=(2, 3)",
         "└─ .weight  float32[2,3]",
     ]
+
+
+def test_the_compilations_of_a_jitted_method_are_watched_and_foretold():
+    class Agent(eqx.Module):
+        rate: jax.Array
+
+        @eqx.filter_jit
+        def update(self, state, x):
+            return {"time": state["time"] + self.rate * x.sum()}
+
+    agent, state = Agent(jnp.ones(())), {"time": 0.0}
+    (found,) = treeviz.forecast(agent.update, state, jnp.ones(2))
+    assert (found.path, found.left) == ("state['time']", "float 0.0")
+    update = treeviz.watch_compiles(agent.update)
+    update(state, jnp.ones(2))
+    update(state, jnp.ones(3))
+    assert [str(each) for compiled in update.compiles for each in compiled.differences] == ["x: shape: (2,) → (3,)"]

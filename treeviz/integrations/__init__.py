@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeviz.tree.describers import Describer, describes, loads_libraries
+from treeviz.tree.describers import Describer, describes
 from treeviz.tree.jax_later import jax_is_imported
 from treeviz.tree.private_names import PrivateName, warn_of_missing
 from treeviz.tree.safe_repr import error_text, guarded, module_name
@@ -29,7 +29,6 @@ _private: dict[str, tuple[PrivateName, ...]] = {}  # of libraries loaded, not ch
 _waiting: list[tuple[str, tuple[str, ...], Describer]] = []  # for modules that are not imported yet
 
 
-@loads_libraries
 def load() -> None:
     """Import our files about the libraries that this process has imported; warn once about missing private names.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ast import literal_eval
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from treeviz.tree.safe_repr import guarded, mro
@@ -84,16 +85,7 @@ def describer_of(cls: type) -> Describer | None:
     return next((_describers[id(base)][1] for base in mro(cls) if id(base) in _describers), None)
 
 
-_loaders: list[Callable[[], None]] = []
-
-
-def loads_libraries(load: Callable[[], None]) -> Callable[[], None]:
-    """Register the function that imports what is known of the libraries that this process has imported."""
-    _loaders.append(load)
-    return load
-
-
 def load_libraries() -> None:
-    """Call it, from below the file that has it: before a walk `treeviz.integrations.load` is called itself."""
-    for load in _loaders:
-        load()
+    """Import what is known of the libraries that this process has imported."""
+    # By name: what knows the libraries is above what asks for it.
+    import_module("treeviz.integrations").load()

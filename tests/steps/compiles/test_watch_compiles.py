@@ -125,6 +125,38 @@ def test_numbers_that_are_traced_are_no_reason_and_static_ones_are():
     assert [each.why for each in step.compiles] == ["first", *["retrace"] * 4, "same"]
 
 
+class Agent:
+    @partial(jax.jit, static_argnums=(0, 2))
+    def update(self, rate, n, x):
+        return x * rate * n
+
+
+@pytest.mark.parametrize(
+    "step",
+    [Agent().update, partial(Agent.update, Agent()), tv.watch_compiles(partial(Agent.update, Agent()))],
+    ids=["a bound method", "a partial", "a partial that is watched"],
+)
+def test_of_a_bound_step_the_numbers_are_traced_or_static_as_in_the_function(step):
+    jax.clear_caches()
+    watched = tv.watch_compiles(step)
+    assert [*inspect.signature(watched).parameters] == ["rate", "n", "x"]
+    watched(1.0, 2, ONE)
+    jax.clear_caches()
+    watched(2.0, 2, ONE)
+    watched(3.0, 3, ONE)
+    watched(4.0, 3, np.ones(3, np.float32))
+    assert said(watched) == [
+        "1 first: ",
+        "2 same: ",
+        "3 retrace: n: static: int 2 → int 3 (a static argument)",
+        "4 retrace: x: shape: (2,) → (3,)",
+    ]
+    assert {each.step for each in watched.compiles} == {"update"}
+    assert watched.arguments(1.0, 2, ONE).table[1].keystr == "['rate']"
+    (found,) = tv.forecast(step, 1.0, 2, jnp.float32(1), state_arg="rate")
+    assert (found.path, found.kind) == ("rate", "weak type")
+
+
 def test_numbers_that_a_step_of_nnx_takes_are_no_reason_and_static_ones_are():
     nnx = pytest.importorskip("flax.nnx")
     step = tv.watch_compiles(nnx.jit(lambda model, x, n: model(x) * n, static_argnums=2))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from treeviz.analysis.compare.difference import Difference, Differences
-from treeviz.steps.compiles.arguments import named_arguments
+from treeviz.steps.compiles.arguments import called_inside, named_arguments
 from treeviz.steps.compiles.compare import CompareLeaves, Part, compare_types
 from treeviz.steps.compiles.jit_type import JitType, compare_leaves, compare_places, compare_values, jit_type
 from treeviz.steps.tracing.jit_options import dynamic_arguments, is_jitted
@@ -57,8 +57,8 @@ def describe_call(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozenset[int | str]:
     """The positions and names of the arguments that `jax.jit` was not told are static; none where all numbers are."""
-    while type(step).__module__.startswith("treeviz."):  # what watches a step
-        step = step.step
+    n = len(args)
+    step, args, kwargs = called_inside(step, args, kwargs)
     if not is_jitted(step):
         load_libraries()
         found = jitted_step(step)
@@ -66,7 +66,7 @@ def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozen
             return frozenset()
         step = found.jitted
     positions, names = dynamic_arguments(step, args, kwargs)
-    return frozenset([*positions, *names])
+    return frozenset([*(i + n - len(args) for i in positions), *names])
 
 
 def _settings() -> dict[str, Any]:

@@ -9,7 +9,7 @@ import jax
 from jax import tree_util
 
 from treeviz.analysis.compare.difference import Difference, Differences
-from treeviz.steps.compiles.arguments import named_arguments
+from treeviz.steps.compiles.arguments import called_inside, named_arguments
 from treeviz.steps.compiles.compare import Part, compare_types
 from treeviz.steps.compiles.jit_type import JitType, is_committed
 from treeviz.steps.compiles.new_state import Place, find_state, given_state
@@ -63,7 +63,7 @@ def forecast(
     taken to stay as they are. Shardings that the compiler chooses are not known before it runs, and not compared.
 
     Args:
-      step: A function, or what `jax.jit` or `equinox.filter_jit` gave.
+      step: A function, or what `jax.jit` or `equinox.filter_jit` gave, or a bound method or `functools.partial` of one.
       *args, **kwargs: The arguments of its first call; trees of `jax.ShapeDtypeStruct` will do.
       state_arg: Which argument is the state, by position or name. Several, as `(0, 1)` for `params, opt_state`:
         only what is named is compared.
@@ -79,7 +79,6 @@ def forecast(
       TypeError: JAX cannot trace the step, or another library jitted it; of `nnx.jit` it says which lines convert it.
         Other exceptions are the step's own.
     """
-    step = _innermost(step)
     names = named_arguments(step, args, kwargs)
     several = isinstance(state_arg, tuple | list)
     chosen = [_name_of(each, names, len(args)) for each in (state_arg if several else [state_arg])]  # type: ignore[union-attr]
@@ -99,15 +98,9 @@ def forecast(
     return Forecast(found, _name(step), " and ".join(places))
 
 
-def _innermost(step: Any) -> Any:
-    """The step that an inspector watches."""
-    from treeviz.steps.tracing.watch import Watched
-
-    return step.step if isinstance(step, Watched) else step
-
-
 def _name(step: Any) -> str:
-    return str(getattr(step, "__name__", type(step).__name__))
+    function = called_inside(step, (), {})[0]
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _name_of(which: int | str, names: dict[str, Any], n_positional: int) -> str:

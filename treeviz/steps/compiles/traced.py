@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import tree_util
 
-from treeviz.steps.compiles.arguments import named_arguments
+from treeviz.steps.compiles.arguments import called_inside, named_arguments
 from treeviz.steps.compiles.compare import Part
 from treeviz.steps.compiles.jit_type import JitType, LeafType, is_committed, jit_type
 from treeviz.steps.tracing.jit_options import dynamic_arguments, is_jitted
@@ -45,13 +45,21 @@ def traces(trace: Trace) -> Trace:
 
 
 def trace_step(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedStep:
-    """Trace a step, or a function of arrays.
+    """Trace a step, or a function of arrays; of a bound method or a `functools.partial`, what it calls.
 
     Raises:
       TypeError: JAX cannot trace it, or a library jitted it of which this is not known.
     """
-    if not hasattr(step, "lower"):
-        step = jax.jit(step)
+    inside, all_args, all_kwargs = called_inside(step, args, kwargs)
+    if not hasattr(inside, "lower"):
+        inside, all_args, all_kwargs = jax.jit(step), args, kwargs
+    traced = _traced(inside, all_args, all_kwargs)
+    own, n = [*traced.arguments], len(all_args)
+    names = zip(named_arguments(step, args, kwargs), (*own[n - len(args) : n], *kwargs), strict=True)
+    return traced._replace(arguments={name: traced.arguments[inner] for name, inner in names})
+
+
+def _traced(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedStep:
     if not is_jitted(step):
         load_libraries()
         for trace in _traces:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from treeviz.analysis.compare.difference import Difference, Differences
+from treeviz.steps.compiles.arguments import called_inside
 from treeviz.steps.compiles.calls import Call, compare_calls, describe_call
 from treeviz.steps.compiles.events import events_since, here, why_deaf
-from treeviz.steps.tracing.jitted import JittedStep, Make, jitted_step, unwraps
+from treeviz.steps.tracing.jitted import JittedStep, Make, function_of, is_partial, jitted_step, unwraps
 from treeviz.steps.tracing.watch import Watched
 from treeviz.tree.safe_repr import error_text, guarded, printable_lines
 
@@ -104,13 +105,13 @@ def watch_compiles(step: Callable) -> CompileWatch | Watched:
     count. What it keeps of a call is its types, no arrays.
 
     Args:
-      step: The result of `jax.jit`, or of a library's function like it; or of `inspector.watch`, which is returned
-        itself.
+      step: The result of `jax.jit`, or of a library's function like it, or a bound method or `functools.partial` of
+        one; or the result of `inspector.watch`, which is returned itself.
 
     Raises:
       TypeError: The step is not jitted: what Python calls op by op compiles again and again for reasons of its own.
     """
-    if not isinstance(step, Watched) and not hasattr(step, "lower"):
+    if not isinstance(step, Watched) and not hasattr(called_inside(step, (), {})[0], "lower"):
         raise TypeError(f"watch_compiles: `{_name(step)}` is not jitted: tv.watch_compiles(jax.jit({_name(step)}))")
     trouble = why_deaf()
     if trouble:
@@ -127,7 +128,8 @@ def watch_compiles(step: Callable) -> CompileWatch | Watched:
 
 
 def _name(step: Any) -> str:
-    return str(getattr(step, "__name__", type(step).__name__))
+    function = step.func if is_partial(step) else step
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 class CompileWatch:
@@ -139,8 +141,11 @@ class CompileWatch:
     """
 
     def __init__(self, step: Callable, of: CompileWatch | None = None) -> None:
-        functools.update_wrapper(self, step if of is None else of.step, updated=())
-        self.__wrapped__ = getattr(self.__wrapped__, "__wrapped__", self.__wrapped__)
+        plain = step if of is None else of.step
+        functools.update_wrapper(self, plain, updated=())
+        self.__wrapped__ = function_of(plain)
+        if is_partial(plain):  # it has no name
+            self.__name__ = _name(plain)
         self.step, self._of = step, of
         self.compiles = CompileLog() if of is None else of.compiles
         self._numbers = itertools.count(1) if of is None else of._numbers
@@ -196,7 +201,7 @@ class CompileWatch:
 
     def _is_made_anew(self, call: Call, named: dict[str, Any]) -> bool:
         """Whether another function with the same code, and the like around it, was compiled for such a call."""
-        function = self.__wrapped__
+        function = getattr(self.step, "__wrapped__", None)
         if not isinstance(function, types.FunctionType):
             return False
         others, around = _made_by.setdefault(function.__code__, []), _around(function)

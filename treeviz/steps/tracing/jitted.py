@@ -114,6 +114,11 @@ def _module(function: Any) -> str:
     return getattr(function if isinstance(function, types.FunctionType) else type(function), "__module__", "")
 
 
+def is_partial(step: Any) -> bool:
+    """Whether a step is a `functools.partial`, or what Equinox makes of a bound method, which is like one."""
+    return isinstance(step, functools.partial) or (is_of("equinox", step) and type(step).__name__ == "Partial")
+
+
 def is_of(library: str, step: Any) -> bool:
     """Whether the type of a step is from a library; before jax 0.5 those of jaxlib have no module."""
     return str(getattr(type(step), "__module__", "")).partition(".")[0] == library
@@ -135,7 +140,7 @@ def jitted_step(step: Any) -> JittedStep:
     if isinstance(step, types.MethodType):
         inner = jitted_step(step.__func__)
         return inner._replace(step=step, around=lambda make: functools.partial(inner.around(make), step.__self__))
-    if type(step) is functools.partial:
+    if is_partial(step):
         inner = jitted_step(step.func)
         return inner._replace(
             step=step, around=lambda make: functools.partial(inner.around(make), *step.args, **step.keywords)
@@ -147,6 +152,11 @@ def jitted_step(step: Any) -> JittedStep:
     if type(step).__name__ == "PmapFunction" or _is_pmapped(step):
         raise made_by_pmap(step, "jax.pmap", "jax.jit(jax.vmap")
     raise CannotWatch(step, _why_not_jitted(step))
+
+
+def function_of(step: Any) -> Any:
+    """The Python function of a step, with its signature: a bound method's own would include `self`."""
+    return step if isinstance(step, types.MethodType) else getattr(step, "__wrapped__", step)
 
 
 def _is_pmapped(step: Any) -> bool:

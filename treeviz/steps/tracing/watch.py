@@ -14,7 +14,7 @@ from treeviz.steps.measure import Measurement
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.stop import StopTraining
 from treeviz.steps.tracing import jax_private, processes
-from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, jitted_step
+from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, function_of, jitted_step
 from treeviz.steps.tracing.receiving import receiving
 from treeviz.steps.tracing.remarks import Remarks
 from treeviz.steps.tracing.turns import Turns
@@ -138,7 +138,7 @@ class Watched:
         self, step: Callable, jitted: JittedStep | None, record: Record, settings: Settings, trouble: str = ""
     ) -> None:
         functools.update_wrapper(self, step, updated=())
-        self.__wrapped__ = getattr(step, "__wrapped__", step)
+        self.__wrapped__ = function_of(step)
         self._remarks = Remarks(step)
         self.watches: dict[str, Attribution] = {}
         self.compared: Verification | None = None
