@@ -59,6 +59,11 @@ def equinox_models() -> Any:
     return [eqx.nn.MLP(2, 2, 4, 1, key=key), eqx.nn.make_with_state(eqx.nn.BatchNorm)(4, "batch", mode="ema")]
 
 
+def static_of_equinox() -> Any:
+    """What Lineax and others keep in their states: its static field is a list."""
+    return pytest.importorskip("equinox.internal").Static({"a": 1, "f": jnp.sin})
+
+
 def penzai() -> Any:
     pz = pytest.importorskip("penzai.pz")
     return pz.nn.Affine.from_config("a", jax.random.key(0), {"x": 3}, {"y": 4})
@@ -70,8 +75,8 @@ def haiku() -> Any:
     return model.init(jax.random.key(0), jnp.ones((1, 3)))
 
 
-ANY = [linen, optax_states, nnx_model, nnx_state, train_state, equinox_models, penzai, haiku]
-STATES = [linen, optax_states, nnx_state, train_state, haiku]
+ANY = [linen, optax_states, nnx_model, nnx_state, train_state, equinox_models, static_of_equinox, penzai, haiku]
+STATES = [linen, optax_states, nnx_state, train_state, static_of_equinox, haiku]
 
 
 @pytest.mark.parametrize(

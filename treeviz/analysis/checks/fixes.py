@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from treeviz.tree.level import one_level
-from treeviz.tree.opaque import arrays_in, attributes
+from treeviz.tree.opaque import arrays_in, attributes, items
 from treeviz.tree.safe_repr import class_name, guarded, has_base, mro, namespace
 
 _MAX_OBJECTS = 500  # that are searched for arrays in one attribute
@@ -90,5 +90,5 @@ def aux_attributes(node: Any) -> list[tuple[str, Any]]:
 
 
 def _ids(container: Any) -> list[int]:
-    items = container if type(container) in (tuple, list) else container.values() if type(container) is dict else ()
-    return [id(each) for each in items]
+    found = () if type(container) in (str, bytes) else items(container, _MAX_OBJECTS)[0]
+    return [id(each) for _, each in found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import os
+import sys
 import types
 from collections.abc import Iterator
 from dataclasses import is_dataclass
@@ -14,19 +15,23 @@ import jax
 import numpy as np
 from jax import tree_util
 
+from treeviz.analysis.checks.equality import comparison
 from treeviz.analysis.checks.fixes import as_child, aux_attributes
 from treeviz.analysis.checks.rule import MIB, Checked, Found, rule
 from treeviz.tree.attributes import MISSING, stored_attribute
 from treeviz.tree.aux_data import DROPPED
 from treeviz.tree.facts import Facts
 from treeviz.tree.functions import captured_values
+from treeviz.tree.level import one_level
 from treeviz.tree.numbers import bytes_text
 from treeviz.tree.opaque import arrays_in, step_to
-from treeviz.tree.safe_repr import array_bytes, class_name, function_name, guarded, has_base, unboxed
+from treeviz.tree.safe_repr import array_bytes, class_name, function_name, guarded, has_base, module_name, unboxed
 from treeviz.tree.static import LOST
 
 _INSTALLED = os.path.dirname(os.path.dirname(jax.__file__)) + os.sep
 _HASHED = frozenset(map(id, (str, int, float, bool, type(None))))  # by id: a metaclass may override ==
+_OPENED = (tuple, list, dict, functools.partial)
+_MAX_ITEMS = 100  # of a static field that are looked at
 _MAX_WRAPPERS = 16
 _MAX_OBJECTS = 2_000  # that are searched for arrays behind one function
 
@@ -38,14 +43,30 @@ def array_in_static_data(checked: Checked) -> Iterator[Found]:
     JAX compares static data with `==` at each call of a jitted function. The first call passes. The next one with
     another array raises "The truth value of an array is ambiguous" or "Exception raised while checking equality of
     metadata", without a path; and with the same array, changed in place, it runs the old program (jax#28659). Make
-    the field a child, or keep a tuple of numbers.
+    the field a child, or keep a tuple of numbers. Arrays in an object that JAX can compare do not raise, but each
+    object that is not equal compiles again: info if its class defines `==`, or if it is a function or comes from an
+    installed library, else a warning for `jit`, `grad` or a state.
     """
     for row, note in checked.noted("hides"):
         facts = checked.facts(row)
         if facts.is_leaf or facts.kind == "closure" or LOST in note.text:
             continue
         where = "".join(f" {path} {what}" for path, what in note.details[:1])
-        yield Found(row, f"{note.text.partition(':')[0]}:{where}", as_child(checked.nodes[row]), note=note)
+        text = f"{note.text.partition(':')[0]}:{where}"
+        node = checked.nodes[row]
+        how = comparison(guarded(lambda node=node: (one_level(node)[1] or (None, None))[1], lambda _: None))
+        if how == "arrays":
+            yield Found(row, text, as_child(node), note=note)
+        else:
+            is_quiet = how != "identity" or checked.use == "any" or _is_installed(type(node))
+            yield Found(row, f"{text}, {_COMPARED[how]}", "", "info" if is_quiet else "warning", note)
+
+
+_COMPARED = {
+    "identity": "which jit compares as a whole: each new one compiles again, and a change in place is not seen",
+    "own": "which jit compares by the == of its class: what is not equal compiles again",
+    "function": "of a function, which is equal only to itself: each new one compiles again",
+}
 
 
 @rule("T102", "warning")
@@ -54,10 +75,10 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
 
     JAX asks for static data that can be hashed. Where the object changes in place, a jitted function does not see it
     and runs the old program: what it compiled for is compared with the same object. Where it does not change, it is
-    harmless. A warning if the tree is for `jit`, `grad` or a state.
+    harmless. A warning if the tree is for `jit`, `grad` or a state, but for nodes of installed libraries.
     """
-    level = "info" if checked.use == "any" else None
     for rows, node, fields in _static_nodes(checked):
+        level = "info" if checked.use == "any" or _is_installed(type(node)) else None
         if any(note.kind == "hides" for note in checked.table.notes.get(rows[0], ())):
             continue
         for name, value in fields:
@@ -66,6 +87,12 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
                 fix = _hashable_fix(f"self.{name}", value, class_name(type(node)))
                 for row in rows:
                     yield Found(row, f"{what}: a jitted function does not see it change in place", fix, level)
+
+
+def _is_installed(cls: type) -> bool:
+    """Whether the class is defined where JAX is installed: its authors know what they keep."""
+    file = guarded(lambda: sys.modules[module_name(cls)].__file__, lambda _: None)
+    return type(file) is str and file.startswith(_INSTALLED)
 
 
 def _is_unhashable(value: Any) -> bool:
@@ -100,7 +127,9 @@ def nan_in_static_data(checked: Checked) -> Iterator[Found]:
             if any(type(each) in (float, np.float64, np.float32) and each != each for each in _items(value)):
                 for row in rows:
                     yield Found(
-                        row, f"the static field {name} is NaN: each new one compiles again", f"self.{name} = None"
+                        row,
+                        f"the static field {name} {_is(value)} NaN: each new one compiles again",
+                        f"self.{name} = None",
                     )
 
 
@@ -115,9 +144,9 @@ def local_function_in_static_data(checked: Checked) -> Iterator[Found]:
         for name, value in fields:
             for each in _items(value):
                 if type(each) is types.FunctionType and _is_local(each):
-                    text = f"the static field {name} is the local function {function_name(each)}, equal only to itself"
+                    text = f"the local function {function_name(each)}, equal only to itself"
                     for row in rows:
-                        yield Found(row, text)
+                        yield Found(row, f"the static field {name} {_is(value)} {text}")
 
 
 def _is_local(function: types.FunctionType) -> bool:
@@ -185,8 +214,27 @@ def _loaded_globals(code: types.CodeType) -> frozenset[str]:
     return frozenset(each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
 
 
-def _items(value: Any) -> Any:
-    return value if type(value) in (tuple, list) else (value,)
+def _is(value: Any) -> str:
+    return "holds" if type(value) in _OPENED else "is"
+
+
+def _items(value: Any) -> list[Any]:
+    """The value, or what is in it: in plain containers, and what partial functions call."""
+    if type(value) not in _OPENED:
+        return [value]
+    found, waiting = [], [value]
+    for each in waiting:  # which grows
+        if type(each) is functools.partial:
+            waiting.append(each.func)
+        elif type(each) is dict:
+            waiting += list(each.values())[:_MAX_ITEMS]
+        elif type(each) in (tuple, list):
+            waiting += each[:_MAX_ITEMS]
+        else:
+            found.append(each)
+        if len(waiting) > _MAX_ITEMS:
+            del waiting[_MAX_ITEMS:]
+    return found
 
 
 Static = tuple[list[int], Any, list[tuple[str, Any]]]
