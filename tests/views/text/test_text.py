@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +103,37 @@ def test_no_name_is_cut_and_no_indentation_lost_while_a_column_stands(width):
     _, *lines = text(View(tree, columns), width=width).splitlines()
     assert lines[-1].startswith("            └─ weight_of_all ")
     assert lines[-2].startswith("         └─ post_attention_layernorm  dict")
-    assert "".join(lines).count("number") == min(12, (width - 54) // 10)
+    # two stand beside a type without its word "numpy"
+    assert "".join(lines).count("number") == min(12, max((width - 54) // 10, min(2, (width - 48) // 10)))
+
+
+def test_sizes_go_before_a_name_is_cut_and_before_a_column_that_was_asked_for():
+    tree = walk({f"resnet/~/block_group_0/~/block_{i}/~/batchnorm_0": {"scale": np.ones(3)} for i in range(2)})
+    sizes = [tree.fact_column(name, np.ones(len(tree.facts)), format="count") for name in ("elements", "zeros")]
+    norms = [tree.fact_column(name, np.ones(len(tree.facts)), format="number") for name in ("min", "max", "rms")]
+    titles = {width: shown_titles(tree, [*sizes, *norms], width) for width in (66, 80, 100)}
+    assert titles == {66: ["min", "max"], 80: ["min", "max"], 100: ["elements", "zeros", "min", "max", "rms"]}
+    first = text(View(tree, sizes), width=66).splitlines()
+    assert first[2].startswith("├─ resnet/~/block_group_0/~/block_0/~/batchnorm_0  dict") and "elements" not in first[1]
+
+
+def shown_titles(tree, columns, width):
+    return text(View(tree, columns), width=width).splitlines()[1].split()
+
+
+def test_names_that_are_too_long_keep_their_ends_and_types_whole_words():
+    class ParameterOfALongName(NamedTuple):
+        w: np.ndarray
+
+    names = [f"res_net50/~/block_group_0/~/block_{i}/~/batchnorm_{i}" for i in range(3)]
+    tree = {name: ParameterOfALongName(np.ones(3)) for name in names}
+    lines = treeviz.render(tree).text(width=50, fold=False).splitlines()
+    assert [line.split()[1] for line in lines if "batch" in line] == [
+        f"res_net5…_{i}/~/batchnorm_{i}" for i in range(3)
+    ]
+    assert treeviz.render(tree).text(width=50).splitlines()[3].split()[1:3] == ["res_net5…~/batchnorm_2", "×3"]
+    _, *lines = treeviz.render([{"w": np.ones(3), "b": np.ones(2)}], stats=True).text(width=36).splitlines()
+    assert not any("…" in line for line in lines)
 
 
 def test_a_count_of_nothing_is_a_word_in_the_headline_unless_a_value_was_not_read():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,7 +24,9 @@ Part = tuple[str, str]  # a style (an ANSI sequence, or "") and a text
 WRITE: dict[str, Callable[[float], str]] = {"count": count_text, "bytes": bytes_text, "number": number_text}
 
 _IN_EVERY_LINE = ("key", "type", "kind", "shape", "dtype")  # columns that a line shows anyway
+_SIZES = ("elements", "zeros")  # counts that stand as long as there is room for all
 _N_BARS = 8
+_WORDS = re.compile(r"(?: [·-] [^·-]*|(?<=\]) [a-z ]+)$")  # of a type, which may go: counts, "shape only"
 _N_CHARACTERS = 12  # of a sparkline
 _LABEL, _STATIC = 32, 500  # characters of a label in a narrow terminal, most of all static fields
 _N_PATH = 12  # keys of a path in a badge
@@ -47,6 +50,7 @@ class Cells(NamedTuple):
     texts: list[str]
     is_extra: bool = False  # dropped first where the width is limited
     is_label: bool = False  # may be cut
+    is_size: bool = False  # goes first where the width is limited
     name: str = ""  # of the column
 
 
@@ -178,7 +182,9 @@ def _numbers(
             if texts[codes[i]] != BAD:
                 codes[i] = len(texts)
                 texts.append(glyphs.fit(text))
-    return _right(glyphs.fit(column.title), texts, codes)._replace(name=column.name)
+    is_size = column.format == "bytes" or column.name in _SIZES
+    is_size |= column.format == "count" and not any(level > 0 for level in levels)  # of nothing
+    return _right(glyphs.fit(column.title), texts, codes)._replace(name=column.name, is_size=is_size)
 
 
 def _right(title: str, texts: list[str], codes: np.ndarray, is_extra: bool = False) -> Cells:
@@ -195,9 +201,24 @@ def narrowed(cells: Cells, width: int, glyphs: Glyphs) -> Cells:
     """The same cells, shortened to `width` columns."""
     if width >= cells.width:
         return cells
-    texts = {text: _padded(cut(text.rstrip(), width, glyphs.dots), width) for text in set(cells.texts)}
+    texts = {}
+    for text in set(cells.texts):
+        short = text.rstrip() if cells.is_label else _brief(text.rstrip(), width)
+        texts[text] = _padded(cut(short, width, glyphs.dots), width)
     title = _padded(cut(cells.title.rstrip(), width), width)
     return cells._replace(title=title, width=width, texts=[texts[text] for text in cells.texts])
+
+
+def bare_width(types: Cells) -> int:
+    """The columns that the types need without the words that may go."""
+    return max((display_width(_brief(text.rstrip(), 0)) for text in set(types.texts)), default=0)
+
+
+def _brief(text: str, width: int) -> str:
+    """A type without whole words, as long as it is wider: "Linear" of "Linear · 2 leaves"."""
+    while display_width(text) > width and (words := _WORDS.search(text)):
+        text = text[: words.start()]
+    return text
 
 
 def _shares(levels: list[float], codes: np.ndarray, whole: float, glyphs: Glyphs) -> tuple[Cells, Cells]:

@@ -108,6 +108,14 @@ def cut(text: str, width: int, dots: str = "…") -> str:
     return text
 
 
+def cut_inside(text: str, width: int, dots: str = "…") -> str:
+    """The same, with the dots before the end of the text, by which names of one prefix differ."""
+    n_end = (width - len(dots)) * 2 // 3
+    if display_width(text) <= width or n_end < 1 or display_width(text) != len(text):
+        return cut(text, width, dots)
+    return text[: width - len(dots) - n_end] + dots + text[-n_end:]
+
+
 @lru_cache(4096)
 def _character_width(character: str) -> int:
     if character.isascii():

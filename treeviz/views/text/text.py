@@ -20,6 +20,7 @@ from treeviz.views.text.budget import longest_within
 from treeviz.views.text.cells import (
     Cells,
     Part,
+    bare_width,
     bracketed,
     columns_of_cells,
     fact_parts,
@@ -34,7 +35,7 @@ from treeviz.views.text.folded import folded
 from treeviz.views.text.guides import LeftOut, guides, key_labels
 from treeviz.views.text.outliers import outlier_lines
 from treeviz.views.text.sparklines import BAD, marks_inside
-from treeviz.views.text.terminal import BOLD, CYAN, DIM, RED, RESET, YELLOW, Glyphs, cut, display_width
+from treeviz.views.text.terminal import BOLD, CYAN, DIM, RED, RESET, YELLOW, Glyphs, cut, cut_inside, display_width
 from treeviz.views.text.truncate import Truncated
 from treeviz.views.view import View
 
@@ -43,6 +44,7 @@ _GAP = "  "
 # Where the width is limited: the least columns of a key, a type, the details; of a label behind a long guide
 _KEY, _TYPE, _DETAILS = 16, 12, 20
 _LABEL = 10
+_ASKED, _SHORT = 2, 28  # columns that were asked for; the columns of a type that is shortened beside them
 _TRIM = 6  # columns that a type gives up for the last column beside it
 _LEAST = 6  # columns of a detail that is cut
 _HEADLINE = 500  # characters of a part
@@ -172,10 +174,11 @@ class _Room(NamedTuple):
 
 
 def _room(width: int | None, key: int, cells: list[Cells], details: _Details, glyphs: Glyphs) -> _Room:
-    """Divide the width: names first, then types, then columns from the left (bytes before elements), then details.
+    """Divide the width: names first, then types, then columns, then details.
 
-    No name is cut, and no indentation given up, while a column stands without which it would fit. Names that do not
-    even fit beside the types alone get 45 % of the width, and what the others leave.
+    No name is cut, and no indentation given up, while a column of sizes stands. Of the columns those of sizes go first,
+    then the last one; two that were asked for stay beside a short type. Names that do not even fit beside those get
+    45 % of the width, and what the others leave.
     """
     if width is None:
         return _Room(2**31, min(key, _UNLIMITED_KEY), cells, 2**31)
@@ -189,18 +192,25 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
     trouble = min(details.width, _TROUBLE_WANTS, max(_TROUBLE, width // 5))
     needed = max(details.inside, trouble if details.any_trouble else none)
     type_ = min(cells[0].width, max(2 * _TYPE, width * 45 // 100))
-    fits = key + len(_GAP) + type_ <= width - len(_GAP) - needed
-    names = key if fits else min(key, max(_KEY, width * 45 // 100))
+    least = min(type_, _SHORT, bare_width(cells[0]))
+    names = key
+    if key + len(_GAP) + type_ > width - len(_GAP) - needed:
+        kept = [len(_GAP) + cell.width for cell in cells[1:] if not (cell.is_size or cell.is_extra)][:_ASKED]
+        names = min(key, max(_KEY, width * 45 // 100, width - least - sum(kept) - needed - 2 * len(_GAP)))
     while left(names) < wanted and any(cell.is_extra for cell in cells):
         last = max(i for i, cell in enumerate(cells) if cell.is_extra)
         cells = cells[:last] + cells[last + 1 :]
     if left(names) < needed:
         cells = [narrowed(cells[0], type_, glyphs), *cells[1:]]
     while len(cells) > 1 and left(names) < needed:
-        if len(cells) == 2 and needed - left(names) <= _TRIM < cells[0].width - _TYPE:
-            cells = [narrowed(cells[0], cells[0].width - needed + left(names), glyphs), cells[1]]
+        sizes = [cell for cell in cells[1:] if cell.is_size]
+        short = cells[0].width - needed + left(names)
+        few = len(cells) <= 1 + _ASKED and not sizes
+        if short >= (least if few else max(_TYPE, cells[0].width - _TRIM) if len(cells) == 2 else width):
+            cells = [narrowed(cells[0], short, glyphs), *cells[1:]]
             break
-        last = next((cell for cell in cells if cell.name == "elements"), cells[-1])  # the shapes say as much
+        elements = [cell for cell in sizes if cell.name == "elements"]  # the shapes say as much
+        last = [*cells, *(sizes if len(sizes) < len(cells) - 1 else []), *elements][-1]
         narrow = last.width - (needed - left(names))
         shorter = [narrowed(last, narrow, glyphs)] if last.is_label and narrow >= _TYPE else []
         cells = [*(cell for cell in cells if cell is not last), *shorter]
@@ -233,7 +243,7 @@ def _shortened(prefix: str, label: str, width: int, glyphs: Glyphs) -> tuple[str
     """The guide and the key in at most `width` columns; keeps the end of a long guide."""
     room = max(min(4, display_width(label)), width - len(prefix))
     prefix = prefix if len(prefix) + room <= width else prefix[max(0, len(prefix) - width + room) :]
-    return prefix, cut(label, width - len(prefix), glyphs.dots)
+    return prefix, cut_inside(label, width - len(prefix), glyphs.dots)
 
 
 class _Details:
