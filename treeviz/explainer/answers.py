@@ -12,19 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import tree_util
 
 from treeviz.analysis.compare.difference import Difference
 from treeviz.analysis.compare.map_mismatch import map_mismatches
-from treeviz.explainer.frames import Call
-from treeviz.overlaid import lay_over
+from treeviz.explainer import placed
+from treeviz.explainer.frames import Answer, Call, Calls
+from treeviz.explainer.leaves import is_array, is_inexact, leaves_of, remedy, what
 from treeviz.steps.compiles.compare import compare_types
 from treeviz.steps.compiles.jit_type import JitType, LeafType, jit_type
-from treeviz.tree.safe_repr import array_text, class_name, guarded, value_text
+from treeviz.tree.safe_repr import guarded
 
-_ARGS, _KWARGS = "treeviz: args", "treeviz: kwargs"  # the two parts of a tree of both
 _TAKE_ARRAYS = {
     "vmap_f": "args",
     "scan": "args",
@@ -32,8 +30,6 @@ _TAKE_ARRAYS = {
     "while_loop": "init_val_flat",
     "fun_remat": "args",
 }
-Calls = Sequence[Call]
-Answer = tuple[str, Sequence[Any]]  # a title, and a line for each leaf
 
 
 def _of_map(calls: Calls) -> Answer:
@@ -71,7 +67,7 @@ def _of_custom_vjp(calls: Calls) -> Answer:
     """Of the rule of a `custom_vjp`: None, and a leaf in place of a node, are taken for what they stand for."""
     of = calls[0].variables
     wanted = JitType(of["in_tree"], [_of_tangent(aval) for aval in of["in_avals"]])
-    found, leaves = _given(of["py_cts_in"], wanted, ("arguments", "result")), dict(_leaves(of["py_cts_in"]))
+    found, leaves = _given(of["py_cts_in"], wanted, ("arguments", "result")), dict(leaves_of(of["py_cts_in"]))
     return "the result of the custom_vjp rule does not match the arguments", [
         each
         for each in found
@@ -119,36 +115,6 @@ def _of_transposed(calls: Calls) -> Answer:
     ]
     found = [(path, each) for path, part in zip(paths, parts, strict=True) for each in map_mismatches(like, part)]
     return "the trees to transpose are not alike", [f"in {path}: {each}" for path, each in found]
-
-
-def _of_vmap(calls: Calls) -> Answer:
-    of = calls[0].variables
-    title = "in_axes does not fit the arguments"
-    found = lay_over(of["in_axes"], of["args"], use="in_axes", is_leaf=None).differences
-    if found or not of["kwargs"]:
-        return title, found
-    both = lay_over(({_ARGS: of["in_axes"], _KWARGS: 0},), {_ARGS: of["args"], _KWARGS: of["kwargs"]}, use="in_axes")
-    short = {f"[0][{_ARGS!r}]": "", f"[0][{_KWARGS!r}]": "kwargs"}
-    return title, [_replaced(str(each), short) for each in both.differences if each.kind in ("size", "axis")]
-
-
-def _replaced(text: str, words: dict[str, str]) -> str:
-    for old, new in words.items():
-        text = text.replace(old, new)
-    return text
-
-
-def _of_prefix(calls: Calls) -> Answer:
-    """Of `out_axes`, `in_shardings`, `out_shardings` and `device_put`."""
-    of = calls[0].variables
-    if of.get("name") == "vmap in_axes":  # `_of_vmap` knows more
-        return "", ()
-    found = map_mismatches(of["axis_tree"], of["dummy_tree"], is_leaf=lambda node: node is None)
-    words = {"missing": "in the prefix, and not in the tree", "extra": "in the tree, and not in the prefix"}
-    name = of.get("name") or of.get("what") or "the prefix"
-    return f"{name} is no prefix of the tree", [
-        f"{each.path or 'the root'}: {words[each.kind]}" if each.kind in words else each for each in found
-    ]
 
 
 def _of_carry(calls: Calls) -> Answer:
@@ -204,9 +170,53 @@ def _of_argument_types(calls: Calls) -> Answer:
     return "jit takes arrays and numbers alone", [
         f"{name}{path}: {what(leaf)}: {remedy(leaf)}"
         for name, tree in trees.items()
-        for path, leaf in _leaves(tree)
+        for path, leaf in leaves_of(tree)
         if not is_array(leaf)
     ]
+
+
+def _of_returned(calls: Calls) -> Answer:
+    """Of a function that JAX traced: what of its result is no array."""
+    of = calls[0].variables
+    paths = getattr(of["dbg"], "result_paths", None)
+    outs = of["out_tracers"]
+    names = [*map(str, paths)] if isinstance(paths, tuple | list) else [""] * len(outs)
+    return "the function returns what is no array", [
+        f"{name or 'the result'}: {what(leaf)}: {remedy(leaf)}"
+        for name, leaf in zip(names, outs, strict=True)
+        if not is_array(leaf)
+    ]
+
+
+def _of_compiled(calls: Calls) -> Answer:
+    """Of a function that was compiled ahead of time: how the arguments differ from those it was compiled for."""
+    compiled = next(call.variables["self"] for call in calls if call.function == "__call__")
+    args, kwargs = calls[0].variables["args"], calls[0].variables["kwargs"]
+    leaves, treedef = tree_util.tree_flatten(compiled.args_info)
+    wanted = JitType(treedef, [LeafType(_strong(leaf._aval)) for leaf in leaves])
+    mine = jit_type((args, kwargs))
+    mine = JitType(mine.treedef, [LeafType(_strong(leaf.aval)) for leaf in mine.leaves])
+    names = {"[0]": "args", "[1]": "kwargs"}
+    return "the step was compiled for other arguments", [
+        Difference(names.get(path[:3], "") + path[3:], *finding, tree=1, names=("compiled", "given"))
+        for path, finding in compare_types((args, kwargs), wanted, mine, is_right=True)
+    ]
+
+
+def _of_associative_scan(calls: Calls) -> Answer:
+    of = calls[0].variables
+    axis = of["axis"]
+    lengths = [(path, leaf.shape[axis], leaf) for path, leaf in leaves_of(of["elems"])]
+    usual = _most(Counter(n for _, n, _ in lengths))
+    return f"associative_scan goes along axis {axis}{f', here of {usual}' if usual else ''}", [
+        f"{path or 'the argument'}: {what(leaf)}" for path, n, leaf in lengths if n != usual
+    ]
+
+
+def _most(counts: Counter) -> Any:
+    """What there is the most of; None if two things are as many."""
+    first = counts.most_common(2)
+    return first[0][0] if len(first) < 2 or first[0][1] > first[1][1] else None
 
 
 def _of_invalid(calls: Calls) -> Answer:
@@ -224,7 +234,7 @@ def _of_invalid(calls: Calls) -> Answer:
             return "", ()
         name = "checkpoint"
     found = []
-    for path, leaf in _leaves(tree):
+    for path, leaf in leaves_of(tree):
         if not is_array(leaf):
             start = next((each for each in words if path.startswith(each)), "")
             found.append(f"{words.get(start, '') + path.removeprefix(start) or 'the argument'}: {what(leaf)}")
@@ -241,7 +251,7 @@ def _of_deleted(calls: Calls) -> Answer:
     found = [
         (name, path, leaf)
         for name, tree in trees.items()
-        for path, leaf in _leaves(tree)
+        for path, leaf in leaves_of(tree)
         if isinstance(leaf, jax.Array) and guarded(leaf.is_deleted, lambda _: False)
     ]
     if not any(path for _, path, _ in found):  # as of x + y: JAX says which shape it has
@@ -249,16 +259,6 @@ def _of_deleted(calls: Calls) -> Answer:
     return "arrays that were deleted, or donated to a call before", [
         f"{name}{path}: {what(leaf)}" for name, path, leaf in found
     ]
-
-
-def remedy(leaf: Any) -> str:
-    if isinstance(leaf, str):
-        return "make it static (static_argnames, or a meta field of the class), or take it out of the tree"
-    if isinstance(leaf, np.ndarray | np.generic):
-        return "convert it to numbers, make it static, or take it out"
-    if callable(leaf):
-        return "make it static, or partition the tree (eqx.filter_jit does)"
-    return "register its class as a pytree node, make it static, or take it out"
 
 
 def _of_differentiated(calls: Calls) -> Answer:
@@ -269,39 +269,20 @@ def _of_differentiated(calls: Calls) -> Answer:
     return "grad needs floating-point leaves", [
         f"{f'argument {i}' if len(of['dyn_args']) > 1 else 'the argument'}{path}: {what(leaf)}"
         for i, tree in enumerate(of["dyn_args"])
-        for path, leaf in _leaves(tree)
-        if not _is_inexact(leaf)
+        for path, leaf in leaves_of(tree)
+        if not is_inexact(leaf)
     ]
 
 
 def _of_scanned(calls: Calls) -> Answer:
     """Of `scan`: the leaves of `xs` whose first axis is of another length than that of most."""
     of = next(call.variables for call in calls if call.function == "scan")
-    leaves = _leaves(of["args"].unflatten()[1] if "args" in of else of["xs"])
-    lengths = [(path, leaf.shape[0] if leaf.shape else None, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]
-    sizes = Counter(n for _, n, _ in lengths).most_common(2)
-    usual = of.get("length") or (sizes[0][0] if len(sizes) < 2 or sizes[0][1] > sizes[1][1] else None)
+    leaves = leaves_of(of["args"].unflatten()[1] if "args" in of else of["xs"])
+    lengths = [(path, leaf.shape[0] if getattr(leaf, "shape", ()) else None, leaf) for path, leaf in leaves]
+    usual = of.get("length") or _most(Counter(n for _, n, _ in lengths if n is not None))
     return f"scan goes along the first axis{f', here of {usual}' if usual else ''}", [
         f"xs{path}: {what(leaf)}" for path, n, leaf in lengths if n != usual
     ]
-
-
-def _leaves(tree: Any) -> list[tuple[str, Any]]:
-    return [(tree_util.keystr(path), leaf) for path, leaf in tree_util.tree_flatten_with_path(tree)[0]]
-
-
-def what(leaf: Any) -> str:
-    return guarded(lambda: array_text(leaf), lambda _: None) or f"{class_name(type(leaf))} {value_text(leaf, 40)}"
-
-
-def is_array(leaf: Any) -> bool:
-    return isinstance(leaf, bool | int | float | complex) or (
-        hasattr(leaf, "dtype") and hasattr(leaf, "shape") and getattr(leaf.dtype, "kind", "f") not in "OSUM"
-    )
-
-
-def _is_inexact(leaf: Any) -> bool:
-    return not isinstance(leaf, bool | int) and is_array(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
 def _is_any(objects: Sequence[Any]) -> Callable[[Any], bool]:
@@ -312,9 +293,18 @@ def _is_any(objects: Sequence[Any]) -> Callable[[Any], bool]:
 ANSWERS: dict[str, Callable[[Calls], Answer]] = {
     "_check_carry_type": _of_carry,
     "_check_branch_outputs": _of_branches,
-    "flatten_axes": _of_prefix,
-    "flatten_axis_resources": _of_prefix,
-    "vmap_f": _of_vmap,
+    "flatten_axes": placed.of_prefix,
+    "flatten_axis_resources": placed.of_shardings,
+    "vmap_f": placed.of_vmap,
+    "_batch_inner": placed.of_vmapped,
+    "pjit_check_aval_sharding": placed.of_divided,
+    "broadcast_prefix": placed.of_broadcast,
+    "f_wrapped": placed.of_broadcast,
+    "_check_names": placed.of_out_specs,
+    "_get_and_check_device_assignment": placed.of_devices,
+    "_check_returned_jaxtypes": _of_returned,
+    "call": _of_compiled,
+    "associative_scan": _of_associative_scan,
     "tree_map": _of_map,
     "tree_map_with_path": _of_map,
     "_jvp": _of_jvp,
@@ -332,3 +322,6 @@ ANSWERS: dict[str, Callable[[Calls], Answer]] = {
     "shaped_abstractify": _of_invalid,
     "_check_if_deleted": _of_deleted,
 }
+
+# Of what calls JAX again for trees that it has made flat: these know the user's.
+AROUND: dict[str, Callable[[Calls], Answer]] = {"wrapped": placed.of_wrapped}

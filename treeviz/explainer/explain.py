@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from treeviz.explainer import libraries
-from treeviz.explainer.answers import ANSWERS, Answer
-from treeviz.explainer.frames import Call, calls_in_jax, without_hidden
+from treeviz.explainer import caller, libraries
+from treeviz.explainer.answers import ANSWERS, AROUND
+from treeviz.explainer.frames import Answer, calls_in_jax, without_hidden
 from treeviz.tree.safe_repr import guarded, printable_lines
 
 TIME_LIMIT_S = 1.0
@@ -33,7 +33,7 @@ def explanation(error: BaseException, limit_s: float = TIME_LIMIT_S) -> str:
 
 
 def _explanation(error: Exception) -> str:
-    for title, found in _answers(calls_in_jax(error)):
+    for title, found in _answers(error):
         if found:
             lines = [f"  {each}" for each in found[:_MOST_LINES]]
             if len(found) > _MOST_LINES:
@@ -42,16 +42,20 @@ def _explanation(error: Exception) -> str:
     return ""
 
 
-def _answers(calls: list[Call]) -> Iterator[Answer]:
-    """Of a library around JAX first: it has the user's trees."""
+def _answers(error: Exception) -> Iterator[Answer]:
+    """Of what is around the call first, a library or a part of JAX: it has the user's trees."""
+    calls = calls_in_jax(error)
     for i in reversed(range(len(calls))):
         answer, needs = libraries.ANSWERS.get((calls[i].library, calls[i].function), (None, ()))
+        if not calls[i].library:
+            answer = AROUND.get(calls[i].function)
         if answer is not None and all(name in calls[i].variables for name in needs):
             yield guarded(lambda answer=answer, i=i: answer([calls[i], *calls[:i]]), lambda _: ("", ()))
     for i, call in enumerate(calls):
         answer = None if call.library else ANSWERS.get(call.function)
         if answer is not None:
             yield guarded(lambda answer=answer, i=i: answer(calls[i:]), lambda _: ("", ()))
+    yield guarded(lambda: caller.of_deleted(error), lambda _: ("", ()))
 
 
 class explain_errors:
@@ -67,9 +71,10 @@ class explain_errors:
     In IPython and Jupyter `tv.explain_errors()` alone explains the errors of all cells that follow, and
     `tv.explain_errors().stop()` ends it. With pytest, `pytest -p treeviz.pytest` adds it to the reports.
 
-    It knows `jax.tree.map`, `vmap`, `scan`, `while_loop`, `fori_loop`, `cond`, `switch`, `jit`, `device_put`, `grad`,
-    `jacfwd`, `jvp`, `vjp`, `checkpoint`, the rules of `custom_vjp` and `custom_jvp`, `jax.tree.transpose`, updates of
-    optax, and the restores of Orbax, of `equinox.tree_deserialise_leaves` and of `flax.serialization.from_bytes`. The
+    It knows `jax.tree.map`, `vmap`, `pmap`, `shard_map`, `scan`, `while_loop`, `fori_loop`, `cond`, `switch`, `jit` and
+    what it compiled, `device_put`, `grad`, `jacfwd`, `jvp`, `vjp`, `checkpoint`, the rules of `custom_vjp` and
+    `custom_jvp`, `jax.tree.transpose`, donated arrays, updates of optax, and the restores of Orbax, of
+    `equinox.tree_deserialise_leaves` and of `flax.serialization.from_bytes`. The
     error is raised as it was, with a note (PEP 678): nothing of the user's runs again but flatten functions, and what
     takes more than a second is left unsaid.
     Inside the block JAX's setting `jax_traceback_filtering` is "tracebackhide", so that the trees can be found; the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treeviz.tree.safe_repr import guarded
@@ -33,6 +33,10 @@ class Call(NamedTuple):
     library: str = ""
 
 
+Calls = Sequence[Call]  # that which failed, and those around it
+Answer = tuple[str, Sequence[Any]]  # a title, and a line for each leaf
+
+
 def calls_in_jax(error: BaseException) -> list[Call]:
     """The calls inside JAX that raised, and in libraries, innermost first; also of the errors that led to it.
 
@@ -41,7 +45,7 @@ def calls_in_jax(error: BaseException) -> list[Call]:
     found: list[Call] = []
     for each in _chain(error):
         for frame in reversed(_frames(each)):
-            library = "" if _is_of_jax(frame) else _library(frame)
+            library = "" if is_of_jax(frame) else _library(frame)
             if library is not None:
                 variables = guarded(lambda frame=frame: dict(frame.f_locals), lambda _: {})
                 found.append(Call(frame.f_code.co_name, variables, each, library))
@@ -73,7 +77,7 @@ def without_hidden(trace: types.TracebackType | None) -> types.TracebackType | N
     """The traceback without the calls that JAX marks as its own, as JAX leaves them out by default."""
     kept = []
     while trace is not None:
-        if not _is_of_jax(trace.tb_frame):
+        if not is_of_jax(trace.tb_frame):
             kept.append(trace)
         trace = trace.tb_next
     below = None
@@ -82,7 +86,7 @@ def without_hidden(trace: types.TracebackType | None) -> types.TracebackType | N
     return below
 
 
-def _is_of_jax(frame: types.FrameType) -> bool:
+def is_of_jax(frame: types.FrameType) -> bool:
     return "/jax/_src/" in frame.f_code.co_filename.replace("\\", "/")
 
 

@@ -21,16 +21,14 @@ from treeviz.analysis.compare.difference import Difference
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.rearranged import with_hints
 from treeviz.analysis.compare.tree_diff import find_differences
-from treeviz.explainer.answers import Answer, is_array, remedy, what
-from treeviz.explainer.frames import Call
+from treeviz.explainer.frames import Answer, Call, Calls
+from treeviz.explainer.leaves import is_array, remedy, what
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.compare import compare_types
 from treeviz.steps.compiles.jit_type import jit_type
 from treeviz.tree.files.npy import read_eqx
 from treeviz.tree.safe_repr import class_name
 from treeviz.tree.walk import scan
-
-Calls = Sequence[Call]
 
 _STRUCTURE = ("type", "none", "leaf", "length", "missing", "extra")
 _NUMBERS = (bool, int, float, complex, np.generic)
