@@ -119,6 +119,18 @@ def test_numpy_arrays_that_jax_does_not_take_count_as_bytes_but_not_as_parameter
     assert (found.kind, found.elements, found.bytes, found.text) == ("numpy", 0, x.nbytes, "not a JAX dtype")
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">i2", np.longdouble, np.clongdouble])
+def test_numbers_whose_bytes_jax_does_not_know_are_said_to_be_none_of_its_dtypes(dtype):
+    assert facts(np.zeros((2, 2), dtype))[4:7] == (4, 4 * np.dtype(dtype).itemsize, (2, 2))
+    assert facts(np.zeros((2, 2), dtype)).text == "not a JAX dtype"
+    with pytest.raises(TypeError):
+        jax.jit(lambda x: x)(np.zeros((2, 2), dtype))
+
+
+def test_a_masked_array_is_said_to_be_one():
+    assert facts(np.ma.masked_array([1.0, 2.0], [0, 1])).text == "masked, which JAX does not take"
+
+
 def test_functions_show_their_name_file_and_line():
     line = module_level_function.__code__.co_firstlineno
     for function in (

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+NO_JAX_DTYPE = "not a JAX dtype"
+MASKED = "masked, which JAX does not take"
+
 
 class DeviceIds(tuple[int, ...]):
     """Ids of devices. Thousands of rows may share one tuple of thousands of ids, so it is hashed once."""
@@ -50,6 +53,13 @@ class Facts(NamedTuple):
     sharding: Sharding | None = None
     aval: str = ""  # a tracer's type as JAX writes it, if that says more: "float32[8@x,4]{V:y}"
     inside: tuple[tuple[str, str], ...] = ()  # names and values in an opaque leaf, which JAX does not see
+
+
+def is_refused(facts: Facts) -> bool:
+    """Whether it is an array or a number of NumPy that no function of JAX takes."""
+    if facts.kind == "scalar":
+        return bool(facts.dtype) and facts.elements == 0
+    return facts.kind in ("numpy", "stored") and facts.text.startswith((NO_JAX_DTYPE, MASKED))
 
 
 class Note(NamedTuple):

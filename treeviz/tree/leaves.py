@@ -12,7 +12,7 @@ import numpy as np
 from treeviz.tree.array_like import ArrayLike
 from treeviz.tree.attributes import is_interned
 from treeviz.tree.describers import Description
-from treeviz.tree.facts import Facts, Sharding
+from treeviz.tree.facts import MASKED, NO_JAX_DTYPE, Facts, Sharding
 from treeviz.tree.functions import captured, describe_function
 from treeviz.tree.jax_later import jax_is_imported
 from treeviz.tree.kinds import KINDS, LEAF_KINDS, NODE_KINDS
@@ -152,7 +152,11 @@ class FactTable:
         if dtype == jax.dtypes.float0:
             facts = facts._replace(kind="float0", elements=0, bytes=0, dtype="float0")
         elif not _has_jax_kind(dtype):
-            facts = facts._replace(elements=0, text="not a JAX dtype")
+            facts = facts._replace(elements=0, text=NO_JAX_DTYPE)
+        elif not _is_jax_layout(dtype):
+            facts = facts._replace(text=NO_JAX_DTYPE)
+        elif has_base(cls, np.ma.MaskedArray):
+            facts = facts._replace(text=MASKED)
         return self._remember(cache_key, facts)
 
     def stored(self, leaf: Stored) -> int:
@@ -162,7 +166,7 @@ class FactTable:
             return code
         is_known = bool(leaf.stored_as) or _has_jax_kind(leaf.dtype)
         dtype = visible(leaf.stored_as) if leaf.stored_as else self._dtype_name(leaf.dtype)
-        text = leaf.text if is_known else ": ".join(filter(None, ("not a JAX dtype", leaf.text)))
+        text = leaf.text if is_known else ": ".join(filter(None, (NO_JAX_DTYPE, leaf.text)))
         if leaf.dtype.kind == "V" and leaf.dtype.names is None and not is_known:
             text += " (NumPy writes bfloat16 and float8 like this)"
         aval = (leaf.size if is_known else 0, leaf.nbytes, leaf.shape, dtype)
@@ -171,7 +175,7 @@ class FactTable:
     def numpy_scalar(self, leaf: Any) -> int:
         dtype = np.generic.dtype.__get__(leaf)  # type: ignore[attr-defined]
         text = guarded(lambda: visible(str(np.generic.item(leaf)), 60), lambda _: "")  # type: ignore[arg-type]
-        elements = int(_has_jax_kind(dtype))
+        elements = int(_has_jax_kind(dtype) and _is_jax_layout(dtype))
         return self.code(
             Facts(
                 "scalar",
@@ -322,6 +326,11 @@ def _is_constant(cls: type) -> bool:
 def _has_jax_kind(dtype: np.dtype) -> bool:
     """Whether the dtype is numeric, or one of ml_dtypes (bfloat16 …), whose kind is void in NumPy."""
     return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
+
+
+def _is_jax_layout(dtype: np.dtype) -> bool:
+    """Whether numbers have the bytes that JAX knows: in the order of the machine, and no long doubles."""
+    return dtype.isnative and not issubclass(dtype.type, np.longdouble | np.clongdouble)
 
 
 def _product(shape: tuple) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections import deque
 from dataclasses import dataclass, make_dataclass
@@ -55,6 +56,10 @@ jax.tree_util.register_pytree_with_keys(
     lambda _, children: Sly(*children, 0),
     lambda s: ((s.b,), None),
 )
+
+
+class Enumerated(enum.IntEnum):
+    A = 1
 
 
 class Resets:
@@ -249,6 +254,12 @@ CURED = {
     "T110": cyclic_list,
     "T111": lambda: {"bad": {1: 1.0, "a": 2.0}},
     "T113": FAULTS["T113"][1],
+    "T130": lambda: [
+        np.ma.masked_array([1.0], [1]),
+        np.ones(2, ">f4"),
+        {"a": np.ones(2, np.clongdouble)},
+        np.longdouble(1),
+    ],
     "T131": FAULTS["T131"][1],
     "T132": lambda: ["text"],
     "T133": lambda: [jnp.arange(2), Layer("n", 3)],
@@ -283,6 +294,15 @@ def test_jit_and_grad_raise_where_check_has_an_error_and_not_where_it_has_none()
         [jnp.ones(2)],
         [1, None],
         [1.0, [2.0]],
+        [np.ma.masked_array([1.0, 2.0], [0, 1])],
+        [np.ones(2, ">f4")],
+        [np.ones(2, ">i1")],
+        [np.ones(2, np.longdouble)],
+        [np.longdouble(1)],
+        [np.zeros(2, "M8[s]")],
+        [2**31],
+        [-(2**31)],
+        [Enumerated.A],
     ):
         for call, use in ((step, "jit"), (slope, "grad")):
             expected = any(each.level == "error" for each in tv.check(tree, for_=use))
@@ -334,6 +354,13 @@ def test_an_attribute_that_is_computed_again_is_not_forgotten_and_one_that_is_re
     node.n_calls = 3
     finding = only("T117", [node], roundtrip=True)
     assert finding.sentence == "the attribute n_calls is reset when JAX rebuilds the node: 3 becomes 0"
+
+
+def test_a_number_that_is_nan_is_no_array_of_values():
+    assert [each.sentence for each in tv.check([float("nan"), np.float32("inf")], values=True)] == [
+        "the value is NaN",
+        "the value is ±Inf",
+    ]
 
 
 def test_a_tracer_within_the_function_that_is_traced_has_not_leaked():

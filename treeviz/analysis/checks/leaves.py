@@ -7,17 +7,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 
 from treeviz.analysis.checks.finding import Changed, Level
 from treeviz.analysis.checks.fixes import registration
 from treeviz.analysis.checks.rule import MIB, Checked, Found, rule
-from treeviz.tree.facts import Facts
+from treeviz.tree.facts import MASKED, Facts, is_refused
 from treeviz.tree.numbers import bytes_text
+from treeviz.tree.safe_repr import has_base
 from treeviz.tree.tracers import is_tracing
 
 _OTHER_LIBRARIES = ("torch", "tensorflow", "keras")  # registering their classes would not help
 _FLOAT = re.compile(r"b?float(?!0$)")
 _WIDE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+_LONG = {str(np.dtype(np.longdouble)): "float64", str(np.dtype(np.clongdouble)): "complex128"}
 _DEEP = 200  # levels
 _CALLS = {"jit": "jit raises", "grad": "grad raises", "state": "a jitted step raises"}
 
@@ -105,23 +108,29 @@ def deleted(checked: Checked) -> Iterator[Found]:
 
 @rule("T130", "info")
 def no_jax_dtype(checked: Checked) -> Iterator[Found]:
-    """A NumPy array holds objects, text, dates or records.
+    """A NumPy array holds objects, text, dates, records or long doubles, is masked, or has its bytes in another order.
 
-    No JAX function takes it. An error if the tree is for `jit`, `grad` or a state.
+    No JAX function takes it. Files of FITS and HDF5 have numbers such as ">f4", most significant byte first. An error
+    if the tree is for `jit`, `grad` or a state.
     """
-    for row in checked.rows(_has_no_jax_dtype):
-        yield Found(
-            row,
-            f"dtype {checked.facts(row).dtype} is no JAX type{_raises(checked)}",
-            _apart(checked, row),
-            _level(checked),
-        )
+    for row in checked.rows(is_refused):
+        facts = checked.facts(row)
+        what = "a masked array" if facts.text == MASKED else f"dtype {facts.dtype}"
+        yield Found(row, f"{what} is no JAX type{_raises(checked)}", _for_jax(checked, row), _level(checked))
 
 
-def _has_no_jax_dtype(facts: Facts) -> bool:
-    if facts.kind in ("numpy", "stored"):
-        return facts.text.startswith("not a JAX dtype")
-    return facts.kind == "scalar" and bool(facts.dtype) and facts.elements == 0
+def _for_jax(checked: Checked, row: int) -> str:
+    """Python that makes an array what JAX takes, or takes it out of the tree."""
+    facts = checked.facts(row)
+    if facts.text == MASKED:
+        return Changed("{x}.filled(0)")
+    if facts.dtype in _LONG:
+        return Changed(f"np.asarray({{x}}, np.{_LONG[facts.dtype]})")
+    return (
+        Changed("{x}.astype({x}.dtype.newbyteorder('='))")
+        if facts.dtype[0] in "<>" and facts.elements
+        else _apart(checked, row)
+    )
 
 
 @rule("T131", "info")
@@ -178,23 +187,31 @@ def _apart(checked: Checked, row: int) -> str:
 
 @rule("T133", "error")
 def no_float_to_differentiate(checked: Checked) -> Iterator[Found]:
-    """A leaf that `grad` gets is an integer, a bool or a PRNG key.
+    """A leaf that `grad` gets is an integer, a bool, a PRNG key, or a tangent of type float0.
 
     `jax.grad` raises "grad requires real- or complex-valued inputs". Pass it as another argument, make it a float, or
     take `allow_int=True`, whose gradients have dtype float0. Only if the tree is for `grad`.
     """
     if checked.use != "grad":
         return
-    for row in checked.rows(_is_discrete):
+    for row in checked.rows(_may_be_discrete):
         facts = checked.facts(row)
-        fix = Changed("jnp.asarray({x}, jnp.float32)") if facts.kind != "key" else _apart(checked, row)
+        if _is_number(facts) and not has_base(type(checked.nodes[row]), int):
+            continue
+        is_number = facts.kind not in ("key", "float0")
+        fix = Changed("jnp.asarray({x}, jnp.float32)") if is_number else _apart(checked, row)
         yield Found(row, f"{facts.dtype or facts.type} cannot be differentiated: grad raises", fix)
 
 
-def _is_discrete(facts: Facts) -> bool:
-    if facts.kind == "key" or (facts.kind == "scalar" and not facts.dtype):
-        return facts.kind == "key" or facts.type in ("int", "bool")
-    return facts.is_leaf and bool(re.match(r"u?int\d|bool", facts.dtype))
+def _is_number(facts: Facts) -> bool:
+    """Whether it is a number of Python, or of a class that is based on one, such as an `IntEnum`."""
+    return facts.kind == "scalar" and not facts.dtype
+
+
+def _may_be_discrete(facts: Facts) -> bool:
+    if _is_number(facts):
+        return facts.type not in ("float", "complex")
+    return facts.is_leaf and bool(re.match(r"u?int\d|bool|key<|float0", facts.dtype))
 
 
 @rule("T201", "info")
@@ -234,9 +251,16 @@ def large_numpy_leaf(checked: Checked) -> Iterator[Found]:
 def canonicalized_dtype(checked: Checked) -> Iterator[Found]:
     """A NumPy array has 64 bits a number, and JAX takes 32, unless `jax_enable_x64` is set.
 
-    JAX converts it without a word at each call. Large integers wrap around.
+    JAX converts it without a word at each call. Large integers wrap around. A Python integer that is too large raises
+    OverflowError: an error if the tree is for `jit` or a state.
     """
-    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+    n_bits = 64 if jax.config.jax_enable_x64 else 32  # type: ignore[attr-defined]
+    for row in checked.rows(lambda f: f.kind == "scalar" and f.type == "int" and f.weak):
+        if not -(2 ** (n_bits - 1)) <= checked.nodes[row] < 2 ** (n_bits - 1):
+            text = f"an integer that does not fit into {n_bits} bits"
+            raises = checked.use in ("jit", "state")
+            yield Found(row, f"{text}{_raises(checked)}" if raises else text, "", "error" if raises else None)
+    if n_bits == 64:
         return
     for row in checked.rows(lambda f: f.kind in ("numpy", "stored") and f.dtype in _WIDE):
         dtype = checked.facts(row).dtype

@@ -22,7 +22,7 @@ def not_finite(checked: Checked) -> Iterator[Found]:
     for row, (nan, inf, _), n in _leaves(checked):
         if nan or inf:
             parts = [f"{count:,} {word}" for word, count in (("NaN", nan), ("±Inf", inf)) if count]
-            text = f"{' and '.join(parts)} among {n:,} values"
+            text = f"{' and '.join(parts)} among {n:,} values" if n > 1 else f"the value is {'NaN' if nan else '±Inf'}"
             yield Found(
                 row, text, "jnp.argwhere(~jnp.isfinite({at}))  # where", "error" if nan else None, noted.get(row)
             )

@@ -10,7 +10,7 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.nodes import Finding
-from treeviz.analysis.overlay.overlaid import Judged, Pairs, array_shape
+from treeviz.analysis.overlay.overlaid import Judged, Pairs, array_shape, no_array
 from treeviz.analysis.overlay.prefix import Aligned, Mismatch, align_prefix
 from treeviz.tree.facts import Facts
 from treeviz.tree.safe_repr import aval_text, class_name, value_text
@@ -86,7 +86,7 @@ def _size(spec: int | None, facts: Facts, n_more: int = 0) -> tuple[float, Findi
         return np.nan, None
     shape = array_shape(facts)
     if shape is None:
-        return np.nan, ("spec", value_text(spec, 20), f"{facts.type}, which is no array", "")
+        return np.nan, ("spec", value_text(spec, 20), no_array(facts), "")
     n = len(shape) + n_more
     if not -n <= spec < n:
         leaf = aval_text(shape, facts.dtype) if facts.dtype else facts.type

@@ -17,7 +17,7 @@ from treeviz.analysis.compare.nodes import Finding
 from treeviz.analysis.overlay.prefix import Aligned, Given
 from treeviz.tree.collector import collector_paused
 from treeviz.tree.column import INHERITED, Column
-from treeviz.tree.facts import Facts, Note
+from treeviz.tree.facts import MASKED, Facts, Note, is_refused
 from treeviz.tree.safe_repr import has_base
 from treeviz.tree.table import TreeTable
 
@@ -219,9 +219,16 @@ def _spread(table: TreeTable, given: Sequence[Given]) -> np.ndarray:
 
 def array_shape(facts: Facts) -> tuple[int, ...] | None:
     """The shape of an array or number; None for another leaf, which no axis can be mapped or split of."""
-    if facts.kind not in _ARRAYS or facts.text == "not a JAX dtype":
+    if facts.kind not in _ARRAYS or is_refused(facts):
         return None
     return () if facts.shape is None else facts.shape
+
+
+def no_array(facts: Facts) -> str:
+    """ "str, which is no array"."""
+    if is_refused(facts):
+        return f"{facts.type} of {facts.dtype}{' with a mask' if facts.text == MASKED else ''}, which JAX does not take"
+    return f"{facts.type}, which is no array"
 
 
 def _apart(table: TreeTable, spec_of_row: np.ndarray) -> TreeTable:

@@ -12,7 +12,7 @@ import numpy as np
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.nodes import Finding
 from treeviz.analysis.facts import shape_text
-from treeviz.analysis.overlay.overlaid import Judged, Pairs, array_shape
+from treeviz.analysis.overlay.overlaid import Judged, Pairs, array_shape, no_array
 from treeviz.analysis.overlay.prefix import Aligned, align_prefix
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Facts, Note
@@ -103,7 +103,7 @@ class Shardings:
             return _Planned()
         shape, text = array_shape(facts), self.text(spec)
         if shape is None:
-            return _Planned(("spec", text, f"{facts.type}, which is no array", ""))
+            return _Planned(("spec", text, no_array(facts), ""))
         if not isinstance(spec, Spec | jax.sharding.NamedSharding):
             return _of_another_sharding(spec, shape, text)
         mesh, spec = (self._mesh, spec) if isinstance(spec, Spec) else (spec.mesh, spec.spec)
