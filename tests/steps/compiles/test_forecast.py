@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -139,10 +140,42 @@ def test_where_the_state_is_not_certain_the_error_says_what_to_pass():
         tv.forecast(step, ONE, ONE, out=(0, "now"))
     with pytest.raises(ValueError, match="state_arg=2: the call has no such argument, but w, x"):
         tv.forecast(step, ONE, ONE, state_arg=2)
+    with pytest.raises(ValueError, match=r"The result is float32\[2\]: out=\(\) is all of it. Pass out=…"):
+        tv.forecast(lambda state: state["w"], {"w": ONE, "b": ONE})
+    (found,) = tv.forecast(lambda state: state["w"], {"w": ONE, "b": ONE}, out=())
+    assert (found.path, found.kind, found.right) == ("state", "leaf", "float32[2]")
     of_a_library: Any = lambda w, x: w
     of_a_library.lower = None
     with pytest.raises(TypeError, match="`<lambda>` is jitted by another library than JAX"):
         tv.forecast(of_a_library, ONE, ONE)
+
+
+RERUN = [NamedTuple("State", [("w", Any), ("b", Any)]) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("state", "new"),
+    [
+        ({"w": ONE, "b": 2 * ONE}, OrderedDict),
+        ([ONE, 2 * ONE], tuple),
+        (RERUN[0](ONE, ONE), lambda state: RERUN[1](*state)),
+        (RERUN[0](ONE, ONE), lambda state: state._asdict()),
+        (None, lambda _: ONE),
+    ],
+    ids=["another dict", "a tuple for a list", "a class that was made again", "a dict for a class", "None"],
+)
+def test_a_state_that_comes_out_as_another_class_is_told_alone_or_beside_a_loss(state, new):
+    (found,) = tv.forecast(lambda state: new(state), state)
+    assert (found.path, found.kind) == ("state", "none" if state is None else "type")
+    if state is not None:
+        (found,) = tv.forecast(lambda state: (new(state), ONE.sum()), state)
+        assert (found.path, found.kind) == ("state", "type")
+
+
+def test_several_results_are_not_taken_for_a_state_in_another_class():
+    for state in ({"w": ONE, "b": ONE}, RERUN[0](ONE, ONE)):
+        with pytest.raises(ValueError, match=r"where in the result is the new `state`.*out=\(\) is all of it; out=0"):
+            tv.forecast(lambda state: (ONE, ONE), state)
 
 
 def test_static_arguments_donation_and_shapes_without_arrays_are_understood():

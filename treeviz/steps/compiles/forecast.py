@@ -68,7 +68,7 @@ def forecast(
       state_arg: Which argument is the state, by position or name. Several, as `(0, 1)` for `params, opt_state`:
         only what is named is compared.
       out: Where the new state stands in the result: an index, a key or the name of a field; a tuple of them for a
-        nested one. For several states, one each. None: found by structure.
+        nested one, and `()` if it is the result. For several states, one each. None: found by structure.
 
     Returns:
       A list of `Difference`, from the state that goes in to the one that comes out; it is empty exactly if the second
@@ -118,10 +118,10 @@ def _place_of(name: str, state: Part, result: Part, out: Any, several: bool) -> 
     if place is not None:
         return place
     below = [*Place((), result).children()]
-    parts = "; ".join(f"out={child.keys[0]!r} is {child.part.text}" for child in below[:10])
+    parts = [f"out={child.keys[0]!r} is {child.part.text}" for child in below[:10]]
     raise ValueError(
         f"forecast: where in the result is the new `{name}`, {state.text}? The result is {result.text}"
-        + (f": {parts}. Pass out=…{' for each state' if several else ''}." if below else ".")
+        + f": {'; '.join(['out=() is all of it', *parts])}. Pass out=…{' for each state' if several else ''}."
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.steps.compiles.compare import Part, mapping_keys, same_structure
-from treeviz.tree.safe_repr import has_base
+from treeviz.tree.safe_repr import class_name, has_base
 
 _DEEPEST = 3  # levels of the result; further below, Adam's moments have the structure of the parameters
 
@@ -53,8 +53,11 @@ def find_state(state: Part, result: Part) -> Place | None:
     """The part of the result that is certainly the new state; None where there is none, or several.
 
     The first level of the result that has parts with the state's structure (and shape, of a single array), of which
-    shapes single one out; if there is none, the first that has one part of its class, with about its keys.
+    shapes single one out; if there is none, the first that has one part of its class, with about its keys, or of
+    another class, with children of the same structure and shapes. What was None becomes a single array.
     """
+    if not state.leaves and result.treedef.node_data() is None:
+        return Place((), result)
     levels = [[Place((), result)]]
     while len(levels) < _DEEPEST:
         levels.append([child for place in levels[-1] for child in place.children()])
@@ -79,14 +82,26 @@ def _shapes(part: Part) -> list[Any]:
 
 def _is_alike(part: Part, state: Part) -> bool:
     a, b = part.treedef.node_data(), state.treedef.node_data()
-    if a is None or b is None or a[0] is not b[0]:
+    if a is None or b is None:
         return False
+    if a[0] is not b[0] and class_name(a[0]) != class_name(b[0]):
+        return _has_other_class(part, state)
     mine, other = (dict(zip(_keys(each), each.treedef.children(), strict=True)) for each in (part, state))
     if a[0] in MAPPINGS:
         return 2 * len(mine.keys() & other.keys()) >= len(mine.keys() | other.keys())
     if a[0] not in (list, tuple):
         return True
     return len(mine) == len(other) and any(map(same_structure, mine.values(), other.values()))
+
+
+def _has_other_class(part: Part, state: Part) -> bool:
+    """Whether a part is the state in another class; a tuple may be several results, and is that of a list alone."""
+    mine, other = part.treedef, state.treedef
+    if mine.node_data()[0] in (list, tuple) and other.node_data()[0] not in (list, tuple):
+        return False
+    below = mine.children(), other.children()
+    is_alike = len(below[0]) == len(below[1]) and all(map(same_structure, *below))
+    return is_alike and bool(state.leaves) and _shapes(part) == _shapes(state)
 
 
 def _keys(part: Part) -> list[Any]:
