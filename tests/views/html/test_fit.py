@@ -27,7 +27,7 @@ def test_a_page_keeps_to_its_size_and_counts_the_rows_that_it_leaves_out(small, 
     view = treeviz.render(WIDE, stats=stats)
     assert len(pack(view)) > 4_000 >= len(fit.pack_within(view)) > 2_000
     header = packed(view.html())
-    n_rows = header["buffers"][header["depth"]][1]
+    n_rows = header["buffers"][header["rows"][0]][1]
     assert 1_201 > n_rows > 20
     assert " of 1,201 rows are not in this page: whole=True has all" in header["headline"][-1]
     assert len(view.table) == 1_201  # the view itself has all

@@ -16,6 +16,7 @@ from treeviz.tree.column import Column
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.table import TreeTable
 from treeviz.views.html.payload import pack
+from treeviz.views.text.cells import type_text
 from treeviz.views.view import View
 
 DTYPES = ["<u1", "<u2", "<u4", "<i4", "<f4", "<f8"]
@@ -34,19 +35,24 @@ def unpacked(packed: bytes) -> tuple[dict, list[np.ndarray]]:
     return header, buffers
 
 
+SPEC = ("name", "format", "levels", "codes", "help", "shown", "title", "rollup", "blank", "bad", "more")
+
+
 def spec_of(header: dict, name: str) -> dict:
-    return next(spec for spec in header["columns"] if spec["name"] == name)
+    return next(dict(zip(SPEC, spec, strict=False)) for spec in header["columns"] if spec[0] == name)
 
 
 def values_of(header: dict, buffers: list[np.ndarray], name: str) -> np.ndarray:
     """The column as it was sent, one value for every row."""
     spec = spec_of(header, name)
-    if "labels" in spec:
-        levels = np.array(spec["labels"], dtype=object)[buffers[spec["label_codes"]]]
+    if spec["format"] == "label":
+        labels, index = header["facts"][name] if spec["levels"] is None else spec["levels"]
+        labels = ["" if label is None else str(tuple(label)) if isinstance(label, list) else label for label in labels]
+        levels = np.array(labels, dtype=object)[buffers[index]]
     else:
         levels = buffers[spec["levels"]]
-        levels = levels.reshape(-1, spec["n_bins"]) if "n_bins" in spec else levels
-    return levels if "codes" not in spec else levels[buffers[spec["codes"]]]
+        levels = levels.reshape(-1, spec["more"]["n_bins"]) if "more" in spec else levels
+    return levels if spec.get("codes") is None else levels[buffers[spec["codes"]]]
 
 
 def with_column(table: TreeTable, values, **how) -> TreeTable:
@@ -67,13 +73,17 @@ def table() -> TreeTable:
 def test_depths_keys_facts_and_labels_of_every_tree_come_through(name):
     table = treeviz.walk(SAMPLES[name]())
     header, buffers = unpacked(pack(View(table, [])))
-    np.testing.assert_array_equal(buffers[header["depth"]], table.depth)
-    np.testing.assert_array_equal(buffers[header["key_codes"]], table.key_codes)
-    np.testing.assert_array_equal(buffers[header["fact_codes"]], table.fact_codes)
+    for index, sent in zip(header["rows"], (table.depth, table.key_codes, table.fact_codes), strict=True):
+        np.testing.assert_array_equal(buffers[index], sent)
     for field in ("kind", "type", "dtype", "text", "module", "is_leaf", "weak"):
         levels, codes = header["facts"][field]
         assert [levels[code] for code in buffers[codes]] == [getattr(facts, field) for facts in table.facts]
-    sent = {spec["name"] for spec in header["columns"]}
+    whats, codes = header["facts"]["what"]
+    for code, facts in zip(buffers[codes].tolist(), table.facts, strict=True):
+        shape = ",".join(map(str, facts.shape or ()))
+        what = whats[code]
+        assert type_text(facts) == (what if isinstance(what, str) else f"{facts.dtype}[{shape}]{what[0]}")
+    sent = {spec[0] for spec in header["columns"]}
     for column in table.columns.values():
         assert (column.name in sent) == (column.name != "type" and (column.format != "label" or any(column.levels)))
         if column.format == "label" and column.name in sent:
@@ -129,12 +139,12 @@ def test_an_array_of_codes_that_columns_share_is_sent_once(table):
     n_before = len(unpacked(pack(View(table, [])))[1])
     header, buffers = unpacked(pack(View(table.with_columns(*columns), [])))
     assert len(buffers) - n_before == 20  # the levels
-    assert {spec_of(header, column.name)["codes"] for column in columns} == {header["fact_codes"]}
+    assert {spec_of(header, column.name)["codes"] for column in columns} == {header["rows"][2]}
 
 
 def test_small_numbers_travel_in_bytes(table):
     header, buffers = unpacked(pack(View(table, [])))
-    assert {buffers[header[name]].dtype for name in ("depth", "key_codes", "fact_codes")} == {np.dtype("u1")}
+    assert {buffers[index].dtype for index in header["rows"]} == {np.dtype("u1")}
 
 
 def test_a_histogram_travels_as_heights_relative_to_its_highest_bar(table):
@@ -145,7 +155,7 @@ def test_a_histogram_travels_as_heights_relative_to_its_highest_bar(table):
     heights = values_of(header, buffers, "x")
     assert heights[3].tolist() == [0, 1, 255, 128]
     assert not heights[[*range(3), *range(4, len(table))]].any()
-    assert spec_of(header, "x")["used"] == [1, 4]
+    assert spec_of(header, "x")["more"]["used"] == [1, 4]
 
 
 def test_histograms_add_up_over_a_subtree(table):
@@ -164,11 +174,7 @@ def test_shown_columns_come_first_and_the_others_come_too(table):
     header, _ = unpacked(
         pack(View(replace(table, columns={c.name: c for c in (first, second, third)}), [third, first]))
     )
-    assert [(spec["name"], spec.get("shown", False)) for spec in header["columns"]] == [
-        ("c", True),
-        ("a", True),
-        ("b", False),
-    ]
+    assert [(spec[0], spec[5]) for spec in header["columns"]] == [("c", 1), ("a", 1), ("b", 0)]
 
 
 def test_the_same_table_gives_the_same_bytes():

@@ -19,13 +19,14 @@ import numpy as np
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.keys import Key
+from treeviz.tree.safe_repr import aval_text
 from treeviz.tree.table import TreeTable
 from treeviz.views.html.histogram_payload import pack_histograms
 from treeviz.views.html.series_payload import pack_series
 from treeviz.views.text.cells import type_text
 from treeviz.views.view import View
 
-FORMAT = 2
+FORMAT = 3
 _AT_ONCE = 1 << 14  # histograms
 _SMALL = 1 << 12  # bytes of arrays that are compared
 _ALIKE = 10_000  # characters: documents that begin with the same ones share more of treescope's scripts
@@ -59,14 +60,11 @@ def pack(view: View) -> bytes:
     further = [column for column in table.columns.values() if not _says_nothing(column)]
     columns = {column.name: column for column in (*view.columns, *further)}
     header = {
-        "format": FORMAT,
         "name": table.name,
         "headline": table.headline,
         "open": view.depth,
-        "depth": buffers.add(table.depth),
-        "key_codes": buffers.add(table.key_codes),
+        "rows": [buffers.add(each) for each in (table.depth, table.key_codes, table.fact_codes)],
         "keys": [0, *map(_key, table.keys[1:])],
-        "fact_codes": buffers.add(table.fact_codes),
         "facts": _facts(table.facts, buffers),
         "notes": {
             str(row): [note if note.severity else note[:4] for note in some] for row, some in table.notes.items()
@@ -81,8 +79,9 @@ def pack(view: View) -> bytes:
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-(4 + len(text)) % 8)
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
-    everything = b"".join((len(text).to_bytes(4, "little"), text, *buffers.chunks()))
-    return deflate.compress(everything) + deflate.flush()
+    # Text and numbers have a code each, which is shorter.
+    texts = deflate.compress(len(text).to_bytes(4, "little") + text) + deflate.flush(zlib.Z_BLOCK)
+    return texts + deflate.compress(b"".join(buffers.chunks())) + deflate.flush()
 
 
 def _over_time(view: View, buffers: _Buffers) -> dict[str, Any]:
@@ -172,10 +171,24 @@ def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
     """For each field its distinct values, and the buffer with each fact's index into them."""
     fields = zip(*facts, strict=True) if facts else ((),) * len(Facts._fields)
     by_name: dict[str, Sequence[Any]] = dict(zip(Facts._fields, fields, strict=True))
-    by_name["what"] = [type_text(each) for each in facts]
-    # not the ids of the devices, which may be thousands
-    by_name["sharding"] = [each and each[: Sharding._fields.index("platform")] for each in by_name["sharding"]]
+    by_name["what"] = [_what(each) for each in facts]
+    by_name["sharding"] = [_sharding(each) for each in by_name["sharding"]]
     return {name: _coded(by_name[name], buffers) for name in _FIELDS}
+
+
+def _what(facts: Facts) -> str | tuple[str]:
+    """`type_text`; alone in a tuple, what follows the dtype and the shape, with which most of them begin."""
+    what = type_text(facts)
+    array = "" if facts.shape is None else aval_text(facts.shape, facts.dtype)
+    return (what.removeprefix(array),) if array and what.startswith(array) else what
+
+
+def _sharding(sharding: Sharding | None) -> tuple | None:
+    """Not the ids of the devices, which may be thousands, and no shard's shape where it is the array's."""
+    if sharding is None:
+        return None
+    sent = sharding._replace(shard_shape=sharding.shard_shape if sharding.n_devices > 1 else ())
+    return sent[: Sharding._fields.index("platform")]
 
 
 def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
@@ -184,30 +197,37 @@ def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
     return [list(levels), buffers.add(np.fromiter(codes, np.uint8 if len(levels) <= 256 else np.int64, len(values)))]
 
 
-def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool) -> dict[str, Any]:
-    """What the front end needs of a column; what says nothing is left out."""
-    said = {
-        "name": column.name,
-        "title": "" if column.title == column.name else column.title,
-        "format": column.format,
-        "help": column.help,
-        "shown": is_shown,
-        **_values(table, column, buffers),
-    }
-    return {name: value for name, value in said.items() if value is not None and value is not False and value != ""}
+def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool) -> list:
+    """What the front end needs of a column, in the order of its constructor; without what says nothing at the end."""
+    is_number, is_histogram = column.format not in ("label", "histogram"), column.format == "histogram"
+    histogram = _histogram(table, column) if is_histogram else None
+    levels, codes, more = histogram or (column.levels, column.codes, None)
+    said = [
+        column.name,
+        column.format,
+        _labels(table, column, buffers) if column.format == "label" else buffers.add(np.asarray(levels)),
+        None if codes is None else buffers.add(codes),
+        column.help,
+        int(is_shown),
+        "" if column.title == column.name else column.title,
+        column.rollup if is_number else None,
+        hidden_value(column) if is_number else None,
+        buffers.add(column.bad) if is_number and column.bad is not None else None,
+        more,
+    ]
+    while said[-1] in (None, ""):
+        said.pop()
+    return said
 
 
-def _values(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str, Any]:
-    """The buffers of a column, and the rule by which the front end rolls it up."""
-    codes = None if column.codes is None else buffers.add(column.codes)
-    if column.format == "label":
-        levels, level_codes = _coded([str(level) for level in column.levels], buffers)
-        return {"labels": levels, "label_codes": level_codes, "codes": codes}
-    if column.format == "histogram":
-        return _histogram(table, column, buffers)
-    levels = buffers.add(np.asarray(column.levels))
-    bad = {} if column.bad is None else {"bad": buffers.add(column.bad)}
-    return {"levels": levels, "codes": codes, "rollup": column.rollup, "blank": hidden_value(column), **bad}
+def _labels(table: TreeTable, column: Column, buffers: _Buffers) -> list | None:
+    """The distinct labels and the index of each; None where they are those of the facts with the column's name."""
+    labels = [str(level) for level in column.levels]
+    if column.codes is table.fact_codes and column.name in ("kind", "shape", "dtype"):
+        facts = (getattr(facts, column.name) for facts in table.facts)
+        if labels == ["" if fact is None else str(fact) for fact in facts]:
+            return None
+    return _coded(labels, buffers)
 
 
 def _is_blank(column: Column) -> bool:
@@ -221,8 +241,8 @@ def hidden_value(column: Column) -> int | None:
     return 0 if is_sum and np.asarray(column.levels).dtype.kind in "iu" else None
 
 
-def _histogram(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str, Any]:
-    """Heights from 0 to 255 relative to the highest bin; a bin that is not empty has at least 1."""
+def _histogram(table: TreeTable, column: Column) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
+    """Levels, codes and bins. Heights from 0 to 255 relative to the highest bin; a bin that is not empty has at least 1."""
     levels, codes = np.asarray(column.levels), column.codes
     if column.rollup not in ("none", "given"):
         levels, codes = table.rolled(replace(column, levels=levels.astype(np.float64))), None
@@ -234,10 +254,5 @@ def _histogram(table: TreeTable, column: Column, buffers: _Buffers) -> dict[str,
             255 * np.divide(some, highest, out=np.zeros_like(some), where=highest > 0)
         )
     used = np.flatnonzero(heights.any(axis=0))
-    return {
-        "levels": buffers.add(heights),
-        "codes": None if codes is None else buffers.add(codes),
-        "n_bins": levels.shape[1],
-        "first_bin": column.first_bin,
-        "used": [int(used[0]), int(used[-1]) + 1] if len(used) else [0, 0],
-    }
+    ends = [int(used[0]), int(used[-1]) + 1] if len(used) else [0, 0]
+    return heights, codes, {"n_bins": levels.shape[1], "first_bin": column.first_bin, "used": ends}

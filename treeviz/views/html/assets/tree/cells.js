@@ -23,7 +23,7 @@ export function styleOf(tree, row, kind) {
 
 /** The type of a row and, if it is short, its value. @param {Tree} tree @param {number} code of its facts */
 export function whatText(tree, code) {
-  const [what, text] = [tree.fact(code, "what"), tree.fact(code, "text")];
+  const [what, text] = [tree.what(code), tree.fact(code, "text")];
   return text && !what.endsWith(text) ? `${what} ${text}` : what;
 }
 

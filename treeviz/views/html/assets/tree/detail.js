@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { foldedText } from "./folds.js";
 import { LONG_PATH } from "./grid.js";
 import { wholeText } from "./numbers.js";
-import { shapeText } from "./word_index.js";
+import { shapeText } from "./tree.js";
 
 // Columns of labels that repeat what the pane shows anyway.
 const SAID = ["type", "kind", "shape", "dtype", "sharding"];

@@ -265,7 +265,7 @@ export class Grid {
       "aria-posinset": rows.placeAmong[row],
       "aria-selected": selected.has(row),
       "aria-expanded": open,
-      "aria-label": [rows.label(row), tree.of(row, "what"), ...notes.map((note) => note[0]), open === false && this.view.inside?.(row),
+      "aria-label": [rows.label(row), tree.what(tree.factCodes[row]), ...notes.map((note) => note[0]), open === false && this.view.inside?.(row),
         ...this.columns.map(({ title }, i) => texts[i] && `${title} ${texts[i]}`)].filter(Boolean).join(", "),
     };
     for (const name in attributes) {

@@ -18,7 +18,7 @@ export function sortRanks(tree, column) {
     return ofRows((row) => (tree.keyCodes[row] ? tree.n + rank[tree.keyCodes[row]] : tree.position[row]));
   }
   if (column.format === "type") {
-    const rank = textRanks(Array.from({ length: tree.nFacts }, (_, code) => tree.fact(code, "what")));
+    const rank = textRanks(Array.from({ length: tree.nFacts }, (_, code) => tree.what(code)));
     return ofRows((row) => rank[tree.factCodes[row]]);
   }
   if (column.rankOf) return ofRows(column.rankOf);

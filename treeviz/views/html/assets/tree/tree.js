@@ -2,7 +2,7 @@
 // Unpacks a table (views/html/payload.py) and computes what was not sent: parents, paths and roll-ups.
 import { bytesText, countText, numberText } from "./numbers.js";
 
-export const FORMAT = 2;
+export const FORMAT = 3;
 const ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
 const WRITE = { count: countText, bytes: bytesText, number: numberText };
 // Join two values; NaN means that there is no value.
@@ -25,22 +25,14 @@ export async function unpack(bytes) {
 
 /** A column: one value for every row. */
 export class Column {
-  /** @param {any} spec @param {any[]} buffers @param {Tree} tree */
-  constructor(spec, buffers, tree) {
-    this.spec = spec;
-    this.name = spec.name;
-    this.title = spec.title ?? spec.name;
-    this.format = spec.format;
-    this.help = spec.help ?? "";
-    this.shown = spec.shown;
-    this.labels = spec.labels;
-    this.blank = spec.blank;
-    this.isNumber = spec.format in WRITE;
-    this.levels = buffers[spec.labels ? spec.label_codes : spec.levels];
-    this.codes = buffers[spec.codes];
-    this.bad = buffers[spec.bad];
-    this.rollup = spec.rollup;
-    this.tree = tree;
+  /** @param {any[]} packed as in views/html/payload.py @param {any[]} buffers @param {Tree} tree */
+  constructor([name, format, levels, codes, help = "", shown, title, rollup, blank, bad, spec], buffers, tree) {
+    // Labels that are facts of the same name are not sent again.
+    const [labels, own] = levels === null ? tree.facts[name] : [levels[0], buffers[levels[1] ?? levels]];
+    Object.assign(this, { name, format, help, shown, rollup, blank, spec, tree, title: title || name, labels: labels?.map(shapeText), levels: own });
+    this.isNumber = format in WRITE;
+    this.codes = buffers[codes];
+    this.bad = buffers[bad];
   }
 
   /** The values, each rolled up over the subtree of its row; computed once. */
@@ -87,7 +79,6 @@ export class Tree {
   constructor(buffer) {
     const length = new DataView(buffer).getUint32(0, true);
     const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
-    if (header.format !== FORMAT) throw new Error("it was made by another version of treeviz");
     let at = 4 + length;
     const buffers = header.buffers.map(([type, size]) => {
       const array = new ARRAYS[type](buffer, at, size);
@@ -101,11 +92,9 @@ export class Tree {
     /** The series of a live run, in place of the first packed one. @type {any[]} */
     this.growing = [];
     this.name = header.name;
-    this.depth = buffers[header.depth];
+    [this.depth, this.keyCodes, this.factCodes] = header.rows.map((at) => buffers[at]);
     this.n = this.depth.length;
     this.keys = header.keys;
-    this.keyCodes = buffers[header.key_codes];
-    this.factCodes = buffers[header.fact_codes];
     this.facts = header.facts;
     for (const field in this.facts) this.facts[field][1] = buffers[this.facts[field][1]];
     this.nFacts = this.facts.kind[1].length;
@@ -177,6 +166,12 @@ export class Tree {
     return levels[codes[code]];
   }
 
+  /** The type, as in views/text/cells.py: of most arrays it begins with the dtype and the shape. @param {number} code @returns {string} */
+  what(code) {
+    const what = this.fact(code, "what");
+    return what.pop ? `${this.fact(code, "dtype")}[${this.fact(code, "shape")}]${what}` : what;
+  }
+
   /** @param {number} row @param {string} field */
   of(row, field) {
     return this.fact(this.factCodes[row], field);
@@ -187,6 +182,9 @@ export class Tree {
     return this.header.notes[row] ?? [];
   }
 }
+
+/** "(3, 4)", "(3,)", ""; texts stay as they are. @type {(shape: any) => string} */
+export const shapeText = (shape) => (shape?.join ? `(${shape.join(", ")}${shape.length === 1 ? "," : ""})` : shape ?? "");
 
 export const larger = (a, b) => (a > b ? a : b);
 

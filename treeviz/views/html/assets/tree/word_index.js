@@ -1,6 +1,6 @@
 // @ts-check
 // Searches for a word in key paths and in facts.
-import { indexKey, larger, readKey } from "./tree.js";
+import { indexKey, larger, readKey, shapeText } from "./tree.js";
 
 /** The texts that are searched, in lower case. Each is built at its first use. */
 export class WordIndex {
@@ -40,9 +40,6 @@ export class WordIndex {
     return (this.texts[code] ??= ownText(this.tree, code));
   }
 }
-
-/** "(3, 4)", "(3,)", "" @type {(shape: number[] | null) => string} */
-export const shapeText = (shape) => (shape ? `(${shape.join(", ")}${shape.length === 1 ? "," : ""})` : "");
 
 const lower = ({ label, keystr, segment }) => ({
   label: label.toLowerCase(),
