@@ -242,7 +242,7 @@ def hidden_value(column: Column) -> int | None:
 
 
 def _histogram(table: TreeTable, column: Column) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
-    """Levels, codes and bins. Heights from 0 to 255 relative to the highest bin; a bin that is not empty has at least 1."""
+    """Levels, codes and bins. Heights are 0 to 255 relative to the highest; a bin that is not empty has at least 1."""
     levels, codes = np.asarray(column.levels), column.codes
     if column.rollup not in ("none", "given"):
         levels, codes = table.rolled(replace(column, levels=levels.astype(np.float64))), None
