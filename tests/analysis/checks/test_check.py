@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections import deque
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from dataclasses import dataclass, make_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -227,6 +228,83 @@ class Row(MyList):
 class Data:
     w: Any
     name: str = "n"
+
+
+class Named(dict):
+    def __init__(self, name, **items):
+        super().__init__(**items)
+        self.name = name
+
+
+class Grows(defaultdict):
+    pass
+
+
+class InOrder(OrderedDict):
+    pass
+
+
+class Mixed(dict):
+    pass
+
+
+class Counts(Counter):
+    pass
+
+
+class Space(SimpleNamespace):
+    pass
+
+
+class Users(UserDict):
+    pass
+
+
+class Spread(tuple):
+    def __new__(cls, *items):
+        return super().__new__(cls, items)
+
+
+class Tagged(list):
+    def __init__(self, items, name="m"):
+        super().__init__(items)
+        self.name = name
+
+
+def make_local(w):
+    class Local:
+        def __init__(self, w):
+            self.w = w
+
+    return Local(w)
+
+
+CONTAINERS: dict[str, tuple[Any, str]] = {
+    "constructor of its own": (lambda w: Named("n", a=w), "name"),
+    "default": (lambda w: Grows(list, a=w), "default_factory"),
+    "order": (lambda w: InOrder(z=w, a=w), ""),
+    "keys that cannot be sorted": (lambda w: Mixed({1: w, "a": w}), ""),
+    "spread": (lambda w: Spread(w, w), ""),
+    "tagged": (lambda w: Tagged([w], "n"), "name"),
+    "counter": (lambda w: Counts(a=w), ""),
+    "namespace": (lambda w: Space(a=w, name="n"), "name"),
+    "mapping of the library": (lambda w: Users(a=w), ""),
+    "local class": (make_local, ""),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_the_registration_of_a_container_keeps_its_items_their_order_and_what_else_it_stores(name):
+    make, attribute = CONTAINERS[name]
+    tree = {"x": make(jnp.ones(2))}
+    exec(only("T100", tree).fix, {"jax": jax, "tree": tree, type(tree["x"]).__name__: type(tree["x"])})
+    assert [str(each) for each in tv.check(tree, roundtrip=True) if each.level != "info"] == []
+    mapped = jax.tree.map(lambda x: x, tree)["x"]
+    assert type(mapped) is type(tree["x"]) and len(jax.tree.leaves(mapped)) == len(jax.tree.leaves(tree)) > 0
+    if isinstance(mapped, dict | UserDict):
+        assert list(mapped) == list(tree["x"])
+    if attribute:
+        assert getattr(mapped, attribute) == getattr(tree["x"], attribute)
 
 
 UNREGISTERED: dict[type, Any] = {
