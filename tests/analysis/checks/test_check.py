@@ -405,7 +405,7 @@ def test_an_array_in_a_static_field_fails_in_the_second_call_and_a_list_that_cha
 
 
 def test_a_deque_a_static_object_and_auxiliary_data_without_names():
-    assert "collections.deque" in only("T100", [deque([jnp.ones(2)])]).fix
+    assert "from collections import deque\n" in only("T100", [deque([jnp.ones(2)])]).fix
     static = Static("s")
     static.w = jnp.ones(2)
     assert codes([static]) == ["T101"]
