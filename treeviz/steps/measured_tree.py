@@ -44,6 +44,8 @@ class MeasuredTree(NamedTuple):
       shapes: "768,2304", "" for a scalar; an empty tuple where shapes are not known, as in files of older versions.
       stacks: For an entry that is a layer of an array, the shape of the whole array: "*12,768,768", where * is before
         the number of layers; "" for a leaf; an empty tuple if all are leaves.
+      cut_off: Whether the step itself shows that the gradient is zero, whatever the numbers are; an empty tuple if it
+        shows it of none.
     """
 
     name: str
@@ -53,6 +55,7 @@ class MeasuredTree(NamedTuple):
     has_number: tuple[bool, ...]
     shapes: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
+    cut_off: tuple[bool, ...] = ()
 
 
 class Whole(NamedTuple):
@@ -154,15 +157,17 @@ def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
     if not any(axis is not None for axis in axes):
         return source
     fields = []
-    for path, size, dtype, has_number, shape, axis in zip(*source[1:6], axes, strict=True):
+    cut_off = source.cut_off or (False,) * len(axes)
+    for path, size, dtype, has_number, shape, is_cut, axis in zip(*source[1:6], cut_off, axes, strict=True):
         if axis is None:
-            fields.append((path, size, dtype, has_number, shape, ""))
+            fields.append((path, size, dtype, has_number, shape, "", is_cut))
             continue
         sizes = shape.split(",")
         n, whole = int(sizes.pop(axis)), ",".join(["*" * (i == axis) + each for i, each in enumerate(shape.split(","))])
-        layer = size // n, dtype, has_number, ",".join(sizes), whole
+        layer = size // n, dtype, has_number, ",".join(sizes), whole, is_cut
         fields += [(f"{path}{index_text(axis, i)}", *layer) for i in range(n)]
-    return type(source)(source.name, *zip(*fields, strict=True))
+    opened = type(source)(source.name, *zip(*fields, strict=True))
+    return opened if source.cut_off else opened._replace(cut_off=())
 
 
 def wholes(source: MeasuredTree) -> Iterator[Whole]:

@@ -167,8 +167,28 @@ def test_a_layer_with_a_bias_is_named_only_where_those_behind_it_have_none_and_g
         return jnp.mean((apply(params["out"], jax.lax.stop_gradient(x) if is_cut else x) - y) ** 2)
 
     (found,) = (found for found in findings(loss, params, updates=True) if found.kind == "dead")
-    assert found.path == ("['l3']['w']" if is_cut else "['l1']['w']")
+    assert (found.path, found.severity) == (("['l3']['w']", "info") if is_cut else ("['l1']['w']", "warning"))
     assert ("this one, or a later one" in found.advice) is not is_cut
+    assert ("does not depend on ['l3']['w'], ['l3']['b']" in found.sentence) is is_cut
+
+
+def test_what_the_step_does_not_use_is_information_and_hides_no_dead_layer(tmp_path):
+    params = {**stack(4), "l1_norm": {"scale": np.ones(8, np.float32)}, "pooler": dense(9, 8, 8)}
+    params["l2"]["b"] = params["l2"]["b"] - 100
+
+    def loss(params, x, y):
+        for i in range(4):
+            x = jax.nn.relu(apply(params[f"l{i}"], x))
+        return jnp.mean((apply(params["out"], x) - y) ** 2) + 0.0 * params["l1_norm"]["scale"].sum()
+
+    inspector = watched(loss, params)
+    inspector.save(tmp_path / "run.treeviz")
+    for run in (inspector, tv.GradientInspector.load(tmp_path / "run.treeviz")):
+        dead, unused = run.findings
+        assert (dead.kind, dead.severity, dead.path, len(dead.leaves)) == ("dead", "warning", "['l2']['w']", 7)
+        assert (unused.kind, unused.severity, unused.first) == ("dead", "info", 0)
+        paths = run.history.sources["grads"].paths
+        assert {paths[leaf] for leaf in unused.leaves} == {"['l1_norm']['scale']", "['pooler']['b']", "['pooler']['w']"}
 
 
 @pytest.mark.parametrize("scale", [1, 1e-4])

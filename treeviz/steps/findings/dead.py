@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
-from treeviz.steps.findings.searched import Searched, and_others, pattern
+from treeviz.steps.findings.searched import Searched, and_others, listed, pattern
 from treeviz.steps.names import sibling_name
 from treeviz.steps.recording.track import occurs_in
 
@@ -44,10 +44,28 @@ def dead(tree: Searched) -> Iterator[Finding]:
     for leaf in np.flatnonzero((since > 0) & (since < len(alive))):
         patience[leaf] = _patience(timeline.n, alive[:, leaf], tree.thresholds)
     is_dead = trained & (n_zero >= patience) & (since < len(alive))
+    if (is_cut := is_dead & tree.cut_off & (since == 0)).any():
+        yield _cut_off(tree, is_cut, int(n_zero[is_cut].max()))
+    is_dead &= ~is_cut
     starts = np.unique(since[is_dead])
     for group in np.split(starts, np.flatnonzero((np.diff(starts) > _TOGETHER) | (starts[:-1] == 0)) + 1):
         for run in _alike(tree, tree.runs(is_dead & np.isin(since, group))):
             yield _dead_run(tree, run, int(since[run].min()), float((n_zero / patience)[run].max()))
+
+
+def _cut_off(tree: Searched, is_cut: np.ndarray, n_steps: int) -> Finding:
+    """The finding of leaves on which the loss does not depend, as the step itself shows: those of unused layers."""
+    leaves = [leaf for layer in reversed(tree.layers) for leaf in layer if is_cut[leaf]]
+    paths, is_one = [tree.path(leaf) for leaf in leaves], len(leaves) == 1
+    return Finding(
+        "dead", tree.name, paths[0], leaves[0], *tree.span, (("steps", n_steps), ("leaves", len(leaves))),
+        f"{tree.name}{paths[0]}{and_others(leaves)} {'was' if is_one else 'were'} always zero, as they are for any "
+        f"numbers: the loss does not depend on {'this parameter' if is_one else f'{listed(paths)}'}.",
+        "It is not used, or behind stop_gradient, a comparison or a rounding, or times zero. If it is to be trained, "
+        "look there; else nothing is wrong.",
+        tuple(leaves), n_steps / tree.thresholds.fewest_steps,
+        rank=Rank.INFORMATION, severity="info",
+    )  # fmt: skip
 
 
 def _steps_with_numbers(tree: Searched) -> np.ndarray:

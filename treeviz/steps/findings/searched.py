@@ -83,6 +83,11 @@ class Searched:
         return np.array(self.source.has_number, bool) & ~np.array(is_state, bool)
 
     @computed_once
+    def cut_off(self) -> np.ndarray:
+        """bool[leaves]: whether the step itself shows that the gradient is zero."""
+        return np.array(self.source.cut_off or (False,) * len(self.source.paths), bool)
+
+    @computed_once
     def levels(self) -> np.ndarray:
         """float[k, 1 + leaves]: the norms over time, that of the whole tree first; k = 0 if there are too few steps."""
         if not self.is_gradient or self.n_steps < self.thresholds.fewest_steps or len(self.norm.n) < 2 * RECENT:
@@ -161,7 +166,7 @@ class Searched:
         The leaf that the backward pass meets first is the first of its run. A layer of which only some leaves are
         struck ends a run: behind a layer that gives zeros only, weights have no gradient and biases have.
         """
-        judged = self.is_trained & ~self.redundant
+        judged = self.is_trained & ~self.redundant & ~self.cut_off
         run: list[int] = []
         for layer in self.layers:
             leaves = [leaf for leaf in layer if judged[leaf]]

@@ -248,6 +248,7 @@ def _of_each_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
         has_number=repeated(source.has_number),
         shapes=repeated(source.shapes),
         stacks=(),
+        cut_off=repeated(source.cut_off),
     )
 
 

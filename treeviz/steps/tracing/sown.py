@@ -28,6 +28,11 @@ def sown_in(jaxpr: Any, recomputed: bool = False) -> Iterator[tuple[Sown, bool]]
             yield from sown_in(inner, recomputed or is_recomputed(eqn))
 
 
+def holds_sown(eqn: Any) -> bool:
+    """Whether an equation sows, or one in its jaxprs does."""
+    return eqn.primitive is sow_p or any(True for inner in inner_jaxprs(eqn) for _ in sown_in(inner))
+
+
 def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, list[tuple[Any, frozenset[str]]]]:
     """The sown gradients of which some are then summed over the devices of a `shard_map`.
 

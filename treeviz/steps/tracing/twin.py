@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from treeviz.steps.tracing.attribution import Attribution, attribute_gradients
 from treeviz.steps.tracing.following import Plan
 from treeviz.steps.tracing.jax_private import seeing_gradients
 from treeviz.steps.tracing.jit_options import JitOptions
+from treeviz.steps.tracing.known_zeros import known_zeros
 from treeviz.steps.tracing.looks import Looks, Traced
 from treeviz.steps.tracing.param_updates import measure_step_params
 from treeviz.steps.tracing.plain_program import PlainProgram
@@ -148,6 +149,8 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     beside["reduce_on_each"] = _reduce_on_each if is_partial else None
     out, found, packed = reap(program, leaves, reduce, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
+    zeros = known_zeros(program)
+    names = [name and _cut_off(name, zeros.get(r.tagged or r.sown, ())) for r, name in zip(found, names, strict=True)]
     names, labels = _labelled(found, names, received, updates)
     notes = [*_notes_of_loops(found, names), *labels, *layers.notes]
     paths = paths_of(args, kwargs)
@@ -221,6 +224,14 @@ def _params(names: Sequence[Attribution | None]) -> dict[int, str]:
             (i, (name.owner if has_several else "") + path) for i, path in zip(name.arguments, paths, strict=True)
         )
     return found
+
+
+def _cut_off(name: Attribution, zeros: Collection[int]) -> Attribution:
+    """The name of gradients of which these, counted among those with numbers, are known to be zero."""
+    places = [leaf for leaf, has in enumerate(name.source.has_number) if has]
+    cut_off = {places[i] for i in zeros}
+    flags = tuple(leaf in cut_off for leaf in range(len(name.source.paths)))
+    return name._replace(source=name.source._replace(cut_off=flags)) if zeros else name
 
 
 def _tidy(name: Attribution | None, tidy_path: Callable[[str], str]) -> Attribution | None:

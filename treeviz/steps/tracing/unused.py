@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from treeviz.steps.tracing.primitives import inner_jaxprs, open_jaxpr
 from treeviz.steps.tracing.sow import Sown, sow_p
-from treeviz.steps.tracing.sown import sown_in
+from treeviz.steps.tracing.sown import holds_sown, sown_in
 
 _GRADIENTS = ("grads", "cotangents")
 
@@ -43,7 +43,7 @@ def _unused(jaxpr: Jaxpr) -> dict[Sown, set[int]]:
             unused_of.append((eqn, unused))
             trained.update(x for i, x in enumerate(eqn.invars[n:]) if i not in unused and not isinstance(x, Literal))
             used.update(x for i, x in enumerate(eqn.invars) if i not in unused and not isinstance(x, Literal))
-        elif eqn.effects or _holds_sown(eqn) or any(v in used for v in eqn.outvars):
+        elif eqn.effects or holds_sown(eqn) or any(v in used for v in eqn.outvars):
             used.update(x for x in eqn.invars if not isinstance(x, Literal))
     for eqn, unused in unused_of:
         params = dict(enumerate(eqn.invars[eqn.params["n"] :]))
@@ -51,10 +51,6 @@ def _unused(jaxpr: Jaxpr) -> dict[Sown, set[int]]:
         if away:
             dead[eqn.params["sown"]] = away
     return dead
-
-
-def _holds_sown(eqn: Any) -> bool:
-    return eqn.primitive is sow_p or any(True for inner in inner_jaxprs(eqn) for _ in sown_in(inner))
 
 
 def _rewritten(jaxpr: Jaxpr, dead: Mapping[Sown, set[int]]) -> Jaxpr:
