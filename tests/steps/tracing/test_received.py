@@ -48,6 +48,18 @@ def loss_scaled(params, mu, x, scale):
     return momentum(params, clipped(jax.tree.map(lambda g: g / scale, grads)), mu)
 
 
+def scaled_by_a_constant(params, mu, x, scale):
+    """As jmp.StaticLossScale."""
+    scaled = jax.value_and_grad(lambda params: 2.0**15 * loss(params, x))
+    _, grads = scaled(params)
+    return momentum(params, clipped(jax.tree.map(lambda g: g * 2.0**-15, grads)), mu)
+
+
+def scaled_in_a_jit(params, mu, x, scale):
+    grads = jax.jit(jax.grad(lambda params: loss(params, x) * 1024.0))(params)
+    return momentum(params, jax.tree.map(lambda g: g / 1024, grads), mu)
+
+
 def accumulated(params, mu, x, scale):
     def add(total, x):
         return jax.tree.map(jnp.add, total, jax.grad(loss)(params, x)), None
@@ -74,6 +86,8 @@ def over_calls(params, mu, x, scale):
 
 CASES = {
     "unscaled": (loss_scaled, "before unscaling", "unscaled, clipped or scaled by its norm"),
+    "scaled by a constant": (scaled_by_a_constant, "before unscaling", "unscaled, clipped or scaled by its norm"),
+    "scaled in a jit": (scaled_in_a_jit, "before unscaling", "unscaled"),
     "accumulated": (accumulated, "of each micro-batch", "averaged over micro-batches"),
     "over calls": (over_calls, "of each call", "averaged over the calls so far"),
     "per example": (per_example, "of each example", "clipped or scaled by its norm, summed over examples"),
@@ -135,6 +149,29 @@ def test_what_may_be_the_optimizers_own_arithmetic_is_not_taken_for_a_scale_of_t
     ]
     for step in steps:
         assert received_in(step, PARAMS, X, jnp.float32(0.1)) == ([], False, False)
+
+
+def adam(params, grads, mu):
+    return momentum(params, jax.tree.map(lambda g: 0.1 * g, grads), mu)
+
+
+NO_SCALES = {  # what the loss and its gradient are multiplied with, and what is done with that
+    "a learning rate": (128.0, 1 / 128, lambda p, g, mu: (jax.tree.map(jnp.subtract, p, g), mu)),
+    "the coefficient of a moment": (10.0, 0.1, momentum),
+    "other powers of two": (128.0, 1 / 64, momentum),
+    "none": (128.0, 1.0, adam),
+}
+
+
+@pytest.mark.parametrize(("scale", "by", "update"), NO_SCALES.values(), ids=NO_SCALES)
+def test_a_constant_that_does_not_undo_that_of_the_loss_or_is_a_rate_is_no_scale(scale, by, update):
+    def step(params, mu, x):
+        grads = jax.grad(lambda params: scale * loss(params, x))(params)
+        return update(params, jax.tree.map(lambda g: by * g, grads), mu)
+
+    inspector, mu = tv.GradientInspector(), jax.tree.map(jnp.zeros_like, PARAMS)
+    inspector.watch(jax.jit(step))(PARAMS, mu, X)
+    assert (*inspector.notes, *inspector.history.sources) == ("grads",)
 
 
 def test_a_clip_is_one_of_all_leaves_or_none():

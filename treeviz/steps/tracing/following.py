@@ -8,46 +8,27 @@ as a learning rate, may be the optimizer's own, and ends the way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
 from treeviz.steps.tracing.accumulated import accumulated
-from treeviz.steps.tracing.primitives import CALLS, COND, RESHAPES, SAME_LEAF, SCAN, inner_jaxprs, open_jaxpr
-from treeviz.steps.tracing.received import CLIPPED, SUMS, UNSCALED, Received, Repeated, Scale
+from treeviz.steps.tracing.loss_scales import is_step_of, loss_scales
+from treeviz.steps.tracing.primitives import (
+    CALLS,
+    COND,
+    RESHAPES,
+    SAME_LEAF,
+    SCAN,
+    inner_jaxprs,
+    is_scalar,
+    open_jaxpr,
+    size_of,
+)
+from treeviz.steps.tracing.received import CLIPPED, SUMS, UNSCALED, Form, Received, Repeated
 from treeviz.steps.tracing.sow import Reaped, Sown, sow_p
 from treeviz.steps.tracing.sown import sown_in
-
-
-class _Form(NamedTuple):
-    """A variable that is a gradient, or a sum of it, times scalars.
-
-    Attributes:
-      leaf: The number of the value in its tree.
-      value: The variable that is scaled.
-      axis: Of the examples or micro-batches in it, which `over` names.
-      n: How many were summed.
-      is_whole: The scale is complete: what is left out is the optimizer's.
-    """
-
-    sown: Sown
-    leaf: int
-    value: Any
-    scale: Scale = ()
-    axis: int | None = None
-    over: str = ""
-    n: int = 1
-    how: tuple[str, ...] = ()
-    is_whole: bool = True
-
-    def scaled(self, scale: Scale, is_whole: bool, how: str = "") -> _Form:
-        more = (how,) if how and how not in self.how else ()
-        return self._replace(scale=scale, is_whole=is_whole, how=self.how + more)
-
-    def summed(self, value: Any, n: int) -> _Form:
-        how = (*self.how, f"summed over {self.over}")
-        return self._replace(value=value, scale=(), axis=None, n=n, how=how, is_whole=True)
 
 
 class Plan:
@@ -57,12 +38,14 @@ class Plan:
       of: By the id of a jaxpr, what is received in it, by what was sown.
       unscaled: The trees that are unscaled later.
       clipped: Those of which no more is done than to clip them, or to scale them by their norms.
+      scales: Of each tree, the constants that its loss is multiplied with.
     """
 
     def __init__(self, jaxpr: Any) -> None:
         self.of: dict[int, dict[Sown, Received]] = {}
         self.unscaled: set[Sown] = set()
         self.clipped: set[Sown] = set()
+        self.scales: dict[Sown, set[float]] = {}
         _Level(open_jaxpr(jaxpr), self).follow()
 
     def label_of(self, reaped: Reaped) -> tuple[str, str]:
@@ -94,14 +77,15 @@ class _Level:
     def __init__(self, jaxpr: Jaxpr, plan: Plan) -> None:
         self.jaxpr, self.plan = jaxpr, plan
         self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        self.form_of: dict[Any, _Form] = {}
+        self.form_of: dict[Any, Form] = {}
         self.starts: dict[Sown, list[Any]] = {}  # the variables of the values here
         self.sown: set[Any] = set()  # those of them that are what is sown
         self.repeated: dict[Any, Repeated] = {}  # sums that are made in other jaxprs
-        self.sums: dict[Any, tuple[_Form, Any]] = {}  # of a gradient and another variable
+        self.sums: dict[Any, tuple[Form, Any]] = {}  # of a gradient and another variable
         self.first: dict[Any, Any] = {}  # of the scalars that are computed alike, as once for each leaf
         self._computed: dict[tuple, Any] = {}
         self._depends: dict[tuple[Any, Sown], bool] = {}
+        plan.scales.update(loss_scales(jaxpr, self.made_by))
 
     def follow(self) -> None:
         for eqn in self.jaxpr.eqns:
@@ -112,16 +96,16 @@ class _Level:
                     self._start(variable, form)
             elif any(not isinstance(x, Literal) and x in self.form_of for x in eqn.invars):
                 self._step(eqn)
-            elif len(eqn.outvars) == 1 and _is_scalar(eqn.outvars[0]) and not (eqn.effects or inner_jaxprs(eqn)):
+            elif len(eqn.outvars) == 1 and is_scalar(eqn.outvars[0]) and not (eqn.effects or inner_jaxprs(eqn)):
                 operands = [str(x.val) if isinstance(x, Literal) else self.first.get(x, x) for x in eqn.invars]
                 key = (eqn.primitive.name, str(eqn.params), *operands)
                 self.first[eqn.outvars[0]] = self._computed.setdefault(key, eqn.outvars[0])
         self._plan()
 
-    def form(self, atom: Any) -> _Form | None:
+    def form(self, atom: Any) -> Form | None:
         return None if isinstance(atom, Literal) else self.form_of.get(atom)
 
-    def _start(self, variable: Any, form: _Form) -> None:
+    def _start(self, variable: Any, form: Form) -> None:
         self.form_of[variable] = form._replace(value=variable)
         if not form.how:
             self.sown.add(variable)
@@ -135,9 +119,9 @@ class _Level:
         axes = batched[0][:n] if batched and _is_per_example(batched[0], n) else (None,) * n
         if not batched or axes[0] is not None:
             for leaf, (variable, axis) in enumerate(zip(eqn.outvars, axes, strict=True)):
-                self._start(variable, _Form(sown, leaf, variable, axis=axis, over="examples"))
+                self._start(variable, Form(sown, leaf, variable, axis=axis, over="examples"))
 
-    def _from_inside(self, eqn: Any) -> Iterator[tuple[Any, _Form]]:
+    def _from_inside(self, eqn: Any) -> Iterator[tuple[Any, Form]]:
         """The results of a call or a loop that are gradients made in it, or sums of them."""
         levels = [_Level(open_jaxpr(inner), self.plan) for inner in inner_jaxprs(eqn)]
         for level in levels:
@@ -209,7 +193,7 @@ class _Level:
             if is_over and form is not None and self.form(weights) is None and weights.aval.ndim == 1:
                 self.form_of[eqn.outvars[0]] = self._weighted(form, weights).summed(eqn.outvars[0], 1)
 
-    def _weighted(self, form: _Form, weights: Any) -> _Form:
+    def _weighted(self, form: Form, weights: Any) -> Form:
         return form.scaled((), True, CLIPPED if self.depends(weights, form.sown) else "")
 
     def _product(self, name: str, out: Any, left: Any, right: Any) -> None:
@@ -223,17 +207,20 @@ class _Level:
             if form.axis is not None and self._is_along(by, form.axis):  # a number for each example
                 self.form_of[out] = self._weighted(form._replace(value=out), by)
         else:
-            how = self._meaning(name, scalar, form)
+            how = self._meaning(name, scalar, form, out)
             by = float(scalar.val) if isinstance(scalar, Literal) else scalar
             if how == "":
                 form = form._replace(how=tuple(each.replace("summed", "averaged") for each in form.how))
             self.form_of[out] = form.scaled((name, form.scale, by), form.is_whole and how is not None, how or "")
 
-    def _meaning(self, name: str, scalar: Any, form: _Form) -> str | None:
+    def _meaning(self, name: str, scalar: Any, form: Form, out: Any) -> str | None:
         """What a product with a scalar does to a gradient; None if it may be the optimizer's."""
         if isinstance(scalar, Literal):
             by = float(scalar.val) if name == "div" else 1 / float(scalar.val or 1)
-            return "" if form.n > 1 and abs(by - form.n) < 1e-3 * form.n else None
+            if form.n > 1 and abs(by - form.n) < 1e-3 * form.n:
+                return ""
+            is_scale = by in self.plan.scales.get(form.sown, ())
+            return UNSCALED if is_scale and not is_step_of(self.made_by.get(form.value), out, self.jaxpr) else None
         if self.depends(scalar, form.sown):
             return CLIPPED
         root, is_inverse = self._root(scalar)
@@ -278,10 +265,10 @@ class _Level:
         """The scalar that an atom is, or has in all elements; None if it is none."""
         while not isinstance(atom, Literal):
             eqn = self.made_by.get(atom)
-            if eqn is None or eqn.primitive.name not in SAME_LEAF | RESHAPES or _size(eqn.invars[0]) != 1:
+            if eqn is None or eqn.primitive.name not in SAME_LEAF | RESHAPES or size_of(eqn.invars[0]) != 1:
                 break
             atom = eqn.invars[eqn.outvars.index(atom)]
-        if not _is_scalar(atom):
+        if not is_scalar(atom):
             return None
         return atom if isinstance(atom, Literal) else self.first.get(atom, atom)
 
@@ -289,7 +276,7 @@ class _Level:
         """Whether an atom varies along one axis alone."""
         eqn = None if isinstance(atom, Literal) else self.made_by.get(atom)
         if eqn is None or eqn.primitive.name != "broadcast_in_dim":
-            return not _is_scalar(atom) and _size(atom) == getattr(atom.aval, "shape", ())[axis]
+            return not is_scalar(atom) and size_of(atom) == getattr(atom.aval, "shape", ())[axis]
         shape = getattr(eqn.invars[0].aval, "shape", ())
         return [to for to, n in zip(eqn.params["broadcast_dimensions"], shape, strict=True) if n > 1] == [axis]
 
@@ -312,7 +299,7 @@ class _Level:
         return False
 
     def _plan(self) -> None:
-        last: dict[Sown, dict[int, _Form]] = {}
+        last: dict[Sown, dict[int, Form]] = {}
         for form in self.form_of.values():
             if form.is_whole and form.axis is None:
                 last.setdefault(form.sown, {})[form.leaf] = form
@@ -335,14 +322,6 @@ class _Level:
         eqn = self.made_by.get(variable)
         is_sum = eqn is not None and eqn.primitive.name in SUMS
         return Repeated((eqn,), variable) if is_sum else self.repeated.get(variable)
-
-
-def _is_scalar(atom: Any) -> bool:
-    return getattr(atom.aval, "shape", None) == ()
-
-
-def _size(atom: Any) -> int:
-    return getattr(atom.aval, "size", 0)
 
 
 def _is_per_example(dims: Sequence[int | None], n: int) -> bool:

@@ -164,6 +164,15 @@ def is_recomputed(eqn: Any) -> bool:
     return bool(eqn.params.get("differentiated"))
 
 
+def is_scalar(atom: Any) -> bool:
+    return getattr(atom.aval, "shape", None) == ()
+
+
+def size_of(atom: Any) -> int:
+    """The number of elements; 0 where there is none."""
+    return getattr(atom.aval, "size", 0)
+
+
 # Running a jaxpr equation by equation
 
 

@@ -13,6 +13,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from treeviz.steps.tracing.primitives import bind
+from treeviz.steps.tracing.sow import Sown
 
 Scale = tuple  # (): 1; ("mul" or "div", scale, scalar); ("select", scalar, scales), where None is 0
 
@@ -50,6 +51,36 @@ class Repeated(NamedTuple):
             ]
             values.update(zip(eqn.outvars, bind(eqn, operands), strict=True))
         return values[self.result]
+
+
+class Form(NamedTuple):
+    """A variable that is a gradient, or a sum of it, times scalars.
+
+    Attributes:
+      leaf: The number of the value in its tree.
+      value: The variable that is scaled.
+      axis: Of the examples or micro-batches in it, which `over` names.
+      n: How many were summed.
+      is_whole: The scale is complete: what is left out is the optimizer's.
+    """
+
+    sown: Sown
+    leaf: int
+    value: Any
+    scale: Scale = ()
+    axis: int | None = None
+    over: str = ""
+    n: int = 1
+    how: tuple[str, ...] = ()
+    is_whole: bool = True
+
+    def scaled(self, scale: Scale, is_whole: bool, how: str = "") -> Form:
+        more = (how,) if how and how not in self.how else ()
+        return self._replace(scale=scale, is_whole=is_whole, how=self.how + more)
+
+    def summed(self, value: Any, n: int) -> Form:
+        how = (*self.how, f"summed over {self.over}")
+        return self._replace(value=value, scale=(), axis=None, n=n, how=how, is_whole=True)
 
 
 @dataclass(frozen=True, eq=False)
