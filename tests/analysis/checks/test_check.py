@@ -328,10 +328,17 @@ def test_the_registration_that_is_proposed_makes_the_arrays_leaves(cls):
     assert type(mapped) is type(leaf) and getattr(mapped, "name", "n") == "n"
 
 
+def on_devices(*indices: int) -> jax.Array:
+    """An array that is split over some devices, in this order."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices())[list(indices)], ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    return jax.device_put(np.ones(len(indices)), sharding)
+
+
 CURED = {
     "T110": cyclic_list,
-    "T111": lambda: {"bad": {1: 1.0, "a": 2.0}},
-    "T113": FAULTS["T113"][1],
+    "T111": lambda: {"bad": {1: 1.0, "a": 2.0, "1": 3.0}, "also": {("a",): 1.0, "a": 2.0}},
+    "T113": lambda: Point(on_devices(2), {"a": on_devices(0, 1), "b": on_devices(1, 0), "c": (on_devices(3), 1.0)}),
     "T130": lambda: [
         np.ma.masked_array([1.0], [1]),
         np.ones(2, ">f4"),
@@ -339,22 +346,50 @@ CURED = {
         np.longdouble(1),
     ],
     "T131": FAULTS["T131"][1],
-    "T132": lambda: ["text"],
+    "T132": lambda: ["text", ("a", {"b": b"c"})],
     "T133": lambda: [jnp.arange(2), Layer("n", 3)],
     "T201": lambda: Point(jnp.array(1.0), {"step": 3}),
     "T203": FAULTS["T203"][1],
     "T204": FAULTS["T204"][1],
+    "T210": lambda: Point([jnp.ones(2)] * 2, dict.fromkeys("ab", (jnp.ones(3), codes))),
     "T211": lambda: dict.fromkeys("ab", jnp.ones(2)),
 }
 
 
 @pytest.mark.parametrize("code", CURED)
 def test_the_cure_that_is_proposed_cures(code):
-    use = "state" if code == "T211" else FAULTS[code][0]
+    use = "state" if code in ("T210", "T211") else FAULTS[code][0]
     scope = {"tree": CURED[code](), "jax": jax, "jnp": jnp, "np": np}
     while found := [each for each in tv.check(scope["tree"], for_=use) if each.code == code]:
         exec(found[0].fix, scope)
         assert len([each for each in tv.check(scope["tree"], for_=use) if each.code == code]) < len(found)
+    if code == "T111":
+        assert len(jax.tree.leaves(scope["tree"])) == 5
+
+
+def test_the_class_that_is_proposed_for_a_named_tuple_keeps_what_is_no_array_in_the_treedef():
+    scope = {"jax": jax}
+    exec(only("T132", Point("Alice", 1.0), for_="jit").fix, scope)
+    new = scope["Point"]("Alice", 1.0)  # type: ignore[operator]
+    assert tv.check(new, for_="jit") == [] and jax.jit(lambda x: x)(new).x == "Alice"
+
+
+def test_boxes_of_one_leaf_are_nodes_that_python_flattens():
+    nn = pytest.importorskip("flax.linen")
+    assert "T230" in codes([nn.Partitioned(1.0, ("a",)) for _ in range(2001)])
+    assert "T230" not in codes([jnp.ones(2)] * 2001)
+
+
+def test_names_that_collide_when_joined_by_points_are_told():
+    assert [each.path for each in tv.check({"a.b": 1.0, "a": {"b": 2.0}})] == ["['a.b']"]
+    assert codes({"a.b": 1.0, "a": {"c": 2.0}}) == []
+
+
+def test_arrays_on_the_same_devices_in_another_order_are_refused_by_jit():
+    tree = [on_devices(0, 1), on_devices(1, 0)]
+    assert only("T113", tree).path == "[1]" and "T113" not in codes([tree[0], on_devices(0, 1)])
+    with pytest.raises(ValueError, match="incompatible devices"):
+        jax.jit(lambda tree: tree)(tree)
 
 
 # What jax says

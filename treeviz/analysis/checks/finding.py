@@ -16,7 +16,7 @@ _MOST_LINES = 10  # of one rule, where all are printed
 
 
 class Changed(str):
-    """An expression of {x}, which takes the place of a leaf x."""
+    """An expression of {x}, which takes the place of a leaf x; of a node, too, or of each leaf in one."""
 
     __slots__ = ()
 
@@ -70,10 +70,11 @@ def _assignment(row: Row, new: str) -> str:
     is_builtin = parent is not None and parent.kind in ("dict", "list") and not parent.facts.module
     if parent is None or (is_builtin and all(type(step) is str for step in row.table.key(row.number).steps)):
         at = "{tree}" if parent is None else "{at}"
-        return f"{at} = {new.format(x=at)}"
+        return f"{at} = {new.replace('{x}', at)}"
+    is_it = " == {path}" if row.is_leaf else ".startswith({path})"
     return (
         "{tree} = jax.tree_util.tree_map_with_path(\n"
-        f"    lambda path, x: {new.format(x='x')} if jax.tree_util.keystr(path) == {{path}} else x, {{tree}}\n)"
+        f"    lambda path, x: {new.replace('{x}', 'x')} if jax.tree_util.keystr(path){is_it} else x, {{tree}}\n)"
     )
 
 

@@ -14,13 +14,15 @@ from treeviz.analysis.checks.fixes import registration
 from treeviz.analysis.checks.rule import MIB, Checked, Found, rule
 from treeviz.tree.facts import MASKED, Facts, is_refused
 from treeviz.tree.numbers import bytes_text
-from treeviz.tree.safe_repr import has_base
+from treeviz.tree.safe_repr import has_base, mro, namespace
 from treeviz.tree.tracers import is_tracing
 
 _OTHER_LIBRARIES = ("torch", "tensorflow", "keras")  # registering their classes would not help
 _FLOAT = re.compile(r"b?float(?!0$)")
 _WIDE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 _LONG = {str(np.dtype(np.longdouble)): "float64", str(np.dtype(np.clongdouble)): "complex128"}
+_NO_ARRAYS = ("string", "function", "opaque")  # kinds of leaves
+_MOST_FIELDS = 50
 _DEEP = 200  # levels
 _CALLS = {"jit": "jit raises", "grad": "grad raises", "state": "a jitted step raises"}
 
@@ -45,32 +47,29 @@ def hidden_arrays(checked: Checked) -> Iterator[Found]:
 
 @rule("T113", "error")
 def committed_to_different_devices(checked: Checked) -> Iterator[Found]:
-    """Arrays are committed to different sets of devices.
+    """Arrays are committed to different devices, or to the same ones in another order.
 
     A jitted function that gets both raises "Received incompatible devices". Arrays are committed by `jax.device_put`
     with a device or a sharding, and by jitted functions with shardings. Fine in a tree that no single call gets, such
     as the stages of a pipeline.
     """
-    sets: dict[frozenset[int], list[int]] = {}
+    sets: dict[tuple[int, ...], list[int]] = {}
     for row in checked.rows(_is_committed):
         where = checked.facts(row).sharding
         if where is not None:
-            sets.setdefault(frozenset(where.device_ids), []).append(row)
+            sets.setdefault(where.device_ids, []).append(row)
     if len(sets) < 2:
         return
     most = max(sets.values(), key=len)
     usual, n = checked.table[most[0]], len(most)
     sharding = f"{usual.expression if usual.depth < _DEEP else 'x'}.sharding"
-    if max(map(len, sets)) > 1:
+    if usual.facts.sharding and usual.facts.sharding.n_devices > 1:
         sharding = f"jax.sharding.NamedSharding({sharding}.mesh, jax.sharding.PartitionSpec())"
+    others = f"{n:,} {'leaf' if n == 1 else 'leaves'} to {_devices(usual.facts)}"
     for rows in sets.values():
         for row in rows if rows is not most else ():
-            here, others = (
-                _devices(checked.facts(row)),
-                f"{n:,} {'leaf' if n == 1 else 'leaves'} to {_devices(usual.facts)}",
-            )
-            text = f"committed to {here}, and {others}: jit raises where it gets both"
-            yield Found(row, text, f"{{at}} = jax.device_put({{at}}, {sharding})")
+            text = f"committed to {_devices(checked.facts(row))}, and {others}: jit raises where it gets both"
+            yield Found(row, text, Changed(f"jax.device_put({{x}}, {sharding})"))
 
 
 def _is_committed(facts: Facts) -> bool:
@@ -175,14 +174,34 @@ def _apart(checked: Checked, row: int) -> str:
         return "arrays, others = eqx.partition({tree}, eqx.is_array)  # or eqx.filter_jit, eqx.filter_grad"
     if parent.kind == "dict" and not parent.module:
         return f"{key if key.isidentifier() else 'apart'} = {{at}}  # a static argument, and not a leaf:\ndel {{at}}"
-    if parent.kind == "namedtuple":
-        return (
-            f"@functools.partial(jax.tree_util.register_dataclass, data_fields=[…], meta_fields=[{key!r}])\n"
-            f"@dataclasses.dataclass\nclass {parent.type}: …  # in place of the named tuple"
-        )
     if parent.kind == "list" and not parent.module:
         return "{at} = None"
-    return f"jax.tree_util.register_dataclass({parent.type}, data_fields=[…], meta_fields=[{key!r}])"
+    if parent.kind == "tuple" and not parent.module:
+        return Changed("None")
+    return _as_static_field(checked, row, parent)
+
+
+def _as_static_field(checked: Checked, row: int, parent: Facts) -> str:
+    """Python that keeps a field in the treedef, in the class of the node."""
+    siblings, cls = checked.siblings(row), type(checked.nodes[int(checked.table.parent[row])])
+    names = [checked.table.key(each).segment for each in siblings[:_MOST_FIELDS]]
+    if len(siblings) > _MOST_FIELDS or not all(map(str.isidentifier, names)):
+        return ""
+    kinds = [checked.facts(each).kind for each in siblings]
+    meta = [name for name, kind, each in zip(names, kinds, siblings, strict=True) if each == row or kind in _NO_ARRAYS]
+    data = [name for name in names if name not in meta]
+    if parent.kind == "namedtuple":
+        fields = "".join(f"\n    {name}: object" for name in names)
+        return (
+            "import dataclasses, functools\n\n"
+            f"@functools.partial(jax.tree_util.register_dataclass, data_fields={data!r}, meta_fields={meta!r})\n"
+            f"@dataclasses.dataclass\nclass {parent.type}:  # in place of the named tuple{fields}"
+        )
+    name = checked.table.key(row).segment
+    if any("__dataclass_fields__" in namespace(base) for base in mro(cls)):
+        how = "dataclasses.field(metadata={'static': True, 'pytree_node': False})"
+        return f"{name}: object = {how}  # in {parent.type}"
+    return f"self.{name}  # in tree_flatten of {parent.type}: a part of the auxiliary data, and no child"
 
 
 @rule("T133", "error")

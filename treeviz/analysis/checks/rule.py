@@ -12,7 +12,7 @@ import numpy as np
 from treeviz.analysis.checks.finding import Level
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.forks import computed_once
-from treeviz.tree.table import TreeTable
+from treeviz.tree.table import TreeTable, children_of
 
 Use = Literal["any", "jit", "grad", "state"]
 USES: tuple[Use, ...] = get_args(Use)
@@ -51,6 +51,10 @@ class Checked:
             for note in notes:
                 if note.kind == kind:
                     yield row, note
+
+    def siblings(self, row: int) -> list[int]:
+        """The children of the row's parent."""
+        return children_of(self.table.end, int(self.table.parent[row]))
 
     def parent(self, row: int) -> Facts | None:
         return self.facts(int(self.table.parent[row])) if row else None

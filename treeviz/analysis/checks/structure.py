@@ -8,10 +8,12 @@ from time import perf_counter
 import jax
 import numpy as np
 
+from treeviz.analysis.checks.finding import Changed
 from treeviz.analysis.checks.rule import Checked, Found, rule
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.safe_repr import guarded
 
+_IN_BOXES = ("array", "numpy", "scalar", "key")  # kinds of leaves that have no module
 _MANY_LEAVES, _MANY_NODES = 5_000, 2_000
 _DEEP = 200  # levels, beyond which joined paths are not compared, and JAX's own flatten is not called
 
@@ -36,7 +38,10 @@ def cannot_flatten(checked: Checked) -> Iterator[Found]:
     for row, note in checked.noted("error"):
         facts = checked.facts(row)
         if facts.kind == "dict" and not facts.module:
-            yield Found(row, note.text, "{at} = {str(key): value for key, value in {at}.items()}", note=note)
+            keys = checked.nodes[row].keys()
+            is_distinct = guarded(lambda keys=keys: len(set(map(str, keys))) == len(keys), lambda _: False)
+            text = "str(key)" if is_distinct else "f'{type(key).__name__} {key}'"
+            yield Found(row, note.text, f"{{at}} = {{{text}: value for key, value in {{at}}.items()}}", note=note)
         elif facts.kind == "error" and not facts.is_leaf:
             yield Found(row, note.text, "jax.tree_util.tree_flatten_with_path({at})  # the traceback", note=note)
 
@@ -86,10 +91,12 @@ def _shared(checked: Checked, is_leaf: bool) -> Iterator[Found]:
         if note.row < 0 or facts.is_leaf != is_leaf or (is_leaf and not KINDS[facts.kind].has_identity):
             continue
         end = int(checked.table.end[row])
-        below = {checked.facts(each).kind for each in range(row, min(end, row + 1000))}
-        level = "warning" if checked.use == "state" and "array" in below else None
+        below = {(each.kind, each.is_leaf) for each in map(checked.facts, range(row, min(end, row + 1000)))}
+        level = "warning" if checked.use == "state" and ("array", True) in below else None
         what = "array" if is_leaf else "node"
-        fix = "{at} = jax.tree.map(jnp.copy, {at})" if level else ""
+        has_others = any(is_leaf and kind not in ("array", "numpy", "scalar") for kind, is_leaf in below)
+        copy = "lambda a: a.copy() if isinstance(a, jax.Array) else a" if has_others else "jnp.copy"
+        fix = Changed(f"jax.tree.map({copy}, {{x}})") if level else ""
         yield Found(
             row, f"the same {what} as {_place(checked, note.row)}: JAX updates each on its own", fix, level, note
         )
@@ -125,7 +132,8 @@ def many_leaves(checked: Checked) -> Iterator[Found]:
     """
     table = checked.table
     n_leaves = int(np.count_nonzero(table.is_leaf))
-    n_nodes = len(checked.rows(lambda facts: not facts.is_leaf and bool(facts.module)))
+    # Of a box with one leaf, such as a variable of Flax, the leaf has the row and the box the module.
+    n_nodes = len(checked.rows(lambda f: bool(f.module) and (not f.is_leaf or f.kind in _IN_BOXES)))
     if n_leaves <= _MANY_LEAVES and n_nodes <= _MANY_NODES:
         return
     takes = ""
@@ -139,16 +147,19 @@ def many_leaves(checked: Checked) -> Iterator[Found]:
 
 @rule("T231", "info")
 def ambiguous_paths(checked: Checked) -> Iterator[Found]:
-    """Two leaves have the same path where keys are joined by "/", as in most files of checkpoints.
+    """Two leaves have the same path where keys are joined by "/" or ".", as in most files of checkpoints.
 
     {"a/b": 1, "a": {"b": 2}}: `jax.tree_util.keystr(path, simple=True, separator="/")` is the same for both, and one of
     them is lost.
     """
     table = checked.table
-    if table.depth.max() >= _DEEP or not any("/" in key.segment for key in table.keys):
+    if table.depth.max() >= _DEEP:
         return
-    paths, seen = [""], dict[str, int]()
-    for row in range(1, len(table)):
-        paths.append(f"{paths[table.parent[row]]}/{table.key(row).segment}")
-        if table.is_leaf[row] and seen.setdefault(paths[row], row) != row:
-            yield Found(row, f'joined by "/" its path is that of {table[seen[paths[row]]].keystr}')
+    for separator in "/.":
+        if not any(separator in key.segment for key in table.keys):
+            continue
+        paths, seen = [""], dict[str, int]()
+        for row in range(1, len(table)):
+            paths.append(f"{paths[table.parent[row]]}{separator}{table.key(row).segment}")
+            if table.is_leaf[row] and seen.setdefault(paths[row], row) != row:
+                yield Found(row, f'joined by "{separator}" its path is that of {table[seen[paths[row]]].keystr}')
