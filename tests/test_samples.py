@@ -61,7 +61,7 @@ def texts(thing: Any) -> Iterator[str]:
 
 def packed(html: str) -> dict[str, Any]:
     """The header of the data in a page."""
-    (data,) = re.findall(r'<script type="application/octet-stream">([^<]*)</script>', html)
+    (data,) = re.findall(r'<script type="text/plain">([^<]*)</script>', html)
     inflated = zlib.decompress(from_characters(data), -15)
     return json.loads(inflated[4 : 4 + int.from_bytes(inflated[:4], "little")])
 

@@ -913,7 +913,7 @@ def test_without_scripts_the_plain_rows_stand(open_page, shots):
 
 def test_what_cannot_start_says_so_and_leaves_the_plain_rows(open_page):
     html = treeviz.render(model()).html()
-    broken = re.sub(r'(application/octet-stream">)[^<]{40}', r"\1" + "A" * 40, html)
+    broken = re.sub(r'(text/plain">)[^<]{40}', r"\1" + "A" * 40, html)
     page = open_page(broken)
     page.get_by_text("The interactive view cannot start").wait_for()
     assert page.locator("summary", has_text="tree: dict").is_visible()

@@ -72,7 +72,7 @@ def _host(view: View, packed: bytes, attributes: str) -> str:
     needs = f"{FORMAT} {view.part}".strip()
     return (
         f'<div class="treeviz" {attributes}="{needs}">'
-        f'{outline(view.brief)}<script type="application/octet-stream">{in_characters(packed)}</script></div>'
+        f'{outline(view.brief)}<script type="text/plain">{in_characters(packed)}</script></div>'
     )
 
 

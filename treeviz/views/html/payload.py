@@ -23,14 +23,17 @@ from treeviz.tree.safe_repr import aval_text
 from treeviz.tree.table import TreeTable
 from treeviz.views.html.histogram_payload import pack_histograms
 from treeviz.views.html.series_payload import pack_series
+from treeviz.views.html.short_numbers import four_digits
 from treeviz.views.text.cells import type_text
 from treeviz.views.view import View
 
 FORMAT = 3
 _AT_ONCE = 1 << 14  # histograms
 _SMALL = 1 << 12  # bytes of arrays that are compared
+_A_BLOCK = 1 << 10  # bytes
 _ALIKE = 10_000  # characters: documents that begin with the same ones share more of treescope's scripts
 _WHOLE = [(np.iinfo(dtype).min, np.iinfo(dtype).max, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.int32)]
+_KEEPING = ("none", "given", "min", "max")  # roll-ups whose results are among the values
 _TYPES = {"u1": 0, "u2": 1, "u4": 2, "i4": 3, "f4": 4, "f8": 5}
 # The facts to send; numbers are columns.
 _FIELDS = (
@@ -79,9 +82,13 @@ def pack(view: View) -> bytes:
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-(4 + len(text)) % 8)
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
-    # Text and numbers have a code each, which is shorter.
-    texts = deflate.compress(len(text).to_bytes(4, "little") + text) + deflate.flush(zlib.Z_BLOCK)
-    return texts + deflate.compress(b"".join(buffers.chunks())) + deflate.flush()
+    packed = [deflate.compress(len(text).to_bytes(4, "little") + text), deflate.flush(zlib.Z_BLOCK)]
+    for chunk in buffers.chunks():
+        packed.append(deflate.compress(chunk))
+        # Bytes of one kind are shorter in a code of their own, which a block begins.
+        if len(chunk) >= _A_BLOCK:
+            packed.append(deflate.flush(zlib.Z_BLOCK))
+    return b"".join(packed) + deflate.flush()
 
 
 def _over_time(view: View, buffers: _Buffers) -> dict[str, Any]:
@@ -133,8 +140,7 @@ class _Buffers:
 
     def chunks(self) -> Iterable[bytes]:
         for array in self._arrays:
-            yield array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-            yield bytes(-array.nbytes % 8)
+            yield array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes() + bytes(-array.nbytes % 8)
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:
@@ -202,10 +208,17 @@ def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool)
     is_number, is_histogram = column.format not in ("label", "histogram"), column.format == "histogram"
     histogram = _histogram(table, column) if is_histogram else None
     levels, codes, more = histogram or (column.levels, column.codes, None)
+    if column.format != "label":
+        levels = np.asarray(levels)
+        is_own = codes is not None and codes is not table.fact_codes
+        if is_own and len(levels) > 0.8 * len(codes):  # hardly any row shares its level
+            levels, codes = levels[codes], None
+        if column.format == "number" and column.rollup in _KEEPING:
+            levels = four_digits(levels)
     said = [
         column.name,
         column.format,
-        _labels(table, column, buffers) if column.format == "label" else buffers.add(np.asarray(levels)),
+        _labels(table, column, buffers) if column.format == "label" else buffers.add(levels),
         None if codes is None else buffers.add(codes),
         column.help,
         int(is_shown),

@@ -19,7 +19,7 @@ function bytesOf(block) {
 
 for (const data of /** @type {NodeListOf<any>} */ (document.querySelectorAll("[data-treeviz]>script"))) data.bytes = () => bytesOf(data);
 /** @type {NodeListOf<HTMLScriptElement>} */ (document.querySelectorAll("[type='text/treeviz']")).forEach(async (block) => {
-  block.type = "text/treeviz-ran";
+  block.type = "ran";
   try {
     const stream = /** @type {any} */ (new Response(bytesOf(block)).body).pipeThrough(new DecompressionStream("deflate-raw"));
     const script = document.createElement("script");
