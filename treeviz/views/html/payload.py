@@ -205,20 +205,23 @@ def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
 
 def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool) -> list:
     """What the front end needs of a column, in the order of its constructor; without what says nothing at the end."""
-    is_number, is_histogram = column.format not in ("label", "histogram"), column.format == "histogram"
-    histogram = _histogram(table, column) if is_histogram else None
-    levels, codes, more = histogram or (column.levels, column.codes, None)
-    if column.format != "label":
-        levels = np.asarray(levels)
+    is_number = column.format not in ("label", "histogram")
+    codes, more = column.codes, None
+    if column.format == "label":
+        levels: list | int | None = _labels(table, column, buffers)
+    else:
+        numbers = np.asarray(column.levels)
+        if column.format == "histogram":
+            numbers, codes, more = _histogram(table, column)
         is_own = codes is not None and codes is not table.fact_codes
-        if is_own and len(levels) > 0.8 * len(codes):  # hardly any row shares its level
-            levels, codes = levels[codes], None
-        if column.format == "number" and column.rollup in _KEEPING:
-            levels = four_digits(levels)
+        if is_own and len(numbers) > 0.8 * len(codes):  # hardly any row shares its level
+            numbers, codes = numbers[codes], None
+        is_kept = column.format == "number" and column.rollup in _KEEPING
+        levels = buffers.add(four_digits(numbers) if is_kept else numbers)
     said = [
         column.name,
         column.format,
-        _labels(table, column, buffers) if column.format == "label" else buffers.add(levels),
+        levels,
         None if codes is None else buffers.add(codes),
         column.help,
         int(is_shown),
