@@ -68,6 +68,16 @@ def test_a_plan_tells_what_a_device_holds_and_what_could_be_split():
     ]
 
 
+def test_a_narrow_terminal_shortens_where_a_spec_comes_from_and_keeps_the_specs():
+    layer = {"MultiHeadDotProductAttention_0": {"kernel": jax.ShapeDtypeStruct((64, 4, 16), jnp.float32)}}
+    plan = {"block_0": P(None, "model"), "block_1": {"MultiHeadDotProductAttention_0": P("data")}}
+    view = tv.overlay(plan, dict.fromkeys(plan, layer), use="shardings", mesh=MESH)
+    assert "└ P('data') ← ['block_1']['MultiHead" in view.text(width=170)
+    text = view.text(width=100)
+    assert "└ P('data') ← [" in text and "(16, 4, 16)" in text and max(map(len, text.splitlines())) <= 100
+    assert text.count("P('data')") == 2 and text.count("P(None, 'model')") == 3
+
+
 def test_without_a_mesh_only_ranks_are_checked_and_that_is_said():
     view = tv.overlay(P("x", "y"), [np.ones((2, 2)), np.ones(3)], use="shardings")
     assert [each.path for each in view.differences] == ["[1]"]

@@ -214,6 +214,15 @@ def bare_width(types: Cells) -> int:
     return max((display_width(_brief(text.rstrip(), 0)) for text in set(types.texts)), default=0)
 
 
+def without_origins(cells: Cells, n_missing: int, glyphs: Glyphs) -> Cells:
+    """The same cells, up to `n_missing` columns shorter by where labels are inherited from: a bracket shows it, too."""
+    mark = glyphs.fit(INHERITED)
+    if not cells.is_label or not any(mark in text for text in cells.texts):
+        return cells
+    least = max(display_width(text.partition(mark)[0].rstrip()) for text in {*cells.texts, cells.title})
+    return narrowed(cells, max(cells.width - n_missing, min(cells.width, least + len(mark))), glyphs)
+
+
 def _brief(text: str, width: int) -> str:
     """A type without whole words, as long as it is wider: "Linear" of "Linear · 2 leaves"."""
     while display_width(text) > width and (words := _WORDS.search(text)):

@@ -29,6 +29,7 @@ from treeviz.views.text.cells import (
     path_text,
     series_cells,
     type_cells,
+    without_origins,
 )
 from treeviz.views.text.first_rows import first_rows
 from treeviz.views.text.folded import folded
@@ -202,6 +203,9 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
         cells = cells[:last] + cells[last + 1 :]
     if left(names) < needed:
         cells = [narrowed(cells[0], type_, glyphs), *cells[1:]]
+    for i, cell in enumerate(cells):
+        if left(names) < wanted:
+            cells[i : i + 1] = [without_origins(cell, wanted - left(names), glyphs)]
     while len(cells) > 1 and left(names) < needed:
         sizes = [cell for cell in cells[1:] if cell.is_size]
         short = cells[0].width - needed + left(names)
