@@ -691,3 +691,18 @@ def test_no_array_is_kept_and_no_copy_stays():
     assert array._npy_value is None and other._npy_value is None
     assert jax.jit(lambda x: x, donate_argnums=0)(array) is not None and array.is_deleted()
     assert len(view.differences) == 1
+
+
+def test_of_keys_that_are_renamed_in_many_layers_each_has_the_code_for_its_own():
+    def layer(norm: str, *more: str) -> dict[str, Any]:
+        return {"attn": np.ones(3), **dict.fromkeys((norm, *more), np.ones(4)), "b": np.ones(2)}
+
+    other = [layer("rms_norm") for _ in range(300)]
+    other[7], other[8] = layer("layer_norm"), layer("scale", "gain")
+    found = tv.diff([layer("norm") for _ in range(300)], other).differences
+    told = {each.path: (each.hint, each.code) for each in found if each.kind == "missing"}
+    assert len(told) == 300 and told["[8]['norm']"] == ("", "")
+    for i in (6, 7, 9, 299):
+        new = "layer_norm" if i == 7 else "rms_norm"
+        code = f"tree[{i}][{new!r}] = tree[{i}].pop('norm')"
+        assert told[f"[{i}]['norm']"] == (f"renamed to [{new!r}]?", code)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Set
 from difflib import SequenceMatcher
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,12 +17,14 @@ from treeviz.analysis.compare.flat_names import flat_hints
 from treeviz.analysis.compare.leaf_map import STRUCTURAL, mapped_hints, words_of
 from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.analysis.compare.tree_diff import Found
+from treeviz.analysis.compare.unmatched import Unmatched
 from treeviz.tree.collector import collector_paused
 from treeviz.tree.keys import Key
 from treeviz.tree.table import TreeTable
 
 _MOST_CHILDREN = 500  # that are searched for one that was inserted, or has nearly the same name
 _MOST_PLACES = 3  # that a hint names
+_ALONE = ("missing", "extra")
 _ELSEWHERE = "the same structure stands at"
 _BY_SHAPE = "has the shape of"
 _OF_ALL = ("weight", "bias")  # the last words of many names, which tell nothing of what an array is for
@@ -38,10 +41,12 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
     told = {*STRUCTURAL, "length"}.intersection(each.kind for each in found.differences)
     if not told:
         return found
-    hints, flat, differences = _Hints(left, right, found, values), flat_hints(left, right, found), Differences()
-    pairs = [(at, each) for at, each in zip(found.rows, found.differences, strict=True) if each.kind in told]
-    said = {at: flat.get(at) or hints.of(at, each) for at, each in pairs if _is_free(each)}
-    if not any(hint.code for hint in flat.values()) and any(_is_open(hint) for hint in said.values()):
+    hints, differences = _Hints(left, right, found, values), Differences()
+    pairs = [(at, each.kind) for at, each in zip(found.rows, found.differences, strict=True) if _is_told(each, told)]
+    flat, said = flat_hints(left, right, found), hints.of_alone([at for at, kind in pairs if kind in _ALONE])
+    said |= {at: hints.of_both(at, kind) for at, kind in pairs if kind not in _ALONE}
+    said |= {at: hint for at, hint in flat.items() if at in said}
+    if not any(hint.code for hint in flat.values()) and any(map(_is_open, {hint.text for hint in said.values()})):
         mapped = mapped_hints(left, right, found)
         has_code = any(hint.code for hint in mapped.values())
         for at, hint in mapped.items():
@@ -56,30 +61,36 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
 
 def _is_free(each: Difference) -> bool:
     """Whether a difference has no hint yet."""
-    return each.kind in ("missing", "extra") or not each.hint  # these have none, which need not be written to know it
+    return each.kind in _ALONE or not each.hint  # these have none, which need not be written to know it
 
 
-def _is_open(hint: Hint) -> bool:
-    """Whether it is not told how a difference came about."""
-    return not hint.text or hint.text.startswith((_ELSEWHERE, _BY_SHAPE))
+def _is_told(each: Difference, kinds: Set[str]) -> bool:
+    return each.kind in kinds and _is_free(each)
+
+
+def _is_open(text: str) -> bool:
+    """Whether a hint does not tell how a difference came about."""
+    return not text or text.startswith((_ELSEWHERE, _BY_SHAPE))
 
 
 class _Alone(NamedTuple):
     """What is told of a row without a counterpart.
 
     Attributes:
-      renamed: Which of the unmatched rows below the other parent it may be.
+      nth: Which of the unmatched rows below the other parent it may be.
       more: What stands behind the code that renames it.
     """
 
     text: str
-    renamed: int | None = None
+    nth: int | None = None
     is_turned: bool = False
     more: str = ""
 
 
-def _renaming(table: TreeTable, parent: int, keys: tuple[Key, Key], *, is_turned: bool, more: str) -> str:
-    node, (old, new) = table[parent].expression, (each.keystr for each in keys)
+def _renaming(tables: tuple[TreeTable, TreeTable], rows: tuple[int, int], is_turned: bool, more: str) -> str:
+    """Python that renames a child of a dict in the first tree."""
+    node = tables[0][int(tables[0].parent[rows[0]])].expression
+    old, new = (table.key(row).keystr for table, row in zip(tables, rows, strict=True))
     taken = f"{node}.pop({old[1:-1]})"
     return f"{node}{new} = {f'jnp.transpose({taken})' if is_turned else taken}{more}"
 
@@ -89,68 +100,48 @@ class _Hints:
         self._sides, self._values = (one, another), values
         left, right = one.table, another.table
         self._left, self._right, self._aligned = left, right, found.aligned
-        self._places = found.aligned.left.tolist(), found.aligned.right.tolist()
-        self._ends = left.end.tolist(), right.end.tolist()
+        self._n_leaves = [np.append(0, np.cumsum(table.is_leaf)) for table in (left, right)]  # before each row
         self._known: dict[Any, int] = {}
-        self._prints: tuple[dict[int, int], ...] = {}, {}
-        self._parents = left.parent.tolist(), right.parent.tolist()
-        self._fact_codes = left.fact_codes.tolist(), right.fact_codes.tolist()
-        self._key_codes = left.key_codes.tolist(), right.key_codes.tolist()
-        self._positions: list[list[int]] = []
+        self._prints: tuple[dict[int, int], ...] = {}, {}  # of nodes, and what is below
         self._of_leaves: tuple[dict[int, int], ...] = {}, {}  # the fingerprints by the code of the facts
-        self._n_leaves = [np.append(0, np.cumsum(table.is_leaf)).tolist() for table in (left, right)]  # before each row
-        self._unmatched: list[dict[int, list[int]]] = []  # rows by fingerprint
-        self._named: list[Counter[tuple[int, str]]] = []  # how many have a fingerprint and a name
-        self._below: list[dict[int, list[int]]] = []  # the unmatched rows by parent
-        self._kinds: list[dict[int, Any]] = [{}, {}]  # what is unmatched below a parent, as far as hints tell it apart
         self._siblings: dict[tuple[int, int], dict[int, list[int]]] = {}  # by side and parent: rows by fingerprint
-        self._alone: dict[Any, _Alone] = {}  # what is told of a row without a counterpart, by all that it depends on
-        self._matches: list[list[int]] = []  # of each row, its counterpart
-        for side, table, own, other in (
-            (0, left, self._aligned.left, self._aligned.right),
-            (1, right, self._aligned.right, self._aligned.left),
+        self._unmatched: list[Unmatched] = []
+        self._matches: list[np.ndarray] = []  # of each row, its counterpart
+        for side, (table, own, other) in enumerate(
+            (
+                (left, self._aligned.left, self._aligned.right),
+                (right, self._aligned.right, self._aligned.left),
+            )
         ):
             match = np.full(len(table), NONE)
             match[own[own != NONE]] = other[own != NONE]
             is_matched = match != NONE
             is_matched[self._rows_of(found, own)] = False
-            rows: dict[int, list[int]] = defaultdict(list)
-            below: dict[int, list[int]] = defaultdict(list)
-            self._positions.append(table.position.tolist())
-            unmatched = np.flatnonzero(~is_matched).tolist()
-            for row in unmatched:
-                rows[self._print(side, row)].append(row)
-                below[self._parents[side][row]].append(row)
-            named: Counter[tuple[int, str]] = Counter()
-            counts = Counter((self._prints[side][row], self._name(side, row)) for row in unmatched)
-            for (print_, name), n in counts.items():
-                named[print_, self._segment(side, name)] += n
-            self._named.append(named)
-            self._unmatched.append(rows)
-            self._below.append(below)
-            self._matches.append(match.tolist())
+            rows = np.flatnonzero(~is_matched)
+            self._unmatched.append(Unmatched(table, rows, self._prints_of(side, rows)))
+            self._matches.append(match)
+        self._named = [each.names() for each in self._unmatched]
+
+    def _prints_of(self, side: int, rows: np.ndarray) -> np.ndarray:
+        table = (self._left, self._right)[side]
+        prints, is_leaf, codes = np.zeros(len(rows), np.int64), table.is_leaf[rows], table.fact_codes[rows]
+        distinct, first, of = np.unique(codes[is_leaf], return_index=True, return_inverse=True)
+        known = [self._print(side, row) for row in rows[is_leaf][first].tolist()]
+        prints[is_leaf] = np.array(known, np.int64)[of.reshape(-1)] if len(distinct) else 0
+        prints[~is_leaf] = [self._print(side, row) for row in rows[~is_leaf].tolist()]
+        return prints
 
     def _print(self, side: int, row: int) -> int:
         """The fingerprint of a subtree."""
-        known = self._prints[side]
+        known, of_leaves, table = self._prints[side], self._of_leaves[side], (self._left, self._right)[side]
+        code = int(table.fact_codes[row])
+        if code in of_leaves:
+            return of_leaves[code]
         if row not in known:
-            code = self._fact_codes[side][row]
-            of_leaves = self._of_leaves[side]
-            if code in of_leaves:
-                known[row] = of_leaves[code]
-            else:
-                table = (self._left, self._right)[side]
-                add_fingerprints(table, row, self._known, known)
-                if table.facts[code].is_leaf:
-                    of_leaves[code] = known[row]
+            add_fingerprints(table, row, self._known, known)
+            if table.facts[code].is_leaf:
+                of_leaves[code] = known[row]
         return known[row]
-
-    def _name(self, side: int, row: int) -> int:
-        """The code of a row's key: that of the table, or of an index one below zero."""
-        return self._key_codes[side][row] or ~self._positions[side][row]
-
-    def _segment(self, side: int, name: int) -> str:
-        return (self._left, self._right)[side].keys[name].segment if name > 0 else str(~name)
 
     def _rows_of(self, found: Found, own: np.ndarray) -> np.ndarray:
         """The rows of one tree whose counterpart is another thing."""
@@ -158,63 +149,80 @@ class _Hints:
         rows = own[told]
         return rows[rows != NONE]
 
-    def of(self, at: int, difference: Difference) -> Hint:
-        mine, other = self._places[0][at], self._places[1][at]
-        if difference.kind == "length":
+    def of_both(self, at: int, kind: str) -> Hint:
+        """Of two things in one place, of which one stands for the other."""
+        mine, other = int(self._aligned.left[at]), int(self._aligned.right[at])
+        if kind == "length":
             return Hint(self._inserted(mine, other))
-        if mine != NONE and other != NONE:
-            stacked = self._stacked(mine, other)
-            if stacked:
-                return stacked
-        if mine > 0 and self._parents[0][mine] == mine - 1:  # all children of a dict may be layers
-            stacked = self._stacked_dict(mine - 1)
-            if stacked:
-                return stacked
-        hint = self._elsewhere(0, mine, other) if mine != NONE else None
-        return hint or (self._elsewhere(1, other, mine) if other != NONE else None) or Hint()
+        hint = self._stacked(mine, other) or self._of_first_child(mine)
+        return hint or Hint(self._elsewhere(0, mine, other) or self._elsewhere(1, other, mine))
 
-    def _elsewhere(self, side: int, row: int, counterpart: int) -> Hint | None:
+    def of_alone(self, at: list[int]) -> dict[int, Hint]:
+        """Of rows that one tree alone has, by aligned row: told once of all in the same situation."""
+        hints = dict.fromkeys(at, Hint())
+        for side, own in enumerate((self._aligned.left[at], self._aligned.right[at])):
+            table, other = (self._left, self._right)[side], self._unmatched[1 - side]
+            which = np.flatnonzero((own != NONE) & (table.parent[own] != NONE))
+            rows, parents = own[which], table.parent[own[which]]
+            above = self._matches[side][parents]
+            alike = self._unmatched[side].situations(rows, above, other)
+            _, first, of = np.unique(alike, return_index=True, return_inverse=True)
+            told = [self._told(side, int(rows[i]), int(parents[i]), int(above[i])) for i in first.tolist()]
+            of_each, places = of.reshape(-1).tolist(), [at[i] for i in which.tolist()]
+            shared = [Hint(each.text) for each in told]
+            hints.update(zip(places, map(shared.__getitem__, of_each), strict=True))
+            if side == 0:
+                self._add_renaming(hints, places, rows, above, [*map(told.__getitem__, of_each)])
+        for i in np.flatnonzero(self._is_first_child(at)).tolist():
+            stacked = self._of_first_child(int(self._aligned.left[at[i]]))
+            hints[at[i]] = stacked or hints[at[i]]
+        return hints
+
+    def _add_renaming(
+        self, hints: dict[int, Hint], at: list[int], rows: np.ndarray, above: np.ndarray, told: list[_Alone]
+    ) -> None:
+        """Add to the hints of rows that were renamed in a dict the code that does so."""
+        nth = np.array([NONE if each.nth is None else each.nth for each in told], np.int64)
+        renamed = np.flatnonzero(nth != NONE)
+        new, tables = self._unmatched[1].nth_below(above[renamed], nth[renamed]), (self._left, self._right)
+        pairs = zip(rows[renamed].tolist(), new.tolist(), strict=True)
+        for i, parent, pair in zip(renamed.tolist(), self._left.parent[rows[renamed]].tolist(), pairs, strict=True):
+            if type(self._sides[0].nodes[parent]) in MAPPINGS:
+                text, _, is_turned, more = told[i]
+                hints[at[i]] = Hint(text, partial(_renaming, tables, pair, is_turned, more))
+
+    def _is_first_child(self, at: list[int]) -> np.ndarray:
+        rows = self._aligned.left[at]
+        return (rows > 0) & (self._left.parent[rows] == rows - 1)
+
+    def _of_first_child(self, mine: int) -> Hint | None:
+        """All children of a dict may be layers."""
+        return self._stacked_dict(mine - 1) if mine > 0 and self._left.parent[mine] == mine - 1 else None
+
+    def _elsewhere(self, side: int, row: int, counterpart: int) -> str:
         """Where the other tree has the same subtree without a counterpart."""
-        print_, parent = self._print(side, row), self._parents[side][row]
-        if parent < 0:
-            return None
-        if counterpart != NONE:
-            place = self._place(side, row, print_, counterpart)
-            return Hint(place) if place else None
-        above = self._matches[side][parent]
-        key = side, self._name(side, row), print_, self._kind_of(side, parent), self._kind_of(1 - side, above)
-        if key not in self._alone:
-            self._alone[key] = self._told(side, row, parent, above)
-        text, i, turned, more = self._alone[key]
-        if side or i is None or type(self._sides[0].nodes[parent]) not in MAPPINGS:
-            return Hint(text) if text else None
-        renamed = self._below[1][above][i]
-        keys = self._key(0, row), self._key(1, renamed)
-        return Hint(text, partial(_renaming, self._left, parent, keys, is_turned=turned, more=more))
-
-    def _kind_of(self, side: int, parent: int) -> int:
-        """A number for the fingerprints and keys of the unmatched rows below one: the same where these are."""
-        kinds = self._kinds[side]
-        if parent not in kinds:
-            below, prints = self._below[side].get(parent, ()), self._prints[side]
-            kind = tuple([(prints[row], self._name(side, row)) for row in below])
-            kinds[parent] = self._known.setdefault(kind, len(self._known))
-        return kinds[parent]
+        if (self._left, self._right)[side].parent[row] < 0:
+            return ""
+        return self._place(side, row, self._print(side, row), counterpart)
 
     def _told(self, side: int, row: int, parent: int, above: int) -> _Alone:
         """What a row without a counterpart may be called in the other tree, or where it may stand there."""
         own = (self._left, self._right)[side]
-        print_, n_leaves = self._prints[side][row], self._count(side, row)
+        print_, n_leaves = self._print(side, row), self._count(side, row)
         if not n_leaves:
             return _Alone("")
         renamed = self._renamed(side, row, parent, print_)
-        facts = own.facts[self._fact_codes[side][row]]
+        facts = own.facts[own.fact_codes[row]]
         reverse = self._known.get(((facts.shape[::-1], facts.dtype, ""),)) if facts.shape else None
         is_turned = renamed is None and reverse not in (None, print_)
         renamed = self._renamed(side, row, parent, reverse) if is_turned else renamed
         if renamed is None or self._has_moved(side, row) or self._has_moved(1 - side, renamed):
             return _Alone(self._place(side, row, print_, NONE))
-        i, old, new = self._below[1 - side][above].index(renamed), self._key(side, row), self._key(1 - side, renamed)
+        i, old, new = (
+            self._unmatched[1 - side].below(above).index(renamed),
+            self._key(side, row),
+            self._key(1 - side, renamed),
+        )
         turned = (", transposed", ", and transposed") if is_turned else ("", "")
         if n_leaves >= _LEAST_LEAVES or _are_alike(old.segment, new.segment):
             return _Alone(f"renamed {'to' if side == 0 else 'from'} {new.keystr}{turned[1]}?", i, is_turned)
@@ -223,11 +231,12 @@ class _Hints:
         return _Alone(text, i, is_turned, "  # by its shape alone")
 
     def _count(self, side: int, row: int) -> int:
-        return self._n_leaves[side][self._ends[side][row]] - self._n_leaves[side][row]
+        before, end = self._n_leaves[side], (self._left, self._right)[side].end[row]
+        return int(before[end] - before[row])
 
     def _place(self, side: int, row: int, print_: int, counterpart: int) -> str:
         """The text for the one other place that has a fingerprint; "" if there is none."""
-        places = self._unmatched[1 - side].get(print_, [])
+        places = self._unmatched[1 - side].first_with(print_, 3)
         if len(places) > 2 or self._count(side, row) < _LEAST_LEAVES:  # of many alike, none is asked for what it is
             return ""
         places = [each for each in places if each != counterpart]
@@ -244,7 +253,7 @@ class _Hints:
 
     def _renamed(self, side: int, row: int, parent: int, print_: Any) -> int | None:
         """The sibling in the other tree that has a fingerprint, and alone has it, or nearly the name of the row."""
-        above = self._match_of(side, parent)
+        above = int(self._matches[side][parent])
         rivals = self._siblings_of(side, parent)[self._print(side, row)]
         siblings = self._siblings_of(1 - side, above).get(print_, [])
         if len(siblings) == len(rivals) == 1:
@@ -263,8 +272,8 @@ class _Hints:
         """The unmatched rows below one, by fingerprint."""
         if (side, parent) not in self._siblings:
             of: dict[int, list[int]] = defaultdict(list)
-            for row in self._below[side].get(parent, ()):
-                of[self._prints[side][row]].append(row)
+            for row in self._unmatched[side].below(parent):
+                of[self._print(side, row)].append(row)
             self._siblings[side, parent] = of
         return self._siblings[side, parent]
 
@@ -292,7 +301,7 @@ class _Hints:
 
     def _stacked_dict(self, row: int) -> Hint | None:
         """Whether all children of a node are layers, and the other tree has one stack of them there."""
-        other, layers = self._match_of(0, row), self._left.children(row)
+        other, layers = int(self._matches[0][row]), self._left.children(row)
         if other == NONE or not is_stack_of(self._right, other, self._left, layers):
             return None
         n, node = len(layers), self._left[row].expression
@@ -304,11 +313,7 @@ class _Hints:
         return Hint(f"{n} layers in the first, and one stack of {n} such layers in the other", code)
 
     def _key(self, side: int, row: int) -> Key:
-        table, code = (self._left, self._right)[side], self._key_codes[side][row]
-        return table.keys[code] if code else table.key(row)
-
-    def _match_of(self, side: int, row: int) -> int:
-        return self._matches[side][row]
+        return (self._left, self._right)[side].key(row)
 
     def _stacked(self, mine: int, other: int) -> Hint | None:
         """Whether one of the two is a list of layers, and the other one stack of them."""
