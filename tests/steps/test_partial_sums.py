@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import watched
 from watched import watch
 
@@ -69,6 +70,20 @@ def test_partial_sums_give_the_numbers_of_leaves_and_the_counts_of_results():
     here = unpack(np.asarray(jax.jit(packed_rows)(leaves())), LIGHT)
     for statistic, values in here.items():
         np.testing.assert_allclose(values, numbers[statistic][0], rtol=1e-6)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("has_results", [True, False])
+def test_the_kernel_of_small_leaves_wakes_no_other_thread(has_results):
+    def words(leaves, new, old):
+        sums, found, _ = partial_sums(leaves, new, old)
+        return sums, jnp.concatenate(found)
+
+    few = [normal(784, 32), normal(32), normal(32, 32), normal(32), normal(32, 10), normal(10)]
+    bits = [x.view(np.uint32).reshape(-1) for x in few[1:]] if has_results else []
+    program = jax.jit(words).lower(few, bits, bits).compile().as_text()
+    assert program.count(" reduce(") == 1
+    assert 'outer_dimension_partitions":["' not in program
 
 
 def update(params, x):

@@ -3,13 +3,18 @@
 XLA CPU compiles and starts each kernel apart. Here small leaves and results are copied into one array, which compiles
 in no time as long as nothing is computed meanwhile, and one kernel reduces it; each long leaf has one more. Squares are
 added in float64, where those of float32 are neither too large nor too small; JAX needs no other x64 for it.
+
+XLA CPU divides a kernel among threads, and waking one takes as long as reducing 200,000 numbers. A kernel with more
+operations than bytes is divided from some 3,700 numbers on (`parallel_task_assignment.cc`), one with fewer from some
+40,000 on. What a kernel reads counts once for each slice of it (`FusionParameterReadBytes` in `hlo_cost_analysis.cc`).
+So the sums are of one slice of the array, and the largest magnitudes of another, which begins one row later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +40,6 @@ from treeviz.steps.statistics import EXPONENT_ZERO, LIGHT, RANGE_AT, SHIFT, n_wo
 _LENGTHS = [1 << n for n in range(9, 4, -1)]  # of a row
 _N_BITS = 10  # of each of the three counts that share a word: more than the numbers of a row
 _COUNT = np.uint32((1 << _N_BITS) - 1)
-_ALONE = np.array([_COUNT, 0xFFFFFFFF], np.uint32)  # the first count, of the rows of small leaves and of long ones
 _LONG_ROWS = [*range(64, 15, -1), *range(65, 257)]  # into how many rows a long leaf may be broken, the best first
 _MANY = 128  # arrays in one
 _IN_ROWS_FROM = 1 << 16  # elements: XLA CPU divides rows among threads, and waking one takes longer than fewer elements
@@ -61,6 +65,8 @@ def _n_long_rows(size: int) -> int:
 class Rows(NamedTuple):
     """How many rows there are of each result, each small leaf, each result before, and each long leaf, in this order.
 
+    There is a row of zeros for results, or for those before, if there are none. Those before have no sums.
+
     Attributes:
       results: The order of the results: those that are compared come first.
       leaves: The order of the leaves.
@@ -75,7 +81,7 @@ class Rows(NamedTuple):
 
     @property
     def n_rows(self) -> tuple[int, ...]:
-        return *self.of_results, *self.of_small, *self.of_old, *self.of_long
+        return *self.of_results, *self.of_small, *self.of_long
 
 
 def partial_sums(
@@ -84,22 +90,21 @@ def partial_sums(
     """Of leaves, and of results, whose bits are given, and those before: float64[rows], several uint32, and the rows.
 
     Traceable. As for `reduce_leaves`, a barrier keeps XLA from changing the program around it. Together the uint32 have
-    the largest magnitude of each row, and then the counts of each.
+    the largest magnitude of each row, those of results and small leaves of the row after it, and then the counts.
     """
     order = sorted(range(len(leaves)), key=lambda i: _is_long(leaves[i]))
     of_leaves = [as_real(barrier(flat(leaves[i]))) for i in order]
     small, long = ([x for x in of_leaves if _is_long(x) is is_long] for is_long in (False, True))
     results = sorted(range(len(new)), key=lambda i: old[i] is None)
     before = [_as_float32(x) for i in results if (x := old[i]) is not None]
-    values = [*(_as_float32(new[i]) for i in results), *small, *before]
-    length = _row_length([x.size for x in values]) if values else 0
-    n_rows = [(x.size + _n_padding(x.size, length)) // length for x in values]
-    ends = len(new), len(new) + len(small)
-    rows = Rows(
-        tuple(n_rows[: ends[0]]), tuple(n_rows[slice(*ends)]), tuple(n_rows[ends[1] :]),
-        tuple(_n_long_rows(x.size) for x in long), tuple(results), tuple(order),
-    )  # fmt: skip
-    parts = [_sums_of_small(values, length, sum(rows.of_old))] if values else []
+    after = [_as_float32(new[i]) for i in results]
+    length = _row_length([x.size for x in (*after, *small, *before)]) if after or small else 0
+    a_row = [_zeros(length)]
+    groups = (after or a_row, small, before or a_row) if length else ((), (), ())
+    n_rows = [tuple((x.size + _n_padding(x.size, length)) // length for x in group) for group in groups]
+    of_long = tuple(_n_long_rows(x.size) for x in long)
+    rows = Rows(n_rows[0], n_rows[1], n_rows[2], of_long, tuple(results), tuple(order))
+    parts = [_sums_of_small(list(chain(*groups)), length, rows, bool(before))] if length else []
     parts += [_sums_of_long(x, n) for x, n in zip(long, rows.of_long, strict=True)]
     sums, peaks, counts = zip(*parts, strict=True)
     return joined_arrays(sums), [*peaks, *counts], rows
@@ -108,13 +113,16 @@ def partial_sums(
 def packed_rows(leaves: Sequence[jax.Array]) -> jax.Array:
     """uint32[leaves, 4]: the packed rows of `LIGHT`, with the partial sums added up where they are. Traceable."""
     sums, words, rows = partial_sums(leaves, (), ())
-    ends, together = np.cumsum(rows.n_rows), joined_arrays(words)
+    n_rows, n_others = rows.of_small + rows.of_long, sum(rows.of_results)
+    ends, together = n_others + np.cumsum(n_rows), joined_arrays(words)
+    zero = lax.full_like(together, 0, shape=(1,))
     peaks, counts = (lax.slice_in_dim(together, n, n + ends[-1]) for n in (0, ends[-1]))
-    counts = lax.bitwise_and(counts, np.repeat(_ALONE, [sum(rows.of_small), sum(rows.of_long)]))
+    n_first = n_others + sum(rows.of_small)  # whose largest magnitudes are those of the rows after them
+    peaks = joined_arrays([zero, peaks[: n_first - 1], peaks[n_first:]]) if n_first else peaks
     arrays = [lax.concatenate([x, lax.full_like(x, 0, shape=(1,))], 0) for x in (sums, peaks, counts)]
     parts, order = [], []
-    for block in map(sorted, blocks(range(len(ends)), rows.n_rows)):
-        n = np.array(rows.n_rows)[block, None]
+    for block in map(sorted, blocks(range(len(ends)), n_rows)):
+        n = np.array(n_rows)[block, None]
         which = np.arange(n.max()) + ends[block, None] - n
         which = np.where(which < ends[block, None], which, ends[-1]).astype(np.int32)
         parts.append(_added_up([x.at[which].get(mode="promise_in_bounds") for x in arrays]))
@@ -154,38 +162,56 @@ def _n_padding(size: int, length: int) -> int:
     return n + length if n == 1 else n
 
 
-def _sums_of_small(values: Sequence[jax.Array], length: int, n_old: int) -> Sequence[jax.Array]:
-    """The sums, largest magnitudes and counts of rows; the last `n_old` rows are compared with the first."""
-    # Zeros of both signs: XLA would make a kernel of numbers that are all equal, as it would of `lax.pad`.
-    zeros = {n: np.array([-0.0, *[0.0] * (n - 1)], np.float32) for x in values if (n := _n_padding(x.size, length))}
+def _zeros(n: int) -> np.ndarray:
+    """Of both signs: XLA would make a kernel of numbers that are all equal, as it would of `lax.pad`."""
+    return np.array([-0.0, *[0.0] * (n - 1)], np.float32)
+
+
+def _sums_of_small(values: Sequence[Any], length: int, rows: Rows, compares: bool) -> Sequence[jax.Array]:
+    """The sums, largest magnitudes and counts of rows; of results, also NaN and what the last rows have not."""
+    zeros = {n: _zeros(n) for x in values if (n := _n_padding(x.size, length))}
     parts: list[Any] = []
     for x in values:
         n = _n_padding(x.size, length)
         parts += [x, zeros[n]] if n else [x]
-    n_block_rows = sum(x.size for x in parts) // length
     if len(parts) > _MANY:  # each would be computed in a kernel of its own; of a few at a time XLA CPU makes one
         parts = [barrier(joined_arrays(parts[i : i + TOGETHER])) for i in range(0, len(parts), TOGETHER)]
-    block = lax.reshape(joined_arrays(parts), (n_block_rows, length))
-    bits, size = bits_of(block), magnitude(block)
-    counts = lax.add(_ones(_is_at_least(size, INFINITY)), _ones(_is_at_least(size, INFINITY + 1), at=1))
-    if n_old:
-        first, last = (lax.slice_in_dim(bits, *ends) for ends in ((0, -n_old), (-n_old, None)))
-        counts = lax.add(counts, _ones(lax.ne(bits, lax.concatenate([last, first], 0)), at=2))
-    return _sums(block, size, counts)
+    block = barrier(joined_arrays(parts))  # else XLA would join the arrays again for each slice
+    n_results, n_small, n_old = map(sum, (rows.of_results, rows.of_small, rows.of_old))
+    n_rows = n_results + n_small
+
+    def in_rows(x: jax.Array, start: int, n: int) -> jax.Array:
+        return lax.reshape(lax.slice_in_dim(x, start * length, (start + n) * length), (n, length))
+
+    is_finite = lax.is_finite(block)
+    here, after = (in_rows(is_finite, start, n_rows) for start in (0, 1))
+    numbers, size = in_rows(block, 0, n_rows), magnitude(in_rows(block, 1, n_rows))
+    counts = lax.select(here, lax.full_like(size, 0), lax.full_like(size, 1))
+    if rows.results:
+        found = in_rows(block, 0, n_results)
+        more = _ones(lax.ne(found, found), at=1)
+        if compares:
+            bits = [bits_of(x) for x in (in_rows(block, n_rows, n_old), in_rows(block, n_old, n_results - n_old))]
+            more = lax.add(more, _ones(lax.ne(bits_of(found), joined_arrays([x for x in bits if x.size])), at=2))
+        parts = [more, lax.full((n_small, length), np.uint32(0))]
+        counts = lax.add(counts, joined_arrays([x for x in parts if x.size]))
+    return _sums(here, numbers, after, size, counts)
 
 
 @partial(jax.jit, static_argnums=1)  # traced and lowered once for all leaves of a shape
 def _sums_of_long(x: jax.Array, n_rows: int) -> Sequence[jax.Array]:
     block = lax.reshape(x, (n_rows, x.size // n_rows))
     size = magnitude(block)
-    return _sums(block, size, _ones(_is_at_least(size, INFINITY)))
-
-
-def _sums(block: jax.Array, size: jax.Array, counts: jax.Array) -> Sequence[jax.Array]:
-    """One operation, of which XLA CPU makes one loop, since only one of its sums is of floats."""
     is_finite = lax.lt(size, lax.full_like(size, INFINITY))
-    finite = _as_float64(lax.select(is_finite, block, lax.full_like(block, 0)))
-    peaks = lax.select(is_finite, size, lax.full_like(size, 0))
+    return _sums(is_finite, block, is_finite, size, _ones(_is_at_least(size, INFINITY)))
+
+
+def _sums(
+    is_finite: jax.Array, numbers: jax.Array, has_finite_size: jax.Array, size: jax.Array, counts: jax.Array
+) -> Sequence[jax.Array]:
+    """One operation, of which XLA CPU makes one loop, since only one of its sums is of floats."""
+    finite = _as_float64(lax.select(is_finite, numbers, lax.full_like(numbers, 0)))
+    peaks = lax.select(has_finite_size, size, lax.full_like(size, 0))
     return _added_up((lax.mul(finite, finite), peaks, counts))
 
 
@@ -224,20 +250,24 @@ def _ones(mask: jax.Array, at: int = 0) -> jax.Array:
 
 
 class _Places(NamedTuple):
-    """Where the rows of each array begin, and which arrays are leaves; worked out once, since each step is added up."""
+    """Where the rows of each array begin, and their largest magnitudes are, in the order of rows.
+
+    Worked out once, since each step is added up.
+    """
 
     starts: np.ndarray
+    peaks: np.ndarray
     n_result_rows: int
-    n_small_rows: int
-    leaves: np.ndarray
+    n_results: int
 
 
 @cache
 def _places(rows: Rows) -> _Places:
     starts = np.array([0, *accumulate(rows.n_rows)][:-1], np.intp)
-    first, last = len(rows.of_results), len(rows.of_long)
-    leaves = np.r_[first : first + len(rows.of_small), len(starts) - last : len(starts)]
-    return _Places(starts, sum(rows.of_results), sum(rows.n_rows) - sum(rows.of_long), leaves)
+    n_result_rows, n_rows = sum(rows.of_results), sum(rows.n_rows)
+    peaks = np.arange(n_rows)
+    peaks[: n_result_rows + sum(rows.of_small)] -= 1  # the first is of a result, which needs none
+    return _Places(starts, peaks, n_result_rows, len(rows.of_results))
 
 
 def added_up(sums: np.ndarray, words: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -245,20 +275,20 @@ def added_up(sums: np.ndarray, words: np.ndarray, rows: Rows) -> tuple[np.ndarra
 
     That is uint32[..., results], as `treeviz.steps.tracing.results` explains it. None for no leaves, or no results.
     """
-    starts, n_result_rows, n_small_rows, leaves = _places(rows)
+    starts, where, n_result_rows, n_results = _places(rows)
     n, packed, found = sums.shape[-1], None, None
     counts = words[..., n : 2 * n].copy()
     of_results = counts[..., :n_result_rows]
     n_nan, n_changed = of_results >> np.uint32(_N_BITS) & _COUNT, of_results >> np.uint32(2 * _N_BITS)
-    counts[..., :n_small_rows] &= _COUNT
+    of_results &= _COUNT
     n_bad = np.add.reduceat(counts, starts, -1, np.uint32)
     if rows.leaves:
-        peaks = np.maximum.reduceat(words[..., :n], starts, -1)[..., leaves]
+        peaks = np.maximum.reduceat(words[..., where], starts, -1)[..., n_results:]
         of = (peaks >= USUAL_FROM).astype(np.uint32) + (peaks >= HUGE_FROM)
-        squares = np.add.reduceat(sums, starts, -1)[..., leaves] * _TO_RANGE[of]
+        squares = np.add.reduceat(sums, starts, -1)[..., n_results:] * _TO_RANGE[of]
         first = np.uint32(EXPONENT_ZERO) | of << np.uint32(RANGE_AT)
         packed = np.empty((*of.shape, n_words(LIGHT)), np.uint32)
-        columns = first, squares.astype(np.float32).view(np.uint32), peaks, n_bad[..., leaves]
+        columns = first, squares.astype(np.float32).view(np.uint32), peaks, n_bad[..., n_results:]
         packed[..., rows.leaves, :] = np.stack(columns, -1)
     if rows.results:
         begins, n_old = starts[: len(rows.results)], len(rows.of_old)
