@@ -81,6 +81,10 @@ EXPAND_ALL = {
       for (const box of inside.querySelectorAll("input.foldable_node_toggle")) box.checked = true;
     }""",
 }
+# Click on the title of a column, which sorts by it; a second click sorts the other way.
+SORT = """(title) => [...document.querySelector("[data-treeviz]").shadowRoot.querySelectorAll(".head button")]
+  .find((button) => button.textContent.startsWith(title)).click()"""
+SORTS = ("bytes", "bytes", "name")
 IS_OVER = """() => new Promise((over) => requestAnimationFrame(() => requestAnimationFrame(over)))"""
 SEARCH = """() => {
   const inside = document.querySelector("[data-treeviz]").shadowRoot;
@@ -96,6 +100,9 @@ class PageFigures(NamedTuple):
       elements: On open.
       toggle_s: The median of closing and opening the first node below the root.
       expand_all_s: All of the tree.
+      sort_s: All of the open tree by bytes, the largest first.
+      sort_again_s: By bytes the other way: a second click.
+      sort_names_s: By name.
       keystroke_s: In the search box: the median over a word.
       slowest_keystroke_s: And the slowest one of it.
       trouble: What went wrong; then there is no figure.
@@ -105,6 +112,9 @@ class PageFigures(NamedTuple):
     elements: float = float("nan")
     toggle_s: float = float("nan")
     expand_all_s: float = float("nan")
+    sort_s: float = float("nan")
+    sort_again_s: float = float("nan")
+    sort_names_s: float = float("nan")
     keystroke_s: float = float("nan")
     slowest_keystroke_s: float = float("nan")
     trouble: str = ""
@@ -200,14 +210,20 @@ class _Pages:
             page.mouse.move(x, y)
             toggles.append(meter.spent(lambda x=x, y=y: page.mouse.click(x, y)))
         expand_all_s = meter.spent(lambda: page.evaluate(EXPAND_ALL[kind]))
-        keystrokes = [float("nan")]
+        sorts, keystrokes = [float("nan")] * len(SORTS), [float("nan")]
         if kind == "treeviz":
+            sorts = [meter.spent(lambda title=title: page.evaluate(SORT, title)) for title in SORTS]
+            for _ in range(2):  # the third click ends it
+                page.evaluate(SORT, SORTS[-1])
+            meter.wait()
             page.evaluate(SEARCH)
             meter.wait()
             keyboard = page.keyboard
             keystrokes = [meter.spent(lambda key=key: keyboard.press(key)) for key in WORD]
         page.context.close()
-        return PageFigures(ready_s, n_elements, median(toggles), expand_all_s, median(keystrokes), max(keystrokes))
+        return PageFigures(
+            ready_s, n_elements, median(toggles), expand_all_s, *sorts, median(keystrokes), max(keystrokes)
+        )
 
     def _load(self, file: Path, kind: str, before: Page | None = None) -> tuple[float, Page, Meter]:
         """A page in a process of its own, when it is ready."""

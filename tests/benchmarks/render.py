@@ -129,7 +129,7 @@ def _measure_browser(measured: Measured, folder: Path, arguments: argparse.Names
         print("\nIn Chromium: ms of main-thread CPU, in brackets x treeviz;", end=" ")
         print(f"a blank page takes {1e3 * bench.blank_s:.1f}")
         titles = f"{'ready, over blank':>19}{'elements':>19}{'toggle':>17}{'expand all':>17}"
-        print(f"  {'':42}{titles}{'keystroke':>11}{'slowest':>9}")
+        print(f"  {'':42}{titles}{'by bytes':>10}{'again':>8}{'by name':>9}{'keystroke':>11}{'slowest':>9}")
         for tree in TREES:
             for tool in peers.HTML:
                 file = _page_file(folder, tree, tool)
@@ -157,11 +157,12 @@ def _print_page(tree: str, tool: str, measured: Measured) -> None:
         return " " + f"{text} ({_ratio(value, other)})".rjust(width - 1)
 
     cells = cell("ready_s", 19) + cell("elements", 19) + cell("toggle_s", 17) + cell("expand_all_s", 17)
-    keys = "".join(
+    alone = ((page.sort_s, 10), (page.sort_again_s, 8), (page.sort_names_s, 9))
+    ours_alone = "".join(
         f"{'–' if math.isnan(seconds) else format(1e3 * seconds, '.1f'):>{width}}"
-        for seconds, width in ((page.keystroke_s, 11), (page.slowest_keystroke_s, 9))
+        for seconds, width in (*alone, (page.keystroke_s, 11), (page.slowest_keystroke_s, 9))
     )
-    print(f"{name}{cells}{keys}", flush=True)
+    print(f"{name}{cells}{ours_alone}", flush=True)
 
 
 def _print_statistics(figures: StatisticsFigures) -> None:

@@ -473,7 +473,7 @@ def test_a_search_shows_what_it_finds_and_what_is_above(shown, shots):
     search(page, "dtype:f33 kernel")
     assert (labels(page), status(page)) == (
         found,
-        "Nothing matches dtype:f33 kernel. Did you mean (6): dtype:f32 kernel",
+        "Nothing matches dtype:f33 kernel. Did you mean dtype:f32 kernel (6)?",
     )
     assert page.locator(".stale .row").count() == len(found), "what was found before stays, gray"
     page.get_by_role("button", name="dtype:f32 kernel").click()
@@ -904,6 +904,26 @@ def test_on_paper_each_column_is_whole_or_left_out(shown):
 # The page's surroundings
 
 
+def test_a_column_of_words_is_as_wide_as_those_of_open_rows_wherever_the_reader_scrolls(shown):
+    def word(x):
+        return "a word that is long" if x.size == 1 else "a"
+
+    tree = {f"w{i:02}": np.zeros(2 + i) for i in range(60)} | {"x": {"closed": np.zeros(1)}}
+    window = {"viewport": {"width": 480, "height": 300}}
+    page = shown(tree, columns=[treeviz.column(word, title="word")], depth=1, **window)
+
+    def width():
+        return settled(page).locator(".head .cell.label").bounding_box()["width"]
+
+    before = width()
+    page.locator(".scroller").evaluate("scroller => scroller.scrollTo(0, 9999)")
+    assert width() == before
+    page.locator(".tree").press("End")
+    assert width() == before
+    page.locator(".tree").press("ArrowRight")
+    assert width() > before + 40
+
+
 def test_without_scripts_the_plain_rows_stand(open_page, shots):
     view = treeviz.render(model(), name="params")
     page = open_page(view.html(), java_script_enabled=False)
@@ -915,7 +935,7 @@ def test_what_cannot_start_says_so_and_leaves_the_plain_rows(open_page):
     html = treeviz.render(model()).html()
     broken = re.sub(r'(text/plain">)[^<]{40}', r"\1" + "A" * 40, html)
     page = open_page(broken)
-    page.get_by_text("The interactive view cannot start").wait_for()
+    page.get_by_text("The interactive view cannot start: its data is damaged.").wait_for()
     assert page.locator("summary", has_text="tree: dict").is_visible()
 
 
@@ -924,7 +944,7 @@ def test_an_old_browser_shows_the_plain_rows_and_says_why(open_page):
     page = open_page(
         re.sub(r'<meta http-equiv="Content-Security[^>]*>', "<script>delete window.DecompressionStream</script>", html)
     )
-    page.get_by_text("The interactive view cannot start").wait_for()
+    page.get_by_text("The interactive view cannot start: the browser is too old").wait_for()
     assert page.locator("summary", has_text="tree: dict").is_visible()
 
 

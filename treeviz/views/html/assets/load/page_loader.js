@@ -28,6 +28,6 @@ for (const data of /** @type {NodeListOf<any>} */ (document.querySelectorAll("[d
     document.head.append(script);
     script.remove();
   } catch (error) {
-    block.after(`The interactive view cannot start: ${error.message}.`);
+    block.after(`The interactive view cannot start: the browser is too old or the page damaged (${error.message}).`);
   }
 });

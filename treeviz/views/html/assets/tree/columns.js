@@ -14,9 +14,8 @@ const LABEL = 60;
 // The part of a view that names, and types, take at most if there are other columns.
 const MOST_NAMES = 0.45;
 const MOST_TYPES = 0.32;
-// Rows and labels that are measured.
+// Rows that are measured.
 const MAX_MEASURED = 4000;
-const MAX_LABELS = 1000;
 // In characters.
 const SIZES = 18; // · 12 · 144 leaves
 const SIGN = 8; // ⚠1,234, unfold
@@ -25,6 +24,7 @@ const FULL = 3; // times as long, at most
 const CUT = 4; // least of a type that is cut
 const SHORT = 24; // a type that is never cut: bfloat16[128256,8192]
 const MAX_RANGES = 200; // rows with ranges that are measured
+const LONGEST_LABEL = 32;
 const LONGEST_RANGE = 22;
 const WIDTHS = { label: 8, count: 8, bytes: 9, number: 10, histogram: 12 };
 
@@ -49,7 +49,7 @@ export class Columns {
     const room = width - PADDING;
     const mostType = Math.max(CH * SHORT, MOST_TYPES * width);
     const [least, wanted] = [Math.min(brief, mostType), Math.min(what, mostType)];
-    const widths = [0, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? least : CH * Math.max(widthOf(column), longestRange(this.view.rows, column))))];
+    const widths = [0, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? least : CH * widthOf(column, this.view.rows)))];
     const isNumber = (column) => /count|bytes|number|histogram/.test(column?.format);
     // No name is cut while a column of numbers could go.
     const most = columns.reduce((left, column, i) => left - (isNumber(column) ? 0 : widths[i + 1] + GAP), room);
@@ -115,18 +115,6 @@ export class Columns {
   }
 }
 
-/** How long the longest range is in the folded rows that are visible. @param {import("./rows.js").Rows} rows @param {any} column */
-function longestRange({ folds, visible, count }, column) {
-  let longest = 0;
-  if (folds?.runs.size && column.format === "number")
-    for (let i = 0, n = 0; i < Math.min(count, MAX_MEASURED) && n < MAX_RANGES; i++)
-      if (folds.of(visible[i]).length > 1) {
-        longest = Math.max(longest, foldedText(folds, column, visible[i]).length);
-        n++;
-      }
-  return Math.min(longest, LONGEST_RANGE);
-}
-
 /** @param {import("./tree.js").Tree} tree @param {number} code @returns {[number, number, number]} */
 function typeLengths(tree, code) {
   const what = whatText(tree, code);
@@ -134,7 +122,15 @@ function typeLengths(tree, code) {
   return [what.length, what.length + rest + 2, briefText(what).length];
 }
 
-function widthOf(column) {
-  const longest = column.labels?.slice(0, MAX_LABELS).reduce((most, { length }) => Math.max(most, length), 0);
-  return column.width ?? Math.max(WIDTHS[column.format], Math.min(column.title.length, 16), Math.min(longest ?? 0, 32));
+/** How many characters a column needs for its title and for the labels, or the ranges in folded rows, of what is open: no scrolling changes it. @param {any} column @param {import("./rows.js").Rows} rows */
+function widthOf(column, { folds, visible, count }) {
+  const { format, labels, title, width } = column;
+  let longest = 0;
+  if (labels ? !width : folds?.runs.size && format === "number")
+    for (let i = 0, n = 0; i < Math.min(count, MAX_MEASURED) && n < MAX_RANGES; i++)
+      if (labels || folds.of(visible[i]).length > 1) {
+        longest = Math.max(longest, foldedText(folds, column, visible[i]).length);
+        n += +!labels;
+      }
+  return Math.max(width ?? Math.max(WIDTHS[format], Math.min(title.length, 16)), Math.min(longest, labels ? LONGEST_LABEL : LONGEST_RANGE));
 }
