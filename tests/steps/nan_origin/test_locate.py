@@ -256,12 +256,30 @@ def test_an_argument_that_is_not_finite_is_named_by_its_key_path():
     origin = locate_nan(step, {"w": x}, {"x": [x, bad]})
     assert origin is not None
     assert (origin.direction, origin.argument) == ("input", "batch['x'][1]")
-    assert origin.text == "input: batch['x'][1] has 1 NaN of 4 before the step begins."
+    assert origin.text == "input: batch['x'][1] has 1 NaN of 4 before the step begins, the first at [2]."
     origin = locate_nan(step, {"w": x}, batch={"x": [x, bad]})
     assert origin is not None and origin.argument == "batch['x'][1]"
     origin = locate_nan(step, {"w": x.at[0].set(jnp.inf)}, {"x": [x, x]})
     assert origin is not None
     assert (origin.argument, origin.inputs[0].n_posinf) == ("params['w']", 1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "examples", "said"),
+    [
+        ([(3, 0), (3, 1)], (3,), "2 NaN of 12 before the step begins, the first at [3, 0], in batch[3] alone."),
+        ([(1, 1), (2, 0)], (1, 2), "the first at [1, 1], in batch[1], batch[2] alone."),
+        ([(i, 1) for i in range(1, 6)], (1, 2, 3, 4, 5), "in batch[1], batch[2], batch[3] and 2 more alone."),
+        ([(i, 1) for i in range(6)], (), "before the step begins, the first at [0, 1]."),
+    ],
+)
+def test_of_a_bad_batch_the_examples_are_named(bad, examples, said):
+    batch = np.ones((6, 2), np.float32)
+    batch[tuple(zip(*bad, strict=True))] = np.nan
+    origin = locate_nan(lambda params, batch: (params * batch).sum(), jnp.ones(2)[None], batch)
+    assert origin is not None and origin.index == bad[0]
+    assert origin.examples == tuple(f"batch[{i}]" for i in examples)
+    assert origin.text.endswith(said)
 
 
 @pytest.mark.parametrize(

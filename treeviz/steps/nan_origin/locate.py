@@ -12,7 +12,6 @@ import numpy as np
 from jax import tree_util
 
 from treeviz.steps.nan_origin.nonfinite import NAN, bits_of, is_inexact
-from treeviz.steps.nan_origin.numbers import numbers_of
 from treeviz.steps.nan_origin.replay import CannotLocateNan, Replay
 from treeviz.steps.nan_origin.report import (
     NanOrigin,
@@ -101,7 +100,7 @@ def locate_nan_in(
         bad = [i for i, taint in enumerate(taints) if taint.bits]
         first = next((i for i in bad if taints[i].bits & NAN), None)
         if first is not None and not only_results:
-            return input_origin(names[traced[first]], numbers_of(arrays[first]), len(bad) - 1)
+            return input_origin(names[traced[first]], arrays[first], len(bad) - 1)
         with lines_of_backward_rules():
             program = jax.make_jaxpr(step)(*arrays)
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
@@ -115,7 +114,7 @@ def locate_nan_in(
                 return None
             if blamed.origin.eqn is None:
                 i = blamed.origin.leaf
-                return input_origin(names[traced[i]], numbers_of(arrays[i]), len(bad) - 1, blamed.became)
+                return input_origin(names[traced[i]], arrays[i], len(bad) - 1, blamed.became)
             origin = _forward_of(blamed.origin, replay.checks.began)
             of_program = [names[i] for i in traced]
             return _seen_again(program, operands, replay, origin, blamed.became, reaches_outputs, of_program)

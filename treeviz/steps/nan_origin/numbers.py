@@ -46,10 +46,22 @@ class Numbers(NamedTuple):
 
 def first_nonfinite(x: Any) -> tuple[int, ...]:
     """The index of the first NaN or Inf; empty for a scalar, and where other processes hold a part of x."""
-    if not getattr(x, "is_fully_addressable", True):
+    finite = _is_finite(x)
+    return () if finite is None else tuple(map(int, np.unravel_index(int(finite.argmin()), finite.shape)))
+
+
+def nonfinite_entries(x: Any) -> tuple[int, ...]:
+    """The entries along the first axis with a NaN or Inf, as examples of a batch; empty if that is not known."""
+    finite = _is_finite(x) if np.ndim(x) else None
+    if finite is None:
         return ()
-    finite = jax.device_get(jnp.isfinite(x.astype(jnp.float32) if x.dtype.itemsize < 2 else x))
-    return tuple(map(int, np.unravel_index(int(finite.argmin()), finite.shape)))
+    return tuple(np.flatnonzero(~finite.all(axis=tuple(range(1, finite.ndim)))).tolist())
+
+
+def _is_finite(x: Any) -> np.ndarray | None:
+    if not getattr(x, "is_fully_addressable", True):
+        return None
+    return np.asarray(jax.device_get(jnp.isfinite(x.astype(jnp.float32) if x.dtype.itemsize < 2 else x)))
 
 
 def numbers_of(x: Any) -> Numbers:

@@ -13,10 +13,11 @@ import jax
 import jaxlib
 from jax.extend.core import Jaxpr, Literal
 
+from treeviz.steps.findings.searched import listed
 from treeviz.steps.nan_origin.advice import advice
 from treeviz.steps.nan_origin.examples import OTHERS, axes_of_results
 from treeviz.steps.nan_origin.nonfinite import is_inexact
-from treeviz.steps.nan_origin.numbers import Numbers, first_nonfinite, numbers_of
+from treeviz.steps.nan_origin.numbers import Numbers, first_nonfinite, nonfinite_entries, numbers_of
 from treeviz.steps.nan_origin.taint import Site, Within
 from treeviz.steps.tracing.backward_rules import RUNS_RULES, call_of_rule
 from treeviz.steps.tracing.primitives import JITS
@@ -69,7 +70,8 @@ class NanOrigin:
       device: Inside a `shard_map`, the first device on which it arose, along the axes of the mesh: ("data", 3).
         Inputs and outputs are those there. Empty outside, and for what all devices compute alike.
       index: That of the first NaN or Inf in the result; empty for a scalar.
-      examples: The entries of arguments that this value belongs to, as an example of the batch: ("batch['x'][17]",).
+      examples: The entries of arguments that this value belongs to, as an example of the batch: ("batch['x'][17]",); of
+        an argument with NaN or Inf the entries that have some, unless all do.
         The first axis of these arguments is an axis of the result. Empty where that is not known for certain, or where
         it is computed of other entries as well, as of another array that was shuffled.
     """
@@ -100,9 +102,15 @@ class NanOrigin:
         return f"{self.text}{step}{source}\n{self.advice}"
 
 
-def input_origin(name: str, numbers: Numbers, others: int = 0, became: Site | None = None) -> NanOrigin:
+def input_origin(name: str, array: Any, others: int = 0, became: Site | None = None) -> NanOrigin:
     """Report an argument that has NaN or Inf before the step begins."""
+    numbers, index = numbers_of(array), first_nonfinite(array)
     text = f"input: {name} has {numbers.nonfinite} of {numbers.size:,} before the step begins"
+    entries = nonfinite_entries(array) if len(index) > 1 else ()
+    examples = tuple(f"{name}[{i}]" for i in entries if len(entries) < len(array))
+    if index:
+        text += f", the first at {list(index)}"
+        text += f", in {listed(examples)} alone" if examples else ""
     if others:
         text += f", and {others:,} more of its arguments are not finite"
     became_text = _operation(became) if became else ""
@@ -110,7 +118,8 @@ def input_origin(name: str, numbers: Numbers, others: int = 0, became: Site | No
         text += f"; {became_text} made NaN of it"
     advice = "Look at the step before, which gave it, or at what loads the data."
     return NanOrigin(
-        "", "input", "", 0, "", "", "", (), (numbers,), (), became_text, True, name, f"{text}.", advice
+        "", "input", "", 0, "", "", "", (), (numbers,), (), became_text, True, name, f"{text}.", advice,
+        index=index, examples=examples,
     )  # fmt: skip
 
 
