@@ -26,3 +26,15 @@ def test_layers_are_not_counted_as_leaves():
     run.bad[200:] = 1
     (bad,) = (finding for finding in run.findings() if finding.kind == "nonfinite")
     assert bad.sentence == "24 of 24 leaves and layers of grads were NaN or infinite at step 200."
+
+
+def test_in_each_model_of_an_ensemble_what_a_dead_layer_cuts_off_is_one_finding_with_it():
+    sizes = {"['l1']['b']": 16, "['l1']['w']": 128, "['l2']['b']": 16, "['l2']['w']": 256, "['l3']['b']": 1}
+    run = Run({f"{path}[{i}]": size for path, size in sizes.items() for i in range(5)})
+    stacks = tuple(f"*5,{size}" for size in sizes.values() for _ in range(5))
+    shapes = tuple(str(size) for size in sizes.values() for _ in range(5))
+    run.sources = [source._replace(stacks=stacks, shapes=shapes) for source in run.sources]
+    run.grads[:, [2, 7, 12, 17]] = 0
+    for forward in (None, ["['l1']['w']", "['l1']['b']", "['l2']['w']", "['l2']['b']", "['l3']['b']"]):
+        (dead,) = run.findings(forward=forward)
+        assert (dead.kind, dead.path, dead.leaves) == ("dead", "['l2']['w'][2]", (17, 12, 7, 2))

@@ -10,6 +10,7 @@ import numpy as np
 
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.measured_tree import layer_by_layer, wholes
 from treeviz.steps.names import is_beside, natural, result_kind
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline
@@ -129,10 +130,14 @@ class Searched:
     @computed_once
     def places(self) -> np.ndarray:
         """int[leaves]: the place of each leaf in the order in which the model uses them, as far as it is known."""
-        paths = self.source.paths
-        if self.forward is None:  # layer 2 comes before layer 10
+        paths, forward, has_stacks = self.source.paths, self.forward, any(self.source.stacks)
+        if forward is None and not has_stacks:  # layer 2 comes before layer 10
             return np.argsort(sorted(range(len(paths)), key=lambda leaf: (natural(paths[leaf]), leaf)))
-        places = {path: place for place, path in enumerate(self.forward)}
+        if forward is None:
+            forward = sorted((whole.path for whole in wholes(self.source)), key=natural)
+        if has_stacks and not {*paths} >= {*forward}:  # a layer after the other, and one model of several
+            forward = layer_by_layer(forward, self.source)
+        places = {path: place for place, path in enumerate(forward)}
         return np.array([places.get(path, -1) for path in paths])
 
     @computed_once
