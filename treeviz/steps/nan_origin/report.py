@@ -13,7 +13,6 @@ import jax
 import jaxlib
 from jax.extend.core import Jaxpr, Literal
 
-from treeviz.steps.findings.searched import listed
 from treeviz.steps.nan_origin.advice import advice
 from treeviz.steps.nan_origin.examples import OTHERS, axes_of_results
 from treeviz.steps.nan_origin.nonfinite import is_inexact
@@ -110,7 +109,8 @@ def input_origin(name: str, array: Any, others: int = 0, became: Site | None = N
     examples = tuple(f"{name}[{i}]" for i in entries if len(entries) < len(array))
     if index:
         text += f", the first at {list(index)}"
-        text += f", in {listed(examples)} alone" if examples else ""
+        more = f" and {len(examples) - 3:,} more" if len(examples) > 3 else ""
+        text += f", in {', '.join(examples[:3])}{more} alone" if examples else ""
     if others:
         text += f", and {others:,} more of its arguments are not finite"
     became_text = _operation(became) if became else ""
