@@ -213,3 +213,19 @@ def test_nothing_runs_again_where_the_caller_is_searched_for_deleted_arrays():
     with pytest.raises(RuntimeError) as raised, tv.explain_errors():
         exec(compile("run.first['w'] + 1", "no file", "exec"), {"run": run})
     assert not hasattr(raised.value, "__notes__")
+
+
+def test_an_array_that_is_donated_and_given_again_is_named_in_both_places():
+    step = jax.jit(lambda state, y: jax.tree.map(lambda leaf: leaf + y, state), donate_argnums=0)
+    w, y = jnp.ones(8), jnp.ones(8)
+    state = {"params": {"w": w}, "init": {"w": w}}
+    assert lines_of(explained(lambda: step(state, 1.0))) == ["state['params']['w']: float32[8], as state['init']['w']"]
+    assert lines_of(explained(lambda: step(y, y))) == ["y: float32[8], given twice"]
+
+
+def test_a_deleted_array_in_a_module_of_nnx_has_its_name_in_the_module():
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    model.bias.get_value().delete()
+    (line,) = lines_of(explained(lambda: nnx.jit(lambda model, y: model(y))(model, jnp.ones((1, 2)))))
+    assert line.startswith("model.bias") and line.endswith(": float32[2]")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import linecache
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -23,48 +23,74 @@ from treeviz.tree.safe_repr import guarded
 from treeviz.tree.walk import scan
 
 _DELETED = ("deleted or donated", "has been deleted")  # in the message
+_TWICE = ("same buffer twice", "previously donated in the same call")
 _NOT_EVALUATED_HERE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _CONTAINERS = (dict, list, tuple)
 
 
-def of_deleted(error: Exception) -> Answer:
-    """The arrays that were deleted, or donated, among what the expression that raised is about."""
+def of_buffers(error: Exception) -> Answer:
+    """The arrays that were deleted, or are given twice, among what the expression that raised is about."""
     message = error.args[0] if isinstance(error, ValueError | RuntimeError) and error.args else None
-    if type(message) is not str or not any(text in message for text in _DELETED):
+    if type(message) is not str:
         return "", ()
-    return "arrays that were deleted, or donated to a call before", [
-        f"{name}{path}: {what(leaf)}" for name, tree in _given(error) for path, leaf in _deleted(tree)
-    ]
+    if any(text in message for text in _DELETED):
+        deleted = [(name, leaf) for name, leaf in _arrays(error) if guarded(leaf.is_deleted, lambda _: False)]
+        return "arrays that were deleted, or donated to a call before", [
+            f"{name}: {what(leaf)}" for name, leaf in dict(deleted).items()
+        ]
+    if any(text in message for text in _TWICE):
+        return "arrays that are given twice, of which one is donated", [*_twice(_arrays(error))]
+    return "", ()
 
 
-def _deleted(tree: Any) -> Iterator[tuple[str, Any]]:
-    table, nodes = scan(tree)  # it may be any object, and contain itself
-    keystr = table.keystrs()
-    for row in np.flatnonzero(table.is_leaf).tolist():
-        leaf = nodes[row]
-        if isinstance(leaf, jax.Array) and guarded(leaf.is_deleted, lambda _: False):
-            yield keystr(row), leaf
+def is_from_library(error: Exception) -> bool:
+    """Whether a library called JAX, whose arguments are then none of the user's trees."""
+    last = _last_before(error, is_of_jax)
+    return last is not None and _is_installed(last.tb_frame)
+
+
+def _twice(arrays: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    first: dict[int, str] = {}
+    for name, leaf in arrays:
+        buffer = guarded(leaf.unsafe_buffer_pointer, lambda _, leaf=leaf: id(leaf))
+        if buffer in first:
+            yield f"{name}: {what(leaf)}, {'given twice' if first[buffer] == name else f'as {first[buffer]}'}"
+        first.setdefault(buffer, name)
+
+
+def _arrays(error: Exception) -> Iterator[tuple[str, Any]]:
+    for name, tree in _given(error):
+        table, nodes = scan(tree)  # it may be any object, and contain itself
+        keystr = table.keystrs()
+        for row in np.flatnonzero(table.is_leaf).tolist():
+            if isinstance(nodes[row], jax.Array):
+                yield name + keystr(row), nodes[row]
+
+
+def _last_before(error: Exception, is_inside: Callable[[types.FrameType], bool]) -> types.TracebackType | None:
+    trace, last = error.__traceback__, None
+    while trace is not None and not is_inside(trace.tb_frame):
+        last, trace = trace, trace.tb_next
+    return last
+
+
+def _is_installed(frame: types.FrameType) -> bool:
+    return "-packages/" in frame.f_code.co_filename.replace("\\", "/")
 
 
 def _given(error: Exception) -> Iterator[tuple[str, Any]]:
     """What stands in the expression that raised, and what it is: "params['w']"."""
-    trace, last = error.__traceback__, None
-    while trace is not None and not is_of_jax(trace.tb_frame):
-        last, trace = trace, trace.tb_next
+    last = _last_before(error, _is_installed) or _last_before(error, is_of_jax)
     source = None if last is None else _source(last.tb_frame.f_code, last.tb_lasti)
     if last is None or source is None:
         return
     variables = {**last.tb_frame.f_globals, **last.tb_frame.f_locals}
-    seen: set[str] = set()
     waiting: list[ast.AST] = [ast.parse(source, mode="eval").body]
     while waiting:
         node = waiting.pop()
         found = _value(node, variables)
         if found is not MISSING:
-            name = ast.unparse(node)
-            if name not in seen:
-                yield name, found
-            seen.add(name)
+            yield ast.unparse(node), found
         elif not isinstance(node, _NOT_EVALUATED_HERE):
             waiting += reversed([*ast.iter_child_nodes(node)])
 

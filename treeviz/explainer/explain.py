@@ -45,6 +45,9 @@ def _explanation(error: Exception) -> str:
 def _answers(error: Exception) -> Iterator[Answer]:
     """Of what is around the call first, a library or a part of JAX: it has the user's trees."""
     calls = calls_in_jax(error)
+    of_buffers = guarded(lambda: caller.of_buffers(error), lambda _: ("", ()))
+    if guarded(lambda: caller.is_from_library(error), lambda _: False):
+        yield of_buffers
     for i in reversed(range(len(calls))):
         answer, needs = libraries.ANSWERS.get((calls[i].library, calls[i].function), (None, ()))
         if not calls[i].library:
@@ -55,7 +58,7 @@ def _answers(error: Exception) -> Iterator[Answer]:
         answer = None if call.library else ANSWERS.get(call.function)
         if answer is not None:
             yield guarded(lambda answer=answer, i=i: answer(calls[i:]), lambda _: ("", ()))
-    yield guarded(lambda: caller.of_deleted(error), lambda _: ("", ()))
+    yield of_buffers
 
 
 class explain_errors:
