@@ -59,6 +59,12 @@ def test_leaves_that_are_no_arrays_stand_in_the_way_even_alone():
     assert lines([[1.0], ["a"]]) == ["[0]: python type: float 1.0 → str 'a' (neither an array nor a number)"]
 
 
+def test_arrays_that_jax_does_not_take_are_called_arrays():
+    assert lines([np.ones(2, ">f4"), np.ma.masked_array([1.0])])[0].endswith(">f4[2] (JAX does not take it)")
+    with pytest.raises(TypeError):
+        jnp.stack([np.ones(2, ">f4")])
+
+
 def test_dtypes_that_jax_does_not_promote_are_refused():
     (found,) = tv.stackable([np.ones(2, ml_dtypes.float8_e4m3fn), np.ones(2, np.float32)])
     assert found.hint == "jnp.stack refuses them"

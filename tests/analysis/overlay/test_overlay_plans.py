@@ -137,6 +137,21 @@ def test_a_mask_that_is_a_module_is_a_tree_although_it_can_be_called():
     assert mismatches(Model("m", True, False), Model("m", 1.0, 2.0), "mask") == []
 
 
+def test_labels_that_optax_would_call_are_told_and_true_of_numpy_is_true():
+    eqx, optax = pytest.importorskip("equinox"), pytest.importorskip("optax")
+    model = eqx.filter(eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0)), eqx.is_array)
+    labels = jax.tree.map(lambda _: "a", model)
+    view = tv.overlay(labels, model, use="labels")
+    assert not view.differences and "optax.partition calls a module" in view.text()
+    with pytest.raises(TypeError):
+        optax.partition({"a": optax.sgd(1.0)}, labels).init(model)
+    optax.partition({"a": optax.sgd(1.0)}, lambda _: labels).init(model)
+    mask = jax.tree.map(lambda _: np.bool_(True), model)
+    view = tv.overlay(mask, model, use="mask")
+    optax.masked(optax.sgd(1.0), mask).init(model)
+    assert "optax" not in view.text() and {row["mask"] for row in view.table.leaves} == {"True"}
+
+
 def test_what_is_no_mask_or_label_is_told():
     assert mismatches({"w": 1, "b": None}, {"w": 1.0, "b": 2.0}, "mask") == [
         "['b']: none: None → float 2.0",

@@ -101,5 +101,7 @@ def _not_stacked(leaf: Any, beside: str) -> Finding:
     """Of the first tree alone if nothing stands beside it."""
     text = what(leaf, None)
     is_deleted = guarded(lambda: bool(leaf.is_deleted()), lambda _: False)
-    kind, hint = ("deleted", "donated?") if is_deleted else ("python type", "neither an array nor a number")
+    of_numpy = has_base(type(leaf), np.ndarray, np.generic)
+    what_else = "JAX does not take it" if of_numpy else "neither an array nor a number"
+    kind, hint = ("deleted", "donated?") if is_deleted else ("python type", what_else)
     return (kind, beside, text, hint) if beside else (kind, text, "", hint)

@@ -12,6 +12,7 @@ from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.nodes import Finding, Openers
 from treeviz.analysis.overlay.overlaid import Judged, Pairs
 from treeviz.analysis.overlay.prefix import Aligned, Mismatch, align_prefix
+from treeviz.tree.facts import Note
 from treeviz.tree.numbers import bytes_text
 from treeviz.tree.safe_repr import class_name, error_text, guarded, value_text
 from treeviz.tree.table import TreeTable
@@ -25,8 +26,13 @@ class Labels:
     name = "labels"
     none_is_spec = False
 
+    def __init__(self) -> None:
+        self._is_module = False
+
     def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
-        if callable(prefix) and guarded(lambda: Openers()(prefix) is None, lambda _: False):  # a module is a tree
+        if callable(prefix):
+            self._is_module = not guarded(lambda: Openers()(prefix) is None, lambda _: False)  # that is a tree
+        if callable(prefix) and not self._is_module:
             try:
                 prefix = prefix(side.nodes[0])
             except Exception as error:
@@ -47,13 +53,18 @@ class Labels:
         counts = Counter(texts[pairs.of].tolist() if len(texts) else ())
         told = [f"{label} {n:,}" for label, n in counts.most_common(_MOST_LABELS)]
         more = [f"{len(counts) - len(told):,} more labels"] if len(counts) > len(told) else []
-        return Judged([], (), (", ".join([*told, *more]),) if told else (), {})
+        called = Note("warning", "optax.partition calls a module that can be called: give it lambda _: labels")
+        notes = {0: (called,)} if self._is_module else {}
+        return Judged([], (), (", ".join([*told, *more]),) if told else (), notes)
 
 
 class Mask(Labels):
     """True or False for each leaf, as of `optax.masked`."""
 
     name = "mask"
+
+    def text(self, spec: Any) -> str:
+        return super().text(bool(spec) if isinstance(spec, np.bool_) else spec)
 
     def wrong(self, spec: Any) -> Finding | None:
         if isinstance(spec, bool | np.bool_):
