@@ -54,7 +54,7 @@ class Labels:
         told = [f"{label} {n:,}" for label, n in counts.most_common(_MOST_LABELS)]
         more = [f"{len(counts) - len(told):,} more labels"] if len(counts) > len(told) else []
         called = Note("warning", "optax.partition calls a module that can be called: give it lambda _: labels")
-        notes = {0: (called,)} if self._is_module else {}
+        notes: dict[int, tuple[Note, ...]] = {0: (called,)} if self._is_module else {}
         return Judged([], (), (", ".join([*told, *more]),) if told else (), notes)
 
 
