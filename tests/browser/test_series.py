@@ -214,6 +214,16 @@ def test_the_heat_map_follows_folding_sorting_searching_and_scrolling(shown):
     assert box(page, ".heat-map")["height"] == 22
 
 
+def test_an_ancestor_that_stays_in_sight_is_one_line(shown):
+    page = shown(layers(40), height=500)
+    scroll_to(page, 90)
+    above = page.locator(".above .row").last
+    tops = above.evaluate("(row) => [...row.children].map((cell) => cell.getBoundingClientRect().top)")
+    assert len(tops) == page.locator(".head .cell").count() > 2 and len(set(tops)) == 1
+    in_row = page.locator(".window .row").last.locator(".cell").last.bounding_box()
+    assert above.locator(".cell").last.bounding_box()["x"] == in_row["x"]
+
+
 def test_hovering_reads_a_cell_out_in_words(shown):
     page = shown()
     table = layers()
