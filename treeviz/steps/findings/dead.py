@@ -57,10 +57,11 @@ def _cut_off(tree: Searched, is_cut: np.ndarray, n_steps: int) -> Finding:
     """The finding of leaves on which the loss does not depend, as the step itself shows: those of unused layers."""
     leaves = [leaf for layer in reversed(tree.layers) for leaf in layer if is_cut[leaf]]
     paths, is_one = [tree.path(leaf) for leaf in leaves], len(leaves) == 1
+    zero = "was always zero, and is for any numbers" if is_one else "were always zero, and are for any numbers"
+    what = "this parameter" if is_one else listed(paths)
     return Finding(
         "dead", tree.name, paths[0], leaves[0], *tree.span, (("steps", n_steps), ("leaves", len(leaves))),
-        f"{tree.name}{paths[0]}{and_others(leaves)} {'was' if is_one else 'were'} always zero, as they are for any "
-        f"numbers: the loss does not depend on {'this parameter' if is_one else f'{listed(paths)}'}.",
+        f"{tree.name}{paths[0]}{and_others(leaves)} {zero}: the loss does not depend on {what}.",
         "It is not used, or behind stop_gradient, a comparison or a rounding, or times zero. If it is to be trained, "
         "look there; else nothing is wrong.",
         tuple(leaves), n_steps / tree.thresholds.fewest_steps,
