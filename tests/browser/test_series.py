@@ -480,14 +480,27 @@ def test_the_color_of_a_finding_is_that_of_its_severity_whatever_its_kind(shown)
     def color(element):
         return element.evaluate("(element) => getComputedStyle(element).color")
 
+    def has_red_flag(page):
+        return page.locator(".heat-map canvas").evaluate(
+            """(canvas) => {
+              const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+              return data.some((_, i) => i % 4 === 0 && data[i] === 179 && data[i + 1] === 38 && data[i + 2] === 30);
+            }"""
+        )
+
     of_theme = {"bad": "rgb(179, 38, 30)", "warm": "rgb(154, 52, 18)", "dim": "rgb(91, 100, 112)"}
     settled(page)
     assert color(page.get_by_text("findings (3)")) == of_theme["bad"]
     page.get_by_text("findings (3)").click()
     for places in (page.locator(".row .badge:not(.inside)"), page.locator(".finding .badge")):
         assert [color(places.nth(i)) for i in range(3)] == list(of_theme.values())
+    assert has_red_flag(page)
     page = shown(table, [Series(**{**vars(norm), "marks": marks[2:]})])
     assert color(settled(page).get_by_text("findings (1)")) == of_theme["dim"]
+    assert not has_red_flag(page)
+    page.locator(f"#row{marks[2].row}").click()
+    mark = settled(page).locator(".chart .mark")
+    assert mark.evaluate("(element) => getComputedStyle(element).stroke") == of_theme["dim"]
 
 
 def test_a_run_without_findings_has_no_list_of_them(shown):

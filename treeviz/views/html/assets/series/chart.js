@@ -69,7 +69,7 @@ function lineChart(seriesView, series, row) {
     svg("path", { class: "zero", d: zero }),
     svg("path", { class: "line", d: line }),
     svg("path", { class: "bad", d: bad.join("") }),
-    ...marks.map(([, bucket, kind, text]) => svg("path", { class: "mark", d: `M${xOf(bucket) - 5} 0h10l-5 9z` }, svg("title", {}, `${kind}: ${text}`))),
+    ...marks.map(([, bucket, kind, text, severity]) => svg("path", { class: severity === "info" ? "mark dim" : "mark", d: `M${xOf(bucket) - 5} 0h10l-5 9z` }, svg("title", {}, `${kind}: ${text}`))),
     svg("path", { class: "at", d: "" }),
   );
   const at = /** @type {SVGElement} */ (drawing.lastChild);

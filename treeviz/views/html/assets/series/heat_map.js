@@ -131,7 +131,7 @@ export class HeatMap {
     const { series, scale, colors } = this.seriesView;
     const places = new Map();
     rows.forEach((row, i) => places.set(row, i));
-    for (const [row, bucket] of series.marks) {
+    for (const [row, bucket, , , severity] of series.marks) {
       if (!places.has(row) || bucket < from || bucket >= to) continue;
       const x = Math.max(5 * scale, (xOf(bucket) + xOf(bucket + 1)) / 2);
       const y = Math.round(places.get(row) * tall);
@@ -141,7 +141,7 @@ export class HeatMap {
       ctx.lineTo(x, y + 8 * scale);
       ctx.closePath();
       ctx.fillStyle = colors.background;
-      ctx.strokeStyle = colors.bad;
+      ctx.strokeStyle = severity === "info" ? colors.dim : colors.bad;
       ctx.lineWidth = 1.5 * scale;
       ctx.fill();
       ctx.stroke();
