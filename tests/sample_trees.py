@@ -324,6 +324,10 @@ SAMPLES: dict[str, Callable[[], Any]] = {
         {Static("s"): 1.0},
     ],
     "registered nodes": _all_nodes,
+    "layers that know their numbers": lambda: [
+        *(WithAux(np.ones(3), label=f"layer {i}") for i in range(12)),
+        WithAux(np.ones(3), label="head 12"),
+    ],
     "arrays in auxiliary data": _node_with_arrays_in_aux,
     "a flatten that raises": lambda: {"bad": Raises(ValueError("</script>")), "good": 1.0},
     "a flatten that exits": lambda: [Raises(SystemExit(1)), Raises(GeneratorExit()), Raises(MemoryError())],

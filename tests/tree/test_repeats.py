@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_nodes import WithAux
+from sample_trees import SAMPLES
 
-from treeviz.tree.repeats import LEAST, fold
+from treeviz.tree.repeats import LEAST, fold, merged_facts
 from treeviz.tree.walk import walk
 
 CASES = json.loads((Path(__file__).parents[1] / "fold_cases.json").read_text("utf-8"))
@@ -43,6 +45,20 @@ def test_a_folded_row_stands_for_subtrees_that_are_equal_row_by_row(tree, wrong,
     assert np.array_equal(stands_for[found.rows], found.rows)
     assert np.array_equal(table.fact_codes[stands_for], table.fact_codes)
     assert np.array_equal(table.depth[stands_for], table.depth)
+
+
+def test_layers_that_differ_in_the_numbers_of_their_static_fields_are_alike_and_values_are_not():
+    table = walk(SAMPLES["layers that know their numbers"]())
+    (run,) = fold(table).runs.values()
+    assert run.label == "[0…11] ×12"
+    merged = merged_facts([table.facts[table.fact_codes[row]] for row in run.rows])
+    assert merged.static == (("aux", "('layer 0…11', 7)"),)
+    rates = [WithAux(1.0, label=f"rate {10.0**-i} of {2 + i}") for i in range(5)]
+    table = walk(rates)
+    merged = merged_facts([table.facts[code] for code in np.unique(table.fact_codes[1::2])])
+    assert merged.static == (("aux", "('rate 0.0001…1.0 of 2…6', 7)"),)
+    for values in ([1, 2, 3], ["a1", "a2", "a3"], [np.ones(1), np.ones(2), np.ones(3)]):
+        assert not fold(walk(values)).runs
 
 
 def test_a_tree_without_repeats_is_shown_as_it_is():

@@ -5,7 +5,8 @@ The rule, for every view; `tests/fold_cases.json` has examples of it:
 - Two siblings are *alike* if their keys differ in numbers only, and their subtrees in nothing. Keys: both are indices
   of a list or tuple, or both labels have a digit and are equal once every run of the digits 0 to 9 is written as one 0
   (`h_7` and `h_11`, not `query` and `value`). Subtrees: as many rows, and row by row the same depth and the same facts
-  (`fact_codes`: type, shape, dtype, static fields, sharding …), and below the first row the same key (`key_codes`).
+  (`fact_codes`: type, shape, dtype, sharding …) but for the numbers in static fields and in the texts of nodes and of
+  variables, such as the number of a layer (`alike_facts`), and below the first row the same key (`key_codes`).
   Columns, notes and series do not matter.
 - A *run* is a sequence of siblings, each alike the one before it.
 - A member of a run *stands out* if a wrong row, one with a finding or an error, is in its subtree; or one with NaN,
@@ -27,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from treeviz.tree.facts import Facts
 from treeviz.tree.table import TreeTable
 
 LEAST = 3  # members of a folded run
@@ -34,6 +36,8 @@ MOST_OUT = 3  # members that stand out of a run
 _AT_ONCE = 1 << 20  # rows that are compared
 _LONG = 12  # characters of a key whose start is not repeated
 _NUMBER = re.compile("[0-9]+")
+_FACT_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
+_NAMED = ("node", "module", "variable")  # kinds whose text is no value
 
 
 class Run(NamedTuple):
@@ -77,6 +81,40 @@ def fold(table: TreeTable, wrong: Sequence[int] = (), nan: Sequence[int] = ()) -
     place = np.searchsorted(shown, stands_for)
     visible = [rows for rows in runs if stands_for[rows[0]] == rows[0]]
     return Repeats(shown, place, {int(place[rows[0]]): Run(rows, _label(table, rows)) for rows in visible})
+
+
+def alike_facts(facts: Sequence[Facts]) -> np.ndarray:
+    """int[n_facts]: of each the first one that is equal but for numbers in static fields and in the text of a node."""
+    known: dict[Facts, int] = {}
+    codes = np.arange(len(facts))
+    for code, each in enumerate(facts):
+        if each.static or (each.text and each.kind in _NAMED):
+            codes[code] = known.setdefault(
+                _with_texts(each, [_FACT_NUMBER.sub("0", text) for text in _texts(each)]), code
+            )
+    return codes
+
+
+def merged_facts(alike: Sequence[Facts]) -> Facts:
+    """The first of facts that are alike, with the range of each number in which they differ: "layer=0…11"."""
+    return _with_texts(alike[0], [_in_ranges(texts) for texts in zip(*map(_texts, alike), strict=True)])
+
+
+def _texts(facts: Facts) -> list[str]:
+    """What facts may differ in and be alike."""
+    return [facts.text if facts.kind in _NAMED else "", *(value for _, value in facts.static)]
+
+
+def _with_texts(facts: Facts, texts: Sequence[str]) -> Facts:
+    static = tuple([(name, text) for (name, _), text in zip(facts.static, texts[1:], strict=True)])
+    return facts._replace(text=texts[0] if facts.kind in _NAMED else facts.text, static=static)
+
+
+def _in_ranges(texts: Sequence[str]) -> str:
+    """ "layer 0…11" of "layer 0", "layer 1" … "layer 11"."""
+    numbers = zip(*map(_FACT_NUMBER.findall, texts), strict=True)
+    ends = iter([(str(min(each, key=float)), str(max(each, key=float))) for each in numbers])
+    return _FACT_NUMBER.sub(lambda _: "…".join(dict.fromkeys(next(ends))), texts[0])
 
 
 def _stands_for(table: TreeTable, runs: Sequence[np.ndarray]) -> np.ndarray:
@@ -134,7 +172,8 @@ def _runs(table: TreeTable) -> Iterator[np.ndarray]:
 
 def _alike_the_next(table: TreeTable) -> np.ndarray:
     """int[k]: the rows that have a next sibling which is alike."""
-    end, facts, keys, depth = table.end, table.fact_codes, table.key_codes, table.depth
+    end, keys, depth = table.end, table.key_codes, table.depth
+    facts = alike_facts(table.facts)[table.fact_codes]
     pattern = _patterns(table)[keys]
     row = np.arange(1, len(table))
     row = row[(end[row] < end[table.parent[row]]) & (pattern[row] >= 0)]

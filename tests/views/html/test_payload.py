@@ -73,7 +73,7 @@ def table() -> TreeTable:
 def test_depths_keys_facts_and_labels_of_every_tree_come_through(name):
     table = treeviz.walk(SAMPLES[name]())
     header, buffers = unpacked(pack(View(table, [])))
-    for index, sent in zip(header["rows"], (table.depth, table.key_codes, table.fact_codes), strict=True):
+    for index, sent in zip(header["rows"][:3], (table.depth, table.key_codes, table.fact_codes), strict=True):
         np.testing.assert_array_equal(buffers[index], sent)
     for field in ("kind", "type", "dtype", "text", "module", "is_leaf", "weak"):
         levels, codes = header["facts"][field]

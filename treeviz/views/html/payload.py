@@ -19,11 +19,11 @@ import numpy as np
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.keys import Key
+from treeviz.tree.repeats import alike_facts
 from treeviz.tree.safe_repr import aval_text
 from treeviz.tree.table import TreeTable
 from treeviz.views.html.histogram_payload import pack_histograms
 from treeviz.views.html.series_payload import pack_series
-from treeviz.views.html.short_numbers import four_digits
 from treeviz.views.text.cells import type_text
 from treeviz.views.view import View
 
@@ -33,7 +33,6 @@ _SMALL = 1 << 12  # bytes of arrays that are compared
 _A_BLOCK = 1 << 10  # bytes
 _ALIKE = 10_000  # characters: documents that begin with the same ones share more of treescope's scripts
 _WHOLE = [(np.iinfo(dtype).min, np.iinfo(dtype).max, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.int32)]
-_KEEPING = ("none", "given", "min", "max")  # roll-ups whose results are among the values
 _TYPES = {"u1": 0, "u2": 1, "u4": 2, "i4": 3, "f4": 4, "f8": 5}
 # The facts to send; numbers are columns.
 _FIELDS = (
@@ -66,7 +65,7 @@ def pack(view: View) -> bytes:
         "name": table.name,
         "headline": table.headline,
         "open": view.depth,
-        "rows": [buffers.add(each) for each in (table.depth, table.key_codes, table.fact_codes)],
+        "rows": [*map(buffers.add, (table.depth, table.key_codes, table.fact_codes, *_alike(table.facts)))],
         "keys": [0, *map(_key, table.keys[1:])],
         "facts": _facts(table.facts, buffers),
         "notes": {
@@ -197,6 +196,12 @@ def _sharding(sharding: Sharding | None) -> tuple | None:
     return sent[: Sharding._fields.index("platform")]
 
 
+def _alike(facts: Sequence[Facts]) -> list[np.ndarray]:
+    """The code of the first of facts that are alike, for each; nothing where none are."""
+    codes = alike_facts(facts)
+    return [] if np.array_equal(codes, np.arange(len(codes))) else [codes]
+
+
 def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
     levels = {value: code for code, value in enumerate(dict.fromkeys(values))}
     codes = map(levels.__getitem__, values)
@@ -216,8 +221,7 @@ def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool)
         is_own = codes is not None and codes is not table.fact_codes
         if is_own and len(numbers) > 0.8 * len(codes):  # hardly any row shares its level
             numbers, codes = numbers[codes], None
-        is_kept = column.format == "number" and column.rollup in _KEEPING
-        levels = buffers.add(four_digits(numbers) if is_kept else numbers)
+        levels = buffers.add(numbers)
     said = [
         column.name,
         column.format,

@@ -158,8 +158,8 @@ def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> 
     sparks = sparklines(main, rows, _N_CHARACTERS, bars=glyphs.heights[1:], bad=bad)
     title = glyphs.fit(cut(visible(main.title), _LABEL))
     return [
-        _right(title, list(map(glyphs.fit, last_texts(main, rows))), everything),
-        _left("log scale" * main.log, sparks, everything),
+        _right(title, list(map(glyphs.fit, last_texts(main, rows))), everything)._replace(name=main.name),
+        _left("log scale" * main.log, sparks, everything)._replace(name=main.name),
     ]
 
 

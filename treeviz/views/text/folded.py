@@ -17,7 +17,7 @@ from treeviz.tree.column import Column
 from treeviz.tree.facts import Note
 from treeviz.tree.keys import Key
 from treeviz.tree.numbers import bytes_text, count_text, number_text
-from treeviz.tree.repeats import Repeats, fold
+from treeviz.tree.repeats import Repeats, fold, merged_facts
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.text.cells import note_part
@@ -78,11 +78,13 @@ class _Folded:
         own = self._own(self._sums(leaves))
         keys, facts = [*table.keys], [*table.facts]
         key_codes, fact_codes = table.key_codes[rows], table.fact_codes[rows]
+        for shown, codes in self._differing_facts():
+            fact_codes[shown] = len(facts)
+            facts.append(merged_facts([table.facts[code] for code in codes]))
         for shown, run in self._runs.items():
-            row = rows[shown]
+            row, each = rows[shown], facts[fact_codes[shown]]
             key_codes[shown], fact_codes[shown] = len(keys), len(facts)
             keys.append(Key(run.label, "", run.label, ()))
-            each = table.facts[table.fact_codes[row]]
             if n_bytes is not None and n_bytes[row] > 0 and each.shape is None:
                 each = each._replace(type=f"{each.type} · {bytes_text(n_bytes[row].item())} each")
             facts.append(each._replace(leaves=int(own[shown])))
@@ -98,6 +100,15 @@ class _Folded:
             facts=tuple(facts),
             headline=table.headline,
         )
+
+    def _differing_facts(self) -> Iterator[tuple[int, list[int]]]:
+        """The rows that stand for others of other facts, and the codes of all of these."""
+        codes = self._table.fact_codes[self._order]
+        differ = np.maximum.reduceat(codes, self._starts) != np.minimum.reduceat(codes, self._starts)
+        for i in np.flatnonzero(differ).tolist():
+            start = self._starts[i]
+            shown = int(self._several[i])
+            yield shown, list(dict.fromkeys(codes[start : start + self._stands_for[shown]].tolist()))
 
     def column(self, column: Column) -> Column:
         if column.format == "label":

@@ -178,8 +178,8 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
     """Divide the width: names first, then types, then columns, then details.
 
     No name is cut, and no indentation given up, while a column of sizes stands. Of the columns those of sizes go first,
-    then the last one; two that were asked for stay beside a short type. Names that do not even fit beside those get
-    45 % of the width, and what the others leave.
+    then the last one. What was asked for, the first column or the series, stays: names that do not fit beside it and
+    short types get 45 % of the width, and what the others leave.
     """
     if width is None:
         return _Room(2**31, min(key, _UNLIMITED_KEY), cells, 2**31)
@@ -194,10 +194,9 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
     needed = max(details.inside, trouble if details.any_trouble else none)
     type_ = min(cells[0].width, max(2 * _TYPE, width * 45 // 100))
     least = min(type_, _SHORT, bare_width(cells[0]))
-    names = key
-    if key + len(_GAP) + type_ > width - len(_GAP) - needed:
-        kept = [len(_GAP) + cell.width for cell in cells[1:] if not (cell.is_size or cell.is_extra)][:_ASKED]
-        names = min(key, max(_KEY, width * 45 // 100, width - least - sum(kept) - needed - 2 * len(_GAP)))
+    asked = [cell for cell in cells[1:] if not (cell.is_size or cell.is_extra)]
+    kept = sum([len(_GAP) + cell.width for cell in asked if cell.name == asked[0].name])
+    names = min(key, max(_KEY, width * 45 // 100, width - least - kept - needed - 2 * len(_GAP)))
     while left(names) < wanted and any(cell.is_extra for cell in cells):
         last = max(i for i, cell in enumerate(cells) if cell.is_extra)
         cells = cells[:last] + cells[last + 1 :]

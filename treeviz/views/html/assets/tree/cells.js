@@ -17,7 +17,7 @@ const MAX_PATH = 12;
 /** The style of a row: None and empty containers are dimmed, errors are highlighted. @param {Tree} tree @param {number} row @param {string} kind */
 export function styleOf(tree, row, kind) {
   if (["error", "cycle", "deleted"].includes(kind)) return "trouble";
-  if (tree.of(row, "is_leaf")) return kind === "abstract" || kind === "tracer" || kind === "placeholder" ? "abstract" : "leaf";
+  if (tree.of(row, "is_leaf")) return /^(abs|tr|pl)/.test(kind) ? "abstract" : "leaf";
   return tree.nChildren[row] ? "node" : "ghost";
 }
 
@@ -28,7 +28,7 @@ export function whatText(tree, code) {
 }
 
 /** The type without the words that may go: where a function is, and what else an array is. @param {string} what */
-export const briefText = (what) => what.replace(/(?<=^\S*]|^function .*) .*/, "");
+export const briefText = (what) => what.replace(/(?<=^[^[]*\S*]|^function .*) .*/, "");
 
 /** The static fields of a row. @param {Tree} tree @param {number} code of its facts @returns {string[]} */
 export const fieldTexts = (tree, code) => tree.fact(code, "static").map(pairText);
@@ -44,9 +44,11 @@ export const besideType = (notes) => notes.filter(([kind, , , , , sign]) => !sig
 export function fillType(cell, view, row, notes, room) {
   const { tree, rows } = view;
   const code = tree.factCodes[row];
-  const all = whatText(tree, code);
+  // What differs from row to row is not said of all.
+  const isOne = !rows.folds?.of(row).some((each) => tree.factCodes[each] !== code);
+  const all = isOne ? whatText(tree, code) : tree.of(row, "what");
   const what = all.length > room ? briefText(all) : all;
-  const fields = fieldTexts(tree, code);
+  const fields = isOne ? fieldTexts(tree, code) : [];
   const within = insideTexts(tree, code);
   cell.title = [all, ...fields, within[0] && "inside (invisible to JAX)", ...within].filter(Boolean).join("\n");
   const parts = [h("span", { class: "what" }, what)];

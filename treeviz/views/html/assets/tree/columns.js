@@ -7,7 +7,7 @@ export const CH = 7.83;
 export const GAP = 12;
 const PADDING = 10;
 // Pixels of the arrow and the glyph of a row, of a level, of a level where there is no room, and of a label where there is none at all.
-const SIGNS = 46;
+export const SIGNS = 46;
 const STEP = 16;
 const SMALL_STEP = 8;
 const LABEL = 60;
@@ -50,7 +50,8 @@ export class Columns {
     const mostType = Math.max(CH * SHORT, MOST_TYPES * width);
     const [least, wanted] = [Math.min(brief, mostType), Math.min(what, mostType)];
     const widths = [0, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? least : CH * widthOf(column, this.view.rows)))];
-    const isNumber = (column) => /count|bytes|number|histogram/.test(column?.format);
+    // A narrow view shows curves in place of the heat map.
+    const isNumber = (column) => (this.view.grid.isNarrow ? /count|bytes|number|histo/ : /count|bytes|number|histo|spark/).test(column?.format);
     // No name is cut while a column of numbers could go.
     const most = columns.reduce((left, column, i) => left - (isNumber(column) ? 0 : widths[i + 1] + GAP), room);
     const [step, names] = wide <= MOST_NAMES * width ? [STEP, wide] : [SMALL_STEP, slim];

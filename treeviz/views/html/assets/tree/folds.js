@@ -88,7 +88,8 @@ function standingOut(best, nWrong) {
 
 /** The members of each run of LEAST or more siblings, outer runs before those inside. @param {Tree} tree @returns {number[][]} */
 export function runsOf(tree) {
-  const { n, end, parent, depth, keyCodes, factCodes, keys } = tree;
+  const { n, end, parent, depth, keyCodes, keys, alike } = tree;
+  const factCodes = alike ? tree.factCodes.map((code) => alike[code]) : tree.factCodes;
   const pattern = keys.map((key, code) => (code ? readKey(key).label.replace(/\d+/g, "0") : "0"));
   const hasNumber = keys.map((key, code) => !code || /\d/.test(readKey(key).label));
   const isAlike = (row, next) => {

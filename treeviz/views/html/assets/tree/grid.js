@@ -1,7 +1,7 @@
 // @ts-check
 // Draws the rows that are on the screen; only they are in the document.
 import { fieldTexts, fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
-import { CH, Columns, GAP } from "./columns.js";
+import { CH, Columns, GAP, SIGNS } from "./columns.js";
 import { h } from "./dom.js";
 import { foldedNotes, foldedText } from "./folds.js";
 
@@ -275,12 +275,16 @@ export class Grid {
     element.classList.toggle("active", row === active);
     element.classList.toggle("hit", rows.hits?.[row] === 1);
     const depth = rows.depth(row);
-    const { step, maxLevels } = this.layout;
-    element.style.setProperty("--indent", `${Math.min(depth, maxLevels) * step}px`);
+    const { step, maxLevels, widths } = this.layout;
+    const indent = Math.min(depth, maxLevels) * step;
+    element.style.setProperty("--indent", `${indent}px`);
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
     key.dataset.glyph = GLYPHS[kind] ?? "·";
     key.dataset.arrow = open === undefined ? "" : open ? "▾" : "▸";
-    key.textContent = depth > maxLevels ? `⋯${depth} ${rows.label(row)}` : rows.label(row);
+    const label = depth > maxLevels ? `⋯${depth} ${rows.label(row)}` : rows.label(row);
+    // Names of one prefix differ in their ends.
+    const room = (widths[0] - SIGNS - indent) / CH;
+    key.textContent = room > 3 && label.length > Math.max(room, 12) ? `${label.slice(0, room / 3)}…${label.slice(1 - room * 2 / 3)}` : label;
     this.columns.forEach((column, i) => {
       if (column.format === "type") fillType(cells[i], this.view, row, notes, this.layout.widths[i + 1] / CH);
       else if (column.draw) cells[i].replaceChildren(column.draw(row));

@@ -17,7 +17,7 @@ const HELP = [
 export function toolbar(view) {
   const { tree, rows } = view;
   const search = h("input", {
-    type: "search", placeholder: "search: attn  layers/*/w  bf16", "aria-label": "Search",
+    type: "search", placeholder: "search: attn", "aria-label": "Search",
     autocomplete: "off", spellcheck: "false",
     input: () => view.search.ask(search.value),
     focus: () => {

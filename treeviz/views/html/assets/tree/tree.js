@@ -94,7 +94,8 @@ export class Tree {
     /** The series of a live run, in place of the first packed one. @type {any[]} */
     this.growing = [];
     this.name = header.name;
-    [this.depth, this.keyCodes, this.factCodes] = header.rows.map((at) => buffers[at]);
+    // Of facts that are alike the code of the first, if some are.
+    [this.depth, this.keyCodes, this.factCodes, this.alike] = header.rows.map((at) => buffers[at]);
     this.n = this.depth.length;
     this.keys = header.keys;
     this.facts = header.facts;
