@@ -118,12 +118,15 @@ def test_a_folded_row_tells_of_what_is_wrong_in_those_that_do_not_stand_out_of_i
     assert "2 of 9" in inside.inner_text()
 
 
-def test_an_inherited_spec_is_dim_and_has_an_edge(open_page):
+def test_an_inherited_spec_is_dim_and_a_bracket_has_the_color_of_the_spec(open_page):
     args = ({"w": np.ones(3), "b": np.ones(3)}, np.ones(3))
-    page = opened(open_page(treeviz.overlay((0, 0), args).html()))
-    dim = settled(page).locator(".row .cell.dim")
-    assert dim.all_inner_texts() == ["0 ← [0]"] * 2
-    assert dim.first.evaluate("(cell) => getComputedStyle(cell).borderLeftWidth") == "1px"
+    page = opened(open_page(treeviz.overlay((0, None), args).html()))
+    assert settled(page).locator(".row .cell.dim").all_inner_texts() == ["0 ← [0]"] * 2
+    cells = page.locator(".row .cell", has_text=re.compile("^(0.*|None)$")).all()
+    edges = [cell.evaluate("(cell) => getComputedStyle(cell).borderLeft") for cell in cells]
+    assert [cell.inner_text() for cell in cells] == ["0", "0 ← [0]", "0 ← [0]", "None"]
+    assert len({*edges[:3]}) == 1 and edges[0] != edges[3] and edges[0].startswith("3px solid oklch")
+    assert page.locator(".row .cell[style*='--edge']").count() == 4
     assert violations(page) == []
 
 

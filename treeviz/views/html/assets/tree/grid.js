@@ -289,7 +289,11 @@ export class Grid {
       if (column.format === "type") fillType(cells[i], this.view, row, notes, this.layout.widths[i + 1] / CH);
       else if (column.draw) cells[i].replaceChildren(column.draw(row));
       else cells[i].textContent = texts[i];
-      cells[i].classList.toggle("dim", texts[i].includes("←"));
+      const [spec, origin] = texts[i].split(" ← ");
+      cells[i].classList.toggle("dim", !!origin);
+      // Of an overlay each spec has a color, in hues that are far apart; the labels begin with "" and that of no spec.
+      const number = column.help?.includes("←") ? column.labels.indexOf(spec) : 0;
+      cells[i].style.setProperty("--edge", number > 1 ? `oklch(.65 .17 ${number * 137})` : "");
       cells[i].classList.toggle("bad", /NaN|Inf/.test(texts[i] !== "0" && texts[i] && column.title + texts[i]));
       if (hasBar(column)) cells[i].style.setProperty("--share", `${shareOf(column, row, rows.folds)}%`);
     });
