@@ -34,7 +34,7 @@ from treeviz.tree.describers import Description, by_key, by_wrapping_key
 from treeviz.tree.keys import MISSING, stored_attribute, stored_attributes
 from treeviz.tree.opaque import arrays_inside
 from treeviz.tree.private_names import PrivateName, why_missing
-from treeviz.tree.safe_repr import class_name, guarded, has_base, is_function, mro, namespace, value_text
+from treeviz.tree.safe_repr import class_attribute, class_name, guarded, has_base, is_function, mro, value_text
 from treeviz.tree.treedef import knows_child_keys
 
 _NO_CONFIGURATION = ("parent", "name")
@@ -103,7 +103,7 @@ def nnx_module(node: Any) -> Description:
 @functools.lru_cache(maxsize=1024)
 def _defaults(cls: type) -> dict[str, Any]:
     """The functions that the constructor has as defaults: where they were kept, they say nothing."""
-    init = next(namespace(base)["__init__"] for base in mro(cls) if "__init__" in namespace(base))
+    init = class_attribute(cls, "__init__")
     found = guarded(lambda: inspect.signature(init).parameters.values(), lambda _: ())
     return {each.name: each.default for each in found if is_function(type(each.default))}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -206,10 +206,3 @@ def numbers_of(measurement: Measurement) -> dict[str, dict[str, np.ndarray]]:
         source.name: unpack(packed[source.name], measurement.statistics_of(source.name), source.sizes)
         for source in measurement.sources
     }
-
-
-def steps_of(numbers: Mapping[str, Mapping[str, np.ndarray]]) -> Iterator[dict[str, dict[str, np.ndarray]]]:
-    """Split numbers that `scan` stacked along the first axis into those of each inner step."""
-    n_steps = min(len(values) for statistics in numbers.values() for values in statistics.values())
-    for i in range(n_steps):
-        yield {name: {k: values[i] for k, values in statistics.items()} for name, statistics in numbers.items()}

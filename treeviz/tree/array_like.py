@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treeviz.tree.keys import MISSING, stored_attribute
-from treeviz.tree.safe_repr import guarded, has_base, module_name, mro, namespace, visible
+from treeviz.tree.safe_repr import class_attribute, guarded, has_base, module_name, mro, namespace, visible
 
 _MAX_AXES = 64
 _LIBRARIES = frozenset(
@@ -67,7 +67,7 @@ def array_like_reader(cls: type) -> Callable[[Any], ArrayLike | None]:
 
 def _reader(cls: type, name: str) -> Reader:
     """How to read an attribute of the objects of a class."""
-    found = next((namespace(base)[name] for base in mro(cls) if name in namespace(base)), MISSING)
+    found = class_attribute(cls, name, MISSING)
     if type(found) is types.GetSetDescriptorType:  # of a class written in C
         return lambda value: found.__get__(value)
     if type(found) is property:
@@ -92,7 +92,7 @@ def _may_run(cls: type, function: Any, asked: tuple[Any, ...] = ()) -> bool:
         return False
     asked = (*asked, function)
     for name in names & set(code.co_names):
-        read = next(namespace(base)[name] for base in mro(cls) if name in namespace(base))
+        read = class_attribute(cls, name)
         if type(read) is property and read.fget not in asked and not _may_run(cls, read.fget, asked):
             return False
     return True

@@ -20,6 +20,7 @@ from treeviz.tree.keys import MISSING, stored_attributes
 from treeviz.tree.safe_repr import (
     array_bytes,
     array_text,
+    class_attribute,
     class_name,
     guarded,
     has_base,
@@ -224,5 +225,5 @@ def _slots(cls: type) -> Iterator[tuple[str, Any]]:
 
 def _field_names(cls: type) -> tuple[str, ...] | None:
     """The field names of a named tuple's class, else None."""
-    names = next((namespace(base)["_fields"] for base in mro(cls) if "_fields" in namespace(base)), None)
+    names = class_attribute(cls, "_fields")
     return tuple(visible(name, 40) for name in names if has_base(type(name), str)) if type(names) is tuple else None

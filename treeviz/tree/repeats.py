@@ -84,14 +84,13 @@ def fold(table: TreeTable, wrong: Sequence[int] = (), nan: Sequence[int] = ()) -
 
 
 def alike_facts(facts: Sequence[Facts]) -> np.ndarray:
-    """int[n_facts]: of each the first one that is equal but for numbers in static fields and in the text of a node."""
+    """int[n_facts]: of each the first one that is alike."""
     known: dict[Facts, int] = {}
     codes = np.arange(len(facts))
     for code, each in enumerate(facts):
         if each.static or (each.text and each.kind in _NAMED):
-            codes[code] = known.setdefault(
-                _with_texts(each, [_FACT_NUMBER.sub("0", text) for text in _texts(each)]), code
-            )
+            texts = [_FACT_NUMBER.sub("0", text) for text in _texts(each)]
+            codes[code] = known.setdefault(_with_texts(each, texts), code)
     return codes
 
 

@@ -66,6 +66,11 @@ def namespace(cls: type) -> Mapping[str, Any]:
     return type.__dict__["__dict__"].__get__(cls)
 
 
+def class_attribute(cls: type, name: str, otherwise: Any = None) -> Any:
+    """What a class or its bases have stored under a name, without binding it; runs no code of its metaclass."""
+    return next((namespace(base)[name] for base in mro(cls) if name in namespace(base)), otherwise)
+
+
 def has_base(cls: type, *classes: type) -> bool:
     """Whether one of `classes` is a base of `cls`, by identity; runs no code of a metaclass."""
     for base in mro(cls):

@@ -13,7 +13,7 @@ from treeviz.tree.keys import MISSING, KeyTable, stored_attribute, stored_attrib
 from treeviz.tree.level import Level
 from treeviz.tree.object_text import static_text
 from treeviz.tree.opaque import arrays_in, step_to
-from treeviz.tree.safe_repr import has_base, mro, visible
+from treeviz.tree.safe_repr import class_attribute, has_base, visible
 
 LOST = "which JAX loses"  # in the note of an array in a field that `tree_flatten` drops
 _MAX_FIELDS = 64
@@ -131,9 +131,8 @@ def sameness(values: list[Any]) -> list[Any]:
 
 
 def _field_names(cls: type) -> list[str]:
-    for base in mro(cls):
-        fields = base.__dict__.get("__dataclass_fields__")
-        if type(fields) is dict:
-            return [str(name) for name, field in fields.items() if field._field_type.name == "_FIELD"]
+    fields = class_attribute(cls, "__dataclass_fields__")
+    if type(fields) is dict:
+        return [str(name) for name, field in fields.items() if field._field_type.name == "_FIELD"]
     names = getattr(cls, "_fields", ()) if has_base(cls, tuple) else ()
     return [str(name) for name in names] if type(names) is tuple else []

@@ -680,8 +680,20 @@ def test_every_tree_is_compared_with_itself_and_with_another(name):
     other = tv.diff(tree, Point(tree, [tree]))
     assert other.text(width=80, max_rows=40)
     tv.explain_map(tree, Point(1, 2))
-    if "raises from" in name:
-        assert len(tv.diff(tree, SAMPLES[name]()).differences) > 0
+    again = tv.diff(tree, SAMPLES[name]())
+    assert again.text(width=80, max_rows=40)
+    assert len(again.differences) > 0 or "raises from" not in name
+
+
+def test_broadcast_arrays_are_read_once_and_counted_as_they_are():
+    def huge(*values: float) -> np.ndarray:
+        return np.broadcast_to(np.array(values, np.float32)[:, None, None], (len(values), 10**6, 10**5))
+
+    assert not tv.diff(huge(1, np.nan), huge(1, np.nan)).differences
+    (found,) = tv.diff(huge(1, 2, 5), huge(1, 3, 5)).differences
+    assert str(found) == "the root: value: 2 → 3 (at [1, 0, 0]; 100,000,000,000 of 300,000,000,000 differ)"
+    (found,) = tv.diff(huge(1, 2), huge(np.nan, 2)).differences
+    assert str(found) == "the root: NaN: 0 NaN → 100,000,000,000 NaN (the first at [0, 0, 0])"
 
 
 def test_no_array_is_kept_and_no_copy_stays():

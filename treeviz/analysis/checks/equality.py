@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from treeviz.tree.opaque import arrays_in, contents
-from treeviz.tree.safe_repr import guarded, has_base, is_function, mro, namespace
+from treeviz.tree.safe_repr import class_attribute, guarded, has_base, is_function
 
 How = Literal["arrays", "identity", "own", "function"]
 _MAX_OBJECTS = 2_000  # that are looked at in the static data of one node
@@ -45,12 +45,8 @@ def comparison(aux: Any) -> How:
     return next((how for how in order if how in found), "function" if found else "own")
 
 
-def _equal(cls: type) -> Any:
-    return next(namespace(base)["__eq__"] for base in mro(cls) if "__eq__" in namespace(base))
-
-
 def _is_compared_by_contents(cls: type) -> bool:
-    equal = _equal(cls)
+    equal = class_attribute(cls, "__eq__")
     if type(equal) is types.FunctionType:
         return equal.__code__.co_filename.startswith(_GENERATED)
     return has_base(cls, *_CONTAINERS)
@@ -58,12 +54,11 @@ def _is_compared_by_contents(cls: type) -> bool:
 
 def _not_compared(cls: type) -> set[str]:
     """The fields of a dataclass that its `==` leaves out, as paths: {".cache"}."""
-    fields = next((namespace(base)["__dataclass_fields__"] for base in mro(cls)
-                   if "__dataclass_fields__" in namespace(base)), {})  # fmt: skip
+    fields = class_attribute(cls, "__dataclass_fields__", {})
     return guarded(lambda: {f".{name}" for name, each in fields.items() if not each.compare}, lambda _: set())
 
 
 def _of_class(cls: type) -> How:
     if is_function(cls):
         return "function"
-    return "identity" if _equal(cls) is object.__eq__ else "own"
+    return "identity" if class_attribute(cls, "__eq__") is object.__eq__ else "own"

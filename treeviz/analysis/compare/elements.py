@@ -10,6 +10,7 @@ import numpy as np
 
 Index = tuple[int, ...]
 _ONE = np.zeros(1, np.intp)
+_COUNTS = ("n_outside", "n_nan", "nan_left", "nan_right")  # of elements
 
 
 @dataclass
@@ -45,8 +46,13 @@ class Gap:
             self.max_abs, self.at, self.left, self.right = other.max_abs, other.at, other.left, other.right
         self.nan_at = self.nan_at if self.n_nan else other.nan_at
         self.max_rel = max(self.max_rel, other.max_rel)
-        for name in ("n_outside", "n_nan", "nan_left", "nan_right"):
+        for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def repeat(self, n: int) -> None:
+        """Count all as if the arrays were `n` times as long, with the same elements again."""
+        for name in ("n", *_COUNTS):
+            setattr(self, name, getattr(self, name) * n)
 
 
 class Elements(NamedTuple):

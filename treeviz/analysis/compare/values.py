@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from treeviz.analysis.compare.elements import Gap, Index, compare_elements, gap_of, index_in
-from treeviz.analysis.stats.host import CHUNK, holds_numbers, host_view, lies_on_host
+from treeviz.analysis.stats.host import CHUNK, holds_numbers, host_view, lies_on_host, once
 from treeviz.tree.numbers import number_text
 
 _LARGE = 4 * CHUNK  # elements whose bits are compared at once: a call takes as long as it takes to read 50 kB
@@ -30,6 +30,9 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     Raises:
       CannotCompare: One of them is deleted, traced, abstract, or partly in another process, or holds no numbers.
     """
+    n_repeats = 1
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        (left, right), n_repeats = once(left, right)
     gap = Gap(int(np.prod(left.shape, dtype=np.int64)))
     if gap.n == 0:
         return gap
@@ -49,6 +52,7 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
         n_nan = sum(map(count_nan, same))
         gap.nan_left += n_nan
         gap.nan_right += n_nan
+    gap.repeat(n_repeats)
     return gap
 
 

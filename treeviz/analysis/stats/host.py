@@ -39,21 +39,19 @@ def host_view(shard: jax.Array) -> np.ndarray:
         return np.asarray(jax.make_array_from_single_device_arrays(shard.shape, shard.sharding, [shard]))
 
 
-def n_stored(array: np.ndarray) -> int:
-    """The number of elements to read: along broadcast axes (stride 0) only one."""
-    n = 1
-    for size, stride in zip(array.shape, array.strides, strict=True):
-        n *= size if stride else min(size, 1)
-    return n
+def once(*arrays: np.ndarray) -> tuple[list[np.ndarray], int]:
+    """Arrays of one shape without the repeats that all have along broadcast axes (stride 0), and how many these are."""
+    found, n_repeats = list(arrays), 1
+    for axis, size in enumerate(found[0].shape):
+        if size > 1 and not any(each.strides[axis] for each in found):
+            n_repeats *= size
+            found = [each[(slice(None),) * axis + (slice(1),)] for each in found]
+    return found, n_repeats
 
 
 def summary_of_array(array: np.ndarray) -> Summaries:
     """The summary of any array of numbers; copies at most a chunk at a time."""
-    n_repeats = 1
-    for axis, (size, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
-        if stride == 0 and size > 1:
-            n_repeats *= size
-            array = array[(slice(None),) * axis + (slice(1),)]
+    (array,), n_repeats = once(array)
     parts = [summarise(as_float64(chunk), _ONE) for chunk in _chunks(array)]
     if not parts:
         return nothing(1)

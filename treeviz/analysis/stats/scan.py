@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.analysis.stats.host import SMALL, Pile, as_float64, holds_numbers, host_view, n_stored, summary_of_array
+from treeviz.analysis.stats.host import SMALL, Pile, as_float64, holds_numbers, host_view, once, summary_of_array
 from treeviz.analysis.stats.summary import Summaries, join, nothing, over_ranges
 from treeviz.tree.budget import Budget, Stopwatch
 from treeviz.tree.kinds import KINDS
@@ -162,7 +162,7 @@ class Scan:
             if array.dtype == jax.dtypes.float0:
                 return KINDS["float0"].no_values
             return f"no statistics: dtype {visible(str(array.dtype), 80)} holds no numbers"
-        n_elements = n_stored(array)
+        n_elements = once(array)[0][0].size
         if n_elements > self._max_elements:
             return f"not scanned: {n_elements:,} elements are more than {self._max_elements:,}"
         if array.size == 0:

@@ -28,6 +28,12 @@ def called_inside(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
             return step, positional, named
 
 
+def step_name(step: Any) -> str:
+    """The name of what a step calls; of what has none, the name of its class."""
+    inside = called_inside(step, (), {})[0]
+    return str(getattr(inside, "__name__", type(inside).__name__))
+
+
 def argument_names(step: Callable, n_positional: int) -> list[str]:
     """The names of the first arguments of a call; `args[2]` where the function has none."""
     inside, bound, _ = called_inside(step, (), {})

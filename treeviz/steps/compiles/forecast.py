@@ -9,7 +9,7 @@ import jax
 from jax import tree_util
 
 from treeviz.analysis.compare.difference import Difference, Differences
-from treeviz.steps.compiles.arguments import called_inside, named_arguments
+from treeviz.steps.compiles.arguments import named_arguments, step_name
 from treeviz.steps.compiles.compare import Part, compare_types
 from treeviz.steps.compiles.jit_type import JitType, is_committed
 from treeviz.steps.compiles.new_state import Place, find_state, given_state
@@ -95,12 +95,7 @@ def forecast(
         differ = compare_types(names[name], mine, JitType(*place.part))
         found += [Difference(f"{name}{path}", *_with_advice(*finding)) for path, finding in differ]
         found += _become_committed(name, names, traced)
-    return Forecast(found, _name(step), " and ".join(places))
-
-
-def _name(step: Any) -> str:
-    function = called_inside(step, (), {})[0]
-    return str(getattr(function, "__name__", type(function).__name__))
+    return Forecast(found, step_name(step), " and ".join(places))
 
 
 def _name_of(which: int | str, names: dict[str, Any], n_positional: int) -> str:

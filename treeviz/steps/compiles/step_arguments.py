@@ -11,7 +11,7 @@ from jax import tree_util
 
 from treeviz.analysis.facts import common_mesh, fact_columns
 from treeviz.analysis.sizes import headline, size_columns
-from treeviz.steps.compiles.arguments import argument_names
+from treeviz.steps.compiles.arguments import argument_names, step_name
 from treeviz.steps.compiles.flattening import Flattening, measure_flattening
 from treeviz.steps.compiles.program import Buffers, read_buffers
 from treeviz.steps.compiles.wrapped import wrapped_buffers
@@ -63,7 +63,7 @@ def step_arguments(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any
         passed = (tuple(args[i] for i in positions), {name: kwargs[name] for name in names})
         if tree_util.tree_structure(passed) != in_tree:
             raise TypeError(
-                f"arguments: it is not known which arguments of `{_name(step)}` are static with this release of JAX."
+                f"arguments: it is not known which arguments of `{step_name(step)}` are static in this release of JAX."
             )
         at = [*range(len(rows))]
     else:
@@ -81,13 +81,9 @@ def _inside(step: Callable) -> JittedStep:
         return jitted_step(step)
     except (CannotWatch, LibraryMoved) as error:
         raise TypeError(
-            f"arguments: `{_name(step)}` is not what jax.jit gave, and it is not known what its library passes on: "
+            f"arguments: `{step_name(step)}` is not what jax.jit gave, and it is not known what its library passes on: "
             "pass the function to jax.jit itself."
         ) from error
-
-
-def _name(step: Callable) -> str:
-    return str(getattr(step, "__name__", type(step).__name__))
 
 
 def _view(

@@ -291,7 +291,7 @@ export class Grid {
       else cells[i].textContent = texts[i];
       const [spec, origin] = texts[i].split(" ← ");
       cells[i].classList.toggle("dim", !!origin);
-      // Of an overlay each spec has a color, in hues that are far apart; the labels begin with "" and that of no spec.
+      // Each spec of an overlay has a hue; the first labels are "" and that of no spec.
       const number = column.help?.includes("←") ? column.labels.indexOf(spec) : 0;
       cells[i].style.setProperty("--edge", number > 1 ? `oklch(.65 .17 ${number * 137})` : "");
       cells[i].classList.toggle("bad", /NaN|Inf/.test(texts[i] !== "0" && texts[i] && column.title + texts[i]));
