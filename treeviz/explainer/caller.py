@@ -20,6 +20,7 @@ from treeviz.explainer.frames import Answer, is_of_jax
 from treeviz.explainer.leaves import what
 from treeviz.tree.attributes import MISSING, stored_items
 from treeviz.tree.safe_repr import guarded
+from treeviz.tree.source_lines import is_installed
 from treeviz.tree.walk import scan
 
 _DELETED = ("deleted or donated", "has been deleted")  # in the message
@@ -75,7 +76,7 @@ def _last_before(error: Exception, is_inside: Callable[[types.FrameType], bool])
 
 
 def _is_installed(frame: types.FrameType) -> bool:
-    return "-packages/" in frame.f_code.co_filename.replace("\\", "/")
+    return is_installed(frame.f_code.co_filename)
 
 
 def _given(error: Exception) -> Iterator[tuple[str, Any]]:

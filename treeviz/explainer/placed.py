@@ -21,6 +21,7 @@ from treeviz.overlaid import lay_over
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.jit_type import is_committed
 from treeviz.tree.safe_repr import value_text
+from treeviz.tree.sharding import describe_sharding
 from treeviz.tree.walk import walk
 
 
@@ -224,10 +225,10 @@ def of_devices(calls: Calls) -> Answer:
     of = next(call.variables for call in calls if {"args", "kwargs", "args_flat"} <= call.variables.keys())
     trees = {f"argument {i}": arg for i, arg in enumerate(of["args"])} | of["kwargs"]
     placed = [
-        (f"{name}{path}", leaf, tuple(sorted(device.id for device in leaf.sharding.device_set)))
+        (f"{name}{path}", leaf, place.device_ids)
         for name, tree in trees.items()
         for path, leaf in leaves_of(tree)
-        if is_committed(leaf)
+        if is_committed(leaf) and (place := describe_sharding(leaf.sharding)) is not None
     ]
     counts = Counter(devices for _, _, devices in placed).most_common()
     if len(counts) < 2:

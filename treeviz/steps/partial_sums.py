@@ -42,7 +42,7 @@ _N_BITS = 10  # of each of the three counts that share a word: more than the num
 _COUNT = np.uint32((1 << _N_BITS) - 1)
 _LONG_ROWS = [*range(64, 15, -1), *range(65, 257)]  # into how many rows a long leaf may be broken, the best first
 _MANY = 128  # arrays in one
-_IN_ROWS_FROM = 1 << 16  # elements: XLA CPU divides rows among threads, and waking one takes longer than fewer elements
+_IN_ROWS_FROM = 1 << 16  # elements, for which a second thread pays
 _TO_RANGE = np.ldexp(1.0, [2 * SHIFT, 0, -2 * SHIFT])  # squares in the scale of each range
 
 
@@ -252,7 +252,7 @@ def _ones(mask: jax.Array, at: int = 0) -> jax.Array:
 class _Places(NamedTuple):
     """Where the rows of each array begin, and their largest magnitudes are, in the order of rows.
 
-    Worked out once, since each step is added up.
+    Worked out once.
     """
 
     starts: np.ndarray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -151,10 +152,8 @@ class FactTable:
         )
         if dtype == jax.dtypes.float0:
             facts = facts._replace(kind="float0", elements=0, bytes=0, dtype="float0")
-        elif not _has_jax_kind(dtype):
-            facts = facts._replace(elements=0, text=NO_JAX_DTYPE)
-        elif not _is_jax_layout(dtype):
-            facts = facts._replace(text=NO_JAX_DTYPE)
+        elif not (_has_jax_kind(dtype) and _is_jax_layout(dtype)):
+            facts = facts._replace(elements=facts.elements * _has_jax_kind(dtype), text=NO_JAX_DTYPE)
         elif has_base(cls, np.ma.MaskedArray):
             facts = facts._replace(text=MASKED)
         return self._remember(cache_key, facts)
@@ -335,12 +334,7 @@ def _is_jax_layout(dtype: np.dtype) -> bool:
 
 def _product(shape: tuple) -> int:
     # A symbolic dimension is text: the array has no size yet.
-    n = 1
-    for size in shape:
-        if not isinstance(size, int):
-            return 0
-        n *= size
-    return n
+    return math.prod(shape) if all(isinstance(size, int) for size in shape) else 0
 
 
 _TRACERS = {

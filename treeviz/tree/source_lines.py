@@ -1,4 +1,4 @@
-"""Source files that are notebook cells. The only module that detects IPython; it never imports it."""
+"""Source files that are notebook cells or installed. The only module that detects IPython; it never imports it."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def cell_of(file: str) -> str:
     """The name of a cell in IPython's own tracebacks, "Cell In[3]"; "" if the file is not a cell."""
     label = getattr(getattr(ipython_shell(), "compile", None), "format_code_name", lambda _: None)(file)
     return " ".join(label) if label else ""
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed package."""
+    return "-packages/" in file.replace("\\", "/")

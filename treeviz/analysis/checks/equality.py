@@ -40,7 +40,8 @@ def comparison(aux: Any) -> How:
             skipped = _not_compared(cls)
             waiting += [inner for path, inner in contents(value, _MAX_OBJECTS) if path not in skipped]
         elif arrays_in([("", value)], _MAX_OBJECTS).n_arrays:
-            found.add(_of_class(cls))
+            is_own = class_attribute(cls, "__eq__") is not object.__eq__
+            found.add("function" if is_function(cls) else "own" if is_own else "identity")
     order: tuple[How, ...] = ("arrays", "identity", "own")
     return next((how for how in order if how in found), "function" if found else "own")
 
@@ -56,9 +57,3 @@ def _not_compared(cls: type) -> set[str]:
     """The fields of a dataclass that its `==` leaves out, as paths: {".cache"}."""
     fields = class_attribute(cls, "__dataclass_fields__", {})
     return guarded(lambda: {f".{name}" for name, each in fields.items() if not each.compare}, lambda _: set())
-
-
-def _of_class(cls: type) -> How:
-    if is_function(cls):
-        return "function"
-    return "identity" if class_attribute(cls, "__eq__") is object.__eq__ else "own"

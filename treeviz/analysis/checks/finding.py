@@ -16,7 +16,7 @@ _MOST_LINES = 10  # of one rule, where all are printed
 
 
 class Changed(str):
-    """An expression of {x}, which takes the place of a leaf x; of a node, too, or of each leaf in one."""
+    """An expression of {x} for a leaf x, a node, or each leaf in one."""
 
     __slots__ = ()
 

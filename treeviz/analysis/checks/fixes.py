@@ -9,7 +9,7 @@ from typing import Any
 
 from treeviz.tree.level import one_level
 from treeviz.tree.opaque import arrays_in, attributes, items
-from treeviz.tree.safe_repr import class_name, guarded, has_base, module_name, mro, namespace
+from treeviz.tree.safe_repr import class_attribute, class_name, guarded, has_base, module_name, mro, namespace
 
 _MAX_OBJECTS = 500  # that are searched for arrays in one attribute
 _TAKES_ANY = 0x04  # of the code of a function: it has *args
@@ -95,7 +95,7 @@ def _constructors(cls: type) -> list[types.CodeType]:
     """The code of `__new__` and `__init__` that are written in Python."""
     found = []
     for name in ("__new__", "__init__"):
-        method = next((namespace(base)[name] for base in mro(cls) if name in namespace(base)), None)
+        method = class_attribute(cls, name)
         function = method.__func__ if type(method) is staticmethod else method
         found += [function.__code__] if type(function) is types.FunctionType else []
     return found

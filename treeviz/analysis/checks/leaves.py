@@ -14,7 +14,7 @@ from treeviz.analysis.checks.fixes import registration
 from treeviz.analysis.checks.rule import MIB, Checked, Found, rule
 from treeviz.tree.facts import MASKED, Facts, is_refused
 from treeviz.tree.numbers import bytes_text
-from treeviz.tree.safe_repr import has_base, mro, namespace
+from treeviz.tree.safe_repr import class_attribute, has_base
 from treeviz.tree.tracers import is_tracing
 
 _OTHER_LIBRARIES = ("torch", "tensorflow", "keras")  # registering their classes would not help
@@ -125,11 +125,9 @@ def _for_jax(checked: Checked, row: int) -> str:
         return Changed("{x}.filled(0)")
     if facts.dtype in _LONG:
         return Changed(f"np.asarray({{x}}, np.{_LONG[facts.dtype]})")
-    return (
-        Changed("{x}.astype({x}.dtype.newbyteorder('='))")
-        if facts.dtype[0] in "<>" and facts.elements
-        else _apart(checked, row)
-    )
+    if facts.dtype[0] in "<>" and facts.elements:
+        return Changed("{x}.astype({x}.dtype.newbyteorder('='))")
+    return _apart(checked, row)
 
 
 @rule("T131", "info")
@@ -198,7 +196,7 @@ def _as_static_field(checked: Checked, row: int, parent: Facts) -> str:
             f"@dataclasses.dataclass\nclass {parent.type}:  # in place of the named tuple{fields}"
         )
     name = checked.table.key(row).segment
-    if any("__dataclass_fields__" in namespace(base) for base in mro(cls)):
+    if class_attribute(cls, "__dataclass_fields__") is not None:
         how = "dataclasses.field(metadata={'static': True, 'pytree_node': False})"
         return f"{name}: object = {how}  # in {parent.type}"
     return f"self.{name}  # in tree_flatten of {parent.type}: a part of the auxiliary data, and no child"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import os
 import sys
 import types
 from collections.abc import Iterator
@@ -26,9 +25,9 @@ from treeviz.tree.level import one_level
 from treeviz.tree.numbers import bytes_text
 from treeviz.tree.opaque import arrays_in, step_to
 from treeviz.tree.safe_repr import array_bytes, class_name, function_name, guarded, has_base, module_name, unboxed
+from treeviz.tree.source_lines import is_installed
 from treeviz.tree.static import LOST
 
-_INSTALLED = os.path.dirname(os.path.dirname(jax.__file__)) + os.sep
 _HASHED = frozenset(map(id, (str, int, float, bool, type(None))))  # by id: a metaclass may override ==
 _OPENED = (tuple, list, dict, functools.partial)
 _MAX_ITEMS = 100  # of a static field that are looked at
@@ -58,7 +57,7 @@ def array_in_static_data(checked: Checked) -> Iterator[Found]:
         if how == "arrays":
             yield Found(row, text, as_child(node), note=note)
         else:
-            is_quiet = how != "identity" or checked.use == "any" or _is_installed(type(node))
+            is_quiet = how != "identity" or checked.use == "any" or _is_of_library(type(node))
             yield Found(row, f"{text}, {_COMPARED[how]}", "", "info" if is_quiet else "warning", note)
 
 
@@ -78,7 +77,7 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
     harmless. A warning if the tree is for `jit`, `grad` or a state, but for nodes of installed libraries.
     """
     for rows, node, fields in _static_nodes(checked):
-        level = "info" if checked.use == "any" or _is_installed(type(node)) else None
+        level = "info" if checked.use == "any" or _is_of_library(type(node)) else None
         if any(note.kind == "hides" for note in checked.table.notes.get(rows[0], ())):
             continue
         for name, value in fields:
@@ -89,10 +88,10 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
                     yield Found(row, f"{what}: a jitted function does not see it change in place", fix, level)
 
 
-def _is_installed(cls: type) -> bool:
-    """Whether the class is defined where JAX is installed: its authors know what they keep."""
+def _is_of_library(cls: type) -> bool:
+    """Whether the class is from an installed package, whose authors know what they keep."""
     file = guarded(lambda: sys.modules[module_name(cls)].__file__, lambda _: None)
-    return type(file) is str and file.startswith(_INSTALLED)
+    return type(file) is str and is_installed(file)
 
 
 def _is_unhashable(value: Any) -> bool:
@@ -151,7 +150,7 @@ def local_function_in_static_data(checked: Checked) -> Iterator[Found]:
 
 def _is_local(function: types.FunctionType) -> bool:
     is_local = "<lambda>" in function.__qualname__ or "<locals>" in function.__qualname__
-    return is_local and not function.__code__.co_filename.startswith(_INSTALLED)
+    return is_local and not is_installed(function.__code__.co_filename)
 
 
 @rule("T105", "warning")

@@ -21,7 +21,7 @@ from treeviz.steps.nan_origin.taint import Site, Within
 from treeviz.steps.tracing.backward_rules import RUNS_RULES, call_of_rule
 from treeviz.steps.tracing.primitives import JITS
 from treeviz.tree.safe_repr import visible
-from treeviz.tree.source_lines import cell_of
+from treeviz.tree.source_lines import cell_of, is_installed
 
 
 class SourceLine(NamedTuple):
@@ -220,7 +220,6 @@ def _operation(site: Site) -> str:
 _JAX = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (jax, jaxlib))
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def place_of(site: Site) -> tuple[SourceLine, str]:
@@ -239,7 +238,7 @@ def place_of(site: Site) -> tuple[SourceLine, str]:
     for eqn, _ in chain[max(kept, default=0) :]:
         frames = _frames(eqn.source_info.traceback) + calls
         if frames:
-            own = next((f for f in calls or frames if not any(part in f.file for part in _INSTALLED)), frames[0])
+            own = next((f for f in calls or frames if not is_installed(f.file)), frames[0])
             return frames[0], str(own) if own != frames[0] else ""
     return SourceLine(), ""
 
@@ -266,7 +265,7 @@ def _frames(traceback: Any) -> list[SourceLine]:
         file = frame.file_name
         if file == RUNS_RULES:
             break
-        standard = file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
+        standard = file.startswith(_STANDARD) and not is_installed(file)
         if not file.startswith((*_JAX, _HERE)) and not standard and not file.startswith("<frozen"):
             found.append(SourceLine(file, frame.line_num, frame.function_name.rpartition(".")[2]))
     return found

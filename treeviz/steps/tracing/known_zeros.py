@@ -146,14 +146,14 @@ def _stable(
     body: Any, consts: Sequence[Known], carry: Sequence[Known], xs: Sequence[Known], found: dict[Sown, frozenset[int]]
 ) -> list[Known]:
     """The results of a loop: what is carried is known if it is the same at first and after each turn."""
-    carry = list(carry)
-    for turn in range(_MOST_TURNS + 1):
+    carry, n_turns = list(carry), 0
+    while True:
         inside: dict[Sown, frozenset[int]] = {}
         results = _follow(body, [*consts, *carry, *xs], inside)
-        after = [_one(each) for each in zip(carry, results, strict=False)]
-        if after == carry or turn == _MOST_TURNS:
+        n_turns += 1
+        after = [_one(each) if n_turns < _MOST_TURNS else None for each in zip(carry, results, strict=False)]
+        if after == carry:
             for sown, places in inside.items():
                 found[sown] = found.get(sown, places) & places
             return [*carry, *results[len(carry) :]]
-        carry = after if turn + 1 < _MOST_TURNS else [None] * len(carry)
-    raise AssertionError
+        carry = after

@@ -179,7 +179,7 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
 
     No name is cut, and no indentation given up, while a column of sizes stands. Of the columns those of sizes go first,
     then the last one. What was asked for, the first column or the series, stays: names that do not fit beside it and
-    short types get 45 % of the width, and what the others leave.
+    short types get 45 % of the width, and what is left.
     """
     if width is None:
         return _Room(2**31, min(key, _UNLIMITED_KEY), cells, 2**31)
@@ -204,12 +204,12 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
         cells = [narrowed(cells[0], type_, glyphs), *cells[1:]]
     for i, cell in enumerate(cells):
         if left(names) < wanted:
-            cells[i : i + 1] = [without_origins(cell, wanted - left(names), glyphs)]
+            cells[i] = without_origins(cell, wanted - left(names), glyphs)
     while len(cells) > 1 and left(names) < needed:
         sizes = [cell for cell in cells[1:] if cell.is_size]
         short = cells[0].width - needed + left(names)
-        few = len(cells) <= 1 + _ASKED and not sizes
-        if short >= (least if few else max(_TYPE, cells[0].width - _TRIM) if len(cells) == 2 else width):
+        shortest = max(_TYPE, cells[0].width - _TRIM) if len(cells) == 2 else width
+        if short >= (shortest if sizes or len(cells) > 1 + _ASKED else least):
             cells = [narrowed(cells[0], short, glyphs), *cells[1:]]
             break
         elements = [cell for cell in sizes if cell.name == "elements"]  # the shapes say as much

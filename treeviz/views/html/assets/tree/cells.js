@@ -17,7 +17,7 @@ const MAX_PATH = 12;
 /** The style of a row: None and empty containers are dimmed, errors are highlighted. @param {Tree} tree @param {number} row @param {string} kind */
 export function styleOf(tree, row, kind) {
   if (["error", "cycle", "deleted"].includes(kind)) return "trouble";
-  if (tree.of(row, "is_leaf")) return /^(abs|tr|pl)/.test(kind) ? "abstract" : "leaf";
+  if (tree.of(row, "is_leaf")) return ["abstract", "tracer", "placeholder"].includes(kind) ? "abstract" : "leaf";
   return tree.nChildren[row] ? "node" : "ghost";
 }
 

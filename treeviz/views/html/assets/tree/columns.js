@@ -6,7 +6,7 @@ import { foldedText } from "./folds.js";
 export const CH = 7.83;
 export const GAP = 12;
 const PADDING = 10;
-// Pixels of the arrow and the glyph of a row, of a level, of a level where there is no room, and of a label where there is none at all.
+// Pixels of the arrow and the glyph of a row, of a level, of a level where there is little room, and of a label where there is none.
 export const SIGNS = 46;
 const STEP = 16;
 const SMALL_STEP = 8;
