@@ -19,6 +19,7 @@ import treeviz as tv
 needs_new = pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="this JAX keeps the trees elsewhere")
 mesh = Mesh(np.array(jax.devices()[:4]), "d")
 whole, parts, of_columns = (NamedSharding(mesh, spec) for spec in (P(), P("d"), P(None, "d")))
+of_turned = NamedSharding(Mesh(mesh.devices[::-1], "d"), P("d"))
 params = {"w": np.ones((4, 3), np.float32), "b": np.zeros(3, np.float32)}
 x = np.ones((4, 2), np.float32)
 
@@ -84,6 +85,10 @@ FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "jit: one array on another device": (
         lambda: jax.jit(lambda state: state[0] + state[1] + state[2])(on_devices(1, 0, 1)),
         ["argument 0[1]: float32[4,2], on device 0", "the other 2 on device 1"],
+    ),
+    "jit: arrays on the same devices in another order": (
+        lambda: jax.jit(jnp.add)(jax.device_put(x, parts), jax.device_put(x, of_turned)),
+        ["argument 0: float32[4,2], on devices 0, 1, 2, 3", "argument 1: float32[4,2], on devices 3, 2, 1, 0"],
     ),
     "shard_map: a spec too few": (
         lambda: mapped(weights, (P(),))(params, x),
