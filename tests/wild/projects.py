@@ -298,3 +298,38 @@ def denoising_diffusion() -> Published:
         return normal(16, 4, seed=step) * 4, normal(16, 4, seed=99 + step) * 4, rng.random(16, np.float32)
 
     return trained(loss, dense(5, 16, 4), batch, optax.adam(2e-4))
+
+
+@published("https://github.com/e3nn/e3nn-jax/blob/main/examples/tetris_point.py")
+def e3nn_tetris() -> Published:
+    """Of the flat pieces: their pseudoscalars are zero by symmetry, and so are the gradients of what they go into."""
+    pieces = np.array(
+        [
+            [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]],
+            [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 3]],
+            [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0]],
+            [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 1]],
+        ],
+        np.float32,
+    )
+    layer = {"w[0,0] 8x0e,8x0e": normal(8, 8), "w[1,1] 8x1o,8x1o": normal(8, 8), "w[2,2] 8x1e,8x1e": normal(8, 8)}
+    params = {
+        "Layer_0": {"linear": {"w[0,0] 1x0e,8x0e": normal(1, 8), "w[1,1] 1x1o,8x1o": normal(1, 8)}},
+        "Layer_1": {"linear": {**layer, "w[3,3] 8x0o,8x0o": normal(8, 8)}},
+        "out": {"w[0,0] 16x0e,4x0e": normal(16, 4), "w[3,0] 8x0o,4x0e": normal(8, 4)},
+    }
+
+    def loss(params, places, labels):
+        first, second, out = ([*(layer.get("linear") or layer).values()] for layer in params.values())
+        away = places[:, None] - places[:, :, None]  # [piece, from, to, xyz]
+        near = (jnp.abs(away).sum(-1, keepdims=True) == 1).astype(jnp.float32)
+        scalars = jax.nn.silu(near.sum(2) @ first[0])
+        vectors = jnp.einsum("pijx,pijo,oc->picx", away, near, first[1])
+        turned = jnp.cross(vectors[:, None], away[..., None, :])  # pseudovectors
+        turned = jnp.einsum("pijcx,pijo,cd->pidx", turned, near, second[2])
+        vectors = jnp.einsum("picx,cd->pidx", vectors, second[1])
+        odd = jnp.einsum("picx,picx->pic", vectors, turned) @ second[3]
+        even = [jax.nn.silu(scalars @ second[0]), jnp.sum(turned**2 + vectors**2, -1)]
+        return cross_entropy((jnp.concatenate(even, -1) @ out[0] + odd @ out[1]).sum(1), labels)
+
+    return trained(loss, params, lambda step: (pieces, np.arange(4)), optax.adam(1e-2))

@@ -191,6 +191,54 @@ def test_what_the_step_does_not_use_is_information_and_hides_no_dead_layer(tmp_p
         assert {paths[leaf] for leaf in unused.leaves} == {"['l1_norm']['scale']", "['pooler']['b']", "['pooler']['w']"}
 
 
+@pytest.mark.parametrize("is_dead_behind", [False, True])
+def test_a_leaf_without_gradients_in_a_layer_that_learns_is_information_and_hides_no_dead_layer(is_dead_behind):
+    params = {**stack(2), "l0": {**dense(0, 8, 8), "square": np.zeros((8, 8), np.float32)}}
+    if is_dead_behind:
+        params["l1"]["b"][:] = -100
+
+    def loss(params, x, y):
+        x = jnp.tanh(apply(params["l0"], x) + (x @ params["l0"]["square"]) ** 2)
+        return jnp.mean((apply(params["out"], jax.nn.relu(apply(params["l1"], x))) - y) ** 2)
+
+    (found,) = findings(loss, params)
+    if is_dead_behind:
+        assert (found.path, found.severity, len(found.leaves)) == ("['l1']['w']", "warning", 6)
+    else:
+        assert (found.kind, found.path, found.severity) == ("dead", "['l0']['square']", "info")
+        assert found.sentence == "grads['l0']['square'] was always zero, and others of its layer are not: 40 steps."
+        assert found.advice.startswith("It cuts off nothing: all other leaves have gradients. ")
+
+
+def test_weights_that_are_multiplied_with_zeros_are_a_warning():
+    (found,) = findings(mlp(jnp.tanh), stack(3), lambda step: (0 * batch(step)[0], batch(step)[1]))
+    assert (found.kind, found.path, found.severity, found.leaves) == ("dead", "['l0']['w']", "warning", (1,))
+    assert found.advice.startswith(
+        "Other leaves of its layer have gradients, so what it is multiplied with may be zero"
+    )
+
+
+@pytest.mark.parametrize(("scale", "kind"), [(0, "dead"), (1e-6, "redundant")])
+def test_blocks_of_a_weight_that_the_data_do_not_feed_are_information(scale, kind):
+    blocks = {"w[0,0] 4x0e,4x0e": 1, "w[1,1] 4x1o,4x1o": 1, "w[2,2] 4x1e,4x1e": scale, "w[3,3] 4x2e,4x2e": scale}
+    params = {f"l{i}": {name: normal(4, 4, seed=i) for name in blocks} for i in range(3)}
+
+    def loss(params, x, y, scales):
+        parts = [x[:, :4] * scale for scale in scales]
+        for layer in params.values():
+            parts = [part @ w for part, w in zip(parts, layer.values(), strict=True)]
+        return jnp.mean((sum(part.sum(1) for part in parts) - y[:, 0]) ** 2)
+
+    def scaled(step):
+        return *batch(step), np.float32([*blocks.values()])
+
+    (found,) = findings(loss, params, scaled)
+    assert (found.kind, found.severity, len(found.leaves)) == (kind, "info", 6)
+    params["l1"] = jax.tree.map(np.zeros_like, params["l1"])  # so that l0 and l2 have no gradient at all
+    first = findings(loss, params, scaled, rate=0.0)[0]
+    assert (first.kind, first.severity) == ("dead", "warning") and {*range(4), *range(8, 12)} <= {*first.leaves}
+
+
 @pytest.mark.parametrize("scale", [1, 1e-4])
 def test_float16_that_has_nothing_below_its_smallest_number_underflows_and_is_not_dead(scale):
     params = jax.tree.map(lambda x: (x * 0.7).astype(np.float16), stack(6))

@@ -47,6 +47,9 @@ def dead(tree: Searched) -> Iterator[Finding]:
     if (is_cut := is_dead & tree.cut_off & (since == 0)).any():
         yield _cut_off(tree, is_cut, int(n_zero[is_cut].max()))
     is_dead &= ~is_cut
+    if (is_part := _parts(tree, is_dead & (since == 0))).any():
+        is_dead &= ~is_part
+        yield _in_learning_layers(tree, is_part, int(n_zero[is_part].max()), np.asarray(alive.any(axis=0)))
     starts = np.unique(since[is_dead])
     for group in np.split(starts, np.flatnonzero((np.diff(starts) > _TOGETHER) | (starts[:-1] == 0)) + 1):
         for run in _alike(tree, tree.runs(is_dead & np.isin(since, group))):
@@ -64,6 +67,35 @@ def _cut_off(tree: Searched, is_cut: np.ndarray, n_steps: int) -> Finding:
         f"{tree.name}{paths[0]}{and_others(leaves)} {zero}: the loss does not depend on {what}.",
         "It is not used, or behind stop_gradient, a comparison or a rounding, or times zero. If it is to be trained, "
         "look there; else nothing is wrong.",
+        tuple(leaves), n_steps / tree.thresholds.fewest_steps,
+        rank=Rank.INFORMATION, severity="info",
+    )  # fmt: skip
+
+
+def _parts(tree: Searched, was_always_zero: np.ndarray) -> np.ndarray:
+    """bool[leaves]: which leaves that were always zero are parts of layers that learn, behind no dead layer."""
+    parts, found = tree.parts(was_always_zero), np.zeros(len(was_always_zero), bool)
+    for run in tree.runs(was_always_zero):
+        found[run] = parts[run].all()
+    return found
+
+
+def _in_learning_layers(tree: Searched, is_part: np.ndarray, n_steps: int, is_alive: np.ndarray) -> Finding:
+    """The finding of leaves without gradients in layers that have some: they cut off nothing."""
+    leaves = [leaf for layer in reversed(tree.layers) for leaf in layer if is_part[leaf]]
+    path, is_one = tree.path(leaves[0]), len(leaves) == 1
+    zero = (
+        f"{'was' if is_one else 'were'} always zero, and others of {'its layer' if is_one else 'their layers'} are not"
+    )
+    cuts_off = ""
+    if is_alive[tree.is_trained & ~is_part].all():
+        cuts_off = f"{'It cuts' if is_one else 'They cut'} off nothing: all other leaves have gradients. "
+    return Finding(
+        "dead", tree.name, path, leaves[0], *tree.span, (("steps", n_steps), ("leaves", len(leaves))),
+        f"{tree.name}{path}{and_others(leaves)} {zero}: {n_steps} steps.",
+        f"{cuts_off}Zeros come of a symmetry of the data, a path that the data do not feed, terms that cancel, a gate "
+        "that is shut, or a parameter of zero, as in x·w². If these are to be trained, look there; else nothing is "
+        "wrong.",
         tuple(leaves), n_steps / tree.thresholds.fewest_steps,
         rank=Rank.INFORMATION, severity="info",
     )  # fmt: skip

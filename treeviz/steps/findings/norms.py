@@ -46,8 +46,8 @@ def redundant(tree: Searched) -> Iterator[Finding]:
         yield Finding(
             "redundant", tree.name, tree.path(leaves[0]), leaves[0], *tree.span, (("leaves", len(leaves)),),
             f"The gradient of {listed([tree.path(leaf) for leaf in leaves])} is rounding error of those beside it.",
-            "Such a parameter has no effect, as the key bias of attention or a bias before a batch normalisation: "
-            "nothing is wrong, and it may be left out.",
+            "Such a parameter has no effect, as the key bias of attention, a bias before a batch normalisation or a "
+            "block of weights that the data do not feed: nothing is wrong, and it may be left out.",
             tuple(leaves),
             rank=Rank.INFORMATION, severity="info",
         )  # fmt: skip

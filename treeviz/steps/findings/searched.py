@@ -20,6 +20,7 @@ from treeviz.tree.forks import computed_once
 RECENT = 5  # entries
 FEWEST_LOOKS = 3  # steps, of what is not measured in each
 _LAST_KEY = re.compile(r"(\['(?:[^'\\]|\\.)*'\]|\[[^\[\]]*\]|\.[^.\[\]]+)$")
+_BLOCK = re.compile(r"(?<=\w)\[[0-9]+(,[0-9]+)+\]( .*)?(?='\]$)")  # of a weight: "w[4,4] 8x2o,8x2o"
 _BOX = re.compile(r"\.(raw_)?value$")  # of a Variable of NNX, of a parameter of Linen with names of its axes
 # Equinox' StateIndex, and the statistics of normalisations
 _STATE = re.compile(r"index\.init\b|\b(running|moving)_(mean|var|variance)\b|\bbatch_stats\b")
@@ -110,7 +111,8 @@ class Searched:
     def redundant(self) -> np.ndarray:
         """bool[leaves]: whether the gradient is the rounding error of those of the same layer, and zero by mathematics.
 
-        Where a layer gets no gradient, all its leaves are small; where a shift cancels, its bias alone is.
+        Where a layer gets no gradient, all its leaves are small; where a shift cancels, its bias alone is; and of a
+        weight the blocks that the data do not feed.
         """
         typical, sizes = self.typical, self.source.sizes
         found = np.zeros(len(typical), bool)
@@ -125,6 +127,8 @@ class Searched:
                     least, most = sorted([typical[leaf] / usual, typical[leaf] / typical[larger].min()])
                     found[leaf] = least < self.thresholds.vanishing and most < _ROUNDING
             before = layer
+        for blocks in self.blocks:
+            found[blocks] |= typical[blocks] < self.thresholds.vanishing * np.nanmax(typical[blocks], initial=0.0)
         return found
 
     @computed_once
@@ -141,6 +145,45 @@ class Searched:
         return np.array([places.get(path, -1) for path in paths])
 
     @computed_once
+    def keys(self) -> list[tuple[str, str, str]]:
+        """The path of the parent of each leaf, its key, and its index where it is a layer of a stack."""
+        stacks, found = self.source.stacks, []
+        for leaf, path in enumerate(self.source.paths):
+            index = _LAST_KEY.search(path) if stacks and stacks[leaf] else None
+            path = _BOX.sub("", path[: index.start()] if index else path)
+            last = _LAST_KEY.search(path)
+            key = last[0] if last else path
+            found.append((path.removesuffix(key), key, index[0] if index else ""))
+        return found
+
+    @computed_once
+    def blocks(self) -> list[list[int]]:
+        """The leaves that are blocks of one weight, by weight: those of "w[0,0] 8x0e,4x0e" and "w[1,1] 8x1o,4x1o"."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for leaf, (parent, key, _) in enumerate(self.keys):
+            if (name := _BLOCK.sub("", key)) != key:
+                found.setdefault((parent, name), []).append(leaf)
+        return [leaves for leaves in found.values() if len(leaves) > 1]
+
+    def parts(self, struck: np.ndarray) -> np.ndarray:
+        """bool[leaves]: which of the struck leaves are parts of a layer that learns, so that nothing is behind them.
+
+        These are blocks of a weight of which others learn, and a leaf that is the only one struck in its layer, if what
+        else learns there is more than its bias: a weight that is multiplied with zeros is the only one of its layer.
+        """
+        shapes, judged = self.source.shapes, self.is_trained & ~self.redundant & ~self.cut_off
+        found = np.zeros(len(struck), bool)
+        for blocks in self.blocks:
+            found[blocks] = (judged & ~struck)[blocks].any()
+        for layer in self.layers:
+            leaves = [leaf for leaf in layer if judged[leaf] and not found[leaf]]
+            hit = [leaf for leaf in leaves if struck[leaf]]
+            if len(hit) == 1 and shapes:
+                rank = min(_rank(shapes[hit[0]]), 2)
+                found[hit] = any(_rank(shapes[leaf]) >= rank for leaf in leaves if leaf != hit[0])
+        return found & struck
+
+    @computed_once
     def layers(self) -> list[list[int]]:
         """The leaves of each layer, in the order in which the model uses the layers.
 
@@ -148,14 +191,10 @@ class Searched:
         two of them.
         """
         what, groups = self.source, {}
-        for leaf, path in enumerate(what.paths):
-            index = _LAST_KEY.search(path) if what.stacks and what.stacks[leaf] else None  # of the layer of a stack
-            path = _BOX.sub("", path[: index.start()] if index else path)
-            last = _LAST_KEY.search(path)
-            key = last[0] if last else path
+        for leaf, (parent, key, index) in enumerate(self.keys):
             is_place = key[1:-1].isdecimal() and not index  # in a list
-            numbers = () if is_place else tuple(re.findall(r"[0-9]+", key + (index[0] if index else "")))
-            groups.setdefault((path.removesuffix(key), is_place, numbers), []).append(leaf)
+            numbers = () if is_place else tuple(re.findall(r"[0-9]+", _BLOCK.sub("", key) + index))
+            groups.setdefault((parent, is_place, numbers), []).append(leaf)
         layers = []
         for (_, is_place, _), leaves in groups.items():
             ranks = {len(what.shapes[leaf].split(",")) if what.shapes else what.sizes[leaf] for leaf in leaves}
@@ -184,6 +223,10 @@ class Searched:
                 run = []
         if run:
             yield run
+
+
+def _rank(shape: str) -> int:
+    return len(shape.split(",")) if shape else 0
 
 
 def pattern(path: str) -> str:
