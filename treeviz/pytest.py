@@ -31,7 +31,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     if call.excinfo is not None and report.failed:
         from treeviz.explainer.explain import add_explanation
 
-        text = add_explanation(call.excinfo.value) or explain_comparison(call.excinfo.value)
+        text = explain_comparison(call.excinfo.value) or add_explanation(call.excinfo.value)
         if text:
             report.sections.append(("treeviz", text))
     return report

@@ -172,6 +172,14 @@ NEW_FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: jax.vmap(lambda p, q: 0.0, in_axes=({"w": 1, "b": None},))(params, q={"y": x}),
         ["kwargs['q']['y']: size: axis 0 has 2 ([0]['w'] has 3)"],
     ),
+    "jax#705: in_axes of another argument": (
+        lambda: jax.vmap(lambda a, b: 0.0, in_axes=(0, 1))(jnp.ones((10, 4)), {"u": jnp.ones((10, 2))}),
+        ["[1]['u']: size: axis 1 has 2 ([0] has 10)"],
+    ),
+    "jax#9928: in_axes for two of three arguments": (
+        lambda: jax.vmap(lambda a, b, c: 0.0, in_axes=(0, None))(x, x, params),
+        ["the root: length: 2 children → 3 children"],
+    ),
     "vmap: a name": (
         lambda: jax.vmap(lambda p: 0.0)({"act": "relu", "w": x}),
         ["[0]['act']: str 'relu'"],
@@ -208,6 +216,14 @@ NEW_FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: scan(lambda c, _: (State(c.params, (c.step, 1)), None), State(params, 0)),
         [".step: leaf: int32[] → tuple · 2 leaves"],
     ),
+    "brax#228: a reward that gets an axis": (
+        lambda: scan(lambda c, _: ({**c, "reward": c["reward"][None]}, None), {"reward": jnp.zeros(()), "done": 0.0}),
+        ["['reward']: shape: () → (1,)"],
+    ),
+    "jax#15178: the same node twice": (
+        lambda: scan(lambda c, _: (({**c[0], "b": c[0]["a"]},) * 2, None), ({"a": jnp.array(0)},) * 2),
+        ["[0]['b']: only in the other: int32[]", "[1]['b']: only in the other: int32[]"],
+    ),
     "scan: None that becomes an array": (
         lambda: scan(lambda c, _: ({"h": x, "mask": x}, None), {"h": x, "mask": None}),
         ["['mask']: none: None → float32[2]"],
@@ -223,6 +239,30 @@ NEW_FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "while_loop": (
         lambda: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1][None]), (0, x)),
         ["[1]: shape: (2,) → (1, 2)"],
+    ),
+    "a condition that is an array": (
+        lambda: lax.while_loop(lambda c: c["err"] * 2 > 1e-3, lambda c: c, {"err": x, "x": x}),
+        ["the result: bool[2]: reduce it, as by .all() or .any()", "it is made of the carry['err']: float32[2]"],
+    ),
+    "jax#21186: two conditions in place of one": (
+        lambda: lax.while_loop(lambda t: (t < 10, True), lambda t: t + 1, 0),
+        ["[0] of the result: bool[]", "[1] of the result: bool[]"],
+    ),
+    "a condition that is a number": (
+        lambda: lax.while_loop(lambda c: c[0], lambda c: c, (3, x)),
+        ["the result: int32[]: compare it, as by != 0"],
+    ),
+    "a condition that returns nothing": (
+        lambda: lax.while_loop(lambda c: None, lambda c: c, x),
+        ["it returns nothing"],
+    ),
+    "jax#22857: one list of twenty": (
+        lambda: lax.while_loop(
+            lambda _: False,
+            lambda _: {f"roy{i}": [1.0] * (4 if i == 5 else i) for i in range(20)},
+            {f"roy{i}": [1.0] * i for i in range(20)},
+        ),
+        ["['roy5']: length: 5 children → 4 children", "['roy5'][4]: only in the first: float32[]"],
     ),
     "fori_loop with a known end": (
         lambda: lax.fori_loop(0, 3, lambda i, c: {"a": c["a"]}, {"a": x, "b": x}),
@@ -290,7 +330,7 @@ def test_errors_of_the_user_and_of_other_code_get_no_note():
     def of_integers() -> Any:
         return jax.grad(fail, allow_int=True)({"n": 3})
 
-    for call in (lambda: fail(0), lambda: jax.tree.map(fail, [1]), lambda: jax.jit(fail)(1), of_integers):
+    for call in (lambda: fail(0), lambda: jax.jit(fail)(1), of_integers):
         with pytest.raises(Own) as raised, tv.explain_errors():
             call()
         assert not hasattr(raised.value, "__notes__")

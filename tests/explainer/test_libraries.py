@@ -99,3 +99,59 @@ def test_an_update_of_an_optimizer_names_the_tree_that_is_wrong():
     ]
     (found,) = note_of(lambda: adam.init({**params, "act": jax.nn.relu}))[1:]
     assert found.startswith("params['act']: ") and found.endswith("partition the tree (eqx.filter_jit does)")
+
+
+def test_brax_480_labels_of_an_optimizer_name_their_parameters():
+    optax = pytest.importorskip("optax")
+    params = {"policy": {"w": x, "b": x}, "value": [x, x]}
+    optimizers = {"frozen": optax.set_to_zero(), "train": optax.sgd(0.1)}
+
+    def init(labels: Any) -> list[str]:
+        return note_of(lambda: optax.multi_transform(optimizers, labels).init(params))
+
+    assert init({"policy": {"w": "train", "b": "freeze"}, "value": "trian"}) == [
+        "labels of multi_transform that have no transformation:",
+        "['policy']['b']: str 'freeze': none of 'frozen', 'train'",
+        "['value']: str 'trian': none of 'frozen', 'train'",
+    ]
+    assert init(lambda params: jax.tree.map(lambda leaf: leaf.ndim, params))[1] == (
+        "['policy']['b']: int 1: none of 'frozen', 'train'"
+    )
+    assert init({"policy": "train", "values": "frozen"}) == [
+        "the labels of multi_transform do not match the params:",
+        "['values']: only in the labels: str 'frozen'",
+        "['value']: only in the params: list of 2",
+    ]
+    chain = optax.chain(optax.clip(1.0), optax.multi_transform(optimizers, {"policy": "train", "value": "frozen"}))
+    other = {"policy": params["policy"], "critic": params["value"]}
+    assert note_of(lambda: jax.jit(chain.update)(other, chain.init(params))) == [
+        "the labels of multi_transform do not match the updates:",
+        "['value']: only in the labels: str 'frozen'",
+        "['critic']: only in the updates: list of 2",
+    ]
+
+
+def test_jax_31256_a_mask_with_boxes_that_the_updates_do_not_have():
+    optax = pytest.importorskip("optax")
+    params = {"w": x, "b": x}
+    tx = optax.masked(optax.add_decayed_weights(0.1), {"w": (True,), "b": False})
+    state = tx.init({"w": (x,), "b": x})
+    assert note_of(lambda: tx.update(params, state, params)) == [
+        "mask and updates do not match:",
+        "['w']: leaf: a node: tuple → a leaf: float32[2]",
+    ]
+
+
+def test_orbax_a_checkpoint_with_other_names_of_its_parts(tmp_path):
+    """MaxText#4372: a state of NNX against one of Linen."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.StandardCheckpointer() as saver:
+        saver.save(tmp_path / "state", {"params": {"decoder": x}, "opt_state": [{"count": jnp.zeros(())}]})
+    with ocp.StandardCheckpointer() as saver:
+        lines = note_of(lambda: saver.restore(tmp_path / "state", {"model": {"decoder": x}}))
+    assert [line.partition(" (")[0] for line in lines] == [
+        "the checkpoint is not of the target:",
+        "['model']: only in the target: dict · 1 leaf",
+        "['opt_state']: only in the checkpoint: list · 1 leaf",
+        "['params']: only in the checkpoint: dict · 1 leaf",
+    ]

@@ -234,3 +234,15 @@ def test_a_deleted_array_in_a_module_of_nnx_has_its_name_in_the_module():
     model.bias.get_value().delete()
     (line,) = lines_of(explained(lambda: nnx.jit(lambda model, y: model(y))(model, jnp.ones((1, 2)))))
     assert line.startswith("model.bias") and line.endswith(": float32[2]")
+
+
+def test_a_compiled_step_names_the_arguments_that_lie_elsewhere():
+    state = {"w": jax.device_put(x, parts), "b": jax.device_put(x, whole), "unused": jax.device_put(x, parts)}
+    step = jax.jit(lambda state: {name: state[name] + 1 for name in ("w", "b")}).lower(state).compile()
+    moved = {**state, "w": jax.device_put(x, whole), "unused": jax.device_put(x, whole)}
+    (line,) = lines_of(explained(lambda: step(moved)))
+    assert line.startswith("args[0]['w']: sharding: committed to P('d')") and "→ committed to P()" in line
+    error = explained(lambda: step({**state, "w": moved["w"], "unused": moved["w"]}))
+    assert not hasattr(error, "__notes__")  # which of the two the program reads is not known
+    (line,) = lines_of(explained(lambda: step({**state, "b": jax.device_put(x, jax.devices()[1])})))
+    assert line.startswith("args[0]['b']: sharding: committed to P()") and line.endswith("→ committed to cpu:1")

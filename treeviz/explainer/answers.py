@@ -6,7 +6,6 @@ function of the call and of those around it, innermost first, and its name in `A
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,11 +15,12 @@ from jax import tree_util
 
 from treeviz.analysis.compare.difference import Difference
 from treeviz.analysis.compare.map_mismatch import map_mismatches
-from treeviz.explainer import placed
-from treeviz.explainer.frames import Answer, Call, Calls
+from treeviz.explainer import loops, placed
+from treeviz.explainer.frames import Answer, Calls
 from treeviz.explainer.leaves import is_array, is_inexact, leaves_of, remedy, what
+from treeviz.explainer.loops import strong
 from treeviz.steps.compiles.compare import compare_types
-from treeviz.steps.compiles.jit_type import JitType, LeafType, jit_type
+from treeviz.steps.compiles.jit_type import JitType, LeafType, compare_places, is_committed, jit_type
 from treeviz.tree.safe_repr import guarded
 
 _TAKE_ARRAYS = {
@@ -86,7 +86,7 @@ def _of_custom_jvp(calls: Calls) -> Answer:
 def _given(tree: Any, wanted: JitType, names: tuple[str, str]) -> list[Difference]:
     """How a tree of tangents or cotangents differs from what is wanted; weak types make no difference."""
     mine = jit_type(tree)
-    mine = JitType(mine.treedef, [LeafType(_strong(leaf.aval)) for leaf in mine.leaves])
+    mine = JitType(mine.treedef, [LeafType(strong(leaf.aval)) for leaf in mine.leaves])
     found = compare_types(tree, wanted, mine, is_right=True)
     return [Difference(path, *map(_float0, finding), tree=1, names=names) for path, finding in found]
 
@@ -98,7 +98,7 @@ def _float0(text: str) -> str:
 def _of_tangent(aval: Any) -> LeafType:
     """The type of what is a tangent or a cotangent of an array: of an integer, float0."""
     to_tangent = getattr(aval, "to_tangent_aval", None) or getattr(aval, "at_least_vspace", None)
-    return LeafType(_strong(to_tangent() if to_tangent else aval))
+    return LeafType(strong(to_tangent() if to_tangent else aval))
 
 
 def _of_transposed(calls: Calls) -> Answer:
@@ -117,51 +117,11 @@ def _of_transposed(calls: Calls) -> Answer:
     return "the trees to transpose are not alike", [f"in {path}: {each}" for path, each in found]
 
 
-def _of_carry(calls: Calls) -> Answer:
-    """Of `scan`, `fori_loop` and `while_loop`: what of the carry comes out otherwise than it went in."""
-    of = calls[0].variables
-    if "out_carry" in of:
-        mine, other = _type_of(of["in_carry"]), _type_of(of["out_carry"])
-        init = next(_carry_in(call) for call in calls[1:] if call.function in ("scan", "while_loop"))
-    else:  # jax < 0.5
-        init, mine = of["in_carry"], jit_type(of["in_carry"])
-        other = JitType(of["out_carry_tree"], [LeafType(aval) for aval in of["out_avals"]])
-    around = [call.function for call in calls[1:]]
-    within = ""  # the loop of fori_loop carries its counters, too
-    if "fori_loop" in around:
-        within = "[1]" if "scan" in around else "[2]"
-    found = [
-        Difference(path.removeprefix(within), *finding, tree=1) for path, finding in compare_types(init, mine, other)
-    ]
-    return "the carry comes out otherwise than it went in", found
-
-
-def _carry_in(call: Call) -> Any:
-    of = call.variables
-    return of["args"].unflatten()[0] if call.function == "scan" else of["init_val_flat"].unflatten()
-
-
-def _of_branches(calls: Calls) -> Answer:
-    """Of `cond` and `switch`."""
-    of = calls[0].variables
-    found = compare_types(of["outs1"], _type_of(of["out_avals1"]), _type_of(of["out_avals2"]))
-    one, other = (re.sub(r"^branch(?=\d)", "branch ", of[name]) for name in ("name1", "name2"))
-    title = f"what {one} and {other} return differs"
-    return title, [Difference(path, *finding, tree=1) for path, finding in found]
-
-
-def _type_of(flat: Any) -> JitType:
-    """Of JAX's flat tree of types, without weak types: these make no difference to `cond` and loops."""
-    return JitType(flat.tree, [LeafType(_strong(aval)) for aval in flat.vals])
-
-
-def _strong(aval: Any) -> Any:
-    return guarded(lambda: aval.strip_weak_type(), lambda _: aval)
-
-
 def _of_argument_types(calls: Calls) -> Answer:
     """Of `jit`: the leaves that are no arrays."""
     of = calls[0].variables
+    if "static arguments" in str(calls[0].error):  # told with those that raise before
+        return "", ()
     args, kwargs = of["args"], of["kwargs"]
     static = {i % len(args) for i in getattr(of["ji"], "static_argnums", ()) if -len(args) <= i < len(args)}
     trees = {f"argument {i}": arg for i, arg in enumerate(args) if i not in static} | {
@@ -193,9 +153,9 @@ def _of_compiled(calls: Calls) -> Answer:
     compiled = next(call.variables["self"] for call in calls if call.function == "__call__")
     args, kwargs = calls[0].variables["args"], calls[0].variables["kwargs"]
     leaves, treedef = tree_util.tree_flatten(compiled.args_info)
-    wanted = JitType(treedef, [LeafType(_strong(leaf._aval)) for leaf in leaves])
+    wanted = JitType(treedef, [LeafType(strong(leaf._aval)) for leaf in leaves])
     mine = jit_type((args, kwargs))
-    mine = JitType(mine.treedef, [LeafType(_strong(leaf.aval)) for leaf in mine.leaves])
+    mine = JitType(mine.treedef, [LeafType(strong(leaf.aval)) for leaf in mine.leaves])
     names = {"[0]": "args", "[1]": "kwargs"}
     return "the step was compiled for other arguments", [
         Difference(names.get(path[:3], "") + path[3:], *finding, tree=1, names=("compiled", "given"))
@@ -203,20 +163,25 @@ def _of_compiled(calls: Calls) -> Answer:
     ]
 
 
-def _of_associative_scan(calls: Calls) -> Answer:
+def _of_compiled_shardings(calls: Calls) -> Answer:
+    """Of a function that was compiled ahead of time: which arguments lie elsewhere now."""
     of = calls[0].variables
-    axis = of["axis"]
-    lengths = [(path, leaf.shape[axis], leaf) for path, leaf in leaves_of(of["elems"])]
-    usual = _most(Counter(n for _, n, _ in lengths))
-    return f"associative_scan goes along axis {axis}{f', here of {usual}' if usual else ''}", [
-        f"{path or 'the argument'}: {what(leaf)}" for path, n, leaf in lengths if n != usual
+    wanted = of["in_shardings" if "in_shardings" in of else "in_xla_shardings"]
+    given = of["args" if "args" in of else "args_after_dce"]  # those that the program reads
+    around = next(call.variables for call in calls if call.function == "__call__")
+    leaves = leaves_of((around["args"], around["kwargs"]))
+    if len(leaves) == len(given):
+        paths = [path for path, _ in leaves]
+    else:  # an array that is given twice has two names: which of them is read, is not known
+        n_of, path_of = Counter(id(leaf) for _, leaf in leaves), {id(leaf): path for path, leaf in leaves}
+        paths = [path_of.get(id(leaf), "") if n_of[id(leaf)] == 1 else "" for leaf in given]
+    names = {"[0]": "args", "[1]": "kwargs"}
+    return "the step was compiled for arrays that lie elsewhere", [
+        Difference(names[path[:3]] + path[3:], *finding, tree=1, names=("compiled", "given"))
+        for path, leaf, sharding in zip(paths, given, wanted, strict=True)
+        if path and is_committed(leaf) and not leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+        for finding in compare_places(LeafType(None, sharding), LeafType(None, leaf.sharding))
     ]
-
-
-def _most(counts: Counter) -> Any:
-    """What there is the most of; None if two things are as many."""
-    first = counts.most_common(2)
-    return first[0][0] if len(first) < 2 or first[0][1] > first[1][1] else None
 
 
 def _of_invalid(calls: Calls) -> Answer:
@@ -274,25 +239,14 @@ def _of_differentiated(calls: Calls) -> Answer:
     ]
 
 
-def _of_scanned(calls: Calls) -> Answer:
-    """Of `scan`: the leaves of `xs` whose first axis is of another length than that of most."""
-    of = next(call.variables for call in calls if call.function == "scan")
-    leaves = leaves_of(of["args"].unflatten()[1] if "args" in of else of["xs"])
-    lengths = [(path, leaf.shape[0] if getattr(leaf, "shape", ()) else None, leaf) for path, leaf in leaves]
-    usual = of.get("length") or _most(Counter(n for _, n, _ in lengths if n is not None))
-    return f"scan goes along the first axis{f', here of {usual}' if usual else ''}", [
-        f"xs{path}: {what(leaf)}" for path, n, leaf in lengths if n != usual
-    ]
-
-
 def _is_any(objects: Sequence[Any]) -> Callable[[Any], bool]:
     ids = set(map(id, objects))
     return lambda node: id(node) in ids
 
 
 ANSWERS: dict[str, Callable[[Calls], Answer]] = {
-    "_check_carry_type": _of_carry,
-    "_check_branch_outputs": _of_branches,
+    "_check_carry_type": loops.of_carry,
+    "_check_branch_outputs": loops.of_branches,
     "flatten_axes": placed.of_prefix,
     "flatten_axis_resources": placed.of_shardings,
     "vmap_f": placed.of_vmap,
@@ -304,7 +258,9 @@ ANSWERS: dict[str, Callable[[Calls], Answer]] = {
     "_get_and_check_device_assignment": placed.of_devices,
     "_check_returned_jaxtypes": _of_returned,
     "call": _of_compiled,
-    "associative_scan": _of_associative_scan,
+    "check_array_xla_sharding_layout_match": _of_compiled_shardings,
+    "_create_jaxpr": loops.of_cond_fun,
+    "associative_scan": loops.of_associative_scan,
     "tree_map": _of_map,
     "tree_map_with_path": _of_map,
     "_jvp": _of_jvp,
@@ -315,7 +271,7 @@ ANSWERS: dict[str, Callable[[Calls], Answer]] = {
     "value_and_grad_f": _of_differentiated,
     "jacfun": _of_differentiated,
     "tree_transpose": _of_transposed,
-    "_infer_scan_length": _of_scanned,
+    "_infer_scan_length": loops.of_scanned,
     "_flatten_bwd": _of_custom_vjp,
     "_flatten_jvp": _of_custom_jvp,
     "typeof": _of_invalid,

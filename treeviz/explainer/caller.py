@@ -60,7 +60,7 @@ def _twice(arrays: Iterable[tuple[str, Any]]) -> Iterator[str]:
 
 
 def _arrays(error: Exception) -> Iterator[tuple[str, Any]]:
-    for name, tree in _given(error):
+    for name, tree in given(error):
         table, nodes = scan(tree)  # it may be any object, and contain itself
         keystr = table.keystrs()
         for row in np.flatnonzero(table.is_leaf).tolist():
@@ -68,7 +68,7 @@ def _arrays(error: Exception) -> Iterator[tuple[str, Any]]:
                 yield name + keystr(row), nodes[row]
 
 
-def _last_before(error: Exception, is_inside: Callable[[types.FrameType], bool]) -> types.TracebackType | None:
+def _last_before(error: BaseException, is_inside: Callable[[types.FrameType], bool]) -> types.TracebackType | None:
     trace, last = error.__traceback__, None
     while trace is not None and not is_inside(trace.tb_frame):
         last, trace = trace, trace.tb_next
@@ -79,17 +79,22 @@ def _is_installed(frame: types.FrameType) -> bool:
     return is_installed(frame.f_code.co_filename)
 
 
-def _given(error: Exception) -> Iterator[tuple[str, Any]]:
-    """What stands in the expression that raised, and what it is: "params['w']"."""
+def failed_expression(error: BaseException) -> tuple[ast.AST | None, Mapping[str, Any]]:
+    """The expression of the user's that raised, and the variables around it."""
     last = _last_before(error, _is_installed) or _last_before(error, is_of_jax)
     source = None if last is None else _source(last.tb_frame.f_code, last.tb_lasti)
     if last is None or source is None:
-        return
-    variables = {**last.tb_frame.f_globals, **last.tb_frame.f_locals}
-    waiting: list[ast.AST] = [ast.parse(source, mode="eval").body]
+        return None, {}
+    return ast.parse(source, mode="eval").body, {**last.tb_frame.f_globals, **last.tb_frame.f_locals}
+
+
+def given(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """What stands in the expression that raised, and what it is: "params['w']"."""
+    expression, variables = failed_expression(error)
+    waiting = [] if expression is None else [expression]
     while waiting:
         node = waiting.pop()
-        found = _value(node, variables)
+        found = value_of(node, variables)
         if found is not MISSING:
             yield ast.unparse(node), found
         elif not isinstance(node, _NOT_EVALUATED_HERE):
@@ -107,15 +112,15 @@ def _source(code: types.CodeType, instruction: int) -> str | None:
     return f"({b''.join(lines).decode()})"
 
 
-def _value(node: ast.AST, variables: Mapping[str, Any]) -> Any:
+def value_of(node: ast.AST, variables: Mapping[str, Any]) -> Any:
     """What an expression is, if that can be told without running code."""
     if isinstance(node, ast.Name):
         return variables.get(node.id, MISSING)
     if isinstance(node, ast.Attribute):
-        owner = _value(node.value, variables)
+        owner = value_of(node.value, variables)
         return MISSING if owner is MISSING else stored_items(owner).get(node.attr, MISSING)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        owner = _value(node.value, variables)
+        owner = value_of(node.value, variables)
         if type(owner) in _CONTAINERS:
             return guarded(lambda: owner[node.slice.value], lambda _: MISSING)  # type: ignore[union-attr]
     return MISSING

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from treeviz.explainer import caller, libraries
+from treeviz.explainer import caller, hashes, libraries, linen, raised
 from treeviz.explainer.answers import ANSWERS, AROUND
 from treeviz.explainer.frames import Answer, calls_in_jax, without_hidden
 from treeviz.tree.safe_repr import guarded, printable_lines
@@ -59,6 +59,11 @@ def _answers(error: Exception) -> Iterator[Answer]:
         if answer is not None:
             yield guarded(lambda answer=answer, i=i: answer(calls[i:]), lambda _: ("", ()))
     yield of_buffers
+    last = [raised.of_operands, raised.of_mapped]
+    if guarded(lambda: raised.is_direct(error), lambda _: False):
+        last.reverse()
+    for answer in (hashes.of_hashes, linen.of_scope, *last):
+        yield guarded(lambda answer=answer: answer(error), lambda _: ("", ()))
 
 
 class explain_errors:
@@ -77,9 +82,10 @@ class explain_errors:
     It knows `jax.tree.map`, `vmap`, `pmap`, `shard_map`, `scan`, `while_loop`, `fori_loop`, `cond`, `switch`, `jit` and
     what it compiled, `device_put`, `grad`, `jacfwd`, `jvp`, `vjp`, `checkpoint`, the rules of `custom_vjp` and
     `custom_jvp`, `jax.tree.transpose`, donated arrays, updates of optax, and the restores of Orbax, of
-    `equinox.tree_deserialise_leaves` and of `flax.serialization.from_bytes`. The
-    error is raised as it was, with a note (PEP 678): nothing of the user's runs again but flatten functions, and what
-    takes more than a second is left unsaid.
+    `equinox.tree_deserialise_leaves` and of `flax.serialization.from_bytes`. Of a function that raised in
+    `jax.tree.map` it names the leaf, of shapes that do not fit in a model of Linen, NNX or Equinox the parameters and
+    the input, and of static arguments what in them has no hash. The error is raised as it was, with a note (PEP 678):
+    nothing of the user's runs again but flatten functions, and what takes more than a second is left unsaid.
     Inside the block JAX's setting `jax_traceback_filtering` is "tracebackhide", so that the trees can be found; the
     traceback of an error that leaves the block is filtered as by default.
     """

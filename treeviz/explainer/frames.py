@@ -44,12 +44,12 @@ def calls_in_jax(error: BaseException) -> list[Call]:
     """
     found: list[Call] = []
     for each in _chain(error):
-        for frame in reversed(_frames(each)):
+        for frame in reversed(frames_of(each)):
             library = "" if is_of_jax(frame) else _library(frame)
             if library is not None:
                 variables = guarded(lambda frame=frame: dict(frame.f_locals), lambda _: {})
                 found.append(Call(frame.f_code.co_name, variables, each, library))
-            elif not _is_of_python(frame):
+            elif not is_of_python(frame):
                 break
     return found
 
@@ -65,7 +65,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             waiting += [other for other in (each.__context__, each.__cause__) if other is not None]
 
 
-def _frames(error: BaseException) -> list[types.FrameType]:
+def frames_of(error: BaseException) -> list[types.FrameType]:
+    """The frames of a traceback, from the outermost."""
     frames, trace = [], error.__traceback__
     while trace is not None and len(frames) < _MOST:
         frames.append(trace.tb_frame)
@@ -95,7 +96,7 @@ def _library(frame: types.FrameType) -> str | None:
     return match[match.lastindex or 0] if match else None
 
 
-def _is_of_python(frame: types.FrameType) -> bool:
+def is_of_python(frame: types.FrameType) -> bool:
     """Whether it is of the standard library, as `contextlib` or `asyncio`, by which JAX and Orbax call themselves."""
     path = frame.f_code.co_filename
     return path.startswith(_STDLIB) and "-packages" not in path

@@ -104,10 +104,32 @@ def _in_order(leaves: Sequence[tuple[str, str]], arrays: Sequence[str]) -> Itera
             yield Difference(f"array {i}", "extra", "", arrays[i], names=names)
 
 
+def _of_labels(calls: Calls, tree: str) -> Answer:
+    """Of `optax.multi_transform`: labels of no transformation, and labels that are not of the tree."""
+    of = next((call.variables for call in calls if {"labels", "transforms"} <= call.variables.keys()), None)
+    if of is None:
+        return "", ()
+    labels, known = of["labels"], [*of["transforms"]]
+    unknown = [
+        f"{tree_util.keystr(path) or 'the root'}: {what(label)}: none of {', '.join(map(repr, known))}"
+        for path, label in tree_util.tree_flatten_with_path(labels)[0]
+        if not any(label == each for each in known)
+    ]
+    if unknown:
+        return "labels of multi_transform that have no transformation", unknown
+    found = map_mismatches(labels, of[tree])
+    return f"the labels of multi_transform do not match the {tree}", [
+        replace(each, names=("labels", tree)) for each in found
+    ]
+
+
 def _of_optax(calls: Calls) -> Answer:
     """Of the update of an optimizer: how updates, parameters and its state differ."""
     of = calls[0].variables  # the outermost, which has the user's trees
     updates, state, params = (of.get(name) for name in ("updates", "state", "params"))
+    title, misfits = _of_labels(calls, "updates")
+    if misfits:
+        return title, misfits
     if params is not None:
         found = compare_types(updates, jit_type(updates), jit_type(params))
         found = [Difference(path, *finding, tree=1, names=("updates", "params")) for path, finding in found]
@@ -115,10 +137,11 @@ def _of_optax(calls: Calls) -> Answer:
         if found:
             return "the updates do not match the params", found
     name = _namer({"updates": updates, "state": state, "params": params})
-    for call in calls:
+    for i, call in enumerate(calls):
         if call.function == "tree_map" and not call.library:
             tree, *others = call.variables["tree"], *call.variables["rest"]
-            for names, other in [((name(tree, "updates"), name(each)), each) for each in others]:
+            own = "mask" if _is_mask(tree, calls[i + 1 :]) else name(tree, "updates")
+            for names, other in [((own, name(each)), each) for each in others]:
                 found = map_mismatches(tree, other, is_leaf=call.variables["is_leaf"]) if names[1] else ()
                 if found:
                     return f"{' and '.join(names)} do not match", [replace(each, names=names) for each in found]
@@ -128,9 +151,16 @@ def _of_optax(calls: Calls) -> Answer:
     return _that_are_no_arrays({"updates": updates, "params": params})
 
 
+def _is_mask(tree: Any, calls: Calls) -> bool:
+    """Of `optax.masked`, and of optimizers that take a mask."""
+    around = next((call.variables for call in calls if call.library == "optax" and "mask_tree" in call.variables), {})
+    return around.get("mask_tree") is tree
+
+
 def _of_optax_init(calls: Calls) -> Answer:
     """Of the state of an optimizer: the leaves of the parameters that are no arrays, as functions in a model."""
-    return _that_are_no_arrays({"params": calls[0].variables["params"]})
+    title, found = _of_labels(calls, "params")
+    return (title, found) if found else _that_are_no_arrays({"params": calls[0].variables["params"]})
 
 
 def _that_are_no_arrays(trees: dict[str, Any]) -> Answer:

@@ -78,7 +78,7 @@ def of_vmapped(calls: Calls) -> Answer:
     of = calls[0].variables
     outs = of["outs"]
     out_tree = next(call.variables["out_tree"] for call in calls if call.function == "vmap_f")
-    names = _paths(out_tree())
+    names = paths(out_tree())
     if not all(map(is_array, outs)):
         return "vmap returns arrays and numbers alone", [
             f"result{path}: {what(leaf)}: {remedy(leaf)}"
@@ -216,7 +216,7 @@ def of_out_specs(calls: Calls) -> Answer:
     """Of `shard_map`: specs that do not fit what the function returns."""
     of, around = calls[0].variables, next(filter(_is_shard_map, calls)).variables
     avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in of["avals"]]
-    names = [path or "the result" for path in _paths(around["out_tree"])]
+    names = [path or "the result" for path in paths(around["out_tree"])]
     return "out_specs does not fit the result", _misfits(Shardings(around["mesh"]), names, of["specs"], avals)
 
 
@@ -243,5 +243,6 @@ def _device_text(devices: Sequence[int]) -> str:
     return f"{'device' if len(devices) == 1 else 'devices'} {', '.join(map(str, devices))}"
 
 
-def _paths(treedef: Any) -> list[str]:
+def paths(treedef: Any) -> list[str]:
+    """The key paths of its leaves."""
     return [leaf.keystr for leaf in walk(treedef).leaves]

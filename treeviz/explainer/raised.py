@@ -1,0 +1,176 @@
+"""What a function in `jax.tree.map`, or JAX itself, was called with when it raised. It is read from the frames."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from inspect import CO_VARARGS
+from typing import Any
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from treeviz.explainer.frames import Answer, frames_of, is_of_jax, is_of_python
+from treeviz.explainer.leaves import what
+from treeviz.tree.attributes import MISSING, stored_attribute
+from treeviz.tree.safe_repr import guarded, has_base
+from treeviz.tree.source_lines import is_installed
+from treeviz.tree.walk import scan
+
+_MAPS = "tree_map", "tree_map_with_path"
+_OF_THE_BOX = ".value", "._value", ".raw_value"  # of a variable of NNX, behind its name
+_MOST_VARIABLES = 300
+
+
+def of_mapped(error: BaseException) -> Answer:
+    """The leaf for which the function of `jax.tree.map` raised."""
+    frames = frames_of(error)
+    i = _mapped(frames)
+    if i is None:
+        return "", ()
+    around, of = frames[i - 1].f_locals, frames[i].f_locals
+    found = _place(around, of, with_path=frames[i - 1].f_code.co_name == _MAPS[1])
+    if found is None:
+        return "", ()
+    path, leaves = found
+    file = next((each.f_code.co_filename for each in reversed(frames[:i]) if _is_outside(each)), "")
+    title = "the function that jax.tree.map calls raised"
+    if is_installed(file):  # the tree may be one that only the library knows
+        title = f"in {_package(file)}, {title}"
+    return title, [f"{path or 'the root'}: {' and '.join(map(what, leaves))}"]
+
+
+def is_direct(error: BaseException) -> bool:
+    """Whether the function that `jax.tree.map` calls did so itself, and nothing that it calls."""
+    frames = frames_of(error)
+    i = _mapped(frames)
+    return i is not None and sum(map(_is_outside, frames[i + 1 :])) < 2
+
+
+def _mapped(frames: Sequence[types.FrameType]) -> int | None:
+    """Which frame is that of the innermost loop over leaves."""
+    for i in reversed(range(1, len(frames))):
+        names = frames[i - 1].f_code.co_name, frames[i].f_code.co_name
+        if names[0] in _MAPS and names[1] == "<genexpr>" and is_of_jax(frames[i]) and is_of_jax(frames[i - 1]):
+            return i
+    return None
+
+
+def _place(around: Mapping[str, Any], of: Mapping[str, Any], with_path: bool) -> tuple[str, Sequence[Any]] | None:
+    if with_path:
+        return tree_util.keystr(of["xs"][0]), of["xs"][1:]
+    leaves, of_each = around["leaves"], of[".0"].__reduce__()[1]
+    n = len(leaves) - operator.length_hint(of_each[0]) - 1
+    if leaves[n] is not of["xs"][0]:
+        return None
+    ids = set(map(id, leaves))
+    is_leaf = None if around["is_leaf"] is None else lambda node: id(node) in ids
+    paths = tree_util.tree_flatten_with_path(around["tree"], is_leaf)[0]
+    if len(paths) != len(leaves):
+        return None
+    return tree_util.keystr(paths[n][0]), of["xs"]
+
+
+def _package(file: str) -> str:
+    return file.replace("\\", "/").rpartition("-packages/")[2].partition("/")[0].removesuffix(".py")
+
+
+def of_operands(error: BaseException) -> Answer:
+    """Where the arrays lie that JAX could not take together: in the tree of a variable, as a layer of a model."""
+    if not isinstance(error, TypeError | ValueError):
+        return "", ()
+    frames = frames_of(error)
+    last = next((i for i in reversed(range(len(frames))) if _is_outside(frames[i])), len(frames))
+    if last >= len(frames) - 1 or not is_of_jax(frames[last + 1]):
+        return "", ()
+    arrays = {id(array): array for array in _arrays_of(_arguments(frames[last + 1]))}
+    places = _places(arrays, [frame for frame in frames[: last + 1] if _is_outside(frame)])
+    if not any("".join(paths) for _, paths in places.values()):
+        return "", ()
+    names = {each: _named(*places[each]) if each in places else "a computed array" for each in arrays}
+    return "the arrays of the call that failed", [f"{names[each]}: {what(array)}" for each, array in arrays.items()]
+
+
+def _named(name: str, paths: Sequence[str]) -> str:
+    """With a second place, where one array lies in several."""
+    return " and ".join(name + path for path in paths[:2]) + (" …" if len(paths) > 2 else "")
+
+
+def _is_outside(frame: types.FrameType) -> bool:
+    return not is_of_jax(frame) and not is_of_python(frame)
+
+
+def _arguments(frame: types.FrameType) -> Iterator[Any]:
+    code, of = frame.f_code, frame.f_locals
+    n = code.co_argcount + code.co_kwonlyargcount
+    yield from (of[name] for name in code.co_varnames[:n] if name in of)
+    if code.co_flags & CO_VARARGS:
+        yield from of.get(code.co_varnames[n], ())
+
+
+def _arrays_of(values: Iterable[Any]) -> Iterator[Any]:
+    """Also those in a list, as `jnp.concatenate` takes them. Of trees, as `jit` takes them, other answers know more."""
+    for value in values:
+        for each in value if type(value) in (list, tuple) else (value,):
+            if guarded(lambda each=each: isinstance(each, jax.Array | np.ndarray), lambda _: False):
+                yield each
+
+
+def _places(arrays: Mapping[int, Any], frames: Sequence[types.FrameType]) -> dict[int, tuple[str, list[str]]]:
+    """Of each array the variable, and its paths in it; those in a tree of the user's come first."""
+    owner = _self_of(frames[-1])
+    plain: dict[int, tuple[str, list[str]]] = {}
+    of_owner: dict[int, tuple[str, list[str]]] = {}
+    of_each: list[tuple[bool, str, Any]] = []
+    for frame in sorted(frames, key=lambda frame: is_installed(frame.f_code.co_filename)):  # stable
+        for name, value in [*frame.f_locals.items()][:_MOST_VARIABLES]:
+            if id(value) in arrays:
+                plain[id(value)] = name, [""]  # the innermost has the name that the call has
+            elif not has_base(type(value), types.ModuleType, types.FunctionType, type):
+                of_each.append((is_installed(frame.f_code.co_filename), name, value))
+            if owner is not None and value is owner:
+                of_owner.setdefault(id(value), (name, [""]))
+    found: dict[int, tuple[str, list[str]]] = {}
+    seen: set[int] = set()
+    wanted = {*arrays, id(owner)}
+    for is_of_library, name, value in of_each:
+        if id(value) in seen or tree_util.all_leaves((value,)):
+            continue
+        seen.add(id(value))
+        # A library hands on what it calls a function with: "args[0]" is a worse name than that in the function.
+        known = {*found, *plain} if is_of_library and type(value) in (tuple, list, dict) else found.keys()
+        for each, paths in _paths_in(value, wanted - known).items():
+            found[each] = name, paths
+    found = {**of_owner, **found}
+    if owner is not None:
+        _add_copies(found, arrays, owner, frames[-1].f_locals)
+    return {each: place for each, place in {**plain, **found}.items() if each in arrays}
+
+
+def _paths_in(tree: Any, wanted: set[int]) -> dict[int, list[str]]:
+    table, nodes = scan(tree)
+    rows = [row for row, node in enumerate(nodes) if id(node) in wanted] if len(nodes) > 1 else []
+    keystr, found = table.keystrs(), {}
+    for row in rows:
+        path = keystr(row)
+        path = next((path.removesuffix(end) for end in _OF_THE_BOX if path.endswith(end)), path)
+        found.setdefault(id(nodes[row]), []).append(path)
+    return found
+
+
+def _self_of(frame: types.FrameType) -> Any:
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    return frame.f_locals.get(names[0]) if names else None
+
+
+def _add_copies(found: dict, arrays: Mapping[int, Any], owner: Any, variables: Mapping[str, Any]) -> None:
+    """Variables of a method that are the attribute of their name, in another dtype, say, but of its shape."""
+    own = found.get(id(owner))
+    for name, value in variables.items():
+        stored = stored_attribute(owner, name) if id(value) in arrays and id(value) not in found else MISSING
+        if own is not None and stored is not MISSING:
+            leaves = guarded(lambda stored=stored: tree_util.tree_leaves(stored), lambda _: [])
+            if len(leaves) == 1 and getattr(leaves[0], "shape", None) == value.shape:
+                found[id(value)] = own[0], [f"{path}.{name}" for path in own[1]]
