@@ -159,7 +159,7 @@ def _standing_out(ranks: np.ndarray, n_members: int, n_wrong: int, n_all: int) -
 
 def _runs(table: TreeTable) -> Iterator[np.ndarray]:
     """The rows of the members of each run of `LEAST` or more siblings."""
-    alike = _alike_the_next(table)
+    alike = like_the_next(table)
     alike = alike[np.argsort(table.parent[alike], kind="stable")]
     following = table.end[alike]
     starts = np.flatnonzero(np.append(-1, following[:-1]) != alike)
@@ -169,7 +169,7 @@ def _runs(table: TreeTable) -> Iterator[np.ndarray]:
         yield np.append(alike[start:stop], following[stop - 1])
 
 
-def _alike_the_next(table: TreeTable) -> np.ndarray:
+def like_the_next(table: TreeTable) -> np.ndarray:
     """int[k]: the rows that have a next sibling which is alike."""
     end, keys, depth = table.end, table.key_codes, table.depth
     facts = alike_facts(table.facts)[table.fact_codes]

@@ -154,8 +154,9 @@ def _stylesheet_text(path: Path) -> str:
     text = re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", path.read_text("utf-8"), flags=re.DOTALL))
     # In the shadow root of a view nothing else is in reach of the selectors.
     return (
-        re.sub(r" ?([{};,]) ?|: ", lambda found: found[1] or ":", text.replace(".treeviz {", ".treeviz{"))
+        re.sub(r" ?([{};,>~]) ?|: ", lambda found: found[1] or ":", text.replace(".treeviz {", ".treeviz{"))
         .replace(".treeviz ", "")
+        .replace(";}", "}")
         .strip()
     )
 

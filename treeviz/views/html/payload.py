@@ -8,6 +8,7 @@ Parents, paths and roll-ups are not sent: the front end computes them in a few m
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ import numpy as np
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.keys import Key
-from treeviz.tree.repeats import alike_facts
+from treeviz.tree.repeats import like_the_next
 from treeviz.tree.safe_repr import aval_text
 from treeviz.tree.table import TreeTable
 from treeviz.views.html.histogram_payload import pack_histograms
@@ -27,8 +28,9 @@ from treeviz.views.html.series_payload import pack_series
 from treeviz.views.text.cells import type_text
 from treeviz.views.view import View
 
-FORMAT = 3
+FORMAT = 4
 _AT_ONCE = 1 << 14  # histograms
+_SIGNS_OF_KEYS = re.compile(r"^\.|[][']")  # as in tree.js
 _SMALL = 1 << 12  # bytes of arrays that are compared
 _A_BLOCK = 1 << 10  # bytes
 _ALIKE = 10_000  # characters: documents that begin with the same ones share more of treescope's scripts
@@ -65,7 +67,7 @@ def pack(view: View) -> bytes:
         "name": table.name,
         "headline": table.headline,
         "open": view.depth,
-        "rows": [*map(buffers.add, (table.depth, table.key_codes, table.fact_codes, *_alike(table.facts)))],
+        "rows": [*map(buffers.add, (table.depth, table.key_codes, table.fact_codes, *_like_the_next(table)))],
         "keys": [0, *map(_key, table.keys[1:])],
         "facts": _facts(table.facts, buffers),
         "notes": {
@@ -78,7 +80,10 @@ def pack(view: View) -> bytes:
         **({"diff": view.diff} if view.diff is not None else {}),
         "buffers": buffers.index,
     }
-    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    # What is no character, half a surrogate, is written as its number.
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode(
+        errors="backslashreplace"
+    )
     text += b" " * (-(4 + len(text)) % 8)
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
     packed = [deflate.compress(len(text).to_bytes(4, "little") + text), deflate.flush(zlib.Z_BLOCK)]
@@ -161,15 +166,16 @@ def _narrow(array: np.ndarray) -> np.ndarray:
     return narrow if fits else wide
 
 
-def _key(key: Key) -> str | list[str] | Key:
-    """A dict key as its string, an attribute as a list with its name, any other key with all its fields."""
+def _key(key: Key) -> str | list:
+    """A dict key as its string, another one as its label and what does not follow from that."""
     label, keystr, segment, steps = key
-    if steps == (keystr,):
-        if label == segment and keystr == f"['{label}']":
-            return label
-        if label == keystr and label == f".{segment}":
-            return [segment]
-    return key
+    if label == segment and keystr == f"['{label}']" and steps == (keystr,):
+        return label
+    said = [label, steps, keystr, segment]
+    follows = [None, (label,), label, _SIGNS_OF_KEYS.sub("", label)]
+    while len(said) > 1 and said[-1] == follows[len(said) - 1]:
+        said.pop()
+    return said
 
 
 def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
@@ -181,11 +187,11 @@ def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
     return {name: _coded(by_name[name], buffers) for name in _FIELDS}
 
 
-def _what(facts: Facts) -> str | tuple[str]:
-    """`type_text`; alone in a tuple, what follows the dtype and the shape, with which most of them begin."""
+def _what(facts: Facts) -> str | tuple[str, ...]:
+    """`type_text`; of arrays what follows the dtype and the shape, and what precedes them."""
     what = type_text(facts)
-    array = "" if facts.shape is None else aval_text(facts.shape, facts.dtype)
-    return (what.removeprefix(array),) if array and what.startswith(array) else what
+    before, array, after = what.partition(aval_text(facts.shape or (), facts.dtype))
+    return what if not array or facts.shape is None else (after, before) if before else (after,)
 
 
 def _sharding(sharding: Sharding | None) -> tuple | None:
@@ -196,10 +202,10 @@ def _sharding(sharding: Sharding | None) -> tuple | None:
     return sent[: Sharding._fields.index("platform")]
 
 
-def _alike(facts: Sequence[Facts]) -> list[np.ndarray]:
-    """The code of the first of facts that are alike, for each; nothing where none are."""
-    codes = alike_facts(facts)
-    return [] if np.array_equal(codes, np.arange(len(codes))) else [codes]
+def _like_the_next(table: TreeTable) -> list[np.ndarray]:
+    """Of each row whether its next sibling is alike; nothing where none is."""
+    rows = like_the_next(table)
+    return [np.isin(np.arange(len(table)), rows)] if len(rows) else []
 
 
 def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
@@ -228,7 +234,7 @@ def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool)
         levels,
         None if codes is None else buffers.add(codes),
         column.help,
-        int(is_shown),
+        1 if is_shown else None,
         "" if column.title == column.name else column.title,
         column.rollup if is_number else None,
         hidden_value(column) if is_number else None,

@@ -46,7 +46,7 @@ export function fillType(cell, view, row, notes, room) {
   const code = tree.factCodes[row];
   // What differs from row to row is not said of all.
   const isOne = !rows.folds?.of(row).some((each) => tree.factCodes[each] !== code);
-  const all = isOne ? whatText(tree, code) : tree.of(row, "what");
+  const all = isOne ? whatText(tree, code) : tree.what(code);
   const what = all.length > room ? briefText(all) : all;
   const fields = isOne ? fieldTexts(tree, code) : [];
   const within = insideTexts(tree, code);

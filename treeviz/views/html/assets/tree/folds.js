@@ -1,7 +1,6 @@
 // @ts-check
 // Runs of siblings that are alike, such as the layers of a model, are shown as one row. treeviz/tree/repeats.py has the rule.
 import { countText, numberText, wholeText } from "./numbers.js";
-import { readKey } from "./tree.js";
 
 const LEAST = 3; // members of a folded run
 const MOST_OUT = 3; // members that stand out of a run
@@ -87,28 +86,13 @@ function standingOut(best, nWrong) {
 }
 
 /** The members of each run of LEAST or more siblings, outer runs before those inside. @param {Tree} tree @returns {number[][]} */
-export function runsOf(tree) {
-  const { n, end, parent, depth, keyCodes, keys, alike } = tree;
-  const factCodes = alike ? tree.factCodes.map((code) => alike[code]) : tree.factCodes;
-  const pattern = keys.map((key, code) => (code ? readKey(key).label.replace(/\d+/g, "0") : "0"));
-  const hasNumber = keys.map((key, code) => !code || /\d/.test(readKey(key).label));
-  const isAlike = (row, next) => {
-    const size = next - row;
-    if (end[next] - next !== size || factCodes[next] !== factCodes[row] || !hasNumber[keyCodes[row]]) return false;
-    if (!keyCodes[next] !== !keyCodes[row] || pattern[keyCodes[next]] !== pattern[keyCodes[row]]) return false;
-    for (let i = 1; i < size; i++)
-      if (depth[row + i] !== depth[next + i] || factCodes[row + i] !== factCodes[next + i] || keyCodes[row + i] !== keyCodes[next + i]) return false;
-    return true;
-  };
+export function runsOf({ n, end, isLikeNext }) {
   const runs = [];
   const continues = new Uint8Array(n);
-  for (let row = 1; row < n; row++) {
-    if (continues[row]) continue;
+  for (let row = 1; isLikeNext && row < n; row++) {
+    if (continues[row] || !isLikeNext[row]) continue;
     const members = [row];
-    for (let at = row, next = end[at]; next < end[parent[row]] && isAlike(at, next); at = next, next = end[at]) {
-      continues[next] = 1;
-      members.push(next);
-    }
+    for (let at = row; isLikeNext[at]; continues[at] = 1) members.push((at = end[at]));
     if (members.length >= LEAST) runs.push(members);
   }
   return runs;

@@ -1,28 +1,27 @@
 // @ts-check
 // Formats counts, bytes and numbers as treeviz/tree/numbers.py does.
 
-/** @type {(n: number, units: string[]) => string} */
-function scaled(n, units) {
+/** A number below `least` with all its digits, others with a prefix; `unit` is that of all. @type {(n: number, least: number, prefixes: string, unit: string) => string} */
+function scaled(n, least, prefixes, unit) {
   const size = Math.abs(n);
+  if (size < least || !(size < 1e24)) return (size < least ? wholeText(n) : numberText(n)) + (unit && " " + unit);
   let i = 0;
   let tenths = 0;
   do {
     const scale = 1000 ** ++i;
     tenths = Math.floor((10 * size + scale / 2) / scale);
-  } while (tenths >= 10000 && i < units.length);
-  return `${n < 0 ? "-" : ""}${Math.floor(tenths / 10)}.${tenths % 10} ${units[i - 1]}`;
+  } while (tenths >= 10000 && prefixes[i]);
+  return `${n < 0 ? "-" : ""}${Math.floor(tenths / 10)}.${tenths % 10} ${prefixes[i - 1]}${unit}`;
 }
 
 /** @type {(n: number) => string} "1,234,567" of a whole number; toLocaleString costs ten milliseconds when first called */
 export const wholeText = (n) => String(n).replace(/\B(?=(?:\d{3})+$)/g, ",");
 
 /** @type {(n: number) => string} "1,234", "124.4 M", "1e308" */
-export const countText = (n) =>
-  Math.abs(n) < 1e5 ? wholeText(n) : Math.abs(n) < 1e24 ? scaled(n, ["K", "M", "B", "T", "P", "E"]) : numberText(n);
+export const countText = (n) => scaled(n, 1e5, "KMBTPE", "");
 
 /** @type {(n: number) => string} "512 B", "497.8 MB" */
-export const bytesText = (n) =>
-  Math.abs(n) < 1000 ? `${n} B` : Math.abs(n) < 1e24 ? scaled(n, ["kB", "MB", "GB", "TB", "PB", "EB"]) : `${numberText(n)} B`;
+export const bytesText = (n) => scaled(n, 1000, "kMGTPE", "B");
 
 /** @type {(x: number) => string} four significant digits */
 export function numberText(x) {

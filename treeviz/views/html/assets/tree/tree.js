@@ -2,7 +2,7 @@
 // Unpacks a table (views/html/payload.py) and computes what was not sent: parents, paths and roll-ups.
 import { bytesText, countText, numberText } from "./numbers.js";
 
-export const FORMAT = 3;
+export const FORMAT = 4;
 const ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
 const WRITE = { count: countText, bytes: bytesText, number: numberText };
 // Join two values; NaN means that there is no value.
@@ -94,8 +94,8 @@ export class Tree {
     /** The series of a live run, in place of the first packed one. @type {any[]} */
     this.growing = [];
     this.name = header.name;
-    // Of facts that are alike the code of the first, if some are.
-    [this.depth, this.keyCodes, this.factCodes, this.alike] = header.rows.map((at) => buffers[at]);
+    // Of each row whether its next sibling is alike, if there are such.
+    [this.depth, this.keyCodes, this.factCodes, this.isLikeNext] = header.rows.map((at) => buffers[at]);
     this.n = this.depth.length;
     this.keys = header.keys;
     this.facts = header.facts;
@@ -131,7 +131,7 @@ export class Tree {
     const code = this.keyCodes[row];
     const key = this.keys[code];
     if (!code) return String(this.position[row]).length + 2;
-    return typeof key === "string" ? key.length : key[0].length + +(key.length === 1);
+    return typeof key === "string" ? key.length : key[0].length;
   }
 
   /** @param {number} row @returns {Key[]} */
@@ -169,10 +169,10 @@ export class Tree {
     return levels[codes[code]];
   }
 
-  /** The type, as in views/text/cells.py: of most arrays it begins with the dtype and the shape. @param {number} code @returns {string} */
+  /** The type, as in views/text/cells.py: of arrays what stands behind and before the dtype and the shape is sent. @param {number} code @returns {string} */
   what(code) {
     const what = this.fact(code, "what");
-    return what.pop ? `${this.fact(code, "dtype")}[${this.fact(code, "shape")}]${what}` : what;
+    return what.pop ? `${what[1] ?? ""}${this.fact(code, "dtype")}[${this.fact(code, "shape")}]${what[0]}` : what;
   }
 
   /** @param {number} row @param {string} field */
@@ -221,7 +221,6 @@ export function readKey(packed) {
     const keystr = `['${packed}']`;
     return { label: packed, keystr, segment: packed, steps: [keystr] };
   }
-  const [label, keystr, segment, steps] = packed || ["", "", "", []];
-  if (keystr !== undefined) return { label, keystr, segment, steps };
-  return { label: `.${label}`, keystr: `.${label}`, segment: label, steps: [`.${label}`] };
+  const [label, steps = [label], keystr = label, segment = label.replace(/^\.|[[\]']/g, "")] = packed || [""];
+  return { label, keystr, segment, steps };
 }
