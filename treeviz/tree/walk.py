@@ -18,20 +18,19 @@ from treeviz.tree.keys import Key, index_key
 from treeviz.tree.safe_repr import class_name, error_text, guarded, module_name, visible
 from treeviz.tree.table import TreeTable, without_unused
 from treeviz.tree.treedef import is_treedef
+from treeviz.tree.walk_alike import Alike, Rows
 from treeviz.tree.walk_frames import MORE, Frame, LeftOut, cut, fair_frame, fair_rows, new_frame
-from treeviz.tree.walk_notes import left_out_note, note_left_out, note_shared
+from treeviz.tree.walk_notes import left_out_note, note_left_out, note_shared, repeat_facts
 
 MAX_DEPTH = 250_000  # a flatten function may create new nodes without end
 MAX_REPEATED_ROWS = 100_000  # of subtrees that already have rows
 _CHECK_EVERY = 64  # rows: how often the walk looks at its stopwatch
 _FEWEST = 1_000  # rows of a walk that takes too long
 _OPEN = 0
-_MOST = 2**44  # added to a sum by one repeated subtree, so that sums stay below 2**63
+IsLeaf = Callable[[Any], bool] | None
 
 
-def walk(
-    tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str = "tree", max_rows: int = WHOLE.max_rows
-) -> TreeTable:
+def walk(tree: Any, *, is_leaf: IsLeaf = None, name: str = "tree", max_rows: int = WHOLE.max_rows) -> TreeTable:
     """Turn a pytree into a table with one row per node, depth first, as JAX sees it.
 
     As `treeviz.walk`, but without columns and with a budget of rows.
@@ -46,12 +45,15 @@ def walk(
 
 
 def scan(
-    tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str = "tree", budget: Budget = WHOLE
+    tree: Any, *, is_leaf: IsLeaf = None, name: str = "tree", budget: Budget = WHOLE, at_once: bool = False
 ) -> tuple[TreeTable, list[Any]]:
-    """Walk a tree; return the table, and the node or leaf of each row for analyses that need values."""
+    """Walk a tree; return the table, and the node or leaf of each row for analyses that need values.
+
+    With `at_once`, siblings that are alike are walked all at once, in a third of the time; see `Alike`.
+    """
     scanner = _Scanner(is_leaf, budget)
     with suppress(Overflow):
-        scanner.run(tree)
+        scanner.run(tree, at_once)
         scanner.keep_within_budget()
         return scanner.finish(name)
     scanner.release()
@@ -93,19 +95,21 @@ class _Scanner:
         self._repeats: list[tuple[int, int]] = []
         self._repeats_left = MAX_REPEATED_ROWS
 
-    def run(self, tree: Any) -> None:
+    def run(self, tree: Any, at_once: bool = False) -> None:
         if is_treedef(tree):
             self._of.handle_treedefs()
             if tree.num_nodes > self._max_rows and not self._fair:
                 raise Overflow
-        self._walk(tree)
+        self._walk(tree, at_once)
 
     # The hot path: local names, and one loop without calls of our own for leaves and builtin containers.
-    def _walk(self, tree: Any) -> None:
+    def _walk(self, tree: Any, at_once: bool) -> None:
         of, nodes, depths, parents, ends = self._of, self.nodes, self._depths, self._parents, self._ends
         positions, key_codes, fact_codes = self._positions, self._key_codes, self._fact_codes
         keys, handlers, notes, first_rows = of.keys, of.handlers, of.notes, self._first_rows
         is_simple = self._is_leaf is None and not self._fair
+        rows = Rows(nodes, depths, parents, ends, positions, key_codes, fact_codes, first_rows)
+        alike = Alike(of, rows) if at_once and is_simple and self._max_s == inf else None
         check_at = -1 if self._max_s == inf else _CHECK_EVERY
         stack = [new_frame((-1, 0, [tree], [0], iter((0,)), self._max_rows, [1, 0]))]
         while stack:
@@ -162,6 +166,8 @@ class _Scanner:
                 stack.pop()
                 if parent >= 0:
                     ends[parent] = len(nodes)
+                    if alike is not None:
+                        self._n_expected += alike.take(stack[-1], parent, self._max_rows - self._n_expected)
 
     def _check_time(self, row: int, children: list, codes: list[int], position: int, waiting: Iterator[int]) -> int:
         """Where there is no time left, put a placeholder in the place of the children from `position` on.
@@ -249,11 +255,10 @@ class _Scanner:
         return new_frame((row, above.depth + 1, children, key_codes, iter(range(len(children))), 0, ()))
 
     def _declared_leaf(self, node: Any) -> bool:
-        def complain(error: BaseException) -> bool:
+        def complain(error: BaseException) -> None:
             self._of.notes.append(Note("error", f"is_leaf raised here: {error_text(error)}"))
-            return False
 
-        return guarded(lambda: bool(self._is_leaf(node)), complain)  # type: ignore[misc]
+        return bool(guarded(lambda: bool(self._is_leaf(node)), complain))  # type: ignore[misc]
 
     def _is_skipped(self, node: Any, row: int) -> bool:
         """Whether to skip a node that occurred before: it contains itself, or the budget of repeated rows is spent."""
@@ -269,11 +274,7 @@ class _Scanner:
             self._repeats_left -= n_rows
             return False
         inside = [facts.facts[code] for code in self._fact_codes[first : self._ends[first]]]
-        leaves, elements, n_bytes = (
-            min(sum(part), _MOST) for part in zip(*((f.leaves, f.elements, f.bytes) for f in inside), strict=True)
-        )
-        repeat = Facts("repeat", class_name(cls), False, leaves, elements, n_bytes, module=module_name(cls))
-        self._fact_codes.append(facts.code(repeat))
+        self._fact_codes.append(facts.code(repeat_facts(cls, inside)))
         return True
 
     def _inline(self, box: Any, row: int, inlined: Inlined) -> None:

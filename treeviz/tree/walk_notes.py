@@ -8,10 +8,12 @@ from functools import lru_cache
 from treeviz.tree.budget import Budget
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.kinds import KINDS
+from treeviz.tree.safe_repr import class_name, module_name
 
 Notes = dict[int, list[Note]]
 
 _MOST = 1_000  # nodes that say that some of them was left out
+_MOST_SUM = 2**44  # of one repeated subtree, so that sums stay below 2**63
 _AT_LEAST = Note("info", "at least: some of it was left out")
 
 
@@ -46,6 +48,13 @@ def _is_worth_a_badge(first: int, ends: Sequence[int], facts: Callable[[int], Fa
         return True
     inside = map(facts, range(first, ends[first]))
     return any(each.bytes or KINDS[each.kind].is_mutable for each in inside)
+
+
+def repeat_facts(cls: type, inside: Sequence[Facts]) -> Facts:
+    """Of a node that occurred before and is not walked again; `inside` are those of its subtree."""
+    numbers = zip(*((f.leaves, f.elements, f.bytes) for f in inside), strict=True)
+    leaves, elements, n_bytes = (min(sum(part), _MOST_SUM) for part in numbers)
+    return Facts("repeat", class_name(cls), False, leaves, elements, n_bytes, module=module_name(cls))
 
 
 @lru_cache(64)  # thousands of nodes leave out as many
