@@ -367,6 +367,70 @@ def test_the_cure_that_is_proposed_cures(code):
         assert len(jax.tree.leaves(scope["tree"])) == 5
 
 
+@pytest.mark.parametrize("code", FAULTS)
+def test_what_a_finding_proposes_runs_as_it_is_pasted(code):
+    use, faulty, *_ = FAULTS[code]
+    tree = faulty() if code != "T112" else [make_repeated()(1.0, 2.0)]
+    options = {"for_": use, "values": code in ("T140", "T141"), "roundtrip": code in ("T114", "T115", "T116", "T117")}
+    finding = only(code, tree, **options)
+    scope = {"tree": tree, "jax": jax, "jnp": jnp, "np": np, "step": lambda tree: tree}
+    scope |= {"f": lambda array, x: x, "array": BIG} if code == "T105" else {}  # its code has to be changed
+    nodes = [tree, *(tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ())]
+    scope |= {type(node).__name__: type(node) for node in nodes}
+    scope |= {"self": nodes[-1]} if "self." in finding.fix else {}
+    try:
+        exec(finding.fix, scope)
+    except ValueError:  # of T111 it is the traceback that is asked for
+        assert code == "T111"
+
+
+def make_repeated() -> type:
+    @jax.tree_util.register_pytree_with_keys_class
+    class Repeats(Repeated):
+        pass
+
+    return Repeats
+
+
+def test_a_class_that_repeats_keys_numbers_them_with_the_method_that_is_proposed_and_names_without_it():
+    repeats = make_repeated()
+    tree = {"x": repeats(1.0, repeats(2.0, 3.0))}
+    scope = {"jax": jax, "Repeats": repeats, "tree": tree}
+    exec(tv.check(tree)[0].fix, scope)
+    assert codes(tree) == [] and jax.tree.leaves(jax.tree.map(lambda x: x + 1, tree)) == [2.0, 3.0, 4.0]
+    children = lambda node: ([(jax.tree_util.DictKey("k"), child) for child in node.children], None)
+    plain = type("Repeats", (), {"__init__": Repeated.__init__})
+    jax.tree_util.register_pytree_with_keys(plain, children, lambda _, children: plain(*children))
+    scope["tree"] = [plain(1.0, 2.0)]
+    exec(only("T112", scope["tree"]).fix, scope)
+    assert scope["names"] == ["0[0]['k']", "1[0]['k']"]
+
+
+def test_the_shapes_that_are_taken_for_nodes_are_leaves_with_the_predicate_that_is_proposed():
+    tree = [(2, 3), {"w": [4, 5], "x": ((6, 7), ())}, jnp.ones(2)]
+    scope = {"jax": jax, "tree": tree}
+    found = [each for each in tv.check(tree) if each.code == "T220"]
+    assert [each.path for each in found] == ["[0]", "[1]['w']", "[1]['x'][0]"]
+    exec(found[0].fix, scope)
+    assert scope["shapes"][:-1] == [(2, 3), 4, 5, (6, 7)]
+    mapped = jax.tree.map(lambda leaf: None, tree, is_leaf=scope["is_shape"])
+    assert mapped == [None, {"w": [None, None], "x": (None, ())}, None]
+
+
+def test_numbers_in_a_file_in_another_byte_order_are_told_and_can_be_read(tmp_path):
+    file, w = tmp_path / "w.npz", np.arange(6, dtype=">f4").reshape(2, 3)
+    np.savez(file, w=w, native=np.ones(2, np.float32), n=np.arange(3, dtype=">i2"), flags=np.ones(2, bool))
+    tree = tv.read(file)
+    with pytest.raises(TypeError):
+        jnp.asarray(w)
+    assert [each.level for each in tv.check(tree) if each.code == "T130"] == ["info"] * 2
+    scope = {"tree": tree, "np": np}
+    while found := [each for each in tv.check(scope["tree"], for_="jit") if each.code == "T130"]:
+        assert [(each.level, each.path) for each in found] == [("error", "['n']"), ("error", "['w']")][-len(found) :]
+        exec(found[0].fix, scope)
+    assert jnp.asarray(tree["w"]).tolist() == w.tolist()
+
+
 def test_the_class_that_is_proposed_for_a_named_tuple_keeps_what_is_no_array_in_the_treedef():
     scope = {"jax": jax}
     exec(only("T132", Point("Alice", 1.0), for_="jit").fix, scope)
@@ -449,9 +513,8 @@ def test_a_deque_a_static_object_and_auxiliary_data_without_names():
     assert [(each.code, each.path) for each in found] == [("T102", "[0]"), ("T104", "[1]")]
     assert "tuple(self.label)" in found[0].fix
     of_class = make_dataclass("Config", ["width"])(3)
-    assert (
-        tv.check(WithAux(1.0, label=of_class), for_="jit")[0].fix == "@dataclasses.dataclass(frozen=True)  # of Config"
-    )  # type: ignore[arg-type]
+    (found,) = tv.check(WithAux(1.0, label=of_class), for_="jit")  # type: ignore[arg-type]
+    assert found.fix == "Config = dataclasses.dataclass(frozen=True)(Config)"
     assert "units: jax.Array  # in Layer" in only("T101", [Layer("n", 1.0, units=np.arange(3))]).fix
 
 

@@ -109,13 +109,18 @@ def deleted(checked: Checked) -> Iterator[Found]:
 def no_jax_dtype(checked: Checked) -> Iterator[Found]:
     """A NumPy array holds objects, text, dates, records or long doubles, is masked, or has its bytes in another order.
 
-    No JAX function takes it. Files of FITS and HDF5 have numbers such as ">f4", most significant byte first. An error
-    if the tree is for `jit`, `grad` or a state.
+    No JAX function takes it: `jnp.asarray` raises. Files of FITS, HDF5 and NumPy have numbers such as ">f4", most
+    significant byte first. An error if the tree is for `jit`, `grad` or a state.
     """
-    for row in checked.rows(is_refused):
+    for row in checked.rows(lambda facts: is_refused(facts) or _is_swapped(facts)):
         facts = checked.facts(row)
         what = "a masked array" if facts.text == MASKED else f"dtype {facts.dtype}"
         yield Found(row, f"{what} is no JAX type{_raises(checked)}", _for_jax(checked, row), _level(checked))
+
+
+def _is_swapped(facts: Facts) -> bool:
+    """Whether the numbers in a file have their bytes in another order than those of this machine."""
+    return facts.kind == "stored" and facts.dtype[:1] in ("<", ">") and facts.dtype[1:2] in "fiuc"
 
 
 def _for_jax(checked: Checked, row: int) -> str:
@@ -125,8 +130,9 @@ def _for_jax(checked: Checked, row: int) -> str:
         return Changed("{x}.filled(0)")
     if facts.dtype in _LONG:
         return Changed(f"np.asarray({{x}}, np.{_LONG[facts.dtype]})")
-    if facts.dtype[0] in "<>" and facts.elements:
-        return Changed("{x}.astype({x}.dtype.newbyteorder('='))")
+    if facts.dtype[0] in "<>" and facts.elements and facts.dtype[1:2] not in "UMm":
+        read = "np.asarray({x})" if facts.kind == "stored" else "{x}"
+        return Changed(read + ".astype({x}.dtype.newbyteorder('='))")
     return _apart(checked, row)
 
 

@@ -111,7 +111,8 @@ def _hashable_fix(place: str, value: Any, owner: str) -> str:
         items = f"{place}.items()" if has_base(type(value), dict) else place
         return f"{place} = tuple({items})  # in {owner}"
     can_freeze = guarded(lambda: is_dataclass(type(value)) and type(value).__hash__ is None, lambda _: False)
-    return f"@dataclasses.dataclass(frozen=True)  # of {class_name(type(value))}" if can_freeze else ""
+    name = class_name(type(value))
+    return f"{name} = dataclasses.dataclass(frozen=True)({name})" if can_freeze else ""
 
 
 @rule("T103", "warning")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from time import perf_counter
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from treeviz.analysis.checks.finding import Changed
 from treeviz.analysis.checks.rule import Checked, Found, rule
 from treeviz.tree.kinds import KINDS
-from treeviz.tree.safe_repr import guarded
+from treeviz.tree.safe_repr import class_name, guarded, mro
 
 _IN_BOXES = ("array", "numpy", "scalar", "key")  # kinds of leaves that have no module
 _MANY_LEAVES, _MANY_NODES = 5_000, 2_000
@@ -61,8 +62,23 @@ def repeated_keys(checked: Checked) -> Iterator[Found]:
     for row, n in zip(rows[first[counts > 1]].tolist(), counts[counts > 1].tolist(), strict=True):
         parent, key = int(table.parent[row]), table.key(row).keystr
         if checked.facts(row).kind != "more":
-            fix = "[(jax.tree_util.SequenceKey(i), x) for i, x in enumerate(children)]  # as keys of {at}"
-            yield Found(parent, f"{n:,} of its children have the key {key}", fix)
+            yield Found(parent, f"{n:,} of its children have the key {key}", _with_other_keys(checked.nodes[parent]))
+
+
+def _with_other_keys(node: Any) -> str:
+    """Python that numbers the children of a class whose keys are in a method; of another, JAX keeps the function."""
+    name = class_name(type(node))
+    if not any("tree_flatten_with_keys" in vars(base) for base in mro(type(node))):
+        return (
+            "leaves = jax.tree_util.tree_leaves_with_path({tree})\n"
+            "names = [f'{i}{jax.tree_util.keystr(path)}' for i, (path, _) in enumerate(leaves)]  # each is another"
+        )
+    return (
+        f"def tree_flatten_with_keys(self, flatten={name}.tree_flatten_with_keys):\n"
+        "    children, aux = flatten(self)\n"
+        "    return [(jax.tree_util.SequenceKey(i), child) for i, (_, child) in enumerate(children)], aux\n\n"
+        f"{name}.tree_flatten_with_keys = tree_flatten_with_keys"
+    )
 
 
 @rule("T210", "info")
@@ -119,7 +135,10 @@ def shape_taken_for_nodes(checked: Checked) -> Iterator[Found]:
     for row in np.flatnonzero((n_children >= 2) & (n_children <= 6) & (n_ints == n_children)).tolist():
         facts = checked.facts(row)
         if facts.kind in ("tuple", "list") and not facts.module:
-            fix = f"jax.tree.map(f, {{tree}}, is_leaf=lambda x: isinstance(x, {facts.type}))"
+            fix = (
+                f"is_shape = lambda x: type(x) is {facts.type} and len(x) > 0 and all(type(n) is int for n in x)\n"
+                "shapes = jax.tree.leaves({tree}, is_leaf=is_shape)  # as in jax.tree.map(f, {tree}, is_leaf=is_shape)"
+            )
             yield Found(row, f"a {facts.type} of {n_children[row]} integers is a node with as many leaves", fix)
 
 
