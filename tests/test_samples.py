@@ -10,6 +10,7 @@ from html import unescape
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from sample_trees import SAMPLES
 
@@ -59,11 +60,16 @@ def texts(thing: Any) -> Iterator[str]:
             yield from texts(inner)
 
 
-def packed(html: str) -> dict[str, Any]:
-    """The header of the data in a page."""
+def packed(html: str) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """The header of the data in a page, and its arrays."""
     (data,) = re.findall(r'<script type="text/plain">([^<]*)</script>', html)
     inflated = zlib.decompress(from_characters(data), -15)
-    return json.loads(inflated[4 : 4 + int.from_bytes(inflated[:4], "little")])
+    at = 4 + int.from_bytes(inflated[:4], "little")
+    header, arrays = json.loads(inflated[4:at]), []
+    for kind, size in header["buffers"]:
+        arrays.append(np.frombuffer(inflated, ("u1", "u2", "u4", "i4", "f4", "f8")[kind], size, at))
+        at += -(-arrays[-1].nbytes // 8) * 8
+    return header, arrays
 
 
 @every_sample
@@ -119,11 +125,13 @@ def check_table(table: TreeTable):
 @every_sample
 def test_a_page_carries_the_whole_table(name):
     view = treeviz.render(SAMPLES[name]())
-    header = packed(view.html())
+    header, arrays = packed(view.html())
     assert header["headline"] == list(view.table.headline)
     assert len(header["facts"]["kind"][0]) == len({facts.kind for facts in view.table.facts})
     notes = {str(row): [(*note[:3], [*map(list, note.details)]) for note in of] for row, of in view.table.notes.items()}
-    assert {row: [tuple(note[:4]) for note in of] for row, of in header["notes"].items()} == notes
+    codes, *sent = header["notes"] or [None]
+    rows = {} if codes is None else {str(row): sent[arrays[codes][row] - 1] for row in np.flatnonzero(arrays[codes])}
+    assert {row: [tuple(note[:4]) for note in of] for row, of in rows.items()} == notes
 
 
 @every_sample

@@ -173,6 +173,30 @@ def load(parts, table):
 # What the front end works out for itself
 
 
+def test_a_view_that_opens_rolls_up_only_the_columns_that_it_shows(parts):
+    table = treeviz.render({"layers": [{"w": np.ones(3)}] * 40}, stats=True).table
+    load(parts, table)
+    packed = pack(View(table, [table.columns[name] for name in ("bytes", "rms")]))
+    read = parts.evaluate(
+        """async (text) => {
+            const column = Object.getPrototypeOf(tree.columns[0]);
+            const values = Object.getOwnPropertyDescriptor(column, 'values');
+            const read = new Set();
+            Object.defineProperty(column, 'values', { ...values, get() { return read.add(this.name), values.get.call(this) } });
+            const host = document.body.appendChild(document.createElement('div'));
+            const end = parts.mount(host, Uint8Array.from(atob(text), (c) => c.charCodeAt(0)));
+            while (!host.shadowRoot?.querySelector('.row')) await new Promise(requestAnimationFrame);
+            end();
+            host.remove();
+            Object.defineProperty(column, 'values', values);
+            return [...read];
+        }""",
+        b64encode(packed).decode(),
+    )
+    assert {"bytes", "rms"} <= {*read}
+    assert {*read} & {"kind", "shape", "dtype", "zeros", "min"} == set()
+
+
 @pytest.mark.parametrize(
     ("write", "pairs"),
     [("countText", PAIRS["COUNTS"]), ("bytesText", PAIRS["BYTES"]), ("numberText", PAIRS["NUMBERS"])],

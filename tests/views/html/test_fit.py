@@ -8,6 +8,7 @@ from test_samples import check_table, packed
 
 import treeviz
 from treeviz.tree.series import FindingMark, Histograms, Series
+from treeviz.tree.walk import walk
 from treeviz.views.html import fit
 from treeviz.views.html.payload import pack
 from treeviz.views.view import View
@@ -26,7 +27,7 @@ def test_a_page_keeps_to_its_size_and_counts_the_rows_that_it_leaves_out(small, 
     monkeypatch.setattr(fit, "_MANY", many)
     view = treeviz.render(WIDE, stats=stats)
     assert len(pack(view)) > 4_000 >= len(fit.pack_within(view)) > 2_000
-    header = packed(view.html())
+    header, _ = packed(view.html())
     n_rows = header["buffers"][header["rows"][0]][1]
     assert 1_201 > n_rows > 20
     assert " of 1,201 rows are not in this page: whole=True has all" in header["headline"][-1]
@@ -35,7 +36,7 @@ def test_a_page_keeps_to_its_size_and_counts_the_rows_that_it_leaves_out(small, 
 
 def test_a_keyword_puts_everything_into_the_page(small):
     view = treeviz.render(WIDE, whole=True)
-    assert packed(view.html())["headline"] == list(view.table.headline)
+    assert packed(view.html())[0]["headline"] == list(view.table.headline)
 
 
 def test_a_page_that_fits_has_all_rows_though_some_of_them_are_tried_first(monkeypatch):
@@ -109,3 +110,9 @@ def test_columns_of_every_rule_keep_their_totals(rule, join):
     some = fit.with_first_rows(view, 20).table
     np.testing.assert_allclose(some[0]["x"], join(values), rtol=1e-12)
     np.testing.assert_allclose([row["x"] for row in some if row.depth == 1], [join(values[:250]), join(values[250:])])
+
+
+def test_what_is_said_of_thousands_of_rows_is_sent_once():
+    table = walk([{"a": [0, 1, 2], "b": [1, 2]} for _ in range(3_000)], max_rows=10_000)
+    assert len(table.notes) > 3_000
+    assert len(pack(View(table, []))) < 2_000

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from treeviz.tree.column import Column
-from treeviz.tree.facts import Facts, Sharding
+from treeviz.tree.facts import Facts, Note, Sharding
 from treeviz.tree.keys import Key
 from treeviz.tree.repeats import like_the_next
 from treeviz.tree.safe_repr import aval_text
@@ -70,9 +70,7 @@ def pack(view: View) -> bytes:
         "rows": [*map(buffers.add, (table.depth, table.key_codes, table.fact_codes, *_like_the_next(table)))],
         "keys": [0, *map(_key, table.keys[1:])],
         "facts": _facts(table.facts, buffers),
-        "notes": {
-            str(row): [note if note.severity else note[:4] for note in some] for row, some in table.notes.items()
-        },
+        "notes": _notes(table, buffers),
         "columns": [_column(table, column, buffers, column.name in shown) for column in columns.values()],
         **({"values": _documents(view.values)} if view.values else {}),
         **(_over_time(view, buffers) if view.series else {}),
@@ -112,6 +110,19 @@ def _documents(documents: Mapping[int, str]) -> dict[str, Any]:
     index = {start: i for i, start in enumerate(before)}
     rows = {row: (index[html[:_ALIKE]], html[len(before[html[:_ALIKE]]) :]) for row, html in documents.items()}
     return {"before": list(before.values()), "rows": rows}
+
+
+def _notes(table: TreeTable, buffers: _Buffers) -> list:
+    """The buffer with the code of each row's notes, 0 for none, and the notes by their codes from 1 on.
+
+    Thousands of rows may have the same: that a part of each was left out.
+    """
+    codes: dict[tuple[Note, ...], int] = {}
+    of_rows = np.zeros(len(table), np.int64)
+    for row, notes in table.notes.items():
+        of_rows[row] = codes.setdefault(tuple(notes), len(codes) + 1)
+    sent = ([note if note.severity else note[:4] for note in notes] for notes in codes)
+    return [buffers.add(of_rows), *sent] if codes else []
 
 
 def _says_nothing(column: Column) -> bool:

@@ -165,7 +165,7 @@ export class SeriesView {
       for (const mark of series.marks) {
         const [row, bucket, kind, text, severity] = mark;
         const note = [kind, `${text} (${series.stepsText(bucket)})`, -1, [], severity, `${SIGN_OF[severity]}${countText(series.first[bucket])}`];
-        (view.tree.header.notes[row] ??= []).push(note);
+        view.tree.header.notes[row] = [...view.tree.notes(row), note];
         this.noted.push([row, note, () => this.goTo(series, mark)]);
       }
     view.rows.folds?.notes.clear();

@@ -119,8 +119,7 @@ export class Grid {
     const title = (column, i) => {
       const order = sorting.column === column ? (sorting.descending ? "descending" : "ascending") : "";
       const arrow = order && h("span", { class: "arrow", "aria-hidden": "true" }, sorting.descending ? "▼" : "▲");
-      const label = order && `${column.title}, sorted ${order}`;
-      return h("button", { class: `cell ${column.format}`, title: `${column.help || `sort by ${column.title}`} (with Shift: leaves only)`, "aria-label": label || undefined,
+      return h("button", { class: `cell ${column.format}`, title: `${column.help || `sort by ${column.title}`} (with Shift: leaves only)`, "aria-label": order ? `${column.title}, sorted ${order}` : undefined,
         tabindex: i === Math.max(0, focused) ? "0" : "-1", click: ({ shiftKey }) => (shiftKey ? this.view.setFlat(true, column) : this.view.sortBy(column)) }, column.title, arrow, this.#edge(column, i));
     };
     this.head.replaceChildren(...[this.view.keyColumn, ...this.columns].map(title));
@@ -286,7 +285,7 @@ export class Grid {
     const room = (widths[0] - SIGNS - indent) / CH;
     key.textContent = room > 3 && label.length > Math.max(room, 12) ? `${label.slice(0, room / 3)}…${label.slice(1 - room * 2 / 3)}` : label;
     this.columns.forEach((column, i) => {
-      if (column.format === "type") fillType(cells[i], this.view, row, notes, this.layout.widths[i + 1] / CH);
+      if (column.format === "type") fillType(cells[i], this.view, row, notes, widths[i + 1] / CH);
       else if (column.draw) cells[i].replaceChildren(column.draw(row));
       else cells[i].textContent = texts[i];
       const [spec, origin] = texts[i].split(" ← ");
@@ -302,7 +301,7 @@ export class Grid {
   /** The row at the position of a mouse event, and whether the position is on its arrow. @param {MouseEvent} event */
   rowAt(event) {
     const element = /** @type {any} */ (event.target).closest(".row");
-    if (!element) return { row: -1, onArrow: false };
+    if (!element) return { row: -1 };
     const indent = parseFloat(/** @type {HTMLElement} */ (element).style.getPropertyValue("--indent"));
     return { row: +element.dataset.row, onArrow: event.clientX - element.firstChild.getBoundingClientRect().left < indent + 20 };
   }

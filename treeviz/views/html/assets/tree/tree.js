@@ -80,15 +80,17 @@ export class Tree {
   /** @param {ArrayBuffer} buffer */
   constructor(buffer) {
     const length = new DataView(buffer).getUint32(0, true);
-    const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+    const header = (this.header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length))));
     let at = 4 + length;
-    const buffers = header.buffers.map(([type, size]) => {
+    const buffers = (this.buffers = header.buffers.map(([type, size]) => {
       const array = new ARRAYS[type](buffer, at, size);
       at += Math.ceil(array.byteLength / 8) * 8;
       return array;
-    });
-    this.header = header;
-    this.buffers = buffers;
+    }));
+    // The notes by their codes, behind the index of the codes.
+    const { notes } = header;
+    header.notes = {};
+    buffers[notes[0]]?.forEach((code, row) => code && (header.notes[row] = notes[code]));
     /** Which rows changed or are new, where this tree replaced another. @type {Uint8Array | null} */
     this.changed = null;
     /** The series of a live run, in place of the first packed one. @type {any[]} */

@@ -220,7 +220,8 @@ function outliersOf(tree) {
       if (/error|cycle|hides|diff|warn/.test(kind)) wrong.push(+row);
       else if (kind === "nonfinite") bad.add(+row);
     }
-  for (const { name, bad: isBad, values } of tree.columns) (name.endsWith(".nonfinite") ? values : isBad)?.forEach((is, row) => is > 0 && bad.add(row));
+  // The values of other columns may never be seen.
+  for (const column of tree.columns) (column.name.endsWith(".nonfinite") ? column.values : column.bad)?.forEach((is, row) => is > 0 && bad.add(row));
   return [wrong, [...bad]];
 }
 
