@@ -182,7 +182,8 @@ def test_a_view_that_opens_rolls_up_only_the_columns_that_it_shows(parts):
             const column = Object.getPrototypeOf(tree.columns[0]);
             const values = Object.getOwnPropertyDescriptor(column, 'values');
             const read = new Set();
-            Object.defineProperty(column, 'values', { ...values, get() { return read.add(this.name), values.get.call(this) } });
+            const get = function () { return read.add(this.name), values.get.call(this) };
+            Object.defineProperty(column, 'values', { ...values, get });
             const host = document.body.appendChild(document.createElement('div'));
             const end = parts.mount(host, Uint8Array.from(atob(text), (c) => c.charCodeAt(0)));
             while (!host.shadowRoot?.querySelector('.row')) await new Promise(requestAnimationFrame);
