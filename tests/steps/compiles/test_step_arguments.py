@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sample_nodes import Node
 
 import treeviz as tv
-from treeviz.steps.compiles import program
+from treeviz.steps.compiles import flattening, program
+from treeviz.tree.walk import scan
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -78,6 +80,31 @@ def test_where_a_release_of_jax_tells_nothing_nothing_is_claimed(monkeypatch):
     view = arguments(first, jnp.ones(3), jnp.ones(2), jit=options)
     assert (view.reused, view.in_vain, view.never_read) == ({}, {}, []) and "not known if reused" in view.text()
     assert arguments(first, jnp.ones(3), jnp.ones(2), jit={**options, "keep_unused": True}).reused == {"x": "result"}
+
+
+def test_the_cost_of_a_class_is_that_of_its_flatten_function_without_the_call_that_measures_it(monkeypatch):
+    class Slow:
+        pass
+
+    now = [0.0]
+
+    def flatten(_: Any) -> Any:
+        now[0] += 3e-6
+        return (1.0, 2.0), None
+
+    jax.tree_util.register_pytree_node(Slow, flatten, lambda *_: Slow())
+    registry = jax.tree_util.default_registry
+
+    def flatten_one_level(node: Any) -> Any:
+        now[0] += 0.1e-6
+        return registry.flatten_one_level(node)
+
+    monkeypatch.setattr(flattening, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(jax.tree_util, "default_registry", SimpleNamespace(flatten_one_level=flatten_one_level))
+    found = flattening.measure_flattening(*scan([Slow(), {"x": Slow()}]))
+    assert found is not None and found.us == pytest.approx(6.0)
+    ((name, n, each_us),) = found.classes
+    assert (name, n) == ("Slow", 2) and each_us == pytest.approx(3.0)
 
 
 def test_what_flattening_costs_is_told_by_class():

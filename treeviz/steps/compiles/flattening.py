@@ -68,12 +68,19 @@ def measure_flattening(table: TreeTable, nodes: Sequence[Any]) -> Flattening | N
     costs = []
     for same in of_classes.values() if flatten is not None else ():
         some = same[:_MOST_NODES]
-        seconds = guarded(lambda some=some: _least(lambda: [*map(flatten, some)]), lambda _: None)  # type: ignore[arg-type]
+        seconds = guarded(lambda some=some: _of_nodes(flatten, some), lambda _: None)
         if seconds is not None:
             costs.append(ClassCost(class_name(type(same[0])), len(same), 1e6 * seconds / len(some)))
     costs.sort(key=lambda each: -each.n * each.each_us)
     whole, flat = (_least(lambda tree=tree: tree_util.tree_flatten(tree)) for tree in (nodes[0], leaves))
     return Flattening(1e6 * whole, 1e6 * flat, tuple(costs))
+
+
+def _of_nodes(flatten: Callable[[Any], Any], nodes: Sequence[Any]) -> float:
+    """Seconds that nodes take beyond tuples of their children: the call from Python is none of a step's."""
+    tuples = [tuple(flatten(node)[0]) for node in nodes]
+    of_nodes, of_tuples = (_least(lambda same=same: [*map(flatten, same)]) for same in (nodes, tuples))
+    return max(of_nodes - of_tuples, 0.0)
 
 
 def _least(call: Callable[[], Any]) -> float:
