@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import jax
@@ -49,8 +50,24 @@ def test_a_bracket_stands_beside_what_is_inherited_and_it_is_dim():
     view = tv.overlay((None, 0), (X, {"a": X, "b": [X, X]}))
     lines = [line for line in view.text(fold=False).splitlines() if "float32[5,3]" in line]
     assert [line.split("float32[5,3]")[1].split("  ")[1] for line in lines] == ["None", *["│ 0 ← [1]"] * 2, "└ 0 ← [1]"]
-    assert view.text(color=True).count("\x1b[2m│ 0 ← [1]\x1b[0m") == 3
+    assert view.text(color=True).count(f"{terminal.DIM}{terminal.HUES[1]}│ 0 ← [1]\x1b[0m") == 3
     assert "| 0 <- [1]" in text(view, glyphs=terminal.ASCII)
+
+
+def test_each_spec_has_a_color_in_a_terminal_and_what_inherits_it_the_same_one_dim():
+    tree = {"a": [X, X], "b": X, "c": X, "d": {"e": X}}
+    labels = {"a": "adam", "b": "sgd", "c": "adam", "d": {"e": "frozen"}}
+    plain, colored = (tv.overlay(labels, tree, use="labels").text(fold=False, color=color) for color in (False, True))
+    assert "\x1b" not in plain
+    found = {}
+    for line in colored.splitlines():
+        name = re.sub(r"\x1b\[\d+m", "", line).strip(" │├└─").partition(" ")[0]
+        found[name] = re.findall(r"((?:\x1b\[\d+m)+)[│└ ]*(adam|sgd|frozen)\b", line)
+    one, two, three = terminal.HUES[:3]
+    assert (
+        found["a"] == [(one, "adam")] == found["c"] and found["[0]"] == [(terminal.DIM + one, "adam")] == found["[1]"]
+    )
+    assert found["b"] == [(two, "sgd")] and found["e"] == [(three, "frozen")] and found["d"] == []
 
 
 def test_keys_that_one_of_the_two_lacks_are_told_with_the_likely_name():

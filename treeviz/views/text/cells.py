@@ -52,6 +52,7 @@ class Cells(NamedTuple):
     is_label: bool = False  # may be cut
     is_size: bool = False  # goes first where the width is limited
     name: str = ""  # of the column
+    styles: tuple[str, ...] = ()  # of each row: the color of its spec
 
 
 def type_text(facts: Facts) -> str:
@@ -247,7 +248,22 @@ def _labels(column: Column, rows: np.ndarray, glyphs: Glyphs, longest: int) -> C
     texts = [""] * len(column.levels)
     for code in set(codes.tolist()):
         texts[code] = glyphs.fit(cut(str(column.levels[code]), longest))
-    return _left(glyphs.fit(column.title), texts, codes)._replace(is_label=True)
+    cells = _left(glyphs.fit(column.title), texts, codes)._replace(is_label=True)
+    return cells._replace(styles=_styles(column, codes)) if INHERITED.strip() in column.help else cells
+
+
+def _styles(column: Column, codes: np.ndarray) -> tuple[str, ...]:
+    """The color of the spec of each row, dim where it is inherited; the first labels are "" and that of no spec."""
+    levels = [str(level).partition(INHERITED) for level in column.levels]
+    number: dict[str, int] = {}
+    for i, (spec, _, origin) in enumerate(levels):
+        if not origin:
+            number.setdefault(spec, i)
+    styles = [""] * len(levels)
+    for i, (spec, _, origin) in enumerate(levels):
+        if number.get(spec, 0) > 1:
+            styles[i] = (terminal.DIM if origin else "") + terminal.HUES[(number[spec] - 2) % len(terminal.HUES)]
+    return tuple([styles[code] for code in codes.tolist()])
 
 
 def bracketed(cells: Cells, glyphs: Glyphs) -> Cells:

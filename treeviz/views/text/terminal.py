@@ -39,6 +39,7 @@ ASCII = Glyphs("|- ", "`- ", "|  ", "   ", "...", " - ", "#", " .:-=+*#@")
 
 RESET = "\x1b[0m"
 DIM, BOLD, RED, GREEN, YELLOW, CYAN = (f"\x1b[{code}m" for code in ("2", "1", "31", "32", "33", "36"))
+HUES = tuple(f"\x1b[{code}m" for code in (32, 35, 34, 36, 92, 95, 94, 96))  # red and yellow are for trouble
 
 
 def terminal_color(stream: TextIO) -> bool:

@@ -233,13 +233,16 @@ def _middles(room: _Room, is_leaf: list[bool], color: bool) -> Iterator[str]:
     if color and texts:
         types = zip(texts[0], is_leaf, strict=True)
         texts[0] = [type_ if leaf else f"{CYAN}{type_}{RESET}" for type_, leaf in types]
-        texts[1:] = [[_colored(text) for text in column] for column in texts[1:]]
+        for i, cell in enumerate(room.cells[1:], 1):
+            styles = cell.styles or [""] * len(cell.texts)
+            texts[i] = [_colored(text, style) for text, style in zip(cell.texts, styles, strict=True)]
     return (_GAP + _GAP.join(row) for row in zip(*texts, strict=True)) if texts else iter([""] * len(is_leaf))
 
 
-def _colored(text: str) -> str:
-    """A cell in which NaN is red, and what is inherited dim."""
-    return f"{DIM}{text}{RESET}" if INHERITED in text else text.replace(BAD, f"{RED}{BAD}{RESET}")
+def _colored(text: str, style: str) -> str:
+    """A cell in its color, or in which NaN is red, and what is inherited dim."""
+    style = style or (DIM if INHERITED in text else "")
+    return f"{style}{text}{RESET}" if style else text.replace(BAD, f"{RED}{BAD}{RESET}")
 
 
 def _shortened(prefix: str, label: str, width: int, glyphs: Glyphs) -> tuple[str, str]:
