@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass, make_dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -305,3 +306,46 @@ def test_of_a_step_of_nnx_the_lines_are_told_that_convert_it():
     scope = {"nnx": nnx, "tv": tv, "step": step, "clock": Clock(), "x": jnp.float32(1)}
     exec("\n".join(lines), scope)
     assert [(each.path.startswith("state[0]['t']"), each.kind) for each in scope["found"]] == [(True, "weak type")]
+
+
+def registered(name: str) -> Any:
+    cls = make_dataclass(name, ["w", "n"])
+    return jax.tree_util.register_dataclass(cls, data_fields=["w", "n"], meta_fields=[])
+
+
+MAKES: dict[str, Callable[[Any, Any], Any]] = {
+    "dict": lambda w, n: {"w": w, "n": n},
+    "list": lambda w, n: [w, n],
+    "OrderedDict": lambda w, n: OrderedDict(w=w, n=n),
+    "Named": namedtuple("Named", "w n"),
+    "Data": registered("Data"),
+    "Other": registered("Other"),
+}
+
+
+@pytest.mark.parametrize("after", MAKES)
+@pytest.mark.parametrize("before", MAKES)
+def test_a_state_of_another_class_at_its_root_is_found_and_told_as_jit_sees_it(before, after):
+    x, traced = jnp.ones(3), []
+    state = MAKES[before](x, jnp.int32(0))
+    for beside in (False, True):
+
+        def step(state: Any, y: jax.Array, beside: bool = beside) -> Any:
+            traced.append(state)
+            new = MAKES[after](y * 2, jnp.int32(1))
+            return (new, y.sum()) if beside else new
+
+        traced.clear()
+        jitted = jax.jit(step)
+        out = jitted(state, x)
+        jitted(out[0] if beside else out, x)
+        n_traced = len(traced)
+        found = tv.forecast(step, state, x)
+        assert found.retraces == (n_traced == 2) == (before != after)
+        assert not found or {(each.path, each.kind) for each in found} <= {("state", "type"), ("state", "static")}
+
+
+def test_a_list_whose_only_node_becomes_another_class_is_found():
+    data, other = MAKES["Data"], MAKES["Other"]
+    (found,) = tv.forecast(lambda state: [other(state[0].w, state[0].n)], [data(jnp.ones(2), jnp.ones(3))])
+    assert (found.path, found.kind) == ("state[0]", "type")

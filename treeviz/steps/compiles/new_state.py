@@ -69,7 +69,7 @@ def find_state(state: Part, result: Part) -> Place | None:
             found = alike
         if found:
             return _only(found) or _only(alike)
-    return next(filter(None, (_only([p for p in level if _is_alike(p.part, state)]) for level in levels)), None)
+    return next(filter(None, (_only([place for place in level if _is_alike(place, state)]) for level in levels)), None)
 
 
 def _only(found: list[Place]) -> Place | None:
@@ -80,28 +80,38 @@ def _shapes(part: Part) -> list[Any]:
     return [each.aval and each.aval.shape for each in part.leaves]
 
 
-def _is_alike(part: Part, state: Part) -> bool:
+def _is_alike(place: Place, state: Part) -> bool:
+    part = place.part
     a, b = part.treedef.node_data(), state.treedef.node_data()
     if a is None or b is None:
         return False
     if a[0] is not b[0] and class_name(a[0]) != class_name(b[0]):
-        return _has_other_class(part, state)
+        return _has_other_class(place, state)
     mine, other = (dict(zip(_keys(each), each.treedef.children(), strict=True)) for each in (part, state))
     if a[0] in MAPPINGS:
         return 2 * len(mine.keys() & other.keys()) >= len(mine.keys() | other.keys())
     if a[0] not in (list, tuple):
         return True
-    return len(mine) == len(other) and any(map(same_structure, mine.values(), other.values()))
+    if len(mine) == len(other) and any(map(same_structure, mine.values(), other.values())):
+        return True
+    return bool(state.leaves) and _child_shapes(part) == _child_shapes(state)
 
 
-def _has_other_class(part: Part, state: Part) -> bool:
-    """Whether a part is the state in another class; a tuple may be several results, and is that of a list alone."""
-    mine, other = part.treedef, state.treedef
-    if mine.node_data()[0] in (list, tuple) and other.node_data()[0] not in (list, tuple):
+def _has_other_class(place: Place, state: Part) -> bool:
+    """Whether a part is the state in another class; a tuple that is the result may be several, and is a list alone."""
+    mine, other = place.part.treedef, state.treedef
+    if mine.node_data()[0] is tuple and not place.keys and other.node_data()[0] is not list:
         return False
-    below = mine.children(), other.children()
-    is_alike = len(below[0]) == len(below[1]) and all(map(same_structure, *below))
-    return is_alike and bool(state.leaves) and _shapes(part) == _shapes(state)
+    if not state.leaves or len(mine.children()) != len(other.children()):
+        return False
+    if all(map(same_structure, mine.children(), other.children())) and _shapes(place.part) == _shapes(state):
+        return True
+    # The keys of a dict are sorted, and fields are not.
+    return sorted(_child_shapes(place.part)) == sorted(_child_shapes(state))
+
+
+def _child_shapes(part: Part) -> list[str]:
+    return [f"{child.treedef.num_leaves} {_shapes(child)}" for child in part.children()]
 
 
 def _keys(part: Part) -> list[Any]:
