@@ -66,9 +66,11 @@ def measure_flattening(table: TreeTable, nodes: Sequence[Any]) -> Flattening | N
             of_classes.setdefault(id(type(node)), []).append(node)
     flatten = getattr(getattr(tree_util, "default_registry", None), "flatten_one_level", None)
     costs = []
-    for same in of_classes.values() if flatten is not None else ():
+    for same in of_classes.values():
+        if flatten is None:
+            break
         some = same[:_MOST_NODES]
-        seconds = guarded(lambda some=some: _of_nodes(flatten, some), lambda _: None)
+        seconds = guarded(lambda some=some, flatten=flatten: _of_nodes(flatten, some), lambda _: None)
         if seconds is not None:
             costs.append(ClassCost(class_name(type(same[0])), len(same), 1e6 * seconds / len(some)))
     costs.sort(key=lambda each: -each.n * each.each_us)
