@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Thresholds
+from treeviz.steps.names import section_of
 from treeviz.steps.recording.decode import Arrived, StepNumbers, read
 from treeviz.steps.recording.history import History
 
@@ -30,6 +31,7 @@ class Looked:
         self._kept: dict[str, list[Arrived]] = {}  # by suffix
         self._searched: dict[str, int] = {}  # how many of them
         self._told: set[str] = set()
+        self._n_explained = 0  # looks
 
     def take(self, arrived: Arrived) -> None:
         """Take in what was measured beside a step, and search what came before."""
@@ -50,9 +52,25 @@ class Looked:
                 continue
             self._searched[suffix] = len(kept)
             if self._has_finding(kept):
-                self._told.add(suffix)
-                for each in self._kept.pop(suffix):
-                    self._record(each)
+                self._tell(suffix)
+
+    def explain(self, history: History) -> bool:
+        """Record what tells which of several dead layers is the cause: whether the biases of the others are zero."""
+        n_looks = sum(map(len, self._kept.values()))
+        if n_looks == self._n_explained:
+            return False
+        self._n_explained = n_looks
+        dead = findings(history, thresholds=self._thresholds, kinds="dead")
+        told = [section_of(each.source)[0] for each in dead if each.severity != "info" and len(each.leaves) > 1]
+        explained = [suffix for suffix in self._kept if any(name.endswith(suffix) for name in told)]
+        for suffix in explained:
+            self._tell(suffix)
+        return bool(explained)
+
+    def _tell(self, suffix: str) -> None:
+        self._told.add(suffix)
+        for each in self._kept.pop(suffix):
+            self._record(each)
 
     def _has_finding(self, kept: list[Arrived]) -> bool:
         rows = [row for each in kept for row in _read(each)]

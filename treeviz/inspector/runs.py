@@ -163,6 +163,8 @@ class Runs:
         """Read all measurements; waits for the steps that are still running."""
         self._looked.search(wait=True)
         self._recorder.flush()
+        if self._recorder.history and self._looked.explain(self._recorder.history):
+            self._recorder.flush()
 
     def _all(self) -> list[_Step]:
         return [step for steps in self._steps.values() for step in steps]

@@ -28,7 +28,8 @@ class Statistic:
       is_count: Whether it is an int64 count, which is summed over time; otherwise it is float64.
       scaled_by: The power of two that multiplies the packed float32: "range" is that of the range of squares and of the
         leaf, "leaf" that of the leaf; "" for counts and for numbers without a unit.
-      joined_by: How the values of the members of a `vmap` become one: "norm" is the root of the sum of squares.
+      joined_by: How the values of the members of a `vmap` become one: "norm" is the root of the sum of squares,
+        "least" that of the members that have any.
       title: The title of its column; "" if it has none.
       rollup: How its column combines the values of the leaves of a subtree.
       help: The help text of its column.
@@ -41,7 +42,7 @@ class Statistic:
     share: int
     is_count: bool = False
     scaled_by: Literal["range", "leaf", ""] = ""
-    joined_by: Literal["norm", "max", "mean", "sum"] = "sum"
+    joined_by: Literal["norm", "max", "mean", "least", "sum"] = "sum"
     title: str = ""
     rollup: Rollup = "sum"
     help: str = ""
@@ -65,6 +66,9 @@ class Statistic:
             return np.max(values, axis=axis)
         if self.joined_by == "mean":
             return np.mean(values, axis=axis)
+        if self.joined_by == "least":
+            least = np.where((values > 0).any(axis=-1, keepdims=True), values, np.inf).min(axis=axis)
+            return np.where(np.isinf(least), 0, least)
         return np.where((values < 0).all(axis=axis), -1, np.maximum(values, 0).sum(axis=axis))
 
 
@@ -91,6 +95,7 @@ STATISTICS = {
         _count("posinf", "full", 4, "+Inf", "+Inf", counts_nonfinite=True),
         _count("neginf", "full", 4, "-Inf", "-Inf", counts_nonfinite=True),
         Statistic("histogram", "histogram", 18, is_count=True, n_bins=N_BINS),
+        Statistic("least", "", 6, joined_by="least"),  # norm in a member of an ensemble
         Statistic("cosine", "", 6, joined_by="mean"),  # with the gradients of the last step, where these are given
     )
 }  # fmt: skip

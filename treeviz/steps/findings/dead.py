@@ -13,6 +13,7 @@ from treeviz.steps.recording.track import occurs_in
 
 SCALE_THE_LOSS = "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32."
 _SMALLEST_FLOAT16 = 2.0**-24
+_NEARLY_ALL = 0.9  # of the steps
 _TOGETHER = 5  # entries between leaves that die of one cause
 
 
@@ -54,6 +55,46 @@ def dead(tree: Searched) -> Iterator[Finding]:
     for group in np.split(starts, np.flatnonzero((np.diff(starts) > _TOGETHER) | (starts[:-1] == 0)) + 1):
         for run in _alike(tree, tree.runs(is_dead & np.isin(since, group))):
             yield _dead_run(tree, run, int(since[run].min()), float((n_zero / patience)[run].max()))
+    is_told = is_dead | is_cut | is_part
+    yield from _dead_in_a_member(tree, trained & ~is_told)
+    yield from _seldom(tree, trained & alive.any(axis=0) & ~is_told, alive)
+
+
+def _dead_in_a_member(tree: Searched, is_judged: np.ndarray) -> Iterator[Finding]:
+    """The findings of leaves that are zero in a member of an ensemble whose other leaves are not."""
+    if "least" not in tree.history.statistics(tree.name):
+        return
+    least = tree.history.values(tree.name, "least")
+    is_zero = is_judged & (least.high == 0).all(axis=0) & (np.nanmax(tree.norm.high, axis=0) > 0)
+    parts, n_steps = _parts(tree, is_zero), int(least.n.sum())
+    for run in _alike(tree, tree.runs(is_zero & ~parts)):
+        path, were = tree.path(run[0]), "was" if len(run) == 1 else "were"
+        yield Finding(
+            "dead", tree.name, path, run[0], *tree.span, (("steps", n_steps),),
+            f"{tree.name}{path}{and_others(run)} {were} zero in one member of the ensemble, or more: {n_steps} steps.",
+            'GradientInspector(members="each") has rows for each member: it tells in which, and what to try.',
+            tuple(run), n_steps / tree.thresholds.fewest_steps,
+            rank=Rank.LEAF_ENDS,
+        )  # fmt: skip
+
+
+def _seldom(tree: Searched, is_judged: np.ndarray, alive: np.ndarray) -> Iterator[Finding]:
+    """The finding of leaves whose gradients are zero in nearly all steps."""
+    steps = _steps_with_numbers(tree)
+    n_steps, n_zero = steps.sum(axis=0), np.where(alive, 0, steps).sum(axis=0)
+    is_seldom = is_judged & (n_zero >= _NEARLY_ALL * n_steps) & (n_zero >= 1.5 * tree.thresholds.fewest_steps)
+    leaves = [leaf for layer in reversed(tree.layers) for leaf in layer if is_seldom[leaf]]
+    if leaves and _last_of_float16(tree, leaves) is None:
+        path, were = tree.path(leaves[0]), "was" if len(leaves) == 1 else "were"
+        most, of = int(n_zero[leaves].min()), int(n_steps[leaves[0]])
+        yield Finding(
+            "dead", tree.name, path, leaves[0], *tree.span, (("zero", most), ("steps", of), ("leaves", len(leaves))),
+            f"{tree.name}{path}{and_others(leaves)} {were} zero in {most} of {of} steps.",
+            "It may be that a softmax is saturated, or a sigmoid: tv.tap on what goes into it tells. What is seldom "
+            "in use looks so too, as an expert, or a network that few steps train.",
+            tuple(leaves), most / of,
+            rank=Rank.INFORMATION, severity="info",
+        )  # fmt: skip
 
 
 def _cut_off(tree: Searched, is_cut: np.ndarray, n_steps: int) -> Finding:
@@ -154,8 +195,8 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
         )
     else:
         reason += (
-            "Look for stop_gradient, an unused branch, units that are zero for every example, in it or before it, or a "
-            "parameter that the model does not use."
+            "Look for stop_gradient, an unused branch, units that are zero for every example, in it or before it, a "
+            "softmax behind it that is saturated, or a parameter that the model does not use."
         )
     return Finding(
         "dead", tree.name, path, run[0], first, tree.span[1], (("steps", n_zero),),

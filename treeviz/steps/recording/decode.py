@@ -115,7 +115,10 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Ste
             numbers = unpack(packed[source.name], first.measurement.statistics_of(source.name))
             of_axes = first.watches[source.name].axes if source.name in first.watches else ()
             parts = next((axis.parts for axis in of_axes if axis.parts is not None), None)
-            source, rows = _leaf_rows(source, numbers, ("batch", *axes[source.name]), members, parts)
+            kinds = axes[source.name]
+            if members == "joined" and "norm" in numbers and _is_of_ensemble(kinds, first.watches.get(source.name)):
+                numbers["least"] = numbers["norm"]
+            source, rows = _leaf_rows(source, numbers, ("batch", *kinds), members, parts)
             source = source._replace(name=printable(source.name + first.suffix))
             by_source[source.name] = rows
             sources.append(source)
@@ -202,6 +205,11 @@ def _layout(arrived: Arrived) -> Any:
         return id(measurement.layout), id(arrived.watches), arrived.suffix
     shapes, sources = tuple(measurement.shapes.values()), tuple(map(id, measurement.sources))
     return sources, measurement.statistics, shapes, id(arrived.watches), arrived.suffix
+
+
+def _is_of_ensemble(kinds: Sequence[str], watch: Attribution | None) -> bool:
+    """Whether each member has parameters of its own: of examples that share them, some may well have no gradient."""
+    return watch is not None and set(kinds) & {"member", "device"} == {"member"} and "of each" not in watch.label
 
 
 def _leaf_rows(
