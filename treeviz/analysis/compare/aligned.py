@@ -14,6 +14,7 @@ from treeviz.tree.table import TreeTable, children_of
 
 NONE = -1
 _FEW_LEVELS = 16
+_FIRST = 16  # siblings that are asked for at once; four times as many after those that are alike
 _INDEX = re.compile(r"\[(0|[1-9][0-9]{0,8})\]")
 _SEQUENCES, _MAPPINGS = set(map(id, (list, tuple))), set(map(id, MAPPINGS))  # a metaclass may override ==
 
@@ -51,11 +52,10 @@ class _Alike:
 
     _MOST = 16
 
-    def __init__(self, left: TreeTable, right: TreeTable) -> None:
-        self._left, self._right = left, right
+    def __init__(self, left: TreeTable, right: TreeTable, ends: tuple[list[int], list[int]]) -> None:
+        self._left, self._right, self._ends = left, right, ends
         code_of = {key: code for code, key in enumerate(left.keys)}
         self._key_codes = np.array([code_of.get(key, -1) for key in right.keys])[right.key_codes]
-        self._ends = left.end.tolist(), right.end.tolist()
         self._counts: dict[int, list[int]] = {}  # by how much further: the alike rows before each row
 
     def is_subtree(self, mine: int, other: int) -> bool:
@@ -89,10 +89,10 @@ class _Again:
 
     _MOST = 8
 
-    def __init__(self, side: Side) -> None:
-        self._table, self._nodes, self._ends = side.table, side.nodes, side.table.end.tolist()
+    def __init__(self, side: Side, ends: list[int]) -> None:
+        self._table, self._nodes, self._ends = side.table, side.nodes, ends
         self._codes = side.table.fact_codes.tolist()
-        self._counts: dict[int, list[int]] = {}  # by how many rows each has: the rows before that are like the last
+        self._counts: dict[int, np.ndarray] = {}  # by how many rows each has: the rows before that are like the last
 
     def is_like(self, before: int, row: int) -> bool:
         """Whether a row is the next sibling of another, and like it."""
@@ -106,20 +106,37 @@ class _Again:
                 return False
             self._counts[size] = self._count(size)
         counts = self._counts[size]
-        return counts[row] - counts[before + 1] == size - 1
+        return bool(counts[row] - counts[before + 1] == size - 1)
+
+    def n_like(self, row: int, size: int) -> int:
+        """How many next siblings of a row of a size that `is_like` was asked for are each like the one before."""
+        table, counts, n, n_tried = self._table, self._counts[size], 0, _FIRST
+        while True:
+            next_ = np.arange(row + (n + 1) * size, min(row + (n + n_tried) * size, len(table) - size) + 1, size)
+            last, ends = next_ - size, table.end
+            is_like = (
+                (ends[last] == next_) & (ends[next_] == next_ + size) & (counts[next_] - counts[last + 1] == size - 1)
+            )
+            for each in (table.fact_codes, self._classes):
+                is_like &= each[last] == each[next_]
+            n_alike = len(is_like) if is_like.all() else int(is_like.argmin())
+            n += n_alike
+            if n_alike < n_tried:
+                return n
+            n_tried *= 4
 
     @computed_once
     def _classes(self) -> np.ndarray:
         return np.fromiter(map(id, map(type, self._nodes)), np.int64, len(self._nodes))
 
-    def _count(self, size: int) -> list[int]:
+    def _count(self, size: int) -> np.ndarray:
         table, n = self._table, len(self._nodes)
         like = np.zeros(n + 1, np.int64)
         of = (table.depth, table.key_codes, table.fact_codes, self._classes)
         like[1 : n - size + 1] = np.logical_and.reduce([each[size:] == each[: n - size] for each in of]) & (
             (table.position[size:] == table.position[: n - size]) | (table.key_codes[size:] != 0)
         )
-        return np.cumsum(like).tolist()
+        return np.cumsum(like)
 
 
 def align(left: Side, right: Side) -> Aligned:
@@ -141,9 +158,10 @@ def align(left: Side, right: Side) -> Aligned:
 class _Aligner:
     def __init__(self, left: Side, right: Side) -> None:
         self._left, self._right = left, right
-        self._alike, self._again = _Alike(left.table, right.table), (_Again(left), _Again(right))
-        self._names = _names(left.table, right.table)
         self._ends = left.table.end.tolist(), right.table.end.tolist()
+        self._alike = _Alike(left.table, right.table, self._ends)
+        self._again = _Again(left, self._ends[0]), _Again(right, self._ends[1])
+        self._names = _names(left.table, right.table)
         self._above, self._deep = left.table.parent.tolist(), left.table.depth.tolist()
         self._rows: tuple[list[int], list[int]] = [], []
         self._depths: list[int] = []
@@ -187,10 +205,11 @@ class _Aligner:
         """Add a pair, and the next siblings, as the pair before was aligned; returns the row of the last."""
         at, n = len(self._depths), 1
         sizes = [own - rows[first] for own, rows in zip((left, right), self._rows, strict=True)]
-        while stack and stack[-1] == (left + sizes[0], right + sizes[1], parent):
-            if not (self._again[0].is_like(left, stack[-1][0]) and self._again[1].is_like(right, stack[-1][1])):
-                break
-            left, right, _ = stack.pop()
+        most = 1 + min(
+            again.n_like(row, size) for again, row, size in zip(self._again, (left, right), sizes, strict=True)
+        )
+        while n < most and stack and stack[-1] == (left + n * sizes[0], right + n * sizes[1], parent):
+            stack.pop()
             n += 1
         times = np.arange(1, n + 1)[:, None]
         for rows, size in zip(self._rows, sizes, strict=True):

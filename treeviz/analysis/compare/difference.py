@@ -154,13 +154,12 @@ class Unwritten(Difference):
 
 
 def with_hint(each: Difference, hint: Hint) -> Difference:
-    """The same with a hint; what is unwritten stays so."""
+    """The difference with a hint; what is unwritten stays so, and is changed in place."""
     if "_write" not in each.__dict__:
         return replace(each, hint=hint.text, code=hint.code() if callable(hint.code) else hint.code)
-    told = Unwritten(each.kind, each.tree, each.__dict__["_write"], each.__dict__["_number"])
-    _set(told, "hint", hint.text)
-    _set(told, "_code", hint.code)
-    return told
+    _set(each, "hint", hint.text)
+    _set(each, "_code", hint.code)
+    return each
 
 
 class Differences(list[Difference]):

@@ -63,11 +63,12 @@ def mapped_hints(left: Side, right: Side, found: Found) -> dict[int, Hint]:
     tables, places = (left.table, right.table), (found.aligned.left, found.aligned.right)
     told = [at for at, each in zip(found.rows, found.differences, strict=True) if each.kind in STRUCTURAL]
     at_of: list[dict[int, int]] = [{}, {}]  # rows of arrays, and where they are told
-    for of, table, rows in zip(at_of, tables, places, strict=True):
-        is_array, ends = _is_array(table).tolist(), table.end.tolist()
-        for at, row in zip(told, rows[told].tolist(), strict=True):
-            if row != NONE:
-                of.update(dict.fromkeys(filter(is_array.__getitem__, range(row, ends[row])), at))
+    for of, table, rows in zip(at_of, tables, (of_side[told] for of_side in places), strict=True):
+        arrays = np.flatnonzero(_is_array(table))
+        is_own = rows != NONE
+        first, end = (np.searchsorted(arrays, each[rows[is_own]]) for each in (np.arange(len(table)), table.end))
+        inside = arrays[_ranges(first, end)].tolist()
+        of.update(zip(inside, np.repeat(np.array(told)[is_own], end - first).tolist(), strict=True))
     if not all(_LEAST <= len(rows) <= _MOST_ARRAYS for rows in at_of):
         return {}
     pairs = _pairs(*map(_arrays, tables, _that_may_pair(tables, [[*rows] for rows in at_of])))
@@ -94,6 +95,13 @@ def mapped_hints(left: Side, right: Side, found: Found) -> dict[int, Hint]:
     first = min(hints)
     hints[first] = hints[first]._replace(code=_code(left, right, found, pairs, turned))
     return hints
+
+
+def _ranges(first: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The numbers from each first one to its end, one range after the other."""
+    n = end - first
+    before = np.cumsum(n) - n
+    return np.repeat(first - before, n) + np.arange(n.sum())
 
 
 def _how(pair: _Pair, side: int) -> str:

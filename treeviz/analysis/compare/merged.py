@@ -185,29 +185,31 @@ class _Merging:
 
     def _runs(self) -> dict[int, tuple[int, int]]:
         """The first row of each run of siblings that are the same, with the codes of the key and facts that it gets."""
-        aligned, codes = self._found.aligned, {}
-        tops = np.flatnonzero(~self._kept & self._is_top).tolist()
-        parents, ends = aligned.parent.tolist(), aligned.end.tolist()
-        i = 0
-        while i < len(tops):
-            first, n, after = tops[i], 1, ends[tops[i]]
-            while i + n < len(tops) and tops[i + n] == after and parents[after] == parents[first]:
-                after = ends[after]
-                n += 1
-            codes[first] = self._same(first, after, n)
-            i += n
+        tops = np.flatnonzero(~self._kept & self._is_top)
+        ends, parents = self._found.aligned.end[tops], self._found.aligned.parent[tops]
+        goes_on = (tops[1:] == ends[:-1]) & (parents[1:] == parents[:-1])
+        starts = np.flatnonzero(np.append(True, ~goes_on)[: len(tops)])
+        n = np.diff(np.append(starts, len(tops)))
+        first, after = tops[starts], ends[starts + n - 1]
+        runs = np.column_stack([n, after == first + 1, self._sums[after] - self._sums[first]])
+        several = self._keys.setdefault(_SEVERAL, len(self._keys)) if (n > 1).any() else 0
+        keys, known = np.where(n > 1, several, self._key_codes[first]).tolist(), dict[tuple, int]()
+        codes = {}
+        for at, key, run in zip(first.tolist(), keys, map(tuple, runs.tolist()), strict=True):
+            if run not in known or run[-1]:  # what was not compared may say why
+                known[run] = self._same(at, *run)
+            codes[at] = key, known[run]
         return codes
 
-    def _same(self, first: int, after: int, n: int) -> tuple[int, int]:
-        leaves, elements, n_bytes, n_unknown = (self._sums[after] - self._sums[first]).tolist()
+    def _same(self, first: int, n: int, is_row: bool, leaves: int, elements: int, n_bytes: int, n_unknown: int) -> int:
+        """The code of the facts of a run of `n` siblings."""
         text = "the same" if n == 1 else f"{n:,} are the same"
-        if n_unknown and n == 1 and after == first + 1:
+        if n_unknown and n == 1 and is_row:
             text = f"not compared: {self._found.not_compared[first]}"
         elif n_unknown:
             text += f", not compared further in {n_unknown:,} {'place' if n_unknown == 1 else 'places'}"
         facts = Facts(SAME, text, False, leaves, elements, n_bytes)
-        key = int(self._key_codes[first]) if n == 1 else self._keys.setdefault(_SEVERAL, len(self._keys))
-        return key, self._facts.setdefault(facts, len(self._facts))
+        return self._facts.setdefault(facts, len(self._facts))
 
 
 def _firsts(values: np.ndarray, where: np.ndarray) -> list[tuple[int, int]]:
