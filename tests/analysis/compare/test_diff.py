@@ -459,6 +459,44 @@ def test_what_has_only_its_shape_in_common_is_no_other_name_and_a_name_that_stan
     assert turned.hint == "has the shape of ['o'] in the other, transposed: renamed?"
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+def test_kernels_of_convolutions_are_converted_in_the_order_of_their_axes(is_back):
+    """As in a model of PyTorch, whose axes of space are the last ones, and one of Flax."""
+    rng = np.random.default_rng(0)
+    of_shape = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+    torch = {"one": of_shape(8, 3, 5, 5), "square": of_shape(4, 4, 3, 3), "deep": of_shape(6, 2, 3, 3, 3)}
+    torch |= {"line": of_shape(5, 4, 3), "dense": of_shape(7, 4)}
+    flax = {name: np.moveaxis(x, (0, 1), (-1, -2)).copy() for name, x in torch.items()}
+    left = {"net": {name: {"weight": x, "bias": np.zeros(i)} for i, (name, x) in enumerate(torch.items())}}
+    right = {"params": {name: {"kernel": x, "bias": np.zeros(i)} for i, (name, x) in enumerate(flax.items())}}
+    left, right = (right, left) if is_back else (left, right)
+    (code,) = [each.code for each in tv.diff(left, right).differences if each.code]
+    tv.assert_same(eval(code, {"jax": jax, "jnp": np, "tree": left, "other": right}), right)
+    for name in ("one", "deep"):
+        mine, other = ({key: each[name]} for key, each in (("weight", torch), ("kernel", flax)))
+        for tree, wanted in ((mine, other), (other, mine)):
+            tree = {**tree}
+            exec(tv.diff(tree, wanted).differences[0].code, {"jnp": np, "tree": tree})
+            tv.assert_same(tree, wanted)
+    found = tv.diff({"weight": torch["square"]}, {"kernel": flax["square"]}).differences
+    assert found[0].hint == "renamed to ['kernel'], and transposed?" and not found[0].code, (
+        "in which order is not known"
+    )
+
+
+def test_what_stands_at_the_same_path_of_another_class_is_not_said_to_stand_elsewhere():
+    optax = pytest.importorskip("optax")
+    params = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}
+    one, another = (optax.MultiSteps(each(1.0), 4).init(params) for each in (optax.adam, optax.lion))
+    found = {each.path: each.hint for each in tv.diff(one, another).differences if each.kind == "type"}
+    assert found == {".inner_opt_state[0]": "3 of 5 arrays stand at the same paths in the other"}
+    schedule = lambda count: count * 0.1
+    one = optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(schedule)).init(params)
+    another = optax.chain(optax.scale_by_adam(), optax.ema(0.9)).init(params)
+    (told,) = tv.diff(one, another).differences
+    assert (told.path, told.hint) == ("[1]", "")
+
+
 def test_names_with_a_prefix_and_matrices_that_were_turned_are_told():
     """As in a checkpoint of PyTorch or of transformers."""
     shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from treeviz.analysis.compare.nodes import Finding
@@ -12,6 +12,29 @@ from treeviz.tree.safe_repr import guarded
 
 REVERSED = "the same axes in reverse order: a transpose?"
 _WITHOUT_A_TYPE = ("abstract", "stored", "tracer", "deleted", "placeholder")  # they stand for an array of any type
+
+
+def transposing(
+    shape: tuple[int, ...], other: tuple[int, ...], among: Collection[tuple[int, ...]] = ()
+) -> tuple[int, ...] | None:
+    """The order of axes by which an array of a shape was transposed to another shape; None if the shapes do not tell.
+
+    Arrays of four axes and more are kernels of convolutions: those of space are last in PyTorch, and first in libraries
+    of JAX, and the two others are in reverse order. All others have all axes in reverse order.
+
+    Args:
+      among: The only orders to try, if there are any.
+    """
+    n = len(shape)
+    convolutions = ((*range(2, n), 1, 0), (n - 1, n - 2, *range(n - 2)))
+    orders = among or (convolutions if n > 3 else [tuple(range(n))[::-1]])
+    fitting = [order for order in orders if tuple(shape[i] for i in order) == other]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def transpose_code(array: str, order: tuple[int, ...], numpy: str = "jnp") -> str:
+    is_reversed = order == tuple(range(len(order)))[::-1]
+    return f"{numpy}.transpose({array}{'' if is_reversed else f', {order}'})"
 
 
 class LeafCodes:

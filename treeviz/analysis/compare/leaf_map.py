@@ -11,6 +11,7 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import Hint
+from treeviz.analysis.compare.leaf_facts import transpose_code, transposing
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
@@ -83,18 +84,29 @@ def mapped_hints(left: Side, right: Side, found: Found) -> dict[int, Hint]:
                 found_at[rows[row]].append((pair, row))
         n_at = Counter(rows.values())
         for at, inside in found_at.items():
-            (pair, row), n = min(inside, key=lambda each: each[1]), n_at[at]
+            n = n_at[at]
+            elsewhere = [each for each in inside if not _is_one_place(tables, each[0])]
+            if not elsewhere:
+                some = f"its {n:,} arrays" if len(inside) == n else f"{len(inside):,} of {n:,} arrays"
+                hints.setdefault(at, Hint(f"{some} stand at the same paths in the {there}" if n > 1 else ""))
+                continue
+            pair, row = min(elsewhere, key=lambda each: each[1])
             place, shown = its[pair[1 - side].rows[0]].keystr, tables[side][row].keystr
             how = _how(pair, side) + ", transposed" * (turned.get(pair) is True)
             if n == 1:
                 text = f"stands at {place} in the {there}{how}?"
             else:
-                some = f"its {n:,} arrays stand" if len(inside) == n else f"{len(inside):,} of {n:,} arrays stand"
+                some = f"its {n:,} arrays stand" if len(elsewhere) == n else f"{len(elsewhere):,} of {n:,} arrays stand"
                 text = f"{some} elsewhere in the {there}: {shown} is {place}{how}?"
             hints.setdefault(at, Hint(text))
     first = min(hints)
     hints[first] = hints[first]._replace(code=_code(left, right, found, pairs, turned))
     return hints
+
+
+def _is_one_place(tables: tuple[TreeTable, TreeTable], pair: _Pair) -> bool:
+    mine, other = (table[each.rows[0]].keystr for table, each in zip(tables, pair, strict=True))
+    return mine == other
 
 
 def _ranges(first: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -240,6 +252,11 @@ def _code(left: Side, right: Side, found: Found, pairs: Sequence[_Pair], turned:
         if each.kind in STRUCTURAL:
             apart[at : found.aligned.end[at]] = True
     shapes = [[facts.shape for facts in side.table.facts] for side in (left, right)]
+    of_others: dict[int, set[tuple[int, ...]]] = defaultdict(set)  # orders of axes, by the number of these
+    for pair in pairs:
+        order = transposing(*pair.shapes)
+        if turned[pair] and order:
+            of_others[len(order)].add(order)
     for mine, other in zip(found.aligned.left[~apart].tolist(), found.aligned.right[~apart].tolist(), strict=True):
         codes = left.table.fact_codes[mine], right.table.fact_codes[other]
         if right.table.is_leaf[other] and shapes[0][codes[0]] == shapes[1][codes[1]]:
@@ -248,7 +265,10 @@ def _code(left: Side, right: Side, found: Found, pairs: Sequence[_Pair], turned:
         rows, others = [left.table[row].expression for row in pair.mine.rows], [*pair.other.rows]
         if turned[pair] is None:
             return ""
-        form = f"{np_}.transpose({{}})" if turned[pair] else "{}"
+        order = transposing(*pair.shapes) or transposing(*pair.shapes, of_others[len(pair.shapes[0])])
+        if turned[pair] and order is None:
+            return ""
+        form = transpose_code("{}", order, np_) if turned[pair] and order else "{}"
         if len(rows) > 1:
             of_layer = _with_index(rows)
             stack = f"{np_}.stack([{form.format(of_layer)} for i in range({len(rows)})])"

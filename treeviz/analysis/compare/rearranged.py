@@ -14,6 +14,7 @@ from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import Difference, Differences, Hint, with_hint
 from treeviz.analysis.compare.fingerprints import add_fingerprints, first_values, is_stack_of
 from treeviz.analysis.compare.flat_names import flat_hints
+from treeviz.analysis.compare.leaf_facts import transpose_code, transposing
 from treeviz.analysis.compare.leaf_map import STRUCTURAL, mapped_hints, words_of
 from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.analysis.compare.tree_diff import Found
@@ -92,7 +93,10 @@ def _renaming(tables: tuple[TreeTable, TreeTable], rows: tuple[int, int], is_tur
     node = tables[0][int(tables[0].parent[rows[0]])].expression
     old, new = (table.key(row).keystr for table, row in zip(tables, rows, strict=True))
     taken = f"{node}.pop({old[1:-1]})"
-    return f"{node}{new} = {f'jnp.transpose({taken})' if is_turned else taken}{more}"
+    if is_turned:
+        order = transposing(tables[0][rows[0]].shape or (), tables[1][rows[1]].shape or ())
+        taken = transpose_code(taken, order) if order else ""
+    return f"{node}{new} = {taken}{more}" if taken else ""
 
 
 class _Hints:
