@@ -756,3 +756,37 @@ def test_of_keys_that_are_renamed_in_many_layers_each_has_the_code_for_its_own()
         new = "layer_norm" if i == 7 else "rms_norm"
         code = f"tree[{i}][{new!r}] = tree[{i}].pop('norm')"
         assert told[f"[{i}]['norm']"] == (f"renamed to [{new!r}]?", code)
+
+
+def test_objects_without_a_comparison_of_their_own_are_compared_by_what_they_hold():
+    class Box:
+        def __init__(self, x, n=1):
+            self.params, self.n = {"w": [x]}, n
+
+    class Raises(Box):
+        def __eq__(self, other):
+            raise ValueError
+
+    ones, twos = jnp.ones(3), jnp.array([1.0, 2.0, 1.0])
+    hint = lambda one, another: [each.hint for each in tv.diff([one], [another]).differences]
+    assert hint(Box(ones), Box(jnp.ones(3))) == [] == hint(Box(np.ones(3)), Box(np.ones(3)))
+    assert hint(Box(ones), Box(twos)) == [".params['w'][0]: 1 → 2 (at [1]; 1 of 3 differ)"]
+    assert hint(Box(ones), Box(jnp.ones(4))) == [".params['w'][0]: float32[3] → float32[4]"]
+    assert hint(Box(ones), Box(jnp.array([1.0, np.nan, 1.0])))[0].startswith(".params['w'][0]: ")
+    assert hint(Box(ones, 1), Box(ones, 2)) == [".n: 1 → 2"]
+    assert hint(Raises(ones), Raises(ones)) == [""] == hint(object(), object()), "not known, so not called the same"
+    many = lambda: Box([[i] for i in range(200)])
+    assert len(hint(Box(ones, object()), Box(ones, object()))) == 1 and hint(many(), many()) == []
+
+
+def test_variables_of_penzai_are_compared_by_their_values():
+    pytest.importorskip("penzai")
+    from penzai.models import simple_mlp
+
+    make = lambda seed: simple_mlp.MLP.from_config(
+        name="mlp", init_base_rng=jax.random.key(seed), feature_sizes=[2, 3, 2]
+    )
+    assert not tv.diff(make(0), make(0)).differences
+    found = tv.diff(make(0), make(1)).differences
+    assert [each.path for each in found] == [f".sublayers[{i}].sublayers[0].weights" for i in (0, 2)]
+    assert all(" differ)" in each.hint for each in found)

@@ -24,6 +24,7 @@ from treeviz.analysis.compare.nodes import (
     compare_static,
     open_registered,
 )
+from treeviz.analysis.compare.objects import compare_objects
 from treeviz.analysis.compare.small_leaves import Gaps, How, Part, compare_small, how_read
 from treeviz.analysis.compare.values import CannotCompare, compare_arrays, gap_texts, is_transpose
 from treeviz.tree.collector import collector_paused
@@ -247,9 +248,8 @@ class _Differ:
         elif "scalar" in (a.kind, b.kind) and _is_number(left) and _is_number(right):
             left, right = _as_array(left), _as_array(right)
             self._take(at, left, right, self._gap(left, right))  # not by id, which the next such array may have
-        elif not guarded(lambda: type(left) is type(right) and bool(left == right), lambda _: False):
-            hint = "functions are compared by identity" if a.kind == b.kind == "function" else ""
-            self._add(at, ("value", value_text(left, 60), value_text(right, 60), hint))
+        elif finding := compare_objects(left, right, a.kind == b.kind == "function", self._gap):
+            self._add(at, finding)
 
     def _compare_keys(self, at: int, left: Any, right: Any) -> None:
         gap = self._gap(left, right)
