@@ -915,6 +915,21 @@ def test_dark_follows_the_host(shown):
     page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('.treeviz.dark')")
 
 
+def test_a_print_is_light_and_begins_with_what_a_check_has_found(shown):
+    page = shown({"a": jax.numpy.ones(3), "b": np.ones(3), "c": np.array([object()])}, check=True, dark=True)
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    found = settled(page).locator(".printed p").all_inner_texts()
+    texts = ["['b']: T203: JAX makes float64 float32", "['c']: T130: dtype object is no JAX type"]
+    assert found == [f"info params{text}" for text in texts]
+    assert box(page, ".printed")["y"] < box(page, ".head")["y"] and box(page, ".printed")["height"] > 20
+    assert page.locator(".treeviz.dark").count() == 0
+    page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+    assert page.locator(".treeviz.dark").count() == 1
+    page.emulate_media(media="screen", color_scheme="dark")
+    assert page.locator(".printed").is_hidden()
+
+
 def test_on_paper_stand_all_rows_in_sight(shown):
     page = shown(list(range(500)), depth=1)
     page.emulate_media(media="print")

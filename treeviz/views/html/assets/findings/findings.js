@@ -11,14 +11,27 @@ import { additions } from "../tree/view.js";
 // By severity, the worst first.
 export const SIGN_OF = { error: "✕", warning: "⚠", info: "·" };
 const NARROW = 4; // characters
+const MAX_PRINTED_FINDINGS = 200;
 
 additions.push({
   name: "findings",
   start(view) {
-    const { tree } = view;
-    showFindings(view, Object.keys(tree.header.notes).flatMap((row) => worstFirst(tree.notes(+row)).map((note) => /** @type {Found} */ ([+row, note]))));
+    const { tree, root, signal } = view;
+    const found = Object.keys(tree.header.notes).flatMap((row) => worstFirst(tree.notes(+row)).map((note) => /** @type {Found} */ ([+row, note])));
+    showFindings(view, found);
+    // On paper nothing is under a pointer.
+    const printed = h("div", { class: "printed" });
+    root.querySelector(".body")?.before(printed);
+    const lines = () => bySeverity(found).slice(0, MAX_PRINTED_FINDINGS).map(([row, note]) => h("p", {}, badge(note[0], note), ` ${tree.expression(row)}: ${note[1]}`));
+    addEventListener("beforeprint", () => printed.replaceChildren(...lines(), found.length > MAX_PRINTED_FINDINGS ? `… ${countText(found.length - MAX_PRINTED_FINDINGS)} more` : ""), { signal });
   },
 });
+
+/** Those of one severity together, the worst first. @param {Found[]} found */
+const bySeverity = (found) => Object.keys(SIGN_OF).flatMap((severity) => found.filter(([, note]) => note[4] === severity));
+
+/** @param {string} text @param {Note} note */
+const badge = (text, note, title = "", more = {}) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title, ...more }, text);
 
 /** @param {Note[]} notes */
 const worstFirst = (notes) => Object.keys(SIGN_OF).flatMap((severity) => notes.filter((note) => note[4] === severity));
@@ -31,8 +44,7 @@ export function showFindings(view, found) {
   for (const [row] of found) before[row + 1]++;
   for (let row = 0; row < n; row++) before[row + 1] += before[row];
   const nInside = (row) => before[end[row]] - before[row + 1];
-  const places = Object.keys(SIGN_OF).flatMap((severity) => found.filter(([, note]) => note[4] === severity));
-  const badge = (text, note, title, more) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title, ...more }, text);
+  const places = bySeverity(found);
   const signOf = (row) => {
     const notes = worstFirst(foldedNotes(rows.folds, tree, row));
     const [note] = notes;

@@ -64,6 +64,9 @@ export function followTheme(host, root, signal) {
   for (const element of [document.documentElement, document.body])
     observer.observe(element, { attributeFilter: ["class", "style", "data-jp-theme-name", "data-jp-theme-light", "data-theme", "data-vscode-theme-kind"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon, { signal });
+  // Paper is white: a browser prints no dark page, but for the view.
+  addEventListener("beforeprint", () => root.classList.contains("page") && root.classList.remove("dark"), { signal });
+  addEventListener("afterprint", update, { signal });
   signal.addEventListener("abort", () => observer.disconnect());
   update();
 }
