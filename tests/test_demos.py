@@ -187,6 +187,8 @@ def test_what_is_wrong_names_every_mismatch_where_jax_names_one(tmp_path_factory
         "True ← ['layers']",
         "the trees to transpose are not alike:\n  in [1]: ['x']: length: 2 children → 3 children",
         "48 B of 64 B donated are reused · 1 donated in vain · 2 never read",
+        "the function that jax.tree.map calls raised:\n  ['b']: float32[4] and float32[5]",
+        "the arrays of the call that failed:\n  x: float32[5,8]\n  params['layers'][1]['w']: float32[4,2]",
     ):
         assert any(text in each for each in texts), text
     (view,) = (text for text in texts if text.startswith("tree · 4 differences"))
