@@ -15,6 +15,7 @@ from jax import tree_util
 from treeviz.explainer.frames import Answer, frames_of, is_of_jax, is_of_python
 from treeviz.explainer.leaves import what
 from treeviz.tree.attributes import MISSING, stored_attribute
+from treeviz.tree.level import one_level
 from treeviz.tree.safe_repr import guarded, has_base
 from treeviz.tree.source_lines import is_installed
 from treeviz.tree.walk import scan
@@ -65,12 +66,21 @@ def _place(around: Mapping[str, Any], of: Mapping[str, Any], with_path: bool) ->
     n = len(leaves) - operator.length_hint(of_each[0]) - 1
     if leaves[n] is not of["xs"][0]:
         return None
-    ids = set(map(id, leaves))
-    is_leaf = None if around["is_leaf"] is None else lambda node: id(node) in ids
-    paths = tree_util.tree_flatten_with_path(around["tree"], is_leaf)[0]
-    if len(paths) != len(leaves):
-        return None
-    return tree_util.keystr(paths[n][0]), of["xs"]
+    return _path_of(n, around["tree"], around["treedef"]), of["xs"]
+
+
+def _path_of(n: int, node: Any, treedef: Any) -> str:
+    """The path of the leaf of this number: the nodes on the way to it are flattened again, and no others."""
+    path = []
+    while treedef.node_data() is not None:
+        below = treedef.children()
+        i = 0
+        while n >= below[i].num_leaves:
+            n, i = n - below[i].num_leaves, i + 1
+        (key,), node = one_level(node)[0][i]
+        path.append(key)
+        treedef = below[i]
+    return tree_util.keystr(tuple(path))
 
 
 def _package(file: str) -> str:
@@ -86,6 +96,8 @@ def of_operands(error: BaseException) -> Answer:
     if last >= len(frames) - 1 or not is_of_jax(frames[last + 1]):
         return "", ()
     arrays = {id(array): array for array in _arrays_of(_arguments(frames[last + 1]))}
+    if not arrays:
+        return "", ()
     places = _places(arrays, [frame for frame in frames[: last + 1] if _is_outside(frame)])
     if not any("".join(paths) for _, paths in places.values()):
         return "", ()
