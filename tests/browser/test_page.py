@@ -915,6 +915,21 @@ def test_dark_follows_the_host(shown):
     page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('.treeviz.dark')")
 
 
+def test_an_edge_is_dragged_on_where_columns_stand_before_the_type(shown):
+    page = shown(model(), stats=True, width=760)
+    titles = settled(page).locator(".head button").all_inner_texts()
+    assert titles.index("type") > 1 and page.get_by_role("button", name="›").is_visible()
+    width = box(page, ".head .key")["width"]
+    edge = box(page, ".head .key i")
+    x, y = edge["x"] + 4, edge["y"] + 8
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 120, y, steps=6)
+    page.mouse.up()
+    assert box(page, ".head .key")["width"] == pytest.approx(width + 120, abs=10)
+    assert settled(page).locator(".head button").all_inner_texts() == titles
+
+
 def test_a_print_is_light_and_begins_with_what_a_check_has_found(shown):
     page = shown({"a": jax.numpy.ones(3), "b": np.ones(3), "c": np.array([object()])}, check=True, dark=True)
     page.emulate_media(media="print", color_scheme="dark")

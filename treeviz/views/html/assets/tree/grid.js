@@ -82,9 +82,12 @@ export class Grid {
     const before = this.columns;
     // On a phone the shape says how many elements there are, unless the reader wants the column.
     this.columns = this.view.columns.filter(({ hidden, name }) => !(hidden ?? (this.isSlim && name === "elements")));
+    // No column moves while an edge is dragged.
+    const stays = this.isNarrow && this.widths.chosen.size && before.length === this.columns.length && this.columns.every((column) => before.includes(column));
+    if (stays) this.columns = before;
     const fit = () => (this.layout = this.widths.layOut(this.columns, this.width));
     fit();
-    if (this.isNarrow && this.layout.total > this.width) {
+    if (this.isNarrow && !stays && this.layout.total > this.width) {
       // What was asked for stands before the type: two columns at least, if there is room, and more where the type fits, too.
       const { widths } = this.layout;
       let room = this.width - widths[0];

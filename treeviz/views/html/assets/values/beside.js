@@ -24,7 +24,7 @@ export function sideBySide({ tree, rows: { folds } }, row, others) {
   const trees = [new Map(tree.columns.map((column) => [column.name, column])), ...others.map(({ columns }) => columns)];
   const lines = [...titles].map(([stat, title]) => [title, ...trees.map((columns) => (columns.has(stat) ? foldedText(folds, columns.get(stat), row) : ""))]);
   const shown = lines.filter(([, ...texts]) => texts.some((text) => text && text !== "0"));
-  const line = (tag, texts) => h("tr", {}, ...texts.map((text, i) => h(i ? tag : "th", {}, text)));
+  const line = (tag, texts) => h("tr", {}, ...texts.map((text, i) => h(text ? (i ? tag : "th") : "td", {}, text)));
   if (!shown.length) return [];
   return [h("div", { class: "wide" }, h("table", { class: "beside" }, line("th", ["", tree.name, ...others.map(({ title }) => title)]), ...shown.map((texts) => line("td", texts))))];
 }
