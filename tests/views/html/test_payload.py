@@ -51,7 +51,9 @@ def values_of(header: dict, buffers: list[np.ndarray], name: str) -> np.ndarray:
         levels = np.array(labels, dtype=object)[buffers[index]]
     else:
         levels = buffers[spec["levels"]]
-        levels = levels.reshape(-1, spec["more"]["n_bins"]) if "more" in spec else levels
+        if spec["format"] == "histogram":
+            n_bins = spec["more"]["n_bins"]
+            levels = levels.reshape(n_bins, levels.size // max(n_bins, 1)).T
     return levels if spec.get("codes") is None else levels[buffers[spec["codes"]]]
 
 
@@ -155,9 +157,9 @@ def test_a_histogram_travels_as_heights_relative_to_its_highest_bar(table):
     table = with_column(table, levels, format="histogram")
     header, buffers = unpacked(pack(View(table, [])))
     heights = values_of(header, buffers, "x")
-    assert heights[3].tolist() == [0, 1, 255, 128]
+    assert heights[3].tolist() == [1, 85, 43]
     assert not heights[[*range(3), *range(4, len(table))]].any()
-    assert spec_of(header, "x")["more"]["used"] == [1, 4]
+    assert spec_of(header, "x")["more"] == {"n_bins": 3, "first_bin": 1}
 
 
 def test_histograms_add_up_over_a_subtree(table):
@@ -165,6 +167,13 @@ def test_histograms_add_up_over_a_subtree(table):
     heights = packed_values(table, counts, format="histogram", rollup="sum")
     for row in range(len(table)):
         assert np.flatnonzero(heights[row]).tolist() == list(range(row, table.end[row]))
+
+
+def test_the_rms_is_not_sent_since_it_follows_from_the_mean_and_the_standard_deviation():
+    tree = [{"w": np.linspace(-1, 2, 30) ** n, "b": np.array([0.0, 0, 4])} for n in range(1, 4)]
+    header, _ = unpacked(pack(View(treeviz.render(tree, stats=True).table, [])))
+    rms, mean, std = (spec_of(header, name) for name in ("rms", "mean", "std"))
+    assert (rms["levels"], rms["more"]) == (mean["levels"], std["levels"])
 
 
 def test_a_histogram_of_nothing_is_flat(table):

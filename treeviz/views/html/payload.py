@@ -11,7 +11,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from os.path import commonprefix
 from typing import Any
 
@@ -23,13 +22,13 @@ from treeviz.tree.keys import Key
 from treeviz.tree.repeats import like_the_next
 from treeviz.tree.safe_repr import aval_text
 from treeviz.tree.table import TreeTable
+from treeviz.views.html.bars import bars
 from treeviz.views.html.histogram_payload import pack_histograms
 from treeviz.views.html.series_payload import pack_series
 from treeviz.views.text.cells import type_text
 from treeviz.views.view import View
 
 FORMAT = 4
-_AT_ONCE = 1 << 14  # histograms
 _SIGNS_OF_KEYS = re.compile(r"^\.|[][']")  # as in tree.js
 _SMALL = 1 << 12  # bytes of arrays that are compared
 _A_BLOCK = 1 << 10  # bytes
@@ -71,7 +70,7 @@ def pack(view: View) -> bytes:
         "keys": [0, *map(_key, table.keys[1:])],
         "facts": _facts(table.facts, buffers),
         "notes": _notes(table, buffers),
-        "columns": [_column(table, column, buffers, column.name in shown) for column in columns.values()],
+        "columns": _columns(table, columns, buffers, shown),
         **({"values": _documents(view.values)} if view.values else {}),
         **(_over_time(view, buffers) if view.series else {}),
         **({"names": table.separator} if table.separator else {}),
@@ -225,16 +224,46 @@ def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
     return [list(levels), buffers.add(np.fromiter(codes, np.uint8 if len(levels) <= 256 else np.int64, len(values)))]
 
 
-def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool) -> list:
-    """What the front end needs of a column, in the order of its constructor; without what says nothing at the end."""
+def _columns(table: TreeTable, columns: Mapping[str, Column], buffers: _Buffers, shown: set[str]) -> list[list]:
+    sent: dict[str, list] = {}
+    # The rms comes after the mean from which it follows.
+    for name in sorted(columns, key="rms".__eq__):
+        mean, std = (sent["mean"], sent["std"]) if _is_hypotenuse(columns, name) else ([], [])
+        sent[name] = _column(table, columns[name], buffers, name in shown, mean, std)
+    return [sent[name] for name in columns]
+
+
+def _is_hypotenuse(columns: Mapping[str, Column], name: str) -> bool:
+    """Whether a column is that of the rms, which follows from those of the mean and the standard deviation."""
+    if name != "rms" or not {"mean", "std"} <= columns.keys():
+        return False
+    rms, mean, std = (columns[each] for each in ("rms", "mean", "std"))
+    if any(
+        each.codes is not rms.codes or each.rollup != "given" or each.format != "number" for each in (rms, mean, std)
+    ):
+        return False
+    with np.errstate(all="ignore"):
+        computed = np.hypot(np.asarray(mean.levels), np.asarray(std.levels))
+    return np.array_equal(computed, np.asarray(rms.levels), equal_nan=True)
+
+
+def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool, mean: list, std: list) -> list:
+    """What the front end needs of a column, in the order of its constructor; without what says nothing at the end.
+
+    Args:
+      mean, std: What it needs of these, for the rms; [] for other columns.
+    """
     is_number = column.format not in ("label", "histogram")
     codes, more = column.codes, None
     if column.format == "label":
         levels: list | int | None = _labels(table, column, buffers)
+    elif column.format == "histogram":
+        numbers, more = bars(table, column)
+        levels, codes = buffers.add(numbers), None
+    elif mean:
+        levels, codes, more = mean[2], None, std[2]
     else:
         numbers = np.asarray(column.levels)
-        if column.format == "histogram":
-            numbers, codes, more = _histogram(table, column)
         is_own = codes is not None and codes is not table.fact_codes
         if is_own and len(numbers) > 0.8 * len(codes):  # hardly any row shares its level
             numbers, codes = numbers[codes], None
@@ -243,7 +272,7 @@ def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool)
         column.name,
         column.format,
         levels,
-        None if codes is None else buffers.add(codes),
+        mean[3] if mean else None if codes is None else buffers.add(codes),
         column.help,
         1 if is_shown else None,
         "" if column.title == column.name else column.title,
@@ -276,20 +305,3 @@ def hidden_value(column: Column) -> int | None:
     """Zero if it is not shown, or None. Hide zeros in integer sums; float columns show them."""
     is_sum = column.rollup == "sum" and column.format in ("count", "bytes")
     return 0 if is_sum and np.asarray(column.levels).dtype.kind in "iu" else None
-
-
-def _histogram(table: TreeTable, column: Column) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
-    """Levels, codes and bins. Heights are 0 to 255 relative to the highest; a bin that is not empty has at least 1."""
-    levels, codes = np.asarray(column.levels), column.codes
-    if column.rollup not in ("none", "given"):
-        levels, codes = table.rolled(replace(column, levels=levels.astype(np.float64))), None
-    heights = np.empty(levels.shape, np.uint8)
-    for first in range(0, len(levels), _AT_ONCE):  # not all at once: they are 64 times as many numbers as other columns
-        some = np.nan_to_num(levels[first : first + _AT_ONCE].astype(np.float64), nan=0.0, posinf=0.0)
-        highest = some.max(axis=1, keepdims=True, initial=0)
-        heights[first : first + _AT_ONCE] = np.ceil(
-            255 * np.divide(some, highest, out=np.zeros_like(some), where=highest > 0)
-        )
-    used = np.flatnonzero(heights.any(axis=0))
-    ends = [int(used[0]), int(used[-1]) + 1] if len(used) else [0, 0]
-    return heights, codes, {"n_bins": levels.shape[1], "first_bin": column.first_bin, "used": ends}

@@ -3,10 +3,9 @@
 import { h } from "../tree/dom.js";
 import { barChart } from "./bar_chart.js";
 
-/** The bar heights, 0 to 255, from the first bin to the last that any row uses. @param {any} column @param {number} row @returns {Uint8Array} */
-function barsOf({ codes, levels, spec: { n_bins: nBins, used } }, row) {
-  const start = (codes ? codes[row] : row) * nBins;
-  return levels.subarray(start + used[0], start + used[1]);
+/** The bar heights, 0 to 255, of which thirds are sent, from the first bin to the last that any row uses. @param {any} column @param {number} row */
+function barsOf({ tree, levels, spec: { n_bins: length } }, row) {
+  return Uint8Array.from({ length }, (_, bin) => 3 * levels[bin * tree.n + row]);
 }
 
 /** Let the cells of a column show histograms. @param {any} column */
@@ -19,8 +18,8 @@ export function drawHistograms(column) {
 export function histogram(column, row) {
   const heights = barsOf(column, row);
   if (!heights.some(Boolean)) return "";
-  const { used: [first, end], first_bin: firstBin } = column.spec;
-  const ticks = [first, (first + end) >> 1, end].filter((bin, i, all) => bin !== all[i - 1]);
+  const { n_bins: nBins, first_bin: first } = column.spec;
+  const ticks = [0, nBins >> 1, nBins].filter((bin, i, all) => bin !== all[i - 1]);
   return h("figure", {}, h("figcaption", {}, column.help || column.title), barChart(heights, column.title),
-    h("div", { class: "ticks", "aria-hidden": "true" }, ...ticks.map((bin) => h("span", {}, String(firstBin + bin)))));
+    h("div", { class: "ticks", "aria-hidden": "true" }, ...ticks.map((bin) => h("span", {}, `${first + bin}`))));
 }

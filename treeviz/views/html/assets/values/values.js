@@ -17,6 +17,9 @@ function addValues(view) {
   for (const other of others) for (const column of other.columns.values()) column.isApart = true;
   for (const column of columns) if (stats.has(column.name) && column.format === "number") column.isApart = true;
   for (const column of columns) if (isNorm(column) && column.format !== "bytes") column.share = shareOfNorm(column);
+  const rms = tree.column("rms");
+  // It is sent as the mean.
+  if (rms?.spec) rms.levels = Float64Array.from(rms.levels, (mean, i) => Math.hypot(mean, tree.buffers[rms.spec][i]));
   const histograms = columns.filter((column) => column.format === "histogram");
   for (const column of histograms) {
     column.isApart = true;
