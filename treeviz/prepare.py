@@ -18,6 +18,7 @@ from treeviz.tree import walk as walking
 from treeviz.tree.budget import DISPLAY, WHOLE, Budget
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Note
+from treeviz.tree.kinds import KINDS
 from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
 from treeviz.tree.safe_repr import class_name, value_text
 from treeviz.tree.stored import Stored
@@ -62,11 +63,20 @@ def scanned(
         axes = stacks_in(table, stacked)
         table, rows = open_stacks(table, axes, max_rows=budget.max_rows)
         nodes = [nodes[row] for row in rows.tolist()]
-    table = replace(table, separator=_separator(table, nodes))
+    table, shape_only = _shape_only(replace(table, separator=_separator(table, nodes)))
     on_devices, where = device_columns(table)
     mesh = common_mesh(table)
     table = table.with_columns(*fact_columns(table, mesh), *on_devices, *size_columns(table))
-    return table.with_headline(*headline(table), *where, *([mesh_text(mesh)] if mesh else [])), nodes
+    return table.with_headline(*headline(table), *shape_only, *where, *([mesh_text(mesh)] if mesh else [])), nodes
+
+
+def _shape_only(table: TreeTable) -> tuple[TreeTable, list[str]]:
+    """The table, and for its headline what all its arrays are, if they have no values: no row says it then."""
+    arrays = [facts for facts in table.facts if facts.is_leaf and facts.shape is not None]
+    if len(table) == 1 or not arrays or any(facts.kind != "abstract" for facts in arrays):
+        return table, []
+    facts = tuple([facts._replace(is_as_all=facts.kind == "abstract") for facts in table.facts])
+    return replace(table, facts=facts), [KINDS["abstract"].word]
 
 
 def _separator(table: TreeTable, nodes: list[Any]) -> str:

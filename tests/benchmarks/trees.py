@@ -153,10 +153,10 @@ def deep(depth: int) -> Any:
 TREES = {
     "mlp": Tree("an MLP, jax arrays", 4, mlp),
     "gpt2": Tree("GPT-2 small, 124 M float32 in jax arrays", 148, real_gpt2),
-    "llama": Tree("Llama-3-70B, abstract", 723, llama_70b),
+    "llama": Tree("Llama-3-70B, shape only", 723, llama_70b),
     "equinox": Tree("an Equinox transformer, jax arrays", 143, equinox_transformer),
     "adamw": Tree("adamw state of GPT-2, abstract", 297, adamw_state),
-    "abstract-10k": Tree("10,000 abstract leaves", 10_000, lambda: layers(10_000, abstract)),
+    "abstract-10k": Tree("10,000 leaves, shape only", 10_000, lambda: layers(10_000, abstract)),
     "jax-10k": Tree("10,000 jax arrays", 10_000, lambda: layers(10_000, jax_zeros, 4)),
     "numpy-100k": Tree("100,000 NumPy arrays", 100_000, lambda: layers(100_000, numpy_zeros, 4)),
     "numpy-1m": Tree("1,000,000 NumPy arrays", 1_000_000, lambda: layers(1_000_000, numpy_zeros, 1)),

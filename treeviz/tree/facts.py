@@ -53,6 +53,7 @@ class Facts(NamedTuple):
     sharding: Sharding | None = None
     aval: str = ""  # a tracer's type as JAX writes it, if that says more: "float32[8@x,4]{V:y}"
     inside: tuple[tuple[str, str], ...] = ()  # names and values in an opaque leaf, which JAX does not see
+    is_as_all: bool = False  # all arrays of the tree are of this kind, which the headline says
 
 
 def is_refused(facts: Facts) -> bool:

@@ -304,6 +304,14 @@ def test_an_opaque_leaf_says_what_it_hides():
     )
 
 
+def test_that_all_arrays_have_a_shape_only_is_said_once_and_in_a_mixed_tree_by_each():
+    spec = jax.ShapeDtypeStruct((2,), jnp.bfloat16)
+    lines = str(treeviz.render({"a": spec, "b": [spec, 1.0]})).splitlines()
+    assert lines[0].endswith(" · shape only") and not any("shape only" in line for line in lines[1:])
+    lines = str(treeviz.render({"a": spec, "b": np.ones(2)})).splitlines()
+    assert [line for line in lines if "shape only" in line] == [line for line in lines if "bfloat16[2]" in line]
+
+
 @pytest.mark.parametrize(
     ("value", "what"),
     [
@@ -417,3 +425,12 @@ def test_looking_does_not_change_the_table():
     first = text(View(tree, [*tree.columns.values()]), max_rows=5)
     assert text(View(tree, [*tree.columns.values()]), max_rows=5) == first
     assert all(str(column.values.tolist()) == before[name] for name, column in tree.columns.items())
+
+
+def test_the_column_that_was_asked_for_stays_beside_long_names_and_what_is_wrong():
+    layer = {"attention_output_projection_kernel_0123": np.ones((32, 64)), "b": np.ones(64)}
+    overlaid = treeviz.overlay(({"layer": 0, "c": None},), ({"layer": layer, "c": np.ones(3)},))
+    lines = overlaid.text(width=80).splitlines()
+    assert [line.split() for line in lines if "in_axes" in line] == [["in_axes"]]
+    assert any(line.split()[-1] == "None" for line in lines)
+    assert all(len(line) <= 80 for line in lines if "─" in line)

@@ -71,7 +71,7 @@ export class Columns {
       widths[type + 1] += cut < 0 ? Math.min(room - ends[columns.length], all - wanted) : over <= wanted - (cut - 1 === type && type < 3 ? CUT * CH : least) ? -over : isNumber(columns[cut - 1]) ? width - GAP - ends[cut - 1] : 0;
       ends = endsOf();
     }
-    return { widths, ends, total: ends[columns.length] + PADDING, step, maxLevels: name >= names ? Infinity : Math.max(2, Math.floor((name - SIGNS - LABEL) / step)) };
+    return { widths, least, ends, total: ends[columns.length] + PADDING, step, maxLevels: name >= names ? Infinity : Math.max(2, Math.floor((name - SIGNS - LABEL) / step)) };
   }
 
   /** Pixels that the names of the visible rows need, with wide and with slim steps, and their types: in brief, with their sizes, and with all that is beside them; as long as the same rows are visible. */

@@ -29,7 +29,7 @@ export function detail(view, row) {
     ...view.moreDetail(row),
     pairs([
       ["type", of("module") ? `${of("module")}.${of("type")}` : of("type")],
-      ["kind", of("kind") + (of("is_leaf") ? " (a leaf)" : of("kind") === "layer" ? "" : ` (${tree.nChildren[row]} children)`)],
+      ["kind", of("kind").replace("abstract", "shape only") + (of("is_leaf") ? " (a leaf)" : of("kind") === "layer" ? "" : ` (${tree.nChildren[row]} children)`)],
       ["value", of("text")],
       ["shape", shapeText(of("shape"))],
       ["dtype", of("dtype") + (of("weak") ? " (weakly typed)" : "")],

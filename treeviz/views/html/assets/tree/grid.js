@@ -14,7 +14,6 @@ export const MAX_HEIGHT = 12e6;
 export const LONG_PATH = 2000;
 // The formats and names of columns that many trees have.
 const USUAL = /^(type|bytes|count|labelsharding$)/;
-const ROOM_FOR_TYPE = 110; // pixels
 // Ancestors that stay in sight.
 const MAX_ABOVE = 5;
 
@@ -88,11 +87,11 @@ export class Grid {
     const fit = () => (this.layout = this.widths.layOut(this.columns, this.width));
     fit();
     if (this.isNarrow && !stays && this.layout.total > this.width) {
-      // What was asked for stands before the type: two columns at least, if there is room, and more where the type fits, too.
-      const { widths } = this.layout;
+      // What was asked for stands before the type: two columns of words or curves, if there is room, and more, and numbers, where the type fits, too.
+      const { widths, least } = this.layout;
       let room = this.width - widths[0];
       let n = 0;
-      const asked = this.columns.filter(({ hidden, format, name }, i) => (hidden === false || !USUAL.test(format + name)) && (room -= widths[i + 1] + GAP) > (n++ > 1 && ROOM_FOR_TYPE));
+      const asked = this.columns.filter(({ hidden, format, name, isNumber }, i) => (hidden === false || !USUAL.test(format + name)) && (room -= widths[i + 1] + GAP) > ((n++ > 1 || isNumber) && least + GAP));
       this.columns = [...new Set([...asked, ...this.columns])];
       fit();
     }

@@ -88,11 +88,13 @@ export function toolbar(view) {
       button("collapse", "Collapse all", () => view.openTo(0)),
     ),
     flat,
-    view.grid.more,
-    menu("columns", "Columns", choices),
-    copyMenu(view),
-    button("picture", "Save a picture: PNG, with Shift SVG", (event) =>
-      savePicture(view, event.shiftKey ? "SVG" : "PNG").catch((error) => view.setStatus(`could not save the picture: ${error.message}`))),
+    h("span", { class: "last" },
+      view.grid.more,
+      menu("columns", "Columns", choices),
+      copyMenu(view),
+      button("picture", "Save a picture: PNG, with Shift SVG", (event) =>
+        savePicture(view, event.shiftKey ? "SVG" : "PNG").catch((error) => view.setStatus(`could not save the picture: ${error.message}`))),
+    ),
   );
   view.on("change", showSearch);
   showSearch();
