@@ -1,66 +1,112 @@
-"""Small models that are trained under watch, for the tests of findings."""
+"""Five small models, as functions of a dict of parameters: what differs between them is what XLA makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-import treeviz as tv
-from treeviz.steps.findings.finding import Finding
-
-N_STEPS = 40
+from jax import lax
 
 
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng((seed, *shape)).normal(size=shape).astype(np.float32) / np.sqrt(shape[0])
+class Model(NamedTuple):
+    params: dict
+    apply: Callable
+    x: np.ndarray
+    y: np.ndarray
 
 
-def dense(i: int, n_in: int, n_out: int) -> dict:
-    return {"b": normal(n_out, seed=i) * 0.1, "w": normal(n_in, n_out, seed=i)}
+def _normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32) * (
+        shape[0] ** -0.5 if len(shape) > 1 else 0.1
+    )
 
 
-def apply(layer: dict, x: jax.Array) -> jax.Array:
-    return x @ layer["w"] + layer["b"].reshape((1,) * (x.ndim - 1) + (-1,))
+def mlp() -> Model:
+    params = {
+        f"layer{i}": {"w": _normal(i, n, m), "b": _normal(9 + i, m)} for i, (n, m) in enumerate([(8, 32), (32, 4)])
+    }
+
+    def apply(params, x):
+        x = jax.nn.relu(x @ params["layer0"]["w"] + params["layer0"]["b"][None])
+        return x @ params["layer1"]["w"] + params["layer1"]["b"][None]
+
+    return Model(params, apply, _normal(20, 16, 8) * 4, _normal(21, 16, 4))
 
 
-def stack(n: int, size: int = 8) -> dict:
-    return {**{f"l{i}": dense(i, size, size) for i in range(n)}, "out": dense(n, size, 1)}
+def convolution() -> Model:
+    params = {"first": _normal(0, 3, 3, 1, 8), "second": _normal(1, 3, 3, 8, 8), "out": _normal(2, 8, 4)}
+
+    def apply(params, x):
+        for name in ("first", "second"):
+            x = lax.conv_general_dilated(x, params[name], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = jax.nn.gelu(x)
+        return jnp.mean(x, (1, 2)) @ params["out"]
+
+    return Model(params, apply, _normal(3, 8, 8, 8, 1) * 3, _normal(4, 8, 4))
 
 
-def mlp(activation):
-    def loss(params, x, y):
-        for i in range(len(params) - 1):
-            x = activation(apply(params[f"l{i}"], x))
-        return jnp.mean((apply(params["out"], x) - y) ** 2)
-
-    return loss
+def _layer_norm(x, scale):
+    x = x - jnp.mean(x, -1, keepdims=True)
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * scale[(None,) * (x.ndim - 1)]
 
 
-def batch(step: int) -> tuple:
-    x = normal(8, 8, seed=1000 + step) * 3
-    return x, np.tanh(x[:, :1])
+def transformer() -> Model:
+    params = {
+        **{"embed": _normal(0, 11, 16), "place": _normal(1, 6, 16), "norm": np.ones(16, np.float32)},
+        **{name: _normal(k + 2, 16, 16) for k, name in enumerate("qkvo")},
+        **{"up": _normal(12, 16, 32), "down": _normal(14, 32, 16), "out": _normal(9, 16, 4)},
+    }
+
+    def apply(params, tokens):
+        x = params["embed"][tokens] + params["place"][None]
+        h = _layer_norm(x, params["norm"])
+        q, k, v = (h @ params[name] for name in "qkv")
+        weights = jax.nn.softmax(jnp.einsum("bik,bjk->bij", q, k) / 4)
+        x = x + jnp.einsum("bij,bjk->bik", weights, v) @ params["o"]
+        x = x + jax.nn.gelu(_layer_norm(x, params["norm"]) @ params["up"]) @ params["down"]
+        return jnp.mean(x, 1) @ params["out"]
+
+    return Model(params, apply, np.random.default_rng(5).integers(0, 11, (4, 6), np.int32), _normal(6, 4, 4))
 
 
-def watched(loss, params, batch=batch, n_steps: int = N_STEPS, rate: float = 1e-2, **how) -> tv.GradientInspector:
-    """The inspector of a run of plain gradient descent."""
-    inspector = tv.GradientInspector(**how)
+def recurrent() -> Model:
+    params = {
+        "in": _normal(0, 4, 16),
+        "state": _normal(1, 16, 16),
+        "gate": _normal(2, 16, 16),
+        "out": _normal(3, 16, 4),
+    }
 
-    @jax.jit
-    def update(params, *batch):
-        grads = jax.grad(loss)(params, *batch)
-        return jax.tree.map(lambda p, g: p - jnp.asarray(rate, p.dtype) * g, params, grads)
+    def apply(params, x):
+        def cell(h, x):
+            gate = jax.nn.sigmoid(h @ params["gate"])
+            h = gate * h + (1 - gate) * jnp.tanh(x @ params["in"] + h @ params["state"])
+            return h, None
 
-    step = inspector.watch(update)
-    for i in range(n_steps):
-        params = step(params, *batch(i))
-    return inspector
+        h, _ = lax.scan(cell, jnp.zeros((x.shape[0], 16), x.dtype), jnp.swapaxes(x, 0, 1))
+        return h @ params["out"]
 
-
-def findings(*run, **how) -> list[Finding]:
-    return watched(*run, **how).findings
+    return Model(params, apply, _normal(4, 8, 5, 4) * 3, _normal(5, 8, 4))
 
 
-def attention(params, x):
-    x = x - x.mean(-1, keepdims=True)
-    x = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
-    q, k, v = (apply(params[name], x) for name in "qkv")
-    return x + apply(params["o"], jax.nn.softmax(q @ k.transpose(0, 2, 1)) @ v)
+def residual() -> Model:
+    """Layers in a scan, recomputed for the backward pass."""
+    params = {
+        "layers": {"w": np.stack([_normal(i, 16, 16) for i in range(4)]), "scale": np.ones((4, 16), np.float32)},
+        "out": _normal(9, 16, 4),
+    }
+
+    def apply(params, x):
+        @jax.checkpoint
+        def layer(x, layer):
+            return x + jnp.tanh(_layer_norm(x, layer["scale"]) @ layer["w"]), None
+
+        return lax.scan(layer, x, params["layers"])[0] @ params["out"]
+
+    return Model(params, apply, _normal(4, 8, 16) * 4, _normal(5, 8, 4))
+
+
+MODELS = {f.__name__: f for f in (mlp, convolution, transformer, recurrent, residual)}

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from small_models import apply, attention, batch, dense, findings, mlp, normal, stack, watched
+from trained_models import apply, attention, batch, dense, findings, mlp, normal, stack, watched
 
 
 def test_the_key_bias_of_attention_is_information_and_no_other_leaf_is_named():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_models import N_STEPS, apply, attention, batch, dense, findings, mlp, normal, stack, watched
+from trained_models import N_STEPS, apply, attention, batch, dense, findings, mlp, normal, stack, watched
 
 import treeviz as tv
 
