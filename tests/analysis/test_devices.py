@@ -134,7 +134,7 @@ def test_one_device_with_offloaded_arrays_shows_where_they_are():
         (lambda: [put(jax.devices()[3]), X], ["512 B on cpu:3", "512 B in host memory"]),
         (lambda: [put(jax.devices()[3]), ABSTRACT], ["512 B on cpu:3", "2 B on no JAX device"]),
         (lambda: [X], []),
-        (lambda: [ABSTRACT], []),
+        (lambda: [ABSTRACT], ["shape only"]),
     ],
 )
 def test_the_headline_names_the_one_device(tree, said):
@@ -146,7 +146,7 @@ def test_an_abstract_mesh_is_counted_by_its_size():
         mesh = on(0, n, P("x")).mesh.abstract_mesh
         return jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=NamedSharding(mesh, P("x")))
 
-    assert placement([abstract(4)]) == (4, 128, 0, ["128 B on each of 4 devices"])
+    assert placement([abstract(4)]) == (4, 128, 0, ["shape only", "128 B on each of 4 devices"])
     # Which of its devices the concrete array is on is not known.
     assert placement([abstract(4), put(on(0, 2, P("x")))]) == (
         2,

@@ -434,3 +434,14 @@ def test_the_column_that_was_asked_for_stays_beside_long_names_and_what_is_wrong
     assert [line.split() for line in lines if "in_axes" in line] == [["in_axes"]]
     assert any(line.split()[-1] == "None" for line in lines)
     assert all(len(line) <= 80 for line in lines if "─" in line)
+
+
+def test_a_diff_of_several_trees_has_the_column_of_each_beside_long_names():
+    name = "transformer_decoder_block_attention_q1"
+    first = {"layers": [{name: {"kernel": np.ones((4, 4)), "bias": np.zeros(4)}} for _ in range(2)]}
+    second, third = ({"layers": [{name: {**layer[name]}} for layer in first["layers"]]} for _ in range(2))
+    second["layers"][0][name]["kernel"] = np.zeros((4, 4))
+    third["layers"][1][name]["bias"] = jnp.ones(4, jnp.bfloat16)
+    lines = treeviz.diff(first, second, third).text(width=80).splitlines()
+    assert [line.split() for line in lines if "  tree " in line] == [["tree", "1", "tree", "2"]]
+    assert any("python type · d" in line for line in lines) and all(len(line) <= 80 for line in lines)

@@ -216,8 +216,10 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
         last = [*cells, *(sizes if len(sizes) < len(cells) - 1 else []), *elements][-1]
         narrow = last.width - (needed - left(names))
         shorter = [narrowed(last, narrow, glyphs)] if last.is_label and narrow >= _TYPE else []
-        if not shorter and asked and last.name == asked[0].name:
+        if not shorter and asked and (last.is_label or last.name == asked[0].name):
             cells = [narrowed(cells[0], least, glyphs), *cells[1:]]
+            if last.is_label and 0 < (over := none - left(names)) <= last.width - _TYPE:
+                cells[cells.index(last)] = narrowed(last, last.width - over, glyphs)
             if left(names) >= none:  # lines below the tree say in full what is cut of the details
                 needed = min(needed, left(names))
                 break
