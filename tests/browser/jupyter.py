@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 from browser.server import GOODBYE_S, Server
 from browser.server import PATIENCE_S as PATIENCE_S
@@ -61,8 +63,19 @@ class Lab(Server):
         super().__exit__(*error)
 
     def end_kernels(self) -> None:
-        for kernel in self._ask("kernels"):
+        for kernel in self._kernels():
             self.fetch(f"api/kernels/{kernel['id']}", "DELETE", GOODBYE_S)
+
+    def _kernels(self) -> list[dict]:
+        """All kernels. The server cannot list them while it starts one: that has no time of its last activity yet."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self._ask("kernels")
+            except HTTPError as error:
+                if error.code != 500 or time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
 
     def url(self, notebook: str, pages: str = "lab/tree") -> str:
         return f"{self.address}{pages}/{notebook}?token={self.token}&reset"

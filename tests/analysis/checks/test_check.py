@@ -370,7 +370,7 @@ def test_the_cure_that_is_proposed_cures(code):
 @pytest.mark.parametrize("code", FAULTS)
 def test_what_a_finding_proposes_runs_as_it_is_pasted(code):
     use, faulty, *_ = FAULTS[code]
-    tree = faulty() if code != "T112" else [make_repeated()(1.0, 2.0)]
+    tree = OF_OWN_CLASSES.get(code, faulty)()
     options = {"for_": use, "values": code in ("T140", "T141"), "roundtrip": code in ("T114", "T115", "T116", "T117")}
     finding = only(code, tree, **options)
     scope = {"tree": tree, "jax": jax, "jnp": jnp, "np": np, "step": lambda tree: tree}
@@ -390,6 +390,20 @@ def make_repeated() -> type:
         pass
 
     return Repeats
+
+
+def make_special() -> type:
+    class Unregistered(Special):
+        pass
+
+    return Unregistered
+
+
+# What is pasted registers or changes these classes, for all tests in the process.
+OF_OWN_CLASSES = {
+    "T100": lambda: {"s": make_special()(jnp.ones(2), 1)},
+    "T112": lambda: [make_repeated()(1.0, 2.0)],
+}
 
 
 def test_a_class_that_repeats_keys_numbers_them_with_the_method_that_is_proposed_and_names_without_it():
