@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treeviz
 from treeviz.steps.tracing.jax_private import now_seeing, seeing_gradients, why_not
 from treeviz.steps.tracing.jit_options import is_jitted, jit_options
-from treeviz.steps.tracing.processes import agreed
+from treeviz.steps.tracing.processes import Agreement
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -230,4 +230,5 @@ def test_only_what_jit_gave_is_jitted():
 
 
 def test_one_process_agrees_with_itself():
-    assert agreed("step", "answer", 1.0, join_s=1.0) == ""
+    agreement = Agreement("step", "answer", -1)
+    assert agreement.measures(0) and (agreement.why_not, agreement.notes) == ("", ())

@@ -24,7 +24,7 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")  # what newer re
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank, initialization_timeout=120)
 import jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from treeviz.steps.tracing import watch as watching
+from treeviz.steps.tracing import processes, watch as watching
 from treeviz.steps.statistics import unpack
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -38,23 +38,48 @@ def step(params, x, y):
     grads = jax.grad(lambda p: jnp.mean((jnp.tanh(x @ p["w"]) - y) ** 2))(params)
     return jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
 
-seen = []
-watching._JOIN_WITHIN_S = 3.0 if case == "late" else 100.0
-settings = {"every": 2} if case == "differs" and rank == 1 else {}
-if case == "late" and rank == 1:  # it does not watch, as far as the other knows, until that has given up
+def told(key):
     from jax._src import distributed
-    distributed.global_state.client.blocking_key_value_get("treeviz/__main__.step/asked 0/decision", 100_000)
+    return distributed.global_state.client.blocking_key_value_get(key, 100_000)
+
+seen, before = [], ""
+others_come = case in ("both", "differs")
+processes.GRACE_S = 100.0 if others_come or rank == 1 else 0.0
+processes.JOIN_S = 100.0
+settings = {"every": 2} if case == "differs" and rank == 1 else {}
 params, batch = {"w": put(w)}, (put(x), put(y))  # fully sharded
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    run = watching.watch(step, lambda m, n: seen.append(m), **settings)
-    for _ in range(3):
+    run, number = step, 0
+    if rank == 1 and case == "late":
+        told("treeviz/__main__.step/0/decision")
+    if rank == 1 and case == "joins":
+        told("called")
+    if rank == 0 or case != "alone":
+        run = watching.watch(step, lambda m, n: seen.append((n, m)), **settings)
+    if rank == 0 and case == "late":  # the other waits for this decision, and this one for no call of the other
+        params_of_first = run(params, *batch)
+        processes.JOIN_S, number, before = 0.0, 1, run.trouble
+        run._agreement._settled.wait()
+        params = params_of_first
+    while number < 3:
         params = run(params, *batch)
+        if rank == 0 and case == "joins" and number == 0:
+            from jax._src import distributed
+            distributed.global_state.client.key_value_set("called", "")
+        jax.block_until_ready(params)
+        number += 1
+        if rank == 0 and case == "alone" and number == 2:
+            before, processes.JOIN_S = run.trouble, 0.0
+            run._agreement._settled.wait()
     jax.block_until_ready(params)
-norms = [unpack(np.array(m.packed["grads"].addressable_data(0)), m.statistics)["norm"].tolist() for m in seen]
+norms = [unpack(np.array(m.packed["grads"].addressable_data(0)), m.statistics)["norm"].tolist() for _, m in seen]
 print("FOUND", json.dumps({
     "norms": norms,
-    "replicated": all(m.packed["grads"].is_fully_replicated for m in seen),
+    "numbers": [n for n, _ in seen],
+    "notes": getattr(run, "notes", ()),
+    "trouble before the decision": before,
+    "replicated": all(m.packed["grads"].is_fully_replicated for _, m in seen),
     "warned": [str(w.message) for w in caught if "watch" in str(w.message)],
 }), flush=True)
 jax.distributed.shutdown()
@@ -102,9 +127,22 @@ def test_two_processes_hold_the_same_numbers_of_gradients_that_lie_in_both():
     assert first["replicated"] and first["warned"] == []
 
 
-@pytest.mark.parametrize(
-    "case, said", [("late", "process 1 did not watch this step within 3 s"), ("differs", "every=2")]
-)
+def test_processes_that_begin_to_watch_one_after_the_other_measure_from_the_same_step_on():
+    first, second = two_hosts("joins")
+    assert first == second
+    np.testing.assert_allclose(np.ravel(first["norms"]), true_norms()[1:], rtol=1e-5)
+    assert first["numbers"] == [1, 2] and first["warned"] == []
+    assert "measured from step 1 on" in " ".join(first["notes"])
+
+
+def test_a_process_that_watches_alone_does_not_wait_for_the_others():
+    alone, other = two_hosts("alone")
+    assert alone["trouble before the decision"] == "" and alone["norms"] == []  # two steps had ended by then
+    assert "process 1 did not watch this step" in " ".join(alone["warned"])
+    assert other["warned"] == []
+
+
+@pytest.mark.parametrize("case, said", [("late", "process 1 did not watch this step"), ("differs", "every=2")])
 def test_what_processes_watch_otherwise_is_refused_before_it_can_hang(case, said):
     for host in two_hosts(case):
         assert host["norms"] == []

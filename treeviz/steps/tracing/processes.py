@@ -1,8 +1,9 @@
-"""The processes of a distributed run compare their settings through JAX's coordinator, before they watch a step."""
+"""The processes of a distributed run compare their settings through JAX's coordinator, while they run a step."""
 
 from __future__ import annotations
 
-import contextlib
+import threading
+import time
 from collections import Counter
 
 import jax
@@ -10,58 +11,137 @@ import jax
 from treeviz.steps.tracing.jax_private import TO_COMPARE_PROCESSES, distributed_state
 from treeviz.tree.private_names import missing_names, warn_of_missing, why_missing
 
-
-def announce(step: str) -> None:
-    """Tell the other processes of a distributed run that this one watches a step of this name."""
-    state = distributed_state()
-    if state is not None:
-        with contextlib.suppress(Exception):  # such as that it was told before
-            state.client.key_value_set(f"treeviz/{step}/{state.process_id}", "watched")
-
+GRACE_S = 1.0  # that the first call waits for the others, so that it is measured where all watch
+JOIN_S = 10.0  # after its first call, until what only some watch is given up; the loop goes on meanwhile
+_ANSWER_S = 60.0  # for the threads of processes that watch the step
+_LOOK_MS = 200  # how often a thread looks whether Python ends
 
 _n_asked: Counter[str] = Counter()  # by the name of a step
 
 
-def agreed(step: str, answer: str, timeout_s: float, *, join_s: float) -> str:
-    """Empty if all processes of a distributed run give the same answer; else why they do not, the same in each.
+class Agreement:
+    """Whether all processes of a distributed run watch a step alike, and from which call on all measure it.
 
-    Uses the coordinator, not the devices: if a process never asks, the others give up and do not hang.
+    A thread of each process asks the coordinator, not the devices, and answers for its process: a loop goes on
+    unmeasured until all watch, and then waits only for their threads. So it cannot hang where a process never watches.
+
+    Attributes:
+      why_not: Why the step is not to be measured, the same in each process; empty if it is, or if that is open.
+      notes: Of a step whose first calls were not measured, from which one on it is.
 
     Args:
-      timeout_s: How long to wait for the answer of a process that has announced this step.
-      join_s: How long to wait until it announces it.
+      step: Its name, the same in all processes.
+      answer: What must be the same in all.
+      newest: The number of the newest call.
     """
-    missing = why_missing(missing_names(TO_COMPARE_PROCESSES))
-    if missing and jax.process_count() > 1:
-        return missing
-    if missing:
-        warn_of_missing(TO_COMPARE_PROCESSES, stacklevel=5)
-        return ""
-    state = distributed_state()
-    if state is None:
-        return ""
-    announce(step)
-    question, me = f"treeviz/{step}/asked {_n_asked[step]}", state.process_id
-    _n_asked[step] += 1
-    why = "agreed"
-    try:
-        state.client.key_value_set(f"{question}/{me}", answer)
-        for process in range(state.num_processes):
-            why = f"process {process} did not watch this step within {join_s:g} s of its first call in process {me}"
-            state.client.blocking_key_value_get(f"treeviz/{step}/{process}", int(join_s * 1000))
-            why = f"process {process} did not call this step within {timeout_s:g} s of its first call in process {me}"
-            theirs = state.client.blocking_key_value_get(f"{question}/{process}", int(timeout_s * 1000))
-            if theirs != answer:
-                why = f"process {process} watches it with {theirs}, process {me} with {answer}"
-                break
-            why = "agreed"
-    except Exception as error:
-        why = f"{why} ({type(error).__name__})"
-    try:  # the first decision is that of all, so that none runs what another has given up
-        state.client.key_value_set(f"{question}/decision", why)
-    except Exception:
+
+    def __init__(self, step: str, answer: str, newest: int) -> None:
+        self._step, self._answer, self._newest = step, answer, newest
+        self.why_not = ""
+        self.notes: tuple[str, ...] = ()
+        self._lock, self._settled = threading.Lock(), threading.Event()
+        self._from: int | None = None  # what this process has proposed: no earlier call is left to be measured
+        self._start = newest + 1
+        self._called_at: float | None = None
+        self._has_missed = False
+        self._thread: threading.Thread | None = None
+        self._begin()
+
+    def measures(self, number: int) -> bool:
+        """Whether the call of this number, which is about to run, is measured in all processes."""
+        if self._called_at is None:
+            self._begin_to_call()
+        with self._lock:
+            is_open = self._from is None
+            self._newest = max(self._newest, number) if is_open else self._newest
+        if not is_open:
+            self._settled.wait()
+            if number >= self._start and not self.why_not:
+                if self._has_missed:
+                    self.notes = (f"measured from step {number} on: before, not all processes watched it.",)
+                return True
+        self._has_missed = True
+        return False
+
+    def _begin_to_call(self) -> None:
+        missing = why_missing(missing_names(TO_COMPARE_PROCESSES))
+        if missing and jax.process_count() > 1:
+            self.why_not = missing
+        elif missing:
+            warn_of_missing(TO_COMPARE_PROCESSES, stacklevel=6)
+        self._begin()
+        self._called_at = time.monotonic()
+        if self._thread is None:
+            self._from = self._start
+            self._settled.set()
+        self._settled.wait(GRACE_S)
+
+    def _begin(self) -> None:
+        """Ask, if it is a run of several processes by now."""
+        state = distributed_state()
+        if state is None or self._thread is not None:
+            return
+        self._client, self._me, self._n_processes = state.client, state.process_id, state.num_processes
+        self._question = f"treeviz/{self._step}/{_n_asked[self._step]}"
+        _n_asked[self._step] += 1
+        self._thread = threading.Thread(target=self._settle, name="treeviz agreement")
+        self._thread.start()
+
+    def _settle(self) -> None:
         try:
-            why = state.client.blocking_key_value_get(f"{question}/decision", int(join_s * 1000))
+            why = self._others_differ()
+            if not why:
+                with self._lock:
+                    self._from = self._newest + 1
+                self._tell(f"from/{self._me}", str(self._from))
+                until = time.monotonic() + _ANSWER_S
+                proposed = [self._asked(f"from/{i}", until) for i in range(self._n_processes)]
+                silent = [i for i, each in enumerate(proposed) if not each]
+                why = f"process {silent[0]} does not answer" if silent else ""
+                decision = why or f"from {max(map(int, proposed))}"
+            else:
+                decision = why
+            try:  # the first decision is that of all, so that none runs what another has given up
+                self._tell("decision", decision)
+            except Exception:
+                decision = self._asked("decision", time.monotonic() + _ANSWER_S) or "the processes cannot be compared"
+            if decision.startswith("from "):
+                self._start = int(decision.removeprefix("from "))
+            else:
+                self.why_not = decision
+                if self._from is None:
+                    self._tell(f"from/{self._me}", "0")  # so that one that watches later does not wait
         except Exception as error:
-            return f"the processes cannot be compared ({type(error).__name__}: {error})"
-    return "" if why == "agreed" else why
+            self.why_not = f"the processes cannot be compared ({type(error).__name__}: {error})"
+        finally:
+            with self._lock:
+                self._from = self._start
+            self._settled.set()
+
+    def _others_differ(self) -> str:
+        """Wait until all processes watch the step alike, and return "", or why they do not."""
+        self._tell(f"watched/{self._me}", self._answer)
+        for process in range(self._n_processes):
+            theirs = self._asked(f"watched/{process}", None)
+            if not theirs:
+                first = f"its first call in process {self._me}"
+                return f"process {process} did not watch this step within {JOIN_S:g} s of {first}"
+            if theirs != self._answer:
+                return f"process {process} watches it with {theirs}, process {self._me} with {self._answer}"
+        return ""
+
+    def _tell(self, key: str, value: str) -> None:
+        self._client.key_value_set(f"{self._question}/{key}", value)
+
+    def _asked(self, key: str, until: float | None) -> str:
+        """What a process has told, or "" after this time; None: some time after the first call."""
+        while True:
+            try:
+                return self._client.blocking_key_value_get(f"{self._question}/{key}", _LOOK_MS)
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+            called_at = self._called_at
+            end = until if until is not None else None if called_at is None else called_at + JOIN_S
+            if (end is not None and time.monotonic() > end) or not threading.main_thread().is_alive():
+                return ""

@@ -13,8 +13,9 @@ import jax
 from treeviz.steps.measure import Measurement
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.stop import StopTraining
-from treeviz.steps.tracing import jax_private, processes
+from treeviz.steps.tracing import jax_private
 from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, function_of, jitted_step
+from treeviz.steps.tracing.processes import Agreement
 from treeviz.steps.tracing.receiving import receiving
 from treeviz.steps.tracing.remarks import Remarks
 from treeviz.steps.tracing.turns import Turns
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["CannotWatch", "Watched", "watch"]
 
 Record = Callable[[Measurement, int], None]
-
-_AGREE_S = 60.0  # all processes of a run that watch a step
-_JOIN_WITHIN_S = 10.0  # those that watch it at all
 
 
 def watch(
@@ -146,13 +144,13 @@ class Watched:
         self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
         self._record, self.settings = record, settings
         self._turns = Turns(settings.first, settings.every, settings.heavy_every)
-        self._name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
-        self._disagreement: str | None = None  # between processes; None: they have not been compared yet
+        self._agreement: Agreement | None = None
         self.run(step, jitted)
         if trouble:
             self._give_up(trouble)
         else:
-            processes.announce(self._name)
+            name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
+            self._agreement = Agreement(name, str(settings), self.newest)
 
     @property
     def newest(self) -> int:
@@ -232,11 +230,14 @@ class Watched:
         twin = None if self.trouble else twins.of(number)
         if twin is None or jax_private.now_seeing() is not None:  # within another watched step, which sees them
             return None
-        if self._disagreement is None:
-            self._disagreement = processes.agreed(self._name, str(self.settings), _AGREE_S, join_s=_JOIN_WITHIN_S)
-            if self._disagreement:
-                self._give_up(f"{self._disagreement}. All processes must watch it alike; one may save or show it")
-        return None if self.trouble else twin
+        if (agreement := self._agreement) is not None:
+            if not agreement.measures(number):
+                if agreement.why_not:
+                    self._give_up(f"{agreement.why_not}. All processes must watch it alike; one may save or show it")
+                return None
+            self._agreement = None
+            self._remarks.note(*(f"{self._remarks.step}: {note}" for note in agreement.notes))
+        return twin
 
     def _deliver(self, measurement: Measurement, number: int) -> None:
         if isinstance(measurement.arrays[0], Tracer):
