@@ -52,7 +52,8 @@ class Measured:
         """
         self.flush()
         if not self._recorder.history:
-            raise LookupError("inspector: nothing was measured yet. Call the step that watch() gave, or record().")
+            text = "inspector: nothing was measured yet. Call the step that watch() gave, or record()."
+            raise LookupError(" ".join([text, *self.notes]))
         return self._recorder.history
 
     @property
@@ -172,7 +173,7 @@ class Measured:
     def __repr__(self) -> str:
         """The leaves to look at first and the findings, for a terminal."""
         if self._recorder.is_empty:
-            return "GradientInspector: nothing was measured yet"
+            return " ".join(["GradientInspector: nothing was measured yet", *(f"({note})" for note in self.notes)])
         return "\n".join([repr(self.render()), *finding_lines(self.findings, self.notes)])
 
     @property

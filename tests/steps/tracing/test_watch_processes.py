@@ -59,7 +59,7 @@ with warnings.catch_warnings(record=True) as caught:
         run = watching.watch(step, lambda m, n: seen.append((n, m)), **settings)
     if rank == 0 and case == "late":  # the other waits for this decision, and this one for no call of the other
         params_of_first = run(params, *batch)
-        processes.JOIN_S, number, before = 0.0, 1, run.trouble
+        processes.JOIN_S, number = 0.0, 1
         run._agreement._settled.wait()
         params = params_of_first
     while number < 3:
@@ -70,7 +70,7 @@ with warnings.catch_warnings(record=True) as caught:
         jax.block_until_ready(params)
         number += 1
         if rank == 0 and case == "alone" and number == 2:
-            before, processes.JOIN_S = run.trouble, 0.0
+            before, processes.JOIN_S = (run.trouble, run.notes), 0.0
             run._agreement._settled.wait()
     jax.block_until_ready(params)
 norms = [unpack(np.array(m.packed["grads"].addressable_data(0)), m.statistics)["norm"].tolist() for _, m in seen]
@@ -78,7 +78,7 @@ print("FOUND", json.dumps({
     "norms": norms,
     "numbers": [n for n, _ in seen],
     "notes": getattr(run, "notes", ()),
-    "trouble before the decision": before,
+    "before the decision": before,
     "replicated": all(m.packed["grads"].is_fully_replicated for _, m in seen),
     "warned": [str(w.message) for w in caught if "watch" in str(w.message)],
 }), flush=True)
@@ -132,12 +132,14 @@ def test_processes_that_begin_to_watch_one_after_the_other_measure_from_the_same
     assert first == second
     np.testing.assert_allclose(np.ravel(first["norms"]), true_norms()[1:], rtol=1e-5)
     assert first["numbers"] == [1, 2] and first["warned"] == []
-    assert "measured from step 1 on" in " ".join(first["notes"])
+    assert "all processes watch it from step 1 on" in " ".join(first["notes"])
 
 
 def test_a_process_that_watches_alone_does_not_wait_for_the_others():
     alone, other = two_hosts("alone")
-    assert alone["trouble before the decision"] == "" and alone["norms"] == []  # two steps had ended by then
+    assert alone["norms"] == []
+    trouble, notes = alone["before the decision"]  # when two steps had ended
+    assert trouble == "" and "not measured as long as not all processes watch it" in " ".join(notes)
     assert "process 1 did not watch this step" in " ".join(alone["warned"])
     assert other["warned"] == []
 

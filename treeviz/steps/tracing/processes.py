@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from typing import Any
 
 import jax
 
@@ -27,16 +28,17 @@ class Agreement:
 
     Attributes:
       why_not: Why the step is not to be measured, the same in each process; empty if it is, or if that is open.
-      notes: Of a step whose first calls were not measured, from which one on it is.
+      notes: Of a step whose first calls were not measured, why, and from which one on it is.
 
     Args:
-      step: Its name, the same in all processes.
+      step: The step, whose name is the same in all processes.
       answer: What must be the same in all.
       newest: The number of the newest call.
     """
 
-    def __init__(self, step: str, answer: str, newest: int) -> None:
-        self._step, self._answer, self._newest = step, answer, newest
+    def __init__(self, step: Any, answer: str, newest: int) -> None:
+        self._step = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
+        self._answer, self._newest = answer, newest
         self.why_not = ""
         self.notes: tuple[str, ...] = ()
         self._lock, self._settled = threading.Lock(), threading.Event()
@@ -58,9 +60,10 @@ class Agreement:
             self._settled.wait()
             if number >= self._start and not self.why_not:
                 if self._has_missed:
-                    self.notes = (f"measured from step {number} on: before, not all processes watched it.",)
+                    self.notes = (*self.notes, f"all processes watch it from step {number} on.")
                 return True
         self._has_missed = True
+        self.notes = ("not measured as long as not all processes watch it.",)
         return False
 
     def _begin_to_call(self) -> None:

@@ -149,8 +149,7 @@ class Watched:
         if trouble:
             self._give_up(trouble)
         else:
-            name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
-            self._agreement = Agreement(name, str(settings), self.newest)
+            self._agreement = Agreement(step, str(settings), self.newest)
 
     @property
     def newest(self) -> int:
@@ -230,14 +229,15 @@ class Watched:
         twin = None if self.trouble else twins.of(number)
         if twin is None or jax_private.now_seeing() is not None:  # within another watched step, which sees them
             return None
-        if (agreement := self._agreement) is not None:
-            if not agreement.measures(number):
-                if agreement.why_not:
-                    self._give_up(f"{agreement.why_not}. All processes must watch it alike; one may save or show it")
-                return None
-            self._agreement = None
-            self._remarks.note(*(f"{self._remarks.step}: {note}" for note in agreement.notes))
-        return twin
+        return twin if self._agreement is None or self._is_agreed(self._agreement, number) else None
+
+    def _is_agreed(self, agreement: Agreement, number: int) -> bool:
+        is_measured = agreement.measures(number)
+        self._remarks.note(*(f"{self._remarks.step}: {note}" for note in agreement.notes))
+        if agreement.why_not:
+            self._give_up(f"{agreement.why_not}. All processes must watch it alike; one may save or show it")
+        self._agreement = None if is_measured else agreement
+        return is_measured
 
     def _deliver(self, measurement: Measurement, number: int) -> None:
         if isinstance(measurement.arrays[0], Tracer):
