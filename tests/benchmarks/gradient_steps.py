@@ -198,8 +198,19 @@ def _looping(model: Model, update: Callable, finish: Callable[[], Any] = lambda:
 
 def program_alone(step: Callable, every: int) -> Callable:
     """Runs the program that `watch` makes of a step at every n-th call, and nothing else: nobody takes its numbers."""
-    inspecting, numbers = instrumented(step.__wrapped__, jit_options(step), LIGHT), itertools.count()
-    return lambda *args: step(*args) if next(numbers) % every else inspecting(*args)[0]
+    inspecting = instrumented(step.__wrapped__, jit_options(step), LIGHT)
+    return _in_turn(step, every, lambda *args: inspecting(*args)[0])
+
+
+def own_copy(step: Callable, every: int) -> Callable:
+    """Runs a second program of the same step at every n-th call: what it costs that there are two, whatever they do."""
+    again = jax.jit(lambda *args: step.__wrapped__(*args), **jit_options(step).keywords)  # another function, no cache
+    return _in_turn(step, every, lambda *args: again(*args))
+
+
+def _in_turn(step: Callable, every: int, other: Callable) -> Callable:
+    numbers = itertools.count()
+    return lambda *args: step(*args) if next(numbers) % every else other(*args)
 
 
 def with_norms(step: Callable, params: Callable[[Any], Any] = lambda results: results) -> Callable:
@@ -215,14 +226,15 @@ def with_norms(step: Callable, params: Callable[[Any], Any] = lambda results: re
 
 
 def of_published(make: Callable[[], Step], every: int | None, how: str = "watch") -> Run:
-    """A step of others: watched at every n-th step, or its program alone, or with norms by hand, or plain."""
+    """A step of others: watched at every n-th step, its program alone, its own copy, with norms by hand, or plain."""
     of, inspector = make(), tv.GradientInspector(every=every or 1)
     if how == "by hand":
         step = with_norms(of.update, of.params)
     elif every is None:
         step = of.update
     else:
-        step = program_alone(of.update, every) if how == "alone" else inspector.watch(of.update)
+        others = {"alone": program_alone, "copy": own_copy}
+        step = others[how](of.update, every) if how in others else inspector.watch(of.update)
     state, n = of.state, len(of.state)
 
     def run():
@@ -255,6 +267,10 @@ def watched_every_10(model: Model) -> Run:
 
 def alone_every_10(model: Model) -> Run:
     return _looping(model, program_alone(_update(model), 10))
+
+
+def own_copy_every_10(model: Model) -> Run:
+    return _looping(model, own_copy(_update(model), 10))
 
 
 def norms_by_hand(model: Model) -> Run:
@@ -360,6 +376,7 @@ VARIANTS = {
     "watch, every step": watched,
     "watch, every 10": watched_every_10,
     "its program alone, every 10": alone_every_10,
+    "its own copy, every 10": own_copy_every_10,
     "norms by hand": norms_by_hand,
     "watch, with updates": watched_with_updates,
     "watch, exact": watched_exact,

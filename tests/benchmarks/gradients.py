@@ -3,8 +3,9 @@
 The same step of four models: the multilayer perceptron of JAX's documentation, whose step is little more than its
 dispatch; a transformer of 15 million parameters; 1,000 small leaves; and 126 layers of 12 leaves that are scanned over,
 of which `watch` measures each layer. Each is run plain, with `watch` every step and every 10, with the program that
-`watch` makes of it alone, every 10, which is the part that no Python of treeviz takes, and with one
-`jax.debug.callback` for all leaves; the first also with treeviz's other doors (`watch` in a second run, `measure` with
+`watch` makes of it alone, every 10, which is the part that no Python of treeviz takes, with a copy of itself, every 10,
+which is what it costs that two programs run in turn, even if both are the same, and with one `jax.debug.callback` for
+all leaves; the first also with treeviz's other doors (`watch` in a second run, `measure` with
 `record`, `inspect_gradients` in an optax chain, which is compared with the same chain without it), and with what else
 people do: a `jax.debug.callback` per leaf, and `numpy.linalg.norm` of gradients that the step returns. Then small steps
 that others have published, plain and with `watch`: what it adds is seen best there. One of them is sharded, on two
@@ -57,12 +58,12 @@ from treeviz.steps.recording.pace import BATCH
 START = time.perf_counter()
 COMPILED = "/jax/core/compile/backend_compile_duration"
 WATCH, EVERY_10, CALLBACK = "watch, every step", "watch, every 10", "one callback, packed"
-ALONE, BY_HAND = "its program alone, every 10", "norms by hand"
+ALONE, COPY, BY_HAND = "its program alone, every 10", "its own copy, every 10", "norms by hand"
 GOALS = {"transformer": (1.10, 1.02), "1,000 leaves": (1.2, 1.05), "126 layers": (1.2, 1.05)}  # every step, every 10
 EVERY_STEP, EVERY_SHORT_STEP, SHORT_MS, EVERY_10TH = 1.35, 1.5, 0.2, 1.05  # of the others
 TIMES_LESS, FIRST_STEP = 3.0, 1.3
 SLOW = {"callback per leaf", CALLBACK, "NumPy on the host"}  # shorter blocks do
-ALWAYS = ("plain", WATCH, EVERY_10, ALONE)
+ALWAYS = ("plain", WATCH, EVERY_10, ALONE, COPY)
 USUAL = {name: (*VARIANTS,) if name == "mlp" else (*ALWAYS, CALLBACK) for name in MODELS}
 STEPS = list(dict.fromkeys(("mlp", *PUBLISHED, *MODELS)))  # those that take long come last
 FIRST_STEPS_OF = ("plain", WATCH, "measure and record", CALLBACK)
@@ -93,14 +94,14 @@ class Ratios(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """What is to be reached, what was measured, and, as `floor`, a name and figures without Python of treeviz."""
+    """What is to be reached, what was measured, and, as `floors`, names and figures of less than `watch` does."""
 
     what: str
     limit: float
     wall: float | None
     cpu: float | None
     at_least: bool = False
-    floor: tuple[str, float | None, float | None] | None = None
+    floors: tuple[tuple[str, float | None, float | None], ...] = ()
 
 
 def main() -> None:
@@ -118,10 +119,11 @@ def main() -> None:
     measured: dict[str, dict[str, Ratios]] = {}
     for n, name in enumerate(names):
         if name in PUBLISHED and (n == 0 or names[n - 1] in MODELS):
-            print(f"\n{'':24}{'plain':>10}{WATCH:>22}{EVERY_10:>20}{ALONE:>32}")
+            print(f"\n{'':24}{'plain':>10}{WATCH:>22}{EVERY_10:>20}{ALONE:>32}{COPY:>26}")
             both = "wall   CPU"
             print(
-                f"{'published steps':24}{'ms/step':>10}{both:>22}{both:>20}{both:>32}  first step   by hand", flush=True
+                f"{'published steps':24}{'ms/step':>10}{both:>22}{both:>20}{both:>32}{both:>26}  first step   by hand",
+                flush=True,
             )
         left = 60 * arguments.minutes - (time.perf_counter() - START) - (CACHE_S if has_cache else 0)
         measured[name] = _in_process(name, arguments.variant or (), max(left / (len(names) - n), 0))
@@ -134,8 +136,7 @@ def main() -> None:
     for goal in goals:
         sign = ">=" if goal.at_least else "<="
         print(f"  {goal.what:56} {sign} {goal.limit:.2f}  {_verdict(goal, goal.wall)}  {_verdict(goal, goal.cpu)}")
-        if goal.floor is not None:
-            what, *figures = goal.floor
+        for what, *figures in goal.floors:
             wall, cpu = ("" if figure is None else f"{figure:.2f}" for figure in figures)
             print(f"  {'    ' + what:64} {wall:>6}          {cpu:>6}")
 
@@ -187,8 +188,9 @@ def _measure(name: str, chosen: Sequence[str], seconds: float) -> dict[str, Rati
 
 def _published(name: str, seconds: float) -> dict[str, Ratios]:
     """Of a published step, watched at every step and at every tenth."""
-    end, whens = time.perf_counter() + seconds, {"plain": None, WATCH: 1, EVERY_10: 10, ALONE: 10, BY_HAND: None}
-    hows = {ALONE: "alone", BY_HAND: "by hand"}
+    end = time.perf_counter() + seconds
+    whens = {"plain": None, WATCH: 1, EVERY_10: 10, ALONE: 10, COPY: 10, BY_HAND: None}
+    hows = {ALONE: "alone", COPY: "copy", BY_HAND: "by hand"}
     try:
         made = {v: partial(of_published, PUBLISHED[name], n, hows.get(v, "watch")) for v, n in whens.items()}
         first = _first_steps({variant: made[variant] for variant in ("plain", WATCH, BY_HAND)}, seconds)
@@ -197,18 +199,19 @@ def _published(name: str, seconds: float) -> dict[str, Ratios]:
         return {}
     quick = _in_turn(_ready({v: make for v, make in made.items() if v != BY_HAND}, first["plain"])[0], end)
     base = quick["plain"]
-    every, every_10, alone = (
+    every, every_10, alone, copy = (
         Ratios(quick[variant].wall / base.wall, quick[variant].cpu / base.cpu, None, 1e3 * base.wall)
-        for variant in (WATCH, EVERY_10, ALONE)
+        for variant in (WATCH, EVERY_10, ALONE, COPY)
     )
     every = every._replace(first=first[WATCH] / first["plain"])
     by_hand = Ratios(nan, nan, first[BY_HAND] / first["plain"], every.plain_ms)
     print(
         f"  {name:22}{every.plain_ms:10.3f}{every.wall:16.2f}{every.cpu:6.2f}"
-        f"{every_10.wall:14.2f}{every_10.cpu:6.2f}{alone.wall:26.2f}{alone.cpu:6.2f}{every.first:12.2f}{by_hand.first:10.2f}",
+        f"{every_10.wall:14.2f}{every_10.cpu:6.2f}{alone.wall:26.2f}{alone.cpu:6.2f}{copy.wall:20.2f}{copy.cpu:6.2f}"
+        f"{every.first:12.2f}{by_hand.first:10.2f}",
         flush=True,
     )
-    return {WATCH: every, EVERY_10: every_10, ALONE: alone, BY_HAND: by_hand}
+    return {WATCH: every, EVERY_10: every_10, ALONE: alone, COPY: copy, BY_HAND: by_hand}
 
 
 def _of_step(name: str, variants: Sequence[str] | None, seconds: float) -> dict[str, Ratios]:
@@ -237,7 +240,7 @@ def _in_turn(runs: dict[str, list[Run]], end: float) -> dict[str, Seconds]:
     for _ in range(3):
         n_steps = max(BLOCK_S / _seconds_per_step(runs["plain"][0], round(n_steps)).wall, 3)
     n_of = {variant: max(round(n_steps / 8 if variant in SLOW else n_steps), 3) for variant in runs}
-    n_of[ALONE] = 10 * max(round(n_steps / 10), 1)
+    n_of[ALONE] = n_of[COPY] = 10 * max(round(n_steps / 10), 1)
     n_of[EVERY_10] = 10 * max(round(n_steps / 10), BATCH if n_steps > BATCH else 1)
     blocks: dict[str, list[list[Seconds]]] = {variant: [[] for _ in alike] for variant, alike in runs.items()}
     for n in range(MOST_ROUNDS):
@@ -331,12 +334,12 @@ def _goals(name: str, ratios: dict[str, Ratios]) -> list[Goal]:
     def less(by: str) -> float:  # what costs nothing that can be measured counts as a hundredth
         return (getattr(ratios[CALLBACK], by) - 1) / max(getattr(ratios[WATCH], by) - 1, 0.01)
 
-    alone = ALONE, ratios[ALONE].wall, ratios[ALONE].cpu
+    others = tuple((other, ratios[other].wall, ratios[other].cpu) for other in (ALONE, COPY))
     by_hand = BY_HAND, None, ratios[BY_HAND].first
     goals = [
         Goal(f"{name}: {WATCH}", every, ratios[WATCH].wall, ratios[WATCH].cpu),
-        Goal(f"{name}: {EVERY_10}", every_10, ratios[EVERY_10].wall, ratios[EVERY_10].cpu, floor=alone),
-        Goal(f"{name}: first step", FIRST_STEP, None, ratios[WATCH].first, floor=by_hand),
+        Goal(f"{name}: {EVERY_10}", every_10, ratios[EVERY_10].wall, ratios[EVERY_10].cpu, floors=others),
+        Goal(f"{name}: first step", FIRST_STEP, None, ratios[WATCH].first, floors=(by_hand,)),
     ]
     if CALLBACK in ratios:
         what = f"{name}: overhead of {CALLBACK}, by watch's"
