@@ -120,7 +120,7 @@ def state() -> TreeTable:
             (1, attribute("rest"), node("list")),  # 14
         ],
         notes={
-            10: (Note("hides", "holds 2 arrays that JAX cannot see"),),
+            10: (Note("hidden", "holds 2 arrays that JAX cannot see"),),
             11: (Note("error", "ValueError: no"),),
             12: (Note("cycle", "contains itself"),),
             14: (Note("more", "… 480 more"),),

@@ -29,7 +29,7 @@ _FEW = 500  # rows that are all open at first
 _MOST_LINES = 40  # differences in the message of an AssertionError
 _LONG = 30  # characters of a hint that a line of the table may cut
 _MOST_HINTS = 10
-_WITHOUT_VALUES = ("abstract", "tracer", "placeholder", "float0")  # leaves that have none to compare
+_WITHOUT_VALUES = ("shape only", "tracer", "placeholder", "float0")  # leaves that have none to compare
 
 
 class TreeDiff(DiffView):
@@ -41,7 +41,7 @@ class TreeDiff(DiffView):
 
     Attributes:
       differences: Every `Difference`, in the order of the rows; none where the trees are the same.
-      not_compared: Why the values of some leaves were not compared, by key path: "abstract", "deleted" …
+      not_compared: Why the values of some leaves were not compared, by key path: "shape only", "deleted" …
     """
 
     differences: Differences

@@ -18,7 +18,6 @@ from treeviz.tree import walk as walking
 from treeviz.tree.budget import DISPLAY, WHOLE, Budget
 from treeviz.tree.column import Column
 from treeviz.tree.facts import Note
-from treeviz.tree.kinds import KINDS
 from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
 from treeviz.tree.safe_repr import class_name, value_text
 from treeviz.tree.stored import Stored
@@ -73,10 +72,10 @@ def scanned(
 def _shape_only(table: TreeTable) -> tuple[TreeTable, list[str]]:
     """The table, and for its headline what all its arrays are, if they have no values: no row says it then."""
     arrays = [facts for facts in table.facts if facts.is_leaf and facts.shape is not None]
-    if len(table) == 1 or not arrays or any(facts.kind != "abstract" for facts in arrays):
+    if len(table) == 1 or not arrays or any(facts.kind != "shape only" for facts in arrays):
         return table, []
-    facts = tuple([facts._replace(is_as_all=facts.kind == "abstract") for facts in table.facts])
-    return replace(table, facts=facts), [KINDS["abstract"].word]
+    facts = tuple([facts._replace(is_as_all=facts.kind == "shape only") for facts in table.facts])
+    return replace(table, facts=facts), ["shape only"]
 
 
 def _separator(table: TreeTable, nodes: list[Any]) -> str:

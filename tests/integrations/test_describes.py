@@ -174,7 +174,7 @@ def test_an_opaque_leaf_that_hides_arrays_is_accused_unless_its_describer_knows_
     Quantity = leaf_class()
     treeviz.describes(Quantity)(lambda _: treeviz.Description(text="words"))
     (row,) = walk_and_compare([Quantity(jnp.ones(3))]).leaves
-    assert [note.kind for note in row.notes] == ["hides"]
+    assert [note.kind for note in row.notes] == ["hidden"]
     treeviz.describes(Quantity)(lambda _: treeviz.Description(text="words", transparent=True))
     (row,) = walk_and_compare([Quantity(jnp.ones(3))]).leaves
     assert row.notes == ()

@@ -40,7 +40,7 @@ def test_an_array_in_a_static_field_gets_a_badge_with_its_bytes():
         warnings.simplefilter("ignore")  # Equinox warns as well, where the module is made
         affine = Affine(jnp.ones((2, 3)), "a", (np.arange(3),))  # type: ignore[arg-type]
     (note,) = walk_and_compare(affine)[0].notes
-    assert (note.kind, note.details) == ("hides", ((".shape[0]", "int64[3]"),))
+    assert (note.kind, note.details) == ("hidden", ((".shape[0]", "int64[3]"),))
     assert note.text.startswith("1 hidden array (24 B) in static data")
 
 

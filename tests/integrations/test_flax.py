@@ -23,7 +23,7 @@ def test_an_array_in_a_static_field_of_a_struct_gets_a_badge_with_its_bytes():
         table: object = flax.struct.field(pytree_node=False)
 
     table = walk_and_compare([State(jnp.ones(2), jnp.ones((3, 4))), State(jnp.ones(2), "none")])
-    noted = [note for row in table for note in row.notes if note.kind == "hides"]
+    noted = [note for row in table for note in row.notes if note.kind == "hidden"]
     assert [(note.text[:21], note.details) for note in noted] == [
         ("1 hidden array (48 B)", ((".table", "float32[3,4]"),))
     ]
@@ -93,7 +93,7 @@ def test_a_box_of_ones_own_is_one_row_too():
 
 def test_a_box_shows_an_abstract_array_and_an_empty_box_stays_a_node():
     (_, row) = walk_and_compare(jax.eval_shape(lambda: variables(nn.with_partitioning)["params"])).leaves
-    assert (row.kind, row.type, row.facts.text) == ("abstract", "Partitioned", "names=(None, 'tp')")
+    assert (row.kind, row.type, row.facts.text) == ("shape only", "Partitioned", "names=(None, 'tp')")
     table = walk_and_compare(nn.Partitioned(None, names=()))
     assert outline(table) == ["t node Partitioned", "  .value none NoneType"]
 
@@ -135,7 +135,7 @@ def test_a_linen_module_with_an_array_in_a_field_hides_it():
 
     (row,) = walk_and_compare([Lookup(jnp.ones(3))]).leaves
     (note,) = row.notes
-    assert note.kind == "hides" and (".table", "float32[3]") in note.details
+    assert note.kind == "hidden" and (".table", "float32[3]") in note.details
 
 
 def test_looking_at_a_linen_module_does_not_set_it_up():

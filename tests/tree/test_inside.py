@@ -217,7 +217,7 @@ class Stored:
 )
 def test_any_object_with_a_shape_and_a_dtype_is_a_leaf_with_both(dtype, name, itemsize):
     assert leaf_facts(Stored((2, 3), dtype)) == (
-        "abstract",
+        "shape only",
         "Stored",
         (2, 3),
         name,
@@ -273,7 +273,7 @@ class Wrapper:
 def test_a_wrapper_of_an_array_shows_its_shape_and_that_jax_does_not_see_the_array():
     table = treeviz.walk(Wrapper(np.ones((2, 3), np.int8)))
     assert leaf_facts(Wrapper(np.ones((2, 3), np.int8))) == ("tensor", "Wrapper", (2, 3), "int8", 6, 6)
-    assert [note.kind for note in table[0].notes] == ["hides"]
+    assert [note.kind for note in table[0].notes] == ["hidden"]
     assert table[0].facts.inside == (("q", "int8[2,3]"),)
 
 
@@ -321,7 +321,7 @@ def test_an_attribute_that_is_made_up_on_demand_is_none():
 def test_what_jax_lowers_shows_the_avals_of_its_arguments_and_which_are_donated():
     info = jax.jit(lambda x: x, donate_argnums=0).lower(jax.ShapeDtypeStruct((2, 3), jnp.float32)).args_info
     (row,) = treeviz.walk(info).leaves
-    assert (row.kind, row.type, row.shape, row.dtype) == ("abstract", "ArgInfo", (2, 3), "float32")
+    assert (row.kind, row.type, row.shape, row.dtype) == ("shape only", "ArgInfo", (2, 3), "float32")
     assert row.facts.inside == (("donated", "True"),)
 
 
@@ -330,4 +330,4 @@ def test_the_metadata_of_a_checkpoint_counts_like_its_arrays():
     from orbax.checkpoint.metadata import ArrayMetadata
 
     leaf = ArrayMetadata(name="w", directory=None, shape=(3, 4), sharding=None, dtype=jnp.dtype("bfloat16"))
-    assert leaf_facts(leaf) == ("abstract", "ArrayMetadata", (3, 4), "bfloat16", 12, 24)
+    assert leaf_facts(leaf) == ("shape only", "ArrayMetadata", (3, 4), "bfloat16", 12, 24)

@@ -43,7 +43,7 @@ def column(leaf: Any, name: str) -> Any:
         (lambda: 1.0, "scalar", "float", None, ""),
         (lambda: "text", "string", "str", None, ""),
         (lambda: b"bytes", "string", "bytes", None, ""),
-        (lambda: jax.ShapeDtypeStruct((7, 8), jnp.int8), "abstract", "ShapeDtypeStruct", (7, 8), "int8"),
+        (lambda: jax.ShapeDtypeStruct((7, 8), jnp.int8), "shape only", "ShapeDtypeStruct", (7, 8), "int8"),
         (lambda: jax.random.key(0), "key", "PRNG key", (), "key<fry>"),
         (lambda: jax.random.split(jax.random.key(0), 3), "key", "PRNG key", (3,), "key<fry>"),
         (lambda: np.zeros(3, jax.dtypes.float0), "float0", "np.ndarray", (3,), "float0"),

@@ -119,7 +119,7 @@ def test_arrays_in_static_data_are_described_and_not_printed():
 
 
 def hidden(tree: Any) -> tuple[str, dict[str, str]]:
-    (note,) = (note for note in treeviz.walk(tree)[0].notes if note.kind == "hides")
+    (note,) = (note for note in treeviz.walk(tree)[0].notes if note.kind == "hidden")
     return note.text, dict(note.details)
 
 
@@ -148,7 +148,7 @@ def test_arrays_in_static_data_get_a_badge_with_their_bytes(node, where, inside)
 def test_every_node_with_the_same_array_in_its_static_data_gets_the_badge():
     table, units = (np.arange(3), np.arange(3))
     rows = [row for row in treeviz.walk([layer(table), layer(table), layer(units), layer(3)]) if row.type == "Layer"]
-    assert [[note.kind for note in row.notes if note.kind == "hides"] for row in rows] == [["hides"]] * 3 + [[]]
+    assert [[note.kind for note in row.notes if note.kind == "hidden"] for row in rows] == [["hidden"]] * 3 + [[]]
 
 
 def test_static_data_without_arrays_gets_no_badge():

@@ -26,7 +26,7 @@ def hidden(leaf: Any) -> dict[str, str]:
     """What the note on a leaf says is inside."""
     (row,) = treeviz.walk(leaf)
     assert row.is_leaf and len(jax.tree_util.tree_leaves(leaf)) == 1
-    notes = [note for note in row.notes if note.kind == "hides"]
+    notes = [note for note in row.notes if note.kind == "hidden"]
     return {path: what for note in notes for path, what in note.details}
 
 
@@ -123,7 +123,7 @@ def test_the_objects_looked_at_in_one_walk_are_limited_and_small_leaves_are_look
     *rows, last = treeviz.walk([*large, SimpleNamespace(w=np.ones(2))]).leaves
     looked_at = [int(note.text.split(" objects")[0].split()[-1]) for row in rows for note in row.notes]
     assert looked_at[0] == 500 and looked_at == sorted(looked_at, reverse=True) and looked_at[-1] == 32
-    assert [note.kind for note in last.notes] == ["hides"]
+    assert [note.kind for note in last.notes] == ["hidden"]
 
 
 def test_shapes_without_values_are_no_arrays():

@@ -174,7 +174,7 @@ class Describers:
         note = self._inside.note(leaf)
         if note is not None:
             self.notes.append(note)
-        if note is not None and facts.kind == "abstract":  # a wrapper of arrays
+        if note is not None and facts.kind == "shape only":  # a wrapper of arrays
             facts = facts._replace(kind="tensor")
         if facts.text or facts.static:
             return facts

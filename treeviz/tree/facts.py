@@ -66,7 +66,7 @@ def is_refused(facts: Facts) -> bool:
 class Note(NamedTuple):
     """A message about one row, shown as a badge."""
 
-    kind: str  # one of `treeviz.tree.kinds.NOTES`: "shared", "cycle", "error", "more", "hides", "info"
+    kind: str  # one of `treeviz.tree.kinds.NOTES`: "shared", "cycle", "error", "more", "hidden", "info"
     text: str  # a sentence for the user
     row: int = -1  # a related row, e.g. the first one of a shared leaf
     details: tuple[tuple[str, str], ...] = ()  # lines below the text: ("._w", "float32[3]")

@@ -32,7 +32,7 @@ class Inside:
         self._objects_left = max(0, self._objects_left - found.n_objects)
         if found.n_arrays:
             text = f"{hidden(found)}: {class_name(type(leaf))} is not registered as a pytree node"
-            return Note("hides", text + stopped(found), details=found.details)
+            return Note("hidden", text + stopped(found), details=found.details)
         if found.is_all:
             return None
         return Note(

@@ -27,7 +27,6 @@ class Kind(NamedTuple):
       has_owner: The explorer offers to search the object's referrers.
       implied_types: The classes that are omitted after "float32[3] KIND"; None: all of them.
       is_implied: "float32[3]" alone implies the kind.
-      word: What else than its name stands behind "float32[3]".
     """
 
     help: str
@@ -43,7 +42,6 @@ class Kind(NamedTuple):
     has_owner: bool = True
     implied_types: tuple[str, ...] | None = ()
     is_implied: bool = False
-    word: str = ""
 
 
 KINDS = {
@@ -79,13 +77,12 @@ KINDS = {
         is_implied=True,
     ),
     "string": Kind("text or bytes: not a JAX type", "leaf", is_self_evident=True, has_owner=False),
-    "abstract": Kind(
+    "shape only": Kind(
         "a shape and a dtype without values",
         "leaf",
         no_values="shape only: no values",
         is_abstract=True,
         implied_types=("ShapeDtypeStruct", "ShapedArray"),
-        word="shape only",
     ),
     "tracer": Kind(
         "a value that is being traced",
@@ -151,7 +148,7 @@ NOTES = {
     "cycle": "contains itself",
     "error": "something raised",
     "more": "not all of it is here",
-    "hides": "holds arrays that JAX cannot see",
+    "hidden": "holds arrays that JAX cannot see",
     "partial": "a part of it lives in another process",
     "nonfinite": "has values that are NaN or infinite",
     "differs": "differs between the trees that are compared",

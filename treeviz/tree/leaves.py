@@ -217,7 +217,7 @@ class FactTable:
         if code is not None:
             return code
         where = None if sharding is None else self._place(sharding, shape, None)
-        facts = self._array_facts("abstract", class_name(type(leaf)), leaf, where, weak=weak)
+        facts = self._array_facts("shape only", class_name(type(leaf)), leaf, where, weak=weak)
         return self._remember(cache_key, facts)
 
     def tracer(self, leaf: Any) -> int:
@@ -310,7 +310,7 @@ def opaque_facts(leaf: Any) -> Facts:
 
 def array_like_facts(leaf: Any, found: ArrayLike) -> Facts:
     """The facts of an object that JAX does not know and that has a shape and a dtype."""
-    cls, kind = type(leaf), "tensor" if found.gives_values else "abstract"
+    cls, kind = type(leaf), "tensor" if found.gives_values else "shape only"
     is_numeric = guarded(lambda: _has_jax_kind(np.dtype(found.dtype)), lambda _: False)
     aval = (found.n_elements if is_numeric else 0, found.n_bytes, found.shape, found.dtype)
     return Facts(kind, class_name(cls), True, 1, *aval, module=module_name(cls))

@@ -95,10 +95,10 @@ def static_note(pairs: Iterable[tuple[str, Any]], where: str = "static data") ->
         lost = ((step_to(name.removesuffix(DROPPED)), value) for name, value in pairs if name.endswith(DROPPED))
         found = arrays_in(lost, _MAX_OBJECTS)
         text = f"{hidden(found)}, {LOST}: `tree_flatten` drops {'it' if found.n_arrays == 1 else 'them'}"
-        return Note("hides", text + stopped(found), details=found.details) if found.n_arrays else None
+        return Note("hidden", text + stopped(found), details=found.details) if found.n_arrays else None
     they = "it changes" if found.n_arrays == 1 else "they change"
     text = f"{hidden(found)} in {where}: jit raises or compiles again when {they}"
-    return Note("hides", text + stopped(found), details=found.details)
+    return Note("hidden", text + stopped(found), details=found.details)
 
 
 def stored_values(node: Any, names: Collection[str]) -> list[Any]:

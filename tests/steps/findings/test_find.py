@@ -1,5 +1,7 @@
 """Findings: none on healthy runs, and each on the fault that was planted."""
 
+import re
+
 import numpy as np
 import pytest
 from norm_runs import N_STEPS, Run, mlp, source, transformer
@@ -206,6 +208,13 @@ def test_many_spikes_are_one_finding_that_leads_to_the_highest():
     (found,) = run.findings()
     assert (found.kind, found.path, found.first, found.until) == ("spike", "", 40, 290)
     assert "at step 190" in found.sentence and "It jumped at 11 steps in all" in found.sentence
+
+
+def test_large_numbers_are_written_in_a_sentence_as_in_columns():
+    run = Run()
+    run.grads[200] *= 1e9
+    (found,) = run.findings()
+    assert re.search(r"jumped to \d\S*e\d+ at step 200, [\d.]+e\d+× its median", found.sentence), found.sentence
 
 
 def test_a_spike_is_found_in_the_leaf_and_in_the_tree():

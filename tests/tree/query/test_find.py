@@ -61,7 +61,7 @@ def test_the_errors_say_what_to_write_instead():
         "Write numbers, >64, <=8, * for one dimension and ... for any number of them: shape:...,>64,768"
     )
     assert message("is:blue") == (
-        "find: there is no is:blue. There are: is:cut, is:cycle, is:differs, is:error, is:hides, is:info, is:leaf, "
+        "find: there is no is:blue. There are: is:cut, is:cycle, is:differs, is:error, is:hidden, is:info, is:leaf, "
         "is:more, is:node, is:nonfinite, is:opaque, is:partial, is:replicated, is:shared, is:static, is:warning, "
         "is:weak."
     )
@@ -70,6 +70,13 @@ def test_the_errors_say_what_to_write_instead():
     assert message("-nan") == f'find: nan {unread} To search for the text itself, put it in quotes: "nan"'
     assert message('a "b') == """find: a quote is not closed in 'a "b'. Put the words between two quotes."""
     assert message("key:") == "find: 'key:' needs a value. To search for the text, put it in quotes: \"key:\""
+
+
+def test_a_word_that_a_view_shows_finds_its_rows():
+    table = treeviz.walk({"a": jax.ShapeDtypeStruct((2,), np.float32), "b": np.zeros(2)})
+    assert table[1].kind == "shape only" and "float32[2] shape only" in treeviz.render(table).text()
+    for query in ('kind:"shape only"', "kind:shape*", '"shape only"'):
+        assert [row.keystr for row in find(table, query)] == ["['a']"]
 
 
 def test_the_rows_come_with_paths_to_paste():

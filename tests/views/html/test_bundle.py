@@ -77,6 +77,6 @@ def test_the_packed_modules_are_made_from_the_assets_as_they_are(part):
 
 def test_every_kind_of_row_has_a_glyph_of_its_own():
     (glyphs,) = re.findall(r"const GLYPHS = {(.*?)};", (ASSETS / "tree/cells.js").read_text("utf-8"), re.DOTALL)
-    drawn = dict(re.findall(r'(\w+): "(.+?)"', glyphs))
+    drawn = dict(re.findall(r'"?(\w[\w ]*)"?: "(.+?)"', glyphs))
     assert drawn.keys() == KINDS.keys()
     assert len(set(drawn.values())) == len(drawn)

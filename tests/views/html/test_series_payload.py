@@ -218,6 +218,13 @@ def test_text_has_the_last_value_and_a_sparkline_in_every_line_and_the_worst_lea
     ]
 
 
+def test_a_leaf_that_is_finite_again_is_not_said_to_be_bad_since():
+    table = treeviz.walk({"a": np.zeros(2), "b": np.zeros(2)}, name="params")
+    bad = np.array([[False] * 4, [False, True, False, False], [False, True, True, True]])
+    shown = text(View(table, [], series=[series_of([[9, 9, 9, 9]] * 3, bad=bad)]))
+    assert "▅×▅▅  not finite at step 1" in shown and "▅×××  not finite since step 1" in shown
+
+
 def test_the_worst_leaves_are_those_that_went_wrong_first_then_those_with_findings_then_the_outliers():
     table = layers()
     shown = text(View(table, [], series=run(table))).partition("worst leaves")[2].split("\n")[1:]
@@ -227,7 +234,7 @@ def test_the_worst_leaves_are_those_that_went_wrong_first_then_those_with_findin
         "['layers'][0]['bias']",
     ]
     assert f"nonfinite at steps {10 * NAN_FROM} to" in shown[0] and "exploding" in shown[1] and "dead" in shown[2]
-    assert all("x the median" in line for line in shown[3:10]) and len(shown) == 10
+    assert all("× the median" in line for line in shown[3:10]) and len(shown) == 10
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])

@@ -34,7 +34,7 @@ def hidden_arrays(checked: Checked) -> Iterator[Found]:
     JAX sees one leaf: `jax.tree.map`, optimizers and counts of parameters pass over its arrays, and `jit` and `grad`
     raise. That holds for subclasses of dict and list, and for dataclasses. Register the class.
     """
-    for row, note in checked.noted("hides"):
+    for row, note in checked.noted("hidden"):
         facts = checked.facts(row)
         if not facts.is_leaf or facts.module.partition(".")[0] in _OTHER_LIBRARIES:
             continue
@@ -154,7 +154,7 @@ def other_leaf(checked: Checked) -> Iterator[Found]:
     `jax.jit` and `jax.grad` raise "not a valid JAX type", and `grad` and `vmap` without a path. Text in a named tuple
     is a leaf: a dataclass can keep it in `meta_fields`. An error if the tree is for `jit`, `grad` or a state.
     """
-    hidden = {row for row, _ in checked.noted("hides")}
+    hidden = {row for row, _ in checked.noted("hidden")}
     for row in checked.rows(lambda f: f.is_leaf and f.kind in ("string", "opaque", "tensor", "variable")):
         facts = checked.facts(row)
         if row not in hidden or facts.module.partition(".")[0] in _OTHER_LIBRARIES:

@@ -46,7 +46,7 @@ def array_in_static_data(checked: Checked) -> Iterator[Found]:
     object that is not equal compiles again: info if its class defines `==`, or if it is a function or comes from an
     installed library, else a warning for `jit`, `grad` or a state.
     """
-    for row, note in checked.noted("hides"):
+    for row, note in checked.noted("hidden"):
         facts = checked.facts(row)
         if facts.is_leaf or facts.kind == "closure" or LOST in note.text:
             continue
@@ -78,7 +78,7 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
     """
     for rows, node, fields in _static_nodes(checked):
         level = "info" if checked.use == "any" or _is_of_library(type(node)) else None
-        if any(note.kind == "hides" for note in checked.table.notes.get(rows[0], ())):
+        if any(note.kind == "hidden" for note in checked.table.notes.get(rows[0], ())):
             continue
         for name, value in fields:
             if _is_unhashable(value):

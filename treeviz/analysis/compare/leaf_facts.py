@@ -11,7 +11,7 @@ from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.safe_repr import guarded
 
 REVERSED = "the same axes in reverse order: a transpose?"
-_WITHOUT_A_TYPE = ("abstract", "stored", "tracer", "deleted", "placeholder")  # they stand for an array of any type
+_WITHOUT_A_TYPE = ("shape only", "stored", "tracer", "deleted", "placeholder")  # they stand for an array of any type
 
 
 def transposing(

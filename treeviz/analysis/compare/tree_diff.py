@@ -34,7 +34,7 @@ from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 
 _BUILTIN = (*MAPPINGS, list, tuple, type(None))
-_UNKNOWN = ("abstract", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
+_UNKNOWN = ("shape only", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
 _FEW = 1_000  # differences that are written at once: those that are not keep both tables
 
 

@@ -120,9 +120,9 @@ def detail_parts(node: Any, kind: str, budget: Budget, *, stats: bool = True) ->
         yield lambda: _source_section(node)
     if kind == "function":
         yield lambda: _outline_section("captured", captured_values(node), budget)
-    if kind == "opaque" or (kind in ("abstract", "tensor") and not is_array(node)):
+    if kind == "opaque" or (kind in ("shape only", "tensor") and not is_array(node)):
         yield lambda: _outline_section("inside (invisible to JAX)", contents(node), budget)
-    if kind in ("key", "abstract", "ref") or class_name(type(node)) == "ArrayImpl":
+    if kind in ("key", "shape only", "ref") or class_name(type(node)) == "ArrayImpl":
         yield lambda: shard_section(node)
     if stats and has_values(node):
         yield lambda: statistics(node)

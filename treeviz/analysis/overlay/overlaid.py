@@ -21,7 +21,7 @@ from treeviz.tree.facts import MASKED, Facts, Note, is_refused
 from treeviz.tree.safe_repr import has_base
 from treeviz.tree.table import TreeTable
 
-_ARRAYS = ("array", "numpy", "stored", "scalar", "abstract", "tracer", "key", "ref", "float0", "deleted")
+_ARRAYS = ("array", "numpy", "stored", "scalar", "shape only", "tracer", "key", "ref", "float0", "deleted")
 _PLAIN = (bool, int, str, type(None), jax.sharding.PartitionSpec, jax.sharding.Sharding)
 _USUAL = set(map(id, (bool, int, str, type(None))))
 _NO_SPEC = "no spec"

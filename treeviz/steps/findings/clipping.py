@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
-from treeviz.steps.findings.searched import Searched
+from treeviz.steps.findings.searched import Searched, digits_text
 from treeviz.steps.names import is_beside
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline
+from treeviz.tree.numbers import number_text
 
 _SAME, _BOUND = 1e-4, 1e-3  # relative tolerances: of equal norms; of norms at the same bound
 _NEARLY_ALL = 0.95  # of the changed norms
@@ -84,12 +85,13 @@ def _always_smaller(compared: _Compared, before: str, name: str, thresholds: Thr
         return
     top, bottom = (float(np.median(norms[is_clipped])) for norms in (tops, bottoms))
     has_one_bound = _is_constant(bottoms[is_clipped])
-    where = f"to about {np.quantile(tops, 0.9):.2g}, which nine of ten steps stay below" if has_one_bound else ""
+    most = digits_text(np.quantile(tops, 0.9), 2)
+    where = f"to about {most}, which nine of ten steps stay below" if has_one_bound else ""
     yield Finding(
         "clipping", name, "", -1, int(compared.steps[0]), int(compared.steps[-1]),
         (("norm", bottom), ("norm before", top), ("part of steps", part)),
-        f"Clipping makes {name} smaller than {before} in {part:.0%} of the steps: the norm is {top:.4g} before it and "
-        f"{bottom:.4g} after it.",
+        f"Clipping makes {name} smaller than {before} in {part:.0%} of the steps: the norm is {number_text(top)} "
+        f"before it and {number_text(bottom)} after it.",
         f"Then the bound only rescales the learning rate: raise it{' ' * bool(where)}{where}, or lower the learning "
         "rate instead.",
         (), top / bottom,
@@ -133,7 +135,7 @@ def _always_the_same(history: History, name: str, thresholds: Thresholds) -> Ite
         yield Finding(
             "clipping", name, "", -1, int(timeline.first[is_exact][0]), int(timeline.until[-1]),
             (("norm", bound), ("part of steps", part)),
-            f"The norm of {name} was {bound:.4g} in {part:.0%} of the steps: they are clipped always.",
+            f"The norm of {name} was {number_text(bound)} in {part:.0%} of the steps: they are clipped always.",
             "Then the bound only rescales the learning rate: raise it to some times the usual norm before clipping "
             "(which a measurement placed before it shows), or lower the learning rate instead.",
             rank=Rank.CHOICE,

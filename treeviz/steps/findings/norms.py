@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Rank
-from treeviz.steps.findings.searched import RECENT, Searched, factor_text, listed, pattern
+from treeviz.steps.findings.searched import RECENT, Searched, digits_text, factor_text, listed, pattern
 from treeviz.steps.names import kind_of, natural, sibling_name
 
 _FEWEST_LAYERS = 5  # whose gradients may be told to depend on the depth
@@ -30,8 +30,8 @@ def exploding(tree: Searched) -> Iterator[Finding]:
     yield Finding(
         "exploding", name, tree.path(leaf), leaf, first, int(timeline.until[-1]),
         (("norm", now), ("median before", usual)),
-        f"The norm of {name} has stayed above {now:.3g} since step {first}, {factor_text(now / usual)}× its "
-        f"median of {usual:.3g}; the largest part is {name}{tree.path(leaf)}.",
+        f"The norm of {name} has stayed above {digits_text(now)} since step {first}, {factor_text(now / usual)}× its "
+        f"median of {digits_text(usual)}; the largest part is {name}{tree.path(leaf)}.",
         "Try clipping by the global norm at a few times the usual norm, a lower learning rate or a longer warm-up; in "
         "recurrent and very deep models look at the initialisation and at missing normalisation.",
         (), now / usual / tree.thresholds.exploding,
@@ -67,7 +67,7 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
             "vanishing", tree.name, tree.path(low), low, *tree.span,
             (("factor", factor), ("largest", float(typical[high])), ("smallest", float(typical[low]))),
             f"{tree.name} vanish with depth: from {tree.path(high)} to {tree.path(low)} they fall "
-            f"{factor_text(factor)} times, by about {factor ** (1 / n):.2g} at each layer.",
+            f"{factor_text(factor)} times, by about {digits_text(factor ** (1 / n), 2)} at each layer.",
             "Look at the initialisation, saturated activations (sigmoid, tanh) and missing residual connections or "
             "normalisation.",
             tuple(everyone), factor / tree.thresholds.imbalance,
@@ -80,8 +80,9 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
         yield Finding(
             "vanishing", tree.name, tree.path(leaf), leaf, *tree.span,
             (("rms", float(typical[leaf])), ("median of leaves", usual)),
-            f"{tree.name}{tree.path(leaf)} is {typical[leaf]:.2g} on average, {typical[leaf] / usual:.1e} of what the "
-            f"leaves usually have{f'; so are {others} leaves before it' if others else ''}.",
+            f"{tree.name}{tree.path(leaf)} is {digits_text(typical[leaf], 2)} on average, "
+            f"{digits_text(typical[leaf] / usual, 2)} of what the leaves usually have"
+            f"{f'; so are {others} leaves before it' if others else ''}.",
             "Look at the initialisation, saturated activations (sigmoid, tanh, softmax) and missing residual "
             "connections or normalisation after it.",
             tuple(run), tree.thresholds.vanishing * usual / float(np.min(typical[run])),

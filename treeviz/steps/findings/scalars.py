@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from treeviz.steps.findings.finding import SCALARS, Finding, Rank, Thresholds
-from treeviz.steps.findings.searched import factor_text
+from treeviz.steps.findings.searched import digits_text, factor_text
 from treeviz.steps.findings.spikes import jumps_of
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.scalars import Batch
@@ -70,13 +70,13 @@ def _jumps(history: History, name: str, thresholds: Thresholds) -> Iterator[Find
         step, times = int(line.first[top]), 10 ** float(jumps[top])
         usual = f", {factor_text(times)}× its median before" if is_positive else " from a median of "
         if not is_positive:
-            usual += f"{np.nanmedian(line.high[max(top - 50, 0) : top]):.3g}"
+            usual += f"{digits_text(np.nanmedian(line.high[max(top - 50, 0) : top]))}"
         more = f". It jumped at {len(event)} steps in all" if len(event) > 1 else ""
         first, until = int(line.first[event[0]]), int(line.until[event[-1]])
         numbers = (("value", float(line.high[top])), ("times", times), ("steps", float(len(event))))
         yield Finding(
             "spike", SCALARS, name, -1, step if len(event) == 1 else first, until, numbers,
-            f"The {name} jumped to {line.high[top]:.3g} at step {step}{usual}{more}.",
+            f"The {name} jumped to {digits_text(line.high[top])} at step {step}{usual}{more}.",
             "Look at the examples of that batch, and at the learning rate; clipping by the global norm bounds what one "
             "batch can do.",
             times=times / thresholds.loss_spike,

@@ -16,6 +16,7 @@ from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline
 from treeviz.steps.statistics import rms_of
 from treeviz.tree.forks import computed_once
+from treeviz.tree.numbers import number_text
 
 RECENT = 5  # entries
 FEWEST_LOOKS = 3  # steps, of what is not measured in each
@@ -235,8 +236,13 @@ def pattern(path: str) -> str:
 
 
 def factor_text(factor: float) -> str:
-    """Three digits of a factor: "15,100", "4.56", "5e+21"."""
-    return f"{float(f'{factor:.3g}'):,.7g}"
+    """Three digits of a factor: "15,100", "4.56", "5e21"."""
+    return f"{float(f'{factor:.3g}'):,.0f}" if 1000 <= factor < 1e7 else digits_text(factor)
+
+
+def digits_text(x: float, n: int = 3) -> str:
+    """A number of `n` digits, as columns write it: "33000", "3.3e8"."""
+    return number_text(float(f"{x:.{n}g}"))
 
 
 def listed(paths: Sequence[str], most: int = 3) -> str:

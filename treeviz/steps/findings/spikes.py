@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Thresholds
-from treeviz.steps.findings.searched import Searched, factor_text
+from treeviz.steps.findings.searched import Searched, digits_text, factor_text
 
 _BEFORE = 50  # entries that a spike is compared with
 _NEAR = 8  # and the last of them, of which the same is asked: a trend is no spike
@@ -50,7 +50,7 @@ def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
     return Finding(
         "spike", name, path, column - 1, int(tree.norm.first[event[0]]), int(tree.norm.until[event[-1]]),
         (("norm", float(norm)), ("times", float(times)), ("steps", len(event)), ("leaves", n)),
-        f"The norm of {name}{path} jumped to {norm:.3g} at step {step}, {factor_text(times)}× its median "
+        f"The norm of {name}{path} jumped to {digits_text(norm)} at step {step}, {factor_text(times)}× its median "
         f"before{also}.{more}",
         "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower "
         "b2 or a larger eps helps where second moments are too old.",

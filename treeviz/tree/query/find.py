@@ -68,7 +68,7 @@ def find(table: Table, query: str) -> list[Any]:
                         A node does not match for what matches below it
         nan  inf  zeros         leaves with such values, which needs statistics: render(tree, stats=True)
         is:changed      what differs, in `treeviz.diff`
-        is:leaf         also node, shared, error, cycle, cut, hides, opaque, static, weak, replicated, …
+        is:leaf         also node, shared, error, cycle, cut, hidden, opaque, static, weak, replicated, …
 
     Raises:
       ValueError: An unknown field or flag, an invalid number, an unclosed quote, values that were not read.

@@ -30,7 +30,7 @@ LEVEL, MARGIN = 16, 14  # pixels
 _MAX_LEVELS = 24
 _KEY, _TYPE, _DETAIL, _LINE = 72, 56, 56, 110  # most characters of a key, a type, a badge, a line above the tree
 
-_BADGE_ROLES = {"error": "bad", "cycle": "bad", "hides": "bad", "info": "dim"}
+_BADGE_ROLES = {"error": "bad", "cycle": "bad", "hidden": "bad", "info": "dim"}
 IN_EVERY_ROW = ("key", "type", "kind", "shape", "dtype")  # columns that a row shows anyway
 
 _POINTS = 7  # the height of text on paper

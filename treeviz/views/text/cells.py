@@ -34,7 +34,7 @@ _N_INSIDE = 3
 _NOTE_STYLES = {
     "error": terminal.RED,
     "cycle": terminal.RED,
-    "hides": terminal.YELLOW,
+    "hidden": terminal.YELLOW,
     "partial": terminal.YELLOW,
     "nonfinite": terminal.YELLOW,
     "differs": terminal.YELLOW,
@@ -67,7 +67,7 @@ def type_text(facts: Facts) -> str:
     kind = KINDS[facts.kind]
     if facts.type not in (kind.implied_types or ()) and (is_boxed or kind.implied_types is not None):
         aval = f"{facts.type} {aval}"
-    return (aval if kind.is_implied or facts.is_as_all else f"{aval} {kind.word or facts.kind}") + value
+    return (aval if kind.is_implied or facts.is_as_all else f"{aval} {facts.kind}") + value
 
 
 def is_value(facts: Facts) -> bool:

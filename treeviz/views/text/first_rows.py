@@ -11,7 +11,7 @@ from treeviz.views.text.truncate import Truncated, truncate
 from treeviz.views.view import View
 
 N_OPEN = 25  # rows that are visible at first
-_ERRORS = ("error", "cycle", "hides", "differs", "warning")  # kinds of notes
+_ERRORS = ("error", "cycle", "hidden", "differs", "warning")  # kinds of notes
 
 
 def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Truncated:

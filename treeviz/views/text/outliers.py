@@ -62,7 +62,8 @@ def outliers(table: TreeTable, series: Sequence[Series], n: int = N_LINES) -> li
         range(len(rows)),
         key=lambda i: (bad_since[i], places.get(rows[i], len(places)), -distances[i], rows[i]),
     )
-    return [_reason(main, rows[i], bad_since[i], ratios[i], found.get(rows[i])) for i in order[:n]]
+    is_still = is_bad[:, -1].tolist()
+    return [_reason(main, rows[i], bad_since[i], is_still[i], ratios[i], found.get(rows[i])) for i in order[:n]]
 
 
 def outlier_lines(
@@ -109,16 +110,18 @@ def _distances(values: np.ndarray, is_log: bool) -> tuple[list[float], list[floa
     return np.where(is_zero, np.inf, distances).tolist(), np.where(is_zero, 0.0, ratios).tolist()
 
 
-def _reason(main: Series, row: int, bad_since: int, ratio: float, found: tuple[Series, FindingMark] | None) -> Outlier:
+def _reason(
+    main: Series, row: int, bad_since: int, is_still: bool, ratio: float, found: tuple[Series, FindingMark] | None
+) -> Outlier:
     is_bad = bad_since < main.values.shape[1]
     if found is not None:
         series, mark = found
         style = RED if is_bad else DIM if mark.severity == "info" else YELLOW
         return Outlier(row, style, f"{mark.kind} at {steps_text(series, mark.column)}: {mark_text(mark)}")
     if is_bad:
-        return Outlier(row, RED, f"not finite since {steps_text(main, bad_since)}")
+        return Outlier(row, RED, f"not finite {'since' if is_still else 'at'} {steps_text(main, bad_since)}")
     if ratio == 0:
         return Outlier(row, YELLOW, "zero")
     if _FAR > ratio > 1 / _FAR:
         return Outlier(row, DIM, "")
-    return Outlier(row, DIM, f"{number_text(float(f'{ratio:.2g}'))} x the median")
+    return Outlier(row, DIM, f"{number_text(float(f'{ratio:.2g}'))} × the median")

@@ -112,7 +112,7 @@ function kindBadges(view, isSame) {
   const show = () => buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(parts().includes(query(kinds[i][0])))));
   view.on("change", show);
   show();
-  return h("div", { class: "kinds", role: "group", "aria-label": "Filter by kind of difference" }, ...buttons);
+  return h("div", { class: "kinds", role: "group", "aria-label": "kinds of difference" }, ...buttons);
 }
 
 /** The magnitudes of both sides of a row, one above the other. @param {View} view @param {number} row */

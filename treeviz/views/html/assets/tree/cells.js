@@ -8,7 +8,7 @@ import { countText, wholeText } from "./numbers.js";
 
 export const GLYPHS = {
   dict: "{}", list: "[]", tuple: "()", namedtuple: "(.)", none: "∅", node: "◇", module: "◆", static: "§", closure: "λ",
-  array: "▦", numpy: "▤", stored: "▥", scalar: "#", string: "“”", abstract: "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
+  array: "▦", numpy: "▤", stored: "▥", scalar: "#", string: "“”", "shape only": "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
   ref: "&", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", layer: "▪", error: "!", cycle: "↻", repeat: "=", same: "≡", more: "…",
 };
 // A badge shows the path of the other place up to this many keys.
@@ -17,7 +17,7 @@ const MAX_PATH = 12;
 /** The style of a row: None and empty containers are dimmed, errors are highlighted. @param {Tree} tree @param {number} row @param {string} kind */
 export function styleOf(tree, row, kind) {
   if (["error", "cycle", "deleted"].includes(kind)) return "trouble";
-  if (tree.of(row, "is_leaf")) return ["abstract", "tracer", "placeholder"].includes(kind) ? "abstract" : "leaf";
+  if (tree.of(row, "is_leaf")) return ["shape only", "tracer", "placeholder"].includes(kind) ? "abstract" : "leaf";
   return tree.nChildren[row] ? "node" : "ghost";
 }
 
@@ -91,8 +91,8 @@ export function eachText({ tree, rows }, row) {
 function badgeText(tree, [kind, sentence, row, details]) {
   if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${tree.keystr(row) || tree.name}`;
   // "2 hidden arrays: .buffer float32[100,100]"
-  if (kind === "hides" && details[0]) return `${sentence.replace(/^(T\d+: )?(1 )?/, "").split(/ \(|[:,] /)[0]}: ${details[0].join(" ")}`;
-  return kind === "info" ? sentence.split(" (")[0] : /nonf|hides|diff/.test(kind) ? sentence : `${kind}: ${sentence}`;
+  if (kind === "hidden" && details[0]) return `${sentence.replace(/^(T\d+: )?(1 )?/, "").split(/ \(|[:,] /)[0]}: ${details[0].join(" ")}`;
+  return kind === "info" ? sentence.split(" (")[0] : /nonf|hidden|diff/.test(kind) ? sentence : `${kind}: ${sentence}`;
 }
 
 /** Whether a bar compares the numbers of a column. */

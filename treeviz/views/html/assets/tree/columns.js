@@ -98,7 +98,7 @@ export class Columns {
       if (notes[row]) for (const note of besideType(notes[row])) {
         beside += note[5] ? SIGN : BRIEF;
         // What is wrong comes before numbers.
-        if (/error|warn|hides/.test(note)) brief = Math.max(brief, lengths[2] + FULL * BRIEF);
+        if (/error|warn|hidden/.test(note)) brief = Math.max(brief, lengths[2] + FULL * BRIEF);
       }
       brief = Math.max(brief, lengths[2] + beside);
       what = Math.max(what, brief, lengths[0] + sizes);

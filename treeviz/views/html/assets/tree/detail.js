@@ -29,7 +29,7 @@ export function detail(view, row) {
     ...view.moreDetail(row),
     pairs([
       ["type", of("module") ? `${of("module")}.${of("type")}` : of("type")],
-      ["kind", of("kind").replace("abstract", "shape only") + (of("is_leaf") ? " (a leaf)" : of("kind") === "layer" ? "" : ` (${tree.nChildren[row]} children)`)],
+      ["kind", of("kind") + (of("is_leaf") ? " (a leaf)" : of("kind") === "layer" ? "" : ` (${tree.nChildren[row]} children)`)],
       ["value", of("text")],
       ["shape", shapeText(of("shape"))],
       ["dtype", of("dtype") + (of("weak") ? " (weakly typed)" : "")],
@@ -93,7 +93,7 @@ function shardingPairs(sharding) {
   const [text, nDevices, shardShape, replicated, committed, addressable, devices, memory] = sharding;
   const more = [replicated && `replicated ×${nDevices}`, committed === false && "not committed", !addressable && "partly in other processes"];
   return [
-    ["sharding", [text, ...more].filter(Boolean).join(", ")],
+    ["sharding", [!replicated && text, ...more].filter(Boolean).join(", ")],
     ["devices", devices === text ? "" : devices || `${nDevices}`],
     ["shard shape", nDevices > 1 ? shapeText(shardShape) : ""],
     ["memory", memory],

@@ -29,7 +29,7 @@ const IS = {
   error: (tree, code) => ["error", "cycle"].includes(tree.fact(code, "kind")),
 };
 const NOTED = { error: ["error", "cycle"], cut: ["more"] };
-const NOTES = ["shared", "cycle", "more", "hides", "partial", "nonfinite", "differs", "warning", "info"];
+const NOTES = ["shared", "cycle", "more", "hidden", "partial", "nonfinite", "differs", "warning", "info"];
 
 /** @type {(query: string) => Term[][]} */
 export function parse(query) {
