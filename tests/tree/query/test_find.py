@@ -73,8 +73,9 @@ def test_the_errors_say_what_to_write_instead():
 
 
 def test_a_word_that_a_view_shows_finds_its_rows():
-    table = treeviz.walk({"a": jax.ShapeDtypeStruct((2,), np.float32), "b": np.zeros(2)})
-    assert table[1].kind == "shape only" and "float32[2] shape only" in treeviz.render(table).text()
+    tree = {"a": jax.ShapeDtypeStruct((2,), np.float32), "b": np.zeros(2)}
+    table = treeviz.walk(tree)
+    assert table[1].kind == "shape only" and "float32[2] shape only" in treeviz.render(tree).text()
     for query in ('kind:"shape only"', "kind:shape*", '"shape only"'):
         assert [row.keystr for row in find(table, query)] == ["['a']"]
 
