@@ -1,4 +1,8 @@
-"""A measurement that leaves the device as one array, since each costs some µs to return and to read."""
+"""A measurement that leaves the device as one array, since each costs some µs to return and to read.
+
+From several devices, each of which measures what it has, two arrays leave: their partial sums are not joined to words,
+since that costs more to compile than a second array to read.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +49,15 @@ class Unreduced(NamedTuple):
         packed = reduce_leaves(others, LIGHT, axes) if len(mine) < len(known) else None
         return {first[i]: x for i, x in mine.items()}, packed, (first[-1], n_words(LIGHT))
 
+    def on_each(self) -> Any:
+        """Inside a `shard_map`: the partial sums of this device; the packed rows, if there are none."""
+        mine, packed, shape = self.divided()
+        if not mine:
+            return packed
+        sums, words, rows = partial_sums([*mine.values()], (), ())
+        arrays = [sums, joined_arrays(words), *([] if packed is None else [packed])]
+        return OnEach(tuple(arrays), Summed(rows, tuple(mine), shape))
+
     def reduced(self) -> jax.Array:
         """The packed rows, which are made in the program."""
         mine, packed, shape = self.divided()
@@ -55,6 +68,51 @@ class Unreduced(NamedTuple):
         at = np.arange(len(mine), len(mine) + shape[0], dtype=np.int32)
         at[[*mine]] = np.arange(len(mine))
         return lax.concatenate(rows, 0).at[at].get(mode="promise_in_bounds")
+
+
+class Summed(NamedTuple):
+    """How the partial sums of a tree lie that each device of a `shard_map` makes.
+
+    Attributes:
+      entries: The packed rows that are made of them, in their order.
+      shape: Of all packed rows of a device.
+      is_alike: All devices have the same.
+    """
+
+    rows: Rows
+    entries: tuple[int, ...]
+    shape: tuple[int, ...]
+    is_alike: bool = False
+
+
+@tree_util.register_pytree_node_class
+class OnEach(NamedTuple):
+    """The partial sums of a tree that each device of a `shard_map` makes, which are added up on the host.
+
+    A pytree of arrays, all of which have a leading axis of devices outside.
+
+    Attributes:
+      arrays: float64[rows], uint32[…]; and the packed rows of the other leaves, if there are any.
+    """
+
+    arrays: tuple[Any, ...]
+    how: Summed
+
+    def alike(self) -> OnEach:
+        """The same, where all devices have measured the same."""
+        return OnEach(self.arrays, self.how._replace(is_alike=True))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the packed rows."""
+        return self.how.shape if self.how.is_alike else (*self.arrays[0].shape[:-1], *self.how.shape)
+
+    def tree_flatten(self):
+        return self.arrays, self.how
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(tuple(children), aux)
 
 
 class Layout(NamedTuple):
@@ -91,12 +149,50 @@ class Layout(NamedTuple):
         summed, counts = added_up(sums, words, self.rows)
         packed, at = {}, 0
         for source, shape, entries, has in zip(self.sources, self.shapes, self.entries, self.has_words, strict=False):
-            part = np.empty((*words.shape[:-1], *shape), np.uint32)
-            part[:] = next(others) if has else _NOTHING
-            if summed is not None and entries:
-                part[..., entries, :] = summed[..., at : at + len(entries), :]
-            packed[source.name], at = part, at + len(entries)
+            mine = None if summed is None else summed[..., at : at + len(entries), :]
+            packed[source.name] = _whole((*words.shape[:-1], *shape), mine, entries, next(others) if has else _NOTHING)
+            at += len(entries)
         return packed, counts
+
+
+class LayoutOnDevices(NamedTuple):
+    """What the arrays are: for each source those of `OnEach`, or its packed rows; then the counts of results, if any.
+
+    Attributes:
+      shapes: Of the packed rows of each source.
+      summed: Of each source, how its partial sums lie; None: it has packed rows alone.
+      n_arrays: Of each source.
+    """
+
+    sources: tuple[MeasuredTree, ...]
+    statistics: tuple[str, ...]
+    results: tuple[MeasuredTree, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    summed: tuple[Summed | None, ...]
+    n_arrays: tuple[int, ...]
+
+    def split(self, *arrays: Any) -> tuple[dict[str, Any], Any]:
+        """As `Layout.split`, of all arrays, which may have further axes before those of devices."""
+        packed, left = {}, iter(arrays)
+        for source, how, n in zip(self.sources, self.summed, self.n_arrays, strict=True):
+            own = [*itertools.islice(left, n)]
+            packed[source.name] = own[0] if how is None else _of_devices(how, *map(_on_host, own))
+        return packed, next(left) if self.results else None
+
+
+def _of_devices(how: Summed, sums: np.ndarray, words: np.ndarray, others: Any = _NOTHING) -> np.ndarray:
+    found, _ = added_up(sums, words, how.rows)
+    packed = _whole((*sums.shape[:-1], *how.shape), found, how.entries, others)
+    return packed[..., 0, :, :] if how.is_alike else packed
+
+
+def _whole(shape: tuple[int, ...], summed: np.ndarray | None, entries: tuple[int, ...], others: Any) -> np.ndarray:
+    """Packed rows of which some entries are made of partial sums."""
+    packed = np.empty(shape, np.uint32)
+    packed[:] = others
+    if summed is not None and entries:
+        packed[..., entries, :] = summed
+    return packed
 
 
 def _on_host(words: Any) -> np.ndarray:
@@ -116,10 +212,13 @@ def _parts(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
 
 @tree_util.register_pytree_node_class
 class Joined(Measurement):
-    """A measurement as the words of all its arrays, uint32[n], from which they are taken when asked for."""
+    """A measurement as the words of all its arrays, uint32[n], or as partial sums of several devices.
 
-    def __init__(self, words: Any, layout: Layout) -> None:
-        self._arrays, self.layout = (words,), layout
+    Its arrays are made of these when they are asked for.
+    """
+
+    def __init__(self, arrays: Sequence[Any], layout: Layout | LayoutOnDevices) -> None:
+        self._arrays, self.layout = tuple(arrays), layout
         self.sources, self.statistics, self.results = layout[:3]
 
     @property
@@ -139,17 +238,33 @@ class Joined(Measurement):
 
     @classmethod
     def tree_unflatten(cls, aux, children):
-        (words,) = children
-        return cls(words, aux)
+        return cls(children, aux)
 
 
 def joined(measurement: Measurement) -> Measurement:
     """Join the arrays in a traced program. Of several devices each may have some of them, so they stay apart there."""
+    if any(isinstance(packed, OnEach) for packed in measurement.packed.values()):
+        return _joined_on_devices(measurement)
     arrays, _ = measurement.tree_flatten()
     if len(arrays) == 1 or jax.device_count() > 1:
         return measurement
     layout = Layout(measurement.sources, measurement.statistics, measurement.results, tuple(x.shape for x in arrays))
-    return Joined(joined_arrays([x.reshape(-1) for x in arrays]), layout)
+    return Joined([joined_arrays([x.reshape(-1) for x in arrays])], layout)
+
+
+def _joined_on_devices(measurement: Measurement) -> Joined:
+    each = [measurement.packed[source.name] for source in measurement.sources]
+    of_sources = [x.arrays if isinstance(x, OnEach) else (x,) for x in each]
+    layout = LayoutOnDevices(
+        measurement.sources,
+        measurement.statistics,
+        measurement.results,
+        tuple(x.shape for x in each),
+        tuple(x.how if isinstance(x, OnEach) else None for x in each),
+        tuple(map(len, of_sources)),
+    )
+    counts = [measurement.counts] if measurement.results else []
+    return Joined([*itertools.chain(*of_sources), *counts], layout)
 
 
 def reduces_partially(statistics: tuple[str, ...]) -> bool:
@@ -174,4 +289,4 @@ def joined_later(measurement: Measurement) -> Measurement:
         words = [bits_of(sums).reshape(-1), *words]
     shapes, entries, has_words = zip(*of_sources, strict=True)
     layout = Layout(measurement.sources, LIGHT, measurement.results, shapes, rows, entries, has_words)
-    return Joined(joined_arrays([*words, *arrays]), layout)
+    return Joined([joined_arrays([*words, *arrays])], layout)

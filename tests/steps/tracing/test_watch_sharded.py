@@ -13,6 +13,10 @@ from jax.sharding import PartitionSpec as P
 from watched import copies, same_bytes, true_norms
 
 import treeviz as tv
+from treeviz.steps.recording.decode import stacked
+from treeviz.steps.statistics import LIGHT
+from treeviz.steps.tracing.jit_options import jit_options
+from treeviz.steps.tracing.twin import instrumented
 from treeviz.steps.tracing.watch import watch
 
 pytestmark = pytest.mark.oldest_jax
@@ -25,6 +29,7 @@ else:
 
     unchecked = {"check_rep": False}
 
+COLLECTIVES = ["all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"]
 rng = np.random.default_rng(0)
 params = jax.device_put({"w": rng.normal(size=(16, 8)), "b": rng.normal(size=(8,))})
 x, y = jax.device_put((rng.normal(size=(32, 16)), rng.normal(size=(32, 8))))
@@ -192,6 +197,61 @@ def test_in_shard_map_gradients_that_stay_apart_have_a_row_for_each_device(mesh,
     np.testing.assert_allclose(seen.norms(), [true_norms(g) for g in shares(params)], rtol=2e-5)
     assert [axis.kind for axis in watched.watches["grads"].axes] == ["device"]
     assert same_bytes(after, step(stacked, x, y))
+
+
+def whole_loss(params, x, y):
+    scale, gain = ({**numbers_of_all, **params["whole"]}[name] for name in ("scale", "gain"))
+    return loss(jax.tree.map(lambda p: p * scale * gain.astype(p.dtype), params["shards"]), x, y)
+
+
+def fully_sharded(line):
+    """A step whose parameters are sharded, but for two numbers that all devices have."""
+    specs = {"shards": P("data"), "whole": P()}
+
+    @jax.jit
+    @partial(shard_map, mesh=line, in_specs=(specs, P("data"), P("data")), out_specs=specs)
+    def step(params, x, y):
+        def of_shards(params):
+            gathered = jax.tree.map(lambda p: jax.lax.all_gather(p, "data", tiled=True), params["shards"])
+            return jax.lax.pmean(whole_loss({**params, "shards": gathered}, x, y), "data")
+
+        return descend(params, jax.grad(of_shards)(params))
+
+    return step
+
+
+numbers_of_all = {"scale": jnp.float32(1.5), "gain": jnp.bfloat16(0.5)}
+
+
+@pytest.mark.optimized
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.4 returns packed rows")
+def test_partial_sums_of_each_device_become_the_numbers_of_fully_sharded_gradients(mesh, seen):
+    step = fully_sharded(Mesh(mesh.devices.ravel()[::-1], ("data",)))
+    both = {"shards": params, "whole": numbers_of_all}
+    watched = watch(step, seen)
+    after = watched(both, x, y)
+    assert watched.trouble == "" and same_bytes(after, step(both, x, y))
+    b, w, gain, scale = true_norms(jax.jit(jax.grad(whole_loss))(both, x, y))
+    np.testing.assert_allclose(np.linalg.norm(seen.norms()[:, :2], axis=0), [b, w], rtol=2e-5)
+    np.testing.assert_allclose(seen.norms()[:, 2:], [[gain, scale]] * 8, rtol=2e-5)
+    (measurement,) = seen.measurements
+    assert [x.dtype for x in measurement.arrays] == ["float64", "uint32", "uint32"], "and the counts of results"
+    read, counts = stacked([measurement, measurement])
+    np.testing.assert_equal(read["grads"], [measurement.packed["grads"]] * 2)
+    np.testing.assert_equal(counts, [measurement.counts] * 2)
+
+
+@pytest.mark.optimized
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.4 returns packed rows")
+def test_the_program_of_a_fully_sharded_step_joins_no_partial_sums_of_its_devices(mesh):
+    step = fully_sharded(Mesh(mesh.devices.ravel(), ("data",)))
+    long = {"w": jnp.ones((64, 8192)), "b": jnp.ones(8192)}  # results of so many numbers are not looked at
+    arguments = {"shards": long, "whole": {}}, jnp.ones((32, 64)), jnp.ones((32, 8192))
+    twin = instrumented(step.__wrapped__, jit_options(step), LIGHT)
+    plain, program = (f.lower(*arguments).compile().as_text() for f in (step, twin))
+    assert [program.count(f" {name}(") for name in COLLECTIVES] == [plain.count(f" {name}(") for name in COLLECTIVES]
+    of_rows = program.count(" concatenate(") - plain.count(" concatenate(")
+    assert of_rows == 3 and "u32[1,2,4]" not in program, "small leaves, sums, words: NumPy adds up"
 
 
 def test_a_shard_map_in_a_scan_is_reaped(mesh, seen):

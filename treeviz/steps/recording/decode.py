@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from treeviz.analysis.stats.host import lies_on_host
 from treeviz.steps.joined import Joined
 from treeviz.steps.measure import MeasuredTree, Measurement, find_measurements
 from treeviz.steps.measured_tree import Parts, in_layers
@@ -160,8 +161,22 @@ def counts_of(measurement: Measurement) -> np.ndarray:
 
 def _on_host(arrays: Sequence[Any]) -> np.ndarray:
     """Arrays of one shape, stacked."""
+    order = _order_of_parts(arrays[0])
     with jax.transfer_guard("allow"):
+        if order and all(x.sharding == arrays[0].sharding for x in arrays):  # in half the time of `np.asarray`
+            parts = [[x.addressable_shards[i].data for i in order] for x in arrays]
+            return np.array([np.concatenate([np.asarray(part) for part in each]) for each in parts])
         return np.array([np.asarray(x) for x in arrays])  # in a fifth of the time of `np.stack`
+
+
+def _order_of_parts(array: Any) -> list[int]:
+    """The order of the shards of an array in host memory that is divided along its first axis alone; else empty."""
+    if not isinstance(array, jax.Array) or len(array.sharding.device_set) == 1 or not lies_on_host(array):
+        return []
+    n, *others = array.sharding.shard_shape(array.shape) or (0,)
+    starts = [shard.index[0].start or 0 for shard in array.addressable_shards if shard.index]
+    is_divided = len({*starts}) == len(starts) and (n * len(starts), *others) == array.shape
+    return sorted(range(len(starts)), key=starts.__getitem__) if is_divided else []
 
 
 def recordable(measured: Any) -> list[Measurement]:

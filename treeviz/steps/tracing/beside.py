@@ -87,7 +87,7 @@ class Beside:
             ]
             return np.concatenate([each.reshape(-1) for each in reduced])
 
-        return Joined(_InThread(rows, on_lost), self._layout)
+        return Joined([_InThread(rows, on_lost)], self._layout)
 
     def on_device(self, old: Sequence[jax.Array], new: Sequence[jax.Array]) -> Measurement | None:
         """Measure by the program; None while it is compiled."""

@@ -51,6 +51,7 @@ def reap(
     scaled: Scaled | None = None,
     reduce_later: Callable[[Sown, Sequence[Any]], Any] | None = None,
     reduce_on_each: Reduce | None = None,
+    reduce_later_on_each: Callable[[Sown, Sequence[Any]], Any] | None = None,
 ) -> tuple[list[Any], list[Reaped], list[jax.Array]]:
     """Run `program` on `arguments`, and measure its sown values.
 
@@ -67,6 +68,7 @@ def reap(
       scaled: The packed rows of numbers times a factor, from those of the numbers.
       reduce_later: What stands for the packed rows of a tree that is sown outside of loops and other programs inside.
       reduce_on_each: As `reduce`, in a `shard_map` over all axes of its mesh, where each device has arrays of its own.
+      reduce_later_on_each: Instead of it, outside of loops and other programs inside that `shard_map` or around it.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
@@ -77,7 +79,7 @@ def reap(
     computed_once = {sown for sown, recomputed in sown_in(program) if not recomputed}
     run = Run(reduce, empty, computed_once, with_params, axes_of)
     run.received, run.scaled = {} if received is None else _measured_of(received, with_params), scaled
-    run.reduce_later, run.reduce_on_each = reduce_later, reduce_on_each
+    run.reduce_later, run.reduce_on_each, run.reduce_later_on_each = reduce_later, reduce_on_each, reduce_later_on_each
     return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
 
 
@@ -97,7 +99,9 @@ class Run:
       in_recomputation: This jaxpr is run again, for a backward pass.
       devices: Those of the `shard_map` around this jaxpr, if there is one.
       received: What the optimizer receives, by the id of the jaxpr that holds it, and by what was sown.
-      reduce_later, reduce_on_each: As `reap` takes them; the former is None inside of loops and other programs.
+      reduce_later, reduce_on_each, reduce_later_on_each: As `reap` takes them; the first and the last are None inside
+        of loops and other programs.
+      reduce_inside: What `reduce_later` is in the next program inside.
     """
 
     def __init__(
@@ -119,13 +123,15 @@ class Run:
         self.scaled: Scaled | None = None
         self.reduce_later: Callable[[Sown, Sequence[Any]], Any] | None = None
         self.reduce_on_each: Reduce | None = None
+        self.reduce_later_on_each: Callable[[Sown, Sequence[Any]], Any] | None = None
+        self.reduce_inside: Callable[[Sown, Sequence[Any]], Any] | None = None
 
     def on(self, devices: Devices) -> Run:
         """The same run, for the jaxpr of a `shard_map`."""
         run = copy(self)
         run.devices = devices
         if devices.is_manual and self.reduce_on_each is not None:
-            run.reduce = self.reduce_on_each
+            run.reduce, run.reduce_inside = self.reduce_on_each, self.reduce_later_on_each
         return run
 
     def in_body(self, origins: Sequence[int | None]) -> Run:
@@ -231,7 +237,7 @@ class Run:
         """
         reaped: list[Reaped] = []
         run = copy(self)
-        run.reduce_later = None
+        run.reduce_later, run.reduce_inside, run.reduce_later_on_each = self.reduce_inside, None, None
 
         def function(*operands):
             results, reaped[:], packed = run.jaxpr(open_jaxpr(jaxpr), consts_of(jaxpr), operands, origins)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from treeviz.steps.joined import OnEach
 from treeviz.steps.measured_tree import MeasuredTree, Parts, WhyNot, shape_of
 from treeviz.steps.tracing.primitives import open_jaxpr
 from treeviz.steps.tracing.sow import Axis, Reaped
@@ -137,11 +138,11 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
     def with_device_axis(*operands):
         results, packed = function(*operands)
         may_differ[:] = [_may_differ(x, r, p, axes) for x, r in zip(packed, reaped, strict=True)]
-        return tuple(results), tuple(x[None] for x in packed)
+        return tuple(results), jax.tree.map(lambda x: x[None], tuple(packed))
 
     out_specs = (tuple(specs_of(p, "out", eqn.outvars)), PartitionSpec(axes))
     results, packed = shard_map_like(p, with_device_axis, in_specs, out_specs)(*operands)
-    packed = [x if differ else x[0] for x, differ in zip(packed, may_differ, strict=True)]
+    packed = [x if differ else _of_first(x) for x, differ in zip(packed, may_differ, strict=True)]
     found = []
     for r, differ in zip(reaped, may_differ, strict=True):
         r = r.within(Axis("device", None, devices.parts(r, axes) if r.shards else None)) if differ else r
@@ -149,12 +150,16 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
     return results, found, packed
 
 
+def _of_first(packed: Any) -> Any:
+    return packed.alike() if isinstance(packed, OnEach) else packed[0]
+
+
 def _may_differ(packed: Any, reaped: Reaped, p: dict[str, Any], axes: Sequence[str]) -> bool:
     """Whether the devices may measure different rows."""
     if reaped.shards:
         return any(map(_named_in, reaped.shards))
     if p.get("check_vma"):
-        return bool(varying_axes(p, _type_of(packed)))
+        return any(varying_axes(p, _type_of(x)) for x in jax.tree.leaves(packed))
     return not reaped.summed_over >= set(axes)
 
 

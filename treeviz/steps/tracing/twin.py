@@ -147,6 +147,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     later = _reduce_later if is_partial and jax.device_count() == 1 else None
     beside = {"with_params": updates, "received": received, "scaled": scaled, "reduce_later": later}
     beside["reduce_on_each"] = _reduce_on_each if is_partial else None
+    beside["reduce_later_on_each"] = _reduce_later_on_each if is_partial and jax.process_count() == 1 else None
     out, found, packed = reap(program, leaves, reduce, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
     zeros = known_zeros(program)
@@ -318,6 +319,10 @@ def _reduce_later(sown: Sown, values: Sequence[Any]) -> Unreduced:
 
 def _reduce_on_each(sown: Sown, values: Sequence[Any]) -> jax.Array:
     return _reduce_later(sown, values).reduced()
+
+
+def _reduce_later_on_each(sown: Sown, values: Sequence[Any]) -> Any:
+    return _reduce_later(sown, values).on_each()
 
 
 def _leaves(sown: Sown, values: Sequence[Any]) -> list[Any]:
