@@ -186,13 +186,110 @@ def test_a_function_that_is_jitted_at_each_call_is_not_watched_without_end():
 
 def test_what_was_traced_outside_a_jitted_function_is_named_with_what_to_do():
     inspector = tv.GradientInspector()
-    told = r"not all gradients were seen.* scan: called outside .* call what contains it by jax.jit"
+    told = r"not all gradients were seen.* while: called outside .* call what contains it by jax.jit"
+
+    def train(w):
+        return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, update(c[1], X)), (0, w))
+
     with pytest.warns(RuntimeWarning, match=told), tv.GradientInspector().watching():
         jax.jit(lambda w: update(w, X))(W)
-        jax.lax.scan(lambda w, x: (update(w, x[None]), None), W, X)
+        train(W)
     with inspector.watching() as called:
-        jax.jit(lambda w: jax.lax.scan(lambda w, x: (update(w, x[None]), None), w, X))(W)
-    assert len(called.watched) == 1 and len(inspector.history) == len(X)
+        jax.jit(train)(W)
+    assert len(called.watched) == 1 and len(inspector.history) == 1
+
+
+class Run:
+    """Trains in a loop outside a jitted function, whose body closes over the data, as numpyro's `svi.run` does."""
+
+    def __init__(self, kind, x):
+        self.kind, self.x, self.kinds = kind, x, []
+
+    def __call__(self, w, n=3):
+        x, kinds = (self.x,), self.kinds
+
+        def body(w):
+            kinds.append(type(x[0]).__name__)
+            return update(w, x[0])
+
+        if self.kind == "scan":
+            return jax.lax.scan(lambda w, _: (body(w), w.sum()), w, None, length=n)
+        return jax.lax.fori_loop(0, n, lambda i, w: body(w), w)
+
+
+@pytest.mark.parametrize("kind", ["scan", "fori_loop"])
+@pytest.mark.parametrize("x", [X, jnp.asarray(X)], ids=["numpy", "jax"])
+def test_each_step_of_a_loop_outside_a_jitted_function_is_measured(kind, x):
+    run, inspector, loops = Run(kind, x), tv.GradientInspector(), (jax.lax.scan, jax.lax.fori_loop)
+    expected = run(W)
+    with inspector.watching() as called:
+        got = run(W)
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True))
+    assert len(called.watched) == 1 and not called.passed
+    np.testing.assert_allclose(measured(inspector), norms(), rtol=1e-5)
+    assert (jax.lax.scan, jax.lax.fori_loop) == loops
+
+
+def test_a_body_with_a_name_and_its_data_are_arguments_of_the_program_that_measures():
+    programs, data, inspector = [], jnp.asarray(X), tv.GradientInspector()
+
+    def body(w, _):
+        programs.append(type(data))
+        return update(w, data), None
+
+    with inspector.watching() as called:
+        for _ in range(3):
+            jax.lax.scan(body, W, None, length=2)
+            n_traced = len(programs)
+    assert [name.split(".")[-1] for name in called.watched] == ["body"] and len(inspector.history) == 6
+    jax.lax.scan(body, W, None, length=2)
+    assert len(programs) == n_traced  # the first call has traced it for all
+
+
+def test_a_loop_without_gradients_or_in_a_gradient_runs_as_it_did():
+    def body(w, _):
+        return update(w, X), None
+
+    def trained(w):
+        return jax.lax.scan(body, w, None, length=3)[0].sum()
+
+    def scored(w):
+        return jax.lax.scan(lambda w, _: (0.5 * w, loss(w, X)), w, None, length=3)
+
+    inspector = tv.GradientInspector()
+    expected = jax.grad(trained)(W), scored(W)
+    with pytest.warns(RuntimeWarning, match="no step was found"), inspector.watching():
+        got = jax.grad(trained)(W), scored(W)
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True))
+
+
+def test_a_loop_whose_body_reads_the_numbers_that_it_closes_over_runs_unwatched():
+    def body(w, _):
+        return (update(w, X) if X.sum() < 1 else w), None
+
+    inspector = tv.GradientInspector()
+    x, expected = jnp.asarray(X), jax.lax.scan(body, W, None, length=3)[0]
+
+    def reading(w, _):
+        return (update(w, x) if np.asarray(x).sum() < 1 else w), None
+
+    with inspector.watching() as called:
+        assert np.array_equal(jax.lax.scan(body, W, None, length=3)[0], expected)  # a global stays what it is
+        assert np.array_equal(jax.lax.scan(reading, W, None, length=3)[0], expected)
+    assert len(called.watched) == 1 and any("TracerArrayConversion" in why for why in called.passed.values())
+    assert len(inspector.history) == 3
+
+
+def test_what_jax_says_of_a_loop_in_a_block_has_the_lines_of_the_user():
+    inspector = tv.GradientInspector()
+    with inspector.watching():
+        loop(W, 1)
+        text = jax.jit(lambda w: jax.lax.scan(lambda w, _: (update(w, X), None), w, None, 3)).lower(W)
+        text = text.compiler_ir().operation.get_asm(enable_debug_info=True)
+        with pytest.raises(TypeError) as raised:
+            jax.lax.scan(lambda w, _: w, W, None, length=3)
+    assert "test_watching.py" in text and "eager_loops.py" not in text
+    assert "eager_loops.py" not in [entry.path.name for entry in raised.traceback]
 
 
 def equinox_step():

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from treeviz.steps.stop import StopTraining
+from treeviz.steps.tracing import eager_loops
 from treeviz.steps.tracing.jax_private import (
     EAGER_OPERATIONS,
     OPTION_FIELDS,
@@ -32,7 +34,7 @@ MOST_STEPS = 16  # that are watched in a block
 MOST_DECIDED = 1024
 LOOP = (
     "called outside a jitted function, so what is inside was traced before; call what contains it by jax.jit, as in "
-    "jax.jit(lambda key: svi.run(key, 1000, x, progress_bar=False))(key)"
+    "jax.jit(lambda x: jax.lax.while_loop(condition, body, x))(x)"
 )
 ALREADY = "watched, but called as it was before; call what inspector.watch gave"
 _FOLLOWED = 2  # calls of a step in a block, whose results may be gradients for another
@@ -118,7 +120,7 @@ class _GradientSeen(BaseException):
     """Ends a trace; not an `Exception`, which the traced function might catch."""
 
 
-def takes_gradients(call: JittedCall) -> bool:
+def takes_gradients(call: JittedCall | eager_loops.Loop) -> bool:
     """Whether `jax.grad`, `value_and_grad` or `vjp` is called inside. Traces it once more, up to the first gradient."""
 
     def see(kind, tree, origins=None, name="grads"):
@@ -185,6 +187,7 @@ class CalledSteps:
             if not self._trouble:
                 try:
                     stack.enter_context(taking_calls(self._take, self._mark))
+                    stack.enter_context(eager_loops.seeing_loops())
                     stack.enter_context(_in_block([step for step in self._known if type(step) is Watched]))
                 except Exception as error:  # such as another signature of a private function
                     self._trouble = error_text(error)
@@ -259,10 +262,30 @@ class CalledSteps:
         self._decided[of] = None if why_not else self._steps.get(of[0])
         return self._decided[of]
 
+    def _watch_loop(self, loop: eager_loops.Loop, key: tuple) -> tuple | None:
+        """Run a loop as a jitted function that is watched, and give its result, or None if that cannot be."""
+        with not_taking_calls():
+            try:
+                if key not in self._steps:
+                    self._steps[key] = self._watch(loop.jitted(), begins=not self._used, gradients=None)
+                    self.watched.append(loop.name)
+                self._used[key] += 1
+                return (self._steps[key](*loop.args),)
+            except StopTraining:
+                raise
+            except Exception as error:  # such as that the body reads numbers of what it closes over
+                self.passed.setdefault(loop.name, error_text(error))
+                return None
+
     def _why_not(self, call: JittedCall) -> str:
         """Why a function with derivatives is not watched; empty if it is to be."""
         if call.is_loop:
-            return LOOP
+            loop = eager_loops.current()
+            key = None if loop is None else loop.key
+            if loop is None or key is None or not takes_gradients(loop):
+                return LOOP
+            if key in self._steps or len(self._steps) < MOST_STEPS:
+                raise eager_loops.AsJitted(lambda: self._watch_loop(loop, key))
         if call.key not in self._steps and len(self._steps) >= MOST_STEPS:
             return f"more than {MOST_STEPS} functions; if they are one that is jitted at each call, jit it once"
         try:

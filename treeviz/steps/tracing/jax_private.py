@@ -11,14 +11,13 @@ import contextlib
 import functools
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax import tree_util
 
-from treeviz.tree.forks import Lock
+from treeviz.steps.tracing.replaced import original_of, replaced
 from treeviz.tree.private_names import PrivateName, missing_names, why_missing
 
 _API, _PJIT, _CORE, _PXLA = "jax._src.api", "jax._src.pjit", "jax.extend.core", "jax._src.interpreters.pxla"
@@ -89,28 +88,6 @@ def why_no_calls() -> str:
 
 
 _here = threading.local()  # .see: of the thread that traces; .is_nested: within a `value_and_grad` or `jacrev`; .take
-_lock = Lock()  # held for some assignments, never while tracing
-_n_replacing: Counter[str] = Counter()  # how many contexts replace a function
-_originals: dict[str, Any] = {}  # by name; kept, since another thread may be about to call one
-
-
-@contextlib.contextmanager
-def _replaced(module: Any, replacements: Mapping[str, Callable]) -> Iterator[None]:
-    """Functions of a module are replaced within this context, for all threads."""
-    with _lock:
-        for name, replacement in replacements.items():
-            if not _n_replacing[name]:
-                _originals[name] = getattr(module, name)
-                setattr(module, name, replacement)
-            _n_replacing[name] += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            for name in replacements:
-                _n_replacing[name] -= 1
-                if not _n_replacing[name]:
-                    setattr(module, name, _originals[name])
 
 
 @contextlib.contextmanager
@@ -122,7 +99,7 @@ def seeing_gradients(see: See, why: str = "treeviz") -> Iterator[None]:
     from jax._src import api
 
     before = getattr(_here, "see", None)
-    with _replaced(api, _replacements(api)):
+    with replaced(api, _replacements(api)):
         _here.see = see
         try:
             with traced_anew(why):
@@ -141,7 +118,7 @@ def _replacements(api: Any) -> dict[str, Callable]:
 
 def _seen_vjp(name, fun, *primals, **options):
     """Replaces `_vjp` or `vjp` of `jax._src.api`."""
-    result = _originals[name](fun, *primals, **options)
+    result = original_of(name)(fun, *primals, **options)
     see: Any = now_seeing()
     caller = sys._getframe(1).f_code.co_name
     if see is None or caller not in ("value_and_grad_f", "vjp", "jacfun"):
@@ -174,7 +151,7 @@ def _seen_pullback(pullback, *cotangents):
 
 def _seen_backward(*args, **options):
     """Replaces `jax._src.api._vjp3_bwd`."""
-    gradients = _originals["_vjp3_bwd"](*args, **options)
+    gradients = original_of("_vjp3_bwd")(*args, **options)
     see = None if getattr(_here, "is_nested", False) else now_seeing()
     return gradients if see is None else _as_one_tree(lambda g: see("cotangents", g, None), gradients)
 
@@ -248,7 +225,7 @@ def taking_calls(take: Take, mark: Any) -> Iterator[None]:
     of_run = dict(zip(_RUN, (_seen_params, _seen_run), strict=True))
     replacements = {_HELPER: _seen_helper} if hasattr(pjit, _HELPER) else of_run
     _result_of_nothing()
-    with _replaced(pjit, replacements), _taking(take, mark):
+    with replaced(pjit, replacements), _taking(take, mark):
         yield
 
 
@@ -313,15 +290,15 @@ def _seen_params(function, info, args, kwargs):
     """Replaces `_infer_params`, which precedes `_run_python_pjit` in a call."""
     if sys._getframe(1).f_code.co_name == "cache_miss" and (taken := _taken(function, info, args, kwargs)):
         return _Taken(taken), []
-    return _originals["_infer_params"](function, info, args, kwargs)
+    return original_of("_infer_params")(function, info, args, kwargs)
 
 
 def _seen_run(params, *rest):
-    return tuple(params) if type(params) is _Taken else _originals["_run_python_pjit"](params, *rest)
+    return tuple(params) if type(params) is _Taken else original_of("_run_python_pjit")(params, *rest)
 
 
 def _seen_helper(function, info, *args, **kwargs):
-    return _taken(function, info, args, kwargs) or _originals[_HELPER](function, info, *args, **kwargs)
+    return _taken(function, info, args, kwargs) or original_of(_HELPER)(function, info, *args, **kwargs)
 
 
 def _taken(function, info, args, kwargs) -> tuple | None:
