@@ -53,7 +53,7 @@ import jax.monitoring
 from gradient_steps import MODELS, VARIANTS, Run, of_published
 from published_steps import N_DEVICES, PUBLISHED, SHARDED
 
-from treeviz.steps.recording.pace import BATCH
+from treeviz.steps.recording.pace import BATCH, LARGE_BATCH
 
 START = time.perf_counter()
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -241,7 +241,8 @@ def _in_turn(runs: dict[str, list[Run]], end: float) -> dict[str, Seconds]:
         n_steps = max(BLOCK_S / _seconds_per_step(runs["plain"][0], round(n_steps)).wall, 3)
     n_of = {variant: max(round(n_steps / 8 if variant in SLOW else n_steps), 3) for variant in runs}
     n_of[ALONE] = n_of[COPY] = 10 * max(round(n_steps / 10), 1)
-    n_of[EVERY_10] = 10 * max(round(n_steps / 10), BATCH if n_steps > BATCH else 1)
+    read_together = next((n for n in (LARGE_BATCH, BATCH) if n_steps > n), 1)
+    n_of[EVERY_10] = 10 * max(round(n_steps / 10), read_together)
     blocks: dict[str, list[list[Seconds]]] = {variant: [[] for _ in alike] for variant, alike in runs.items()}
     for n in range(MOST_ROUNDS):
         if n >= FEWEST_ROUNDS and (time.perf_counter() > end or all(map(_has_settled, blocks.values()))):

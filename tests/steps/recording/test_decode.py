@@ -10,7 +10,7 @@ import pytest
 from treeviz.steps.measure import MeasuredTree, Measurement, measure
 from treeviz.steps.nan_origin.kept_inputs import Inputs, KeptInputs
 from treeviz.steps.recording.decode import Arrived, copied, read
-from treeviz.steps.recording.pace import AHEAD, BATCH
+from treeviz.steps.recording.pace import AHEAD, BATCH, LARGE_BATCH
 from treeviz.steps.recording.recorder import MOST_WAITING, Recorder
 from treeviz.steps.statistics import LIGHT
 
@@ -66,13 +66,13 @@ def test_nothing_waits_for_a_step_that_still_runs():
 
 
 def test_measurements_are_read_in_batches_some_steps_late():
-    recorder = a_recorder()
-    for step in range(BATCH + AHEAD):
-        assert not recorder.history
+    recorder, first, second = a_recorder(), BATCH + AHEAD, LARGE_BATCH + AHEAD
+    for step in range(first + second):
+        assert len(recorder.history) == (first if step >= first else 0)
         w, arrived = late(1.0, step)
         w.compute()
         recorder.take(arrived)
-    assert recorder.history and len(recorder) == 0
+    assert len(recorder.history) == first + second and len(recorder) == 0
 
 
 def test_where_the_device_is_far_behind_the_oldest_are_dropped_and_counted():

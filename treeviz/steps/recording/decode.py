@@ -40,6 +40,11 @@ class Arrived(NamedTuple):
     watches: Mapping[str, Attribution] = MappingProxyType({})
     suffix: str = ""
 
+    @property
+    def n_bytes(self) -> int:
+        """Of its arrays."""
+        return sum(getattr(x, "nbytes", 0) for x in self.measurement.arrays)
+
     def is_ready(self) -> bool:
         """Whether it can be read without waiting."""
         return all(map(is_ready, self.measurement.arrays))

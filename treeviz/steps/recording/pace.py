@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-BATCH = 64  # measurements that are read together
+BATCH = 64  # measurements that are read together, the first time
+LARGE_BATCH, LARGE_BYTES = 256, 1 << 23  # later, if they fit: a reading takes as long to begin as for some 50 of them
 AHEAD = 16  # newer measurements, which the device may not have finished
 SOON = 8  # measurements that wait where numbers are wanted soon
 _EACH, _SHARE = 64, 0.02  # readings before which each measurement is read at once; the share of the time for later ones
@@ -31,6 +32,12 @@ class Pace:
             return n_waiting >= self._most
         self._began = time.monotonic()
         return n_waiting >= self._most or self._began >= self._again
+
+    def has_seen(self, n_bytes: int, *, kept: bool) -> None:
+        """Read in larger batches from now on, if measurements are small and not kept, since a crash loses a batch."""
+        if self.batch > 1:
+            self.batch = LARGE_BATCH if LARGE_BATCH * n_bytes <= LARGE_BYTES and not kept else BATCH
+            self._most = self.batch + AHEAD
 
     def has_read(self) -> None:
         """Take the time until the next reading from that since `is_due`."""

@@ -140,9 +140,7 @@ class Recorder:
         waiting = self._waiting
         waiting.append(arrived)
         self._newest = arrived
-        is_wanted = False
-        for listener in self.listeners:
-            is_wanted |= listener.arrived()
+        is_wanted = True in [listener.arrived() for listener in self.listeners]
         if (self._pace.is_due(len(waiting)) or is_wanted) and self._reading.acquire(blocking=False):
             try:
                 self._read_what_is_there(1 if is_wanted else self._pace.batch)
@@ -215,6 +213,8 @@ class Recorder:
 
     def _read(self, n: int, is_flush: bool = True) -> None:
         arrived = [self._waiting[k] for k in range(n)]
+        if arrived:
+            self._pace.has_seen(arrived[-1].n_bytes, kept=self.history.journal is not None)
         try:
             rows, n_failed = list(read(arrived, members=self._members)), 0
         except RuntimeError:  # a step failed, or its arrays are deleted; the others are good
