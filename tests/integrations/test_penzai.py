@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import pytest
 from agreement import outline, row_at, text_of, walk_and_compare
 
+import treeviz as tv
+
 pz = pytest.importorskip("penzai.pz", reason="needs penzai")
 
 
@@ -99,3 +101,10 @@ def test_an_unbound_model_shows_slots_and_parameters():
     slot = row_at(table, "[0].weights")
     assert (slot.type, slot.facts.static) == ("ParameterSlot", (("label", "'mlp.weights'"),))
     assert [row.type for row in table.leaves] == ["Parameter"]
+
+
+def test_the_static_field_that_differs_is_named():
+    pair = [{"act": pz.nn.Softmax(axis)} for axis in "ab"]
+    for found in (tv.diff(*pair).differences, tv.explain_map(*pair)):
+        assert [str(each) for each in found] == ["['act']: static: axes = 'a' → 'b'"]
+    assert "axes = 'a'" in str(tv.stackable(pair))

@@ -441,7 +441,7 @@ def test_what_has_only_its_shape_in_common_is_no_other_name_and_a_name_that_stan
     found = tv.diff(inner, {"model": inner, "lm_head": head}).differences
     assert {each.path: each.hint for each in found if "model" not in each.path} == {
         "['embed_tokens']": "stands at ['model']['embed_tokens']['weight'] in the other?",
-        "['norm']": "stands at ['model']['norm']['weight'] in the other?",
+        "['norm']": "the same structure stands at ['model']['norm'] in the other",
         "['lm_head']": "",
     }
     assert not any("lm_head" in each.code for each in found)
@@ -534,6 +534,13 @@ FLAX = {
 LAYERS = {"e": np.ones(7), "layers": [{"w": np.full(2, i), "mlp": {"b": np.full(1, i)}} for i in range(3)]}
 LAYERS_AS_STACK = jax.tree.map(lambda *xs: np.stack(xs), *LAYERS["layers"])
 SCANNED = {"params": {"h": jax.tree.map(lambda *xs: np.stack(xs), *FLAX["params"].values())}}
+TURNED_LAYERS = [
+    {"wi": {"kernel": np.full((3, 5), i)}, "wo": {"kernel": np.full((5, 3), i)}, "norm": {"scale": np.full(3, i)}}
+    for i in range(4)
+]
+ALONG_1 = jax.tree.map(lambda *xs: np.stack(xs, axis=1), *TURNED_LAYERS)  # as T5X and MaxText scan over layers
+UNROLLED = {"decoder": {f"layers_{i}": each for i, each in enumerate(TURNED_LAYERS)} | {"norm": {"scale": np.ones(3)}}}
+CUBES = [{"w": np.arange(16).reshape(4, 4) + 16 * i} for i in range(4)]
 CONVERTED: dict[str, tuple[Any, Any]] = {
     "flat names": (FLAT, NESTED),
     "nested nodes": (NESTED, FLAT),
@@ -553,6 +560,18 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "nodes of PyTorch, and a stack of turned layers": (NESTED_TORCH, SCANNED),
     "names of PyTorch, and a stack of turned layers": (TORCH, SCANNED),
     "a stack of turned layers, and nodes of PyTorch": (SCANNED, NESTED_TORCH),
+    "a list of layers, and a stack along axis 1": (TURNED_LAYERS, ALONG_1),
+    "a stack along axis 1, and a list of layers": (ALONG_1, TURNED_LAYERS),
+    "a dict of layers, and a stack along axis 1": ({f"b{i}": each for i, each in enumerate(TURNED_LAYERS)}, ALONG_1),
+    "named layers, and a stack along axis 1": (
+        UNROLLED,
+        {"decoder": {"layers": ALONG_1, "norm": {"scale": np.ones(3)}}},
+    ),
+    "a stack along axis 1, and named layers": (
+        {"decoder": {"layers": ALONG_1, "norm": {"scale": np.ones(3)}}},
+        UNROLLED,
+    ),
+    "cubes, whose values alone tell the axis": (CUBES, jax.tree.map(lambda *xs: np.stack(xs, axis=1), *CUBES)),
     "layers, and a stack below a word": (LAYERS, {"params": {"e": LAYERS["e"], "blocks": LAYERS_AS_STACK}}),
     "a stack beside its average, and layers": (
         {"params": {"e": LAYERS["e"], "blocks": LAYERS_AS_STACK}, "ema": {"e": LAYERS["e"], "blocks": LAYERS_AS_STACK}},
@@ -574,6 +593,41 @@ def test_the_code_that_is_told_converts_the_first_tree(name):
     else:
         first = eval(code, names)
     assert not [each for each in tv.diff(first, other).differences if each.kind not in ("python type", "dtype")]
+
+
+def test_an_axis_that_stands_elsewhere_is_told_where_the_shapes_tell_which():
+    def hint(shape, *order):
+        first, other = np.ones(shape), np.ones(shape).transpose(order)
+        (found,) = tv.diff(first, other).differences
+        if found.hint:
+            code = found.hint.removeprefix("one axis stands elsewhere: ").removesuffix("?")
+            assert eval(code, {"jnp": jnp, "x": first}).shape == other.shape
+        return found.hint
+
+    assert hint((4, 3, 5), 1, 0, 2) == "one axis stands elsewhere: jnp.moveaxis(x, 0, 1)?"
+    assert hint((2, 3, 4, 5), 1, 2, 3, 0) == "one axis stands elsewhere: jnp.moveaxis(x, 0, 3)?"
+    assert hint((2, 3, 4, 5), 3, 0, 1, 2) == "one axis stands elsewhere: jnp.moveaxis(x, 3, 0)?"
+    assert hint((2, 3, 4, 5), 1, 0, 3, 2) == ""
+    assert hint((3, 3, 5, 5), 0, 2, 3, 1) == "", "the first axis may have moved as well"
+
+
+def test_a_node_of_one_leaf_that_moved_is_found_where_there_is_no_other_like_it():
+    head, rest = {"lm_head": np.ones((3, 7))}, np.zeros(2)
+    found = tv.diff({"a": head, "rest": rest}, {"b": {"c": head}, "rest": rest}).differences
+    assert found[0].hint == "the same structure stands at ['b']['c'] in the other"
+    found = tv.diff({"lm_head": np.ones((3, 7)), "rest": rest}, {"b": {**head, "x": rest}, "rest": rest}).differences
+    assert found[0].hint == "the same structure stands at ['b']['lm_head'] in the other"
+    twice = tv.diff({"a": head, "rest": rest}, {"b": {"c": head, "d": head}, "rest": rest}).differences
+    assert not twice[0].hint
+
+
+def test_an_element_of_a_list_without_a_counterpart_moved_and_one_of_a_dict_was_renamed():
+    """As layers of penzai, that stand in a list."""
+    one, two = {"w": np.ones(2), "b": np.ones(3)}, ()
+    found = tv.diff({"layers": [one, two]}, {"layers": [two, two, one]}).differences
+    assert {each.hint for each in found if each.kind == "extra"} == {"moved from [0]?"}
+    found = tv.diff({0: one, 1: two}, {1: two, 2: one}).differences
+    assert [each.hint for each in found] == ["renamed to [2]?", "renamed from [0]?"]
 
 
 def test_names_that_hold_paths_are_found_in_nodes_of_like_names():

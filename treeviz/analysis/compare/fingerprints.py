@@ -14,24 +14,57 @@ from treeviz.tree.safe_repr import guarded
 from treeviz.tree.table import TreeTable
 
 
-def is_stack_of(stack: TreeTable, row: int, table: TreeTable, layers: list[int]) -> bool:
-    """Whether a subtree has the structure of each layer, with their number as the first axis of every array."""
+def axes_of_stack(stack: TreeTable, row: int, table: TreeTable, layers: list[int]) -> list[int]:
+    """Along which axes a subtree may be a stack of layers: it has their structure, and in each array one axis more."""
     n = len(layers)
-    if n < 2:
-        return False
-    size = int(table.end[layers[0]]) - layers[0]
+    size = int(table.end[layers[0]]) - layers[0] if n > 1 else 0
     if int(stack.end[row]) - row != size or any(int(table.end[each]) - each != size for each in layers):
-        return False
+        return []
+    axes: set[int] | None = None
     for i in range(size):
         facts = stack.facts[stack.fact_codes[row + i]]
         key = stack.key(row + i).segment if i else ""
         for each in layers:
             one = table.facts[table.fact_codes[each + i]]
             if (i and table.key(each + i).segment != key) or one.is_leaf != facts.is_leaf:
-                return False
-            if one.is_leaf and (one.shape is None or facts.shape != (n, *one.shape) or one.dtype != facts.dtype):
-                return False
-    return bool(stack.is_leaf[row : row + size].any())
+                return []
+            if one.is_leaf:
+                if one.shape is None or facts.shape is None or one.dtype != facts.dtype:
+                    return []
+                fitting = {*axes_of_layers(facts.shape, n, one.shape)}
+                axes = fitting if axes is None else axes & fitting
+    return sorted(axes or ())
+
+
+def axes_of_layers(stack: tuple[int, ...], n: int, layer: tuple[int, ...]) -> list[int]:
+    """Along which axes an array of a shape may be a stack of so many of another shape."""
+    return [k for k in range(len(stack)) if stack[k] == n and stack[:k] + stack[k + 1 :] == layer]
+
+
+def axis_of_stack(stack: Side, row: int, side: Side, layers: list[int]) -> int | None:
+    """The axis along which a subtree is a stack of layers, the first of those that fit its values; None if it is none.
+
+    Where values are not quickly read, shapes alone tell it.
+    """
+    axes = axes_of_stack(stack.table, row, side.table, layers)
+    if len(axes) > 1:
+        leaf = int(np.argmax(stack.table.is_leaf[row:]))
+        whole, one = _on_host(stack.nodes[row + leaf]), _on_host(side.nodes[layers[0] + leaf])
+        if whole is not None and one is not None:
+            axes = [k for k in axes if guarded(lambda k=k: _has_layer(whole, k, one), lambda _: False)] or axes
+    return axes[0] if axes else None
+
+
+def _has_layer(whole: np.ndarray, axis: int, layer: np.ndarray) -> bool:
+    return np.array_equal(np.take(whole, 0, axis), layer)
+
+
+def _on_host(leaf: Any) -> np.ndarray | None:
+    """A view of an array that is quickly read, or None."""
+    if isinstance(leaf, jax.Array):
+        is_near = lies_on_host(leaf) and len(leaf.sharding.device_set) == 1
+        return guarded(lambda: host_view(leaf), lambda _: None) if is_near else None
+    return leaf if type(leaf) is np.ndarray else None
 
 
 def add_fingerprints(table: TreeTable, row: int, known: dict[Any, int], codes: dict[int, int]) -> None:

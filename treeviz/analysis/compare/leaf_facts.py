@@ -37,6 +37,26 @@ def transpose_code(array: str, order: tuple[int, ...], numpy: str = "jnp") -> st
     return f"{numpy}.transpose({array}{'' if is_reversed else f', {order}'})"
 
 
+def _moved_axis(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
+    """The code that moves the one axis that stands elsewhere; "" where the shapes do not tell which."""
+    n = len(shape)
+    if n != len(other) or n < 3 or sorted(shape) != sorted(other):
+        return ""
+    moves = [
+        (i, k)
+        for i in range(n)
+        for k in range(n)
+        if abs(i - k) != 1 or i < k  # of two neighbors the first moves
+        if _moved(shape, i, k) == other
+    ]
+    return f"one axis stands elsewhere: jnp.moveaxis(x, {moves[0][0]}, {moves[0][1]})?" if len(moves) == 1 else ""
+
+
+def _moved(shape: tuple[int, ...], i: int, k: int) -> tuple[int, ...]:
+    others = shape[:i] + shape[i + 1 :]
+    return (*others[:k], shape[i], *others[k:])
+
+
 class LeafCodes:
     """A code for all facts between which `compare_facts` finds no difference.
 
@@ -71,7 +91,7 @@ def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool])
     if None not in (left.shape, right.shape):
         if left.shape != right.shape:
             is_reversed = left.shape == right.shape[::-1]  # type: ignore[index]
-            hint = REVERSED if is_reversed else ""
+            hint = REVERSED if is_reversed else _moved_axis(left.shape, right.shape)  # type: ignore[arg-type]
             found.append(("shape", shape_text(left.shape), shape_text(right.shape), hint))
         if left.dtype != right.dtype:
             found.append(("dtype", left.dtype, right.dtype, ""))

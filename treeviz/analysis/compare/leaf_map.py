@@ -11,7 +11,9 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import Hint
+from treeviz.analysis.compare.fingerprints import axes_of_layers
 from treeviz.analysis.compare.leaf_facts import transpose_code, transposing
+from treeviz.analysis.compare.python_entries import entries, with_index
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
@@ -36,11 +38,17 @@ class _Array(NamedTuple):
       rows: Of the array, or of each of the layers.
       words: Those of its path; for layers without their number.
       shape: For layers that of their stack.
+      axis: Which one is that of the layers, of those and of a stack.
     """
 
     rows: tuple[int, ...]
     words: tuple[str, ...]
     shape: tuple[int, ...]
+    axis: int = 0
+
+    @property
+    def of_layer(self) -> tuple[int, ...]:
+        return self.shape[: self.axis] + self.shape[self.axis + 1 :]
 
 
 class _Pair(NamedTuple):
@@ -52,8 +60,27 @@ class _Pair(NamedTuple):
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Those of both; of layers and their stack that of one layer."""
-        i = len(self.mine.rows) > 1 or len(self.other.rows) > 1
-        return self.mine.shape[i:], self.other.shape[i:]
+        if len(self.mine.rows) > 1 or len(self.other.rows) > 1:
+            return self.mine.of_layer, self.other.of_layer
+        return self.mine.shape, self.other.shape
+
+    @property
+    def axes(self) -> list[int]:
+        """Those that may be the axis of the layers in their stack; none if these are no layers."""
+        layers, stack = (self.mine, self.other) if len(self.mine.rows) > 1 else (self.other, self.mine)
+        n, layer = len(layers.rows), layers.of_layer
+        either = (layer, layer[::-1])
+        return sorted({k for each in either for k in axes_of_layers(stack.shape, n, each)}) if n > 1 else []
+
+    @property
+    def axis(self) -> int:
+        return self.mine.axis or self.other.axis
+
+    def along(self, axis: int) -> _Pair:
+        """The same layers, in a stack along an axis."""
+        if len(self.mine.rows) > 1:
+            return _Pair(self.mine, self.other._replace(axis=axis))
+        return _Pair(self.mine._replace(axis=axis), self.other)
 
 
 def mapped_hints(left: Side, right: Side, found: Found) -> dict[int, Hint]:
@@ -117,8 +144,10 @@ def _ranges(first: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def _how(pair: _Pair, side: int) -> str:
-    n = len(pair[1 - side].rows)
-    return f" of {n} layers" if n > 1 else ", as a layer of a stack" if len(pair[side].rows) > 1 else ""
+    n, along = len(pair[1 - side].rows), f" along axis {pair.axis}" if pair.axis else ""
+    if n > 1:
+        return f" of {n} layers{along and f', stacked{along}'}"
+    return f", as a layer of a stack{along}" if len(pair[side].rows) > 1 else ""
 
 
 def _is_array(table: TreeTable) -> np.ndarray:
@@ -168,7 +197,9 @@ def _pairs(left: list[_Array], right: list[_Array]) -> list[_Pair]:
         stacks = [each for each in (right, left)[side] if each.rows[0] not in theirs]
         sides = (_stacks(layers), stacks) if side == 0 else (stacks, _stacks(layers))
         pairs += _by_ends(*sides)
-    return pairs
+    of_all = [{*axes} for pair in pairs if (axes := pair.axes)]  # most stacks have the layers of all arrays along one
+    common = set.intersection(*of_all) if of_all else set[int]()
+    return [pair.along(min(common or axes)) if (axes := pair.axes) else pair for pair in pairs]
 
 
 def _stacks(arrays: list[_Array]) -> list[_Array]:
@@ -202,9 +233,8 @@ def _by_ends(left: list[_Array], right: list[_Array]) -> list[_Pair]:
             one, another = _alone(mine), _alone(ends[1].get(end, []))
             if one and another and len(one.shape) == len(another.shape):
                 pair = _Pair(one, another)
-                mine, its = pair.shapes
-                is_of_as_many = len(mine) == len(one.shape) or one.shape[0] == another.shape[0]
-                if is_of_as_many and its in (mine, mine[::-1]):
+                is_of_layers = len(one.rows) > 1 or len(another.rows) > 1
+                if pair.axes or (not is_of_layers and another.shape in (one.shape, one.shape[::-1])):
                     pairs.append(pair)
         taken = [{pair[side].rows for pair in pairs} for side in (0, 1)]
         left = [each for each in left if each.rows not in taken[0]]
@@ -270,18 +300,19 @@ def _code(left: Side, right: Side, found: Found, pairs: Sequence[_Pair], turned:
             return ""
         form = transpose_code("{}", order, np_) if turned[pair] and order else "{}"
         if len(rows) > 1:
-            of_layer = _with_index(rows)
-            stack = f"{np_}.stack([{form.format(of_layer)} for i in range({len(rows)})])"
+            of_layer = with_index(rows)
+            along = f", axis={pair.axis}" if pair.axis else ""
+            stack = f"{np_}.stack([{form.format(of_layer)} for i in range({len(rows)})]{along})"
             sources[others[0]] = stack if of_layer else ""
         elif len(others) > 1:
-            sources |= {row: form.format(f"{rows[0]}[{i}]") for i, row in enumerate(others)}
+            sources |= {row: form.format(f"{rows[0]}[{':, ' * pair.axis}{i}]") for i, row in enumerate(others)}
         else:
             sources[others[0]] = form.format(rows[0])
     wanted = np.flatnonzero(_is_array(right.table)).tolist()
     keys = {row: right.table[row].keystr for row in wanted}
     if not all(map(sources.get, wanted)) or any(re.search(r"[\"\\{}]", key) for key in keys.values()):
         return ""
-    lines = _lines([(f'"{keys[row]}"', sources[row]) for row in wanted])
+    lines = entries([(f'"{keys[row]}"', sources[row]) for row in wanted])
     if len(lines) > _MOST_LINES:
         return ""
     inside = ",\n    ".join(lines)
@@ -289,41 +320,3 @@ def _code(left: Side, right: Side, found: Found, pairs: Sequence[_Pair], turned:
         f"jax.tree_util.tree_map_with_path(lambda path, x, of={{\n    {inside},\n}}: "
         "of.get(jax.tree_util.keystr(path), x), other)"
     )
-
-
-def _lines(pairs: list[tuple[str, str]]) -> list[str]:
-    """Entries of a dict; of those that differ by one number, from 0 on, there is one line for all."""
-    groups: dict[tuple[str, str], dict[int, tuple[str, str]]] = defaultdict(dict)  # by what is around a number
-    for pair in pairs:
-        for number in re.finditer(r"\d{1,6}", pair[0]):
-            groups[pair[0][: number.start()], pair[0][number.end() :]][int(number[0])] = pair
-    lines, done = [], set[tuple[str, str]]()
-    for pair in pairs:
-        around = [(pair[0][: number.start()], pair[0][number.end() :]) for number in re.finditer(r"\d{1,6}", pair[0])]
-        for group in sorted([groups[each] for each in around], key=len, reverse=True):
-            if pair in done or len(group) < 2 or group.keys() != set(range(len(group))):
-                continue
-            members = [group[i] for i in range(len(group))]
-            key, source = (_with_index([each[i] for each in members]) for i in (0, 1))
-            if key and source and done.isdisjoint(members):
-                lines.append(f"**{{{key}: {source} for i in range({len(members)})}}")
-                done.update(members)
-        if pair not in done:
-            lines.append(f"{pair[0]}: {pair[1]}")
-    return lines
-
-
-def _with_index(texts: list[str]) -> str:
-    """The Python of texts that differ by their index alone, with `i` in its place; "" of others."""
-    parts = [re.split(r"(\d+)", text) for text in texts]
-    if any(len(each) != len(parts[0]) for each in parts):
-        return ""
-    common = list(parts[0])
-    for at, column in enumerate(zip(*parts, strict=True)):
-        if len(set(column)) > 1:
-            if column != tuple(map(str, range(len(texts)))):
-                return ""
-            common[at] = "\0"
-    text = "".join(common).replace("[\0]", "[i]") if texts[0][:1] != '"' else "".join(common)
-    text = re.sub(r"""(["'])((?:(?!\1).)*\0(?:(?!\1).)*)\1""", lambda found: f"f{found[0]}", text)
-    return "" if re.search(r"[\w)]\0", re.sub(r"f([\"']).*?\1", "", text)) else text.replace("\0", "{i}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jax.tree_util import DictKey, SequenceKey, keystr
 
+from treeviz.analysis.compare.inside import Part, parts_that_differ
 from treeviz.tree.attributes import stored_items
 from treeviz.tree.level import one_level
 from treeviz.tree.safe_repr import array_text, class_name, error_text, guarded, module_name, value_text
@@ -178,14 +179,37 @@ def compare_static(left: Any, mine: Any, right: Any, other: Any) -> list[Finding
         problem = ""
     except Exception as error:  # such as arrays, whose comparison has no truth value
         problem = f"comparing them raised {error_text(error)}, so JAX raises as well"
-    fields: list[Finding] = [
-        ("static", f"{name} = {value_text(a, 60)}", value_text(b, 60), problem)
-        for name, a, b in _fields_in(left, mine, right)
-        if not _same(a, b)
-    ]
-    return fields or [
+    fields = [(name, a, b) for name, a, b in _fields_in(left, mine, right) if not _same(a, b)]
+    found = [finding for each in fields or [("", mine, other)] for finding in _told_of_field(left, *each, problem)]
+    return found or [
         ("static", value_text(mine, 80), value_text(other, 80), problem or _unequal_to_itself(mine, other))
     ]
+
+
+def _told_of_field(node: Any, name: str, a: Any, b: Any, problem: str) -> list[Finding]:
+    """How a static field of a node differs, or the parts of it where its text does not tell; "" is all static data."""
+    texts = [value_text(each, 60) for each in (a, b)]
+    parts = parts_that_differ(a, b, _same) if texts[0] == texts[1] or any("…" in text for text in texts) else []
+    own = stored_items(node) if parts else {}
+    told = [
+        (
+            _attribute(own, part) or f"{name}{'.' * (name != '' and part.name[:1] != '[')}{part.name}",
+            part.left,
+            part.right,
+        )
+        for part in parts
+    ]
+    if not told and not name:
+        return []
+    return [
+        ("static", f"{name} = {value_text(x, 60)}", value_text(y, 60), problem or _unequal_to_itself(x, y))
+        for name, x, y in told or [(name, a, b)]
+    ]
+
+
+def _attribute(own: dict[str, Any], part: Part) -> str:
+    """The attribute of a node that is a part of its static data; "" if there is none."""
+    return part.key if type(part.key) is str and own.get(part.key, _same) is part.left else ""
 
 
 def _fields_in(left: Any, aux: Any, right: Any) -> list[tuple[str, Any, Any]]:

@@ -12,11 +12,12 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import Difference, Differences, Hint, with_hint
-from treeviz.analysis.compare.fingerprints import add_fingerprints, first_values, is_stack_of
+from treeviz.analysis.compare.fingerprints import add_fingerprints, first_values
 from treeviz.analysis.compare.flat_names import flat_hints
 from treeviz.analysis.compare.leaf_facts import transpose_code, transposing
 from treeviz.analysis.compare.leaf_map import STRUCTURAL, mapped_hints, words_of
 from treeviz.analysis.compare.nodes import MAPPINGS
+from treeviz.analysis.compare.stacks import stacked, stacked_dict
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.compare.unmatched import Unmatched
 from treeviz.tree.collector import collector_paused
@@ -158,7 +159,7 @@ class _Hints:
         mine, other = int(self._aligned.left[at]), int(self._aligned.right[at])
         if kind == "length":
             return Hint(self._inserted(mine, other))
-        hint = self._stacked(mine, other) or self._of_first_child(mine)
+        hint = stacked(self._sides, mine, other) or self._of_first_child(mine)
         return hint or Hint(self._elsewhere(0, mine, other) or self._elsewhere(1, other, mine))
 
     def of_alone(self, at: list[int]) -> dict[int, Hint]:
@@ -201,7 +202,9 @@ class _Hints:
 
     def _of_first_child(self, mine: int) -> Hint | None:
         """All children of a dict may be layers."""
-        return self._stacked_dict(mine - 1) if mine > 0 and self._left.parent[mine] == mine - 1 else None
+        if mine <= 0 or self._left.parent[mine] != mine - 1:
+            return None
+        return stacked_dict(self._sides, mine - 1, int(self._matches[0][mine - 1]))
 
     def _elsewhere(self, side: int, row: int, counterpart: int) -> str:
         """Where the other tree has the same subtree without a counterpart."""
@@ -229,7 +232,9 @@ class _Hints:
         )
         turned = (", transposed", ", and transposed") if is_turned else ("", "")
         if n_leaves >= _LEAST_LEAVES or _are_alike(old.segment, new.segment):
-            return _Alone(f"renamed {'to' if side == 0 else 'from'} {new.keystr}{turned[1]}?", i, is_turned)
+            is_dict = type(self._sides[side].nodes[parent]) in MAPPINGS
+            verb = "moved" if _are_indices(old, new) and not is_dict else "renamed"
+            return _Alone(f"{verb} {'to' if side == 0 else 'from'} {new.keystr}{turned[1]}?", i, is_turned)
         there = "other" if side == 0 else "first"
         text = f"{_BY_SHAPE} {new.keystr} in the {there}{turned[0]}: renamed?"
         return _Alone(text, i, is_turned, "  # by its shape alone")
@@ -241,13 +246,20 @@ class _Hints:
     def _place(self, side: int, row: int, print_: int, counterpart: int) -> str:
         """The text for the one other place that has a fingerprint; "" if there is none."""
         places = self._unmatched[1 - side].first_with(print_, 3)
-        if len(places) > 2 or self._count(side, row) < _LEAST_LEAVES:  # of many alike, none is asked for what it is
+        if len(places) > 2 or not self._is_special(side, row, print_):  # of many alike, none is asked for what it is
             return ""
         places = [each for each in places if each != counterpart]
         if len(places) != 1:
             return ""
         other, there = (self._right, "other") if side == 0 else (self._left, "first")
         return f"{_ELSEWHERE} {other[places[0]].keystr} in the {there}"
+
+    def _is_special(self, side: int, row: int, print_: int) -> bool:
+        """Whether its like elsewhere is no chance: several leaves, a node as no other one, or a leaf with its name."""
+        if self._count(side, row) >= _LEAST_LEAVES or self._has_moved(side, row):
+            return True
+        is_node = not (self._left, self._right)[side].is_leaf[row]
+        return is_node and all(len(each.first_with(print_, 2)) == 1 for each in self._unmatched)
 
     def _has_moved(self, side: int, row: int) -> bool:
         """Whether one of the same name stands elsewhere in the other tree, which then is no other name for it."""
@@ -303,39 +315,8 @@ class _Hints:
         said = ", ".join(f"[{start}]" if end == start + 1 else f"[{start}:{end}]" for start, end in places)
         return f"{'inserted' if kinds == {'insert'} else 'removed'} at {said}?"
 
-    def _stacked_dict(self, row: int) -> Hint | None:
-        """Whether all children of a node are layers, and the other tree has one stack of them there."""
-        other, layers = int(self._matches[0][row]), self._left.children(row)
-        if other == NONE or not is_stack_of(self._right, other, self._left, layers):
-            return None
-        n, node = len(layers), self._left[row].expression
-        names = [self._left.key(each).segment for each in layers]
-        start = names[0].rstrip("0123456789")
-        is_numbered = set(names) == {f"{start}{i}" for i in range(n)} and type(self._sides[0].nodes[row]) in MAPPINGS
-        in_order = f"*({node}[{start!r} + str(i)] for i in range({n}))"
-        code = f"jax.tree.map(lambda *xs: jnp.stack(xs), {in_order})" if is_numbered else ""
-        return Hint(f"{n} layers in the first, and one stack of {n} such layers in the other", code)
-
     def _key(self, side: int, row: int) -> Key:
         return (self._left, self._right)[side].key(row)
-
-    def _stacked(self, mine: int, other: int) -> Hint | None:
-        """Whether one of the two is a list of layers, and the other one stack of them."""
-        for side, (row, table), (one, stack) in (
-            ("first", (mine, self._left), (other, self._right)),
-            ("other", (other, self._right), (mine, self._left)),
-        ):
-            layers = table.children(row)
-            if len(layers) > 1 and is_stack_of(stack, one, table, layers):
-                there = "other" if side == "first" else "first"
-                n, node = len(layers), self._left[mine].expression
-                code = f"[jax.tree.map(lambda x: x[i], {node}) for i in range({n})]"
-                return Hint(
-                    f"{n} layers in the {side}, and one stack of {n} such layers in the {there}, as made by "
-                    "jax.tree.map(lambda *xs: jnp.stack(xs), *layers)",
-                    f"jax.tree.map(lambda *xs: jnp.stack(xs), *{node})" if side == "first" else code,
-                )
-        return None
 
 
 def _end_alike(one: str, other: str) -> bool:
@@ -348,3 +329,7 @@ def _are_alike(one: str, another: str) -> bool:
     if first and other:
         return _end_alike(first, other) or first.startswith(other) or other.startswith(first)
     return words_of(one)[-1] == words_of(another)[-1]
+
+
+def _are_indices(*keys: Key) -> bool:
+    return all(key.keystr == f"[{key.segment}]" for key in keys)
