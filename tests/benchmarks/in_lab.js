@@ -46,6 +46,8 @@
     },
   };
 
+  tools.render = { is_there: () => !!shadow("[role=treeitem]") }; // until its first row only
+
   function at(element, place = (box) => [box.width / 2, box.height / 2]) {
     element?.scrollIntoView({ block: "nearest" });
     const box = element?.getBoundingClientRect();

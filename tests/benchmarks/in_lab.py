@@ -1,6 +1,7 @@
 """One way to show a tree, in a JupyterLab and a Chromium of its own: how long it takes, and what it makes.
 
     python tests/benchmarks/in_lab.py treeviz 10000
+    python tests/benchmarks/in_lab.py render 10000    # the page of `treeviz.render`, until its first row
 
 The last line that it prints is JSON. Whoever runs it may end it: its server and its browser end with it.
 """
@@ -45,6 +46,16 @@ def shown(tree):
     widget = treeviz.explore(tree, depth=2)
     widget.observe(hear, "value")
     return widget
+""",
+    "render": """
+import treeviz
+class shown:
+    def __init__(self, tree):
+        self.view = treeviz.render(tree, depth=2)
+    def _ipython_display_(self):
+        display(self.view)
+    def close(self):
+        pass
 """,
     "ipytree": """
 from ipytree import Node, Tree
@@ -141,6 +152,8 @@ def _measure(page: Page, tool: str, n_leaves: int) -> dict[str, Any]:
         if len(shown) == 1:
             n_models = int(python("print(len(models) - n_before)"))
     figures: dict[str, Any] = {"interactive": min(shown), "n_models": n_models}
+    if tool == "render":
+        return figures
     counts = [page.evaluate("() => bench.n_elements()")]
     before = "import time; start = time.perf_counter(); other = shown(tree); took = time.perf_counter() - start"
     if tool != "treescope":  # which makes nothing before it displays

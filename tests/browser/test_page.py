@@ -700,6 +700,15 @@ def test_the_detail_has_the_numbers_of_a_parameter_and_its_gradient_side_by_side
     assert "NaN/Inf" not in by_name
 
 
+def test_many_numbers_side_by_side_are_scrolled_with_the_details_also_from_the_keyboard(open_page):
+    optax = pytest.importorskip("optax")
+    params = {"w": np.array([3.0, 4.0]), "b": np.zeros(2)}
+    view = treeviz.render(params, grads=params, opt_state=optax.adam(1e-3).init(params), stats=True, name="parameters")
+    page = opened(open_page(view.html(), width=1400))
+    row(page, "w").click()
+    assert settled(page).locator(".beside tr").first.locator("th").count() == 4 and violations(page) == []
+
+
 def test_what_is_selected_is_copied_as_a_mask_and_so_are_all_matches(shown):
     params = {**model(), "odd": {'a"b\n': np.zeros(2), "é": np.ones(3)}}
     page = shown(params)

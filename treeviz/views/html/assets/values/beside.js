@@ -26,5 +26,5 @@ export function sideBySide({ tree, rows: { folds } }, row, others) {
   const shown = lines.filter(([, ...texts]) => texts.some((text) => text && text !== "0"));
   const line = (tag, texts) => h("tr", {}, ...texts.map((text, i) => h(text ? (i ? tag : "th") : "td", {}, text)));
   if (!shown.length) return [];
-  return [h("div", { class: "wide" }, h("table", { class: "beside" }, line("th", ["", tree.name, ...others.map(({ title }) => title)]), ...shown.map((texts) => line("td", texts))))];
+  return [h("table", { class: "beside" }, line("th", ["", tree.name, ...others.map(({ title }) => title)]), ...shown.map((texts) => line("td", texts)))];
 }
