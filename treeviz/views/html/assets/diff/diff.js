@@ -51,7 +51,10 @@ function foldSame(view) {
       const row = +(element.dataset.row ?? 0);
       element.classList.toggle("same", isSame(row));
       const cell = element.querySelector(".cell.type");
-      const say = (texts, ...more) => cell?.replaceChildren(h("span", { class: "what" }, texts.find(({ length }) => length <= room) ?? "the same"), ...more);
+      const say = (texts, ...more) => {
+        element.drawn = "";
+        cell?.replaceChildren(h("span", { class: "what" }, texts.find(({ length }) => length <= room) ?? "the same"), ...more);
+      };
       if (!isRun(row)) {
         const texts = Array.from(cell?.children ?? [], ({ textContent }) => textContent);
         if (isSame(row) && !isSame(tree.parent[row])) say([texts.join(" "), texts[0]].map((text) => `the same · ${text}`));

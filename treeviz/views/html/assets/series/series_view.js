@@ -168,7 +168,6 @@ export class SeriesView {
         view.tree.header.notes[row] = [...view.tree.notes(row), note];
         this.noted.push([row, note, () => this.goTo(series, mark)]);
       }
-    view.rows.folds?.notes.clear();
     showFindings(view, this.noted);
   }
 

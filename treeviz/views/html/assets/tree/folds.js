@@ -16,8 +16,8 @@ export class Folds {
     this.tree = tree;
     /** The folded runs, by their first row. @type {Map<number, Run>} */
     this.runs = new Map();
-    /** What foldedNotes has found, by row. @type {Map<number, import("./tree.js").Note[]>} */
-    this.notes = new Map();
+    /** What foldedNotes has found, by row, and foldedText, by column and row. @type {Record<string, any>} */
+    this.found = {};
     /** The rows that another row stands for. */
     this.isHidden = new Uint8Array(n);
     /** The row that stands for each. */
@@ -55,21 +55,17 @@ export class Folds {
 /** The notes of all rows that one stands for: of each kind the first, with how many rows have one. @param {Folds | null} folds @param {Tree} tree @param {number} row @returns {import("./tree.js").Note[]} */
 export function foldedNotes(folds, tree, row) {
   const rows = folds?.of(row) ?? [];
-  if (rows.length < 2) return tree.notes(row);
+  if (!folds || rows.length < 2) return tree.notes(row);
+  if (folds.found[row]) return folds.found[row];
   /** @type {Map<string, {note: import("./tree.js").Note, having: Set<number>}>} */
   const found = new Map();
-  const known = folds?.notes.get(row);
-  if (known) return known;
   for (const each of rows)
     for (const note of tree.notes(each)) {
       if (!found.has(note[0])) found.set(note[0], { note, having: new Set() });
       found.get(note[0])?.having.add(each);
     }
-  /** @type {import("./tree.js").Note[]} */
-  const notes = [...found.values()].map(({ note: [kind, text, , , severity, sign], having }) =>
-    [kind, having.size < rows.length ? `${countText(having.size)} of ${countText(rows.length)}: ${text}` : text, -1, [], severity, kind !== "differs" && sign, having.size]);
-  folds?.notes.set(row, notes);
-  return notes;
+  return (folds.found[row] = [...found.values()].map(({ note: [kind, text, , , severity, sign], having }) =>
+    [kind, having.size < rows.length ? `${countText(having.size)} of ${countText(rows.length)}: ${text}` : text, -1, [], severity, kind !== "differs" && sign, having.size]));
 }
 
 /** The least rank of the rows of a subtree. */
@@ -116,8 +112,12 @@ function labelOf(tree, rows) {
 /** The value of a row in a column, for all rows that it stands for: their sum in the row of a run, if the column adds up, else their range. @param {Folds | null} folds @param {any} column @param {number} row @returns {string} */
 export function foldedText(folds, column, row) {
   const rows = folds?.of(row) ?? [];
-  if (rows.length < 2 || !column.isNumber) return column.text(row);
-  const run = folds?.runs.get(row);
+  if (!folds || rows.length < 2 || !column.isNumber) return column.text(row);
+  return (folds.found[`${column.name} ${row}`] ??= textOfAll(folds, column, row, rows));
+}
+
+function textOfAll(folds, column, row, rows) {
+  const run = folds.runs.get(row);
   if (run && column.addsUp) return run.rows.some((each) => column.text(each)) ? column.write(total(column, run.rows)) : "";
   let [low, high] = [Infinity, -Infinity];
   for (const each of rows) {

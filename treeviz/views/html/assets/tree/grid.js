@@ -14,8 +14,13 @@ export const MAX_HEIGHT = 12e6;
 export const LONG_PATH = 2000;
 // The formats and names of columns that many trees have.
 const USUAL = /^(type|bytes|count|labelsharding$)/;
+// Rows that are kept when they are no longer on the screen.
+const MAX_DRAWN = 200;
 // Ancestors that stay in sight.
 const MAX_ABOVE = 5;
+
+/** @param {Element} element @param {string} name @param {any} value undefined: none */
+const setAttribute = (element, name, value) => (value === undefined ? element.removeAttribute(name) : element.setAttribute(name, value));
 
 export class Grid {
   /** @param {View} view */
@@ -33,8 +38,12 @@ export class Grid {
     this.more = h("button", { click: () => this.element.scrollBy(this.width / 2, 0) });
     this.copier = h("span", { class: "copier", title: "copy the path", click: (event) => (event.stopPropagation(), view.copy(view.tree.expression(this.rowAt(event).row))) });
     this.element = h("div", { class: "scroller", mouseover: (event) => this.#hover(event), scroll: () => this.paint() }, this.head, this.above, this.tree);
-    /** @type {HTMLElement[]} */
+    /** The rows in the document. @type {any[]} */
     this.pool = [];
+    /** The elements of all rows that were drawn, by place and row: one that is shown again, or that others moved, is not drawn anew. @type {Record<string, any>} */
+    this.drawn = {};
+    /** Counts how often data may have changed. */
+    this.edition = 0;
     /** Pixels by which rows are drawn higher than index * ROW_HEIGHT, where the tree is taller than MAX_HEIGHT. */
     this.shift = 0;
     this.lastTop = 0;
@@ -104,7 +113,7 @@ export class Grid {
     this.style = `--tracks:${widths.map((width) => `${width}px`).join(" ")};--total:${total}px;--step:${step}px;--most:${this.reserved ? 9999 : Math.max(1040, total) + 20}px`;
     // Keep the elements of the rows: replacing one between mouse down and mouse up would lose the click.
     if (before.length === this.columns.length && !before.some((column, i) => column !== this.columns[i])) return;
-    for (const element of [...this.pool.splice(0), ...this.above.children]) element.remove();
+    this.drawn = {};
     this.paintHead();
   }
 
@@ -156,8 +165,8 @@ export class Grid {
     this.more.title = `${n} more to the right`;
   }
 
-  /** Put the rows on the screen into the document. @param {boolean} [all] also if only their content has changed */
-  paint(all = false) {
+  /** Put the rows on the screen into the document. @param {boolean} [all] also if the same ones are there: true if the data may have changed, false if only what is open, active, selected, sorted or found */
+  paint(all) {
     const { rows } = this.view;
     const { clientHeight, scrollTop } = this.element;
     const total = rows.count * ROW_HEIGHT;
@@ -175,16 +184,19 @@ export class Grid {
     const n = this.nPrinted || Math.min(rows.count - first, Math.ceil(sight / ROW_HEIGHT) + 1);
     // Rows that are cut by the upper edge are below their ancestors.
     const below = this.nPrinted ? 0 : Math.ceil(top / ROW_HEIGHT);
-    if (!all && first === this.first && n === this.n && below === this.below) return;
+    if (all == null && first === this.first && n === this.n && below === this.below) return;
+    if (all) {
+      this.edition++;
+      if (rows.folds) rows.folds.found = {};
+    }
+    if (Object.keys(this.drawn).length > MAX_DRAWN) this.drawn = {};
     this.below = below;
     this.first = first;
     this.n = n;
-    while (this.pool.length < n) this.pool.push(this.window.appendChild(this.#newRow()));
-    while (this.pool.length > n) this.pool.pop()?.remove();
-    this.pool.forEach((element, i) => this.#fill(element, rows.visible[first + i]));
+    this.pool = this.#put(this.window, rows.visible.subarray(first, first + n));
     this.#paintAbove();
     this.window.style.transform = `translateY(${first * ROW_HEIGHT - this.shift}px)`;
-    this.#pointToActive();
+    setAttribute(this.tree, "aria-activedescendant", this.window.querySelector(".active")?.id);
     this.view.emit("paint");
   }
 
@@ -201,10 +213,16 @@ export class Grid {
       while (tree.depth[row] > depth) row = tree.parent[row];
       shown.push(row);
     }
-    const { children } = this.above;
-    while (children.length < shown.length) this.above.append(this.#newRow());
-    while (children.length > shown.length) children[shown.length].remove();
-    shown.forEach((row, i) => this.#fill(children[i], row));
+    this.#put(this.above, shown);
+  }
+
+  /** Show rows in a place. @param {HTMLElement} place @param {Iterable<number>} rows */
+  #put(place, rows) {
+    const shown = Array.from(rows, (row) => this.#fill(place, row));
+    for (const element of place.querySelectorAll(".row")) if (!shown.includes(element)) element.remove();
+    // One that stays where it is keeps its layout.
+    shown.reduceRight((next, element) => (element.parentNode && element.nextSibling === next ? element : place.insertBefore(element, next)), null);
+    return shown;
   }
 
   /** Say the whole path and the static fields of the name under the pointer, and offer to copy it. @param {any} event */
@@ -219,14 +237,14 @@ export class Grid {
 
   /** Scroll until a visible row, given by its index among them, is on the screen. @param {number} index */
   scrollTo(index) {
-    const total = this.view.rows.count * ROW_HEIGHT;
+    const { rows } = this.view;
+    const total = rows.count * ROW_HEIGHT;
     const sight = this.element.clientHeight - this.head.offsetHeight;
     const top = this.element.scrollTop + this.shift;
     const wanted = index * ROW_HEIGHT;
-    const { rows } = this.view;
     // The ancestors of the row cover as much.
     const free = wanted - ROW_HEIGHT * Math.max(0, Math.min(MAX_ABOVE, rows.depth(rows.visible[index]) - 1));
-    if ((free >= top || !top) && wanted + ROW_HEIGHT <= top + sight) return this.paint(true);
+    if ((free >= top || !top) && wanted + ROW_HEIGHT <= top + sight) return this.paint(false);
     const far = Math.abs(wanted - top) > 2 * sight;
     const goal = Math.max(0, Math.min(total - sight, far ? wanted - sight / 2 : free < top ? free : wanted + ROW_HEIGHT - sight));
     const height = Math.min(total, MAX_HEIGHT);
@@ -234,49 +252,42 @@ export class Grid {
     this.element.scrollTop = total === height ? goal : (goal / (total - sight)) * (height - sight);
     this.lastTop = this.element.scrollTop;
     this.shift = total === height ? 0 : Math.round(goal - this.lastTop);
-    this.paint(true);
-  }
-
-  #pointToActive() {
-    const element = this.pool.find((element) => element.id === `row${this.view.active}`);
-    if (element) this.tree.setAttribute("aria-activedescendant", element.id);
-    else this.tree.removeAttribute("aria-activedescendant");
+    this.paint(false);
   }
 
   #newRow() {
     const cell = (name) => h("span", { class: `cell ${name}` });
-    return h("div", { class: "row", role: "treeitem" }, cell("key"), ...this.columns.map((column) => cell(column.format + (hasBar(column) ? " bar" : ""))));
+    return h("div", { role: "treeitem" }, cell("key"), ...this.columns.map((column) => cell(column.format + (hasBar(column) ? " bar" : ""))));
   }
 
-  /** @param {HTMLElement} element @param {number} row */
-  #fill(element, row) {
+  /** The element of a row in a place; it is drawn, unless it shows all that there is now. @param {HTMLElement} place @param {number} row */
+  #fill(place, row) {
+    const element = (this.drawn[place.className + row] ??= this.#newRow());
     const { tree, rows, selected, active } = this.view;
-    const kind = tree.of(row, "kind");
     const open = rows.hasChildren(row) ? rows.isOpen(row) : undefined;
+    const { step, maxLevels, widths } = this.layout;
+    const kind = tree.of(row, "kind");
     const notes = foldedNotes(rows.folds, tree, row);
-    const parent = tree.parent[row];
     const texts = this.columns.map((column) => (column.isNumber || column.labels ? foldedText(rows.folds, column, row) : ""));
     const attributes = {
-      id: element.parentElement === this.above ? undefined : `row${row}`,
+      class: `row ${row === active ? "active" : ""} ${rows.hits?.[row] ? "hit" : ""}`,
+      id: place === this.above ? undefined : `row${row}`,
       "data-row": row,
       "data-kind": kind,
       "data-style": styleOf(tree, row, kind),
       "aria-level": rows.depth(row) + 1,
-      "aria-setsize": rows.isFlat ? rows.count : rows.nSeen[parent + 1],
+      "aria-setsize": rows.isFlat ? rows.count : rows.nSeen[tree.parent[row] + 1],
       "aria-posinset": rows.placeAmong[row],
       "aria-selected": selected.has(row),
       "aria-expanded": open,
       "aria-label": [rows.label(row), tree.what(tree.factCodes[row]), ...notes.map((note) => note[0]), open === false && this.view.inside?.(row),
         ...this.columns.map(({ title }, i) => texts[i] && `${title} ${texts[i]}`)].filter(Boolean).join(", "),
     };
-    for (const name in attributes) {
-      if (attributes[name] === undefined) element.removeAttribute(name);
-      else element.setAttribute(name, attributes[name]);
-    }
-    element.classList.toggle("active", row === active);
-    element.classList.toggle("hit", rows.hits?.[row] === 1);
+    const drawn = Object.values(attributes) + maxLevels + this.style + this.edition;
+    if (element.drawn === drawn) return element;
+    element.drawn = drawn;
+    for (const name in attributes) setAttribute(element, name, attributes[name]);
     const depth = rows.depth(row);
-    const { step, maxLevels, widths } = this.layout;
     const indent = Math.min(depth, maxLevels) * step;
     element.style.setProperty("--indent", `${indent}px`);
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
@@ -298,6 +309,7 @@ export class Grid {
       cells[i].classList.toggle("bad", /NaN|Inf/.test(texts[i] !== "0" && texts[i] && column.title + texts[i]));
       if (hasBar(column)) cells[i].style.setProperty("--share", `${shareOf(column, row, rows.folds)}%`);
     });
+    return element;
   }
 
   /** The row at the position of a mouse event, and whether the position is on its arrow. @param {MouseEvent} event */

@@ -77,7 +77,7 @@ export class View extends EventTarget {
     this.grid.layOut();
     const index = row < 0 ? -1 : this.rows.index(row);
     if (index >= 0) this.grid.scrollTo(index);
-    else this.grid.paint(true);
+    else this.grid.paint(false);
     this.emit("change");
   }
 
@@ -206,7 +206,7 @@ export class View extends EventTarget {
   /** Select all rows that match the search. */
   selectMatches() {
     this.selected = new Set(this.rows.matches());
-    this.grid.paint(true);
+    this.grid.paint(false);
     this.emit("select");
   }
 }

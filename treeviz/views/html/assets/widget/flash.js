@@ -14,7 +14,9 @@ export function flash(view, changed, durationMs) {
       const is = isMarked(rows.visible[grid.first + i]);
       element.classList.toggle("changed", is && !isOver);
       element.classList.toggle("marked", is);
-      if (is) element.ariaLabel += ", changed";
+      if (!is) return;
+      element.ariaLabel += ", changed";
+      element.drawn = ""; // by the grid it is drawn without that
     });
   view.on("paint", paint);
   grid.paint(true);
