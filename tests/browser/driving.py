@@ -65,7 +65,7 @@ def row(page, label: str):
 
 
 def in_sight(page, label: str):
-    """The same, scrolled into view first: the rows that are drawn are used for others as the view scrolls."""
+    """The same, scrolled into view first: a row that is scrolled out of sight leaves the document."""
     row(page, label).scroll_into_view_if_needed()
     return row(page, label)
 

@@ -369,6 +369,28 @@ def test_the_arrow_of_a_node_opens_and_closes_it(shown):
     assert labels(page) == ["params", "embed", "layers", "norm"]
 
 
+def test_rows_that_stay_as_they_are_are_not_drawn_anew(shown):
+    page = shown(model(), depth=1)
+    page.locator(".window").evaluate(
+        """element => {
+            window.changed = new Set();
+            const note = records => records.forEach(({ target }) => window.changed.add(target.closest('.row')?.id));
+            const all = { subtree: true, childList: true, attributes: true, characterData: true };
+            new MutationObserver(note).observe(element, all);
+        }"""
+    )
+    row(page, "layers").click(position={"x": 26, "y": 11})
+    assert labels(page) == ["params", "embed", "layers", "[0]", "[1]", "[2]", "norm"]
+    opened = page.evaluate("() => [...window.changed]")
+    # The root was active, and the window has new rows; those between them, and below, are as they were.
+    assert {"row0", "row2", None} <= {*opened} and not {"row1", "row15"} & {*opened}, opened
+    row(page, "layers").click(position={"x": 26, "y": 11})
+    page.evaluate("() => window.changed.clear()")
+    row(page, "layers").click(position={"x": 26, "y": 11})
+    assert labels(page) == ["params", "embed", "layers", "[0]", "[1]", "[2]", "norm"]
+    assert {*page.evaluate("() => [...window.changed]")} == {"row2", None}
+
+
 def test_a_press_is_a_click_though_the_window_changes_before_the_button_is_let_go(shown):
     page = shown(model(), depth=1)
     place = box(page, "#row2")
