@@ -20,35 +20,41 @@ export class Folds {
     this.found = {};
     /** The rows that another row stands for. */
     this.isHidden = new Uint8Array(n);
-    /** The row that stands for each. */
-    this.standsFor = new Int32Array(n).map((_, row) => row);
+    /** What `of` has found, by row. The root is the one child of row -1. @type {Record<number, number[]>} */
+    this.rows = { [-1]: [-1] };
     const ranks = new Map([...wrong, ...nan].map((row, rank) => [row, rank]).reverse());
     for (const members of tree.header.diff?.runs?.() ?? runsOf(tree)) {
       if (this.isHidden[members[0]] || unfolded?.has(members[0])) continue;
       const out = ranks.size ? standingOut(members.map((row) => least(ranks, row, end[row])), wrong.length) : [];
       const rows = members.filter((_, i) => !out.includes(i));
       if (rows.length < LEAST) continue;
-      const [first] = rows;
-      for (const row of rows)
-        for (let at = row; at < end[row]; at++) {
-          this.isHidden[at] = +(row !== first);
-          this.standsFor[at] = Math.min(first + at - row, end[first] - 1);
-        }
+      const [first, ...others] = rows;
+      for (const row of others) this.isHidden.fill(1, row, end[row]);
       this.runs.set(first, { rows, label: labelOf(tree, rows), start: members[0] });
     }
-    for (let row = 0; row < n; row++) this.standsFor[row] = this.standsFor[this.standsFor[row]];
-    /** The rows by which one stands for them, those of a row together, and where they start. */
-    this.starts = new Int32Array(n + 1);
-    this.members = new Int32Array(n);
-    for (let row = 0; row < n; row++) this.starts[this.standsFor[row] + 1]++;
-    for (let row = 0; row < n; row++) this.starts[row + 1] += this.starts[row];
-    const next = this.starts.slice();
-    for (let row = 0; row < n; row++) this.members[next[this.standsFor[row]]++] = row;
   }
 
   /** All rows for which one stands. @param {number} row */
   of(row) {
-    return this.members.subarray(this.starts[row], this.starts[row + 1]);
+    const { rows, runs, tree: { parent } } = this;
+    const path = [];
+    for (let at = row; !rows[at]; at = parent[at]) path.push(at);
+    for (const at of path.reverse()) {
+      const above = parent[at];
+      const run = runs.get(at);
+      rows[at] = run ? rows[above].flatMap((each) => run.rows.map((member) => member - above + each)) : rows[above].map((each) => at - above + each);
+    }
+    return rows[row];
+  }
+
+  /** The row that stands for a row. @param {number} row */
+  standsFor(row) {
+    const { end } = this.tree;
+    for (const { rows } of this.runs.values()) {
+      const member = rows.find((each) => each <= row && row < end[each]);
+      if (member) row = Math.min(rows[0] + row - member, end[rows[0]] - 1);
+    }
+    return row;
   }
 }
 
@@ -120,9 +126,10 @@ function textOfAll(folds, column, row, rows) {
   const run = folds.runs.get(row);
   if (run && column.addsUp) return run.rows.some((each) => column.text(each)) ? column.write(total(column, run.rows)) : "";
   let [low, high] = [Infinity, -Infinity];
+  const { values } = column;
   for (const each of rows) {
     if (column.isBad(each)) return column.text(each);
-    const value = column.values[each]; // NaN is none
+    const value = values[each]; // NaN is none
     if (value < low) low = value;
     if (value > high) high = value;
   }

@@ -164,7 +164,7 @@ export class View extends EventTarget {
     rows.folds = null;
     rows.fold();
     // The active row may be folded now.
-    if (rows.folds) this.active = rows.folds.standsFor[this.active];
+    if (rows.folds) this.active = rows.folds.standsFor(this.active);
     this.update(this.active);
   }
 
