@@ -20,6 +20,8 @@ steps were inspected, so that the comparison with the step itself and the looks 
 had 4 s; "warming" is what that took, by the plain step's 250. A block ends when all its steps are computed and all
 their numbers are read; one with `watch` every 10 has as many steps as are read together in a run. "wall" is what a
 training run feels; "CPU", the time of all threads, is the steadier figure, but also counts what runs beside the step.
+glibc keeps the memory that is freed, as other allocators do: that it gives back the end of its heap makes some hundred
+page faults in a step of Haiku, or none, by what lies there, which is not what is measured.
 The rounds end when each quick block is within 1 % of the quickest, or when the step has had its part of the minutes.
 
 "first step" is the CPU time to trace, compile and run it when JAX is warm and its caches are empty: the variants in
@@ -67,6 +69,7 @@ ALWAYS = ("plain", WATCH, EVERY_10, ALONE, COPY)
 USUAL = {name: (*VARIANTS,) if name == "mlp" else (*ALWAYS, CALLBACK) for name in MODELS}
 STEPS = list(dict.fromkeys(("mlp", *PUBLISHED, *MODELS)))  # those that take long come last
 FIRST_STEPS_OF = ("plain", WATCH, "measure and record", CALLBACK)
+MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}  # of glibc
 BLOCK_S = 0.05
 FEWEST_ROUNDS, MOST_ROUNDS, SETTLED = 3, 30, 1.01
 FIRST_STEPS_SHARE = 0.4  # of the time of a step
@@ -222,10 +225,9 @@ def _in_process(name: str, variants: Sequence[str], seconds: float) -> dict[str,
     """Of a step, in a process of its own: what ran before, and lies in memory, makes half of a step of many leaves."""
     more = f" --xla_force_host_platform_device_count={N_DEVICES}" if name in SHARDED else ""
     chosen = [text for variant in variants for text in ("--variant", variant)]
-    with subprocess.Popen(
-        [sys.executable, __file__, "--as-json", name, "--seconds", str(seconds), *chosen],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + more},
-    ) as process:  # fmt: skip
+    env = {**MALLOC, **os.environ, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + more}
+    command = [sys.executable, __file__, "--as-json", name, "--seconds", str(seconds), *chosen]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("{"):
