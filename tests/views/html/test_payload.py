@@ -15,6 +15,7 @@ from sample_trees import SAMPLES
 import treeviz
 from treeviz.tree.column import Column
 from treeviz.tree.kinds import KINDS
+from treeviz.tree.numbers import number_text
 from treeviz.tree.table import TreeTable
 from treeviz.views.html.payload import pack
 from treeviz.views.text.cells import type_text
@@ -158,9 +159,30 @@ def test_a_histogram_travels_as_heights_relative_to_its_highest_bar(table):
     table = with_column(table, levels, format="histogram")
     header, buffers = unpacked(pack(View(table, [])))
     heights = values_of(header, buffers, "x")
-    assert heights[3].tolist() == [1, 85, 43]
+    assert heights[3].tolist() == [1, 51, 26]
     assert not heights[[*range(3), *range(4, len(table))]].any()
     assert spec_of(header, "x")["more"] == {"n_bins": 3, "first_bin": 1}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_statistics_of_every_tree_are_sent_in_the_digits_that_are_shown(name):
+    table = treeviz.render(SAMPLES[name](), stats=True).table
+    header, buffers = unpacked(pack(View(table, [])))
+    for column in table.columns.values():
+        if column.format != "number":
+            continue
+        told, spec = values_of(header, buffers, column.name).astype(float), spec_of(header, column.name)
+        if spec.get("more") is not None:  # the rms, of which the mean stands here: and the standard deviation
+            told = np.hypot(told, values_of(header, buffers, "std").astype(float))
+        assert list(map(number_text, told)) == list(map(number_text, table.rolled(column))), column.name
+
+
+def test_statistics_are_sent_in_few_bits():
+    params = {f"layer_{i}": np.random.default_rng(i).normal(size=(8, 8)) for i in range(30)}
+    header, buffers = unpacked(pack(treeviz.render(params, stats=True)))
+    for name in ("min", "max", "mean", "std"):
+        bits = values_of(header, buffers, name).view(np.uint32)
+        assert np.mean(bits & 0x1FF == 0) > 0.7, name
 
 
 def test_histograms_add_up_over_a_subtree(table):

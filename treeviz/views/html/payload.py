@@ -11,6 +11,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from os.path import commonprefix
 from typing import Any
 
@@ -25,6 +26,7 @@ from treeviz.tree.table import TreeTable
 from treeviz.views.html.bars import bars
 from treeviz.views.html.histogram_payload import pack_histograms
 from treeviz.views.html.series_payload import pack_series
+from treeviz.views.html.shown import as_shown, as_shown_with_rms
 from treeviz.views.text.cells import type_text
 from treeviz.views.view import View
 
@@ -34,6 +36,7 @@ _SMALL = 1 << 12  # bytes of arrays that are compared
 _A_BLOCK = 1 << 10  # bytes
 _ALIKE = 10_000  # characters: documents that begin with the same ones share more of treescope's scripts
 _WHOLE = [(np.iinfo(dtype).min, np.iinfo(dtype).max, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.int32)]
+_MOMENTS = ("mean", "std")
 _TYPES = {"u1": 0, "u2": 1, "u4": 2, "i4": 3, "f4": 4, "f8": 5}
 # The facts to send; numbers are columns.
 _FIELDS = (
@@ -225,19 +228,29 @@ def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
 
 
 def _columns(table: TreeTable, columns: Mapping[str, Column], buffers: _Buffers, shown: set[str]) -> list[list]:
+    follows = _is_hypotenuse(columns)
+    numbers = {name: as_shown(np.asarray(each.levels)) for name, each in columns.items() if _is_short(each)}
+    if follows:
+        numbers["mean"], numbers["std"] = as_shown_with_rms(*(np.asarray(columns[name].levels) for name in _MOMENTS))
     sent: dict[str, list] = {}
     # The rms comes after the mean from which it follows.
     for name in sorted(columns, key="rms".__eq__):
-        mean, std = (sent["mean"], sent["std"]) if _is_hypotenuse(columns, name) else ([], [])
-        sent[name] = _column(table, columns[name], buffers, name in shown, mean, std)
+        column = replace(columns[name], levels=numbers[name]) if name in numbers else columns[name]
+        mean, std = (sent[each] for each in _MOMENTS) if follows and name == "rms" else ([], [])
+        sent[name] = _column(table, column, buffers, name in shown, mean, std)
     return [sent[name] for name in columns]
 
 
-def _is_hypotenuse(columns: Mapping[str, Column], name: str) -> bool:
-    """Whether a column is that of the rms, which follows from those of the mean and the standard deviation."""
-    if name != "rms" or not {"mean", "std"} <= columns.keys():
+def _is_short(column: Column) -> bool:
+    """Whether the digits that are shown are enough: nothing is added up from the numbers."""
+    return column.format == "number" and column.rollup in ("given", "max", "min")
+
+
+def _is_hypotenuse(columns: Mapping[str, Column]) -> bool:
+    """Whether the column of the rms follows from those of the mean and the standard deviation."""
+    if not {"rms", *_MOMENTS} <= columns.keys():
         return False
-    rms, mean, std = (columns[each] for each in ("rms", "mean", "std"))
+    rms, mean, std = (columns[each] for each in ("rms", *_MOMENTS))
     if any(
         each.codes is not rms.codes or each.rollup != "given" or each.format != "number" for each in (rms, mean, std)
     ):

@@ -3,9 +3,9 @@
 import { h } from "../tree/dom.js";
 import { barChart } from "./bar_chart.js";
 
-/** The bar heights, 0 to 255, of which thirds are sent, from the first bin to the last that any row uses. @param {any} column @param {number} row */
+/** The bar heights, 0 to 255, of which fifths are sent, from the first bin to the last that any row uses. @param {any} column @param {number} row */
 function barsOf({ tree, levels, spec: { n_bins: length } }, row) {
-  return Uint8Array.from({ length }, (_, bin) => 3 * levels[bin * tree.n + row]);
+  return Uint8Array.from({ length }, (_, bin) => 5 * levels[bin * tree.n + row]);
 }
 
 /** Let the cells of a column show histograms. @param {any} column */
