@@ -23,18 +23,20 @@ def verified(step, twin, *args, **kwargs):
     return verify(jitted, lambda *args, **kwargs: (twin(*args, **kwargs), None), args, kwargs)
 
 
-def test_a_moment_that_begins_with_zero_hides_no_difference():
+@pytest.mark.parametrize("of", [jnp.asarray, np.asarray], ids=["jax", "numpy"])
+def test_a_moment_that_begins_with_zero_hides_no_difference(of):
     def step(params, moment, factor=0.9):
         return (params - moment, factor * moment + 0.1 * params), jnp.sum(params)
 
-    found = verified(step, lambda p, m: step(p, m, factor=0.901), params, zeros)
+    found = verified(step, lambda p, m: step(p, m, factor=0.901), of(params), of(zeros))
     assert not found and found.n_runs == 2 and found.n_unsteady == 0
     assert str(found).startswith("1 of 3 leaves differ in run 2:\n  [0][1]: 3 of 3 elements differ, by 0.000")
     assert "exact=True" in str(found)
 
 
-def test_an_argument_that_is_all_zero_and_never_changes_hides_no_difference():
-    found = verified(lambda p, m: jnp.sum(p * m), lambda p, m: jnp.sum(p * m * 1.5), params, moment := zeros)
+@pytest.mark.parametrize("of", [jnp.asarray, np.asarray], ids=["jax", "numpy"])
+def test_an_argument_that_is_all_zero_and_never_changes_hides_no_difference(of):
+    found = verified(lambda p, m: jnp.sum(p * m), lambda p, m: jnp.sum(p * m * 1.5), of(params), moment := of(zeros))
     assert not found and found.n_runs == 2
     assert not moment.any()
 

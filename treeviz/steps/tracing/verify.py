@@ -15,6 +15,7 @@ from treeviz.steps.measure import source_of
 from treeviz.steps.tracing.jitted import JittedStep
 
 _MOST_RUNS = 5
+_ARRAYS = (jax.Array, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def _next_arguments(jitted: JittedStep, args: tuple, kwargs: dict[str, Any], res
             return copy_array(x)
         is_changed = True
         numbers = np.random.default_rng(0).uniform(5e-4, 1e-3, x.shape).astype(x.dtype)
-        return jax.device_put(numbers, x.sharding)
+        return jax.device_put(numbers, x.sharding) if isinstance(x, jax.Array) else numbers
 
     following = jitted.copied((args, kwargs), without_zeros)
     return following if is_changed else None
@@ -160,7 +161,7 @@ def _parts_of_tree(tree: Any, depth: int) -> Iterator[Any]:
 
 def _has_array(tree: Any) -> bool:
     """Whether there is an array of several elements. A loss is no learning rate, though both are scalars."""
-    return any(isinstance(x, jax.Array) and x.size > 1 for x in jax.tree.leaves(tree))
+    return any(isinstance(x, _ARRAYS) and x.size > 1 for x in jax.tree.leaves(tree))
 
 
 def _are_alike(a: Any, b: Any) -> bool:
@@ -173,7 +174,8 @@ def _is_alike(a: Any, b: Any) -> bool:
 
 
 def _is_all_zero(x: Any) -> bool:
-    is_float = isinstance(x, jax.Array) and x.is_fully_addressable and jnp.issubdtype(x.dtype, jnp.floating)
+    is_here = isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and x.is_fully_addressable)
+    is_float = is_here and jnp.issubdtype(x.dtype, jnp.floating)
     return is_float and x.size > 0 and not any(part.any() for part in _parts(x))
 
 
