@@ -20,7 +20,6 @@ from treeviz.analysis.stats.scan import Scan
 from treeviz.analysis.stats.summary import (
     BINS,
     FIRST_EXPONENT,
-    N_BINS,
     Summaries,
     over_ranges,
 )
@@ -118,7 +117,7 @@ def _columns(table: TreeTable, rows_read: list[int], owners_read: list[int], sca
             "histogram",
             "magnitudes",
             histograms,
-            f"log₂|x| of the finite values but zeros, from {FIRST_EXPONENT} to {FIRST_EXPONENT + N_BINS - 1}",
+            "log₂|x| of finite values but zeros",
             "histogram",
         ),
     )
