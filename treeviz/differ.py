@@ -23,6 +23,7 @@ from treeviz.tree.collector import collector_paused
 from treeviz.tree.column import Column
 from treeviz.tree.layers import Stacked
 from treeviz.tree.table import TreeTable
+from treeviz.views.text.terminal import folded
 from treeviz.views.view import View
 
 _FEW = 500  # rows that are all open at first
@@ -84,13 +85,13 @@ class TreeDiff(DiffView):
         gap = self._gaps.get(int(self._rows[row]))
         return gap.at or gap.nan_at if gap else ()
 
-    def text(self, **options: Any) -> str:
+    def text(self, *, width: int | None = None, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: where a subtree went, how to convert it."""
-        return "\n".join([super().text(**options), *long_hints(self.differences)])
+        return "\n".join([super().text(width=width, **options), *long_hints(self.differences, width)])
 
     def lines(self, width: int | None = None) -> Iterator[str]:
         yield from super().lines(width)
-        yield from long_hints(self.differences)
+        yield from long_hints(self.differences, width)
 
     def json(self) -> str:
         """The JSON of a view with `differences`, [{path, kind, left, …, code}, …], and `not_compared`."""
@@ -100,13 +101,14 @@ class TreeDiff(DiffView):
         return super().json()[:-1] + added
 
 
-def long_hints(differences: Differences) -> list[str]:
-    """A line for each of the first hints that a line of the table may cut, and for each code that converts."""
+def long_hints(differences: Differences, width: int | None = None) -> list[str]:
+    """The first hints that a line of the table may cut, folded to a width, and a line for each code that converts."""
     hints = [each for each in differences if len(each.hint) > _LONG][:_MOST_HINTS]
     codes = [each.code for each in differences if each.code]
     more = [f"  … {len(codes) - _MOST_HINTS:,} more"] if len(codes) > _MOST_HINTS else []
     shown = ["to convert the first:", *(f"  {code}" for code in codes[:_MOST_HINTS]), *more] if codes else []
-    return [f"{each.path or 'the root'}: {each.hint}" for each in hints] + shown
+    told = [folded(f"{each.path or 'the root'}: {each.hint}", width) for each in hints]
+    return [*chain.from_iterable(told), *shown]
 
 
 def diff(

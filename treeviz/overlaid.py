@@ -34,9 +34,12 @@ class TreeOverlay(TreeView):
         super().__init__(found.table, found.table.chosen(found.shown))
         object.__setattr__(self, "differences", found.differences)
 
-    def text(self, **options: Any) -> str:
+    def text(self, *, width: int | None = None, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: what was meant in place of a mismatch."""
-        return "\n".join([super().text(**options), *long_hints(self.differences)])
+        shown = super().text(width=width, **options)
+        whole = "".join(shown.split())  # of what had no room in its row there is a line below the tree
+        untold = [each for each in self.differences if "".join(each.text.split()) not in whole]
+        return "\n".join([shown, *long_hints(Differences(untold), width)])
 
 
 _USES: dict[str, Callable[[Any], Use]] = {

@@ -33,8 +33,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 
         text = explain_comparison(call.excinfo.value) or add_explanation(call.excinfo.value)
         if text:
-            report.sections.append(("treeviz", text))
+            report.sections.append(("treeviz", _in_terminal(text, item.config)))
     return report
+
+
+def _in_terminal(text: str, config: pytest.Config) -> str:
+    """An explanation in the width of pytest's own lines, if it writes to a terminal."""
+    from treeviz.explainer.explain import fitted
+
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    is_shown = reporter is not None and reporter.isatty
+    return fitted(text, config.get_terminal_writer().fullwidth if is_shown else None)
 
 
 def explain_comparison(error: BaseException) -> str:

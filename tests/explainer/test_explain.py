@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import subprocess
 import traceback
 from collections.abc import Callable
@@ -431,3 +432,22 @@ def test_the_plugin_of_pytest_adds_it_to_the_report_of_a_test(tmp_path):
 def test_numbers_of_numpy_are_arrays_and_integers_have_no_derivative():
     error = explained(lambda: jax.grad(lambda p: p["a"])({"a": np.float32(1), "f": min, "n": np.int64(2)}))
     assert [line.partition(":")[0] for line in lines_of(error)] == ["the argument['f']", "the argument['n']"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_in_a_terminal_a_long_line_is_folded_and_no_key_path_is_cut(stream, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stderr", stream())
+    tree = {"a name that has blanks": [{"the_name_of_a_layer": (1, 2)}]}
+    other = {"a name that has blanks": [{"the_name_of_a_layer": [1, 2]}]}
+    lines = explained(lambda: jax.tree.map(jnp.add, tree, other)).__notes__[-1].split("\n")
+    path = "['a name that has blanks'][0]['the_name_of_a_layer']:"
+    if stream is Terminal:
+        assert lines[1:] == [f"  {path}", "    type: tuple → list"]
+    else:
+        assert lines[1:] == [f"  {path} type: tuple → list"]

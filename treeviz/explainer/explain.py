@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
+from shutil import get_terminal_size
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +17,7 @@ from treeviz.explainer import caller, hashes, libraries, linen, raised
 from treeviz.explainer.answers import ANSWERS, AROUND
 from treeviz.explainer.frames import Answer, calls_in_jax, without_hidden
 from treeviz.tree.safe_repr import guarded, printable_lines
+from treeviz.views.text.terminal import folded
 
 TIME_LIMIT_S = 1.0
 _MOST_LINES = 20
@@ -140,8 +144,18 @@ def add_explanation(error: BaseException) -> str:
         return known[0]
     text = guarded(lambda: explanation(error), lambda _: "")
     if text:
-        guarded(lambda: error.add_note(text), lambda _: None)
+        guarded(lambda: error.add_note(fitted(text, _width_of(sys.stderr))), lambda _: None)
     return text
+
+
+def fitted(text: str, width: int | None) -> str:
+    """An explanation in lines of a width, without one as it is."""
+    return "\n".join(chain.from_iterable(folded(line, width, "    ") for line in text.split("\n")))
+
+
+def _width_of(stream: Any) -> int | None:
+    """The width of a terminal; None of what is none, such as a log."""
+    return get_terminal_size().columns if guarded(lambda: stream.isatty(), lambda _: False) else None
 
 
 def keep_frames() -> str | None:
@@ -158,8 +172,6 @@ def set_filtering(setting: str | None) -> None:
 
 
 def _shell() -> Any:
-    import sys
-
     module = sys.modules.get("IPython")
     return module.get_ipython() if module is not None else None
 
@@ -182,4 +194,4 @@ def _explain_cell(result: Any) -> None:
     error = getattr(result, "error_in_exec", None)
     text = "" if error is None else add_explanation(error)
     if text:
-        print(text)
+        print(fitted(text, _width_of(sys.stdout)))

@@ -172,3 +172,13 @@ def test_a_tuple_of_names_is_one_spec_where_is_leaf_says_so():
         {"w": ("embed", "mlp")}, {"w": jnp.ones((2, 2))}, use="labels", is_leaf=lambda x: isinstance(x, tuple)
     )
     assert not view.differences and view.table[1]["labels"] == "('embed', 'mlp')"
+
+
+def test_at_80_columns_each_mismatch_is_told_once_in_lines_that_fit():
+    kernel = {"query_projection_kernel_of_attention": jax.ShapeDtypeStruct((16, 510, 8, 512), jnp.bfloat16)}
+    tree = {"params": {"decoder": {"self_attention_with_rotary_embedding": kernel}}}
+    mesh = abstract_mesh(data=4, fsdp=2)
+    lines = tv.overlay(P(None, ("data", "fsdp")), tree, use="shardings", mesh=mesh).text(width=80).split("\n")
+    assert max(map(len, lines)) <= 80
+    assert " ".join("".join(lines).split()).count("not divisible by 8") == 1
+    assert any("P(None" in line for line in lines)

@@ -88,6 +88,44 @@ def paragraph(text: str, indent: str = "  ") -> list[str]:
     return wrap(glyphs_of(sys.stdout).fit(text), width, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
+_LONGEST = 2_000
+
+
+def folded(text: str, width: int | None, indent: str = "  ") -> list[str]:
+    """A line as several of at most `width` columns, the first as it begins; no key path or text of Python is cut.
+
+    A word that is longer stands alone. None: no limit; a line of thousands of characters stays one, too.
+    """
+    if width is None or len(text) > _LONGEST or display_width(text) <= width:
+        return [text]
+    first, *words = _words(text)
+    lines = [text[: len(text) - len(text.lstrip())] + first]
+    for word in words:
+        if display_width(lines[-1]) + 1 + display_width(word) <= width:
+            lines[-1] += " " + word
+        else:
+            lines.append(indent + word)
+    return lines
+
+
+def _words(text: str) -> list[str]:
+    """What stands between blanks; an index and a text of Python are of one word: "['layer 0'].w"."""
+    words, depth, quote, before = [""], 0, "", " "
+    for each in text:
+        if each == " " and not (depth or quote):
+            words.append("")
+        else:
+            words[-1] += each
+        if quote:
+            quote = "" if each == quote and before != "\\" else quote
+        elif each in "'\"" and before in " ([{=,":
+            quote = each
+        else:
+            depth += (each == "[") - (each == "]")
+        before = each
+    return [*filter(None, words)] if not (depth or quote) else text.split()
+
+
 def display_width(text: str) -> int:
     """The columns that the text takes: two for a wide East Asian character, none for a combining mark."""
     return len(text) if text.isascii() else sum(map(_character_width, text))
