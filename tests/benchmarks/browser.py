@@ -81,9 +81,10 @@ EXPAND_ALL = {
       for (const box of inside.querySelectorAll("input.foldable_node_toggle")) box.checked = true;
     }""",
 }
-# Click on the title of a column, which sorts by it; a second click sorts the other way.
+# Click on the title of a column, which sorts by it; a second click sorts the other way. That of the names is the first.
 SORT = """(title) => [...document.querySelector("[data-treeviz]").shadowRoot.querySelectorAll(".head button")]
-  .find((button) => button.textContent.startsWith(title)).click()"""
+  .find((button) => title === "name" || button.textContent.startsWith(title)).click()"""
+TO_TOP = """() => { document.querySelector("[data-treeviz]").shadowRoot.querySelector(".scroller").scrollTop = 0; }"""
 SORTS = ("bytes", "bytes", "name")
 IS_OVER = """() => new Promise((over) => requestAnimationFrame(() => requestAnimationFrame(over)))"""
 SEARCH = """() => {
@@ -105,6 +106,7 @@ class PageFigures(NamedTuple):
       sort_names_s: By name.
       keystroke_s: In the search box: the median over a word.
       slowest_keystroke_s: And the slowest one of it.
+      toggle_full_s: As `toggle_s`, after all has been expanded: the screen is full of rows before and after.
       trouble: What went wrong; then there is no figure.
     """
 
@@ -117,6 +119,7 @@ class PageFigures(NamedTuple):
     sort_names_s: float = float("nan")
     keystroke_s: float = float("nan")
     slowest_keystroke_s: float = float("nan")
+    toggle_full_s: float = float("nan")
     trouble: str = ""
 
 
@@ -204,14 +207,18 @@ class _Pages:
             page.context.close()
             return PageFigures(ready_s, n_elements)
         is_long = ready_s > LONG_S
-        toggles = []
-        for _ in range(2 if is_long else N_TOGGLES):
+
+        def toggle_s() -> float:
             x, y = page.evaluate(ARROW[kind])
             page.mouse.move(x, y)
-            toggles.append(meter.spent(lambda x=x, y=y: page.mouse.click(x, y)))
+            return meter.spent(lambda: page.mouse.click(x, y))
+
+        toggles = [toggle_s() for _ in range(2 if is_long else N_TOGGLES)]
         expand_all_s = meter.spent(lambda: page.evaluate(EXPAND_ALL[kind]))
-        sorts, keystrokes = [float("nan")] * len(SORTS), [float("nan")]
+        sorts, keystrokes, full = [float("nan")] * len(SORTS), [float("nan")], float("nan")
         if kind == "treeviz":
+            page.evaluate(TO_TOP)
+            full = median([toggle_s() for _ in range(2 if is_long else N_TOGGLES)])
             sorts = [meter.spent(lambda title=title: page.evaluate(SORT, title)) for title in SORTS]
             for _ in range(2):  # the third click ends it
                 page.evaluate(SORT, SORTS[-1])
@@ -222,7 +229,7 @@ class _Pages:
             keystrokes = [meter.spent(lambda key=key: keyboard.press(key)) for key in WORD]
         page.context.close()
         return PageFigures(
-            ready_s, n_elements, median(toggles), expand_all_s, *sorts, median(keystrokes), max(keystrokes)
+            ready_s, n_elements, median(toggles), expand_all_s, *sorts, median(keystrokes), max(keystrokes), full
         )
 
     def _load(self, file: Path, kind: str, before: Page | None = None) -> tuple[float, Page, Meter]:
