@@ -77,7 +77,7 @@ def pack(view: View) -> bytes:
         **({"values": _documents(view.values)} if view.values else {}),
         **(_over_time(view, buffers) if view.series else {}),
         **({"names": table.separator} if table.separator else {}),
-        **({"diff": view.diff} if view.diff is not None else {}),
+        **({"diff": _difference(view.diff)} if view.diff is not None else {}),
         "buffers": buffers.index,
     }
     # What is no character, half a surrogate, is written as its number.
@@ -101,6 +101,15 @@ def _over_time(view: View, buffers: _Buffers) -> dict[str, Any]:
         "histograms": pack_histograms(view.histograms, buffers.add),
         **({"scalars": pack_series(view.scalars, buffers.add)} if view.scalars else {}),
     }
+
+
+def _difference(diff: Mapping[str, Any]) -> dict[str, Any]:
+    """With the heights of bars in fifths, as those of columns are."""
+    bars = {
+        row: (first, *([-(-height // 5) for height in side] for side in sides))
+        for row, (first, *sides) in diff["bars"].items()
+    }
+    return {**diff, "bars": bars}
 
 
 def _documents(documents: Mapping[int, str]) -> dict[str, Any]:

@@ -125,5 +125,5 @@ function sides(view, row) {
   const [first, ...both] = bars[row];
   const edges = [first, first + both[0].length].map((exponent) => h("span", {}, `2^${exponent}`));
   return [h("figure", { class: "sides" }, h("figcaption", {}, `magnitudes, by powers of two: in the ${names[0]} above, in the ${names[1]} below`),
-    ...both.map((heights, i) => barChart(heights, `in the ${names[i]}`)), h("div", { class: "ticks", "aria-hidden": "true" }, ...edges))];
+    ...both.map((heights, i) => barChart(heights.map((height) => 5 * height), `in the ${names[i]}`)), h("div", { class: "ticks", "aria-hidden": "true" }, ...edges))];
 }
