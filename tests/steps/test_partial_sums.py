@@ -9,10 +9,13 @@ import pytest
 import watched
 from watched import watch
 
+from treeviz.steps.few_numbers import measured, n_numbers, numbers_as_they_are
 from treeviz.steps.joined import Joined
 from treeviz.steps.measure import numbers_of
 from treeviz.steps.partial_sums import added_up, packed_rows, partial_sums
 from treeviz.steps.statistics import LIGHT, unpack
+from treeviz.steps.tracing.jit_options import jit_options
+from treeviz.steps.tracing.twin import instrumented
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -41,6 +44,52 @@ def results() -> tuple[list[np.ndarray], list[np.ndarray | None]]:
     return new, old
 
 
+def check(packed, counts, new, old):
+    """Against NumPy in float64, of the leaves and these results."""
+    assert packed is not None and counts is not None
+    numbers = unpack(packed, LIGHT)
+    for i, leaf in enumerate(x.astype(np.float64) for x in leaves()):
+        finite = leaf[np.isfinite(leaf)]
+        np.testing.assert_allclose(numbers["norm"][..., i], np.linalg.norm(finite), rtol=1e-6)
+        np.testing.assert_array_equal(numbers["max_abs"][..., i], abs(finite).max(initial=0))
+        np.testing.assert_array_equal(numbers["nonfinite"][..., i], leaf.size - finite.size)
+    for i, (x, before) in enumerate(zip(new, old, strict=True)):
+        n_bad, n_nan = (~np.isfinite(x)).sum(), np.isnan(x).sum()
+        is_new = before is not None and (x.view(np.uint32) != before.view(np.uint32)).any()
+        np.testing.assert_array_equal(counts[..., i], (n_bad << 16) + n_nan + (int(is_new) << 31))
+    return numbers
+
+
+def test_numbers_as_they_are_give_what_partial_sums_give():
+    (new, old), rows = results(), None
+
+    @jax.jit
+    def words(leaves, new, old):
+        nonlocal rows
+        bits, rows = numbers_as_they_are(leaves, new, old)
+        return bits
+
+    found = np.asarray(words(leaves(), *jax.tree.map(lambda x: x.view(np.uint32), (new, old))))
+    assert rows is not None and found.dtype == np.uint32 and found.shape == (n_numbers(rows),)
+    for batch in (found, np.stack([found, found])):
+        check(*measured(batch, rows), new, old)
+
+
+@pytest.mark.optimized
+def test_a_step_of_few_numbers_gets_no_kernel_that_reduces(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    for n, n_reduces in ((10, 0), (1000, 1)):
+        params = {"w": normal(n), "b": normal(n)}
+        step = jax.jit(lambda p: jax.tree.map(lambda p, g: p - g, p, jax.grad(lambda p: p["w"] @ p["b"])(p)))
+        twin = instrumented(step.__wrapped__, jit_options(step), LIGHT)
+        texts = [f.lower(params).compile().as_text() for f in (step, twin)]
+        assert [text.count(" reduce(") for text in texts] == [0, n_reduces]
+        recorder = watched.Recorder()
+        after = watch(step, recorder)(params)
+        recorder.check({"b": params["w"], "w": params["b"]})
+        assert watched.same_bytes(after, step(params))
+
+
 def test_partial_sums_give_the_numbers_of_leaves_and_the_counts_of_results():
     (new, old), rows = results(), None
 
@@ -55,18 +104,7 @@ def test_partial_sums_give_the_numbers_of_leaves_and_the_counts_of_results():
     assert rows is not None and sums.dtype == np.float64 and found.shape == (2 * sum(rows.n_rows),)
     assert rows.of_long == (1, 64, 1)  # a prime number of elements is one row, too
     for batch in ((sums, found), (np.stack([sums, sums]), np.stack([found, found]))):
-        packed, counts = added_up(*batch, rows)
-        assert packed is not None and counts is not None
-        numbers = unpack(packed, LIGHT)
-        for i, leaf in enumerate(x.astype(np.float64) for x in leaves()):
-            finite = leaf[np.isfinite(leaf)]
-            np.testing.assert_allclose(numbers["norm"][..., i], np.linalg.norm(finite), rtol=1e-6)
-            np.testing.assert_array_equal(numbers["max_abs"][..., i], abs(finite).max(initial=0))
-            np.testing.assert_array_equal(numbers["nonfinite"][..., i], leaf.size - finite.size)
-        for i, (x, before) in enumerate(zip(*bits, strict=True)):
-            n_bad, n_nan = (~np.isfinite(new[i])).sum(), np.isnan(new[i]).sum()
-            is_new = before is not None and (x != before).any()
-            np.testing.assert_array_equal(counts[..., i], (n_bad << 16) + n_nan + (int(is_new) << 31))
+        numbers = check(*added_up(*batch, rows), new, old)
     here = unpack(np.asarray(jax.jit(packed_rows)(leaves())), LIGHT)
     for statistic, values in here.items():
         np.testing.assert_allclose(values, numbers[statistic][0], rtol=1e-6)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, tree_util
 
+from treeviz.steps.few_numbers import are_few, measured, n_numbers, numbers_as_they_are
 from treeviz.steps.measure import Measurement
 from treeviz.steps.measured_tree import Axes, MeasuredTree
 from treeviz.steps.partial_sums import Rows, added_up, is_partial, joined_arrays, packed_rows, partial_sums
@@ -118,7 +119,7 @@ class OnEach(NamedTuple):
 class Layout(NamedTuple):
     """What the words are: partial sums, if any; the packed rows of sources; the counts of results, if not in the sums.
 
-    The sums come first, as the bits of float64.
+    The sums come first, as the bits of float64; or in their place few numbers, as they are.
 
     Attributes:
       shapes: Of the packed rows of each source, then of the counts, if any.
@@ -141,12 +142,17 @@ class Layout(NamedTuple):
             parts = _parts(words, self.shapes)
             packed = {source.name: part for source, part in zip(self.sources, parts, strict=False)}
             return packed, parts[-1] if self.results else None
-        words, n_sums = _on_host(words), sum(self.rows.n_rows)
-        sums = np.ascontiguousarray(words[..., : 2 * n_sums]).view(np.float64)
-        words = words[..., 2 * n_sums :]
+        words, n = _on_host(words), sum(self.rows.n_rows)
+        if self.rows.are_numbers:
+            n = n_numbers(self.rows)
+            summed, counts = measured(words[..., :n], self.rows)
+            words = words[..., n:]
+        else:
+            sums = np.ascontiguousarray(words[..., : 2 * n]).view(np.float64)
+            summed, counts = added_up(sums, words[..., 2 * n :], self.rows)
+            words = words[..., 4 * n :]
         own = [shape for shape, has in zip(self.shapes, self.has_words, strict=False) if has]
-        others = iter(_parts(words[..., 2 * n_sums :], own))
-        summed, counts = added_up(sums, words, self.rows)
+        others = iter(_parts(words, own))
         packed, at = {}, 0
         for source, shape, entries, has in zip(self.sources, self.shapes, self.entries, self.has_words, strict=False):
             mine = None if summed is None else summed[..., at : at + len(entries), :]
@@ -284,7 +290,10 @@ def joined_later(measurement: Measurement) -> Measurement:
         arrays += [] if own is None else [own.reshape(-1)]
         of_sources.append((shape, tuple(mine), own is not None))
     words, rows = [], Rows()
-    if leaves or new:
+    if (leaves or new) and are_few(leaves, new, old):
+        bits, rows = numbers_as_they_are(leaves, new, old)
+        words = [bits]
+    elif leaves or new:
         sums, words, rows = partial_sums(leaves, new, old)
         words = [bits_of(sums).reshape(-1), *words]
     shapes, entries, has_words = zip(*of_sources, strict=True)

@@ -38,8 +38,8 @@ from treeviz.steps.reduce import (
 from treeviz.steps.statistics import EXPONENT_ZERO, LIGHT, RANGE_AT, SHIFT, n_words
 
 _LENGTHS = [1 << n for n in range(9, 4, -1)]  # of a row
-_N_BITS = 10  # of each of the three counts that share a word: more than the numbers of a row
-_COUNT = np.uint32((1 << _N_BITS) - 1)
+N_BITS = 10  # of each of the three counts that share a word: more than the numbers of a row
+_COUNT = np.uint32((1 << N_BITS) - 1)
 _LONG_ROWS = [*range(64, 15, -1), *range(65, 257)]  # into how many rows a long leaf may be broken, the best first
 _MANY = 128  # arrays in one
 _IN_ROWS_FROM = 1 << 16  # elements, for which a second thread pays
@@ -70,6 +70,7 @@ class Rows(NamedTuple):
     Attributes:
       results: The order of the results: those that are compared come first.
       leaves: The order of the leaves.
+      are_numbers: Each row is a number as it is, and no row is of zeros, as `treeviz.steps.few_numbers` returns it.
     """
 
     of_results: tuple[int, ...] = ()
@@ -78,6 +79,7 @@ class Rows(NamedTuple):
     of_long: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
     leaves: tuple[int, ...] = ()
+    are_numbers: bool = False
 
     @property
     def n_rows(self) -> tuple[int, ...]:
@@ -96,8 +98,8 @@ def partial_sums(
     of_leaves = [as_real(barrier(flat(leaves[i]))) for i in order]
     small, long = ([x for x in of_leaves if _is_long(x) is is_long] for is_long in (False, True))
     results = sorted(range(len(new)), key=lambda i: old[i] is None)
-    before = [_as_float32(x) for i in results if (x := old[i]) is not None]
-    after = [_as_float32(new[i]) for i in results]
+    before = [as_float32(x) for i in results if (x := old[i]) is not None]
+    after = [as_float32(new[i]) for i in results]
     length = _row_length([x.size for x in (*after, *small, *before)]) if after or small else 0
     a_row = [_zeros(length)]
     groups = (after or a_row, small, before or a_row) if length else ((), (), ())
@@ -146,6 +148,13 @@ def joined_arrays(arrays: Sequence[jax.Array]) -> jax.Array:
     return lax.concatenate(arrays, 0) if len(arrays) > 1 else arrays[0]
 
 
+def copied_together(parts: Sequence[Any]) -> jax.Array:
+    """One array, for which nothing is computed while it is copied."""
+    if len(parts) > _MANY:  # each would be computed in a kernel of its own; of a few at a time XLA CPU makes one
+        parts = [barrier(joined_arrays(parts[i : i + TOGETHER])) for i in range(0, len(parts), TOGETHER)]
+    return barrier(joined_arrays(parts))  # else XLA would join the arrays again for each slice of it
+
+
 def _row_length(sizes: Sequence[int]) -> int:
     """With few rows, each of which is added up in NumPy, and little padding."""
 
@@ -174,9 +183,7 @@ def _sums_of_small(values: Sequence[Any], length: int, rows: Rows, compares: boo
     for x in values:
         n = _n_padding(x.size, length)
         parts += [x, zeros[n]] if n else [x]
-    if len(parts) > _MANY:  # each would be computed in a kernel of its own; of a few at a time XLA CPU makes one
-        parts = [barrier(joined_arrays(parts[i : i + TOGETHER])) for i in range(0, len(parts), TOGETHER)]
-    block = barrier(joined_arrays(parts))  # else XLA would join the arrays again for each slice
+    block = copied_together(parts)
     n_results, n_small, n_old = map(sum, (rows.of_results, rows.of_small, rows.of_old))
     n_rows = n_results + n_small
 
@@ -231,7 +238,7 @@ def _as_float64(x: jax.Array) -> jax.Array:
     return lax.convert_element_type_p.bind(x, new_dtype=np.dtype(np.float64), weak_type=False, sharding=None)
 
 
-def _as_float32(bits: jax.Array) -> jax.Array:
+def as_float32(bits: jax.Array) -> jax.Array:
     """With these bits; of those of float64 with its NaN and infinities."""
     if bits.dtype == np.uint32:
         return lax.bitcast_convert_type(bits, np.float32)
@@ -245,7 +252,7 @@ def _is_at_least(size: jax.Array, limit: Any) -> jax.Array:
 
 def _ones(mask: jax.Array, at: int = 0) -> jax.Array:
     """A number that counts one, at a place among the counts of a word."""
-    one = lax.full_like(mask, 1 << at * _N_BITS, np.uint32)
+    one = lax.full_like(mask, 1 << at * N_BITS, np.uint32)
     return lax.select(mask, one, lax.full_like(one, 0))
 
 
@@ -275,15 +282,22 @@ def added_up(sums: np.ndarray, words: np.ndarray, rows: Rows) -> tuple[np.ndarra
 
     That is uint32[..., results], as `treeviz.steps.tracing.results` explains it. None for no leaves, or no results.
     """
-    starts, where, n_result_rows, n_results = _places(rows)
-    n, packed, found = sums.shape[-1], None, None
-    counts = words[..., n : 2 * n].copy()
+    n = sums.shape[-1]
+    return rows_added_up(sums, words[..., _places(rows).peaks], words[..., n : 2 * n].copy(), rows)
+
+
+def rows_added_up(
+    sums: np.ndarray, peaks: np.ndarray, counts: np.ndarray, rows: Rows
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """As `added_up`, of the largest magnitudes in the order of rows, and of counts, which are overwritten."""
+    starts, _, n_result_rows, n_results = _places(rows)
+    packed, found = None, None
     of_results = counts[..., :n_result_rows]
-    n_nan, n_changed = of_results >> np.uint32(_N_BITS) & _COUNT, of_results >> np.uint32(2 * _N_BITS)
+    n_nan, n_changed = of_results >> np.uint32(N_BITS) & _COUNT, of_results >> np.uint32(2 * N_BITS)
     of_results &= _COUNT
     n_bad = np.add.reduceat(counts, starts, -1, np.uint32)
     if rows.leaves:
-        peaks = np.maximum.reduceat(words[..., where], starts, -1)[..., n_results:]
+        peaks = np.maximum.reduceat(peaks, starts, -1)[..., n_results:]
         of = (peaks >= USUAL_FROM).astype(np.uint32) + (peaks >= HUGE_FROM)
         squares = np.add.reduceat(sums, starts, -1)[..., n_results:] * _TO_RANGE[of]
         first = np.uint32(EXPONENT_ZERO) | of << np.uint32(RANGE_AT)
