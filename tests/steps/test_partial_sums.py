@@ -76,7 +76,7 @@ def test_numbers_as_they_are_give_what_partial_sums_give():
 
 
 @pytest.mark.optimized
-def test_a_step_of_few_numbers_gets_no_kernel_that_reduces(monkeypatch):
+def test_a_step_of_few_numbers_gets_no_kernel_that_reduces_and_one_of_more_none_that_joins(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     for n, n_reduces in ((10, 0), (1000, 1)):
         params = {"w": normal(n), "b": normal(n)}
@@ -87,6 +87,7 @@ def test_a_step_of_few_numbers_gets_no_kernel_that_reduces(monkeypatch):
         recorder = watched.Recorder()
         after = watch(step, recorder)(params)
         recorder.check({"b": params["w"], "w": params["b"]})
+        assert len(recorder.measurements[0].arrays) == (3 if n_reduces else 1)
         assert watched.same_bytes(after, step(params))
 
 

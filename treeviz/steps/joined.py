@@ -1,14 +1,14 @@
 """A measurement that leaves the device as one array, since each costs some µs to return and to read.
 
-From several devices, each of which measures what it has, two arrays leave: their partial sums are not joined to words,
-since that costs more to compile than a second array to read.
+Partial sums are not joined to words where that costs more to compile than further arrays to read: of several devices,
+each of which measures what it has, two arrays leave, and three of leaves for which one kernel does.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -119,7 +119,8 @@ class OnEach(NamedTuple):
 class Layout(NamedTuple):
     """What the words are: partial sums, if any; the packed rows of sources; the counts of results, if not in the sums.
 
-    The sums come first, as the bits of float64; or in their place few numbers, as they are.
+    The sums come first, as the bits of float64; or in their place few numbers, as they are. Partial sums that one
+    kernel makes leave as its three arrays, which no other kernel has to join.
 
     Attributes:
       shapes: Of the packed rows of each source, then of the counts, if any.
@@ -136,8 +137,11 @@ class Layout(NamedTuple):
     entries: tuple[tuple[int, ...], ...] = ()
     has_words: tuple[bool, ...] = ()
 
-    def split(self, words: Any) -> tuple[dict[str, Any], Any]:
-        """The packed rows by name, and the counts or None, of words along a last axis."""
+    def split(self, words: Any, *of_kernel: Any) -> tuple[dict[str, Any], Any]:
+        """The packed rows by name, and the counts or None, of words along a last axis; or of the arrays of a kernel."""
+        if of_kernel:
+            sums, *others = map(_on_host, (words, *of_kernel))
+            return self._placed(*added_up(sums, np.concatenate(others, -1), self.rows), sums.shape[:-1], iter(()))
         if not self.rows.n_rows:
             parts = _parts(words, self.shapes)
             packed = {source.name: part for source, part in zip(self.sources, parts, strict=False)}
@@ -152,11 +156,16 @@ class Layout(NamedTuple):
             summed, counts = added_up(sums, words[..., 2 * n :], self.rows)
             words = words[..., 4 * n :]
         own = [shape for shape, has in zip(self.shapes, self.has_words, strict=False) if has]
-        others = iter(_parts(words, own))
+        return self._placed(summed, counts, words.shape[:-1], iter(_parts(words, own)))
+
+    def _placed(
+        self, summed: np.ndarray | None, counts: np.ndarray | None, before: tuple[int, ...], others: Iterator[Any]
+    ) -> tuple[dict[str, Any], Any]:
+        """The packed rows of each source, of those of the leaves that are added up and of the others."""
         packed, at = {}, 0
         for source, shape, entries, has in zip(self.sources, self.shapes, self.entries, self.has_words, strict=False):
             mine = None if summed is None else summed[..., at : at + len(entries), :]
-            packed[source.name] = _whole((*words.shape[:-1], *shape), mine, entries, next(others) if has else _NOTHING)
+            packed[source.name] = _whole((*before, *shape), mine, entries, next(others) if has else _NOTHING)
             at += len(entries)
         return packed, counts
 
@@ -289,13 +298,16 @@ def joined_later(measurement: Measurement) -> Measurement:
         leaves += mine.values()
         arrays += [] if own is None else [own.reshape(-1)]
         of_sources.append((shape, tuple(mine), own is not None))
-    words, rows = [], Rows()
+    words, of_kernel, rows = list[jax.Array](), list[jax.Array](), Rows()
     if (leaves or new) and are_few(leaves, new, old):
         bits, rows = numbers_as_they_are(leaves, new, old)
         words = [bits]
     elif leaves or new:
         sums, words, rows = partial_sums(leaves, new, old)
-        words = [bits_of(sums).reshape(-1), *words]
+        if len(words) == 2 and not arrays:
+            of_kernel = [sums, *words]
+        else:
+            words = [bits_of(sums).reshape(-1), *words]
     shapes, entries, has_words = zip(*of_sources, strict=True)
     layout = Layout(measurement.sources, LIGHT, measurement.results, shapes, rows, entries, has_words)
-    return Joined([joined_arrays([*words, *arrays])], layout)
+    return Joined(of_kernel or [joined_arrays([*words, *arrays])], layout)
