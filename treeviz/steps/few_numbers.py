@@ -12,12 +12,12 @@ from treeviz.steps.older_jax import barrier
 from treeviz.steps.partial_sums import N_BITS, Rows, as_float32, copied_together, flat, rows_added_up
 from treeviz.steps.reduce import INFINITY, as_real, bits_of
 
-MOST_NUMBERS = 1 << 10  # of all arrays; NumPy takes some 4 ns for each, in every step
+MOST_NUMBERS = 1 << 9  # of all arrays; to copy and to measure one takes some 10 ns, in every step
 
 
-def are_few(*groups: Sequence[Any]) -> bool:
-    """Whether all arrays of these groups, some of which may be None, have few numbers together."""
-    return sum(x.size for group in groups for x in group if x is not None) <= MOST_NUMBERS
+def number_of(*groups: Sequence[Any]) -> int:
+    """How many numbers the arrays of these groups, some of which may be None, have together."""
+    return sum(x.size for group in groups for x in group if x is not None)
 
 
 def numbers_as_they_are(

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, tree_util
 
-from treeviz.steps.few_numbers import are_few, measured, n_numbers, numbers_as_they_are
+from treeviz.steps.few_numbers import MOST_NUMBERS, measured, n_numbers, number_of, numbers_as_they_are
 from treeviz.steps.measure import Measurement
 from treeviz.steps.measured_tree import Axes, MeasuredTree
 from treeviz.steps.partial_sums import Rows, added_up, is_partial, joined_arrays, packed_rows, partial_sums
 from treeviz.steps.reduce import bits_of, reduce_leaves
 from treeviz.steps.statistics import LIGHT, NO_NUMBER, n_words
 
+_APART_FROM = 1 << 13  # numbers: in the step of fewer, two more arrays are felt
 _NOTHING = np.array([NO_NUMBER, 0, 0, 0], np.uint32)  # the packed row of a leaf without numbers
 
 
@@ -299,12 +300,13 @@ def joined_later(measurement: Measurement) -> Measurement:
         arrays += [] if own is None else [own.reshape(-1)]
         of_sources.append((shape, tuple(mine), own is not None))
     words, of_kernel, rows = list[jax.Array](), list[jax.Array](), Rows()
-    if (leaves or new) and are_few(leaves, new, old):
+    n = number_of(leaves, new, old)
+    if (leaves or new) and n <= MOST_NUMBERS:
         bits, rows = numbers_as_they_are(leaves, new, old)
         words = [bits]
     elif leaves or new:
         sums, words, rows = partial_sums(leaves, new, old)
-        if len(words) == 2 and not arrays:
+        if len(words) == 2 and not arrays and n >= _APART_FROM:
             of_kernel = [sums, *words]
         else:
             words = [bits_of(sums).reshape(-1), *words]

@@ -55,7 +55,10 @@ class TreeView(View):
         return self.table.find(query)
 
     def html(self) -> str:
-        """The tree as a self-contained HTML document, which needs no network."""
+        """The tree as a self-contained HTML document, which needs no network.
+
+        It is UTF-8: `view.save("tree.html")` writes it so; `Path.write_text` on Windows needs `encoding="utf-8"`.
+        """
         return page(self)
 
     def text(
