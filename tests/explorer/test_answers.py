@@ -110,3 +110,14 @@ def test_who_holds_an_array_does_not_name_the_explorer():
     (lines, *_) = answer(widget, "referrers", 1)
     assert any("asked to keep" in line for _, line, *_ in lines["lines"])
     kept.close()
+
+
+def test_the_array_in_a_leaf_of_a_library_has_its_values_and_statistics():
+    pz = pytest.importorskip("penzai.pz", reason="needs penzai")
+    values = jnp.arange(12.0).reshape(3, 4)
+    tree = {"a": pz.Parameter(value=pz.nx.wrap(values).tag("x", "y"), label="w")}
+    widget = tv.explore(tree)
+    sections = {section["kind"]: section for section in answer(widget, "detail", 1)}
+    assert sections["window"]["shape"] == [3, 4] and dict(sections["numbers"]["pairs"])["max"] == "11"
+    assert answer(widget, "slice", 1, 1, 0, 0, 0)[0]["axes"] == (1, 0)
+    assert values._npy_value is None

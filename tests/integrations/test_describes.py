@@ -309,3 +309,33 @@ def test_without_optax_inspect_gradients_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "optax", None)
     with pytest.raises(ModuleNotFoundError, match="optax"):
         treeviz.inspect_gradients()
+
+
+def test_a_leaf_whose_describer_gives_its_array_has_the_values_of_that_array():
+    Quantity = leaf_class()
+    Length = leaf_class()
+    values = np.array([[1.0, -4.0], [np.nan, 0.0]], np.float32)
+    facts = {"shape": (2, 2), "dtype": "float32", "bytes": 16}
+    treeviz.describes(Quantity)(lambda leaf: treeviz.Description("variable", **facts, array=leaf.array))
+    treeviz.describes(Length)(lambda leaf: treeviz.Description("variable", **facts))
+    alike, shape = jnp.asarray(values), jax.ShapeDtypeStruct((2, 2), jnp.float32)
+    view = treeviz.render(
+        {"a": Quantity(values), "b": Quantity(alike), "c": Length(values), "d": Quantity(shape)}, stats=True
+    )
+    a, b, c = (view.table[row] for row in (1, 2, 3))
+    for row in (a, b):
+        assert [row[name] for name in ("min", "max", "mean", "zeros", "nan")] == [-4, 1, -1, 1, 1]
+    assert np.isnan(c["nan"])
+    assert [note.text for row in (3, 4) for note in view.table.notes[row]] == [
+        "an array of another library: it is not read",
+        "shape only: no values",
+    ]
+    assert [row.keystr for row in view.find("nan")] == ["['a']", "['b']"]
+    assert getattr(alike, "_npy_value", None) is None
+
+
+def test_two_descriptions_that_give_only_a_kind_and_an_array_are_not_compared():
+    Quantity = leaf_class()
+    treeviz.describes(Quantity)(lambda leaf: treeviz.Description("variable", array=leaf.array))
+    table = walk([Quantity(np.ones(2))])
+    assert table[1].kind == "variable" and table.notes == {}

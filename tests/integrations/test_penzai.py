@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from agreement import outline, row_at, text_of, walk_and_compare
 
@@ -58,6 +59,31 @@ def test_an_unbound_parameter_is_a_leaf_with_its_label_and_the_shape_of_its_valu
     ]
     assert table.notes == {}
     assert table.headline[:3] == ("3 leaves", "26 elements", "104 B")
+
+
+def test_a_parameter_has_the_statistics_of_its_array_and_a_variable_without_one_says_why_it_has_none():
+    values = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    tree = [
+        pz.Parameter(value=pz.nx.wrap(jnp.asarray(values)).tag("a", "b"), label="w"),
+        pz.StateVariable(value=jnp.array([1.0, jnp.nan]), label="count"),
+        pz.StateVariable(value={"a": jnp.ones(2)}, label="cache"),
+        pz.StateVariable(value=jax.random.key(0), label="key"),
+    ]
+    view = tv.render(tree, stats=True)
+    table = view.table
+    assert [table[1][name] for name in ("min", "max", "mean", "std", "zeros")] == [
+        *(pytest.approx(float(each), rel=1e-6) for each in (0, 5, values.mean(), values.std())),
+        1,
+    ]
+    assert [row.keystr for row in view.find("nan")] == ["[1]"]
+    assert [row.facts.elements for row in table.leaves] == [6, 2, 0, 0]
+    assert table[0]["nan"] == 1 and table.headline[-2:] == ("NaN in 1 leaf", "no Inf")
+    assert {row: [note.text for note in notes] for row, notes in table.notes.items() if row > 2} == {
+        3: ["a variable whose value is no array: it is not read"],
+        4: ["PRNG key (no statistics)"],
+    }
+    (found,) = [each for each in tv.check(tree, values=True) if each.code == "T140"]
+    assert (found.path, found.sentence, found.fix) == ("[1]", "1 NaN among 2 values", "")
 
 
 def test_the_same_parameter_in_two_places_is_shared():

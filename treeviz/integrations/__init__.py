@@ -87,12 +87,13 @@ def describes_from(module: str, *names: str) -> Callable[[Describer], Describer]
 
 
 def array_facts(array: Any) -> dict[str, Any]:
-    """The shape, dtype, bytes and sharding of an array in a leaf that is no array, as keywords of `Description`."""
+    """An array in a leaf that is no array, and its facts, as keywords of `Description`."""
     if not isinstance(array, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return {}
     n_bytes = guarded(lambda: math.prod(array.shape) * array.dtype.itemsize, lambda _: 0)
     sharding = guarded(lambda: getattr(array, "sharding", None), lambda _: None)
-    return {"shape": tuple(array.shape), "dtype": str(array.dtype), "bytes": n_bytes, "sharding": sharding}
+    facts = {"shape": tuple(array.shape), "dtype": str(array.dtype), "bytes": n_bytes, "sharding": sharding}
+    return {**facts, "array": array}
 
 
 def opened(tree: Any, name: str) -> tuple[Any, str]:

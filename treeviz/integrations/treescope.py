@@ -13,6 +13,7 @@ import numpy as np
 
 from treeviz.analysis.details.window import Window
 from treeviz.analysis.stats.host import host_view
+from treeviz.tree.describers import array_inside
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.opaque import contents
 from treeviz.tree.safe_repr import aval_text, guarded, qualified_name, value_text
@@ -117,11 +118,13 @@ def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
     Args:
       nodes: The node or leaf of each row, see `treeviz.tree.walk.scan`.
     """
-    candidates = [row for row in np.flatnonzero(table.is_leaf).tolist() if _is_drawable(table[row].kind, nodes[row])]
-    limit, candidates = _fair([int(nodes[row].size) for row in candidates], candidates)
+    leaves = [row for row in np.flatnonzero(table.is_leaf).tolist() if KINDS[table[row].kind].has_values]
+    arrays = {row: array_inside(nodes[row]) if table[row].kind == "variable" else nodes[row] for row in leaves}
+    candidates = [row for row, array in arrays.items() if _is_drawable(array)]
+    limit, candidates = _fair([int(arrays[row].size) for row in candidates], candidates)
     pictures, drawn = {}, {}  # an array that stands at many places is drawn once
     for row in candidates:
-        array = nodes[row]
+        array = arrays[row]
         try:
             if id(array) not in drawn:
                 drawn[id(array)] = _document(*_part_of(array, limit), str(array.dtype), array.shape)
@@ -131,10 +134,8 @@ def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
     return pictures
 
 
-def _is_drawable(kind: str, node: Any) -> bool:
-    return (
-        KINDS[kind].has_values and is_drawable(node) and (not isinstance(node, jax.Array) or node.is_fully_addressable)
-    )
+def _is_drawable(array: Any) -> bool:
+    return is_drawable(array) and (not isinstance(array, jax.Array) or array.is_fully_addressable)
 
 
 def is_drawable(node: Any) -> bool:

@@ -193,7 +193,7 @@ class Describers:
     def _by_description(
         self, node: Any, description: Description, level: Level, may_inline: bool
     ) -> tuple[int, Level, Inlined | None]:
-        if description[1:] == ONLY_A_KIND:
+        if description[1:-1] == ONLY_A_KIND:
             return self._nodes.code(node, description, level), level, None
         is_complete = description.kind and description.static is not None
         facts = self._nodes.of_class(node) if is_complete else self._nodes.of_node(node, level)

@@ -21,6 +21,7 @@ class Description(NamedTuple):
       text: A short text after the type: axis names, a unit.
       shape, dtype, bytes: For a leaf that is an array of a class unknown to JAX; `dtype` is a name.
       sharding: The `jax.sharding.Sharding` of such an array, if it lies on JAX's devices.
+      array: The NumPy or JAX array in such a leaf, whose values are the leaf's: statistics read it. It is not kept.
       static: (name, value) pairs that JAX keeps in the treedef. Values are shown with bounded length. None: the
         fields of a dataclass that are not children.
       labels: The names of a node's children, in JAX's order. None: their keys.
@@ -44,6 +45,7 @@ class Description(NamedTuple):
     inline: bool = False
     transparent: bool = False
     sharding: Any = None
+    array: Any = None
 
 
 def by_key(keystr: str) -> str | None:
@@ -83,6 +85,12 @@ def describes(*classes: type) -> Callable[[Describer], Describer]:
 def describer_of(cls: type) -> Describer | None:
     """The describer of the class or of its nearest base that has one."""
     return next((_describers[id(base)][1] for base in mro(cls) if id(base) in _describers), None)
+
+
+def array_inside(leaf: Any) -> Any:
+    """The array in a leaf of a class that JAX does not know, as its describer says; None: it says of none."""
+    describer = describer_of(type(leaf))
+    return None if describer is None else guarded(lambda: describer(leaf).array, lambda _: None)
 
 
 def load_libraries() -> None:

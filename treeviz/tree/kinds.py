@@ -19,7 +19,7 @@ class Kind(NamedTuple):
       is_container: A node that is labelled "empty" when it has no children.
       may_box: A node that may wrap the only leaf below it.
       has_values: The leaf is an array whose values can be drawn.
-      no_values: Why statistics skip the leaf; "": they do not, or the reason is obvious.
+      no_values: Why statistics skip a leaf that holds no array; "": they do not, or the reason is obvious.
       is_abstract: It has at most a shape, and no values.
       is_mutable: The object may change in place, so sharing is noted whatever its size.
       has_identity: Whether two leaves are one object is noted.
@@ -122,7 +122,13 @@ KINDS = {
     ),
     "function": Kind("a function: not a JAX type", "leaf"),
     "tensor": Kind("an array of another library", "leaf", no_values="an array of another library: it is not read"),
-    "variable": Kind("a mutable box of a neural-network library", "leaf", may_box=True, has_values=True),
+    "variable": Kind(
+        "a mutable box of a neural-network library",
+        "leaf",
+        may_box=True,
+        has_values=True,
+        no_values="a variable whose value is no array: it is not read",
+    ),
     "opaque": Kind("an object that JAX cannot look into", "leaf", is_mutable=True),
     "placeholder": Kind("a leaf of a bare PyTreeDef", "leaf", is_abstract=True, is_self_evident=True, has_owner=False),
     "layer": Kind(

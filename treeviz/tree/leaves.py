@@ -39,7 +39,7 @@ LeafDescriber = Callable[[Any], int]
 
 # Modules whose classes that are opaque leaves are immutable: shardings, devices, dates …
 _CONSTANTS = ("jax", "jaxlib", "ml_dtypes", "datetime", "decimal", "fractions", "pathlib", "re", "uuid")
-ONLY_A_KIND = Description()[1:]  # of a description that gives only a kind
+ONLY_A_KIND = Description()[1:-1]  # of a description that gives only a kind
 
 
 _shape_of, _dtype_of = np.ndarray.shape.__get__, np.ndarray.dtype.__get__  # type: ignore[attr-defined]
@@ -262,7 +262,7 @@ class FactTable:
         if description.kind and description.kind not in KINDS:
             raise ValueError(f"there is no kind {value_text(description.kind)}; there are {', '.join(KINDS)}")
         fits = description.kind in (LEAF_KINDS if facts.is_leaf else NODE_KINDS)
-        if description[1:] == ONLY_A_KIND:
+        if description[1:-1] == ONLY_A_KIND:
             return facts._replace(kind=description.kind) if fits else facts
         facts = facts._replace(
             kind=description.kind if fits else facts.kind,
@@ -280,7 +280,8 @@ class FactTable:
             return facts
         sharding = description.sharding
         where = None if sharding is None else self._place(self._same_sharding(sharding), shape, None)
-        return facts._replace(elements=_product(shape), bytes=int(description.bytes), sharding=where or facts.sharding)
+        n_counted = 0 if facts.dtype.startswith("key<") else _product(shape)
+        return facts._replace(elements=n_counted, bytes=int(description.bytes), sharding=where or facts.sharding)
 
     def _array_facts(
         self, kind: str, type_text: str, array: Any, sharding: Sharding | None = None, *, weak: bool = False

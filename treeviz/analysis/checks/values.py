@@ -23,9 +23,8 @@ def not_finite(checked: Checked) -> Iterator[Found]:
         if nan or inf:
             parts = [f"{count:,} {word}" for word, count in (("NaN", nan), ("±Inf", inf)) if count]
             text = f"{' and '.join(parts)} among {n:,} values" if n > 1 else f"the value is {'NaN' if nan else '±Inf'}"
-            yield Found(
-                row, text, "jnp.argwhere(~jnp.isfinite({at}))  # where", "error" if nan else None, noted.get(row)
-            )
+            fix = "" if checked.facts(row).kind == "variable" else _WHERE  # a variable is no array: jnp refuses it
+            yield Found(row, text, fix, "error" if nan else None, noted.get(row))
 
 
 @rule("T141", "info", needs="values")

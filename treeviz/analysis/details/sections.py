@@ -21,6 +21,7 @@ from treeviz.analysis.details.shards import shard_section
 from treeviz.analysis.details.source import class_facts, function_source
 from treeviz.analysis.stats.columns import value_statistics
 from treeviz.analysis.stats.summary import FIRST_EXPONENT
+from treeviz.tree.describers import array_inside
 from treeviz.tree.functions import captured_values
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.numbers import count_text, number_text
@@ -85,13 +86,17 @@ def is_array(node: Any) -> bool:
 
 
 def has_values(node: Any) -> bool:
-    """Whether it is an array, also one in a file."""
+    """Whether it is an array, also one in a file, or holds one whose values are its own."""
+    node = plain_array(node)
     return is_array(node) or type(node) is Stored
 
 
-def plain_array(array: Any) -> Any:
-    """The array; a subclass of `numpy.ndarray` as a plain one."""
-    return np.ndarray.view(array, np.ndarray) if has_base(type(array), np.ndarray) else array
+def plain_array(node: Any) -> Any:
+    """The array that a leaf is or holds; a subclass of `numpy.ndarray` as a plain one."""
+    if not is_array(node) and type(node) is not Stored:
+        inside = array_inside(node)
+        node = node if inside is None else inside
+    return np.ndarray.view(node, np.ndarray) if has_base(type(node), np.ndarray) else node
 
 
 def referrers_button(kind: str) -> list[Section]:

@@ -66,7 +66,7 @@ def value_statistics(
         triples = zip(*(each.tolist() for each in (chosen, table.end[chosen], table.fact_codes[chosen])), strict=True)
         for row, end, code in triples:
             layers = (axis_of(table, row + 1), end - row - 1) if end > row + 1 else None
-            owner = scan.read(nodes[row], table.facts[code].kind, layers)
+            owner = scan.read(nodes[row], table.facts[code], layers)
             if owner is None:
                 continue
             whole.append((row, owner))

@@ -13,6 +13,8 @@ import numpy as np
 from treeviz.analysis.stats.host import SMALL, Pile, as_float64, holds_numbers, host_view, once, summary_of_array
 from treeviz.analysis.stats.summary import Summaries, join, nothing, over_ranges
 from treeviz.tree.budget import Budget, Stopwatch
+from treeviz.tree.describers import array_inside
+from treeviz.tree.facts import Facts
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.safe_repr import class_name, error_text, has_base, module_name, visible
 from treeviz.tree.stored import Stored
@@ -45,10 +47,11 @@ class Scan:
         self._launched: list[tuple[int, jax.Array, jax.Array, bool]] = []  # leaf or first layer, array, the bits, wide
         self._readers: dict[int, Callable[[int, Any], str | None] | None] = {}
 
-    def read(self, leaf: Any, kind: str, layers: tuple[int, int] | None = None) -> int | None:
-        """Read a leaf, or start its reduction.
+    def read(self, leaf: Any, facts: Facts, layers: tuple[int, int] | None = None) -> int | None:
+        """Read a leaf or the array in it, or start its reduction.
 
         Args:
+          facts: Those of its row.
           layers: Their axis and number, to read each of them.
 
         Returns:
@@ -57,8 +60,12 @@ class Scan:
         cls = type(leaf)
         if id(cls) not in self._readers:
             self._readers[id(cls)] = self._reader(cls)
-        reader = self._readers[id(cls)]
-        if reader is None and not KINDS[kind].no_values:
+        reader, array, why_not = self._readers[id(cls)], leaf, KINDS[facts.kind].no_values
+        if reader is None and facts.is_leaf and facts.shape is not None:
+            array = array_inside(leaf)
+            reader = self._reader(type(array))
+            why_not = KINDS["tensor"].no_values if facts.kind in ("variable", "opaque") else why_not
+        if reader is None and not why_not:
             return None
         key = id(leaf) if layers is None else (id(leaf), layers)
         owner = self._seen.get(key)
@@ -70,11 +77,11 @@ class Scan:
         self._check_time()
         try:
             if reader is None:
-                reason = KINDS[kind].no_values
+                reason = why_not
             elif layers is None:
-                reason = reader(owner, leaf)
+                reason = reader(owner, array)
             else:
-                reason = self._read_layers(owner, leaf, *layers)
+                reason = self._read_layers(owner, array, *layers)
         except Exception as error:
             reason = _trouble(leaf, error)
         if reason:
@@ -121,6 +128,8 @@ class Scan:
         """The function that reads leaves of the class; it returns the reason if it cannot."""
         if has_base(cls, Tracer):
             return lambda owner, leaf: KINDS["tracer"].no_values
+        if has_base(cls, jax.ShapeDtypeStruct):
+            return lambda owner, leaf: KINDS["shape only"].no_values
         # In jax 0.4.36 the class of arrays is no subclass of jax.Array.
         if has_base(cls, jax.Array) or (class_name(cls) == "ArrayImpl" and module_name(cls).startswith("jaxlib")):
             return self._read_jax_array
