@@ -9,9 +9,11 @@ import pytest
 
 import treeviz as tv
 
+_ERRORS = TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError
+
 
 def explained(fail: Callable[[], Any]) -> BaseException:
-    with pytest.raises((TypeError, ValueError, IndexError, KeyError, RuntimeError)) as raised, tv.explain_errors():
+    with pytest.raises(_ERRORS) as raised, tv.explain_errors():
         fail()
     return raised.value
 

@@ -38,6 +38,28 @@ def test_a_file_that_flax_cannot_restore_is_compared_with_its_target():
     ]
 
 
+def test_a_class_of_the_users_that_restores_itself_does_not_cut_the_path(monkeypatch):
+    serialization = pytest.importorskip("flax.serialization")
+    box = type("Box", (), {"__init__": lambda self, inside: setattr(self, "inside", inside)})
+    monkeypatch.setitem(serialization._STATE_DICT_REGISTRY, box, None)  # taken out again at the end
+    serialization.register_serialization_state(
+        box,
+        lambda each: {"inside": serialization.to_state_dict(each.inside)},
+        lambda each, state: box(serialization.from_state_dict(each.inside, state["inside"], name="inside")),
+        override=True,
+    )
+    target = {"a": [box({"w": x})]}
+    restore = lambda state: note_of(lambda: serialization.from_state_dict(target, state))[1:]
+    assert restore({"a": {"0": {"inside": {"v": x}}}}) == [
+        "['a']['0']['inside']['w']: only in the target: float32[2]",
+        "['a']['0']['inside']['v']: only in the file: float32[2]",
+    ]
+    assert restore({"a": {"0": {"within": x}}}) == [
+        "['a']['0']['inside']: only in the target: dict · 1 leaf",
+        "['a']['0']['within']: only in the file: float32[2]",
+    ]
+
+
 def test_a_file_of_equinox_is_compared_with_the_tree_that_it_is_read_into(tmp_path):
     eqx = pytest.importorskip("equinox")
     path, title = tmp_path / "model.eqx", "the file is not of such a tree:"

@@ -86,7 +86,8 @@ class explain_errors:
     It knows `jax.tree.map`, `vmap`, `pmap`, `shard_map`, `scan`, `while_loop`, `fori_loop`, `cond`, `switch`, `jit` and
     what it compiled, `device_put`, `grad`, `jacfwd`, `jvp`, `vjp`, `checkpoint`, the rules of `custom_vjp` and
     `custom_jvp`, `jax.tree.transpose`, donated arrays, updates of optax, and the restores of Orbax, of
-    `equinox.tree_deserialise_leaves` and of `flax.serialization.from_bytes`. Of a function that raised in
+    `equinox.tree_deserialise_leaves` and of `flax.serialization.from_bytes`, `flax.nnx.merge` and `update`, and
+    `equinox.tree_at`. Of a function that raised in
     `jax.tree.map` it names the leaf, of shapes that do not fit in a model of Linen, NNX or Equinox the parameters and
     the input, and of static arguments what in them has no hash. The error is raised as it was, with a note (PEP 678):
     nothing of the user's runs again but flatten functions, and what takes more than a second is left unsaid.

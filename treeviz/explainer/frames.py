@@ -13,8 +13,11 @@ from treeviz.tree.safe_repr import guarded
 _MOST = 1_000  # frames
 _STDLIB = os.path.dirname(os.__file__)
 _LIBRARIES = re.compile(  # what restores trees, and what updates them
-    r"/(?:(flax)/(?:serialization|struct|core/frozen_dict)|(orbax)/checkpoint/.*|(equinox)/_serialisation|(optax)/.*)\.py"
+    r"/(?:(flax)/(?:serialization|struct|core/frozen_dict|nnx/(?:graph|pytree|object|module|helpers)\w*)"
+    r"|(orbax)/checkpoint/.*|(equinox)/_(?:serialisation|tree)|(optax)/.*)\.py"
 )
+# These call functions of the user's, which know a part of a tree, or choose one.
+_AROUND_CODE = {("flax", "from_state_dict"), ("equinox", "tree_at")}
 
 
 class Call(NamedTuple):
@@ -40,17 +43,19 @@ Answer = tuple[str, Sequence[Any]]  # a title, and a line for each leaf
 def calls_in_jax(error: BaseException) -> list[Call]:
     """The calls inside JAX that raised, and in libraries, innermost first; also of the errors that led to it.
 
-    Not those around code of the user's that raised, or that called into JAX again.
+    Of those around code of the user's that raised, or that called into JAX again, only some of libraries.
     """
     found: list[Call] = []
     for each in _chain(error):
+        is_within = True
         for frame in reversed(frames_of(each)):
             library = "" if is_of_jax(frame) else _library(frame)
-            if library is not None:
+            name = frame.f_code.co_name
+            if library is not None and (is_within or (library, name) in _AROUND_CODE):
                 variables = guarded(lambda frame=frame: dict(frame.f_locals), lambda _: {})
-                found.append(Call(frame.f_code.co_name, variables, each, library))
-            elif not is_of_python(frame):
-                break
+                found.append(Call(name, variables, each, library))
+            elif library is None and not is_of_python(frame):
+                is_within = False
     return found
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
+from treeviz.tree.attributes import stored_attribute
 from treeviz.tree.safe_repr import array_text, class_name, guarded, value_text
 
 
@@ -16,7 +17,17 @@ def leaves_of(tree: Any) -> list[tuple[str, Any]]:
 
 
 def what(leaf: Any) -> str:
+    leaf = unwrapped(leaf)
     return guarded(lambda: array_text(leaf), lambda _: None) or f"{class_name(type(leaf))} {value_text(leaf, 40)}"
+
+
+def is_wrapper(leaf: Any) -> bool:
+    """Whether it stands for a leaf while `equinox.tree_at` calls functions of the user's."""
+    return type(leaf).__name__ == "_LeafWrapper" and type(leaf).__module__.startswith("equinox")
+
+
+def unwrapped(leaf: Any) -> Any:
+    return stored_attribute(leaf, "value") if is_wrapper(leaf) else leaf
 
 
 def is_array(leaf: Any) -> bool:

@@ -23,6 +23,8 @@ from treeviz.analysis.compare.rearranged import with_hints
 from treeviz.analysis.compare.tree_diff import find_differences
 from treeviz.explainer.frames import Answer, Call, Calls
 from treeviz.explainer.leaves import is_array, remedy, what
+from treeviz.explainer.nnx_states import of_merge, of_update
+from treeviz.explainer.tree_at import of_tree_at
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.compare import compare_types
 from treeviz.steps.compiles.jit_type import jit_type
@@ -201,6 +203,9 @@ def _namer(trees: dict[str, Any]) -> Callable[..., str]:
 # By the library and the function, whose call has these variables.
 ANSWERS: dict[tuple[str, str], tuple[Callable[[Calls], Answer], tuple[str, ...]]] = {
     ("flax", "from_state_dict"): (_of_flax, ("target", "state")),
+    ("flax", "merge"): (of_merge, ("graphdef_or_graphstate", "states")),
+    ("flax", "update"): (of_update, ("node", "state")),
+    ("equinox", "tree_at"): (of_tree_at, ("where", "pytree")),
     ("orbax", "restore"): (_of_orbax, ("serialized_item", "directory")),
     ("equinox", "tree_deserialise_leaves"): (_of_equinox, ("like",)),
     ("optax", "init_fn"): (_of_optax_init, ("params",)),
