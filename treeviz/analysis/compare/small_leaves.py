@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import weakref
 from bisect import bisect
@@ -19,7 +20,6 @@ from treeviz.tree.facts import Facts
 
 _SMALL = 1 << 14  # bytes of an array
 _MOST = 1 << 16  # elements that are compared at once, which takes some 100 bytes for each
-_VIEWS = 128  # of JAX arrays that are held at once
 _NUMBERS = {cls.__name__: np.dtype(cls) for cls in (bool, int, float, complex)}
 
 
@@ -101,11 +101,10 @@ def _are_all(leaves: Sequence[Any], cls: type) -> bool:
 
 
 def _values_of_jax(leaves: Sequence[Any], dtype: np.dtype) -> np.ndarray:
-    if dtype.isbuiltin == 1:
-        # By the buffer protocol, which other dtypes do not have. A hundred at a time: of thousands, the views are no
-        # longer in the cache of the processor when they are dropped, which takes twice as long.
-        parts = (b"".join(leaves[i : i + _VIEWS]) for i in range(0, len(leaves), _VIEWS))
-        return np.frombuffer(b"".join(parts), dtype)
+    if dtype.isbuiltin == 1:  # by the buffer protocol, which other dtypes do not have
+        copied = io.BytesIO()
+        copied.writelines(leaves)  # one by one: each view is dropped while it is in the cache of the processor
+        return np.frombuffer(copied.getbuffer(), dtype)
     view = np.asarray if _leaves_no_copy(dtype) else host_view
     with jax.transfer_guard_device_to_host("allow"):
         return np.concatenate([view(leaf).reshape(-1) for leaf in leaves])
