@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ class Model(NamedTuple):
 
     Attributes:
       loss: (params, x, y) -> scalar.
-      make: Gives the parameters.
+      make: Gives the parameters, which are made once.
     """
 
     loss: Callable
@@ -37,12 +38,14 @@ class Run(NamedTuple):
     """A variant that is ready to run.
 
     Attributes:
-      step: Runs one step.
-      finish: Waits for everything, reading of numbers included.
+      start: What the first step is given; the same arrays in all variants of a step.
+      step: Gives what the next step is given.
+      read: Reads all numbers that were measured, and waits for them.
     """
 
-    step: Callable[[], None]
-    finish: Callable[[], None]
+    start: Any
+    step: Callable[[Any], Any]
+    read: Callable[[], Any]
 
 
 # Models
@@ -55,6 +58,7 @@ def _mlp_loss(params, x, y):
     return jnp.mean((x @ last["weights"] + last["biases"] - y) ** 2)
 
 
+@cache
 def _mlp_params():
     rng = np.random.default_rng(0)
     return [
@@ -74,6 +78,7 @@ def _mlp_data():
 WIDTH, LAYERS, HEADS, VOCABULARY, LENGTH = 384, 7, 6, 7000, 64
 
 
+@cache
 def _transformer_params():
     rng = np.random.default_rng(0)
 
@@ -123,6 +128,7 @@ def _transformer_data():
     return jnp.asarray(tokens[:, :-1]), jnp.asarray(tokens[:, 1:])
 
 
+@cache
 def _small_params():
     rng = np.random.default_rng(0)
     return {f"leaf{i}": jnp.asarray(rng.normal(size=32), jnp.float32) for i in range(1000)}
@@ -136,6 +142,7 @@ def _small_data():
     return jnp.linspace(0.0, 1.0, 32), jnp.linspace(1.0, 0.0, 32)
 
 
+@cache
 def _stack_params():
     rng = np.random.default_rng(0)
     return {f"leaf{i}": jnp.asarray(rng.normal(size=(126, 32, 32)) / 40, jnp.float32) for i in range(12)}
@@ -163,6 +170,7 @@ MODELS = {
 # Ways to look
 
 
+@cache
 def _update(model: Model) -> Callable:
     @jax.jit
     def update(params, x, y):
@@ -176,24 +184,18 @@ def _descend(params, grads):
     return jax.tree.map(lambda p, g: p - RATE * g, params, grads)
 
 
-def _looping(model: Model, update: Callable, finish: Callable[[], Any] = lambda: None, take=None) -> Run:
+def _looping(model: Model, update: Callable, read: Callable[[], Any] = lambda: None, take=None) -> Run:
     """`update` gives the parameters; or these and what `take` takes."""
-    params = model.make()
     x, y = model.data()
 
-    def step():
-        nonlocal params
+    def step(params):
         if take is None:
-            params = update(params, x, y)
-        else:
-            params, what = update(params, x, y)
-            take(what)
+            return update(params, x, y)
+        params, what = update(params, x, y)
+        take(what)
+        return params
 
-    def wait():
-        jax.block_until_ready(params)
-        finish()
-
-    return Run(step, wait)
+    return Run(model.make(), step, read)
 
 
 def program_alone(step: Callable, every: int) -> Callable:
@@ -229,27 +231,20 @@ def of_published(make: Callable[[], Step], every: int | None, how: str = "watch"
     """A step of others: watched at every n-th step, its program alone, its own copy, with norms by hand, or plain."""
     of, inspector = make(), tv.GradientInspector(every=every or 1)
     if how == "by hand":
-        step = with_norms(of.update, of.params)
+        update = with_norms(of.update, of.params)
     elif every is None:
-        step = of.update
+        update = of.update
     else:
         others = {"alone": program_alone, "copy": own_copy}
-        step = others[how](of.update, every) if how in others else inspector.watch(of.update)
-    state, n = of.state, len(of.state)
+        update = others[how](of.update, every) if how in others else inspector.watch(of.update)
+    n = len(of.state)
 
-    def run():
-        nonlocal state
-        state = step(*state, *of.batch)[:n]
-        if jax.device_count() > 1:  # collectives of several steps at once hang on few cores
-            jax.block_until_ready(state)
+    def step(state):
+        state = update(*state, *of.batch)[:n]
+        # Collectives of several steps at once hang on few cores.
+        return jax.block_until_ready(state) if jax.device_count() > 1 else state
 
-    def wait():
-        nonlocal state
-        jax.block_until_ready(state)
-        inspector.flush()
-        state = of.state  # each block makes the same steps, since some take longer when they have converged
-
-    return Run(run, wait)
+    return Run(of.state, step, inspector.flush)
 
 
 def plain(model: Model) -> Run:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 
 class Step(NamedTuple):
-    """A jitted function, its first arguments, which are its first results, too, and the others.
+    """A jitted function, its first arguments, which are its first results, too, and the others. Made once.
 
     Attributes:
       params: The parameters among the results.
@@ -47,6 +48,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
+@cache
 def haiku_mnist() -> Step:
     """https://github.com/google-deepmind/dm-haiku/blob/main/examples/mnist.py"""
     import haiku as hk
@@ -71,6 +73,7 @@ def haiku_mnist() -> Step:
     return Step(update, (params, jax.tree.map(jnp.copy, params), tx.init(params)), (x, jnp.arange(8)))
 
 
+@cache
 def graph_convolution() -> Step:
     """https://github.com/google-deepmind/jraph/blob/master/jraph/examples/zacharys_karate_club.py"""
     n_nodes, n_edges = 34, 156
@@ -95,6 +98,7 @@ def graph_convolution() -> Step:
     return Step(update, (params, tx.init(params)), (jnp.eye(n_nodes), jnp.arange(n_nodes) % 2))
 
 
+@cache
 def stax_mnist() -> Step:
     """https://github.com/jax-ml/jax/blob/main/examples/mnist_classifier.py"""
     from jax.example_libraries import optimizers, stax
@@ -114,6 +118,7 @@ def stax_mnist() -> Step:
     return Step(update, (jnp.int32(0), state), batch, lambda results: get_params(results[1]))
 
 
+@cache
 def stochastic_variational_inference() -> Step:
     """https://num.pyro.ai/en/stable/svi.html, with an `AutoNormal` guide of a logistic regression; by hand"""
     tx = optax.adam(1e-3)
@@ -144,6 +149,7 @@ def stochastic_variational_inference() -> Step:
     return Step(update, state, (x, (x[:, 0] > 0).astype(jnp.float32)))
 
 
+@cache
 def line_search() -> Step:
     """https://jaxopt.github.io/stable/_autosummary/jaxopt.GradientDescent.html: `update`, with backtracking; by hand"""
 
@@ -175,6 +181,7 @@ def line_search() -> Step:
     )
 
 
+@cache
 def fully_sharded() -> Step:
     """https://docs.jax.dev/en/latest/notebooks/shard_map.html, its fully sharded data parallelism"""
     mesh = jax.make_mesh((N_DEVICES,), ("batch",))
