@@ -45,9 +45,10 @@ def page(view: View, *, title: str = "") -> str:
     )
     host = _host(view, pack_within(view), "data-page data-treeviz")
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{head}'
-        f"<title>{text(title or _title(view))}</title></head>\n"
-        f"<body><main>\n{host}\n</main>{_script(view.part)}</body></html>\n"
+        # HTML needs no tags around its head and its body.
+        f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8">{head}'
+        f"<title>{text(title or _title(view))}</title>\n"
+        f"<main>\n{host}\n</main>{_script(view.part)}\n"
     )
 
 

@@ -4,16 +4,16 @@ import { FORMAT } from "../tree/tree.js";
 import { mount } from "../tree/mount.js";
 import { additions } from "../tree/view.js";
 
-const MOUNTED = Symbol.for("treeviz");
+// Of the page, what page_loader.js reads data with; of a host, that it is mounted.
+const OURS = Symbol.for("treeviz");
 // This script mounts only the hosts that need its part of the front end, which the last addition names; another script of
 // the page mounts the others.
 const KIND = [FORMAT, ...additions.slice(-1).map(({ name }) => name)].join(" ");
 
 for (const host of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(`[data-treeviz="${KIND}"]`))) {
-  // The script after a host has page_loader.js put the bytes there.
-  const data = /** @type {any} */ (host.querySelector("script"));
-  if (data?.bytes && !host[MOUNTED]) {
-    host[MOUNTED] = true;
-    mount(host, data.bytes());
+  const data = host.querySelector("script");
+  if (data && !host[OURS]) {
+    host[OURS] = true;
+    mount(host, /** @type {any} */ (self)[OURS](data));
   }
 }

@@ -55,7 +55,7 @@ export class Column {
     if (this.labels) return this.labels[this.levels[this.codes ? this.codes[row] : row]];
     if (this.isBad(row)) return "NaN/Inf";
     const value = this.values[row];
-    return value !== value || value === this.blank ? "" : WRITE[this.format](value);
+    return value !== value || value === this.blank ? "" : this.write(value);
   }
 
   /** A number as text. @param {number} value @returns {string} */
@@ -103,11 +103,7 @@ export class Tree {
     this.facts = header.facts;
     for (const field in this.facts) this.facts[field][1] = buffers[this.facts[field][1]];
     this.nFacts = this.facts.kind[1].length;
-    const { parent, end, position, nChildren } = link(this.depth);
-    this.parent = parent;
-    this.end = end;
-    this.position = position;
-    this.nChildren = nChildren;
+    Object.assign(this, link(this.depth));
     this.maxDepth = this.depth.reduce(larger, 0);
     this.columns = header.columns.map((spec) => new Column(spec, buffers, this));
   }
