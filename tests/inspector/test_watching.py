@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import api, compiler, pjit
+from jax.experimental import io_callback
 
 import treeviz as tv
 from treeviz.steps.tracing.called import MOST_STEPS
@@ -278,6 +279,26 @@ def test_a_loop_whose_body_reads_the_numbers_that_it_closes_over_runs_unwatched(
         assert np.array_equal(jax.lax.scan(reading, W, None, length=3)[0], expected)
     assert len(called.watched) == 1 and any("TracerArrayConversion" in why for why in called.passed.values())
     assert len(inspector.history) == 3
+
+
+def test_a_loop_that_fails_while_it_runs_has_its_effects_once():
+    happened = []
+
+    def log(i):
+        happened.append(int(i))
+        if i == 2:
+            raise OSError("the disk is full")
+
+    def body(w, i):
+        io_callback(log, None, i)
+        return update(w, X), None
+
+    with tv.GradientInspector().watching():
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(jax.lax.scan(body, W, np.arange(4)))
+        jax.block_until_ready(jax.lax.scan(body, W, np.arange(7, 9)))
+    jax.effects_barrier()
+    assert happened == [0, 1, 2, 7, 8]
 
 
 def test_what_jax_says_of_a_loop_in_a_block_has_the_lines_of_the_user():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 try:
@@ -12,6 +13,10 @@ except ImportError:
 
     class Tracer:  # type: ignore[no-redef]
         """Without `jax.core.Tracer` no object is recognised as a tracer."""
+
+
+def any_traced(leaves: Iterable[Any]) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
 def is_tracing() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import grad, value_and_grad
+from jax.experimental import io_callback
 from watched import (
     Recorder,
     copies,
@@ -465,6 +467,29 @@ def test_an_error_of_the_step_is_the_users_own(mlp, seen):
     assert "During" not in str(watched_error.value) and not isinstance(watched_error.value.__cause__, RuntimeError)
     watched(mlp, x, y)
     assert seen.steps == [1]
+    assert watched.trouble == ""
+
+
+@pytest.mark.parametrize("via", ["output", "callback"])
+def test_a_step_that_fails_while_it_runs_has_its_effects_once(via, mlp, seen):
+    happened = []
+
+    def log(loss, i):
+        happened.append(int(i))
+        if i == 1:
+            raise OSError("the disk is full")
+
+    def step(params, i):
+        loss, gradients = value_and_grad(loss_fn)(params, x, y)
+        io_callback(log, None, loss, i)
+        return descend(params, gradients)
+
+    watched = watch(jax.jit(step), seen, via=via)
+    for i in range(3):
+        with pytest.raises(jax.errors.JaxRuntimeError) if i == 1 else contextlib.nullcontext():
+            jax.block_until_ready(watched(mlp, i))
+            jax.effects_barrier()
+    assert happened == [0, 1, 2]
     assert watched.trouble == ""
 
 

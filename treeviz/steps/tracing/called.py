@@ -25,7 +25,7 @@ from treeviz.steps.tracing.jax_private import (
     taking_calls,
     why_no_calls,
 )
-from treeviz.steps.tracing.jitted import CannotWatch
+from treeviz.steps.tracing.jitted import CannotWatch, ran
 from treeviz.steps.tracing.receiving import receives
 from treeviz.steps.tracing.watch import Watched
 from treeviz.tree.safe_repr import error_text, printable_lines
@@ -274,6 +274,8 @@ class CalledSteps:
             except StopTraining:
                 raise
             except Exception as error:  # such as that the body reads numbers of what it closes over
+                if ran(error):
+                    raise
                 self.passed.setdefault(loop.name, error_text(error))
                 return None
 

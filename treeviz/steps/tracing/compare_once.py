@@ -16,7 +16,7 @@ from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.jitted import JittedStep
 from treeviz.steps.tracing.plain_program import PlainProgram, TracedOtherwise
 from treeviz.steps.tracing.verify import Verification, compare, copy_array
-from treeviz.tree.tracers import Tracer
+from treeviz.tree.tracers import any_traced
 
 AT_CALL = 16  # of a twin: by then the moments of an optimizer are warm, and short trials have ended
 N_CALLS = 4  # that are compared, since the last digit of a number may differ in every second one
@@ -91,7 +91,7 @@ class CompareOnce:
             return None
         leaves = jax.tree.leaves((args, kwargs))
         disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]
-        if disabled or jax.process_count() > 1 or any(isinstance(leaf, Tracer) for leaf in leaves):
+        if disabled or jax.process_count() > 1 or any_traced(leaves):
             return None
         if not self._has_room(3 * _n_bytes(leaves)):  # of the arguments, and of both results
             return None

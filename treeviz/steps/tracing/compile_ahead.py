@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from treeviz.tree.tracers import Tracer
+from treeviz.tree.tracers import any_traced
 
 
 class CompileAhead:
@@ -33,7 +33,7 @@ class CompileAhead:
         disabled = jax.config.jax_disable_jit or jax.__version_info__ < (0, 10)  # type: ignore[attr-defined]
         if disabled or jax.process_count() > 1 or jax.default_backend() == "gpu":
             return
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+        if any_traced(jax.tree.leaves((args, kwargs))):
             return
         try:
             lowered = self._step.lower(*args, **kwargs)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from treeviz.steps.tracing.replaced import original_of, replaced
-from treeviz.tree.tracers import Tracer
+from treeviz.tree.tracers import any_traced
 
 # The parameter that is the body, and those that are trees of arrays, by the loop.
 _PARAMETERS = {"scan": ("f", ("init", "xs")), "fori_loop": ("body_fun", ("init_val",))}
@@ -93,7 +93,7 @@ def current() -> Loop | None:
     """The loop whose operation this thread is about to run, as far as no array is traced."""
     loop = (getattr(_here, "loops", None) or [None])[-1]
     leaves = [] if loop is None else jax.tree.leaves(loop.args)
-    return None if any(isinstance(leaf, Tracer) for leaf in leaves) else loop
+    return None if any_traced(leaves) else loop
 
 
 def seeing_loops() -> contextlib.AbstractContextManager:

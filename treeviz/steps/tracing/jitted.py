@@ -47,6 +47,12 @@ class LibraryMoved(Exception):
     """The library of a step has moved a private name. The message says which, and what is lost."""
 
 
+def ran(error: Exception) -> bool:
+    """Whether a program may have run, with its effects, before it raised; False where it had no room to."""
+    is_of_run = isinstance(error, jax.errors.JaxRuntimeError | FloatingPointError)
+    return is_of_run and not str(error).startswith("RESOURCE_EXHAUSTED")
+
+
 Make = Callable[[Callable], Callable]  # the Python function -> a jitted one that returns `(out, measurement)`
 
 

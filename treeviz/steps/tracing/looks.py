@@ -23,7 +23,7 @@ from treeviz.steps.tracing.beside import Beside
 from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.new_params import Path, match_new_params
 from treeviz.tree.forks import computed_once
-from treeviz.tree.tracers import Tracer
+from treeviz.tree.tracers import any_traced
 
 FIRST, N_EVEN = 50, 5  # at calls 50, 100 … 250, and then after twice as many
 _AHEAD = 2  # the call after which a program is compiled, where one is needed
@@ -116,7 +116,7 @@ class Looks:
 
     def _before(self, looked: _Looked, args: tuple, kwargs: dict[str, Any]) -> list[jax.Array] | None:
         leaves = self._leaves(args, kwargs)
-        if any(isinstance(leaf, Tracer) for leaf in leaves):
+        if any_traced(leaves):
             return None
         found, why_not = looked.params(leaves), looked.why_not
         if found and jax.process_count() > 1:

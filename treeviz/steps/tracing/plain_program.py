@@ -12,7 +12,7 @@ from treeviz.steps.tracing.arguments import split
 from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.primitives import COND, SCAN, SHARD_MAP, WHILE, inner_jaxprs, open_jaxpr
 from treeviz.steps.tracing.sow import sow_p
-from treeviz.tree.tracers import Tracer
+from treeviz.tree.tracers import Tracer, any_traced
 
 _LOOPS = (COND, SCAN, SHARD_MAP, WHILE)
 
@@ -75,7 +75,7 @@ def _is_that_of_the_step(program: ClosedJaxpr) -> bool:
                 return False
         return True
 
-    return is_plain(program) and not any(isinstance(x, Tracer) for x in program.consts)
+    return is_plain(program) and not any_traced(program.consts)
 
 
 def _described(x: Any) -> Any:

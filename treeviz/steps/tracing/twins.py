@@ -65,6 +65,7 @@ class Twins:
     """The instrumented programs of a step, and which one inspects which call.
 
     Attributes:
+      jitted: The step.
       is_exact: They measure in a second run, beside the step itself.
       comparison: With the step itself, made once; None if there is none to be made.
       ahead: Compiles the step itself while a twin is compiled; None if it is not to.
@@ -78,7 +79,7 @@ class Twins:
         on_callback: Callable,
         on_compared: Callable[[Verification | int], None],
     ) -> None:
-        self._jitted, self._settings = jitted, settings
+        self.jitted, self._settings = jitted, settings
         self._on_traced, self._on_callback = on_traced, on_callback
         self._options = jit_options(jitted.jitted)
         self.is_exact = settings.exact is True
@@ -105,7 +106,7 @@ class Twins:
     def _of_run(self, statistics: tuple[str, ...], updates: bool, looks: bool = False) -> Callable:
         if not self.is_exact:
             return self.make(statistics, updates=updates, looks=looks)
-        return self.make(statistics, updates=updates, only_measure=self._jitted.is_plain, on_traced=self._on_second_run)
+        return self.make(statistics, updates=updates, only_measure=self.jitted.is_plain, on_traced=self._on_second_run)
 
     def make(
         self,
@@ -132,8 +133,8 @@ class Twins:
                 match=self._settings.match,
                 updates=updates,
                 stacked=stacked,
-                tidy_path=self._jitted.tidy_path,
-                result_path=self._jitted.result_path,
+                tidy_path=self.jitted.tidy_path,
+                result_path=self.jitted.result_path,
                 on_traced=on_traced or self._on_traced,
                 donate=not self.is_exact,
                 only_measure=only_measure,
@@ -141,7 +142,7 @@ class Twins:
                 plain=self._plain,
             )
 
-        return self._jitted.around(make)
+        return self.jitted.around(make)
 
     def _on_second_run(self, watches: Sequence[Attribution], notes: Sequence[str], effects: set[str]) -> None:
         from treeviz.steps.tracing.looks import not_looked_at

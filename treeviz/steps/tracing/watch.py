@@ -14,7 +14,7 @@ from treeviz.steps.measure import Measurement
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.stop import StopTraining
 from treeviz.steps.tracing import jax_private
-from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, function_of, jitted_step
+from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, function_of, jitted_step, ran
 from treeviz.steps.tracing.processes import Agreement
 from treeviz.steps.tracing.receiving import receiving
 from treeviz.steps.tracing.remarks import Remarks
@@ -23,7 +23,7 @@ from treeviz.steps.tracing.twins import Settings, Twins
 from treeviz.steps.tracing.verify import TwinFailed, Verification, copy_array, verify
 from treeviz.tree.layers import Stacked
 from treeviz.tree.safe_repr import error_text, printable_lines
-from treeviz.tree.tracers import Tracer
+from treeviz.tree.tracers import Tracer, any_traced
 
 if TYPE_CHECKING:
     from treeviz.steps.tracing.attribution import Attribution
@@ -145,6 +145,7 @@ class Watched:
         self._record, self.settings = record, settings
         self._turns = Turns(settings.first, settings.every, settings.heavy_every)
         self._agreement: Agreement | None = None
+        self._has_effects = settings.via == "callback"
         self.run(step, jitted)
         if trouble:
             self._give_up(trouble)
@@ -175,10 +176,10 @@ class Watched:
         if twins.ahead is not None:
             twins.ahead.begin(args, kwargs)
             twins.ahead = None
-        if self.before is not None and not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            self.before(number, lambda: self._copied((args, kwargs), copy_array))
+        if self.before is not None and not any_traced(jax.tree.leaves((args, kwargs))):
+            self.before(number, lambda: twins.jitted.copied((args, kwargs), copy_array))
         if twins.is_exact:
-            return self._run_apart(twin, number, args, kwargs)
+            return self._run_apart(twins.jitted, twin, number, args, kwargs)
         try:
             if twins.comparison is not None and twins.comparison.is_due(twin):
                 out, measurement = twins.comparison.run(twin, args, kwargs)
@@ -194,13 +195,12 @@ class Watched:
             return out
         return self._run_untouched(trouble, args, kwargs)
 
-    def _run_apart(self, twin, number: int, args, kwargs):
+    def _run_apart(self, jitted: JittedStep, twin, number: int, args, kwargs):
         """Run the untouched step, after its twin has measured on the same arguments and left them as they are."""
         trouble = None
         try:
             # Modules that a step changes in place are copied, arrays are not: the twin donates no buffer.
-            is_plain = self._jitted is not None and self._jitted.is_plain
-            copies = (args, kwargs) if is_plain else self._copied((args, kwargs), lambda x: x)
+            copies = (args, kwargs) if jitted.is_plain else jitted.copied((args, kwargs), lambda x: x)
             _, measurement = twin(*copies[0], **copies[1])
             self._deliver(measurement, number)
         except Exception as error:
@@ -213,10 +213,11 @@ class Watched:
     def _run_untouched(self, trouble: Exception, args, kwargs):
         """Run the step itself, instead of a twin that raised. If it raises too, the error is the user's own."""
         leaves = jax.tree.leaves((args, kwargs))
-        if any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in leaves):
-            raise trouble  # the twin ran and has taken the arguments: an error of the step itself
+        took = any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in leaves)
+        if took or (self._has_effects and ran(trouble)):
+            raise trouble  # of the step itself, which must not run again
         out = self.step(*args, **kwargs)
-        if any(isinstance(leaf, Tracer) for leaf in leaves):  # e.g. before jax 0.5 a twin cannot be differentiated
+        if any_traced(leaves):  # e.g. before jax 0.5 a twin cannot be differentiated
             self._remarks.warn_inside()
         else:
             self._give_up(error_text(trouble))
@@ -260,6 +261,7 @@ class Watched:
 
     def _on_traced(self, watches, notes, effects) -> None:
         self.watches = {**self.watches, **{w.source.name: w for w in watches}}
+        self._has_effects |= bool(effects)
         if effects and self._twins is not None and self._twins.comparison is not None:
             self._twins.comparison.stop()
             if self.settings.exact:
@@ -326,10 +328,6 @@ class Watched:
             return verify(self._jitted, twin, args, kwargs)
         except TwinFailed as error:
             raise CannotWatch(self.step, error_text(error.error)) from error.error
-
-    def _copied(self, tree: Any, copy_array: Callable[[Any], Any]) -> Any:
-        assert self._jitted is not None
-        return self._jitted.copied(tree, copy_array)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "step" not in self.__dict__:
