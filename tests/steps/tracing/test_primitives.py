@@ -13,7 +13,7 @@ from treeviz.steps.nan_origin.taint import Value
 from treeviz.steps.tracing import primitives
 from treeviz.steps.tracing.argument_order import argument_order
 from treeviz.steps.tracing.new_params import match_new_params
-from treeviz.steps.tracing.reap import reap
+from treeviz.steps.tracing.reap import Reducers, reap
 from treeviz.steps.tracing.sow import sow
 from treeviz.steps.tracing.sown import sums_of_sown
 
@@ -129,7 +129,7 @@ def test_a_gradient_belongs_to_the_argument_that_was_moved_or_cast_before(name):
         moved = SAME_LEAF[name](params)
         return sow("grads", "grads", moved * 2, [moved])
 
-    _, reaped, _ = reap(jax.make_jaxpr(step)(x, x), [x, x], lambda _, values: jnp.sum(values[0]))
+    _, reaped, _ = reap(jax.make_jaxpr(step)(x, x), [x, x], Reducers(lambda _, values: jnp.sum(values[0])))
     assert [r.origins for r in reaped if r.sown.kind == "grads"] == [(1,)]
 
 

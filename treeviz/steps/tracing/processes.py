@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from treeviz.steps.tracing.jax_private import TO_COMPARE_PROCESSES, distributed_state
+from treeviz.tree.forks import Lock
 from treeviz.tree.private_names import missing_names, warn_of_missing, why_missing
 
 GRACE_S = 1.0  # that the first call waits for the others, so that it is measured where all watch
@@ -41,7 +42,7 @@ class Agreement:
         self._answer, self._newest = answer, newest
         self.why_not = ""
         self.notes: tuple[str, ...] = ()
-        self._lock, self._settled = threading.Lock(), threading.Event()
+        self._lock, self._settled = Lock(), threading.Event()
         self._from: int | None = None  # what this process has proposed: no earlier call is left to be measured
         self._start = newest + 1
         self._called_at: float | None = None

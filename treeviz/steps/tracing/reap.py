@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,30 +35,44 @@ from treeviz.steps.tracing.sow import Reaped, Sown, sow_p
 from treeviz.steps.tracing.sown import sown_in, sums_of_sown
 from treeviz.steps.tracing.vmap_members import measure_members
 
-Reduce = Callable[[Sown, Sequence[Any]], jax.Array]
+Reduce = Callable[[Sown, Sequence[Any]], Any]
 Scaled = Callable[..., jax.Array]
+
+
+class Reducers(NamedTuple):
+    """How the values of one sown tree are measured.
+
+    Attributes:
+      now: Returns its packed rows.
+      later: Instead of it, outside of loops and other programs inside: returns what stands for the packed rows.
+      on_each: In a `shard_map` over all axes of its mesh, where each device has arrays of its own.
+    """
+
+    now: Reduce
+    later: Reduce | None = None
+    on_each: Reducers | None = None
+
+    def inside(self) -> Reducers:
+        """Those for a loop or another program inside."""
+        return Reducers(self.now, None, self.on_each and self.on_each.inside())
 
 
 def reap(
     program: ClosedJaxpr,
     arguments: Sequence[Any],
-    reduce: Reduce,
+    reducers: Reducers,
     empty: Callable[[Any], Any] = jnp.zeros_like,
     *,
     with_params: bool = False,
     axes_of: AxesOf = lambda source, scanned, why_not: scanned,
     received: Plan | None = None,
     scaled: Scaled | None = None,
-    reduce_later: Callable[[Sown, Sequence[Any]], Any] | None = None,
-    reduce_on_each: Reduce | None = None,
-    reduce_later_on_each: Callable[[Sown, Sequence[Any]], Any] | None = None,
 ) -> tuple[list[Any], list[Reaped], list[jax.Array]]:
     """Run `program` on `arguments`, and measure its sown values.
 
     Traceable: under `jit` the packed rows are further results of the program, which sows nothing any more.
 
     Args:
-      reduce: Measures the values of one sown tree; returns its packed rows.
       empty: Makes the packed rows of a branch that was not taken, or of a while loop without a step, from such rows or
         their shape.
       with_params: Measure also the parameters that a gradient inside a loop belongs to, and their updates, if the loop
@@ -66,9 +80,6 @@ def reap(
       axes_of: Which leaves are measured layer by layer, and along which axis.
       received: What is measured besides as that which the optimizer receives of each gradient.
       scaled: The packed rows of numbers times a factor, from those of the numbers.
-      reduce_later: What stands for the packed rows of a tree that is sown outside of loops and other programs inside.
-      reduce_on_each: As `reduce`, in a `shard_map` over all axes of its mesh, where each device has arrays of its own.
-      reduce_later_on_each: Instead of it, outside of loops and other programs inside that `shard_map` or around it.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
@@ -77,9 +88,8 @@ def reap(
       CannotReap: A value is sown inside a higher-order primitive without a rule.
     """
     computed_once = {sown for sown, recomputed in sown_in(program) if not recomputed}
-    run = Run(reduce, empty, computed_once, with_params, axes_of)
+    run = Run(reducers, empty, computed_once, with_params, axes_of)
     run.received, run.scaled = {} if received is None else _measured_of(received, with_params), scaled
-    run.reduce_later, run.reduce_on_each, run.reduce_later_on_each = reduce_later, reduce_on_each, reduce_later_on_each
     return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
 
 
@@ -95,24 +105,22 @@ class Run:
     """One run of a program. The rules of `reap_rules` use it to run the jaxprs inside.
 
     Attributes:
+      reducers: Those for this jaxpr.
       computed_once: The trees that are sown outside of recomputations, which are measured only there.
       in_recomputation: This jaxpr is run again, for a backward pass.
       devices: Those of the `shard_map` around this jaxpr, if there is one.
       received: What the optimizer receives, by the id of the jaxpr that holds it, and by what was sown.
-      reduce_later, reduce_on_each, reduce_later_on_each: As `reap` takes them; the first and the last are None inside
-        of loops and other programs.
-      reduce_inside: What `reduce_later` is in the next program inside.
     """
 
     def __init__(
         self,
-        reduce: Reduce,
+        reducers: Reducers,
         empty: Callable[[Any], Any],
         computed_once: set[Sown],
         with_params: bool,
         axes_of: AxesOf,
     ):
-        self.reduce = reduce
+        self.reducers = reducers
         self.empty = empty
         self.computed_once = computed_once
         self.with_params = with_params
@@ -121,17 +129,18 @@ class Run:
         self.devices: Devices | None = None
         self.received: Mapping[int, Mapping[Sown, Received]] = {}
         self.scaled: Scaled | None = None
-        self.reduce_later: Callable[[Sown, Sequence[Any]], Any] | None = None
-        self.reduce_on_each: Reduce | None = None
-        self.reduce_later_on_each: Callable[[Sown, Sequence[Any]], Any] | None = None
-        self.reduce_inside: Callable[[Sown, Sequence[Any]], Any] | None = None
 
     def on(self, devices: Devices) -> Run:
         """The same run, for the jaxpr of a `shard_map`."""
-        run = copy(self)
+        run, reducers = copy(self), self.reducers
         run.devices = devices
-        if devices.is_manual and self.reduce_on_each is not None:
-            run.reduce, run.reduce_inside = self.reduce_on_each, self.reduce_later_on_each
+        run.reducers = reducers.on_each if devices.is_manual and reducers.on_each else reducers.inside()
+        return run
+
+    def inside(self) -> Run:
+        """The same run, for the jaxpr of a loop or of another program."""
+        run = copy(self)
+        run.reducers = self.reducers.inside()
         return run
 
     def in_body(self, origins: Sequence[int | None]) -> Run:
@@ -218,7 +227,7 @@ class Run:
             sown = replace(r.sown, kind="received", source=r.sown.source._replace(name="received"))
             axes = r.axes
             if not what.is_sown:
-                axes, rows = (), self.reduce(sown, what.read(read, copies))
+                axes, rows = (), self.reducers.now(sown, what.read(read, copies))
             assert self.scaled is not None
             rows = self.scaled(rows, factor=factor(what.scale, read))
             found.append((replace(r, sown=sown, axes=axes, gradient=r.sown), rows))
@@ -230,14 +239,16 @@ class Run:
         rule = self.rule(eqn)
         return (bind(eqn, operands), (), ()) if rule is None else rule(self, eqn, operands, origins)
 
-    def traced(self, jaxpr: Any, origins=()):
+    def traced(self, jaxpr: Any, origins=(), devices: Devices | None = None):
         """A function from the jaxpr's operands to its results and packed rows; and a list of what is reaped.
 
         The list is empty until the function is traced.
+
+        Args:
+          devices: Those of a `shard_map`, of its jaxpr.
         """
         reaped: list[Reaped] = []
-        run = copy(self)
-        run.reduce_later, run.reduce_inside, run.reduce_later_on_each = self.reduce_inside, None, None
+        run = self.inside() if devices is None else self.on(devices)
 
         def function(*operands):
             results, reaped[:], packed = run.jaxpr(open_jaxpr(jaxpr), consts_of(jaxpr), operands, origins)
@@ -279,7 +290,8 @@ class Run:
             sown = replace(sown, source=self.devices.whole(sown.source, shards))
         sown = replace(sown, axes=layer_axes(eqn, sown.source, scanned, self.axes_of, why_not))
         is_read = any(eqn.params["sown"] in received for received in self.received.values())
-        reduce = self.reduce if batched or is_read else self.reduce_later or self.reduce
+        reducers = self.reducers.inside() if batched or is_read else self.reducers
+        reduce = reducers.later or reducers.now
         packed, axes = measure_members(lambda *values: reduce(sown, values), values, [b[:n] for b in batched])
         reaped = Reaped(
             sown,
@@ -310,7 +322,7 @@ class Run:
                 continue
             if all(origin in before for origin in origins):
                 old, new = ([carry[origin] for origin in origins] for carry in (before, after))
-                for part, packed_part in measure_params(self.reduce, r, old, new):
+                for part, packed_part in measure_params(self.reducers.now, r, old, new):
                     params.append(part)
                     packed.append(packed_part)
         return known + params, packed

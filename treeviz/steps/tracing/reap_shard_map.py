@@ -131,7 +131,7 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
     outer = {} if run.devices is None else run.devices.sizes
     shapes = [(spec, getattr(x.aval, "shape", ())) for spec, x in zip(in_specs, inside, strict=True)]
     devices = Devices(p, {**outer, **p["mesh"].shape}, shapes, bool(outer))
-    function, reaped = run.on(devices).traced(p["jaxpr"], range(len(operands)))
+    function, reaped = run.traced(p["jaxpr"], range(len(operands)), devices)
     axes = tuple(name for name in p["mesh"].axis_names if name in _manual_axes(p))
     may_differ: list[bool] = []
 

@@ -28,7 +28,7 @@ from treeviz.steps.tracing.looks import Looks, Traced
 from treeviz.steps.tracing.param_updates import measure_step_params
 from treeviz.steps.tracing.plain_program import PlainProgram
 from treeviz.steps.tracing.primitives import effects_in
-from treeviz.steps.tracing.reap import reap
+from treeviz.steps.tracing.reap import Reducers, reap
 from treeviz.steps.tracing.received import CLIPPED
 from treeviz.steps.tracing.results import count_in_results
 from treeviz.steps.tracing.sow import Reaped, Sown, sow
@@ -145,10 +145,10 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     received, scaled = Plan(program), functools.partial(scaled_rows, statistics=statistics)
     is_partial = reduces_partially(statistics)
     later = _reduce_later if is_partial and jax.device_count() == 1 else None
-    beside = {"with_params": updates, "received": received, "scaled": scaled, "reduce_later": later}
-    beside["reduce_on_each"] = _reduce_on_each if is_partial else None
-    beside["reduce_later_on_each"] = _reduce_later_on_each if is_partial and jax.process_count() == 1 else None
-    out, found, packed = reap(program, leaves, reduce, _nothing, axes_of=layers.axes_of, **beside)
+    later_on_each = _reduce_later_on_each if jax.process_count() == 1 else None
+    reducers = Reducers(reduce, later, Reducers(_reduce_on_each, later_on_each) if is_partial else None)
+    beside = {"with_params": updates, "received": received, "scaled": scaled}
+    out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
     zeros = known_zeros(program)
     names = [name and _cut_off(name, zeros.get(r.tagged or r.sown, ())) for r, name in zip(found, names, strict=True)]
