@@ -929,6 +929,32 @@ def test_a_view_is_as_wide_as_its_columns_and_has_its_details_beside_them(shown)
         )
 
 
+def test_the_chosen_row_stays_in_sight_though_its_details_are_longer_than_those_before(shown):
+    tree = {f"a{i:02}": i for i in range(14)} | {"b": {"c": np.ones((2, 3), np.float32)}} | {"d": list(range(9))}
+    page = shown(tree, stats=True, width=480, height=560)
+    row(page, "a01").click()
+    height = box(page, ".side")["height"]
+    for _ in range(14):
+        page.keyboard.press("ArrowDown")
+        place, rows = box(page, ".window .row.active"), box(page, ".scroller")
+        assert rows["y"] <= place["y"] and place["y"] + place["height"] <= rows["y"] + rows["height"] + 1
+    assert box(page, ".side")["height"] > height
+
+
+def test_names_that_are_fitted_leave_room_to_scroll_the_other_columns_through(shown):
+    page = shown({"n" * 200: np.ones(3), "b": np.ones(2)}, stats=True, width=900)
+    page.locator(".head .key i").dblclick()
+    more = page.get_by_role("button", name="›")
+    for _ in range(20):
+        if more.is_visible():
+            more.click()
+            settled(page)
+    assert not more.is_visible()
+    view, last, names = box(page, ".scroller"), settled(page).locator(".head button").last, box(page, "#row0 .key")
+    end = last.bounding_box()
+    assert names["x"] + names["width"] <= end["x"] and end["x"] + end["width"] <= view["x"] + view["width"] + 1
+
+
 def test_an_edge_is_dragged_and_a_double_click_fits_its_column(shown):
     page = shown(model())
     edge, names = page.locator(".head .key i"), labels(page)

@@ -55,7 +55,9 @@ export class Columns {
     // No name is cut while a column of numbers could go.
     const most = columns.reduce((left, column, i) => left - (isNumber(column) ? 0 : widths[i + 1] + GAP), room);
     const [step, names] = wide <= MOST_NAMES * width ? [STEP, wide] : [SMALL_STEP, slim];
-    const name = (widths[0] = this.chosen.get(this.view.keyColumn) ?? Math.min(Math.max(names, LABEL), Math.max(most, MOST_NAMES * width)));
+    const wish = this.chosen.get(this.view.keyColumn) ?? Math.min(Math.max(names, LABEL), Math.max(most, MOST_NAMES * width));
+    // Names stay where they are: beside them there is always room to scroll the others through.
+    const name = (widths[0] = Math.min(wish, columns[0] ? width - 2 * LABEL : wish));
     const type = columns.findIndex((column) => column.format === "type");
     const endsOf = () => {
       let end = -GAP;

@@ -60,8 +60,12 @@ export class Grid {
       const { clientHeight, clientWidth, offsetWidth } = this.element;
       // A view whose columns have changed, as in a search, has another width, but no other room.
       const room = [view.root.parentNode.host?.clientWidth, view.detailPlace.hidden, clientHeight, offsetWidth - clientWidth].join();
-      if (room !== this.room) this.resize();
+      if (room === this.room) return;
       this.room = room;
+      const isSeen = this.pool.some((row) => +row.dataset.row === view.active);
+      this.resize();
+      // Details that open, or grow, do not cover their row.
+      if (isSeen) this.scrollTo(view.rows.index(view.active));
     });
     this.observer.observe(this.element);
     view.signal.addEventListener("abort", () => this.observer.disconnect());
