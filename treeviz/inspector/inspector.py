@@ -49,8 +49,8 @@ class GradientInspector(Sinks):
         and updates. 0: never.
       updates: For a watched step also measure the parameters and what the step adds to them, which gives their ratios.
         True: in every inspected step; False: never. None: in those of `heavy_every`; where that is 0, beside the
-        50th, 100th, 150th, 200th, 250th, 500th, 1,000th … inspected step, and recorded once they hold a finding; where
-        that cannot be, as of a loop, of members or with `exact=True`, a note says so.
+        5th, 50th, 100th, 150th, 200th, 250th, 500th, 1,000th … inspected step, and recorded once they hold a finding;
+        where that cannot be, as of a loop, of members or with `exact=True`, a note says so.
       statistics: The statistics of the other inspected steps: `treeviz.LIGHT`, `FULL` or `HISTOGRAM`.
       name: The name of the tree in views.
       run: The name of the run, "lr 3e-4", in views, in its file and in `treeviz grads`; `reset` names the next one. A
@@ -112,6 +112,8 @@ class GradientInspector(Sinks):
         self._recorder.history.name = str(run)
         settings = {"every": every, "heavy_every": heavy_every, "statistics": statistics, "updates": updates}
         self._runs = Runs(self._recorder, self._inputs, self.thresholds, stacked=stacked, **settings)
+        if alarm is not None:
+            alarm.awaits = self._runs.looked.explains
         self.earlier_runs = self._runs.earlier
         self._logs = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from treeviz.steps.findings.find import findings
-from treeviz.steps.findings.finding import Thresholds
+from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.names import section_of
 from treeviz.steps.recording.decode import Arrived, StepNumbers, read
 from treeviz.steps.recording.history import History
@@ -31,7 +31,7 @@ class Looked:
         self._kept: dict[str, list[Arrived]] = {}  # by suffix
         self._searched: dict[str, int] = {}  # how many of them
         self._told: set[str] = set()
-        self._n_explained = 0  # looks
+        self._explained = (0, 0)  # how many looks and steps
 
     def take(self, arrived: Arrived) -> None:
         """Take in what was measured beside a step, and search what came before."""
@@ -55,17 +55,26 @@ class Looked:
                 self._tell(suffix)
 
     def explain(self, history: History) -> bool:
-        """Record what tells which of several dead layers is the cause: whether the biases of the others are zero."""
-        n_looks = sum(map(len, self._kept.values()))
-        if n_looks == self._n_explained:
+        """Record what explains the dead layers of a history. Returns whether there is such."""
+        of = sum(map(len, self._kept.values())), len(history)
+        if of == self._explained or not self._kept or not _has_zeros(history):
             return False
-        self._n_explained = n_looks
+        self._explained = of
         dead = findings(history, thresholds=self._thresholds, kinds="dead")
-        told = [section_of(each.source)[0] for each in dead if each.severity != "info" and len(each.leaves) > 1]
-        explained = [suffix for suffix in self._kept if any(name.endswith(suffix) for name in told)]
-        for suffix in explained:
+        return sum(map(self.explains, dead)) > 0
+
+    def explains(self, finding: Finding) -> bool:
+        """Record what tells which of several dead layers is the cause: whether the biases of the others are zero.
+
+        Returns whether something was recorded, so that the finding may be another one once that is read.
+        """
+        if finding.kind != "dead" or finding.severity == "info" or len(finding.leaves) < 2:
+            return False
+        name = section_of(finding.source)[0]
+        explaining = [suffix for suffix in self._kept if name.endswith(suffix)]
+        for suffix in explaining:
             self._tell(suffix)
-        return bool(explained)
+        return bool(explaining)
 
     def _tell(self, suffix: str) -> None:
         self._told.add(suffix)
@@ -81,6 +90,12 @@ class Looked:
             if row.sources == rows[0].sources:
                 history.append(row.step, row.numbers)
         return bool(findings(history, thresholds=self._thresholds, kinds=_KINDS))
+
+
+def _has_zeros(history: History) -> bool:
+    """Whether the gradient of a leaf was zero when it was measured last."""
+    norms = [track.latest() for (_, statistic), track in history.tracks.items() if statistic == "norm"]
+    return any((found[1] == 0).any() for found in norms if found is not None)
 
 
 def _read(arrived: Arrived) -> list[StepNumbers]:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT
+from treeviz.inspector.looked import Looked
 from treeviz.inspector.new_steps import NewSteps, Step
 from treeviz.integrations.loggers import logger_of
 from treeviz.steps.findings.alarm import Alarm
@@ -42,6 +43,7 @@ class RunLog:
         *,
         every: int | None,
         thresholds: Thresholds,
+        looked: Looked | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if every is not None and every < 1:
@@ -52,6 +54,9 @@ class RunLog:
         self._history = recorder.history  # if a new run has begun, the end of this one is logged first
         self._found: list[Finding] = []
         self._alarm = Alarm(thresholds, on_finding=self._found.append)
+        self._looked = looked
+        if looked is not None:
+            self._alarm.awaits = looked.explains
         self._cost_s: float | None = None  # of the newest step that was logged
         self._delivered, self._has_warned, self._is_closed = clock(), False, False
         self._process, self._delivering = os.getpid(), Lock()
@@ -69,6 +74,8 @@ class RunLog:
         self._ticker.stop()
         with contextlib.suppress(Exception):  # a failed step, or StopTraining, has been reported
             self._recorder.flush()
+            if self._looked is not None and self._looked.explain(self._recorder.history):
+                self._recorder.flush()
         self._deliver(is_last=True)
 
     def __enter__(self) -> RunLog:

@@ -54,6 +54,7 @@ class Runs:
     Attributes:
       earlier: The histories of the newest runs before this one.
       first: The number of a step's first call.
+      looked: What was measured beside the steps, and is not recorded yet.
 
     Args:
       **settings: Of `treeviz.steps.tracing.watch.watch`.
@@ -62,7 +63,7 @@ class Runs:
     def __init__(self, recorder: Recorder, inputs: KeptInputs | None, thresholds: Thresholds, **settings: Any) -> None:
         self.earlier: list[History] = []
         self._recorder, self._inputs, self._settings = recorder, inputs, settings
-        self._looked = Looked(recorder.take, thresholds)
+        self.looked = Looked(recorder.put, thresholds)
         self._steps: dict[tuple, list[_Step]] = {}
         self.count_from(0)
 
@@ -161,9 +162,9 @@ class Runs:
 
     def flush(self) -> None:
         """Read all measurements; waits for the steps that are still running."""
-        self._looked.search(wait=True)
+        self.looked.search(wait=True)
         self._recorder.flush()
-        if self._recorder.history and self._looked.explain(self._recorder.history):
+        if self._recorder.history and self.looked.explain(self._recorder.history):
             self._recorder.flush()
 
     def _all(self) -> list[_Step]:
@@ -184,7 +185,7 @@ class Runs:
             arrived = Arrived(measurement, number, watched.watches, self._suffix(of))
             self._recorder.take(arrived)
             if measurement.beside is not None:
-                self._looked.take(arrived._replace(measurement=measurement.beside))
+                self.looked.take(arrived._replace(measurement=measurement.beside))
 
         watched = watch(step, record, first=self.first, **options, **self._settings)
         of = self._add(watched, begins)
@@ -225,7 +226,7 @@ class Runs:
             step.suffix = None
         if self._inputs is not None:
             self._inputs.clear()
-        self._looked.clear()
+        self.looked.clear()
         return self._recorder.begin(name)
 
 

@@ -63,6 +63,6 @@ class Sinks(Measured):
         """
         from treeviz.inspector.run_log import RunLog
 
-        log = RunLog(self._recorder, target, every=every, thresholds=self.thresholds)
+        log = RunLog(self._recorder, target, every=every, thresholds=self.thresholds, looked=self._runs.looked)
         self._logs.append(log)
         return log

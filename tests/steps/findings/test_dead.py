@@ -37,15 +37,28 @@ def test_a_dead_layer_is_the_first_of_the_leaves_that_get_no_gradient_because_of
     assert "It may be an earlier one: zeros stay zero in layers without biases" in found.advice
 
 
-def test_a_dead_layer_before_others_whose_biases_are_zero_is_named_once_the_parameters_were_looked_at():
+def before_zero_biases() -> dict:
     params = stack(5)
     for name in ("l0", "l2", "l3", "l4"):
         params[name]["b"][:] = 0
     params["l1"]["b"][:] = -100
-    for n_steps, path in ((45, "['l4']['w']"), (55, "['l1']['w']")):
-        first = findings(mlp(jax.nn.relu), params, batch, n_steps)[0]
-        assert (first.kind, first.severity, first.path) == ("dead", "warning", path)
-        assert ("tv.tap" in first.advice) and "it may be" in first.advice.lower()
+    return params
+
+
+@pytest.mark.parametrize("n_steps", [20, 55])
+def test_a_dead_layer_before_others_whose_biases_are_zero_is_named_from_the_first_finding_on(n_steps):
+    first = findings(mlp(jax.nn.relu), before_zero_biases(), batch, n_steps)[0]
+    assert (first.kind, first.severity, first.path) == ("dead", "warning", "['l1']['w']")
+    assert "tv.tap" in first.advice and "it may be this one, or a later one" in first.advice
+
+
+def test_a_loop_is_told_of_a_dead_layer_before_others_whose_biases_are_zero_and_of_no_other():
+    told = []
+    inspector = watched(mlp(jax.nn.relu), before_zero_biases(), on_finding=told.append)
+    inspector.flush()
+    assert [(found.kind, found.path) for found in told] == [("dead", "['l1']['w']")]
+    with pytest.raises(tv.StopTraining, match="l1"):
+        watched(mlp(jax.nn.relu), before_zero_biases(), raise_on="dead").flush()
 
 
 def test_a_softmax_that_is_saturated_in_nearly_all_steps_is_a_possibility():

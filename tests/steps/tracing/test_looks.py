@@ -60,7 +60,7 @@ def test_a_healthy_run_has_no_numbers_beside_its_gradients():
 def test_a_large_parameter_that_never_changes_is_found_with_no_wish_expressed():
     inspector = trained(1e-2, True)
     (found,) = inspector.findings
-    assert (found.kind, found.source, found.path, found.first, found.until) == ("frozen", "updates", "['out']", 49, 149)
+    assert (found.kind, found.source, found.path, found.first, found.until) == ("frozen", "updates", "['out']", 4, 149)
     assert inspector.history.last("params")[0] == 149
 
 
@@ -120,9 +120,9 @@ def test_parameters_that_were_donated_before_they_were_read_are_copied_from_then
 
 
 def test_looks_become_rarer():
-    assert [call for call in range(1, 2100) if is_due(call)] == [50, 100, 150, 200, 250, 500, 1000, 2000]
-    after = {call: next_due(call) for call in (0, 2, 49, 50, 249, 250, 999, 1000)}
-    assert after == {0: 50, 2: 50, 49: 50, 50: 100, 249: 250, 250: 500, 999: 1000, 1000: 2000}
+    assert [call for call in range(1, 2100) if is_due(call)] == [5, 50, 100, 150, 200, 250, 500, 1000, 2000]
+    after = {call: next_due(call) for call in (0, 4, 5, 49, 50, 249, 250, 999, 1000)}
+    assert after == {0: 5, 4: 5, 5: 50, 49: 50, 50: 100, 249: 250, 250: 500, 999: 1000, 1000: 2000}
 
 
 def test_float16_gradients_that_have_lost_their_digits_underflow_with_no_wish_expressed():

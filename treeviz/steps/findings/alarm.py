@@ -19,6 +19,9 @@ class Alarm:
     It searches at once when a source has its first NaN or infinity, and at each flush; otherwise as often as 2 % of the
     time allows.
 
+    Attributes:
+      awaits: Whether more will be known of a finding at the next reading; then it is not told before.
+
     Args:
       thresholds: The limits beyond which numbers become findings.
       on_finding: Called with each finding once, and again if it ends and begins anew.
@@ -33,6 +36,7 @@ class Alarm:
         raise_on: Collection[str] = (),
     ) -> None:
         self._thresholds, self._on_finding, self._raise_on = thresholds, on_finding, frozenset(raise_on)
+        self.awaits: Callable[[Finding], bool] = lambda finding: False
         self.begin()
 
     def begin(self) -> None:
@@ -49,7 +53,7 @@ class Alarm:
     def was_read(
         self, history: History, bad_sources: set[str], forward: Mapping[str, tuple[str, ...]], *, is_flush: bool
     ) -> bool:
-        """Report new findings. Returns whether it searched for them now.
+        """Report new findings. Returns whether it has searched for them, and told all.
 
         Args:
           bad_sources: The sources with NaN or infinity in the steps that were read.
@@ -61,15 +65,16 @@ class Alarm:
         """
         is_worse = not bad_sources <= self._bad_sources
         is_due = is_flush or is_worse or time.monotonic() >= self._search_again
-        if is_due:
-            self._search(history, forward)
+        has_told = is_due and self._search(history, forward)
         self._bad_sources |= bad_sources
-        return is_due
+        return has_told
 
-    def _search(self, history: History, forward: Mapping[str, tuple[str, ...]]) -> None:
+    def _search(self, history: History, forward: Mapping[str, tuple[str, ...]]) -> bool:
+        """Report new findings. Returns whether none is awaited."""
         before = time.monotonic()
         kinds = None if self._on_finding else sorted(self._raise_on)
         found = findings(history, thresholds=self._thresholds, kinds=kinds, forward=forward)
+        n_found, found = len(found), [finding for finding in found if not self.awaits(finding)]
         now = time.monotonic()
         self._search_again = now + (now - before) / _SHARE
         present, self._present = self._present, set()
@@ -86,6 +91,7 @@ class Alarm:
                 self._on_finding(finding)
             if finding.kind in self._raise_on:
                 raise StopTraining(str(finding))
+        return len(found) == n_found
 
 
 def _key(finding: Finding) -> tuple:

@@ -133,13 +133,8 @@ class Recorder:
 
     def take(self, arrived: Arrived) -> None:
         """Take a measurement in; read earlier ones if they are ready."""
-        if self._copies_early:
-            for array in jax.tree.leaves(arrived.measurement):
-                if isinstance(array, jax.Array):
-                    array.copy_to_host_async()
-        waiting = self._waiting
-        waiting.append(arrived)
-        self._newest = arrived
+        self.put(arrived)
+        self._newest, waiting = arrived, self._waiting
         is_wanted = True in [listener.arrived() for listener in self.listeners]
         if (self._pace.is_due(len(waiting)) or is_wanted) and self._reading.acquire(blocking=False):
             try:
@@ -150,6 +145,14 @@ class Recorder:
             finally:
                 self._pace.has_read()
                 self._reading.release()
+
+    def put(self, arrived: Arrived) -> None:
+        """Take a measurement in that is no newer than those before; it is read with later ones, or at a flush."""
+        if self._copies_early:
+            for array in jax.tree.leaves(arrived.measurement):
+                if isinstance(array, jax.Array):
+                    array.copy_to_host_async()
+        self._waiting.append(arrived)
 
     def take_scalars(self, step: int, values: Mapping[str, Any], batch: Any, *, is_call: bool) -> None:
         """Take scalars in, without waiting for them. They are read together with measurements, or when many wait.
@@ -178,10 +181,7 @@ class Recorder:
         return self._reading
 
     def read_what_is_ready(self) -> None:
-        """Read what can be read without waiting for the device.
-
-        Findings are reported at the next read, which may raise StopTraining.
-        """
+        """Read what can be read without waiting for the device; findings are told at the next read, which may raise."""
         with self._reading:
             try:
                 self._may_raise = False
@@ -192,8 +192,7 @@ class Recorder:
 
     def _read_what_is_there(self, batch: int) -> None:
         self._finish()
-        waiting = self._waiting
-        if len(waiting) < batch:
+        if len(waiting := self._waiting) < batch:
             return
         if waiting[batch - 1].is_ready():
             n_waiting = len(waiting)  # not an iterator: other threads append meanwhile
@@ -207,7 +206,8 @@ class Recorder:
         """Read everything that has been measured; waits for the steps that still run."""
         with self._reading:
             self._finish()
-            self._read(len(self._waiting))
+            for _ in range(2):  # the alarm may have asked for more
+                self._read(len(self._waiting))
             if self.history.journal is not None:
                 self.history.journal.catch_up(self.history)
 
@@ -260,12 +260,11 @@ class Recorder:
                 listener.was_read()
         if self._alarm is None or not (rows or self._has_untold):
             return
-        if not self._may_raise:
-            self._alarm.postpone()
         self._has_untold = not self._may_raise
-        if self._may_raise:
-            bad = self._scalars.bad.union(*(row.bad_sources for row in rows))
-            self._has_untold = not self._alarm.was_read(self.history, bad, self.forward, is_flush=is_flush)
+        if self._has_untold:
+            return self._alarm.postpone()
+        bad = self._scalars.bad.union(*(row.bad_sources for row in rows))
+        self._has_untold = not self._alarm.was_read(self.history, bad, self.forward, is_flush=is_flush)
 
     def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[StepNumbers], int]:
         rows, n_failed = [], 0

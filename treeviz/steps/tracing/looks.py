@@ -26,6 +26,7 @@ from treeviz.tree.forks import computed_once
 from treeviz.tree.tracers import any_traced
 
 FIRST, N_EVEN = 50, 5  # at calls 50, 100 … 250, and then after twice as many
+_EARLY = 5  # a call before all findings of zeros, which biases of zero explain
 _AHEAD = 2  # the call after which a program is compiled, where one is needed
 MOST_BYTES = 1 << 30  # on one device, of the copies of what the loop donates
 
@@ -33,12 +34,14 @@ MOST_BYTES = 1 << 30  # on one device, of the copies of what the loop donates
 def is_due(call: int) -> bool:
     """Whether to look in this call of a step, counted from 1."""
     part, rest = divmod(call, FIRST)
-    return not rest and (part <= N_EVEN or (part % N_EVEN == 0 and (part // N_EVEN).bit_count() == 1))
+    is_even = not rest and (part <= N_EVEN or (part % N_EVEN == 0 and (part // N_EVEN).bit_count() == 1))
+    return is_even or call == _EARLY
 
 
 def next_due(call: int) -> int:
     """The next call in which to look, after this one."""
-    return next(n for n in itertools.count((call // FIRST + 1) * FIRST, FIRST) if is_due(n))
+    regular = itertools.count((call // FIRST + 1) * FIRST, FIRST)
+    return next(n for n in itertools.chain([_EARLY] * (call < _EARLY <= FIRST), regular) if is_due(n))
 
 
 def not_looked_at(why: str) -> str:
@@ -90,7 +93,7 @@ class Looks:
             if call < self._next:  # most calls
                 return twin(*args, **kwargs)
             self._next = next_due(call)
-            if not is_due(call):  # it is `_AHEAD`
+            if call == _AHEAD and not is_due(call):
                 out = twin(*args, **kwargs)
                 _tried(lambda: self._compile(args, kwargs, out[0]))
                 return out
@@ -99,6 +102,8 @@ class Looks:
             out, measurement = twin(*args, **kwargs)
             if before is not None and looked is not None and looked is self._traced:
                 measurement.beside = _tried(lambda: self._beside(looked, before, out))
+                if measurement.beside is None and call < FIRST:  # the program is still being compiled
+                    self._next = min(2 * call, self._next)
             return out, measurement
 
         return looked
