@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from treeviz.steps.tracing.reap import reap
+from treeviz.steps.tracing.reap import Reducers, reap
 from treeviz.steps.tracing.reap_rules import CannotReap
 from treeviz.steps.tracing.sow import sow
 from treeviz.steps.tracing.sown import sown_in
@@ -31,7 +31,7 @@ def run(function, *arguments):
     program = jax.make_jaxpr(function)(*arguments)
 
     def reaped(*arguments):
-        results, found[:], packed = reap(program, arguments, total)
+        results, found[:], packed = reap(program, arguments, Reducers(total))
         return results, packed
 
     found = []
@@ -189,6 +189,6 @@ def test_the_names_and_lines_of_the_equations_stay():
             return sown(jnp.sin(x))
 
     program = jax.make_jaxpr(function)(x)
-    reaped = jax.make_jaxpr(lambda x: reap(program, [x], total)[0])(x)
+    reaped = jax.make_jaxpr(lambda x: reap(program, [x], Reducers(total))[0])(x)
     before, after = ([e for e in p.eqns if e.primitive.name == "sin"][0] for p in (program, reaped))  # noqa: RUF015
     assert str(after.source_info.name_stack) == str(before.source_info.name_stack) == "here"
