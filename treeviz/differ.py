@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Side
-from treeviz.analysis.compare.difference import MEANINGS, Differences
+from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
 from treeviz.analysis.compare.elements import Gap
 from treeviz.analysis.compare.in_layers import with_layers
 from treeviz.analysis.compare.map_mismatch import map_mismatches
@@ -21,6 +21,7 @@ from treeviz.explorer.explored_diff import DiffView, Leaves
 from treeviz.prepare import scanned
 from treeviz.tree.collector import collector_paused
 from treeviz.tree.column import Column
+from treeviz.tree.forks import computed_once
 from treeviz.tree.layers import Stacked
 from treeviz.tree.table import TreeTable
 from treeviz.views.text.terminal import folded
@@ -41,13 +42,12 @@ class TreeDiff(DiffView):
         [each.path for each in diff.differences if each.kind == "shape"]  # ["['w']"]
 
     Attributes:
-      differences: Every `Difference`, in the order of the rows; none where the trees are the same.
       not_compared: Why the values of some leaves were not compared, by key path: "shape only", "deleted" …
     """
 
-    differences: Differences
     not_compared: dict[str, str]
     _brief: View
+    _found: Sequence[Sequence[Difference]]
     _gaps: Mapping[int, Gap]
     _rows: np.ndarray
 
@@ -60,22 +60,26 @@ class TreeDiff(DiffView):
         *,
         values: bool,
     ) -> None:
-        differences = Differences(chain.from_iterable(each.differences for each in found))
-        kinds = kinds_of(differences)
+        kinds = kinds_of(found)
         lines = headline(kinds, tables.n_same, tables.n_unknown, values=values)
         is_cut = tables.n_same and len(tables.whole) == len(tables.brief)
         whole = tables.whole.with_headline(*lines, *(["in this page only counted"] if is_cut else []))
         names = ["layers", "delta", "differ"] if len(found) == 1 else [f"tree{i}" for i in range(1, len(found) + 1)]
         both = [] if len(found) > 1 else ["left", "right"]
-        super().__init__(whole, _chosen(whole, [*both, *names]), diff=_for_page(tables, found, differences, kinds))
+        super().__init__(whole, _chosen(whole, [*both, *names]), diff=_for_page(tables, found, kinds))
         brief = tables.brief.with_headline(*lines)
         depth = int(brief.depth.max()) + 1 if len(brief) <= _FEW else None
         object.__setattr__(self, "_brief", View(brief, _chosen(brief, names), depth=depth))
         object.__setattr__(self, "_gaps", found[0].gaps if len(found) == 1 else {})
         object.__setattr__(self, "_rows", tables.rows)
         object.__setattr__(self, "leaves", _leaves(tables, found, sides))
-        object.__setattr__(self, "differences", differences)
+        object.__setattr__(self, "_found", [each.differences for each in found])
         object.__setattr__(self, "not_compared", not_compared)
+
+    @computed_once
+    def differences(self) -> Differences:
+        """Every `Difference`, in the order of the rows; none where the trees are the same."""
+        return Differences(chain.from_iterable(self._found))
 
     @property
     def brief(self) -> View:
@@ -188,7 +192,7 @@ def _leaves(tables: Merged, found: Sequence[Found], sides: Sequence[Side]) -> li
     leaves = []
     for side, own in zip(sides, of_rows, strict=True):
         rows = np.flatnonzero((own != NONE) & side.table.is_leaf[own])
-        leaves.append(Leaves(rows.tolist(), [side.nodes[row] for row in own[rows].tolist()]))
+        leaves.append(Leaves(rows, [*map(side.nodes.__getitem__, own[rows].tolist())]))
     return leaves
 
 
@@ -196,9 +200,7 @@ def _chosen(table: TreeTable, names: Sequence[str]) -> tuple[Column, ...]:
     return table.chosen([name for name in names if name in table.columns])
 
 
-def _for_page(
-    tables: Merged, found: Sequence[Found], differences: Differences, kinds: Sequence[tuple[str, int]]
-) -> dict[str, Any]:
+def _for_page(tables: Merged, found: Sequence[Found], kinds: Sequence[tuple[str, int]]) -> dict[str, Any]:
     """What assets/diff/diff.js reads: the kinds of differences, the rows that are open first, magnitudes."""
     whole = tables.whole
     noted = np.zeros(len(whole), bool)
@@ -209,7 +211,7 @@ def _for_page(
     n_seen = np.bincount(whole.parent[1:], minlength=len(whole))[opened].sum()
     return {
         "kinds": [(kind, n, MEANINGS[kind]) for kind, n in kinds],
-        "names": differences[0].names if differences else ("first", "other"),
+        "names": Difference.names,
         "open": opened.tolist() if n_seen <= _FEW else None,
         "bars": {int(np.searchsorted(tables.rows, at)): bars for at, bars in found[0].bars.items()},
     }

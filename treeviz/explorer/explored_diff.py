@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from treeviz.analysis.details.window import window
 from treeviz.explorer.explored import MOST_STORED, drawn_section, window_section
 from treeviz.tree.key_paths import dict_key, follow, parse_key
 from treeviz.tree.match import matched_rows
+from treeviz.tree.safe_repr import guarded
 from treeviz.views.tree_view import TreeView
 from treeviz.views.widget.backend import Replaced
 
@@ -35,35 +35,34 @@ class Leaves:
     """The leaves of a tree by weak reference.
 
     Args:
-      rows, nodes: A row of the table of a diff, and the leaf that stands there.
+      rows, nodes: A row of the table of a diff, in order, and the leaf that stands there.
     """
 
-    def __init__(self, rows: Sequence[int], nodes: Sequence[Any]) -> None:
-        self._plain: dict[int, Any] = {}
-        self._refs: dict[int, Callable[[], Any]] = {}
-        with suppress(TypeError):  # of what has no reference
-            self._refs = dict(zip(rows, map(weakref.ref, nodes), strict=True))
-            return
-        for row, node in zip(rows, nodes, strict=True):
-            if id(type(node)) in _PLAIN:
-                self._plain[row] = node
-                continue
-            try:
-                self._refs[row] = weakref.ref(node)
-            except Exception:
-                self._refs[row] = _unknown
+    def __init__(self, rows: np.ndarray, nodes: Sequence[Any]) -> None:
+        self._rows = rows
+        try:
+            self._held: list[Any] = [*map(weakref.ref, nodes)]
+        except TypeError:  # of what has no reference
+            self._held = [node if id(type(node)) in _PLAIN else _reference(node) for node in nodes]
 
     def __contains__(self, row: int) -> bool:
-        return row in self._refs or row in self._plain
+        return bool(self._held[self._at(row)])
 
     def __getitem__(self, row: int) -> Any:
         """The leaf of a row; ReferenceError if it has been freed."""
-        if row in self._plain:
-            return self._plain[row]
-        leaf = self._refs[row]()
+        (held,) = self._held[self._at(row)]
+        leaf = held if id(type(held)) in _PLAIN else held()
         if leaf is None:
             raise ReferenceError("it has been freed: nothing else held it")
         return leaf
+
+    def _at(self, row: int) -> slice:
+        """Where a row stands among the others; nothing if it does not."""
+        return slice(*(int(np.searchsorted(self._rows, row, side)) for side in ("left", "right")))
+
+
+def _reference(node: Any) -> Callable[[], Any]:
+    return guarded(lambda: weakref.ref(node), lambda _: _unknown)
 
 
 def _unknown() -> None:

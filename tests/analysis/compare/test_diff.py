@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import weakref
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -290,6 +291,12 @@ def test_a_difference_that_is_written_late_is_as_any_other(monkeypatch):
     assert [*map(hash, late())] == [*map(hash, soon)] and pickle.loads(pickle.dumps(late())) == soon
     assert [replace(each, hint="") for each in late()] == [replace(each, hint="") for each in soon]
     assert [each.hint for each in late()] == [each.hint for each in soon] and str(late()) == str(soon)
+    left, right = [jnp.ones(3)], [jnp.zeros(3)]
+    view, arrays = tv.diff(left, right), [*map(weakref.ref, left + right)]
+    del left, right
+    assert [ref() for ref in arrays] == [None, None], "what writes a difference holds no array"
+    assert "_made" not in vars(view._found[0]) and view.table.headline[0] == "1 difference: 1 value"
+    assert [each.path for each in view.differences] == ["[0]"] and view.differences is view.differences
 
 
 def test_an_accelerator_gets_the_numbers_that_the_host_gets():

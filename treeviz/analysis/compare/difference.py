@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, Literal, NamedTuple
+
+from treeviz.tree.forks import computed_once
 
 Kind = Literal[
     "error", "type", "none", "leaf", "length", "missing", "extra", "order", "static",
@@ -99,6 +102,7 @@ class Difference:
         return f"{self.path or 'the root'}: {self.text}"
 
 
+Write = Callable[[int], tuple[str, str, str, str]]
 _set = object.__setattr__  # which makes no dict yet: of 100,000 it takes most of the time
 
 
@@ -121,7 +125,7 @@ class Unwritten(Difference):
 
     path, left, right, hint, code = _Text(), _Text(), _Text(), _Text(), _Text()  # type: ignore[assignment]
 
-    def __init__(self, kind: str, tree: int, write: Callable[[int], tuple[str, str, str, str]], number: int) -> None:
+    def __init__(self, kind: str, tree: int, write: Write, number: int) -> None:
         _set(self, "kind", kind)
         _set(self, "tree", tree)
         _set(self, "_write", write)
@@ -171,3 +175,23 @@ class Differences(list[Difference]):
         return "\n".join(lines) or "no difference"
 
     __str__ = __repr__
+
+
+class Unmade(Sequence[Unwritten]):
+    """Differences that are all made when one of them is asked for; the arguments are those of each."""
+
+    def __init__(self, kinds: list[str], tree: int, write: Write, numbers: Sequence[int]) -> None:
+        self.kinds, self._tree, self._write, self._numbers = kinds, tree, write, numbers
+
+    @computed_once
+    def _made(self) -> list[Unwritten]:
+        return [*map(Unwritten, self.kinds, repeat(self._tree), repeat(self._write), self._numbers)]
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __getitem__(self, which: Any) -> Any:
+        return self._made[which]
+
+    def __iter__(self) -> Iterator[Unwritten]:
+        yield from self._made  # they are made by the first step, not by `map` and `zip`

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Aligned, Side
-from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
+from treeviz.analysis.compare.difference import MEANINGS
 from treeviz.analysis.compare.merged_columns import SAME, DifferenceNotes, difference_columns
 from treeviz.analysis.compare.small_leaves import Gaps
 from treeviz.analysis.compare.tree_diff import Found
@@ -64,16 +64,17 @@ def joined(first: Side, found: Sequence[Found]) -> Merged:
 
     What another tree alone has is told in the row of its parent.
     """
-    rows, differences, unknown = [], Differences(), {}
+    rows, unknown = [], {}
     for each in found:
         left = each.aligned.left
         own = [int(left[at]) if left[at] != NONE else int(left[each.aligned.parent[at]]) for at in each.rows]
         rows += own
-        differences += each.differences
         unknown.update({int(left[at]): why for at, why in each.not_compared.items()})
     every = np.arange(len(first.table))
     aligned = Aligned(every, every, first.table.depth, first.table.parent, first.table.end)
-    return merged(first, first, Found(aligned, differences, rows, Gaps({}, []), unknown, {}))
+    differences, kinds = ([*chain.from_iterable(of)] for of in zip(*[each[1:3] for each in found], strict=True))
+    n_trees = sum(bool(each.kinds) for each in found)
+    return merged(first, first, Found(aligned, differences, kinds, rows, Gaps({}, []), unknown, {}, n_trees=n_trees))
 
 
 def headline(kinds: Sequence[tuple[str, int]], n_same: int, n_unknown: int, *, values: bool) -> tuple[str, ...]:
@@ -87,9 +88,9 @@ def headline(kinds: Sequence[tuple[str, int]], n_same: int, n_unknown: int, *, v
     return (what, *([same] if n_same else []), *([unknown] if n_unknown else []))
 
 
-def kinds_of(differences: Sequence[Difference]) -> list[tuple[str, int]]:
+def kinds_of(found: Sequence[Found]) -> list[tuple[str, int]]:
     """The kinds of differences, in the order of `MEANINGS`, and how many there are of each."""
-    counts = Counter(map(attrgetter("kind"), differences))
+    counts = Counter(chain.from_iterable(each.kinds for each in found))
     return [(kind, counts[kind]) for kind in MEANINGS if kind in counts]
 
 
@@ -178,7 +179,7 @@ class _Merging:
         found, shown = self._found, np.full(len(self._kept), -1)
         shown[rows] = np.arange(len(rows))
         own = shown[found.rows].tolist()
-        if "diff" not in table.columns or found.layers or len({each.tree for each in found.differences}) > 1:
+        if "diff" not in table.columns or found.layers or found.n_trees > 1:
             words = np.where(self._kept[rows] | self._unknown[rows], "", SAME).astype(object)
             table = table.with_columns(*difference_columns(found, own, shown, words, details=details))
         return replace(table, notes=DifferenceNotes(found, own, details=details))

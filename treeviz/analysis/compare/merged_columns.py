@@ -8,6 +8,7 @@ from operator import attrgetter
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE
+from treeviz.analysis.compare.difference import Difference
 from treeviz.analysis.compare.tree_diff import Found
 from treeviz.analysis.compare.values import gap_details
 from treeviz.tree.column import Column
@@ -28,7 +29,7 @@ class DifferenceNotes(Mapping[int, tuple[Note, ...]]):
 
     def __init__(self, found: Found, rows: Sequence[int], *, details: bool) -> None:
         self._found, self._details = found, details
-        self._several, self._rows = len({each.tree for each in found.differences}) > 1, rows
+        self._several, self._rows = found.n_trees > 1, rows
         self._written: dict[int, tuple[Note, ...]] = {}
 
     @computed_once
@@ -80,15 +81,14 @@ def difference_columns(
     """
     n, differences = len(words), found.differences
     columns = [_kinds(found, rows, shown, words)]
-    trees = sorted({each.tree for each in differences})
-    if len(trees) > 1:
+    if found.n_trees > 1:
         about = "What differs from the first tree"
         of_tree = (lambda each: str(each) if each.kind == "extra" else each.text) if details else lambda each: each.kind
-        for tree in trees:
+        for tree in sorted({each.tree for each in differences}):
             of = [(row, of_tree(each)) for row, each in zip(rows, differences, strict=True) if each.tree == tree]
             columns.append(_texts(f"tree{tree}", f"tree {tree}", of, n, about))
     elif differences:
-        for side, name in zip(("left", "right"), differences[0].names, strict=True):
+        for side, name in zip(("left", "right"), Difference.names, strict=True):
             of = zip(rows, map(attrgetter(side), differences), strict=True)
             columns.append(_texts(side, name, of, n, "What stands there"))
     if found.layers:
@@ -103,21 +103,17 @@ def _layers_text(layers: Sequence[int], details: bool) -> str:
 
 
 def _numbers(found: Found, shown: np.ndarray, n: int) -> list[Column]:
-    names = {each.names for each in found.differences}
-    gap, of = "Δ", "x"
-    if len(names) == 1:
-        (first, of), *_ = names
-        gap = f"{first} - {of}"
+    first, of = Difference.names
     delta, relative, count = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
     gaps = found.gaps.numbers()
     rows, is_outside = shown[gaps.rows], gaps.n_outside > 0
     count[rows] = gaps.n_outside + gaps.n_nan
     delta[rows[is_outside]], relative[rows[is_outside]] = gaps.max_abs[is_outside], gaps.max_rel[is_outside]
     return [
-        Column("delta", "max |Δ|", delta, format="number", rollup="max", help=f"The greatest |{gap}|"),
+        Column("delta", "max |Δ|", delta, format="number", rollup="max", help=f"The greatest |{first} - {of}|"),
         Column(
             "relative", "max |Δ| ÷ |x|", relative, format="number", rollup="max",
-            help=f"The greatest |{gap}| ÷ |{of}|",
+            help=f"The greatest |{first} - {of}| ÷ |{of}|",
         ),
         Column("differ", "differ", count, format="count", rollup="sum", help="Elements outside of the tolerance"),
     ]  # fmt: skip
@@ -128,7 +124,7 @@ def _kinds(found: Found, rows: Sequence[int], shown: np.ndarray, words: np.ndarr
 
     def write() -> list[str]:
         texts, aligned = words.tolist(), found.aligned
-        kinds = dict.fromkeys(zip(rows, (each.kind for each in found.differences), strict=True))
+        kinds = dict.fromkeys(zip(rows, found.kinds, strict=True))
         for row, text in _joined(kinds, ", ").items():
             texts[row] = text
         alone = np.flatnonzero((aligned.left == NONE) | (aligned.right == NONE))

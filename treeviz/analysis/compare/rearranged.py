@@ -40,7 +40,7 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
     Args:
       values: The first values of arrays in host memory may tell which element of a list was inserted.
     """
-    told = {*STRUCTURAL, "length"}.intersection(each.kind for each in found.differences)
+    told = {*STRUCTURAL, "length"}.intersection(found.kinds)
     if not told:
         return found
     hints, differences = _Hints(left, right, found, values), Differences()

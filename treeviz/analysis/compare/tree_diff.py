@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Aligned, Side, align, is_builtin, is_comparable, same_facts
-from treeviz.analysis.compare.difference import Differences, Unwritten
+from treeviz.analysis.compare.difference import Difference, Unmade
 from treeviz.analysis.compare.elements import Gap
 from treeviz.analysis.compare.in_files import compare_stored
 from treeviz.analysis.compare.leaf_facts import REVERSED, LeafCodes, compare_facts, shardings_are_equivalent
@@ -44,20 +44,23 @@ class Found(NamedTuple):
     Attributes:
       aligned: The rows of both trees, side by side.
       differences: In the order of the rows.
-      rows: For each difference its aligned row.
+      kinds, rows: For each difference its kind and its aligned row.
       gaps: The differences of values, by aligned row.
       not_compared: Why the values of a leaf were not compared, by aligned row.
       bars: The magnitudes of both sides where values differ, by aligned row; see `magnitudes`.
       layers: Of arrays of all layers, the layers that differ, by aligned row.
+      n_trees: How many other trees differ from the first.
     """
 
     aligned: Aligned
-    differences: Differences
+    differences: Sequence[Difference]
+    kinds: list[str]
     rows: list[int]
     gaps: Gaps
     not_compared: dict[int, str]
     bars: dict[int, Bars]
     layers: Mapping[int, Sequence[int]] = {}
+    n_trees: int = 1
 
 
 def find_differences(
@@ -106,23 +109,20 @@ class _Differ:
         return Found(aligned, *self._written(aligned, gaps), gaps, unknown, drawn)
 
     @collector_paused()
-    def _written(self, aligned: Aligned, gaps: Gaps) -> tuple[Differences, list[int]]:
-        """The differences in the order of the rows, and the rows."""
+    def _written(self, aligned: Aligned, gaps: Gaps) -> tuple[Sequence[Difference], list[str], list[int]]:
+        """The differences in the order of the rows, their kinds, and the rows."""
         numbers = gaps.numbers()
         both = np.column_stack([numbers.n_nan > 0, numbers.n_outside > 0])
         of_gaps, which = np.nonzero(both)
         own = np.array([at for at, _ in self._found], np.int64)
         rows = np.concatenate([own, self._alone, numbers.rows[of_gaps]])
         kinds = [finding[0] for _, finding in self._found]
-        kinds += np.where(aligned.right[self._alone] == NONE, "missing", "extra").tolist()
-        kinds += np.where(which == 0, "NaN", "value").tolist()
-        order = np.argsort(rows, kind="stable")
+        kinds += ["missing" if right == NONE else "extra" for right in aligned.right[self._alone].tolist()]
+        kinds += [("NaN", "value")[i] for i in which.tolist()]
+        order = np.argsort(rows, kind="stable").tolist()
         write = _Texts((self._left.table, self._right.table), aligned, gaps, self._found, rows, kinds).write
-        differences = Differences([Unwritten(kinds[i], self._tree, write, i) for i in order.tolist()])
-        if len(rows) <= _FEW:
-            for each in differences:
-                each.written()  # type: ignore[attr-defined]
-        return differences, rows[order].tolist()
+        made = Unmade([*map(kinds.__getitem__, order)], self._tree, write, order)
+        return made if len(rows) > _FEW else [each.written() for each in made], made.kinds, rows[order].tolist()
 
     def _pairs(self, aligned: Aligned, rows: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
         for at in rows:
