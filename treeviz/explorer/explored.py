@@ -26,8 +26,7 @@ from treeviz.analysis.devices import bytes_by_device
 from treeviz.explorer.weak_tree import WeakTree
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.layers import part_of, row_for_jax
-from treeviz.tree.match import matched_rows
-from treeviz.tree.table import TreeTable
+from treeviz.tree.table import TreeTable, matched_rows
 from treeviz.views.tree_view import TreeView
 from treeviz.views.widget.backend import Replaced
 

@@ -22,8 +22,8 @@ from treeviz.analysis.details.sections import (
 from treeviz.analysis.details.window import window
 from treeviz.explorer.explored import MOST_STORED, drawn_section, window_section
 from treeviz.tree.key_paths import dict_key, follow, parse_key
-from treeviz.tree.match import matched_rows
 from treeviz.tree.safe_repr import guarded
+from treeviz.tree.table import matched_rows
 from treeviz.views.tree_view import TreeView
 from treeviz.views.widget.backend import Replaced
 

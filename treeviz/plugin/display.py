@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from treeviz.plugin.failed import tell
-from treeviz.plugin.shown import is_shown, name_of
+from treeviz.plugin.shown import is_shown, name_of, tell
 
 
 class DefaultDisplay:

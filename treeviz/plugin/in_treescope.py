@@ -12,8 +12,7 @@ import numpy as np
 
 from treeviz.analysis.checks.rule import Checked
 from treeviz.analysis.checks.run import run_rules
-from treeviz.plugin.failed import tell
-from treeviz.plugin.shown import is_tree
+from treeviz.plugin.shown import is_tree, tell
 from treeviz.prepare import scanned
 from treeviz.tree.budget import DISPLAY
 from treeviz.tree.numbers import bytes_text, count_text

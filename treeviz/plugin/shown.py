@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 
 from treeviz.tree.level import one_level
+from treeviz.tree.safe_repr import error_text
 from treeviz.tree.stored import Stored
 
 _BUILTIN = (dict, list, tuple, OrderedDict, defaultdict, deque)
@@ -56,3 +58,8 @@ def _is_registered(node: Any) -> bool:
 
 def _is_namedtuple(node: Any) -> bool:
     return isinstance(node, tuple) and isinstance(getattr(type(node), "_fields", None), tuple)
+
+
+def tell(what: str, error: Exception) -> None:
+    """Say in a line on standard error that a display failed, so that all stays as it was."""
+    print(f"treeviz: {what}, since it failed with {error_text(error)}", file=sys.stderr)

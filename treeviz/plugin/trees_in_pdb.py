@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from treeviz.api import render
-from treeviz.plugin.failed import tell
 from treeviz.plugin.magics import is_primary
-from treeviz.plugin.shown import is_tree
+from treeviz.plugin.shown import is_tree, tell
 
 
 def tree_text(value: Any, expression: str = "tree") -> str | None:

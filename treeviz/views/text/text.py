@@ -16,7 +16,6 @@ from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.text import terminal
 from treeviz.views.text.brief import in_brief
-from treeviz.views.text.budget import longest_within
 from treeviz.views.text.cells import (
     Cells,
     Part,
@@ -37,7 +36,7 @@ from treeviz.views.text.guides import LeftOut, guides, key_labels
 from treeviz.views.text.outliers import outlier_lines
 from treeviz.views.text.sparklines import BAD, marks_inside
 from treeviz.views.text.terminal import BOLD, CYAN, DIM, RED, RESET, YELLOW, Glyphs, cut, cut_inside, display_width
-from treeviz.views.text.truncate import Truncated
+from treeviz.views.text.truncate import Truncated, longest_within
 from treeviz.views.view import View
 
 MAX_LEVELS = 40  # of indentation; deeper rows show their depth as a number
