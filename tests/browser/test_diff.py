@@ -72,3 +72,20 @@ def test_the_details_of_a_difference_have_the_numbers_and_magnitudes_of_both_sid
         assert text in detail
     assert page.locator(".sides svg").count() == 2
     assert violations(page) == []
+
+
+def test_the_details_of_many_differences_say_what_the_notes_say(open_page):
+    random = np.random.default_rng(0)
+    left = {f"layer{i}": [random.normal(size=shape) for shape in ((4, 4), (7,), (2, 3, 2))] for i in range(12)}
+    right = {name: [1.5 * each for each in layer] for name, layer in left.items()}
+    view = tv.diff({**left, "steps": 3, "text": "a {0} b"}, {**right, "steps": 4, "text": '"1"'})
+    page = open_page(view.html(), height=1400)
+    page.get_by_role("button", name="Expand all").click()
+    page.get_by_role("button", name="Show alike neighbors, such as layers, as one row").click()
+    for path in ("['layer0'][0]", "['layer5'][1]", "['layer11'][2]", "['steps']", "['text']"):
+        (at,) = [at for at, each in enumerate(view.table) if each.keystr == path]
+        page.locator(f"#row{at} .key").click()
+        shown = settled(page).locator(".detail .note").inner_text()
+        (note,) = view.table.notes[at]
+        for text in (note.text, *(text for pair in note.details for text in pair)):
+            assert text in shown

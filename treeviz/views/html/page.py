@@ -40,7 +40,7 @@ def page(view: View, *, title: str = "") -> str:
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {_script_policy(view)}"
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="viewport" content="width=device-width">'
         '<meta name="color-scheme" content="light dark">'
     )
     host = _host(view, pack_within(view), "data-page data-treeviz")
@@ -48,7 +48,7 @@ def page(view: View, *, title: str = "") -> str:
         # HTML needs no tags around its head and its body.
         f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8">{head}'
         f"<title>{text(title or _title(view))}</title>\n"
-        f"<main>\n{host}\n</main>{_script(view.part)}\n"
+        f"<main>\n{host}\n</main>{_script(view.part)}</html>\n"
     )
 
 

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from treeviz.tree.column import Column
-from treeviz.tree.facts import Facts, Note, Sharding
+from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.keys import Key
 from treeviz.tree.repeats import like_the_next
 from treeviz.tree.safe_repr import aval_text
 from treeviz.tree.table import TreeTable
 from treeviz.views.html.bars import bars
 from treeviz.views.html.histogram_payload import pack_histograms
+from treeviz.views.html.note_payload import pack_notes, pack_patterns
 from treeviz.views.html.series_payload import pack_series
 from treeviz.views.html.shown import as_shown, as_shown_with_rms
 from treeviz.views.text.cells import type_text
@@ -65,6 +66,8 @@ def pack(view: View) -> bytes:
     shown = {column.name for column in view.columns_beside if not _is_blank(column)} - {"leaves"}  # beside the type
     further = [column for column in table.columns.values() if not _says_nothing(column)]
     columns = {column.name: column for column in (*view.columns, *further)}
+    texts, bare = ([], {}) if view.diff is None else pack_patterns(table, columns.values(), buffers.add)
+    notes = ((row, bare.get(row) or notes) for row, notes in table.notes.items())
     header = {
         "name": table.name,
         "headline": table.headline,
@@ -72,12 +75,12 @@ def pack(view: View) -> bytes:
         "rows": [*map(buffers.add, (table.depth, table.key_codes, table.fact_codes, *_like_the_next(table)))],
         "keys": [0, *map(_key, table.keys[1:])],
         "facts": _facts(table.facts, buffers),
-        "notes": _notes(table, buffers),
+        "notes": pack_notes(notes, len(table), buffers.add),
         "columns": _columns(table, columns, buffers, shown),
         **({"values": _documents(view.values)} if view.values else {}),
         **(_over_time(view, buffers) if view.series else {}),
         **({"names": table.separator} if table.separator else {}),
-        **({"diff": _difference(view.diff)} if view.diff is not None else {}),
+        **({"diff": {**_difference(view.diff), "texts": texts}} if view.diff is not None else {}),
         "buffers": buffers.index,
     }
     # What is no character, half a surrogate, is written as its number.
@@ -121,19 +124,6 @@ def _documents(documents: Mapping[int, str]) -> dict[str, Any]:
     index = {start: i for i, start in enumerate(before)}
     rows = {row: (index[html[:_ALIKE]], html[len(before[html[:_ALIKE]]) :]) for row, html in documents.items()}
     return {"before": list(before.values()), "rows": rows}
-
-
-def _notes(table: TreeTable, buffers: _Buffers) -> list:
-    """The buffer with the code of each row's notes, 0 for none, and the notes by their codes from 1 on.
-
-    Thousands of rows may have the same: that a part of each was left out.
-    """
-    codes: dict[tuple[Note, ...], int] = {}
-    of_rows = np.zeros(len(table), np.int64)
-    for row, notes in table.notes.items():
-        of_rows[row] = codes.setdefault(tuple(notes), len(codes) + 1)
-    sent = ([note if note.severity else note[:4] for note in notes] for notes in codes)
-    return [buffers.add(of_rows), *sent] if codes else []
 
 
 def _says_nothing(column: Column) -> bool:

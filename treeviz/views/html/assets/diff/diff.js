@@ -13,13 +13,30 @@ additions.push({
   name: "diff",
   start(view) {
     if (!view.tree.header.diff) return;
+    readNotes(view.tree);
     const isSame = foldSame(view);
-    view.tree.changed ??= Uint8Array.from(view.tree.depth, (_, row) => +!!view.tree.notes(row).length);
+    view.tree.changed ??= Uint8Array.from(view.tree.depth, (_, row) => +!!view.tree.header.notes[row]);
     view.root.children[0].after(kindBadges(view, isSame));
     const { moreDetail } = view;
     view.moreDetail = (row) => [...moreDetail(row), ...sides(view, row)];
   },
 });
+
+/** Let the tree write the notes of a row when they are asked for: note_payload.py sent a pattern of them. @param {View["tree"]} tree */
+function readNotes(tree) {
+  const [at, ...patterns] = tree.header.diff.texts;
+  const codes = tree.buffers[at] ?? [];
+  const columns = patterns.map(([, ...sent]) => sent.map((texts) => texts.split(" ")));
+  const counts = {};
+  // Which of the rows of its pattern each is.
+  const places = Array.from(codes, (code) => (counts[code] = (counts[code] ?? -1) + 1));
+  const bare = tree.notes;
+  tree.notes = (row) => {
+    const code = codes[row];
+    const write = (part, i) => (i % 2 ? columns[code - 1][part]?.[places[row]] ?? tree.column(part).text(row) : part);
+    return code ? JSON.parse(patterns[code - 1][0].map(write).join("")) : bare.call(tree, row);
+  };
+}
 
 /** Fold siblings that are the same in both trees, and open what differs. @param {View} view @returns {(row: number) => boolean} */
 function foldSame(view) {

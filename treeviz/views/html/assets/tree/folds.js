@@ -65,9 +65,8 @@ export function foldedNotes(folds, tree, row) {
   if (folds.found[row]) return folds.found[row];
   /** @type {Map<string, {note: import("./tree.js").Note, having: Set<number>}>} */
   const found = new Map();
-  const { notes } = tree.header;
-  for (const each of rows.filter((row) => notes[row]))
-    for (const note of notes[each]) {
+  for (const each of rows)
+    for (const note of tree.notes(each)) {
       if (!found.has(note[0])) found.set(note[0], { note, having: new Set() });
       found.get(note[0])?.having.add(each);
     }
