@@ -34,7 +34,7 @@ def texts_of(view: treeviz.TreeDiff, row: int, name: str) -> str:
 def test_the_notes_of_every_difference_come_back_from_their_patterns():
     view = differing()
     arrays: list[np.ndarray] = []
-    add = lambda array: arrays.append(array) or len(arrays) - 1  # noqa: E731
+    add = lambda array: arrays.append(array) or len(arrays) - 1
     (codes, *patterns), bare = pack_patterns(view.table, view.table.columns.values(), add)
     assert len(patterns) == 3 and len(bare) == 36, "one for each number of axes; three differences stay whole"
     for code, (parts, *sent) in enumerate(patterns, 1):
