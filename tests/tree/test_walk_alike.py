@@ -18,6 +18,9 @@ from treeviz.tree.walk import scan
 from treeviz.tree.walk_alike import Alike
 
 pytestmark = pytest.mark.oldest_jax
+OVER_DEVICES = jax.sharding.NamedSharding(
+    jax.sharding.Mesh(np.array(jax.devices()[:2]), "x"), jax.sharding.PartitionSpec("x")
+)
 FIELDS = ("depth", "parent", "end", "position", "key_codes", "fact_codes", "keys", "facts", "notes")
 
 
@@ -76,6 +79,10 @@ def test_layers_are_walked_at_once(n_taken):
         lambda each: each["attn"].update(q=np.ones((4, 5), np.float16)),
         lambda each: each["attn"].update(k=jnp.ones((2, 3), jnp.int32)),
         lambda each: each["attn"]["k"].delete(),
+        lambda each: each["attn"].update(k=jax.lax.broadcast(jnp.asarray(1.0), (4,))),
+        lambda each: each["attn"].update(k=jax.device_put(each["attn"]["k"], jax.devices()[0])),
+        lambda each: each["attn"].update(k=jax.device_put(each["attn"]["k"], jax.devices()[1])),
+        lambda each: each["attn"].update(k=jax.device_put(each["attn"]["k"], OVER_DEVICES)),
         lambda each: each.update({1: each.pop("none")}),
         lambda each: each.update(none=each),
         lambda each: each.update(empty=each["attn"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice, takewhile
-from operator import itemgetter, length_hint
+from operator import attrgetter, itemgetter, length_hint, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ _FEWEST = 8  # siblings
 _FIRST, _MOST = 8, 1 << 14  # siblings that are tried: four times as many after those that were all alike
 _ROWS_FOR_A_MISS = 256  # a sibling that is not alike costs as much as some of these
 _shape_of, _dtype_of = np.ndarray.shape.__get__, np.ndarray.dtype.__get__  # type: ignore[attr-defined]
+_OF_JAX = attrgetter("aval"), attrgetter("committed"), methodcaller("is_deleted")
 
 
 class Rows(NamedTuple):
@@ -167,12 +168,24 @@ class Alike:
         size = len(parts)
         every, unlike = codes * (len(nodes) // size), []
         for i, part in enumerate(parts):
-            if part.handler.level is None and not _have_facts_of(part.node, nodes[i::size]):
+            if part.handler.level is None and not self._are_like(part, nodes[i::size]):
                 unlike.append((i, part.handler.describe))
         for start in range(0, len(nodes) if unlike else 0, size):
             for i, describe in unlike:
                 every[start + i] = describe(nodes[start + i])
         return every
+
+    def _are_like(self, part: _Part, others: list[Any]) -> bool:
+        """Whether leaves of its class have the facts of a leaf, where a look at all of them at once tells it."""
+        leaf, describe, facts = part.node, part.handler.describe, self._of.facts
+        if type(leaf) is np.ndarray:
+            return {*map(_shape_of, others)} == {leaf.shape} and {*map(_dtype_of, others)} == {leaf.dtype}
+        if describe == facts.array:
+            shardings = [each.sharding for each in others]
+            are_alike = all({*map(of, others)} == {of(leaf)} for of in _OF_JAX)
+            are_alike = are_alike and {*_classes(shardings)} == {id(type(leaf.sharding))}
+            return are_alike and shardings == [leaf.sharding] * len(shardings)
+        return isinstance(leaf, int | float) and bool(leaf) and {*others} == {leaf}  # 0.0 equals -0.0
 
 
 def _classes(objects: Iterable[Any]) -> list[int]:
@@ -192,10 +205,3 @@ def _items(column: list[Any], key: Any) -> list[Any]:
         return [*map(get, column)]
     except KeyError:
         return [*map(get, takewhile(lambda each: key in each, column))]
-
-
-def _have_facts_of(leaf: Any, others: list[Any]) -> bool:
-    """Whether leaves of its class have the facts of a leaf, where a look at all of them at once tells it."""
-    if type(leaf) is np.ndarray:
-        return {*map(_shape_of, others)} == {leaf.shape} and {*map(_dtype_of, others)} == {leaf.dtype}
-    return isinstance(leaf, int | float) and bool(leaf) and {*others} == {leaf}  # 0.0 equals -0.0
