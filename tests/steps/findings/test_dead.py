@@ -81,6 +81,32 @@ def test_a_softmax_that_is_saturated_in_nearly_all_steps_is_a_possibility():
     ) and "softmax behind it that is saturated" in always.advice
 
 
+@pytest.mark.parametrize(("sharp", "path"), [(200, ""), (400, ""), (1000, "['layer1']['k']['w']")])
+def test_a_softmax_that_is_nearly_saturated_vanishes_with_its_query_and_key_or_is_not_told(sharp, path):
+    params = {f"layer{i}": {name: dense(i, 4, 4) for name in "kovq"} for i in range(3)}
+
+    def loss(params, x, y):
+        x = x.reshape(4, 4, 4)
+        for i, layer in enumerate(params.values()):
+            x = attention({**layer, "q": jax.tree.map(lambda w: w * (sharp if i == 1 else 1), layer["q"])}, x)
+        return jnp.mean((x.sum((1, 2)) - y[:4, 0]) ** 2)
+
+    told = [found for found in findings(loss, params) if found.severity != "info"]
+    assert [(found.kind, found.path, len(found.leaves)) for found in told] == ([("vanishing", path, 4)] if path else [])
+
+
+@pytest.mark.parametrize("bias", [0, 5, 10, 15, 20])
+def test_the_layer_in_front_of_a_sigmoid_that_is_nearly_saturated_is_named_first_and_no_mask_is_blamed(bias):
+    params = stack(4)
+    params["l2"]["b"][:] = bias
+    told = [found for found in findings(mlp(jax.nn.sigmoid), params) if found.severity != "info"]
+    kind = "dead" if bias == 20 else "vanishing"
+    assert [(found.kind, found.path, len(found.leaves)) for found in told] == (
+        [(kind, "['l2']['w']", 6)] if bias > 5 else []
+    )
+    assert all("sigmoid" in found.advice and "did not change" in found.sentence for found in told if bias < 20)
+
+
 @pytest.mark.parametrize("members", ["joined", "each"])
 def test_a_dead_member_of_an_ensemble_is_told_whether_members_are_joined_or_not(members):
     params = jax.tree.map(lambda *leaves: np.stack(leaves), *(stack(2) for _ in range(5)))

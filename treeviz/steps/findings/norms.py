@@ -8,9 +8,10 @@ import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Rank
 from treeviz.steps.findings.searched import RECENT, Searched, digits_text, factor_text, listed, pattern
-from treeviz.steps.names import kind_of, natural, sibling_name
+from treeviz.steps.names import kind_of, natural, result_kind, sibling_name
 
 _FEWEST_LAYERS = 5  # whose gradients may be told to depend on the depth
+_LOST = 1e-4  # of the gradient of another leaf, below which an update may be lost in the rounding of its parameter
 _ALIKE = 30.0  # the factor between layers from which one differs
 
 
@@ -73,6 +74,21 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
             tuple(everyone), factor / tree.thresholds.imbalance,
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
+    lost, still, largest = _lost_in_rounding(tree, np.where(is_told, np.nan, typical))
+    for run in tree.runs(lost):
+        leaf, unmoved = run[0], [tree.path(leaf) for leaf in run if still[leaf]]
+        is_told[run] = True
+        yield Finding(
+            "vanishing", tree.name, tree.path(leaf), leaf, *tree.span,
+            (("rms", float(typical[leaf])), ("largest", float(typical[largest]))),
+            f"{tree.name}{tree.path(leaf)} is {digits_text(typical[leaf], 2)} on average, "
+            f"{digits_text(typical[leaf] / typical[largest], 2)} of that of {tree.path(largest)}"
+            f"{f'; {len(run) - 1} before it are as small' if len(run) > 1 else ''}: {listed(unmoved)} did not change.",
+            "Look at the initialisation, saturated activations (sigmoid, tanh, softmax) and missing residual "
+            "connections or normalisation after it; or at a mask of the optimizer.",
+            tuple(run), float(_LOST * typical[largest] / np.min(typical[run])),
+            rank=Rank.LEAF_ENDS,
+        )  # fmt: skip
     is_tiny = _is_tiny(tree, typical) & ~is_told
     usual = float(np.median(typical[np.isfinite(typical)])) if is_tiny.any() else 0.0
     for run in tree.runs(is_tiny):
@@ -90,6 +106,38 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _lost_in_rounding(tree: Searched, typical: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Which leaves are that small beside others that an update of some was lost; which these are; and the largest.
+
+    They may be most of the leaves, behind an activation that is nearly saturated.
+    """
+    still, none = unchanged(tree), np.zeros(len(typical), bool)
+    moved = np.where(still, np.nan, typical)
+    if not still.any() or not np.isfinite(moved).any():
+        return none, none, 0
+    largest = int(np.nanargmax(moved))
+    with np.errstate(invalid="ignore"):
+        small = typical < _LOST * typical[largest]
+    lost = none.copy()
+    for run in tree.runs(small):
+        lost[run] = (small & still)[run].any()
+    return lost, lost & still, largest
+
+
+def unchanged(grads: Searched) -> np.ndarray:
+    """bool[leaves]: whether a small parameter, which is looked at in each step, is what it was in the first one."""
+    paths, found = grads.source.paths, np.zeros(len(grads.source.paths), bool)
+    if not grads.n_steps or grads.n_steps != grads.span[1] - grads.span[0] + 1:
+        return found  # others may have changed it
+    for name, source in grads.history.sources.items():
+        zeros = grads.history.values(name, "zeros").latest if result_kind(name) == "unchanged" else []
+        for at in np.flatnonzero(zeros[-1]).tolist() if len(zeros) else []:
+            # A parameter's path may begin with the name of an argument, that of a gradient end with a layer.
+            of = source.paths[at]
+            found |= [path == of if of in paths else of.endswith(path) or path.startswith(of) for path in paths]
+    return found
+
+
 def is_able_to_update(grads: Searched) -> np.ndarray:
     """bool[leaves]: whether a leaf has a gradient, but for the redundant and the weaker ones of those that vanish.
 
@@ -97,7 +145,7 @@ def is_able_to_update(grads: Searched) -> np.ndarray:
     """
     highest = grads.norm.high.max(axis=0)
     tiny = [leaf for found in vanishing(grads) for leaf in found.leaves]
-    is_lost = grads.redundant.copy()
+    is_lost = grads.redundant | _lost_in_rounding(grads, grads.typical)[0]
     is_lost[tiny] |= highest[tiny] < np.median(highest)
     return (highest > 0) & ~is_lost
 

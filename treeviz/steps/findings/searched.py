@@ -25,7 +25,7 @@ _BLOCK = re.compile(r"(?<=\w)\[[0-9]+(,[0-9]+)+\]( .*)?(?='\]$)")  # of a weight
 _BOX = re.compile(r"\.(raw_)?value$")  # of a Variable of NNX, of a parameter of Linen with names of its axes
 # Equinox' StateIndex, and the statistics of normalisations
 _STATE = re.compile(r"index\.init\b|\b(running|moving)_(mean|var|variance)\b|\bbatch_stats\b")
-_ROUNDING = 1e-3  # of the other leaves, and of those of its layer: both, since inputs may be large
+_ROUNDING = 1e-2  # of the other leaves, and of those of its layer: both, since inputs may be large
 
 
 @dataclass(frozen=True)
