@@ -187,10 +187,10 @@ def test_a_function_that_is_jitted_at_each_call_is_not_watched_without_end():
 
 def test_what_was_traced_outside_a_jitted_function_is_named_with_what_to_do():
     inspector = tv.GradientInspector()
-    told = r"not all gradients were seen.* while: called outside .* call what contains it by jax.jit"
+    told = r"not all gradients were seen.* cond: called outside .* call what contains it by jax.jit"
 
     def train(w):
-        return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, update(c[1], X)), (0, w))
+        return jax.lax.cond(w.sum() < np.inf, lambda w: update(w, X), lambda w: w, w)
 
     with pytest.warns(RuntimeWarning, match=told), tv.GradientInspector().watching():
         jax.jit(lambda w: update(w, X))(W)
@@ -207,7 +207,7 @@ class Run:
         self.kind, self.x, self.kinds = kind, x, []
 
     def __call__(self, w, n=3):
-        x, kinds = (self.x,), self.kinds
+        x, kinds, least = (self.x,), self.kinds, (jnp.asarray(1),)
 
         def body(w):
             kinds.append(type(x[0]).__name__)
@@ -215,20 +215,58 @@ class Run:
 
         if self.kind == "scan":
             return jax.lax.scan(lambda w, _: (body(w), w.sum()), w, None, length=n)
+        if self.kind == "while_loop":
+            return jax.lax.while_loop(lambda c: c[0] >= least[0], lambda c: (c[0] - 1, body(c[1])), (n, w))
         return jax.lax.fori_loop(0, n, lambda i, w: body(w), w)
 
 
-@pytest.mark.parametrize("kind", ["scan", "fori_loop"])
+@pytest.mark.parametrize("kind", ["scan", "fori_loop", "while_loop"])
 @pytest.mark.parametrize("x", [X, jnp.asarray(X)], ids=["numpy", "jax"])
 def test_each_step_of_a_loop_outside_a_jitted_function_is_measured(kind, x):
-    run, inspector, loops = Run(kind, x), tv.GradientInspector(), (jax.lax.scan, jax.lax.fori_loop)
+    run, inspector, loops = Run(kind, x), tv.GradientInspector(), (jax.lax.scan, jax.lax.fori_loop, jax.lax.while_loop)
     expected = run(W)
     with inspector.watching() as called:
         got = run(W)
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True))
     assert len(called.watched) == 1 and not called.passed
-    np.testing.assert_allclose(measured(inspector), norms(), rtol=1e-5)
-    assert (jax.lax.scan, jax.lax.fori_loop) == loops
+    last = (
+        slice(-1, None) if kind == "while_loop" else slice(None)
+    )  # of those of which it is unknown how many there are
+    np.testing.assert_allclose(measured(inspector), norms()[last], rtol=1e-5)
+    assert (jax.lax.scan, jax.lax.fori_loop, jax.lax.while_loop) == loops
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_each_gradient_of_a_map_outside_a_jitted_function_is_measured(size):
+    rows, inspector, w = jnp.asarray(X), tv.GradientInspector(), jnp.asarray(W)
+
+    def apart(rows):
+        return jax.lax.map(lambda x: jax.grad(loss)(w, x[None]), rows, batch_size=size)
+
+    expected = apart(rows)
+    with inspector.watching() as called:
+        got = apart(rows)
+    assert np.array_equal(got, expected) and len(called.watched) == 1 and not called.passed
+    assert np.linalg.norm(measured(inspector)) == pytest.approx(np.linalg.norm(expected), rel=1e-5)
+
+
+def test_a_condition_whose_numbers_change_is_no_constant_of_the_program():
+    least, inspector = jnp.asarray(1), tv.GradientInspector()
+
+    def goes_on(c):
+        return c[0] >= least
+
+    def body(c):
+        return c[0] - 1, update(c[1], X)
+
+    def left():
+        return int(jax.lax.while_loop(goes_on, body, (5, W))[0])
+
+    with inspector.watching() as called:
+        found = [left()]
+        least = jnp.asarray(3)
+        found.append(left())
+    assert found == [0, 2] and len(called.watched) == 1 and len(inspector.history) == 2
 
 
 def test_a_body_with_a_name_and_its_data_are_arguments_of_the_program_that_measures():

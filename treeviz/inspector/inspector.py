@@ -152,12 +152,13 @@ class GradientInspector(Sinks):
             print(called)                             # which functions are watched, and why others are not
 
         Calls by this thread are seen, wherever and whenever the functions were jitted, or given to `jax.pmap` since jax
-        0.8; and `lax.scan` and `lax.fori_loop` that are called outside a jitted function, whose body is traced twice.
-        Not seen are those that are compiled ahead of time (`.lower().compile()`), and a `while_loop` outside: call by
-        `jax.jit` what contains it. One warning says so, or that no step was found. Each function is looked at once, in
-        its trace. Those without gradients then run as outside, but for one that is given what a watched step has
-        returned, and parameters of the same structure: it is watched as by `watch(step, gradients=name)`. A step that
-        `watch` was given is measured as what `watch` gave is. Nothing stays changed after the block, but the inspector
+        0.8; and `lax.scan`, `map`, `fori_loop` and `while_loop` (its last step) that are called outside a jitted
+        function, whose body is traced twice. Not seen are those that are compiled ahead of time (`.lower().compile()`),
+        and a `lax.cond` outside: call by `jax.jit` what contains it. One warning says so, or that no step was found.
+        Each function is looked at once, in its trace. Those without gradients then run as outside, but for one that is
+        given what a watched step has returned, and parameters of the same structure: it is watched as by
+        `watch(step, gradients=name)`. A step that `watch` was given is measured as what `watch` gave is. Nothing stays
+        changed after the block, but the inspector
         keeps the steps of the newest block, with what they close over, for the next.
         """
         integrations.load()

@@ -34,7 +34,7 @@ MOST_STEPS = 16  # that are watched in a block
 MOST_DECIDED = 1024
 LOOP = (
     "called outside a jitted function, so what is inside was traced before; call what contains it by jax.jit, as in "
-    "jax.jit(lambda x: jax.lax.while_loop(condition, body, x))(x)"
+    "jax.jit(lambda x: jax.lax.cond(is_so, f, g, x))(x)"
 )
 ALREADY = "watched, but called as it was before; call what inspector.watch gave"
 _FOLLOWED = 2  # calls of a step in a block, whose results may be gradients for another

@@ -1,4 +1,4 @@
-"""Loops that are called outside a jitted function, `lax.scan` and `lax.fori_loop`, as functions that can be jitted."""
+"""Loops that are called outside a jitted function, as `lax.scan` and its kin, as functions that can be jitted."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ import numpy as np
 from treeviz.steps.tracing.replaced import original_of, replaced
 from treeviz.tree.tracers import any_traced
 
-# The parameter that is the body, and those that are trees of arrays, by the loop.
-_PARAMETERS = {"scan": ("f", ("init", "xs")), "fori_loop": ("body_fun", ("init_val",))}
+# The parameters that are functions, the body first, and those that are trees of arrays, by the loop.
+_PARAMETERS = {
+    "scan": (("f",), ("init", "xs")),
+    "map": (("f",), ("xs",)),
+    "fori_loop": (("body_fun",), ("init_val",)),
+    "while_loop": (("body_fun", "cond_fun"), ("init_val",)),
+}
 
 _here = threading.local()  # .loops: those that this thread is about to trace or run, the innermost last
 
@@ -27,14 +32,14 @@ class Loop(NamedTuple):
     """A call of a loop.
 
     Attributes:
-      kind: "scan" or "fori_loop".
-      body: The function of the user.
+      kind: "scan", "map", "fori_loop" or "while_loop".
+      functions: Those of the user, the body first.
       rest: The other arguments, but for trees of arrays.
       trees: The arguments that are trees of arrays.
     """
 
     kind: str
-    body: Any
+    functions: tuple[Any, ...]
     rest: tuple[tuple[str, Any], ...]
     trees: tuple[Any, ...]
 
@@ -42,40 +47,47 @@ class Loop(NamedTuple):
     def key(self) -> tuple | None:
         """Equal for all that run the same program; None if that cannot be told."""
         try:
-            hash((self.body, self.rest))
+            hash((self.functions, self.rest))
         except TypeError:
             return None
-        return self.kind, self.body, self.rest
+        return self.kind, self.functions, self.rest
 
     @property
     def name(self) -> str:
-        return getattr(self.body, "__qualname__", self.kind)
+        return getattr(self.functions[0], "__qualname__", self.kind)
 
     @property
     def args(self) -> tuple:
-        """The arguments of `jitted`: what the body closes over would else be constants of the program."""
-        return *self.trees, [x for x in jax.tree.leaves(_cells(self.body)) if _is_array(x)]
+        """The arguments of `jitted`: what the functions close over would else be constants of the program."""
+        return *self.trees, [[x for x in jax.tree.leaves(_cells(f)) if _is_array(x)] for f in self.functions]
 
     @property
     def kwargs(self) -> dict[str, Any]:
         return {}
 
     def jitted(self) -> Any:
-        kind, body, rest, _ = self
-        of_body, original = _PARAMETERS[kind][0], original_of(kind)
+        kind, functions, rest, _ = self
+        (of_functions, of_trees), original = _PARAMETERS[kind], original_of(kind)
 
-        def run(trees, closed_over):
-            return original(**dict(rest), **{of_body: _closing_over(body, closed_over)}, **trees)
+        def run(*trees, closed_over):
+            given = map(_closing_over, functions, closed_over)
+            of = dict(zip((*of_functions, *of_trees), (*given, *trees), strict=True))
+            return original(**dict(rest), **of)
 
         if kind == "scan":
 
             def loop(carry, xs, closed_over):
-                return run({"init": carry, "xs": xs}, closed_over)
+                return run(carry, xs, closed_over=closed_over)
+        elif kind == "map":
+
+            def loop(xs, closed_over):
+                return run(xs, closed_over=closed_over)
         else:
 
             def loop(carry, closed_over):
-                return run({"init_val": carry}, closed_over)
+                return run(carry, closed_over=closed_over)
 
+        body = functions[0]
         loop.__name__, loop.__qualname__ = getattr(body, "__name__", kind), self.name
         loop.__module__ = getattr(body, "__module__", loop.__module__)
         return jax.jit(loop)
@@ -97,22 +109,23 @@ def current() -> Loop | None:
 
 
 def seeing_loops() -> contextlib.AbstractContextManager:
-    """Within this context `current` knows the loops that a thread calls as `jax.lax.scan` and `jax.lax.fori_loop`."""
+    """Within this context `current` knows the loops that a thread calls as `jax.lax.scan` and the like."""
     return replaced(jax.lax, {kind: _seen(kind) for kind in _PARAMETERS})
 
 
 @functools.cache
 def _seen(kind: str) -> Callable:
     original = getattr(jax.lax, kind)
-    signature, (of_body, of_trees) = inspect.signature(original), _PARAMETERS[kind]
+    signature, (of_functions, of_trees) = inspect.signature(original), _PARAMETERS[kind]
 
     def call(*args, **kwargs):
         try:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             given = bound.arguments
-            rest = tuple((name, x) for name, x in given.items() if name not in (of_body, *of_trees))
-            loop = Loop(kind, given[of_body], rest, tuple(given[name] for name in of_trees))
+            rest = tuple((name, x) for name, x in given.items() if name not in (*of_functions, *of_trees))
+            functions, trees = (tuple(given[name] for name in names) for names in (of_functions, of_trees))
+            loop = Loop(kind, functions, rest, trees)
         except (TypeError, KeyError):
             return original_of(kind)(*args, **kwargs)
         try:
