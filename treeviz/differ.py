@@ -24,7 +24,7 @@ from treeviz.tree.column import Column
 from treeviz.tree.forks import computed_once
 from treeviz.tree.layers import Stacked
 from treeviz.tree.table import TreeTable
-from treeviz.views.text.terminal import folded
+from treeviz.views.text.terminal import wrapped
 from treeviz.views.view import View
 
 _FEW = 500  # rows that are all open at first
@@ -111,7 +111,7 @@ def long_hints(differences: Differences, width: int | None = None) -> list[str]:
     codes = [each.code for each in differences if each.code]
     more = [f"  … {len(codes) - _MOST_HINTS:,} more"] if len(codes) > _MOST_HINTS else []
     shown = ["to convert the first:", *(f"  {code}" for code in codes[:_MOST_HINTS]), *more] if codes else []
-    told = [folded(f"{each.path or 'the root'}: {each.hint}", width) for each in hints]
+    told = [wrapped(f"{each.path or 'the root'}: {each.hint}", width) for each in hints]
     return [*chain.from_iterable(told), *shown]
 
 

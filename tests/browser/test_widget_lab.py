@@ -248,6 +248,8 @@ def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trust
     lab.end_kernels()
     alone = open_alone("explore.ipynb", MODEL_NOT_FOUND)
     alone.get_by_text("Saved view. Run the cell to explore live.").first.wait_for()
+    for message in alone.get_by_text("model not found").all():
+        assert not message.is_visible(), "the saved view stands in the place of the widget"
     alone.get_by_role("tree").first.wait_for()
     alone.get_by_role("searchbox").first.fill("embed")
     alone.get_by_text(re.compile("1 match|1 of 1")).first.wait_for()

@@ -17,7 +17,7 @@ from treeviz.explainer import caller, hashes, libraries, linen, raised
 from treeviz.explainer.answers import ANSWERS, AROUND
 from treeviz.explainer.frames import Answer, calls_in_jax, without_hidden
 from treeviz.tree.safe_repr import guarded, printable_lines
-from treeviz.views.text.terminal import folded
+from treeviz.views.text.terminal import wrapped
 
 TIME_LIMIT_S = 1.0
 _MOST_LINES = 20
@@ -151,7 +151,7 @@ def add_explanation(error: BaseException) -> str:
 
 def fitted(text: str, width: int | None) -> str:
     """An explanation in lines of a width, without one as it is."""
-    return "\n".join(chain.from_iterable(folded(line, width, "    ") for line in text.split("\n")))
+    return "\n".join(chain.from_iterable(wrapped(line, width, "    ") for line in text.split("\n")))
 
 
 def _width_of(stream: Any) -> int | None:

@@ -3,11 +3,22 @@
 import io
 import unicodedata
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeviz.views.text.terminal import ASCII, UNICODE, cut, display_width, folded, glyphs_of, terminal_color
+import treeviz
+from treeviz.views.text.terminal import (
+    ASCII,
+    UNICODE,
+    cut,
+    display_width,
+    glyphs_of,
+    paragraph,
+    terminal_color,
+    wrapped,
+)
 
 
 class Terminal(io.StringIO):
@@ -122,10 +133,21 @@ LINES = {
 @pytest.mark.parametrize("name", LINES)
 def test_a_line_is_folded_at_blanks_and_never_inside_of_a_key_path(name):
     line, expected = LINES[name]
-    assert folded(line, 13) == expected
-    assert folded(line, None) == [line] == folded(line, 100)
+    assert wrapped(line, 13) == expected
+    assert wrapped(line, None) == [line] == wrapped(line, 100)
+
+
+def test_no_key_path_is_cut_below_a_tree_nor_in_a_summary(monkeypatch):
+    shared = np.ones(3, np.float32)
+    tree = {"self attention": {"query-key norm of a head": {"all kernel weights": shared}}, "the other one": shared}
+    path = "['self attention']['query-key norm of a head']['all kernel weights']"
+    lines = treeviz.render(tree).text(width=len(path) + 20).splitlines()
+    assert lines[-2:] == ["['the other one']: shared with", f"  {path}"]
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = paragraph(f"the norm of {path} is 13,600 times that of the step before")
+    assert lines == ["  the norm of", f"    {path}", "    is 13,600 times that of the step before"]
 
 
 @pytest.mark.parametrize("line", ["['" * 900, "[" * 900 + "'" * 900, "a" * 1_900, "[] '" * 400])
 def test_all_that_stands_in_a_line_is_kept(line):
-    assert "".join("".join(folded(line, 40)).split()) == "".join(line.split())
+    assert "".join("".join(wrapped(line, 40)).split()) == "".join(line.split())

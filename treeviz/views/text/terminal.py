@@ -7,7 +7,6 @@ import sys
 import unicodedata
 from functools import lru_cache
 from shutil import get_terminal_size
-from textwrap import wrap
 from typing import NamedTuple, TextIO
 
 from treeviz.tree.safe_repr import printable
@@ -85,13 +84,13 @@ def ascii_text(text: str) -> str:
 def paragraph(text: str, indent: str = "  ") -> list[str]:
     """The text wrapped for standard output: to the terminal's width, in ASCII if its encoding needs it."""
     width = max(get_terminal_size((100, 24)).columns, 40)
-    return wrap(glyphs_of(sys.stdout).fit(text), width, initial_indent=indent, subsequent_indent=indent + "  ")
+    return wrapped(indent + glyphs_of(sys.stdout).fit(text), width, indent + "  ")
 
 
 _LONGEST = 2_000
 
 
-def folded(text: str, width: int | None, indent: str = "  ") -> list[str]:
+def wrapped(text: str, width: int | None, indent: str = "  ") -> list[str]:
     """A line as several of at most `width` columns, the first as it begins; no key path or text of Python is cut.
 
     A word that is longer stands alone. None: no limit; a line of thousands of characters stays one, too.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 from typing import NamedTuple
 
 import numpy as np
@@ -159,9 +158,9 @@ def _headline(table: TreeTable, width: int | None, glyphs: Glyphs) -> list[str]:
             lines[-1] = longer
         else:
             lines.append(part)
-    if width is None or all(display_width(line) <= width for line in lines):  # textwrap is slow
+    if width is None:
         return lines
-    return [cut(piece, width, glyphs.dots) for line in lines for piece in wrap(line, width, break_long_words=False)]
+    return [cut(piece, width, glyphs.dots) for line in lines for piece in terminal.wrapped(line, width, "")]
 
 
 class _Room(NamedTuple):
@@ -313,11 +312,11 @@ def _in_full(
         path = path_text(table, int(truncated.rows[shown[0]]))
         more = f" and {len(shown) - 1:,} more" if len(shown) > 1 else ""
         said = glyphs.fit(visible(f"{path}{more}: {text}", _HEADLINE))
-        wrapped = wrap(said, width, subsequent_indent=_GAP) if width >= _WIDE_ENOUGH else []
-        if len(lines) + len(wrapped) >= _MOST_IN_FULL:
+        pieces = terminal.wrapped(said, width, _GAP) if width >= _WIDE_ENOUGH else []
+        if len(lines) + len(pieces) >= _MOST_IN_FULL:
             return [*lines, f"{glyphs.dots} {len(cut_badges) - i:,} more"]
-        wrapped = [cut(line, width, glyphs.dots) for line in wrapped]
-        lines += [f"{style}{line}{RESET}" for line in wrapped] if color and style else wrapped
+        pieces = [cut(piece, width, glyphs.dots) for piece in pieces]
+        lines += [f"{style}{piece}{RESET}" for piece in pieces] if color and style else pieces
     return lines
 
 

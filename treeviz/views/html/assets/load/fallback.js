@@ -10,10 +10,14 @@
     const token = place.dataset.treevizFallback;
     const stop = new AbortController();
     const isHere = () => document.querySelector(`[data-treeviz-widget="${token}"]`) !== null;
-    const leave = () => ((place.hidden = true), stop.abort());
+    // In JupyterLab the output before ours is the widget; where its model is gone it says "model not found", and nothing else.
+    const ofWidget = /** @type {HTMLElement | null | undefined} */ (place.closest(".jp-OutputArea-child")?.previousElementSibling);
+    const showWidget = (isShown) => ofWidget && (ofWidget.style.display = isShown ? "" : "none");
+    const leave = () => ((place.hidden = true), showWidget(true), stop.abort());
     /** @param {string} why */
     const stay = (why) => {
       place.hidden = false;
+      if (/model not found/.test(ofWidget?.textContent ?? "")) showWidget(false);
       if (place.dataset.treevizAwake) return;
       place.dataset.treevizAwake = "true";
       const line = document.createElement("p");

@@ -64,7 +64,7 @@ export class Grid {
       this.room = room;
       const isSeen = this.pool.some((row) => +row.dataset.row === view.active);
       this.resize();
-      // Details that open, or grow, do not cover their row.
+      // Details that open, or grow, do not hide their row.
       if (isSeen) this.scrollTo(view.rows.index(view.active));
     });
     this.observer.observe(this.element);

@@ -131,11 +131,7 @@ export class View extends EventTarget {
     this.detailed = row;
     if (this.detailPlace.contains(focused)) this.grid.tree.focus({ preventScroll: true });
     this.detailPlace.replaceChildren(...(row < 0 ? [] : [detail(this, row)]));
-    if (this.detailPlace.hidden !== row < 0) {
-      this.detailPlace.hidden = row < 0;
-      this.grid.resize();
-      this.grid.scrollTo(this.rows.index(this.active));
-    }
+    this.detailPlace.hidden = row < 0; // the grid sees the room that is left
     this.emit("detail", row);
   }
 
