@@ -1,4 +1,4 @@
-"""Rows by key path. The browser does the same in assets/widget/paths.js and assets/tree/rows.js."""
+"""Rows by key path. The browser does the same in assets/widget/sync.js and assets/tree/rows.js."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
 //   event  | detail          | sent by                            | listened to by
 //   change | -               | tree/view.js                       | tree/toolbar.js, series/series_view.js, diff/diff.js, widget/sync.js
 //   select | -               | tree/view.js                       | tree/mount.js, widget/sync.js
-//   paint  | -               | tree/grid.js                       | series/series_view.js, diff/diff.js, live/panel.js, widget/flash.js
+//   paint  | -               | tree/grid.js                       | series/series_view.js, diff/diff.js, live/panel.js, widget/transfer.js
 //   detail | row, or -1      | tree/view.js                       | values/values.js, diff/diff.js, widget/details.js
 //   status | {text, isError, query, name} | tree/view.js                       | tree/toolbar.js
 //   log    | text            | widget/requests.js                 | widget/widget.js

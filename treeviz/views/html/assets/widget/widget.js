@@ -1,7 +1,6 @@
 // @ts-check
 // The explorer: shows the tree of an anywidget model, and connects the view to Python.
-import { transferState, match } from "./transfer.js";
-import { flash } from "./flash.js";
+import { flash, match, transferState } from "./transfer.js";
 import { h } from "../tree/dom.js";
 import { forget, liveOf } from "../live/run.js";
 import { LivePanel } from "../live/panel.js";
