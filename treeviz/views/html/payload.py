@@ -276,6 +276,8 @@ def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool,
         levels, codes, more = mean[2], None, std[2]
     else:
         numbers = np.asarray(column.levels)
+        if column.rollup == "norm":
+            numbers = np.abs(numbers)
         is_own = codes is not None and codes is not table.fact_codes
         if is_own and len(numbers) > 0.8 * len(codes):  # hardly any row shares its level
             numbers, codes = numbers[codes], None

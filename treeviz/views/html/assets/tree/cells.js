@@ -44,11 +44,11 @@ export const besideType = (notes) => notes.filter(([kind, , , , , sign]) => !sig
 export function fillType(cell, view, row, notes, room) {
   const { tree, rows } = view;
   const code = tree.factCodes[row];
+  let [all, fields] = [whatText(tree, code), fieldTexts(tree, code)];
+  const type = tree.what(code);
   // What differs from row to row is not said of all.
-  const isOne = !rows.folds?.of(row).some((each) => tree.factCodes[each] !== code);
-  const all = isOne ? whatText(tree, code) : tree.what(code);
+  if ((fields[0] || all !== type) && rows.folds?.of(row).some((each) => tree.factCodes[each] !== code)) [all, fields] = [type, []];
   const what = all.length > room ? briefText(all) : all;
-  const fields = isOne ? fieldTexts(tree, code) : [];
   const within = insideTexts(tree, code);
   cell.title = [all, ...fields, within[0] && "inside (invisible to JAX)", ...within].filter(Boolean).join("\n");
   const parts = [h("span", { class: "what" }, what)];

@@ -60,18 +60,14 @@ export class Folds {
 
 /** The notes of all rows that one stands for: of each kind the first, with how many rows have one. @param {Folds | null} folds @param {Tree} tree @param {number} row @returns {import("./tree.js").Note[]} */
 export function foldedNotes(folds, tree, row) {
-  const rows = folds?.of(row) ?? [];
-  if (!folds || rows.length < 2) return tree.notes(row);
+  const rows = folds?.of(row);
+  if (!rows?.[1]) return tree.notes(row);
   if (folds.found[row]) return folds.found[row];
-  /** @type {Map<string, {note: import("./tree.js").Note, having: Set<number>}>} */
-  const found = new Map();
-  for (const each of rows)
-    for (const note of tree.notes(each)) {
-      if (!found.has(note[0])) found.set(note[0], { note, having: new Set() });
-      found.get(note[0])?.having.add(each);
-    }
-  return (folds.found[row] = [...found.values()].map(({ note: [kind, text, , , severity, sign], having }) =>
-    [kind, having.size < rows.length ? `${countText(having.size)} of ${countText(rows.length)}: ${text}` : text, -1, [], severity, kind !== "differs" && sign, having.size]));
+  /** @type {Record<string, [import("./tree.js").Note, Set<number>]>} the first one of each kind, and the rows that have one */
+  const found = {};
+  for (const each of rows) for (const note of tree.notes(each)) (found[note[0]] ??= [note, new Set()])[1].add(each);
+  return (folds.found[row] = Object.values(found).map(([[kind, text, , , severity, sign], { size }]) =>
+    [kind, size < rows.length ? `${countText(size)} of ${countText(rows.length)}: ${text}` : text, -1, [], severity, kind !== "differs" && sign, size]));
 }
 
 /** The least rank of the rows of a subtree. */
@@ -91,7 +87,7 @@ function standingOut(best, nWrong) {
 export function runsOf({ n, end, isLikeNext }) {
   const runs = [];
   const continues = new Uint8Array(n);
-  for (let row = 1; isLikeNext && row < n; row++) {
+  for (let row = 1; row < n; row++) {
     if (continues[row] || !isLikeNext[row]) continue;
     const members = [row];
     for (let at = row; isLikeNext[at]; continues[at] = 1) members.push((at = end[at]));
@@ -117,17 +113,16 @@ function labelOf(tree, rows) {
 
 /** The value of a row in a column, for all rows that it stands for: their sum in the row of a run, if the column adds up, else their range. @param {Folds | null} folds @param {any} column @param {number} row @returns {string} */
 export function foldedText(folds, column, row) {
-  const rows = folds?.of(row) ?? [];
-  if (!folds || rows.length < 2 || !column.isNumber) return column.text(row);
-  return (folds.found[`${column.name} ${row}`] ??= textOfAll(folds, column, row, rows));
+  const run = folds?.runs.get(row);
+  if (!folds || !column.isNumber || (column.isOfFacts && !run)) return column.text(row);
+  return (folds.found[`${column.name} ${row}`] ??= textOfAll(folds, column, row, run));
 }
 
-function textOfAll(folds, column, row, rows) {
-  const run = folds.runs.get(row);
+function textOfAll(folds, column, row, run) {
   if (run && column.addsUp) return run.rows.some((each) => column.text(each)) ? column.write(total(column, run.rows)) : "";
   let [low, high] = [Infinity, -Infinity];
   const { values } = column;
-  for (const each of rows) {
+  for (const each of folds.of(row)) {
     if (column.isBad(each)) return column.text(each);
     const value = values[each]; // NaN is none
     if (value < low) low = value;

@@ -23,7 +23,7 @@ export function sortRanks(tree, column) {
   }
   if (column.rankOf) return ofRows(column.rankOf);
   const rank = textRanks(column.labels);
-  return ofRows((row) => rank[column.levels[column.codes ? column.codes[row] : row]]);
+  return ofRows((row) => rank[column.level(row)]);
 }
 
 /** The places of texts in alphabetical order; equal texts have equal places. @param {string[]} texts */

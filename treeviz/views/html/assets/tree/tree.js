@@ -5,14 +5,8 @@ import { bytesText, countText, numberText } from "./numbers.js";
 export const FORMAT = 4;
 const ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
 const WRITE = { count: countText, bytes: bytesText, number: numberText };
-// Join two values; NaN means that there is no value.
-const JOIN = {
-  max: (a, b) => (a >= b || b !== b ? a : b),
-  min: (a, b) => (a <= b || b !== b ? a : b),
-  any: (a, b) => +!!(a || b),
-  sum: (a, b) => (b !== b ? a : a !== a ? b : a + b),
-  norm: (a, b) => (b !== b ? a : a !== a ? b : Math.hypot(a, b)),
-};
+// Join two values.
+const JOIN = { max: Math.max, min: Math.min, any: (a, b) => +!!(a || b), sum: (a, b) => a + b, norm: Math.hypot };
 
 /** @typedef {{label: string, keystr: string, segment: string, steps: (string | number | [string, number])[]}} Key */
 /** @typedef {[kind: string, text: string, row: number, details: [string, string][], severity?: string, sign?: string]} Note */
@@ -31,28 +25,40 @@ export class Column {
   constructor([name, format, levels, codes, help = "", shown, title, rollup, blank, bad, spec], buffers, tree) {
     // Labels that are facts of the same name are not sent again.
     const [labels, own] = levels === null ? tree.facts[name] : [levels[0], buffers[levels[1] ?? levels]];
-    Object.assign(this, { name, format, help, shown, rollup, blank, spec, tree, title: title || name, labels: labels?.map(shapeText), levels: own });
+    Object.assign(this, { name, format, help, shown, rollup, blank, spec, tree, title: title || name, labels: labels?.map(shapeText), levels: own, codes: buffers[codes], bad: buffers[bad] });
     this.isNumber = format in WRITE;
-    this.codes = buffers[codes];
-    this.bad = buffers[bad];
+    /** Whether it sums up facts: subtrees that are alike have the same values. */
+    this.isOfFacts = rollup === "sum" && this.codes === tree.factCodes;
+  }
+
+  /** What was sent for a row. @param {number} row */
+  level(row) {
+    return this.levels[this.codes ? this.codes[row] : row];
   }
 
   /** The values, each rolled up over the subtree of its row; computed once. */
   get values() {
-    const { n, parent } = this.tree;
-    const { levels, codes, rollup } = this;
-    const values = new Float64Array(n);
-    for (let row = 0; row < n; row++) values[row] = levels[codes ? codes[row] : row];
-    const join = JOIN[rollup];
-    if (rollup === "norm") values.forEach((value, row) => (values[row] = Math.abs(value)));
-    if (join) for (let row = n - 1; row > 0; row--) values[parent[row]] = join(values[parent[row]], values[row]);
+    const { n, parent, end, isAgain, isLikeNext } = this.tree;
+    const { isOfFacts } = this;
+    // NaN means that there is no value.
+    const values = new Float64Array(n).fill(NaN);
+    const join = JOIN[this.rollup];
+    const add = (row, value) => value === value && (values[row] = join && values[row] === values[row] ? join(values[row], value) : value);
+    for (let row = n; row--; ) {
+      if (isOfFacts && isAgain[row]) continue;
+      add(row, this.level(row));
+      let last = row;
+      for (; isOfFacts && isLikeNext[last]; last = end[last]) add(parent[row], values[row]);
+      if (join) add(parent[row], values[row]);
+      for (let done = end[row]; done < end[last]; done += done - row) values.copyWithin(done, row, Math.min(done, row + end[last] - done));
+    }
     Object.defineProperty(this, "values", { value: values, configurable: true });
     return values;
   }
 
   /** @param {number} row */
   text(row) {
-    if (this.labels) return this.labels[this.levels[this.codes ? this.codes[row] : row]];
+    if (this.labels) return this.labels[this.level(row)];
     if (this.isBad(row)) return "NaN/Inf";
     const value = this.values[row];
     return value !== value || value === this.blank ? "" : this.write(value);
@@ -97,14 +103,13 @@ export class Tree {
     this.growing = [];
     this.name = header.name;
     // Of each row whether its next sibling is alike, if there are such.
-    [this.depth, this.keyCodes, this.factCodes, this.isLikeNext] = header.rows.map((at) => buffers[at]);
+    [this.depth, this.keyCodes, this.factCodes, this.isLikeNext = []] = header.rows.map((at) => buffers[at]);
     this.n = this.depth.length;
     this.keys = header.keys;
     this.facts = header.facts;
     for (const field in this.facts) this.facts[field][1] = buffers[this.facts[field][1]];
     this.nFacts = this.facts.kind[1].length;
-    Object.assign(this, link(this.depth));
-    this.maxDepth = this.depth.reduce(larger, 0);
+    Object.assign(this, link(this));
     this.columns = header.columns.map((spec) => new Column(spec, buffers, this));
   }
 
@@ -187,24 +192,23 @@ export class Tree {
 /** "(3, 4)", "(3,)", ""; texts stay as they are. @type {(shape: any) => string} */
 export const shapeText = (shape) => (shape?.join ? `(${shape.join(", ")}${shape.length === 1 ? "," : ""})` : shape ?? "");
 
-export const larger = (a, b) => (a > b ? a : b);
-
-/** Compute parents, subtree ends, positions and numbers of children from the depths. @param {ArrayLike<number>} depth */
-function link(depth) {
-  const n = depth.length;
+/** Compute parents, subtree ends, positions, numbers of children and which rows are in a subtree that is like the one before it. @param {Tree} tree */
+function link({ depth, isLikeNext, n }) {
   const parent = new Int32Array(n).fill(-1);
   const position = new Int32Array(n);
   const nChildren = new Int32Array(n);
-  const end = new Int32Array(n).fill(1);
+  const end = new Int32Array(n).fill(n);
+  const isAgain = new Uint8Array(n);
   const last = [0];
-  for (let row = 1; row < n; row++) {
-    parent[row] = last[depth[row] - 1];
-    position[row] = nChildren[parent[row]]++;
-    last[depth[row]] = row;
+  for (let row = 1, before = 0; row < n; row++) {
+    const level = depth[row];
+    for (; before >= level; before--) end[last[before]] = row;
+    const above = (parent[row] = last[before]);
+    position[row] = nChildren[above]++;
+    isAgain[row] = isAgain[above] || isLikeNext[last[level]];
+    last[(before = level)] = row;
   }
-  for (let row = n - 1; row > 0; row--) end[parent[row]] += end[row];
-  for (let row = 0; row < n; row++) end[row] += row;
-  return { parent, end, position, nChildren };
+  return { parent, end, position, nChildren, isAgain, maxDepth: last.length - 1 };
 }
 
 /** @type {(position: number) => Key} */

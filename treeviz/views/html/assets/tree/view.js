@@ -221,8 +221,8 @@ function outliersOf(tree) {
   return [wrong, [...bad]];
 }
 
-/** How much is in each subtree: bytes, or else leaves. @param {Tree} tree @returns {ArrayLike<number>} */
+/** How much is in each subtree: bytes, or else leaves, or else children. @param {Tree} tree @returns {ArrayLike<number>} */
 function weightsOf(tree) {
   const bytes = tree.column("bytes")?.values;
-  return bytes?.[0] > 0 ? bytes : tree.column("leaves")?.values ?? tree.end.map((end, row) => end - row);
+  return bytes?.[0] > 0 ? bytes : tree.column("leaves")?.values ?? tree.nChildren;
 }

@@ -1,6 +1,6 @@
 // @ts-check
 // Searches for a word in key paths and in facts.
-import { indexKey, larger, readKey, shapeText } from "./tree.js";
+import { indexKey, readKey, shapeText } from "./tree.js";
 
 /** The texts that are searched, in lower case. Each is built at its first use. */
 export class WordIndex {
@@ -25,7 +25,7 @@ export class WordIndex {
     const starts = [0];
     const firsts = new Set("/");
     let text = "";
-    const keys = Array.from({ length: numbers.reduce(larger) + 1 }, (_, number) => {
+    const keys = Array.from({ length: numbers.reduce((a, b) => Math.max(a, b)) + 1 }, (_, number) => {
       const key = lower(!number ? { label: name, keystr: name, segment: name } : number < codes.length ? readKey(codes[number]) : indexKey(number - codes.length));
       if (number) firsts.add(key.keystr[0]);
       text += `\0${key.keystr}\0${key.label}\0${key.segment}`;
