@@ -30,7 +30,7 @@ from treeviz.views.html.page import page
 from treeviz.views.html.static import MAX_NESTING, outline
 from treeviz.views.view import View
 
-VOID = {"html", "meta", "br", "img", "input"}  # or closed by the end of the page
+VOID = {"meta", "br", "img", "input"}
 
 
 class Reader(HTMLParser):

@@ -59,7 +59,7 @@ export class Grid {
     this.observer = new ResizeObserver(() => {
       const { clientHeight, clientWidth, offsetWidth } = this.element;
       // A view whose columns have changed, as in a search, has another width, but no other room.
-      const room = [view.root.parentNode.host?.clientWidth, view.detailPlace.hidden, clientHeight, offsetWidth - clientWidth].join();
+      const room = [clientHeight, offsetWidth - clientWidth, view.detailPlace.hidden, view.root.parentNode.host?.clientWidth].join();
       if (room === this.room) return;
       this.room = room;
       const isSeen = this.pool.some((row) => +row.dataset.row === view.active);
