@@ -95,6 +95,11 @@ def test_a_sibling_that_is_not_alike_is_walked_as_ever(at, change):
     assert_same_rows([[*layers], {str(i): each for i, each in enumerate(layers)}])  # all occur twice
 
 
+def test_committed_arrays_on_another_device_are_told_apart():
+    placed = [jax.device_put(jnp.ones(4), jax.devices()[i == 20]) for i in range(100)]
+    assert_same_rows([{"a": each} for each in placed])
+
+
 def test_keys_that_are_equal_and_not_the_same_are_told_apart():
     class Text(str):
         def __str__(self):
