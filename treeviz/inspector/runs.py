@@ -182,7 +182,8 @@ class Runs:
 
         def record(measurement: Measurement, number: int) -> None:
             of.is_measured = True
-            arrived = Arrived(measurement, number, watched.watches, self._suffix(of))
+            suffix = self._suffix(of) if of.suffix is None else of.suffix
+            arrived = Arrived(measurement, number, watched.watches, suffix)
             self._recorder.take(arrived)
             if measurement.beside is not None:
                 self.looked.take(arrived._replace(measurement=measurement.beside))

@@ -235,7 +235,22 @@ class Joined(Measurement):
 
     def __init__(self, arrays: Sequence[Any], layout: Layout | LayoutOnDevices) -> None:
         self._arrays, self.layout = tuple(arrays), layout
-        self.sources, self.statistics, self.results = layout[:3]
+
+    @property
+    def sources(self) -> tuple[MeasuredTree, ...]:
+        return self.layout.sources
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        return self.layout.statistics
+
+    @property
+    def results(self) -> tuple[MeasuredTree, ...]:
+        return self.layout.results
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        return self._arrays
 
     @property
     def packed(self) -> dict[str, Any]:

@@ -251,7 +251,7 @@ def test_the_comparison_keeps_no_array_and_no_program():
     train(watched, 3, params)
     assert watched.compared
     assert len(jax.live_arrays()) == n_arrays
-    assert watched._twins.comparison._plain is None
+    assert watched._twins.comparison is None
 
 
 def test_steps_with_static_arguments_and_of_equinox_and_nnx_are_compared():

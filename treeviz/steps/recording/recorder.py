@@ -134,7 +134,7 @@ class Recorder:
         """Take a measurement in; read earlier ones if they are ready."""
         self.put(arrived)
         self._newest, waiting = arrived, self._waiting
-        is_wanted = True in [listener.arrived() for listener in self.listeners]
+        is_wanted = self.listeners and True in [listener.arrived() for listener in self.listeners]
         if (self._pace.is_due(len(waiting)) or is_wanted) and self._reading.acquire(blocking=False):
             try:
                 self._read_what_is_there(1 if is_wanted else self._pace.batch)

@@ -60,6 +60,10 @@ class CompareOnce:
         if self._program is not None:
             self._program.drop()
 
+    @property
+    def has_ended(self) -> bool:
+        return not self._n_calls
+
     def is_due(self, twin: Callable) -> bool:
         """Count a call of a twin; whether `run` shall call it."""
         n = self._n_calls.get(id(twin))

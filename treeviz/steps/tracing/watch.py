@@ -180,8 +180,9 @@ class Watched:
         if twins.is_exact:
             return self._run_apart(twins.jitted, twin, number, args, kwargs)
         try:
-            if twins.comparison is not None and twins.comparison.is_due(twin):
-                out, measurement = twins.comparison.run(twin, args, kwargs)
+            if (comparison := twins.comparison) is not None and comparison.is_due(twin):
+                out, measurement = comparison.run(twin, args, kwargs)
+                twins.comparison = None if comparison.has_ended else comparison
             else:
                 out, measurement = twin(*args, **kwargs)
         except Exception as error:
@@ -190,7 +191,7 @@ class Watched:
             if measurement is None:
                 jax.effects_barrier()  # so that a callback comes while `newest` is still its step
             else:
-                self._deliver(measurement, number)
+                self._take(measurement, number)
             return out
         return self._run_untouched(trouble, args, kwargs)
 
@@ -201,7 +202,7 @@ class Watched:
             # Modules that a step changes in place are copied, arrays are not: the twin donates no buffer.
             copies = (args, kwargs) if jitted.is_plain else jitted.copied((args, kwargs), lambda x: x)
             _, measurement = twin(*copies[0], **copies[1])
-            self._deliver(measurement, number)
+            self._take(measurement, number)
         except Exception as error:
             trouble = error
         out = self.step(*args, **kwargs)
@@ -239,16 +240,12 @@ class Watched:
         self._agreement = None if is_measured else agreement
         return is_measured
 
-    def _deliver(self, measurement: Measurement, number: int) -> None:
-        if isinstance(measurement.arrays[0], Tracer):
-            return self._remarks.warn_inside()
-        self._take(measurement, number)
-
     def _take(self, measurement: Measurement, number: int | None = None) -> None:
         """Hand a measurement to `record`; with None, it is from a callback of the newest call."""
-        number = self.newest if number is None else number
+        if isinstance(measurement.arrays[0], Tracer):
+            return self._remarks.warn_inside()
         try:
-            self._record(measurement, number)
+            self._record(measurement, self.newest if number is None else number)
         except StopTraining:
             raise
         except Exception as error:
