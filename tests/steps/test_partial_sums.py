@@ -111,6 +111,31 @@ def test_partial_sums_give_the_numbers_of_leaves_and_the_counts_of_results():
         np.testing.assert_allclose(values, numbers[statistic][0], rtol=1e-6)
 
 
+def test_partial_sums_give_the_numbers_of_each_layer_of_a_long_leaf():
+    stacks = [normal(3, 64, 400), normal(300), normal(126, 8, 64), normal(40, 2048), normal(40_009)]
+    stacks[0][1, 2, 3], stacks[2][7], stacks[2][125, 0, :5], stacks[3][39] = np.nan, np.inf, -np.inf, 0
+    stacks[2][8:20] *= np.float32(1e30)
+    n_layers, rows = [3, 1, 126, 40, 1], None
+
+    @jax.jit
+    def words(leaves):
+        nonlocal rows
+        sums, found, rows = partial_sums(leaves, (), (), n_layers)
+        return sums, jnp.concatenate(found)
+
+    found, counts = added_up(*map(np.asarray, words(stacks)), rows)
+    assert counts is None and rows.of_long == (*(64,) * 3, *(1,) * 126, *(1,) * 40, 1)
+    layers = [layer for x, n in zip(stacks, n_layers, strict=True) for layer in x.reshape(n, -1).astype(np.float64)]
+    for packed in (found, np.asarray(jax.jit(lambda leaves: packed_rows(leaves, n_layers))(stacks))):
+        numbers = unpack(packed, LIGHT)
+        finite = [layer[np.isfinite(layer)] for layer in layers]
+        np.testing.assert_allclose(numbers["norm"], [np.linalg.norm(x) for x in finite], rtol=1e-6)
+        np.testing.assert_array_equal(numbers["max_abs"], [abs(x).max(initial=0) for x in finite])
+        np.testing.assert_array_equal(
+            numbers["nonfinite"], [x.size - y.size for x, y in zip(layers, finite, strict=True)]
+        )
+
+
 @pytest.mark.optimized
 @pytest.mark.parametrize("has_results", [True, False])
 def test_the_kernel_of_small_leaves_wakes_no_other_thread(has_results):
@@ -148,3 +173,19 @@ def test_layers_and_long_leaves_are_measured_beside_partial_sums(monkeypatch):
     for statistic, values in numbers_of(several)["grads"].items():
         np.testing.assert_allclose(numbers_of(one)["grads"][statistic], values, rtol=1e-6)
     np.testing.assert_array_equal(one.counts, several.counts)
+
+
+@pytest.mark.optimized
+def test_one_kernel_measures_all_layers_of_a_leaf(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+
+    def step(params, x):
+        y = lambda params: jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params)[0])
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(y)(params))
+
+    args = normal(126, 32, 32), jnp.ones(32)
+    n_kernels = []
+    for program in (jax.jit(step), instrumented(step, jit_options(jax.jit(step)), LIGHT)):
+        text = program.lower(*args).compile().as_text()
+        n_kernels.append(text[text.index("ENTRY") :].count(" fusion("))
+    assert n_kernels[1] == n_kernels[0] + 1

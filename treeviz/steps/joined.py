@@ -38,38 +38,55 @@ class Unreduced(NamedTuple):
     leaves: Sequence[jax.Array | None]
     axes: Axes
 
-    def divided(self) -> tuple[dict[int, jax.Array], jax.Array | None, tuple[int, ...]]:
-        """The leaves for `partial_sums`, by their packed rows; the rows of others, if any; and the shape of all."""
+    def divided(self) -> _Divided:
         axes = self.axes or (None,) * len(self.leaves)
-        n_entries = (
+        n_entries = [
             1 if x is None or axis is None else x.shape[axis] for x, axis in zip(self.leaves, axes, strict=True)
-        )
+        ]
         first = [0, *itertools.accumulate(n_entries)]
         known = [(i, x, axis) for i, (x, axis) in enumerate(zip(self.leaves, axes, strict=True)) if x is not None]
         mine = {i: x for i, x, axis in known if is_partial(x, axis)}
         others = [None if i in mine else x for i, x in enumerate(self.leaves)]
         packed = reduce_leaves(others, LIGHT, axes) if len(mine) < len(known) else None
-        return {first[i]: x for i, x in mine.items()}, packed, (first[-1], n_words(LIGHT))
+        entries = tuple(itertools.chain(*(range(first[i], first[i + 1]) for i in mine)))
+        return _Divided([*mine.values()], [n_entries[i] for i in mine], entries, packed, (first[-1], n_words(LIGHT)))
 
     def on_each(self) -> Any:
         """Inside a `shard_map`: the partial sums of this device; the packed rows, if there are none."""
-        mine, packed, shape = self.divided()
+        mine, n_layers, entries, packed, shape = self.divided()
         if not mine:
             return packed
-        sums, words, rows = partial_sums([*mine.values()], (), ())
+        sums, words, rows = partial_sums(mine, (), (), n_layers)
         arrays = [sums, joined_arrays(words), *([] if packed is None else [packed])]
-        return OnEach(tuple(arrays), Summed(rows, tuple(mine), shape))
+        return OnEach(tuple(arrays), Summed(rows, entries, shape))
 
     def reduced(self) -> jax.Array:
         """The packed rows, which are made in the program."""
-        mine, packed, shape = self.divided()
-        rows = [packed_rows([*mine.values()])] if mine else []
-        if len(mine) == shape[0]:
+        mine, n_layers, entries, packed, shape = self.divided()
+        rows = [packed_rows(mine, n_layers)] if mine else []
+        if len(entries) == shape[0]:
             return rows[0]
         rows.append(jnp.broadcast_to(_NOTHING, shape) if packed is None else packed)
-        at = np.arange(len(mine), len(mine) + shape[0], dtype=np.int32)
-        at[[*mine]] = np.arange(len(mine))
+        at = np.arange(len(entries), len(entries) + shape[0], dtype=np.int32)
+        at[[*entries]] = np.arange(len(entries))
         return lax.concatenate(rows, 0).at[at].get(mode="promise_in_bounds")
+
+
+class _Divided(NamedTuple):
+    """A tree, of which some leaves are for `partial_sums`.
+
+    Attributes:
+      n_layers: Of each of them.
+      entries: Their packed rows.
+      packed: All packed rows with those of the other leaves, if there are any.
+      shape: Of all packed rows.
+    """
+
+    leaves: list[jax.Array]
+    n_layers: list[int]
+    entries: tuple[int, ...]
+    packed: jax.Array | None
+    shape: tuple[int, ...]
 
 
 class Summed(NamedTuple):
@@ -307,20 +324,22 @@ def joined_later(measurement: Measurement) -> Measurement:
     """As `joined`, of a measurement with trees that are `Unreduced`; its counts are the results for `partial_sums`."""
     new, old = measurement.counts or ((), ())
     leaves: list[jax.Array] = []
+    n_layers: list[int] = []
     arrays: list[jax.Array] = []
     of_sources: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []
     for packed in measurement.packed.values():
-        mine, own, shape = packed.divided() if isinstance(packed, Unreduced) else ({}, packed, packed.shape)
-        leaves += mine.values()
-        arrays += [] if own is None else [own.reshape(-1)]
-        of_sources.append((shape, tuple(mine), own is not None))
+        each = packed.divided() if isinstance(packed, Unreduced) else _Divided([], [], (), packed, packed.shape)
+        leaves += each.leaves
+        n_layers += each.n_layers
+        arrays += [] if each.packed is None else [each.packed.reshape(-1)]
+        of_sources.append((each.shape, each.entries, each.packed is not None))
     words, of_kernel, rows = list[jax.Array](), list[jax.Array](), Rows()
     n = number_of(leaves, new, old)
     if (leaves or new) and n <= MOST_NUMBERS:
         bits, rows = numbers_as_they_are(leaves, new, old)
         words = [bits]
     elif leaves or new:
-        sums, words, rows = partial_sums(leaves, new, old)
+        sums, words, rows = partial_sums(leaves, new, old, n_layers)
         if len(words) == 2 and not arrays and n >= _APART_FROM:
             of_kernel = [sums, *words]
         else:

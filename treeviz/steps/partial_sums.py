@@ -47,25 +47,30 @@ _TO_RANGE = np.ldexp(1.0, [2 * SHIFT, 0, -2 * SHIFT])  # squares in the scale of
 
 
 def is_partial(leaf: Any, axis: int | None) -> bool:
-    """Whether a leaf of a traced program may be reduced here."""
-    if axis is not None or leaf.dtype.itemsize > 4 or is_sharded(leaf):
+    """Whether a leaf of a traced program may be reduced here; of layers, those of a long leaf along its first axis."""
+    if axis not in (None, 0) or leaf.dtype.itemsize > 4 or is_sharded(leaf):
         return False
-    return not _is_long(leaf) or _n_long_rows(leaf.size) > 0
+    if not _is_long(leaf):
+        return axis is None
+    return _n_long_rows(leaf.size, 1 if axis is None else leaf.shape[0]) > 0
 
 
 def _is_long(leaf: Any) -> bool:
     return leaf.size >= SMALL_BELOW
 
 
-def _n_long_rows(size: int) -> int:
-    """Into how many rows a long leaf is broken; 0: into none without a rest."""
-    return 1 if size < _IN_ROWS_FROM else next((n for n in _LONG_ROWS if not size % n), 0)
+def _n_long_rows(size: int, n_layers: int) -> int:
+    """Into how many rows each layer of a long leaf is broken; 0: into none without a rest."""
+    if size < _IN_ROWS_FROM or n_layers >= min(_LONG_ROWS):
+        return 1
+    return next((n for n in _LONG_ROWS if not size // n_layers % n), 0)
 
 
 class Rows(NamedTuple):
     """How many rows there are of each result, each small leaf, each result before, and each long leaf, in this order.
 
-    There is a row of zeros for results, or for those before, if there are none. Those before have no sums.
+    Each layer of a long leaf counts as a leaf. There is a row of zeros for results, or for those before, if there are
+    none. Those before have no sums.
 
     Attributes:
       results: The order of the results: those that are compared come first.
@@ -87,13 +92,20 @@ class Rows(NamedTuple):
 
 
 def partial_sums(
-    leaves: Sequence[jax.Array], new: Sequence[jax.Array], old: Sequence[jax.Array | None]
+    leaves: Sequence[jax.Array],
+    new: Sequence[jax.Array],
+    old: Sequence[jax.Array | None],
+    n_layers: Sequence[int] = (),
 ) -> tuple[jax.Array, list[jax.Array], Rows]:
     """Of leaves, and of results, whose bits are given, and those before: float64[rows], several uint32, and the rows.
 
     Traceable. As for `reduce_leaves`, a barrier keeps XLA from changing the program around it. Together the uint32 have
     the largest magnitude of each row, those of results and small leaves of the row after it, and then the counts.
+
+    Args:
+      n_layers: Of each leaf, along its first axis, or 1; empty: none has layers.
     """
+    n_layers = n_layers or (1,) * len(leaves)
     order = sorted(range(len(leaves)), key=lambda i: _is_long(leaves[i]))
     of_leaves = [as_real(barrier(flat(leaves[i]))) for i in order]
     small, long = ([x for x in of_leaves if _is_long(x) is is_long] for is_long in (False, True))
@@ -104,17 +116,20 @@ def partial_sums(
     a_row = [_zeros(length)]
     groups = (after or a_row, small, before or a_row) if length else ((), (), ())
     n_rows = [tuple((x.size + _n_padding(x.size, length)) // length for x in group) for group in groups]
-    of_long = tuple(_n_long_rows(x.size) for x in long)
-    rows = Rows(n_rows[0], n_rows[1], n_rows[2], of_long, tuple(results), tuple(order))
+    n_of_long = [n_layers[i] for i in order[len(small) :]]
+    of_layers = [(_n_long_rows(x.size, n),) * n for x, n in zip(long, n_of_long, strict=True)]
+    first = [0, *accumulate(n_layers)]
+    entries = tuple(chain(*(range(first[i], first[i + 1]) for i in order)))
+    rows = Rows(n_rows[0], n_rows[1], n_rows[2], tuple(chain(*of_layers)), tuple(results), entries)
     parts = [_sums_of_small(list(chain(*groups)), length, rows, bool(before))] if length else []
-    parts += [_sums_of_long(x, n) for x, n in zip(long, rows.of_long, strict=True)]
+    parts += [_sums_of_long(x, sum(n)) for x, n in zip(long, of_layers, strict=True)]
     sums, peaks, counts = zip(*parts, strict=True)
     return joined_arrays(sums), [*peaks, *counts], rows
 
 
-def packed_rows(leaves: Sequence[jax.Array]) -> jax.Array:
+def packed_rows(leaves: Sequence[jax.Array], n_layers: Sequence[int] = ()) -> jax.Array:
     """uint32[leaves, 4]: the packed rows of `LIGHT`, with the partial sums added up where they are. Traceable."""
-    sums, words, rows = partial_sums(leaves, (), ())
+    sums, words, rows = partial_sums(leaves, (), (), n_layers)
     n_rows, n_others = rows.of_small + rows.of_long, sum(rows.of_results)
     ends, together = n_others + np.cumsum(n_rows), joined_arrays(words)
     zero = lax.full_like(together, 0, shape=(1,))
