@@ -68,4 +68,5 @@ class Remarks:
             f"{self.step} is called inside another jitted or transformed function, which its numbers cannot leave: "
             "nothing is measured in these calls. Watch the outer function instead, inspector.watch(jax.jit(outer)), "
             "which sees all gradients inside it; or return tv.measure(grads=grads) from it for inspector.record().",
+            stacklevel=5,
         )
