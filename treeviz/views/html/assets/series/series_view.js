@@ -166,6 +166,7 @@ export class SeriesView {
         const [row, bucket, kind, text, severity] = mark;
         const note = [kind, `${text} (${series.stepsText(bucket)})`, -1, [], severity, `${SIGN_OF[severity]}${countText(series.first[bucket])}`];
         view.tree.header.notes[row] = [...view.tree.notes(row), note];
+        view.tree.hasNotes = true;
         this.noted.push([row, note, () => this.goTo(series, mark)]);
       }
     showFindings(view, this.noted);

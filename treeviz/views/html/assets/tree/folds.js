@@ -60,7 +60,7 @@ export class Folds {
 
 /** The notes of all rows that one stands for: of each kind the first, with how many rows have one. @param {Folds | null} folds @param {Tree} tree @param {number} row @returns {import("./tree.js").Note[]} */
 export function foldedNotes(folds, tree, row) {
-  const rows = folds?.of(row);
+  const rows = tree.hasNotes && folds?.of(row);
   if (!rows?.[1]) return tree.notes(row);
   if (folds.found[row]) return folds.found[row];
   /** @type {Record<string, [import("./tree.js").Note, Set<number>]>} the first one of each kind, and the rows that have one */
@@ -98,7 +98,7 @@ export function runsOf({ n, end, isLikeNext }) {
 
 /** "[0…79] ×80", "h_0…h_11 ×12". @param {Tree} tree @param {number[]} rows */
 function labelOf(tree, rows) {
-  const labels = rows.map((row) => tree.label(row));
+  const labels = (tree.keyCodes[rows[0]] ? rows : [rows[0], rows[rows.length - 1]]).map((row) => tree.label(row));
   // Intl.Collator takes ten milliseconds to start.
   const rank = (label) => label.replace(/\d+/g, (digits) => digits.replace(/^0+/, "").padStart(40, "0"));
   if (tree.keyCodes[rows[0]]) labels.sort((a, b) => (rank(a) < rank(b) ? -1 : 1));

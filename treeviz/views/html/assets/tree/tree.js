@@ -95,6 +95,7 @@ export class Tree {
     }));
     // The notes by their codes, behind the index of the codes.
     const { notes } = header;
+    this.hasNotes = notes[0];
     header.notes = {};
     buffers[notes[0]]?.forEach((code, row) => code && (header.notes[row] = notes[code]));
     /** Which rows changed or are new, where this tree replaced another. @type {Uint8Array | null} */
@@ -205,7 +206,7 @@ function link({ depth, isLikeNext, n }) {
     for (; before >= level; before--) end[last[before]] = row;
     const above = (parent[row] = last[before]);
     position[row] = nChildren[above]++;
-    isAgain[row] = isAgain[above] || isLikeNext[last[level]];
+    isAgain[row] = isAgain[above] || isLikeNext[last[level] ?? 0];
     last[(before = level)] = row;
   }
   return { parent, end, position, nChildren, isAgain, maxDepth: last.length - 1 };
