@@ -56,23 +56,27 @@ export class Grid {
     /** How many pixels of a width are reserved for the heat map. @type {(width: number) => number} */
     this.reservedWidth = () => 0;
     /** mount.js adds the host: a view that is as wide as its columns does not grow with it. */
-    this.observer = new ResizeObserver(() => {
-      const { clientHeight, clientWidth, offsetWidth } = this.element;
-      // A view whose columns have changed, as in a search, has another width, but no other room.
-      const room = [clientHeight, offsetWidth - clientWidth, view.detailPlace.hidden, view.root.parentNode.host?.clientWidth].join();
-      if (room === this.room) return;
-      this.room = room;
-      const isSeen = this.pool.some((row) => +row.dataset.row === view.active);
-      this.resize();
-      // Details that open, or grow, do not hide their row.
-      if (isSeen) this.scrollTo(view.rows.index(view.active));
-    });
+    this.observer = new ResizeObserver(() => this.fit());
     this.observer.observe(this.element);
     view.signal.addEventListener("abort", () => this.observer.disconnect());
   }
 
   get nInSight() {
     return Math.max(1, Math.floor((this.element.clientHeight - this.head.offsetHeight) / ROW_HEIGHT));
+  }
+
+  /** Lay out anew if there is other room. */
+  fit() {
+    const { view } = this;
+    const { clientHeight, clientWidth, offsetWidth } = this.element;
+    // A view whose columns have changed, as in a search, has another width, but no other room.
+    const room = [clientHeight, offsetWidth - clientWidth, view.detailPlace.hidden, view.root.parentNode.host?.clientWidth].join();
+    if (room === this.room) return;
+    this.room = room;
+    const isSeen = this.pool.some((row) => +row.dataset.row === view.active);
+    this.resize();
+    // Details that open, or grow, do not hide their row.
+    if (isSeen) this.scrollTo(view.rows.index(view.active));
   }
 
   resize() {

@@ -131,7 +131,8 @@ export class View extends EventTarget {
     this.detailed = row;
     if (this.detailPlace.contains(focused)) this.grid.tree.focus({ preventScroll: true });
     this.detailPlace.replaceChildren(...(row < 0 ? [] : [detail(this, row)]));
-    this.detailPlace.hidden = row < 0; // the grid sees the room that is left
+    this.detailPlace.hidden = row < 0;
+    this.grid.fit();
     this.emit("detail", row);
   }
 
