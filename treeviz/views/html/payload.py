@@ -39,6 +39,7 @@ _ALIKE = 10_000  # characters: documents that begin with the same ones share mor
 _WHOLE = [(np.iinfo(dtype).min, np.iinfo(dtype).max, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.int32)]
 _MOMENTS = ("mean", "std")
 _TYPES = {"u1": 0, "u2": 1, "u4": 2, "i4": 3, "f4": 4, "f8": 5}
+_COLUMNS = ("kind", "shape", "dtype")  # facts whose labels are columns, too
 # The facts to send; numbers are columns.
 _FIELDS = (
     "what",
@@ -191,12 +192,13 @@ def _key(key: Key) -> str | list:
 
 
 def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
-    """For each field its distinct values, and the buffer with each fact's index into them."""
+    """For each field its distinct values, and the buffer with each fact's index into them, if there are several."""
     fields = zip(*facts, strict=True) if facts else ((),) * len(Facts._fields)
     by_name: dict[str, Sequence[Any]] = dict(zip(Facts._fields, fields, strict=True))
     by_name["what"] = [_what(each) for each in facts]
     by_name["sharding"] = [_sharding(each) for each in by_name["sharding"]]
-    return {name: _coded(by_name[name], buffers) for name in _FIELDS}
+    coded = {name: _coded(by_name[name], buffers) for name in _FIELDS}
+    return {name: each if len(each[0]) > 1 or name in _COLUMNS else each[:1] for name, each in coded.items()}
 
 
 def _what(facts: Facts) -> str | tuple[str, ...]:
@@ -303,7 +305,7 @@ def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool,
 def _labels(table: TreeTable, column: Column, buffers: _Buffers) -> list | None:
     """The distinct labels and the index of each; None where they are those of the facts with the column's name."""
     labels = [str(level) for level in column.levels]
-    if column.codes is table.fact_codes and column.name in ("kind", "shape", "dtype"):
+    if column.codes is table.fact_codes and column.name in _COLUMNS:
         facts = (getattr(facts, column.name) for facts in table.facts)
         if labels == ["" if fact is None else str(fact) for fact in facts]:
             return None

@@ -170,7 +170,7 @@ export class Tree {
   /** A field of a record of facts. @param {number} code @param {string} field */
   fact(code, field) {
     const [levels, codes] = this.facts[field];
-    return levels[codes[code]];
+    return levels[codes?.[code] ?? 0];
   }
 
   /** The type, as in views/text/cells.py: of arrays what stands behind and before the dtype and the shape is sent. @param {number} code @returns {string} */
