@@ -113,8 +113,6 @@ def _only(kind: Any, mine: Mapping[Path, Any], other: Mapping[Path, Any], text: 
 def _remedy(state: Any) -> str:
     if isinstance(state, Sequence) and any(isinstance(each, Mapping) for each in state):
         return "pass each state as an argument, nnx.merge(graphdef, *states)"
-    if _is(state, "GraphDef"):
-        return "the states come after one graphdef"
     return "pass what nnx.split or nnx.state returned"
 
 
@@ -125,9 +123,8 @@ def _is(each: Any, name: str) -> bool:
 def _text(each: Any) -> str:
     if isinstance(each, Mapping | tuple | list):
         return f"{class_name(type(each))} of {len(each):,}"
-    if hasattr(each, "shape") and hasattr(each, "dtype"):
-        return what(each)
-    return class_name(type(each)) if type(each).__module__ != "builtins" else what(each)
+    is_plain = hasattr(each, "dtype") or type(each).__module__ == "builtins"
+    return what(each) if is_plain else class_name(type(each))
 
 
 def _keystr(path: Path) -> str:

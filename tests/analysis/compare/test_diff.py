@@ -637,6 +637,60 @@ def test_an_element_of_a_list_without_a_counterpart_moved_and_one_of_a_dict_was_
     assert [each.hint for each in found] == ["renamed to [2]?", "renamed from [0]?"]
 
 
+def test_layers_of_a_list_that_moved_by_one_are_told_with_their_places():
+    layers = [{"w": np.ones((2, 3)), "b": np.ones(3)}, (), {"w": np.ones((3, 4)), "b": np.ones(4)}, (), np.ones(2)]
+    first, other = {"layers": layers}, {"layers": layers[1:] + layers[:1]}
+    found = tv.diff(first, other).differences
+    hints = {each.path.partition("]")[2][:3]: each.hint for each in reversed(found)}
+    assert hints == {f"[{i}]": f"moved to [{(i - 1) % 5}], and [{(i + 1) % 5}] to here" for i in range(5)}
+    assert found[0].note == "type: moved to [4], and [1] to here"
+    assert eval(found[0].code, {"tree": first}) == other["layers"]
+    swapped = tv.diff(tuple(layers), (layers[2], layers[1], layers[0], *layers[3:])).differences
+    assert [each.hint for each in swapped if each.hint] == [
+        "[0] moved to [2], and [2] to [0]",
+        "[2] moved to [0], and [0] to [2]",
+    ]
+    assert [each.path for each in swapped if each.hint] == ["[0]['b']", "[2]['b']"]
+
+
+def test_elements_that_moved_are_found_whatever_their_order():
+    random = np.random.default_rng(0)
+    for n in range(2, 30):
+        elements = [np.ones(i + 2) if i % 3 else {f"k{i}": np.ones(2), "x": i} for i in range(n)]
+        order = random.permutation(n).tolist()
+        for cls in (list, tuple):
+            tree, other = cls(elements), cls(elements[i] for i in order)
+            found = tv.diff(tree, other).differences
+            codes = [each.code for each in found if each.code]
+            assert bool(found) == (order != sorted(order)) == (len(codes) == 1)
+            for code in codes:
+                assert jax.tree.map(id, eval(code, {"tree": tree})) == jax.tree.map(id, other)
+
+
+def test_of_elements_that_changed_as_well_a_move_is_a_guess_and_of_new_ones_none_is_told():
+    one, two = {"w": np.ones((2, 3)), "b": np.ones(3)}, {"v": np.ones(4)}
+    other = [jax.tree.map(np.negative, two), jax.tree.map(np.negative, one)]
+    assert tv.diff([one, two], other).differences[0].hint == "[0] moved to [1], and [1] to [0]?"
+    new = {"w": np.ones((5, 3)), "b": np.ones(3)}
+    assert not any("moved" in each.hint for each in tv.diff([one, two], [new, two]).differences)
+    partly = tv.diff([one, two, 0], [two, new, 0]).differences
+    assert {each.hint for each in partly if "moved" in each.hint} == {"[1] moved to [0]"}
+    assert not any("moved" in each.hint for each in tv.diff([[1], [1, 2]], [[3, 4], [3]]).differences)
+    assert not any("moved" in each.hint for each in tv.diff([one, ()], [(), new]).differences)
+
+
+def test_a_rotated_model_of_penzai_reads_as_layers_that_moved():
+    pz = pytest.importorskip("penzai.pz")
+    mlp = pytest.importorskip("penzai.models.simple_mlp").MLP.from_config(jax.random.key(0), [2, 4, 4, 3])
+    moved = replace(mlp, sublayers=mlp.sublayers[1:] + mlp.sublayers[:1])
+    for first, other in ((mlp, moved), tuple(pz.unbind_params(each)[0] for each in (mlp, moved))):
+        found = tv.diff(first, other).differences
+        hints = [each.hint for each in found if each.hint]
+        assert hints[:4] == [f"moved to [{(i - 1) % 5}], and [{i + 1}] to here" for i in range(4)]
+        assert hints[4:] == ["[4] moved to [3], and [0] to [4]"]
+        assert not tv.diff(eval(found[0].code, {"tree": first}), other.sublayers).differences
+
+
 def test_names_that_hold_paths_are_found_in_nodes_of_like_names():
     """As in a checkpoint of Hugging Face against a model of Flax."""
     shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)

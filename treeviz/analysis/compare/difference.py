@@ -93,6 +93,8 @@ class Difference:
         """The same in a row that shows what stands there."""
         if self.kind == "value":  # how many differ is in a column
             return self.text.partition("; ")[0] + ")" * (";" in self.hint) + " transposed" * ("transpose" in self.hint)
+        if self.kind == "type" and "moved to [" in self.hint:
+            return f"type: {self.hint}"
         if self.kind not in ("missing", "extra"):
             return self.text
         text = f"only in the {self.names[self.kind == 'extra']}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Container, Mapping, Set
 from difflib import SequenceMatcher
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from treeviz.analysis.compare.fingerprints import add_fingerprints, first_values
 from treeviz.analysis.compare.flat_names import flat_hints
 from treeviz.analysis.compare.leaf_facts import transpose_code, transposing
 from treeviz.analysis.compare.leaf_map import STRUCTURAL, mapped_hints, words_of
+from treeviz.analysis.compare.moved import TOLD, moved_hints
 from treeviz.analysis.compare.nodes import MAPPINGS
 from treeviz.analysis.compare.stacks import stacked, stacked_dict
 from treeviz.analysis.compare.tree_diff import Found
@@ -41,9 +42,10 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
       values: The first values of arrays in host memory may tell which element of a list was inserted.
     """
     told = {*STRUCTURAL, "length"}.intersection(found.kinds)
+    moved = moved_hints(left, right, found, values) if not set(TOLD).isdisjoint(found.kinds) else {}
     if not told:
-        return found
-    hints, differences = _Hints(left, right, found, values), Differences()
+        return _with(found, moved, moved) if moved else found
+    hints = _Hints(left, right, found, values)
     pairs = [(at, each.kind) for at, each in zip(found.rows, found.differences, strict=True) if _is_told(each, told)]
     flat, said = flat_hints(left, right, found), hints.of_alone([at for at, kind in pairs if kind in _ALONE])
     said |= {at: hints.of_both(at, kind) for at, kind in pairs if kind not in _ALONE}
@@ -55,9 +57,18 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
             code = hint.code if has_code else said.get(at, hint).code
             before = said.get(at, hint).text
             said[at] = Hint(hint.text if before.startswith(_BY_SHAPE) else before or hint.text, code)
+    return _with(found, said | moved, moved)
+
+
+def _with(found: Found, said: Mapping[int, Hint], moved: Container[int]) -> Found:
+    """The differences with hints by aligned row; that an element moved says more than what is known of one leaf."""
+    differences, waiting = Differences(), {*said}
     for at, each in zip(found.rows, found.differences, strict=True):
         hint = said.get(at)
-        differences.append(with_hint(each, hint) if hint and hint.text and _is_free(each) else each)
+        is_told = hint and hint.text and (each.kind in TOLD and at in waiting if at in moved else _is_free(each))
+        differences.append(with_hint(each, hint) if is_told and hint else each)
+        if is_told:
+            waiting.discard(at)
     return found._replace(differences=differences)
 
 
