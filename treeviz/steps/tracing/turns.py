@@ -1,19 +1,17 @@
-"""What a watched step keeps of its calls: which of them may be inspected, and what was told."""
+"""Which calls of a watched step may be inspected: this is all that the others take time for."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from treeviz.steps.tracing.compile_ahead import CompileAhead
-from treeviz.tree.safe_repr import printable_lines
 
 
 class Turns:
-    """Counts the calls of a step, and runs those that are not inspected: this is all that these take time for.
+    """Counts the calls of a step, and runs those that are not inspected.
 
     Attributes:
       numbers, newest: The numbers of the next calls, and of the newest; before any, one below the first.
@@ -39,34 +37,3 @@ class Turns:
                 return step(*args, **kwargs)
 
             self.step = first
-
-
-class Remarks:
-    """What is told of a watched step.
-
-    Attributes:
-      step: Its name, as it is said in a sentence.
-      notes: What is not measured besides the gradients, and why.
-    """
-
-    def __init__(self, step: Any) -> None:
-        self.step = f"`{getattr(step, '__name__', 'step')}`"
-        self.notes: tuple[str, ...] = ()
-        self._warned: set[str] = set()  # of what
-
-    def note(self, *notes: str) -> None:
-        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
-
-    def warn_once(self, about: str, text: str, stacklevel: int = 4) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            warnings.warn(printable_lines(f"watch: {text}"), RuntimeWarning, stacklevel=stacklevel)
-
-    def warn_inside(self) -> None:
-        self.warn_once(
-            "inside",
-            f"{self.step} is called inside another jitted or transformed function, which its numbers cannot leave: "
-            "nothing is measured in these calls. Watch the outer function instead, inspector.watch(jax.jit(outer)), "
-            "which sees all gradients inside it; or return tv.measure(grads=grads) from it for inspector.record().",
-            stacklevel=5,
-        )

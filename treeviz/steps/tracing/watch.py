@@ -17,7 +17,8 @@ from treeviz.steps.tracing import jax_private
 from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, function_of, jitted_step, ran
 from treeviz.steps.tracing.processes import Agreement
 from treeviz.steps.tracing.receiving import receiving
-from treeviz.steps.tracing.turns import Remarks, Turns
+from treeviz.steps.tracing.remarks import Remarks
+from treeviz.steps.tracing.turns import Turns
 from treeviz.steps.tracing.twins import Settings, Twins
 from treeviz.steps.tracing.verify import TwinFailed, Verification, copy_array, verify
 from treeviz.tree.layers import Stacked

@@ -1,0 +1,39 @@
+"""What is told of a watched step: notes that stay, and warnings, each once."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from treeviz.tree.safe_repr import printable_lines
+
+
+class Remarks:
+    """What is told of a watched step.
+
+    Attributes:
+      step: Its name, as it is said in a sentence.
+      notes: What is not measured besides the gradients, and why.
+    """
+
+    def __init__(self, step: Any) -> None:
+        self.step = f"`{getattr(step, '__name__', 'step')}`"
+        self.notes: tuple[str, ...] = ()
+        self._warned: set[str] = set()  # of what
+
+    def note(self, *notes: str) -> None:
+        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
+
+    def warn_once(self, about: str, text: str, stacklevel: int = 4) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(printable_lines(f"watch: {text}"), RuntimeWarning, stacklevel=stacklevel)
+
+    def warn_inside(self) -> None:
+        self.warn_once(
+            "inside",
+            f"{self.step} is called inside another jitted or transformed function, which its numbers cannot leave: "
+            "nothing is measured in these calls. Watch the outer function instead, inspector.watch(jax.jit(outer)), "
+            "which sees all gradients inside it; or return tv.measure(grads=grads) from it for inspector.record().",
+            stacklevel=5,
+        )
