@@ -36,30 +36,6 @@ class Journal(Protocol):
     def close(self) -> None: ...
 
 
-class Listener(Protocol):
-    """Follows a run, e.g. for a widget. Its methods run in the threads that record and read."""
-
-    def arrived(self) -> bool:
-        """A measurement was taken in. Returns whether to read now what can be read without waiting."""
-        ...
-
-    def was_read(self) -> None:
-        """The history has new numbers. No other thread reads meanwhile."""
-        ...
-
-
-class Alarm(Protocol):
-    """Searches what was read for findings, and may end the run; see `treeviz.steps.findings.alarm`."""
-
-    def was_read(
-        self, history: History, bad_sources: set[str], forward: Mapping[str, tuple[str, ...]], *, is_flush: bool
-    ) -> bool: ...
-
-    def postpone(self) -> None: ...
-
-    def begin(self) -> None: ...
-
-
 class History:
     """The statistics of every leaf over time: recent steps exactly, older ones as least, greatest and last per bucket.
 

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import jax
 
 from treeviz.steps.recording.decode import Arrived, StepNumbers, read
-from treeviz.steps.recording.history import Alarm, History, Listener
+from treeviz.steps.recording.history import History
 from treeviz.steps.recording.journal import keep
+from treeviz.steps.recording.listeners import Alarm, Listener
 from treeviz.steps.recording.pace import AHEAD, BATCH, Pace
 from treeviz.steps.recording.sections import Sections
 from treeviz.steps.recording.ticker import Ticker
