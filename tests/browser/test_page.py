@@ -1190,3 +1190,14 @@ def test_every_tree_opens(window, tmp_path, name):
         page.mouse.click(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
         settled(page)
     assert watch.troubles == []
+
+
+def test_a_page_of_much_data_shows_all_of_it(shown):
+    rng = np.random.default_rng(0)
+    tree = {f"{number:016x}": np.ones(2) for number in rng.integers(0, 2**60, 6000)}
+    data = pack(treeviz.render(tree))
+    assert len(data) > 40_000  # so that it is made text of in chunks
+    page = shown(tree)
+    for name in min(tree), max(tree):
+        search(page, name)
+        assert labels(page) == ["params", name]

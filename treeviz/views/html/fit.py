@@ -18,7 +18,7 @@ from treeviz.views.html.payload import pack
 from treeviz.views.text.truncate import truncate
 from treeviz.views.view import View
 
-MAX_BYTES = 2_150_000  # its text is a quarter longer, the rows and the front end are 0.1 MB: a page has at most 3 MB
+MAX_BYTES = 2_150_000  # its text is a fifth longer, the rows and the front end are 0.1 MB: a page has at most 3 MB
 _MANY = 50_000  # distinct keys, or values of a column: an eighth of the rows is tried first, since all take a second
 
 

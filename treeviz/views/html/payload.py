@@ -31,7 +31,7 @@ from treeviz.views.html.shown import as_shown, as_shown_with_rms
 from treeviz.views.text.cells import type_text
 from treeviz.views.view import View
 
-FORMAT = 4
+FORMAT = 5  # of what a page holds and how: page_loader.js names it, too
 _SIGNS_OF_KEYS = re.compile(r"^\.|[][']")  # as in tree.js
 _SMALL = 1 << 12  # bytes of arrays that are compared
 _A_BLOCK = 1 << 10  # bytes

@@ -2,26 +2,25 @@
 // Unpacks the deflated front end and runs it as an inline script of the page. It uses neither the network nor a blob, so that
 // a content security policy can name it by its hash.
 
-/** The bytes of a script: characters.py makes six bytes of UTF-8 of five. @param {Element} block */
+/** The bytes of a script, from the last one to the first: characters.py made a text of them. @param {Element} block */
 function bytesOf(block) {
-  const codes = new TextEncoder().encode(/** @type {string} */ (block.textContent));
-  const digitOf = (code) => (code < 34 ? 32 * code - 999 : code - 35);
-  // The bytes are written over the codes, of which there are more; a call for each would be slow while the page starts.
-  let at = 0;
-  for (let i = 0; i < codes.length - 5; ) {
-    let word = 0;
-    for (let power = 1; power < 1e12; power *= 10322) {
-      const code = codes[i++];
-      const next = codes[i++];
-      word += power * (code > 191 ? 64 * code + next - 4112 : 92 * digitOf(code) + digitOf(next));
-    }
-    for (let k = 0; k < 5; k++, word /= 256) codes[at++] = word;
+  const text = /** @type {string} */ (block.textContent);
+  const bytes = new Uint8Array(3 * text.length);
+  let at = bytes.length;
+  let state = 0;
+  for (let i = at / 3; i--; ) {
+    let code = text.charCodeAt(i);
+    code = code < 34 ? 32 * code - 964 : code;
+    // At the beginning of a chunk all is written but the 1 that the state was at first.
+    const share = code > 2047 ? 1 : code > 160 ? 112 : code > 127 ? 1 / 128 : 12600;
+    for (; state >= 256 * share; state >>= 8) bytes[--at] = state;
+    state = share < 1 ? 0 : ((state / share) | 0) * 1412436 + (state % share) + share * code - (code > 2047 ? 13312 : code > 127 ? -23860 : 187764);
   }
-  return codes.subarray(0, at - (codes.length % 6));
+  return bytes.subarray(at);
 }
 
-// The front end, a script of its own, reads the data of its hosts with it.
-/** @type {any} */ (self)[Symbol.for("treeviz")] = bytesOf;
+// The front end, a script of its own, reads the data of its hosts with it. The number is FORMAT in tree.js.
+/** @type {any} */ (self)[Symbol.for("treeviz 5")] = bytesOf;
 /** @type {NodeListOf<HTMLScriptElement>} */ (document.querySelectorAll("[type='text/treeviz']")).forEach(async (block) => {
   block.type = "ran";
   try {
