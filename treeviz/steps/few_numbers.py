@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import jax
@@ -21,18 +22,26 @@ def number_of(*groups: Sequence[Any]) -> int:
 
 
 def numbers_as_they_are(
-    leaves: Sequence[jax.Array], new: Sequence[jax.Array], old: Sequence[jax.Array | None]
+    leaves: Sequence[jax.Array],
+    new: Sequence[jax.Array],
+    old: Sequence[jax.Array | None],
+    n_layers: Sequence[int] = (),
 ) -> tuple[jax.Array, Rows]:
     """The bits of leaves, and of results and those before, whose bits are given: uint32[numbers]. Traceable.
 
     A barrier for each leaf keeps XLA from changing the program around it. Bits, so that `jax_debug_nans` does not check
     them.
+
+    Args:
+      n_layers: As `partial_sums` takes it.
     """
+    n_layers = n_layers or (1,) * len(leaves)
     results = sorted(range(len(new)), key=lambda i: old[i] is None)
     before = [as_float32(x) for i in results if (x := old[i]) is not None]
     groups = [as_float32(new[i]) for i in results], [as_real(barrier(flat(x))) for x in leaves], before
-    sizes = [tuple(x.size for x in group) for group in groups]
-    rows = Rows(*sizes, results=tuple(results), leaves=tuple(range(len(leaves))), are_numbers=True)
+    of_results, _, of_old = (tuple(x.size for x in group) for group in groups)
+    of_leaves = tuple(chain(*((x.size // n,) * n for x, n in zip(groups[1], n_layers, strict=True))))
+    rows = Rows(of_results, of_leaves, of_old, (), tuple(results), tuple(range(len(of_leaves))), are_numbers=True)
     return bits_of(copied_together([x for group in groups for x in group])), rows
 
 

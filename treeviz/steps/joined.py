@@ -12,126 +12,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax, tree_util
+from jax import tree_util
 
 from treeviz.steps.few_numbers import MOST_NUMBERS, measured, n_numbers, number_of, numbers_as_they_are
 from treeviz.steps.measure import Measurement
-from treeviz.steps.measured_tree import Axes, MeasuredTree
-from treeviz.steps.partial_sums import Rows, added_up, is_partial, joined_arrays, packed_rows, partial_sums
-from treeviz.steps.reduce import bits_of, reduce_leaves
-from treeviz.steps.statistics import LIGHT, NO_NUMBER, n_words
+from treeviz.steps.measured_tree import MeasuredTree
+from treeviz.steps.partial_sums import Rows, added_up, joined_arrays, partial_sums
+from treeviz.steps.reduce import bits_of
+from treeviz.steps.statistics import LIGHT
+from treeviz.steps.unreduced import NOTHING, Divided, OnEach, Summed, Unreduced
 
 _APART_FROM = 1 << 13  # numbers: in the step of fewer, two more arrays are felt
-_NOTHING = np.array([NO_NUMBER, 0, 0, 0], np.uint32)  # the packed row of a leaf without numbers
-
-
-class Unreduced(NamedTuple):
-    """A tree that is measured together with others, when the whole program has been traced.
-
-    Attributes:
-      leaves: None for those without numbers.
-      axes: Of the layers of each leaf, or empty.
-    """
-
-    leaves: Sequence[jax.Array | None]
-    axes: Axes
-
-    def divided(self) -> _Divided:
-        axes = self.axes or (None,) * len(self.leaves)
-        n_entries = [
-            1 if x is None or axis is None else x.shape[axis] for x, axis in zip(self.leaves, axes, strict=True)
-        ]
-        first = [0, *itertools.accumulate(n_entries)]
-        known = [(i, x, axis) for i, (x, axis) in enumerate(zip(self.leaves, axes, strict=True)) if x is not None]
-        mine = {i: x for i, x, axis in known if is_partial(x, axis)}
-        others = [None if i in mine else x for i, x in enumerate(self.leaves)]
-        packed = reduce_leaves(others, LIGHT, axes) if len(mine) < len(known) else None
-        entries = tuple(itertools.chain(*(range(first[i], first[i + 1]) for i in mine)))
-        return _Divided([*mine.values()], [n_entries[i] for i in mine], entries, packed, (first[-1], n_words(LIGHT)))
-
-    def on_each(self) -> Any:
-        """Inside a `shard_map`: the partial sums of this device; the packed rows, if there are none."""
-        mine, n_layers, entries, packed, shape = self.divided()
-        if not mine:
-            return packed
-        sums, words, rows = partial_sums(mine, (), (), n_layers)
-        arrays = [sums, joined_arrays(words), *([] if packed is None else [packed])]
-        return OnEach(tuple(arrays), Summed(rows, entries, shape))
-
-    def reduced(self) -> jax.Array:
-        """The packed rows, which are made in the program."""
-        mine, n_layers, entries, packed, shape = self.divided()
-        rows = [packed_rows(mine, n_layers)] if mine else []
-        if len(entries) == shape[0]:
-            return rows[0]
-        rows.append(jnp.broadcast_to(_NOTHING, shape) if packed is None else packed)
-        at = np.arange(len(entries), len(entries) + shape[0], dtype=np.int32)
-        at[[*entries]] = np.arange(len(entries))
-        return lax.concatenate(rows, 0).at[at].get(mode="promise_in_bounds")
-
-
-class _Divided(NamedTuple):
-    """A tree, of which some leaves are for `partial_sums`.
-
-    Attributes:
-      n_layers: Of each of them.
-      entries: Their packed rows.
-      packed: All packed rows with those of the other leaves, if there are any.
-      shape: Of all packed rows.
-    """
-
-    leaves: list[jax.Array]
-    n_layers: list[int]
-    entries: tuple[int, ...]
-    packed: jax.Array | None
-    shape: tuple[int, ...]
-
-
-class Summed(NamedTuple):
-    """How the partial sums of a tree lie that each device of a `shard_map` makes.
-
-    Attributes:
-      entries: The packed rows that are made of them, in their order.
-      shape: Of all packed rows of a device.
-      is_alike: All devices have the same.
-    """
-
-    rows: Rows
-    entries: tuple[int, ...]
-    shape: tuple[int, ...]
-    is_alike: bool = False
-
-
-@tree_util.register_pytree_node_class
-class OnEach(NamedTuple):
-    """The partial sums of a tree that each device of a `shard_map` makes, which are added up on the host.
-
-    A pytree of arrays, all of which have a leading axis of devices outside.
-
-    Attributes:
-      arrays: float64[rows], uint32[…]; and the packed rows of the other leaves, if there are any.
-    """
-
-    arrays: tuple[Any, ...]
-    how: Summed
-
-    def alike(self) -> OnEach:
-        """The same, where all devices have measured the same."""
-        return OnEach(self.arrays, self.how._replace(is_alike=True))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the packed rows."""
-        return self.how.shape if self.how.is_alike else (*self.arrays[0].shape[:-1], *self.how.shape)
-
-    def tree_flatten(self):
-        return self.arrays, self.how
-
-    @classmethod
-    def tree_unflatten(cls, aux, children):
-        return cls(tuple(children), aux)
 
 
 class Layout(NamedTuple):
@@ -183,7 +75,7 @@ class Layout(NamedTuple):
         packed, at = {}, 0
         for source, shape, entries, has in zip(self.sources, self.shapes, self.entries, self.has_words, strict=False):
             mine = None if summed is None else summed[..., at : at + len(entries), :]
-            packed[source.name] = _whole((*before, *shape), mine, entries, next(others) if has else _NOTHING)
+            packed[source.name] = _whole((*before, *shape), mine, entries, next(others) if has else NOTHING)
             at += len(entries)
         return packed, counts
 
@@ -213,7 +105,7 @@ class LayoutOnDevices(NamedTuple):
         return packed, next(left) if self.results else None
 
 
-def _of_devices(how: Summed, sums: np.ndarray, words: np.ndarray, others: Any = _NOTHING) -> np.ndarray:
+def _of_devices(how: Summed, sums: np.ndarray, words: np.ndarray, others: Any = NOTHING) -> np.ndarray:
     found, _ = added_up(sums, words, how.rows)
     packed = _whole((*sums.shape[:-1], *how.shape), found, how.entries, others)
     return packed[..., 0, :, :] if how.is_alike else packed
@@ -328,7 +220,7 @@ def joined_later(measurement: Measurement) -> Measurement:
     arrays: list[jax.Array] = []
     of_sources: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []
     for packed in measurement.packed.values():
-        each = packed.divided() if isinstance(packed, Unreduced) else _Divided([], [], (), packed, packed.shape)
+        each = packed.divided() if isinstance(packed, Unreduced) else Divided([], [], (), packed, packed.shape)
         leaves += each.leaves
         n_layers += each.n_layers
         arrays += [] if each.packed is None else [each.packed.reshape(-1)]
@@ -336,7 +228,7 @@ def joined_later(measurement: Measurement) -> Measurement:
     words, of_kernel, rows = list[jax.Array](), list[jax.Array](), Rows()
     n = number_of(leaves, new, old)
     if (leaves or new) and n <= MOST_NUMBERS:
-        bits, rows = numbers_as_they_are(leaves, new, old)
+        bits, rows = numbers_as_they_are(leaves, new, old, n_layers)
         words = [bits]
     elif leaves or new:
         sums, words, rows = partial_sums(leaves, new, old, n_layers)

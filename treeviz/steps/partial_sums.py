@@ -103,7 +103,7 @@ def partial_sums(
     the largest magnitude of each row, those of results and small leaves of the row after it, and then the counts.
 
     Args:
-      n_layers: Of each leaf, along its first axis, or 1; empty: none has layers.
+      n_layers: Of each leaf, along its first axis, or 1; empty: none has layers. Each counts as a leaf.
     """
     n_layers = n_layers or (1,) * len(leaves)
     order = sorted(range(len(leaves)), key=lambda i: _is_long(leaves[i]))
@@ -112,11 +112,14 @@ def partial_sums(
     results = sorted(range(len(new)), key=lambda i: old[i] is None)
     before = [as_float32(x) for i in results if (x := old[i]) is not None]
     after = [as_float32(new[i]) for i in results]
-    length = _row_length([x.size for x in (*after, *small, *before)]) if after or small else 0
+    n_of_small, n_of_long = ([n_layers[i] for i in part] for part in (order[: len(small)], order[len(small) :]))
+    each = [(x.size // n, n) for x, n in zip(small, n_of_small, strict=True)]
+    length = _row_length([*((x.size, 1) for x in (*after, *before)), *each]) if after or small else 0
     a_row = [_zeros(length)]
-    groups = (after or a_row, small, before or a_row) if length else ((), (), ())
+    groups = (after or a_row, [*map(_padded, small, n_of_small, [length] * len(small))], before or a_row)
+    groups = groups if length else ((), (), ())
     n_rows = [tuple((x.size + _n_padding(x.size, length)) // length for x in group) for group in groups]
-    n_of_long = [n_layers[i] for i in order[len(small) :]]
+    n_rows[1] = tuple(chain(*((k // n,) * n for k, n in zip(n_rows[1], n_of_small, strict=True))))
     of_layers = [(_n_long_rows(x.size, n),) * n for x, n in zip(long, n_of_long, strict=True)]
     first = [0, *accumulate(n_layers)]
     entries = tuple(chain(*(range(first[i], first[i + 1]) for i in order)))
@@ -170,12 +173,12 @@ def copied_together(parts: Sequence[Any]) -> jax.Array:
     return barrier(joined_arrays(parts))  # else XLA would join the arrays again for each slice of it
 
 
-def _row_length(sizes: Sequence[int]) -> int:
-    """With few rows, each of which is added up in NumPy, and little padding."""
+def _row_length(sizes: Sequence[tuple[int, int]]) -> int:
+    """With few rows, each of which is added up in NumPy, and little padding, for sizes and how often each occurs."""
 
     def cost(length: int) -> float:
-        n_rows = sum(-(-n // length) for n in sizes)
-        return n_rows + (n_rows * length - sum(sizes)) / 24
+        n_rows = sum(-(-size // length) * n for size, n in sizes)
+        return n_rows + (n_rows * length - sum(size * n for size, n in sizes)) / 24
 
     return min(_LENGTHS, key=cost)
 
@@ -184,6 +187,15 @@ def _n_padding(size: int, length: int) -> int:
     """How many zeros complete the last row: none, or at least two; see `_sums_of_small`."""
     n = -size % length
     return n + length if n == 1 else n
+
+
+def _padded(x: jax.Array, n_layers: int, length: int) -> jax.Array:
+    """A leaf whose layers, if there are several, end with the last row of each."""
+    n = 0 if n_layers == 1 else _n_padding(x.size // n_layers, length)
+    if not n:
+        return x
+    zeros = lax.broadcast_in_dim(_zeros(n), (n_layers, n), (1,))
+    return flat(lax.concatenate([lax.reshape(x, (n_layers, x.size // n_layers)), zeros], 1))
 
 
 def _zeros(n: int) -> np.ndarray:

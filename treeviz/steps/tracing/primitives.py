@@ -193,15 +193,19 @@ def context_of(eqn: Any) -> Iterator[None]:
         yield
 
 
-def last_uses(jaxpr: Jaxpr, kept: AbstractSet[Any] = frozenset()) -> dict[int, list[Any]]:
+def last_uses(
+    jaxpr: Jaxpr, kept: AbstractSet[Any] = frozenset(), without: AbstractSet[int] = frozenset()
+) -> dict[int, list[Any]]:
     """By the number of an equation, the variables that are not needed after it, so that their values can be freed.
 
     Args:
       kept: Variables that are needed to the end, as the jaxpr's results are.
+      without: The numbers of equations that are not run.
     """
     last: dict[Any, int] = {}
     for n, eqn in enumerate(jaxpr.eqns):
-        last.update((v, n) for v in (*eqn.invars, *eqn.outvars) if not isinstance(v, Literal))
+        if n not in without:
+            last.update((v, n) for v in (*eqn.invars, *eqn.outvars) if not isinstance(v, Literal))
     kept = kept | {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     used: dict[int, list[Any]] = {}
     for variable, n in last.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from treeviz.steps.tracing.repeats import repeat, repeats
 from treeviz.steps.tracing.scanned import AxesOf, layer_axes, scanned_in
 from treeviz.steps.tracing.sow import Reaped, Sown, sow_p
 from treeviz.steps.tracing.sown import sown_in, sums_of_sown
+from treeviz.steps.tracing.unused import idle, read_later
 from treeviz.steps.tracing.vmap_members import measure_members
 
 Reduce = Callable[[Sown, Sequence[Any]], Any]
@@ -178,14 +179,19 @@ class Run:
         again = repeats(jaxpr)
         scanned = scanned_in(jaxpr) if any(eqn.primitive is sow_p for eqn in jaxpr.eqns) else {}
         received, copies = self.received_in(jaxpr), {}
-        freed_after = last_uses(jaxpr, _needed_later(summed, again, received.values()))
+        kept = read_later(summed, again, received.values())
+        without = idle(jaxpr, kept)
+        freed_after = last_uses(jaxpr, kept, without)
         for n, eqn in enumerate(jaxpr.eqns):
+            origin.update(zip(eqn.outvars, _origins_of_results(eqn, origins_of(eqn)), strict=False))
+            if n in without:
+                continue
             operands = [read(x) for x in eqn.invars]
             if n in summed:  # measured below, where the sums are known
                 results = operands[: eqn.params["n"]]
             else:
                 with context_of(eqn):
-                    measured = repeat(again[n], eqn, read) if n in again else operands
+                    measured = repeat(again[n], eqn, read, self.is_later(eqn)) if n in again else operands
                     if eqn.primitive is sow_p and eqn.params["sown"] in received:
                         copies.update(zip(eqn.outvars, measured, strict=False))
                     results, reaped_here, packed_here = self.equation(eqn, measured, origins_of(eqn), scanned)
@@ -193,7 +199,6 @@ class Run:
                 reaped += reaped_here
                 packed += packed_here
             values.update(zip(eqn.outvars, results, strict=True))
-            origin.update(zip(eqn.outvars, _origins_of_results(eqn, origins_of(eqn)), strict=False))
             for variable in freed_after.get(n, ()):
                 values.pop(variable, None)
         for n, sums in summed.items():
@@ -289,8 +294,7 @@ class Run:
             shards, why_not = self.devices.shards(values, (None,) * n if batched else origins, summed)
             sown = replace(sown, source=self.devices.whole(sown.source, shards))
         sown = replace(sown, axes=layer_axes(eqn, sown.source, scanned, self.axes_of, why_not))
-        is_read = any(eqn.params["sown"] in received for received in self.received.values())
-        reducers = self.reducers.inside() if batched or is_read else self.reducers
+        reducers = self.reducers if self.is_later(eqn) else self.reducers.inside()
         reduce = reducers.later or reducers.now
         packed, axes = measure_members(lambda *values: reduce(sown, values), values, [b[:n] for b in batched])
         reaped = Reaped(
@@ -303,6 +307,11 @@ class Run:
             batched=tuple(b[n:] for b in batched),
         )
         return values, [reaped], [packed]
+
+    def is_later(self, eqn) -> bool:
+        """Whether what an equation sows is measured when the whole program has been run."""
+        is_read = any(eqn.params["sown"] in received for received in self.received.values())
+        return self.reducers.later is not None and not (eqn.params["batched"] or is_read)
 
     def in_loop(self, reaped: Sequence[Reaped], before: Mapping[int, Any], after: Mapping[int, Any]):
         """What a loop body reaps, marked if it changes there; parameters and updates; and the packed rows of these.
@@ -326,13 +335,6 @@ class Run:
                     params.append(part)
                     packed.append(packed_part)
         return known + params, packed
-
-
-def _needed_later(summed, again, received: Iterable[Received]) -> set[Any]:
-    """The variables that are read after their last use in the jaxpr: sums, and the operands of repeated equations."""
-    needed = {v for sums in summed.values() for v, _ in sums}
-    needed |= {v for what in received for v in what.reads}
-    return needed | {v for eqns in again.values() for eqn in eqns for v in eqn.invars if not isinstance(v, Literal)}
 
 
 def _origins_of_results(eqn: Any, origins: Sequence[int | None]) -> Sequence[int | None]:

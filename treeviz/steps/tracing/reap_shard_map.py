@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from treeviz.steps.joined import OnEach
 from treeviz.steps.measured_tree import MeasuredTree, Parts, WhyNot, shape_of
 from treeviz.steps.tracing.primitives import open_jaxpr
 from treeviz.steps.tracing.sow import Axis, Reaped
+from treeviz.steps.unreduced import OnEach
 
 
 class Devices(NamedTuple):

@@ -17,24 +17,20 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, Literal
 
+from treeviz.steps.tracing.alike import Chains, alike, run_together
 from treeviz.steps.tracing.primitives import ELEMENTWISE, JITS, RESHAPES, SCATTER_ADDS, bind, called_jaxpr, open_jaxpr
 from treeviz.steps.tracing.sow import sow_p
+from treeviz.steps.unreduced import OneOf
 
 _MOST = 32  # equations that are repeated for a value
 
 
-def repeats(jaxpr: Jaxpr) -> dict[int, list[Any]]:
-    """By the number of an equation that sows: the equations that the measurement repeats, in order."""
-    made_by = {v: (n, eqn) for n, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
-    found = {}
-    for n, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive is sow_p and eqn.params["sown"].kind != "loss":
-            again: dict[int, Any] = {}
-            for value in eqn.invars[: eqn.params["n"]]:
-                again.update(_nearest(value, made_by))
-            if again:
-                found[n] = [again[at] for at in sorted(again)]
-    return found
+def repeats(jaxpr: Jaxpr) -> dict[int, Chains]:
+    """By the number of an equation that sows: the equations that the measurement repeats of each value."""
+    sowing = {n: e for n, e in enumerate(jaxpr.eqns) if e.primitive is sow_p and e.params["sown"].kind != "loss"}
+    made_by = {v: (n, eqn) for n, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars} if sowing else {}
+    found = {n: [_nearest(value, made_by) for value in e.invars[: e.params["n"]]] for n, e in sowing.items()}
+    return {n: chains for n, chains in found.items() if any(chains)}
 
 
 def _nearest(value: Any, made_by: dict[Any, tuple[int, Any]]) -> dict[int, Any]:
@@ -52,10 +48,19 @@ def _maker(value: Any, made_by: dict[Any, tuple[int, Any]]) -> tuple[int, Any]:
     return (-1, None) if isinstance(value, Literal) else made_by.get(value, (-1, None))
 
 
-def repeat(eqns: Sequence[Any], sowing: Any, read: Callable[[Any], Any]) -> list[Any]:
-    """The operands of an equation that sows, after `eqns` have been run again."""
+def repeat(chains: Chains, sowing: Any, read: Callable[[Any], Any], together: bool = False) -> list[Any]:
+    """The operands of an equation that sows, after what is repeated has been run again.
+
+    Args:
+      together: Small values of one shape that are computed alike may be computed together, and each be a `OneOf`.
+    """
+    joined: dict[int, OneOf] = {}
+    for group in alike(sowing.invars, chains) if together else ():
+        of_group = run_together(group, read)
+        joined.update((n, OneOf(of_group, place)) for place, n in enumerate(group.places))
+    again = {at: eqn for n, chain in enumerate(chains) if n not in joined for at, eqn in chain.items()}
     made: dict[Any, Any] = {}
-    for eqn in eqns:
+    for eqn in (again[at] for at in sorted(again)):
         if _has_ones(eqn):
             made[eqn.outvars[0]] = _without_ones(eqn, [read(x) for x in eqn.invars])
             continue
@@ -64,7 +69,8 @@ def repeat(eqns: Sequence[Any], sowing: Any, read: Callable[[Any], Any]) -> list
                 made[x] = lax.optimization_barrier(read(x))  # keeps XLA from merging the two runs
         results = bind(eqn, [read(x) if isinstance(x, Literal) else made[x] for x in eqn.invars])
         made.update(zip(eqn.outvars, results, strict=True))
-    return [made[x] if not isinstance(x, Literal) and x in made else read(x) for x in sowing.invars]
+    values = [made[x] if not isinstance(x, Literal) and x in made else read(x) for x in sowing.invars]
+    return [joined.get(n, value) for n, value in enumerate(values)]
 
 
 def _is_repeated(eqn: Any) -> bool:

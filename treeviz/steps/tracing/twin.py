@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.steps.joined import Unreduced, joined, joined_later, reduces_partially
+from treeviz.steps.joined import joined, joined_later, reduces_partially
 from treeviz.steps.measure import MeasuredTree, Measurement, source_of
 from treeviz.steps.measured_tree import Axes, WhyNot, in_layers, nothing_against, openable, told_axes
 from treeviz.steps.names import is_beside, natural, sibling_name
@@ -33,6 +33,7 @@ from treeviz.steps.tracing.received import CLIPPED
 from treeviz.steps.tracing.results import count_in_results
 from treeviz.steps.tracing.sow import Reaped, Sown, sow
 from treeviz.steps.tracing.unused import without_unused
+from treeviz.steps.unreduced import OneOf, Unreduced
 from treeviz.tree.layers import Stacked, stacked_axes
 
 
@@ -314,7 +315,8 @@ def _reduce(statistics, sown: Sown, values: Sequence[Any]) -> jax.Array:
 
 
 def _reduce_later(sown: Sown, values: Sequence[Any]) -> Unreduced:
-    return Unreduced([None if x is None else jnp.asarray(x) for x in _leaves(sown, values)], sown.axes)
+    as_they_are = (type(None), OneOf)
+    return Unreduced([x if isinstance(x, as_they_are) else jnp.asarray(x) for x in _leaves(sown, values)], sown.axes)
 
 
 def _reduce_on_each(sown: Sown, values: Sequence[Any]) -> jax.Array:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from treeviz.steps.tracing.primitives import inner_jaxprs, open_jaxpr
+from treeviz.steps.tracing.received import Received
 from treeviz.steps.tracing.sow import Sown, sow_p
 from treeviz.steps.tracing.sown import holds_sown, sown_in
 
@@ -25,6 +26,32 @@ def without_unused(program: ClosedJaxpr) -> ClosedJaxpr:
     n_sown = Counter(sown for sown, _ in sown_in(program))
     dead = {sown: places for sown, places in _unused(program.jaxpr).items() if n_sown[sown] == 1}
     return ClosedJaxpr(_rewritten(program.jaxpr, dead), program.consts) if dead else program
+
+
+def idle(jaxpr: Jaxpr, kept: Set[Any] = frozenset()) -> set[int]:
+    """The numbers of equations on which neither results nor what is sown depend, as a loss that is not returned.
+
+    Args:
+      kept: Variables that are read besides.
+    """
+    used = {x for x in (*jaxpr.outvars, *kept) if not isinstance(x, Literal)}
+    found: set[int] = set()
+    for n in range(len(jaxpr.eqns) - 1, -1, -1):
+        eqn = jaxpr.eqns[n]
+        is_tag = eqn.primitive is sow_p and eqn.params["sown"].kind == "loss"
+        if used.isdisjoint(eqn.outvars) and not eqn.effects and (is_tag or not holds_sown(eqn)):
+            found.add(n)
+        else:
+            used.update(x for x in eqn.invars if not isinstance(x, Literal))
+    return found
+
+
+def read_later(summed, again, received: Iterable[Received]) -> set[Any]:
+    """The variables that are read after their last use in the jaxpr: sums, and the operands of repeated equations."""
+    needed = {v for sums in summed.values() for v, _ in sums}
+    needed |= {v for what in received for v in what.reads}
+    repeated = (eqn for chains in again.values() for chain in chains for eqn in chain.values())
+    return needed | {v for eqn in repeated for v in eqn.invars if not isinstance(v, Literal)}
 
 
 def _unused(jaxpr: Jaxpr) -> dict[Sown, set[int]]:

@@ -23,6 +23,8 @@ def measure_members(
       Its results, stacked; and the leading axes of the stack, the outermost `vmap` first.
     """
     batched = _with_batch(batched)
+    if not batched:
+        return measure(*values), ()
     for axes in batched:
         measure = _stacked(measure, axes)
     return measure(*values), tuple(Axis("member", size) for size in _sizes_and_shapes(values, batched)[0])
