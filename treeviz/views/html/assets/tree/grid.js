@@ -156,9 +156,11 @@ export class Grid {
       "aria-hidden": "true",
       click: (event) => event.stopPropagation(),
       dblclick: () => set(NaN, this.pool.map((row) => row.children[i])),
-      pointerdown: ({ target, pointerId }) => target.setPointerCapture(pointerId),
-      pointermove: ({ target, pointerId, clientX }) =>
-        target.hasPointerCapture(pointerId) && set(clientX - target.parentElement.getBoundingClientRect().left),
+      pointerdown: ({ target, pointerId, clientX }) => {
+        target.setPointerCapture(pointerId);
+        target.beside = this.layout.widths[i] - clientX; // the pointer is not on the edge itself
+      },
+      pointermove: ({ target, pointerId, clientX }) => target.hasPointerCapture(pointerId) && set(clientX + target.beside),
     });
   }
 
