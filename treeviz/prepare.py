@@ -146,12 +146,12 @@ def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget, others:
     return table.with_headline(*table.headline, *parts)
 
 
-def _without_absent(table: TreeTable, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of the columns, but of those that would say 0 in every row, as the headline does in words."""
-    from treeviz.analysis.stats.not_finite import absences
+def _without_alike(table: TreeTable, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of the columns, but of those that would say the same in every row, as the headline does in words."""
+    from treeviz.analysis.stats.alike import alike
 
-    absent = {} if is_cut(table) else absences(table)
-    return tuple(name for name in names if name not in absent)
+    words = {} if is_cut(table) else alike(table)
+    return tuple(name for name in names if name not in words)
 
 
 def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def _with_own(table: TreeTable, nodes: Sequence[object], columns: Sequence[AnyCo
 
 
 def _alone(table: TreeTable, stats: bool) -> tuple[str, ...]:
-    return (*SIZES, *_placement(table), *(_without_absent(table, STATISTICS) if stats else ()))
+    return (*SIZES, *_placement(table), *(_without_alike(table, STATISTICS) if stats else ()))
 
 
 def _placement(table: TreeTable) -> tuple[str, ...]:
@@ -265,4 +265,7 @@ def _placement(table: TreeTable) -> tuple[str, ...]:
 
 def _default_columns(table: TreeTable, stats: bool, others: tuple[str, ...]) -> tuple[str, ...]:
     """The columns to compare; the others are in the menu."""
-    return _without_absent(table, ("rms", *others, "nan", "bytes")) if stats else (*others, "bytes")
+    if not stats:
+        return (*others, "bytes")
+    # What is the same in every row here is compared with what is beside it.
+    return ("rms", *others, *_without_alike(table, ("nan",)), "bytes")

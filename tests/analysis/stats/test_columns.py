@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import treeviz
 from treeviz.analysis.stats import host as stats_host
 from treeviz.analysis.stats.summary import Summaries, over_ranges
+from treeviz.tree.query.fields import VALUE_STATISTICS
 from treeviz.tree.walk import scan
 
 pytestmark = pytest.mark.oldest_jax
@@ -326,3 +328,51 @@ def test_ranges_of_any_length_are_put_together_right():
             std_of_all = np.sqrt((std**2 + mean**2).mean() - mean.mean() ** 2)
             expected = [n.sum(), mean.mean(), std_of_all, least.min(), greatest.max()]
             np.testing.assert_allclose(found.moments[:, i], expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("tree", "said", "columns"),
+    [
+        ([np.zeros(3), np.zeros((2, 2), np.int32)], "no NaN, no Inf, all zeros", []),
+        (np.zeros(3), "no NaN, no Inf, all zeros", []),
+        ([np.full(3, 0.5), np.full(2, 0.5, np.float32)], "no NaN, no Inf, all 0.5", []),
+        (
+            [np.array([0.0, 1.0]), np.array([0.0, 3.0])],
+            "no NaN, no Inf, min = 0 everywhere",
+            ["zeros", "max", "mean", "std", "rms", "histogram"],
+        ),
+        (
+            [np.array([0.0, 1.0]), np.array([0.0, 0.0, 1.0])],
+            "no NaN, no Inf, min = 0 everywhere, max = 1 everywhere",
+            ["zeros", "mean", "std", "rms", "histogram"],
+        ),
+        # Of those that are no NaN, all are zeros, but not of all.
+        (
+            [np.array([0.0, np.nan]), np.zeros(2)],
+            "no Inf, min = max = mean = std = rms = 0 everywhere",
+            ["nan", "zeros", "histogram"],
+        ),
+        ([np.array([0.0, 1.0])], "no NaN, no Inf", ["zeros", "min", "max", "mean", "std", "rms", "histogram"]),
+        # A leaf that has no finite number has none of these.
+        (
+            [np.array([np.nan]), np.array([0.0, 1.0]), np.array([0.0, 2.0])],
+            "no Inf",
+            ["nan", "zeros", "min", "max", "mean", "std", "rms", "histogram"],
+        ),
+        # The least and the greatest of complex numbers are magnitudes.
+        (
+            [np.array([1, -1j])],
+            "no NaN, no Inf, no zeros",
+            ["min", "max", "mean", "std", "rms", "histogram"],
+        ),
+        (np.float32(1), "no NaN, no Inf, no zeros", ["min", "max", "mean", "std", "rms", "histogram"]),
+    ],
+)
+def test_what_is_the_same_in_every_row_is_words_in_the_headline_of_every_view(tree, said, columns, tmp_path):
+    view = treeviz.render(tree, stats=True)
+    assert view.table.headline[-1] == said
+    assert [column.name for column in view.columns if column.name in VALUE_STATISTICS] == columns
+    picture = view.save(tmp_path / "tree.svg").read_text("utf-8")
+    for text in (view.text(), view.html(), picture):
+        assert said.split(", ")[-1] in text
+    assert set(VALUE_STATISTICS) <= view.table.columns.keys()  # in the menu and for the search

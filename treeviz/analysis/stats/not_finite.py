@@ -6,22 +6,23 @@ import math
 
 import numpy as np
 
+from treeviz.analysis.stats.alike import alike
 from treeviz.tree.facts import Note
-from treeviz.tree.query.find import unread
 from treeviz.tree.table import TreeTable
 
 
 def not_finite(
     table: TreeTable, *, is_whole: bool, others: bool = False
 ) -> tuple[list[str], dict[int, tuple[Note, ...]]]:
-    """The parts of the headline ("NaN in 3 leaves", "no Inf"), and a note for each leaf ("NaN: 3 of 12 values").
+    """What the headline says ("NaN in 3 leaves", "no Inf, all zeros"), and of each leaf a note ("NaN: 3 of 12 values").
 
     Args:
       table: With its value statistics.
       is_whole: Whether every leaf was read; otherwise the headline says "at least".
       others: Whether other trees stand beside this one, so that a sentence says of which it is true.
     """
-    absent = absences(table) if is_whole else {}
+    words = alike(table) if is_whole else {}
+    told = {name: text for name, text in words.items() if not others or name in ("nan", "inf")}
     rows = np.flatnonzero(table.is_leaf | table.is_layer)
     counts = [np.nan_to_num(table.columns[name].values[rows]).astype(np.int64) for name in ("nan", "inf")]
     parts: list[str] = []
@@ -29,24 +30,13 @@ def not_finite(
         n = int(np.count_nonzero(each[table.is_leaf[rows]]))
         if n:
             parts.append(f"{word} in {'' if is_whole else '≥ '}{n:,} {'leaf' if n == 1 else 'leaves'}")
-    parts += [", ".join(absent.values()) + f" in {table.name}" * others] if absent else []
+    parts += [", ".join(dict.fromkeys(told.values())) + f" in {table.name}" * others] if told else []
     bad = np.flatnonzero(counts[0] + counts[1])
     notes: dict[int, tuple[Note, ...]] = {
         row: (Note("nonfinite", _sentence(math.prod(table[row].shape or ()), n_nan, n_inf)),)
         for row, n_nan, n_inf in zip(*(each[bad].tolist() for each in (rows, *counts)), strict=True)
     }
     return parts, notes
-
-
-def absences(table: TreeTable) -> dict[str, str]:
-    """What no value of the tree is, by column: {"nan": "no NaN", "inf": "no Inf"}.
-
-    Empty if a leaf with values was not read: nothing is said to be absent that was not looked at.
-    """
-    if "nan" not in table.columns or unread(table).any():
-        return {}
-    words = {"nan": "no NaN", "inf": "no Inf"}
-    return {name: text for name, text in words.items() if table.columns[name].values[0] == 0}
 
 
 def _sentence(n: int, n_nan: int, n_inf: int) -> str:
