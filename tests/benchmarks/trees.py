@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -38,6 +39,12 @@ def jax_zeros(*shape: int) -> jax.Array:
 
 def numpy_zeros(*shape: int) -> np.ndarray:
     return np.zeros(shape, np.float32)
+
+
+def unlike() -> Leaf:
+    """NumPy arrays of which none is as wide as the six before it: in no tree of them do neighbors fold."""
+    widths = itertools.cycle(range(1, 8))
+    return lambda *shape: numpy_zeros(*shape[:-1], next(widths))
 
 
 def mlp() -> Any:
@@ -163,3 +170,5 @@ TREES = {
     "depth-500": Tree("500 levels", 501, lambda: deep(500)),
     "depth-200k": Tree("200,000 levels", 200_001, lambda: deep(200_000)),
 }
+# The same in every version of the page: nothing of it folds.
+UNLIKE = Tree("100,000 NumPy arrays, no neighbors alike", 100_000, lambda: layers(100_000, unlike(), 4))

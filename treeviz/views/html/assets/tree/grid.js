@@ -42,6 +42,10 @@ export class Grid {
     this.pool = [];
     /** The elements of all rows that were drawn, by place and row: one that is shown again, or that others moved, is not drawn anew. @type {Record<string, any>} */
     this.drawn = {};
+    /** A row without texts. @type {any} */
+    this.template = null;
+    /** The widths and the like, for the style sheet, as they are and as the browser knows them. @type {string[]} */
+    this.style = this.styleBefore = [];
     /** Counts how often data may have changed. */
     this.edition = 0;
     /** Pixels by which rows are drawn higher than index * ROW_HEIGHT, where the tree is taller than MAX_HEIGHT. */
@@ -81,19 +85,18 @@ export class Grid {
 
   resize() {
     const { root } = this.view;
-    root.style.setProperty("--most", "9999px"); // all that there is
-    this.styleBefore = "";
+    if (this.styleBefore[0]) root.style.setProperty("--most", "9999px"); // all that there is
+    this.styleBefore = [];
     const { clientWidth } = this.element;
     this.isNarrow = root.classList.toggle("narrow", root.clientWidth < 940);
     this.isSlim = root.classList.toggle("slim", root.clientWidth < 600);
     this.reserved = this.reservedWidth(clientWidth);
     this.width = clientWidth - this.reserved;
-    this.layOut();
-    this.paintHead();
+    this.layOut() || this.paintHead();
     this.paint(true);
   }
 
-  /** Give the columns their widths, by what is open. */
+  /** Give the columns their widths, by what is open. @returns {boolean | void} whether other columns stand there now */
   layOut() {
     const before = this.columns;
     // On a phone the shape says how many elements there are, unless the reader wants the column.
@@ -118,15 +121,18 @@ export class Grid {
     }
     const { widths, total, step } = this.layout;
     // paint sets it when it has asked where the reader is, or the browser would lay out the old rows before the new ones.
-    this.style = `--tracks:${widths.map((width) => `${width}px`).join(" ")};--total:${total}px;--step:${step}px;--most:${this.reserved ? 9999 : Math.max(1040, total) + 20}px`;
+    this.style = [`--tracks:${widths.map((width) => `${width}px`).join(" ")}`, `--total:${total}px`, `--step:${step}px`, `--most:${this.reserved ? 9999 : Math.max(1040, total) + 20}px`];
     // Keep the elements of the rows: replacing one between mouse down and mouse up would lose the click.
     if (before.length === this.columns.length && !before.some((column, i) => column !== this.columns[i])) return;
     this.drawn = {};
+    this.template = null;
     this.paintHead();
+    return true;
   }
 
   #setStyle() {
-    if (this.style !== this.styleBefore) for (const each of this.style.split(";")) this.view.root.style.setProperty(...each.split(":"));
+    // The browser computes the style of all that is inside anew, so what is for rows is not set around the tools.
+    this.style.forEach((each, i) => each !== this.styleBefore[i] && (i > 2 ? this.view.root : this.element).style.setProperty(...each.split(":")));
     this.styleBefore = this.style;
     // Each sticky cell costs the browser something.
     this.element.classList.toggle("sliding", this.layout.total > this.width);
@@ -272,12 +278,14 @@ export class Grid {
 
   /** The element of a row in a place; it is drawn, unless it shows all that there is now. @param {HTMLElement} place @param {number} row */
   #fill(place, row) {
-    const element = (this.drawn[place.className + row] ??= this.#newRow());
+    const element = (this.drawn[place.className + row] ??= (this.template ??= this.#newRow()).cloneNode(true));
     const { tree, rows, selected, active } = this.view;
     const open = rows.hasChildren(row) ? rows.isOpen(row) : undefined;
     const { step, maxLevels, widths } = this.layout;
     const kind = tree.of(row, "kind");
     const notes = foldedNotes(rows.folds, tree, row);
+    const name = rows.label(row);
+    const depth = rows.depth(row);
     const texts = this.columns.map((column) => (column.isNumber || column.labels ? foldedText(rows.folds, column, row) : ""));
     const attributes = {
       class: `row ${row === active ? "active" : ""} ${rows.hits?.[row] ? "hit" : ""}`,
@@ -285,25 +293,28 @@ export class Grid {
       "data-row": row,
       "data-kind": kind,
       "data-style": styleOf(tree, row, kind),
-      "aria-level": rows.depth(row) + 1,
+      "aria-level": depth + 1,
       "aria-setsize": rows.isFlat ? rows.count : rows.nSeen[tree.parent[row] + 1],
       "aria-posinset": rows.placeAmong[row],
       "aria-selected": selected.has(row),
       "aria-expanded": open,
-      "aria-label": [rows.label(row), tree.what(tree.factCodes[row]), ...notes.map((note) => note[0]), open === false && this.view.inside?.(row),
+      "aria-label": [name, tree.what(tree.factCodes[row]), ...notes.map((note) => note[0]), open === false && this.view.inside?.(row),
         ...this.columns.map(({ title }, i) => texts[i] && `${title} ${texts[i]}`)].filter(Boolean).join(", "),
     };
-    const drawn = Object.values(attributes) + maxLevels + this.style + this.edition;
+    const shown = attributes["aria-label"] + maxLevels + this.style + this.edition;
+    const drawn = Object.values(attributes) + shown;
     if (element.drawn === drawn) return element;
+    // Others may have changed one that they give no text.
+    const before = element.drawn ? element.before : {};
+    for (const name in attributes) if (attributes[name] !== before[name]) setAttribute(element, name, attributes[name]);
     element.drawn = drawn;
-    for (const name in attributes) setAttribute(element, name, attributes[name]);
-    const depth = rows.depth(row);
+    element.before = { ...attributes, shown };
+    if (shown === before.shown) return element;
     const indent = Math.min(depth, maxLevels) * step;
     element.style.setProperty("--indent", `${indent}px`);
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
     key.dataset.glyph = GLYPHS[kind] ?? "·";
-    key.dataset.arrow = open === undefined ? "" : open ? "▾" : "▸";
-    const label = depth > maxLevels ? `⋯${depth} ${rows.label(row)}` : rows.label(row);
+    const label = depth > maxLevels ? `⋯${depth} ${name}` : name;
     // Names of one prefix differ in their ends.
     const room = (widths[0] - SIGNS - indent) / CH;
     key.textContent = room > 3 && label.length > Math.max(room, 12) ? `${label.slice(0, room / 3)}…${label.slice(1 - room * 2 / 3)}` : label;
@@ -315,7 +326,8 @@ export class Grid {
       cells[i].classList.toggle("dim", !!origin);
       // Each spec of an overlay has a hue; the first labels are "" and that of no spec.
       const number = column.help?.includes("←") ? column.labels.indexOf(spec) : 0;
-      cells[i].style.setProperty("--edge", number > 1 ? `oklch(.65 .17 ${number * 137})` : "");
+      cells[i].classList.toggle("edge", number > 1);
+      if (number > 1) cells[i].style.setProperty("--edge", `oklch(.65 .17 ${number * 137})`);
       cells[i].classList.toggle("bad", /NaN|Inf/.test(texts[i] !== "0" && texts[i] && column.title + texts[i]));
       if (hasBar(column)) cells[i].style.setProperty("--share", `${shareOf(column, row, rows.folds)}%`);
     });

@@ -90,9 +90,10 @@ export function show(host, tree, signal, prepare = () => {}) {
   shadow.adoptedStyleSheets = [sheet];
   view.on("select", () => host.dispatchEvent(new CustomEvent("treeviz-select", { detail: { rows: [...view.selected] } })));
   prepare(view);
+  // The theme first: the browser computes the style of all that is there when it is asked for that of the host.
+  followTheme(host, root, signal);
   shadow.replaceChildren(root);
   view.grid.observer.observe(host);
-  followTheme(host, root, signal);
   view.emit("shown");
   return view;
 }

@@ -38,19 +38,22 @@ export class Column {
 
   /** The values, each rolled up over the subtree of its row; computed once. */
   get values() {
-    const { n, parent, end, isAgain, isLikeNext } = this.tree;
-    const { isOfFacts } = this;
+    const { n, parent, isAgain, isLikeNext } = this.tree;
+    const { isOfFacts, levels, codes } = this;
     // NaN means that there is no value.
     const values = new Float64Array(n).fill(NaN);
     const join = JOIN[this.rollup];
-    const add = (row, value) => value === value && (values[row] = join && values[row] === values[row] ? join(values[row], value) : value);
     for (let row = n; row--; ) {
       if (isOfFacts && isAgain[row]) continue;
-      add(row, this.level(row));
-      let last = row;
-      for (; isOfFacts && isLikeNext[last]; last = end[last]) add(parent[row], values[row]);
-      if (join) add(parent[row], values[row]);
-      for (let done = end[row]; done < end[last]; done += done - row) values.copyWithin(done, row, Math.min(done, row + end[last] - done));
+      const own = levels[codes ? codes[row] : row];
+      const inside = values[row];
+      const value = (values[row] = inside !== inside ? own : own === own ? join(inside, own) : inside);
+      if (!join || !row || value !== value) continue;
+      const above = parent[row];
+      const beside = values[above];
+      values[above] = beside !== beside ? value : join(beside, value);
+      // Compilers of JavaScript do not like a loop in a loop that seldom runs.
+      if (isOfFacts && isLikeNext[row]) repeat(this.tree, values, row);
     }
     Object.defineProperty(this, "values", { value: values, configurable: true });
     return values;
@@ -104,7 +107,7 @@ export class Tree {
     this.growing = [];
     this.name = header.name;
     // Of each row whether its next sibling is alike, if there are such.
-    [this.depth, this.keyCodes, this.factCodes, this.isLikeNext = []] = header.rows.map((at) => buffers[at]);
+    [this.depth, this.keyCodes, this.factCodes, this.isLikeNext = new Uint8Array(this.depth.length)] = header.rows.map((at) => buffers[at]);
     this.n = this.depth.length;
     this.keys = header.keys;
     this.facts = header.facts;
@@ -188,6 +191,13 @@ export class Tree {
   notes(row) {
     return this.header.notes[row] ?? [];
   }
+}
+
+/** Give the values of a subtree to those after it that are alike, and add them to what is above. @param {Tree} tree @param {Float64Array} values @param {number} row */
+function repeat({ parent, end, isLikeNext }, values, row) {
+  let last = row;
+  for (; isLikeNext[last]; last = end[last]) values[parent[row]] += values[row];
+  for (let done = end[row]; done < end[last]; done += done - row) values.copyWithin(done, row, Math.min(done, row + end[last] - done));
 }
 
 /** "(3, 4)", "(3,)", ""; texts stay as they are. @type {(shape: any) => string} */

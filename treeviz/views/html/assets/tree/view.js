@@ -131,7 +131,7 @@ export class View extends EventTarget {
     this.detailed = row;
     if (this.detailPlace.contains(focused)) this.grid.tree.focus({ preventScroll: true });
     this.detailPlace.replaceChildren(...(row < 0 ? [] : [detail(this, row)]));
-    this.detailPlace.hidden = row < 0;
+    this.root.classList.toggle("detailed", !(this.detailPlace.hidden = row < 0));
     this.grid.fit();
     this.emit("detail", row);
   }
