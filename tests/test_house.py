@@ -84,7 +84,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(tmp_path):
     sources = {path.relative_to(HOUSE).as_posix() for path in [*ROOMS.rglob("*.py"), *ASSETS, *others]}
     moved = "treeviz/plugin/pydevd_plugin_treeviz.py", "pydevd_plugins/extensions/pydevd_plugin_treeviz.py"
     assert packed == sources ^ set(moved)
-    assert wheel.stat().st_size < 1_115_000
+    assert wheel.stat().st_size < 1_250_000, "something that is no source has come in"
 
 
 def test_jax_private_modules_are_touched_in_one_file_at_most():

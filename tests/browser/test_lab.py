@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from browser.driving import copied, copy_path, opened, settled
-from browser.jupyter import copy_untrusted, errors_in_cells, n_cells, run_all_cells, save, set_theme
+from browser.jupyter import NOT_OURS, copy_untrusted, errors_in_cells, n_cells, run_all_cells, save, set_theme
 
 NOTEBOOK = Path(__file__).parents[2] / "demos" / "01_see_a_model.ipynb"
-NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status")
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,11 @@ import re
 import nbformat
 import pytest
 from browser.driving import settled
-from browser.jupyter import PATIENCE_S, Lab, run_all_cells, save, set_theme, write_notebook
+from browser.jupyter import NOT_OURS, PATIENCE_S, Lab, run_all_cells, save, set_theme, write_notebook
 from browser.kernels import INSTALLED, IPYKERNELS, use_ipykernel
 
 pytest.importorskip("anywidget")
 
-NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status|Failed to initialize model")
 SETUP = """
 import asyncio, signal, sys, threading, time
 from pathlib import Path

@@ -492,6 +492,7 @@ def test_the_color_of_a_finding_is_that_of_its_severity_whatever_its_kind(shown)
     settled(page)
     assert color(page.get_by_text("findings (3)")) == of_theme["bad"]
     page.get_by_text("findings (3)").click()
+    settled(page)
     for places in (page.locator(".row .badge:not(.inside)"), page.locator(".finding .badge")):
         assert [color(places.nth(i)) for i in range(3)] == list(of_theme.values())
     assert has_red_flag(page)

@@ -11,6 +11,7 @@ import pytest
 from browser.conftest import TIMEOUT_MS, new_window
 from browser.driving import settled, violations
 from browser.jupyter import (
+    NOT_OURS,
     close_notebooks,
     copy_untrusted,
     errors_in_cells,
@@ -24,8 +25,6 @@ from browser.jupyter import (
 
 pytest.importorskip("anywidget")
 
-# The last one anywidget says of every widget, also one that does nothing, that is closed before its module has come.
-NOT_OURS = re.compile(r"favicon|ResizeObserver loop|was preloaded|/lsp/status|Failed to initialize model")
 MODEL_NOT_FOUND = re.compile(r"widget model not found")
 NO_BLOB = re.compile(r"blob:|jupyterlab-manager")  # and what the widget manager says of it
 SETUP = """

@@ -147,7 +147,7 @@ def test_a_failure_falls_back_to_the_display_before_with_one_line(shell, monkeyp
 
 def test_the_root_has_the_name_of_the_users_variable_and_settings_are_those_of_config(shell, capsys):
     shell.run_line_magic("load_ext", "treeviz")
-    shell.run_cell("import numpy as np\nparams = {'w': np.full(3, 2.0)}")
+    shell.run_cell("import numpy as np\nparams = {'w': np.arange(3.0)}")
     assert formatted(shell, shell.user_ns["params"])["text/plain"].startswith("params · 1 leaf")
     assert "mean" not in formatted(shell, shell.user_ns["params"])["text/plain"]
     shell.run_line_magic("config", "TreeViz.stats = True")
