@@ -48,7 +48,7 @@ class GradientInspector(Sinks):
       heavy_every: In every n-th step also measure a histogram, counts of zeros, NaN and infinities, and the parameters
         and updates. 0: never.
       updates: For a watched step also measure the parameters and what the step adds to them, which gives their ratios.
-        True: in every inspected step; False: never. None: in those of `heavy_every`; where that is 0, beside the
+        True: in every inspected step; False: never. None: in those of `heavy_every`; where that is 0, beside the 1st,
         5th, 50th, 100th, 150th, 200th, 250th, 500th, 1,000th … inspected step, and recorded once they hold a finding;
         where that cannot be, as of a loop, of members or with `exact=True`, a note says so.
       statistics: The statistics of the other inspected steps: `treeviz.LIGHT`, `FULL` or `HISTOGRAM`.

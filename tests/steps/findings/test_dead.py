@@ -229,6 +229,18 @@ def test_float16_that_has_nothing_below_its_smallest_number_underflows_and_is_no
     assert [finding.kind for finding in found if "underflow" in finding.kind] == ["underflow"] * (scale < 1)
 
 
+@pytest.mark.parametrize("of_last", [1.0, 1e-3], ids=["all lose digits", "the last is zero"])
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_gradients_of_float32_that_were_cast_to_float16_underflow_where_they_lose_their_digits(scale, of_last):
+    def in_float16(params, x, y):
+        cast = jax.tree.map(lambda x: x.astype(jnp.float16).astype(x.dtype), params)
+        hidden = jnp.tanh(apply(cast["l0"], x))
+        return scale * (jnp.mean(hidden) + of_last * jnp.mean(apply(cast["out"], hidden)))
+
+    found = [each.kind for each in findings(in_float16, stack(1)) if each.severity != "info"]
+    assert found[:1] == ["underflow"] * (scale < 1) and "dead" not in found
+
+
 def test_nothing_is_said_of_gradients_in_a_branch_that_is_seldom_or_never_taken():
     def loss(params, x, y):
         return mlp(jax.nn.tanh)(params, x, y)

@@ -10,7 +10,7 @@ import numpy as np
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings import norms
-from treeviz.steps.findings.dead import SCALE_THE_LOSS, dead
+from treeviz.steps.findings.dead import SCALE_THE_LOSS, dead, of_float16
 from treeviz.steps.findings.finding import Finding, Rank
 from treeviz.steps.findings.searched import Searched, and_others, factor_text, listed
 from treeviz.steps.names import kind_of, sibling_name
@@ -149,11 +149,11 @@ def underflow(tree: Searched) -> Iterator[Finding]:
     parts = _parts_below(tree) if tree.is_gradient else {}
     worst = [leaf for leaf in sorted(parts, key=lambda i: -parts[i]) if parts[leaf] > tree.thresholds.underflow]
     if worst:
-        part, dtype = parts[worst[0]], tree.source.dtypes[worst[0]]
+        part, dtype = parts[worst[0]], _passed_through(tree)[worst[0]]
         yield Finding(
             "underflow", tree.name, tree.path(worst[0]), worst[0], *tree.span, (("part", part),),
-            f"{part:.0%} of {tree.name}{tree.path(worst[0])}{_less_of(worst)} are below 2**{_exponent(dtype)}, "
-            f"where {dtype} loses digits and then all.",
+            f"{part:.0%} of {tree.name}{tree.path(worst[0])}{_or_less_of(worst, parts)} are below "
+            f"2**{_exponent(dtype)}, where {dtype} loses digits and then all.",
             SCALE_THE_LOSS, tuple(worst), part / tree.thresholds.underflow,
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
@@ -166,7 +166,8 @@ def _parts_below(tree: Searched) -> dict[int, float]:
 
     Without a histogram it is told where even the largest number has lost half of its digits: of all of them.
     """
-    leaves = {leaf: _exponent(dtype) for leaf, dtype in enumerate(tree.source.dtypes) if dtype in _SMALL_RANGE}
+    through = _passed_through(tree)
+    leaves = {leaf: _exponent(dtype) for leaf, dtype in through.items()}
     histogram = tree.history.values(tree.name, "histogram").total
     if histogram is not None and len(histogram):
         counts = np.maximum(histogram, 0).sum(axis=0)
@@ -178,9 +179,19 @@ def _parts_below(tree: Searched) -> dict[int, float]:
     is_told = any(found.kind == "underflow" for found in dead(tree))
     if is_told or tree.n_steps < tree.thresholds.fewest_steps or not len(largest):
         return {}
-    half = {leaf: 2.0 ** (at - jnp.finfo(tree.source.dtypes[leaf]).nmant // 2) for leaf, at in leaves.items()}
+    half = {leaf: 2.0 ** (at - jnp.finfo(through[leaf]).nmant // 2) for leaf, at in leaves.items()}
     is_below = {leaf: largest[:, leaf][largest[:, leaf] > 0] < least for leaf, least in half.items()}
     return {leaf: 1.0 for leaf, below in is_below.items() if below.size and below.mean() > 0.5}
+
+
+def _passed_through(tree: Searched) -> dict[int, str]:
+    """The dtype of leaves of 16 bits or less, and float16 for gradients that were cast from it, as far as it shows."""
+    found = {leaf: dtype for leaf, dtype in enumerate(tree.source.dtypes) if dtype in _SMALL_RANGE}
+    if kind_of(tree.name) != "grads":
+        return found
+    largest = tree.history.values(tree.name, "max_abs").latest
+    others = [leaf for leaf in np.flatnonzero(tree.is_trained).tolist() if leaf not in found]
+    return found | {leaf: "float16" for leaf in others if of_float16(largest[:, leaf]) is not None}
 
 
 def _exponent(dtype: str) -> int:
@@ -188,9 +199,9 @@ def _exponent(dtype: str) -> int:
     return int(np.log2(float(jnp.finfo(dtype).smallest_normal)))
 
 
-def _less_of(leaves: Sequence[int]) -> str:
-    n = len(leaves) - 1
-    return f" (and less of {n} other lea{'ves' if n > 1 else 'f'})" if n else ""
+def _or_less_of(leaves: Sequence[int], parts: dict[int, float]) -> str:
+    n, less = len(leaves) - 1, "less " * (parts[leaves[-1]] < parts[leaves[0]])
+    return f" (and {less}of {n} other lea{'ves' if n > 1 else 'f'})" if n else ""
 
 
 def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:

@@ -232,13 +232,21 @@ def _with_other_bias(tree: Searched, run: list[int]) -> list[int]:
 
 
 def _last_of_float16(tree: Searched, run: list[int]) -> float | None:
-    """The largest magnitude next to leaves that are zero, if it is among the smallest numbers of float16; else None.
+    """The largest magnitude next to leaves that are zero, if it is among the smallest numbers of float16; else None."""
+    order = [leaf for layer in tree.layers for leaf in layer]
+    after = [leaf for leaf in order if tree.places[leaf] > tree.places[run[0]]][:2]
+    largest = tree.history.values(tree.name, "max_abs").latest
+    if not (largest[:, [*run, *after]] > 0).any():  # what the backward pass met before is zero, too, or there is none
+        after = [leaf for leaf in order if (largest[:, leaf] > 0).any()]
+    return of_float16(largest[:, [*run, *after]])
+
+
+def of_float16(largest: np.ndarray) -> float | None:
+    """What magnitudes are at most, if they are among the smallest of float16; else None.
 
     Gradients may be float32 that were cast: these are multiples of the smallest float16, too. Those of bfloat16 are
     not.
     """
-    after = [leaf for layer in tree.layers for leaf in layer if tree.places[leaf] > tree.places[run[0]]][:2]
-    largest = tree.history.values(tree.name, "max_abs").latest[:, [*run, *after]]
     largest = largest[np.isfinite(largest) & (largest > 0)]
     if largest.size and (largest % _SMALLEST_FLOAT16 == 0).all() and (top := np.median(largest)) < 2.0**-17:
         return float(top)

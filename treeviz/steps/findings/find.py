@@ -61,10 +61,10 @@ def findings(
     Leaves that went wrong of one cause are one finding, with the leaf where the backward pass met it first; what a NaN
     or an explosion brings about is not told again. Of the results of a watched step, a loss or a parameter that is not
     finite is "nonfinite", any other is "result". The order is that of `Rank`: numbers that are NaN or infinite, the
-    earliest first; a whole tree that explodes, or whose gradients or updates are all zero; leaves that are dead, frozen
-    or vanish, and numbers that underflow; what is unusual; clipping, which is a choice; and what is no fault. Of two
-    with the same rank, the one that is further beyond its threshold comes first. Takes some milliseconds for a hundred
-    leaves.
+    earliest first; a whole tree that explodes or leaps, or whose gradients or updates are all zero, likewise; leaves
+    that are dead, frozen or vanish, and numbers that underflow; what is unusual; clipping, which is a choice; and what
+    is no fault. Of two with the same rank, the one that is further beyond its threshold comes first. Takes some
+    milliseconds for a hundred leaves.
 
     Args:
       thresholds: The limits; `Thresholds()` by default.
@@ -116,6 +116,6 @@ def _follows(finding: Finding, cause: Finding) -> bool:
 
 def _weight(finding: Finding) -> tuple[int, int, float, int]:
     """A sort key: less is worse. Ties keep the order of sources and leaves."""
-    if finding.rank == Rank.NOT_FINITE:
-        return 0, finding.first, 0.0, 0
+    if finding.rank <= Rank.TRAINING_ENDS:
+        return finding.rank, finding.first, -finding.times, 0
     return finding.rank, 0, -finding.times, 0 if finding.leaf < 0 else 1

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Rank
-from treeviz.steps.findings.searched import RECENT, Searched, digits_text, factor_text, listed, pattern
+from treeviz.steps.findings.searched import FEWEST_LOOKS, RECENT, Searched, digits_text, factor_text, listed, pattern
 from treeviz.steps.names import kind_of, natural, result_kind, sibling_name
 
 _FEWEST_LAYERS = 5  # whose gradients may be told to depend on the depth
 _LOST = 1e-4  # of the gradient of another leaf, below which an update may be lost in the rounding of its parameter
 _ALIKE = 30.0  # the factor between layers from which one differs
+_LEAP = 3.0  # times their norm, by which no first updates move what they train
 
 
 def exploding(tree: Searched) -> Iterator[Finding]:
@@ -209,24 +210,57 @@ def _trend(tree: Searched, values: np.ndarray) -> int:
     return int(np.sign(correlation)) if abs(correlation) > 0.9 else 0
 
 
+def _leap(tree: Searched, moves: np.ndarray) -> Finding | None:
+    """The first updates moved most parameters by several times their norm, so what they began with is lost."""
+    of_params = sibling_name(tree.name, "params")
+    params, sizes = tree.history.values(of_params, "norm"), np.array(tree.source.sizes)
+    is_first = params.first - params.first[0] < tree.thresholds.fewest_steps
+    norm, moved = params.latest[is_first], tree.norm.latest[is_first]
+    at = moves & (norm[0] > 0)  # the others began at zero
+    farthest = np.maximum(moved, norm - norm[0])[:, at] / norm[0, at]
+    leaps = (farthest > _LEAP) @ sizes[at] > sizes[at].sum() / 2
+    if sizes[at].sum() < tree.thresholds.ratio_size or not leaps.any():
+        return None
+    entry = np.argmax(leaps)
+    first, until = int(params.first[0]), int(params.until[entry])
+    times = float(np.sqrt(np.nansum((farthest[entry] * norm[0, at]) ** 2) / np.sum(norm[0, at] ** 2)))
+    when = f"in step {first}" if first == until else f"from step {first} to {until}"
+    return Finding(
+        "ratio", tree.name, "", -1, first, until, (("ratio", times),),
+        f"The updates moved {of_params} by {digits_text(times)} times their norm {when}; 1e-3 in a step is usual.",
+        "What the parameters began with is lost. Lower the learning rate, or let it rise over the first steps.",
+        (), times / _LEAP,
+        rank=Rank.TRAINING_ENDS,
+    )  # fmt: skip
+
+
 def ratio(tree: Searched) -> Iterator[Finding]:
     """Updates that are far too large or too small for their parameters."""
     if kind_of(tree.name) != "updates":
         return
     of_params, thresholds = sibling_name(tree.name, "params"), tree.thresholds
     updates, ratios = tree.norm, tree.history.ratio(tree.name, of_params)
-    if ratios is None or not tree.is_known_enough:
+    if ratios is None:
         return
     params = tree.history.values(of_params, "norm")
     source = tree.history.sources[of_params]
     moves = updates.high.max(axis=0) > 0  # others are dead, frozen, or not to be trained
+    if (leap := _leap(tree, moves)) is not None:
+        yield leap
+    if not tree.is_known_enough:
+        return
+    # Looked at now and then, what began at zero has just begun at first.
+    rest = slice(int(tree.n_steps < thresholds.fewest_steps), None)
+    changes, relative = updates.latest[rest], ratios.latest[rest]
+    if len(relative) < FEWEST_LOOKS:
+        return
     with np.errstate(all="ignore"):
-        root = np.sqrt(np.nansum(updates.latest**2, axis=1) / np.nansum(params.latest[:, moves] ** 2, axis=1))
-        typical = np.array([np.median(root), *np.median(ratios.latest, axis=0)])
+        root = np.sqrt(np.nansum(changes**2, axis=1) / np.nansum(params.latest[rest][:, moves] ** 2, axis=1))
+        typical = np.array([np.median(root), *np.median(relative, axis=0)])
         sizes = np.array([np.inf if moves.all() else np.dot(moves, source.sizes), *source.sizes])
         is_judged = np.isfinite(typical) & (typical > 0) & (sizes >= thresholds.ratio_size)
         # While it grows, as a learning rate does at first, it is not too low.
-        ends = np.array_split(np.column_stack([root, ratios.latest]), 3)
+        ends = np.array_split(np.column_stack([root, relative]), 3)
         is_judged &= (typical > thresholds.ratio_high) | (np.median(ends[2], 0) < 2 * np.median(ends[0], 0))
         times = np.maximum(typical / thresholds.ratio_high, thresholds.ratio_low / typical)
     worst = [int(i) for i in np.argsort(-times, kind="stable") if is_judged[i] and times[i] > 1]
@@ -240,7 +274,7 @@ def ratio(tree: Searched) -> Iterator[Finding]:
         more = f" Of {len(leaves) - 1} more the ratio is too {'high' if is_high else 'low'}." if len(leaves) > 1 else ""
         path_moves = path or ("" if moves.all() else ", as far as it moves,")
         yield Finding(
-            "ratio", tree.name, path, leaves[0], int(ratios.first[0]), int(ratios.until[-1]), (("ratio", value),),
+            "ratio", tree.name, path, leaves[0], int(ratios.first[rest][0]), int(ratios.until[-1]), (("ratio", value),),
             f"An update changes {of_params}{path_moves} by {value:.1e} of its norm; about 1e-3 is usual.{more}",
             "Lower the learning rate." if is_high else "Raise the learning rate, or look what makes the updates so "
             "small.", tuple(leaf for leaf in leaves if leaf >= 0), float(times[leaves[0] + 1]),

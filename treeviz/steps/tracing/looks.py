@@ -26,8 +26,7 @@ from treeviz.tree.forks import computed_once
 from treeviz.tree.tracers import any_traced
 
 FIRST, N_EVEN = 50, 5  # at calls 50, 100 … 250, and then after twice as many
-_EARLY = 5  # a call before all findings of zeros, which biases of zero explain
-_AHEAD = 2  # the call after which a program is compiled, where one is needed
+_EARLY = (1, 5)  # how far the first updates go; before all findings of zeros, which biases of zero explain
 MOST_BYTES = 1 << 30  # on one device, of the copies of what the loop donates
 
 
@@ -35,13 +34,14 @@ def is_due(call: int) -> bool:
     """Whether to look in this call of a step, counted from 1."""
     part, rest = divmod(call, FIRST)
     is_even = not rest and (part <= N_EVEN or (part % N_EVEN == 0 and (part // N_EVEN).bit_count() == 1))
-    return is_even or call == _EARLY
+    return is_even or call in _EARLY
 
 
 def next_due(call: int) -> int:
     """The next call in which to look, after this one."""
     regular = itertools.count((call // FIRST + 1) * FIRST, FIRST)
-    return next(n for n in itertools.chain([_EARLY] * (call < _EARLY <= FIRST), regular) if is_due(n))
+    early = (n for n in _EARLY if call < n <= FIRST)
+    return next(n for n in itertools.chain(early, regular) if is_due(n))
 
 
 def not_looked_at(why: str) -> str:
@@ -78,12 +78,18 @@ class Looks:
         self._tell = tell
         static = (options.keywords.get(name) or () for name in ("static_argnums", "static_argnames"))
         self._donates, self._static = options.donates, frozenset(itertools.chain(*static))
-        self._n_calls, self._next = 0, _AHEAD
+        self._n_calls, self._next = 0, 1
         self._traced: _Looked | None = None
+        self._in_first_call: tuple[tuple, dict[str, Any]] | None = None
+        self._before_first: list[jax.Array] | None = None
 
     def traced(self, traced: Traced) -> None:
         """Take what is known of the program that runs next."""
-        self._traced = _Looked(traced)
+        self._traced = looked = _Looked(traced)
+        if self._in_first_call is not None:
+            args, kwargs = self._in_first_call
+            with jax.ensure_compile_time_eval():  # these are the arguments, not what stands for them in the trace
+                self._before_first = _tried(lambda: self._before(looked, args, kwargs))
 
     def around(self, twin: Callable) -> Callable:
         """The twin, whose measurements have others beside them now and then."""
@@ -93,13 +99,13 @@ class Looks:
             if call < self._next:  # most calls
                 return twin(*args, **kwargs)
             self._next = next_due(call)
-            if call == _AHEAD and not is_due(call):
-                out = twin(*args, **kwargs)
-                _tried(lambda: self._compile(args, kwargs, out[0]))
-                return out
             looked = self._traced
-            before = _tried(lambda: None if looked is None else self._before(looked, args, kwargs))
-            out, measurement = twin(*args, **kwargs)
+            if looked is None:
+                out, measurement, before = self._first(twin, args, kwargs)
+                looked = self._traced
+            else:
+                before = _tried(lambda: self._before(looked, args, kwargs))
+                out, measurement = twin(*args, **kwargs)
             if before is not None and looked is not None and looked is self._traced:
                 measurement.beside = _tried(lambda: self._beside(looked, before, out))
                 if measurement.beside is None and call < FIRST:  # the program is still being compiled
@@ -108,16 +114,18 @@ class Looks:
 
         return looked
 
+    def _first(self, twin: Callable, args: tuple, kwargs: dict[str, Any]):
+        """Call the twin, which is traced meanwhile: only then is known which arguments are parameters."""
+        self._in_first_call = args, kwargs
+        try:
+            out, measurement = twin(*args, **kwargs)
+            return out, measurement, self._before_first
+        finally:
+            self._in_first_call = self._before_first = None
+
     def _leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         args = tuple(x for i, x in enumerate(args) if i not in self._static and i - len(args) not in self._static)
         return jax.tree.leaves((args, {name: x for name, x in kwargs.items() if name not in self._static}))
-
-    def _compile(self, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-        leaves, looked = self._leaves(args, kwargs), self._traced
-        is_elsewhere = any(isinstance(x, jax.Array) and not lies_on_host(x) for x in leaves)
-        old = looked.params(leaves) if looked is not None and is_elsewhere else None
-        if looked is not None and old:
-            looked.beside(old).compile(old, looked.new_params(out))
 
     def _before(self, looked: _Looked, args: tuple, kwargs: dict[str, Any]) -> list[jax.Array] | None:
         leaves = self._leaves(args, kwargs)
