@@ -71,6 +71,7 @@ def test_the_details_of_a_difference_have_the_numbers_and_magnitudes_of_both_sid
     for text in ("1 at [0, 0]", "there in the first", "16 of 16", "NaN in the other"):
         assert text in detail
     assert page.locator(".sides svg").count() == 2
+    assert page.locator(".sides figcaption").inner_text() == "log₂|x|: first above, other below"
     assert violations(page) == []
 
 

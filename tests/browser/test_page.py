@@ -127,6 +127,10 @@ def test_an_inherited_spec_is_dim_and_a_bracket_has_the_color_of_the_spec(open_p
     edges = [cell.evaluate("(cell) => getComputedStyle(cell).borderLeft") for cell in cells]
     assert [cell.inner_text() for cell in cells] == ["0", "0 ← [0]", "0 ← [0]", "None"]
     assert len({*edges[:3]}) == 1 and edges[0] != edges[3] and edges[0].startswith("3px solid oklch")
+    page.set_viewport_size({"width": 220, "height": 500})
+    name, spec = box(page, "#row2 .key"), box(page, "#row2 .edge")
+    assert "sliding" in page.locator(".scroller").get_attribute("class")
+    assert name["x"] + name["width"] <= spec["x"], "names that stay in place do not cover it"
     assert page.locator(".row .cell.edge").count() == 4
     assert violations(page) == []
 
@@ -644,6 +648,12 @@ def test_a_query_that_cannot_be_read_is_explained_beside_the_box(shown, query):
     assert len(labels(page)) > 5
 
 
+def test_a_word_after_is_that_does_not_exist_names_the_nearest_one(shown):
+    page = shown(model())
+    search(page, "is:share")
+    assert page.locator("output.error").inner_text() == "No is:share. Did you mean is:shared?"
+
+
 def test_a_click_on_a_title_sorts_siblings(shown):
     page = shown({"a": np.zeros(2), "b": [np.zeros(5), np.zeros(9)], "c": np.zeros(3), "d": None}, depth=2)
     title = page.locator(".head").get_by_role("button", name="bytes", exact=False).first
@@ -939,6 +949,34 @@ def test_the_chosen_row_stays_in_sight_though_its_details_are_longer_than_those_
         place, rows = box(page, ".window .row.active"), box(page, ".scroller")
         assert rows["y"] <= place["y"] and place["y"] + place["height"] <= rows["y"] + rows["height"] + 1
     assert box(page, ".side")["height"] > height
+
+
+@pytest.mark.parametrize("width", [390, 480, 740, 960, 1400])
+def test_no_column_of_numbers_goes_for_a_name_that_is_cut_anyway(shown, width):
+    page = shown({"x" * 300: np.ones(3), "b": {"other": np.zeros(2)}}, stats=True, width=width)
+    view, numbers = box(page, ".scroller"), settled(page).locator(".head :is(.bytes, .number)").all()
+    ends = [place["x"] + place["width"] for place in (each.bounding_box() for each in numbers) if place]
+    assert sum(end <= view["x"] + view["width"] for end in ends) >= min(4, width // 390)
+    page.locator(".window .row .key", has_text="xx").hover()
+    key = settled(page).locator(".window .row .key", has_text="xx")
+    name, path = key.get_attribute("title").split("\n")
+    assert re.fullmatch(r"x{150,}… \(300 characters\)", name) and path == "treeviz.child(params, 1)"
+    assert len(key.inner_text()) < len(name)
+
+
+def test_the_range_of_numbers_that_differ_little_is_no_single_number(shown):
+    tree = {"layers": [{"w": np.array([0.0, i]), "v": np.full(2, 2.0)} for i in (1.001, 1.002, 1.004)], "b": np.ones(1)}
+    page = shown(tree, stats=True, width=1400)
+    cells = dict(zip(page.locator(".head button").all_inner_texts(), row(page, "w").locator(".cell").all_inner_texts()))
+    assert (cells["min"], cells["max"]) == ("0", "1.001…1.004"), "four digits where two would be the same"
+    assert "1.001…1.004" in treeviz.render(tree, stats=True).text()
+
+
+def test_a_part_of_the_headline_is_on_one_line_if_it_fits(shown):
+    for width in range(300, 700, 20):
+        page = shown(model(), stats=True, width=width)
+        lines = page.locator(".headline span").evaluate_all("(parts) => parts.map((part) => part.offsetHeight)")
+        assert set(lines) == {lines[0]} and lines[0] < 30
 
 
 def test_names_that_are_fitted_leave_room_to_scroll_the_other_columns_through(shown):

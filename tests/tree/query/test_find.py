@@ -61,10 +61,11 @@ def test_the_errors_say_what_to_write_instead():
         "Write numbers, >64, <=8, * for one dimension and ... for any number of them: shape:...,>64,768"
     )
     assert message("is:blue") == (
-        "find: there is no is:blue. There are: is:cut, is:cycle, is:differs, is:error, is:hidden, is:info, is:leaf, "
+        "find: no is:blue. There are: is:cut, is:cycle, is:differs, is:error, is:hidden, is:info, is:leaf, "
         "is:more, is:node, is:nonfinite, is:opaque, is:partial, is:replicated, is:shared, is:static, is:warning, "
         "is:weak."
     )
+    assert message("is:share") == "find: no is:share. Did you mean is:shared?"
     unread = "needs the values, which were not read: render(tree, stats=True) reads them."
     assert message("std:>1") == f"find: std:>1 {unread}"
     assert message("-nan") == f'find: nan {unread} To search for the text itself, put it in quotes: "nan"'

@@ -117,6 +117,14 @@ def test_sizes_go_before_a_name_is_cut_and_before_a_column_that_was_asked_for():
     assert first[2].startswith("├─ resnet/~/block_group_0/~/block_0/~/batchnorm_0  dict") and "elements" not in first[1]
 
 
+def test_no_column_goes_for_a_name_that_is_cut_anyway():
+    tree = walk({"x" * 300: np.ones(3), "b": np.ones(2)})
+    columns = [tree.fact_column(name, np.ones(len(tree.facts)), format="number") for name in ("min", "max", "rms")]
+    for width in (80, 120, 200):
+        assert shown_titles(tree, columns, width) == ["min", "max", "rms"]
+    assert max(map(len, text(View(tree, columns), width=120).splitlines()[1:])) >= 118, "names have what columns leave"
+
+
 def shown_titles(tree, columns, width):
     return text(View(tree, columns), width=width).splitlines()[1].split()
 

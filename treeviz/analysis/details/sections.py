@@ -170,8 +170,8 @@ def statistics(array: Any, *, most_elements: int = MOST_ELEMENTS) -> list[Sectio
         first, last = int(used[0]), int(used[-1])
         bins = values["histogram"][first : last + 1]
         heights = np.ceil(255 * bins / bins.max()).astype(int).tolist()
-        edges = [number_text(2.0 ** (FIRST_EXPONENT + i)) for i in (first, last + 1)]
-        sections.append({"kind": "bars", "title": "magnitudes, by powers of two", "heights": heights, "edges": edges})
+        edges = [str(FIRST_EXPONENT + i) for i in (first, last + 1)]
+        sections.append({"kind": "bars", "title": "log₂|x|", "heights": heights, "edges": edges})
     return sections
 
 

@@ -13,7 +13,7 @@ _NUMBERS = ("min", "max", "mean", "std", "rms")
 
 
 def alike(table: TreeTable) -> dict[str, str]:
-    """What each column of value statistics says of every row, by the column's name: {"nan": "no NaN", "min": "all 1"}.
+    """What each column of value statistics says of every row, by the column's name: {"nan": "no NaN", "min": "min 0"}.
 
     Empty if a leaf with values was not read: nothing is said of what was not looked at.
     """
@@ -22,14 +22,18 @@ def alike(table: TreeTable) -> dict[str, str]:
     words = {name: text for name, text in _ABSENT.items() if table.columns[name].values[0] == 0}
     least, greatest = (float(table.columns[name].values[0]) for name in ("min", "max"))
     is_known = least == 0 or not any(facts.dtype.startswith("complex") for facts in table.facts)  # else a magnitude
-    if {"nan", "inf"} <= words.keys() and least == greatest and is_known and _sizes(table)[0] > 1:
-        text = f"all {number_text(least)}" if least else "all zeros"
+    if least == greatest and is_known and _sizes(table)[0] > 1:
+        is_finite = {"nan", "inf"} <= words.keys()
+        text = f"all {'' if is_finite else 'other '}values are {number_text(least)}" if least or not is_finite else "all zeros"
         return words | dict.fromkeys(("zeros", *_NUMBERS, "histogram"), text)
-    same = {name: number for name in _NUMBERS if (number := _same_in_all(table, name))}
-    for name, number in same.items():
-        names = [each for each in same if same[each] == number]
-        words[name] = f"{' = '.join((*names, number))} everywhere"
-    return words
+    return words | {name: f"{name} {number}" for name in _NUMBERS if (number := _same_in_all(table, name))}
+
+
+def headline(words: dict[str, str]) -> list[str]:
+    """The parts of the headline: ["no NaN, no Inf, all zeros"], ["no NaN, no Inf", "min 0, max 1 in every row"]."""
+    numbers = [text for name, text in words.items() if text.startswith(f"{name} ")]
+    others = dict.fromkeys(text for text in words.values() if text not in numbers)
+    return [", ".join(others)] * bool(others) + [f"{', '.join(numbers)} in every row"] * bool(numbers)
 
 
 def _same_in_all(table: TreeTable, name: str) -> str:

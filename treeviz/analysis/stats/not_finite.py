@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from treeviz.analysis.stats.alike import alike
+from treeviz.analysis.stats.alike import alike, headline
 from treeviz.tree.facts import Note
 from treeviz.tree.table import TreeTable
 
@@ -30,7 +30,7 @@ def not_finite(
         n = int(np.count_nonzero(each[table.is_leaf[rows]]))
         if n:
             parts.append(f"{word} in {'' if is_whole else '≥ '}{n:,} {'leaf' if n == 1 else 'leaves'}")
-    parts += [", ".join(dict.fromkeys(told.values())) + f" in {table.name}" * others] if told else []
+    parts += [part + f" in {table.name}" * others for part in headline(told)]
     bad = np.flatnonzero(counts[0] + counts[1])
     notes: dict[int, tuple[Note, ...]] = {
         row: (Note("nonfinite", _sentence(math.prod(table[row].shape or ()), n_nan, n_inf)),)

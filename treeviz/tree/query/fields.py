@@ -11,7 +11,7 @@ ALIASES = {"params": "elements", "parameters": "elements"}
 VALUE_STATISTICS = ("min", "max", "mean", "std", "rms", "zeros", "nan", "inf", "posinf", "neginf", "histogram")
 
 
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """ "Did you mean bytes?"; all that is known if nothing is near."""
+def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
+    """ "Did you mean bytes?"; all that is known if nothing is near. The prefix stands before each, as in "is:shared"."""
     near = get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
+    return f"Did you mean {prefix}{near[0]}?" if near else f"There are: {', '.join(prefix + each for each in known)}."

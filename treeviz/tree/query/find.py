@@ -200,9 +200,7 @@ def _flagged(table: Table, term: Term) -> np.ndarray:
             "treeviz.diff(old, new) compares two trees."
         )
     if value not in _IS and value not in _IS_NOTE:
-        raise ValueError(
-            f"find: there is no {term}. There are: {', '.join(f'is:{name}' for name in sorted({*_IS, *_IS_NOTE}))}."
-        )
+        raise ValueError(f"find: no {term}. {did_you_mean(value, sorted({*_IS, *_IS_NOTE}), 'is:')}")
     noted = _IS_NOTE.get(value, ())
     rows = _by_facts(table, _IS.get(value, lambda _: False))
     rows[_noted(table, lambda note: note.kind in noted)] = True

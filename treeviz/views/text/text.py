@@ -177,7 +177,7 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
 
     No name is cut, and no indentation given up, while a column of sizes stands. Of the columns those of sizes go first,
     then the last one. What was asked for, the first column or the series, stays: names that do not fit beside it and
-    short types get 45 % of the width, and what is left.
+    short types get 45 % of the width, and what is left by the columns, of which none goes for a name that is cut anyway.
     """
     if width is None:
         return _Room(2**31, min(key, _UNLIMITED_KEY), cells, 2**31)
@@ -194,7 +194,8 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
     least = min(type_, _SHORT, bare_width(cells[0]))
     asked = [cell for cell in cells[1:] if not (cell.is_size or cell.is_extra)]
     kept = sum([len(_GAP) + cell.width for cell in asked if cell.name == asked[0].name])
-    names = min(key, max(_KEY, width * 45 // 100, width - least - kept - needed - 2 * len(_GAP)))
+    most = width - least - kept - needed - 2 * len(_GAP)
+    names = min(key, max(_KEY, width * 45 // 100, most if key <= most or not asked else 0))
     while left(names) < wanted and any(cell.is_extra for cell in cells):
         last = max(i for i, cell in enumerate(cells) if cell.is_extra)
         cells = cells[:last] + cells[last + 1 :]

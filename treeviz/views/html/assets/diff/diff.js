@@ -140,7 +140,7 @@ function sides(view, row) {
   const { bars, names } = view.tree.header.diff;
   if (view.request || !bars[row]) return [];
   const [first, ...both] = bars[row];
-  const edges = [first, first + both[0].length].map((exponent) => h("span", {}, `2^${exponent}`));
-  return [h("figure", { class: "sides" }, h("figcaption", {}, `magnitudes, by powers of two: in the ${names[0]} above, in the ${names[1]} below`),
+  const edges = [first, first + both[0].length].map((exponent) => h("span", {}, `${exponent}`));
+  return [h("figure", { class: "sides" }, h("figcaption", {}, `log₂|x|: ${names[0]} above, ${names[1]} below`),
     ...both.map((heights, i) => barChart(heights.map((height) => 5 * height), `in the ${names[i]}`)), h("div", { class: "ticks", "aria-hidden": "true" }, ...edges))];
 }

@@ -52,10 +52,15 @@ export class Columns {
     const widths = [0, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? least : CH * widthOf(column, this.view.rows)))];
     // A narrow view shows curves in place of the heat map.
     const isNumber = (column) => (this.view.grid.isNarrow ? /count|bytes|number|histo/ : /count|bytes|number|histo|spark/).test(column?.format);
-    // No name is cut while a column of numbers could go.
-    const most = columns.reduce((left, column, i) => left - (isNumber(column) ? 0 : widths[i + 1] + GAP), room);
+    // What all columns leave to the names, and what those do that are no numbers.
+    let [left, most] = [room, room];
+    columns.forEach((column, i) => {
+      left -= widths[i + 1] + GAP;
+      if (!isNumber(column)) most -= widths[i + 1] + GAP;
+    });
     const [step, names] = wide <= MOST_NAMES * width ? [STEP, wide] : [SMALL_STEP, slim];
-    const wish = this.chosen.get(this.view.keyColumn) ?? Math.min(Math.max(names, LABEL), Math.max(most, MOST_NAMES * width));
+    // Columns of numbers go where that makes all names whole.
+    const wish = this.chosen.get(this.view.keyColumn) ?? Math.min(Math.max(names, LABEL), Math.max(names > most ? left : most, MOST_NAMES * width));
     // Names stay where they are: beside them there is always room to scroll the others through.
     const name = (widths[0] = Math.min(wish, columns[0] ? width - 2 * LABEL : wish));
     const type = columns.findIndex((column) => column.format === "type");
@@ -71,6 +76,8 @@ export class Columns {
       const over = ends[cut] - room;
       // What stands beside a type goes before a column does. A part of a number would be read as another one: it begins where the room ends.
       widths[type + 1] += cut < 0 ? Math.min(room - ends[columns.length], all - wanted) : over <= wanted - (cut - 1 === type && type < 3 ? CUT * CH : least) ? -over : isNumber(columns[cut - 1]) ? width - GAP - ends[cut - 1] : 0;
+      // Nor is a type shown in part that is cut to less.
+      if (cut - 1 === type && over > wanted - CUT * CH && type) widths[type] += width - GAP - ends[type];
       ends = endsOf();
     }
     return { widths, least, ends, total: ends[columns.length] + PADDING, step, maxLevels: name >= names ? Infinity : Math.max(2, Math.floor((name - SIGNS - LABEL) / step)) };

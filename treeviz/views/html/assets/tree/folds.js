@@ -129,8 +129,9 @@ function textOfAll(folds, column, row, run) {
     if (value > high) high = value;
   }
   if (low >= high) return column.text(row);
-  const ends = [low, high].map((end) => column.write(column.format === "number" ? +end.toPrecision(2) : end));
-  return ends[0] === ends[1] ? column.write(low) : ends.join("…");
+  const range = (shorten) => [...new Set([low, high].map((end) => column.write(column.format === "number" ? shorten(end) : end)))].join("…");
+  const short = range((end) => +end.toPrecision(2));
+  return short.includes("…") ? short : range((end) => end);
 }
 
 /** @param {any} column @param {number[]} rows */

@@ -111,7 +111,7 @@ export class Grid {
       const { widths, least } = this.layout;
       let room = this.width - widths[0];
       let n = 0;
-      const asked = this.columns.filter(({ hidden, format, name, isNumber }, i) => (hidden === false || !USUAL.test(format + name)) && (room -= widths[i + 1] + GAP) > ((n++ > 1 || isNumber) && least + GAP));
+      const asked = this.columns.filter(({ hidden, format, name, isNumber }, i) => (hidden === false || !USUAL.test(format + name)) && (room -= widths[i + 1] + GAP) > ((n++ > 1 || (isNumber && format !== "sparkline")) && least + 2 * GAP));
       this.columns = [...new Set([...asked, ...this.columns])];
       fit();
     }
@@ -245,9 +245,11 @@ export class Grid {
   #hover({ target }) {
     const key = target.closest(".row .key");
     if (!key || key.contains(this.copier)) return;
-    const { tree } = this.view;
+    const { tree, rows } = this.view;
     const row = +key.parentElement.dataset.row;
-    key.title = [tree.expression(row).slice(-LONG_PATH), ...fieldTexts(tree, tree.factCodes[row])].join("\n");
+    const name = rows.label(row);
+    // A path may lead to a key by its place: treeviz.child(tree, 1).
+    key.title = [...(key.textContent === name ? [] : [name]), tree.expression(row).slice(-LONG_PATH), ...fieldTexts(tree, tree.factCodes[row])].join("\n");
     key.append(this.copier);
   }
 

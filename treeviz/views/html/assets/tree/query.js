@@ -157,7 +157,7 @@ function flagged(tree, value) {
   }
   const test = Object.hasOwn(IS, value) ? IS[value] : null;
   if (!test && !NOTES.includes(value) && value !== "cut")
-    throw new Error(`There is no is:${value}. There are: ${[...new Set([...Object.keys(IS), "cut", ...NOTES])].sort().join(", ")}.`);
+    throw unknown(`is:${value}`, value, [...new Set([...Object.keys(IS), "cut", ...NOTES])].sort(), "is:");
   const kinds = NOTED[value] ?? (NOTES.includes(value) ? [value] : []);
   return byNotes(tree, ([kind]) => kinds.includes(kind), byFacts(tree, (code) => test?.(tree, code)));
 }
@@ -185,8 +185,13 @@ function numbersOf(tree, field) {
   if (column) return column.values;
   if (STATISTICS.test(field)) throw new Error(`${field}: ${UNREAD}.`);
   const names = ["key", "kind", "type", "dtype", "sharding", "shape", "is", "depth", ...tree.columns.filter(({ isNumber }) => isNumber).map(({ name }) => name)];
-  const near = closest(field, names);
-  throw new Error(`No column ${field}. ${near ? `Did you mean ${near}?` : `There are: ${names.join(", ")}.`}`);
+  throw unknown(`column ${field}`, field, names);
+}
+
+/** That there is no such word, and what to write in its place. @param {string} what @param {string} word @param {string[]} names @param {string} [prefix] of each of them */
+function unknown(what, word, names, prefix = "") {
+  const near = closest(word, names);
+  return new Error(`No ${what}. ${near ? `Did you mean ${prefix}${near}?` : `There are: ${names.map((name) => prefix + name).join(", ")}.`}`);
 }
 
 /** @type {(field: string, value: string) => (x: number) => boolean} */
