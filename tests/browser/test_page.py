@@ -967,7 +967,8 @@ def test_no_column_of_numbers_goes_for_a_name_that_is_cut_anyway(shown, width):
 def test_the_range_of_numbers_that_differ_little_is_no_single_number(shown):
     tree = {"layers": [{"w": np.array([0.0, i]), "v": np.full(2, 2.0)} for i in (1.001, 1.002, 1.004)], "b": np.ones(1)}
     page = shown(tree, stats=True, width=1400)
-    cells = dict(zip(page.locator(".head button").all_inner_texts(), row(page, "w").locator(".cell").all_inner_texts()))
+    titles, texts = page.locator(".head button").all_inner_texts(), row(page, "w").locator(".cell").all_inner_texts()
+    cells = dict(zip(titles, texts, strict=True))
     assert (cells["min"], cells["max"]) == ("0", "1.001…1.004"), "four digits where two would be the same"
     assert "1.001…1.004" in treeviz.render(tree, stats=True).text()
 

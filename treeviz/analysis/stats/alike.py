@@ -24,7 +24,11 @@ def alike(table: TreeTable) -> dict[str, str]:
     is_known = least == 0 or not any(facts.dtype.startswith("complex") for facts in table.facts)  # else a magnitude
     if least == greatest and is_known and _sizes(table)[0] > 1:
         is_finite = {"nan", "inf"} <= words.keys()
-        text = f"all {'' if is_finite else 'other '}values are {number_text(least)}" if least or not is_finite else "all zeros"
+        text = (
+            f"all {'' if is_finite else 'other '}values are {number_text(least)}"
+            if least or not is_finite
+            else "all zeros"
+        )
         return words | dict.fromkeys(("zeros", *_NUMBERS, "histogram"), text)
     return words | {name: f"{name} {number}" for name in _NUMBERS if (number := _same_in_all(table, name))}
 

@@ -12,6 +12,8 @@ VALUE_STATISTICS = ("min", "max", "mean", "std", "rms", "zeros", "nan", "inf", "
 
 
 def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
-    """ "Did you mean bytes?"; all that is known if nothing is near. The prefix stands before each, as in "is:shared"."""
+    """ "Did you mean bytes?"; all that is known if nothing is near. Before each stands the prefix, as "is:"."""
     near = get_close_matches(name, known, n=1)
-    return f"Did you mean {prefix}{near[0]}?" if near else f"There are: {', '.join(prefix + each for each in known)}."
+    if near:
+        return f"Did you mean {prefix}{near[0]}?"
+    return f"There are: {', '.join(prefix + each for each in known)}."

@@ -177,7 +177,7 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
 
     No name is cut, and no indentation given up, while a column of sizes stands. Of the columns those of sizes go first,
     then the last one. What was asked for, the first column or the series, stays: names that do not fit beside it and
-    short types get 45 % of the width, and what is left by the columns, of which none goes for a name that is cut anyway.
+    short types get 45 % of the width, and what is left. No other column goes for a name that is cut anyway.
     """
     if width is None:
         return _Room(2**31, min(key, _UNLIMITED_KEY), cells, 2**31)
