@@ -81,6 +81,9 @@ def test_the_example_of_a_public_name_runs(name, tmp_path, monkeypatch, capsys):
     code = example(inspect.getdoc(getattr(treeviz, name)) or "")
     assert code, f"{name} has no example: a paragraph of its docstring that is indented by four"
     scope = surroundings()
+    if name == "Finding":
+        scope["inspector"] = treeviz.GradientInspector()
+        scope["inspector"].record(treeviz.measure(grads=scope["grads"]))
     if name == "inspect_gradients":
 
         def update(params, opt_state, batch):

@@ -27,6 +27,8 @@ if _TYPE_CHECKING:
     from treeviz.reader import read as read
     from treeviz.steps.compiles.forecast import forecast as forecast
     from treeviz.steps.compiles.watch import watch_compiles as watch_compiles
+    from treeviz.steps.findings.finding import Finding as Finding
+    from treeviz.steps.findings.finding import Thresholds as Thresholds
     from treeviz.steps.measure import measure as measure
     from treeviz.steps.statistics import FULL as FULL
     from treeviz.steps.statistics import HISTOGRAM as HISTOGRAM
@@ -52,8 +54,10 @@ __all__ = [
     "Column",
     "Description",
     "Difference",
+    "Finding",
     "GradientInspector",
     "StopTraining",
+    "Thresholds",
     "TreeDiff",
     "TreeFinding",
     "TreeOverlay",
@@ -108,6 +112,8 @@ _LATER = {
     "read": "treeviz.reader",
     "forecast": "treeviz.steps.compiles.forecast",
     "watch_compiles": "treeviz.steps.compiles.watch",
+    "Finding": "treeviz.steps.findings.finding",
+    "Thresholds": "treeviz.steps.findings.finding",
     "measure": "treeviz.steps.measure",
     "FULL": "treeviz.steps.statistics",
     "HISTOGRAM": "treeviz.steps.statistics",

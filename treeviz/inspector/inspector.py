@@ -56,7 +56,7 @@ class GradientInspector(Sinks):
       run: The name of the run, "lr 3e-4", in views, in its file and in `treeviz grads`; `reset` names the next one. A
         run that begins by itself is "lr 3e-4 #2"; see `watch`.
       max_bytes: Memory of the history, for a run of any length: recent steps exactly, older ones in time buckets.
-      thresholds: The limits beyond which numbers become findings.
+      thresholds: The limits beyond which numbers become findings; see `treeviz.Thresholds`.
       on_finding: Called with each `Finding` once, and again if it ends and begins anew: by a watched step, by `record`,
         or by `flush` and the views. "nonfinite" comes at most 16 inspected steps after the bad one, since the loop may
         not get further ahead of the device; the other kinds are searched for as often as 2 % of the time allow.

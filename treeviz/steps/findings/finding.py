@@ -66,7 +66,7 @@ class Finding:
 class Thresholds:
     """The limits beyond which numbers become findings. With the defaults, ordinary runs have none.
 
-        tv.GradientInspector(thresholds=Thresholds(exploding=1000.0))    # from treeviz.steps.findings.finding
+        tv.GradientInspector(thresholds=tv.Thresholds(exploding=1000.0))
 
     Attributes:
       fewest_steps: The fewest steps for a finding; "nonfinite" needs one.
