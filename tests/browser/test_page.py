@@ -887,11 +887,25 @@ def moved():
     return tree
 
 
+def with_extra(key):
+    return moved() | {key: np.ones(3)}
+
+
 ASKED = {
     "other trees": (lambda: treeviz.render(model(), grads=model(), stats=True), ["rms"]),
     "statistics": (lambda: treeviz.render(model(), stats=True), ["min"]),
-    "in_axes": (lambda: treeviz.overlay({"embed": None, "layers": 0, "norm": None}, model()), ["in_axes"]),
+    "in_axes": (
+        lambda: treeviz.overlay(
+            ({"embed": None, "layers": {"attn": 0, "mlp": None}, "norm": None},),
+            (dict(model(), layers=model()["layers"][0]),),
+        ),
+        ["in_axes"],
+    ),
     "differences": (lambda: treeviz.diff(model(), moved()), ["first", "other"]),
+    "several trees": (
+        lambda: treeviz.diff(model(), *(with_extra(f"embedding_of_positions_{i}") for i in (1, 2))),
+        ["tree 1", "tree 2"],
+    ),
 }
 
 
@@ -904,7 +918,8 @@ def test_what_was_asked_for_stands_before_the_type_where_not_all_columns_fit(ope
     assert titles[: len(asked) + 1] == ["name", *asked] and titles[len(asked) + 1] == "type", "numbers go before types"
     assert box(page, f".head button:nth-child({len(asked) + 1}) i")["x"] < 470
     clipped = page.locator(".row .what").evaluate_all(
-        "(parts) => parts.filter((part) => part.getBoundingClientRect().right > 474).map((part) => part.textContent)"
+        """(parts) => parts.filter((part) => part.getBoundingClientRect().right > 474)
+            .filter((part) => part.getBoundingClientRect().left < 470).map((part) => part.textContent)"""
     )
     assert clipped == [], "a type that is cut ends in dots, for a part of a shape would be read as another shape"
     page.set_viewport_size({"width": 1400, "height": 700})
@@ -912,6 +927,19 @@ def test_what_was_asked_for_stands_before_the_type_where_not_all_columns_fit(ope
     assert sorted(settled(page).locator(".head button").all_inner_texts()) == sorted(
         titles + ["elements"] * (what == "statistics")
     )
+
+
+def test_a_mismatch_has_a_mark_on_a_phone_also_where_it_is_in_a_closed_node(open_page):
+    tree = model()
+    tree["layers"][1]["attn"]["bias"] = np.ones(7)
+    spec = {"embed": None, "layers": [{"attn": 0, "mlp": None}] * 3, "norm": None}
+    page = opened(open_page(treeviz.overlay((spec,), (tree,)).html(), width=480))
+    titles = page.locator(".head button").all_inner_texts()
+    assert titles.index("in_axes") == 2 and box(page, ".head button:nth-child(3) i")["x"] < 470
+    page.locator(".treeviz select").first.select_option(index=1)
+    settled(page).locator(".row .badge.inside").first.click()
+    marks = settled(page).locator(".row .cell.findings .badge:not(.inside)")
+    assert marks.all_inner_texts() == ["size"] and "axis 0 has 7" in (marks.first.get_attribute("title") or "")
 
 
 def test_a_column_that_the_reader_chooses_comes_into_sight_on_a_phone(shown):

@@ -76,7 +76,7 @@ def test_keys_that_one_of_the_two_lacks_are_told_with_the_likely_name():
         "[1]['k3']: only in the prefix: 0 (did you mean 'k2'?)",
         "[1]['k2']: only in the tree: float32[5]",
     ]
-    assert [note.text for row in view.find("is:differs") for note in row.notes] == [
+    assert [note.text for row in view.find("is:warning") for note in row.notes] == [
         "[1]['k3']: only in the prefix: 0 (did you mean 'k2'?)",
         "only in the tree",
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -182,3 +184,18 @@ def test_at_80_columns_each_mismatch_is_told_once_in_lines_that_fit():
     assert max(map(len, lines)) <= 80
     assert " ".join("".join(lines).split()).count("not divisible by 8") == 1
     assert any("P(None" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [72, 80, 100])
+def test_every_row_that_mismatches_has_a_mark_however_narrow_and_its_whole_path_below(width):
+    layer = {"self_attention": {"attention_op": {"query_projection": jax.ShapeDtypeStruct((8, 4, 16), jnp.float32)}}}
+    tree = {"params": {"decoder": {"transformer_blocks": {"transformer_layer_0": layer, "transformer_layer_1": layer}}}}
+    plan = jax.tree.map(lambda _: P(None, "model"), tree)
+    odd = plan["params"]["decoder"]["transformer_blocks"]["transformer_layer_1"]["self_attention"]["attention_op"]
+    odd["query_projection"] = P("model", "data", None, "x")
+    view = tv.overlay(plan, tree, use="shardings", mesh=abstract_mesh(data=2, model=4))
+    lines = view.text(width=width).split("\n")
+    assert max(map(len, lines)) <= width
+    marked = [line for line in lines if re.search(r"(!|axis: .*)$", line) and "─" in line]
+    assert ["P('model'" in line for line in marked] == [True]
+    assert "".join("".join(lines).split()).count(view.differences[0].path) == 1

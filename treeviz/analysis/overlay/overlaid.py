@@ -142,7 +142,7 @@ class _Overlay:
         notes: dict[int, tuple[Note, ...]] = {}
         for row, difference in self._found:
             text = str(difference) if difference.kind == "missing" else difference.note  # the row is that of its parent
-            notes[row] = (*notes.get(row, ()), Note("differs", text))
+            notes[row] = (*notes.get(row, ()), Note("warning", text, severity="error", sign=difference.kind))
         table = _apart(table, spec_of_row).with_columns(self._column(given, codes), *judged.columns)
         table = table.with_notes(notes).with_notes(self._notes).with_notes(judged.notes)
         self._found.sort(key=lambda each: each[0])

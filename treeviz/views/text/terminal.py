@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import unicodedata
 from functools import lru_cache
@@ -88,6 +89,7 @@ def paragraph(text: str, indent: str = "  ") -> list[str]:
 
 
 _LONGEST = 2_000
+_KEYS = re.compile(r"(?<=\S)(?=\[|\.[^\W\d])")  # where a key of a path begins
 
 
 def wrapped(text: str, width: int | None, indent: str = "  ") -> list[str]:
@@ -104,6 +106,18 @@ def wrapped(text: str, width: int | None, indent: str = "  ") -> list[str]:
             lines[-1] += " " + word
         else:
             lines.append(indent + word)
+    return lines
+
+
+def at_keys(line: str, width: int, indent: str) -> list[str]:
+    """A line with a key path that is longer than `width`, as several, of which the others begin with a key."""
+    parts = _KEYS.split(line) if display_width(line) > width else [line]
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if display_width(lines[-1] + part) <= width:
+            lines[-1] += part
+        else:
+            lines.append(indent + part)
     return lines
 
 

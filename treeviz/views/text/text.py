@@ -46,6 +46,7 @@ _LABEL = 10
 _ASKED, _SHORT = 2, 28  # columns that were asked for; the columns of a type that is shortened beside them
 _TRIM = 6  # columns that a type gives up for the last column beside it
 _LEAST = 6  # columns of a detail that is cut
+_SIGN = "!"  # of a problem that has no room in its line, and is told below the tree
 _HEADLINE = 500  # characters of a part
 _TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem, else a fifth
 _MOST_IN_FULL, _WIDE_ENOUGH = 12, 40  # lines of badges below the tree, and the columns that they need
@@ -187,6 +188,7 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
         return width - key - sum([len(_GAP) + cell.width for cell in cells]) - len(_GAP)
 
     none = -len(_GAP)
+    sign = len(_SIGN) if details.any_trouble else none
     wanted = min(details.width, _TROUBLE_WANTS if details.any_trouble else _DETAILS) if details.width else none
     trouble = min(details.width, _TROUBLE_WANTS, max(_TROUBLE, width // 5))
     needed = max(details.inside, trouble if details.any_trouble else none)
@@ -217,9 +219,9 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
         shorter = [narrowed(last, narrow, glyphs)] if last.is_label and narrow >= _TYPE else []
         if not shorter and asked and (last.is_label or last.name == asked[0].name):
             cells = [narrowed(cells[0], least, glyphs), *cells[1:]]
-            if last.is_label and 0 < (over := none - left(names)) <= last.width - _TYPE:
+            if last.is_label and 0 < (over := sign - left(names)) <= last.width - _TYPE:
                 cells[cells.index(last)] = narrowed(last, last.width - over, glyphs)
-            if left(names) >= none:  # lines below the tree say in full what is cut of the details
+            if left(names) >= sign:  # lines below the tree say in full what is cut of the details
                 needed = min(needed, left(names))
                 break
         cells = [*(cell for cell in cells if cell is not last), *shorter]
@@ -298,6 +300,8 @@ class _Details:
             whole = self._glyphs.fit(text)
             text = cut(whole, width - gap, self._glyphs.dots)
             if not text or (text != whole and width - gap < _LEAST):
+                if style in (RED, YELLOW) and not texts and width > 0:
+                    texts = [f"{style}{_SIGN}{RESET}" if color else _SIGN]
                 break
             width -= gap + display_width(text)
             texts.append(f"{style}{text}{RESET}" if color and style else text)
@@ -313,7 +317,8 @@ def _in_full(
         path = path_text(table, int(truncated.rows[shown[0]]))
         more = f" and {len(shown) - 1:,} more" if len(shown) > 1 else ""
         said = glyphs.fit(visible(f"{path}{more}: {text}", _HEADLINE))
-        pieces = terminal.wrapped(said, width, _GAP) if width >= _WIDE_ENOUGH else []
+        folded_at_words = terminal.wrapped(said, width, _GAP) if width >= _WIDE_ENOUGH else []
+        pieces = [piece for line in folded_at_words for piece in terminal.at_keys(line, width, _GAP)]
         if len(lines) + len(pieces) >= _MOST_IN_FULL:
             return [*lines, f"{glyphs.dots} {len(cut_badges) - i:,} more"]
         pieces = [cut(piece, width, glyphs.dots) for piece in pieces]

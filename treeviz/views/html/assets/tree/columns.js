@@ -43,13 +43,14 @@ export class Columns {
    * deeper than `maxLevels` show their depth as a number.
    * @param {any[]} columns
    * @param {number} width
+   * @param {number} [mostWords] of a column of words that the reader has not dragged
    */
-  layOut(columns, width) {
+  layOut(columns, width, mostWords = Infinity) {
     const [wide, slim, brief, what, all] = this.#measure();
     const room = width - PADDING;
     const mostType = Math.max(CH * SHORT, MOST_TYPES * width);
     const [least, wanted] = [Math.min(brief, mostType), Math.min(what, mostType)];
-    const widths = [0, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? least : CH * widthOf(column, this.view.rows)))];
+    const widths = [0, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? least : Math.min(CH * widthOf(column, this.view.rows), column.labels ? mostWords : Infinity)))];
     // A narrow view shows curves in place of the heat map.
     const isNumber = (column) => (this.view.grid.isNarrow ? /count|bytes|number|histo/ : /count|bytes|number|histo|spark/).test(column?.format);
     // What all columns leave to the names, and what those do that are no numbers.

@@ -14,6 +14,8 @@ export const MAX_HEIGHT = 12e6;
 export const LONG_PATH = 2000;
 // The formats and names of columns that many trees have.
 const USUAL = /^(type|bytes|count|labelsharding$)/;
+// Pixels of a column of words, the least where several share a narrow view.
+const LEAST_WORDS = 9 * CH;
 // Rows that are kept when they are no longer on the screen.
 const MAX_DRAWN = 200;
 // Ancestors that stay in sight.
@@ -104,16 +106,24 @@ export class Grid {
     // No column moves while an edge is dragged.
     const stays = this.isNarrow && this.widths.chosen.size && before.length === this.columns.length && this.columns.every((column) => before.includes(column));
     if (stays) this.columns = before;
-    const fit = () => (this.layout = this.widths.layOut(this.columns, this.width));
+    const fit = (mostWords) => (this.layout = this.widths.layOut(this.columns, this.width, mostWords));
     fit();
     if (this.isNarrow && !stays && this.layout.total > this.width) {
-      // What was asked for stands before the type: two columns of words or curves, if there is room, and more, and numbers, where the type fits, too.
+      // What was asked for stands before the type: two columns of words or curves, and those like the first, cut as far
+      // as it takes, and more, and numbers, where the type fits, too.
       const { widths, least } = this.layout;
-      let room = this.width - widths[0];
-      let n = 0;
-      const asked = this.columns.filter(({ hidden, format, name, isNumber }, i) => (hidden === false || !USUAL.test(format + name)) && (room -= widths[i + 1] + GAP) > ((n++ > 1 || (isNumber && format !== "sparkline")) && least + 2 * GAP));
-      this.columns = [...new Set([...asked, ...this.columns])];
-      fit();
+      const room = this.width - widths[0];
+      const width = (column) => widths[this.columns.indexOf(column) + 1];
+      const asked = this.columns.filter(({ hidden, format, name }) => hidden === false || !USUAL.test(format + name));
+      const first = asked.filter(({ isNumber, format, help }, i) => (!isNumber || format === "sparkline") && (i < 2 || help === asked[0].help));
+      const needed = (most) => first.reduce((sum, column) => sum + GAP + (column.labels ? Math.min(most, width(column)) : width(column)), 0);
+      let mostWords = Math.max(...widths);
+      while (needed(mostWords) >= room && mostWords > LEAST_WORDS) mostWords -= CH;
+      fit(mostWords);
+      let left = this.width - this.layout.widths[0];
+      const before = asked.filter((column) => (left -= this.layout.widths[this.columns.indexOf(column) + 1] + GAP) > (first.includes(column) ? 0 : least + 2 * GAP));
+      this.columns = [...new Set([...before, ...this.columns])];
+      fit(mostWords);
     }
     if (this.nPrinted) {
       this.columns = this.columns.filter((_, i) => this.layout.ends[i + 1] <= this.width);
