@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any
-
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
