@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -91,7 +92,7 @@ class TreeDiff(DiffView):
 
     def text(self, *, width: int | None = None, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: where a subtree went, how to convert it."""
-        return "\n".join([super().text(width=width, **options), *long_hints(self.differences, width)])
+        return with_hints_below(super().text(width=width, **options), self.differences, width)
 
     def lines(self, width: int | None = None) -> Iterator[str]:
         yield from super().lines(width)
@@ -103,6 +104,13 @@ class TreeDiff(DiffView):
         rows = json.dumps([{name: getattr(each, name) for name in names} for each in self.differences])
         added = f',\n"differences": {rows},\n"not_compared": {json.dumps(self.not_compared)}}}'
         return super().json()[:-1] + added
+
+
+def with_hints_below(shown: str, differences: Differences, width: int | None) -> str:
+    """The text of a table, and below it the hints of differences that it does not have as a whole."""
+    whole = "".join(shown.split())  # of what had no room in its row there may be a line below the tree
+    untold = [replace(each, hint="") if "".join(each.text.split()) in whole else each for each in differences]
+    return "\n".join([shown, *long_hints(Differences(untold), width)])
 
 
 def long_hints(differences: Differences, width: int | None = None) -> list[str]:

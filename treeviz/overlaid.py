@@ -11,7 +11,7 @@ from treeviz.analysis.overlay.axes import InAxes, OutAxes
 from treeviz.analysis.overlay.masks import Labels, Mask
 from treeviz.analysis.overlay.overlaid import Overlaid, Use, overlaid
 from treeviz.analysis.overlay.shardings import Shardings
-from treeviz.differ import long_hints
+from treeviz.differ import with_hints_below
 from treeviz.prepare import scanned
 from treeviz.views.tree_view import TreeView
 
@@ -36,10 +36,7 @@ class TreeOverlay(TreeView):
 
     def text(self, *, width: int | None = None, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: what was meant in place of a mismatch."""
-        shown = super().text(width=width, **options)
-        whole = "".join(shown.split())  # of what had no room in its row there is a line below the tree
-        untold = [each for each in self.differences if "".join(each.text.split()) not in whole]
-        return "\n".join([shown, *long_hints(Differences(untold), width)])
+        return with_hints_below(super().text(width=width, **options), self.differences, width)
 
 
 _USES: dict[str, Callable[[Any], Use]] = {

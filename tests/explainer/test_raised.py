@@ -71,6 +71,21 @@ def test_the_leaf_is_named_for_which_a_function_in_tree_map_raised(name):
     assert note == f"treeviz: the function that jax.tree.map calls raised:\n  {expected}"
 
 
+def test_of_a_single_leaf_that_a_library_maps_over_nothing_is_said(tmp_path, monkeypatch):
+    package = tmp_path / "site-packages" / "solver_of_a_test.py"
+    package.parent.mkdir()
+    package.write_text("import jax\n\ndef solve(check, of):\n    return jax.tree.map(check, of)\n")
+    monkeypatch.syspath_prepend(package.parent)
+    solver = pytest.importorskip("solver_of_a_test")
+    for of, notes in (
+        (x, []),
+        ({"w": x}, ["treeviz: in solver_of_a_test, the function that jax.tree.map calls raised"]),
+    ):
+        with pytest.raises(AttributeError) as raised, tv.explain_errors():
+            solver.solve(missing, of)
+        assert [note.partition(":\n")[0] for note in getattr(raised.value, "__notes__", [])] == notes
+
+
 def test_the_function_runs_once_for_each_leaf_and_nothing_of_the_tree_again():
     seen: list[int] = []
 

@@ -39,6 +39,8 @@ def of_mapped(error: BaseException) -> Answer:
     file = next((each.f_code.co_filename for each in reversed(frames[:i]) if _is_outside(each)), "")
     title = "the function that jax.tree.map calls raised"
     if is_installed(file):  # the tree may be one that only the library knows
+        if not path:  # a single leaf, which says nothing of where
+            return "", ()
         title = f"in {_package(file)}, {title}"
     return title, [f"{path or 'the root'}: {' and '.join(map(what, leaves))}"]
 

@@ -158,7 +158,8 @@ def unwrap_filter_jit(step: Any) -> JittedStep | None:
         object.__setattr__(other, "_cached", make(jitted.__wrapped__))
         return other
 
-    return JittedStep(step, jitted, functools.partial(around_wrapper, with_other), result_path=_result_path)
+    around = functools.partial(around_wrapper, with_other)
+    return JittedStep(step, jitted, around, result_path=_result_path, static_numbers=True)
 
 
 @traces

@@ -618,6 +618,13 @@ def test_an_axis_that_stands_elsewhere_is_told_where_the_shapes_tell_which():
     assert hint((3, 3, 5, 5), 0, 2, 3, 1) == "", "the first axis may have moved as well"
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_what_was_moved_is_told_once_in_a_text_of_any_width(width):
+    adam = AdamState(jnp.ones(()), {"w": jnp.ones(3)}, {"w": jnp.ones(3)})
+    text = "".join(tv.diff((adam, ()), ((), (adam, ()))).text(width=width).split())
+    assert text.count("thesamestructurestandsat[1][0]intheother") == 1
+
+
 def test_a_node_of_one_leaf_that_moved_is_found_where_there_is_no_other_like_it():
     head, rest = {"lm_head": np.ones((3, 7))}, np.zeros(2)
     found = tv.diff({"a": head, "rest": rest}, {"b": {"c": head}, "rest": rest}).differences

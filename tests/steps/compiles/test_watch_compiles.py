@@ -175,11 +175,36 @@ def test_numbers_that_a_step_of_nnx_takes_are_no_reason_and_static_ones_are():
 def test_a_number_that_becomes_an_array_is_the_reason_where_numbers_are_static():
     eqx = pytest.importorskip("equinox")
     step = tv.watch_compiles(eqx.filter_jit(lambda state, x: x + state["t"]))
-    for t in (1.0, jnp.asarray(1.0), 2.0):
+    for t in (1.0, jnp.asarray(1.0), 2.0, 3, np.ones((), np.float32)):
         step({"t": t}, ONE)
     assert [str(difference) for each in step.compiles for difference in each.differences] == [
         "state['t']: static: float 1.0 → float32[] (a static argument)",
         "state['t']: static: float32[] → float 2.0 (a static argument)",
+        "state['t']: static: float 2.0 → int 3 (a static argument)",
+        "state['t']: weak type: weakly typed → not weakly typed",  # of the array before
+    ]
+
+
+class Named:
+    """Its static data is a tuple of the names of its fields, and one of their values, as that of a module of NNX."""
+
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+
+
+jax.tree_util.register_pytree_node(
+    Named,
+    lambda node: ((), (("rngs",), tuple(vars(node)), tuple(vars(node).values()))),
+    lambda aux, _: Named(**dict(zip(aux[1], aux[2], strict=True))),
+)
+
+
+def test_a_static_field_has_its_name_also_where_others_have_the_same_value():
+    step = tv.watch_compiles(jax.jit(lambda model, x: x))
+    for deterministic in (None, True):
+        step(Named(deterministic=deterministic, rngs=None, use_bias=True, decode=False), ONE)
+    assert [str(difference) for each in step.compiles for difference in each.differences] == [
+        "model: static: deterministic = None → True"
     ]
 
 

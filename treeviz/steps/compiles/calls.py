@@ -45,28 +45,30 @@ class Call(NamedTuple):
 def describe_call(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
     """A call, and its arguments by name."""
     named = named_arguments(step, args, kwargs)
-    traced = guarded(lambda: _traced(step, args, kwargs), lambda _: frozenset())
+    traced, static_numbers = guarded(lambda: _traced(step, args, kwargs), lambda _: (frozenset(), False))
     arguments = {
         name: Argument(
-            "by position" if i < len(args) else "by keyword", jit_type(value), (i, name)[i >= len(args)] in traced
+            "by position" if i < len(args) else "by keyword",
+            jit_type(value, static_numbers),
+            (i, name)[i >= len(args)] in traced,
         )
         for i, (name, value) in enumerate(named.items())
     }
     return Call(arguments, _settings()), named
 
 
-def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozenset[int | str]:
-    """The positions and names of the arguments that `jax.jit` was not told are static; none where all numbers are."""
+def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[frozenset[int | str], bool]:
+    """The positions and names of the arguments that `jax.jit` was not told are static; and whether all numbers are."""
     n = len(args)
     step, args, kwargs = called_inside(step, args, kwargs)
     if not is_jitted(step):
         load_libraries()
         found = jitted_step(step)
         if not found.same_arguments:
-            return frozenset()
+            return frozenset(), found.static_numbers
         step = found.jitted
     positions, names = dynamic_arguments(step, args, kwargs)
-    return frozenset([*(i + n - len(args) for i in positions), *names])
+    return frozenset([*(i + n - len(args) for i in positions), *names]), False
 
 
 def _settings() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -120,8 +121,23 @@ def _compare_aux(node: Any, left: Any, right: Any, is_right: bool) -> list[Findi
     a, b = _values(left), _values(right)
     pairs = list(zip(a, b, strict=True)) if len(a) == len(b) else []
     fields = {names[id(pair[is_right])]: pair for pair in pairs if id(pair[is_right]) in names}
+    fields.update(_beside_names(stored, left, right, is_right))
     stubs = (SimpleNamespace(**{name: pair[i] for name, pair in fields.items()}) for i in (0, 1))
     return [_with_hint(*finding) for finding in compare_static(next(stubs), left, next(stubs), right)]
+
+
+def _beside_names(stored: dict[str, Any], left: Any, right: Any, is_right: bool) -> Iterator[tuple[str, tuple]]:
+    """The fields of a node whose static data is a tuple of their names and, beside it, one of their values."""
+    own, other = (right, left) if is_right else (left, right)
+    if type(own) is not tuple or type(other) is not tuple or len(own) != len(other):
+        return
+    for names in own:
+        if type(names) is not tuple or not names or not all(type(name) is str and name in stored for name in names):
+            continue
+        held = [stored[name] for name in names]
+        for i, values in enumerate(own):
+            if type(values) is tuple and len(values) == len(held) and all(map(operator.is_, values, held)):
+                yield from zip(names, zip(left[i], right[i], strict=False), strict=False)
 
 
 def _with_hint(kind: str, left: str, right: str, hint: str) -> Finding:

@@ -15,6 +15,8 @@ from treeviz.tree.sharding import describe_sharding
 
 _abstract = getattr(api_util, "shaped_abstractify", None) or jax.typeof
 
+_NUMBERS = (bool, int, float, complex)
+_STATIC = "a static argument"
 TWO_OBJECTS = "they look alike, but are two objects: create it once"
 
 
@@ -49,14 +51,18 @@ class JitType(NamedTuple):
     leaves: Sequence[LeafType]
 
 
-def jit_type(tree: Any) -> JitType:
-    """Reads no value of an array, and keeps none alive."""
+def jit_type(tree: Any, static_numbers: bool = False) -> JitType:
+    """Reads no value of an array, and keeps none alive.
+
+    Args:
+      static_numbers: Also Python numbers are static arguments.
+    """
     leaves, treedef = tree_util.tree_flatten(tree)
-    return JitType(treedef, [leaf_type(leaf) for leaf in leaves])
+    return JitType(treedef, [leaf_type(leaf, static_numbers) for leaf in leaves])
 
 
-def leaf_type(leaf: Any) -> LeafType:
-    aval = guarded(lambda: _abstract(leaf), lambda _: None)
+def leaf_type(leaf: Any, static_numbers: bool = False) -> LeafType:
+    aval = None if static_numbers and type(leaf) in _NUMBERS else guarded(lambda: _abstract(leaf), lambda _: None)
     if hasattr(leaf, "dtype") and aval is not None:
         return LeafType(aval, guarded(lambda: leaf.sharding, lambda _: None) if is_committed(leaf) else None)
     return LeafType(aval, None, (type(leaf), value_text(leaf, 60), guarded(lambda: hash(leaf), lambda _: id(leaf))))
@@ -74,7 +80,7 @@ def compare_leaves(mine: LeafType, other: LeafType) -> list[Finding]:
         return (
             []
             if a is b and mine.value == other.value
-            else [("static", mine.text, other.text, _twice_made(mine, other))]
+            else [("static", mine.text, other.text, _twice_made(mine, other) or _static_number(mine, other))]
         )
     found: list[Finding] = []
     if a.shape != b.shape:
@@ -94,11 +100,16 @@ def _twice_made(mine: LeafType, other: LeafType) -> str:
     return TWO_OBJECTS if is_alike else ""
 
 
+def _static_number(*sides: LeafType) -> str:
+    is_one = any(each.aval is None and each.value is not None and each.value[0] in _NUMBERS for each in sides)
+    return _STATIC if is_one else ""
+
+
 def compare_values(left: LeafType, right: LeafType) -> list[Finding]:
     """How two arguments differ that a program was traced for, other than in their types: their values are static."""
     if left.value == right.value:
         return []
-    return [("static", left.text, right.text, _twice_made(left, right) or "a static argument")]
+    return [("static", left.text, right.text, _twice_made(left, right) or _STATIC)]
 
 
 def compare_places(left: LeafType, right: LeafType) -> list[Finding]:

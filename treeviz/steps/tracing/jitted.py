@@ -76,6 +76,7 @@ class JittedStep(NamedTuple):
       changes_arguments: The step also returns by changing its arguments.
       receives: An argument holds its gradients.
       same_arguments: `jitted` takes the arguments of the step, in whatever form, each in its place and by its name.
+      static_numbers: Whatever is no array is static for it, also a Python number.
     """
 
     step: Any
@@ -88,6 +89,7 @@ class JittedStep(NamedTuple):
     changes_arguments: bool = False
     receives: bool = False
     same_arguments: bool = False
+    static_numbers: bool = False
 
 
 Unwrap = Callable[[Any], JittedStep | None]
