@@ -8,11 +8,13 @@ for a while and the number of nodes stays the same; what the same wait costs whe
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from shutil import which
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from peers import BLANK
 from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 from python_side import LIMIT_S, not_finished
 
-CHROMIUM = "/usr/bin/chromium"
+CHROMIUM = os.environ.get("TREEVIZ_CHROMIUM") or which("chromium-headless-shell") or which("chromium")
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
