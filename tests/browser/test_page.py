@@ -170,6 +170,32 @@ def test_folds_are_those_of_python_for_every_small_tree(parts):
         assert rows == [found.rows.tolist(), sorted(run.label for run in found.runs.values())], name
 
 
+@pytest.mark.parametrize("descending", [False, True])
+def test_siblings_are_sorted_as_python_sorts_them_however_many(parts, descending):
+    tree = {str(n): [[0.5]] * n for n in (1, 2, 19, 20, 21, 22, 90)}
+    table = treeviz.walk(tree)
+    random = np.random.default_rng(0)
+    values = random.choice([np.nan, *range(9)], len(table))
+
+    def place(row):
+        return (True, 0) if np.isnan(values[row]) else (False, -values[row] if descending else values[row])
+
+    def in_order(row):
+        children = sorted((at for at in range(row + 1, table.end[row]) if table.parent[at] == row), key=place)
+        return [row, *(each for child in children for each in in_order(child))]
+
+    order = parts.evaluate(
+        """async ([text, values, descending]) => {
+            await load(text);
+            const rows = new parts.Rows(tree);
+            rows.sort(Float64Array.from(values), descending);
+            return [...rows.order].map((row, at) => (rows.place[row] === at ? row : -1));
+        }""",
+        [b64encode(pack(View(table, []))).decode(), values.tolist(), descending],
+    )
+    assert order == in_order(0)
+
+
 def load(parts, table):
     packed = pack(View(table, list(table.columns.values())))
     parts.evaluate("(text) => load(text).then(() => {})", b64encode(packed).decode())

@@ -5,6 +5,7 @@ import { Folds } from "./folds.js";
 /** @typedef {import("./tree.js").Tree} Tree */
 
 const MAX_MEMBERS = 1000;
+const FEW = 20;
 
 export class Rows {
   /** @param {Tree} tree */
@@ -149,8 +150,8 @@ export class Rows {
 
   /** Open all nodes above a depth, and close the others. @param {number} depth */
   openTo(depth) {
-    const { n, depth: depths } = this.tree;
-    for (let row = 0; row < n; row++) this.opened[row] = +(depths[row] < depth);
+    const { opened, tree: { n, depth: depths } } = this;
+    for (let row = 0; row < n; row++) opened[row] = +(depths[row] < depth);
   }
 
   /** Open the ancestors of a row, and switch the filter off if it hides the row. @param {number} row */
@@ -229,7 +230,8 @@ export class Rows {
     const place = new Int32Array(n);
     const order = new Int32Array(n);
     const sign = descending ? -1 : 1;
-    const keys = new Float64Array(values ?? n).map((value) => (value === value ? sign * value : Infinity));
+    const keys = new Float64Array(n);
+    if (values) for (let row = 0; row < n; row++) keys[row] = values[row] === values[row] ? sign * values[row] : Infinity;
     // Equal ones stay in the order of the tree.
     const compare = (a, b) => keys[a] - keys[b];
     if (this.isFlat) {
@@ -240,15 +242,22 @@ export class Rows {
       order.set(leaves.sort(compare));
       order.set(nodes, leaves.length);
       order.forEach((row, at) => (place[row] = at));
-    } else for (let row = 0; row < n; row++) {
+    } else for (let row = 0, children = []; row < n; row++) {
       order[place[row]] = row;
-      if (end[row] === row + 1) continue;
-      const children = [];
-      for (let child = row + 1; child < end[row]; child = end[child]) children.push(child);
-      let at = place[row] + 1;
-      for (const child of children.sort(compare)) {
-        place[child] = at;
-        at += end[child] - child;
+      let count = 0;
+      for (let child = row + 1; child < end[row]; child = end[child]) {
+        let i = count++;
+        // Most nodes have few children: these are in order before a call of sort would begin.
+        if (i < FEW) for (; i && keys[children[i - 1]] > keys[child]; i--) children[i] = children[i - 1];
+        children[i] = child;
+      }
+      if (count > FEW) {
+        children.length = count;
+        children.sort(compare);
+      }
+      for (let i = 0, at = place[row] + 1; i < count; i++) {
+        place[children[i]] = at;
+        at += end[children[i]] - children[i];
       }
     }
     this.order = order;

@@ -11,8 +11,8 @@ import { readKey } from "./tree.js";
  * @returns {ArrayLike<number>}
  */
 export function sortRanks(tree, column) {
-  if (column.isNumber) return column.values.map((value, row) => (column.isBad?.(row) ? Number.MAX_VALUE : value));
-  const ofRows = (rankOf) => Float64Array.from({ length: tree.n }, (_, row) => rankOf(row));
+  if (column.isNumber) return column.bad || tree.header.series ? column.values.map((value, row) => (column.isBad?.(row) ? Number.MAX_VALUE : value)) : column.values;
+  const ofRows = (rankOf) => new Float64Array(tree.n).map((_, row) => rankOf(row));
   if (column.format === "key") {
     const rank = textRanks(tree.keys.map((key) => readKey(key).label));
     return ofRows((row) => (tree.keyCodes[row] ? tree.n + rank[tree.keyCodes[row]] : tree.position[row]));
