@@ -39,7 +39,9 @@ export class Column {
   /** The values, each rolled up over the subtree of its row; computed once. */
   get values() {
     const { n, parent, isAgain, isLikeNext } = this.tree;
-    const { isOfFacts, levels, codes } = this;
+    const { isOfFacts, codes } = this;
+    // Of one type for all columns: compilers of JavaScript do not like loops over many.
+    const levels = new Float64Array(this.levels);
     // NaN means that there is no value.
     const values = new Float64Array(n).fill(NaN);
     const join = JOIN[this.rollup];
