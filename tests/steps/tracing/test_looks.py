@@ -64,9 +64,13 @@ def test_a_large_parameter_that_never_changes_is_found_with_no_wish_expressed():
     assert inspector.history.last("params")[0] == 149
 
 
-@pytest.mark.parametrize("donates", [False, True], ids=["arguments stay", "arguments are donated"])
+@pytest.mark.parametrize(
+    ("donates", "given"),
+    [(False, jax.device_put), (True, jax.device_put), (False, lambda params: params)],
+    ids=["arguments stay", "arguments are donated", "arrays of NumPy"],
+)
 @pytest.mark.parametrize(("rate", "kinds"), [(1e-3, []), (10.0, ["ratio"])], ids=["usual rate", "rate of ten"])
-def test_first_updates_that_sweep_the_parameters_away_are_told_before_what_comes_of_it(rate, kinds, donates):
+def test_first_updates_that_sweep_the_parameters_away_are_told_before_what_comes_of_it(rate, kinds, donates, given):
     optax = pytest.importorskip("optax")
     tx = optax.adam(rate)
 
@@ -80,7 +84,7 @@ def test_first_updates_that_sweep_the_parameters_away_are_told_before_what_comes
     inspector = tv.GradientInspector()
     watched = inspector.watch(jax.jit(step, donate_argnums=(0, 1) if donates else ()))
     w, out = (np.array(x) for x in (PARAMS["layers"]["w"][0], PARAMS["out"]))
-    params = jax.device_put({"w": w, "out": out, "zeros": np.zeros_like(out)})
+    params = given({"w": w, "out": out, "zeros": np.zeros_like(out)})
     state, first = tx.init(params), np.sqrt((w**2).sum() + (out**2).sum())
     for _ in range(60):
         params, state = watched(params, state)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
@@ -190,9 +191,12 @@ class _Looked:
         """The parameters among the arguments; None if these are not those of the trace."""
         if len(leaves) != len(self._avals):
             return None
-        found = {i: leaves[i] for gradient, _ in self._trees for i in gradient.arguments}
-        is_same = all(isinstance(x, jax.Array) and (x.shape, x.dtype) == self._avals[i] for i, x in found.items())
-        return [leaves[i] for gradient, _ in self._trees for i in gradient.arguments] if found and is_same else None
+        at = [i for gradient, _ in self._trees for i in gradient.arguments]
+        found = [_as_given(leaves[i], self._avals[i][1]) for i in at]
+        is_same = all(
+            isinstance(x, jax.Array) and (x.shape, x.dtype) == self._avals[i] for i, x in zip(at, found, strict=True)
+        )
+        return found if found and is_same else None
 
     def new_params(self, out: Any) -> list[jax.Array]:
         """The new values among the results."""
@@ -203,6 +207,11 @@ class _Looked:
         """What measures the parameters, of which these are some."""
         self._beside = self._beside or Beside([gradient for gradient, _ in self._trees], params)
         return self._beside
+
+
+def _as_given(leaf: Any, dtype: Any) -> Any:
+    """A leaf as the program gets it: the first parameters may be NumPy's, which the user may change."""
+    return jnp.array(leaf, dtype) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
