@@ -493,6 +493,19 @@ def test_several_rows_can_be_selected(shown):
     assert selected() == ["params", "[1]", "[2]", "norm"]
 
 
+def test_folded_rows_are_selected_with_all_for_which_they_stand_by_any_click(shown):
+    page = shown({"layers": [{"w": np.ones(3), "b": np.ones(2)} for _ in range(4)]})
+    row(page, "w").click()
+    assert len(copied(page, lambda: copy_path(page)).splitlines()) == 4
+    row(page, "b").click(modifiers=["Control"])
+    assert len(copied(page, lambda: copy_path(page)).splitlines()) == 8
+    row(page, "w").click(modifiers=["Control"])
+    assert {path[-5:] for path in copied(page, lambda: copy_path(page)).splitlines()} == {"['b']"}
+    row(page, "b").click()
+    row(page, "w").click(modifiers=["Shift"])
+    assert len(copied(page, lambda: copy_path(page)).splitlines()) == 8
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_what_is_seen_is_saved_as_a_picture(shown, shots, dark):
     page = shown(model(), dark=dark, width=700, height=300, stats=True)
@@ -1030,8 +1043,10 @@ def test_the_range_of_numbers_that_differ_little_is_no_single_number(shown):
 def test_a_part_of_the_headline_is_on_one_line_if_it_fits(shown):
     for width in range(300, 700, 20):
         page = shown(model(), stats=True, width=width)
-        lines = page.locator(".headline span").evaluate_all("(parts) => parts.map((part) => part.offsetHeight)")
-        assert set(lines) == {lines[0]} and lines[0] < 30
+        parts = page.locator(".headline span").all()
+        assert {part.bounding_box()["height"] for part in parts} == {parts[0].bounding_box()["height"]}
+        assert [part.inner_text().endswith(" ·") for part in parts] == [True] * (len(parts) - 1) + [False]
+        assert parts[0].bounding_box()["height"] < 30
 
 
 def test_names_that_are_fitted_leave_room_to_scroll_the_other_columns_through(shown):

@@ -381,6 +381,15 @@ def test_a_print_begins_with_the_legend_and_the_findings(shown):
     assert box(page, ".axis")["x"] == pytest.approx(widths[1]["x"], abs=1)
 
 
+def test_no_canvas_clears_the_paper_of_what_was_printed_before_it(shown):
+    page = shown()
+    page.evaluate("() => { CanvasRenderingContext2D.prototype.clearRect = () => { window.isCleared = true } }")
+    page.emulate_media(media="print")
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    assert settled(page).locator(".printed .finding").count() == 3
+    assert not page.evaluate("() => window.isCleared"), "Chromium prints what a canvas was told, also to clear"
+
+
 def test_a_linear_series_cannot_be_made_logarithmic(shown):
     table = layers()
     values = np.random.default_rng(0).normal(size=(len(table), 20)).astype(np.float32)

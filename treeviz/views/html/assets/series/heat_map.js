@@ -50,14 +50,12 @@ export class HeatMap {
     const width = Math.round((this.width - 1) * scale);
     const tall = ROW_HEIGHT * scale;
     const { canvas } = this;
-    if (canvas.width !== width || canvas.height !== Math.round(n * tall)) {
-      canvas.width = width;
-      canvas.height = Math.round(n * tall);
-    }
+    // As in sparklines.js, no clearRect.
+    canvas.width = width;
+    canvas.height = Math.round(n * tall);
     this.element.style.height = canvas.style.height = `${n * ROW_HEIGHT}px`;
     this.element.style.transform = view.grid.window.style.transform;
     const ctx = canvas.getContext("2d");
-    ctx.clearRect(0, 0, width, canvas.height);
     const [from, to] = this.seriesView.span(series);
     const until = Math.min(to, series.n);
     const rows = view.rows.visible.subarray(first, first + n);
@@ -68,7 +66,8 @@ export class HeatMap {
     const gap = Math.max(1, Math.round(scale));
     rows.forEach((row, i) => {
       const top = Math.round(i * tall);
-      ctx.clearRect(0, top + Math.round(tall) - 2 * gap, width, 2 * gap);
+      ctx.fillStyle = colors.background;
+      ctx.fillRect(0, top + Math.round(tall) - 2 * gap, width, 2 * gap);
       ctx.fillStyle = colors.dim;
       for (const [start, end] of series.zeroRuns(row, from, until))
         ctx.fillRect(xOf(start), top + tall / 2 - gap, Math.max(xOf(end) - xOf(start), gap), gap);

@@ -54,16 +54,14 @@ export class Sparklines {
     if (place < 0) return;
     const [width, height] = [Math.max(0, Math.floor(grid.layout.widths[place + 1] - N_DIGITS * CH)), grid.n * ROW_HEIGHT];
     const { scale, colors } = seriesView;
-    if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
-      canvas.width = Math.round(width * scale);
-      canvas.height = Math.round(height * scale);
-    }
+    // It is empty then. clearRect would clear a sheet of paper, too, of all that was printed there before.
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(height * scale);
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
     canvas.style.left = `${grid.layout.ends[place] + GAP}px`;
     const ctx = canvas.getContext("2d");
     ctx.setTransform(scale, 0, 0, scale, 0, 0);
-    ctx.clearRect(0, 0, width, height);
     const shown = rows.visible.subarray(grid.first, grid.first + grid.n);
     ctx.strokeStyle = colors.accent;
     ctx.lineWidth = STROKE;

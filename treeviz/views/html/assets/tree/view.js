@@ -105,14 +105,18 @@ export class View extends EventTarget {
   /** Make a row active, and select it alone, in addition, or with all rows from the anchor on. @param {number} row @param {"one" | "add" | "range" | "none"} [how] */
   go(row, how = "one") {
     this.active = row;
-    if (how === "one") this.selected = new Set(this.rows.membersOf(row));
-    else if (how === "add" && !this.selected.delete(row)) this.selected.add(row);
-    else if (how === "range") {
-      const [from, to] = [this.rows.index(this.anchor), this.rows.index(row)].sort((a, b) => a - b);
-      this.selected = new Set(this.rows.visible.subarray(Math.max(0, from), to + 1));
+    const { rows, selected } = this;
+    const members = rows.membersOf(row);
+    if (how === "one") this.selected = new Set(members);
+    else if (how === "add") {
+      const change = selected.has(row) ? "delete" : "add";
+      members.forEach((each) => selected[change](each));
+    } else if (how === "range") {
+      const [from, to] = [rows.index(this.anchor), rows.index(row)].sort((a, b) => a - b);
+      this.selected = new Set([...rows.visible.subarray(Math.max(0, from), to + 1)].flatMap((each) => rows.membersOf(each)));
     }
     if (how !== "range") this.anchor = row;
-    const index = this.rows.index(row);
+    const index = rows.index(row);
     if (index >= 0) this.grid.scrollTo(index);
     if (how === "one" && this.detailed !== row) this.showDetail(row);
     if (how !== "none") this.emit("select");
