@@ -174,6 +174,28 @@ def test_a_constant_that_does_not_undo_that_of_the_loss_or_is_a_rate_is_no_scale
     assert (*inspector.notes, *inspector.history.sources) == ("grads",)
 
 
+COMPLEX = {  # what is done with gradients, and whether it is measured
+    "a rate": (lambda g, scale: 0.1 * g, False),
+    "an imaginary rate": (lambda g, scale: 1j * g, False),
+    "unscaled": (lambda g, scale: g / scale, True),
+}
+
+
+@pytest.mark.parametrize(("by", "is_received"), COMPLEX.values(), ids=COMPLEX)
+def test_complex_gradients_times_a_constant_or_a_scale_are_measured(by, is_received):
+    def step(params, mu, scale):
+        grads = jax.grad(lambda params: scale * jnp.sum(jnp.abs(params) ** 2))(params)
+        return params - 1e-3 * by(grads, scale), by(grads, scale)
+
+    inspector, params = tv.GradientInspector(), jnp.array([3 + 4j, 1j], jnp.complex64)
+    _, received = inspector.watch(jax.jit(step))(params, params, jnp.float32(8))
+    np.testing.assert_allclose(inspector.history.last("grads")[1]["norm"], 16 * np.sqrt(26), rtol=1e-6)
+    assert ("received" in inspector.history.sources) is is_received
+    if is_received:
+        of_received = inspector.history.last("received")[1]["norm"]
+        np.testing.assert_allclose(of_received, np.linalg.norm(received), rtol=1e-6)
+
+
 def test_a_clip_is_one_of_all_leaves_or_none():
     def one_leaf(grad, params, x):
         grads = grad(loss)(params, x)

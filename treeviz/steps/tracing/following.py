@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
 from treeviz.steps.tracing.accumulated import accumulated
-from treeviz.steps.tracing.loss_scales import is_step_of, loss_scales
+from treeviz.steps.tracing.loss_scales import as_factor, is_step_of, loss_scales
 from treeviz.steps.tracing.primitives import (
     CALLS,
     COND,
@@ -208,7 +208,7 @@ class _Level:
                 self.form_of[out] = self._weighted(form._replace(value=out), by)
         else:
             how = self._meaning(name, scalar, form, out)
-            by = float(scalar.val) if isinstance(scalar, Literal) else scalar
+            by = as_factor(scalar) if isinstance(scalar, Literal) else scalar
             if how == "":
                 form = form._replace(how=tuple(each.replace("summed", "averaged") for each in form.how))
             self.form_of[out] = form.scaled((name, form.scale, by), form.is_whole and how is not None, how or "")
@@ -216,7 +216,7 @@ class _Level:
     def _meaning(self, name: str, scalar: Any, form: Form, out: Any) -> str | None:
         """What a product with a scalar does to a gradient; None if it may be the optimizer's."""
         if isinstance(scalar, Literal):
-            by = float(scalar.val) if name == "div" else 1 / float(scalar.val or 1)
+            by = as_factor(scalar) if name == "div" else 1 / (as_factor(scalar) or 1)
             if form.n > 1 and abs(by - form.n) < 1e-3 * form.n:
                 return ""
             is_scale = by in self.plan.scales.get(form.sown, ())

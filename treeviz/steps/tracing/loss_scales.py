@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
 from treeviz.steps.tracing.primitives import SAME_LEAF
@@ -42,13 +43,18 @@ def _products(atom: Any, made_by: Mapping[Any, Any]) -> set[float]:
         if name == "mul" and isinstance(operands[0], Literal):
             operands.reverse()
         if name in ("mul", "div") and isinstance(operands[1], Literal) and operands[1].val:
-            by = float(operands[1].val)
+            by = as_factor(operands[1])
             product = product * by if name == "mul" else product / by
             products.add(product)
         elif name not in SAME_LEAF:
             break
         atom = operands[0]
     return products
+
+
+def as_factor(number: Literal) -> float:
+    """A constant as a factor of gradients: of those that are complex, as of their magnitudes."""
+    return float(abs(number.val) if np.iscomplexobj(number.val) else number.val)
 
 
 def is_step_of(sowing: Any, variable: Any, jaxpr: Jaxpr) -> bool:

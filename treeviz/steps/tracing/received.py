@@ -139,8 +139,13 @@ def factor(scale: Scale, read: Callable[[Any], Any]) -> Any:
         cases = [jnp.float32(0) if each is None else factor(each, read) for each in scales]
         return lax.select_n(_scalar(read(which)), *cases)
     inner, by = factor(operands[0], read), operands[1]
-    by = np.float32(by) if isinstance(by, float) else _scalar(read(by)).astype(jnp.float32)
+    by = np.float32(by) if isinstance(by, float) else _magnitude(_scalar(read(by)))
     return inner * by if kind == "mul" else inner / by
+
+
+def _magnitude(x: Any) -> Any:
+    """Of a complex number; others as they are."""
+    return (lax.abs(x) if jnp.iscomplexobj(x) else x).astype(jnp.float32)
 
 
 def _scalar(x: Any) -> Any:
