@@ -23,7 +23,7 @@ export class Folds {
     /** What `of` has found, by row. The root is the one child of row -1. @type {Record<number, number[]>} */
     this.rows = { [-1]: [-1] };
     const ranks = new Map([...wrong, ...nan].map((row, rank) => [row, rank]).reverse());
-    for (const members of tree.header.diff?.runs?.() ?? runsOf(tree, this.isHidden)) {
+    for (const members of tree.header.diff?.runs?.() ?? runsOf(tree)) {
       if (this.isHidden[members[0]] || unfolded?.has(members[0])) continue;
       const out = ranks.size ? standingOut(members.map((row) => least(ranks, row, end[row])), wrong.length) : [];
       const rows = members.filter((_, i) => !out.includes(i));
@@ -83,17 +83,17 @@ function standingOut(best, nWrong) {
   return best.map((_, i) => i).sort((a, b) => best[a] - best[b] || a - b).slice(0, MOST_OUT).filter((i) => best[i] < limit);
 }
 
-/** The members of each run of LEAST or more siblings, outer runs before those inside; but for those inside rows that are hidden by then. @param {Tree} tree @param {Uint8Array | never[]} [isHidden] @returns {Iterable<number[]>} */
-export function* runsOf({ n, end, isLikeNext }, isHidden = []) {
+/** The members of each run of LEAST or more siblings, outer runs before those inside. @param {Tree} tree @returns {number[][]} */
+export function runsOf({ n, end, isLikeNext }) {
+  const runs = [];
   const continues = new Uint8Array(n);
-  for (let row = 0; (row = isLikeNext.indexOf(1, row + 1)) > 0; ) {
-    if (isHidden[row]) row = end[row] - 1;
-    else if (!continues[row]) {
-      const members = [row];
-      for (let at = row; isLikeNext[at]; continues[at] = 1) members.push((at = end[at]));
-      if (members.length >= LEAST) yield members;
-    }
+  for (let row = 1; row < n; row++) {
+    if (continues[row] || !isLikeNext[row]) continue;
+    const members = [row];
+    for (let at = row; isLikeNext[at]; continues[at] = 1) members.push((at = end[at]));
+    if (members.length >= LEAST) runs.push(members);
   }
+  return runs;
 }
 
 /** "[0…79] ×80", "h_0…h_11 ×12". @param {Tree} tree @param {number[]} rows */
