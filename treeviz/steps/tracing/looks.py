@@ -141,7 +141,7 @@ class Looks:
             if n_bytes <= MOST_BYTES:
                 return _copies(found)
             why_not = f"copies of what the step donates would take {n_bytes / 2**30:.2g} GiB of a device"
-        if why_not:
+        if why_not and self._n_calls > 1:  # one call is no run
             self._tell(not_looked_at(why_not))
         return None if why_not else found
 
