@@ -15,7 +15,7 @@ from treeviz.analysis.compare.difference import MEANINGS, Difference, Difference
 from treeviz.analysis.compare.elements import Gap
 from treeviz.analysis.compare.in_layers import with_layers
 from treeviz.analysis.compare.map_mismatch import map_mismatches
-from treeviz.analysis.compare.merged import Merged, headline, joined, kinds_of, merged
+from treeviz.analysis.compare.merged import Merged, headline, joined, kinds_of, merged, same_trees
 from treeviz.analysis.compare.rearranged import with_hints
 from treeviz.analysis.compare.tree_diff import Found, find_differences
 from treeviz.explorer.explored_diff import DiffView, Leaves
@@ -62,7 +62,10 @@ class TreeDiff(DiffView):
         values: bool,
     ) -> None:
         kinds = kinds_of(found)
-        lines = headline(kinds, tables.n_same, tables.n_unknown, values=values)
+        lines = (
+            *headline(kinds, tables.n_same, tables.n_unknown, values=values),
+            *(same_trees(found) if values else ()),
+        )
         is_cut = tables.n_same and len(tables.whole) == len(tables.brief)
         whole = tables.whole.with_headline(*lines, *(["in this page only counted"] if is_cut else []))
         names = ["layers", "delta", "differ"] if len(found) == 1 else [f"tree{i}" for i in range(1, len(found) + 1)]

@@ -89,6 +89,17 @@ def test_nothing_is_wrong_with_what_a_library_makes(make, use):
     assert [str(each) for each in found if each.level != "info"] == []
 
 
+def einsum_of_penzai() -> Any:
+    """Its static fields are dicts."""
+    return pytest.importorskip("penzai.pz").nn.NamedEinsum(({"a": "x"},), {"b": "x"})
+
+
+@pytest.mark.parametrize("make", [static_of_equinox, einsum_of_penzai])
+def test_what_an_installed_library_keeps_in_static_data_is_not_told_unless_the_tree_is_for_jit(make):
+    assert [str(each) for each in tv.check([make()]) if each.code == "T102"] == []
+    assert {each.level for each in tv.check([make()], for_="jit") if each.code == "T102"} == {"info"}
+
+
 def test_a_variable_of_penzai_is_no_array_for_jax():
     variable = pytest.importorskip("penzai.pz").Parameter(value=jnp.ones(2), label="w")
     assert [(each.code, each.level) for each in tv.check([variable], for_="jit")] == [("T132", "error")]

@@ -912,3 +912,10 @@ def test_variables_of_penzai_are_compared_by_their_values():
     found = tv.diff(make(0), make(1)).differences
     assert [each.path for each in found] == [f".sublayers[{i}].sublayers[0].weights" for i in (0, 2)]
     assert all(" differ)" in each.hint for each in found)
+
+
+def test_of_several_trees_it_is_said_which_differs_also_where_one_alone_does():
+    view = tv.diff({"a": 1.0}, {"a": 1.0}, {"a": 2.0}, {"a": 1.0})
+    assert view.text().split("\n")[0] == "tree · 1 difference: 1 value · trees 1, 3 are the same"
+    assert "tree 2: value: 1 → 2" in view.text() and [column.name for column in view.columns] == ["tree2"]
+    assert "tree 1 is the same" not in tv.diff({"a": 1.0}, {"a": 1.0}, {"a": 2}, values=False).text()

@@ -198,3 +198,10 @@ def test_every_row_that_mismatches_has_a_mark_however_narrow_and_its_whole_path_
     marked = [line for line in lines if re.search(r"(!|axis: .*)$", line) and "─" in line]
     assert ["P('model'" in line for line in marked] == [True]
     assert "".join("".join(lines).split()).count(view.differences[0].path) == 1
+
+
+def test_a_sharding_that_is_for_nothing_is_told_by_its_axes():
+    sharding = NamedSharding(jax.make_mesh((1,), ("data",)), P("data"))
+    view = tv.overlay({"w": sharding, "bias": sharding}, {"w": jnp.ones(2), "b": jnp.ones(2)}, use="shardings")
+    missing = next(each for each in view.differences if each.kind == "missing")
+    assert "'data'" in missing.left and "Mesh" not in missing.left and "…" not in missing.left

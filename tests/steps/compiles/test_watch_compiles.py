@@ -208,6 +208,40 @@ def test_a_static_field_has_its_name_also_where_others_have_the_same_value():
     ]
 
 
+class Keyed(dict):
+    """Its static data is a tuple of the keys of its children, as that of a state of NNX."""
+
+
+jax.tree_util.register_pytree_with_keys(
+    Keyed,
+    lambda node: ([(jax.tree_util.DictKey(key), node[key]) for key in sorted(node)], tuple(sorted(node))),
+    lambda keys, children: Keyed(zip(keys, children, strict=True)),
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({"a": 1.0, "b": ONE}, {"b": ONE}, ["state['a']: only in the first: float 1.0"]),
+        ({"b": ONE}, {"a": 1.0, "b": ONE}, ["state['a']: only in the other: float 1.0"]),
+        (
+            {"b": ONE, "c": ONE},
+            {"a": 1.0, "b": ONE[:1]},
+            [
+                "state['b']: shape: (2,) → (1,)",
+                "state['c']: only in the first: float32[2]",
+                "state['a']: only in the other: float 1.0",
+            ],
+        ),
+    ],
+)
+def test_children_that_have_names_are_compared_by_these(before, after, said):
+    step = tv.watch_compiles(jax.jit(lambda state: 0))
+    for state in (before, after):
+        step(Keyed(state))
+    assert sorted(str(difference) for each in step.compiles for difference in each.differences) == sorted(said)
+
+
 def test_functions_that_one_factory_makes_of_others_are_not_the_same_made_anew():
     def make(function, times=1.0):
         return tv.watch_compiles(jax.jit(lambda x: function(x) * times))

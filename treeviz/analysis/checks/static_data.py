@@ -74,10 +74,14 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
 
     JAX asks for static data that can be hashed. Where the object changes in place, a jitted function does not see it
     and runs the old program: what it compiled for is compared with the same object. Where it does not change, it is
-    harmless. A warning if the tree is for `jit`, `grad` or a state, but for nodes of installed libraries.
+    harmless. A warning if the tree is for `jit`, `grad` or a state, and else an info; for nodes of installed libraries
+    an info, and else nothing.
     """
     for rows, node, fields in _static_nodes(checked):
-        level = "info" if checked.use == "any" or _is_of_library(type(node)) else None
+        is_of_library = _is_of_library(type(node))
+        if is_of_library and checked.use == "any":
+            continue
+        level = "info" if is_of_library or checked.use == "any" else None
         if any(note.kind == "hidden" for note in checked.table.notes.get(rows[0], ())):
             continue
         for name, value in fields:

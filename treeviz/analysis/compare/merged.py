@@ -73,8 +73,16 @@ def joined(first: Side, found: Sequence[Found]) -> Merged:
     every = np.arange(len(first.table))
     aligned = Aligned(every, every, first.table.depth, first.table.parent, first.table.end)
     differences, kinds = ([*chain.from_iterable(of)] for of in zip(*[each[1:3] for each in found], strict=True))
-    n_trees = sum(bool(each.kinds) for each in found)
-    return merged(first, first, Found(aligned, differences, kinds, rows, Gaps({}, []), unknown, {}, n_trees=n_trees))
+    found_in_all = Found(aligned, differences, kinds, rows, Gaps({}, []), unknown, {}, n_trees=len(found))
+    return merged(first, first, found_in_all)
+
+
+def same_trees(found: Sequence[Found]) -> tuple[str, ...]:
+    """ "tree 2 is the same": of several, some of which differ."""
+    same = [f"{i}" for i, each in enumerate(found, 1) if not each.kinds and not each.not_compared]
+    if not same or not any(each.kinds for each in found):
+        return ()
+    return (f"tree {same[0]} is the same" if len(same) == 1 else f"trees {', '.join(same)} are the same",)
 
 
 def headline(kinds: Sequence[tuple[str, int]], n_same: int, n_unknown: int, *, values: bool) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class Found(NamedTuple):
       not_compared: Why the values of a leaf were not compared, by aligned row.
       bars: The magnitudes of both sides where values differ, by aligned row; see `magnitudes`.
       layers: Of arrays of all layers, the layers that differ, by aligned row.
-      n_trees: How many other trees differ from the first.
+      n_trees: How many other trees are compared with the first.
     """
 
     aligned: Aligned

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Side
@@ -19,7 +20,7 @@ from treeviz.analysis.compare.nodes import (
     compare_types,
     what,
 )
-from treeviz.tree.safe_repr import error_text, guarded, value_text
+from treeviz.tree.safe_repr import error_text, guarded, has_base, value_text
 from treeviz.tree.table import children_of
 
 _NOT_WALKED = ("error", "cycle", "more", "repeat")
@@ -164,7 +165,7 @@ class _Walk:
                 aligned.append(((path, spec, key), child, rows.pop(key), nodes[key]))
             else:
                 near = _near(key, [name for name in other.keys if name not in mine.keys])
-                self._add(row, (path, spec, key), ("missing", value_text(child, 40), "", near))
+                self._add(row, (path, spec, key), ("missing", _spec_text(child), "", near))
         for key, below in rows.items():
             self._add(below, (path, node, key), ("extra", "", self._what(below), ""))
         return aligned
@@ -185,6 +186,11 @@ def _is_same_level(spec: Any, node: Any) -> bool:
     if cls is not type(node):
         return False
     return spec.keys() == node.keys() if cls is dict else cls in (list, tuple) and len(spec) == len(node)
+
+
+def _spec_text(spec: Any) -> str:
+    """Of a sharding, which prints its mesh first, what it says of axes."""
+    return value_text(spec.spec if has_base(type(spec), jax.sharding.NamedSharding) else spec, 40)
 
 
 def _near(key: Any, others: list[Any]) -> str:

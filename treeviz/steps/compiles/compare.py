@@ -104,6 +104,8 @@ def _compare_nodes(node: Any, left: Part, right: Part, is_right: bool) -> list[F
         return [(kind, *(classes if hint else (left.text, right.text)), hint)]
     if a[0] is OrderedDict and list(a[1]) != list(b[1]) and set(a[1]) == set(b[1]):
         return [("order", value_text(list(a[1]), 60), value_text(list(b[1]), 60), "")]
+    if _named_children(node, left, right, is_right):
+        return []
     found: list[Finding] = []
     n = [len(each.treedef.children()) for each in (left, right)]
     if n[0] != n[1] and a[0] not in MAPPINGS:
@@ -152,6 +154,18 @@ def _values(aux: Any) -> list[Any]:
     return [each for value in values for each in (value if type(value) in (tuple, list) else [value])] + values
 
 
+def _named_children(node: Any, left: Part, right: Part, is_right: bool) -> tuple[Sequence[Any], ...]:
+    """The names of the children of both nodes where their static data is a tuple of these, as in a state of NNX."""
+    names: list[Any] = []
+    for part in (left, right):
+        (cls, aux), n = part.treedef.node_data(), len(part.treedef.children())
+        if cls in _BUILTIN or type(aux) is not tuple or len(aux) != n or not all(type(name) is str for name in aux):
+            return ()
+        names.append(aux)
+    own = [getattr(key, "key", None) for (key,), _ in one_level(node)[0]]
+    return tuple(names) if own and own == [*names[is_right]] else ()
+
+
 def _aligned(
     path: str, node: Any, left: Part, right: Part, is_right: bool
 ) -> Iterator[tuple[str, Any, Part | None, Part | None]]:
@@ -164,9 +178,10 @@ def _aligned(
         return
     mine, other, data = (right, left, a) if is_right else (left, right, b)
     others: list[Part | None] = list(other.children())
-    theirs: dict[Any, Any] = (
-        dict(zip(mapping_keys(data), others, strict=True)) if is_mapping else dict(enumerate(others))
-    )
+    named = () if is_mapping or a[0] is not b[0] else _named_children(node, left, right, is_right)
+    keys = mapping_keys(data) if is_mapping else named[not is_right] if named else range(len(others))
+    is_mapping |= bool(named)
+    theirs: dict[Any, Any] = dict(zip(keys, others, strict=True))
     for i, (((key,), child), part) in enumerate(zip(one_level(node)[0], mine.children(), strict=True)):
         found = theirs.pop(key.key if is_mapping else i, None)
         a, b = (found, part) if is_right else (part, found)
