@@ -173,6 +173,7 @@ def test_a_layer_that_vanishes_alone_is_one_finding_and_no_imbalance_beside_it()
     run.grads[:, 6:8] *= 1e-8
     (found,) = run.findings()
     assert (found.kind, found.path, found.leaves) == ("vanishing", "['layers'][3]['w']", (7, 6))
+    assert "usually have; so is the leaf before it." in found.sentence
 
 
 def test_a_layer_of_which_all_gradients_are_large_is_one_imbalance():

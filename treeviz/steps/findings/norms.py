@@ -94,12 +94,13 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
     usual = float(np.median(typical[np.isfinite(typical)])) if is_tiny.any() else 0.0
     for run in tree.runs(is_tiny):
         leaf, others = run[0], len(run) - 1
+        others = f"; so are {others} leaves before it" if others > 1 else "; so is the leaf before it" * others
         yield Finding(
             "vanishing", tree.name, tree.path(leaf), leaf, *tree.span,
             (("rms", float(typical[leaf])), ("median of leaves", usual)),
             f"{tree.name}{tree.path(leaf)} is {digits_text(typical[leaf], 2)} on average, "
             f"{digits_text(typical[leaf] / usual, 2)} of what the leaves usually have"
-            f"{f'; so are {others} leaves before it' if others else ''}.",
+            f"{others}.",
             "Look at the initialisation, saturated activations (sigmoid, tanh, softmax) and missing residual "
             "connections or normalisation after it.",
             tuple(run), tree.thresholds.vanishing * usual / float(np.min(typical[run])),
