@@ -690,7 +690,7 @@ def test_a_query_that_cannot_be_read_is_explained_beside_the_box(shown, query):
 def test_a_word_after_is_that_does_not_exist_names_the_nearest_one(shown):
     page = shown(model())
     search(page, "is:share")
-    assert page.locator("output.error").inner_text() == "No is:share. Did you mean is:shared?"
+    assert page.locator("output.error").inner_text() == "No is:share. Did you mean shared?"
 
 
 def test_a_click_on_a_title_sorts_siblings(shown):
@@ -1045,7 +1045,6 @@ def test_a_part_of_the_headline_is_on_one_line_if_it_fits(shown):
         page = shown(model(), stats=True, width=width)
         parts = page.locator(".headline span").all()
         assert {part.bounding_box()["height"] for part in parts} == {parts[0].bounding_box()["height"]}
-        assert [part.inner_text().endswith(" ·") for part in parts] == [True] * (len(parts) - 1) + [False]
         assert parts[0].bounding_box()["height"] < 30
 
 

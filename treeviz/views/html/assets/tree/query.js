@@ -157,7 +157,7 @@ function flagged(tree, value) {
   }
   const test = Object.hasOwn(IS, value) ? IS[value] : null;
   if (!test && !NOTES.includes(value) && value !== "cut")
-    throw unknown(`is:${value}`, value, [...new Set([...Object.keys(IS), "cut", ...NOTES])].sort(), "is:");
+    throw unknown(`is:${value}`, value, [...new Set([...Object.keys(IS), "cut", ...NOTES])].sort());
   const kinds = NOTED[value] ?? (NOTES.includes(value) ? [value] : []);
   return byNotes(tree, ([kind]) => kinds.includes(kind), byFacts(tree, (code) => test?.(tree, code)));
 }
@@ -188,10 +188,10 @@ function numbersOf(tree, field) {
   throw unknown(`column ${field}`, field, names);
 }
 
-/** That there is no such word, and what to write in its place. @param {string} what @param {string} word @param {string[]} names @param {string} [prefix] of each of them */
-function unknown(what, word, names, prefix = "") {
+/** That there is no such word, and what to write in its place. @param {string} what @param {string} word @param {string[]} names */
+function unknown(what, word, names) {
   const near = closest(word, names);
-  return new Error(`No ${what}. ${near ? `Did you mean ${prefix}${near}?` : `There are: ${names.map((name) => prefix + name).join(", ")}.`}`);
+  return new Error(`No ${what}. ${near ? `Did you mean ${near}?` : `There are: ${names.join(", ")}.`}`);
 }
 
 /** @type {(field: string, value: string) => (x: number) => boolean} */

@@ -108,10 +108,8 @@ export class View extends EventTarget {
     const { rows, selected } = this;
     const members = rows.membersOf(row);
     if (how === "one") this.selected = new Set(members);
-    else if (how === "add") {
-      const change = selected.has(row) ? "delete" : "add";
-      members.forEach((each) => selected[change](each));
-    } else if (how === "range") {
+    else if (how === "add") members.forEach((each) => selected.delete(each) || selected.add(each));
+    else if (how === "range") {
       const [from, to] = [rows.index(this.anchor), rows.index(row)].sort((a, b) => a - b);
       this.selected = new Set([...rows.visible.subarray(Math.max(0, from), to + 1)].flatMap((each) => rows.membersOf(each)));
     }
