@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -95,7 +94,8 @@ class TreeDiff(DiffView):
 
     def text(self, *, width: int | None = None, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: where a subtree went, how to convert it."""
-        return with_hints_below(super().text(width=width, **options), self.differences, width)
+        shown = super().text(width=width, **options)
+        return "\n".join([shown, *long_hints(self.differences, width, shown)])
 
     def lines(self, width: int | None = None) -> Iterator[str]:
         yield from super().lines(width)
@@ -109,21 +109,20 @@ class TreeDiff(DiffView):
         return super().json()[:-1] + added
 
 
-def with_hints_below(shown: str, differences: Differences, width: int | None) -> str:
-    """The text of a table, and below it the hints of differences that it does not have as a whole."""
-    whole = "".join(shown.split())  # of what had no room in its row there may be a line below the tree
-    untold = [replace(each, hint="") if "".join(each.text.split()) in whole else each for each in differences]
-    return "\n".join([shown, *long_hints(Differences(untold), width)])
+def long_hints(differences: Differences, width: int | None = None, shown: str = "") -> list[str]:
+    """The first hints that a line of the table may cut, folded to a width, and a line for each code that converts.
 
-
-def long_hints(differences: Differences, width: int | None = None) -> list[str]:
-    """The first hints that a line of the table may cut, folded to a width, and a line for each code that converts."""
-    hints = [each for each in differences if len(each.hint) > _LONG][:_MOST_HINTS]
+    Args:
+      shown: The text of the table: what it has as a whole, as what had no room in its row, is not told again.
+    """
+    whole = "".join(shown.split())
+    long = (each for each in differences if len(each.hint) > _LONG)
+    hints = islice((each for each in long if not whole or "".join(each.text.split()) not in whole), _MOST_HINTS)
     codes = [each.code for each in differences if each.code]
     more = [f"  … {len(codes) - _MOST_HINTS:,} more"] if len(codes) > _MOST_HINTS else []
-    shown = ["to convert the first:", *(f"  {code}" for code in codes[:_MOST_HINTS]), *more] if codes else []
+    converts = ["to convert the first:", *(f"  {code}" for code in codes[:_MOST_HINTS]), *more] if codes else []
     told = [wrapped(f"{each.path or 'the root'}: {each.hint}", width) for each in hints]
-    return [*chain.from_iterable(told), *shown]
+    return [*chain.from_iterable(told), *converts]
 
 
 def diff(

@@ -11,7 +11,7 @@ from treeviz.analysis.overlay.axes import InAxes, OutAxes
 from treeviz.analysis.overlay.masks import Labels, Mask
 from treeviz.analysis.overlay.overlaid import Overlaid, Use, overlaid
 from treeviz.analysis.overlay.shardings import Shardings
-from treeviz.differ import with_hints_below
+from treeviz.differ import long_hints
 from treeviz.prepare import scanned
 from treeviz.views.tree_view import TreeView
 
@@ -36,7 +36,8 @@ class TreeOverlay(TreeView):
 
     def text(self, *, width: int | None = None, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: what was meant in place of a mismatch."""
-        return with_hints_below(super().text(width=width, **options), self.differences, width)
+        shown = super().text(width=width, **options)
+        return "\n".join([shown, *long_hints(self.differences, width, shown)])
 
 
 _USES: dict[str, Callable[[Any], Use]] = {
