@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Rank
 from treeviz.steps.findings.searched import FEWEST_LOOKS, RECENT, Searched, digits_text, factor_text, listed, pattern
+from treeviz.steps.measured_tree import shape_of
 from treeviz.steps.names import kind_of, natural, result_kind, sibling_name
 
 _FEWEST_LAYERS = 5  # whose gradients may be told to depend on the depth
 _LOST = 1e-4  # of the gradient of another leaf, below which an update may be lost in the rounding of its parameter
 _ALIKE = 30.0  # the factor between layers from which one differs
-_LEAP = 3.0  # times their norm, by which no first updates move what they train
+_LEAP = 3.0  # times their norm, by which no first updates move layers
+_GAIN = 0.5  # of a layer: the root mean square of its weights times the root of how many are added; 1 with LeCun's
+_OUTGROWN = 10.0  # such a gain, whatever it began with
+_SETTLED = 0.1  # of the first gradients
 
 
 def exploding(tree: Searched) -> Iterator[Finding]:
@@ -216,23 +221,49 @@ def _leap(tree: Searched, moves: np.ndarray) -> Finding | None:
     of_params = sibling_name(tree.name, "params")
     params, sizes = tree.history.values(of_params, "norm"), np.array(tree.source.sizes)
     is_first = params.first - params.first[0] < tree.thresholds.fewest_steps
-    norm, moved = params.latest[is_first], tree.norm.latest[is_first]
+    norm = params.latest[is_first]
+    moved = np.maximum(tree.norm.latest[is_first], norm - norm[0])
     at = moves & (norm[0] > 0)  # the others began at zero
-    farthest = np.maximum(moved, norm - norm[0])[:, at] / norm[0, at]
-    leaps = (farthest > _LEAP) @ sizes[at] > sizes[at].sum() / 2
-    if sizes[at].sum() < tree.thresholds.ratio_size or not leaps.any():
+    if sizes[at].sum() < tree.thresholds.ratio_size or not _is_no_jump(tree):
         return None
-    entry = np.argmax(leaps)
-    first, until = int(params.first[0]), int(params.until[entry])
-    times = float(np.sqrt(np.nansum((farthest[entry] * norm[0, at]) ** 2) / np.sum(norm[0, at] ** 2)))
+    times = np.sqrt(np.nansum(moved[:, at] ** 2, axis=1) / np.sum(norm[0, at] ** 2))
+    leaps = at & (moved > _LEAP * norm[0]) & _is_lost(tree, norm[0], moved)
+    found = (leaps @ sizes > sizes[at].sum() / 2) & (times > _LEAP)
+    if not found.any():
+        return None
+    entry = np.argmax(found)
+    first, until, ratio = int(params.first[0]), int(params.until[entry]), float(times[entry])
     when = f"in step {first}" if first == until else f"from step {first} to {until}"
     return Finding(
-        "ratio", tree.name, "", -1, first, until, (("ratio", times),),
-        f"The updates moved {of_params} by {digits_text(times)} times their norm {when}; 1e-3 in a step is usual.",
+        "ratio", tree.name, "", -1, first, until, (("ratio", ratio),),
+        f"The updates moved {of_params} by {digits_text(ratio)} times their norm {when}; 1e-3 in a step is usual.",
         "What the parameters began with is lost. Lower the learning rate, or let it rise over the first steps.",
-        (), times / _LEAP,
+        (), ratio / _LEAP,
         rank=Rank.TRAINING_ENDS,
     )  # fmt: skip
+
+
+def _is_no_jump(updates: Searched) -> bool:
+    """Whether gradients do not become small, as they do where a solver jumps to the optimum; and this is known."""
+    name = sibling_name(updates.name, "grads")
+    if name not in updates.history.sources:
+        return True
+    norm, fewest = updates.history.values(name, "norm"), updates.thresholds.fewest_steps
+    since = norm.first - norm.first[0]
+    root = np.sqrt(np.nansum(norm.high[since < fewest] ** 2, axis=1))
+    falls = len(root) > 1 and root[1:].max() < root[0] and np.median(root[1:]) < _SETTLED * root[0]
+    return bool(since[-1] >= fewest - 1 and not falls)
+
+
+def _is_lost(tree: Searched, norm: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """bool[looks, leaves]: whether a matrix had the size with which initialisations let numbers through, or outgrew it.
+
+    What begins near zero, as embeddings, heads and solutions of linear problems do, is meant to be left behind.
+    """
+    shapes = [shape_of(shape) for shape in tree.source.shapes or ("",) * len(tree.source.sizes)]
+    fans = [(math.prod(shape[:-1]), min(shape)) if len(shape) > 1 else (0, 0) for shape in shapes]
+    n_in, fewest = np.array(fans).T / np.array(tree.source.sizes)
+    return (norm * np.sqrt(n_in) >= _GAIN) | (moved * np.sqrt(fewest) >= _OUTGROWN)
 
 
 def ratio(tree: Searched) -> Iterator[Finding]:
