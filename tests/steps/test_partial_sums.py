@@ -189,3 +189,13 @@ def test_one_kernel_measures_all_layers_of_a_leaf(monkeypatch):
         text = program.lower(*args).compile().as_text()
         n_kernels.append(text[text.index("ENTRY") :].count(" fusion("))
     assert n_kernels[1] == n_kernels[0] + 1
+
+
+def test_rows_are_made_where_they_are_added_up():  # else XLA moves each reshape there, which it takes several turns for
+    new, old = results()
+    bits, before = ([x if x is None else x.view(np.uint32) for x in xs] for xs in (new, old))
+    program = jax.make_jaxpr(lambda *x: partial_sums(x, bits, before)[:2])(normal(300), normal(20))
+    added = [eqn for eqn in program.eqns if eqn.primitive.name == "reduce"]
+    operands = {id(x) for eqn in added for x in eqn.invars}
+    in_rows = {id(x) for eqn in program.eqns for x in eqn.outvars if x.aval.ndim == 2}
+    assert in_rows and in_rows <= operands

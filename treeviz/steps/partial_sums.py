@@ -214,39 +214,42 @@ def _sums_of_small(values: Sequence[Any], length: int, rows: Rows, compares: boo
     n_results, n_small, n_old = map(sum, (rows.of_results, rows.of_small, rows.of_old))
     n_rows = n_results + n_small
 
-    def in_rows(x: jax.Array, start: int, n: int) -> jax.Array:
-        return lax.reshape(lax.slice_in_dim(x, start * length, (start + n) * length), (n, length))
+    def rows_of(x: jax.Array, start: int, n: int) -> jax.Array:
+        return lax.slice_in_dim(x, start * length, (start + n) * length)
 
     is_finite = lax.is_finite(block)
-    here, after = (in_rows(is_finite, start, n_rows) for start in (0, 1))
-    numbers, size = in_rows(block, 0, n_rows), magnitude(in_rows(block, 1, n_rows))
+    here, after = (rows_of(is_finite, start, n_rows) for start in (0, 1))
+    numbers, size = rows_of(block, 0, n_rows), magnitude(rows_of(block, 1, n_rows))
     counts = lax.select(here, lax.full_like(size, 0), lax.full_like(size, 1))
     if rows.results:
-        found = in_rows(block, 0, n_results)
+        found = rows_of(block, 0, n_results)
         more = _ones(lax.ne(found, found), at=1)
         if compares:
-            bits = [bits_of(x) for x in (in_rows(block, n_rows, n_old), in_rows(block, n_old, n_results - n_old))]
+            bits = [bits_of(x) for x in (rows_of(block, n_rows, n_old), rows_of(block, n_old, n_results - n_old))]
             more = lax.add(more, _ones(lax.ne(bits_of(found), joined_arrays([x for x in bits if x.size])), at=2))
-        parts = [more, lax.full((n_small, length), np.uint32(0))]
+        parts = [more, lax.full((n_small * length,), np.uint32(0))]
         counts = lax.add(counts, joined_arrays([x for x in parts if x.size]))
-    return _sums(here, numbers, after, size, counts)
+    return _sums(here, numbers, after, size, counts, n_rows)
 
 
 @partial(jax.jit, static_argnums=1)  # traced and lowered once for all leaves of a shape
 def _sums_of_long(x: jax.Array, n_rows: int) -> Sequence[jax.Array]:
-    block = lax.reshape(x, (n_rows, x.size // n_rows))
-    size = magnitude(block)
+    size = magnitude(x)
     is_finite = lax.lt(size, lax.full_like(size, INFINITY))
-    return _sums(is_finite, block, is_finite, size, _ones(_is_at_least(size, INFINITY)))
+    return _sums(is_finite, x, is_finite, size, _ones(_is_at_least(size, INFINITY)), n_rows)
 
 
 def _sums(
-    is_finite: jax.Array, numbers: jax.Array, has_finite_size: jax.Array, size: jax.Array, counts: jax.Array
+    is_finite: jax.Array, numbers: jax.Array, has_finite_size: jax.Array, size: jax.Array, counts: jax.Array, n_rows: int
 ) -> Sequence[jax.Array]:
-    """One operation, of which XLA CPU makes one loop, since only one of its sums is of floats."""
+    """One operation, of which XLA CPU makes one loop, since only one of its sums is of floats.
+
+    Rows are made last: XLA moves a reshape behind one operation at a time, and simplifies the whole program after each.
+    """
     finite = _as_float64(lax.select(is_finite, numbers, lax.full_like(numbers, 0)))
     peaks = lax.select(has_finite_size, size, lax.full_like(size, 0))
-    return _added_up((lax.mul(finite, finite), peaks, counts))
+    terms = lax.mul(finite, finite), peaks, counts
+    return _added_up([lax.reshape(x, (n_rows, x.size // n_rows)) for x in terms])
 
 
 def _added_up(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:

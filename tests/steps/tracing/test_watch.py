@@ -27,6 +27,7 @@ from watched import (
 )
 
 from treeviz.steps.statistics import FULL, unpack
+from treeviz.steps.tracing import twin
 from treeviz.steps.tracing.tap import tap
 from treeviz.steps.tracing.verify import compare
 from treeviz.steps.tracing.watch import CannotWatch, watch
@@ -333,6 +334,18 @@ def test_static_arguments_keywords_and_defaults_stay(seen, mlp):
         seen.check(grads_of_loss(mlp, x, y))
     assert watched.trouble == ""
     assert len(seen.steps) == 3
+
+
+def test_no_search_for_cycles_goes_through_a_trace_while_it_is_reaped(monkeypatch, seen, mlp):
+    searches, reap_ = [], twin.reap
+
+    def reap(*args, **kwargs):
+        searches.append(gc.isenabled())
+        return reap_(*args, **kwargs)
+
+    monkeypatch.setattr(twin, "reap", reap)
+    watch(jax.jit(update_mlp), seen)(mlp, x, y)
+    assert searches == [False] and gc.isenabled()
 
 
 def test_name_signature_and_the_methods_of_the_step_stay(seen, mlp):

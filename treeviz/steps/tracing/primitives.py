@@ -70,17 +70,18 @@ COND, SCAN, SHARD_MAP, WHILE = "cond", "scan", "shard_map", "while"
 
 # Jaxprs inside an equation
 
+_LISTS, _JAXPRS = (tuple, list), (Jaxpr, ClosedJaxpr)  # not unions, which are slower: each equation is asked several times
+
 
 def inner_jaxprs(eqn: Any) -> list[Any]:
     """Every jaxpr, open or closed, among the parameters of an equation."""
     found = []
     for value in eqn.params.values():
-        found += [x for x in (value if isinstance(value, tuple | list) else (value,)) if _is_jaxpr(x)]
+        if isinstance(value, _LISTS):
+            found += [x for x in value if isinstance(x, _JAXPRS)]
+        elif isinstance(value, _JAXPRS):
+            found.append(value)
     return found
-
-
-def _is_jaxpr(x: Any) -> bool:
-    return isinstance(x, Jaxpr | ClosedJaxpr)
 
 
 def effects_in(program: ClosedJaxpr) -> set[str]:

@@ -34,6 +34,7 @@ from treeviz.steps.tracing.results import count_in_results
 from treeviz.steps.tracing.sow import Reaped, Sown, sow
 from treeviz.steps.tracing.unused import without_unused
 from treeviz.steps.unreduced import OneOf, Unreduced
+from treeviz.tree.collector import collector_paused
 from treeviz.tree.layers import Stacked, stacked_axes
 
 
@@ -149,7 +150,8 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     later_on_each = _reduce_later_on_each if jax.process_count() == 1 else None
     reducers = Reducers(reduce, later, Reducers(_reduce_on_each, later_on_each) if is_partial else None)
     beside = {"with_params": updates, "received": received, "scaled": scaled}
-    out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
+    with collector_paused():  # which would go through the whole trace, several times
+        out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
     zeros = known_zeros(program)
     names = [name and _cut_off(name, zeros.get(r.tagged or r.sown, ())) for r, name in zip(found, names, strict=True)]
