@@ -171,6 +171,7 @@ def _in_processes(names: Sequence[str], variants: Sequence[str], seconds: float)
                 print(f"{name} is left out, since its library is not installed", flush=True)
                 continue
             measured[name].append(found)
+            print(_so_far(name, measured[name]), flush=True)  # what a run that is stopped leaves
             took[name] = time.perf_counter() - start
         now = time.perf_counter()
         names = [name for name in names if measured[name] and now + took[name] <= START + seconds]
@@ -336,6 +337,13 @@ def _print_step(name: str, processes: Measured) -> None:
         figures = (_ratio(processes, variant, by) if variant != PLAIN else None for by in ("wall", "cpu", "first"))
         cells = "  ".join(map(_cell, figures))
         print(f"  {variant:28}  {cells}  {each.n_programs or ''}", flush=True)
+
+
+def _so_far(name: str, processes: Measured) -> str:
+    """The medians of all processes until now, in a line."""
+    of = (WATCH, "wall"), (EVERY_10, "wall"), (WATCH, "first")
+    figures = ", ".join(f"{figure.median:.2f}x" for each in of if (figure := _ratio(processes, *each)))
+    return f"{name}, process {len(processes)}: {_plain_ms(processes):.3g} ms; every step, every 10, the first: {figures}"
 
 
 def _goals(name: str, processes: Measured) -> list[Goal]:
