@@ -343,7 +343,9 @@ def _so_far(name: str, processes: Measured) -> str:
     """The medians of all processes until now, in a line."""
     of = (WATCH, "wall"), (EVERY_10, "wall"), (WATCH, "first")
     figures = ", ".join(f"{figure.median:.2f}x" for each in of if (figure := _ratio(processes, *each)))
-    return f"{name}, process {len(processes)}: {_plain_ms(processes):.3g} ms; every step, every 10, the first: {figures}"
+    return (
+        f"{name}, process {len(processes)}: {_plain_ms(processes):.3g} ms; every step, every 10, the first: {figures}"
+    )
 
 
 def _goals(name: str, processes: Measured) -> list[Goal]:

@@ -240,7 +240,12 @@ def _sums_of_long(x: jax.Array, n_rows: int) -> Sequence[jax.Array]:
 
 
 def _sums(
-    is_finite: jax.Array, numbers: jax.Array, has_finite_size: jax.Array, size: jax.Array, counts: jax.Array, n_rows: int
+    is_finite: jax.Array,
+    numbers: jax.Array,
+    has_finite_size: jax.Array,
+    size: jax.Array,
+    counts: jax.Array,
+    n_rows: int,
 ) -> Sequence[jax.Array]:
     """One operation, of which XLA CPU makes one loop, since only one of its sums is of floats.
 
