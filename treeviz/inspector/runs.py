@@ -17,7 +17,7 @@ from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.measure import Measurement
 from treeviz.steps.names import section_of
 from treeviz.steps.nan_origin.kept_inputs import KeptInputs
-from treeviz.steps.recording.decode import Arrived
+from treeviz.steps.recording.decode import Arrived, n_inner_steps
 from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.recording.recorder import Recorder
 from treeviz.steps.tracing.attribution import Attribution
@@ -186,7 +186,8 @@ class Runs:
             arrived = Arrived(measurement, number, watched.watches, suffix)
             self._recorder.take(arrived)
             if measurement.beside is not None:
-                self.looked.take(arrived._replace(measurement=measurement.beside))
+                n = n_inner_steps(arrived)
+                self.looked.take(arrived._replace(measurement=measurement.beside, step=(number + 1) * n - 1))
 
         watched = watch(step, record, first=self.first, **options, **self._settings)
         of = self._add(watched, begins)

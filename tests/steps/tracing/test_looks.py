@@ -173,6 +173,29 @@ def in_a_loop(w, x):
     return jax.lax.scan(lambda w, _: (descended(w, x), None), w, None, 2)[0]
 
 
+def accumulated_in_a_scan(w, x):
+    total, _ = jax.lax.scan(lambda total, x: (total + (w - descended(w, x)), None), jnp.zeros_like(w), x)
+    return w - 1e-4 * total
+
+
+def averaged_in_a_map(w, x):
+    return w - 1e-4 * jax.lax.map(lambda x: w - descended(w, x), x).mean(0)
+
+
+@pytest.mark.parametrize("step", [accumulated_in_a_scan, averaged_in_a_map])
+def test_parameters_whose_gradients_alone_are_accumulated_in_a_loop_are_looked_at(step):
+    n_calls, n_parts, inspector = 110, 4, tv.GradientInspector()
+    w, batches = jnp.ones((64, 32)), np.random.default_rng(0).normal(size=(n_calls, n_parts, 4, 64))
+    watched = inspector.watch(jax.jit(step))
+    for x in batches:
+        w = watched(w, jnp.asarray(x, w.dtype))
+    found = inspector.findings
+    assert [(each.kind, each.source) for each in found if each.severity != "info"] == [("ratio", "updates")]
+    steps = inspector.history.values("updates", "norm").until
+    assert steps.tolist() == [n_parts * call - 1 for call in (1, 5, 50, 100)]
+    assert not any("not looked at" in note for note in inspector.notes)
+
+
 @pytest.mark.parametrize(
     ("step", "why", "options"),
     [

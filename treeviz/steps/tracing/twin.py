@@ -187,7 +187,7 @@ def _is_of_call(r: Reaped) -> bool:
 
 
 def _is_in_loop(r: Reaped, name: Attribution) -> bool:
-    return r.changes_in_loop or any(axis.kind == "step" for axis in name.axes)
+    return r.changes_in_loop
 
 
 def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan: Plan, updates: bool):
