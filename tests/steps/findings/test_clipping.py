@@ -104,3 +104,53 @@ def test_clipping_is_compared_in_a_long_run_and_in_optax_own():
     assert (found.kind, found.source) == ("clipping", "clipped")
     assert dict(found.numbers)["norm"] == pytest.approx(0.5, rel=1e-4)
     assert dict(found.numbers)["part of steps"] == 1
+
+
+@pytest.mark.parametrize(("bound", "kinds"), [(0.5, ["clipping"]), (1e3, [])])
+def test_what_the_optimizer_of_a_watched_step_receives_tells_that_it_is_always_clipped(bound, kinds):
+    optax, jax, tv = (pytest.importorskip(name) for name in ("optax", "jax", "treeviz"))
+    tx = optax.chain(optax.clip_by_global_norm(bound), optax.adam(1e-3))
+
+    @jax.jit
+    def step(params, state, x):
+        def loss(params):
+            return ((jax.numpy.tanh(x @ params["w"]) @ params["out"] - 3 * x[:, 0]) ** 2).mean()
+
+        updates, state = tx.update(jax.grad(loss)(params), state)
+        return optax.apply_updates(params, updates), state
+
+    inspector, rng = tv.GradientInspector(updates=True), np.random.default_rng(0)
+    params = jax.device_put({"w": rng.normal(size=(8, 16)) / 3, "out": rng.normal(size=16)})
+    watched, state = inspector.watch(step), tx.init(params)
+    for _ in range(40):
+        params, state = watched(params, state, rng.normal(size=(32, 8)))
+    assert [found.kind for found in inspector.findings if found.severity != "info"] == kinds
+    if kinds:
+        (found,) = inspector.findings
+        assert (found.source, dict(found.numbers)["norm"]) == ("received", pytest.approx(bound, rel=1e-4))
+
+
+@pytest.mark.parametrize("is_inspected", [False, True], ids=["tapped", "inspected"])
+def test_clipping_that_a_tap_or_an_inspecting_transformation_shows_is_told_once(is_inspected):
+    optax, jax, tv = (pytest.importorskip(name) for name in ("optax", "jax", "treeviz"))
+    clip, adam = optax.clip_by_global_norm(0.5), optax.adam(1e-3)
+    inspect = [tv.inspect_gradients("clipped")] if is_inspected else []
+    tx = optax.chain(clip, *inspect, adam) if is_inspected else adam
+
+    @jax.jit
+    def step(params, state, x):
+        def loss(params):
+            return ((jax.numpy.tanh(x @ params["w"]) @ params["out"] - 3 * x[:, 0]) ** 2).mean()
+
+        grads = jax.grad(loss)(params)
+        if not is_inspected:
+            grads = tv.tap(clip.update(grads, clip.init(params))[0], "clipped")
+        updates, state = tx.update(grads, state)
+        return optax.apply_updates(params, updates), state
+
+    inspector, rng = tv.GradientInspector(updates=True), np.random.default_rng(0)
+    params = jax.device_put({"w": rng.normal(size=(8, 16)) / 3, "out": rng.normal(size=16)})
+    watched, state = inspector.watch(step), tx.init(params)
+    for _ in range(40):
+        params, state = watched(params, state, rng.normal(size=(32, 8)))
+    assert [found.kind for found in inspector.findings if found.severity != "info"] == ["clipping"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
 from treeviz.steps.findings.searched import Searched, digits_text
-from treeviz.steps.names import is_beside
+from treeviz.steps.names import is_beside, kind_of, sibling_name
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.track import Timeline
 from treeviz.tree.numbers import number_text
@@ -37,17 +38,30 @@ def clipping(tree: Searched) -> Iterator[Finding]:
     """Gradients that are clipped in nearly every step.
 
     If they were measured before and after clipping, the two are compared. Otherwise gradients with the same norm in
-    nearly every step are reported.
+    nearly every step are reported. Of what the optimizer receives this is told where no tap of the same tells it.
     """
     history, name, thresholds = tree.history, tree.name, tree.thresholds
-    if not tree.is_gradient or "norm" not in history.statistics(name):
+    is_received = kind_of(name) == "received"
+    if not (tree.is_gradient or is_received) or "norm" not in history.statistics(name):
         return
-    for before in reversed(list(history.sources)[: list(history.sources).index(name)]):
+    if is_received and any(True for tapped in _alike(tree) for _ in clipping(tapped)):
+        return
+    earlier = reversed(list(history.sources)[: list(history.sources).index(name)])
+    for before in [sibling_name(name, "grads")] if is_received else earlier:
         compared = _compared(history, before, name, thresholds)
         if compared is not None:
             yield from _always_smaller(compared, before, name, thresholds)
             return
-    yield from _always_the_same(history, name, thresholds)
+    if not is_received:
+        yield from _always_the_same(history, name, thresholds)
+
+
+def _alike(received: Searched) -> Iterator[Searched]:
+    """The gradients, and what was tapped, that may be of the parameters of what the optimizer receives."""
+    for name, source in received.history.sources.items():
+        other = replace(received, name=name)
+        if other.is_gradient and sum(source.sizes) == sum(received.source.sizes):
+            yield other
 
 
 def _compared(history: History, before: str, after: str, thresholds: Thresholds) -> _Compared | None:
@@ -85,12 +99,13 @@ def _always_smaller(compared: _Compared, before: str, name: str, thresholds: Thr
         return
     top, bottom = (float(np.median(norms[is_clipped])) for norms in (tops, bottoms))
     has_one_bound = _is_constant(bottoms[is_clipped])
+    what = "what the optimizer receives" if kind_of(name) == "received" else name
     most = digits_text(np.quantile(tops, 0.9), 2)
     where = f"to about {most}, which nine of ten steps stay below" if has_one_bound else ""
     yield Finding(
         "clipping", name, "", -1, int(compared.steps[0]), int(compared.steps[-1]),
         (("norm", bottom), ("norm before", top), ("part of steps", part)),
-        f"Clipping makes {name} smaller than {before} in {part:.0%} of the steps: the norm is {number_text(top)} "
+        f"Clipping makes {what} smaller than {before} in {part:.0%} of the steps: the norm is {number_text(top)} "
         f"before it and {number_text(bottom)} after it.",
         f"Then the bound only rescales the learning rate: raise it{' ' * bool(where)}{where}, or lower the learning "
         "rate instead.",
