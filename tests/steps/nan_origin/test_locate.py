@@ -376,6 +376,21 @@ def test_of_a_bad_batch_the_example_is_named_where_it_is_known_for_certain():
     assert (mixed.index, mixed.examples) == ((0, 1), ())
 
 
+@jax.custom_vjp
+def summed(x, scale):
+    return jnp.sum(x * scale)
+
+
+summed.defvjp(lambda x, scale: (summed(x, scale), (x, scale)), lambda kept, g: (g * jnp.log(kept[0]), jnp.zeros(())))
+
+
+def test_a_rule_of_ones_own_that_makes_a_nan_is_told_in_the_words_of_any_other_operation():
+    origin = locate_nan(jax.grad(lambda x: summed(x, 1.0)), jnp.ones(4).at[2].set(-1.0))
+    assert origin is not None
+    assert (origin.primitive, origin.index, origin.examples) == ("log", (2,), ("x[2]",))
+    assert "not known" not in origin.text
+
+
 def test_an_example_is_not_blamed_for_what_a_shuffled_one_may_have_done():
     def shuffled(x, y, key):
         noise = jax.random.uniform(key, x.shape)  # of no entry
@@ -384,7 +399,7 @@ def test_an_example_is_not_blamed_for_what_a_shuffled_one_may_have_done():
     origin = locate_nan(shuffled, jnp.ones((8, 2)).at[3, 0].set(-9.0), jnp.zeros(8), jax.random.key(0))
     assert origin is not None and origin.examples == ()
     row = origin.index[0]
-    assert f", which is computed of entries that are not known, and of y[{row}]," in origin.text
+    assert f", which depends, among others, on y[{row}]," in origin.text
 
     def straight(x, y, key):
         return jnp.log(x + jax.random.uniform(key, x.shape) - y[:, None])

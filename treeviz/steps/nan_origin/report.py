@@ -186,7 +186,7 @@ def operation_origin(
     )
 
 
-_BELONGS, _BESIDE = "which belongs to", "which is computed of entries that are not known, and of"
+_BELONGS, _BESIDE = "which belongs to", "which depends, among others, on"
 
 
 def _first_bad(
