@@ -279,6 +279,14 @@ def test_roll_ups_are_those_of_the_table(parts, rollup, missing):
         np.testing.assert_allclose(told, expected, rtol=1e-6, atol=1e-12)
 
 
+def test_a_sum_of_whole_numbers_is_exact_also_where_a_number_elsewhere_is_huge(parts):
+    table = treeviz.walk(model())
+    own = np.where(np.arange(len(table)) == len(table) - 1, 1e300, table.is_leaf)
+    column = Column("x", "x", own, format="count", rollup="sum")
+    load(parts, table.with_columns(column))
+    assert values_of(parts, "x").tolist() == table.rolled(column).tolist()
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['tree']} {case['query']}")
 def test_the_search_box_reads_the_same_language_as_python(parts, case):
     load(parts, TREES[case["tree"]]())

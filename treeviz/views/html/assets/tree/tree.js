@@ -38,25 +38,11 @@ export class Column {
 
   /** The values, each rolled up over the subtree of its row; computed once. */
   get values() {
-    const { n, parent, isAgain, isLikeNext } = this.tree;
-    const { isOfFacts, codes } = this;
+    const { rollup, tree, codes } = this;
     // Of one type for all columns: compilers of JavaScript do not like loops over many.
     const levels = new Float64Array(this.levels);
-    // NaN means that there is no value.
-    const values = new Float64Array(n).fill(NaN);
-    const join = JOIN[this.rollup];
-    for (let row = n; row--; ) {
-      if (isOfFacts && isAgain[row]) continue;
-      const own = levels[codes ? codes[row] : row];
-      const inside = values[row];
-      const value = (values[row] = inside !== inside ? own : own === own ? join(inside, own) : inside);
-      if (!join || !row || value !== value) continue;
-      const above = parent[row];
-      const beside = values[above];
-      values[above] = beside !== beside ? value : join(beside, value);
-      // Compilers of JavaScript do not like a loop in a loop that seldom runs.
-      if (isOfFacts && isLikeNext[row]) repeat(this.tree, values, row);
-    }
+    const isExact = rollup === "sum" && levels.every((level) => Number.isInteger(level) && Number.isSafeInteger(level * tree.n));
+    const values = isExact ? sums(tree, levels, codes) : joined(tree, levels, codes, JOIN[rollup]);
     Object.defineProperty(this, "values", { value: values, configurable: true });
     return values;
   }
@@ -195,33 +181,46 @@ export class Tree {
   }
 }
 
-/** Give the values of a subtree to those after it that are alike, and add them to what is above. @param {Tree} tree @param {Float64Array} values @param {number} row */
-function repeat({ parent, end, isLikeNext }, values, row) {
-  let last = row;
-  for (; isLikeNext[last]; last = end[last]) values[parent[row]] += values[row];
-  for (let done = end[row]; done < end[last]; done += done - row) values.copyWithin(done, row, Math.min(done, row + end[last] - done));
+/** The sum of whole numbers over each subtree. It is a range of rows: what all numbers from its start on add up to, without those from its end on. @param {Tree} tree @param {Float64Array} levels @param {ArrayLike<number>} [codes] */
+function sums({ n, end }, levels, codes) {
+  const sum = new Float64Array(n + 1);
+  for (let row = n; row--; ) sum[row] = sum[row + 1] + levels[codes ? codes[row] : row];
+  for (let row = 0; row < n; row++) sum[row] -= sum[end[row]];
+  return sum.subarray(0, n);
+}
+
+/** What joins the values in each subtree; NaN means that there is none. @param {Tree} tree @param {Float64Array} levels @param {ArrayLike<number> | undefined} codes @param {((a: number, b: number) => number) | undefined} join */
+function joined({ n, parent }, levels, codes, join) {
+  const values = new Float64Array(n).fill(NaN);
+  for (let row = n; row--; ) {
+    const own = levels[codes ? codes[row] : row];
+    const inside = values[row];
+    const value = (values[row] = inside !== inside ? own : own === own ? join(inside, own) : inside);
+    if (!join || !row || value !== value) continue;
+    const beside = values[parent[row]];
+    values[parent[row]] = beside !== beside ? value : join(beside, value);
+  }
+  return values;
 }
 
 /** "(3, 4)", "(3,)", ""; texts stay as they are. @type {(shape: any) => string} */
 export const shapeText = (shape) => (shape?.join ? `(${shape.join(", ")}${shape.length === 1 ? "," : ""})` : shape ?? "");
 
-/** Compute parents, subtree ends, positions, numbers of children and which rows are in a subtree that is like the one before it. @param {Tree} tree */
-function link({ depth, isLikeNext, n }) {
+/** Compute parents, subtree ends, positions and numbers of children. @param {Tree} tree */
+function link({ depth, n }) {
   const parent = new Int32Array(n).fill(-1);
   const position = new Int32Array(n);
   const nChildren = new Int32Array(n);
   const end = new Int32Array(n).fill(n);
-  const isAgain = new Uint8Array(n);
   const last = [0];
   for (let row = 1, before = 0; row < n; row++) {
     const level = depth[row];
     for (; before >= level; before--) end[last[before]] = row;
     const above = (parent[row] = last[before]);
     position[row] = nChildren[above]++;
-    isAgain[row] = isAgain[above] || isLikeNext[last[level] ?? 0];
     last[(before = level)] = row;
   }
-  return { parent, end, position, nChildren, isAgain, maxDepth: last.length - 1 };
+  return { parent, end, position, nChildren, maxDepth: last.length - 1 };
 }
 
 /** @type {(position: number) => Key} */
