@@ -31,6 +31,11 @@ OURS = (
     "anchor element emit end grid index isOpen layout next opened order parent position resize root run searchBox "
     "selected setStatus types update view visible write"
 )
+# Texts are called so, too, but no property is asked for by such a text.
+ALSO_TEXTS = (
+    "above active column copier copy depth descending detailed draw field fold format found head help labels more "
+    "negated opened paint path query quoted rollup search share tree unfold version what"
+)
 
 
 def minified(text: str, *options: str) -> str:
@@ -45,13 +50,16 @@ def run(*command: str, text: str) -> str:
 def own_names(text: str) -> set[str]:
     """The properties that can have shorter names: those of our classes that nothing knows as a text.
 
-    The names in a payload and in `dataset` are texts; terser itself knows those of the browser.
+    So are those of the records that our functions return. The names in a payload and in `dataset` are texts; terser
+    itself knows those of the browser.
     """
     modules = (payload, note_payload, series_payload, histogram_payload)
     sources = (Path(str(module.__file__)).read_text("utf-8") for module in modules)
     known = re.findall(r"""(?:["'`]|dataset\.)(\w+)""", text + "".join(sources))
     own = re.findall(r"this\.(\w{3,})", text) + re.findall(r"\n(?:get |async )?(\w{3,})\([^)\n]*\) \{", text)
-    return {*own} - {*known}
+    for record in re.findall(r"return \{ ([^{}]+) \};", text):
+        own += re.findall(r"(\w{3,})(?=,|:|$)", record)
+    return {*own} - {*known} | {*ALSO_TEXTS.split()}
 
 
 def shortened(text: str) -> str:
@@ -67,7 +75,7 @@ def packed_names(readable: str) -> str:
     text, own = f"(() => {{{shortened(readable)}}})()", own_names(readable)
     names = "|".join(sorted(own))
     short = minified(text, "--mangle-props", f"regex=/^({names})$/")
-    names = "|".join(sorted(own - ({*re.findall(r"\.(\w+)", short)} - {*OURS.split()})))
+    names = "|".join(sorted(own - ({*re.findall(r"\.(\w+)", short)} - {*OURS.split(), *ALSO_TEXTS.split()})))
     short = minified(text, "--mangle-props", f"builtins=true,regex=/^({names})$/")
     return run("node", str(Path(__file__).with_name("rename.mjs")), text=short)
 
