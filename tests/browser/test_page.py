@@ -1150,6 +1150,16 @@ def test_on_paper_stand_all_rows_in_sight(shown):
     assert settled(page).locator(".row").count() < 60
 
 
+def test_on_paper_guides_bars_and_lines_are_printed_also_where_backgrounds_are_not(shown):
+    page = shown(model(), stats=True)
+    on_screen = settled(page).locator(".window .key").first.evaluate("(cell) => getComputedStyle(cell).printColorAdjust")
+    page.emulate_media(media="print")
+    on_paper = settled(page).locator(".window .cell").evaluate_all(
+        "(cells) => [...new Set(cells.map((cell) => getComputedStyle(cell).printColorAdjust))]"
+    )
+    assert on_screen == "economy" and on_paper == ["exact"]
+
+
 def test_on_paper_each_column_is_whole_or_left_out(shown):
     page = shown(model(), stats=True)
     assert page.locator(".head button").count() > 9

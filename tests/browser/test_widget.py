@@ -146,6 +146,14 @@ def test_folding_is_heard_in_python(explore):
     kernel.until(lambda: widget.expanded == ["tree"])
 
 
+def test_fold_says_that_nothing_is_folded_until_it_is_pressed(explore):
+    page = explore(model()).page
+    fold = page.get_by_role("button", name="as one row")
+    assert fold.get_attribute("aria-pressed") == "false" and "[0]" in labels(page)
+    fold.click()
+    assert fold.get_attribute("aria-pressed") == "true" and "[0…2] ×3" in labels(page)
+
+
 def test_what_is_searched_for_is_heard_in_python(explore):
     kernel = explore(model())
     search(kernel.page, "dtype:f32")

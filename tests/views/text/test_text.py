@@ -72,6 +72,15 @@ def test_a_state_with_everything_that_can_be_wrong():
     """)
 
 
+def test_words_that_a_type_gives_up_leave_no_blank_columns_behind():
+    values = np.linspace(-1.2345, 2.3456, 64).reshape(8, 8)
+    tree = {f"layer_{i}": {"kernel": values - i / 7, "bias": values[0] + i / 7} for i in range(12)}
+    whole, narrow = (treeviz.render(tree, stats=True).text(width=width) for width in (200, 72))
+    assert "dict · 2 leaves · 576 B each" in whole and "576 B each" not in narrow
+    gaps = [re.search(r"(?:leaves|numpy)( +)", line)[1] for line in narrow.split("\n")[3:]]
+    assert min(map(len, gaps)) == 2
+
+
 def test_a_narrow_terminal_gives_up_columns_before_types_and_badges():
     assert shown(TREES["state"](), "elements", "bytes", "leaves", width=50) == expect("""
         state

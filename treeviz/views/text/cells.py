@@ -199,15 +199,17 @@ def _left(title: str, texts: list[str], codes: np.ndarray) -> Cells:
 
 
 def narrowed(cells: Cells, width: int, glyphs: Glyphs) -> Cells:
-    """The same cells, shortened to `width` columns."""
+    """The same cells, shortened to at most `width` columns: where whole words go, to fewer."""
     if width >= cells.width:
         return cells
-    texts = {}
+    title, texts = cut(cells.title.rstrip(), width), {}
     for text in set(cells.texts):
         short = text.rstrip() if cells.is_label else _brief(text.rstrip(), width)
-        texts[text] = _padded(cut(short, width, glyphs.dots), width)
-    title = _padded(cut(cells.title.rstrip(), width), width)
-    return cells._replace(title=title, width=width, texts=[texts[text] for text in cells.texts])
+        texts[text] = cut(short, width, glyphs.dots)
+    width = max(map(display_width, [title, *texts.values()]))
+    return cells._replace(
+        title=_padded(title, width), width=width, texts=[_padded(texts[text], width) for text in cells.texts]
+    )
 
 
 def bare_width(types: Cells) -> int:

@@ -5,7 +5,7 @@
 // A listener ends with the view. A module that listens is not known to the one that sends.
 //
 //   event  | detail          | sent by                            | listened to by
-//   change | -               | tree/view.js                       | tree/toolbar.js, series/series_view.js, diff/diff.js, widget/sync.js
+//   change | -               | tree/view.js, widget/widget.js     | tree/toolbar.js, series/series_view.js, diff/diff.js, widget/sync.js
 //   select | -               | tree/view.js                       | tree/mount.js, widget/sync.js
 //   paint  | -               | tree/grid.js                       | series/series_view.js, diff/diff.js, live/panel.js, widget/transfer.js
 //   detail | row, or -1      | tree/view.js                       | values/values.js, diff/diff.js, widget/details.js

@@ -101,6 +101,7 @@ function prepare(view, model, logPane, signal) {
   rows.isFolding = !!tree.header.diff;
   rows.openTo(tree.header.open ?? depthFor(tree, 30));
   rows.update();
+  view.emit("change");
   return requests;
 }
 
