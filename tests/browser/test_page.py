@@ -1152,10 +1152,14 @@ def test_on_paper_stand_all_rows_in_sight(shown):
 
 def test_on_paper_guides_bars_and_lines_are_printed_also_where_backgrounds_are_not(shown):
     page = shown(model(), stats=True)
-    on_screen = settled(page).locator(".window .key").first.evaluate("(cell) => getComputedStyle(cell).printColorAdjust")
+    on_screen = (
+        settled(page).locator(".window .key").first.evaluate("(cell) => getComputedStyle(cell).printColorAdjust")
+    )
     page.emulate_media(media="print")
-    on_paper = settled(page).locator(".window .cell").evaluate_all(
-        "(cells) => [...new Set(cells.map((cell) => getComputedStyle(cell).printColorAdjust))]"
+    on_paper = (
+        settled(page)
+        .locator(".window .cell")
+        .evaluate_all("(cells) => [...new Set(cells.map((cell) => getComputedStyle(cell).printColorAdjust))]")
     )
     assert on_screen == "economy" and on_paper == ["exact"]
 
