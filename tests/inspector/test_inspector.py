@@ -130,6 +130,20 @@ def member_norms(params, n: int) -> np.ndarray:
     return np.array([true_norms(grads_of_loss(jax.tree.map(lambda p, k=k: p[k], params), x, y)) for k in range(n)])
 
 
+@pytest.mark.parametrize("members", ["joined", "each"])
+def test_an_empty_batch_has_a_gradient_of_zero_and_takes_no_other_step_along(members):
+    @jax.jit
+    def step(w, x):
+        return w - jax.vmap(jax.grad(lambda w, x: jnp.sum((x * w) ** 2)), (None, 0))(w, x).sum(0)
+
+    inspector = tv.GradientInspector(members=members)
+    watched, w = inspector.watch(step), jnp.ones(3)
+    assert jnp.array_equal(watched(w, jnp.ones((0, 3))), w)
+    watched(w, jnp.ones((1, 3)))
+    norms = [norm for run in inspector.history.sources for norm in inspector.history.values(run, "norm").latest.ravel()]
+    assert max(norms) == pytest.approx(np.sqrt(12)) and min(norms) == 0
+
+
 @pytest.mark.parametrize("door", ["watch", "record"])
 def test_an_ensemble_is_joined_into_one_norm_or_has_a_leaf_per_member(door):
     params = ensemble(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import jax
@@ -247,10 +248,12 @@ def test_an_error_of_the_comparison_is_not_one_of_the_step(monkeypatch):
 def test_the_comparison_keeps_no_array_and_no_program():
     watched = watch(jax.jit(update, donate_argnums=0), lambda *_: None)
     params = train(watched, AT_CALL - 1)[-1]
+    gc.collect()
     n_arrays = len(jax.live_arrays())
     train(watched, 3, params)
     assert watched.compared
-    assert len(jax.live_arrays()) == n_arrays
+    gc.collect()
+    assert len(jax.live_arrays()) <= n_arrays
     assert watched._twins.comparison is None
 
 

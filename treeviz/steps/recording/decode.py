@@ -246,6 +246,8 @@ def _leaf_rows(
         values = np.transpose(values, [0, *of_steps, *of_members, *range(n_front, values.ndim)])
         n_members = int(np.prod([shape[i] for i in of_members], dtype=np.int64))
         n_steps = int(np.prod([shape[i] for i in of_steps], dtype=np.int64))
+        if not n_members:  # an empty batch: zeros, as of one without a gradient
+            n_members, values = 1, np.zeros((shape[0], n_steps, 1, *shape[n_front:]), values.dtype)
         values = values.reshape(shape[0], n_steps, n_members, *shape[n_front:])
         if parts is not None:
             rows[name] = parts.joined(STATISTICS[name].join_members, values)

@@ -14,6 +14,7 @@ import { Scalars } from "./scalars.js";
 import { Series } from "./series.js";
 /** @typedef {import("./series.js").Timeline} Timeline */
 import { Sparklines } from "./sparklines.js";
+import { addStrips } from "./strips.js";
 import { additions } from "../tree/view.js";
 
 const MAX_CANVAS = 32000; // pixels
@@ -203,8 +204,13 @@ function addSeries(view) {
     return taken;
   };
   view.on("paint", () => {
-    seriesView.sparklines.paint();
-    seriesView.heatMap.paint();
+    const { sparklines, heatMap } = seriesView;
+    sparklines.paint();
+    heatMap.paint();
+    for (const strip of grid.window.querySelectorAll(".row canvas")) strip.remove();
+    if (!grid.nPrinted) return;
+    addStrips(grid.pool, sparklines.canvas, sparklines.canvas.style.left, sparklines.canvas.style.width);
+    addStrips(grid.pool, heatMap.canvas, "100%", `${heatMap.width}px`);
   });
   // The theme can change, and can be read only when the view is in the document.
   const observer = new MutationObserver(() => (seriesView.useTheme(), grid.paint(true)));
