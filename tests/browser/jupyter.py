@@ -13,8 +13,8 @@ from urllib.error import HTTPError
 from browser.server import GOODBYE_S, Server
 from browser.server import PATIENCE_S as PATIENCE_S
 
-# What Lab says of itself: of a session that begins while its notebook is being closed (`Disposed`), of its list of files
-# while one of them is being replaced, and, as anywidget does, of every widget, also one that does nothing, that is closed
+# What Lab says of itself: of a session that begins while its notebook is being closed (`Disposed`), of its list of
+# files while one is replaced, and, as anywidget does, of every widget, also one that does nothing, that is closed
 # before its module has come.
 NOT_OURS = re.compile(
     r"favicon|ResizeObserver loop|was preloaded|/lsp/status|^page error: Disposed$|Failed to initialize model"
