@@ -70,10 +70,8 @@ COND, SCAN, SHARD_MAP, WHILE = "cond", "scan", "shard_map", "while"
 
 # Jaxprs inside an equation
 
-_LISTS, _JAXPRS = (
-    (tuple, list),
-    (Jaxpr, ClosedJaxpr),
-)  # not unions, which are slower: each equation is asked several times
+# Not unions, which are slower: each equation is asked several times.
+_LISTS, _JAXPRS = (tuple, list), (Jaxpr, ClosedJaxpr)
 
 
 def inner_jaxprs(eqn: Any) -> list[Any]:

@@ -168,8 +168,8 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     shown = [tidy[1](jax.tree_util.keystr(path)) for path in out_paths]
     if looking is not None:
         own = [(r, name) for r, name in zip(found, names, strict=False) if name and _is_of_call(r)]
-        of_args = [name for r, name in own if name.arguments and not _is_in_loop(r, name)]
-        in_loop = any(_is_in_loop(r, name) for r, name in own)
+        of_args = [name for r, name in own if name.arguments and not r.changes_in_loop]
+        in_loop = any(r.changes_in_loop for r, _ in own)
         looking.traced(Traced(program, paths, out_paths, of_args, in_loop))
     params = {} if updates else _params(names)
     count = (lambda *bits: bits) if later else None
@@ -184,10 +184,6 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
 def _is_of_call(r: Reaped) -> bool:
     """Whether these are the gradients of a call of `jax.grad`."""
     return r.gradient is None and r.sown.kind != "tap"
-
-
-def _is_in_loop(r: Reaped, name: Attribution) -> bool:
-    return r.changes_in_loop
 
 
 def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan: Plan, updates: bool):
