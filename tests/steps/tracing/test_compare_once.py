@@ -246,15 +246,19 @@ def test_an_error_of_the_comparison_is_not_one_of_the_step(monkeypatch):
 
 
 def test_the_comparison_keeps_no_array_and_no_program():
-    watched = watch(jax.jit(update, donate_argnums=0), lambda *_: None)
-    params = train(watched, AT_CALL - 1)[-1]
-    gc.collect()
-    n_arrays = len(jax.live_arrays())
-    train(watched, 3, params)
-    assert watched.compared
-    gc.collect()
-    assert len(jax.live_arrays()) <= n_arrays
-    assert watched._twins.comparison is None
+    watches = []  # held, as what they hold counts
+
+    def n_arrays_after_run():
+        watches.append(watched := watch(jax.jit(update, donate_argnums=0), lambda *_: None))
+        train(watched, AT_CALL + 2)
+        assert watched.compared
+        assert watched._twins.comparison is None
+        gc.collect()
+        return len(jax.live_arrays())
+
+    # The runtime lets go of the last arrays a moment later: what is kept is seen by its growth from run to run.
+    first, later = ([n_arrays_after_run() for _ in range(4)] for _ in range(2))
+    assert min(later) <= min(first)
 
 
 def test_steps_with_static_arguments_and_of_equinox_and_nnx_are_compared():
