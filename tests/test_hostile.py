@@ -215,7 +215,7 @@ def test_many_looks_leave_nothing_behind():
             after = look()
     finally:
         gc.unfreeze()
-    assert after[1] == before[1]
+    assert after[1] <= before[1]
     assert abs(after[0] - before[0]) < 50
 
 
