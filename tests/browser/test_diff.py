@@ -31,6 +31,19 @@ def test_what_differs_is_open_and_what_is_the_same_is_one_row_with_its_count(pag
     assert cells[1].endswith("shape") and cells[2:4] == ["(3,)", "(4,)"]
 
 
+@pytest.mark.parametrize("width", [390, 960])
+def test_a_sign_before_the_name_says_what_differs_at_any_width(open_page, width):
+    left, right = {"a": np.ones(3), "b": np.ones(2), "c": 1}, {"a": np.zeros(3), "c": 1, "d": np.ones(5)}
+    page = opened(open_page(tv.diff(left, right).html(), width=width))
+    signs = {name: row(page, name).locator(".key").get_attribute("data-glyph") for name in "abcd"}
+    assert signs == {"a": "≠", "b": "−", "c": "#", "d": "+"}
+    assert {text[:9] for text in page.locator(".kinds button").all_inner_texts()} == {
+        "− missing",
+        "+ extra 1",
+        "≠ value 1",
+    }
+
+
 def test_what_is_the_same_opens_on_a_click_and_has_its_own_paths(page):
     page.locator(".row", has_text="×5").locator(".badge").click()
     assert labels(page)[3:9] == ["[0]", "[1]", "[2]", "[3]", "[4]", "[5]"]
@@ -53,7 +66,7 @@ def test_the_keyboard_opens_what_is_the_same(page):
 
 def test_badges_filter_by_kind_and_say_so_in_the_search_language(page):
     badges = page.locator(".kinds button")
-    assert badges.all_inner_texts() == ["shape 1", "value 2"]
+    assert badges.all_inner_texts() == ["≠ shape 1", "≠ value 2"]
     badges.nth(1).click()
     assert labels(page) == ["tree", "layers", "[5]", "mlp", "w", "step"]
     badges.nth(0).click()

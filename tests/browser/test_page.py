@@ -1056,6 +1056,45 @@ def test_a_part_of_the_headline_is_on_one_line_if_it_fits(shown):
         assert parts[0].bounding_box()["height"] < 30
 
 
+@pytest.mark.parametrize("width", [390, 480])
+def test_no_line_of_the_headline_ends_or_begins_with_the_dot_between_its_parts(shown, width):
+    page = shown(model(), stats=True, width=width)
+    shown_from = box(page, ".headline")["x"] + 10
+    assert "0px 0px 0px 10px" in page.locator(".headline").evaluate("(headline) => getComputedStyle(headline).clipPath")
+    end, n_lines = 0.0, 1
+    for part in page.locator(".headline > *").all():
+        place = part.bounding_box()
+        if place["x"] < end:  # of the first part of a line the dot is to the left of what is shown
+            assert place["x"] + 7.83 <= shown_from <= place["x"] + 2 * 7.83 + 1, part.inner_text()
+            n_lines += 1
+        end = place["x"] + place["width"]
+    assert n_lines > 1 and page.locator(".headline").inner_text().startswith("params · 13 leaves · ")
+
+
+@pytest.mark.parametrize("width", [390, 480])
+def test_the_tools_take_two_lines_on_a_phone(shown, width):
+    layer = {"kernel": np.ones((3, 4)), "bias": np.ones(3)}
+    page = shown({f"layer_{i}": layer for i in range(4)} | {"head": np.ones(3)}, stats=True, width=width)
+    assert page.get_by_role("button", name="›").is_visible() and page.get_by_text("unfold", exact=True).is_visible()
+    assert box(page, ".tools")["height"] <= 5 + 26 + 4 + 26 + 6 + 1
+
+
+@pytest.mark.parametrize("width", [390, 480])
+def test_names_that_begin_and_end_alike_are_cut_so_that_they_differ(shown, width):
+    names = [
+        f"https://storage.example.com/checkpoints/experiment_{i}/of/a/run/part-00001-of-00010.npz" for i in range(9)
+    ]
+    page = shown({name: {"w": np.ones(i + 1)} for i, name in enumerate(names)}, width=width)
+    cut = page.locator(".window .row .key", has_text="…")
+    assert [re.search(r"_(\d)/", text)[1] for text in cut.all_inner_texts()] == [*"012345678"]
+    number = """(keys) => keys.map((key) => {
+        const [range, text, at] = [new Range(), key.firstChild, key.textContent.search(/_\\d/)];
+        range.setStart(text, at + 1), range.setEnd(text, at + 2);
+        return range.getBoundingClientRect().right <= key.getBoundingClientRect().right - 12;
+    })"""
+    assert cut.evaluate_all(number) == [True] * 9
+
+
 def test_names_that_are_fitted_leave_room_to_scroll_the_other_columns_through(shown):
     page = shown({"n" * 200: np.ones(3), "b": np.ones(2)}, stats=True, width=900)
     page.locator(".head .key i").dblclick()
@@ -1218,7 +1257,7 @@ def test_an_old_browser_shows_the_plain_rows_and_says_why(open_page):
     page = open_page(
         re.sub(r'<meta http-equiv="Content-Security[^>]*>', "<script>delete window.DecompressionStream</script>", html)
     )
-    page.get_by_text("The interactive view cannot start: the browser is too old").wait_for()
+    page.get_by_text("The interactive view cannot start (old browser").wait_for()
     assert page.locator("summary", has_text="tree: dict").is_visible()
 
 

@@ -8,6 +8,9 @@ import { additions, View } from "../tree/view.js";
 import { barChart } from "../values/bar_chart.js";
 
 const LEAST_SAME = 3; // siblings that are folded
+// The signs of kinds, in the place of the glyph of a row; of all others ≠.
+const SIGNS_OF = { missing: "−", extra: "+" };
+const signOf = (kind) => SIGNS_OF[kind] ?? "≠";
 
 additions.push({
   name: "diff",
@@ -72,6 +75,13 @@ function foldSame(view) {
         element.drawn = "";
         cell?.replaceChildren(h("span", { class: "what" }, texts.find(({ length }) => length <= room) ?? "the same"), ...more);
       };
+      if (view.tree.header.notes[row]) {
+        const note = view.tree.notes(row).find(([kind]) => kind === "differs");
+        if (note) {
+          element.dataset.severity = note[4];
+          element.firstChild.dataset.glyph = signOf(note[4]);
+        }
+      }
       if (!isRun(row)) {
         const texts = Array.from(cell?.children ?? [], ({ textContent }) => textContent);
         if (isSame(row) && !isSame(tree.parent[row])) say([texts.join(" "), texts[0]].map((text) => `the same · ${text}`));
@@ -127,7 +137,7 @@ function kindBadges(view, isSame) {
       view.searchBox.value = other.join(" | ");
       view.search.run(view.searchBox.value);
     };
-    return h("button", { class: "badge", "data-note": "differs", "data-severity": kind, title: `${about}: show only these`, click: press }, `${kind} ${wholeText(n)}`);
+    return h("button", { class: "badge", "data-note": "differs", "data-severity": kind, title: `${about}: show only these`, click: press }, `${signOf(kind)} ${kind} ${wholeText(n)}`);
   });
   const show = () => buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(parts().includes(query(kinds[i][0])))));
   view.on("change", show);

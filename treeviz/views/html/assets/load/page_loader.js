@@ -31,6 +31,6 @@ function bytesOf(block) {
     document.head.append(script);
     script.remove();
   } catch (error) {
-    block.after(`The interactive view cannot start: the browser is too old or the page damaged: ${error.message}`);
+    block.after(`The interactive view cannot start (old browser or damaged page): ${error.message}`);
   }
 });

@@ -21,6 +21,14 @@ export function styleOf(tree, row, kind) {
   return tree.nChildren[row] ? "node" : "ghost";
 }
 
+/** The beginning of a name and its end, by which those of one prefix differ, or else all from where its neighbor differs: the cell cuts it. @param {string} label @param {string} other the label of the neighbor @param {number} room in characters */
+export function cutName(label, other, room) {
+  const end = (room * 2) / 3 - 1;
+  let at = 0;
+  while (label[at] && label[at] === other[at]) at++;
+  return `${label.slice(0, room / 3)}…${label.slice(at < room / 3 || at > label.length - end ? -end : at - end / 4)}`;
+}
+
 /** The type of a row and, if it is short, its value. @param {Tree} tree @param {number} code of its facts */
 export function whatText(tree, code) {
   const [what, text] = [tree.what(code), tree.fact(code, "text")];

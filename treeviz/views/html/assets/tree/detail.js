@@ -29,7 +29,7 @@ export function detail(view, row) {
     ...view.moreDetail(row),
     pairs([
       ["type", of("module") ? `${of("module")}.${of("type")}` : of("type")],
-      ["kind", of("kind") + (of("is_leaf") ? " (a leaf)" : of("kind") === "layer" ? "" : ` (${tree.nChildren[row]} children)`)],
+      ["kind", of("kind") + (of("is_leaf") ? " (a leaf)" : of("kind") === "layer" ? "" : ` (children: ${tree.nChildren[row]})`)],
       ["value", of("text")],
       ["shape", shapeText(of("shape"))],
       ["dtype", of("dtype") + (of("weak") ? " (weakly typed)" : "")],
@@ -46,7 +46,7 @@ export function detail(view, row) {
 function foldNote({ rows, tree }, row) {
   const n = rows.folds?.of(row).length ?? 1;
   const label = rows.folds?.runs.get(row)?.label;
-  return n > 1 ? [h("div", { class: "note", "data-note": "info" }, `${label ?? `one of ${wholeText(n)} that`} are alike: sums and ranges are of all, the rest is of the first`)] : [];
+  return n > 1 ? [h("div", { class: "note", "data-note": "info" }, `${label ?? `one of ${wholeText(n)} that`} are alike: sums and ranges of all, the rest of the first`)] : [];
 }
 
 const shortened = (text) => (text.length > LONG_PATH ? `…${text.slice(-LONG_PATH)}` : text);

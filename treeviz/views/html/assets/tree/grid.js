@@ -1,6 +1,6 @@
 // @ts-check
 // Draws the rows that are on the screen; only they are in the document.
-import { fieldTexts, fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
+import { cutName, fieldTexts, fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
 import { CH, Columns, GAP, SIGNS } from "./columns.js";
 import { h } from "./dom.js";
 import { foldedNotes, foldedText } from "./folds.js";
@@ -292,6 +292,7 @@ export class Grid {
   #fill(place, row) {
     const element = (this.drawn[place.className + row] ??= (this.template ??= this.#newRow()).cloneNode(true));
     const { tree, rows, selected, active } = this.view;
+    const { end, parent } = tree;
     const open = rows.hasChildren(row) ? rows.isOpen(row) : undefined;
     const { step, maxLevels, widths } = this.layout;
     const kind = tree.of(row, "kind");
@@ -327,9 +328,8 @@ export class Grid {
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
     key.dataset.glyph = GLYPHS[kind] ?? "·";
     const label = depth > maxLevels ? `⋯${depth} ${name}` : name;
-    // Names of one prefix differ in their ends.
     const room = (widths[0] - SIGNS - indent) / CH;
-    key.textContent = room > 3 && label.length > Math.max(room, 12) ? `${label.slice(0, room / 3)}…${label.slice(1 - room * 2 / 3)}` : label;
+    key.textContent = room > 3 && label.length > Math.max(room, 12) ? cutName(label, tree.label(end[row] < end[parent[row]] ? end[row] : parent[row] + 1), room) : label;
     this.columns.forEach((column, i) => {
       if (column.format === "type") fillType(cells[i], this.view, row, notes, widths[i + 1] / CH);
       else if (column.draw) cells[i].replaceChildren(column.draw(row));

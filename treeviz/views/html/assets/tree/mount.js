@@ -76,7 +76,7 @@ export function show(host, tree, signal, prepare = () => {}) {
   const { element, search } = toolbar(view);
   view.searchBox = search;
   root.append(
-    h("div", { class: "headline", ...(inPage && { role: "heading", "aria-level": "1" }) }, h("b", {}, tree.name), ...tree.header.headline.flatMap((text) => [" · ", h("span", {}, text)])),
+    h("div", { class: "headline", ...(inPage && { role: "heading", "aria-level": "1" }) }, h("b", {}, tree.name), ...tree.header.headline.flatMap((text) => [" ", h("span", {}, `· ${text}`)])),
     element,
     h("div", { class: "body" }, view.grid.element, view.detailPlace),
   );

@@ -16,7 +16,7 @@ const SCALES = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, ki: 2 ** 10, mi: 2 ** 2
 const DTYPES = { bf: "bfloat", f: "float", i: "int", u: "uint", c: "complex" };
 const DTYPE_CLASSES = { float: /^b?float(?!0$)/, int: /^u?int\d/, complex: /^complex/, bool: /^bool/, f8: /^float8/ };
 const STATISTICS = /^(min|max|mean|std|rms|zeros|nan|inf|posinf|neginf|histogram)$/;
-const UNREAD = "needs values, which were not read: render(tree, stats=True) reads them";
+const UNREAD = "needs values: render(tree, stats=True) reads them";
 const FLAGS = { nan: ["nan"], inf: ["inf", "posinf", "neginf"], zeros: ["zeros"] };
 /** @type {Record<string, (tree: Tree, code: number) => boolean>} */
 const IS = {
