@@ -44,3 +44,24 @@ def test_an_expression_of_a_rebuilt_row_leads_to_its_leaf():
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     table = table_of_paths("tree", paths, [Facts("scalar", "float", True, 1)] * 2)
     assert [eval(leaf.expression, {"tree": tree}) for leaf in table.leaves] == [1.0, 2.0]
+
+
+def test_a_variable_is_one_row_as_in_a_walk_and_its_layers_are_below_it():
+    array, layer = Facts("array", "", True, 1), Facts("layer", "", False)
+    paths = ["['a']['kernel'].value[0]", "['a']['kernel'].value[1]", "['a']['bias'].raw_value", ".key.w", ".value"]
+    table = table_of_paths("t", paths, [layer, layer, array, array, array])
+    assert [(row.path, row.keystr, row.label) for row in table][2:] == [
+        ("a/kernel", "['a']['kernel'].value", "kernel"),
+        ("a/kernel/0", paths[0], "[0]"),
+        ("a/kernel/1", paths[1], "[1]"),
+        ("a/bias", paths[2], "bias"),
+        ("key", ".key", ".key"),
+        ("key/w", ".key.w", ".w"),
+        ("value", ".value", ".value"),
+    ]
+
+
+def test_a_field_with_the_name_value_beside_others_is_a_row():
+    paths = [".attn.key", ".attn.value", "['a'].value.w"]
+    table = table_of_paths("t", paths, [Facts("array", "", True, 1)] * 3)
+    assert [row.keystr for row in table] == ["", ".attn", *paths[:2], "['a']", "['a'].value", paths[2]]

@@ -66,7 +66,8 @@ class LiveBackend:
         """JAX's key paths; of a layer, that of its array."""
         table = self.view.table
         paths = [table.path(row_for_jax(table, row)) for row in rows]
-        return [tuple(parse_key(key.keystr, otherwise=key.keystr) for key in path) for path in paths]
+        steps = ([step for key in path for step in key.steps] for path in paths)  # of a box, that into it is another
+        return [tuple(parse_key(step, otherwise=step) for step in path) for path in steps]
 
     def where(self, tree: Any, rows: Sequence[int]) -> list[Any]:
         """The nodes of another tree at the places of the rows."""

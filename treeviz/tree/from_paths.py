@@ -20,7 +20,8 @@ _STEP = re.compile(
 def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> TreeTable:
     """The tree with these leaves, in this order; its nodes are inferred from the paths.
 
-    Unknown text (of a user-defined key type) becomes one key with all that follows.
+    Unknown text (of a user-defined key type) becomes one key with all that follows. A variable of NNX is one row, as
+    in a walk: "['kernel'].value".
 
     Args:
       paths: The `jax.tree_util.keystr` of each leaf.
@@ -31,8 +32,7 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> 
     facts: dict[Facts, int] = {Facts(kind, "", False): code for code, kind in enumerate(_NODE_KINDS)}
     above: list[tuple[str, int]] = []  # the steps to the previous row, and their rows
 
-    for path, leaf in zip(paths, leaves, strict=True):
-        steps = _steps(path)
+    for steps, leaf in zip(_without_boxes([*map(_steps, paths)]), leaves, strict=True):
         n_shared = 0
         while n_shared < min(len(above), len(steps) - 1) and above[n_shared][0] == steps[n_shared]:
             n_shared += 1
@@ -63,6 +63,32 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> 
     )
 
 
+def _without_boxes(paths: list[list[str]]) -> list[list[str]]:
+    """The steps of each path, that into a box together with the step to the box.
+
+    A box has one child, which is a leaf, or an array whose layers have rows.
+    """
+    boxes = {(*path[: at + 1],) for path in paths for at in (len(path) - 1, len(path) - 2) if _is_into_box(path, at)}
+    if not boxes:
+        return paths
+    children: dict[tuple[str, ...], set[str]] = {}
+    for path in paths:
+        for at in range(1, len(path)):
+            children.setdefault((*path[:at],), set()).add(path[at])
+    boxes = {box for box in boxes if len(children[box[:-1]]) == 1}
+    places = (next((at for at in range(1, len(path)) if (*path[: at + 1],) in boxes), 0) for path in paths)
+    return [_joined(path, at) if at else path for path, at in zip(paths, places, strict=True)]
+
+
+def _is_into_box(path: list[str], at: int) -> bool:
+    return at > 0 and path[at] in _INTO_BOX and all(step[1:-1].lstrip(":, ").isdecimal() for step in path[at + 1 :])
+
+
+def _joined(path: list[str], at: int) -> list[str]:
+    return [*path[: at - 1], path[at - 1] + path[at], *path[at + 1 :]]
+
+
+_INTO_BOX = (".value", ".raw_value")
 _NODE_KINDS = ("node", "dict", "list")
 
 
@@ -83,6 +109,10 @@ def _steps(path: str) -> list[str]:
 
 
 def _key(step: str) -> Key:
+    box = next((end for end in _INTO_BOX if step.endswith(end) and step != end), "")
+    if box:
+        outer = _key(step.removesuffix(box))
+        return Key(outer.label, step, outer.segment, (*outer.steps, box))
     if step[:2] in ("['", '["'):
         return Key(step[2:-2], step, step[2:-2], (step,))
     segment = step.strip(".[]")

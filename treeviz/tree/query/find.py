@@ -123,9 +123,10 @@ def _rows(table: Table, term: Term) -> np.ndarray:
         glob = None
         if not term.quoted and (is_glob(value) or "/" in value):
             glob = on_path(table, value)
+            if _INDEX.search(value):
+                glob |= on_path(table, _INDEX.sub(r"/\1", value))
             if not is_pasted_path(value):
                 return glob
-            glob |= on_path(table, _INDEX.sub(r"/\1", value))
         is_dtype = _dtype_test(value)
         own = _by_facts(table, lambda facts: value in _own_text(facts) or (not term.quoted and is_dtype(facts.dtype)))
         found = in_path(table, value) | own

@@ -88,12 +88,14 @@ function rowsOf(tree, index, term) {
   if (!field) {
     if (isFlag(term)) return flaggedByValues(tree, value);
     const glob = !quoted && (isGlob(value) || value.includes("/")) ? onPath(tree, index, value) : null;
+    const apart = value.replace(/\[(\d+)]/g, "/$1");
+    if (glob && apart !== value) either(glob, onPath(tree, index, apart));
     // ['layers'][0] can be a copied key path as well as a glob, so both are searched.
     if (glob && !/^[^*?]*\[[^*?]*$/.test(value)) return glob;
     const isDtype = dtypeTest(value);
     const found = inPath(tree, index, value);
     byFacts(tree, (code) => index.text(code).includes(value) || (!quoted && isDtype(tree.fact(code, "dtype").toLowerCase())), found);
-    if (glob) either(either(found, glob), onPath(tree, index, value.replace(/\[(\d+)]/g, "/$1")));
+    if (glob) either(found, glob);
     // "t101" finds the findings of that rule, whose notes begin so.
     return quoted ? found : byNotes(tree, ([, text]) => text[value.length] === ":" && text.toLowerCase().startsWith(value), found);
   }
