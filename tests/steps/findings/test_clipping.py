@@ -78,6 +78,38 @@ def test_gradients_that_are_always_the_same_are_not_taken_for_clipped_ones():
     assert run.findings() == []
 
 
+@pytest.mark.parametrize("names", [["['w']"], ["['w']", "['b']"]], ids=["one leaf", "two leaves"])
+@pytest.mark.parametrize("per_step", [1e-9, 1e-7, 1e-6, 2e-6, 1e-5])
+def test_gradients_that_hardly_change_at_a_tiny_learning_rate_are_not_taken_for_clipped_ones(per_step, names):
+    history = History([source("grads", dict.fromkeys(names, 64))])
+    rounding = np.random.default_rng(0).normal(0, 1e-7, (60, len(names)))
+    for step in range(60):  # as under full-batch descent: all fall slowly, each at its own pace
+        norms = np.array([1.0, 0.7])[: len(names)] * (1 - step * per_step * np.array([1.0, 2.0])[: len(names)])
+        norms += rounding[step]
+        history.append(step, {"grads": {"norm": norms, "max_abs": norms / 5, "nonfinite": 0 * norms}})
+    assert findings(history) == []
+
+
+def test_scaling_by_a_number_is_no_clipping_where_gradients_hardly_change():
+    def slow(step):
+        return 1 - 1e-6 * step * np.arange(1, 25)
+
+    history = History([source("grads", mlp()), source("changed", mlp())])
+    for step in range(60):
+        history.append(step, {name: {"norm": f * slow(step)} for name, f in (("grads", 1.0), ("changed", 1e-3))})
+    assert findings(history) == []
+
+
+def test_a_norm_that_is_made_the_same_in_each_step_may_be_normalised():
+    run = Run()
+    (found,) = findings(before_and_after(clipped_at(1e-3)))
+    assert found.sentence.startswith("Clipping, or a normalisation, makes changed smaller than grads in 100%")
+    assert found.advice.startswith("If it is clipping, ")
+    run.grads /= np.sqrt((run.grads**2).sum(axis=1, keepdims=True))
+    (found,) = run.findings()
+    assert found.sentence.endswith("they are clipped always, or normalised.")
+
+
 @pytest.mark.parametrize("is_clipped", [False, True])
 def test_a_single_leaf_is_clipped_if_its_norm_stays_and_its_largest_number_does_not(is_clipped):
     history = History([source("grads", {"['w']": 64})])

@@ -17,6 +17,7 @@ from treeviz.tree.numbers import number_text
 
 _SAME, _BOUND = 1e-4, 1e-3  # relative tolerances: of equal norms; of norms at the same bound
 _NEARLY_ALL = 0.95  # of the changed norms
+_STEADIER = 30.0  # how many times less than what is clipped a norm at a bound moves; a tiny learning rate keeps both
 
 
 class _Compared(NamedTuple):
@@ -98,16 +99,19 @@ def _always_smaller(compared: _Compared, before: str, name: str, thresholds: Thr
     if part < thresholds.clipping or not _is_a_bound(compared, bottoms, is_less):
         return
     top, bottom = (float(np.median(norms[is_clipped])) for norms in (tops, bottoms))
-    has_one_bound = _is_constant(bottoms[is_clipped])
+    has_one_bound = _is_bound(bottoms[is_clipped], tops[is_clipped])
     what = "what the optimizer receives" if kind_of(name) == "received" else name
     most = digits_text(np.quantile(tops, 0.9), 2)
     where = f"to about {most}, which nine of ten steps stay below" if has_one_bound else ""
+    # A normalisation does the same to all gradients that are larger than what it makes of them.
+    is_sure = not (has_one_bound and is_clipped.all())
+    how, then = ("Clipping", "Then") if is_sure else ("Clipping, or a normalisation,", "If it is clipping,")
     yield Finding(
         "clipping", name, "", -1, int(compared.steps[0]), int(compared.steps[-1]),
         (("norm", bottom), ("norm before", top), ("part of steps", part)),
-        f"Clipping makes {what} smaller than {before} in {part:.0%} of the steps: the norm is {number_text(top)} "
+        f"{how} makes {what} smaller than {before} in {part:.0%} of the steps: the norm is {number_text(top)} "
         f"before it and {number_text(bottom)} after it.",
-        f"Then the bound only rescales the learning rate: raise it{' ' * bool(where)}{where}, or lower the learning "
+        f"{then} the bound only rescales the learning rate: raise it{' ' * bool(where)}{where}, or lower the learning "
         "rate instead.",
         (), top / bottom,
         rank=Rank.CHOICE,
@@ -117,53 +121,70 @@ def _always_smaller(compared: _Compared, before: str, name: str, thresholds: Thr
 def _is_a_bound(compared: _Compared, norms: np.ndarray, is_less: np.ndarray) -> bool:
     """Whether gradients were clipped at a bound, not scaled by a learning rate.
 
-    A clipped norm, largest magnitude or norm of a leaf is constant; or leaves are unchanged in some steps.
+    A clipped norm, largest magnitude or norm of a leaf is constant; or leaves are unchanged in some steps. What is
+    unchanged has been smaller: scales by the norm of a parameter, as LARS has them, are 1 where that is zero.
     """
     is_clipped = is_less.any(axis=1)
-    if _is_constant(norms[is_clipped]):
+    tops = np.linalg.norm(compared.before, axis=1)
+    before, stays = np.where(is_less, compared.before, 0), compared.after >= compared.before * (1 - 1e-6)
+    stays &= (compared.after > 0) & is_less.any(axis=0)
+    if (np.where(stays, compared.before, 0).max(axis=0) > before.max(axis=0)).any():
+        return False
+    if _is_bound(norms[is_clipped], tops[is_clipped]):
         return True
-    if compared.largest is not None and _is_constant(compared.largest[is_clipped]):
+    if compared.largest is not None and _is_bound(compared.largest[is_clipped], tops[is_clipped]):
         return True
-    bounds = np.ma.median(np.ma.array(compared.after, mask=~is_less), axis=0).filled(np.nan)
-    if np.mean((np.abs(compared.after - bounds) <= _BOUND * bounds)[is_less]) >= _NEARLY_ALL:
-        return True
-    is_same = compared.after >= compared.before * (1 - 1e-6)
-    return bool((is_less.any(axis=0) & (is_same & (compared.after > 0)).any(axis=0)).any())
+    relative = (_relative(x, is_less)[is_less] for x in (compared.after, compared.before))
+    return _is_bound(*relative) or bool(stays.any())
 
 
-def _is_constant(values: np.ndarray) -> bool:
+def _relative(norms: np.ndarray, is_less: np.ndarray) -> np.ndarray:
+    """The norms of each leaf beside their median where they are less."""
+    return norms / np.ma.median(np.ma.array(norms, mask=~is_less), axis=0).filled(np.nan)
+
+
+def _is_bound(values: np.ndarray, before: np.ndarray) -> bool:
+    """Whether nearly all values are the same, though what they are made of is not."""
+    spread, spread_before = (_spread(x, _NEARLY_ALL) for x in (values, before))
+    return spread <= _BOUND and spread * _STEADIER <= spread_before
+
+
+def _spread(values: np.ndarray, part: float) -> float:
+    """How far this part of the values is from their median at most, beside it."""
     middle = float(np.median(values))
-    return float(np.mean(np.abs(values - middle) <= _BOUND * middle)) >= _NEARLY_ALL
+    return float(np.quantile(np.abs(values - middle), part)) / middle
 
 
 def _always_the_same(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
     timeline: Timeline = history.values(name, "norm")
     is_exact = timeline.n == 1  # the norms of the leaves in a bucket can be of different steps
-    root = np.sqrt(np.nansum(timeline.latest[is_exact] ** 2, axis=1))
+    norms = timeline.latest[is_exact]
+    root = np.sqrt(np.nansum(norms**2, axis=1))
     if root.size < max(thresholds.fewest_steps, 1) or not (root > 0).all():
         return
-    if (np.ptp(timeline.latest[is_exact], axis=0) <= _SAME * root[0]).all() and _is_same_inside(history, name, root[0]):
-        return  # constant gradients: the loss is linear, or the loop drops the new parameters
     bound = float(np.median(root))
-    part = float(np.mean(np.abs(root - bound) <= _SAME * bound))
-    if part >= thresholds.clipping:
+    is_same = np.abs(root - bound) <= _SAME * bound
+    part = float(np.mean(is_same))
+    if part >= thresholds.clipping and _moves_inside(history, name, norms[is_same], root[is_same]):
         yield Finding(
             "clipping", name, "", -1, int(timeline.first[is_exact][0]), int(timeline.until[-1]),
             (("norm", bound), ("part of steps", part)),
-            f"The norm of {name} was {number_text(bound)} in {part:.0%} of the steps: they are clipped always.",
-            "Then the bound only rescales the learning rate: raise it to some times the usual norm before clipping "
-            "(which a measurement placed before it shows), or lower the learning rate instead.",
+            f"The norm of {name} was {number_text(bound)} in {part:.0%} of the steps: they are clipped always, "
+            "or normalised.",
+            "If it is clipping, the bound only rescales the learning rate: raise it to some times the usual norm "
+            "before clipping (which a measurement placed before it shows), or lower the learning rate instead.",
             rank=Rank.CHOICE,
         )  # fmt: skip
 
 
-def _is_same_inside(history: History, name: str, norm: float) -> bool:
-    """Whether gradients whose leaves have constant norms are constant, as far as the statistics show.
+def _moves_inside(history: History, name: str, norms: np.ndarray, root: np.ndarray) -> bool:
+    """Whether gradients change, as far as the statistics show, and far more than their norm does.
 
+    Others are nearly constant: the learning rate is tiny, the loss is linear, or the loop drops the new parameters.
     Under clipping by the global norm, the norms of several leaves vary, but that of a single leaf does not: there the
     largest magnitude decides.
     """
-    if len(history.sources[name].paths) > 1:
-        return True
-    _, largest = _exact(history, name, "max_abs")
-    return bool(len(largest)) and bool((np.ptp(largest, axis=0) <= _SAME * norm).all())
+    if len(history.sources[name].paths) == 1:
+        _, norms = _exact(history, name, "max_abs")
+    moves = float(np.nanmax(np.ptp(norms, axis=0), initial=0.0))
+    return moves > _SAME * root[0] and moves >= _STEADIER * float(np.ptp(root))
