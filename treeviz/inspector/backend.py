@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treeviz.steps.findings.finding import Thresholds
+from treeviz.tree.from_paths import steps_of
 from treeviz.tree.key_paths import follow, occurrence, parse_key
 from treeviz.tree.layers import part_of, row_for_jax
 from treeviz.views.tree_view import TreeView
@@ -66,7 +67,7 @@ class LiveBackend:
         """JAX's key paths; of a layer, that of its array."""
         table = self.view.table
         paths = [table.path(row_for_jax(table, row)) for row in rows]
-        steps = ([step for key in path for step in key.steps] for path in paths)  # of a box, that into it is another
+        steps = ([step for key in path for step in steps_of(key.keystr)] for path in paths)
         return [tuple(parse_key(step, otherwise=step) for step in path) for path in steps]
 
     def where(self, tree: Any, rows: Sequence[int]) -> list[Any]:

@@ -15,6 +15,7 @@ from treeviz.steps.findings.alarm import Alarm
 from treeviz.steps.findings.find import check_kinds
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.nan_origin.kept_inputs import KeptInputs
+from treeviz.steps.recording.at_the_end import tell_at_the_end
 from treeviz.steps.recording.decode import Arrived, recordable
 from treeviz.steps.recording.pace import SOON
 from treeviz.steps.recording.recorder import MOST_LATE, Recorder
@@ -114,6 +115,7 @@ class GradientInspector(Sinks):
         self._runs = Runs(self._recorder, self._inputs, self.thresholds, stacked=stacked, **settings)
         if alarm is not None:
             alarm.awaits = self._runs.looked.explains
+            tell_at_the_end(self._runs, self._recorder)
         self.earlier_runs = self._runs.earlier
         self._logs = []
 

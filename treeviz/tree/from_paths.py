@@ -32,7 +32,7 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> 
     facts: dict[Facts, int] = {Facts(kind, "", False): code for code, kind in enumerate(_NODE_KINDS)}
     above: list[tuple[str, int]] = []  # the steps to the previous row, and their rows
 
-    for steps, leaf in zip(_without_boxes([*map(_steps, paths)]), leaves, strict=True):
+    for steps, leaf in zip(_without_boxes([*map(steps_of, paths)]), leaves, strict=True):
         n_shared = 0
         while n_shared < min(len(above), len(steps) - 1) and above[n_shared][0] == steps[n_shared]:
             n_shared += 1
@@ -97,7 +97,8 @@ def _node_kind(step: str) -> int:
     return 1 if step[:2] in ("['", '["') else 2 if step[1:-1].isdigit() else 0
 
 
-def _steps(path: str) -> list[str]:
+def steps_of(path: str) -> list[str]:
+    """The steps of a path that `jax.tree_util.keystr` has written: "['a'].value" are "['a']" and ".value"."""
     steps, at = [], 0
     while at < len(path):
         match = _STEP.match(path, at)

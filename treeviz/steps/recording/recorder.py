@@ -180,11 +180,11 @@ class Recorder:
         """A lock that is held while measurements are read."""
         return self._reading
 
-    def read_what_is_ready(self) -> None:
-        """Read what can be read without waiting for the device; findings are told at the next read, which may raise."""
+    def read_what_is_ready(self, *, tells: bool = False) -> None:
+        """Read what can be read without waiting for the device; unless `tells`, findings are told at the next read."""
         with self._reading:
             try:
-                self._may_raise = False
+                self._may_raise = tells
                 self._read_what_is_there(1)
                 self._tell([], is_flush=False)
             finally:

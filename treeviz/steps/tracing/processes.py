@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -19,6 +21,7 @@ _ANSWER_S = 60.0  # for the threads of processes that watch the step
 _LOOK_MS = 200  # how often a thread looks whether Python ends
 
 _n_asked: Counter[str] = Counter()  # by the name of a step
+_unmeasured: set[Agreement] = set()  # of steps of which nothing was measured, and nobody was told why
 
 
 class Agreement:
@@ -59,7 +62,10 @@ class Agreement:
             self._newest = max(self._newest, number) if is_open else self._newest
         if not is_open:
             self._settled.wait()
-            if number >= self._start and not self.why_not:
+            is_measured = number >= self._start and not self.why_not
+            if is_measured or self.why_not:
+                _unmeasured.discard(self)
+            if is_measured:
                 if self._has_missed:
                     self.notes = (*self.notes, f"all processes watch it from step {number} on.")
                 return True
@@ -88,6 +94,7 @@ class Agreement:
         self._client, self._me, self._n_processes = state.client, state.process_id, state.num_processes
         self._question = f"treeviz/{self._step}/{_n_asked[self._step]}"
         _n_asked[self._step] += 1
+        _unmeasured.add(self)
         self._thread = threading.Thread(target=self._settle, name="treeviz agreement")
         self._thread.start()
 
@@ -108,7 +115,8 @@ class Agreement:
             try:  # the first decision is that of all, so that none runs what another has given up
                 self._tell("decision", decision)
             except Exception:
-                decision = self._asked("decision", time.monotonic() + _ANSWER_S) or "the processes cannot be compared"
+                theirs = self._asked("decision", time.monotonic() + _ANSWER_S)
+                decision = theirs or why or "the processes cannot be compared"
             if decision.startswith("from "):
                 self._start = int(decision.removeprefix("from "))
             else:
@@ -116,7 +124,8 @@ class Agreement:
                 if self._from is None:
                     self._tell(f"from/{self._me}", "0")  # so that one that watches later does not wait
         except Exception as error:
-            self.why_not = f"the processes cannot be compared ({type(error).__name__}: {error})"
+            cannot = f"the processes cannot be compared ({type(error).__name__}: {error})"
+            self.why_not = self.why_not or cannot
         finally:
             with self._lock:
                 self._from = self._start
@@ -127,6 +136,8 @@ class Agreement:
         self._tell(f"watched/{self._me}", self._answer)
         for process in range(self._n_processes):
             theirs = self._asked(f"watched/{process}", None)
+            if not theirs and (self._called_at is None or time.monotonic() < self._called_at + JOIN_S):
+                return f"process {process} had not watched this step when the coordinator was last asked"
             if not theirs:
                 first = f"its first call in process {self._me}"
                 return f"process {process} did not watch this step within {JOIN_S:g} s of {first}"
@@ -142,10 +153,28 @@ class Agreement:
         while True:
             try:
                 return self._client.blocking_key_value_get(f"{self._question}/{key}", _LOOK_MS)
-            except Exception as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    raise
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):  # the coordinator has ended, or jax.distributed.shutdown()
+                    return ""
             called_at = self._called_at
             end = until if until is not None else None if called_at is None else called_at + JOIN_S
             if (end is not None and time.monotonic() > end) or not threading.main_thread().is_alive():
                 return ""
+
+    def tell(self) -> None:
+        """Warn that nothing was measured of the calls, and why: the run has ended before it was known."""
+        if self._has_missed:
+            why = self.why_not or f"all processes watch it from step {self._start} on"
+            name = self._step.rpartition(".")[2]
+            warnings.warn(
+                f"watch: no call of `{name}` was measured: {why}. All processes must watch it alike; one may save or "
+                "show it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+@atexit.register  # when the threads have ended
+def _tell_what_is_unmeasured() -> None:
+    for agreement in [*_unmeasured]:
+        agreement.tell()
