@@ -20,7 +20,7 @@ def tell_at_the_end(owner: Any, recorder: Recorder) -> None:
     """Tell the findings of what a recorder has not read when Python ends, also if its owner has gone by then."""
     _tell_what_is_left()
     _followed.add(recorder)
-    weakref.finalize(owner, _leave, recorder).atexit = False
+    weakref.finalize(owner, _leave, recorder)
 
 
 def _leave(recorder: Recorder) -> None:
