@@ -919,3 +919,21 @@ def test_of_several_trees_it_is_said_which_differs_also_where_one_alone_does():
     assert view.text().split("\n")[0] == "tree · 1 difference: 1 value · trees 1, 3 are the same"
     assert "tree 2: value: 1 → 2" in view.text() and [column.name for column in view.columns] == ["tree2"]
     assert "tree 1 is the same" not in tv.diff({"a": 1.0}, {"a": 1.0}, {"a": 2}, values=False).text()
+
+
+def test_at_eighty_columns_values_are_whole_and_a_place_is_told_once_at_most():
+    left = {f"block_{i}": {"attention": {"kernel": np.full((8, 8), 0.0625 * (i + 3))}} for i in range(7)}
+    right = jax.tree.map(lambda x: -1.125 * x, left)
+    right["block_3"]["attention"]["bias"] = np.ones(3)
+    shown = tv.diff(left, right).text(width=80)
+    for number in (0.0625 * (i + 3) for i in range(3)):
+        assert shown.count(f"value: {number:.4g} → {-1.125 * number:.4g}") == 1
+    assert shown.count("at [") <= 7 and "of 64 differ" not in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_a_row_that_stands_for_several_names_the_value_of_none():
+    left = {"layers": [{"w": np.full((2, 2), float(i))} for i in range(60)]}
+    shown = tv.diff(left, jax.tree.map(lambda x: x + 1, left)).text(width=100)
+    lines = [line for line in shown.splitlines() if "×" not in line and "value: differs" in line]
+    assert len(lines) == 1 and "─ w" in lines[0] and "(1 of " not in shown

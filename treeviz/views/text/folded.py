@@ -158,6 +158,7 @@ class _Folded:
             found[shown] = Counter({note: int(self._stands_for[shown])}) + found[shown]
         for shown, counts in found.items():
             n = int(self._stands_for[shown])
+            counts = _joined(counts) if n > 1 else counts
             some = [note if times >= n else _of(note, times, n) for note, times in counts.most_common()]
             yield shown, tuple(some if n == 1 else some[:_N_NOTES])
 
@@ -242,6 +243,19 @@ def _farthest(values: np.ndarray) -> tuple[int, float, str] | None:
     if distances[i] < np.log(_FAR):
         return None
     return i, float(distances[i]), f"{number_text(float(f'{ratios[i]:.2g}'))} × the median" if ratios[i] else "0"
+
+
+def _joined(counts: Counter[Note]) -> Counter[Note]:
+    """The notes, with one of the differences between trees that are of a kind, as "value: 1 → 2" and "value: 3 → 4"."""
+    found: Counter[Note] = Counter()
+    kinds = Counter(_kind(note) for note in counts)
+    for note, times in counts.items():
+        found[note if kinds[_kind(note)] == 1 else Note(note.kind, f"{_kind(note)[1]}: differs")] += times
+    return found
+
+
+def _kind(note: Note) -> tuple[str, str]:
+    return note.kind, note.text.partition(":")[0] if note.kind == "differs" else note.text
 
 
 def _of(note: Note, times: int, n: int) -> Note:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,7 @@ _TRIM = 6  # columns that a type gives up for the last column beside it
 _LEAST = 6  # columns of a detail that is cut
 _SIGN = "!"  # of a problem that has no room in its line, and is told below the tree
 _HEADLINE = 500  # characters of a part
+_PLACE = re.compile(r" \(at \[[\d, ]*\]\)")  # of the greatest difference: goes before a value is cut
 _TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem, else a fifth
 _MOST_IN_FULL, _WIDE_ENOUGH = 12, 40  # lines of badges below the tree, and the columns that they need
 _SHORTEST_LINE = 4  # characters, with its end
@@ -190,7 +192,7 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
     none = -len(_GAP)
     sign = len(_SIGN) if details.any_trouble else none
     wanted = min(details.width, _TROUBLE_WANTS if details.any_trouble else _DETAILS) if details.width else none
-    trouble = min(details.width, _TROUBLE_WANTS, max(_TROUBLE, width // 5))
+    trouble = min(details.width, _TROUBLE_WANTS, max(_TROUBLE, width // 5, details.values))
     needed = max(details.inside, trouble if details.any_trouble else none)
     type_ = min(cells[0].width, max(2 * _TYPE, width * 45 // 100))
     least = min(type_, _SHORT, bare_width(cells[0]))
@@ -275,6 +277,8 @@ class _Details:
             self._badges.setdefault(shown, []).append(part)
         self.inside = max([display_width(left_out.inside(i)) for i in left_out.closed.tolist()], default=-len(_GAP))
         self.any_trouble = any(style in (RED, YELLOW) for badges in self._badges.values() for style, _ in badges)
+        noted = (text for badges in self._badges.values() for _, text in badges if "(at [" in text)
+        self.values = max((len(_PLACE.sub("", text)) for text in noted), default=0)
         texts = [*self._parts.values(), *(b + self._parts[self._codes[row]] for row, b in self._badges.items())]
         self.width = max((sum(len(_GAP) + len(text) for _, text in parts) - len(_GAP) for parts in texts), default=0)
 
@@ -289,7 +293,7 @@ class _Details:
                 with_badges[key] = self._write([*badges, *self._parts[key[0]]], width, color)
             texts[shown] = with_badges[key]
             for style, text in badges:
-                if style != DIM and self._glyphs.fit(text) not in texts[shown]:
+                if style != DIM and _PLACE.sub("", self._glyphs.fit(text)) not in _PLACE.sub("", texts[shown]):
                     self.cut_badges.setdefault((style, text), []).append(shown)
         return texts
 
@@ -298,6 +302,7 @@ class _Details:
         for style, text in parts:
             gap = len(_GAP) if texts else 0
             whole = self._glyphs.fit(text)
+            whole = whole if display_width(whole) <= width - gap else _PLACE.sub("", whole)
             text = cut(whole, width - gap, self._glyphs.dots)
             if not text or (text != whole and width - gap < _LEAST):
                 if style in (RED, YELLOW) and not texts and width > 0:
