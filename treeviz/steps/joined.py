@@ -142,8 +142,10 @@ class Joined(Measurement):
     Its arrays are made of these when they are asked for.
     """
 
+    arrays: tuple[Any, ...] = ()  # an attribute of each, since a property is felt in a short step
+
     def __init__(self, arrays: Sequence[Any], layout: Layout | LayoutOnDevices) -> None:
-        self._arrays, self.layout = tuple(arrays), layout
+        self.arrays, self.layout = tuple(arrays), layout
 
     @property
     def sources(self) -> tuple[MeasuredTree, ...]:
@@ -158,27 +160,25 @@ class Joined(Measurement):
         return self.layout.results
 
     @property
-    def arrays(self) -> tuple[Any, ...]:
-        return self._arrays
-
-    @property
     def packed(self) -> dict[str, Any]:
-        return self.layout.split(*self._arrays)[0]
+        return self.layout.split(*self.arrays)[0]
 
     @property
     def counts(self) -> Any:
-        return self.layout.split(*self._arrays)[1]
+        return self.layout.split(*self.arrays)[1]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {source.name: shape for source, shape in zip(self.sources, self.layout.shapes, strict=False)}
 
     def tree_flatten(self):
-        return self._arrays, self.layout
+        return self.arrays, self.layout
 
     @classmethod
     def tree_unflatten(cls, aux, children):
-        return cls(children, aux)
+        self = object.__new__(cls)
+        self.arrays, self.layout = children, aux
+        return self
 
 
 def joined(measurement: Measurement) -> Measurement:

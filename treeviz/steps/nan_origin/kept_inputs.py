@@ -52,10 +52,10 @@ class Inputs(NamedTuple):
 class Step(Protocol):
     """A watched step; see `treeviz.steps.tracing.watch.Watched`."""
 
-    before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None
-
     @property
     def __wrapped__(self) -> Callable: ...
+
+    def call_before(self, before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None) -> None: ...
 
 
 class KeptInputs:
@@ -95,11 +95,11 @@ class KeptInputs:
             except StopTraining:
                 raise
             except Exception as error:
-                step.before = None
+                step.call_before(None)
                 text = f"inspector: inputs are not kept any more, {error_text(error)}"
                 warnings.warn(text, RuntimeWarning, stacklevel=4)
 
-        step.before = before
+        step.call_before(before)
 
     def keep(self, key: Key, inputs: Callable[[], Inputs], read: Callable[[], None]) -> None:
         """Keep the inputs of a step that is about to run, in place of the oldest that was read.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from treeviz.steps.tracing.compile_ahead import CompileAhead
+from treeviz.steps.tracing.twins import Twins
 
 
 class Turns:
@@ -17,6 +17,7 @@ class Turns:
       numbers, newest: The numbers of the next calls, and of the newest; before any, one below the first.
       period: Only calls whose numbers it divides may be inspected.
       step: Runs the step itself.
+      twins: The programs that inspect it; None: it cannot be watched.
     """
 
     def __init__(self, first: int, every: int, heavy_every: int) -> None:
@@ -26,9 +27,10 @@ class Turns:
     def count_from(self, first: int) -> None:
         self.numbers, self.newest = itertools.count(first), first - 1
 
-    def run(self, step: Callable, ahead: CompileAhead | None) -> None:
+    def run(self, step: Callable, twins: Twins | None) -> None:
         """Run this step from now on, whose first call waits for the thread that compiles it."""
-        self.step = step
+        self.step, self.twins = step, twins
+        ahead = None if twins is None else twins.ahead
         if ahead is not None:
 
             def first(*args: Any, **kwargs: Any) -> Any:

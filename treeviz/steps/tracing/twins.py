@@ -69,6 +69,7 @@ class Twins:
       is_exact: They measure in a second run, beside the step itself.
       comparison: With the step itself, made once; None if there is none to be made.
       ahead: Compiles the step itself while a twin is compiled; None if it is not to.
+      settled: The program that inspects each further call, of which nothing else is to be done; None: `of` tells.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Twins:
         self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
         if settings.via == "callback":
             on_traced((), (_GRADIENTS_ALONE,), set())
+        self.settled: Callable | None = None
         self.comparison: CompareOnce | None = None
         self.ahead = CompileAhead(jitted.step) if runs_plain and jitted.is_plain and not self.is_exact else None
         if is_compared:
@@ -102,6 +104,20 @@ class Twins:
         if self._heavy is not None and number % self._settings.heavy_every == 0:
             return self._heavy
         return self._light if self._settings.every and number % self._settings.every == 0 else None
+
+    def settle(self) -> None:
+        """Let one program inspect all further calls, if it can."""
+        if self.comparison is not None and self.comparison.has_ended:
+            self.comparison = None
+        if self.comparison is None and self._heavy is None and not self.is_exact:
+            self.settled = self._light
+
+    def compared(self, twin: Callable) -> Callable:
+        """The program, or what also compares this call of it with the step itself."""
+        comparison = self.comparison
+        if comparison is None or not comparison.is_due(twin):
+            return twin
+        return lambda *args, **kwargs: comparison.run(twin, args, kwargs)
 
     def _of_run(self, statistics: tuple[str, ...], updates: bool, looks: bool = False) -> Callable:
         if not self.is_exact:

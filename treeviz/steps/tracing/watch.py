@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["CannotWatch", "Watched", "watch"]
 
 Record = Callable[[Measurement, int], None]
+Before = Callable[[int, Callable[[], tuple[tuple, dict]]], None]
 
 
 def watch(
@@ -129,7 +130,6 @@ class Watched:
       watches: What is measured, by the name in the measurement; known when the first step was traced.
       compared: What the comparison with the step itself gave, of the program that differs if one does; None: not yet.
       trouble: Why the step is not watched any more, or empty. The step itself still runs.
-      before: Called before an inspected step with its number, and with a function that returns copies of its arguments.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Watched:
         self.watches: dict[str, Attribution] = {}
         self.compared: Verification | None = None
         self.trouble = ""
-        self.before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None = None
+        self._before: Before | None = None
         self._record, self.settings = record, settings
         self._turns = Turns(settings.first, settings.every, settings.heavy_every)
         self._agreement: Agreement | None = None
@@ -163,29 +163,29 @@ class Watched:
     def run(self, step: Callable, jitted: JittedStep | None) -> None:
         """Run this step from now on, with programs of its own that inspect it."""
         self.step, self._jitted = step, jitted
-        twins = self._twins = None if jitted is None else self._twins_with(jitted, self.settings)
-        self._turns.run(step, None if twins is None else twins.ahead)
+        self._turns.run(step, None if jitted is None else self._twins_with(jitted, self.settings))
+
+    def call_before(self, before: Before | None) -> None:
+        """Call this before each inspected step, with its number, and a function that returns copies of its arguments."""
+        self._before = before
+        if self._turns.twins is not None:
+            self._turns.twins.settled = None
 
     def __call__(self, /, *args, **kwargs):
-        turns = self._turns  # the one attribute of each call, since `__getattr__` makes them slow
+        turns = self._turns  # the one attribute of most calls, since `__getattr__` makes them slow
         turns.newest = number = next(turns.numbers)
         if number % turns.period:
             return turns.step(*args, **kwargs)
-        if (twins := self._twins) is None or (twin := self._twin_of(twins, number)) is None:
+        twins = turns.twins
+        if twins is None or jax_private.now_seeing() is not None:  # within another watched step, which sees them
             return turns.step(*args, **kwargs)
-        if twins.ahead is not None:
-            twins.ahead.begin(args, kwargs)
-            twins.ahead = None
-        if self.before is not None and not any_traced(jax.tree.leaves((args, kwargs))):
-            self.before(number, lambda: twins.jitted.copied((args, kwargs), copy_array))
-        if twins.is_exact:
-            return self._run_apart(twins.jitted, twin, number, args, kwargs)
+        if (twin := twins.settled) is None:
+            if (twin := self._twin_of(twins, number, args, kwargs)) is None:
+                return turns.step(*args, **kwargs)
+            if twins.is_exact:
+                return self._run_apart(twins.jitted, twin, number, args, kwargs)
         try:
-            if (comparison := twins.comparison) is not None and comparison.is_due(twin):
-                out, measurement = comparison.run(twin, args, kwargs)
-                twins.comparison = None if comparison.has_ended else comparison
-            else:
-                out, measurement = twin(*args, **kwargs)
+            out, measurement = twin(*args, **kwargs)
         except Exception as error:
             trouble = error
         else:
@@ -195,6 +195,20 @@ class Watched:
                 self._take(measurement, number)
             return out
         return self._run_untouched(trouble, args, kwargs)
+
+    def _twin_of(self, twins: Twins, number: int, args, kwargs) -> Callable | None:
+        """What inspects this call, after all that is done before some calls alone; None: the step itself runs."""
+        twin = None if self.trouble else twins.of(number)
+        if twin is None or not (self._agreement is None or self._is_agreed(self._agreement, number)):
+            return None
+        if twins.ahead is not None:
+            twins.ahead.begin(args, kwargs)
+            twins.ahead = None
+        if self._before is not None and not any_traced(jax.tree.leaves((args, kwargs))):
+            self._before(number, lambda: twins.jitted.copied((args, kwargs), copy_array))
+        if self._before is None and self._agreement is None:
+            twins.settle()
+        return twins.compared(twin)
 
     def _run_apart(self, jitted: JittedStep, twin, number: int, args, kwargs):
         """Run the untouched step, after its twin has measured on the same arguments and left them as they are."""
@@ -227,12 +241,6 @@ class Watched:
     def _twins_with(self, jitted: JittedStep, settings: Settings) -> Twins:
         return Twins(jitted, settings, self._on_traced, self._take, self._on_compared)
 
-    def _twin_of(self, twins: Twins, number: int) -> Callable | None:
-        twin = None if self.trouble else twins.of(number)
-        if twin is None or jax_private.now_seeing() is not None:  # within another watched step, which sees them
-            return None
-        return twin if self._agreement is None or self._is_agreed(self._agreement, number) else None
-
     def _is_agreed(self, agreement: Agreement, number: int) -> bool:
         is_measured = agreement.measures(number)
         self._remarks.note(*(f"{self._remarks.step}: {note}" for note in agreement.notes))
@@ -254,13 +262,14 @@ class Watched:
 
     def _give_up(self, why: str) -> None:
         self.trouble = f"{why}.\n{CannotWatch.instead(self.step)}"
+        self.call_before(None)
         warnings.warn(f"watch: the step runs, but is not watched: {self.trouble}", RuntimeWarning, stacklevel=4)
 
     def _on_traced(self, watches, notes, effects) -> None:
         self.watches = {**self.watches, **{w.source.name: w for w in watches}}
         self._has_effects |= bool(effects)
-        if effects and self._twins is not None and self._twins.comparison is not None:
-            self._twins.comparison.stop()
+        if effects and (twins := self._turns.twins) is not None and twins.comparison is not None:
+            twins.comparison.stop()
             if self.settings.exact:
                 has = f"{', '.join(sorted(effects))} has an effect"
                 notes = [*notes, f"{self._remarks.step} is not run twice, since {has}."]
@@ -293,7 +302,7 @@ class Watched:
             f"differ from those of the step itself for the same arguments: {found.differences[0]}. "
         )
         if self.settings.exact and self._jitted is not None:
-            self._twins = self._twins_with(self._jitted, self.settings._replace(exact=True))
+            self._turns.twins = self._twins_with(self._jitted, self.settings._replace(exact=True))
             self._remarks.note(f"{text}From now on the untouched step runs, and is measured in a second run.")
         else:
             self._remarks.note(
@@ -318,9 +327,9 @@ class Watched:
         Raises:
           CannotWatch: The step is not watched: the twin raised, or this JAX release is unknown.
         """
-        if self._jitted is None or self._twins is None:
+        if self._jitted is None or self._turns.twins is None:
             raise CannotWatch(self.step, self.trouble.partition(".\n")[0])
-        twin = self._twins.make(self.settings.statistics, updates=bool(self.settings.updates))
+        twin = self._turns.twins.make(self.settings.statistics, updates=bool(self.settings.updates))
         try:
             return verify(self._jitted, twin, args, kwargs)
         except TwinFailed as error:
