@@ -14,6 +14,7 @@ import optax
 from published_steps import Step
 
 import treeviz as tv
+from treeviz.steps.recording.pace import LARGE_BATCH
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.tracing.jit_options import jit_options
 from treeviz.steps.tracing.twin import instrumented
@@ -41,11 +42,17 @@ class Run(NamedTuple):
       start: What the first step is given; the same arrays in all variants of a step.
       step: Gives what the next step is given.
       read: Reads all numbers that were measured, and waits for them.
+      n_together: How many measurements a run reads together.
     """
 
     start: Any
     step: Callable[[Any], Any]
     read: Callable[[], Any]
+    n_together: Callable[[], int] = lambda: LARGE_BATCH
+
+
+def _n_together(inspector: tv.GradientInspector) -> Callable[[], int]:
+    return lambda: inspector._recorder._pace.batch
 
 
 # Models
@@ -244,7 +251,7 @@ def of_published(make: Callable[[], Step], every: int | None, how: str = "watch"
         # Collectives of several steps at once hang on few cores.
         return jax.block_until_ready(state) if jax.device_count() > 1 else state
 
-    return Run(of.state, step, inspector.flush)
+    return Run(of.state, step, inspector.flush, _n_together(inspector))
 
 
 def plain(model: Model) -> Run:
@@ -253,7 +260,8 @@ def plain(model: Model) -> Run:
 
 def watched(model: Model, every: int = 1, updates: bool | None = None, exact: bool = False) -> Run:
     inspector = tv.GradientInspector(every=every, updates=updates)
-    return _looping(model, inspector.watch(_update(model), exact=exact), inspector.flush)
+    run = _looping(model, inspector.watch(_update(model), exact=exact), inspector.flush)
+    return run._replace(n_together=_n_together(inspector))
 
 
 def watched_every_10(model: Model) -> Run:

@@ -13,7 +13,7 @@ people do: a `jax.debug.callback` per leaf, and `numpy.linalg.norm` of gradients
 Each step in processes of its own, made for a machine with other work. In a process its variants take turns in blocks of
 some tens of steps, hundreds of times. Each block begins with the same arrays, and runs the same program where nothing
 is inspected, so that neither heap nor memory differ. A variant's time is that of its quick block, the one that a fifth
-of its blocks beat, and what it takes to read 256 measurements together, as a run does. Before, `watch` has inspected
+of its blocks beat, and what it takes to read as many measurements together as a run does. Before, `watch` has inspected
 250 steps, or had 4 s, so that the comparison with the step itself and the looks at its parameters are done.
 
 One process says little: where its programs lie in memory makes some per cent of a short step. So all steps take turns,
@@ -52,8 +52,6 @@ import jax
 import jax.monitoring
 from gradient_steps import MODELS, VARIANTS, Run, of_published
 from published_steps import N_DEVICES, PUBLISHED, SHARDED
-
-from treeviz.steps.recording.pace import LARGE_BATCH
 
 START = time.perf_counter()
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -265,7 +263,7 @@ def _in_turn(runs: dict[str, Run]) -> dict[str, tuple[float, float]]:
             took = _took(lambda run=run, n=n, reads=variant in SLOW: _run(run, n, reads))
             blocks[variant].append((took[0] / n, took[1] / n))
             n_unread[variant] += n // 10 if variant == EVERY_10 else n
-            if n_unread[variant] + n > LARGE_BATCH:  # before the inspector reads by itself
+            if n_unread[variant] + n > run.n_together():  # before the inspector reads by itself
                 _read(run, reads[variant], n_unread, variant)
     for variant, run in runs.items():
         if not reads[variant]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.names import section_of
-from treeviz.steps.recording.decode import Arrived, StepNumbers, read
+from treeviz.steps.recording.decode import Arrived, ReadSteps, read
 from treeviz.steps.recording.history import History
 
 _KINDS = ("frozen", "ratio", "underflow")
@@ -82,13 +82,13 @@ class Looked:
             self._record(each)
 
     def _has_finding(self, kept: list[Arrived]) -> bool:
-        rows = [row for each in kept for row in _read(each)]
-        if not rows:
+        found = [steps for each in kept for steps in _read(each)]
+        if not found:
             return False
-        history = History(rows[0].sources, 1 << 20)
-        for row in rows:
-            if row.sources == rows[0].sources:
-                history.append(row.step, row.numbers)
+        history = History(found[0].sources, 1 << 20)
+        for each in found:
+            if each.sources == found[0].sources:
+                history.extend(each.steps, each.numbers)
         return bool(findings(history, thresholds=self._thresholds, kinds=_KINDS))
 
 
@@ -98,7 +98,7 @@ def _has_zeros(history: History) -> bool:
     return any((found[1] == 0).any() for found in norms if found is not None)
 
 
-def _read(arrived: Arrived) -> list[StepNumbers]:
+def _read(arrived: Arrived) -> list[ReadSteps]:
     """Its numbers; none if the step failed, or the parameters could not be read."""
     try:
         return list(read([arrived]))

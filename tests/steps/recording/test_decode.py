@@ -102,29 +102,37 @@ def test_a_step_that_failed_takes_no_other_with_it():
 
 
 def test_rows_hold_every_leaf_and_say_what_is_not_finite():
-    (row,) = read([Arrived(jax.jit(lambda t: measure(grads=t))(TREE), 7)])
-    assert row.step == 7 and row.call == ("", 7) and row.bad_sources == {"grads"}
-    np.testing.assert_allclose(row.numbers["grads"]["norm"], [5, 1, np.nan], rtol=1e-6)
-    assert row.numbers["grads"]["nonfinite"].tolist() == [0, 1, -1]
+    (steps,) = read([Arrived(jax.jit(lambda t: measure(grads=t))(TREE), 7)])
+    assert steps.steps == steps.calls == [7] and steps.suffix == ""
+    assert steps.bad_sources == {"grads"} and steps.bad_steps == {7}
+    np.testing.assert_allclose(steps.numbers["grads"]["norm"], [[5, 1, np.nan]], rtol=1e-6)
+    assert steps.numbers["grads"]["nonfinite"].tolist() == [[0, 1, -1]]
 
 
 def test_what_is_measured_once_in_a_loop_belongs_to_its_last_step():
     inner = jax.vmap(lambda k: measure(grads={"x": k * jnp.ones(4)}))(jnp.arange(1.0, 4.0))
     once = measure(params={"x": jnp.ones(4)})
     both = Measurement({**inner.packed, **once.packed}, [*inner.sources, *once.sources], LIGHT)
-    rows = list(read([Arrived(both, 2)]))
-    assert [row.step for row in rows] == [6, 7, 8]
-    assert [float(row.numbers["grads"]["norm"][0]) for row in rows] == [2, 4, 6]
-    assert ["params" in row.numbers for row in rows] == [False, False, True]
+    first, last = read([Arrived(both, 2)])
+    assert ([*first.steps], [*last.steps], [*first.calls, *last.calls]) == ([6, 7], [8], [2, 2, 2])
+    norms = [each.numbers["grads"]["norm"][:, 0].tolist() for each in (first, last)]
+    assert norms == [[2, 4], [6]]
+    assert "params" not in first.numbers and last.numbers["params"]["norm"].tolist() == [[2]]
 
 
 def test_steps_of_different_programs_are_read_in_their_order():
     small = jax.jit(lambda: measure(grads={"x": jnp.ones(4)}))
     large = jax.jit(lambda: measure(statistics=("norm", "max_abs", "zeros"), grads={"x": jnp.ones(4)}))
     arrived = [Arrived((large if step % 3 == 0 else small)(), step) for step in range(7)]
-    rows = list(read(arrived))
-    assert [row.step for row in rows] == list(range(7))
-    assert [("zeros" in row.numbers["grads"]) for row in rows] == [step % 3 == 0 for step in range(7)]
+    read_ = list(read(arrived))
+    assert [step for steps in read_ for step in steps.steps] == list(range(7))
+    assert [("zeros" in steps.numbers["grads"], len(steps.steps)) for steps in read_] == [
+        (True, 1),
+        (False, 2),
+        (True, 1),
+        (False, 2),
+        (True, 1),
+    ]
 
 
 def test_copies_survive_what_they_were_copied_from():

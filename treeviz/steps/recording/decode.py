@@ -55,31 +55,42 @@ def is_ready(array: Any) -> bool:
     return not hasattr(array, "is_ready") or array.is_ready()  # a callback gets NumPy arrays
 
 
-class StepNumbers(NamedTuple):
-    """The numbers of one step, by source and statistic.
+class ReadSteps(NamedTuple):
+    """Steps that were read together.
 
     Attributes:
-      together: Those of the steps that were read together, along a first axis.
-      at: The place of this step among them.
-      call: The suffix and the number of the call; inner steps share it.
+      steps: Their numbers.
+      suffix, calls: The suffix and the number of the call of each; inner steps share it.
+      sources: What was measured.
+      numbers: By source and statistic, of all these steps, along a first axis.
     """
 
-    step: int
-    sources: list[MeasuredTree]
-    together: Numbers
-    at: int
-    call: tuple[str, int]
+    steps: Sequence[int]
+    suffix: str
+    calls: Sequence[int]
+    sources: Sequence[MeasuredTree]
+    numbers: Numbers
+
+    def part(self, first: int, until: int | None = None) -> ReadSteps:
+        """Some of these steps."""
+        part = slice(first, until)
+        return self._replace(steps=self.steps[part], calls=self.calls[part], numbers=taken(self.numbers, part))
 
     @property
-    def numbers(self) -> Numbers:
-        return taken(self.together, self.at)
+    def bad(self) -> dict[str, np.ndarray]:
+        """bool[steps]: whether a source contains NaN or Inf, but for results that may: those that are no loss."""
+        counts = {name: of["nonfinite"] for name, of in self.numbers.items() if "nonfinite" in of}
+        return {name: np.any(n > 0, axis=1) for name, n in counts.items() if result_kind(name) != "other"}
 
     @property
     def bad_sources(self) -> set[str]:
-        """The sources that contain NaN or Inf, but for results that may: those that are no loss."""
-        of = self.numbers.items()
-        bad = {name for name, numbers in of if "nonfinite" in numbers and (numbers["nonfinite"] > 0).any()}
-        return {name for name in bad if result_kind(name) != "other"}
+        """The sources that contain NaN or Inf in some step."""
+        return {name for name, is_bad in self.bad.items() if is_bad.any()}
+
+    @property
+    def bad_steps(self) -> set[int]:
+        """The numbers of the steps with NaN or Inf."""
+        return {self.steps[i] for is_bad in self.bad.values() for i in np.flatnonzero(is_bad).tolist()}
 
 
 def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
@@ -103,8 +114,8 @@ def n_inner_steps(arrived: Arrived) -> int:
     return max(math.prod(n for kind, n in of if kind == "step") for of in axes.values())
 
 
-def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[StepNumbers]:
-    """The numbers of every step; inner steps of a loop count as steps of their own. Waits for the device.
+def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[ReadSteps]:
+    """The numbers of all steps; inner steps of a loop count as steps of their own. Waits for the device.
 
     In a step of `k` inner steps, the i-th has the number `step * k + i`.
 
@@ -131,7 +142,7 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Ste
         for source, rows in _bad_results(first, counts):
             by_source[source.name] = rows
             sources.append(source)
-        yield from _step_by_step(alike, sources, by_source)
+        yield from _in_order(alike, sources, by_source)
 
 
 def _bad_results(first: Arrived, counts: np.ndarray | None) -> Iterator[tuple[MeasuredTree, dict[str, np.ndarray]]]:
@@ -282,18 +293,22 @@ def _of_each_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
     )
 
 
-def _step_by_step(arrived: Sequence[Arrived], sources: list[MeasuredTree], by_source: Numbers) -> Iterator[StepNumbers]:
+def _in_order(arrived: Sequence[Arrived], sources: list[MeasuredTree], by_source: Numbers) -> Iterator[ReadSteps]:
+    """The steps of some measurements, of [batch, inner steps, …]."""
     n_inner = {name: next(iter(numbers.values())).shape[1] for name, numbers in by_source.items()}
-    most = max(n_inner.values())
-    every = {name for name, n in n_inner.items() if n == most}
-    of_every = {name: _over_steps(rows) for name, rows in by_source.items() if name in every}
-    for batch, each in enumerate(arrived):
-        for inner in range(most):
-            together, at = of_every, batch * most + inner
-            if inner == most - 1 and len(every) < len(n_inner):
-                # a source that was measured once in a loop belongs to its last step
-                together, at = taken(by_source, (batch, [-1])), 0
-            yield StepNumbers(each.step * most + inner, sources, together, at, (each.suffix, each.step))
+    most, suffix = max(n_inner.values()), arrived[0].suffix
+    calls = [each.step for each in arrived]
+    in_all = {name: rows for name, rows in by_source.items() if n_inner[name] == most}
+    if len(in_all) == len(by_source):
+        steps = calls if most == 1 else [call * most + inner for call in calls for inner in range(most)]
+        calls = calls if most == 1 else [call for call in calls for _ in range(most)]
+        yield ReadSteps(steps, suffix, calls, sources, _over_steps(in_all))
+        return
+    for batch, call in enumerate(calls):  # a source that was measured once in a loop belongs to its last step
+        last = (call + 1) * most - 1
+        steps = range(call * most, last)
+        yield ReadSteps(steps, suffix, [call] * (most - 1), sources, taken(in_all, (batch, slice(most - 1))))
+        yield ReadSteps([last], suffix, [call], sources, taken(by_source, (batch, [-1])))
 
 
 def taken(numbers: Numbers, at: Any) -> Numbers:
@@ -301,6 +316,9 @@ def taken(numbers: Numbers, at: Any) -> Numbers:
     return {name: {statistic: values[at] for statistic, values in rows.items()} for name, rows in numbers.items()}
 
 
-def _over_steps(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _over_steps(numbers: Numbers) -> Numbers:
     """[steps, …] of [batch, inner steps, …]."""
-    return {statistic: values.reshape(-1, *values.shape[2:]) for statistic, values in rows.items()}
+    return {
+        name: {statistic: values.reshape(-1, *values.shape[2:]) for statistic, values in rows.items()}
+        for name, rows in numbers.items()
+    }

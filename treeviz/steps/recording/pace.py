@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 BATCH = 64  # measurements that are read together, the first time
-LARGE_BATCH, LARGE_BYTES = 256, 1 << 23  # later, if they fit: a reading takes as long to begin as for some 50 of them
+LARGE_BATCH, LARGE_BYTES = 512, 1 << 22  # later, if they fit: a reading takes as long to begin as for some 100 of them
 AHEAD = 16  # newer measurements, which the device may not have finished
 SOON = 8  # measurements that wait where numbers are wanted soon
 _EACH, _SHARE = 64, 0.02  # readings before which each measurement is read at once; the share of the time for later ones
@@ -36,7 +36,7 @@ class Pace:
     def has_seen(self, n_bytes: int, *, kept: bool) -> None:
         """Read in larger batches from now on, if measurements are small and not kept, since a crash loses a batch."""
         if self.batch > 1:
-            self.batch = LARGE_BATCH if LARGE_BATCH * n_bytes <= LARGE_BYTES and not kept else BATCH
+            self.batch = BATCH if kept else max(min(LARGE_BYTES // max(n_bytes, 1), LARGE_BATCH), BATCH)
             self._most = self.batch + AHEAD
 
     def has_read(self) -> None:

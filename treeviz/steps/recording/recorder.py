@@ -10,13 +10,13 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from treeviz.steps.recording.decode import Arrived, StepNumbers, read
+from treeviz.steps.recording.decode import Arrived, ReadSteps, read
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.journal import keep
 from treeviz.steps.recording.listeners import Alarm, Listener
@@ -38,13 +38,13 @@ class _Batch(NamedTuple):
 
     Attributes:
       arrived: The measurements, which were the oldest of those that wait.
-      rows: Their numbers.
+      read: Their numbers.
       n_before: How many steps the history had before them.
       n_dropped: How many measurements are lost, with those of this batch that could not be read.
     """
 
     arrived: list[Arrived]
-    rows: list[StepNumbers]
+    read: list[ReadSteps]
     n_before: int
     n_dropped: int
 
@@ -63,7 +63,7 @@ class Recorder:
     Args:
       max_bytes: The memory of the history.
       members: As `treeviz.steps.recording.decode.read` takes it.
-      on_call: Called for each call that was read: with its `StepNumbers.call`, the numbers of its steps, and of those
+      on_call: Called for each call that was read: with its suffix and number, the numbers of its steps, and of those
         with a NaN or Inf.
       alarm: Called last after each reading, since it may raise.
       at_once: Of measurements that may wait where each is read as soon as it is ready: see `Pace`; 0: read batches.
@@ -216,11 +216,11 @@ class Recorder:
         if arrived:
             self._pace.has_seen(arrived[-1].n_bytes, kept=self.history.journal is not None)
         try:
-            rows, n_failed = list(read(arrived, members=self._members)), 0
+            steps, n_failed = list(read(arrived, members=self._members)), 0
         except RuntimeError:  # a step failed, or its arrays are deleted; the others are good
-            rows, n_failed = self._read_one_by_one(arrived)
-        self._unchanged.tell(arrived, rows)
-        self._unfinished = _Batch(arrived, rows, len(self.history), self.n_dropped + n_failed)
+            steps, n_failed = self._read_one_by_one(arrived)
+        self._unchanged.tell(arrived, steps)
+        self._unfinished = _Batch(arrived, steps, len(self.history), self.n_dropped + n_failed)
         self._finish(is_flush)
 
     def _finish(self, is_flush: bool = False) -> None:
@@ -232,48 +232,69 @@ class Recorder:
             if self._waiting and self._waiting[0] is each:
                 self._waiting.popleft()
         self.n_dropped = max(self.n_dropped, batch.n_dropped)
-        trouble = None
         self.history.finish()
-        while (done := len(self.history) - batch.n_before) < len(batch.rows):
-            try:
-                self._sections.add(batch.rows, done, self.history, self._max_bytes)
-            except ValueError as error:
-                del batch.rows[done]
-                self.n_dropped += 1
-                trouble = error
+        n_done, trouble = len(self.history) - batch.n_before, None
+        for place, steps in enumerate(batch.read):
+            n = len(steps.steps)
+            if n_done < n:
+                try:
+                    batch.read[place] = self._add(steps, n_done)
+                except ValueError as error:
+                    batch.read[place] = steps.part(0, n_done)
+                    self.n_dropped += n - n_done
+                    trouble = error
+            n_done = max(n_done - n, 0)
         if self._members == "joined" and batch.arrived:
             self._learn_forward(batch.arrived[-1])
         if self._on_call is not None:
-            for call, group in itertools.groupby(batch.rows, attrgetter("call")):
-                rows = list(group)
-                self._on_call(call, [row.step for row in rows], [row.step for row in rows if row.bad_sources])
+            of_calls = [
+                (each.suffix, call, step)
+                for each in batch.read
+                for call, step in zip(each.calls, each.steps, strict=True)
+            ]
+            bad = {(each.suffix, step) for each in batch.read for step in each.bad_steps}
+            for call, group in itertools.groupby(of_calls, key=itemgetter(0, 1)):
+                steps = [step for *_, step in group]
+                self._on_call(call, steps, [step for step in steps if (call[0], step) in bad])
         self._unfinished = None
         if trouble is not None:
             warnings.warn(f"inspector: a step was not recorded: {trouble}", RuntimeWarning, stacklevel=2)
-        self._tell(batch.rows, is_flush)
+        self._tell(batch.read, is_flush)
 
-    def _tell(self, rows: list[StepNumbers], is_flush: bool) -> None:
-        """Read scalars, and tell the listeners and the alarm of them and of new rows; the alarm may raise."""
+    def _add(self, steps: ReadSteps, n_done: int) -> ReadSteps:
+        """Add steps to the history, of which some were added before an interrupt. Returns them with its names.
+
+        Raises:
+          ValueError: A tree has changed too often.
+        """
+        placed = self._sections.place(steps, self.history)
+        self.history.add_sources(placed.sources, self._max_bytes)
+        left = placed.part(n_done) if n_done else placed
+        self.history.extend(left.steps, left.numbers)
+        return placed
+
+    def _tell(self, read: list[ReadSteps], is_flush: bool) -> None:
+        """Read scalars, and tell the listeners and the alarm of them and of new steps; the alarm may raise."""
         self._has_untold |= self._scalars.read_into(self.history, wait=is_flush)
-        if rows:
+        if read:
             for listener in self.listeners:
                 listener.was_read()
-        if self._alarm is None or not (rows or self._has_untold):
+        if self._alarm is None or not (read or self._has_untold):
             return
         self._has_untold = not self._may_raise
         if self._has_untold:
             return self._alarm.postpone()
-        bad = self._scalars.bad.union(*(row.bad_sources for row in rows))
+        bad = self._scalars.bad.union(*(steps.bad_sources for steps in read))
         self._has_untold = not self._alarm.was_read(self.history, bad, self.forward, is_flush=is_flush)
 
-    def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[StepNumbers], int]:
-        rows, n_failed = [], 0
+    def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[ReadSteps], int]:
+        steps, n_failed = [], 0
         for each in arrived:
             try:
-                rows += read([each], members=self._members)
+                steps += read([each], members=self._members)
             except RuntimeError:
                 n_failed += 1
-        return rows, n_failed
+        return steps, n_failed
 
     def _learn_forward(self, row_of: Arrived) -> None:
         for name, watched in row_of.watches.items():

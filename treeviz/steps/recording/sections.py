@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.names import is_beside, kind_of, section_of, sibling_name
-from treeviz.steps.recording.decode import StepNumbers, taken
+from treeviz.steps.recording.decode import ReadSteps
 from treeviz.steps.recording.history import History
 
 MOST_SECTIONS = 16  # of a tree
@@ -20,45 +20,29 @@ class Sections:
 
     def __init__(self) -> None:
         self._newest: dict[str, tuple[str, MeasuredTree]] = {}  # by the name of a tree: its last section, as it came
-        self._unchanged: list[MeasuredTree] | None = None
+        self._unchanged: Sequence[MeasuredTree] | None = None
 
-    def add(self, rows: list[StepNumbers], first: int, history: History, max_bytes: int) -> None:
-        """Add a row to the history, and those after it that were read together with it; `rows` then have its names.
-
-        Raises:
-          ValueError: A tree has changed too often.
-        """
-        row = rows[first]
-        until = next((n for n in range(first, len(rows)) if rows[n].together is not row.together), len(rows))
-        placed = self.place(row, history)
-        history.add_sources(placed.sources, max_bytes)
-        steps = slice(row.at, row.at + until - first)
-        history.extend([each.step for each in rows[first:until]], taken(placed.together, steps))
-        if placed is not row:
-            names = {"sources": placed.sources, "together": placed.together}
-            rows[first:until] = [each._replace(**names) for each in rows[first:until]]
-
-    def place(self, row: StepNumbers, history: History) -> StepNumbers:
-        """The row, with the names of the trees in the history.
+    def place(self, steps: ReadSteps, history: History) -> ReadSteps:
+        """The steps, with the names of the trees in the history.
 
         Raises:
           ValueError: A tree has changed too often.
         """
-        if row.sources is self._unchanged or all(map(self._is_unchanged, row.sources)):
-            self._unchanged = row.sources  # rows that were read together have the same list
-            return row
+        if steps.sources is self._unchanged or all(map(self._is_unchanged, steps.sources)):
+            self._unchanged = steps.sources  # steps that were read together have the same list
+            return steps
         sections: dict[str, str] = {}
-        for source in sorted(row.sources, key=_goes_with_gradients):
+        for source in sorted(steps.sources, key=_goes_with_gradients):
             wanted = self.of(source.name, history)
             if _goes_with_gradients(source):  # into their section, also where it comes later
                 wanted = sections.get(sibling_name(source.name, "grads"), wanted)
-            sections[source.name] = _section(source, wanted, row.step, history)
-        self._newest.update({source.name: (sections[source.name], source) for source in row.sources})
+            sections[source.name] = _section(source, wanted, steps.steps[0], history)
+        self._newest.update({source.name: (sections[source.name], source) for source in steps.sources})
         if not any(sections.values()):
-            return row
-        return row._replace(
-            sources=[source._replace(name=source.name + sections[source.name]) for source in row.sources],
-            together={name + sections[name]: numbers for name, numbers in row.together.items()},
+            return steps
+        return steps._replace(
+            sources=[source._replace(name=source.name + sections[source.name]) for source in steps.sources],
+            numbers={name + sections[name]: numbers for name, numbers in steps.numbers.items()},
         )
 
     def of(self, name: str, history: History) -> str:

@@ -166,7 +166,7 @@ class Watched:
         self._turns.run(step, None if jitted is None else self._twins_with(jitted, self.settings))
 
     def call_before(self, before: Before | None) -> None:
-        """Call this before each inspected step, with its number, and a function that returns copies of its arguments."""
+        """Call this before an inspected step, with its number, and a function that returns copies of its arguments."""
         self._before = before
         if self._turns.twins is not None:
             self._turns.twins.settled = None
