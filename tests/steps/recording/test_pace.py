@@ -1,7 +1,7 @@
 """How soon measurements are read."""
 
 from treeviz.steps.recording import pace
-from treeviz.steps.recording.pace import LARGE_BATCH, LARGE_BYTES, SOON, Pace
+from treeviz.steps.recording.pace import AHEAD, BATCH, LARGE_BATCH, LARGE_BYTES, SOON, Pace
 
 
 def test_what_is_wanted_soon_is_read_at_once_and_in_a_long_run_when_its_share_of_the_time_or_of_the_room_is_up(
@@ -21,11 +21,13 @@ def test_what_is_wanted_soon_is_read_at_once_and_in_a_long_run_when_its_share_of
 
 
 def test_after_the_first_reading_small_measurements_are_read_in_larger_batches_and_large_ones_are_not():
-    small, large, wanted = Pace(0), Pace(0), Pace(SOON)
+    small, medium, large, wanted = Pace(0), Pace(0), Pace(0), Pace(SOON)
     small.has_seen(LARGE_BYTES // LARGE_BATCH, kept=False)
-    large.has_seen(LARGE_BYTES // LARGE_BATCH + 1, kept=False)
+    medium.has_seen(LARGE_BYTES // 100, kept=False)
+    large.has_seen(LARGE_BYTES // BATCH + 1, kept=False)
     wanted.has_seen(4, kept=False)
-    assert not small.is_due(80) and not small.is_due(271) and small.is_due(272)
-    assert large.is_due(80) and wanted.is_due(1)
+    assert [each.batch for each in (small, medium, large)] == [LARGE_BATCH, 100, BATCH]
+    assert not small.is_due(LARGE_BATCH + AHEAD - 1) and small.is_due(LARGE_BATCH + AHEAD)
+    assert large.is_due(BATCH + AHEAD) and wanted.is_due(1)
     small.has_seen(4, kept=True)  # a crash would lose more
-    assert small.is_due(80)
+    assert small.is_due(BATCH + AHEAD)

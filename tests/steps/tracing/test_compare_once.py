@@ -83,7 +83,7 @@ def test_a_step_is_compared_and_nothing_is_told_where_no_bit_differs(every, dona
 @pytest.mark.oldest_jax
 def test_a_difference_is_a_note_that_says_how_much_and_what_to_do(changes_bits):
     watched = watch(jax.jit(update), Recorder())
-    train(watched, AT_CALL + 3)
+    train(watched, AT_CALL + 2)
     assert not watched.compared and watched.compared.n_leaves == 2
     (note,) = watched.notes
     assert note.startswith("`update`: measuring changes bits. Of 2 results 1 differ from those of the step itself")
@@ -118,7 +118,7 @@ def test_a_difference_that_was_not_there_at_the_first_comparison_is_told_once(ch
 def test_auto_goes_on_with_the_untouched_step_where_bits_differ(donated, changes_bits):
     step = jax.jit(update, donate_argnums=0 if donated else ())
     watched = watch(step, seen := Recorder(), exact="auto")
-    before = train(watched, AT_CALL + 3)
+    before = train(watched, AT_CALL + 2)
     assert not same_bytes(before, train(step, AT_CALL + 2))
     seen.steps.clear()
     assert same_bytes(train(watched, 4), train(step, 4))
@@ -172,7 +172,7 @@ def test_of_a_step_that_xla_rounds_otherwise_when_it_is_measured_all_ways_to_kno
 
 def test_auto_measures_in_one_run_where_no_bit_differs():
     watched = watch(jax.jit(update), Recorder(), exact="auto")
-    train(watched, AT_CALL + 3)
+    train(watched, AT_CALL + 2)
     assert watched.compared and watched.notes == ()
     assert not watched._turns.twins.is_exact
 
@@ -228,7 +228,7 @@ def test_exact_says_that_prints_happen_twice(capsys):
 def test_copies_that_are_too_large_are_not_made_and_a_note_says_so(donated, monkeypatch, n_runs):
     monkeypatch.setattr(compare_once, "MOST_BYTES", 40)
     watched = watch(jax.jit(update, donate_argnums=0 if donated else ()), Recorder())
-    train(watched, AT_CALL + 3)
+    train(watched, AT_CALL + 2)
     assert watched.compared is None and not n_runs
     assert "was not compared, since the copies would take" in watched.notes[0] and "verify" in watched.notes[0]
 
@@ -241,7 +241,7 @@ def test_an_error_of_the_comparison_is_not_one_of_the_step(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(compare_once, name, fail)
             watched = watch(jax.jit(update), seen := Recorder())
-            train(watched, AT_CALL + 3)
+            train(watched, AT_CALL + 2)
             assert len(seen.steps) == AT_CALL + 2 and watched.compared is None
 
 
@@ -297,7 +297,7 @@ def test_a_step_is_traced_by_its_first_call_alone(donated, monkeypatch):
         return update(params, x)
 
     watched = watch(jax.jit(step, donate_argnums=0 if donated else ()), Recorder())
-    train(watched, AT_CALL + 3)
+    train(watched, AT_CALL + 2)
     assert watched.compared and threads == [threading.main_thread()]
 
 
@@ -316,14 +316,14 @@ def test_a_step_whose_trace_holds_more_than_its_own_program_is_traced_again():
     n_traces = []
     step = jax.jit(lambda params, x: n_traces.append(1) or in_a_differentiated_loop(params, x))
     watched = watch(step, Recorder())
-    train(watched, AT_CALL + 3)
+    train(watched, AT_CALL + 2)
     assert watched.compared and len(n_traces) == 2
 
 
 def test_a_step_in_a_thread_with_options_of_its_own_is_compared_with_these():
     with jax.enable_x64(True):
         watched = watch(jax.jit(update), Recorder())
-        train(watched, AT_CALL + 3)
+        train(watched, AT_CALL + 2)
     assert watched.compared and watched.notes == ()
 
 
