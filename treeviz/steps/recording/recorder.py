@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import os
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
+from treeviz.steps.recording.batch import Batch
 from treeviz.steps.recording.decode import Arrived, ReadSteps, read
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.journal import keep
@@ -31,22 +30,6 @@ from treeviz.tree.safe_repr import printable
 MOST_WAITING = 1024  # if none of these is ready, the oldest is dropped
 MOST_LATE = 16  # unread measurements that a loop with an alarm may have
 KEPT_WITHIN_S = 1.0  # after which a measurement that is ready is read, so that it is in the file
-
-
-class _Batch(NamedTuple):
-    """Measurements that were read together. If an interrupt comes, the next reading goes on with what is left of them.
-
-    Attributes:
-      arrived: The measurements, which were the oldest of those that wait.
-      read: Their numbers.
-      n_before: How many steps the history had before them.
-      n_dropped: How many measurements are lost, with those of this batch that could not be read.
-    """
-
-    arrived: list[Arrived]
-    read: list[ReadSteps]
-    n_before: int
-    n_dropped: int
 
 
 class Recorder:
@@ -102,7 +85,7 @@ class Recorder:
         self._sections = Sections()
         self._unchanged = Unchanged()
         self._has_untold = False  # numbers that the alarm has not searched
-        self._unfinished: _Batch | None = None
+        self._unfinished: Batch | None = None
         if self._alarm is not None:
             self._alarm.begin()
 
@@ -199,7 +182,7 @@ class Recorder:
             n_ready = next((n for n in range(batch, n_waiting) if not waiting[n].is_ready()), n_waiting)
             self._read(n_ready, is_flush=False)
         elif len(waiting) >= MOST_WAITING:
-            self._unfinished = _Batch([waiting[0]], [], len(self.history), self.n_dropped + 1)
+            self._unfinished = Batch([waiting[0]], [], len(self.history), self.n_dropped + 1)
             self._finish()
 
     def flush(self) -> None:
@@ -220,7 +203,7 @@ class Recorder:
         except RuntimeError:  # a step failed, or its arrays are deleted; the others are good
             steps, n_failed = self._read_one_by_one(arrived)
         self._unchanged.tell(arrived, steps)
-        self._unfinished = _Batch(arrived, steps, len(self.history), self.n_dropped + n_failed)
+        self._unfinished = Batch(arrived, steps, len(self.history), self.n_dropped + n_failed)
         self._finish(is_flush)
 
     def _finish(self, is_flush: bool = False) -> None:
@@ -232,46 +215,17 @@ class Recorder:
             if self._waiting and self._waiting[0] is each:
                 self._waiting.popleft()
         self.n_dropped = max(self.n_dropped, batch.n_dropped)
-        self.history.finish()
-        n_done, trouble = len(self.history) - batch.n_before, None
-        for place, steps in enumerate(batch.read):
-            n = len(steps.steps)
-            if n_done < n:
-                try:
-                    batch.read[place] = self._add(steps, n_done)
-                except ValueError as error:
-                    batch.read[place] = steps.part(0, n_done)
-                    self.n_dropped += n - n_done
-                    trouble = error
-            n_done = max(n_done - n, 0)
+        failed = [*batch.put_into(self.history, self._sections, self._max_bytes)]
+        self.n_dropped += sum(n for n, _ in failed)
         if self._members == "joined" and batch.arrived:
             self._learn_forward(batch.arrived[-1])
         if self._on_call is not None:
-            of_calls = [
-                (each.suffix, call, step)
-                for each in batch.read
-                for call, step in zip(each.calls, each.steps, strict=True)
-            ]
-            bad = {(each.suffix, step) for each in batch.read for step in each.bad_steps}
-            for call, group in itertools.groupby(of_calls, key=itemgetter(0, 1)):
-                steps = [step for *_, step in group]
-                self._on_call(call, steps, [step for step in steps if (call[0], step) in bad])
+            for call, steps, bad in batch.calls:
+                self._on_call(call, steps, bad)
         self._unfinished = None
-        if trouble is not None:
-            warnings.warn(f"inspector: a step was not recorded: {trouble}", RuntimeWarning, stacklevel=2)
+        for _, error in failed[-1:]:
+            warnings.warn(f"inspector: a step was not recorded: {error}", RuntimeWarning, stacklevel=2)
         self._tell(batch.read, is_flush)
-
-    def _add(self, steps: ReadSteps, n_done: int) -> ReadSteps:
-        """Add steps to the history, of which some were added before an interrupt. Returns them with its names.
-
-        Raises:
-          ValueError: A tree has changed too often.
-        """
-        placed = self._sections.place(steps, self.history)
-        self.history.add_sources(placed.sources, self._max_bytes)
-        left = placed.part(n_done) if n_done else placed
-        self.history.extend(left.steps, left.numbers)
-        return placed
 
     def _tell(self, read: list[ReadSteps], is_flush: bool) -> None:
         """Read scalars, and tell the listeners and the alarm of them and of new steps; the alarm may raise."""
