@@ -1,7 +1,7 @@
 """A measurement that leaves the device as one array, since each costs some µs to return and to read.
 
-Partial sums are not joined to words where that costs more to compile than further arrays to read: of several devices,
-each of which measures what it has, two arrays leave, and three of leaves for which one kernel does.
+Of several devices, each of which measures what it has, two arrays leave, since it costs more to compile what joins them
+than to read both.
 """
 
 from __future__ import annotations
@@ -23,14 +23,11 @@ from treeviz.steps.reduce import bits_of
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.unreduced import NOTHING, Divided, OnEach, Summed, Unreduced
 
-_APART_FROM = 1 << 13  # numbers: in the step of fewer, two more arrays are felt
-
 
 class Layout(NamedTuple):
     """What the words are: partial sums, if any; the packed rows of sources; the counts of results, if not in the sums.
 
-    The sums come first, as the bits of float64; or in their place few numbers, as they are. Partial sums that one
-    kernel makes leave as its three arrays, which no other kernel has to join.
+    The sums come first, as the bits of float64; or in their place few numbers, as they are.
 
     Attributes:
       shapes: Of the packed rows of each source, then of the counts, if any.
@@ -47,11 +44,8 @@ class Layout(NamedTuple):
     entries: tuple[tuple[int, ...], ...] = ()
     has_words: tuple[bool, ...] = ()
 
-    def split(self, words: Any, *of_kernel: Any) -> tuple[dict[str, Any], Any]:
-        """The packed rows by name, and the counts or None, of words along a last axis; or of the arrays of a kernel."""
-        if of_kernel:
-            sums, *others = map(_on_host, (words, *of_kernel))
-            return self._placed(*added_up(sums, np.concatenate(others, -1), self.rows), sums.shape[:-1], iter(()))
+    def split(self, words: Any) -> tuple[dict[str, Any], Any]:
+        """The packed rows by name, and the counts or None, of words along a last axis."""
         if not self.rows.n_rows:
             parts = _parts(words, self.shapes)
             packed = {source.name: part for source, part in zip(self.sources, parts, strict=False)}
@@ -225,17 +219,13 @@ def joined_later(measurement: Measurement) -> Measurement:
         n_layers += each.n_layers
         arrays += [] if each.packed is None else [each.packed.reshape(-1)]
         of_sources.append((each.shape, each.entries, each.packed is not None))
-    words, of_kernel, rows = list[jax.Array](), list[jax.Array](), Rows()
-    n = number_of(leaves, new, old)
-    if (leaves or new) and n <= MOST_NUMBERS:
+    words, rows = list[jax.Array](), Rows()
+    if (leaves or new) and number_of(leaves, new, old) <= MOST_NUMBERS:
         bits, rows = numbers_as_they_are(leaves, new, old, n_layers)
         words = [bits]
     elif leaves or new:
-        sums, words, rows = partial_sums(leaves, new, old, n_layers)
-        if len(words) == 2 and not arrays and n >= _APART_FROM:
-            of_kernel = [sums, *words]
-        else:
-            words = [bits_of(sums).reshape(-1), *words]
+        sums, others, rows = partial_sums(leaves, new, old, n_layers)
+        words = [bits_of(sums).reshape(-1), *others]
     shapes, entries, has_words = zip(*of_sources, strict=True)
     layout = Layout(measurement.sources, LIGHT, measurement.results, shapes, rows, entries, has_words)
-    return Joined(of_kernel or [joined_arrays([*words, *arrays])], layout)
+    return Joined([joined_arrays([*words, *arrays])], layout)
