@@ -22,7 +22,7 @@
   const tools = {
     treeviz: {
       is_there: () => !!inside()?.querySelector("[role=treeitem]"),
-      arrow: () => at(row("layers"), (box, each) => [parseFloat(each.style.getPropertyValue("--indent")) + 10, box.height / 2]),
+      arrow: () => at(row("layers"), (box, each) => [parseFloat(each.firstChild.style.getPropertyValue("--indent")) + 10, box.height / 2]),
       is_open: () => row("layers")?.getAttribute("aria-expanded") === "true",
       selectable: () => at(row("layers"), (box) => [box.width / 2, box.height / 2]),
     },

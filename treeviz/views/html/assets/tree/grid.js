@@ -324,9 +324,9 @@ export class Grid {
     element.before = { ...attributes, shown };
     if (shown === before.shown) return element;
     const indent = Math.min(depth, maxLevels) * step;
-    element.style.setProperty("--indent", `${indent}px`);
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
     key.dataset.glyph = GLYPHS[kind] ?? "·";
+    key.style.setProperty("--indent", `${indent}px`);
     const label = depth > maxLevels ? `⋯${depth} ${name}` : name;
     const room = (widths[0] - SIGNS - indent) / CH;
     key.textContent = room > 3 && label.length > Math.max(room, 12) ? cutName(label, tree.label(end[row] < end[parent[row]] ? end[row] : parent[row] + 1), room) : label;
@@ -341,7 +341,7 @@ export class Grid {
       cells[i].classList.toggle("edge", number > 1);
       if (number > 1) cells[i].style.setProperty("--edge", `oklch(.65 .17 ${number * 137})`);
       cells[i].classList.toggle("bad", /NaN|Inf/.test(texts[i] !== "0" && texts[i] && column.title + texts[i]));
-      if (hasBar(column)) cells[i].style.setProperty("--share", `${shareOf(column, row, rows.folds)}%`);
+      if (hasBar(column)) cells[i].style.backgroundSize = `${shareOf(column, row, rows.folds)}% 16px`;
     });
     return element;
   }
@@ -350,7 +350,7 @@ export class Grid {
   rowAt(event) {
     const element = /** @type {any} */ (event.target).closest(".row");
     if (!element) return { row: -1 };
-    const indent = parseFloat(/** @type {HTMLElement} */ (element).style.getPropertyValue("--indent"));
-    return { row: +element.dataset.row, onArrow: event.clientX - element.firstChild.getBoundingClientRect().left < indent + 20 };
+    const key = element.firstChild;
+    return { row: +element.dataset.row, onArrow: event.clientX - key.getBoundingClientRect().left < parseFloat(key.style.getPropertyValue("--indent")) + 20 };
   }
 }

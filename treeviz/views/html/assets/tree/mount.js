@@ -117,8 +117,12 @@ function listenToMouse(view) {
     getSelection()?.removeAllRanges();
     if (row >= 0 && !onArrow) view.toggle(row);
   });
-  // Shift-click selects rows, not text.
-  grid.tree.addEventListener("mousedown", (event) => event.shiftKey && event.preventDefault());
+  // Shift-click selects rows, not text; a click on an arrow selects neither, and the browser looks for no place in a text.
+  grid.tree.addEventListener("mousedown", (/** @type {MouseEvent} */ event) => {
+    if (!event.shiftKey && !grid.rowAt(event).onArrow) return;
+    event.preventDefault();
+    grid.tree.focus({ preventScroll: true });
+  });
 }
 
 /** A printed page cannot be scrolled, so all open rows are printed, up to MAX_PRINTED, and the columns that are whole. @param {View} view */
