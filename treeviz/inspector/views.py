@@ -68,7 +68,7 @@ def whole_view(
     if found and found[0].severity == "info":
         summary += " for information"
     n_steps = int(history.values(source, history.statistics(source)[0]).n.sum())
-    steps = f"{n_steps:,} steps", f"step {step:,}"
+    steps = f"{n_steps:,} step{'s' * (n_steps != 1)}", f"step {step:,}"
     trees = trees_in(history)
     which = [f"{section_of(source)[0]}, 1 of {len(trees)} trees"] if len(trees) > 1 else []
     section = [f"another tree{section}" for section in section_of(source)[1:] if section]
