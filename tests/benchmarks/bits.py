@@ -22,12 +22,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from watched import same_bytes
-from wild import libraries, projects
+from wild import libraries, projects, sequences
 from wild.published import PUBLISHED
 
 import treeviz as tv
 
-assert libraries and projects  # they register their steps
+assert libraries and projects and sequences  # they register their steps
 N_STEPS = 20
 
 

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 import pytest
 from watched import same_bytes, true_norms
-from wild import libraries, projects
+from wild import libraries, projects, sequences
 from wild.published import PUBLISHED
 
 import treeviz as tv
 
-assert libraries and projects  # they register their steps
+assert libraries and projects and sequences  # they register their steps
 N_STEPS = 20
 PRECISE = (
     "jax_documentation_mlp",
