@@ -258,3 +258,24 @@ def test_nothing_is_said_of_gradients_in_a_branch_that_is_seldom_or_never_taken(
         for i in range(90):
             params = step(params, i in taken, *batch(i))
         assert [found for found in inspector.findings if found.kind == "dead"] == []
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_gradients_that_are_all_zero_are_blamed_on_what_cuts_them_off_only_where_the_step_shows_it(is_cut):
+    def loss(params, x, y):
+        x = jax.nn.relu(apply(params["l0"], x) - 1000)
+        return jnp.mean((jnp.round(x) if is_cut else x).sum(axis=1) * y[:, 0])
+
+    (found,) = findings(loss, stack(1))
+    assert (found.kind, found.path, found.severity) == ("dead", "", "warning")
+    assert ("stop_gradient" in found.advice) is is_cut
+    assert ("a ReLU far below zero" in found.advice) is not is_cut
+
+
+def test_what_is_rounded_without_a_gradient_of_its_own_is_not_told_to_be_unused():
+    def loss(params, x, y):
+        return jnp.mean((apply(params["out"], jnp.round(apply(params["l0"], x))) - y) ** 2)
+
+    (found,) = findings(loss, stack(1))
+    assert (found.kind, found.severity) == ("dead", "info")
+    assert found.sentence.endswith("or only where it has no derivative.") and "a rounding" in found.advice

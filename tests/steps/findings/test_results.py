@@ -112,3 +112,39 @@ def test_what_was_found_of_results_is_shown_saved_and_loaded(tmp_path):
     assert "cost" in inspector.render("loss result").text()
     loaded = tv.GradientInspector.load(inspector.save(tmp_path / "run.treeviz"))
     assert [found.sentence for found in loaded.findings] == [found.sentence for found in findings(inspector.history)]
+
+
+@pytest.mark.parametrize("factor", [2.0, 10.0, 1e4])
+def test_a_loss_that_overflows_before_the_gradients_do_says_since_when_the_training_diverged(factor):
+    """Under descent that makes a parameter larger in each step, by this factor, however long it takes."""
+
+    @jax.jit
+    def step(w):
+        value, g = jax.value_and_grad(lambda w: (w**2).sum())(w)
+        return w - (1 + factor) / 2 * g, value
+
+    inspector, w = tv.GradientInspector(), jnp.ones(2)
+    watched = inspector.watch(step)
+    for _ in range(80):
+        w, value = watched(w)
+        if not np.isfinite(value):
+            break
+    found = inspector.findings[0]
+    assert (found.kind, found.source) == ("nonfinite", "loss result")
+    assert " The training diverged: the norm had grown " in found.sentence and "a lower learning rate" in found.advice
+
+
+@pytest.mark.parametrize("bad", ["a high plateau", "one old spike", "nothing"])
+def test_a_run_whose_norm_does_not_grow_at_its_end_is_not_told_to_diverge(bad):
+    inspector = tv.GradientInspector()
+    watched = inspector.watch(jax.jit(jax.value_and_grad(lambda w, x, y: (w * x).sum() + y)))
+    for i in range(60):
+        is_large = i >= 15 if bad == "a high plateau" else i == 15 if bad == "one old spike" else False
+        watched(
+            jnp.ones(2),
+            np.float32([1, 2]) * (300 if is_large else 1) * (1 + i % 3),
+            np.float32(np.inf if i == 50 else 0),
+        )
+    found = next(each for each in inspector.findings if each.kind == "nonfinite")
+    assert found.first == 50 and "diverged" not in found.sentence
+    assert "beyond the largest of its dtype" in found.advice

@@ -100,12 +100,16 @@ def had_diverged(tree: Searched, first: int) -> tuple[str, str]:
     """If the norm had grown before the first NaN: since when, and what to try; else two empty texts."""
     before = np.flatnonzero(tree.norm.until < first)
     root = np.sqrt(np.nansum(tree.norm.high[before] ** 2, axis=1))
-    usual = float(np.median(root[:-_BEFORE])) if len(root) > _BEFORE else float(root[0]) if len(root) else 0.0
-    grown = np.flatnonzero(root > _DIVERGED * usual) if usual > 0 else []
-    if not len(grown) or len(root) - grown[0] > _BEFORE:
+    if not len(root):
         return "", ""
-    step = int(tree.norm.first[before[grown[0]]])
-    times = root[grown].max() / usual
+    lately = float(np.median(root[:-_BEFORE])) if len(root) > _BEFORE else float(root[0])
+    usual = min(lately, float(np.median(root[:_BEFORE]))) if len(root) > _BEFORE else lately
+    since = int(np.flatnonzero(np.append(0, root) <= _DIVERGED * usual)[-1])  # it was never usual again
+    is_growing = len(root) - since <= _BEFORE or root[-_BEFORE:].max() > _DIVERGED * lately
+    if not usual or since == len(root) or not is_growing:
+        return "", ""
+    step = int(tree.norm.first[before[since]])
+    times = root[since:].max() / usual
     return (
         f" The training diverged: the norm had grown {factor_text(times)} times since step {step}.",
         f"Look at the batch of step {step}; a lower learning rate or clipping may be what is missing.",

@@ -29,11 +29,16 @@ def dead(tree: Searched) -> Iterator[Finding]:
         n_steps = int(_steps_with_numbers(tree)[:, trained].max(axis=1).sum())
         if n_steps < tree.thresholds.fewest_steps:
             return
+        is_known = bool(tree.cut_off[trained].all())
         yield Finding(
             "dead", tree.name, "", -1, first, until, (("steps", n_steps),),
             f"All of {tree.name} were zero in all {n_steps} steps.",
-            "The loss does not depend on the parameters: look for stop_gradient, an argnums that names something else, "
-            "a comparison or rounding on the way, or a loss that underflows.",
+            "The loss does not depend on the parameters, or only where it has no derivative: look for stop_gradient, "
+            "an argnums that names something else, or a comparison or rounding on the way."
+            if is_known
+            else "Look for a layer that all passes through and that is dead, as a ReLU far below zero, a saturated "
+            "sigmoid or a softmax of one number; for a mask that leaves nothing; and for a loss that underflows. "
+            "tv.tap on what goes through shows where.",
             (), n_steps / tree.thresholds.fewest_steps,
             rank=Rank.TRAINING_ENDS,
         )  # fmt: skip
@@ -105,7 +110,8 @@ def _cut_off(tree: Searched, is_cut: np.ndarray, n_steps: int) -> Finding:
     what = "this parameter" if is_one else listed(paths)
     return Finding(
         "dead", tree.name, paths[0], leaves[0], *tree.span, (("steps", n_steps), ("leaves", len(leaves))),
-        f"{tree.name}{paths[0]}{and_others(leaves)} {zero}: the loss does not depend on {what}.",
+        f"{tree.name}{paths[0]}{and_others(leaves)} {zero}: the loss does not depend on {what}, or only where "
+        "it has no derivative.",
         "It is not used, or behind stop_gradient, a comparison or a rounding, or times zero. If it is to be trained, "
         "look there; else nothing is wrong.",
         tuple(leaves), n_steps / tree.thresholds.fewest_steps,

@@ -75,18 +75,21 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     found = _first_bad(tree) if kind not in ("", "other", "unchanged") else None
     if found is None:
         return
+    diverged, what_then = counts.had_diverged(found.gradients, found.first) if found.gradients else ("", "")
     if kind == "parameter":
-        diverged, what_then = counts.had_diverged(found.gradients, found.first) if found.gradients else ("", "")
         what = f"New parameters ({listed(found.paths)}) were"
         why = f"an update made it{'' if found.was_finite else ', or it was there before the first step'}.{diverged}"
         advice = f"{what_then or counts.BY_UPDATE} {SMALL}"
     else:
         what = f"{'The loss' if kind == 'loss' else 'A scalar result of the step'}{_where(found)} was"
-        why = "it was made in the forward pass, and reached none."
-        advice = (
-            "Look for the log of a number that is not positive, for Inf - Inf, and for a row that is masked "
-            "throughout, and at that step's batch."
+        why = f"it was made in the forward pass, and reached none.{diverged}"
+        made_by = (
+            "the log of a number that is not positive, for Inf - Inf, and for a row that is masked throughout"
+            if found.what == "NaN"
+            else "a number beyond the largest of its dtype, as a square or a scaled loss in float16, and for the log "
+            "of zero or a division by it"
         )
+        advice = what_then or f"Look for {made_by}, and at that step's batch."
     yield Finding(
         "nonfinite", tree.name, found.paths[0], found.leaves[0], found.first, found.until,
         (("numbers", found.n), ("leaves at first", len(found.leaves))),
