@@ -11,10 +11,11 @@ which is what it costs that two programs run in turn, even if both are the same,
 people do: a `jax.debug.callback` per leaf, and `numpy.linalg.norm` of gradients that the step returns.
 
 Each step in processes of its own, made for a machine with other work. In a process its variants take turns in blocks of
-some tens of steps, hundreds of times. Each block begins with the same arrays, and runs the same program where nothing
-is inspected, so that neither heap nor memory differ. A variant's time is that of its quick block, the one that a fifth
-of its blocks beat, and what it takes to read as many measurements together as a run does. Before, `watch` has inspected
-250 steps, or had 4 s, so that the comparison with the step itself and the looks at its parameters are done.
+some tens of steps, hundreds of times, in random order, since what a block leaves in the caches makes the next one
+slower. Each block begins with the same arrays, and runs the same program where nothing is inspected, so that neither
+heap nor memory differ. A variant's time is that of its quick block, the one that a fifth of its blocks beat, and what
+it takes to read as many measurements together as a run does. Before, `watch` has inspected 250 steps, or had 4 s, so
+that the comparison with the step itself and the looks at its parameters are done.
 
 One process says little: where its programs lie in memory makes some per cent of a short step. So all steps take turns,
 process after process, until the minutes are over. A figure is the median over the processes of the ratio to the plain
@@ -43,6 +44,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from random import Random
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
@@ -254,11 +256,11 @@ def _in_turn(runs: dict[str, Run]) -> dict[str, tuple[float, float]]:
     n_steps = 10 * min(max(round(BLOCK_S / 10 / _took(lambda: _run(runs[PLAIN], 10))[0]), 1), MOST_STEPS // 10)
     blocks: dict[str, list[tuple[float, float]]] = {variant: [] for variant in runs}
     reads: dict[str, list[tuple[float, float]]] = {variant: [] for variant in runs}
-    n_unread = dict.fromkeys(runs, 0)
+    n_unread, order = dict.fromkeys(runs, 0), Random(0)
     end, n_rounds = time.perf_counter() + BLOCKS_S, 0
     while n_rounds < FEWEST_ROUNDS or time.perf_counter() < end:
         n_rounds += 1
-        for variant, run in runs.items():
+        for variant, run in order.sample([*runs.items()], len(runs)):
             n = 3 if variant in SLOW else n_steps
             took = _took(lambda run=run, n=n, reads=variant in SLOW: _run(run, n, reads))
             blocks[variant].append((took[0] / n, took[1] / n))
