@@ -146,6 +146,18 @@ def test_an_exp_that_overflows_in_float16_is_named_and_not_the_division_that_mak
     assert origin.line == line_of(exp_loss, "jnp.exp")
     assert origin.became == f"div at {HERE}:{line_of(exp_loss, 'e / jnp.sum')} in exp_loss"
     assert f"overflows above {math.log(65504):.4g}" in origin.advice
+    assert origin.advice.endswith("or compute it in float32.")
+    origin = locate_nan(step_of(exp_loss), jnp.ones(3), jnp.array([1.0, 200, 3]))
+    assert origin is not None and origin.advice.endswith("or clip the argument.")
+
+
+def test_the_end_of_the_domain_of_arccos_is_named_and_not_what_its_derivative_is_made_of():
+    def loss(params, x):
+        return jnp.mean(jnp.arccos(jnp.clip(params * x, -1, 1)))
+
+    origin = locate_nan(jax.grad(loss), jnp.ones(3), jnp.array([0.5, 2.0, 0.1]))
+    assert origin is not None and origin.direction == "backward"
+    assert origin.advice.startswith("The derivative of arccos and arcsin is infinite at -1 and 1")
 
 
 def test_the_iteration_of_a_scan_is_told():

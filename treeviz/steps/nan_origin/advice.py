@@ -55,15 +55,21 @@ def advice(name: str, direction: str, source: str, inputs: Sequence[Numbers], ou
     if direction == "backward":
         if "where" in source:
             return _WHERE
+        if re.search(r"\ba(rc)?(cos|sin)\b", source):
+            return (
+                "The derivative of arccos and arcsin is infinite at -1 and 1: keep the argument between them, "
+                "jnp.clip(x, -1 + 1e-6, 1 - 1e-6)."
+            )
         if "sqrt" in source or "norm" in source:
             return (
                 "The derivative of a square root, and so of a norm, is infinite at 0: jnp.sqrt(jnp.sum(x * x) + eps)."
             )
     if name in _GROWS and bad:
         limit = float(np.log(float(jnp.finfo(bad.dtype).max)))
+        wider = ", or compute it in float32" * (jnp.finfo(bad.dtype).bits < 32)
         return (
             f"{name} of {bad.dtype} overflows above {limit:.4g}: subtract the maximum first (jax.nn.softmax, "
-            "jax.nn.logsumexp), clip the argument, or compute it in float32."
+            f"jax.nn.logsumexp), or clip the argument{wider}."
         )
     if name in ("div", "rem"):
         if re.search(r"norm|\bstd\b|\bvar\b", source):
