@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from jax import lax
 
 import treeviz as tv
+from treeviz.inspector.backend import LiveBackend
 
 N = 4
 
@@ -82,4 +85,6 @@ def test_a_layer_is_found_by_its_index_behind_the_name_of_its_array(model):
     start, name = query.removesuffix("[2]").rsplit("/", 1)
     for other in (f"{name}[2]", f"{name}/2", f"{start[:-1]}*/{name}[2]", f"*/{name}[2]", f"/{array}[2]", key):
         assert view.find(other) == [row], other
+    backend = LiveBackend(weakref.ref(inspector), panel=None, view=view)  # leads to the layer of any such tree
+    assert backend.where(params, [row.number])[0].shape == (3, 3)
     assert [row.keystr for row in tv.render(params, stacked=f"{start}/*").find(query)] == [key]
