@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 from functools import partial
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from browser.driving import is_tried, row, settled, violations
 from browser.fake_kernel import PAGE, FakeKernel
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from PIL import Image
 
 import treeviz as tv
 
@@ -93,6 +95,14 @@ def test_nobody_is_left_out(explore, shots, width, dark):
             path=shots / f"details-{name}-{width}-{'dark' if dark else 'light'}.png", full_page=True
         )
         assert found == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_values_have_the_background_of_the_theme_around_them(explore, dark):
+    kernel = explore(tree(), width=1200, dark=dark)
+    frame = looked_at(kernel, "weights").locator("iframe")
+    shown = Image.open(io.BytesIO(frame.screenshot())).convert("L")
+    assert (shown.getpixel((shown.width // 2, shown.height - 8)) < 80) == dark
 
 
 def caption(kernel) -> str:

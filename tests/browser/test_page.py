@@ -1183,7 +1183,7 @@ def test_a_print_is_light_and_begins_with_what_a_check_has_found(shown):
     page.emulate_media(media="print", color_scheme="dark")
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
     found = settled(page).locator(".printed p").all_inner_texts()
-    texts = ["['b']: T203: JAX makes float64 float32", "['c']: T130: dtype object is no JAX type"]
+    texts = ["['b']: T203: JAX turns float64 into float32", "['c']: T130: dtype object is no JAX type"]
     assert found == [f"info params{text}" for text in texts]
     assert box(page, ".printed")["y"] < box(page, ".head")["y"] and box(page, ".printed")["height"] > 20
     assert page.locator(".treeviz.dark").count() == 0

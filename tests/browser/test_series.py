@@ -590,6 +590,20 @@ def test_the_theme_and_forced_colours_are_followed(shown, shots):
     page.screenshot(path=shots / "forced.png")
 
 
+def test_all_rows_stay_where_a_host_hides_the_view_while_it_changes_its_theme(shown):
+    page = shown()
+    n_rows = page.locator(".window .row").count()
+    # As JupyterLab does: it is hidden when the theme is read, and shown again before the next frame.
+    page.evaluate("""async () => {
+        const host = document.querySelector('.treeviz');
+        host.style.display = 'none';
+        host.shadowRoot.querySelector('.treeviz').classList.toggle('dark');
+        await null;
+        host.style.display = '';
+    }""")
+    assert settled(page).locator(".window .row").count() == n_rows > 1
+
+
 def test_on_paper_stand_the_strips_of_all_rows(shown, shots):
     page = shown(layers(10))
     page.emulate_media(media="print")

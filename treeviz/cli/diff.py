@@ -23,13 +23,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "every leaf has moved from the first. Status 1 if they differ.",
     )
     add_source(parser, "files", nargs="+")
-    parser.add_argument("--no-values", dest="values", action="store_false", help="compare structure, shapes and dtypes")
+    parser.add_argument(
+        "--no-values", dest="values", action="store_false", help="compare structure, shapes and dtypes alone"
+    )
     parser.add_argument(
         "--stacked",
         metavar="GLOB",
         action="append",
         default=[],
-        help="say in which layers the arrays differ that hold all of them along the first axis, by their paths; "
+        help="the arrays that hold all layers along their first axis, as 'layers/*': say in which layers they differ; "
         "repeatable",
     )
     parser.add_argument("--rtol", metavar="X", type=float, default=0.0, help="relative tolerance of values")

@@ -15,11 +15,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "grads",
         help="the gradients of a run, or where two runs part",
-        description="Show the gradients of a run, or of two runs the first leaf and step at which they part and the "
+        description="Show the gradients of a run. Of two runs: at which step they part, in which leaf first, and the "
         "ratio of their norms over the steps.",
     )
     parser.add_argument(
-        "run_file", metavar="RUN", type=Path, help="a .treeviz, .jsonl or .parquet file, by inspector.save or .keep"
+        "run_file",
+        metavar="RUN",
+        type=Path,
+        help="a .treeviz, .jsonl or .parquet file, as inspector.save and inspector.keep write it",
     )
     parser.add_argument("other", metavar="RUN2", type=Path, nargs="?", help="another run; status 1 if they differ")
     parser.add_argument("--tree", metavar="NAME", help="which of several trees of RUN to show")

@@ -43,7 +43,7 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
 
 def add_list(
     parser: argparse.ArgumentParser,
-    sort: str = "list the leaves, the greatest first: by bytes, elements, norm …",
+    sort: str = "list the leaves, the greatest first: by bytes, elements, a run's norm …",
     top: str = "list the first N rows; without --find or --sort the N largest leaves",
 ) -> None:
     """Declare which rows are listed."""
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="GLOB",
         action="append",
         default=[],
-        help="show a row for each layer of the arrays that hold all of them along the first axis, by their paths; "
+        help="the arrays that hold all layers along their first axis, as 'layers/*': show a row for each layer; "
         "repeatable",
     )
     parser.add_argument("--whole", action="store_true", help="walk and read all of it, however long that takes")

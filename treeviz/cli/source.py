@@ -21,7 +21,11 @@ def add_source(parser: argparse.ArgumentParser, name: str, also: str = "", **how
     """
     from treeviz.reader import READERS
 
-    others = ["a folder of Orbax or of .safetensors", *([also] if also else []), "or, in Python, package.module:name"]
+    others = [
+        "a folder of Orbax or of .safetensors",
+        *([also] if also else []),
+        "or an object in Python, package.module:name",
+    ]
     formats = "; ".join([", ".join(READERS), *others])
     parser.add_argument(name, metavar="FILE", help=formats, **how)
     parser.add_argument("--like", metavar="MODULE:NAME", help="for .eqx: the model, or a function that makes it")

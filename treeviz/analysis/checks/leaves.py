@@ -287,7 +287,7 @@ def canonicalized_dtype(checked: Checked) -> Iterator[Found]:
         return
     for row in checked.rows(lambda f: f.kind in ("numpy", "stored") and f.dtype in _WIDE):
         dtype = checked.facts(row).dtype
-        yield Found(row, f"JAX makes {dtype} {_WIDE[dtype]}", Changed(f"{{x}}.astype(np.{_WIDE[dtype]})"))
+        yield Found(row, f"JAX turns {dtype} into {_WIDE[dtype]}", Changed(f"{{x}}.astype(np.{_WIDE[dtype]})"))
 
 
 @rule("T204", "info")

@@ -117,7 +117,7 @@ def _columns(table: TreeTable, rows_read: list[int], owners_read: list[int], sca
             "histogram",
             "magnitudes",
             histograms,
-            "log₂|x| of finite values but zeros",
+            "log₂|x| of the finite values that are not 0",
             "histogram",
         ),
     )

@@ -106,7 +106,7 @@ export class LivePanel {
     if (step !== undefined) parts.push(total ? `step ${countText(done ?? 0)} of ${countText(total)}` : `step ${countText(step)}`);
     if (rate) parts.push(speedText(rate));
     if (isRunning && rate && total && done !== undefined && done < total) parts.push(`${timeText((total - done) / rate)} left`);
-    else if (step !== undefined) parts.push(timeText(elapsed));
+    else if (step !== undefined) parts.push(`in ${timeText(elapsed)}`);
     parts.push(...scalars);
     if (dropped) parts.push(`${countText(dropped)} steps not shown`);
     setText(this.text, parts.join(" · "));

@@ -213,11 +213,13 @@ function addSeries(view) {
     addStrips(grid.pool, heatMap.canvas, "100%", `${heatMap.width}px`);
   });
   // The theme can change, and can be read only when the view is in the document.
-  const observer = new MutationObserver(() => (seriesView.useTheme(), grid.paint(true)));
+  // In the next frame: JupyterLab hides all that is shown for a moment, and there would be room for no row.
+  const repaint = () => requestAnimationFrame(() => (seriesView.useTheme(), grid.paint(true)));
+  const observer = new MutationObserver(repaint);
   observer.observe(root, { attributeFilter: ["class"] });
   view.on("change", () => seriesView.controls.showColors());
   signal.addEventListener("abort", () => observer.disconnect());
-  matchMedia("(forced-colors: active)").addEventListener("change", () => (seriesView.useTheme(), grid.paint(true)), { signal });
+  matchMedia("(forced-colors: active)").addEventListener("change", repaint, { signal });
 }
 
 // The explorer contains these modules even if its tree has no series.

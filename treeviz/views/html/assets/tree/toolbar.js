@@ -93,7 +93,7 @@ export function toolbar(view) {
       menu("columns", "Columns", choices),
       copyMenu(view),
       button("picture", "Save a picture: PNG, with Shift SVG", (event) =>
-        savePicture(view, event.shiftKey ? "SVG" : "PNG").catch((error) => view.setStatus(`could not save the picture: ${error.message}`))),
+        savePicture(view, event.shiftKey ? "SVG" : "PNG").catch((error) => view.setStatus(`no picture: ${error.message}`))),
     ),
   );
   view.on("change", showSearch);
