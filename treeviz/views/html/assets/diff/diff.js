@@ -73,7 +73,6 @@ function foldSame(view) {
       const cell = element.querySelector(".cell.type");
       const say = (texts, ...more) => {
         element.drawn = "";
-        cell?.classList.add("tagged");
         cell?.replaceChildren(h("span", { class: "what" }, texts.find(({ length }) => length <= room) ?? "the same"), ...more);
       };
       if (view.tree.header.notes[row]) {
@@ -84,7 +83,7 @@ function foldSame(view) {
         }
       }
       if (!isRun(row)) {
-        const texts = Array.from(cell?.childNodes ?? [], ({ textContent }) => textContent?.trim());
+        const texts = Array.from(cell?.children ?? [], ({ textContent }) => textContent);
         if (isSame(row) && !isSame(tree.parent[row])) say([texts.join(" "), texts[0]].map((text) => `the same · ${text}`));
         continue;
       }

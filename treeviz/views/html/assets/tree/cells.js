@@ -59,11 +59,7 @@ export function fillType(cell, view, row, notes, room) {
   const what = all.length > room ? briefText(all) : all;
   const within = insideTexts(tree, code);
   cell.title = [all, ...fields, within[0] && "inside (invisible to JAX)", ...within].filter(Boolean).join("\n");
-  const isRun = rows.folds?.runs.has(row);
-  // Where badges stand beside it, it is cut before they are.
-  const isTagged = !!(isRun || besideType(notes)[0]);
-  cell.classList.toggle("tagged", isTagged);
-  const parts = [isTagged ? h("span", { class: "what" }, what) : `${what} `];
+  const parts = [h("span", { class: "what" }, what)];
   const add = (text, attributes) => {
     room -= text.length + 2;
     parts.push(h("span", attributes, text));
@@ -71,7 +67,7 @@ export function fillType(cell, view, row, notes, room) {
   const addBadge = (text, attributes) => add(text.length + 2 > room ? text.split(": ")[0] : text, { class: "badge", ...attributes });
   room -= what.length;
   for (const note of besideType(notes)) addBadge(note[5] || badgeText(tree, note), { "data-note": note[0], "data-severity": note[4], title: `${note[0]}: ${note[1]}` });
-  if (isRun) {
+  if (rows.folds?.runs.has(row)) {
     const outlier = rows.outlierOf(row);
     const link = (text, title, act) => addBadge(text, { class: "badge inside", "data-note": "info", title, click: (event) => (event.stopPropagation(), act()) });
     link("unfold", "show each of them", () => (rows.unfold(row), view.update(row)));
@@ -79,7 +75,7 @@ export function fillType(cell, view, row, notes, room) {
   }
   const addThose = (name, texts) => {
     while (texts.join(" · ").length + 3 > room && texts.pop());
-    if (texts[0]) add(`${what && "· "}${texts.join(" · ")} `, { class: name });
+    if (texts[0]) add((what && "· ") + texts.join(" · "), { class: name });
   };
   addThose("dim", [...sizesOf(tree, row), ...eachText(view, row), ...fields]);
   addThose("dim within", within);

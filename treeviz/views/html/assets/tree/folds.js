@@ -87,8 +87,8 @@ function standingOut(best, nWrong) {
 export function runsOf({ n, end, isLikeNext }) {
   const runs = [];
   const continues = new Uint8Array(n);
-  for (let row = 1; row < n; row++) {
-    if (continues[row] || !isLikeNext[row]) continue;
+  for (let row = 0; (row = isLikeNext.indexOf(1, row + 1)) > 0; ) {
+    if (continues[row]) continue;
     const members = [row];
     for (let at = row; isLikeNext[at]; continues[at] = 1) members.push((at = end[at]));
     if (members.length >= LEAST) runs.push(members);

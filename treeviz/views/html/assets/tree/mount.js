@@ -119,9 +119,10 @@ function listenToMouse(view) {
   });
   // Shift-click selects rows, not text; a click on an arrow selects neither, and the browser looks for no place in a text.
   grid.tree.addEventListener("mousedown", (/** @type {MouseEvent} */ event) => {
-    if (!event.shiftKey && !grid.rowAt(event).onArrow) return;
-    event.preventDefault();
-    grid.tree.focus({ preventScroll: true });
+    if (event.shiftKey || grid.rowAt(event).onArrow) {
+      event.preventDefault();
+      grid.tree.focus({ preventScroll: true });
+    }
   });
 }
 
