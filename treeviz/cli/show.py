@@ -43,7 +43,7 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
 
 def add_list(
     parser: argparse.ArgumentParser,
-    sort: str = "list the leaves, the greatest first: by bytes, elements, a run's norm …",
+    sort: str = "list the leaves, the greatest first: by bytes, rms, a run's grads_norm …",
     top: str = "list the first N rows; without --find or --sort the N largest leaves",
 ) -> None:
     """Declare which rows are listed."""

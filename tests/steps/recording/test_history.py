@@ -248,6 +248,12 @@ def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatc
         load(rewritten(path, lambda _, content: content.rstrip(b"\0")))
 
 
+def test_a_file_of_arrays_is_told_what_shows_it(tmp_path):
+    np.savez(tmp_path / "a.npz", a=np.ones(3))
+    with pytest.raises(ValueError, match=r"a\.npz is no history .*: it holds no run; `treeviz show` shows"):
+        load(tmp_path / "a.npz")
+
+
 def test_a_journal_that_is_no_file_is_not_waited_for(tmp_path):
     save(filled(10)[0], tmp_path / "a.tvh")
     os.mkfifo(tmp_path / "a.tvh.journal")
