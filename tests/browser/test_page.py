@@ -1268,7 +1268,7 @@ def test_an_old_browser_shows_the_plain_rows_and_says_why(open_page):
     page = open_page(
         re.sub(r'<meta http-equiv="Content-Security[^>]*>', "<script>delete window.DecompressionStream</script>", html)
     )
-    page.get_by_text("The interactive view cannot start (old browser").wait_for()
+    page.get_by_text("The view cannot start (old browser").wait_for()
     assert page.locator("summary", has_text="tree: dict").is_visible()
 
 

@@ -43,7 +43,7 @@ _N_PLAIN = 2  # columns of numbers without their titles
 _N_BYTES = 19_500  # of the whole part, up to which further columns are shown
 _N_CHARACTERS = 12  # of a sparkline
 _N_FINDINGS = 8
-_STYLE = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:13px;line-height:1.5;overflow-x:auto"
+_STYLE = "font:13px/1.5 ui-monospace,Menlo,Consolas,monospace;overflow-x:auto"
 
 
 def outline(view: View) -> Markup:

@@ -21,7 +21,7 @@ function bytesOf(block) {
 
 // The front end, a script of its own, reads the data of its hosts with it. The number is FORMAT in tree.js.
 /** @type {any} */ (self)[Symbol.for("treeviz 5")] = bytesOf;
-/** @type {NodeListOf<HTMLScriptElement>} */ (document.querySelectorAll("[type='text/treeviz']")).forEach(async (block) => {
+/** @type {NodeListOf<HTMLScriptElement>} */ (document.querySelectorAll("[type$=treeviz]")).forEach(async (block) => {
   block.type = "ran";
   try {
     const stream = /** @type {any} */ (new Response(bytesOf(block)).body).pipeThrough(new DecompressionStream("deflate-raw"));
@@ -31,6 +31,6 @@ function bytesOf(block) {
     document.head.append(script);
     script.remove();
   } catch (error) {
-    block.after(`The interactive view cannot start (old browser or damaged page): ${error.message}`);
+    block.after(`The view cannot start (old browser or damaged page): ${error.message}`);
   }
 });
