@@ -828,6 +828,9 @@ def test_what_is_selected_is_copied_as_a_mask_and_so_are_all_matches(shown):
     page.locator(".tools summary", has_text="copy").click()
     paths = copied(page, lambda: page.get_by_role("button", name="all matches: 3 paths").click())
     assert all(eval(path) is params["layers"][i]["attn"]["kernel"] for i, path in enumerate(paths.splitlines()))
+    search(page, "embed")
+    page.locator(".tools summary", has_text="copy").click()
+    assert page.get_by_role("button", name="all matches: params['embed']").is_visible(), "one match is its path"
 
 
 def test_what_an_opaque_leaf_holds_is_shown_in_its_row_and_its_detail(shown):
@@ -1082,7 +1085,7 @@ def test_no_line_of_the_headline_ends_or_begins_with_the_dot_between_its_parts(s
     assert n_lines > 1 and page.locator(".headline").inner_text().startswith("params · 13 leaves · ")
 
 
-@pytest.mark.parametrize("width", [390, 480])
+@pytest.mark.parametrize("width", [360, 390, 480])
 def test_the_tools_take_two_lines_on_a_phone(shown, width):
     layer = {"kernel": np.ones((3, 4)), "bias": np.ones(3)}
     page = shown({f"layer_{i}": layer for i in range(4)} | {"head": np.ones(3)}, stats=True, width=width)

@@ -155,7 +155,7 @@ def _stylesheet_text(path: Path) -> str:
     text = re.sub(r'="([a-z]+)"]', r"=\1]", text)  # the value of an attribute
     # In the shadow root of a view nothing else is in reach of the selectors.
     return (
-        re.sub(r" ?([{};,>~]) ?|: ", lambda found: found[1] or ":", text.replace(".treeviz {", ".treeviz{"))
+        re.sub(r" ?([{};,>~!]) ?|: ", lambda found: found[1] or ":", text.replace(".treeviz {", ".treeviz{"))
         .replace(".treeviz ", "")
         .replace(";}", "}")
         .strip()

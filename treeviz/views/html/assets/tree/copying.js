@@ -7,19 +7,19 @@ import { countText } from "./numbers.js";
 export function copyMenu(view) {
   const { tree, rows } = view;
   const choice = (name, what, text) => h("button", { class: "link", click: () => ((element.open = false), view.copy(text())) }, `${name}: ${what}`);
-  // They are made when the menu has opened, and may be clicked before: what is copied is asked for by the click.
-  const choices = () => {
-    const chosen = view.chosen;
-    const one = (form) => (chosen.length > 1 ? `${countText(chosen.length)} paths` : tree[form](chosen[0]));
-    const matches = rows.matches();
-    return [
-      choice("Python", one("expression"), () => view.paths(view.chosen, "expression")),
-      choice("key path", one("keystr"), () => view.paths(view.chosen, "keystr")),
-      ...(tree.header.names ? [choice("name in the file", one("stored"), () => view.paths(view.chosen, "stored"))] : []),
-      choice("mask", "True at what is selected", () => maskText(tree, view.chosen)),
-      ...(matches.length ? [choice("all matches", `${countText(matches.length)} paths`, () => view.paths(rows.matches(), "expression"))] : []),
-    ];
+  // They are made when the menu has opened, and may be clicked before: the rows are asked for again by the click.
+  const paths = (name, rowsNow, pathOf = (row) => tree.expression(row)) => {
+    const [first, ...others] = rowsNow();
+    return first === undefined ? [] : [choice(name, others.length ? `${countText(others.length + 1)} paths` : pathOf(first), () => rowsNow().map(pathOf).join("\n"))];
   };
+  const chosen = () => view.chosen;
+  const choices = () => [
+    ...paths("Python", chosen),
+    ...paths("key path", chosen, (row) => tree.keystr(row)),
+    ...(tree.header.names ? paths("name in the file", chosen, (row) => tree.nameInFile(row)) : []),
+    choice("mask", "True at what is selected", () => maskText(tree, chosen())),
+    ...paths("all matches", () => rows.matches()),
+  ];
   const element = menu("copy", "Copy the selected paths (Ctrl-C: Python)", choices);
   return element;
 }

@@ -67,7 +67,7 @@ function onTreeKey(view, search, typing, event) {
     view.go(goal, shiftKey ? "range" : control ? "none" : "one");
   } else if (control) {
     if (!isWith(event, "c") || getSelection()?.toString()) return false;
-    view.copy(view.paths(view.chosen, "expression"));
+    view.copy(view.chosen.map((row) => view.tree.expression(row)).join("\n"));
   } else if (key === "ArrowRight") rows.isOpen(active) ? view.go(rows.visible[here + 1]) : view.setOpen(active, true);
   else if (key === "ArrowLeft") rows.isOpen(active) ? view.setOpen(active, false) : active && view.go(view.tree.parent[active]);
   else if (key === "Enter" && shiftKey) return false;

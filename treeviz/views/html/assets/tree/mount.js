@@ -6,7 +6,7 @@
 //
 //   event  | detail          | sent by                            | listened to by
 //   change | -               | tree/view.js, widget/widget.js     | tree/toolbar.js, series/series_view.js, diff/diff.js, widget/sync.js
-//   select | -               | tree/view.js                       | tree/mount.js, widget/sync.js
+//   select | -               | tree/view.js                       | widget/sync.js
 //   paint  | -               | tree/grid.js                       | series/series_view.js, diff/diff.js, live/panel.js, widget/transfer.js
 //   detail | row, or -1      | tree/view.js                       | values/values.js, diff/diff.js, widget/details.js
 //   status | {text, isError, query, name} | tree/view.js                       | tree/toolbar.js
@@ -88,7 +88,6 @@ export function show(host, tree, signal, prepare = () => {}) {
   host.dataset.lmSuppressShortcuts = "true";
   const shadow = host.shadowRoot ?? host.attachShadow({ mode: "open" });
   shadow.adoptedStyleSheets = [sheet];
-  view.on("select", () => host.dispatchEvent(new CustomEvent("treeviz-select", { detail: { rows: [...view.selected] } })));
   prepare(view);
   // The theme first: the browser computes the style of all that is there when it is asked for that of the host.
   followTheme(host, root, signal);

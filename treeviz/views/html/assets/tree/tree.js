@@ -142,7 +142,7 @@ export class Tree {
   }
 
   /** What the file calls an array. @param {number} row */
-  stored(row) {
+  nameInFile(row) {
     return this.path(row).map((key) => key.segment).join(this.header.names);
   }
 

@@ -197,11 +197,6 @@ export class View extends EventTarget {
     return this.selected.size ? [...this.selected].sort((a, b) => a - b) : [this.active];
   }
 
-  /** @param {number[]} rows @param {"expression" | "keystr"} form */
-  paths(rows, form) {
-    return rows.map((row) => this.tree[form](row)).join("\n");
-  }
-
   /** Select all rows that match the search. */
   selectMatches() {
     this.selected = new Set(this.rows.matches());
