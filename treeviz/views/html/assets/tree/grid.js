@@ -109,20 +109,21 @@ export class Grid {
     const fit = (mostWords) => (this.layout = this.widths.layOut(this.columns, this.width, mostWords));
     fit();
     if (this.isNarrow && !stays && this.layout.total > this.width) {
-      // What was asked for stands before the type: two columns of words or curves, and those like the first, cut as far
-      // as it takes, and more, and numbers, where the type fits, too.
+      // What was asked for stands before the type: two columns of words or curves, curves first, and those like the first,
+      // cut as far as it takes, and more, and numbers, where the type fits, too.
       const { widths, least } = this.layout;
       const room = this.width - widths[0];
       const width = (column) => widths[this.columns.indexOf(column) + 1];
-      const asked = this.columns.filter(({ hidden, format, name }) => hidden === false || !USUAL.test(format + name));
-      const first = asked.filter(({ isNumber, format, help }, i) => (!isNumber || format === "sparkline") && (i < 2 || help === asked[0].help));
+      const isCurve = ({ format }) => +(format === "sparkline");
+      const asked = this.columns.filter(({ hidden, format, name }) => hidden === false || !USUAL.test(format + name)).sort((a, b) => isCurve(b) - isCurve(a));
+      const first = asked.filter((column, i) => (!column.isNumber || isCurve(column)) && (i < 2 || column.help === asked[0].help));
       const needed = (most) => first.reduce((sum, column) => sum + GAP + (column.labels ? Math.min(most, width(column)) : width(column)), 0);
       let mostWords = Math.max(...widths);
       while (needed(mostWords) >= room && mostWords > LEAST_WORDS) mostWords -= CH;
       fit(mostWords);
       let left = this.width - this.layout.widths[0];
       const before = asked.filter((column) => (left -= this.layout.widths[this.columns.indexOf(column) + 1] + GAP) > (first.includes(column) ? 0 : least + 2 * GAP));
-      this.columns = [...new Set([...before, ...this.columns])];
+      this.columns.sort((a, b) => +before.includes(b) - +before.includes(a));
       fit(mostWords);
     }
     if (this.nPrinted) {
