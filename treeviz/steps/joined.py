@@ -1,7 +1,7 @@
 """A measurement that leaves the device as one array, since each costs some µs to return and to read.
 
-Of several devices, each of which measures what it has, two arrays leave, since it costs more to compile what joins them
-than to read both.
+Partial sums leave as two, of float64 and of words: a kernel that joins both takes longer to compile than all that is
+measured, and to read two takes a µs more.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from treeviz.steps.few_numbers import MOST_NUMBERS, measured, n_numbers, number_
 from treeviz.steps.measure import Measurement
 from treeviz.steps.measured_tree import MeasuredTree
 from treeviz.steps.partial_sums import Rows, added_up, joined_arrays, partial_sums
-from treeviz.steps.reduce import bits_of
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.unreduced import NOTHING, Divided, OnEach, Summed, Unreduced
 
 
 class Layout(NamedTuple):
-    """What the words are: partial sums, if any; the packed rows of sources; the counts of results, if not in the sums.
+    """What the arrays are: partial sums, if any; the packed rows of sources; the counts of results, if not in the sums.
 
-    The sums come first, as the bits of float64; or in their place few numbers, as they are.
+    The first array is the sums, float64[rows], if there are any; the other is of words, which begin with the magnitudes
+    and counts of the rows, or in place of all partial sums with few numbers, as they are.
 
     Attributes:
       shapes: Of the packed rows of each source, then of the counts, if any.
@@ -44,23 +44,22 @@ class Layout(NamedTuple):
     entries: tuple[tuple[int, ...], ...] = ()
     has_words: tuple[bool, ...] = ()
 
-    def split(self, words: Any) -> tuple[dict[str, Any], Any]:
-        """The packed rows by name, and the counts or None, of words along a last axis."""
+    def split(self, *arrays: Any) -> tuple[dict[str, Any], Any]:
+        """The packed rows by name, and the counts or None, of all arrays, which may have further axes before the last."""
+        *summed, words = arrays
         if not self.rows.n_rows:
             parts = _parts(words, self.shapes)
             packed = {source.name: part for source, part in zip(self.sources, parts, strict=False)}
             return packed, parts[-1] if self.results else None
-        words, n = _on_host(words), sum(self.rows.n_rows)
+        words = _on_host(words)
         if self.rows.are_numbers:
             n = n_numbers(self.rows)
-            summed, counts = measured(words[..., :n], self.rows)
-            words = words[..., n:]
+            rows, counts = measured(words[..., :n], self.rows)
         else:
-            sums = np.ascontiguousarray(words[..., : 2 * n]).view(np.float64)
-            summed, counts = added_up(sums, words[..., 2 * n :], self.rows)
-            words = words[..., 4 * n :]
+            n = 2 * sum(self.rows.n_rows)
+            rows, counts = added_up(_on_host(summed[0]), words[..., :n], self.rows)
         own = [shape for shape, has in zip(self.shapes, self.has_words, strict=False) if has]
-        return self._placed(summed, counts, words.shape[:-1], iter(_parts(words, own)))
+        return self._placed(rows, counts, words.shape[:-1], iter(_parts(words[..., n:], own)))
 
     def _placed(
         self, summed: np.ndarray | None, counts: np.ndarray | None, before: tuple[int, ...], others: Iterator[Any]
@@ -91,7 +90,7 @@ class LayoutOnDevices(NamedTuple):
     n_arrays: tuple[int, ...]
 
     def split(self, *arrays: Any) -> tuple[dict[str, Any], Any]:
-        """As `Layout.split`, of all arrays, which may have further axes before those of devices."""
+        """As `Layout.split`, of all arrays, which may have a further axis before that of devices."""
         packed, left = {}, iter(arrays)
         for source, how, n in zip(self.sources, self.summed, self.n_arrays, strict=True):
             own = [*itertools.islice(left, n)]
@@ -100,8 +99,11 @@ class LayoutOnDevices(NamedTuple):
 
 
 def _of_devices(how: Summed, sums: np.ndarray, words: np.ndarray, others: Any = NOTHING) -> np.ndarray:
-    found, _ = added_up(sums, words, how.rows)
-    packed = _whole((*sums.shape[:-1], *how.shape), found, how.entries, others)
+    n = sum(how.rows.n_rows)
+    before = (*sums.shape[:-1], sums.shape[-1] // n)
+    found, _ = added_up(sums.reshape(*before, n), words.reshape(*before, 2 * n), how.rows)
+    shape = *before, *how.shape
+    packed = _whole(shape, found, how.entries, others if others is NOTHING else others.reshape(shape))
     return packed[..., 0, :, :] if how.is_alike else packed
 
 
@@ -131,7 +133,7 @@ def _parts(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
 
 @tree_util.register_pytree_node_class
 class Joined(Measurement):
-    """A measurement as the words of all its arrays, uint32[n], or as partial sums of several devices.
+    """A measurement as the words of all its arrays, uint32[n], or as partial sums.
 
     Its arrays are made of these when they are asked for.
     """
@@ -219,13 +221,12 @@ def joined_later(measurement: Measurement) -> Measurement:
         n_layers += each.n_layers
         arrays += [] if each.packed is None else [each.packed.reshape(-1)]
         of_sources.append((each.shape, each.entries, each.packed is not None))
-    words, rows = list[jax.Array](), Rows()
+    sums, words, rows = list[jax.Array](), list[jax.Array](), Rows()
     if (leaves or new) and number_of(leaves, new, old) <= MOST_NUMBERS:
         bits, rows = numbers_as_they_are(leaves, new, old, n_layers)
         words = [bits]
     elif leaves or new:
-        sums, others, rows = partial_sums(leaves, new, old, n_layers)
-        words = [bits_of(sums).reshape(-1), *others]
+        sums, words, rows = partial_sums(leaves, new, old, n_layers)
     shapes, entries, has_words = zip(*of_sources, strict=True)
     layout = Layout(measurement.sources, LIGHT, measurement.results, shapes, rows, entries, has_words)
-    return Joined([joined_arrays([*words, *arrays])], layout)
+    return Joined([joined_arrays(each) for each in (sums, [*words, *arrays]) if each], layout)

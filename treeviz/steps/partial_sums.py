@@ -96,11 +96,12 @@ def partial_sums(
     new: Sequence[jax.Array],
     old: Sequence[jax.Array | None],
     n_layers: Sequence[int] = (),
-) -> tuple[jax.Array, list[jax.Array], Rows]:
-    """Of leaves, and of results, whose bits are given, and those before: float64[rows], several uint32, and the rows.
+) -> tuple[list[jax.Array], list[jax.Array], Rows]:
+    """Of leaves, and of results, whose bits are given, and those before: several float64, several uint32, and the rows.
 
-    Traceable. As for `reduce_leaves`, a barrier keeps XLA from changing the program around it. Together the uint32 have
-    the largest magnitude of each row, those of results and small leaves of the row after it, and then the counts.
+    Traceable. As for `reduce_leaves`, a barrier keeps XLA from changing the program around it. Together the float64 have
+    the sum of each row; the uint32 the largest magnitude of each, those of results and small leaves of the row after it,
+    and then the counts.
 
     Args:
       n_layers: Of each leaf, along its first axis, or 1; empty: none has layers. Each counts as a leaf.
@@ -127,14 +128,14 @@ def partial_sums(
     parts = [_sums_of_small(list(chain(*groups)), length, rows, bool(before))] if length else []
     parts += [_sums_of_long(x, sum(n)) for x, n in zip(long, of_layers, strict=True)]
     sums, peaks, counts = zip(*parts, strict=True)
-    return joined_arrays(sums), [*peaks, *counts], rows
+    return [*sums], [*peaks, *counts], rows
 
 
 def packed_rows(leaves: Sequence[jax.Array], n_layers: Sequence[int] = ()) -> jax.Array:
     """uint32[leaves, 4]: the packed rows of `LIGHT`, with the partial sums added up where they are. Traceable."""
-    sums, words, rows = partial_sums(leaves, (), (), n_layers)
+    parts, words, rows = partial_sums(leaves, (), (), n_layers)
     n_rows, n_others = rows.of_small + rows.of_long, sum(rows.of_results)
-    ends, together = n_others + np.cumsum(n_rows), joined_arrays(words)
+    ends, sums, together = n_others + np.cumsum(n_rows), joined_arrays(parts), joined_arrays(words)
     zero = lax.full_like(together, 0, shape=(1,))
     peaks, counts = (lax.slice_in_dim(together, n, n + ends[-1]) for n in (0, ends[-1]))
     n_first = n_others + sum(rows.of_small)  # whose largest magnitudes are those of the rows after them
@@ -163,6 +164,7 @@ def flat(x: jax.Array) -> jax.Array:
 
 
 def joined_arrays(arrays: Sequence[jax.Array]) -> jax.Array:
+    """They are copied, for which XLA CPU compiles next to nothing, if nothing is computed of or with them."""
     return lax.concatenate(arrays, 0) if len(arrays) > 1 else arrays[0]
 
 

@@ -67,7 +67,7 @@ class Unreduced(NamedTuple):
         if not mine:
             return packed
         sums, words, rows = partial_sums(mine, (), (), n_layers)
-        arrays = [sums, joined_arrays(words), *([] if packed is None else [packed])]
+        arrays = [joined_arrays(sums), joined_arrays(words), *([] if packed is None else [packed])]
         return OnEach(tuple(arrays), Summed(rows, entries, shape))
 
     def reduced(self) -> jax.Array:
@@ -118,7 +118,8 @@ class Summed(NamedTuple):
 class OnEach(NamedTuple):
     """The partial sums of a tree that each device of a `shard_map` makes, which are added up on the host.
 
-    A pytree of arrays, all of which have a leading axis of devices outside.
+    A pytree of arrays. Outside, those of the devices follow one another along the first axis: of a further axis of
+    devices XLA CPU would make a kernel.
 
     Attributes:
       arrays: float64[rows], uint32[…]; and the packed rows of the other leaves, if there are any.
@@ -134,7 +135,8 @@ class OnEach(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the packed rows."""
-        return self.how.shape if self.how.is_alike else (*self.arrays[0].shape[:-1], *self.how.shape)
+        n_devices = self.arrays[0].size // sum(self.how.rows.n_rows)
+        return self.how.shape if self.how.is_alike else (n_devices, *self.how.shape)
 
     def tree_flatten(self):
         return self.arrays, self.how

@@ -252,6 +252,8 @@ def test_the_program_of_a_fully_sharded_step_joins_no_partial_sums_of_its_device
     assert [program.count(f" {name}(") for name in COLLECTIVES] == [plain.count(f" {name}(") for name in COLLECTIVES]
     of_rows = program.count(" concatenate(") - plain.count(" concatenate(")
     assert of_rows == 3 and "u32[1,2,4]" not in program, "small leaves, sums, words: NumPy adds up"
+    n_kernels = [text[text.index("ENTRY") :].count(" fusion(") for text in (plain, program)]
+    assert n_kernels[1] == n_kernels[0] + 2, "of small leaves and of a long one: to join is to copy"
 
 
 def test_a_shard_map_in_a_scan_is_reaped(mesh, seen):

@@ -186,7 +186,7 @@ _unique_bool = functools.cache(lambda value, why: _UniqueBool(value))
 _user_context = jax.make_user_context(None) if hasattr(jax, "make_user_context") else None
 
 
-def traced_anew(why: str):
+def traced_anew(why: str = "treeviz"):
     """A context in which jitted functions that were traced before are traced again, and cached apart for each `why`."""
     if _user_context is not None:
         return _user_context(why)

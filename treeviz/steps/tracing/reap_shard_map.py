@@ -138,7 +138,7 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
     def with_device_axis(*operands):
         results, packed = function(*operands)
         may_differ[:] = [_may_differ(x, r, p, axes) for x, r in zip(packed, reaped, strict=True)]
-        return tuple(results), jax.tree.map(lambda x: x[None], tuple(packed))
+        return tuple(results), tuple(x if isinstance(x, OnEach) else x[None] for x in packed)
 
     out_specs = (tuple(specs_of(p, "out", eqn.outvars)), PartitionSpec(axes))
     results, packed = shard_map_like(p, with_device_axis, in_specs, out_specs)(*operands)

@@ -21,7 +21,7 @@ from treeviz.steps.tracing.argument_order import argument_order
 from treeviz.steps.tracing.arguments import named_arguments, paths_of, split
 from treeviz.steps.tracing.attribution import Attribution, attribute_gradients
 from treeviz.steps.tracing.following import Plan
-from treeviz.steps.tracing.jax_private import seeing_gradients
+from treeviz.steps.tracing.jax_private import seeing_gradients, traced_anew
 from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.known_zeros import known_zeros
 from treeviz.steps.tracing.looks import Looks, Traced
@@ -150,7 +150,8 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     later_on_each = _reduce_later_on_each if jax.process_count() == 1 else None
     reducers = Reducers(reduce, later, Reducers(_reduce_on_each, later_on_each) if is_partial else None)
     beside = {"with_params": updates, "received": received, "scaled": scaled}
-    with collector_paused():  # which would go through the whole trace, several times
+    # The collector would go through the whole trace, several times; and JAX knows the types of equations again.
+    with collector_paused(), traced_anew():
         out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
     zeros = known_zeros(program)
