@@ -45,7 +45,7 @@ class Layout(NamedTuple):
     has_words: tuple[bool, ...] = ()
 
     def split(self, *arrays: Any) -> tuple[dict[str, Any], Any]:
-        """The packed rows by name, and the counts or None, of all arrays, which may have further axes before the last."""
+        """The packed rows by name, and the counts or None, of arrays that may have more axes before the last."""
         *summed, words = arrays
         if not self.rows.n_rows:
             parts = _parts(words, self.shapes)
