@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -32,7 +31,6 @@ _FEW = 500  # rows that are all open at first
 _MOST_LINES = 40  # differences in the message of an AssertionError
 _LONG = 30  # characters of a hint that a line of the table may cut
 _MOST_HINTS = 10
-_PLACE = re.compile(r"at \[[\d, ]*\](; [\d,]+ of [\d,]+ differ)?")  # which the row and its columns say
 _WITHOUT_VALUES = ("shape only", "tracer", "placeholder", "float0")  # leaves that have none to compare
 
 
@@ -118,8 +116,10 @@ def long_hints(differences: Differences, width: int | None = None, shown: str = 
       shown: The text of the table: what it has as a whole, as what had no room in its row, is not told again.
     """
     whole = "".join(shown.split())
-    long = (each for each in differences if len(each.hint) > _LONG and not _PLACE.fullmatch(each.hint))
-    hints = islice((each for each in long if not whole or "".join(each.text.split()) not in whole), _MOST_HINTS)
+    # Where values differ, and how many, is said by their row and its columns.
+    others = (each for each in differences if each.kind != "value" or "transpose" in each.hint)
+    long = (each for each in others if len(each.hint) > _LONG)
+    hints = islice((each for each in long if not whole or "".join(each.note.split()) not in whole), _MOST_HINTS)
     codes = [each.code for each in differences if each.code]
     more = [f"  … {len(codes) - _MOST_HINTS:,} more"] if len(codes) > _MOST_HINTS else []
     converts = ["to convert the first:", *(f"  {code}" for code in codes[:_MOST_HINTS]), *more] if codes else []

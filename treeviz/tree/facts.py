@@ -72,3 +72,4 @@ class Note(NamedTuple):
     details: tuple[tuple[str, str], ...] = ()  # lines below the text: ("._w", "float32[3]")
     severity: str = ""  # "error", "warning" of a finding; the kind of a difference between trees
     sign: str = ""  # what the badge of a page shows in place of the text
+    brief: str = ""  # what a line of text shows in place of it where it has no room

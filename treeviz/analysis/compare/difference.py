@@ -100,6 +100,11 @@ class Difference:
         text = f"only in the {self.names[self.kind == 'extra']}"
         return f"{text} ({self.hint})" if self.hint else text
 
+    @property
+    def brief(self) -> str:
+        """The note of a value without where it is; "" for others."""
+        return self.note.partition(" (at [")[0] if self.kind == "value" else ""
+
     def __str__(self) -> str:
         return f"{self.path or 'the root'}: {self.text}"
 

@@ -60,7 +60,7 @@ class DifferenceNotes(Mapping[int, tuple[Note, ...]]):
         if self._several:
             text = f"tree {difference.tree}: {difference if difference.kind == 'extra' else text}"
         if not self._details:
-            return Note("differs", text)
+            return Note("differs", text, brief="" if self._several else difference.brief)
         has_gap = difference.kind in ("value", "NaN") and not self._several
         gap = self._found.gaps.get(self._found.rows[i]) if has_gap else None
         more = gap_details(gap, difference.kind, difference.names) if gap is not None else ()

@@ -34,7 +34,7 @@ def pack_notes(notes: Iterable[tuple[int, Notes]], n_rows: int, add: Callable[[n
 
 
 def _sent(notes: Notes) -> list:
-    return [note if note.severity else note[:4] for note in notes]
+    return [note[: 6 if note.severity else 4] for note in notes]
 
 
 def pack_patterns(

@@ -189,11 +189,11 @@ def _history(series: Sequence[Series], rows: np.ndarray) -> list[str]:
 
 
 def _facts_text(facts: Facts) -> Markup:
-    return text(" ".join([_short(type_text(facts)), *(_short(part) for _, part in fact_parts(facts))]))
+    return text(" ".join([_short(type_text(facts)), *(_short(part.text) for part in fact_parts(facts))]))
 
 
 def _note(table: TreeTable, note: Note) -> str:
-    return f" <b>{text(_short(note_part(table, note)[1], 200))}</b>"
+    return f" <b>{text(_short(note_part(table, note).text, 200))}</b>"
 
 
 def _short(content: str, limit: int = _LONG) -> str:

@@ -121,7 +121,7 @@ def _description(view: View, n_rows: int, of_heat_maps: list[str]) -> str:
     """What is to be seen, in words: the headline, how much of the tree, and what is marked in it first."""
     table = view.table
     notes = [
-        f"{table[row].path or table.name}: {note_part(table, note)[1]}"
+        f"{table[row].path or table.name}: {note_part(table, note).text}"
         for row, some in table.notes.items()
         for note in some
     ]
@@ -156,7 +156,7 @@ def row_badges(view: View, rows: np.ndarray, closed: Container[int]) -> Iterator
     found, inside = marks_by_row(view.series), marks_inside(view.table, view.series, rows)
     for shown, row in enumerate(rows.tolist()):
         notes = view.table.notes.get(row, ())
-        badges = [(note_part(view.table, note)[1], _BADGE_ROLES.get(note.kind, "warm")) for note in notes]
+        badges = [(note_part(view.table, note).text, _BADGE_ROLES.get(note.kind, "warm")) for note in notes]
         for series, mark in found.get(row, ()):
             text = f"{mark.kind} at {steps_text(series, mark.column)}"
             badges.append((text, _BADGE_ROLES.get(mark.severity, "warm")))
@@ -223,7 +223,7 @@ def _details(
             yield Box(x + 0.5, y + 3.5, width, ROW - 7, role, 7, False)
             yield Text(x + 6, y + 15, badge, role)
         x, room = x + width + 8, room - len(badge)
-    for part in (omitted, *(part for _, part in fact_parts(facts))):
+    for part in (omitted, *(part.text for part in fact_parts(facts))):
         part = cut(part or "", min(_DETAIL, room))
         if part and room > 0:
             yield Text(x, y + 15, part, "dim")

@@ -20,7 +20,6 @@ from treeviz.views.text import terminal
 from treeviz.views.text.sparklines import ASCII_BAD, BAD, UNICODE_BAD, last_texts, span_texts, sparklines
 from treeviz.views.text.terminal import Glyphs, cut, display_width
 
-Part = tuple[str, str]  # a style (an ANSI sequence, or "") and a text
 WRITE: dict[str, Callable[[float], str]] = {"count": count_text, "bytes": bytes_text, "number": number_text}
 
 _IN_EVERY_LINE = ("key", "type", "kind", "shape", "dtype")  # columns that a line shows anyway
@@ -40,6 +39,14 @@ _NOTE_STYLES = {
     "differs": terminal.YELLOW,
     "warning": terminal.YELLOW,
 }
+
+
+class Part(NamedTuple):
+    """A part of the end of a line."""
+
+    style: str  # an ANSI sequence, or ""
+    text: str
+    brief: str = ""  # what stands in place of the text where it has no room
 
 
 class Cells(NamedTuple):
@@ -79,11 +86,11 @@ def fact_parts(facts: Facts) -> list[Part]:
     """The text, the static fields, and what JAX does not see inside an opaque leaf: the end of a line."""
     parts = []
     if facts.text and not is_value(facts):
-        parts.append((terminal.DIM, facts.text))
+        parts.append(Part(terminal.DIM, facts.text))
     for before, pairs in (("", facts.static), ("inside: ", facts.inside)):
         if pairs:
             fields = before + pairs_text(pairs)
-            parts.append((terminal.DIM, fields if len(fields) <= _STATIC else fields[: _STATIC - 1] + "…"))
+            parts.append(Part(terminal.DIM, fields if len(fields) <= _STATIC else fields[: _STATIC - 1] + "…"))
     return parts
 
 
@@ -101,7 +108,7 @@ def note_part(table: TreeTable, note: Note) -> Part:
     if note.details:
         inside = [f"{name} {what}" for name, what in note.details[:_N_INSIDE]]
         text += f": {', '.join(inside)}{', …' if len(note.details) > _N_INSIDE else ''}"
-    return _NOTE_STYLES.get(note.kind, terminal.CYAN), text
+    return Part(_NOTE_STYLES.get(note.kind, terminal.CYAN), text, note.brief)
 
 
 def path_text(table: TreeTable, row: int) -> str:

@@ -165,7 +165,7 @@ class _Folded:
     def _without_row(self, note: Note, shown: int) -> Note:
         """The note about a row of the whole table in words, which are the same for all for which a row stands."""
         is_one = self._stands_for[shown] == 1
-        return Note(note.kind, note_part(self._table, note)[1] if is_one else _OF_SEVERAL[note.kind])
+        return Note(note.kind, note_part(self._table, note).text if is_one else _OF_SEVERAL[note.kind])
 
     def _hidden_findings(self, view: View) -> Iterator[tuple[int, Note]]:
         """The number of findings in each run, whose members they are in is not seen."""
@@ -259,4 +259,4 @@ def _kind(note: Note) -> tuple[str, str]:
 
 
 def _of(note: Note, times: int, n: int) -> Note:
-    return note._replace(text=f"{note.text} ({times:,} of {n:,})")
+    return note._replace(text=f"{note.text} ({times:,} of {n:,})", brief="")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -49,7 +48,6 @@ _TRIM = 6  # columns that a type gives up for the last column beside it
 _LEAST = 6  # columns of a detail that is cut
 _SIGN = "!"  # of a problem that has no room in its line, and is told below the tree
 _HEADLINE = 500  # characters of a part
-_PLACE = re.compile(r" \(at \[[\d, ]*\]\)")  # of the greatest difference: goes before a value is cut
 _TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem, else a fifth
 _MOST_IN_FULL, _WIDE_ENOUGH = 12, 40  # lines of badges below the tree, and the columns that they need
 _SHORTEST_LINE = 4  # characters, with its end
@@ -276,11 +274,10 @@ class _Details:
         for shown, part in _badges(table, truncated, left_out, series):
             self._badges.setdefault(shown, []).append(part)
         self.inside = max([display_width(left_out.inside(i)) for i in left_out.closed.tolist()], default=-len(_GAP))
-        self.any_trouble = any(style in (RED, YELLOW) for badges in self._badges.values() for style, _ in badges)
-        noted = (text for badges in self._badges.values() for _, text in badges if "(at [" in text)
-        self.values = max((len(_PLACE.sub("", text)) for text in noted), default=0)
+        self.any_trouble = any(part.style in (RED, YELLOW) for badges in self._badges.values() for part in badges)
+        self.values = max((len(part.brief) for badges in self._badges.values() for part in badges), default=0)
         texts = [*self._parts.values(), *(b + self._parts[self._codes[row]] for row, b in self._badges.items())]
-        self.width = max((sum(len(_GAP) + len(text) for _, text in parts) - len(_GAP) for parts in texts), default=0)
+        self.width = max((sum(len(_GAP) + len(part.text) for part in parts) - len(_GAP) for parts in texts), default=0)
 
     def texts(self, width: int, color: bool) -> list[str]:
         """The details of each shown row, with the gap before them, or ""."""
@@ -292,17 +289,17 @@ class _Details:
             if key not in with_badges:
                 with_badges[key] = self._write([*badges, *self._parts[key[0]]], width, color)
             texts[shown] = with_badges[key]
-            for style, text in badges:
-                if style != DIM and _PLACE.sub("", self._glyphs.fit(text)) not in _PLACE.sub("", texts[shown]):
-                    self.cut_badges.setdefault((style, text), []).append(shown)
+            for part in badges:
+                if part.style != DIM and self._glyphs.fit(part.brief or part.text) not in texts[shown]:
+                    self.cut_badges.setdefault(part, []).append(shown)
         return texts
 
     def _write(self, parts: list[Part], width: int, color: bool) -> str:
         texts = []
-        for style, text in parts:
+        for style, text, brief in parts:
             gap = len(_GAP) if texts else 0
             whole = self._glyphs.fit(text)
-            whole = whole if display_width(whole) <= width - gap else _PLACE.sub("", whole)
+            whole = self._glyphs.fit(brief) if brief and display_width(whole) > width - gap else whole
             text = cut(whole, width - gap, self._glyphs.dots)
             if not text or (text != whole and width - gap < _LEAST):
                 if style in (RED, YELLOW) and not texts and width > 0:
@@ -318,7 +315,7 @@ def _in_full(
 ) -> list[str]:
     """The badges that had no room in their lines, below the tree: each once, with its first row."""
     lines: list[str] = []
-    for i, ((style, text), shown) in enumerate(cut_badges.items()):
+    for i, ((style, text, _), shown) in enumerate(cut_badges.items()):
         path = path_text(table, int(truncated.rows[shown[0]]))
         more = f" and {len(shown) - 1:,} more" if len(shown) > 1 else ""
         said = glyphs.fit(visible(f"{path}{more}: {text}", _HEADLINE))
@@ -350,10 +347,10 @@ def _badges(
     found_inside = marks_inside(table, series, truncated.rows[left_out.closed])
     for shown, found in zip(left_out.closed.tolist(), found_inside, strict=True):
         if found:
-            yield shown, (YELLOW, found)
-        yield shown, (DIM, left_out.inside(shown))
+            yield shown, Part(YELLOW, found)
+        yield shown, Part(DIM, left_out.inside(shown))
     may_be_empty = np.array([KINDS[facts.kind].is_container for facts in table.facts])[table.fact_codes[truncated.rows]]
     is_empty = table.end[truncated.rows] == truncated.rows + 1
     for shown in np.flatnonzero(may_be_empty & is_empty).tolist():
         if truncated.rows[shown] not in table.notes:
-            yield shown, (DIM, "empty")
+            yield shown, Part(DIM, "empty")
