@@ -2,54 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from treeviz.tree.column import INHERITED
-from treeviz.tree.facts import Note
-from treeviz.tree.kinds import KINDS
 from treeviz.tree.safe_repr import visible
-from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.views.text import terminal
 from treeviz.views.text.brief import in_brief
 from treeviz.views.text.cells import (
     Cells,
-    Part,
     bare_width,
     bracketed,
     columns_of_cells,
-    fact_parts,
     narrowed,
-    note_part,
-    path_text,
     series_cells,
     type_cells,
     without_origins,
 )
+from treeviz.views.text.details import GAP, SIGN, Details, in_full
 from treeviz.views.text.first_rows import first_rows
 from treeviz.views.text.folded import folded
 from treeviz.views.text.guides import LeftOut, guides, key_labels
 from treeviz.views.text.outliers import outlier_lines
-from treeviz.views.text.sparklines import BAD, marks_inside
-from treeviz.views.text.terminal import BOLD, CYAN, DIM, RED, RESET, YELLOW, Glyphs, cut, cut_inside, display_width
-from treeviz.views.text.truncate import Truncated, longest_within
+from treeviz.views.text.sparklines import BAD
+from treeviz.views.text.terminal import BOLD, CYAN, DIM, RED, RESET, Glyphs, cut, cut_inside, display_width
+from treeviz.views.text.truncate import longest_within
 from treeviz.views.view import View
 
 MAX_LEVELS = 40  # of indentation; deeper rows show their depth as a number
-_GAP = "  "
 # Where the width is limited: the least columns of a key, a type, the details; of a label behind a long guide
 _KEY, _TYPE, _DETAILS = 16, 12, 20
 _LABEL = 10
 _ASKED, _SHORT = 2, 28  # columns that were asked for; the columns of a type that is shortened beside them
 _TRIM = 6  # columns that a type gives up for the last column beside it
-_LEAST = 6  # columns of a detail that is cut
-_SIGN = "!"  # of a problem that has no room in its line, and is told below the tree
 _HEADLINE = 500  # characters of a part
 _TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem, else a fifth
-_MOST_IN_FULL, _WIDE_ENOUGH = 12, 40  # lines of badges below the tree, and the columns that they need
 _SHORTEST_LINE = 4  # characters, with its end
 _UNLIMITED_KEY = 60  # without a limit, a longer key shifts the rest of its line
 
@@ -105,7 +93,7 @@ def _drawn(
     n_levels = MAX_LEVELS
     labels, key_widths = key_labels(table, truncated.rows, n_levels, glyphs)
     left_out = LeftOut(table, view.columns, truncated, glyphs.dots)
-    details = _Details(table, truncated, left_out, series, glyphs)
+    details = Details(table, truncated, left_out, series, glyphs)
     beside = filter(_says_something, columns_of_cells(table, view.columns_beside, truncated.rows, glyphs, width))
     cells = [
         type_cells(table, truncated.rows, glyphs),
@@ -119,7 +107,7 @@ def _drawn(
 
     head = _headline(table, width, glyphs)
     if any(cell.title.strip() for cell in room.cells):
-        head.append(_GAP.join([" " * room.key, *(cell.title for cell in room.cells)]).rstrip())
+        head.append(GAP.join([" " * room.key, *(cell.title for cell in room.cells)]).rstrip())
     for i, line in enumerate(head):
         yield f"{DIM if i else BOLD}{line}{RESET}" if color else line
     is_leaf = (table.is_leaf | table.is_layer)[truncated.rows].tolist()
@@ -140,7 +128,7 @@ def _drawn(
         ending = endings[shown]
         line = f"{prefix}{label}{' ' * blank}{next(middles)}{ending}"
         yield line if ending else line.rstrip()
-    yield from _in_full(table, truncated, details.cut_badges, room.line, color, glyphs)
+    yield from in_full(table, truncated, details.cut_badges, room.line, color, glyphs)
     if series:
         yield from outlier_lines(whole.table, whole.series, glyphs, width=width, color=color)
 
@@ -173,7 +161,7 @@ class _Room(NamedTuple):
     details: int
 
 
-def _room(width: int | None, key: int, cells: list[Cells], details: _Details, glyphs: Glyphs) -> _Room:
+def _room(width: int | None, key: int, cells: list[Cells], details: Details, glyphs: Glyphs) -> _Room:
     """Divide the width: names first, then types, then columns, then details.
 
     No name is cut, and no indentation given up, while a column of sizes stands. Of the columns those of sizes go first,
@@ -185,18 +173,18 @@ def _room(width: int | None, key: int, cells: list[Cells], details: _Details, gl
 
     def left(key: int) -> int:
         """The columns that the cells leave for the details."""
-        return width - key - sum([len(_GAP) + cell.width for cell in cells]) - len(_GAP)
+        return width - key - sum([len(GAP) + cell.width for cell in cells]) - len(GAP)
 
-    none = -len(_GAP)
-    sign = len(_SIGN) if details.any_trouble else none
+    none = -len(GAP)
+    sign = len(SIGN) if details.any_trouble else none
     wanted = min(details.width, _TROUBLE_WANTS if details.any_trouble else _DETAILS) if details.width else none
     trouble = min(details.width, _TROUBLE_WANTS, max(_TROUBLE, width // 5, details.values))
     needed = max(details.inside, trouble if details.any_trouble else none)
     type_ = min(cells[0].width, max(2 * _TYPE, width * 45 // 100))
     least = min(type_, _SHORT, bare_width(cells[0]))
     asked = [cell for cell in cells[1:] if not (cell.is_size or cell.is_extra)]
-    kept = sum([len(_GAP) + cell.width for cell in asked if cell.name == asked[0].name])
-    most = width - least - kept - needed - 2 * len(_GAP)
+    kept = sum([len(GAP) + cell.width for cell in asked if cell.name == asked[0].name])
+    most = width - least - kept - needed - 2 * len(GAP)
     names = min(key, max(_KEY, width * 45 // 100, most if key <= most or not asked else 0))
     while left(names) < wanted and any(cell.is_extra for cell in cells):
         last = max(i for i, cell in enumerate(cells) if cell.is_extra)
@@ -244,7 +232,7 @@ def _middles(room: _Room, is_leaf: list[bool], color: bool) -> Iterator[str]:
         for i, cell in enumerate(room.cells[1:], 1):
             styles = cell.styles or [""] * len(cell.texts)
             texts[i] = [_colored(text, style) for text, style in zip(cell.texts, styles, strict=True)]
-    return (_GAP + _GAP.join(row) for row in zip(*texts, strict=True)) if texts else iter([""] * len(is_leaf))
+    return (GAP + GAP.join(row) for row in zip(*texts, strict=True)) if texts else iter([""] * len(is_leaf))
 
 
 def _colored(text: str, style: str) -> str:
@@ -258,99 +246,3 @@ def _shortened(prefix: str, label: str, width: int, glyphs: Glyphs) -> tuple[str
     room = max(min(4, display_width(label)), width - len(prefix))
     prefix = prefix if len(prefix) + room <= width else prefix[max(0, len(prefix) - width + room) :]
     return prefix, cut_inside(label, width - len(prefix), glyphs.dots)
-
-
-class _Details:
-    """The ends of the lines: badges, the number of omitted children, values, static fields."""
-
-    def __init__(
-        self, table: TreeTable, truncated: Truncated, left_out: LeftOut, series: Sequence[Series], glyphs: Glyphs
-    ) -> None:
-        self._glyphs = glyphs
-        self._codes = table.fact_codes[truncated.rows].tolist()
-        self._parts = {code: fact_parts(table.facts[code]) for code in set(self._codes)}
-        self._badges: dict[int, list[Part]] = {}
-        self.cut_badges: dict[Part, list[int]] = {}  # those that had no room, with the indices of their rows
-        for shown, part in _badges(table, truncated, left_out, series):
-            self._badges.setdefault(shown, []).append(part)
-        self.inside = max([display_width(left_out.inside(i)) for i in left_out.closed.tolist()], default=-len(_GAP))
-        self.any_trouble = any(part.style in (RED, YELLOW) for badges in self._badges.values() for part in badges)
-        self.values = max((len(part.brief) for badges in self._badges.values() for part in badges), default=0)
-        texts = [*self._parts.values(), *(b + self._parts[self._codes[row]] for row, b in self._badges.items())]
-        self.width = max((sum(len(_GAP) + len(part.text) for part in parts) - len(_GAP) for parts in texts), default=0)
-
-    def texts(self, width: int, color: bool) -> list[str]:
-        """The details of each shown row, with the gap before them, or ""."""
-        written = {code: self._write(parts, width, color) for code, parts in self._parts.items()}
-        texts = [written[code] for code in self._codes]
-        with_badges: dict[tuple, str] = {}
-        for shown, badges in self._badges.items():
-            key = (self._codes[shown], *badges)
-            if key not in with_badges:
-                with_badges[key] = self._write([*badges, *self._parts[key[0]]], width, color)
-            texts[shown] = with_badges[key]
-            for part in badges:
-                if part.style != DIM and self._glyphs.fit(part.brief or part.text) not in texts[shown]:
-                    self.cut_badges.setdefault(part, []).append(shown)
-        return texts
-
-    def _write(self, parts: list[Part], width: int, color: bool) -> str:
-        texts = []
-        for style, text, brief in parts:
-            gap = len(_GAP) if texts else 0
-            whole = self._glyphs.fit(text)
-            whole = self._glyphs.fit(brief) if brief and display_width(whole) > width - gap else whole
-            text = cut(whole, width - gap, self._glyphs.dots)
-            if not text or (text != whole and width - gap < _LEAST):
-                if style in (RED, YELLOW) and not texts and width > 0:
-                    texts = [f"{style}{_SIGN}{RESET}" if color else _SIGN]
-                break
-            width -= gap + display_width(text)
-            texts.append(f"{style}{text}{RESET}" if color and style else text)
-        return _GAP + _GAP.join(texts) if texts else ""
-
-
-def _in_full(
-    table: TreeTable, truncated: Truncated, cut_badges: dict[Part, list[int]], width: int, color: bool, glyphs: Glyphs
-) -> list[str]:
-    """The badges that had no room in their lines, below the tree: each once, with its first row."""
-    lines: list[str] = []
-    for i, ((style, text, _), shown) in enumerate(cut_badges.items()):
-        path = path_text(table, int(truncated.rows[shown[0]]))
-        more = f" and {len(shown) - 1:,} more" if len(shown) > 1 else ""
-        said = glyphs.fit(visible(f"{path}{more}: {text}", _HEADLINE))
-        folded_at_words = terminal.wrapped(said, width, _GAP) if width >= _WIDE_ENOUGH else []
-        pieces = [piece for line in folded_at_words for piece in terminal.at_keys(line, width, _GAP)]
-        if len(lines) + len(pieces) >= _MOST_IN_FULL:
-            return [*lines, f"{glyphs.dots} {len(cut_badges) - i:,} more"]
-        pieces = [cut(piece, width, glyphs.dots) for piece in pieces]
-        lines += [f"{style}{piece}{RESET}" for piece in pieces] if color and style else pieces
-    return lines
-
-
-def _badges(
-    table: TreeTable, truncated: Truncated, left_out: LeftOut, series: Sequence[Series]
-) -> Iterator[tuple[int, Part]]:
-    """Pairs of an index into the shown rows and a badge."""
-    noted = np.fromiter(table.notes, dtype=np.int64, count=len(table.notes))
-    where = np.searchsorted(truncated.rows, noted)
-    parts: dict[Note, Part] = {}
-    for row, shown in zip(noted.tolist(), where.tolist(), strict=True):
-        if shown == len(truncated.rows) or truncated.rows[shown] != row:
-            continue
-        repeated = "more" if table.facts[table.fact_codes[row]].kind == "more" else None  # its type shows the same
-        for note in table.notes[row]:
-            if note.kind != repeated:
-                if note not in parts:
-                    parts[note] = note_part(table, note)
-                yield shown, parts[note]
-    found_inside = marks_inside(table, series, truncated.rows[left_out.closed])
-    for shown, found in zip(left_out.closed.tolist(), found_inside, strict=True):
-        if found:
-            yield shown, Part(YELLOW, found)
-        yield shown, Part(DIM, left_out.inside(shown))
-    may_be_empty = np.array([KINDS[facts.kind].is_container for facts in table.facts])[table.fact_codes[truncated.rows]]
-    is_empty = table.end[truncated.rows] == truncated.rows + 1
-    for shown in np.flatnonzero(may_be_empty & is_empty).tolist():
-        if truncated.rows[shown] not in table.notes:
-            yield shown, Part(DIM, "empty")
