@@ -460,6 +460,9 @@ def test_what_has_only_its_shape_in_common_is_no_other_name_and_a_name_that_stan
         "has the shape of ['embed_tokens'] in the first: renamed?",
     ]
     assert tied[0].code.endswith("tree['lm_head'] = tree.pop('embed_tokens')  # by its shape alone")
+    for width in (60, 80, 160):
+        said = "".join(tv.diff({"embed_tokens": embed}, {"lm_head": head}).text(width=width).split())
+        assert all(said.count("".join(each.hint.split())) == 1 for each in tied), "in the row, or below the table"
     for one, another in (("layer_norm.weight", "layernorm.scale"), ("norm", "final_norm"), ("kernel", "weight")):
         assert tv.diff({one: head}, {another: head}).differences[0].hint == f"renamed to ['{another}']?"
     (turned, _) = tv.diff({"q": np.zeros((8, 4))}, {"o": np.zeros((4, 8))}).differences

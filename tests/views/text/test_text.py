@@ -13,6 +13,7 @@ from sample_trees import SAMPLES
 
 import treeviz
 from treeviz.tree.column import Column
+from treeviz.tree.series import FindingMark, Series
 from treeviz.tree.walk import walk
 from treeviz.views.text.terminal import ASCII, UNICODE, display_width
 from treeviz.views.text.text import text
@@ -151,6 +152,32 @@ def test_names_that_are_too_long_keep_their_ends_and_types_whole_words():
     assert treeviz.render(tree).text(width=50).splitlines()[3].split()[1:3] == ["res_net5…~/batchnorm_2", "×3"]
     _, *lines = treeviz.render([{"w": np.ones(3), "b": np.ones(2)}], stats=True).text(width=36).splitlines()
     assert not any("…" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_names_that_begin_and_end_alike_are_cut_so_that_they_differ(width):
+    names = [f"https://storage.example.com/checkpoints/run_{i}/of/a/model/part-00001-of-00010.npz" for i in range(4)]
+    tree = {name: np.ones((i + 1, 2)) for i, name in enumerate(names)} | {"z": 1}
+    lines = shown(walk(tree), width=width).splitlines()[2:6]
+    assert [re.findall(r"n_(\d)/", line) for line in lines] == [["0"], ["1"], ["2"], ["3"]]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 160, 200])
+def test_the_worst_leaves_are_told_apart_and_what_is_said_of_them_is_not_cut(width):
+    weights = {"kernel": np.ones((2, 2), np.float32), "bias": np.ones(2, np.float32)}
+    blocks = {f"layers_{i}": {"attention": {"query_projection": weights}} for i in range(4)}
+    of = walk({"model": {"the_encoder_of_a_model_with_a_long_name": blocks}}, name="params")
+    values = np.where(of.is_leaf, 1.0, np.nan)[:, None] * np.ones(5)
+    why = "The norm of its gradient jumped to 9.56e37 at step 3, 2.06e37× its median before, and 6 of 6 leaves did so"
+    marks = [FindingMark(row, 3, "spike", f"{why}. Clip it.") for row in np.flatnonzero(of.is_leaf)]
+    steps, bad = np.arange(5), np.zeros(values.shape, bool)
+    series = Series("grads.norm", "grads norm", steps, steps, values, bad, marks=tuple(marks))
+    said = text(View(of, [], series=[series]), width=width).partition("worst leaves")[2]
+    assert "".join(said.split()).count("".join(why.split())) == 8 and max(map(len, said.splitlines())) <= width
+    leaves = [re.match(r"  (\S+)", line) for line in said.splitlines() if "layers" in line]
+    paths = [found[1] for found in leaves if found]
+    assert len({*paths}) == 8 and {*re.findall(r"layers_(\d)", "".join(paths))} == {*"0123"}
+    assert (paths[0] in {row.keystr for row in of.leaves}) == (width == 200)
 
 
 def test_a_count_of_nothing_is_a_word_in_the_headline_unless_a_value_was_not_read():

@@ -84,8 +84,7 @@ def in_full(
         path = path_text(table, int(truncated.rows[shown[0]]))
         more = f" and {len(shown) - 1:,} more" if len(shown) > 1 else ""
         said = glyphs.fit(visible(f"{path}{more}: {text}", _LONGEST))
-        folded_at_words = terminal.wrapped(said, width, GAP) if width >= _WIDE_ENOUGH else []
-        pieces = [piece for line in folded_at_words for piece in terminal.at_keys(line, width, GAP)]
+        pieces = terminal.folded(said, width, GAP) if width >= _WIDE_ENOUGH else []
         if len(lines) + len(pieces) >= _MOST_IN_FULL:
             return [*lines, f"{glyphs.dots} {len(cut_badges) - i:,} more"]
         pieces = [cut(piece, width, glyphs.dots) for piece in pieces]

@@ -21,12 +21,13 @@ from treeviz.views.text.sparklines import (
     sparklines,
     steps_text,
 )
-from treeviz.views.text.terminal import DIM, RED, RESET, YELLOW, Glyphs, cut, display_width
+from treeviz.views.text.terminal import DIM, RED, RESET, YELLOW, Glyphs, cut, cut_inside, display_width, folded, n_alike
 
 N_LINES = 10
 _N_CHARACTERS = 16  # of a sparkline
-_PATH = 44  # most characters of a path
-_REASON, _REASON_WANTS = 400, 40  # characters of a reason: the most; those that it gets before sparklines
+_PATH = 40  # columns that a path gets before anything else
+_REASON, _REASON_WANTS = 600, 40  # characters of a reason: the most; those that it gets before sparklines
+_INDENT = "    "  # of a reason that has no room beside its leaf
 _FAR = 10.0  # a value this many times above or below the median is far from it
 
 
@@ -75,28 +76,43 @@ def outlier_lines(
         return []
     main = series[0]
     rows = np.array([each.row for each in found])
-    paths = [_path(table, row, glyphs) for row in rows.tolist()]
     lasts = last_texts(main, rows)
     bad = ASCII_BAD if glyphs.dots.isascii() else UNICODE_BAD
     sparks = sparklines(main, rows, _N_CHARACTERS, bars=glyphs.heights[1:], bad=bad)
-    path_width, last_width = max(map(display_width, paths)), max(map(len, lasts))
-    if width is not None and width < path_width + last_width + _N_CHARACTERS + _REASON_WANTS:
+    last_width = max(map(len, lasts))
+    width = 2**31 if width is None else width
+    beside = last_width + _N_CHARACTERS + _REASON_WANTS
+    paths = _paths(table, rows.tolist(), max(_PATH, width - beside - len("  " * 4)), glyphs)
+    path_width = max(map(display_width, paths))
+    if width < path_width + beside:
         sparks = [""] * len(found)  # the tree above shows them
     spans = f"{main.title}, steps {int(main.first_steps[0])} to {int(main.last_steps[-1])}"
-    lines = [cut(glyphs.fit(f"worst leaves by {visible(spans)}"), width or 2**31, glyphs.dots)]
+    lines = [cut(glyphs.fit(f"worst leaves by {visible(spans)}"), width, glyphs.dots)]
     for each, path, last, spark in zip(found, paths, lasts, sparks, strict=True):
         start = f"  {path}{' ' * (path_width - display_width(path))}  {last.rjust(last_width)}  "
         start += f"{spark}  " if spark else ""
-        room = 2**31 if width is None else width - display_width(start)
-        reason = cut(glyphs.fit(visible(each.reason, _REASON)), max(0, room), glyphs.dots)
-        line = start + (f"{each.style}{reason}{RESET}" if color and reason else reason)
-        lines.append(line.rstrip() if room > 0 else cut(start.rstrip(), width or 2**31, glyphs.dots))
+        for before, said in _folded(start, glyphs.fit(visible(each.reason, _REASON)), width):
+            said = cut(said, width - display_width(before), glyphs.dots)
+            line = before + (f"{each.style}{said}{RESET}" if color and said else said)
+            lines.append(line.rstrip() if said else cut(before.rstrip(), width, glyphs.dots))
     return [f"{DIM}{lines[0]}{RESET}", *lines[1:]] if color else lines
 
 
-def _path(table: TreeTable, row: int, glyphs: Glyphs) -> str:
-    text = glyphs.fit(visible(table[row].keystr) or table.name)
-    return text if len(text) <= _PATH else glyphs.dots + text[len(text) - _PATH + 1 :]
+def _paths(table: TreeTable, rows: list[int], most: int, glyphs: Glyphs) -> list[str]:
+    """The key paths, in `most` columns each: what all begin with goes first, then what two next to each other share."""
+    texts = [glyphs.fit(visible(table[row].keystr) or table.name) for row in rows]
+    if (missing := max(map(display_width, texts)) - most) > 0:
+        shared = texts[0][: min(n_alike(texts[0], text) for text in texts)]
+        start = min(max(shared.rfind("["), shared.rfind("."), 0), missing + len(glyphs.dots))
+        texts = [glyphs.dots + text[start:] if start else text for text in texts]
+    return [cut_inside(text, most, glyphs.dots, texts) for text in texts]
+
+
+def _folded(start: str, reason: str, width: int) -> list[tuple[str, str]]:
+    """The lines of a leaf: what each begins with, and what it says; below the leaf where it has no room beside it."""
+    if display_width(start + reason) <= width:
+        return [(start, reason)]
+    return [(start, ""), *((_INDENT, line) for line in folded(reason, width - len(_INDENT), ""))]
 
 
 def _distances(values: np.ndarray, is_log: bool) -> tuple[list[float], list[float]]:
@@ -117,7 +133,9 @@ def _reason(
     if found is not None:
         series, mark = found
         style = RED if is_bad else DIM if mark.severity == "info" else YELLOW
-        return Outlier(row, style, f"{mark.kind} at {steps_text(series, mark.column)}: {mark_text(mark)}")
+        return Outlier(
+            row, style, f"{mark.kind} at {steps_text(series, mark.column)}: {mark_text(mark).partition('. ')[0]}"
+        )
     if is_bad:
         return Outlier(row, RED, f"not finite {'since' if is_still else 'at'} {steps_text(main, bad_since)}")
     if ratio == 0:

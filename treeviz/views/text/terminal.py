@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 from shutil import get_terminal_size
 from typing import NamedTuple, TextIO
@@ -121,6 +122,11 @@ def at_keys(line: str, width: int, indent: str) -> list[str]:
     return lines
 
 
+def folded(text: str, width: int, indent: str) -> list[str]:
+    """`wrapped`, and where a key path does not fit, `at_keys`."""
+    return [piece for line in wrapped(text, width, indent) for piece in at_keys(line, width, indent)]
+
+
 def _words(text: str) -> list[str]:
     """What stands between blanks; an index and a text of Python are of one word: "['layer 0'].w"."""
     words, depth, quote, before = [""], 0, "", " "
@@ -160,12 +166,24 @@ def cut(text: str, width: int, dots: str = "…") -> str:
     return text
 
 
-def cut_inside(text: str, width: int, dots: str = "…") -> str:
-    """The same, with the dots before the end of the text, by which names of one prefix differ."""
+def cut_inside(text: str, width: int, dots: str = "…", others: Sequence[str] = ()) -> str:
+    """The same, with the dots before the end of the text, by which names of one prefix differ.
+
+    If it differs from one of the others where it would be cut, that part stands in the place of the end.
+    """
     n_end = (width - len(dots)) * 2 // 3
     if display_width(text) <= width or n_end < 1 or display_width(text) != len(text):
         return cut(text, width, dots)
-    return text[: width - len(dots) - n_end] + dots + text[-n_end:]
+    n_start = width - len(dots) - n_end
+    at = min([at for other in others if (at := n_alike(text, other)) >= n_start], default=len(text))
+    end = text[-n_end:] if at >= len(text) - n_end else cut(text[at - n_end // 4 :], n_end, dots)
+    return text[:n_start] + dots + end
+
+
+def n_alike(text: str, other: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((i for i, (one, another) in pairs if one != another), min(len(text), len(other)))
 
 
 @lru_cache(4096)

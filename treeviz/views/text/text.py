@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from treeviz.tree.column import INHERITED
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.table import TreeTable
@@ -104,6 +106,7 @@ def _drawn(
     if max(key_widths) > room.key and width is not None:
         n_levels = min(MAX_LEVELS, max(1, (room.key - _LABEL) // len(glyphs.bar)))
         labels, key_widths = key_labels(table, truncated.rows, n_levels, glyphs)
+    siblings = _siblings(table, truncated.rows) if max(key_widths) > room.key else []
 
     head = _headline(table, width, glyphs)
     if any(cell.title.strip() for cell in room.cells):
@@ -120,7 +123,8 @@ def _drawn(
             continue
         label, blank = labels[shown], room.key - key_widths[shown]
         if blank < 0 and width is not None:
-            prefix, label = _shortened(prefix, label, room.key, glyphs)
+            others = [labels[sibling] for sibling in siblings[shown]]
+            prefix, label = _shortened(prefix, label, room.key, glyphs, others)
             blank = room.key - display_width(prefix + label)
         if color:
             prefix = f"{DIM}{prefix}{RESET}" if prefix else ""
@@ -241,8 +245,19 @@ def _colored(text: str, style: str) -> str:
     return f"{style}{text}{RESET}" if style else text.replace(BAD, f"{RED}{BAD}{RESET}")
 
 
-def _shortened(prefix: str, label: str, width: int, glyphs: Glyphs) -> tuple[str, str]:
-    """The guide and the key in at most `width` columns; keeps the end of a long guide."""
+def _siblings(table: TreeTable, rows: np.ndarray) -> list[list[int]]:
+    """The row before and the row after each among its siblings, or itself, as indices into the rows."""
+    parents = table.parent[rows]
+    order = np.argsort(parents, kind="stable")
+    is_next = parents[order[1:]] == parents[order[:-1]]
+    beside = np.stack([np.arange(len(rows))] * 2, axis=1)
+    beside[order[1:][is_next], 0] = order[:-1][is_next]
+    beside[order[:-1][is_next], 1] = order[1:][is_next]
+    return beside.tolist()
+
+
+def _shortened(prefix: str, label: str, width: int, glyphs: Glyphs, others: list[str]) -> tuple[str, str]:
+    """The guide and the key in at most `width` columns; keeps the end of a long guide, and what differs from others."""
     room = max(min(4, display_width(label)), width - len(prefix))
     prefix = prefix if len(prefix) + room <= width else prefix[max(0, len(prefix) - width + room) :]
-    return prefix, cut_inside(label, width - len(prefix), glyphs.dots)
+    return prefix, cut_inside(label, width - len(prefix), glyphs.dots, others)
