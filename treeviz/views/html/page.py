@@ -18,6 +18,8 @@ from treeviz.views.view import View
 
 _KEEP_KEYS = 'data-lm-suppress-shortcuts="true"'  # a notebook does not take the keys of the static rows
 _N_IN_TITLE = 3  # a tab shows less: "tree · 148 leaves · 124.4 M elements · 497.8 MB"
+# The static rows do not flash up before the view; they stand after a second if there is none, at once without scripts.
+_UNTIL_RUN = "@media(scripting){pre{animation:a 1s}@keyframes a{0%,to{display:none}}}"
 _SCRIPT = re.compile(r"<script\s*>(.*?)</script\s*>", re.DOTALL | re.IGNORECASE)
 
 
@@ -37,18 +39,18 @@ def page(view: View, *, title: str = "") -> str:
     Args:
       title: Of the document; by default the tree's name, and what its headline begins with.
     """
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {_script_policy(view)}"
+    policy = f"default-src 'none';style-src 'unsafe-inline';img-src data:;{_script_policy(view)}"
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width">'
-        '<meta name="color-scheme" content="light dark">'
+        f"<style>:root{{color-scheme:light dark}}{_UNTIL_RUN}</style>"
     )
     host = _host(view, pack_within(view), "data-page data-treeviz")
     return (
         # HTML needs no tags around its head and its body.
         f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8">{head}'
         f"<title>{text(title or _title(view))}</title>\n"
-        f"<main>\n{host}\n</main>{_script(view.part)}</html>\n"
+        f"<main>{host}</main>{_script(view.part)}</html>\n"
     )
 
 

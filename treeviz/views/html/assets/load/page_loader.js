@@ -26,7 +26,6 @@ function bytesOf(block) {
   try {
     const stream = /** @type {any} */ (new Response(bytesOf(block)).body).pipeThrough(new DecompressionStream("deflate-raw"));
     const script = document.createElement("script");
-    script.type = "module";
     script.textContent = await new Response(stream).text();
     document.head.append(script);
     script.remove();

@@ -15,7 +15,7 @@ const LABEL = 60;
 const MOST_NAMES = 0.45;
 const MOST_TYPES = 0.32;
 // Rows that are measured.
-const MAX_MEASURED = 2000;
+const MAX_MEASURED = 1000;
 // In characters.
 const SIZES = 18; // · 12 · 144 leaves
 const SIGN = 8; // ⚠1,234, unfold

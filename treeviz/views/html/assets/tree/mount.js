@@ -50,7 +50,7 @@ export function mount(host, payload) {
       show(host, tree, stop.signal);
       before.append(...[...host.children].filter((child) => child.localName !== "script"));
     })
-    .catch((error) => host.append(h("p", {}, `The interactive view cannot start: ${error.message}.`)));
+    .catch((error) => host.append(h("p", {}, `The view cannot start: ${error.message}.`)));
   return () => {
     stop.abort();
     host.shadowRoot?.replaceChildren(h("slot"));
