@@ -1,5 +1,6 @@
 """What is said of gradients within a jitted step, compared with NumPy in float64."""
 
+import random
 import warnings
 from functools import partial
 
@@ -12,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from random_trees import random_tree
 
-from treeviz.steps.measure import Measurement, measure, numbers_of, reduce_tree, source_of
+from treeviz.steps.measure import Measurement, measure, numbers_of, paths_in, reduce_tree, source_of
 from treeviz.steps.statistics import FULL, HISTOGRAM, LIGHT, n_words, unpack
+from treeviz.tree.safe_repr import printable
+from treeviz.tree.walk import walk
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -221,6 +225,22 @@ gradient_of_loss = jax.jit(jax.grad(loss))
 def gradient(scale=1.0):
     params = {"w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4) * scale}
     return gradient_of_loss(params, ones(2, 3))
+
+
+def test_paths_are_those_of_the_walk_whatever_the_keys_are():
+    rng = random.Random(0)
+    texts = [{key: [1.0]} for key in ("a b", "a'b", 'a"b', "a\\b", "a\nb", "\u3164", "\u202e", "x" * 20_000, True, -1)]
+    n_plain = 0
+    for tree in (*texts, *(random_tree(rng, 4) for _ in range(500))):
+        paths = [printable(row.keystr) for row in walk(tree).leaves]
+        try:
+            n_leaves = len(jax.tree.leaves(tree))
+        except ValueError:  # keys without an order
+            continue
+        if len(paths) == n_leaves:
+            assert list(paths_in(tree)) == paths
+            n_plain += all(path.isprintable() and "." not in path for path in paths)
+    assert n_plain > 100
 
 
 def test_it_works_in_jit_scan_vmap_grad_and_without_jit():

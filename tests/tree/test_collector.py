@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import treeviz as tv
-from treeviz.tree.collector import collector_paused
+from treeviz.tree.collector import collector_paused, full_searches_put_off
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -56,6 +56,25 @@ def test_who_turned_the_search_off_has_none(searched):
     with collector_paused():
         pass
     assert gc.isenabled() and not searched
+
+
+def test_a_search_among_all_objects_is_put_off_and_comes_later(searched):
+    before = gc.get_threshold()
+    with full_searches_put_off():
+        with full_searches_put_off():
+            new = [[] for _ in range(5_000)]
+        new += [[] for _ in range(5_000)]
+        assert {*searched} <= {0, 1} and searched
+    assert gc.get_threshold() == before
+    more = [[] for _ in range(5_000)]
+    assert max(searched) == 2
+    del new, more
+
+
+def test_who_sets_when_to_search_meanwhile_is_right(searched):
+    with full_searches_put_off():
+        gc.set_threshold(500, 5, 5)
+    assert gc.get_threshold() == (500, 5, 5)
 
 
 def test_a_diff_searches_no_objects_that_were_there_before(searched):

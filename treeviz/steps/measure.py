@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,8 @@ from treeviz.tree.layers import Stacked, stacked_axes
 from treeviz.tree.safe_repr import printable
 from treeviz.tree.walk import walk
 
+_HOLDS = {tree_util.SequenceKey: "idx", tree_util.DictKey: "key"}
+_IS_PLAIN = re.compile(r"[ !#-&(-\[\]-~]{0,99}").fullmatch  # of printable characters that are none to escape
 LAST = "last_grads"  # the name of the tree whose leaves are compared with those of "grads"
 
 
@@ -171,20 +175,37 @@ def source_of(tree: Any, name: str) -> MeasuredTree:
     leaves = jax.tree.leaves(tree)
     return MeasuredTree(
         printable(name),
-        tuple(map(printable, _paths(tree, len(leaves)))),
-        tuple(int(np.prod(getattr(leaf, "shape", ()), dtype=object)) for leaf in leaves),
+        paths_in(tree),
+        tuple(int(math.prod(getattr(leaf, "shape", ()))) for leaf in leaves),
         tuple(printable(str(getattr(leaf, "dtype", ""))) for leaf in leaves),
         tuple(_has_number(leaf) for leaf in leaves),
         tuple(",".join(map(str, getattr(leaf, "shape", ()))) for leaf in leaves),
     )
 
 
-def _paths(tree: Any, n_leaves: int) -> tuple[str, ...]:
+def paths_in(tree: Any) -> tuple[str, ...]:
+    """The printable key paths of the leaves of a tree, in JAX's order."""
+    if (plain := _plain_paths(tree)) is not None:
+        return plain
     rows = list(walk(tree).leaves)
-    if len(rows) == n_leaves:
-        return tuple(row.keystr for row in rows)
+    if len(rows) == len(jax.tree.leaves(tree)):
+        return tuple(printable(row.keystr) for row in rows)
     # The walk was cut short, or counts leaves differently from JAX.
-    return tuple(tree_util.keystr(path) for path, _ in tree_util.tree_flatten_with_path(tree)[0])
+    return tuple(printable(tree_util.keystr(path)) for path, _ in tree_util.tree_flatten_with_path(tree)[0])
+
+
+def _plain_paths(tree: Any) -> tuple[str, ...] | None:
+    """Those of nothing but lists, tuples and short plain keys, without a walk, which looks at each leaf; else None."""
+    texts = []
+    try:
+        for path, _ in tree_util.tree_flatten_with_path(tree)[0]:
+            keys = [getattr(key, _HOLDS.get(type(key), ""), None) for key in path]
+            if not all(type(key) is int or (type(key) is str and _IS_PLAIN(key)) for key in keys):
+                return None
+            texts.append("".join([f"[{key!r}]" for key in keys]))
+    except Exception:  # of a class of the user
+        return None
+    return tuple(texts)
 
 
 def _has_number(leaf: Any) -> bool:

@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_NEVER = 1 << 30  # searches of newer objects, until all are searched
+
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
@@ -23,3 +25,15 @@ def collector_paused() -> Iterator[None]:
             if gc.get_threshold()[0]:  # 0 turns it off, too
                 gc.collect(0)
             gc.enable()
+
+
+@contextmanager
+def full_searches_put_off() -> Iterator[None]:
+    """Search only new objects for cycles: while a large program is traced, all of the process are searched often."""
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], _NEVER)
+    try:
+        yield
+    finally:
+        if gc.get_threshold()[2] == _NEVER != before[2]:  # else another thread has it put off, or somebody has set it
+            gc.set_threshold(*before)

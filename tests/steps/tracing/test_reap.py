@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from treeviz.steps.tracing import reap as reaping
+from treeviz.steps.tracing.primitives import bind
 from treeviz.steps.tracing.reap import Reducers, reap
 from treeviz.steps.tracing.reap_rules import CannotReap
 from treeviz.steps.tracing.sow import sow
@@ -192,3 +196,36 @@ def test_the_names_and_lines_of_the_equations_stay():
     reaped = jax.make_jaxpr(lambda x: reap(program, [x], Reducers(total))[0])(x)
     before, after = ([e for e in p.eqns if e.primitive.name == "sin"][0] for p in (program, reaped))  # noqa: RUF015
     assert str(after.source_info.name_stack) == str(before.source_info.name_stack) == "here"
+
+
+def of_many_operations(x):
+    with jax.named_scope("here"):
+        y = jax.nn.relu(x) + jnp.asarray(np.arange(4.0, dtype=np.float32)) * jax.jit(lambda x: x[::-1] / 2)(x)
+    y = lax.cond(y[0] > 0, jnp.sin, jnp.cos, y) + jax.random.normal(jax.random.key(0), (4,))
+    y, _ = lax.scan(lambda y, i: (y * with_plain_rule(y) + i, None), sown(y * 2), jnp.arange(3))
+    return y.astype(jnp.bfloat16), jnp.linalg.inv(jnp.outer(y, y)), lax.while_loop(lambda i: i < 3, lambda i: i + 1, 0)
+
+
+@jax.custom_vjp
+def with_plain_rule(x):
+    return x * 2
+
+
+with_plain_rule.defvjp(lambda x: (x * 2, None), lambda _, g: (g,))
+
+
+def test_equations_are_copied_as_jax_would_add_them(monkeypatch):
+    program, bound = jax.make_jaxpr(of_many_operations)(x), list[set[str]]()
+    monkeypatch.setattr(reaping, "bind", lambda eqn, values: bound[-1].add(eqn.primitive.name) or bind(eqn, values))
+    options = {"debug_info": True} if jax.__version_info__ >= (0, 5) else {}
+    texts = []
+    for adds in (reaping.adds_copies, lambda: lambda eqn, operands: None):
+        monkeypatch.setattr(reaping, "adds_copies", adds)
+        jax.clear_caches()
+        bound.append(set())
+        again = lambda x: reap(program, [x], Reducers(total))[0]  # noqa: E731
+        equations = re.sub("0x[0-9a-f]+", "", str(jax.make_jaxpr(again)(x)))
+        texts.append((equations, jax.jit(again).lower(x).as_text(**options)))
+    assert texts[0] == texts[1], "with their names and source lines"
+    assert jax.__version_info__ < (0, 10) or bound[0] == {"mul"}, "what reads a constant"
+    assert len(bound[1]) > 5

@@ -19,7 +19,6 @@ from treeviz.steps.tracing.primitives import ELEMENTWISE, RESHAPES, bind
 
 FEWEST = 16  # values that are computed together
 MOST_ELEMENTS = 1 << 12  # of a value: what it is computed of is copied once more
-_WORDS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
 
 Chains = Sequence[Mapping[int, Any]]  # of each of several values, the equations that make it by their numbers
 
@@ -73,18 +72,20 @@ def run_together(group: Group, read: Callable[[Any], Any]) -> jax.Array:
 
 
 def _stacked(arrays: Sequence[jax.Array]) -> jax.Array:
-    """[n, …]: of some at a time XLA CPU makes one kernel, which it compiles once, if it computes anything."""
-    parts = [_joined(arrays[n : n + TOGETHER]) for n in range(0, len(arrays), TOGETHER)]
-    x = lax.bitwise_not(lax.optimization_barrier(lax.concatenate(parts, 0)))
-    x = x if x.dtype == arrays[0].dtype else lax.bitcast_convert_type(x, arrays[0].dtype)
-    return lax.reshape(x, (len(arrays), *arrays[0].shape))
+    """[n, …]: XLA CPU makes one kernel of some at a time, which it compiles once for all that are as many."""
+    n, first = len(arrays), arrays[0]
+    arrays = [*arrays, *[arrays[-1]] * (-n % TOGETHER)]
+    parts = [_joined(arrays[i : i + TOGETHER]) for i in range(0, len(arrays), TOGETHER)]
+    x = lax.optimization_barrier(lax.concatenate(parts, 0))
+    x = lax.slice_in_dim(lax.reshape(x, (len(parts), parts[0].size)), 0, TOGETHER * first.size, axis=1)
+    return lax.slice_in_dim(lax.reshape(x, (len(arrays), *first.shape)), 0, n)
 
 
 @jax.jit  # traced and lowered once
 def _joined(arrays: Sequence[jax.Array]) -> jax.Array:
-    """The inverse bits, along the first axis."""
-    x = lax.concatenate([x if x.ndim else lax.expand_dims(x, (0,)) for x in arrays], 0)
-    return lax.bitwise_not(lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize]) if _is_float(x) else x)
+    """Flat, and a zero, for which XLA makes one small loop; else it would unroll a loop for each array."""
+    x = lax.concatenate([lax.reshape(x, (x.size,)) for x in arrays], 0)
+    return lax.pad(x, np.zeros((), x.dtype), [(0, 1, 0)])
 
 
 def _is_shared(group: Group) -> list[bool]:
@@ -97,12 +98,8 @@ def _is_of_elements(eqn: Any) -> bool:
 
 
 def _is_small(aval: Any) -> bool:
-    is_of_bits = aval.dtype in (np.bool_, *_WORDS.values()) or (_is_float(aval) and aval.dtype.itemsize in _WORDS)
-    return is_of_bits and aval.size <= MOST_ELEMENTS
-
-
-def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
+    is_copied = aval.dtype in (np.bool_, np.uint8, np.uint16, np.uint32) or jnp.issubdtype(aval.dtype, jnp.floating)
+    return is_copied and aval.dtype.itemsize <= 4 and aval.size <= MOST_ELEMENTS
 
 
 def _form(value: Any, chain: Sequence[Any]) -> tuple[list[Any], tuple | None]:

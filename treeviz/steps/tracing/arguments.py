@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from treeviz.steps.measure import source_of
+from treeviz.steps.measure import paths_in
 from treeviz.steps.tracing.attribution import Argument
 from treeviz.tree.tracers import Tracer
 
@@ -66,7 +66,7 @@ def named_arguments(function, args, kwargs) -> list[Argument]:
         if leaves and all(is_traced):
             found.append(Argument(name, value))
         else:
-            paths = source_of(value, "").paths if any(is_traced) else ()
+            paths = paths_in(value) if any(is_traced) else ()
             found += [
                 Argument(name + path, leaf)
                 for path, leaf, traced in zip(paths, leaves, is_traced, strict=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from treeviz.steps.measure import MeasuredTree, source_of
+from treeviz.steps.measure import MeasuredTree, paths_in, source_of
 from treeviz.steps.measured_tree import Axes, in_layers, layer_by_layer
 from treeviz.steps.names import sibling_name
 
@@ -132,7 +132,7 @@ def _of_the_loss(gradients: Sequence[Reaped], owners: Mapping[Reaped, _Owner | N
 
 
 def _owners(gradients: Sequence[Reaped], arguments: Sequence[Argument]) -> dict[Reaped, _Owner | None]:
-    leaves = [(argument.name, path) for argument in arguments for path in source_of(argument.tree, "").paths]
+    leaves = [(argument.name, path) for argument in arguments for path in paths_in(argument.tree)]
     owners = {r: _by_origins(r, leaves) for r in gradients}
     if None in owners.values():
         subtrees = _subtrees(arguments)

@@ -312,6 +312,13 @@ def _taken(function, info, args, kwargs) -> tuple | None:
     return None if taken is None else (*taken, *_result_of_nothing()[1:])
 
 
+def current_trace() -> Any:
+    """What traces the program that is traced now; None if this release has it elsewhere."""
+    from jax._src import core
+
+    return getattr(getattr(core, "trace_ctx", None), "trace", None)
+
+
 def distributed_state() -> Any:
     """JAX's state of a run of several processes; None in any other, or if this release has it elsewhere."""
     if missing_names(TO_COMPARE_PROCESSES):

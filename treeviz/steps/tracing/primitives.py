@@ -70,13 +70,16 @@ COND, SCAN, SHARD_MAP, WHILE = "cond", "scan", "shard_map", "while"
 
 # Jaxprs inside an equation
 
-# Not unions, which are slower: each equation is asked several times.
+# Each equation is asked several times, so most are told apart by name; and no unions, which are slower.
 _LISTS, _JAXPRS = (tuple, list), (Jaxpr, ClosedJaxpr)
+_WITHOUT_JAXPR = ELEMENTWISE | RESHAPES | SAME_LEAF | {"dot_general", "reduce_max", "reduce_sum", "treeviz_sow"}
 
 
 def inner_jaxprs(eqn: Any) -> list[Any]:
     """Every jaxpr, open or closed, among the parameters of an equation."""
-    found = []
+    found: list[Any] = []
+    if eqn.primitive.name in _WITHOUT_JAXPR:
+        return found
     for value in eqn.params.values():
         if isinstance(value, _LISTS):
             found += [x for x in value if isinstance(x, _JAXPRS)]

@@ -12,13 +12,12 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from treeviz.steps.measured_tree import nothing_against
+from treeviz.steps.tracing.copied_equations import adds_copies
 from treeviz.steps.tracing.following import Plan
+from treeviz.steps.tracing.origins import origins_of_results, passes_leaves
 from treeviz.steps.tracing.param_updates import measure_params
 from treeviz.steps.tracing.primitives import (
-    CALLS,
-    SAME_LEAF,
     bind,
-    called_jaxpr,
     consts_of,
     context_of,
     inner_jaxprs,
@@ -181,13 +180,17 @@ class Run:
         received, copies = self.received_in(jaxpr), {}
         kept = read_later(summed, again, received.values())
         without = idle(jaxpr, kept)
-        freed_after = last_uses(jaxpr, kept, without)
+        freed_after, add = last_uses(jaxpr, kept, without), adds_copies()
         for n, eqn in enumerate(jaxpr.eqns):
-            origin.update(zip(eqn.outvars, _origins_of_results(eqn, origins_of(eqn)), strict=False))
+            if passes_leaves(eqn):
+                origin.update(zip(eqn.outvars, origins_of_results(eqn, origins_of(eqn)), strict=False))
             if n in without:
                 continue
             operands = [read(x) for x in eqn.invars]
-            if n in summed:  # measured below, where the sums are known
+            copied = add(eqn, operands) if eqn.primitive is not sow_p and self.rule(eqn) is None else None
+            if copied is not None:
+                results = copied
+            elif n in summed:  # measured below, where the sums are known
                 results = operands[: eqn.params["n"]]
             else:
                 with context_of(eqn):
@@ -263,8 +266,10 @@ class Run:
 
     def rule(self, eqn) -> Callable | None:
         """How to run an equation in which something is sown; None for all others."""
+        if not (jaxprs := inner_jaxprs(eqn)):
+            return None
         recomputed = self.in_recomputation or is_recomputed(eqn)
-        sown_inside = (pair for inner in inner_jaxprs(eqn) for pair in sown_in(inner, recomputed))
+        sown_inside = (pair for inner in jaxprs for pair in sown_in(inner, recomputed))
         if all(recomputed and sown in self.computed_once for sown, recomputed in sown_inside):
             return None
         rule = RULES.get(eqn.primitive.name)
@@ -335,15 +340,3 @@ class Run:
                     params.append(part)
                     packed.append(packed_part)
         return known + params, packed
-
-
-def _origins_of_results(eqn: Any, origins: Sequence[int | None]) -> Sequence[int | None]:
-    """For each result of an equation, the number of the program argument that it is the same leaf as; or None."""
-    if eqn.primitive.name in SAME_LEAF or eqn.primitive is sow_p:
-        return origins
-    if eqn.primitive.name not in CALLS:
-        return ()
-    inner = open_jaxpr(called_jaxpr(eqn))
-    place = {v: i for i, v in enumerate(inner.invars)}
-    places = [None if isinstance(v, Literal) else place.get(v) for v in inner.outvars]
-    return [None if i is None else origins[i] for i in places]

@@ -30,7 +30,10 @@ def sown_in(jaxpr: Any, recomputed: bool = False) -> Iterator[tuple[Sown, bool]]
 
 def holds_sown(eqn: Any) -> bool:
     """Whether an equation sows, or one in its jaxprs does."""
-    return eqn.primitive is sow_p or any(True for inner in inner_jaxprs(eqn) for _ in sown_in(inner))
+    if eqn.primitive is sow_p:
+        return True
+    inner_ones = inner_jaxprs(eqn)
+    return bool(inner_ones) and any(True for inner in inner_ones for _ in sown_in(inner))
 
 
 def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, list[tuple[Any, frozenset[str]]]]:

@@ -34,7 +34,7 @@ from treeviz.steps.tracing.results import count_in_results
 from treeviz.steps.tracing.sow import Reaped, Sown, sow
 from treeviz.steps.tracing.unused import without_unused
 from treeviz.steps.unreduced import OneOf, Unreduced
-from treeviz.tree.collector import collector_paused
+from treeviz.tree.collector import collector_paused, full_searches_put_off
 from treeviz.tree.layers import Stacked, stacked_axes
 
 
@@ -79,9 +79,10 @@ def instrumented(
     @functools.wraps(function)
     def twin(*args, **kwargs):
         tidy, layers = (tidy_path, result_path), _Layers(stacked, tidy_path)
-        out, measurement = _measured(
-            function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking, plain
-        )
+        with full_searches_put_off():
+            out, measurement = _measured(
+                function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking, plain
+            )
         return (None if only_measure else out), measurement
 
     out_shardings = None if options.out_shardings is None else (options.out_shardings, None)

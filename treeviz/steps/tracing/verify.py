@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeviz.analysis.stats.host import lies_on_host
-from treeviz.steps.measure import source_of
+from treeviz.steps.measure import paths_in
 from treeviz.steps.tracing.jitted import JittedStep
 
 _MOST_RUNS = 5
@@ -190,7 +190,7 @@ def copy_array(x: Any) -> Any:
 def compare(expected: Any, got: Any) -> Verification:
     """Compare two trees of the same structure; arrays by the shards of this process."""
     leaves, others = jax.tree.leaves(expected), jax.tree.leaves(got)
-    paths = source_of(expected, "").paths
+    paths = paths_in(expected)
     differences = [
         Difference(path or "result", *found)
         for path, a, b in zip(paths, leaves, others, strict=True)
