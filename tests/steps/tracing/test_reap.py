@@ -223,7 +223,7 @@ def test_equations_are_copied_as_jax_would_add_them(monkeypatch):
         monkeypatch.setattr(reaping, "adds_copies", adds)
         jax.clear_caches()
         bound.append(set())
-        again = lambda x: reap(program, [x], Reducers(total))[0]  # noqa: E731
+        again = lambda x: reap(program, [x], Reducers(total))[0]
         equations = re.sub("0x[0-9a-f]+", "", str(jax.make_jaxpr(again)(x)))
         texts.append((equations, jax.jit(again).lower(x).as_text(**options)))
     assert texts[0] == texts[1], "with their names and source lines"

@@ -314,9 +314,11 @@ def _taken(function, info, args, kwargs) -> tuple | None:
 
 def current_trace() -> Any:
     """What traces the program that is traced now; None if this release has it elsewhere."""
-    from jax._src import core
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src import core
 
-    return getattr(getattr(core, "trace_ctx", None), "trace", None)
+        return core.trace_ctx.trace
+    return None
 
 
 def distributed_state() -> Any:
