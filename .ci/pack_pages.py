@@ -34,8 +34,8 @@ OURS = (
 )
 # Texts are called so, too, but no property is asked for by such a text.
 ALSO_TEXTS = (
-    "above active column copier copy depth descending detailed draw field fold format found head help labels more "
-    "negated opened paint path query quoted rollup search share tree unfold version what"
+    "above active column columns copier copy depth descending detailed draw field fold format found head help labels "
+    "more negated opened paint path query quoted rollup search share tree unfold version what"
 )
 
 

@@ -1155,6 +1155,18 @@ def test_the_ancestors_of_the_rows_on_the_screen_stay_in_sight(shown):
     assert box(page, ".window .row.active")["y"] >= covered["y"] + covered["height"] - 1
 
 
+def test_what_stands_under_the_pointer_is_whole(shown):
+    weight = np.ones((2, 3), np.float32)
+    page = shown({"a": weight, "b": {"tied": weight}}, width=1400)
+    badge = row(page, "tied").locator(".badge").get_attribute("title")
+    assert badge == "the same object as ['a']", "a sentence, with its end"
+    titles = [each.get_attribute("title") for each in page.locator(".head .number, .head .bytes").all()]
+    assert titles and all(re.search(r"\nsort by \w+ \(with Shift: leaves only\)$", title) for title in titles)
+    assert page.get_by_role("button", name="›").count() == 0
+    settled(page).set_viewport_size({"width": 360, "height": 600})
+    assert settled(page).get_by_role("button", name="›").get_attribute("title") == "columns to the right: 1"
+
+
 def test_dark_follows_the_host(shown):
     page = shown(model())
     root = page.locator("div.treeviz").last

@@ -17,7 +17,7 @@ _INEXACT = re.compile("b?float|bf|complex")
 def size_columns(table: TreeTable) -> tuple[Column, ...]:
     """The columns elements, bytes and leaves, which roll up as sums; a shared leaf counts at each occurrence."""
     return (
-        _sum_column(table, "elements", "count", "Elements of arrays; Python scalars are none"),
+        _sum_column(table, "elements", "count", "Elements of arrays, not of Python scalars"),
         _sum_column(table, "bytes", "bytes", "Bytes of arrays, 1 kB = 1000 B"),
         _sum_column(table, "leaves", "count", "Leaves, as JAX counts them"),
     )

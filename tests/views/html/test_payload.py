@@ -41,7 +41,7 @@ SPEC = ("name", "format", "levels", "codes", "help", "shown", "title", "rollup",
 
 
 def spec_of(header: dict, name: str) -> dict:
-    return next(dict(zip(SPEC, spec, strict=False)) for spec in header["columns"] if spec[0] == name)
+    return next(dict(zip(SPEC, spec, strict=False)) for spec in header["table"] if spec[0] == name)
 
 
 def values_of(header: dict, buffers: list[np.ndarray], name: str) -> np.ndarray:
@@ -92,7 +92,7 @@ def test_depths_keys_facts_and_labels_of_every_tree_come_through(name):
         assert type_text(facts) == (
             what if isinstance(what, str) else f"{''.join(what[1:])}{facts.dtype}[{shape}]{what[0]}"
         )
-    sent = {spec[0] for spec in header["columns"]}
+    sent = {spec[0] for spec in header["table"]}
     for column in table.columns.values():
         assert (column.name in sent) == (column.name != "type" and (column.format != "label" or any(column.levels)))
         if column.format == "label" and column.name in sent:
@@ -211,7 +211,7 @@ def test_shown_columns_come_first_and_the_others_come_too(table):
     header, _ = unpacked(
         pack(View(replace(table, columns={c.name: c for c in (first, second, third)}), [third, first]))
     )
-    assert [(spec[0], spec[5]) for spec in header["columns"]] == [("c", 1), ("a", 1), ("b", None)]
+    assert [(spec[0], spec[5]) for spec in header["table"]] == [("c", 1), ("a", 1), ("b", None)]
 
 
 def test_the_same_table_gives_the_same_bytes():

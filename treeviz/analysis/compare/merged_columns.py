@@ -132,7 +132,7 @@ def _kinds(found: Found, rows: Sequence[int], shown: np.ndarray, words: np.ndarr
             texts[row] = texts[row] or texts[above]
         return texts
 
-    return _label("diff", "diff", write, "The kinds of differences, or that there is none")
+    return _label("diff", "diff", write, "What kind of difference, or none")
 
 
 def _texts(name: str, title: str, texts: Iterable[tuple[int, str]], n: int, about: str) -> Column:

@@ -77,7 +77,7 @@ def pack(view: View) -> bytes:
         "keys": [0, *map(_key, table.keys[1:])],
         "facts": _facts(table.facts, buffers),
         "notes": pack_notes(notes, len(table), buffers.add),
-        "columns": _columns(table, columns, buffers, shown),
+        "table": _columns(table, columns, buffers, shown),
         **({"values": _documents(view.values)} if view.values else {}),
         **(_over_time(view, buffers) if view.series else {}),
         **({"names": table.separator} if table.separator else {}),

@@ -66,7 +66,7 @@ export function fillType(cell, view, row, notes, room) {
   };
   const addBadge = (text, attributes) => add(text.length + 2 > room ? text.split(": ")[0] : text, { class: "badge", ...attributes });
   room -= what.length;
-  for (const note of besideType(notes)) addBadge(note[5] || badgeText(tree, note), { "data-note": note[0], "data-severity": note[4], title: `${note[0]}: ${note[1]}` });
+  for (const note of besideType(notes)) addBadge(note[5] || badgeText(tree, note), { "data-note": note[0], "data-severity": note[4], title: `${note[1]} ${placeOf(tree, note[2])}` });
   if (rows.folds?.runs.has(row)) {
     const outlier = rows.outlierOf(row);
     const link = (text, title, act) => addBadge(text, { class: "badge inside", "data-note": "info", title, click: (event) => (event.stopPropagation(), act()) });
@@ -96,8 +96,11 @@ export function eachText({ tree, rows }, row) {
   return bytes && bytes.values[row] ? [`${bytes.text(row)} each`] : [];
 }
 
+/** The path of a related row; "": there is none. @param {Tree} tree @param {number} row */
+const placeOf = (tree, row) => (row < 0 ? "" : tree.keystr(row) || tree.name);
+
 function badgeText(tree, [kind, sentence, row, details]) {
-  if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${tree.keystr(row) || tree.name}`;
+  if (row >= 0 && tree.depth[row] <= MAX_PATH) return `${kind}: ${placeOf(tree, row)}`;
   // "2 hidden arrays: .buffer float32[100,100]"
   if (kind === "hidden" && details[0]) return `${sentence.replace(/^(T\d+: )?(1 )?/, "").split(/ \(|[:,] /)[0]}: ${details[0].join(" ")}`;
   return kind === "info" ? sentence.split(" (")[0] : /nonf|hidden|diff/.test(kind) ? sentence : `${kind}: ${sentence}`;

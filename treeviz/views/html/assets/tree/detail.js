@@ -46,7 +46,7 @@ export function detail(view, row) {
 function foldNote({ rows, tree }, row) {
   const n = rows.folds?.of(row).length ?? 1;
   const label = rows.folds?.runs.get(row)?.label;
-  return n > 1 ? [h("div", { class: "note", "data-note": "info" }, `${label ?? `one of ${wholeText(n)} that`} are alike: sums and ranges of all, the rest of the first`)] : [];
+  return n > 1 ? [h("div", { class: "note", "data-note": "info" }, `${label ?? `one of ${wholeText(n)} that`} are alike: the numbers are of all, the rest is of the first`)] : [];
 }
 
 const shortened = (text) => (text.length > LONG_PATH ? `…${text.slice(-LONG_PATH)}` : text);

@@ -45,7 +45,7 @@ function set(token) {
 export function onPath(tree, index, glob) {
   const fromRoot = glob[0] === "/";
   const pattern = glob.slice(fromRoot ? 1 : 0).replace(/\/$/, "").split("/");
-  if (pattern.length > 30) throw new Error("a glob may have 30 keys");
+  if (pattern.length > 30) throw new Error("A glob may have 30 keys.");
   const tests = pattern.map(globTest);
   let stay = 0;
   pattern.forEach((segment, i) => (stay |= +(segment === "**") << i));

@@ -155,7 +155,7 @@ export class Grid {
     const title = (column, i) => {
       const order = sorting.column === column ? (sorting.descending ? "descending" : "ascending") : "";
       const arrow = order && h("span", { class: "arrow", "aria-hidden": "true" }, sorting.descending ? "▼" : "▲");
-      return h("button", { class: `cell ${column.format}`, title: `${column.help || `sort by ${column.title}`} (with Shift: leaves only)`, "aria-label": order ? `${column.title}, sorted ${order}` : undefined,
+      return h("button", { class: `cell ${column.format}`, title: `${column.help ? `${column.help}\n` : ""}sort by ${column.title} (with Shift: leaves only)`, "aria-label": order ? `${column.title}, sorted ${order}` : undefined,
         tabindex: i === Math.max(0, focused) ? "0" : "-1", click: ({ shiftKey }) => (shiftKey ? this.view.setFlat(true, column) : this.view.sortBy(column)) }, column.title, arrow, this.#edge(column, i));
     };
     this.head.replaceChildren(...[this.view.keyColumn, ...this.columns].map(title));
@@ -189,7 +189,7 @@ export class Grid {
     if (this.nMore === n) return;
     this.nMore = n;
     this.more.textContent = `+${n} ›`;
-    this.more.title = `${n} more to the right`;
+    this.more.title = `columns to the right: ${n}`;
   }
 
   /** Put the rows on the screen into the document. @param {boolean} [all] also if the same ones are there: true if the data may have changed, false if only what is open, active, selected, sorted or found */

@@ -171,7 +171,7 @@ function flaggedByValues(tree, word) {
   if (!columns.length && word !== "zeros") columns = named((name) => name.endsWith("_nonfinite"));
   const found = byRow(tree, (row) => columns.some(({ values }) => values[row] > 0));
   const isUnread = (row) => tree.of(row, "is_leaf") && columnOf(tree, "elements").values[row] > 0 && columns[0].values[row] !== columns[0].values[row];
-  if (!columns.length) throw new Error(`${word} ${UNREAD}. The word: "${word}".`);
+  if (!columns.length) throw new Error(`${word} ${UNREAD}. To search the word: "${word}".`);
   const nUnread = found.includes(1) ? 0 : byRow(tree, isUnread).reduce((n, unread) => n + unread);
   if (nUnread) throw new Error(`No ${word} in what was read. Not read: ${nUnread} leaves.`);
   return found;

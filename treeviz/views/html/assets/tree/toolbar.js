@@ -92,7 +92,7 @@ export function toolbar(view) {
       view.grid.more,
       menu("columns", "Columns", choices),
       copyMenu(view),
-      button("picture", "Save a picture: PNG, with Shift SVG", (event) =>
+      button("picture", "Save a picture: PNG (with Shift: SVG)", (event) =>
         savePicture(view, event.shiftKey ? "SVG" : "PNG").catch((error) => view.setStatus(`no picture: ${error.message}`))),
     ),
   );

@@ -102,7 +102,7 @@ export class Tree {
     for (const field in this.facts) this.facts[field][1] = buffers[this.facts[field][1]];
     this.nFacts = this.facts.kind[1].length;
     Object.assign(this, link(this));
-    this.columns = header.columns.map((spec) => new Column(spec, buffers, this));
+    this.columns = header.table.map((spec) => new Column(spec, buffers, this));
   }
 
   /** @param {number} row @returns {Key} */

@@ -188,7 +188,7 @@ export class View extends EventTarget {
 
   /** @param {string} text */
   async copy(text) {
-    this.setStatus((await copy(text, this.root)) ? "copied" : "this browser does not let us copy");
+    this.setStatus((await copy(text, this.root)) ? "copied" : "this browser allows no copying");
     setTimeout(() => this.search.showCount(), 1500);
   }
 
