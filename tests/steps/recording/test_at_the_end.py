@@ -62,3 +62,14 @@ def test_what_an_inspector_has_left_is_told_before_the_next_begins(run):
     assert found == []
     tv.GradientInspector(on_finding=print)
     assert [(each.kind, each.first) for each in found] == [("nonfinite", 4)]
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_one_of_several_processes_tells_what_is_ready_and_waits_for_nothing(run, monkeypatch, is_ready):
+    found = []
+    inspector = run(on_finding=found.append)
+    monkeypatch.setattr(Arrived, "is_ready", lambda self: is_ready)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    at_the_end._at_exit()
+    assert [(each.kind, each.first) for each in found] == [("nonfinite", 4)] * is_ready
+    assert inspector.n_dropped == 0

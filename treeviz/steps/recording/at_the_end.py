@@ -47,7 +47,6 @@ def _tell(recorder: Recorder) -> None:
         if jax.process_count() == 1:
             recorder.flush()
         else:  # a step that waits for a process that has failed would never end
-            recorder.read_what_is_ready()
             recorder.read_what_is_ready(tells=True)
     except StopTraining as error:
         warnings.warn(
