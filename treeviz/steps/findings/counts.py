@@ -16,6 +16,7 @@ from treeviz.steps.findings.searched import Searched, and_others, factor_text, l
 from treeviz.steps.names import kind_of, sibling_name
 from treeviz.steps.recording.track import occurs_in
 
+GROWN = "norm had grown"  # times, before a NaN
 _DIVERGED, _BEFORE = 100.0, 10  # times the norm before, in the last entries before a NaN
 NO_UPDATE = (
     "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If it is "
@@ -68,7 +69,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
             "rate, clipping, or loss scaling in float16 may be what is missing."
         )
     )
-    diverged, what_then = had_diverged(tree, first)
+    diverged, what_then, grown = had_diverged(tree, first)
     yield Finding(
         "nonfinite",
         name,
@@ -76,7 +77,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
         -1 if is_everywhere else leaf,
         first,
         until,
-        (("numbers", n), ("leaves at first", len(at_first)), ("leaves in all", len(spread))),
+        (("numbers", n), ("leaves at first", len(at_first)), ("leaves in all", len(spread)), *grown),
         sentence + diverged,
         f"{what_then or reason} inspector.locate_nan() names the operation and its line, where "
         "GradientInspector(keep_inputs=True) has kept the inputs of the step.",
@@ -96,23 +97,24 @@ def _is_everywhere(tree: Searched, struck: np.ndarray) -> bool:
     return 2 * len(struck) > len(alive) and tree.places[alive].max() == tree.places[struck].max()
 
 
-def had_diverged(tree: Searched, first: int) -> tuple[str, str]:
-    """If the norm had grown before the first NaN: since when, and what to try; else two empty texts."""
+def had_diverged(tree: Searched, first: int) -> tuple[str, str, tuple[tuple[str, float], ...]]:
+    """If the norm had grown before the first NaN: since when, what to try, and `GROWN`; else nothing."""
     before = np.flatnonzero(tree.norm.until < first)
     root = np.sqrt(np.nansum(tree.norm.high[before] ** 2, axis=1))
     if not len(root):
-        return "", ""
+        return "", "", ()
     lately = float(np.median(root[:-_BEFORE])) if len(root) > _BEFORE else float(root[0])
     usual = min(lately, float(np.median(root[:_BEFORE]))) if len(root) > _BEFORE else lately
     since = int(np.flatnonzero(np.append(0, root) <= _DIVERGED * usual)[-1])  # it was never usual again
     is_growing = len(root) - since <= _BEFORE or root[-_BEFORE:].max() > _DIVERGED * lately
     if not usual or since == len(root) or not is_growing:
-        return "", ""
+        return "", "", ()
     step = int(tree.norm.first[before[since]])
     times = root[since:].max() / usual
     return (
         f" The training diverged: the norm had grown {factor_text(times)} times since step {step}.",
         f"Look at the batch of step {step}; a lower learning rate or clipping may be what is missing.",
+        ((GROWN, float(times)),),
     )
 
 

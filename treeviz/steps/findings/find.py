@@ -106,8 +106,10 @@ def _follows(finding: Finding, cause: Finding) -> bool:
     grads = sibling_name(finding.source, "grads")
     if finding.kind == "result" or (result_kind(finding.source) and not result_kind(cause.source)):
         return cause.first <= finding.first
-    if finding.kind == "nonfinite" and result_kind(cause.source):  # NaN in parameters spread to all that comes after
-        return result_kind(cause.source) == "parameter" and cause.first < finding.first
+    if finding.kind == "nonfinite" and result_kind(cause.source):
+        # NaN in parameters spread to all that comes after; where a run diverged, its loss is beyond all numbers first.
+        is_spread = result_kind(cause.source) == "parameter" or counts.GROWN in dict(cause.numbers)
+        return is_spread and cause.first < finding.first
     if finding.kind == "nonfinite":  # NaN in gradients spreads to parameters and updates
         is_spread = is_beside(finding.source) and cause.source == grads
         return is_spread and cause.first <= finding.first

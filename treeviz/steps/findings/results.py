@@ -75,14 +75,14 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     found = _first_bad(tree) if kind not in ("", "other", "unchanged") else None
     if found is None:
         return
-    diverged, what_then = counts.had_diverged(found.gradients, found.first) if found.gradients else ("", "")
+    diverged, what_then, grown = counts.had_diverged(found.gradients, found.first) if found.gradients else ("", "", ())
     if kind == "parameter":
-        what = f"New parameters ({listed(found.paths)}) were"
+        what = f"New parameters{f' ({listed(found.paths)})' * any(found.paths)} were"
         why = f"an update made it{'' if found.was_finite else ', or it was there before the first step'}.{diverged}"
         advice = f"{what_then or counts.BY_UPDATE} {SMALL}"
     else:
         what = f"{'The loss' if kind == 'loss' else 'A scalar result of the step'}{_where(found)} was"
-        why = f"it was made in the forward pass, and reached none.{diverged}"
+        why = f"it was made in the forward pass, and no gradient met it.{diverged}"
         made_by = (
             "the log of a number that is not positive, for Inf - Inf, and for a row that is masked throughout"
             if found.what == "NaN"
@@ -92,7 +92,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
         advice = what_then or f"Look for {made_by}, and at that step's batch."
     yield Finding(
         "nonfinite", tree.name, found.paths[0], found.leaves[0], found.first, found.until,
-        (("numbers", found.n), ("leaves at first", len(found.leaves))),
+        (("numbers", found.n), ("leaves at first", len(found.leaves)), *grown),
         f"{what} {found.what} {found.when}, while all gradients were finite: {why}",
         f"{advice} {_LOCATE}", tuple(found.leaves),
         rank=Rank.NOT_FINITE, severity="error",

@@ -87,7 +87,8 @@ def outlier_lines(
     if width < path_width + beside:
         sparks = [""] * len(found)  # the tree above shows them
     spans = f"{main.title}, steps {int(main.first_steps[0])} to {int(main.last_steps[-1])}"
-    lines = [cut(glyphs.fit(f"worst leaves by {visible(spans)}"), width, glyphs.dots)]
+    which = "worst leaves" if any(each.reason for each in found) else "leaves farthest from the median"
+    lines = [cut(glyphs.fit(f"{which} by {visible(spans)}"), width, glyphs.dots)]
     for each, path, last, spark in zip(found, paths, lasts, sparks, strict=True):
         start = f"  {path}{' ' * (path_width - display_width(path))}  {last.rjust(last_width)}  "
         start += f"{spark}  " if spark else ""
