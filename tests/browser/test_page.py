@@ -1320,6 +1320,11 @@ def test_one_output_shown_twice_and_another_are_three_views(open_page):
     assert ids == []
 
 
+def test_the_tools_of_a_few_rows_are_one_line_above_them_on_a_phone(open_page):
+    page = opened(open_page(f"<!DOCTYPE html><title>t</title>{treeviz.render([1])._repr_html_()}", width=360))
+    assert box(page, ".few > .tools")["height"] < 30 < box(page, ".head")["y"]
+
+
 def test_the_view_leaves_no_global_and_no_style_behind(open_page):
     output = treeviz.render(model())._repr_html_()
     page = open_page(
