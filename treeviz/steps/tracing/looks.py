@@ -23,6 +23,7 @@ from treeviz.steps.tracing.attribution import Attribution
 from treeviz.steps.tracing.beside import Beside
 from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.new_params import Path, match_new_params
+from treeviz.tree.collector import full_searches_put_off
 from treeviz.tree.forks import computed_once
 from treeviz.tree.tracers import any_traced
 
@@ -119,7 +120,8 @@ class Looks:
         """Call the twin, which is traced meanwhile: only then is known which arguments are parameters."""
         self._in_first_call = args, kwargs
         try:
-            out, measurement = twin(*args, **kwargs)
+            with full_searches_put_off():
+                out, measurement = twin(*args, **kwargs)
             return out, measurement, self._before_first
         finally:
             self._in_first_call = self._before_first = None
