@@ -79,3 +79,10 @@ def test_what_one_of_two_runs_has_alone_is_counted_and_nothing_in_common_is_trou
     assert "2 leaves of b alone" in capsys.readouterr().out
     assert main(["grads", saved("c.treeviz", paths={"['z']": 100}), smaller]) == TROUBLE
     assert "no measured leaf in common" in capsys.readouterr().err
+
+
+def test_a_run_without_a_step_is_trouble_that_says_so(saved, tmp_path, capsys):
+    GradientInspector().keep(tmp_path / "empty.treeviz")
+    for arguments in (["grads", "empty.treeviz"], ["empty.treeviz"], ["grads", saved("run.treeviz"), "empty.treeviz"]):
+        assert main(arguments) == TROUBLE
+        assert capsys.readouterr().err.startswith("treeviz: empty.treeviz: no step was measured in this run; ")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from treeviz.cli.output import DIFFERENT, SAME, add_outputs
-from treeviz.cli.show import add_rows, of_run, shown
+from treeviz.cli.show import add_rows, of_run, recorded, shown
 from treeviz.tree.safe_repr import visible
 
 
@@ -32,14 +32,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from treeviz.inspector.inspector import GradientInspector
-
-    inspector = GradientInspector.load(options.run_file)
+    inspector = recorded(options.run_file)
     if options.other is None:
         return shown(of_run(inspector.render(options.tree), options), options, lambda: str(inspector))
     from treeviz.inspector.two_runs import compare_runs
 
-    other = GradientInspector.load(options.other)
+    other = recorded(options.other)
     files = options.run_file, options.other
     mine, its = (visible(run.history.name, 100) for run in (inspector, other))
     names = mine or files[0].stem, its or files[1].stem

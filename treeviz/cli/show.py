@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeviz.cli.output import (
@@ -23,6 +24,7 @@ from treeviz.cli.output import (
 from treeviz.cli.source import add_source, load, name_of, stacks_of
 
 if TYPE_CHECKING:
+    from treeviz.inspector.inspector import GradientInspector
     from treeviz.tree.table import Row
     from treeviz.views.tree_view import TreeView
 
@@ -71,12 +73,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.what.endswith(".treeviz"):
-        from treeviz.inspector.inspector import GradientInspector
-
         if options.stats or options.stacked or options.like:
             raise ValueError(f"{one_line(options.what)} is a recorded run: it has no --stats, --stacked and --like")
-        return shown(of_run(GradientInspector.load(options.what).render(), options), options)
+        return shown(of_run(recorded(options.what).render(), options), options)
     return show(options, lambda: load(options.what, options), name_of(options.what))
+
+
+def recorded(file: str | Path) -> GradientInspector:
+    """A recorded run.
+
+    Raises:
+      ValueError: Nothing was measured in it.
+    """
+    from treeviz.inspector.inspector import GradientInspector
+
+    inspector = GradientInspector.load(file)
+    try:
+        _ = inspector.history
+    except LookupError:
+        text = "no step was measured in this run; a run that is kept writes its steps once a second, and when it ends"
+        raise ValueError(f"{one_line(str(file))}: {text}") from None
+    return inspector
 
 
 def of_run(view: TreeView, options: argparse.Namespace) -> TreeView:
