@@ -13,7 +13,7 @@ from treeviz.steps.older_jax import barrier
 from treeviz.steps.partial_sums import N_BITS, Rows, as_float32, copied_together, flat, rows_added_up
 from treeviz.steps.reduce import INFINITY, as_real, bits_of
 
-MOST_NUMBERS = 1 << 9  # of all arrays; to copy and to measure one takes some 10 ns, in every step
+MOST_NUMBERS = 1 << 10  # of all arrays; to copy and to measure one takes some 10 ns, in every step
 
 
 def number_of(*groups: Sequence[Any]) -> int:
