@@ -99,9 +99,8 @@ def partial_sums(
 ) -> tuple[list[jax.Array], list[jax.Array], Rows]:
     """Of leaves, and of results, whose bits are given, and those before: several float64, several uint32, and the rows.
 
-    Traceable. As for `reduce_leaves`, a barrier keeps XLA from changing the program around it. Together the float64 are
-    the sums of rows; the uint32 their largest magnitudes, for results and small leaves those of the row after each, and
-    then their counts.
+    Traceable. As for `reduce_leaves`, a barrier keeps XLA from changing the program around it. The float64 are the sums
+    of rows; the uint32 the largest magnitudes, of results and small leaves those of the row after, and then the counts.
 
     Args:
       n_layers: Of each leaf, along its first axis, or 1; empty: none has layers. Each counts as a leaf.

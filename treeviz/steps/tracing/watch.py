@@ -288,27 +288,15 @@ class Watched:
     def _on_compared(self, found: Verification | int) -> None:
         """Take the result of a comparison, or the size of copies that are too large, from any thread."""
         if isinstance(found, int):
-            self._remarks.note(
-                f"{self._remarks.step}: whether measuring changes bits was not compared, since the copies would take "
-                f"{found / 2**30:.2g} GiB of a device. inspector.verify() compares, before a run."
-            )
-            return
+            return self._remarks.note_not_compared(found)
         is_known = self.compared is not None and not self.compared
         self.compared = self.compared if is_known else found
         if found or is_known:
             return
-        text = (
-            f"{self._remarks.step}: measuring changes bits. Of {found.n_leaves} results {len(found.differences)} "
-            f"differ from those of the step itself for the same arguments: {found.differences[0]}. "
-        )
-        if self.settings.exact and self._jitted is not None:
-            self._turns.twins = self._twins_with(self._jitted, self.settings._replace(exact=True))
-            self._remarks.note(f"{text}From now on the untouched step runs, and is measured in a second run.")
-        else:
-            self._remarks.note(
-                f"{text}watch(step, exact=True) rules it out, for about twice the time of an inspected step. A step "
-                "that does not repeat itself differs, too: inspector.verify() tells."
-            )
+        jitted = self._jitted if self.settings.exact else None
+        if jitted is not None:
+            self._turns.twins = self._twins_with(jitted, self.settings._replace(exact=True))
+        self._remarks.note_other_bits(found, goes_apart=jitted is not None)
 
     def jitted_of(self, info: Any) -> JittedStep | None:
         """The step, if `info` is JAX's record of its options."""
