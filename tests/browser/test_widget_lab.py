@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Callable
 
 import nbformat
 import pytest
@@ -12,7 +13,6 @@ from browser.conftest import TIMEOUT_MS, new_window
 from browser.driving import settled, violations
 from browser.jupyter import (
     NOT_OURS,
-    close_notebooks,
     copy_untrusted,
     errors_in_cells,
     n_cells,
@@ -79,11 +79,12 @@ def lab(jupyterlab):
 
 @pytest.fixture(scope="module")
 def open_alone(lab, lab_window):
-    """`open_alone(name)` opens a notebook in place of the one before, where nothing may have gone wrong."""
+    """`open_alone(name)` opens a notebook in place of the one before, where nothing may have gone wrong until then."""
     with contextlib.ExitStack() as window:
 
-        def open_notebook(name: str, expected: re.Pattern = NOT_OURS):
+        def open_notebook(name: str, expected: re.Pattern = NOT_OURS, after_closing: Callable = lambda: None):
             window.close()
+            after_closing()
             page, watch = window.enter_context(lab_window(lab, name, 1400))
             window.callback(check, watch, expected)
             return page
@@ -243,9 +244,7 @@ def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trust
     assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
     assert "embed" in untrusted.locator(".jp-OutputArea:has(details)").first.inner_text()
     untrusted.screenshot(path=shots / "explore-untrusted.png")
-    close_notebooks(untrusted)
-    lab.end_kernels()
-    alone = open_alone("explore.ipynb", MODEL_NOT_FOUND)
+    alone = open_alone("explore.ipynb", MODEL_NOT_FOUND, after_closing=lab.end_kernels)
     alone.get_by_text("Saved view. Run the cell to explore live.").first.wait_for()
     for message in alone.get_by_text("model not found").all():
         assert not message.is_visible(), "the saved view stands in the place of the widget"
