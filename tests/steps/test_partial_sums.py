@@ -137,15 +137,16 @@ def test_partial_sums_give_the_numbers_of_each_layer_of_a_long_leaf():
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("has_results", [True, False])
-def test_the_kernel_of_small_leaves_wakes_no_other_thread(has_results):
+@pytest.mark.parametrize(("has_results", "compares"), [(True, True), (True, False), (False, False)])
+def test_the_kernel_of_small_leaves_wakes_no_other_thread(has_results, compares):
     def words(leaves, new, old):
         sums, found, _ = partial_sums(leaves, new, old)
         return jnp.concatenate(sums), jnp.concatenate(found)
 
-    few = [normal(784, 32), normal(32), normal(32, 32), normal(32), normal(32, 10), normal(10)]
+    few = [normal(784, 24), normal(24), normal(24, 32), normal(32), normal(32, 10), normal(10)]
     bits = [x.view(np.uint32).reshape(-1) for x in few[1:]] if has_results else []
-    program = jax.jit(words).lower(few, bits, bits).compile().as_text()
+    before = bits if compares else [None] * len(bits)
+    program = jax.jit(words).lower(few, bits, before).compile().as_text()
     assert program.count(" reduce(") == 1
     assert 'outer_dimension_partitions":["' not in program
 

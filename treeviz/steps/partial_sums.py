@@ -5,9 +5,10 @@ in no time as long as nothing is computed meanwhile, and one kernel reduces it; 
 added in float64, where those of float32 are neither too large nor too small; JAX needs no other x64 for it.
 
 XLA CPU divides a kernel among threads, and waking one takes as long as reducing 200,000 numbers. A kernel with more
-operations than bytes is divided from some 3,700 numbers on (`parallel_task_assignment.cc`), one with fewer from some
-40,000 on. What a kernel reads counts once for each slice of it (`FusionParameterReadBytes` in `hlo_cost_analysis.cc`).
-So the sums are of one slice of the array, and the largest magnitudes of another, which begins one row later.
+operations than bytes is divided from some 3,700 numbers on (`parallel_task_assignment.cc`), one with fewer from half a
+megabyte on. What a kernel reads counts once for each slice of it (`FusionParameterReadBytes` in `hlo_cost_analysis.cc`).
+So the sums are of one slice of the array, the largest magnitudes of another, which begins one row later, NaN are
+counted in a third, which is a row longer, and a fourth, which begins with the results before, is compared.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Rows(NamedTuple):
     """How many rows there are of each result, each small leaf, each result before, and each long leaf, in this order.
 
     Each layer of a long leaf counts as a leaf. There is a row of zeros for results, or for those before, if there are
-    none. Those before have no sums.
+    none. Those before have no sums, and lie before the others.
 
     Attributes:
       results: The order of the results: those that are compared come first.
@@ -116,14 +117,14 @@ def partial_sums(
     each = [(x.size // n, n) for x, n in zip(small, n_of_small, strict=True)]
     length = _row_length([*((x.size, 1) for x in (*after, *before)), *each]) if after or small else 0
     a_row = [_zeros(length)]
-    groups = (after or a_row, [*map(_padded, small, n_of_small, [length] * len(small))], before or a_row)
-    groups = groups if length else ((), (), ())
+    groups = (before or a_row, after or a_row, [*map(_padded, small, n_of_small, [length] * len(small))], a_row)
+    groups = groups if length else ((), (), (), ())
     n_rows = [tuple((x.size + _n_padding(x.size, length)) // length for x in group) for group in groups]
-    n_rows[1] = tuple(chain(*((k // n,) * n for k, n in zip(n_rows[1], n_of_small, strict=True))))
+    n_rows[2] = tuple(chain(*((k // n,) * n for k, n in zip(n_rows[2], n_of_small, strict=True))))
     of_layers = [(_n_long_rows(x.size, n),) * n for x, n in zip(long, n_of_long, strict=True)]
     first = [0, *accumulate(n_layers)]
     entries = tuple(chain(*(range(first[i], first[i + 1]) for i in order)))
-    rows = Rows(n_rows[0], n_rows[1], n_rows[2], tuple(chain(*of_layers)), tuple(results), entries)
+    rows = Rows(n_rows[1], n_rows[2], n_rows[0], tuple(chain(*of_layers)), tuple(results), entries)
     parts = [_sums_of_small(list(chain(*groups)), length, rows, bool(before))] if length else []
     parts += [_sums_of_long(x, sum(n)) for x, n in zip(long, of_layers, strict=True)]
     sums, peaks, counts = zip(*parts, strict=True)
@@ -205,7 +206,10 @@ def _zeros(n: int) -> np.ndarray:
 
 
 def _sums_of_small(values: Sequence[Any], length: int, rows: Rows, compares: bool) -> Sequence[jax.Array]:
-    """The sums, largest magnitudes and counts of rows; of results, also NaN and what the last rows have not."""
+    """The sums, largest magnitudes and counts of rows, also of NaN and of what the first rows have otherwise.
+
+    These are of use for results alone, but XLA CPU makes one quick loop only of what is done alike for all rows.
+    """
     zeros = {n: _zeros(n) for x in values if (n := _n_padding(x.size, length))}
     parts: list[Any] = []
     for x in values:
@@ -215,21 +219,19 @@ def _sums_of_small(values: Sequence[Any], length: int, rows: Rows, compares: boo
     n_results, n_small, n_old = map(sum, (rows.of_results, rows.of_small, rows.of_old))
     n_rows = n_results + n_small
 
-    def rows_of(x: jax.Array, start: int, n: int) -> jax.Array:
+    def rows_of(x: jax.Array, start: int, n: int = n_rows) -> jax.Array:
         return lax.slice_in_dim(x, start * length, (start + n) * length)
 
     is_finite = lax.is_finite(block)
-    here, after = (rows_of(is_finite, start, n_rows) for start in (0, 1))
-    numbers, size = rows_of(block, 0, n_rows), magnitude(rows_of(block, 1, n_rows))
-    counts = lax.select(here, lax.full_like(size, 0), lax.full_like(size, 1))
+    here, after = (rows_of(is_finite, start) for start in (n_old, n_old + 1))
+    numbers, size = rows_of(block, n_old), magnitude(rows_of(block, n_old + 1))
+    one, one_nan = (lax.full_like(size, n) for n in (1, 1 + (1 << N_BITS)))
+    counts, another = one, rows_of(block, n_old, n_rows + 1)
     if rows.results:
-        found = rows_of(block, 0, n_results)
-        more = _ones(lax.ne(found, found), at=1)
-        if compares:
-            bits = [bits_of(x) for x in (rows_of(block, n_rows, n_old), rows_of(block, n_old, n_results - n_old))]
-            more = lax.add(more, _ones(lax.ne(bits_of(found), joined_arrays([x for x in bits if x.size])), at=2))
-        parts = [more, lax.full((n_small * length,), np.uint32(0))]
-        counts = lax.add(counts, joined_arrays([x for x in parts if x.size]))
+        counts = lax.select(rows_of(lax.ne(another, another), 0), one_nan, one)
+    counts = lax.select(here, lax.full_like(size, 0), counts)
+    if compares:
+        counts = lax.add(counts, _ones(lax.ne(bits_of(numbers), bits_of(rows_of(block, 0))), at=2))
     return _sums(here, numbers, after, size, counts, n_rows)
 
 
@@ -295,22 +297,23 @@ def _ones(mask: jax.Array, at: int = 0) -> jax.Array:
 class _Places(NamedTuple):
     """Where the rows of each array begin, and their largest magnitudes are, in the order of rows.
 
-    Worked out once.
+    Worked out once. Short rows are those of results and small leaves, whose words hold three counts.
     """
 
     starts: np.ndarray
     peaks: np.ndarray
     n_result_rows: int
+    n_short_rows: int
     n_results: int
 
 
 @cache
 def _places(rows: Rows) -> _Places:
     starts = np.array([0, *accumulate(rows.n_rows)][:-1], np.intp)
-    n_result_rows, n_rows = sum(rows.of_results), sum(rows.n_rows)
-    peaks = np.arange(n_rows)
-    peaks[: n_result_rows + sum(rows.of_small)] -= 1  # the first is of a result, which needs none
-    return _Places(starts, peaks, n_result_rows, len(rows.of_results))
+    n_result_rows, peaks = sum(rows.of_results), np.arange(sum(rows.n_rows))
+    n_short_rows = n_result_rows + sum(rows.of_small)
+    peaks[:n_short_rows] -= 1  # the first is of a result, which needs none
+    return _Places(starts, peaks, n_result_rows, n_short_rows, len(rows.of_results))
 
 
 def added_up(sums: np.ndarray, words: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -326,11 +329,11 @@ def rows_added_up(
     sums: np.ndarray, peaks: np.ndarray, counts: np.ndarray, rows: Rows
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """As `added_up`, of the largest magnitudes in the order of rows, and of counts, which are overwritten."""
-    starts, _, n_result_rows, n_results = _places(rows)
+    starts, _, n_result_rows, n_short_rows, n_results = _places(rows)
     packed, found = None, None
     of_results = counts[..., :n_result_rows]
     n_nan, n_changed = of_results >> np.uint32(N_BITS) & _COUNT, of_results >> np.uint32(2 * N_BITS)
-    of_results &= _COUNT
+    counts[..., :n_short_rows] &= _COUNT
     n_bad = np.add.reduceat(counts, starts, -1, np.uint32)
     if rows.leaves:
         peaks = np.maximum.reduceat(peaks, starts, -1)[..., n_results:]
