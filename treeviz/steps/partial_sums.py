@@ -6,9 +6,8 @@ added in float64, where those of float32 are neither too large nor too small; JA
 
 XLA CPU divides a kernel among threads, and waking one takes as long as reducing 200,000 numbers. A kernel with more
 operations than bytes is divided from some 3,700 numbers on (`parallel_task_assignment.cc`), one with fewer from half a
-megabyte on. What a kernel reads counts once for each slice of it (`FusionParameterReadBytes` in `hlo_cost_analysis.cc`).
-So the sums are of one slice of the array, the largest magnitudes of another, which begins one row later, NaN are
-counted in a third, which is a row longer, and a fourth, which begins with the results before, is compared.
+megabyte on. What is read counts once for each slice of it (`FusionParameterReadBytes` in `hlo_cost_analysis.cc`). So
+some counts are of a slice of the array that is a row longer than the one whose squares are added up.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from jax import lax
 from treeviz.steps.older_jax import barrier
 from treeviz.steps.reduce import (
     HUGE_FROM,
-    INFINITY,
     SMALL_BELOW,
     TOGETHER,
     USUAL_FROM,
@@ -70,8 +68,7 @@ def _n_long_rows(size: int, n_layers: int) -> int:
 class Rows(NamedTuple):
     """How many rows there are of each result, each small leaf, each result before, and each long leaf, in this order.
 
-    Each layer of a long leaf counts as a leaf. There is a row of zeros for results, or for those before, if there are
-    none. Those before have no sums, and lie before the others.
+    Each layer of a long leaf counts as a leaf. Results before have no sums.
 
     Attributes:
       results: The order of the results: those that are compared come first.
@@ -101,7 +98,7 @@ def partial_sums(
     """Of leaves, and of results, whose bits are given, and those before: several float64, several uint32, and the rows.
 
     Traceable. As for `reduce_leaves`, a barrier keeps XLA from changing the program around it. The float64 are the sums
-    of rows; the uint32 the largest magnitudes, of results and small leaves those of the row after, and then the counts.
+    of rows; the uint32 their largest magnitudes, and then the counts.
 
     Args:
       n_layers: Of each leaf, along its first axis, or 1; empty: none has layers. Each counts as a leaf.
@@ -116,16 +113,16 @@ def partial_sums(
     n_of_small, n_of_long = ([n_layers[i] for i in part] for part in (order[: len(small)], order[len(small) :]))
     each = [(x.size // n, n) for x, n in zip(small, n_of_small, strict=True)]
     length = _row_length([*((x.size, 1) for x in (*after, *before)), *each]) if after or small else 0
-    a_row = [_zeros(length)]
-    groups = (before or a_row, after or a_row, [*map(_padded, small, n_of_small, [length] * len(small))], a_row)
-    groups = groups if length else ((), (), (), ())
+    zeros = [_zeros(length)] if length else []  # between which lie all rows that are reduced
+    groups = (before or zeros, after, [*map(_padded, small, n_of_small, [length] * len(small))], zeros)
     n_rows = [tuple((x.size + _n_padding(x.size, length)) // length for x in group) for group in groups]
-    n_rows[2] = tuple(chain(*((k // n,) * n for k, n in zip(n_rows[2], n_of_small, strict=True))))
+    of_small = tuple(chain(*((k // n,) * n for k, n in zip(n_rows[2], n_of_small, strict=True))))
+    of_old = n_rows[0] if before else ()
     of_layers = [(_n_long_rows(x.size, n),) * n for x, n in zip(long, n_of_long, strict=True)]
     first = [0, *accumulate(n_layers)]
     entries = tuple(chain(*(range(first[i], first[i + 1]) for i in order)))
-    rows = Rows(n_rows[1], n_rows[2], n_rows[0], tuple(chain(*of_layers)), tuple(results), entries)
-    parts = [_sums_of_small(list(chain(*groups)), length, rows, bool(before))] if length else []
+    rows = Rows(n_rows[1], of_small, of_old, tuple(chain(*of_layers)), tuple(results), entries)
+    parts = [_sums_of_small(list(chain(*groups)), length, rows)] if length else []
     parts += [_sums_of_long(x, sum(n)) for x, n in zip(long, of_layers, strict=True)]
     sums, peaks, counts = zip(*parts, strict=True)
     return [*sums], [*peaks, *counts], rows
@@ -134,12 +131,9 @@ def partial_sums(
 def packed_rows(leaves: Sequence[jax.Array], n_layers: Sequence[int] = ()) -> jax.Array:
     """uint32[leaves, 4]: the packed rows of `LIGHT`, with the partial sums added up where they are. Traceable."""
     parts, words, rows = partial_sums(leaves, (), (), n_layers)
-    n_rows, n_others = rows.of_small + rows.of_long, sum(rows.of_results)
-    ends, sums, together = n_others + np.cumsum(n_rows), joined_arrays(parts), joined_arrays(words)
-    zero = lax.full_like(together, 0, shape=(1,))
+    n_rows = rows.n_rows
+    ends, sums, together = np.cumsum(n_rows), joined_arrays(parts), joined_arrays(words)
     peaks, counts = (lax.slice_in_dim(together, n, n + ends[-1]) for n in (0, ends[-1]))
-    n_first = n_others + sum(rows.of_small)  # whose largest magnitudes are those of the rows after them
-    peaks = joined_arrays([zero, peaks[: n_first - 1], peaks[n_first:]]) if n_first else peaks
     arrays = [lax.concatenate([x, lax.full_like(x, 0, shape=(1,))], 0) for x in (sums, peaks, counts)]
     parts, order = [], []
     for block in map(sorted, blocks(range(len(ends)), n_rows)):
@@ -205,8 +199,8 @@ def _zeros(n: int) -> np.ndarray:
     return np.array([-0.0, *[0.0] * (n - 1)], np.float32)
 
 
-def _sums_of_small(values: Sequence[Any], length: int, rows: Rows, compares: bool) -> Sequence[jax.Array]:
-    """The sums, largest magnitudes and counts of rows, also of NaN and of what the first rows have otherwise.
+def _sums_of_small(values: Sequence[Any], length: int, rows: Rows) -> Sequence[jax.Array]:
+    """The sums, largest magnitudes and counts of rows, also of NaN, and of what the first rows have otherwise.
 
     These are of use for results alone, but XLA CPU makes one quick loop only of what is done alike for all rows.
     """
@@ -216,47 +210,38 @@ def _sums_of_small(values: Sequence[Any], length: int, rows: Rows, compares: boo
         n = _n_padding(x.size, length)
         parts += [x, zeros[n]] if n else [x]
     block = copied_together(parts)
-    n_results, n_small, n_old = map(sum, (rows.of_results, rows.of_small, rows.of_old))
-    n_rows = n_results + n_small
+    n_before, n_rows = sum(rows.of_old) or 1, sum(rows.of_results) + sum(rows.of_small)
 
     def rows_of(x: jax.Array, start: int, n: int = n_rows) -> jax.Array:
         return lax.slice_in_dim(x, start * length, (start + n) * length)
 
-    is_finite = lax.is_finite(block)
-    here, after = (rows_of(is_finite, start) for start in (n_old, n_old + 1))
-    numbers, size = rows_of(block, n_old), magnitude(rows_of(block, n_old + 1))
-    one, one_nan = (lax.full_like(size, n) for n in (1, 1 + (1 << N_BITS)))
-    counts, another = one, rows_of(block, n_old, n_rows + 1)
-    if rows.results:
-        counts = lax.select(rows_of(lax.ne(another, another), 0), one_nan, one)
-    counts = lax.select(here, lax.full_like(size, 0), counts)
-    if compares:
-        counts = lax.add(counts, _ones(lax.ne(bits_of(numbers), bits_of(rows_of(block, 0))), at=2))
-    return _sums(here, numbers, after, size, counts, n_rows)
+    numbers, is_finite = rows_of(block, n_before), rows_of(lax.is_finite(block), n_before)
+    longer = rows_of(block, n_before, n_rows + 1)
+    none, one, one_nan, one_changed = (
+        lax.full_like(numbers, n, np.uint32) for n in (0, 1, 1 | 1 << N_BITS, 1 << 2 * N_BITS)
+    )
+    if not rows.results:
+        counts = lax.select(rows_of(lax.is_finite(longer), 0), none, one)
+    else:
+        bad = lax.select(rows_of(lax.ne(longer, longer), 0), one_nan, one)
+        has_changed = lax.ne(bits_of(numbers), bits_of(rows_of(block, 0)))
+        counts = lax.select(is_finite, lax.select(has_changed, one_changed, none) if rows.of_old else none, bad)
+    return _sums(is_finite, numbers, counts, n_rows)
 
 
 @partial(jax.jit, static_argnums=1)  # traced and lowered once for all leaves of a shape
 def _sums_of_long(x: jax.Array, n_rows: int) -> Sequence[jax.Array]:
-    size = magnitude(x)
-    is_finite = lax.lt(size, lax.full_like(size, INFINITY))
-    return _sums(is_finite, x, is_finite, size, _ones(_is_at_least(size, INFINITY)), n_rows)
+    is_finite = lax.is_finite(x)
+    return _sums(is_finite, x, _ones(lax.bitwise_not(is_finite)), n_rows)
 
 
-def _sums(
-    is_finite: jax.Array,
-    numbers: jax.Array,
-    has_finite_size: jax.Array,
-    size: jax.Array,
-    counts: jax.Array,
-    n_rows: int,
-) -> Sequence[jax.Array]:
+def _sums(is_finite: jax.Array, numbers: jax.Array, counts: jax.Array, n_rows: int) -> Sequence[jax.Array]:
     """One operation, of which XLA CPU makes one loop, since only one of its sums is of floats.
 
     Rows are made last: XLA moves a reshape behind one operation at a time, and simplifies the whole program after each.
     """
-    finite = _as_float64(lax.select(is_finite, numbers, lax.full_like(numbers, 0)))
-    peaks = lax.select(has_finite_size, size, lax.full_like(size, 0))
-    terms = lax.mul(finite, finite), peaks, counts
+    finite = lax.select(is_finite, numbers, lax.full_like(numbers, 0))
+    terms = lax.square(_as_float64(finite)), magnitude(finite), counts
     return _added_up([lax.reshape(x, (n_rows, x.size // n_rows)) for x in terms])
 
 
@@ -288,32 +273,26 @@ def _is_at_least(size: jax.Array, limit: Any) -> jax.Array:
     return lax.ge(size, lax.full_like(size, limit))
 
 
-def _ones(mask: jax.Array, at: int = 0) -> jax.Array:
-    """A number that counts one, at a place among the counts of a word."""
-    one = lax.full_like(mask, 1 << at * N_BITS, np.uint32)
+def _ones(mask: jax.Array) -> jax.Array:
+    one = lax.full_like(mask, 1, np.uint32)
     return lax.select(mask, one, lax.full_like(one, 0))
 
 
 class _Places(NamedTuple):
-    """Where the rows of each array begin, and their largest magnitudes are, in the order of rows.
+    """Where the rows of each array begin, and how many are of results, or small, whose words hold three counts.
 
-    Worked out once. Short rows are those of results and small leaves, whose words hold three counts.
+    Worked out once.
     """
 
     starts: np.ndarray
-    peaks: np.ndarray
     n_result_rows: int
     n_short_rows: int
-    n_results: int
 
 
 @cache
 def _places(rows: Rows) -> _Places:
-    starts = np.array([0, *accumulate(rows.n_rows)][:-1], np.intp)
-    n_result_rows, peaks = sum(rows.of_results), np.arange(sum(rows.n_rows))
-    n_short_rows = n_result_rows + sum(rows.of_small)
-    peaks[:n_short_rows] -= 1  # the first is of a result, which needs none
-    return _Places(starts, peaks, n_result_rows, n_short_rows, len(rows.of_results))
+    starts, n_result_rows = np.array([0, *accumulate(rows.n_rows)][:-1], np.intp), sum(rows.of_results)
+    return _Places(starts, n_result_rows, n_result_rows + sum(rows.of_small))
 
 
 def added_up(sums: np.ndarray, words: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -322,15 +301,15 @@ def added_up(sums: np.ndarray, words: np.ndarray, rows: Rows) -> tuple[np.ndarra
     That is uint32[..., results], as `treeviz.steps.tracing.results` explains it. None for no leaves, or no results.
     """
     n = sums.shape[-1]
-    return rows_added_up(sums, words[..., _places(rows).peaks], words[..., n : 2 * n].copy(), rows)
+    return rows_added_up(sums, words[..., :n], words[..., n : 2 * n].copy(), rows)
 
 
 def rows_added_up(
     sums: np.ndarray, peaks: np.ndarray, counts: np.ndarray, rows: Rows
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """As `added_up`, of the largest magnitudes in the order of rows, and of counts, which are overwritten."""
-    starts, _, n_result_rows, n_short_rows, n_results = _places(rows)
-    packed, found = None, None
+    """As `added_up`, of the largest magnitudes, and of counts, which are overwritten."""
+    starts, n_result_rows, n_short_rows = _places(rows)
+    n_results, packed, found = len(rows.results), None, None
     of_results = counts[..., :n_result_rows]
     n_nan, n_changed = of_results >> np.uint32(N_BITS) & _COUNT, of_results >> np.uint32(2 * N_BITS)
     counts[..., :n_short_rows] &= _COUNT
@@ -344,9 +323,10 @@ def rows_added_up(
         columns = first, squares.astype(np.float32).view(np.uint32), peaks, n_bad[..., n_results:]
         packed[..., rows.leaves, :] = np.stack(columns, -1)
     if rows.results:
-        begins, n_old = starts[: len(rows.results)], len(rows.of_old)
+        begins, n_old = starts[:n_results], len(rows.of_old)
         values = n_bad[..., : len(begins)] << np.uint32(16) | np.add.reduceat(n_nan, begins, -1, np.uint32)
         has_changed = np.logical_or.reduceat(n_changed, begins, -1)[..., :n_old]
+        has_changed |= n_bad[..., :n_old] > 0
         values[..., :n_old] |= has_changed.astype(np.uint32) << np.uint32(31)
         found = np.empty_like(values)
         found[..., rows.results] = values

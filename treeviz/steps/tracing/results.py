@@ -65,7 +65,8 @@ def count_in_results(
 
     Returns:
       The results that are looked at, as one tree for each kind; and uint32[of all of them]: how many numbers are not
-      finite, times 2**16, plus how many of these are NaN; of a new parameter, plus 2**31 if it is not the old one.
+      finite, times 2**16, plus how many of these are NaN; of a new parameter, plus 2**31 if it is not the old one,
+      or may not be, where numbers are not finite.
     """
     kinds = _kinds(program, argument_paths, result_paths, params)
     found = {i: (kind, shown_paths[i] if at is None else params[at]) for i, (kind, at) in kinds.items()}
