@@ -13,11 +13,12 @@ from urllib.error import HTTPError
 from browser.server import GOODBYE_S, Server
 from browser.server import PATIENCE_S as PATIENCE_S
 
-# What Lab says of itself: of a session that begins while its notebook is being closed (`Disposed`), of its list of
-# files while one is replaced, and, as anywidget does, of every widget, also one that does nothing, that is closed
-# before its module has come.
+# What Lab says of itself: of a session that begins while its notebook is being closed (`Disposed`, or that there is no
+# `kernel`, for which no script of ours asks), of its list of files while one is replaced, and, as anywidget does, of
+# every widget, also one that does nothing, that is closed before its module has come.
 NOT_OURS = re.compile(
-    r"favicon|ResizeObserver loop|was preloaded|/lsp/status|^page error: Disposed$|Failed to initialize model"
+    r"favicon|ResizeObserver loop|was preloaded|/lsp/status|Failed to initialize model"
+    r"|^page error: (Disposed|Cannot read properties of null \(reading 'kernel'\))$"
     r"|/api/contents\?content=1&hash=0&|Directory not found: \"\""
 )
 SETTINGS = {

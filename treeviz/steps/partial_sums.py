@@ -180,7 +180,7 @@ def _row_length(sizes: Sequence[tuple[int, int]]) -> int:
 
 
 def _n_padding(size: int, length: int) -> int:
-    """How many zeros complete the last row: none, or at least two; see `_sums_of_small`."""
+    """How many zeros complete the last row: none, or at least two; see `_zeros`."""
     n = -size % length
     return n + length if n == 1 else n
 
