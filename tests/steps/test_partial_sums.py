@@ -111,6 +111,35 @@ def test_partial_sums_give_the_numbers_of_leaves_and_the_counts_of_results():
         np.testing.assert_allclose(values, numbers[statistic][0], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("n_leaves", "n_new", "n_old"), [(0, 1, 0), (0, 1, 1), (0, 3, 2), (1, 0, 0), (1, 1, 0), (3, 1, 1), (3, 3, 2)]
+)
+def test_leaves_and_results_are_told_apart_whatever_there_is_of_them(n_leaves, n_new, n_old):
+    many, rows = [normal(n + 1, 31) for n in range(n_leaves)], None
+    new = [normal(40 * n + 33) for n in range(n_new)]
+    old = [x + 1 if i < n_old else None for i, x in enumerate(new)]
+    for x in (*many[-1:], *new[-1:]):
+        x.reshape(-1)[-2:] = np.nan, np.inf
+
+    @jax.jit
+    def words(leaves, new, old):
+        nonlocal rows
+        sums, found, rows = partial_sums(leaves, new, old)
+        return jnp.concatenate(sums), jnp.concatenate(found)
+
+    bits = jax.tree.map(lambda x: x.view(np.uint32), (new, old))
+    packed, counts = added_up(*map(np.asarray, words(many, *bits)), rows)
+    if n_leaves:
+        finite = [x[np.isfinite(x)] for x in many]
+        numbers = unpack(packed, LIGHT)
+        np.testing.assert_allclose(numbers["norm"], list(map(np.linalg.norm, finite)), rtol=1e-6)
+        np.testing.assert_array_equal(numbers["max_abs"], [abs(x).max() for x in finite])
+        np.testing.assert_array_equal(numbers["nonfinite"], [0] * (n_leaves - 1) + [2])
+    if n_new:
+        bad = [0] * (n_new - 1) + [(2 << 16) + 1]
+        np.testing.assert_array_equal(counts, [n + ((i < n_old) << 31) for i, n in enumerate(bad)])
+
+
 def test_partial_sums_give_the_numbers_of_each_layer_of_a_long_leaf():
     stacks = [normal(3, 64, 400), normal(300), normal(126, 8, 64), normal(40, 2048), normal(40_009)]
     stacks[0][1, 2, 3], stacks[2][7], stacks[2][125, 0, :5], stacks[3][39] = np.nan, np.inf, -np.inf, 0
