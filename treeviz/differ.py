@@ -117,7 +117,7 @@ def long_hints(differences: Differences, width: int | None = None, shown: str = 
     """
     whole = "".join(shown.split())
     # Where values differ, and how many, is said by their row and its columns.
-    others = (each for each in differences if each.kind != "value" or "transpose" in each.hint)
+    others = (each for each in differences if each.kind != "value" or each.is_transpose)
     long = (each for each in others if len(each.hint) > _LONG)
     hints = islice((each for each in long if not whole or "".join(each.note.split()) not in whole), _MOST_HINTS)
     codes = [each.code for each in differences if each.code]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import runpy
@@ -949,13 +950,14 @@ def moved():
     return tree
 
 
-def with_extra(key):
-    return moved() | {key: np.ones(3)}
+def with_extra(key, value=1.0):
+    return moved() | {key: np.full(3, value)}
 
 
 ASKED = {
     "other trees": (lambda: treeviz.render(model(), grads=model(), stats=True), ["rms"]),
-    "statistics": (lambda: treeviz.render(model(), stats=True), ["min"]),
+    "statistics": (lambda: treeviz.render(model(), stats=True), ["rms"]),
+    "statistics with a NaN": (lambda: treeviz.render(with_extra("e", np.nan), stats=True), ["NaN"]),
     "in_axes": (
         lambda: treeviz.overlay(
             ({"embed": None, "layers": {"attn": 0, "mlp": None}, "norm": None},),
@@ -963,7 +965,7 @@ ASKED = {
         ),
         ["in_axes"],
     ),
-    "differences": (lambda: treeviz.diff(model(), moved()), ["first", "other"]),
+    "differences": (lambda: treeviz.diff(model(), moved()), ["diff", "first", "other"]),
     "several trees": (
         lambda: treeviz.diff(model(), *(with_extra(f"embedding_of_positions_{i}") for i in (1, 2))),
         ["tree 1", "tree 2"],
@@ -978,6 +980,9 @@ def test_what_was_asked_for_stands_before_the_type_where_not_all_columns_fit(ope
     heads = page.locator(".head button")
     titles = heads.all_inner_texts()
     assert titles[: len(asked) + 1] == ["name", *asked] and titles[len(asked) + 1] == "type", "numbers go before types"
+    if asked[0] == "diff":
+        assert "value" in row(page, "bias").locator(".cell").all_inner_texts(), "there is no room for the badge"
+        titles.remove("diff")
     assert box(page, f".head button:nth-child({len(asked) + 1}) i")["x"] < 470
     clipped = page.locator(".row .what").evaluate_all(
         """(parts) => parts.filter((part) => part.getBoundingClientRect().right > 474)
@@ -987,7 +992,7 @@ def test_what_was_asked_for_stands_before_the_type_where_not_all_columns_fit(ope
     page.set_viewport_size({"width": 1400, "height": 700})
     page.wait_for_function(f"() => {IN_VIEW}.querySelector('.head').children[1].textContent === 'type'")
     assert sorted(settled(page).locator(".head button").all_inner_texts()) == sorted(
-        titles + ["elements"] * (what == "statistics")
+        titles + ["elements"] * what.startswith("statistics")
     )
 
 
@@ -1027,6 +1032,19 @@ def test_a_view_is_as_wide_as_its_columns_and_has_its_details_beside_them(shown)
             "return Math.abs(width - 16 - root.offsetWidth) < 2 }",
             arg=width,
         )
+
+
+def test_a_static_field_that_no_row_has_room_for_makes_no_type_wide(shown):
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Trained:
+        params: dict
+        short: str = dataclasses.field(default="s", metadata={"static": True})
+        long: str = dataclasses.field(default="l" * 200, metadata={"static": True})
+
+    page = shown(Trained(model()), width=1400)
+    assert "short='s'" in row(page, "params").first.inner_text()
+    assert box(page, ".head .type")["width"] < 500
 
 
 def test_the_chosen_row_stays_in_sight_though_its_details_are_longer_than_those_before(shown):
@@ -1191,12 +1209,14 @@ def test_an_edge_is_dragged_on_where_columns_stand_before_the_type(shown):
 
 
 def test_a_print_is_light_and_begins_with_what_a_check_has_found(shown):
-    page = shown({"a": jax.numpy.ones(3), "b": np.ones(3), "c": np.array([object()])}, check=True, dark=True)
+    a = jax.numpy.ones(3)
+    page = shown({"a": a, "b": np.ones(3), "c": np.array([object()]), "d": {"e": a}}, check=True, dark=True)
     page.emulate_media(media="print", color_scheme="dark")
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
     found = settled(page).locator(".printed p").all_inner_texts()
     texts = ["['b']: T203: JAX turns float64 into float32", "['c']: T130: dtype object is no JAX type"]
-    assert found == [f"info params{text}" for text in texts]
+    assert found[:2] == [f"info params{text}" for text in texts]
+    assert found[2:] == ["shared params['d']['e']: T211: the same object as params['a']"], "it has no link on paper"
     assert box(page, ".printed")["y"] < box(page, ".head")["y"] and box(page, ".printed")["height"] > 20
     assert page.locator(".treeviz.dark").count() == 0
     page.evaluate("() => dispatchEvent(new Event('afterprint'))")

@@ -327,6 +327,15 @@ def test_on_a_phone_the_sparkline_and_the_last_value_are_in_sight(shown):
     assert settled(page).locator(".head button").all_inner_texts()[-2:] == ["type", "bytes"]
 
 
+def test_beside_a_curve_a_type_has_its_dtype_or_is_out_of_sight(shown):
+    widths = [
+        (place["x"], width - 8 - place["x"])
+        for width in range(400, 560, 20)
+        for place in [box(shown(width=width), ".head .type")]
+    ]
+    assert all(room < 12 or room >= len("float32[") * 7.83 for _, room in widths), widths
+
+
 def test_curves_have_the_scale_that_is_chosen_and_say_so(shown):
     page = shown()
     row(page, "embed").click()

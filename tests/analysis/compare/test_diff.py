@@ -400,7 +400,10 @@ def test_what_was_renamed_moved_or_stacked_is_told_with_the_code():
     assert (
         str(found) == ("[0]: value: 1 → 2 (at [0, 1]; 2 of 4 differ; the values of the transpose: jnp.transpose(x))")
         and found.note == "value: 1 → 2 (at [0, 1]) transposed"
+        and found.is_transpose
     )
+    (same_place,) = tv.diff({"transpose": square}, {"transpose": square + 1}).differences
+    assert not same_place.is_transpose and not transposed[0].is_transpose, "that is of its shape, not of its values"
 
 
 def test_each_of_many_layers_that_differ_alike_is_told_as_if_it_were_alone():

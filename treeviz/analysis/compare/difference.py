@@ -40,6 +40,8 @@ MEANINGS: dict[str, str] = {
     "setting": "an option or a context of JAX",
 }
 
+OF_TRANSPOSE = "the values of the transpose: jnp.transpose(x)"  # how a hint of values ends
+
 
 class Hint(NamedTuple):
     """What a difference may come from, and Python that converts the first tree, or what writes it."""
@@ -89,10 +91,15 @@ class Difference:
         return f"{text} ({self.hint})" if self.hint else text
 
     @property
+    def is_transpose(self) -> bool:
+        """Whether the values of the other array are those of the first one transposed."""
+        return self.kind == "value" and self.hint.endswith(OF_TRANSPOSE)
+
+    @property
     def note(self) -> str:
         """The same in a row that shows what stands there."""
         if self.kind == "value":  # how many differ is in a column
-            return self.text.partition("; ")[0] + ")" * (";" in self.hint) + " transposed" * ("transpose" in self.hint)
+            return self.text.partition("; ")[0] + ")" * (";" in self.hint) + " transposed" * self.is_transpose
         if self.kind == "type" and "moved to [" in self.hint:
             return f"type: {self.hint}"
         if self.kind not in ("missing", "extra"):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from treeviz.analysis.compare.difference import OF_TRANSPOSE
 from treeviz.analysis.compare.elements import Gap, Index, compare_elements, gap_of, index_in
 from treeviz.analysis.stats.host import CHUNK, holds_numbers, host_view, lies_on_host, once
 from treeviz.tree.numbers import number_text
@@ -256,7 +257,7 @@ def gap_texts(gap: Gap) -> list[tuple[str, str, str, str]]:
         found.append(("NaN", f"{gap.nan_left:,} NaN", f"{gap.nan_right:,} NaN", where))
     if gap.n_outside:
         left, right = _two_texts(gap.left, gap.right)
-        more = "; the values of the transpose: jnp.transpose(x)" if gap.is_transpose else ""
+        more = f"; {OF_TRANSPOSE}" if gap.is_transpose else ""
         at = f"at {_index_text(gap.at)}; {gap.n_outside:,} of {gap.n:,} differ{more}" if gap.at else ""
         found.append(("value", left, right, at))
     return found

@@ -8,6 +8,7 @@ import { additions, View } from "../tree/view.js";
 import { barChart } from "../values/bar_chart.js";
 
 const LEAST_SAME = 3; // siblings that are folded
+const LONGEST_KIND = 7; // characters: missing
 // The signs of kinds, in the place of the glyph of a row; of all others ≠.
 const SIGNS_OF = { missing: "−", extra: "+" };
 const signOf = (kind) => SIGNS_OF[kind] ?? "≠";
@@ -20,6 +21,7 @@ additions.push({
     const isSame = foldSame(view);
     view.tree.changed ??= Uint8Array.from(view.tree.depth, (_, row) => +!!view.tree.header.notes[row]);
     view.root.children[0].after(kindBadges(view, isSame));
+    wordOnPhones(view);
     const { moreDetail } = view;
     view.moreDetail = (row) => [...moreDetail(row), ...sides(view, row)];
   },
@@ -106,6 +108,17 @@ function foldSame(view) {
   rows.folds = null;
   rows.update();
   return isSame;
+}
+
+/** On a phone both sides leave no room for the type, nor for the badge beside it: what differs is a word before them. @param {View} view */
+function wordOnPhones({ columns, grid }) {
+  const at = columns.findIndex(({ name }) => name === "diff");
+  if (!columns.some(({ name }) => name === "left") || at < 0) return;
+  const [words] = columns.splice(at, 1);
+  columns.unshift(words);
+  let hidden;
+  Object.defineProperty(words, "hidden", { get: () => hidden ?? !grid.isSlim, set: (value) => (hidden = value) });
+  words.width = LONGEST_KIND;
 }
 
 /** Each run of siblings that are the same, outer ones first. @param {View["tree"]} tree @param {(row: number) => boolean} isSame @returns {number[][]} */

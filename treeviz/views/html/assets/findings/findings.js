@@ -22,7 +22,7 @@ additions.push({
     // On paper nothing is under a pointer.
     const printed = h("div", { class: "printed" });
     root.querySelector(".body")?.before(printed);
-    const lines = () => bySeverity(found).slice(0, MAX_PRINTED_FINDINGS).map(([row, note]) => h("p", {}, badge(note[0], note), ` ${tree.expression(row)}: ${note[1]}`));
+    const lines = () => bySeverity(found).slice(0, MAX_PRINTED_FINDINGS).map(([row, note]) => h("p", {}, badge(note[0], note), ` ${tree.expression(row)}: ${sentence(tree, note)}`));
     addEventListener("beforeprint", () => printed.replaceChildren(...lines(), found.length > MAX_PRINTED_FINDINGS ? `… ${countText(found.length - MAX_PRINTED_FINDINGS)} more` : ""), { signal });
   },
 });
@@ -32,6 +32,9 @@ const bySeverity = (found) => Object.keys(SIGN_OF).flatMap((severity) => found.f
 
 /** @param {string} text @param {Note} note */
 const badge = (text, note, title = "", more = {}) => h("span", { class: "badge", "data-note": note[0], "data-severity": note[4], title, ...more }, text);
+
+/** What a note says, with the other place that it tells of. @param {import("../tree/tree.js").Tree} tree @param {Note} note */
+const sentence = (tree, [, text, row]) => text + (row < 0 ? "" : ` ${tree.expression(row)}`);
 
 /** @param {Note[]} notes */
 const worstFirst = (notes) => Object.keys(SIGN_OF).flatMap((severity) => notes.filter((note) => note[4] === severity));
@@ -51,7 +54,7 @@ export function showFindings(view, found) {
     // A step says more than that there is one finding.
     const count = notes.reduce((sum, note) => sum + (note[6] ?? 1), 0);
     const text = note?.[5]?.length > 1 ? note[5] + (count > 1 ? ` +${count - 1}` : "") : note && SIGN_OF[note[4]] + countText(count);
-    return note ? [badge(text, note, notes.map((note) => `${note[0]}: ${note[1]}`).join("\n"))] : [];
+    return note ? [badge(text, note, notes.map((note) => `${note[0]}: ${sentence(tree, note)}`).join("\n"))] : [];
   };
   const insideOf = (row) => {
     const count = rows.hasChildren(row) && !rows.isOpen(row) && nInside(row);
@@ -70,6 +73,7 @@ export function showFindings(view, found) {
     name: "findings",
     title: "findings",
     format: "findings",
+    urgency: 3,
     help: "what is wrong here, or inside: a sign with a step or a count",
     width: Math.max(NARROW, 2 + String(found.length).length, ...found.map(([, note]) => (note[5]?.length ?? 0) + (isAlone ? 1 : 4))),
     text: () => "",

@@ -24,6 +24,7 @@ export class Sparklines {
       format: "sparkline",
       help: "all steps, on the row's own scale; × is not finite; sorts by the last value",
       isNumber: true,
+      urgency: 4,
       hidden: false,
       /** The last value: where the table has it, with all digits. @param {number} row */
       text: (row) => {

@@ -45,6 +45,12 @@ const insideTexts = (tree, code) => tree.fact(code, "inside").map(pairText);
 
 const pairText = ([name, value]) => (name === "…" ? `… ${value}` : `${name}=${value}`);
 
+/** Texts in one, as many as fit. @param {string[]} texts @param {number} room in characters @returns {string} */
+export function fitting(texts, room) {
+  const text = texts.join(" · ");
+  return texts[0] && text.length > room ? fitting(texts.slice(0, -1), room) : text;
+}
+
 /** The notes that stand beside the type: not those with a sign, which have a column of their own. @param {any[]} notes */
 export const besideType = (notes) => notes.filter(([kind, , , , , sign]) => !sign || kind === "differs");
 
@@ -74,8 +80,8 @@ export function fillType(cell, view, row, notes, room) {
     if (outlier) link(outlier.text, outlier.text, () => view.goTo(outlier.row));
   }
   const addThose = (name, texts) => {
-    while (texts.join(" · ").length + 3 > room && texts.pop());
-    if (texts[0]) add((what && "· ") + texts.join(" · "), { class: name });
+    const text = fitting(texts, room - 3);
+    if (text) add((what && "· ") + text, { class: name });
   };
   addThose("dim", [...sizesOf(tree, row), ...eachText(view, row), ...fields]);
   addThose("dim within", within);

@@ -1,6 +1,6 @@
 // @ts-check
 // The widths of the columns: names first, then types, then numbers. What does not fit is reached by scrolling sideways.
-import { besideType, briefText, fieldTexts, whatText } from "./cells.js";
+import { besideType, briefText, fieldTexts, fitting, whatText } from "./cells.js";
 import { foldedText } from "./folds.js";
 
 export const CH = 7.83;
@@ -21,7 +21,8 @@ const SIZES = 18; // · 12 · 144 leaves
 const SIGN = 8; // ⚠1,234, unfold
 const BRIEF = 14; // a badge in brief: hidden array
 const FULL = 3; // times as long, at most
-const CUT = 4; // least of a type that is cut
+const CUT = 9; // least of a type that is cut: float32[…
+const MOST_FIELDS = 120; // most of the fields beside a type: one that is longer would leave all rows a blank
 const SHORT = 24; // a type that is never cut: bfloat16[128256,8192]
 const MAX_RANGES = 200; // rows with ranges that are measured
 const LONGEST_LABEL = 32;
@@ -129,7 +130,7 @@ export class Columns {
 /** @param {import("./tree.js").Tree} tree @param {number} code @returns {[number, number, number]} */
 function typeLengths(tree, code) {
   const what = whatText(tree, code);
-  const rest = [...fieldTexts(tree, code), ...tree.fact(code, "inside").flat()].join(" · ").length;
+  const rest = fitting([...fieldTexts(tree, code), ...tree.fact(code, "inside").flat()], MOST_FIELDS).length;
   return [what.length, what.length + rest + 2, briefText(what).length];
 }
 

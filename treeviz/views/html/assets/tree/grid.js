@@ -109,14 +109,14 @@ export class Grid {
     const fit = (mostWords) => (this.layout = this.widths.layOut(this.columns, this.width, mostWords));
     fit();
     if (this.isNarrow && !stays && this.layout.total > this.width) {
-      // What was asked for stands before the type: two columns of words or curves, curves first, and those like the first,
-      // cut as far as it takes, and more, and numbers, where the type fits, too.
+      // What was asked for, or is urgent, stands before the type: two columns of words or curves, curves first, and those
+      // like the second, cut as far as it takes, and more, and numbers, where the type fits, too.
       const { widths, least } = this.layout;
       const room = this.width - widths[0];
       const width = (column) => widths[this.columns.indexOf(column) + 1];
-      const isCurve = ({ format }) => +(format === "sparkline");
-      const asked = this.columns.filter(({ hidden, format, name }) => hidden === false || !USUAL.test(format + name)).sort((a, b) => isCurve(b) - isCurve(a));
-      const first = asked.filter((column, i) => (!column.isNumber || isCurve(column)) && (i < 2 || column.help === asked[0].help));
+      const rank = ({ labels, urgency = labels ? 3 : 0 }) => urgency;
+      const asked = this.columns.filter((column) => column.urgency || column.hidden === false || !USUAL.test(column.format + column.name)).sort((a, b) => rank(b) - rank(a));
+      const first = asked.filter((column) => rank(column) > 2).filter((column, i, all) => i < 2 || column.help === all[1].help);
       const needed = (most) => first.reduce((sum, column) => sum + GAP + (column.labels ? Math.min(most, width(column)) : width(column)), 0);
       let mostWords = Math.max(...widths);
       while (needed(mostWords) >= room && mostWords > LEAST_WORDS) mostWords -= CH;

@@ -20,7 +20,8 @@
 // is in the document. read: the step under the pointer. resume: the reader ended a pause of a run.
 //
 // Where the sender needs an answer, one module sets a function: view.moreDetail (each adds to it), rows.outlierOf, and draw, rankOf
-// and share of columns (values/values.js), view.inside (findings/findings.js), grid.reservedWidth (series/series_view.js) and view.request
+// and share of columns (values/values.js), their urgency (the greater ones come first where there is little room: curves 4, words 3,
+// NaN 2, rms 1), view.inside (findings/findings.js), grid.reservedWidth (series/series_view.js) and view.request
 // (widget/widget.js). A run outlives the views of it, so it has an event of its own: "update" of Live, sent by live/run.js,
 // listened to by live/panel.js; its detail says whether there are new findings.
 import { followTheme, h } from "./dom.js";

@@ -17,6 +17,7 @@ function addValues(view) {
   for (const other of others) for (const column of other.columns.values()) column.isApart = true;
   for (const column of columns) if (stats.has(column.name) && column.format === "number") column.isApart = true;
   for (const column of columns) if (isNorm(column) && column.format !== "bytes") column.share = shareOfNorm(column);
+  for (const column of columns) if (column.isNumber) column.urgency = /NaN|Inf/.test(column.title) ? 2 : +column.title.includes("rms");
   const rms = tree.column("rms");
   // It is sent as the mean.
   if (rms?.spec) rms.levels = Float64Array.from(rms.levels, (mean, i) => Math.hypot(mean, tree.buffers[rms.spec][i]));
