@@ -1,4 +1,4 @@
-"""Training steps of projects with complex numbers, codebooks, distributions and averaged iterates."""
+"""Training steps with complex numbers, codebooks, distributions, averaged iterates, inner solvers and scaled losses."""
 
 from __future__ import annotations
 
@@ -188,3 +188,68 @@ def nanodo_decoder() -> Published:
 
     rate = optax.warmup_cosine_decay_schedule(0.0, 2e-3, 5, 100)
     return trained(loss, params, batch, optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate)))
+
+
+@published("https://arxiv.org/abs/1502.05477")
+def natural_gradient_by_conjugate_gradients() -> Published:
+    """As TRPO: products with the Fisher matrix, by derivatives of a gradient, inside a linear solver."""
+
+    def log_probs(params, x):
+        return jax.nn.log_softmax(mlp(params, x))
+
+    def loss(params, x, actions, advantages):
+        chosen = jnp.take_along_axis(log_probs(params, x), actions[:, None], 1)[:, 0]
+        return -jnp.mean(jnp.exp(chosen - lax.stop_gradient(chosen)) * advantages)
+
+    @jax.jit
+    def step(params, x, actions, advantages):
+        old = log_probs(params, x)
+
+        def divergence(params):
+            return jnp.mean(jnp.sum(jnp.exp(old) * (old - log_probs(params, x)), axis=1))
+
+        def fisher(v):
+            product = jax.jvp(jax.grad(divergence), (params,), (v,))[1]
+            return jax.tree.map(lambda p, v: p + 0.1 * v, product, v)
+
+        grads = jax.grad(loss)(params, x, actions, advantages)
+        direction, _ = jax.scipy.sparse.linalg.cg(fisher, grads, maxiter=5)
+        return jax.tree.map(lambda p, d: p - 0.05 * d, params, direction)
+
+    def batch(step):
+        x = normal(32, 6, seed=step) * 5
+        return x, np.arange(32) % 3, normal(32, seed=step)
+
+    return Published(step, (dense(6, 16, 3),), batch, lambda *call: [jax.grad(loss)(*call)])
+
+
+@published("https://github.com/google/flax/tree/main/examples/imagenet")
+def flax_dynamic_loss_scale_in_float16() -> Published:
+    """Half precision: the scale of the loss grows until gradients overflow, and such a step is left out."""
+    from flax.training.dynamic_scale import DynamicScale
+
+    tx = optax.adam(1e-3)
+
+    def loss(params, x, labels):
+        half = jax.tree.map(lambda p: p.astype(jnp.float16), params)
+        return cross_entropy(mlp(half, x.astype(jnp.float16)).astype(jnp.float32), labels)
+
+    @jax.jit
+    def step(params, state, dynamic, x, labels):
+        dynamic, is_finite, _, grads = dynamic.value_and_grad(loss)(params, x, labels)
+        updates, new = tx.update(grads, state, params)
+        new = optax.apply_updates(params, updates), new
+        params, state = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), new, (params, state))
+        return params, state, dynamic
+
+    def scaled(params, state, dynamic, *batch):
+        return [jax.grad(lambda params: dynamic.scale * loss(params, *batch))(params)]
+
+    params = dense(8, 16, 4)
+    start = DynamicScale(growth_interval=3, scale=jnp.float32(2.0**16))
+    return Published(
+        step,
+        (params, jax.jit(tx.init)(params), start),
+        lambda i: (normal(32, 8, seed=i) * 5, np.arange(32) % 4),
+        scaled,
+    )

@@ -62,7 +62,8 @@ class GradientInspector(Sinks):
         or by `flush` and the views. "nonfinite" comes at most 16 inspected steps after the bad one, since the loop may
         not get further ahead of the device; the other kinds are searched for as often as 2 % of the time allow.
       raise_on: Kinds of findings that stop the run: the same calls raise `StopTraining`. "nonfinite" is a gradient, a
-        loss or a parameter, "result" any other result of the step, as a metric.
+        loss or a parameter, "result" any other result of the step, as a metric. Gradients of a dynamically scaled loss,
+        which overflow now and then, stop it when they are lost in more than 16 inspected steps in a row.
       keep_inputs: Keep copies of the arguments of the newest watched steps, on their devices; after a "nonfinite" step
         keep those of that step only, so that `locate_nan` can run it again. True keeps 4; a step waits for room.
       members: For the gradients of a vmapped ensemble: "joined" is one row for all members, "each" one row a member.

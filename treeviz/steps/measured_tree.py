@@ -46,6 +46,8 @@ class MeasuredTree(NamedTuple):
         the number of layers; "" for a leaf; an empty tuple if all are leaves.
       cut_off: Whether the step itself shows that the gradient is zero, whatever the numbers are; an empty tuple if it
         shows it of none.
+      unscaled: Whether it is the gradient of a scaled loss, which the step divides by a scale that is no constant; an
+        empty tuple if none is.
     """
 
     name: str
@@ -56,6 +58,7 @@ class MeasuredTree(NamedTuple):
     shapes: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
     cut_off: tuple[bool, ...] = ()
+    unscaled: tuple[bool, ...] = ()
 
 
 class Whole(NamedTuple):
@@ -157,17 +160,18 @@ def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
     if not any(axis is not None for axis in axes):
         return source
     fields = []
-    cut_off = source.cut_off or (False,) * len(axes)
-    for path, size, dtype, has_number, shape, is_cut, axis in zip(*source[1:6], cut_off, axes, strict=True):
+    cut_off, unscaled = (flags or (False,) * len(axes) for flags in (source.cut_off, source.unscaled))
+    for path, size, dtype, has_number, shape, *flags, axis in zip(*source[1:6], cut_off, unscaled, axes, strict=True):
         if axis is None:
-            fields.append((path, size, dtype, has_number, shape, "", is_cut))
+            fields.append((path, size, dtype, has_number, shape, "", *flags))
             continue
         sizes = shape.split(",")
         n, whole = int(sizes.pop(axis)), ",".join(["*" * (i == axis) + each for i, each in enumerate(shape.split(","))])
-        layer = size // n, dtype, has_number, ",".join(sizes), whole, is_cut
+        layer = size // n, dtype, has_number, ",".join(sizes), whole, *flags
         fields += [(f"{path}{index_text(axis, i)}", *layer) for i in range(n)]
     opened = type(source)(source.name, *zip(*fields, strict=True))
-    return opened if source.cut_off else opened._replace(cut_off=())
+    opened = opened if source.cut_off else opened._replace(cut_off=())
+    return opened if source.unscaled else opened._replace(unscaled=())
 
 
 def wholes(source: MeasuredTree) -> Iterator[Whole]:

@@ -187,6 +187,16 @@ def test_an_unknown_operation_is_refused_by_name():
         run(solve, x)
 
 
+def test_what_an_unknown_operation_holds_is_left_out_where_something_else_is_measured():
+    def solve(x):
+        return lax.custom_linear_solve(lambda v: sown(2 * v), sown(x), lambda matvec, b: matvec(b) / 4)
+
+    program, left_out = jax.make_jaxpr(solve)(x), set()
+    (result,), found, packed = reap(program, [x], Reducers(total), left_out=left_out)
+    np.testing.assert_array_equal(result, x / 2)
+    assert (len(found), packed, left_out) == (1, [10.0], {"custom_linear_solve"})
+
+
 def test_the_names_and_lines_of_the_equations_stay():
     def function(x):
         with jax.named_scope("here"):

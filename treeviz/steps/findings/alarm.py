@@ -16,8 +16,8 @@ _SHARE = 0.02  # of the time, for the search for findings during a run
 class Alarm:
     """Searches for findings when a recorder has read something: the `alarm` of a `Recorder`.
 
-    It searches at once when a source has its first NaN or infinity, and at each flush; otherwise as often as 2 % of the
-    time allows.
+    It searches at once when a source has its first NaN or infinity, or one after others that are no fault, and at each
+    flush; otherwise as often as 2 % of the time allows.
 
     Attributes:
       awaits: Whether more will be known of a finding at the next reading; then it is not told before.
@@ -44,6 +44,7 @@ class Alarm:
         self._told: dict[tuple, int] = {}  # until which step, by what stays the same of a finding
         self._present: set[tuple] = set()  # in the last search
         self._bad_sources: set[str] = set()
+        self._left_out: set[str] = set()  # the sources whose steps with NaN are no fault yet
         self._search_again = 0.0
 
     def postpone(self) -> None:
@@ -66,7 +67,7 @@ class Alarm:
         is_worse = not bad_sources <= self._bad_sources
         is_due = is_flush or is_worse or time.monotonic() >= self._search_again
         has_told = is_due and self._search(history, forward)
-        self._bad_sources |= bad_sources
+        self._bad_sources = (self._bad_sources | bad_sources) - self._left_out
         return has_told
 
     def _search(self, history: History, forward: Mapping[str, tuple[str, ...]]) -> bool:
@@ -74,6 +75,7 @@ class Alarm:
         before = time.monotonic()
         kinds = None if self._on_finding else sorted(self._raise_on)
         found = findings(history, thresholds=self._thresholds, kinds=kinds, forward=forward)
+        self._left_out = {finding.source for finding in found if _is_left_out(finding)}
         n_found, found = len(found), [finding for finding in found if not self.awaits(finding)]
         now = time.monotonic()
         self._search_again = now + (now - before) / _SHARE
@@ -89,15 +91,22 @@ class Alarm:
                 continue
             if self._on_finding is not None:
                 self._on_finding(finding)
-            if finding.kind in self._raise_on:
+            if finding.kind in self._raise_on and not _is_left_out(finding):
                 raise StopTraining(str(finding))
         return len(found) == n_found
+
+
+def _is_left_out(finding: Finding) -> bool:
+    return finding.kind == "nonfinite" and finding.severity == "info"
 
 
 def _key(finding: Finding) -> tuple:
     """What stays the same of a finding while the run goes on.
 
     The first step does not: it moves when steps go into buckets. Nor does the leaf, where it is the worst of several.
+    Steps with NaN that are left out are another finding than those with which a run ends.
     """
-    where = {"nonfinite": "", "exploding": "", "imbalance": frozenset(finding.leaves)}.get(finding.kind, finding.path)
+    where = {"nonfinite": finding.severity, "exploding": "", "imbalance": frozenset(finding.leaves)}.get(
+        finding.kind, finding.path
+    )
     return finding.kind, finding.source, where

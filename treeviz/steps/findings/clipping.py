@@ -12,7 +12,7 @@ from treeviz.steps.findings.finding import Finding, Rank, Thresholds
 from treeviz.steps.findings.searched import Searched, digits_text
 from treeviz.steps.names import is_beside, kind_of, sibling_name
 from treeviz.steps.recording.history import History
-from treeviz.steps.recording.track import Timeline
+from treeviz.steps.recording.track import Timeline, occurs_in
 from treeviz.tree.numbers import number_text
 
 _SAME, _BOUND = 1e-4, 1e-3  # relative tolerances: of equal norms; of norms at the same bound
@@ -50,10 +50,12 @@ def clipping(tree: Searched) -> Iterator[Finding]:
     earlier = reversed(list(history.sources)[: list(history.sources).index(name)])
     for before in [sibling_name(name, "grads")] if is_received else earlier:
         compared = _compared(history, before, name, thresholds)
+        if history.sources[before].unscaled:  # the bound is one of the unscaled gradients
+            break
         if compared is not None:
             yield from _always_smaller(compared, before, name, thresholds)
             return
-    if not is_received:
+    if not is_received or any(history.sources[sibling_name(name, "grads")].unscaled):
         yield from _always_the_same(history, name, thresholds)
 
 
@@ -158,6 +160,7 @@ def _spread(values: np.ndarray, part: float) -> float:
 def _always_the_same(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
     timeline: Timeline = history.values(name, "norm")
     is_exact = timeline.n == 1  # the norms of the leaves in a bucket can be of different steps
+    is_exact &= ~occurs_in(history.values(name, "nonfinite"), timeline).any(axis=1)
     norms = timeline.latest[is_exact]
     root = np.sqrt(np.nansum(norms**2, axis=1))
     if root.size < max(thresholds.fewest_steps, 1) or not (root > 0).all():

@@ -12,6 +12,7 @@ from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings import norms
 from treeviz.steps.findings.dead import SCALE_THE_LOSS, dead, of_float16
 from treeviz.steps.findings.finding import Finding, Rank
+from treeviz.steps.findings.overflow import OF_A_LOSS_SCALE, left_out
 from treeviz.steps.findings.searched import Searched, and_others, factor_text, listed
 from treeviz.steps.names import kind_of, sibling_name
 from treeviz.steps.recording.track import occurs_in
@@ -69,6 +70,15 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
             "rate, clipping, or loss scaling in float16 may be what is missing."
         )
     )
+    out = left_out(tree)
+    if out is not None and out.is_meant:
+        yield Finding(
+            "nonfinite", name, "" if is_everywhere else paths[leaf], -1 if is_everywhere else leaf, first, until,
+            (("numbers", n), ("leaves in all", len(spread)), ("steps", out.n_steps)),
+            sentence + out.text, OF_A_LOSS_SCALE, tuple(spread),
+            rank=Rank.INFORMATION, severity="info",
+        )  # fmt: skip
+        return
     diverged, what_then, grown = had_diverged(tree, first)
     yield Finding(
         "nonfinite",
@@ -78,7 +88,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
         first,
         until,
         (("numbers", n), ("leaves at first", len(at_first)), ("leaves in all", len(spread)), *grown),
-        sentence + diverged,
+        sentence + (diverged if out is None else out.text),
         f"{what_then or reason} inspector.locate_nan() names the operation and its line, where "
         "GradientInspector(keep_inputs=True) has kept the inputs of the step.",
         tuple(spread),

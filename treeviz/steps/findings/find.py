@@ -100,10 +100,13 @@ def _follows(finding: Finding, cause: Finding) -> bool:
     """Whether the cause brings the finding about: NaN that stay what comes after them, an explosion the jumps."""
     if SCALARS in (finding.source, cause.source):  # a loss is what comes out, never a cause
         is_spread = cause.kind == "nonfinite" and cause.source != SCALARS and finding.kind != "spike"
+        is_spread &= cause.severity != "info"
         return is_spread and cause.first <= finding.first
     if cause.kind == "exploding":
         return finding.kind == "spike" and finding.source == cause.source and finding.until >= cause.first
     grads = sibling_name(finding.source, "grads")
+    if cause.severity == "info":  # steps that were left out
+        return finding.kind == "nonfinite" and is_beside(finding.source) and cause.source == grads
     if finding.kind == "result" or (result_kind(finding.source) and not result_kind(cause.source)):
         return cause.first <= finding.first
     if finding.kind == "nonfinite" and result_kind(cause.source):

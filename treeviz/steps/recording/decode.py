@@ -290,6 +290,7 @@ def _of_each_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
         shapes=repeated(source.shapes),
         stacks=(),
         cut_off=repeated(source.cut_off),
+        unscaled=repeated(source.unscaled),
     )
 
 

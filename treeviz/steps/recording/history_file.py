@@ -2,9 +2,10 @@
 
 A history is a zip file, which `numpy.load` reads too. Its `header.json` is `{"format": "treeviz-history", "version": 1,
 "run", "name", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number", "shapes",
-"stacks", "cut_off"}], "tracks": [{"source", "statistic", "bucket_width"}], "scalars": {"n_appended", "tracks":
-[{"name", "bucket_width"}], "batches": [[step, ids or text, n, weight]]}}`; "scalars" only if there are some. The arrays
-of track i, of the tracks and then of those of the scalars, whose leaves are the value and a code, are, oldest first:
+"stacks", "cut_off", "unscaled"}], "tracks": [{"source", "statistic", "bucket_width"}], "scalars": {"n_appended",
+"tracks": [{"name", "bucket_width"}], "batches": [[step, ids or text, n, weight]]}}`; "scalars" only if there are some.
+The arrays of track i, of the tracks and then of those of the scalars, whose leaves are the value and a code, are,
+oldest first:
 
 - `i/exact_steps.npy` int64[n] and `i/exact.npy` [n, leaves], or [n, leaves, 64] of histograms;
 - `i/bucket_steps.npy` int64[3, k], the first step, the last and how many, and `i/buckets.npy` [3, k, leaves], of floats
@@ -100,7 +101,9 @@ def header_of(history: History) -> dict[str, Any]:
 
 def _fields(source: MeasuredTree) -> dict[str, Any]:
     """Its fields by name, without the last ones that it does not have, so that older versions read it."""
-    kept = len(source) if source.cut_off else source._fields.index("cut_off") - (not source.stacks)
+    kept = len(source)
+    while not source[kept - 1] and kept > source._fields.index("stacks"):
+        kept -= 1
     return dict(zip(source._fields[:kept], source, strict=False))
 
 
@@ -202,8 +205,8 @@ def _sources(fields: list[dict[str, Any]]) -> Iterator[MeasuredTree]:
     for name, *of_leaves in (list(source.values()) for source in fields):
         source = MeasuredTree(str(name), *map(tuple, of_leaves))
         is_whole = len({len(values) for values in source[1:5]}) == 1
-        is_whole &= len(source.cut_off) in (0, len(source.paths))
-        for values, kind in zip(source[1:], (str, int, str, int, str, str, int), strict=True):
+        is_whole &= {len(source.cut_off), len(source.unscaled)} <= {0, len(source.paths)}
+        for values, kind in zip(source[1:], (str, int, str, int, str, str, int, int), strict=True):
             is_whole &= all(isinstance(value, kind) for value in values)
         if not is_whole:
             raise ValueError(f"the leaves of {source.name!r} do not fit together")

@@ -37,6 +37,7 @@ class Plan:
     Attributes:
       of: By the id of a jaxpr, what is received in it, by what was sown.
       unscaled: The trees that are unscaled later.
+      scaled: Those whose loss is scaled by a number that is no constant.
       clipped: Those of which no more is done than to clip them, or to scale them by their norms.
       scales: Of each tree, the constants that its loss is multiplied with.
     """
@@ -44,6 +45,7 @@ class Plan:
     def __init__(self, jaxpr: Any) -> None:
         self.of: dict[int, dict[Sown, Received]] = {}
         self.unscaled: set[Sown] = set()
+        self.scaled: set[Sown] = set()
         self.clipped: set[Sown] = set()
         self.scales: dict[Sown, set[float]] = {}
         _Level(open_jaxpr(jaxpr), self).follow()
@@ -225,7 +227,10 @@ class _Level:
             return CLIPPED
         root, is_inverse = self._root(scalar)
         made_with = root is not None and self.reaches(self.sown_from(form.sown), {root})
-        return UNSCALED if made_with and is_inverse == (name == "mul") else None
+        if not made_with or is_inverse != (name == "mul"):
+            return None
+        self.plan.scaled.add(form.sown)
+        return UNSCALED
 
     def sown_from(self, sown: Sown) -> list[Any]:
         """The operands of what makes a tree here."""

@@ -67,6 +67,7 @@ def reap(
     axes_of: AxesOf = lambda source, scanned, why_not: scanned,
     received: Plan | None = None,
     scaled: Scaled | None = None,
+    left_out: set[str] | None = None,
 ) -> tuple[list[Any], list[Reaped], list[jax.Array]]:
     """Run `program` on `arguments`, and measure its sown values.
 
@@ -80,17 +81,23 @@ def reap(
       axes_of: Which leaves are measured layer by layer, and along which axis.
       received: What is measured besides as that which the optimizer receives of each gradient.
       scaled: The packed rows of numbers times a factor, from those of the numbers.
+      left_out: Gets the names of higher-order primitives without a rule: what is sown inside is not measured.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
 
     Raises:
-      CannotReap: A value is sown inside a higher-order primitive without a rule.
+      CannotReap: A value is sown inside a higher-order primitive without a rule, and none elsewhere.
     """
     computed_once = {sown for sown, recomputed in sown_in(program) if not recomputed}
     run = Run(reducers, empty, computed_once, with_params, axes_of)
     run.received, run.scaled = {} if received is None else _measured_of(received, with_params), scaled
-    return run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
+    run.left_out = set() if left_out is None else left_out
+    results, reaped, packed = run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
+    if run.left_out and all(r.sown.kind == "tap" for r in reaped):
+        inside = f"inside `{min(run.left_out)}`, a primitive from which treeviz can return nothing"
+        raise CannotReap(f"a gradient is made {inside}")
+    return results, reaped, packed
 
 
 def _measured_of(plan: Plan, with_params: bool) -> dict[int, dict[Sown, Received]]:
@@ -110,6 +117,7 @@ class Run:
       in_recomputation: This jaxpr is run again, for a backward pass.
       devices: Those of the `shard_map` around this jaxpr, if there is one.
       received: What the optimizer receives, by the id of the jaxpr that holds it, and by what was sown.
+      left_out: The primitives in which something is sown that is not measured.
     """
 
     def __init__(
@@ -129,6 +137,7 @@ class Run:
         self.devices: Devices | None = None
         self.received: Mapping[int, Mapping[Sown, Received]] = {}
         self.scaled: Scaled | None = None
+        self.left_out: set[str] = set()
 
     def on(self, devices: Devices) -> Run:
         """The same run, for the jaxpr of a `shard_map`."""
@@ -274,9 +283,7 @@ class Run:
             return None
         rule = RULES.get(eqn.primitive.name)
         if rule is None:
-            raise CannotReap(
-                f"a gradient is made inside `{eqn.primitive.name}`, a primitive from which treeviz can return nothing"
-            )
+            self.left_out.add(eqn.primitive.name)
         return rule
 
     def measure(

@@ -150,7 +150,8 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     later = _reduce_later if is_partial and jax.device_count() == 1 else None
     later_on_each = _reduce_later_on_each if jax.process_count() == 1 else None
     reducers = Reducers(reduce, later, Reducers(_reduce_on_each, later_on_each) if is_partial else None)
-    beside = {"with_params": updates, "received": received, "scaled": scaled}
+    left_out: set[str] = set()
+    beside = {"with_params": updates, "received": received, "scaled": scaled, "left_out": left_out}
     # The collector would go through the whole trace, several times; and JAX knows the types of equations again.
     with collector_paused(), traced_anew():
         out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
@@ -158,7 +159,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     zeros = known_zeros(program)
     names = [name and _cut_off(name, zeros.get(r.tagged or r.sown, ())) for r, name in zip(found, names, strict=True)]
     names, labels = _labelled(found, names, received, updates)
-    notes = [*_notes_of_loops(found, names), *labels, *layers.notes]
+    notes = [*_notes_of_loops(found, names), *_notes_of_left_out(left_out), *labels, *layers.notes]
     paths = paths_of(args, kwargs)
     if updates:
         measured, notes_of_params = measure_step_params(program, leaves, out, paths, out_paths, reduce, found, names)
@@ -195,6 +196,9 @@ def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan
         if name is not None and _is_of_call(r):
             label, how = plan.label_of(r)
             name = name._replace(label=label)
+            if r.tagged in plan.unscaled & plan.scaled:
+                flags = (True,) * len(name.source.paths)
+                name = name._replace(source=name.source._replace(unscaled=flags))
             this = f"{name.source.name} is the gradient {label}" if label else ""
             received = sibling_name(name.source.name, "received")
             other = f"{received} is what the optimizer receives: {how}" if r.sown in known else ""
@@ -212,6 +216,13 @@ def _notes_of_loops(found: Sequence[Reaped], names: Sequence[Attribution | None]
         "lax.scan, or lax.fori_loop with constant bounds, has the numbers of every step."
         for name in of_last
         if not is_beside(name)  # which is measured with its gradients
+    ]
+
+
+def _notes_of_left_out(primitives: Collection[str]) -> list[str]:
+    return [
+        f"What jax.grad computes inside `{name}`, as the product with a Hessian that a solver takes, is not measured."
+        for name in sorted(primitives)
     ]
 
 
