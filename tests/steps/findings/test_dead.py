@@ -279,3 +279,61 @@ def test_what_is_rounded_without_a_gradient_of_its_own_is_not_told_to_be_unused(
     (found,) = findings(loss, stack(1))
     assert (found.kind, found.severity) == ("dead", "info")
     assert found.sentence.endswith("or only where it has no derivative.") and "a rounding" in found.advice
+
+
+def experts(names):
+    """A loss with a router of experts of these names, of which `chosen` are."""
+
+    def loss(params, x, y, chosen):
+        x = jnp.tanh(apply(params["first"], x))
+        scores = jnp.where(chosen, apply(params["moe"]["a_router"], x), -jnp.inf)
+        each = jnp.stack([jax.nn.relu(apply(params["moe"][name]["up"], x)) for name in names], axis=-1)
+        return jnp.mean((apply(params["out"], (jax.nn.softmax(scores)[:, None] * each).sum(-1)) - y) ** 2)
+
+    moe = {name: {"up": dense(i, 8, 8)} for i, name in enumerate(names)}
+    return loss, {"first": dense(8, 8, 8), "moe": {"a_router": dense(9, 8, len(names)), **moe}, "out": dense(7, 8, 1)}
+
+
+@pytest.mark.parametrize("idle", [[2], [0], [1, 2]])
+@pytest.mark.parametrize("since", [0, 60])
+def test_experts_that_the_router_does_not_choose_are_told_as_such(idle, since):
+    loss, params = experts([f"expert_{i}" for i in range(4)])
+
+    def of_step(step):
+        return *batch(step), np.array([step < since or i not in idle for i in range(4)])
+
+    (found,) = (each for each in findings(loss, params, of_step, 170) if each.kind == "dead")
+    assert (found.severity, len(found.leaves), found.first) == ("warning", 2 * len(idle), since)
+    for i in idle:
+        assert f"['moe']['expert_{i}']" in found.sentence and f"expert_{i}" not in found.advice
+    assert found.advice.startswith("['moe']['expert_") and "the router never chooses" in found.advice
+
+
+def test_a_dead_layer_of_a_chain_is_no_expert_also_beside_another_network():
+    def loss(params, x, y):
+        other = jnp.mean((apply(params["z"]["l9"], x) - y) ** 2)
+        x = apply(params["a"]["l1"], jax.nn.relu(apply(params["a"]["l0"], x)))
+        return other + jnp.mean((apply(params["a"]["l2"], jax.nn.sigmoid(x + 200)) - y) ** 2)
+
+    params = {"a": {"l0": dense(0, 8, 8), "l1": dense(1, 8, 8), "l2": dense(2, 8, 1)}, "z": {"l9": dense(3, 8, 1)}}
+    dead = [
+        found for found in findings(loss, params, rate=1e-4) if found.kind == "dead" and found.severity == "warning"
+    ]
+    assert all("router" not in found.advice for found in dead)
+
+
+@pytest.mark.parametrize("has_bias_after", [True, False])
+def test_gradients_that_are_all_zero_are_lost_behind_the_last_bias(has_bias_after):
+    def loss(params, x, y):
+        x = jax.nn.relu(apply(params["l0"], x) - 1000)
+        x = jax.nn.relu(apply(params["l1"], x) - 1000) if has_bias_after else x @ params["l1"]["w"]
+        return jnp.mean((x.sum(axis=1) - y[:, 0]) ** 2)
+
+    params = {"l0": dense(0, 8, 8), "l1": dense(1, 8, 8)}
+    if not has_bias_after:
+        del params["l1"]["b"]
+    (found,) = findings(loss, params)
+    assert found.path == "" and found.advice.startswith(
+        f"grads['l{int(has_bias_after)}']['b'], the bias that is used last"
+    )
+    assert ("it may be in any of them" in found.advice) is not has_bias_after

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from treeviz.steps.findings.branches import behind, branch
 from treeviz.steps.findings.finding import Finding, Rank, Thresholds
 from treeviz.steps.findings.searched import Searched, and_others, listed, pattern
 from treeviz.steps.names import sibling_name
@@ -36,9 +37,9 @@ def dead(tree: Searched) -> Iterator[Finding]:
             "The loss does not depend on the parameters, or only where it has no derivative: look for stop_gradient, "
             "an argnums that names something else, or a comparison or rounding on the way."
             if is_known
-            else "Look for a layer that all passes through and that is dead, as a ReLU far below zero, a saturated "
-            "sigmoid or a softmax of one number; for a mask that leaves nothing; and for a loss that underflows. "
-            "tv.tap on what goes through shows where.",
+            else f"{behind(tree)}Look for a layer that all passes through and that is dead, as a ReLU far below zero, "
+            "a saturated sigmoid or a softmax of one number; for a mask that leaves nothing; and for a loss that "
+            "underflows. tv.tap on what goes through shows where.",
             (), n_steps / tree.thresholds.fewest_steps,
             rank=Rank.TRAINING_ENDS,
         )  # fmt: skip
@@ -176,6 +177,15 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
     zero = f"zero from step {first} on" if start else "always zero"
+    if (beside := branch(tree, run)) is not None:
+        n = len(run)
+        what = "" if n == 1 else "Both leaves of " if n == 2 else f"All {n} leaves of "
+        return Finding(
+            "dead", tree.name, path, run[0], first, tree.span[1], (("steps", n_zero),),
+            f"{what}{tree.name}{listed(beside.paths)} {'was' if n == 1 else 'were'} {zero}: {n_zero} steps.",
+            beside.advice, tuple(run), times,
+            rank=Rank.LEAF_ENDS,
+        )  # fmt: skip
     cause = _with_other_bias(tree, run)
     run = [*cause, *(leaf for leaf in run if leaf not in cause)]
     path = tree.path(run[0])
