@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from norm_runs import Run
 from trained_models import apply, attention, batch, dense, findings, mlp, normal, stack, watched
 
 
@@ -94,6 +96,16 @@ def test_a_nan_of_the_backward_pass_is_blamed_on_the_leaf_that_it_met_first():
 def test_a_run_that_diverges_to_infinity_says_so():
     found = findings(mlp(jax.nn.gelu), stack(3), rate=30.0)[0]
     assert found.kind == "nonfinite" and " The training diverged: the norm had grown " in found.sentence
+
+
+@pytest.mark.parametrize("is_rate", [True, False])
+def test_gradients_that_jump_after_an_update_that_is_far_too_large_are_blamed_on_the_learning_rate(is_rate):
+    run = Run()
+    run.grads[200] *= 1000
+    run.updates[199 if is_rate else 200] *= 1000
+    (found,) = (found for found in run.findings() if found.kind == "spike")
+    assert (found.first, found.advice.startswith("The update before it, in step 199, was ")) == (200, is_rate)
+    assert ("the learning rate and its schedule first" in found.advice) is is_rate
 
 
 def test_one_bad_batch_is_one_finding_with_its_leaves_the_worst_first():

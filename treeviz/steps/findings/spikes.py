@@ -8,6 +8,7 @@ import numpy as np
 
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.findings.searched import Searched, digits_text, factor_text
+from treeviz.steps.names import kind_of, sibling_name
 
 _BEFORE = 50  # entries that a spike is compared with
 _NEAR = 8  # and the last of them, of which the same is asked: a trend is no spike
@@ -15,6 +16,10 @@ _BLOCK = 25  # entries that are compared with the same earlier ones
 _AT_ONCE = 1_000_000  # numbers that are sorted together
 _TOGETHER = 5  # entries between jumps of one event
 _MOST_EVENTS = 4  # that are findings of their own
+_BATCH = (
+    "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower b2 or a "
+    "larger eps helps where second moments are too old."
+)
 
 
 def spikes(tree: Searched) -> Iterator[Finding]:
@@ -52,10 +57,29 @@ def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
         (("norm", float(norm)), ("times", float(times)), ("steps", len(event)), ("leaves", n)),
         f"The norm of {name}{path} jumped to {digits_text(norm)} at step {step}, {factor_text(times)}× its median "
         f"before{also}.{more}",
-        "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower "
-        "b2 or a larger eps helps where second moments are too old.",
+        _update_before(tree, event) or _BATCH,
         tuple(struck), times / tree.thresholds.spike,
     )  # fmt: skip
+
+
+def _update_before(tree: Searched, event: np.ndarray) -> str:
+    """What is known of the update in the step before the first jump, if it jumped itself; else nothing."""
+    name, step = sibling_name(tree.name, "updates"), int(tree.norm.first[event[0]]) - 1
+    if kind_of(tree.name) != "grads" or "norm" not in tree.history.statistics(name):
+        return ""
+    updates = tree.history.values(name, "norm")
+    root = np.sqrt(np.nansum(updates.high**2, axis=1))
+    at = np.flatnonzero((updates.first <= step) & (step <= updates.until))
+    before = root[max(at[0] - _BEFORE, 0) : at[0]] if at.size else root[:0]
+    if len(before) < tree.thresholds.fewest_steps or not (usual := np.median(before)):
+        return ""
+    times = root[at[0]] / usual
+    if times <= tree.thresholds.spike:
+        return ""
+    return (
+        f"The update before it, in step {step}, was {factor_text(float(times))}× its median, of a gradient that had "
+        "not jumped: look at the learning rate and its schedule first, then at the batch."
+    )
 
 
 def jumps_of(norms: np.ndarray, thresholds: Thresholds) -> np.ndarray:
