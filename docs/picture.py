@@ -25,7 +25,7 @@ def main() -> None:
         runpy.run_path(str(DOCS.parent / "demos" / "02_watch_gradients.py"))
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for theme in ("light", "dark"):
-            page = browser.new_page(viewport={"width": 1200, "height": 620}, color_scheme=theme)
+            page = browser.new_page(viewport={"width": 1200, "height": 686}, color_scheme=theme)
             page.goto(Path("gradients.html").absolute().as_uri())
             page.locator(".window .row", has_text="float32[128,128]").click()
             page.mouse.move(0, 0)

@@ -120,6 +120,7 @@ def prepare(
 
         found = other_tree_columns(table, nodes, trees, stats=stats, is_leaf=is_leaf, budget=budget)
         table = table.with_columns(*found.columns).with_notes(found.notes)
+        table = table.with_headline(*table.headline, *found.headline)
         names_of_others = found.shown
     if columns is None:
         names = _default_columns(table, stats, names_of_others) if trees else _alone(table, stats)

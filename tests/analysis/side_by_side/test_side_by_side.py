@@ -211,6 +211,17 @@ def test_two_trees_of_one_treedef_and_shapes_align_as_tree_map_aligns_them(tree,
 # -- what is measured
 
 
+def test_the_headline_says_which_other_tree_has_nan():
+    grads = jax.tree.map(jnp.zeros_like, params())
+    leaves, treedef = jax.tree.flatten(grads)
+    bad = treedef.unflatten([leaves[0].at[0].set(jnp.nan), leaves[1].at[0].set(jnp.inf), *leaves[2:]])
+    assert treeviz.render(params(), grads=bad, stats=True).table.headline[-2:] == (
+        "no NaN, no Inf in tree",
+        "NaN/Inf in 2 leaves of grads",
+    )
+    assert "of grads" not in " ".join(treeviz.render(params(), grads=bad).table.headline), "they were not read"
+
+
 def test_with_statistics_the_root_mean_squares_stand_side_by_side():
     grads = jax.tree.map(lambda x: x.astype(jnp.float16) / 4, params())
     view = treeviz.render(params(), grads=grads, stats=True)

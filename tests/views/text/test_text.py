@@ -76,7 +76,7 @@ def test_a_state_with_everything_that_can_be_wrong():
 def test_words_that_a_type_gives_up_leave_no_blank_columns_behind():
     values = np.linspace(-1.2345, 2.3456, 64).reshape(8, 8)
     tree = {f"layer_{i}": {"kernel": values - i / 7, "bias": values[0] + i / 7} for i in range(12)}
-    whole, narrow = (treeviz.render(tree, stats=True).text(width=width) for width in (200, 72))
+    whole, narrow = (treeviz.render(tree, stats=True).text(width=width) for width in (200, 70))
     assert "dict · 2 leaves · 576 B each" in whole and "576 B each" not in narrow
     gaps = [re.search(r"(?:leaves|numpy)( +)", line)[1] for line in narrow.split("\n")[3:]]
     assert min(map(len, gaps)) == 2
@@ -122,9 +122,22 @@ def test_sizes_go_before_a_name_is_cut_and_before_a_column_that_was_asked_for():
     sizes = [tree.fact_column(name, np.ones(len(tree.facts)), format="count") for name in ("elements", "zeros")]
     norms = [tree.fact_column(name, np.ones(len(tree.facts)), format="number") for name in ("min", "max", "rms")]
     titles = {width: shown_titles(tree, [*sizes, *norms], width) for width in (66, 80, 100)}
-    assert titles == {66: ["min"], 80: ["min", "max"], 100: ["elements", "zeros", "min", "max", "rms"]}
+    assert titles == {66: ["rms"], 80: ["min", "rms"], 100: ["elements", "zeros", "min", "max", "rms"]}
     first = text(View(tree, sizes), width=66).splitlines()
     assert first[2].startswith("├─ resnet/~/block_group_0/~/block_0/~/batchnorm_0  dict") and "elements" not in first[1]
+
+
+def test_counts_of_nan_and_then_magnitudes_stay_in_a_narrow_terminal():
+    tree = walk({"encoder": {"attention": np.ones(3)}})
+    names = ("min", "max", "rms", "grads rms", "grads NaN/Inf")
+    columns = [tree.fact_column(name, np.ones(len(tree.facts)), format="number") for name in names]
+    titles = {width: shown_titles(tree, columns, width) for width in (45, 60, 68, 200)}
+    assert titles == {
+        45: ["grads", "NaN/Inf"],
+        60: ["rms", "grads", "NaN/Inf"],
+        68: ["rms", "grads", "rms", "grads", "NaN/Inf"],
+        200: " ".join(names).split(),
+    }
 
 
 def test_no_column_goes_for_a_name_that_is_cut_anyway():

@@ -35,11 +35,13 @@ class OtherTreeColumns(NamedTuple):
         tree that is a prefix of this one.
       shown: The names of the columns to show at first, usually one for each subtree.
       notes: At the root, about trees without a matching subtree.
+      headline: "NaN/Inf in 1 leaf of grads" of each subtree that has some, with statistics.
     """
 
     columns: tuple[Column, ...]
     shown: tuple[str, ...]
     notes: dict[int, tuple[Note, ...]]
+    headline: tuple[str, ...]
 
 
 class _Found(NamedTuple):
@@ -86,6 +88,7 @@ def other_tree_columns(
     notes: list[Note] = []
     columns: list[Column] = []
     every: list[_Found] = []
+    headline: list[str] = []
     for name, tree in trees.items():
         other, others = scan(tree, is_leaf=is_leaf, name=name, budget=budget)
         if holds_specs(other, others) and not find_structure(table, other).matches:
@@ -103,12 +106,17 @@ def other_tree_columns(
         added = [_labels(table, found, named, same), _bytes(table, found, named)]
         first = [added[0].name]
         if stats:
+            n_notes = len(notes)
             measured = _measured(table, found, named, others, budget, notes)
             added += measured
+            counts = next(c for c in measured if c.name.endswith(".nonfinite")).values[table.is_leaf]
+            if n := int(np.count_nonzero(np.nan_to_num(counts))):
+                least, leaves = "≥ " * (len(notes) > n_notes), "leaf" if n == 1 else "leaves"
+                headline.append(f"NaN/Inf in {least}{n:,} {leaves} of {named.title}")
             first = [c.name for c in measured if c.name.endswith((".rms", ".nonfinite")) and _says(c)] or first
         columns += added
         shown += first
-    return OtherTreeColumns(tuple(columns), tuple(shown), {0: tuple(notes)} if notes else {})
+    return OtherTreeColumns(tuple(columns), tuple(shown), {0: tuple(notes)} if notes else {}, tuple(headline))
 
 
 def _find(table: TreeTable, other: TreeTable, nodes: list[Any], notes: list[Note]) -> list[_Found]:

@@ -169,8 +169,9 @@ def _room(width: int | None, key: int, cells: list[Cells], details: Details, gly
     """Divide the width: names first, then types, then columns, then details.
 
     No name is cut, and no indentation given up, while a column of sizes stands. Of the columns those of sizes go first,
-    then the last one. What was asked for, the first column or the series, stays: names that do not fit beside it and
-    short types get 45 % of the width, and what is left. No other column goes for a name that is cut anyway.
+    then the last one of the least urgent. What was asked for, the first column or the series, stays: names that do not
+    fit beside it and short types get 45 % of the width, and what is left. No other column goes for a name that is cut
+    anyway.
     """
     if width is None:
         return _Room(2**31, min(key, _UNLIMITED_KEY), cells, 2**31)
@@ -187,6 +188,8 @@ def _room(width: int | None, key: int, cells: list[Cells], details: Details, gly
     type_ = min(cells[0].width, max(2 * _TYPE, width * 45 // 100))
     least = min(type_, _SHORT, bare_width(cells[0]))
     asked = [cell for cell in cells[1:] if not (cell.is_size or cell.is_extra)]
+    if len({cell.name for cell in asked}) == len(asked) and not any(cell.is_label for cell in asked):  # no curves
+        asked.sort(key=_urgency, reverse=True)
     kept = sum([len(GAP) + cell.width for cell in asked if cell.name == asked[0].name])
     most = width - least - kept - needed - 2 * len(GAP)
     names = min(key, max(_KEY, width * 45 // 100, most if key <= most or not asked else 0))
@@ -207,6 +210,9 @@ def _room(width: int | None, key: int, cells: list[Cells], details: Details, gly
             break
         elements = [cell for cell in sizes if cell.name == "elements"]  # the shapes say as much
         last = [*cells, *(sizes if len(sizes) < len(cells) - 1 else []), *elements][-1]
+        if last in asked and not last.is_label:
+            numbers = [cell for cell in reversed(cells) if cell in asked and not cell.is_label]
+            last = min(numbers, key=lambda cell: (cell.name == asked[0].name, _urgency(cell)))
         narrow = last.width - (needed - left(names))
         shorter = [narrowed(last, narrow, glyphs)] if last.is_label and narrow >= _TYPE else []
         if not shorter and asked and (last.is_label or last.name == asked[0].name):
@@ -225,6 +231,11 @@ def _room(width: int | None, key: int, cells: list[Cells], details: Details, gly
     if missing > 0:  # too narrow for anything but keys
         cells = [narrowed(cells[0], cells[0].width - missing, glyphs)] if cells[0].width - missing > 0 else []
     return _Room(width, key, cells, max(0, left(key)))
+
+
+def _urgency(cell: Cells) -> int:
+    """Which of several numbers of values matter most: how many are not finite, then magnitudes."""
+    return 2 if "NaN" in cell.title or "Inf" in cell.title else int("rms" in cell.title)
 
 
 def _middles(room: _Room, is_leaf: list[bool], color: bool) -> Iterator[str]:
