@@ -539,6 +539,9 @@ def test_what_is_seen_is_saved_as_a_picture(shown, shots, dark):
 def test_the_copied_path_evaluates_to_the_leaf(shown):
     params = model()
     page = shown(params)
+    page.get_by_text("copy", exact=True).click()
+    page.get_by_role("button", name="Python: params").wait_for()
+    assert page.get_by_role("button", name="key path:").count() == 0, "that of the root is empty"
     row(page, "kernel").nth(3).click()
     assert eval(copied(page, lambda: page.keyboard.press("Control+c"))) is params["layers"][1]["mlp"]["kernel"]
     keystr = copied(page, lambda: copy_path(page, "key path"))
@@ -1049,7 +1052,7 @@ def test_a_static_field_that_no_row_has_room_for_makes_no_type_wide(shown):
 
 def test_the_chosen_row_stays_in_sight_though_its_details_are_longer_than_those_before(shown):
     tree = {f"a{i:02}": i for i in range(14)} | {"b": {"c": np.ones((2, 3), np.float32)}} | {"d": list(range(9))}
-    page = shown(tree, stats=True, width=480, height=560)
+    page = shown(tree, stats=True, width=480, height=1000)
     row(page, "a01").click()
     height = box(page, ".side")["height"]
     for _ in range(14):
@@ -1057,6 +1060,15 @@ def test_the_chosen_row_stays_in_sight_though_its_details_are_longer_than_those_
         place, rows = box(page, ".window .row.active"), box(page, ".scroller")
         assert rows["y"] <= place["y"] and place["y"] + place["height"] <= rows["y"] + rows["height"] + 1
     assert box(page, ".side")["height"] > height
+
+
+def test_on_a_phone_the_details_have_the_same_room_below_few_rows_and_many(shown):
+    heights = []
+    for n in (20, 2000):
+        page = shown([np.float32(i) for i in range(n)], width=480, depth=1)
+        row(page, "[3]").click()
+        heights.append(box(page, ".side")["height"])
+    assert heights[0] == pytest.approx(heights[1], abs=1) and heights[0] > 150
 
 
 @pytest.mark.parametrize("width", [390, 480, 740, 960, 1400])

@@ -293,6 +293,7 @@ def test_steps_are_chosen_by_dragging_and_by_number_and_scalars_are_over_the_sam
     legend = page.locator(".legend").inner_text()
     page.mouse.up()
     assert page.locator(".heat-map .band").is_hidden()
+    assert readout(page).endswith(" · steps 480 to 489"), "what is under the pointer now, not which steps were chosen"
     assert settled(page).locator(".legend").inner_text() != legend, "the colors are those of the steps that are seen"
     assert page.locator(".axis span").all_inner_texts() == ["300", "350", "400", "450", "500", "550"], "round steps"
     assert flag(charts.first) == pytest.approx(1000 * 201 / 310, abs=2), "at the same place as in the heat map"

@@ -235,9 +235,13 @@ export class HeatMap {
     const on = (type, listen) => this.element.addEventListener(type, listen);
     let start = -1;
     let x = 0;
-    on("pointermove", (/** @type {PointerEvent} */ event) => {
+    const readAt = (/** @type {PointerEvent} */ event) => {
       const { row, bucket } = this.#place(event);
       seriesView.read(row, seriesView.series.first[bucket], { event });
+      return bucket;
+    };
+    on("pointermove", (/** @type {PointerEvent} */ event) => {
+      const bucket = readAt(event);
       if (start >= 0 && Math.abs(event.clientX - x) > 5) this.#showBand(Math.min(start, bucket), Math.max(start, bucket));
     });
     on("pointerdown", (/** @type {PointerEvent} */ event) => {
@@ -254,6 +258,7 @@ export class HeatMap {
       else if (start >= 0) view.go(row);
       start = -1;
       this.band.hidden = true;
+      if (wasDrag) readAt(event); // another step is under the pointer now
     });
     on("pointerleave", () => seriesView.read(-1, seriesView.step));
     on("dblclick", () => seriesView.zoom(-Infinity, Infinity));

@@ -10,7 +10,9 @@ export function copyMenu(view) {
   // They are made when the menu has opened, and may be clicked before: the rows are asked for again by the click.
   const paths = (name, rowsNow, pathOf = (row) => tree.expression(row)) => {
     const [first, ...others] = rowsNow();
-    return first === undefined ? [] : [choice(name, others.length ? `${countText(others.length + 1)} paths` : pathOf(first), () => rowsNow().map(pathOf).join("\n"))];
+    const what = others.length ? `${countText(others.length + 1)} paths` : first >= 0 && pathOf(first);
+    // The key path of the root is empty.
+    return what ? [choice(name, what, () => rowsNow().map(pathOf).join("\n"))] : [];
   };
   const chosen = () => view.chosen;
   const choices = () => [
