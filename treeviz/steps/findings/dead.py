@@ -179,7 +179,7 @@ def _dead_run(tree: Searched, run: list[int], start: int, times: float) -> Findi
     zero = f"zero from step {first} on" if start else "always zero"
     if (beside := branch(tree, run)) is not None:
         n = len(run)
-        what = "" if n == 1 else "Both leaves of " if n == 2 else f"All {n} leaves of "
+        what = "" if n == len(beside.paths) else "Both leaves of " if n == 2 else f"All {n} leaves of "
         return Finding(
             "dead", tree.name, path, run[0], first, tree.span[1], (("steps", n_zero),),
             f"{what}{tree.name}{listed(beside.paths)} {'was' if n == 1 else 'were'} {zero}: {n_zero} steps.",

@@ -21,20 +21,19 @@ class LeftOut:
     """Steps with NaN or Inf which the parameters have not got.
 
     Attributes:
-      n_steps: How many there are, of `n` in all.
+      n_steps: How many there are. How many there are in all is not said: a text that changes with each step is news.
       since: The first step after them; None: the newest are some of them.
       is_meant: The loss is scaled, by a number that the step computes or is given.
     """
 
     n_steps: int
-    n: int
     since: int | None
     is_meant: bool
 
     @property
     def text(self) -> str:
         """What follows a sentence on the first of them."""
-        more = f" In all, {self.n_steps} of {self.n} steps were struck." if self.n_steps > 1 else ""
+        more = f" In all, {self.n_steps} steps were struck." if self.n_steps > 1 else ""
         then = "" if self.is_meant else ": it seems that the update was left out"
         return more + (f" From step {self.since} on all were finite again{then}." if self.since is not None else "")
 
@@ -54,4 +53,4 @@ def left_out(tree: Searched) -> LeftOut | None:
     if not after and (not is_meant or n_newest > MOST_IN_A_ROW):
         return None
     since = int(timeline.first[last + 1]) if after else None
-    return LeftOut(int(timeline.n[is_bad].sum()), int(timeline.n.sum()), since, is_meant)
+    return LeftOut(int(timeline.n[is_bad].sum()), since, is_meant)
