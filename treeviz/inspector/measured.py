@@ -64,7 +64,7 @@ class Measured:
     @property
     def findings(self) -> list[Finding]:
         """Problems found in the history, the worst first; see `treeviz.steps.findings.find`."""
-        return findings(self.history, thresholds=self.thresholds, forward=self._recorder.forward)
+        return findings(self.history, thresholds=self.thresholds)
 
     def locate_nan(self, step: int | None = None) -> NanOrigin | None:
         """Locate the operation that produced the first NaN or infinity, by running its step again.

@@ -124,4 +124,4 @@ class RunMessages:
     def _poll_findings(self, history: History, *, now: bool = False) -> bool:
         """Whether the findings differ from those that were sent."""
         recorder = self._recorder()
-        return recorder is not None and self._findings.poll(history, self._thresholds, recorder.forward, now=now)
+        return recorder is not None and self._findings.poll(history, self._thresholds, now=now)

@@ -106,7 +106,7 @@ class RunLog:
                     self._history = self._recorder.history
                     self._alarm.begin()
                 if self._history:
-                    self._alarm.was_read(self._history, set(), self._recorder.forward, is_flush=is_last)
+                    self._alarm.was_read(self._history, set(), is_flush=is_last)
             try:
                 for steps in new_steps:
                     self._log(steps, max(SHARE * (self._clock() - self._delivered), LAST_S if is_last else 0.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -150,14 +150,12 @@ class FindingUpdates:
         self._name, self._cpu_clock = name, cpu_clock
         self._throttle = Throttle(most_per_s=1, share=_FINDINGS_SHARE, clock=clock)
 
-    def poll(
-        self, history: History, thresholds: Thresholds, forward: Mapping[str, tuple[str, ...]], *, now: bool = False
-    ) -> bool:
+    def poll(self, history: History, thresholds: Thresholds, *, now: bool = False) -> bool:
         """Search for findings if that is due, or if `now`. Returns whether they differ from those before."""
         if not (now or self._throttle.is_due()):
             return False
         before, marks = self._cpu_clock(), self.marks
-        self.found = findings(history, thresholds=thresholds, forward=forward)
+        self.found = findings(history, thresholds=thresholds)
         self._throttle.spent(self._cpu_clock() - before)
         self.marks = self._marks(history)
         return self.marks != marks

@@ -87,7 +87,7 @@ def told_of(norms, nonfinite, max_bytes: int) -> list[tuple[str, str, int]]:
     alarm = Alarm(Thresholds(), on_finding=told.append)
     for step, numbers in enumerate(zip(norms, nonfinite, strict=True)):
         history.append(step, {"grads": dict(zip(("norm", "nonfinite"), numbers, strict=True))})
-        alarm.was_read(history, set(), {}, is_flush=True)
+        alarm.was_read(history, set(), is_flush=True)
     return [(finding.kind, finding.path, finding.first) for finding in told]
 
 
@@ -168,7 +168,7 @@ def test_the_search_takes_its_share_of_the_time(monkeypatch):
     watcher = Alarm(Thresholds(), on_finding=print)
     for _ in range(1000):
         now[0] += 0.1
-        watcher.was_read(History([SOURCE]), set(), {}, is_flush=False)
+        watcher.was_read(History([SOURCE]), set(), is_flush=False)
     assert len(searches) > 10 and 0.1 * (len(searches) - 1) <= 0.02 * now[0]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
@@ -51,14 +51,11 @@ class Alarm:
         """Let the next `was_read` search at once, after a read that may not raise."""
         self._search_again = 0.0
 
-    def was_read(
-        self, history: History, bad_sources: set[str], forward: Mapping[str, tuple[str, ...]], *, is_flush: bool
-    ) -> bool:
+    def was_read(self, history: History, bad_sources: set[str], *, is_flush: bool) -> bool:
         """Report new findings. Returns whether it has searched for them, and told all.
 
         Args:
           bad_sources: The sources with NaN or infinity in the steps that were read.
-          forward: As `findings` takes it.
           is_flush: Search at any cost.
 
         Raises:
@@ -66,15 +63,15 @@ class Alarm:
         """
         is_worse = not bad_sources <= self._bad_sources
         is_due = is_flush or is_worse or time.monotonic() >= self._search_again
-        has_told = is_due and self._search(history, forward)
+        has_told = is_due and self._search(history)
         self._bad_sources = (self._bad_sources | bad_sources) - self._left_out
         return has_told
 
-    def _search(self, history: History, forward: Mapping[str, tuple[str, ...]]) -> bool:
+    def _search(self, history: History) -> bool:
         """Report new findings. Returns whether none is awaited."""
         before = time.monotonic()
         kinds = None if self._on_finding else sorted(self._raise_on)
-        found = findings(history, thresholds=self._thresholds, kinds=kinds, forward=forward)
+        found = findings(history, thresholds=self._thresholds, kinds=kinds)
         self._left_out = {finding.source for finding in found if _is_left_out(finding)}
         n_found, found = len(found), [finding for finding in found if not self.awaits(finding)]
         now = time.monotonic()

@@ -70,13 +70,15 @@ def findings(
       thresholds: The limits; `Thresholds()` by default.
       kinds: Search for these only; by default for all.
       forward: Paths of leaves in the order in which the model uses them, for all sources or by source name. By default
-        the order of the leaves, with the numbers in their paths in numeric order.
+        that which the history knows of a watched step, or else the order of the leaves, with the numbers in their paths
+        in numeric order.
 
     Raises:
       ValueError: A kind is not known.
     """
     thresholds = thresholds or Thresholds()
     names = sorted(history.sources, key=lambda name: natural(name) if "#" in name else [])  # "grads #2" before "#10"
+    forward = history.forward if forward is None else forward
     forward_of = forward if isinstance(forward, Mapping) else dict.fromkeys(names, forward)
     trees = [Searched(history, name, thresholds, forward_of.get(name)) for name in names]
     wanted = frozenset(CHECKS) if kinds is None else check_kinds(kinds, "findings")

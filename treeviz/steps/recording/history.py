@@ -52,6 +52,7 @@ class History:
 
     Attributes:
       sources: The measured trees, by name.
+      forward: For the name of a source, the paths of its leaves in the order in which the step uses them, if known.
       tracks: One statistic over time, by the names of source and statistic.
       scalars: Those of `record_scalars`, and the batches of steps.
       run: A random identifier of the run.
@@ -66,6 +67,7 @@ class History:
 
     def __init__(self, sources: Sequence[MeasuredTree], max_bytes: int = 64_000_000) -> None:
         self.sources = {source.name: source for source in sources}
+        self.forward: dict[str, tuple[str, ...]] = {}
         self.max_bytes = max_bytes
         self._budgets = {source.name: max_bytes // len(sources) for source in sources}
         self._unfinished: tuple[int, Sequence[int], list[tuple[Track, int, np.ndarray]]] | None = None

@@ -3,9 +3,10 @@
 A history is a zip file, which `numpy.load` reads too. Its `header.json` is `{"format": "treeviz-history", "version": 1,
 "run", "name", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number", "shapes",
 "stacks", "cut_off", "unscaled"}], "tracks": [{"source", "statistic", "bucket_width"}], "scalars": {"n_appended",
-"tracks": [{"name", "bucket_width"}], "batches": [[step, ids or text, n, weight]]}}`; "scalars" only if there are some.
-The arrays of track i, of the tracks and then of those of the scalars, whose leaves are the value and a code, are,
-oldest first:
+"tracks": [{"name", "bucket_width"}], "batches": [[step, ids or text, n, weight]]}, "forward": {source: [leaf]}}`;
+"scalars" only if there are some, and "forward", the order in which the step uses the leaves, only if that is known. The
+arrays of track i, of the tracks and then of those of the scalars, whose leaves are the value and a code, are, oldest
+first:
 
 - `i/exact_steps.npy` int64[n] and `i/exact.npy` [n, leaves], or [n, leaves, 64] of histograms;
 - `i/bucket_steps.npy` int64[3, k], the first step, the last and how many, and `i/buckets.npy` [3, k, leaves], of floats
@@ -96,6 +97,17 @@ def header_of(history: History) -> dict[str, Any]:
             for (source, statistic), track in history.tracks.items()
         ],
         **({"scalars": history.scalars.fields()} if history.scalars else {}),
+        **({"forward": forward} if (forward := _orders(history)) else {}),
+    }
+
+
+def _orders(history: History) -> dict[str, list[int]]:
+    """The leaves of each source in the order in which the step uses them."""
+    known = {name: {path: i for i, path in enumerate(of.paths)} for name, of in history.sources.items()}
+    return {
+        name: [known[name][path] for path in paths if path in known[name]]
+        for name, paths in history.forward.items()
+        if name in known
     }
 
 
@@ -183,6 +195,9 @@ def history_of(header: dict[str, Any]) -> tuple[History, list[tuple[Track, int]]
         (history.new_track(printable(of["source"]), of["statistic"]), int(of["bucket_width"]))
         for of in header["tracks"]
     ]
+    for name, order in header.get("forward", {}).items():
+        paths = history.sources[printable(str(name))].paths
+        history.forward[printable(str(name))] = tuple(paths[range(len(paths))[i]] for i in order)
     if "scalars" in header:
         tracks += history.scalars.restore(header["scalars"])
     return history, tracks

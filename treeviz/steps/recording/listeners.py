@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from treeviz.steps.recording.history import History
@@ -23,9 +22,7 @@ class Listener(Protocol):
 class Alarm(Protocol):
     """Searches what was read for findings, and may end the run; see `treeviz.steps.findings.alarm`."""
 
-    def was_read(
-        self, history: History, bad_sources: set[str], forward: Mapping[str, tuple[str, ...]], *, is_flush: bool
-    ) -> bool: ...
+    def was_read(self, history: History, bad_sources: set[str], *, is_flush: bool) -> bool: ...
 
     def postpone(self) -> None: ...
 

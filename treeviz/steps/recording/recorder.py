@@ -40,7 +40,6 @@ class Recorder:
     Attributes:
       history: What was read; without sources and steps before the first.
       n_dropped: The number of lost measurements: their step failed, or they came faster than they could be read.
-      forward: For the name of a source, the paths of its leaves in the order in which the step uses them.
       listeners: Those that follow the run.
 
     Args:
@@ -78,7 +77,6 @@ class Recorder:
     def _begin(self) -> None:
         self.history = History([], 0)
         self.n_dropped = 0
-        self.forward: dict[str, tuple[str, ...]] = {}
         self._waiting: deque[Arrived] = deque()
         self._newest: Arrived | None = None  # that was taken in
         self._scalars = WaitingScalars()
@@ -239,7 +237,7 @@ class Recorder:
         if self._has_untold:
             return self._alarm.postpone()
         bad = self._scalars.bad.union(*(steps.bad_sources for steps in read))
-        self._has_untold = not self._alarm.was_read(self.history, bad, self.forward, is_flush=is_flush)
+        self._has_untold = not self._alarm.was_read(self.history, bad, is_flush=is_flush)
 
     def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[ReadSteps], int]:
         steps, n_failed = [], 0
@@ -254,7 +252,7 @@ class Recorder:
         for name, watched in row_of.watches.items():
             if watched.forward:
                 name = printable(name + row_of.suffix)
-                self.forward[name + self._sections.of(name, self.history)] = watched.forward
+                self.history.forward[name + self._sections.of(name, self.history)] = watched.forward
 
     def keep(self, path: Path) -> Path:
         """Write each further step to a file, at most a second after its numbers are ready. Returns the file's path.
