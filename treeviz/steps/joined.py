@@ -204,8 +204,11 @@ def _joined_on_devices(measurement: Measurement) -> Joined:
 
 
 def reduces_partially(statistics: tuple[str, ...]) -> bool:
-    """Whether trees may be `Unreduced`, of these statistics, and on one device."""
-    return statistics == LIGHT and jax.__version_info__ >= (0, 5) and jax.default_backend() == "cpu"
+    """Whether trees may be `Unreduced`, of these statistics, and on one device.
+
+    Before jax 0.7.2 no operation without x64 may sum float64.
+    """
+    return statistics == LIGHT and jax.__version_info__ >= (0, 7, 2) and jax.default_backend() == "cpu"
 
 
 def joined_later(measurement: Measurement) -> Measurement:

@@ -14,7 +14,7 @@ from treeviz.steps.statistics import LIGHT
 from treeviz.steps.tracing.jit_options import jit_options
 from treeviz.steps.tracing.twin import instrumented
 
-pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 5), reason="they are measured apart before jax 0.5")
+pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 7, 2), reason="they are measured apart before")
 
 
 @jax.jit
