@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from treeviz.steps.older_jax import barrier
+from treeviz.steps.barrier import barrier
 
 
 @partial(jax.jit, static_argnums=2)

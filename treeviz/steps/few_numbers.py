@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeviz.steps.older_jax import barrier
+from treeviz.steps.barrier import barrier
 from treeviz.steps.partial_sums import N_BITS, Rows, as_float32, copied_together, flat, rows_added_up
 from treeviz.steps.reduce import INFINITY, as_real, bits_of
 

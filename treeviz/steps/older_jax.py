@@ -9,15 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_batching import custom_vmap
-
-barrier = lax.optimization_barrier
-if jax.__version_info__ < (0, 5):  # it has no batching rule
-    barrier = custom_vmap(lax.optimization_barrier)
-
-    @barrier.def_vmap
-    def _(_, in_batched, x):
-        return barrier(x), in_batched[0]
 
 
 def concatenated(rows: Sequence[Any]) -> jax.Array:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from treeviz.steps.older_jax import barrier
+from treeviz.steps.barrier import barrier
 from treeviz.steps.reduce import (
     HUGE_FROM,
     SMALL_BELOW,

@@ -13,7 +13,8 @@ import numpy as np
 from jax import lax
 
 from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
-from treeviz.steps.older_jax import barrier, concatenated
+from treeviz.steps.barrier import barrier
+from treeviz.steps.older_jax import concatenated
 from treeviz.steps.statistics import EXPONENT_ZERO, HUGE, LIGHT, NO_NUMBER, RANGE_AT, SHIFT, USUAL, n_words
 
 _UP, _DOWN = np.float32(2.0**SHIFT), np.float32(2.0**-SHIFT)

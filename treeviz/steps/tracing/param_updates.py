@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
+from treeviz.steps.barrier import barrier
 from treeviz.steps.measured_tree import with_dtypes
 from treeviz.steps.names import sibling_name
 from treeviz.steps.tracing.attribution import Attribution
@@ -53,9 +54,7 @@ def differences(new: Sequence[Any], old: Sequence[Any]) -> list[Any] | None:
     if any(a.shape != b.shape or _sharding(a) != _sharding(b) for a, b in zip(new, old, strict=True)):
         return None
     # The barrier keeps XLA from fusing the subtraction into what computes the new values, and so from changing these.
-    pairs = [
-        lax.optimization_barrier((lax.stop_gradient(a), lax.stop_gradient(b))) for a, b in zip(new, old, strict=True)
-    ]
+    pairs = [barrier((lax.stop_gradient(a), lax.stop_gradient(b))) for a, b in zip(new, old, strict=True)]
     return [_at_least_float32(a) - _at_least_float32(b) for a, b in pairs]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
+from treeviz.steps.barrier import barrier
 from treeviz.steps.tracing.primitives import bind
 from treeviz.steps.tracing.sow import Sown
 
@@ -116,7 +117,7 @@ class Received:
 
         def copied(x: Any) -> Any:
             is_copied = not isinstance(x, Literal) and x in copies
-            return lax.optimization_barrier(copies[x] if is_copied else read(x))
+            return barrier(copies[x] if is_copied else read(x))
 
         return [read(v) if made is None else made.run(copied) for v, made in zip(self.values, self.sums, strict=True)]
 
@@ -149,4 +150,4 @@ def _magnitude(x: Any) -> Any:
 
 
 def _scalar(x: Any) -> Any:
-    return lax.optimization_barrier(lax.stop_gradient(jnp.asarray(x))).reshape(())
+    return barrier(lax.stop_gradient(jnp.asarray(x))).reshape(())

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, Literal
 
+from treeviz.steps.barrier import barrier
 from treeviz.steps.tracing.alike import Chains, alike, run_together
 from treeviz.steps.tracing.primitives import ELEMENTWISE, JITS, RESHAPES, SCATTER_ADDS, bind, called_jaxpr, open_jaxpr
 from treeviz.steps.tracing.sow import sow_p
@@ -66,7 +67,7 @@ def repeat(chains: Chains, sowing: Any, read: Callable[[Any], Any], together: bo
             continue
         for x in eqn.invars:
             if not isinstance(x, Literal) and x not in made:
-                made[x] = lax.optimization_barrier(read(x))  # keeps XLA from merging the two runs
+                made[x] = barrier(read(x))  # keeps XLA from merging the two runs
         results = bind(eqn, [read(x) if isinstance(x, Literal) else made[x] for x in eqn.invars])
         made.update(zip(eqn.outvars, results, strict=True))
     values = [made[x] if not isinstance(x, Literal) and x in made else read(x) for x in sowing.invars]

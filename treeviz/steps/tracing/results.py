@@ -17,9 +17,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
+from treeviz.steps.barrier import barrier
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.names import RESULT_KINDS, name_of_result
-from treeviz.steps.older_jax import barrier
 from treeviz.steps.partial_sums import flat
 from treeviz.steps.reduce import blocks
 from treeviz.steps.tracing.new_params import Path

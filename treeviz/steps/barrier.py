@@ -1,0 +1,60 @@
+"""A barrier between a step and what is measured of it, so that measuring changes nothing of how the step is computed.
+
+XLA must fuse nothing of the one into the other; and on several devices, where it is free to choose how results lie on
+them, nothing that is measured may have a say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+try:
+    from jaxlib.mlir.dialects import sdy, stablehlo
+except ImportError:
+    sdy = stablehlo = None
+
+_unfused = lax.optimization_barrier
+if jax.__version_info__ < (0, 5):  # it has no batching rule
+    _unfused = custom_vmap(lax.optimization_barrier)
+
+    @_unfused.def_vmap
+    def _(_, in_batched, x):
+        return _unfused(x), in_batched[0]
+
+
+def barrier(tree: Any) -> Any:
+    """The same arrays, for what is measured of them. Traceable, and works under every transformation."""
+    tree = _unfused(tree)
+    return jax.tree.map(_forward_p.bind, tree) if jax.device_count() > 1 else tree
+
+
+_forward_p = Primitive("treeviz_forward")  # an identity: where a result lies does not depend on who uses it
+_forward_p.def_impl(lambda x: x)
+_forward_p.def_abstract_eval(lambda aval: aval)
+ad.primitive_jvps[_forward_p] = lambda primals, tangents: (_forward_p.bind(*primals), tangents[0])
+batching.primitive_batchers[_forward_p] = lambda operands, dims: (_forward_p.bind(*operands), dims[0])
+
+
+def _lowered(ctx: Any, x: Any) -> list[Any]:
+    """In a program of several devices, but for a `shard_map`, whose results lie as it says."""
+    if sdy is None or stablehlo is None or getattr(ctx.module_context.axis_context, "num_devices", 1) == 1:
+        return [x]
+    if getattr(jax.config, "jax_use_shardy_partitioner", False):  # the default since jax 0.7
+        return [sdy.PropagationBarrierOp(x, sdy.PropagationDirection.FORWARD).result]
+    return [stablehlo.CustomCallOp([x.type], [x], call_target_name="ShardBarrierFrom").result]
+
+
+mlir.register_lowering(_forward_p, _lowered)
+
+# jax 0.4: every primitive needs a rule for the axes over which its results are replicated.
+if not hasattr(jax, "shard_map"):
+    from jax.experimental import shard_map
+
+    shard_map.register_check(_forward_p)(lambda mesh, replicated: replicated)  # type: ignore[attr-defined]
+    shard_map.register_norewrite(_forward_p)  # type: ignore[attr-defined]
