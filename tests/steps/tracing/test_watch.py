@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import threading
+import time
 import weakref
 from functools import partial
 
@@ -307,8 +308,12 @@ def test_no_buffer_is_kept_alive(mlp):
     after = watched(copies(mlp), x, y)
     alive = [weakref.ref(p) for p in jax.tree.leaves(after)]
     del after
-    gc.collect()
-    assert [ref() for ref in alive] == [None] * len(alive)
+    for _ in range(200):  # the runtime lets go of them a moment later
+        gc.collect()
+        if not any(ref() is not None for ref in alive):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{sum(ref() is not None for ref in alive)} arrays are kept")
 
 
 def test_no_tracer_leaks(mlp, seen):
