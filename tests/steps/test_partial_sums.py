@@ -64,6 +64,21 @@ def check(packed, counts, new, old):
     return numbers
 
 
+def reduced(leaves, new=(), old=(), n_layers=()):
+    """The sums, the words and the rows; results are floats."""
+    rows = None
+
+    @jax.jit
+    def arrays(leaves, new, old):
+        nonlocal rows
+        sums, words, rows = partial_sums(leaves, new, old, n_layers)
+        return jnp.concatenate(sums), jnp.concatenate(words)
+
+    sums, words = arrays(leaves, *jax.tree.map(lambda x: x.view(np.uint32), (new, old)))
+    assert rows is not None
+    return np.asarray(sums), np.asarray(words), rows
+
+
 def test_numbers_as_they_are_give_what_partial_sums_give():
     (new, old), rows = results(), None
 
@@ -96,17 +111,9 @@ def test_a_step_of_few_numbers_gets_no_kernel_that_reduces_and_they_leave_as_one
 
 
 def test_partial_sums_give_the_numbers_of_leaves_and_the_counts_of_results():
-    (new, old), rows = results(), None
-
-    @jax.jit
-    def words(leaves, new, old):
-        nonlocal rows
-        sums, found, rows = partial_sums(leaves, new, old)
-        return jnp.concatenate(sums), jnp.concatenate(found)
-
-    bits = jax.tree.map(lambda x: x.view(np.uint32), (new, old))
-    sums, found = map(np.asarray, words(leaves(), *bits))
-    assert rows is not None and sums.dtype == np.float64 and found.shape == (2 * sum(rows.n_rows),)
+    new, old = results()
+    sums, found, rows = reduced(leaves(), new, old)
+    assert sums.dtype == np.float64 and found.shape == (2 * sum(rows.n_rows),)
     assert rows.of_long == (1, 64, 1)  # a prime number of elements is one row, too
     for batch in ((sums, found), (np.stack([sums, sums]), np.stack([found, found]))):
         numbers = check(*added_up(*batch, rows), new, old)
@@ -119,20 +126,12 @@ def test_partial_sums_give_the_numbers_of_leaves_and_the_counts_of_results():
     ("n_leaves", "n_new", "n_old"), [(0, 1, 0), (0, 1, 1), (0, 3, 2), (1, 0, 0), (1, 1, 0), (3, 1, 1), (3, 3, 2)]
 )
 def test_leaves_and_results_are_told_apart_whatever_there_is_of_them(n_leaves, n_new, n_old):
-    many, rows = [normal(n + 1, 31) for n in range(n_leaves)], None
+    many = [normal(n + 1, 31) for n in range(n_leaves)]
     new = [normal(40 * n + 33) for n in range(n_new)]
     old = [x + 1 if i < n_old else None for i, x in enumerate(new)]
     for x in (*many[-1:], *new[-1:]):
         x.reshape(-1)[-2:] = np.nan, np.inf
-
-    @jax.jit
-    def words(leaves, new, old):
-        nonlocal rows
-        sums, found, rows = partial_sums(leaves, new, old)
-        return jnp.concatenate(sums), jnp.concatenate(found)
-
-    bits = jax.tree.map(lambda x: x.view(np.uint32), (new, old))
-    packed, counts = added_up(*map(np.asarray, words(many, *bits)), rows)
+    packed, counts = added_up(*reduced(many, new, old))
     if n_leaves:
         finite = [x[np.isfinite(x)] for x in many]
         numbers = unpack(packed, LIGHT)
@@ -148,15 +147,9 @@ def test_partial_sums_give_the_numbers_of_each_layer_of_a_long_leaf():
     stacks = [normal(3, 64, 400), normal(300), normal(126, 8, 64), normal(40, 2048), normal(40_009)]
     stacks[0][1, 2, 3], stacks[2][7], stacks[2][125, 0, :5], stacks[3][39] = np.nan, np.inf, -np.inf, 0
     stacks[2][8:20] *= np.float32(1e30)
-    n_layers, rows = [3, 1, 126, 40, 1], None
-
-    @jax.jit
-    def words(leaves):
-        nonlocal rows
-        sums, found, rows = partial_sums(leaves, (), (), n_layers)
-        return jnp.concatenate(sums), jnp.concatenate(found)
-
-    found, counts = added_up(*map(np.asarray, words(stacks)), rows)
+    n_layers = [3, 1, 126, 40, 1]
+    sums, words, rows = reduced(stacks, n_layers=n_layers)
+    found, counts = added_up(sums, words, rows)
     assert counts is None and rows.of_long == (*(64,) * 3, *(1,) * 126, *(1,) * 40, 1)
     layers = [layer for x, n in zip(stacks, n_layers, strict=True) for layer in x.reshape(n, -1).astype(np.float64)]
     for packed in (found, np.asarray(jax.jit(lambda leaves: packed_rows(leaves, n_layers))(stacks))):
