@@ -6,6 +6,7 @@ them, nothing that is measured may have a say.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -15,9 +16,13 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 try:
-    from jaxlib.mlir.dialects import sdy, stablehlo
+    from jaxlib.mlir.dialects.stablehlo import CustomCallOp
 except ImportError:
-    sdy = stablehlo = None
+    CustomCallOp = None
+try:  # used since jax 0.7
+    from jaxlib.mlir.dialects.sdy import PropagationBarrierOp, PropagationDirection
+except ImportError:
+    PropagationBarrierOp = PropagationDirection = None
 
 _unfused = lax.optimization_barrier
 if jax.__version_info__ < (0, 5):  # it has no batching rule
@@ -43,11 +48,18 @@ batching.primitive_batchers[_forward_p] = lambda operands, dims: (_forward_p.bin
 
 def _lowered(ctx: Any, x: Any) -> list[Any]:
     """In a program of several devices, but for a `shard_map`, whose results lie as it says."""
-    if sdy is None or stablehlo is None or getattr(ctx.module_context.axis_context, "num_devices", 1) == 1:
+    if getattr(ctx.module_context.axis_context, "num_devices", 1) == 1:
         return [x]
     if getattr(jax.config, "jax_use_shardy_partitioner", False):  # the default since jax 0.7
-        return [sdy.PropagationBarrierOp(x, sdy.PropagationDirection.FORWARD).result]
-    return [stablehlo.CustomCallOp([x.type], [x], call_target_name="ShardBarrierFrom").result]
+        if PropagationBarrierOp is not None and PropagationDirection is not None:
+            return [PropagationBarrierOp(x, PropagationDirection.FORWARD).result]
+    elif CustomCallOp is not None:
+        return [CustomCallOp([x.type], [x], call_target_name="ShardBarrierFrom").result]
+    warnings.warn(
+        f"jax {jax.__version__} has no barrier for shardings that treeviz knows: on several devices, results of a step "
+        "that is measured may lie elsewhere than without.", RuntimeWarning, stacklevel=2
+    )  # fmt: skip
+    return [x]
 
 
 mlir.register_lowering(_forward_p, _lowered)

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from watched import copies, same_bytes, true_norms
 
 import treeviz as tv
+from treeviz.steps import barrier
 from treeviz.steps.recording.decode import stacked
 from treeviz.steps.statistics import LIGHT
 from treeviz.steps.tracing.jit_options import jit_options
@@ -123,6 +124,17 @@ def test_results_lie_where_the_step_puts_them_though_others_that_are_measured_wi
         for name in p:
             assert after[name].sharding.is_equivalent_to(expected[name].sharding, p[name].ndim), name
     assert not inspector.notes and len(inspector.history) == 3
+
+
+def test_a_jax_without_such_a_barrier_costs_a_warning_and_no_step(mesh, seen, monkeypatch):
+    for name in ("PropagationBarrierOp", "CustomCallOp"):
+        monkeypatch.setattr(barrier, name, None)
+    _, _, p, bx, by = placed(mesh, SPECS["replicated"])
+    step = jax.jit(update)
+    with pytest.warns(RuntimeWarning, match="results of a step that is measured may lie elsewhere"):
+        after = watch(step, seen)(p, bx, by)
+    assert same_bytes(after, step(p, bx, by))
+    seen.check(gradients)
 
 
 def test_explicit_axes_are_reaped(seen):
