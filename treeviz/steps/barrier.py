@@ -12,8 +12,6 @@ from typing import Any
 import jax
 from jax import lax
 from jax.custom_batching import custom_vmap
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 try:
     from jaxlib.mlir.dialects.stablehlo import CustomCallOp
@@ -36,14 +34,34 @@ if jax.__version_info__ < (0, 5):  # it has no batching rule
 def barrier(tree: Any) -> Any:
     """The same arrays, for what is measured of them. Traceable, and works under every transformation."""
     tree = _unfused(tree)
-    return jax.tree.map(_forward_p.bind, tree) if jax.device_count() > 1 else tree
+    if jax.device_count() == 1:
+        return tree
+    if _forward_p is None:
+        _warn()
+        return tree
+    return jax.tree.map(_forward_p.bind, tree)
 
 
-_forward_p = Primitive("treeviz_forward")  # an identity: where a result lies does not depend on who uses it
-_forward_p.def_impl(lambda x: x)
-_forward_p.def_abstract_eval(lambda aval: aval)
-ad.primitive_jvps[_forward_p] = lambda primals, tangents: (_forward_p.bind(*primals), tangents[0])
-batching.primitive_batchers[_forward_p] = lambda operands, dims: (_forward_p.bind(*operands), dims[0])
+def _forward() -> Any:
+    """An identity, as a primitive: where a result lies does not depend on who uses it. None if JAX has moved."""
+    try:
+        from jax.extend.core import Primitive
+        from jax.interpreters import ad, batching, mlir
+
+        forward_p = Primitive("treeviz_forward")
+        forward_p.def_impl(lambda x: x)
+        forward_p.def_abstract_eval(lambda aval: aval)
+        ad.primitive_jvps[forward_p] = lambda primals, tangents: (forward_p.bind(*primals), tangents[0])
+        batching.primitive_batchers[forward_p] = lambda operands, dims: (forward_p.bind(*operands), dims[0])
+        mlir.register_lowering(forward_p, _lowered)
+        if not hasattr(jax, "shard_map"):  # jax 0.4: there must be a rule for axes over which a result is replicated
+            from jax.experimental import shard_map
+
+            shard_map.register_check(forward_p)(lambda mesh, replicated: replicated)  # type: ignore[attr-defined]
+            shard_map.register_norewrite(forward_p)  # type: ignore[attr-defined]
+    except (ImportError, AttributeError):
+        return None
+    return forward_p
 
 
 def _lowered(ctx: Any, x: Any) -> list[Any]:
@@ -55,18 +73,15 @@ def _lowered(ctx: Any, x: Any) -> list[Any]:
             return [PropagationBarrierOp(x, PropagationDirection.FORWARD).result]
     elif CustomCallOp is not None:
         return [CustomCallOp([x.type], [x], call_target_name="ShardBarrierFrom").result]
-    warnings.warn(
-        f"jax {jax.__version__} has no barrier for shardings that treeviz knows: on several devices, results of a step "
-        "that is measured may lie elsewhere than without.", RuntimeWarning, stacklevel=2
-    )  # fmt: skip
+    _warn()
     return [x]
 
 
-mlir.register_lowering(_forward_p, _lowered)
+def _warn() -> None:
+    warnings.warn(
+        f"jax {jax.__version__} has no barrier for shardings that treeviz knows: on several devices, results of a step "
+        "that is measured may lie elsewhere than without.", RuntimeWarning, stacklevel=3
+    )  # fmt: skip
 
-# jax 0.4: every primitive needs a rule for the axes over which its results are replicated.
-if not hasattr(jax, "shard_map"):
-    from jax.experimental import shard_map
 
-    shard_map.register_check(_forward_p)(lambda mesh, replicated: replicated)  # type: ignore[attr-defined]
-    shard_map.register_norewrite(_forward_p)  # type: ignore[attr-defined]
+_forward_p = _forward()

@@ -137,6 +137,15 @@ def test_a_jax_without_such_a_barrier_costs_a_warning_and_no_step(mesh, seen, mo
     seen.check(gradients)
 
 
+@pytest.mark.parametrize("name", ["ad.primitive_jvps", "batching.primitive_batchers", "mlir.register_lowering"])
+def test_a_jax_without_what_makes_a_primitive_costs_a_warning_and_no_measurement(name, monkeypatch):
+    monkeypatch.delattr(f"jax.interpreters.{name}")
+    monkeypatch.setattr(barrier, "_forward_p", barrier._forward())
+    assert barrier._forward_p is None
+    with pytest.warns(RuntimeWarning, match="results of a step that is measured may lie elsewhere"):
+        assert np.asarray(barrier.barrier(x)).tobytes() == np.asarray(x).tobytes()
+
+
 def test_explicit_axes_are_reaped(seen):
     axis_type = getattr(jax.sharding, "AxisType", None)
     if axis_type is None or not hasattr(jax, "set_mesh"):
