@@ -19,6 +19,7 @@ from treeviz.steps.tracing.primitives import (
     called_jaxpr,
     open_jaxpr,
     programs,
+    scan_parts,
 )
 
 # For each axis of a value, the arguments of the program along whose first axis it lies: index i is of entry i.
@@ -70,10 +71,12 @@ def _entered(eqn: Any, operands: Sequence[Axes], jaxpr: Jaxpr) -> list[Axes]:
 
 def _in_loop(eqn: Any, inside: list[Axes], jaxpr: Jaxpr) -> tuple[list[Axes], list[Axes]]:
     """The axes of the arguments of a loop's body, which hold in every step, and those of its results."""
-    p, is_scan = eqn.params, eqn.primitive.name == SCAN
-    first = p["num_consts"] if is_scan else len(inside) - len(eqn.outvars)
-    last = first + (p["num_carry"] if is_scan else len(eqn.outvars))
-    inside = [*inside[:last], *(axes[1:] for axes in inside[last:])]
+    if eqn.primitive.name == SCAN:
+        parts = scan_parts(eqn, inside)
+        first, last = len(parts.consts), len(inside) - len(parts.xs)
+        inside[last:] = [axes[1:] for axes in parts.xs]
+    else:
+        first, last = len(inside) - len(eqn.outvars), len(inside)
     while True:
         read = _followed(jaxpr, inside)
         results = [read(x) for x in jaxpr.outvars]

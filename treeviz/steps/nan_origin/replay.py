@@ -263,11 +263,11 @@ class Replay:
 
     def scan_steps(self, eqn: Any, operands: list[Value]) -> _Steps:
         parts = scan_parts(eqn, operands)
-        carry, length = parts.carry, eqn.params["length"]
+        carry, length = parts.carry, parts.length
         axis = 0 if self.devices is None else 1
         entry = jax.jit(lambda xs, k: [lax.dynamic_index_in_dim(x, k, axis, keepdims=False) for x in xs])
         for k in range(length):
-            place = length - 1 - k if eqn.params["reverse"] else k
+            place = length - 1 - k if parts.reverse else k
             x = entry([x.array for x in parts.xs], np.int32(place))
             # An entry has the taint of the whole array, although it may be finite; the step's own check decides.
             inputs = [*parts.consts, *carry, *map(Value, x, [v.taint for v in parts.xs])]

@@ -19,7 +19,7 @@ from treeviz.steps.nan_origin.nonfinite import is_inexact
 from treeviz.steps.nan_origin.numbers import Numbers, first_nonfinite, nonfinite_entries, numbers_of
 from treeviz.steps.nan_origin.taint import Site, Within
 from treeviz.steps.tracing.backward_rules import RUNS_RULES, call_of_rule
-from treeviz.steps.tracing.primitives import JITS
+from treeviz.steps.tracing.primitives import JITS, called_jaxpr, open_jaxpr
 from treeviz.tree.safe_repr import visible
 from treeviz.tree.source_lines import cell_of, is_installed
 
@@ -247,7 +247,7 @@ def _is_of_jax(eqn: Any) -> bool:
     """Whether this is a call of a function that JAX has jitted."""
     if eqn.primitive.name not in JITS:
         return False
-    inner = eqn.params["jaxpr"].jaxpr
+    inner = open_jaxpr(called_jaxpr(eqn))
     function_source = getattr(getattr(inner, "debug_info", None), "func_src_info", None)
     if function_source is not None:
         return any(folder in function_source for folder in _JAX)

@@ -24,6 +24,7 @@ from treeviz.steps.tracing.primitives import (
     inner_jaxprs,
     is_scalar,
     open_jaxpr,
+    scan_parts,
     size_of,
 )
 from treeviz.steps.tracing.received import CLIPPED, SUMS, UNSCALED, Form, Received, Repeated
@@ -132,16 +133,16 @@ class _Level:
         if not is_scan and eqn.primitive.name not in CALLS:
             return
         jaxpr = inner.jaxpr
-        n_carry = eqn.params["num_carry"] if is_scan else 0
-        carries = jaxpr.invars[eqn.params["num_consts"] :] if is_scan else ()
+        scan = scan_parts(eqn, jaxpr.invars) if is_scan else None
+        carry, n = (scan.carry, scan.length) if scan else ((), 1)
         params = [x for e in jaxpr.eqns if e.primitive is sow_p for x in e.invars[e.params["n"] :]]
-        if is_scan and inner.reaches(params, {*carries}):
+        if scan and inner.reaches(params, {*carry, *scan.xs}):
             return  # each step of the loop is one of training
         for i, (inside, outside) in enumerate(zip(jaxpr.outvars, eqn.outvars, strict=True)):
-            form, n = inner.form(inside), eqn.params.get("length", 1)
-            if i < n_carry:
+            form = inner.form(inside)
+            if i < len(carry):
                 added, to = inner.sums.get(inside, (None, None)) if not isinstance(inside, Literal) else (None, None)
-                if added is None or to is not carries[i] or added.axis is not None:
+                if added is None or to is not carry[i] or added.axis is not None:
                     continue
                 if not inner.reaches(inner.sown_from(added.sown), {to}):
                     yield outside, added._replace(over="micro-batches").summed(outside, n)

@@ -23,6 +23,7 @@ from treeviz.steps.tracing.primitives import (
     WHILE,
     called_jaxpr,
     open_jaxpr,
+    programs,
     scan_parts,
     while_parts,
 )
@@ -101,7 +102,7 @@ def _results(eqn: Any, known: list[Known], found: dict[Sown, frozenset[int]]) ->
         parts = while_parts(eqn, known)
         return _stable(parts.body, parts.body_consts, parts.carry, (), found)
     if name == COND:
-        branches = [_follow(branch, known[1:], found) for branch in eqn.params["branches"]]
+        branches = [_follow(branch, operands, found) for branch, operands in programs(eqn, known)]
         return [_one(each) for each in zip(*branches, strict=True)]
     if all(each is None for each in known):
         return ()

@@ -134,18 +134,26 @@ def programs(eqn: Any, operands: Sequence[Any]) -> list[tuple[Any, Sequence[Any]
 
 
 class ScanParts(NamedTuple):
-    """A scan's body, which takes `(*consts, *carry, *x)`, and its operands by their role."""
+    """A scan's body, which takes `(*consts, *carry, *x)`, its operands by their role, and its options."""
 
     body: ClosedJaxpr
     consts: Sequence[Any]
     carry: Sequence[Any]
     xs: Sequence[Any]
+    length: int
+    reverse: bool
+    unroll: Any
 
 
 def scan_parts(eqn: Any, operands: Sequence[Any]) -> ScanParts:
-    n_consts, n_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    p = eqn.params
+    if "ft_in" in p:  # from jax 0.11 on: a flat tree of the consts, the carry and the xs
+        n_consts, n_carry, _ = map(len, p["ft_in"].unpack())
+    else:
+        n_consts, n_carry = p["num_consts"], p["num_carry"]
     consts, carry = operands[:n_consts], operands[n_consts : n_consts + n_carry]
-    return ScanParts(eqn.params["jaxpr"], consts, carry, operands[n_consts + n_carry :])
+    xs = operands[n_consts + n_carry :]
+    return ScanParts(p["jaxpr"], consts, carry, xs, p["length"], p["reverse"], p["unroll"])
 
 
 class WhileParts(NamedTuple):

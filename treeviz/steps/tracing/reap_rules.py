@@ -81,9 +81,9 @@ def _without_constants(run: Any, function: Callable, operands) -> tuple[Jaxpr, l
 
 
 def _scan(run: Any, eqn, operands, origins):
-    p = eqn.params
-    body, consts, carry, xs = scan_parts(eqn, operands)
-    function, reaped = run.in_body(origins).traced(body, range(len(operands)))
+    parts = scan_parts(eqn, operands)
+    consts, length = parts.consts, parts.length
+    function, reaped = run.in_body(origins).traced(parts.body, range(len(operands)))
 
     def step(carry, x):
         results, packed = function(*consts, *carry, *x)
@@ -91,8 +91,9 @@ def _scan(run: Any, eqn, operands, origins):
         reaped[:], packed_params = run.in_loop(reaped, before, after)
         return results[: len(carry)], (results[len(carry) :], [*packed, *packed_params])
 
-    carry, (ys, packed) = lax.scan(step, carry, xs, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
-    return [*carry, *ys], [r.outside(origins).within(Axis("step", p["length"])) for r in reaped], packed
+    options = {"length": length, "reverse": parts.reverse, "unroll": parts.unroll}
+    carry, (ys, packed) = lax.scan(step, parts.carry, parts.xs, **options)
+    return [*carry, *ys], [r.outside(origins).within(Axis("step", length)) for r in reaped], packed
 
 
 def _while_loop(run: Any, eqn, operands, origins):
