@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treeviz.cli.output import DIFFERENT, SAME, print_text
+from treeviz.tree.tested_jax import TESTED_JAX, newer_than_tested, tested_range
 
 _NEEDED = ("jax", "jaxlib", "numpy", "treescope", "anywidget", "ipywidgets")
 _OTHERS = (
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     del options
     wrong = _problems()
     lines = [f"{name:<14}{value}" for name, value in _facts().items()]
-    print_text("\n".join([*lines, *(f"problem: {each}" for each in wrong)]))
+    print_text("\n".join([*lines, *(f"problem: {each}" for each in wrong), *(f"note: {each}" for each in _notes())]))
     return DIFFERENT if wrong else SAME
 
 
@@ -47,6 +48,7 @@ def _facts() -> dict[str, str]:
     facts["installed by"] = ", ".join(_distributions()) or "no distribution: it is imported from a folder"
     facts["python"] = f"{platform.python_version()} on {platform.platform()}"
     facts |= {name: _version(name) or "not installed" for name in _NEEDED}
+    facts["tested with"] = f"jax {', '.join(TESTED_JAX)}"
     facts["others"] = ", ".join(f"{name} {version}" for name in _OTHERS if (version := _version(name))) or "none"
     facts["front end"] = _front_end()
     facts["shell"] = _shell()
@@ -60,6 +62,14 @@ def _problems() -> list[str]:
         if name != "jax-treeviz"
     ]
     return wrong + [f"{name} is not installed" for name in _NEEDED if not _version(name)]
+
+
+def _notes() -> list[str]:
+    """What may explain a problem and is none: nothing is known to be wrong, so the status stays 0."""
+    version = _version("jax")
+    if not newer_than_tested(version):
+        return []
+    return [f"jax {version} is newer than any that treeviz was tested with ({tested_range()})"]
 
 
 def _distributions() -> list[str]:

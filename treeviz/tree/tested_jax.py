@@ -1,0 +1,27 @@
+"""The releases of JAX that treeviz is tested with: `.ci/run` reads them here, and messages about another release."""
+
+from __future__ import annotations
+
+import re
+
+# Oldest first: the oldest supported release, and last the one that .ci/constraints.txt pins.
+TESTED_JAX = ("0.4.36", "0.6.2", "0.10.2", "0.12.0.1")
+
+
+def newer_than_tested(jax_version: str) -> bool:
+    """Whether this release of JAX, or a pre-release of it, came after all that are tested: True for "0.13.0rc1"."""
+    return _numbers(jax_version) > _numbers(TESTED_JAX[-1])
+
+
+def tested_range() -> str:
+    """ "jax 0.4.36 to 0.12.0.1"."""
+    return f"jax {TESTED_JAX[0]} to {TESTED_JAX[-1]}"
+
+
+def _numbers(version: str) -> list[int]:
+    """Those of the release; without its ends that are 0, which are no difference: 0.13 is 0.13.0."""
+    release = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(number) for number in release[0].split(".")] if release else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return numbers
