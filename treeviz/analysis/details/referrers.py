@@ -6,7 +6,7 @@ import gc
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -61,22 +61,25 @@ def referrers(node: Any, goes_on: Callable[[], bool]) -> tuple[list[str], bool]:
 
 def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, int]], found: dict[str, None]) -> Any:
     """The referrers of the objects of a level. Complete expressions are added to `found`."""
-    wanted = {id(step.node): step for step in level}
+    wanted: dict[int, list[_Step]] = {}  # one object may lead to the searched one in several ways
+    for step in level:
+        wanted.setdefault(id(step.node), []).append(step)
     reached: set[int] = set()
+    new: set[tuple[int, int]] = set()
     above: list[_Step] = []
     mine = {id(level), id(wanted), id(above)} | set(map(id, level))
-    for holder in _referrers([step.node for step in level]):
-        if id(holder) in mine or _is_our_code(holder):
+    for holder in _referrers([steps[0].node for steps in wanted.values()]):
+        if id(holder) in mine or _is_our_code(holder) or _is_of_module(holder, modules):
             continue
         if _is_ours(module_name(type(holder))):
             reached.update(map(id, gc.get_referents(holder)))
             found.setdefault("treeviz: a widget that was asked to keep its tree, or a function that was given it")
             continue
-        for name, below in _references(holder, wanted):
-            rest = name + wanted[below].rest
+        for name, step in ((name, step) for name, below in _references(holder, wanted) for step in wanted[below]):
+            rest = name + step.rest
             if name == _ATTRIBUTES:
-                rest = _ATTRIBUTE.sub(r".\1", wanted[below].rest)
-            reached.add(below)
+                rest = _ATTRIBUTE.sub(r".\1", step.rest)
+            reached.add(id(step.node))
             if id(holder) in modules:
                 found.setdefault(_variable(modules[id(holder)], rest))
             elif isinstance(holder, types.FrameType):
@@ -86,17 +89,19 @@ def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, in
                 found.setdefault(f"{name} in {visible(code.co_name, 60)} ({where}), which runs")
             elif isinstance(holder, types.FunctionType):
                 found.setdefault(f"the function {function_name(holder)}" + _of(rest))
-            elif (id(holder), below) not in seen:
-                seen.add((id(holder), below))
+            elif (id(holder), id(step.node)) not in seen:
+                new.add((id(holder), id(step.node)))
                 above.append(_Step(holder, rest))
-    for below, step in wanted.items():
-        if below not in reached and step.rest:
+    seen |= new
+    for step in level:
+        if id(step.node) not in reached and step.rest:
             found.setdefault(f"{_unnamed(step.node)}{step.rest}")
     return above[:_MOST_AT_ONCE], len(above) > _MOST_AT_ONCE
 
 
 def _referrers(nodes: list[Any]) -> list[Any]:
-    found = gc.get_referrers(*nodes)
+    arguments = tuple(nodes)  # which Python 3.13 finds among their referrers
+    found = gc.get_referrers(*arguments)
     wanted = set(map(id, nodes))
     # A dict of NumPy arrays is not tracked, but its referrers are. Frames of running functions are not tracked either.
     for inner in () if all(map(gc.is_tracked, nodes)) else gc.get_referents(*gc.get_objects()):
@@ -108,7 +113,14 @@ def _referrers(nodes: list[Any]) -> list[Any]:
             if not _is_our_code(frame) and any(id(each) in wanted for each in frame.f_locals.values()):
                 found.append(frame)
             frame = frame.f_back
-    return [each for each in found if each is not nodes]
+    return [each for each in found if each is not nodes and each is not arguments]
+
+
+def _is_of_module(holder: Any, modules: Container[int]) -> bool:
+    """Whether it is the frame of a module that runs, whose variables the module has."""
+    if not isinstance(holder, types.FrameType) or holder.f_code.co_name != "<module>":
+        return False
+    return holder.f_locals is holder.f_globals and id(holder.f_globals) in modules
 
 
 def _is_our_code(holder: Any) -> bool:
@@ -122,7 +134,7 @@ def _is_ours(module: Any) -> bool:
     return type(module) is str and module.partition(".")[0] == _OURS
 
 
-def _references(holder: Any, wanted: dict[int, _Step]) -> Iterator[tuple[str, int]]:
+def _references(holder: Any, wanted: Container[int]) -> Iterator[tuple[str, int]]:
     """("['w']", id) for each wanted object that the holder refers to."""
     if isinstance(holder, types.FrameType):
         pairs = ((f"[{name!r}]", value) for name, value in list(holder.f_locals.items()) if SEES_LOCALS)
