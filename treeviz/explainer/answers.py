@@ -15,7 +15,7 @@ from jax import tree_util
 
 from treeviz.analysis.compare.difference import Difference
 from treeviz.analysis.compare.map_mismatch import map_mismatches
-from treeviz.explainer import loops, placed
+from treeviz.explainer import caller, loops, placed
 from treeviz.explainer.frames import Answer, Calls
 from treeviz.explainer.leaves import is_array, is_inexact, leaves_of, remedy, what
 from treeviz.explainer.loops import strong
@@ -221,8 +221,9 @@ def _of_deleted(calls: Calls) -> Answer:
     ]
     if not any(path for _, path, _ in found):  # as of x + y: JAX says which shape it has
         return "", ()
+    names = guarded(lambda: caller.names_of(calls[0].error), lambda _: {})  # as they are in the call
     return "arrays that were deleted, or donated to a call before", [
-        f"{name}{path}: {what(leaf)}" for name, path, leaf in found
+        f"{names.get(id(leaf), name + path)}: {what(leaf)}" for name, path, leaf in found
     ]
 
 

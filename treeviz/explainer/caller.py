@@ -44,6 +44,14 @@ def of_buffers(error: Exception) -> Answer:
     return "", ()
 
 
+def names_of(error: BaseException) -> dict[int, str]:
+    """By its id, what each array in the expression that raised is called there: "state['w']"."""
+    names: dict[int, str] = {}
+    for name, leaf in _arrays(error):
+        names.setdefault(id(leaf), name)
+    return names
+
+
 def is_from_library(error: Exception) -> bool:
     """Whether a library called JAX, whose arguments are then none of the user's trees."""
     last = _last_before(error, is_of_jax)
@@ -59,7 +67,7 @@ def _twice(arrays: Iterable[tuple[str, Any]]) -> Iterator[str]:
         first.setdefault(buffer, name)
 
 
-def _arrays(error: Exception) -> Iterator[tuple[str, Any]]:
+def _arrays(error: BaseException) -> Iterator[tuple[str, Any]]:
     for name, tree in given(error):
         table, nodes = scan(tree)  # it may be any object, and contain itself
         keystr = table.keystrs()
