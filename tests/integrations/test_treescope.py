@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +41,25 @@ def values_in(html: str) -> np.ndarray:
 
 def caption(html: str) -> str:
     return re.findall(r"<p [^>]*>(.*?)</p>", html)[0]
+
+
+WITHOUT_WARNINGS = """
+import warnings
+import numpy as np
+import treeviz
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    before = list(warnings.filters)
+    view = treeviz.render([np.ones(3), object()], values=True)
+    assert warnings.filters == before
+assert not warned, [str(each.message) for each in warned]
+assert all("treescope" in html for html in view.values.values()) and len(view.values) == 2
+"""
+
+
+def test_nobody_is_warned_of_what_treescope_uses_and_no_filter_of_warnings_is_changed():
+    # In a process of its own, since treescope looks up what it uses once.
+    subprocess.run([sys.executable, "-c", WITHOUT_WARNINGS], check=True)
 
 
 A = np.arange(200 * 300, dtype=np.float32).reshape(200, 300) / 7

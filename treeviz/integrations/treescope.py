@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -43,6 +45,19 @@ _ELEMENTS = re.compile(r"<script>\s*\(\(\)=>\{(.*?)\}\)\(\);\s*</script>", re.DO
 _ELEMENTS_LATER = r"<script>addEventListener('DOMContentLoaded', ()=>{\1});</script>"
 
 
+@contextmanager
+def _treescope() -> Iterator[Any]:
+    """treescope, without the deprecation warnings of its own code, which no user of treeviz can do anything about.
+
+    treescope 0.1.10 looks up every public name of NumPy at its first picture, and numpy 2.5 deprecates `chararray`.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="treescope")
+        import treescope
+
+        yield treescope
+
+
 def pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
     """HTML documents for the details of the rows of a tree: its arrays' values, and its opaque leaves."""
     opaque = [row for row in np.flatnonzero(table.is_leaf).tolist() if table[row].kind == "opaque"]
@@ -57,15 +72,13 @@ def object_view(leaf: Any) -> str:
     builtin types; an object of any other class is drawn by its stored fields and items, and one without any is named:
     its `__repr__`, `__iter__` or `__treescope_repr__` might never end. 200 objects inside are opened, 12 deep.
     """
-    import treescope
-    from treescope import renderers
-
-    # The handlers and hooks that are active may run what classes say of themselves, such as `_repr_html_`.
-    renderer = renderers.TreescopeRenderer([_Opening()], [], [])
-    shown = renderer.to_foldable_representation(leaf, root_keypath=None)
-    treescope.active_expansion_strategy.get()(shown.renderable)
-    line = treescope.rendering_parts.build_full_line_with_annotations(shown)
-    html = _ADDRESS.sub("", treescope.lowering.render_to_html_as_root(line, compressed=False))
+    with _treescope() as treescope:
+        # The handlers and hooks that are active may run what classes say of themselves, such as `_repr_html_`.
+        renderer = treescope.renderers.TreescopeRenderer([_Opening()], [], [])
+        shown = renderer.to_foldable_representation(leaf, root_keypath=None)
+        treescope.active_expansion_strategy.get()(shown.renderable)
+        line = treescope.rendering_parts.build_full_line_with_annotations(shown)
+        html = _ADDRESS.sub("", treescope.lowering.render_to_html_as_root(line, compressed=False))
     return _framed(html, "as treescope shows it") if len(html) <= _MOST_OF_OBJECT else ""
 
 
@@ -222,16 +235,14 @@ def window_picture(window: Window, dtype: str) -> tuple[str, int]:
 
 
 def _drawn(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.ndarray | None = None) -> str:
-    import treescope
-    from treescope import lowering
-
     values, note = _as_drawn(part)
     trim = bool(np.isfinite(values).any())  # treescope warns of an empty mean if nothing is finite
-    with np.errstate(all="ignore"):
+    with _treescope() as treescope, np.errstate(all="ignore"):
         figure = treescope.render_array(
             values, valid_mask=valid, axis_labels=labels, pixels_per_cell=_cell(part), trim_outliers=trim
         )
-    return _framed(lowering.render_to_html_as_root(figure.treescope_part), caption + note)
+        html = treescope.lowering.render_to_html_as_root(figure.treescope_part)
+    return _framed(html, caption + note)
 
 
 def _framed(drawn: str, caption: str) -> str:
