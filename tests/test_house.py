@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import treeviz
+from treeviz.tree.tested_jax import TESTED_JAX, TESTED_PYTHON
 
 HOUSE = Path(__file__).parents[1]
 ROOMS = HOUSE / "treeviz"
@@ -125,3 +126,46 @@ def test_the_files_for_github_are_yaml_and_ask_for_what_a_report_needs():
     assert jobs["publish"]["environment"]["url"] == "https://pypi.org/project/jax-treeviz/"
     scripts = re.findall(r"\btests/\w+\.sh", str(jobs["build"]))
     assert scripts and all((HOUSE / script).exists() for script in scripts)
+    check = files["check.yml"]
+    assert {"push", "pull_request", "schedule"} == set(check[True])  # YAML reads `on` so
+    assert check["jobs"]["check"]["permissions"] == {"contents": "read"}
+
+
+def test_the_versions_that_are_tested_are_the_same_wherever_they_stand():
+    oldest, between, for_3_11, newest = TESTED_JAX
+    project = (HOUSE / "pyproject.toml").read_text("utf-8")
+    constraints = (HOUSE / ".ci" / "constraints.txt").read_text("utf-8")
+    assert f'"jaxlib>={oldest}"' in project  # test_readme.py compares jax
+    for name in ("jax", "jaxlib"):
+        pins = re.findall(rf"^{name}==(\S+) ; (.*)$", constraints, re.MULTILINE)
+        assert pins == [(for_3_11, "python_full_version < '3.12'"), (newest, "python_full_version >= '3.12'")]
+
+    readme = " ".join((HOUSE / "README.md").read_text("utf-8").split())
+    first, last = TESTED_PYTHON
+    beside = f"on Python {first} with jax {for_3_11}, {between} and {oldest}"
+    assert f"the tests run on Python {last} with jax {newest}, and {beside}" in readme
+    assert f"jax {oldest} to {newest}" in (HOUSE / "docs" / "index.md").read_text("utf-8")
+    contributing = (HOUSE / "CONTRIBUTING.md").read_text("utf-8").split()
+    assert {oldest, between, for_3_11} <= {word.strip(",.") for word in contributing}
+
+    supported = re.findall(r"Python :: (3\.\d+)", project)
+    (tried,) = re.findall(r"python_of (3\.\S+ .*)\) \|\| python=", (HOUSE / ".ci" / "run").read_text("utf-8"))
+    assert tried.split() == supported[::-1]
+    matrix = (HOUSE / ".github" / "workflows" / "check.yml").read_text("utf-8")
+    assert f"python: {supported[1:]}".replace("'", '"') in matrix
+
+
+def test_ci_fails_and_says_what_to_install_where_no_python_has_a_current_jax(tmp_path):
+    """Nor where a newer one is there in name only, as a shim of pyenv is."""
+    shim, old = (
+        'echo "pyenv: not found" >&2; exit 127',
+        'case "$*" in *pip*) echo "$0";; --version) echo Python 3.11.7;; *) exit 1;; esac',
+    )
+    for name, does in {"python3.14": shim, "python3.13": shim, "python3.12": shim, "python3.11": old}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
+    command = ["/bin/bash", str(HOUSE / ".ci" / "run")]
+    ran = subprocess.run(command, env={"PATH": str(tmp_path), "HOME": str(tmp_path)}, capture_output=True, text=True)
+    assert ran.returncode == 1 and "pyenv: not found" not in ran.stderr
+    assert "The newest Python here is Python 3.11.7" in ran.stdout and "install Python 3.12 or later" in ran.stdout

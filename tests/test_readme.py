@@ -9,6 +9,8 @@ import jax
 import pytest
 from readme import README, as_it_runs
 
+from treeviz.tree.tested_jax import TESTED_JAX
+
 HOUSE = README.parent
 TEXT = README.read_text("utf-8")
 
@@ -34,8 +36,7 @@ def test_it_is_short_and_links_to_what_is_there():
 
 def test_the_commands_install_what_the_project_defines():
     project = tomllib.loads((HOUSE / "pyproject.toml").read_text("utf-8"))["project"]
-    oldest = re.findall(r"^oldest=(.*)$", (HOUSE / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
     assert "install '.[test]'" in TEXT and "test" in project["optional-dependencies"]
-    assert f"Python {project['requires-python'].removeprefix('>=')} or later, and jax {oldest[0]} or later" in TEXT
-    assert f"jax>={oldest[0]}" in project["dependencies"]
+    assert f"Python {project['requires-python'].removeprefix('>=')} or later, and jax {TESTED_JAX[0]} or later" in TEXT
+    assert f"jax>={TESTED_JAX[0]}" in project["dependencies"]
     assert "treeviz" in project["scripts"] and f"pip install {project['name']}" in TEXT

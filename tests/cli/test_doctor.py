@@ -8,7 +8,7 @@ import pytest
 import treeviz
 from treeviz.cli import doctor, main
 from treeviz.cli.output import DIFFERENT
-from treeviz.tree.tested_jax import TESTED_JAX, newer_than_tested
+from treeviz.tree.tested_jax import TESTED_JAX, TESTED_PYTHON, newer_than_tested
 
 
 def test_versions_and_surroundings_are_printed(monkeypatch, capsys):
@@ -50,7 +50,7 @@ def test_of_a_tested_jax_the_doctor_says_only_that(version, monkeypatch, capsys)
     status, lines = doctor_with_jax(version, monkeypatch, capsys)
     assert status == 0 and not any(line.startswith("note: ") for line in lines)
     assert [line.split(maxsplit=2)[2] for line in lines if line.startswith("tested with")] == [
-        f"jax {', '.join(TESTED_JAX)}"
+        f"jax {', '.join(TESTED_JAX)}; Python {', '.join(TESTED_PYTHON)}"
     ]
 
 

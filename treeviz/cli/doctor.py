@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treeviz.cli.output import DIFFERENT, SAME, print_text
-from treeviz.tree.tested_jax import TESTED_JAX, newer_than_tested, tested_range
+from treeviz.tree.tested_jax import TESTED_JAX, TESTED_PYTHON, newer_than_tested, tested_range
 
 _NEEDED = ("jax", "jaxlib", "numpy", "treescope", "anywidget", "ipywidgets")
 _OTHERS = (
@@ -48,7 +48,7 @@ def _facts() -> dict[str, str]:
     facts["installed by"] = ", ".join(_distributions()) or "no distribution: it is imported from a folder"
     facts["python"] = f"{platform.python_version()} on {platform.platform()}"
     facts |= {name: _version(name) or "not installed" for name in _NEEDED}
-    facts["tested with"] = f"jax {', '.join(TESTED_JAX)}"
+    facts["tested with"] = f"jax {', '.join(TESTED_JAX)}; Python {', '.join(TESTED_PYTHON)}"
     facts["others"] = ", ".join(f"{name} {version}" for name in _OTHERS if (version := _version(name))) or "none"
     facts["front end"] = _front_end()
     facts["shell"] = _shell()

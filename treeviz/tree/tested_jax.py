@@ -1,11 +1,12 @@
-"""The releases of JAX that treeviz is tested with: `.ci/run` reads them here, and messages about another release."""
+"""The releases of JAX and Python that treeviz is tested with, for `.ci/run` and for messages about other releases."""
 
 from __future__ import annotations
 
 import re
 
-# Oldest first: the oldest supported release, and last the one that .ci/constraints.txt pins.
+# The oldest supported one, one between, the last one for Python 3.11, and the one that .ci/constraints.txt pins.
 TESTED_JAX = ("0.4.36", "0.6.2", "0.10.2", "0.12.0.1")
+TESTED_PYTHON = ("3.11", "3.13")  # the newest with the newest JAX; 3.12 and 3.14 have not run .ci/run yet
 
 
 def newer_than_tested(jax_version: str) -> bool:
