@@ -60,6 +60,8 @@ CALLS = {
     "CUSTOM_DERIVATIVES": with_jvp_rule,
     "CUSTOM_DERIVATIVES of vjp": with_vjp_rule,
 }
+if jax.__version_info__ >= (0, 11):
+    CALLS["CALLS of what was traced before"] = lambda x: jax.jit(lambda x: x * 2).trace(x)(x)
 
 
 def names_in(function, *arguments):
@@ -83,6 +85,20 @@ def test_a_cast_has_the_derivative_of_the_identity(name):
 def test_a_reshape_adds_no_number(name):
     assert primitives.RESHAPES & set(names_in(RESHAPES[name], x))
     assert set(np.array(RESHAPES[name](x)).ravel()) == set(np.array(x))
+
+
+@pytest.mark.parametrize("function", [jnp.tanh, jnp.exp, jnp.log, jnp.sqrt, lax.logistic, lambda x: x**3])
+def test_the_derivative_of_what_is_elementwise_is_so_too(function):
+    names = set(names_in(lambda x: jax.vjp(function, x)[1](x)[0], x))
+    assert names <= primitives.ELEMENTWISE | primitives.RESHAPES
+
+
+@pytest.mark.parametrize("function", [jnp.exp, jnp.exp2, jnp.expm1, jnp.log, jnp.log2, jnp.log1p, jnp.sqrt])
+def test_an_infinity_keeps_its_sign(function):
+    assert set(names_in(function, x)) <= primitives.KEEPS_SIGN_OF_INFINITY | {
+        "div"
+    }  # log2 divides by log 2 before 0.11
+    assert function(np.inf) == np.inf and not function(-np.inf) == np.inf
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -4,7 +4,7 @@ A primitive that no set names computes something new from its operands. To teach
 the set that describes it; one that holds a jaxpr and is no plain call also needs a rule in `reap_rules`. What only one
 rule reads is in its file: arithmetic in `new_params`, the options of a `shard_map` in `reap_shard_map`.
 
-A primitive whose name differs between releases (jax 0.4.36 to 0.10.2) is listed with each of its names.
+A primitive whose name differs between releases (jax 0.4.36 to 0.12.0) is listed with each of its names.
 """
 
 from __future__ import annotations
@@ -42,14 +42,27 @@ SCATTER_ADDS = frozenset(["scatter-add"])
 ELEMENTWISE = CASTS | frozenset(
     [
         *("abs", "add", "add_any", "copy", "div", "exp", "integer_pow", "log", "logistic", "max", "min", "mul", "neg"),
-        *("rsqrt", "select_n", "sign", "sqrt", "square", "sub", "tanh"),
+        *("one_minus_square", "rsqrt", "select_n", "sign", "sqrt", "square", "sub", "tanh"),
         *("and", "eq", "ge", "gt", "le", "lt", "ne", "not", "or"),
     ]
 )
 # Element-wise functions and sums that never give an infinity of one sign for an infinity of the other: exp(-Inf) is 0.
 KEEPS_SIGN_OF_INFINITY = frozenset(
     [
-        *("exp", "exp2", "expm1", "log", "log1p", "sqrt", "add", "add_any", "max", "min", "convert_element_type"),
+        *(
+            "exp",
+            "exp2",
+            "expm1",
+            "log",
+            "log1p",
+            "log2",
+            "sqrt",
+            "add",
+            "add_any",
+            "max",
+            "min",
+            "convert_element_type",
+        ),
         *("reduce_sum", "reduce_max", "reduce_min", "cumsum", "cumlogsumexp"),
     ]
 )
@@ -63,7 +76,7 @@ JITS = frozenset(["jit", "pjit"])
 REMATS = frozenset(["remat2", "checkpoint"])
 # Those with a derivative rule, which a traced step does not need any more: it is differentiated already.
 CUSTOM_DERIVATIVES = frozenset(["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"])
-CALLS = JITS | REMATS | CUSTOM_DERIVATIVES | {"closed_call", "core_closed_call", "core_call"}
+CALLS = JITS | REMATS | CUSTOM_DERIVATIVES | {"eval_jaxpr", "closed_call", "core_closed_call", "core_call"}
 
 COND, SCAN, SHARD_MAP, WHILE = "cond", "scan", "shard_map", "while"
 
