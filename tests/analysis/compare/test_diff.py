@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -377,6 +377,27 @@ def test_a_class_that_was_defined_again_is_told():
     found = tv.diff(first, again).differences
     assert [each.kind for each in found] == ["type", "value"] and "ran twice" in found[0].hint
     assert "ran twice" in tv.explain_map(first, again)[0].hint
+
+
+BARE = {  # two trees, and how their treedefs differ
+    "a list for a dict": ({"a": 1}, [1], ["the root: type: dict · 1 leaf → list · 1 leaf"]),
+    "a list for a tuple": ({"a": (1, 2)}, {"a": [1, 2]}, ["['a']: type: tuple · 2 leaves → list · 2 leaves"]),
+    "a leaf for None": ((None, 1), (2, 1), ["[0]: none: None → *"]),
+    "a key": ({"a": 1, "b": 2}, {"b": 2}, ["['a']: only in the first: *"]),
+    "one more": ([1], [1, 2], ["the root: length: 1 child → 2 children", "[1]: only in the other: *"]),
+    "an order": (OrderedDict(a=1, b=2), OrderedDict(b=1, a=2), ["the root: order: ['a', 'b'] → ['b', 'a']"]),
+    "a factory": (defaultdict(list, a=1), defaultdict(int, a=1), ["the root: static: default_factory list → int"]),
+    "static data": (WithAux(1, label="a"), WithAux(1, label="b"), ["the root: static: ('a', 7) → ('b', 7)"]),
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_treedefs_differ_as_their_trees_do(name):
+    left, right, expected = BARE[name]
+    bare = jax.tree.structure(left), jax.tree.structure(right)
+    assert differences(*bare) == expected
+    for each in bare:
+        assert "not compared" not in str(tv.diff(each, jax.tree.structure(each.unflatten([1] * each.num_leaves))))
 
 
 def test_what_was_renamed_moved_or_stacked_is_told_with_the_code():

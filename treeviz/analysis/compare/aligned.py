@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from treeviz.analysis.compare.nodes import MAPPINGS
+from treeviz.analysis.compare.nodes import MAPPINGS, open_registered
 from treeviz.tree.forks import computed_once
 from treeviz.tree.safe_repr import qualified_name
 from treeviz.tree.table import TreeTable, children_of
+from treeviz.tree.treedef import is_treedef
 
 NONE = -1
 _FEW_LEVELS = 16
@@ -26,7 +28,33 @@ class Side(NamedTuple):
     nodes: list[Any]
 
     def cls(self, row: int) -> type:
-        return type(self.nodes[row])
+        """The class of a node or leaf; in a bare treedef that of the node which the treedef stands for."""
+        node = self.nodes[row]
+        return node.node_data()[0] if self._is_bare(row) else type(node)
+
+    def aux(self, row: int) -> Any:
+        """The auxiliary data of a node of a registered class. Runs its flatten function."""
+        node = self.nodes[row]
+        return node.node_data()[1] if self._is_bare(row) else open_registered(node).aux
+
+    def keys(self, row: int) -> list[Any]:
+        """The keys of a mapping."""
+        node = self.nodes[row]
+        if not self._is_bare(row):
+            return list(node)
+        cls, aux = node.node_data()
+        return list(aux[1] if cls is defaultdict else aux)
+
+    def default_factory(self, row: int) -> Any:
+        """That of a mapping; None if it has none."""
+        node = self.nodes[row]
+        if not self._is_bare(row):
+            return getattr(node, "default_factory", None)
+        cls, aux = node.node_data()
+        return aux[0] if cls is defaultdict else None
+
+    def _is_bare(self, row: int) -> bool:
+        return is_treedef(self.nodes[row]) and not self.table.is_leaf[row]
 
 
 class Aligned(NamedTuple):

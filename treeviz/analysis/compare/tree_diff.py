@@ -22,7 +22,6 @@ from treeviz.analysis.compare.nodes import (
     compare_classes,
     compare_factories,
     compare_static,
-    open_registered,
 )
 from treeviz.analysis.compare.objects import compare_objects
 from treeviz.analysis.compare.small_leaves import Gaps, How, Part, compare_small, how_read
@@ -190,33 +189,35 @@ class _Differ:
             if each.kind in ("error", "cycle", "more", "repeat"):
                 self._not_compared[at] = f"the {side} one is not walked: {each.kind}"
                 return
-        if type(left) is not type(right):
+        cls, other_cls = self._left.cls(mine), self._right.cls(other)
+        if cls is not other_cls:
             texts = [subtree_text(table, row) for table, row in ((a, mine), (b, other))]
-            if left is None or right is None:
+            if cls is type(None) or other_cls is type(None):
                 self._add(at, ("none", *texts, ""))
             elif a.is_leaf[mine] or b.is_leaf[other]:
                 self._add(at, ("leaf", *texts, ""))
             else:
-                kind, *words, hint = compare_classes(type(left), type(right))
+                kind, *words, hint = compare_classes(cls, other_cls)
                 self._add(at, (kind, *(words if hint else texts), hint))
             return
         n = [len(a.children(mine)), len(b.children(other))]
-        cls = type(left)
         if cls in MAPPINGS:
-            if cls is not dict and n[0] == n[1] and list(left) != list(right) and set(left) == set(right):
-                self._add(at, ("order", value_text(list(left), 60), value_text(list(right), 60), ""))
-            for finding in compare_factories(*(getattr(each, "default_factory", None) for each in (left, right))):
+            keys = [self._left.keys(mine), self._right.keys(other)]
+            if cls is not dict and n[0] == n[1] and keys[0] != keys[1] and set(keys[0]) == set(keys[1]):
+                self._add(at, ("order", *(value_text(each, 60) for each in keys), ""))
+            for finding in compare_factories(self._left.default_factory(mine), self._right.default_factory(other)):
                 self._add(at, finding)
             return
         if n[0] != n[1]:
             self._add(at, ("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
         if cls not in _BUILTIN and not has_base(cls, tuple):
-            self._compare_aux(at, left, right)
+            self._compare_aux(at, mine, other)
 
-    def _compare_aux(self, at: int, left: Any, right: Any) -> None:
+    def _compare_aux(self, at: int, mine: int, other: int) -> None:
         def compare() -> list[Finding]:
-            mine, other = open_registered(left).aux, open_registered(right).aux
-            return [] if mine is other else compare_static(left, mine, right, other)
+            left, right = self._left.aux(mine), self._right.aux(other)
+            nodes = self._left.nodes[mine], self._right.nodes[other]
+            return [] if left is right else compare_static(nodes[0], left, nodes[1], right)
 
         for finding in guarded(compare, lambda error: [("error", f"flattening raised {error_text(error)}", "", "")]):
             self._add(at, finding)
@@ -237,6 +238,8 @@ class _Differ:
             self._compare_values(at, left, right, *facts)
 
     def _compare_values(self, at: int, left: Any, right: Any, a: Facts, b: Facts) -> None:
+        if a.kind == b.kind == "placeholder":  # of two treedefs, which have no values
+            return
         for each in (a, b):
             if each.kind in _UNKNOWN:
                 self._not_compared[at] = each.kind
