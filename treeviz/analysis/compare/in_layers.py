@@ -41,13 +41,14 @@ def with_layers(left: Side, right: Side, found: Found, stacked: Stacked, *, rtol
 
 def _layers(left: Any, right: Any, axis: int, rtol: float, atol: float) -> list[int]:
     """The layers that differ; none where they cannot be compared one by one."""
-    n, before = left.shape[axis], (slice(None),) * axis
+    n = left.shape[axis]
     try:
         if Stored in (type(left), type(right)):
             gaps = compare_stored_layers(left, right, axis, rtol=rtol, atol=atol)
         else:
             left, right = _view(left), _view(right)
-            gaps = [compare_arrays(left[(*before, i)], right[(*before, i)], rtol=rtol, atol=atol) for i in range(n)]
+            layers = ([_layer(each, axis, i) for each in (left, right)] for i in range(n))
+            gaps = [compare_arrays(*pair, rtol=rtol, atol=atol) for pair in layers]
     except CannotCompare:
         return []
     return [i for i, gap in enumerate(gaps) if gap.n_outside or gap.n_nan]
@@ -64,3 +65,13 @@ def _view(array: Any) -> Any:
     """The array, in host memory as one of NumPy, of which a layer is no copy."""
     is_near = isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and lies_on_host(array)
     return host_view(array) if is_near else array
+
+
+def _layer(array: Any, axis: int, i: int) -> Any:
+    if not isinstance(array, jax.Array):
+        return array[(*(slice(None),) * axis, i)]
+
+    from treeviz.analysis.stats.device import undisturbed
+
+    with undisturbed():  # its index is transferred to the devices
+        return array[(*(slice(None),) * axis, i)]

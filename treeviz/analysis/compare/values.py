@@ -97,12 +97,19 @@ def _overlapping(left: list[Part], right: list[Part]) -> Iterator[tuple[Index, A
             low = np.maximum(start, from_)
             high = np.minimum(np.add(start, mine.shape), np.add(from_, data.shape))
             if (low < high).all():
-                cuts = [
-                    tuple(map(slice, (low - at).tolist(), (high - at).tolist()))
-                    for at in (np.array(start), np.array(from_))
-                ]
-                where = tuple(low.tolist())
-                yield where, mine[cuts[0]], data[cuts[1]]
+                sizes = (high - low).tolist()
+                yield tuple(low.tolist()), _cut(mine, low - start, sizes), _cut(data, low - from_, sizes)
+
+
+def _cut(part: Any, starts: np.ndarray, sizes: list[int]) -> Any:
+    if isinstance(part, np.ndarray):
+        return part[tuple(slice(start, start + size) for start, size in zip(starts.tolist(), sizes, strict=True))]
+
+    from treeviz.analysis.stats.device import undisturbed
+
+    (device,) = part.sharding.device_set
+    with undisturbed(), jax.default_device(device):
+        return jax.lax.dynamic_slice(part, [np.int64(start) for start in starts], sizes)
 
 
 def _blocks(left: np.ndarray, right: np.ndarray, most: int) -> Iterator[tuple[Index, np.ndarray, np.ndarray]]:

@@ -130,9 +130,10 @@ class Recorder:
     def put(self, arrived: Arrived) -> None:
         """Take a measurement in that is no newer than those before; it is read with later ones, or at a flush."""
         if self._copies_early:
-            for array in jax.tree.leaves(arrived.measurement):
-                if isinstance(array, jax.Array):
-                    array.copy_to_host_async()
+            with jax.transfer_guard_device_to_host("allow"):
+                for array in jax.tree.leaves(arrived.measurement):
+                    if isinstance(array, jax.Array):
+                        array.copy_to_host_async()
         self._waiting.append(arrived)
 
     def take_scalars(self, step: int, values: Mapping[str, Any], batch: Any, *, is_call: bool) -> None:

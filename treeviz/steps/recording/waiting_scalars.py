@@ -68,9 +68,10 @@ class WaitingScalars:
         checked = {printable(name): _checked(name, value) for name, value in values.items()}
         batch = None if batch is None else _checked_batch(batch)
         if copies_early:
-            for array in (*checked.values(), batch):
-                if isinstance(array, jax.Array):
-                    array.copy_to_host_async()
+            with jax.transfer_guard_device_to_host("allow"):
+                for array in (*checked.values(), batch):
+                    if isinstance(array, jax.Array):
+                        array.copy_to_host_async()
         self._waiting.append(_Waiting(step, of, checked, batch))
         if len(self._waiting) > MOST_WAITING:
             self._waiting.popleft()

@@ -58,5 +58,6 @@ class CompileAhead:
 
 
 def options_of_thread() -> list[Any]:
-    """The options of JAX as they are in this thread."""
-    return [getattr(jax.config, name, None) for name in jax.config.values]
+    """The options of JAX as they are in this thread; without transfer guards, which no program depends on."""
+    names = (name for name in jax.config.values if not name.startswith("jax_transfer_guard"))
+    return [getattr(jax.config, name, None) for name in names]

@@ -219,7 +219,8 @@ def _as_given(leaf: Any, dtype: Any) -> Any:
 def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
     if jax.__version_info__ < (0, 10) or not all(map(lies_on_host, arrays)):
         return [x.copy() for x in arrays]
-    return jax.device_put(arrays, [x.sharding for x in arrays], may_alias=False)  # without a compilation
+    with jax.transfer_guard_device_to_device("allow"):
+        return jax.device_put(arrays, [x.sharding for x in arrays], may_alias=False)  # without a compilation
 
 
 def _tried(function: Callable[[], Any]) -> Any:
