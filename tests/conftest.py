@@ -280,3 +280,25 @@ def patience():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(detail, "MOST_SECONDS", 600.0)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_unread():
+    """What treeviz cannot read of a step costs a user some numbers and a note; here it is an error."""
+    from treeviz.steps.tracing.unread import Unread
+
+    def note(self, lost: str, error: Exception) -> None:
+        raise AssertionError(lost) from error
+
+    original = Unread.note
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Unread, "note", note)
+        yield original
+
+
+@pytest.fixture
+def may_be_unread(nothing_unread, monkeypatch: pytest.MonkeyPatch):
+    """What treeviz cannot read costs in this test what it costs a user."""
+    from treeviz.steps.tracing.unread import Unread
+
+    monkeypatch.setattr(Unread, "note", nothing_unread)

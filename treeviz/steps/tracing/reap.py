@@ -32,8 +32,12 @@ from treeviz.steps.tracing.repeats import repeat, repeats
 from treeviz.steps.tracing.scanned import AxesOf, layer_axes, scanned_in
 from treeviz.steps.tracing.sow import Reaped, Sown, sow_p
 from treeviz.steps.tracing.sown import sown_in, sums_of_sown
+from treeviz.steps.tracing.unread import Unread
 from treeviz.steps.tracing.unused import idle, read_later
 from treeviz.steps.tracing.vmap_members import measure_members
+
+_NO_LAYERS = "Layers of a scan are measured as one array"
+_NOT_REPEATED = "Gradients are measured where they are made"
 
 Reduce = Callable[[Sown, Sequence[Any]], Any]
 Scaled = Callable[..., jax.Array]
@@ -68,6 +72,7 @@ def reap(
     received: Plan | None = None,
     scaled: Scaled | None = None,
     left_out: set[str] | None = None,
+    unread: Unread | None = None,
 ) -> tuple[list[Any], list[Reaped], list[jax.Array]]:
     """Run `program` on `arguments`, and measure its sown values.
 
@@ -82,6 +87,7 @@ def reap(
       received: What is measured besides as that which the optimizer receives of each gradient.
       scaled: The packed rows of numbers times a factor, from those of the numbers.
       left_out: Gets the names of higher-order primitives without a rule: what is sown inside is not measured.
+      unread: Gets a note on each part of the program that cannot be read.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
@@ -92,11 +98,14 @@ def reap(
     computed_once = {sown for sown, recomputed in sown_in(program) if not recomputed}
     run = Run(reducers, empty, computed_once, with_params, axes_of)
     run.received, run.scaled = {} if received is None else _measured_of(received, with_params), scaled
-    run.left_out = set() if left_out is None else left_out
+    run.left_out, run.unread = set() if left_out is None else left_out, unread or Unread()
     results, reaped, packed = run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
-    if run.left_out and all(r.sown.kind == "tap" for r in reaped):
-        inside = f"inside `{min(run.left_out)}`, a primitive from which treeviz can return nothing"
-        raise CannotReap(f"a gradient is made {inside}")
+    if all(r.sown.kind == "tap" for r in reaped):
+        if run.left_out:
+            inside = f"inside `{min(run.left_out)}`, a primitive from which treeviz can return nothing"
+            raise CannotReap(f"a gradient is made {inside}")
+        if run.unread.notes:
+            raise CannotReap(" ".join(run.unread.notes).rstrip("."))
     return results, reaped, packed
 
 
@@ -118,6 +127,7 @@ class Run:
       devices: Those of the `shard_map` around this jaxpr, if there is one.
       received: What the optimizer receives, by the id of the jaxpr that holds it, and by what was sown.
       left_out: The primitives in which something is sown that is not measured.
+      unread: What cannot be read of the program.
     """
 
     def __init__(
@@ -138,6 +148,7 @@ class Run:
         self.received: Mapping[int, Mapping[Sown, Received]] = {}
         self.scaled: Scaled | None = None
         self.left_out: set[str] = set()
+        self.unread = Unread()
 
     def on(self, devices: Devices) -> Run:
         """The same run, for the jaxpr of a `shard_map`."""
@@ -183,9 +194,10 @@ class Run:
         def origins_of(eqn):
             return [None if isinstance(x, Literal) else origin.get(x) for x in eqn.invars]
 
+        attempt, sows = self.unread.attempt, any(eqn.primitive is sow_p for eqn in jaxpr.eqns)
         summed = {} if self.devices is None else sums_of_sown(jaxpr, self.devices.sizes)
-        again = repeats(jaxpr)
-        scanned = scanned_in(jaxpr) if any(eqn.primitive is sow_p for eqn in jaxpr.eqns) else {}
+        again = attempt(_NOT_REPEATED, {}, repeats, jaxpr)
+        scanned = attempt(_NO_LAYERS, {}, scanned_in, jaxpr) if sows else {}
         received, copies = self.received_in(jaxpr), {}
         kept = read_later(summed, again, received.values())
         without = idle(jaxpr, kept)
@@ -254,7 +266,14 @@ class Run:
         if eqn.primitive is sow_p:
             return self.measure(eqn, operands, origins, scanned)
         rule = self.rule(eqn)
-        return (bind(eqn, operands), (), ()) if rule is None else rule(self, eqn, operands, origins)
+        if rule is not None:
+            try:
+                return rule(self, eqn, operands, origins)
+            except CannotReap:
+                raise
+            except Exception as error:
+                self.unread.note(f"What jax.grad computes inside this `{eqn.primitive.name}` is not measured", error)
+        return bind(eqn, operands), (), ()
 
     def traced(self, jaxpr: Any, origins=(), devices: Devices | None = None):
         """A function from the jaxpr's operands to its results and packed rows; and a list of what is reaped.

@@ -29,9 +29,10 @@ from treeviz.steps.tracing.primitives import (
 )
 from treeviz.steps.tracing.reap_shard_map import reap_shard_map
 from treeviz.steps.tracing.sow import Axis, Reaped
+from treeviz.steps.tracing.unread import NotMeasured
 
 
-class CannotReap(Exception):
+class CannotReap(NotMeasured):
     """A value is sown inside a primitive from which it cannot be returned."""
 
 

@@ -32,13 +32,14 @@ from treeviz.steps.tracing.reap import Reducers, reap
 from treeviz.steps.tracing.received import CLIPPED
 from treeviz.steps.tracing.results import count_in_results
 from treeviz.steps.tracing.sow import Reaped, Sown, sow
+from treeviz.steps.tracing.unread import NotMeasured, Unread
 from treeviz.steps.tracing.unused import without_unused
 from treeviz.steps.unreduced import OneOf, Unreduced
 from treeviz.tree.collector import collector_paused, full_searches_put_off
 from treeviz.tree.layers import Stacked, stacked_axes
 
 
-class NothingSeen(Exception):
+class NothingSeen(NotMeasured):
     """No gradient is computed in the step."""
 
 
@@ -143,44 +144,50 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
         program = jax.make_jaxpr(on_leaves)(*leaves)
     if plain is not None:
         plain.traced(program, args, kwargs, out_tree)
-    program = without_unused(program)
+    unread = Unread()
+    program = unread.attempt("Gradients that the step throws away are measured, too", program, without_unused, program)
     reduce = functools.partial(_reduce, statistics)
-    received, scaled = Plan(program), functools.partial(scaled_rows, statistics=statistics)
+    received = unread.attempt("What the optimizer receives is not told from the gradients", None, Plan, program)
+    scaled = functools.partial(scaled_rows, statistics=statistics)
     is_partial = reduces_partially(statistics)
     later = _reduce_later if is_partial and jax.device_count() == 1 else None
     later_on_each = _reduce_later_on_each if jax.process_count() == 1 else None
     reducers = Reducers(reduce, later, Reducers(_reduce_on_each, later_on_each) if is_partial else None)
     left_out: set[str] = set()
-    beside = {"with_params": updates, "received": received, "scaled": scaled, "left_out": left_out}
+    beside = {"with_params": updates, "received": received, "scaled": scaled, "left_out": left_out, "unread": unread}
     # The collector would go through the whole trace, several times; and JAX knows the types of equations again.
     with collector_paused(), traced_anew():
         out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
-    zeros = known_zeros(program)
+    zeros = unread.attempt("Gradients that are zero by construction are not named", {}, known_zeros, program)
     names = [name and _cut_off(name, zeros.get(r.tagged or r.sown, ())) for r, name in zip(found, names, strict=True)]
-    names, labels = _labelled(found, names, received, updates)
+    names, labels = (names, []) if received is None else _labelled(found, names, received, updates)
     notes = [*_notes_of_loops(found, names), *_notes_of_left_out(left_out), *labels, *layers.notes]
     paths = paths_of(args, kwargs)
     if updates:
-        measured, notes_of_params = measure_step_params(program, leaves, out, paths, out_paths, reduce, found, names)
+        of_step = program, leaves, out, paths, out_paths, reduce, found, names
+        lost = "Parameters and updates are not measured"
+        measured, notes_of_params = unread.attempt(lost, ([], []), measure_step_params, *of_step)
         notes += notes_of_params
         names += [name for name, _ in measured]
         packed += [packed_tree for _, packed_tree in measured]
-    order = argument_order(program)
+    order = unread.attempt("Findings do not know in which order the step uses the leaves", [], argument_order, program)
     names = [_tidy(name and name.in_order(order), tidy[0]) for name in names]
     shown = [tidy[1](jax.tree_util.keystr(path)) for path in out_paths]
     if looking is not None:
         own = [(r, name) for r, name in zip(found, names, strict=False) if name and _is_of_call(r)]
         of_args = [name for r, name in own if name.arguments and not r.changes_in_loop]
         in_loop = any(r.changes_in_loop for r, _ in own)
-        looking.traced(Traced(program, paths, out_paths, of_args, in_loop))
+        traced, lost = Traced(program, paths, out_paths, of_args, in_loop), "How far updates move is not measured"
+        unread.attempt(lost, None, looking.traced, traced)
     params = {} if updates else _params(names)
     count = (lambda *bits: bits) if later else None
-    counted = count_in_results(program, leaves, out, paths, out_paths, shown, params, count)
+    of_results = program, leaves, out, paths, out_paths, shown, params, count
+    counted = unread.attempt("NaN in results are not counted", ([], None), count_in_results, *of_results)
     names = [name and name.in_layers() for name in names]
     measurement = _measurement(zip(names, packed, strict=True), statistics, *counted)
     measurement = joined_later(measurement) if later else joined(measurement)
-    on_traced([name for name in names if name is not None], notes, effects_in(program))
+    on_traced([name for name in names if name is not None], [*notes, *unread.notes], effects_in(program))
     return jax.tree.unflatten(out_tree, out), measurement
 
 

@@ -20,6 +20,7 @@ from treeviz.steps.tracing.receiving import receiving
 from treeviz.steps.tracing.remarks import Remarks
 from treeviz.steps.tracing.turns import Turns
 from treeviz.steps.tracing.twins import Settings, Twins
+from treeviz.steps.tracing.unread import tested_with, why_not_measured
 from treeviz.steps.tracing.verify import TwinFailed, Verification, copy_array, verify
 from treeviz.tree.layers import Stacked
 from treeviz.tree.safe_repr import error_text, printable_lines
@@ -111,14 +112,14 @@ def watch(
     settings.check()
     why_not = jax_private.why_not()
     if why_not:
-        return Watched(step, None, record, settings, f"{why_not} (tried with jax 0.4.36 to 0.10.2)")
+        return Watched(step, None, record, settings, f"{why_not} ({tested_with()})")
     try:
         jitted = jitted_step(step)
         return Watched(step, receiving(jitted, gradients) if gradients else jitted, record, settings)
     except LibraryMoved as error:
         return Watched(step, None, record, settings, str(error))
     except (ImportError, AttributeError) as error:  # a private name of JAX that is not in `PRIVATE`
-        return Watched(step, None, record, settings, error_text(error))
+        return Watched(step, None, record, settings, why_not_measured(error))
 
 
 class Watched:
@@ -222,7 +223,7 @@ class Watched:
             trouble = error
         out = self.step(*args, **kwargs)
         if trouble is not None:
-            self._give_up(error_text(trouble))
+            self._give_up(why_not_measured(trouble))
         return out
 
     def _run_untouched(self, trouble: Exception, args, kwargs):
@@ -235,7 +236,7 @@ class Watched:
         if any_traced(leaves):  # e.g. before jax 0.5 a twin cannot be differentiated
             self._remarks.warn_inside()
         else:
-            self._give_up(error_text(trouble))
+            self._give_up(why_not_measured(trouble))
         return out
 
     def _twins_with(self, jitted: JittedStep, settings: Settings) -> Twins:
