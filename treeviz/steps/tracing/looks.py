@@ -23,6 +23,7 @@ from treeviz.steps.tracing.attribution import Attribution
 from treeviz.steps.tracing.beside import Beside
 from treeviz.steps.tracing.jit_options import JitOptions
 from treeviz.steps.tracing.new_params import Path, match_new_params
+from treeviz.steps.tracing.primitives import shape_and_dtype
 from treeviz.tree.collector import full_searches_put_off
 from treeviz.tree.forks import computed_once
 from treeviz.tree.tracers import any_traced
@@ -164,7 +165,7 @@ class _Looked:
     """Which arguments of a traced step are parameters, and which results their new values."""
 
     def __init__(self, traced: Traced) -> None:
-        self._avals = [(v.aval.shape, getattr(v.aval, "dtype", None)) for v in traced.program.jaxpr.invars]
+        self._avals = list(map(shape_and_dtype, traced.program.jaxpr.invars))
         # Of the constants numbers are read; tracers and large arrays are not kept.
         numbers = [x if isinstance(x, float | int | np.generic) else None for x in traced.program.consts]
         self._of = traced._replace(program=ClosedJaxpr(traced.program.jaxpr, numbers))

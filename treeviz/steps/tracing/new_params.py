@@ -19,6 +19,7 @@ from treeviz.steps.tracing.primitives import (
     consts_of,
     open_jaxpr,
     programs,
+    shape_and_dtype,
 )
 from treeviz.steps.tracing.sow import sow_p
 
@@ -66,8 +67,7 @@ def match_new_params(
       result_paths: The paths of all results.
     """
     shares = _shares_of_results(program)
-    avals = [(v.aval.shape, v.aval.dtype) for v in program.jaxpr.invars]
-    results = [(v.aval.shape, getattr(v.aval, "dtype", None)) for v in program.jaxpr.outvars]
+    avals, results = ([*map(shape_and_dtype, of)] for of in (program.jaxpr.invars, program.jaxpr.outvars))
     sums: dict[int, list[int]] = defaultdict(list)  # by argument, the results that are it plus something
     for i, of_result in enumerate(shares):
         for p, share in of_result.items():

@@ -194,6 +194,11 @@ def is_scalar(atom: Any) -> bool:
     return getattr(atom.aval, "shape", None) == ()
 
 
+def shape_and_dtype(atom: Any) -> tuple[tuple[int, ...] | None, Any]:
+    """None for what has none, as types of `jax.experimental.hijax`."""
+    return getattr(atom.aval, "shape", None), getattr(atom.aval, "dtype", None)
+
+
 def size_of(atom: Any) -> int:
     """The number of elements; 0 where there is none."""
     return getattr(atom.aval, "size", 0)

@@ -31,6 +31,8 @@ from treeviz.steps.tracing.primitives import (
     inner_jaxprs,
     open_jaxpr,
     programs,
+    shape_and_dtype,
+    size_of,
 )
 from treeviz.steps.tracing.sow import sow_p
 from treeviz.tree.safe_repr import printable
@@ -131,11 +133,11 @@ def _stacked(values: Sequence[jax.Array]) -> jax.Array:
 def _smallest(program: ClosedJaxpr, paths: Mapping[int, str], kind: str) -> dict[int, str]:
     """The smallest of the results, with their paths, in order."""
     most = _MOST_PARAMS if kind == "parameter" else _MOST_OTHERS
-    return {i: paths[i] for i in sorted(sorted(paths, key=lambda i: program.jaxpr.outvars[i].aval.size)[:most])}
+    return {i: paths[i] for i in sorted(sorted(paths, key=lambda i: size_of(program.jaxpr.outvars[i]))[:most])}
 
 
 def _described(program: ClosedJaxpr, paths: Mapping[int, str], kind: str) -> MeasuredTree:
-    avals = [program.jaxpr.outvars[i].aval for i in paths]
+    avals: list[Any] = [program.jaxpr.outvars[i].aval for i in paths]
     return MeasuredTree(
         name_of_result(kind),
         tuple(map(printable, paths.values())),
@@ -154,7 +156,7 @@ def _kinds(
     places: dict[tuple, int] = {}
     for i, (path, v) in enumerate(zip(argument_paths, arguments, strict=True)):
         if len(path) > 1 or i in params:  # else it is known by its shape alone
-            places.setdefault((*map(str, path[1:]), _aval(v)), i)
+            places.setdefault((*map(str, path[1:]), shape_and_dtype(v)), i)
     is_of_loss = _of_loss(program, [False] * len(arguments))
     unchanged = set(arguments)
     kinds: dict[int, tuple[str, int | None]] = {}
@@ -162,21 +164,17 @@ def _kinds(
         if isinstance(v, Literal) or not _is_small(v.aval):
             continue
         keys = list(map(str, path))
-        at = next((places[k] for n in range(len(keys) + 1) if (k := (*keys[n:], _aval(v))) in places), None)
+        at = next((places[k] for n in range(len(keys) + 1) if (k := (*keys[n:], shape_and_dtype(v))) in places), None)
         if is_of_loss[i] or (at is None and "loss" in "".join(keys).lower()):
             kinds[i] = "loss", None
         elif at is None and v not in unchanged:
             kinds[i] = "other", None
-        elif at in params and _is_small(arguments[at].aval):
+        elif at is not None and at in params and _is_small(arguments[at].aval):
             kinds[i] = "parameter", at
     if "loss" not in {kind for kind, _ in kinds.values()}:  # it was computed in another way
         others = [i for i, (kind, _) in kinds.items() if kind == "other"]
-        kinds.update((i, ("scalar", None)) for i in others if results[i].aval.size == 1)
+        kinds.update((i, ("scalar", None)) for i in others if size_of(results[i]) == 1)
     return kinds
-
-
-def _aval(v: Any) -> tuple:
-    return v.aval.shape, getattr(v.aval, "dtype", None)
 
 
 def _is_small(aval: Any) -> bool:
