@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.interpreters import ad
 from jax.sharding import PartitionSpec as P
 
 from treeviz.steps.nan_origin.locate import CannotLocateNan, locate_nan, locate_nan_in
+from treeviz.steps.tracing.jax_private import transposes
 
 HERE = Path(__file__).name
 
@@ -212,8 +212,8 @@ def test_the_line_of_a_backward_rule_of_a_custom_vjp_is_named_and_where_the_func
     assert (origin.primitive, origin.direction, origin.iterations) == ("div", "backward", (("scan", 1),))
     assert (Path(origin.file).name, origin.line) == (HERE, line_of(backward_of_scaled, "g / nothing"))
     assert origin.called_from == f"{HERE}:{line_of(custom_loss, 'scaled(')} in layer"
-    transposes = [rule for p, rule in ad.primitive_transposes.items() if p.name == "custom_lin"]
-    assert [rule.__module__ for rule in transposes] == ["jax._src.interpreters.ad"]  # JAX is left as it was
+    rules = [rule for table in transposes() for p, rule in table.items() if p.name == "custom_lin"]
+    assert [rule.__module__ for rule in rules] == ["jax._src.interpreters.ad"]  # JAX is left as it was
 
 
 def test_a_division_in_the_update_is_forward():

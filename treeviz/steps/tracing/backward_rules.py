@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax.extend import source_info_util
-from jax.interpreters import ad
 
-from treeviz.steps.tracing.jax_private import traced_anew
+from treeviz.steps.tracing.jax_private import traced_anew, transposes
 from treeviz.tree.forks import Lock
 
 _here = threading.local()  # .traces: whether this thread is within `lines_of_backward_rules`
 _lock = Lock()
 _n_tracing = 0
-_originals: dict[Any, Callable] = {}  # of `ad.primitive_transposes`, while some thread traces
+_originals: list[tuple[dict, Any, Callable]] = []  # table, primitive and rule, while some thread traces
 
 
 RUNS_RULES = __file__  # the frames of a rule end at one in this file
@@ -58,8 +57,10 @@ def lines_of_backward_rules() -> Iterator[None]:
     global _n_tracing
     with _lock:
         if _n_tracing == 0:
-            _originals.update((p, rule) for p, rule in ad.primitive_transposes.items() if p.name == "custom_lin")
-            ad.primitive_transposes.update((p, _with_lines(rule)) for p, rule in _originals.items())
+            rules = ((table, p, rule) for table in transposes() for p, rule in table.items())
+            _originals.extend(each for each in rules if each[1].name == "custom_lin")
+            for table, primitive, rule in _originals:
+                table[primitive] = _with_lines(rule)
         _n_tracing += 1
     before, _here.traces = getattr(_here, "traces", False), True
     try:
@@ -70,7 +71,8 @@ def lines_of_backward_rules() -> Iterator[None]:
         with _lock:
             _n_tracing -= 1
             if _n_tracing == 0:
-                ad.primitive_transposes.update(_originals)
+                for table, primitive, rule in _originals:
+                    table[primitive] = rule
                 _originals.clear()
 
 

@@ -196,6 +196,15 @@ def traced_anew(why: str = "treeviz"):
     return flag(_unique_bool(bool(flag.value), why))  # type: ignore[arg-type]
 
 
+def transposes() -> list[dict[Any, Callable]]:
+    """JAX's tables of the rules by which it computes backward passes, by primitive."""
+    from jax._src.interpreters import ad
+
+    # The rule of a custom_vjp is in the first until jax 0.10.2, and later in the second. Without them a NaN that begins
+    # in a backward rule is placed where the function is used.
+    return [getattr(ad, name, {}) for name in ("primitive_transposes", "fancy_transposes")]
+
+
 def jit_info(step: Any) -> Any:
     """JAX's record of the options with which it made a jitted function."""
     info = getattr(step, "_jit_info", None)
