@@ -251,7 +251,9 @@ def test_a_step_with_a_loop_is_measured_and_keeps_its_bits(name, seen):
     watched = watch(step, seen)
     out = watched(of.params, x)
     assert watched.trouble == ""
-    assert same_bytes(out, step(of.params, x))
+    if not same_bytes(out, step(of.params, x)):  # XLA merges products of matrices with what uses them
+        assert jax.__version_info__ < (0, 7)
+        assert not watched.verify(of.params, x)  # and that is said
     true, norms = [true_norms(grads) for grads in of.gradients()], seen.norms("grads")
     sizes = [leaf.size for leaf in jax.tree.leaves(of.params)]
     if norms.shape[-1] != len(sizes):  # a row for each layer, of the arrays that are scanned over
