@@ -28,8 +28,9 @@ def is_jitted(step: Any) -> bool:
 
 def jit_options(step: Any) -> JitOptions:
     """The options with which `jax.jit` made a jitted function."""
-    info = jit_info(step)
-    keywords: dict[str, Any] = {name: getattr(info, name) for name in OPTIONS if getattr(info, name)}
+    info, without = jit_info(step), _probe().info
+    options = {name: getattr(info, name) for name in OPTIONS}
+    keywords: dict[str, Any] = {name: value for name, value in options.items() if value != getattr(without, name)}
     # These two options of `jax.jit` are deprecated, and a later release lacks the attributes.
     keywords.update((name, value) for name in ("device", "backend") if (value := getattr(info, name, None)) is not None)
     if info.compiler_options_kvs:
@@ -58,6 +59,7 @@ class _Probe(NamedTuple):
     """A jitted function without options."""
 
     type: type
+    info: Any  # JAX's record of its options, all of which are those that `jax.jit` takes by itself
     unspecified: Any  # the marker of a sharding that was not given
 
 
@@ -65,7 +67,7 @@ class _Probe(NamedTuple):
 def _probe() -> _Probe:
     jitted = jax.jit(lambda: None)
     info = jit_info(jitted)
-    return _Probe(type(jitted), info and info.in_shardings_leaves[0])
+    return _Probe(type(jitted), info, info and info.in_shardings_leaves[0])
 
 
 def _shardings(treedef, shardings, layouts):
