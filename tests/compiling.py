@@ -8,7 +8,7 @@ import jax
 import pytest
 
 PLAIN = {}
-if jax.__version_info__ < (0, 11):  # later releases may rename them
+if jax.__version_info__ < (0, 13):  # later releases may rename them
     PLAIN = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"}
 if (0, 5) <= jax.__version_info__ < (0, 11):
     PLAIN |= {"xla_cpu_use_fusion_emitters": "False", "xla_cpu_parallel_codegen_split_count": "1"}
