@@ -133,10 +133,10 @@ def test_strange_trees_that_stand_side_by_side(name):
         assert_same_rows([{"a": np.ones(3), "b": (i, 1.0)} for i in range(12)] + [make() for _ in range(9)])
 
 
-def test_random_siblings():
+def test_random_siblings(request):
     rng = random.Random(0)
     leaves = [*LEAVES, np.zeros(3, np.float16), jnp.ones(2), np.float32(2), jax.ShapeDtypeStruct((2,), np.float32)]
-    for _ in range(300):
+    for _ in range(300 // request.config.option.one_case_in):
         kinds = [rng.getrandbits(30) for _ in range(rng.randrange(1, 4))]
         seeds = sorted(rng.choices(kinds, k=60)) if rng.random() < 0.7 else rng.choices(kinds, k=30)
         make = lambda seed: random_tree(random.Random(seed), 3, leaves)
