@@ -76,8 +76,8 @@ def render(
         the results are transferred, at once. About 4 ns an element on a CPU. The row of an array says so if it
         is not read: one that is partly in another process, or of more than 10^9 elements in host memory.
       values: Draw the values of the arrays with treescope in the details of the rows, and show the first 20 leaves that
-        JAX does not know as treescope does. Copies a bounded part of every array to the host: see
-        `treeviz.integrations.treescope`.
+        JAX does not know as treescope does. Where treescope fails, the page draws the values itself. Copies a bounded
+        part of every array to the host: see `treeviz.integrations.treescope`.
       stacked: Globs of the key paths of arrays, or of nodes above them, that hold all layers of a model along their
         first axis, as where it scans over layers: "layers/*". {"layers/*": 1} names another axis. Below such an array
         stands a row for each layer, with statistics of its own, as `view.find("layers/w[3]")`. They are no leaves for

@@ -318,3 +318,40 @@ def test_a_row_of_a_diff_has_the_values_of_both_sides_and_sliders_for_each(explo
     kernel.page.locator(".row", has_text="×4").locator(".badge").click()
     kernel.rest()
     assert kernel.widgets[0].value == "['w']" and row(kernel.page, "a3").count() == 1
+
+
+def broken(monkeypatch) -> None:
+    import treescope
+
+    monkeypatch.setattr(treescope, "render_array", lambda *_, **__: np.no_such_name)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(960, False), (960, True), (480, False), (480, True)])
+def test_where_treescope_fails_values_are_drawn_and_sliders_go_through_them(explore, shots, monkeypatch, width, dark):
+    broken(monkeypatch)
+    kernel = explore(tree(), width=width, dark=dark)
+    pane = looked_at(kernel, "cube")
+    drawn = pane.locator(".drawn")
+    assert drawn.locator("figcaption").inner_text() == "[0, 0:64, 0:64] float32"
+    assert drawn.locator("> canvas").evaluate("canvas => [canvas.width, canvas.height]") == [448, 448]
+    assert "cannot draw this: AttributeError: module 'numpy' has no attribute" in drawn.locator(".why").inner_text()
+    assert not pane.locator("iframe").is_visible()
+    slider = pane.get_by_role("slider", name="axis 0")
+    slider.focus()
+    slider.press("End")
+    kernel.until(lambda: drawn.locator("figcaption").inner_text() == "[69, 0:64, 0:64] float32")
+    low, high = 69 * 80 * 90, 69 * 80 * 90 + 63 * 90 + 63
+    assert drawn.locator(".legend").inner_text().split() == [str(low), f"{high:.0f}"] and drawn.count() == 1
+    drawn.locator("> canvas").hover(position={"x": 2, "y": 2})
+    assert drawn.locator(".at").inner_text() == f"[69,0,0] {low}"
+    assert violations(kernel.page) == []
+    settled(kernel.page).screenshot(path=shots / f"drawn-cube-{width}-{'dark' if dark else 'light'}.png")
+
+
+def test_where_treescope_fails_a_diff_draws_both_sides_and_says_once_why(explore, monkeypatch):
+    broken(monkeypatch)
+    left, right = {"w": np.zeros((9, 9))}, {"w": np.ones((9, 9))}
+    kernel = explore(tv.diff(left, right))
+    pane = looked_at(kernel, "w")
+    assert pane.locator(".drawn > canvas").count() == 3
+    assert [each.is_visible() for each in pane.locator(".why").all()] == [True, False, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from browser.conftest import new_context
-from browser.driving import row
+from browser.driving import row, settled, violations
 
 import treeviz
 from treeviz.integrations.treescope import array_pictures
@@ -45,6 +46,63 @@ def test_the_values_are_drawn_in_a_frame_of_a_saved_page(open_page, shots, dark)
         }"""
     )
     page.screenshot(path=shots / f"values-{'dark' if dark else 'light'}.png")
+    assert page.evaluate("window.hurt") is None
+
+
+# What is drawn: the size of the canvas, the number of its colors, and the color of a pixel in some cells of 7 pixels.
+CANVAS = """(canvas, cells) => {
+  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  const at = (x, y) => [...data.slice(4 * (y * canvas.width + x), 4 * (y * canvas.width + x) + 3)];
+  const colors = new Set(Array.from({ length: data.length / 4 }, (_, i) => data.slice(4 * i, 4 * i + 3).join()));
+  const found = cells.map(([row, column, x = 0, y = 0]) => at(7 * column + x, 7 * row + y));
+  return [canvas.width, canvas.height, colors.size, found];
+}"""
+
+
+@pytest.mark.parametrize(("width", "dark"), [(960, False), (960, True), (480, False), (480, True)])
+def test_where_treescope_fails_the_page_draws_values_a_legend_and_one_note(open_page, shots, monkeypatch, width, dark):
+    monkeypatch.setitem(sys.modules, "treescope", None)
+    signed = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    signed[0, 1:6] = np.nan, np.inf, np.inf, -np.inf, 5
+    tree = {EVIL: 1, "signed": signed, "unsigned": np.arange(100) * 2, "zero": jnp.float32(0)}
+    page = open_page(treeviz.render(tree, name="model", values=True).html(), width=width, dark=dark)
+
+    def looked_at(name: str):
+        row(page, name).click(position={"x": 60, "y": 8})
+        if not page.locator(".detail").count():
+            page.keyboard.press("Enter")
+        return settled(page).locator(".detail .drawn")
+
+    drawn = looked_at("signed")
+    assert page.locator("iframe").count() == 0 and drawn.count() == 1
+    canvas = drawn.locator("> canvas")
+    cells = [[0, 0], [32, 0], [63, 63], [0, 1], [0, 1, 3, 3], [0, 2], [0, 4]]
+    *size, n_colors, found = canvas.evaluate(CANVAS, cells)
+    blue, zero, orange, cross_around, cross, infinite, negative = found
+    assert size == [7 * 64, 7 * 64] and n_colors > 20
+    assert blue[2] > blue[0] and orange[0] > orange[2] and min(zero) > 240
+    assert cross_around == [0xB3, 0x26, 0x1E] and cross == [255] * 3
+    assert infinite == [179, 79, 0] and negative == [11, 79, 191]
+    legend = drawn.locator(".legend")
+    limit = f"{3 * np.sqrt(np.mean(np.square(signed[np.isfinite(signed)], dtype=np.float64))):.4g}"
+    spans = legend.locator("span:has(canvas)").all_inner_texts()
+    assert [text.strip() for text in spans] == ["1 NaN", "2 +Inf", "1 -Inf", f"1 above {limit}"]
+    assert legend.inner_text().startswith(f"-{limit}") and legend.locator(".colors").is_visible()
+    label = canvas.get_attribute("aria-label")
+    assert label.startswith("float32[64,64]: colors from -") and "1 NaN, 2 +Inf, 1 -Inf" in label
+    note = drawn.locator("p").all_inner_texts()
+    assert len(note) == 1 and "cannot be imported: ModuleNotFoundError" in note[0]
+    assert violations(page) == []
+    box = canvas.bounding_box()
+    canvas.hover(position={"x": box["width"] * 10.5 / 64, "y": box["height"] * 3.5 / 64})
+    assert drawn.locator(".at").inner_text() == f"[3,10] {signed[3, 10]:.4g}"
+    page.screenshot(path=shots / f"drawn-{width}-{'dark' if dark else 'light'}.png")
+    drawn = looked_at("unsigned")
+    *size, n_colors, (first, last, beyond) = drawn.locator("> canvas").evaluate(CANVAS, [[0, 0], [1, 35], [1, 36]])
+    assert size == [7 * 64, 7 * 2] and first == [0, 0x22, 0x4E] and last[0] > 200
+    assert beyond == [0, 0, 0], "nothing is drawn behind the last element"
+    assert drawn.locator(".legend").inner_text().split()[:2] == ["0", "198"]
+    assert looked_at("zero").locator("> canvas").evaluate(CANVAS, [])[:2] == [7, 7]
     assert page.evaluate("window.hurt") is None
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 import jax
 import pytest
 
@@ -52,6 +55,20 @@ def test_of_a_tested_jax_the_doctor_says_only_that(version, monkeypatch, capsys)
     assert [line.split(maxsplit=2)[2] for line in lines if line.startswith("tested with")] == [
         f"jax {', '.join(TESTED_JAX)}; Python {', '.join(TESTED_PYTHON)}"
     ]
+
+
+def test_a_treescope_that_fails_is_noted_and_is_no_problem_since_only_pictures_need_it(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "_distributions", lambda: ["jax-treeviz"])
+    monkeypatch.setitem(sys.modules, "treescope", None)
+    assert main(["doctor"]) == 0
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if "cannot" in line]
+    assert re.fullmatch(
+        r"note: treescope \S+ cannot be imported: ModuleNotFoundError: .*\. "
+        "Only pictures of values need it: treeviz draws arrays itself",
+        note,
+    )
+    monkeypatch.undo()
+    assert doctor._trouble_of_treescope() == ""
 
 
 @pytest.mark.oldest_jax

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
+import sys
 from pathlib import Path
 
 import jax
@@ -124,3 +126,41 @@ def test_the_array_in_a_leaf_of_a_library_has_its_values_and_statistics():
     assert sections["window"]["shape"] == [3, 4] and dict(sections["numbers"]["pairs"])["max"] == "11"
     assert answer(widget, "slice", 1, 1, 0, 0, 0)[0]["axes"] == (1, 0)
     assert values._npy_value is None
+
+
+def hidden(monkeypatch):
+    monkeypatch.setitem(sys.modules, "treescope", None)
+
+
+def failing(monkeypatch):
+    import treescope
+
+    monkeypatch.setattr(treescope, "render_array", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(treescope.renderers, "TreescopeRenderer", lambda *_: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("fail", "error"),
+    [(hidden, "cannot be imported: ModuleNotFoundError"), (failing, "cannot draw this: ZeroDivisionError")],
+)
+def test_where_treescope_fails_the_page_gets_the_values_to_draw_and_the_reason(fail, error, monkeypatch):
+    fail(monkeypatch)
+    values = jnp.arange(3 * 100 * 70, dtype=jnp.float32).reshape(3, 100, 70) - 5
+    tree = {"a": values, "o": object(), "v": np.arange(130)}
+    widget = tv.explore(tree)
+    (section, *others) = [each for each in answer(widget, "detail", 1) if each["kind"] != "button"]
+    assert section["kind"] == "window" and "html" not in section and len(json.dumps(section)) < 30_000
+    drawn = section["drawn"]
+    cells = np.frombuffer(base64.b64decode(drawn["cells"]), "<f4")
+    np.testing.assert_array_equal(cells.reshape(-1, drawn["columns"]), np.asarray(values)[0, :64, :64])
+    assert drawn["caption"] == "[0, 0:64, 0:64] float32" and drawn["range"] == [-4468, 4468]
+    assert error in drawn["why"] and drawn["why"].endswith(". So treeviz draws it.")
+    assert {"numbers", "bars"} <= {each["kind"] for each in others}, "all else is there"
+    (section,) = answer(widget, "slice", 1, 0, 1, 0, 40, 7)
+    assert section["drawn"]["starts"] == section["starts"] == (0, 36, 7) and section["drawn"]["axes"] == (0, 1)
+    (section, *_) = answer(widget, "detail", 3)
+    cells = np.frombuffer(base64.b64decode(section["drawn"]["cells"]), "<f4")
+    np.testing.assert_array_equal(cells, np.arange(130))  # and not what fills its last row
+    (section,) = answer(widget, "treescope", 2)
+    assert section["tone"] == "bad" and error in section["text"]
+    widget.close()

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sample_trees import SAMPLES
 
 import treeviz
+from treeviz.analysis.details.drawing import color_range
 from treeviz.integrations import treescope as pictures
 from treeviz.prepare import scanned
 
@@ -276,3 +277,108 @@ def test_a_run_and_a_widget_render_themselves_in_treescopes_output():
     assert "explore: closed" in treescope.render_to_text([widget])
     diff = treeviz.diff({"w": jnp.ones(3)}, {"w": jnp.ones(4)})
     assert "<TreeDiff tree · 1 difference: 1 shape" in treescope.render_to_text([diff])
+
+
+def hide(monkeypatch, folder) -> str:
+    monkeypatch.setitem(sys.modules, "treescope", None)
+    return r"treescope \S+ cannot be imported: ModuleNotFoundError: .*\. So treeviz draws it\."
+
+
+def break_import(monkeypatch, folder) -> str:
+    """As where NumPy has taken away a name that treescope uses when it is imported."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "treescope"]:
+        monkeypatch.delitem(sys.modules, name)
+    (folder / "treescope.py").write_text("import numpy\nnumpy.no_such_name\n")
+    monkeypatch.syspath_prepend(folder)
+    return r"treescope \S+ cannot be imported: AttributeError: module 'numpy' has no attribute 'no_such_name'\..*"
+
+
+def break_drawing(monkeypatch, folder) -> str:
+    monkeypatch.setattr(treescope, "render_array", lambda *_, **__: np.no_such_name)
+    return r"treescope \S+ cannot draw this: AttributeError: module 'numpy' has no attribute 'no_such_name'\..*"
+
+
+def move_a_name(monkeypatch, folder) -> str:
+    monkeypatch.delattr(treescope, "lowering")
+    return r"treescope \S+ cannot draw this: AttributeError: module 'treescope' has no attribute 'lowering'\..*"
+
+
+FAILURES = [hide, break_import, break_drawing, move_a_name]
+
+
+def cells_of(drawing: dict) -> np.ndarray:
+    assert json.loads(json.dumps(drawing, allow_nan=False)) and len(json.dumps(drawing)) < 30_000
+    return np.frombuffer(base64.b64decode(drawing["cells"]), "<f4")
+
+
+@pytest.mark.parametrize("fail", FAILURES)
+def test_where_treescope_fails_the_page_draws_the_values_itself_and_says_why(fail, monkeypatch, tmp_path):
+    why = fail(monkeypatch, tmp_path)
+    deep = np.arange(2 * 3 * 100 * 10.0).reshape(2, 3, 100, 10)
+    view = treeviz.render({"a": A, "deep": deep, "o": object(), "v": jnp.arange(200) - 5}, values=True)
+    assert view.part == "drawn" and "treescope_out" not in view.html()
+    found = {view.table[row].keystr: drawing for row, drawing in view.values.items()}
+    assert all(re.fullmatch(why, drawing["why"]) for drawing in found.values() if isinstance(drawing, dict))
+    first = found["['a']"]
+    np.testing.assert_array_equal(cells_of(first).reshape(64, -1), A[:64, :64])
+    assert first["caption"] == "float32[200,300]: the first 64 × 64 of it"
+    assert (first["columns"], first["axes"], first["starts"]) == (64, (0, 1), (0, 0))
+    np.testing.assert_array_equal(cells_of(found["['deep']"]).reshape(-1, 10), deep[0, 0, :64])
+    assert found["['deep']"]["caption"] == "float64[2,3,100,10]: the first 1 × 1 × 64 × 10 of it; as float32"
+    np.testing.assert_array_equal(cells_of(found["['v']"]), np.arange(128) - 5)
+    assert found["['v']"]["range"] == [-122, 122], "no outliers among integers"
+    assert (
+        view.html()
+        == treeviz.render({"a": A, "deep": deep, "o": object(), "v": jnp.arange(200) - 5}, values=True).html()
+    )
+
+
+@pytest.mark.parametrize("fail", FAILURES)
+def test_where_treescope_fails_all_else_goes_on(fail, monkeypatch, tmp_path):
+    fail(monkeypatch, tmp_path)
+    tree = {"a": jnp.ones(3), "o": object()}
+    assert isinstance(treeviz.render(tree)._repr_html_(), str)
+    assert treeviz.check(tree) is not None and treeviz.diff(tree, tree) is not None
+    assert pictures.trouble().startswith("treescope ")
+    is_there = fail in (break_drawing, move_a_name)
+    assert (treeviz.render(tree).__treescope_repr__(None, None) is NotImplemented) != is_there
+
+
+def test_an_array_that_treescope_cannot_draw_is_drawn_beside_those_that_it_draws(monkeypatch):
+    draw = treescope.render_array
+
+    def some(values, **how):
+        return draw(values, **how) if values.size > 3 else np.no_such_name
+
+    monkeypatch.setattr(treescope, "render_array", some)
+    view = treeviz.render([np.ones(3), np.ones(4)], values=True)
+    assert isinstance(view.values[1], dict) and "treescope_out" in view.values[2] and view.part == "drawn"
+
+
+@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
+def test_without_treescope_every_sample_tree_can_be_asked_for_values(sample, monkeypatch):
+    hide(monkeypatch, None)
+    view = treeviz.render(sample(), values=True)
+    for row, drawing in view.values.items():
+        assert view.table[row].is_leaf and len(cells_of(drawing)) <= 4096
+        low, high = drawing["range"]
+        assert low < high and (low == -high or low >= 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, -3.0, np.nan, np.inf], (-3.0, 3.0)),
+        ([2.0, 4.0, -np.inf], (2.0, 4.0)),
+        ([5.0, 5.0], (0.0, 5.0)),
+        ([0.0], (0.0, 1.0)),
+        ([np.nan], (0.0, 1.0)),
+        ([], (0.0, 1.0)),
+        ([-1.0] * 99 + [1e3], (-3 * np.sqrt((99 + 1e6) / 100), 3 * np.sqrt((99 + 1e6) / 100))),
+        ([1.0] * 99 + [101.0], (1.0, 2 + 3 * np.sqrt((99 + 99**2) / 100))),
+        ([3.4e38, -3.4e38], (-3.4e38, 3.4e38)),
+    ],
+)
+def test_colors_are_around_zero_if_a_value_is_negative_and_leave_out_what_is_far_from_all_others(values, expected):
+    found = color_range(np.array(values, np.float32), trim=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

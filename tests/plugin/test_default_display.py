@@ -125,6 +125,21 @@ def test_where_a_summary_fails_treescope_shows_what_it_shows_without_it_and_one_
     assert capsys.readouterr().err == f"{said}\n"
 
 
+def test_where_treescope_has_moved_what_is_extended_trees_are_displayed_and_one_line_says_so(
+    shell, monkeypatch, capsys
+):
+    import treescope
+
+    monkeypatch.setattr(treescope, "active_renderer", object())
+    for _ in range(2):
+        shell.run_line_magic("load_ext", "treeviz")
+        shell.run_cell("1")
+    assert is_ours(formatted(shell, {"w": np.ones(2)}))
+    shell.run_line_magic("unload_ext", "treeviz")
+    said = "treeviz: nothing is added to treescope's output, since it failed with AttributeError: "
+    assert capsys.readouterr().err == f"{said}'object' object has no attribute 'get'\n"
+
+
 def test_what_others_put_before_the_display_stays_when_it_is_removed(shell):
     treeviz.register_as_default()
     ours, seen = shell.display_formatter.format, []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treeviz.cli.output import DIFFERENT, SAME, print_text
+from treeviz.tree.safe_repr import guarded
 from treeviz.tree.tested_jax import TESTED_JAX, TESTED_PYTHON, newer_than_tested, tested_range
 
 _NEEDED = ("jax", "jaxlib", "numpy", "treescope", "anywidget", "ipywidgets")
@@ -67,9 +68,21 @@ def _problems() -> list[str]:
 def _notes() -> list[str]:
     """What may explain a problem and is none: nothing is known to be wrong, so the status stays 0."""
     version = _version("jax")
-    if not newer_than_tested(version):
-        return []
-    return [f"jax {version} is newer than any that treeviz was tested with ({tested_range()})"]
+    notes = []
+    if newer_than_tested(version):
+        notes.append(f"jax {version} is newer than any that treeviz was tested with ({tested_range()})")
+    if _version("treescope") and (trouble := _trouble_of_treescope()):
+        notes.append(f"{trouble}. Only pictures of values need it: treeviz draws arrays itself")
+    return notes
+
+
+def _trouble_of_treescope() -> str:
+    def trouble() -> str:
+        from treeviz.integrations.treescope import trouble
+
+        return trouble()
+
+    return guarded(trouble, lambda _: "")  # without JAX, which is not treescope's trouble
 
 
 def _distributions() -> list[str]:

@@ -159,9 +159,11 @@ def window_section(node: Any, axes: Sequence[int] = (), starts: Sequence[int] = 
 
 def treescope_section(node: Any) -> list[Section]:
     """An object as treescope shows it."""
-    from treeviz.integrations.treescope import object_view
+    from treeviz.integrations.treescope import object_or_reason
 
-    html = object_view(node)
+    html, reason = object_or_reason(node)
+    if reason:
+        return [text(reason, "bad")]
     facts: Section = {"kind": "window", "shape": [], "axes": [], "starts": [], "sizes": [], "height": 240}
     return [{**facts, "html": html} if html else text("There is too much inside for one answer.")]
 
@@ -170,15 +172,13 @@ def drawn_section(part: Window, shape: Sequence[int], dtype: str) -> Section:
     """A window of an array as a section."""
     from treeviz.integrations.treescope import window_picture
 
-    html, height = window_picture(part, dtype)
     return {
         "kind": "window",
         "shape": list(shape),
         "axes": part.axes,
         "starts": part.starts,
         "sizes": part.sizes,
-        "html": html,
-        "height": height,
+        **window_picture(part, dtype),
     }
 
 

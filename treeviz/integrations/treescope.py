@@ -1,9 +1,14 @@
-"""Pictures of the values of arrays by treescope's array visualiser, and its view of leaves that JAX does not know."""
+"""Pictures of the values of arrays by treescope's array visualiser, and its view of leaves that JAX does not know.
+
+Nothing but these pictures depends on treescope. Where it cannot be imported or fails, the page draws the values itself,
+and says why: see `treeviz.analysis.details.drawing`.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.analysis.details.window import Window
+from treeviz.analysis.details.drawing import Drawing, drawing
+from treeviz.analysis.details.window import Window, in_rows
 from treeviz.analysis.stats.host import host_view
 from treeviz.tree.describers import array_inside
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.opaque import contents
-from treeviz.tree.safe_repr import aval_text, guarded, qualified_name, value_text
+from treeviz.tree.safe_repr import aval_text, error_text, guarded, qualified_name, value_text
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 from treeviz.tree.tracers import Tracer
@@ -58,8 +64,27 @@ def _treescope() -> Iterator[Any]:
         yield treescope
 
 
-def pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
-    """HTML documents for the details of the rows of a tree: its arrays' values, and its opaque leaves."""
+def trouble() -> str:
+    """Why treescope draws nothing; "" if it draws."""
+    return guarded(lambda: _by_treescope(np.ones(1, np.float32), {}, "") and "", lambda error: _reason(error, "draw"))
+
+
+def _reason(error: BaseException, what: str = "draw this") -> str:
+    from importlib import metadata
+
+    version = guarded(lambda: f" {metadata.version('treescope')}", lambda _: "")
+    cannot = what if sys.modules.get("treescope") else "be imported"
+    return f"treescope{version} cannot {cannot}: {error_text(error)}"
+
+
+def _import_error() -> BaseException | None:
+    """What importing treescope raises."""
+    with _treescope():
+        return None
+
+
+def pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str | Drawing]:
+    """What shows the details of the rows of a tree: its arrays' values, and its opaque leaves as HTML documents."""
     opaque = [row for row in np.flatnonzero(table.is_leaf).tolist() if table[row].kind == "opaque"]
     views = {row: guarded(lambda row=row: object_view(nodes[row]), lambda _: "") for row in opaque[:_MOST_OBJECTS]}
     return array_pictures(table, nodes) | {row: view for row, view in views.items() if view}
@@ -80,6 +105,11 @@ def object_view(leaf: Any) -> str:
         line = treescope.rendering_parts.build_full_line_with_annotations(shown)
         html = _ADDRESS.sub("", treescope.lowering.render_to_html_as_root(line, compressed=False))
     return _framed(html, "as treescope shows it") if len(html) <= _MOST_OF_OBJECT else ""
+
+
+def object_or_reason(leaf: Any) -> tuple[str, str]:
+    """The document of `object_view`, and why there is none if treescope fails."""
+    return guarded(lambda: (object_view(leaf), ""), lambda error: ("", _reason(error)))
 
 
 class _Opening:
@@ -118,8 +148,8 @@ class _Opening:
         return parts.build_foldable_tree_node_from_children(prefix, children, ")")
 
 
-def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
-    """HTML documents that show the values of the arrays of a tree, by row number.
+def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str | Drawing]:
+    """HTML documents that show the values of the arrays of a tree, by row number; drawings where treescope fails.
 
     Each draws the first elements along every axis: at most 64 × 64 of one array, fewer where there are
     many arrays, and the first arrays only where there are more than some 780. A sharded array is not
@@ -135,12 +165,13 @@ def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str]:
     arrays = {row: array_inside(nodes[row]) if table[row].kind == "variable" else nodes[row] for row in leaves}
     candidates = [row for row, array in arrays.items() if _is_drawable(array)]
     limit, candidates = _fair([int(arrays[row].size) for row in candidates], candidates)
+    error = guarded(_import_error, lambda error: error) if candidates else None
     pictures, drawn = {}, {}  # an array that stands at many places is drawn once
     for row in candidates:
         array = arrays[row]
         try:
             if id(array) not in drawn:
-                drawn[id(array)] = _document(*_part_of(array, limit), str(array.dtype), array.shape)
+                drawn[id(array)] = _first_values(*_part_of(array, limit), str(array.dtype), array.shape, error)
             pictures[row] = drawn[id(array)]
         except Exception:  # a transfer guard or a lost device must not stop a run
             continue
@@ -176,21 +207,23 @@ def _fair(sizes: Sequence[int], rows: list[int]) -> tuple[int, list[int]]:
     return limit, rows[: int(np.searchsorted(until, MAX_ELEMENTS, side="right"))]
 
 
-def _part_of(array: Any, limit: int) -> tuple[np.ndarray, str]:
-    """A copy of the first elements, and their shard if that is not the whole array."""
+def _part_of(array: Any, limit: int) -> tuple[np.ndarray, str, tuple[int, ...]]:
+    """A copy of the first elements, their shard if that is not the whole array, and where it begins."""
+    starts = (0,) * len(array.shape)
     if not isinstance(array, jax.Array):
         array = np.asarray(array)
-        return np.array(array[_first(array.shape, limit)]), ""
+        return np.array(array[_first(array.shape, limit)]), "", starts
     shard = array.addressable_shards[0]
     part, where = shard.data, ""
     if part.shape != array.shape:
         index = ", ".join("…" if s == slice(None) else f"{s.start or 0}:{s.stop}" for s in shard.index)
         where = f"the shard on {shard.device.platform}:{shard.device.id}, [{index}]"
+        starts = tuple(s.start or 0 for s in shard.index)
     first = _first(part.shape, limit)
     if _is_host(shard.device):
-        return np.array(host_view(part)[first]), where
+        return np.array(host_view(part)[first]), where, starts
     # sliced on the device, so that only the part is transferred
-    return np.array(jax.lax.slice(part, [0] * part.ndim, [s.stop for s in first])), where
+    return np.array(jax.lax.slice(part, [0] * part.ndim, [s.stop for s in first])), where, starts
 
 
 def _is_host(device: Any) -> bool:
@@ -206,19 +239,40 @@ def _first(shape: tuple[int, ...], limit: int) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in reversed(sizes))
 
 
-def _document(part: np.ndarray, where: str, dtype: str, shape: tuple[int, ...]) -> str:
-    caption = aval_text(shape, dtype)
-    of = where or ("" if part.shape == tuple(shape) else "it")
-    if of:
-        caption += f": the first {' × '.join(map(str, part.shape))} of {of}"
-    whole = shape if part.ndim else (1,)
-    part = part if part.ndim else part.reshape(1)
-    labels = {i: _axis_label(i, n, size) for i, (n, size) in enumerate(zip(part.shape, whole, strict=True))}
-    return _drawn(part, labels, caption)
+def _first_values(
+    part: np.ndarray,
+    where: str,
+    starts: tuple[int, ...],
+    dtype: str,
+    shape: tuple[int, ...],
+    error: BaseException | None,
+) -> str | Drawing:
+    """
+    Args:
+      error: What importing treescope has raised, if it has.
+    """
+
+    def caption(part: np.ndarray) -> str:
+        of = where or ("" if part.shape == tuple(shape) else "it")
+        return aval_text(shape, dtype) + (f": the first {' × '.join(map(str, part.shape))} of {of}" if of else "")
+
+    def itself(error: BaseException) -> Drawing:
+        # Of many axes, what is first along all but the last two.
+        last = part[(slice(0, 1),) * (part.ndim - 2)]
+        values, is_here = (in_rows(each.reshape(last.shape[-2:])) for each in (last, np.ones(last.shape, bool)))
+        axes = (part.ndim - 2 if part.ndim > 1 else -1, part.ndim - 1)
+        window = Window(values, is_here, axes, starts, last.shape, (), ())
+        return _by_page(window, caption(last), error)
+
+    if error is not None:
+        return itself(error)
+    whole, drawn = (shape, part) if part.ndim else ((1,), part.reshape(1))
+    labels = {i: _axis_label(i, n, size) for i, (n, size) in enumerate(zip(drawn.shape, whole, strict=True))}
+    return guarded(lambda: _by_treescope(drawn, labels, caption(part)), itself)
 
 
-def window_picture(window: Window, dtype: str) -> tuple[str, int]:
-    """The HTML document that shows a window on an array, and its height in pixels."""
+def window_picture(window: Window, dtype: str) -> dict[str, Any]:
+    """What shows a window on an array: an HTML document and its height in pixels, or a drawing if treescope fails."""
     of = {i: f"axis {axis}" for i, axis in enumerate(window.axes) if axis >= 0}
     where = ", ".join(
         f"{start}" if i not in window.axes else f"{start}:{start + size}"
@@ -231,10 +285,18 @@ def window_picture(window: Window, dtype: str) -> tuple[str, int]:
     if window.elsewhere:
         caption += f"; the rest is in another process, on {', '.join(window.elsewhere)}"
     height = 116 + _cell(window.values) * len(window.values) + 15 * (len(caption) // 40)
-    return _drawn(window.values, of, caption, window.is_here), height
+    return guarded(
+        lambda: {"html": _by_treescope(window.values, of, caption, window.is_here), "height": height},
+        lambda error: {"drawn": _by_page(window, caption, error)},
+    )
 
 
-def _drawn(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.ndarray | None = None) -> str:
+def _by_page(window: Window, caption: str, error: BaseException) -> Drawing:
+    values, note = _as_drawn(window.values)
+    return drawing(window, values, caption + note, f"{_reason(error)}. So treeviz draws it.")
+
+
+def _by_treescope(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.ndarray | None = None) -> str:
     values, note = _as_drawn(part)
     trim = bool(np.isfinite(values).any())  # treescope warns of an empty mean if nothing is finite
     with _treescope() as treescope, np.errstate(all="ignore"):

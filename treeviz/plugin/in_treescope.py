@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,19 +29,27 @@ class InTreescope:
     def __init__(self) -> None:
         # By id, for the rendering that runs: a node, which stays alive so long, and what is said of it.
         self._said: dict[int, tuple[Any, str]] | None = None
+        self._has_failed = False
 
     def update(self, info: Any = None) -> None:
-        """Extend the renderer, unless it is, or treescope is not imported; IPython calls it before each cell."""
+        """Extend the renderer, unless it is, or treescope is not imported; IPython calls it before each cell.
+
+        Where treescope has changed, one line says so, once.
+        """
         active = _active_renderer()
-        if active is not None and self._hook not in active.get().wrapper_hooks:
-            active.set_globally(
-                active.get().extended_with(wrapper_hooks=[self._hook], context_builders=[self._rendering])
-            )
+        try:
+            if active is not None and not self._has_failed and self._hook not in active.get().wrapper_hooks:
+                active.set_globally(
+                    active.get().extended_with(wrapper_hooks=[self._hook], context_builders=[self._rendering])
+                )
+        except Exception as error:
+            self._has_failed = True
+            tell("nothing is added to treescope's output", error)
 
     def remove(self) -> None:
         """Leave the renderer as it was, with what others have added since then."""
         active = _active_renderer()
-        if active is not None:
+        if active is not None and not self._has_failed:
             renderer = active.get()
             hooks = [each for each in renderer.wrapper_hooks if each != self._hook]
             builders = [each for each in renderer.context_builders if each != self._rendering]
@@ -60,15 +69,16 @@ class InTreescope:
             return node.__treescope_repr__(path, node_renderer)
         try:
             said = "" if type(node) in _PLAIN else self._of(node)
+            if not said:
+                return NotImplemented
+            from treescope import rendering_parts as parts
+
+            comment = parts.comment_color(parts.text(f"  # {said}"))
+            with_comment = partial(parts.siblings_with_annotations, extra_annotations=(comment,))
         except Exception as error:
             tell("nothing is added to treescope's output", error)
-            said = ""
-        if not said:
             return NotImplemented
-        from treescope import rendering_parts as parts
-
-        comment = parts.comment_color(parts.text(f"  # {said}"))
-        return parts.siblings_with_annotations(node_renderer(node, path=path), extra_annotations=(comment,))
+        return with_comment(node_renderer(node, path=path))
 
     def _of(self, node: Any) -> str:
         """What is said of a node: of all nodes of a tree at once, when its root comes."""

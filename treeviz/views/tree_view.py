@@ -44,7 +44,7 @@ class TreeView(View):
       columns: The columns that are shown at first.
       depth: How many levels are open at first; None: as many as fit.
       whole: Put all rows and columns into a page, whatever its size.
-      values: HTML documents that show the values of some rows, by row number.
+      values: What shows the values of some rows, by row number: HTML documents, mostly; see `View`.
       series: How values of the rows changed over the steps.
       histograms: How the values inside the rows were distributed over the steps; shown only with series.
       scalars: Series of one row, which stand above the rows of a page with series.

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from treeviz.tree.safe_repr import guarded
+
 # Pixels. treescope sizes its frame by the content, which therefore needs a fixed size.
 WIDTH, MIN_HEIGHT, MAX_HEIGHT = 960, 320, 600
 _HEAD, _ROW = 110, 22
 
 
 def box(name: str, summary: str, n_rows: int, fragment: str, lines: Sequence[str], path: str | None) -> Any:
-    """What `__treescope_repr__` returns.
+    """What `__treescope_repr__` returns: NotImplemented if treescope has moved what it is made of.
 
     Args:
       name: What is shown: "TreeView".
@@ -21,6 +23,10 @@ def box(name: str, summary: str, n_rows: int, fragment: str, lines: Sequence[str
       lines: The view as text, for treescope's text output.
       path: treescope's path of the object, or None.
     """
+    return guarded(lambda: _box(name, summary, n_rows, fragment, lines, path), lambda _: NotImplemented)
+
+
+def _box(name: str, summary: str, n_rows: int, fragment: str, lines: Sequence[str], path: str | None) -> Any:
     from treescope import rendering_parts as parts
 
     written = parts.on_separate_lines([parts.text(line) for line in lines])

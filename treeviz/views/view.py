@@ -20,7 +20,8 @@ class View:
       columns: The columns to show at first, in this order. The page offers the table's other columns, too.
       depth: How many levels are open at first; None: as many as fit.
       whole: Put all rows and columns into a page, whatever its size.
-      values: HTML documents that show the values of some rows, by row number. The page runs them in a sandbox.
+      values: What shows the values of some rows, by row number: HTML documents, which the page runs in a sandbox, or
+        drawings of `treeviz.analysis.details.drawing`, which it draws itself.
       series: How values of the rows changed over the steps. A series without a step is left out.
       histograms: How the values inside the rows were distributed over the steps; shown only with series.
       scalars: Series of one row, which stand above the rows of a page with series.
@@ -32,7 +33,7 @@ class View:
     _: KW_ONLY
     depth: int | None = None
     whole: bool = False
-    values: Mapping[int, str] | None = None
+    values: Mapping[int, str | Mapping[str, Any]] | None = None
     series: Sequence[Series] = ()
     histograms: Sequence[Histograms] = ()
     scalars: Sequence[Series] = ()
@@ -51,10 +52,12 @@ class View:
 
     @property
     def part(self) -> str:
-        """The part of the front end that its page needs besides the tree: "series", "diff" or "values"; "" for none.
+        """The part of the front end that its page needs besides the tree: "series", "diff", "values" or "drawn".
 
-        Findings are shown by what shows differences.
+        "" for none. Findings are shown by what shows differences, which "drawn" includes.
         """
+        if any(not isinstance(each, str) for each in (self.values or {}).values()):
+            return "drawn"
         has_findings = any(note.severity for notes in self.table.notes.values() for note in notes)
         if self.series or self.diff is not None or has_findings:
             return "series" if self.series else "diff"

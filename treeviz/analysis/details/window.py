@@ -69,7 +69,7 @@ def window(array: jax.Array | np.ndarray | Stored, axes: Sequence[int] = (), sta
 
     values, is_here, devices, elsewhere = _read(array, starts, sizes)
     order = [axis for axis in known if axis not in (rows, columns)] + [axis for axis in (rows, columns) if axis >= 0]
-    values, is_here = (_in_rows(part.transpose(order)) for part in (values, is_here))
+    values, is_here = (in_rows(part.transpose(order)) for part in (values, is_here))
     return Window(values, is_here, (rows, columns), starts, sizes, devices, elsewhere)
 
 
@@ -128,7 +128,7 @@ def _copied(shard: jax.Array, inside: tuple[slice, ...]) -> np.ndarray:
     return fetch([part])[0]
 
 
-def _in_rows(part: np.ndarray) -> np.ndarray:
+def in_rows(part: np.ndarray) -> np.ndarray:
     """The part as two axes; a long vector is wrapped into rows and padded with zeros."""
     if part.ndim == 1 and part.size > MOST:
         n_rows = math.ceil(part.size / MOST)

@@ -25,6 +25,8 @@ _VALUES = (*_TREE, "values/values.js")
 _SERIES = (*_VALUES, "series/series_view.js")
 _DIFF = (*_VALUES, "findings/findings.js", "diff/diff.js")
 PARTS = {"": _TREE, "values": _VALUES, "series": _SERIES, "diff": _DIFF}  # of the front end of a page, by `View.part`
+# Where treescope cannot draw; not packed ahead, since that is rare.
+_RARE = {"drawn": (*_DIFF, "drawn/drawing.js")}
 _WIDGET = (*_SERIES, "diff/diff.js", "widget/details.js", "widget/widget.js")  # anywidget loads the last one
 _EXPORTS = ("export function mount(", "export default ")
 _IMPORT = re.compile(r'^import .*"(\..*\.js)";$', re.MULTILINE)
@@ -36,9 +38,10 @@ def module_text(part: str = "") -> str:
 
     Args:
       part: Include what a page with "values" needs: histograms, bars of norms, numbers side by side; with "series":
-        also sparklines, the heat map and charts; with "diff": what differences and findings need.
+        also sparklines, the heat map and charts; with "diff": what differences and findings need; with "drawn": that
+        and the drawings of values that treescope cannot draw.
     """
-    return _joined(PARTS[part])
+    return _joined((PARTS | _RARE)[part])
 
 
 @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 
@@ -97,8 +96,8 @@ def _script_hash(script: str) -> str:
 
 def _script_policy(view: View) -> str:
     """Allow the front end and the scripts of `view.values`, whose sandboxed frames inherit the policy."""
-    values: Mapping[int, str] = view.values or {}
-    scripts = dict.fromkeys(script for html in values.values() for script in _SCRIPT.findall(html) if script)
+    documents = [html for html in (view.values or {}).values() if isinstance(html, str)]
+    scripts = dict.fromkeys(script for html in documents for script in _SCRIPT.findall(html) if script)
     builds_functions = any("new Function" in script for script in scripts)
     hashes = map(_script_hash, (loader_text(), page_module_text(view.part), *scripts))
     return " ".join(["script-src", *hashes, *(["'unsafe-eval'"] if builds_functions else [])])

@@ -78,7 +78,7 @@ def pack(view: View) -> bytes:
         "facts": _facts(table.facts, buffers),
         "notes": pack_notes(notes, len(table), buffers.add),
         "table": _columns(table, columns, buffers, shown),
-        **({"values": _documents(view.values)} if view.values else {}),
+        **_values(view.values or {}),
         **(_over_time(view, buffers) if view.series else {}),
         **({"names": table.separator} if table.separator else {}),
         **({"diff": {**_difference(view.diff), "texts": texts}} if view.diff is not None else {}),
@@ -114,6 +114,12 @@ def _difference(diff: Mapping[str, Any]) -> dict[str, Any]:
         for row, (first, *sides) in diff["bars"].items()
     }
     return {**diff, "bars": bars}
+
+
+def _values(values: Mapping[int, str | Mapping[str, Any]]) -> dict[str, Any]:
+    documents = {row: each for row, each in values.items() if isinstance(each, str)}
+    drawn = {row: each for row, each in values.items() if not isinstance(each, str)}
+    return {**({"values": _documents(documents)} if documents else {}), **({"drawn": drawn} if drawn else {})}
 
 
 def _documents(documents: Mapping[int, str]) -> dict[str, Any]:

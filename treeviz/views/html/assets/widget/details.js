@@ -1,5 +1,6 @@
 // @ts-check
 // Asks Python for more details of a row, and draws the answer below those that the page has.
+import { drawing } from "../drawn/drawing.js";
 import { pairs } from "../tree/detail.js";
 import { h } from "../tree/dom.js";
 import { additions } from "../tree/view.js";
@@ -89,13 +90,17 @@ class Part {
     this.frame = h("iframe", { sandbox: "allow-scripts", title: "values" });
     this.trouble = h("p", { "data-tone": "bad", hidden: true });
     this.choices = h("div", {});
-    this.element = h("div", { class: "part", role: "group", "aria-label": "values" }, this.choices, this.trouble, this.frame);
+    this.drawn = h("div", {});
+    this.element = h("div", { class: "part", role: "group", "aria-label": "values" }, this.choices, this.trouble, this.drawn, this.frame);
     this.draw(section);
     this.offer(section.sizes);
   }
 
-  draw({ html, height, starts }) {
+  draw({ html, height, drawn, starts }) {
     this.starts = starts;
+    this.drawn.replaceChildren(...(drawn ? [drawing(drawn)] : []));
+    this.frame.hidden = !html;
+    if (!html) return;
     this.frame.srcdoc = html;
     this.frame.style.height = `${height}px`;
   }
@@ -141,7 +146,7 @@ class Part {
     this.element.ariaBusy = "false";
     const [section] = answer.sections ?? [];
     this.trouble.hidden = section?.kind === "window";
-    this.frame.hidden = !this.trouble.hidden;
+    this.drawn.hidden = this.frame.hidden = !this.trouble.hidden;
     if (!this.trouble.hidden) return (this.trouble.textContent = answer.error ?? section?.text ?? "it has no values");
     this.draw(section);
     if (isOther) {

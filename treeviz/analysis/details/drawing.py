@@ -1,0 +1,60 @@
+"""The values of a window as the page draws them itself, where treescope cannot: plain data."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import numpy as np
+
+from treeviz.analysis.details.window import Window
+
+SIGMAS = 3  # as treescope: values beyond are outliers, which would take the colors from all others
+
+Drawing = dict[str, Any]
+
+
+def drawing(part: Window, values: np.ndarray, caption: str, why: str) -> Drawing:
+    """What assets/drawn/drawing.js needs: some 22 kB for 64 × 64 values.
+
+    Args:
+      values: Those of the window, as float32 or as integers that float32 represents.
+      caption: What is shown.
+      why: Why treescope does not draw it.
+    """
+    # The rest of the last row of a long vector is nothing.
+    n = min(values.size, part.sizes[part.axes[1]]) if part.axes[0] < 0 <= part.axes[1] else values.size
+    numbers = values.ravel()[:n].astype("<f4")
+    is_here = part.is_here.ravel()[:n]
+    low, high = color_range(numbers[is_here], trim=values.dtype.kind == "f")
+    return {
+        "columns": values.shape[1],
+        "cells": b64encode(numbers.tobytes()).decode(),
+        "elsewhere": b64encode((~is_here).tobytes()).decode() if not is_here.all() else "",
+        "range": [low, high],
+        "axes": part.axes,
+        "starts": part.starts,
+        "caption": caption,
+        "why": why,
+    }
+
+
+def color_range(values: np.ndarray, *, trim: bool) -> tuple[float, float]:
+    """The values of the first and the last color: around zero if some are negative. Only finite ones count.
+
+    Args:
+      trim: Leave out what is further than three standard deviations from the mean, or from zero.
+    """
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not finite.size:
+        return 0.0, 1.0
+    least, most = float(finite.min()), float(finite.max())
+    center = float(finite.mean()) if least >= 0 else 0.0
+    reach = SIGMAS * float(np.sqrt(np.mean(np.square(finite - center)))) if trim else np.inf
+    if least < 0:
+        high = min(max(-least, most), reach)
+        return -high, high
+    low, high = max(least, center - reach), min(most, center + reach)
+    if low == high:  # all are equal
+        return 0.0, high or 1.0
+    return low, high
