@@ -18,6 +18,7 @@ from sample_trees import SAMPLES
 
 import treeviz
 from treeviz.analysis.details.drawing import color_range
+from treeviz.analysis.details.window import Window
 from treeviz.integrations import treescope as pictures
 from treeviz.prepare import scanned
 
@@ -353,6 +354,26 @@ def test_an_array_that_treescope_cannot_draw_is_drawn_beside_those_that_it_draws
     monkeypatch.setattr(treescope, "render_array", some)
     view = treeviz.render([np.ones(3), np.ones(4)], values=True)
     assert isinstance(view.values[1], dict) and "treescope_out" in view.values[2] and view.part == "drawn"
+
+
+def test_without_treescope_a_shard_is_drawn_with_the_place_where_it_begins(monkeypatch):
+    hide(monkeypatch, None)
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)[::-1]
+    array = jax.device_put(A, NamedSharding(Mesh(devices, ("x", "y")), PartitionSpec("x", "y")))
+    (drawing,) = drawn([array]).values()
+    start = tuple(part.start or 0 for part in array.addressable_shards[0].index)
+    place = tuple(slice(i, i + 64) for i in start)
+    np.testing.assert_array_equal(cells_of(drawing).reshape(64, 64), A[place])
+    assert drawing["starts"] == start and "64 × 64 of the shard on cpu:" in drawing["caption"]
+    assert array._npy_value is None
+
+
+def test_what_is_in_another_process_is_told_from_values_and_has_no_part_in_the_range():
+    is_here = np.array([[True, False], [True, True]])
+    part = Window(np.float32([[1, -9], [2, 3]]), is_here, (0, 1), (0, 0), (2, 2), ("cpu:0",), ("cpu:9",))
+    drawing = pictures._by_page(part, "", ValueError("no"))
+    assert np.frombuffer(base64.b64decode(drawing["elsewhere"]), np.uint8).tolist() == [0, 1, 0, 0]
+    assert drawing["range"] == [1, 3]
 
 
 @pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
