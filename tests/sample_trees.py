@@ -253,6 +253,50 @@ def _refs() -> list[Any]:
     return [jax.new_ref(jnp.zeros((2, 3))), {"state": jax.new_ref(jnp.int32(0))}]
 
 
+def _unreduced() -> Any:
+    """A product whose parts are still to be summed over the devices."""
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2])
+    specs = PartitionSpec(None, "x"), PartitionSpec("x", None), PartitionSpec(unreduced={"x"})
+    lies = [NamedSharding(mesh, spec) for spec in specs]
+    a, b = jax.device_put(jnp.ones((4, 8)), lies[0]), jax.device_put(jnp.ones((8, 4)), lies[1])
+    return {"sum": jax.jit(lambda a, b: jnp.einsum("ij,jk->ik", a, b, out_sharding=lies[2]))(a, b), "a": a}
+
+
+@functools.cache
+def _quantized_class() -> type:
+    from jax.experimental import hijax
+
+    class Quantized:
+        def __init__(self, values: Any, scale: Any) -> None:
+            self.values, self.scale = values, scale
+
+    @dataclass(frozen=True)
+    class QuantizedType(hijax.HiType):
+        n: int
+
+        def lo_ty(self) -> list[Any]:
+            return [jax.typeof(jnp.zeros(self.n, jnp.int8)), jax.typeof(jnp.float32(1))]
+
+        def lower_val(self, value: Any) -> list[Any]:
+            return [value.values, value.scale]
+
+        def raise_val(self, values: Any, scale: Any) -> Any:
+            return Quantized(values, scale)
+
+        def str_short(self, *_: Any, **__: Any) -> str:
+            return f"Q[{self.n}]"
+
+        __str__ = __repr__ = str_short
+
+    hijax.register_hitype(Quantized, lambda value: QuantizedType(len(value.values)))
+    return Quantized
+
+
+def quantized(n: int) -> Any:
+    """A value of a type that is registered with JAX, and no pytree node."""
+    return _quantized_class()(jnp.ones(n, jnp.int8), jnp.float32(0.1))
+
+
 def _symbolic() -> Any:
     from jax import export
 
@@ -370,5 +414,8 @@ if importlib.util.find_spec("pydantic"):
     SAMPLES["pydantic"] = _pydantic
 if hasattr(jax, "new_ref"):
     SAMPLES["references"] = _refs
+if jax.__version_info__ >= (0, 10):
+    SAMPLES["an array whose parts are not summed yet"] = _unreduced
+    SAMPLES["a value of a hijax type"] = lambda: [quantized(3), jnp.ones(2)]
 if jax.__version_info__ >= (0, 5):
     SAMPLES["symbolic shapes"] = _symbolic

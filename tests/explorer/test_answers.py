@@ -16,6 +16,7 @@ from sample_trees import SAMPLES
 
 import treeviz as tv
 from treeviz.analysis.details.sections import MOST_BYTES
+from treeviz.analysis.details.window import window
 from treeviz.views.widget.requests import OPERATIONS
 
 pytest.importorskip("anywidget")
@@ -164,3 +165,14 @@ def test_where_treescope_fails_the_page_gets_the_values_to_draw_and_the_reason(f
     (section,) = answer(widget, "treescope", 2)
     assert section["tone"] == "bad" and error in section["text"]
     widget.close()
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="this jax makes no arrays that are not summed yet")
+def test_an_array_whose_parts_are_not_summed_yet_has_no_values_and_says_why():
+    make = SAMPLES["an array whose parts are not summed yet"]
+    first, other, why = make(), make(), "unreduced over x: each device has a part of every sum"
+    view = tv.render(first, stats=True)
+    assert why in view.text(width=200) and "unreduced_kind" not in view.text(width=200)
+    assert tv.diff(first, other).not_compared == {"['sum']": why}
+    with pytest.raises(ValueError, match=why):
+        window(first["sum"])

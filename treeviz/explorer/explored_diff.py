@@ -200,7 +200,7 @@ class ExploredDiff:
         from treeviz.integrations.treescope import is_drawable
 
         pair = [plain_array(self._leaf(row, side)) for side in (0, 1)]
-        if not all(map(is_drawable, pair)) or pair[0].shape != pair[1].shape:
+        if not all(map(has_values, pair)) or not all(map(is_drawable, pair)) or pair[0].shape != pair[1].shape:
             return []
         first, other = (window(each, axes, starts) for each in pair)
         wide = np.complex128 if "c" in (first.values.dtype.kind, other.values.dtype.kind) else np.float64

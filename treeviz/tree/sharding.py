@@ -39,6 +39,13 @@ def manual_axes(aval: Any) -> str:
     return ", ".join(visible(name) for name, each in _axis_types(sharding).items() if each == "Manual")
 
 
+def why_unreduced(sharding: Any) -> str:
+    """Why an array has no values yet, if its parts are still to be summed over the devices; "" of any other."""
+    names = guarded(lambda: sharding.spec.unreduced, lambda _: ())
+    axes = ", ".join(sorted(visible(str(name)) for name in names))
+    return f"unreduced over {axes}: each device has a part of every sum" if axes else ""
+
+
 def _axis_types(sharding: Any) -> dict[str, str]:
     """The type of each axis of the mesh: Auto, Explicit or Manual. Before jax 0.5 there are none."""
     return guarded(
@@ -61,6 +68,7 @@ def _describe(sharding: Any) -> Sharding | None:
             return None
         n_devices = sharding.mesh.size
         spec = value_text(sharding.spec).removeprefix("PartitionSpec").removeprefix("P")
+        spec = spec.replace(", unreduced_kind=sum", "")  # the usual one, of which jax 0.12 tells
         text = f"P{spec[:-2] + ')' if spec.endswith(',)') else spec}"
         axes = ", ".join(f"{visible(str(name))}={size}" for name, size in sharding.mesh.shape.items())
     where = f"{platform}:{id_text(ids)}" if devices else "an abstract mesh"

@@ -14,6 +14,7 @@ from treeviz.analysis.compare.difference import OF_TRANSPOSE
 from treeviz.analysis.compare.elements import Gap, Index, compare_elements, gap_of, index_in
 from treeviz.analysis.stats.host import CHUNK, holds_numbers, host_view, lies_on_host, once
 from treeviz.tree.numbers import number_text
+from treeviz.tree.sharding import why_unreduced
 
 _LARGE = 4 * CHUNK  # elements whose bits are compared at once: a call takes as long as it takes to read 50 kB
 
@@ -74,6 +75,8 @@ def parts_of(array: Any) -> list[Part]:
         return parts_of(data)
     if not array.sharding.is_fully_addressable:
         raise CannotCompare("a part of it lives in another process")
+    if why := why_unreduced(array.sharding):
+        raise CannotCompare(why)
     if len(array.sharding.device_set) == 1 or array.sharding.is_fully_replicated:
         parts = [(origin, array.addressable_data(0))]
     else:

@@ -27,6 +27,7 @@ from treeviz.tree.kinds import KINDS
 from treeviz.tree.numbers import count_text, number_text
 from treeviz.tree.opaque import contents
 from treeviz.tree.safe_repr import class_name, error_text, guarded, has_base
+from treeviz.tree.sharding import why_unreduced
 from treeviz.tree.stored import Stored
 from treeviz.tree.walk import scan
 
@@ -88,7 +89,9 @@ def is_array(node: Any) -> bool:
 def has_values(node: Any) -> bool:
     """Whether it is an array, also one in a file, or holds one whose values are its own."""
     node = plain_array(node)
-    return is_array(node) or type(node) is Stored
+    if has_base(type(node), np.ndarray) or type(node) is Stored:
+        return True
+    return is_array(node) and not why_unreduced(node.sharding)
 
 
 def plain_array(node: Any) -> Any:

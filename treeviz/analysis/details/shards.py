@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treeviz.tree.safe_repr import guarded, visible
-from treeviz.tree.sharding import describe_sharding, id_text
+from treeviz.tree.sharding import describe_sharding, id_text, why_unreduced
 
 MOST_CELLS = 64
 
@@ -19,6 +19,8 @@ def shard_section(array: Any) -> list[dict[str, Any]]:
     sharding = guarded(lambda: array.sharding, lambda _: None)
     if sharding is None or guarded(lambda: len(sharding.device_set), lambda _: 0) < 2:
         return []
+    if why := why_unreduced(sharding):
+        return [{"kind": "text", "text": why, "tone": "dim"}]
     shape = array.shape
     parts: dict[tuple, list[Any]] = {}
     for device, index in sharding.devices_indices_map(tuple(shape)).items():

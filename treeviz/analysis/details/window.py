@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from treeviz.analysis.stats.host import host_view, lies_on_host
+from treeviz.tree.sharding import why_unreduced
 from treeviz.tree.stored import Stored
 
 MOST = 64  # rows, and columns
@@ -79,6 +80,8 @@ def _read(array: Any, starts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[
         if type(array) is Stored:
             return array.part(place) if 0 not in sizes else np.empty(sizes, array.dtype), np.ones(sizes, bool), (), ()
         return np.array(np.ndarray.view(array, np.ndarray)[place]), np.ones(sizes, bool), (), ()
+    if why := why_unreduced(array.sharding):
+        raise ValueError(f"window: the array is {why}.")
     values, is_here, devices = np.zeros(sizes, array.dtype), np.zeros(sizes, bool), []
     for shard in array.addressable_shards:
         place, inside = _common(shard.index, array.shape, starts, sizes)

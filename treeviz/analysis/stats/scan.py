@@ -17,6 +17,7 @@ from treeviz.tree.describers import array_inside
 from treeviz.tree.facts import Facts
 from treeviz.tree.kinds import KINDS
 from treeviz.tree.safe_repr import class_name, error_text, has_base, module_name, visible
+from treeviz.tree.sharding import why_unreduced
 from treeviz.tree.stored import Stored
 from treeviz.tree.tracers import Tracer
 
@@ -204,6 +205,8 @@ class Scan:
         sharding = array.sharding
         if not sharding.is_fully_addressable:
             return "no statistics: a part of it lives in another process"
+        if why := why_unreduced(sharding):
+            return why
         if len(sharding.device_set) == 1:
             shards = [(owner, array)]
         elif sharding.is_fully_replicated:
