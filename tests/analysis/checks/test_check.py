@@ -452,6 +452,16 @@ def test_the_class_that_is_proposed_for_a_named_tuple_keeps_what_is_no_array_in_
     assert tv.check(new, for_="jit") == [] and jax.jit(lambda x: x)(new).x == "Alice"
 
 
+@pytest.mark.parametrize("make", [dict.values, lambda x: zip(x.values()), lambda x: iter([*x.values()]), dict.items])
+def test_of_an_iterator_or_a_view_of_a_dict_a_container_is_proposed(make):
+    for tree in ({"x": make({"a": 1.0})}, {"x": make({"a": jnp.ones(2)})}):
+        found = [each for each in tv.check(tree, for_="jit") if each.code in ("T100", "T132")]
+        scope = {"tree": tree}
+        exec(found[0].fix, scope)
+        assert type(tree["x"]) in (list, dict) and not {"T100", "T132"} & {*codes(tree)}
+    assert "list" not in only("T132", {"x": object()}, for_="jit").fix
+
+
 def test_boxes_of_one_leaf_are_nodes_that_python_flattens():
     nn = pytest.importorskip("flax.linen")
     assert "T230" in codes([nn.Partitioned(1.0, ("a",)) for _ in range(2001)])

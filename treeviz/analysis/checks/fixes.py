@@ -7,11 +7,13 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection
 from typing import Any
 
+from treeviz.analysis.checks.finding import Changed
 from treeviz.tree.level import one_level
 from treeviz.tree.opaque import arrays_in, attributes, items
 from treeviz.tree.safe_repr import class_attribute, class_name, guarded, has_base, module_name, mro, namespace
 
 _MAX_OBJECTS = 500  # that are searched for arrays in one attribute
+_ITEMS, _VIEWS = type({}.items()), (type({}.keys()), type({}.values()))
 _TAKES_ANY = 0x04  # of the code of a function: it has *args
 
 
@@ -20,6 +22,8 @@ def registration(leaf: Any) -> str:
     cls = type(leaf)
     if has_base(cls, set, frozenset):
         return "{at} = list({at})  # a set has no order in which to flatten it"
+    if name := stands_for(cls):
+        return Changed(f"{name}({{x}})")
     if has_base(cls, types.MappingProxyType):
         return "{at} = dict({at})"
     before, name = _named(cls)
@@ -35,6 +39,15 @@ def registration(leaf: Any) -> str:
     new = f"{name if base is cls else _builtin(base)}.__new__({name})"
     flat = f"[(jax.tree_util.GetAttrKey(n), getattr(x, n)) for n in {data!r}], {_tuple_of(meta)}"
     return before + _with_keys(name, new, [*data, *meta], "[*xs, *meta]", flat)
+
+
+def stands_for(cls: type) -> str:
+    """The container that has the contents of one of Python's iterators or views of dicts: "list"; "" of all else."""
+    if has_base(cls, _ITEMS):
+        return "dict"
+    is_iterator = class_attribute(cls, "__next__") is not None and class_attribute(cls, "__iter__") is not None
+    is_known = module_name(cls) in ("builtins", "itertools") and (is_iterator or has_base(cls, *_VIEWS))
+    return "list" if is_known else ""
 
 
 def _named(cls: type) -> tuple[str, str]:

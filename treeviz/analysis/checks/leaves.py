@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from treeviz.analysis.checks.finding import Changed, Level
-from treeviz.analysis.checks.fixes import registration
+from treeviz.analysis.checks.fixes import registration, stands_for
 from treeviz.analysis.checks.rule import MIB, Checked, Found, rule
 from treeviz.tree.facts import MASKED, Facts, is_refused
 from treeviz.tree.numbers import bytes_text
@@ -152,13 +152,17 @@ def other_leaf(checked: Checked) -> Iterator[Found]:
     """A leaf is text, or an object that JAX does not know and that holds no array.
 
     `jax.jit` and `jax.grad` raise "not a valid JAX type", and `grad` and `vmap` without a path. Text in a named tuple
-    is a leaf: a dataclass can keep it in `meta_fields`. An error if the tree is for `jit`, `grad` or a state.
+    is a leaf: a dataclass can keep it in `meta_fields`. So are iterators and the values of a dict, of which `jax.tree`
+    warns since jax 0.10, and for which it will raise: make lists of them. An error if the tree is for `jit`, `grad` or
+    a state.
     """
     hidden = {row for row, _ in checked.noted("hidden")}
     for row in checked.rows(lambda f: f.is_leaf and f.kind in ("string", "opaque", "tensor", "variable")):
         facts = checked.facts(row)
         if row not in hidden or facts.module.partition(".")[0] in _OTHER_LIBRARIES:
-            yield Found(row, f"{facts.type} is no JAX type{_raises(checked)}", _apart(checked, row), _level(checked))
+            container = stands_for(type(checked.nodes[row]))
+            fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
+            yield Found(row, f"{facts.type} is no JAX type{_raises(checked)}", fix, _level(checked))
 
 
 def _level(checked: Checked) -> Level:
