@@ -17,7 +17,7 @@ from treeviz.analysis.compare.difference import Difference
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.explainer import caller, loops, placed
 from treeviz.explainer.frames import Answer, Calls
-from treeviz.explainer.leaves import is_array, is_inexact, leaves_of, remedy, what
+from treeviz.explainer.leaves import is_inexact, is_of_jax, leaves_of, remedy, what
 from treeviz.explainer.loops import strong
 from treeviz.steps.compiles.compare import compare_types
 from treeviz.steps.compiles.jit_type import JitType, LeafType, compare_places, is_committed, jit_type
@@ -131,7 +131,7 @@ def _of_argument_types(calls: Calls) -> Answer:
         f"{name}{path}: {what(leaf)}: {remedy(leaf)}"
         for name, tree in trees.items()
         for path, leaf in leaves_of(tree)
-        if not is_array(leaf)
+        if not is_of_jax(leaf)
     ]
 
 
@@ -144,7 +144,7 @@ def _of_returned(calls: Calls) -> Answer:
     return "the function returns what is no array", [
         f"{name or 'the result'}: {what(leaf)}: {remedy(leaf)}"
         for name, leaf in zip(names, outs, strict=True)
-        if not is_array(leaf)
+        if not is_of_jax(leaf)
     ]
 
 
@@ -200,7 +200,7 @@ def _of_invalid(calls: Calls) -> Answer:
         name = "checkpoint"
     found = []
     for path, leaf in leaves_of(tree):
-        if not is_array(leaf):
+        if not is_of_jax(leaf):
             start = next((each for each in words if path.startswith(each)), "")
             found.append(f"{words.get(start, '') + path.removeprefix(start) or 'the argument'}: {what(leaf)}")
     return f"{name.removesuffix('_f')} takes arrays and numbers alone", found

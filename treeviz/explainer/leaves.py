@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
+from treeviz.integrations.hijax import describer_of_hijax
 from treeviz.tree.attributes import stored_attribute
 from treeviz.tree.safe_repr import array_text, class_name, guarded, value_text
 
@@ -34,6 +35,11 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, bool | int | float | complex) or (
         hasattr(leaf, "dtype") and hasattr(leaf, "shape") and getattr(leaf.dtype, "kind", "f") not in "OSUM"
     )
+
+
+def is_of_jax(leaf: Any) -> bool:
+    """Whether `jit` takes it: an array, a number, or a value of a hijax type."""
+    return is_array(leaf) or describer_of_hijax(type(leaf)) is not None
 
 
 def is_inexact(leaf: Any) -> bool:

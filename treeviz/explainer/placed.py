@@ -16,7 +16,7 @@ from treeviz.analysis.overlay.axes import InAxes, OutAxes
 from treeviz.analysis.overlay.overlaid import Use, overlaid
 from treeviz.analysis.overlay.shardings import Shardings
 from treeviz.explainer.frames import Answer, Call, Calls
-from treeviz.explainer.leaves import is_array, leaves_of, remedy, what
+from treeviz.explainer.leaves import is_of_jax, leaves_of, remedy, what
 from treeviz.overlaid import lay_over
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.jit_type import is_committed
@@ -79,11 +79,11 @@ def of_vmapped(calls: Calls) -> Answer:
     outs = of["outs"]
     out_tree = next(call.variables["out_tree"] for call in calls if call.function == "vmap_f")
     names = paths(out_tree())
-    if not all(map(is_array, outs)):
+    if not all(map(is_of_jax, outs)):
         return "vmap returns arrays and numbers alone", [
             f"result{path}: {what(leaf)}: {remedy(leaf)}"
             for path, leaf in zip(names, outs, strict=True)
-            if not is_array(leaf)
+            if not is_of_jax(leaf)
         ]
     avals = [jax.ShapeDtypeStruct(out.shape, out.dtype) if hasattr(out, "shape") else out for out in outs]
     return "out_axes does not fit the result", _misfits(OutAxes(), names, of["out_dim_dests"], avals)
@@ -201,7 +201,7 @@ def _too_many(args: Sequence[Any], in_axes: Any, n: int) -> Answer:
 
 
 def _of_arguments(function: str, name: str, specs: Any, args: Any, mesh: Any = None) -> Answer:
-    no_arrays = [(path, leaf) for path, leaf in leaves_of(args) if not is_array(leaf)]
+    no_arrays = [(path, leaf) for path, leaf in leaves_of(args) if not is_of_jax(leaf)]
     if no_arrays:
         return f"{function} takes arrays and numbers alone", [
             f"{path}: {what(leaf)}: {remedy(leaf)}" for path, leaf in no_arrays

@@ -21,8 +21,9 @@ from treeviz.tree.jax_later import jax_is_imported
 from treeviz.tree.private_names import PrivateName, warn_of_missing
 from treeviz.tree.safe_repr import error_text, guarded, module_name
 
-# Libraries; each has a file of its name in this folder.
-ADAPTERS = ("chex", "equinox", "flax", "optax", "pandas", "penzai", "pytreeclass", "tensorflow", "torch")
+_HIJAX = "jax.experimental.hijax"
+# Libraries; each has a file of its last name in this folder.
+ADAPTERS = ("chex", "equinox", "flax", "optax", "pandas", "penzai", "pytreeclass", "tensorflow", "torch", _HIJAX)
 _loaded: set[str] = set()
 _of_others: list[Any] | None = None  # entry points whose library is not imported yet; None: not looked for
 _private: dict[str, tuple[PrivateName, ...]] = {}  # of libraries loaded, not checked yet
@@ -37,7 +38,8 @@ def load() -> None:
     """
     for library in ADAPTERS:
         if library not in _loaded and _contents(library) is not None:
-            _private[library] = getattr(import_module(f"treeviz.integrations.{library}"), "TO_DESCRIBE", ())
+            file = import_module(f"treeviz.integrations.{library.rpartition('.')[2]}")
+            _private[library] = getattr(file, "TO_DESCRIBE", ())
             _loaded.add(library)
     _load_those_of_others()
     for library, names in list(_private.items()):

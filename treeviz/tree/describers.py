@@ -60,6 +60,7 @@ def by_wrapping_key(keystr: str) -> str | None:
 
 
 Describer = Callable[[Any], Description]
+_finders: list[Callable[[type], Any]] = []
 _describers: dict[int, tuple[type, Describer]] = {}  # by id: a metaclass may have no usable hash
 
 
@@ -82,9 +83,15 @@ def describes(*classes: type) -> Callable[[Describer], Describer]:
     return register
 
 
+def finds_describers(find: Callable[[type], Describer | None]) -> None:
+    """Register a function that says how the objects of a class are described which `describes` does not know."""
+    _finders.append(find)
+
+
 def describer_of(cls: type) -> Describer | None:
     """The describer of the class or of its nearest base that has one."""
-    return next((_describers[id(base)][1] for base in mro(cls) if id(base) in _describers), None)
+    known = next((_describers[id(base)][1] for base in mro(cls) if id(base) in _describers), None)
+    return known or next(filter(None, (find(cls) for find in _finders)), None)
 
 
 def array_inside(leaf: Any) -> Any:

@@ -120,6 +120,12 @@ KINDS = {
         has_identity=True,
         implied_types=None,
     ),
+    "hijax": Kind(
+        "a value of a type that was registered with JAX (hijax): jit takes it",
+        "leaf",
+        no_values="a value of a hijax type: it is not read",
+        has_identity=True,
+    ),
     "function": Kind("a function: not a JAX type", "leaf"),
     "tensor": Kind("an array of another library", "leaf", no_values="an array of another library: it is not read"),
     "variable": Kind(

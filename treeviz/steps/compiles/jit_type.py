@@ -10,7 +10,7 @@ from jax import api_util, tree_util
 
 from treeviz.analysis.compare.nodes import Finding
 from treeviz.analysis.facts import shape_text
-from treeviz.tree.safe_repr import array_text, class_name, guarded, value_text
+from treeviz.tree.safe_repr import array_text, class_name, guarded, value_text, visible
 from treeviz.tree.sharding import describe_sharding
 
 _abstract = getattr(api_util, "shaped_abstractify", None) or jax.typeof
@@ -82,6 +82,9 @@ def compare_leaves(mine: LeafType, other: LeafType) -> list[Finding]:
             if a is b and mine.value == other.value
             else [("static", mine.text, other.text, _twice_made(mine, other) or _static_number(mine, other))]
         )
+    if not all(hasattr(each, "shape") and hasattr(each, "dtype") for each in (a, b)):  # of a hijax type
+        is_same = guarded(lambda: bool(a == b), lambda _: False)
+        return [] if is_same else [("dtype", _aval_text(a), _aval_text(b), "")]
     found: list[Finding] = []
     if a.shape != b.shape:
         found.append(("shape", shape_text(a.shape), shape_text(b.shape), ""))
@@ -93,6 +96,10 @@ def compare_leaves(mine: LeafType, other: LeafType) -> list[Finding]:
     if not found and str(a) != str(b):  # a sharding that is part of the type
         found.append(("sharding", str(a), str(b), ""))
     return found
+
+
+def _aval_text(aval: Any) -> str:
+    return guarded(lambda: array_text(aval) or visible(str(aval), 60), lambda _: class_name(type(aval)))
 
 
 def _twice_made(mine: LeafType, other: LeafType) -> str:

@@ -77,7 +77,7 @@ def _only(found: list[Place]) -> Place | None:
 
 
 def _shapes(part: Part) -> list[Any]:
-    return [each.aval and each.aval.shape for each in part.leaves]
+    return [getattr(each.aval, "shape", each.aval) for each in part.leaves]
 
 
 def _is_alike(place: Place, state: Part) -> bool:

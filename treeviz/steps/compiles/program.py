@@ -55,6 +55,11 @@ def read_buffers(
         compiled = lowered.compile()
     donated = [bool(leaf.donated) for leaf in tree_util.tree_leaves(lowered.args_info)]
     n, kept = len(donated), arguments_read(compiled)
+    if len(traced.jaxpr.in_avals) != n:
+        raise TypeError(
+            "arguments: a leaf of the arguments has a hijax type, which is several buffers of the program, or none. "
+            "Pass the arrays in it instead."
+        )
     first_line = (guarded(compiled.as_text, lambda _: "") or "").partition("\n")[0]
     parameters = _parameters(first_line)
     n_tokens = parameters.count("token[")

@@ -24,6 +24,8 @@ _API, _PJIT, _CORE, _PXLA = "jax._src.api", "jax._src.pjit", "jax.extend.core", 
 EAGER_OPERATIONS, PMAPPED = "jax._src.dispatch", "jax._src.pmap"  # modules of what runs for them outside jax.jit
 _RUN, _HELPER = ("_infer_params", "_run_python_pjit"), "_python_pjit_helper"  # of `_PJIT`; the latter before jax 0.9
 
+_NO_HIJAX = ("jax", "jaxlib", "numpy", "ml_dtypes", "builtins")  # whose classes JAX registers in the same way
+
 # Options that are passed on to another `jax.jit`.
 OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "keep_unused", "inline")
 _SHARDINGS = ("shardings_treedef", "shardings_leaves", "layouts_leaves")
@@ -70,6 +72,9 @@ TO_SEE_CALLS = _table(
     "jax._src.core:trace_state_clean",
 )
 TO_READ_PROGRAMS = _table("which arguments a step reads is not known", f"{_PXLA}:MeshExecutable._kept_var_idx")
+TO_KNOW_HIJAX_TYPES = _table(
+    "values of hijax types are shown as objects that JAX does not know", "jax._src.core:pytype_aval_mappings"
+)
 TO_WATCH = (*TO_SEE_GRADIENTS, *TO_READ_OPTIONS, *TO_REWRITE_PROGRAMS)
 PRIVATE = (*TO_WATCH, *TO_SEE_CALLS, *TO_COMPARE_PROCESSES, *TO_READ_PROGRAMS)
 
@@ -88,6 +93,16 @@ def why_no_calls() -> str:
 
 
 _here = threading.local()  # .see: of the thread that traces; .is_nested: within a `value_and_grad` or `jacrev`; .take
+
+
+def hijax_type_function(cls: type) -> Callable[[Any], Any] | None:
+    """What returns the hijax type of an object of this class; None if none is registered for it or a base of it."""
+    # `jax.typeof` would run the `repr` of what it does not know.
+    from jax._src import core
+
+    known = getattr(core, "pytype_aval_mappings", {})
+    base = next((base for base in cls.__mro__ if base in known), None)
+    return None if base is None or base.__module__.partition(".")[0] in _NO_HIJAX else known[base]
 
 
 @contextlib.contextmanager
