@@ -54,6 +54,8 @@ SLOWEST = [
     "steps/tracing/test_watch_sharded.py",
     "analysis/stats/test_jax_arrays.py",
     "test_samples.py",
+    "test_gpu_benchmark.py",
+    "test_transfer_guard.py",
     "test_hostile.py",
     "steps/tracing/test_watch_loops.py",
     "steps/nan_origin/test_locate.py",

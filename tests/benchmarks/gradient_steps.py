@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -82,35 +82,50 @@ def _mlp_data():
     return jnp.asarray(x), jnp.asarray(x**2)
 
 
-WIDTH, LAYERS, HEADS, VOCABULARY, LENGTH = 384, 7, 6, 7000, 64
+class Sizes(NamedTuple):
+    """Of a transformer: those of 15 million parameters."""
+
+    width: int = 384
+    n_layers: int = 7
+    n_heads: int = 6
+    vocabulary: int = 7000
+    length: int = 64
+
+
+def transformer(sizes: Sizes = Sizes()) -> Model:  # noqa: B008
+    return Model(
+        partial(_transformer_loss, sizes.n_heads),
+        partial(_transformer_params, sizes),
+        partial(_transformer_data, sizes),
+    )
 
 
 @cache
-def _transformer_params():
-    rng = np.random.default_rng(0)
+def _transformer_params(sizes):
+    width, rng = sizes.width, np.random.default_rng(0)
 
     def normal(*shape):
         return jnp.asarray(0.02 * rng.normal(size=shape), jnp.float32)
 
     def block():
         return {
-            "norm1": jnp.ones(WIDTH),
-            "norm2": jnp.ones(WIDTH),
-            "qkv": normal(WIDTH, 3 * WIDTH),
-            "qkv_bias": jnp.zeros(3 * WIDTH),
-            "out": normal(WIDTH, WIDTH),
-            "up": normal(WIDTH, 4 * WIDTH),
-            "up_bias": jnp.zeros(4 * WIDTH),
-            "down": normal(4 * WIDTH, WIDTH),
-            "down_bias": jnp.zeros(WIDTH),
+            "norm1": jnp.ones(width),
+            "norm2": jnp.ones(width),
+            "qkv": normal(width, 3 * width),
+            "qkv_bias": jnp.zeros(3 * width),
+            "out": normal(width, width),
+            "up": normal(width, 4 * width),
+            "up_bias": jnp.zeros(4 * width),
+            "down": normal(4 * width, width),
+            "down_bias": jnp.zeros(width),
         }
 
-    blocks = [block() for _ in range(LAYERS)]
+    blocks = [block() for _ in range(sizes.n_layers)]
     return {
-        "tokens": normal(VOCABULARY, WIDTH),
-        "places": normal(LENGTH, WIDTH),
+        "tokens": normal(sizes.vocabulary, width),
+        "places": normal(sizes.length, width),
         "blocks": blocks,
-        "norm": jnp.ones(WIDTH),
+        "norm": jnp.ones(width),
     }
 
 
@@ -118,11 +133,11 @@ def _normed(x, scale):
     return scale * (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
-def _transformer_loss(params, x, y):
+def _transformer_loss(n_heads, params, x, y):
     h = params["tokens"][x] + params["places"]
     for block in params["blocks"]:
         q, k, v = jnp.split(_normed(h, block["norm1"]) @ block["qkv"] + block["qkv_bias"], 3, axis=-1)
-        q, k, v = (z.reshape(*z.shape[:2], HEADS, WIDTH // HEADS) for z in (q, k, v))
+        q, k, v = (z.reshape(*z.shape[:2], n_heads, -1) for z in (q, k, v))
         h = h + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(h.shape) @ block["out"]
         up = jax.nn.gelu(_normed(h, block["norm2"]) @ block["up"] + block["up_bias"])
         h = h + up @ block["down"] + block["down_bias"]
@@ -130,8 +145,8 @@ def _transformer_loss(params, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
-def _transformer_data():
-    tokens = np.random.default_rng(1).integers(0, VOCABULARY, (4, LENGTH + 1))
+def _transformer_data(sizes):
+    tokens = np.random.default_rng(1).integers(0, sizes.vocabulary, (4, sizes.length + 1))
     return jnp.asarray(tokens[:, :-1]), jnp.asarray(tokens[:, 1:])
 
 
@@ -169,7 +184,7 @@ def _stack_data():
 
 MODELS = {
     "mlp": Model(_mlp_loss, _mlp_params, _mlp_data),
-    "transformer": Model(_transformer_loss, _transformer_params, _transformer_data),
+    "transformer": transformer(),
     "1,000 leaves": Model(_small_loss, _small_params, _small_data),
     "126 layers": Model(_stack_loss, _stack_params, _stack_data),
 }

@@ -193,11 +193,11 @@ def _of_step(name: str, variants: Sequence[str] | None) -> dict[str, Seconds] | 
     made = _published(name) if name in PUBLISHED else _modelled(name, variants or ())
     of_first = (*(FIRST_STEPS_OF if name == "mlp" else (PLAIN, WATCH)), BY_HAND)
     try:
-        first = _first_steps({variant: make for variant, make in made.items() if variant in of_first})
+        first = first_steps({variant: make for variant, make in made.items() if variant in of_first})
     except ImportError:
         return None
-    runs, n_programs = _ready(made)
-    quick = _in_turn(runs)
+    runs, n_programs = ready(made)
+    quick = in_turn(runs)
     return {v: Seconds(*quick.get(v, (None, None)), first.get(v), n_programs.get(v)) for v in made}
 
 
@@ -213,21 +213,21 @@ def _published(name: str) -> Runs:
     return {v: partial(of_published, PUBLISHED[name], n, hows.get(v, "watch")) for v, n in whens.items()}
 
 
-def _first_steps(variants: Runs) -> dict[str, float]:
+def first_steps(variants: Runs, seconds: float = FIRST_STEPS_S) -> dict[str, float]:
     """The CPU seconds of each."""
     least: dict[str, float] = {}
-    end = time.perf_counter() + FIRST_STEPS_S
+    end = time.perf_counter() + seconds
     for _ in range(N_FIRST_STEPS):
         for variant, make in variants.items():
             run = make()
             jax.clear_caches()
-            least[variant] = min(_took(lambda run=run: _first_step(run))[1], least.get(variant, float("inf")))
+            least[variant] = min(took(lambda run=run: _first_step(run))[1], least.get(variant, float("inf")))
         if time.perf_counter() > end:
             break
     return least
 
 
-def _ready(variants: Runs) -> tuple[dict[str, Run], dict[str, int]]:
+def ready(variants: Runs, seconds: float = WARMING_S) -> tuple[dict[str, Run], dict[str, int]]:
     """Every variant, warm, and how many programs it compiled for that."""
     compilations: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -239,31 +239,31 @@ def _ready(variants: Runs) -> tuple[dict[str, Run], dict[str, int]]:
             continue
         run = runs[variant] = make()
         compilations.clear()
-        _run(run, 3)
+        run_steps(run, 3)
         n_programs[variant] = len(compilations)
-        end, n_steps = time.perf_counter() + WARMING_S, 10 if variant == EVERY_10 else 1
+        end, n_steps = time.perf_counter() + seconds, 10 if variant == EVERY_10 else 1
         for _ in range(N_WARMING if "watch" in variant else 20):  # others do the same in each step
             if time.perf_counter() < end:
-                _run(run, n_steps)
-        _run(run, 5)  # so that what is inspected is not the first step of a block
+                run_steps(run, n_steps)
+        run_steps(run, 5)  # so that what is inspected is not the first step of a block
         run.read()
     jax.monitoring.clear_event_listeners()
     return runs, n_programs
 
 
-def _in_turn(runs: dict[str, Run]) -> dict[str, tuple[float, float]]:
+def in_turn(runs: dict[str, Run], seconds: float = BLOCKS_S) -> dict[str, tuple[float, float]]:
     """The wall and CPU seconds of a step of each variant."""
-    n_steps = 10 * min(max(round(BLOCK_S / 10 / _took(lambda: _run(runs[PLAIN], 10))[0]), 1), MOST_STEPS // 10)
+    n_steps = 10 * min(max(round(BLOCK_S / 10 / took(lambda: run_steps(runs[PLAIN], 10))[0]), 1), MOST_STEPS // 10)
     blocks: dict[str, list[tuple[float, float]]] = {variant: [] for variant in runs}
     reads: dict[str, list[tuple[float, float]]] = {variant: [] for variant in runs}
     n_unread, order = dict.fromkeys(runs, 0), Random(0)
-    end, n_rounds = time.perf_counter() + BLOCKS_S, 0
+    end, n_rounds = time.perf_counter() + seconds, 0
     while n_rounds < FEWEST_ROUNDS or time.perf_counter() < end:
         n_rounds += 1
         for variant, run in order.sample([*runs.items()], len(runs)):
             n = 3 if variant in SLOW else n_steps
-            took = _took(lambda run=run, n=n, reads=variant in SLOW: _run(run, n, reads))
-            blocks[variant].append((took[0] / n, took[1] / n))
+            spent = took(lambda run=run, n=n, reads=variant in SLOW: run_steps(run, n, reads))
+            blocks[variant].append((spent[0] / n, spent[1] / n))
             n_unread[variant] += n // 10 if variant == EVERY_10 else n
             if n_unread[variant] + n > run.n_together():  # before the inspector reads by itself
                 _read(run, reads[variant], n_unread, variant)
@@ -282,11 +282,11 @@ def _in_turn(runs: dict[str, Run]) -> dict[str, tuple[float, float]]:
 def _read(run: Run, reads: list[tuple[float, float]], n_unread: dict[str, int], variant: str) -> None:
     """Read what was measured, and note what each measurement took."""
     n, n_unread[variant] = n_unread[variant], 0
-    wall, cpu = _took(run.read)
+    wall, cpu = took(run.read)
     reads.append((wall / n, cpu / n))
 
 
-def _run(run: Run, n_steps: int, reads: bool = False) -> None:
+def run_steps(run: Run, n_steps: int, reads: bool = False) -> None:
     state = run.start
     for _ in range(n_steps):
         state = run.step(state)
@@ -296,10 +296,10 @@ def _run(run: Run, n_steps: int, reads: bool = False) -> None:
 
 
 def _first_step(run: Run) -> None:
-    _run(run, 1, reads=True)
+    run_steps(run, 1, reads=True)
 
 
-def _took(function: Callable[[], Any]) -> tuple[float, float]:
+def took(function: Callable[[], Any]) -> tuple[float, float]:
     """Its wall and CPU seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     function()

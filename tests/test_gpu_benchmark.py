@@ -1,0 +1,78 @@
+"""The script for a machine with a GPU runs on this one, too, and fails where something does not hold."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compiling import PLAIN_FLAGS
+
+for library in ("optax", "equinox", "anywidget"):
+    pytest.importorskip(library)
+
+SCRIPT = Path(__file__).parent / "benchmarks" / "gpu.py"
+CHECKED = {
+    "1,000 arrays on the device": ["walk, text and page of all arrays under a guard", "no array keeps a copy"],
+    "a watched step: mlp": [
+        "the step is watched",
+        "bits are the same",
+        "each step that donates",
+        "a look keeps no array",
+    ],
+    "a watched step: transformer": ["the step is watched", "bits are the same", "each step that donates"],
+    "explore: a window of values": ["its values are right", "to move it compiles nothing", "the device is named"],
+    "locate_nan": ["a step without a NaN has none", "a log of 0 is located"],
+    "kinds of memory": [r"\w+ is named right", r"the bytes in \w+ are counted there"],
+    "the values of 60 arrays": ["one NaN among all values is counted", "no array keeps a copy"],
+}
+SABOTAGED = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import gpu, jax
+from treeviz.steps.tracing import twin, watch
+from treeviz.tree import sharding
+
+called, jitted = watch.Watched.__call__, twin._jit
+watch.Watched.__call__ = lambda self, *args: jax.tree.map(lambda x: x * 1.001, called(self, *args))
+twin._jit = lambda function, options, out_shardings, donate: jitted(function, options, out_shardings, False)
+sharding._memory = lambda *_: "somewhere"
+gpu.locate_nan = lambda *_: None
+gpu.has_copies = lambda _: True
+
+gpu.time_step = gpu.move_window = gpu.read_values = lambda *_: None
+del gpu.SMALL.models["transformer"]
+sys.exit(gpu.main())
+"""
+SABOTAGE = ["no array keeps a copy", "bits are the same", "each step that donates", "is named right", "a log of 0"]
+
+
+def run(*command: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": PLAIN_FLAGS}
+    return subprocess.run(
+        [sys.executable, *command, "--small", "--minutes", "60"], capture_output=True, text=True, env=environment
+    )
+
+
+def test_all_that_the_script_checks_holds_at_a_small_size_without_a_gpu():
+    done = run(str(SCRIPT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAILS" not in done.stdout
+    _, *parts, last = done.stdout.strip().split("\n\n")
+    found = dict(part.split("\n", 1) for part in parts)
+    assert last == "all that can be checked holds" and found.keys() == CHECKED.keys()
+    for name, checks in CHECKED.items():
+        for check in checks:
+            assert re.search(f"^  holds +{check}", found[name], re.MULTILINE), (name, check)
+    assert "at [3, 5]" in found["locate_nan"]
+    assert re.search(r"goal <= 1.3x: (reached|missed)", found["the values of 60 arrays"])
+
+
+def test_it_fails_where_something_does_not_hold():
+    done = run("-c", SABOTAGED, str(SCRIPT.parent))
+    assert done.returncode == 1, done.stdout + done.stderr
+    for what in SABOTAGE:
+        assert re.search(f"^  FAILS .*{what}", done.stdout, re.MULTILINE), (what, done.stdout)
