@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from random_trees import random_tree
+from several_devices import first_devices
 
 from treeviz.steps.measure import Measurement, measure, numbers_of, paths_in, reduce_tree, source_of
 from treeviz.steps.statistics import FULL, HISTOGRAM, LIGHT, n_words, unpack
 from treeviz.tree.safe_repr import printable
 from treeviz.tree.walk import walk
 
-pytestmark = pytest.mark.oldest_jax
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.gpu]
 
 FLOATS = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"]
 COUNTS = ("nonfinite", "zeros", "nan", "posinf", "neginf")
@@ -289,7 +290,7 @@ def test_no_warning_is_raised_while_measuring():
 
 
 def mesh(*shape: int) -> Mesh:
-    return Mesh(np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape), ("a", "b")[: len(shape)])
+    return Mesh(first_devices(int(np.prod(shape))).reshape(shape), ("a", "b")[: len(shape)])
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
@@ -401,7 +402,7 @@ def test_small_leaves_broken_into_rows_keep_their_numbers_apart(sizes):
 def test_every_device_has_the_rows_of_sharded_leaves_in_any_order(shapes):
     if jax.device_count() != 8:
         pytest.skip("needs eight devices")
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+    mesh = Mesh(first_devices(8).reshape(4, 2), ("a", "b"))
     leaves = [jax.device_put(ones(*shape), NamedSharding(mesh, P("b"))) for shape in shapes]
     assert jax.jit(partial(reduce_tree, statistics=LIGHT))(leaves).is_fully_replicated
 

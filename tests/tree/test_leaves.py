@@ -17,7 +17,7 @@ from sample_trees import Level, MyDict, deleted, donated, module_level_function,
 import treeviz
 from treeviz.tree.facts import Facts
 
-pytestmark = pytest.mark.oldest_jax
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.gpu]
 
 
 def facts(leaf: Any) -> Facts:

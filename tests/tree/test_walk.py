@@ -15,7 +15,7 @@ from sample_trees import dag, deep
 import treeviz
 from treeviz.tree.walk import walk as walk_within
 
-pytestmark = pytest.mark.oldest_jax
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.gpu]
 
 
 def keystrs(tree, **options) -> list[str]:

@@ -11,13 +11,14 @@ import pytest
 from analysis.stats.truth import assert_same, dtype_of, on_device, statistics, told, truth
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from several_devices import first_devices
 
 from treeviz.analysis.stats import host as stats_host
 from treeviz.analysis.stats.columns import value_statistics
 from treeviz.tree.layers import open_stacks
 from treeviz.tree.walk import scan
 
-pytestmark = pytest.mark.oldest_jax
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.gpu]
 
 HOST, DEVICE = {}, {"_on_host": on_device}
 BOTH = pytest.mark.parametrize("how", [HOST, DEVICE], ids=["host", "device"])
@@ -42,7 +43,7 @@ def sample(dtype: str, shape=(40, 50)) -> np.ndarray:
 
 
 def mesh(*shape: int) -> Mesh:
-    return Mesh(np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape), ("a", "b")[: len(shape)])
+    return Mesh(first_devices(int(np.prod(shape))).reshape(shape), ("a", "b")[: len(shape)])
 
 
 @pytest.fixture
@@ -175,6 +176,7 @@ def test_nothing_is_left_on_an_array_and_donation_still_happens(dtype, how):
 
 
 @pytest.mark.optimized
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU compiles a program for each shape")
 def test_an_array_on_the_cpu_is_read_without_compiling(n_compiled):
     tree = [jnp.asarray(sample(dtype)) for dtype in DTYPES]
     tree.append(jax.device_put(np.ones((8, 3)), NamedSharding(mesh(8), P("a"))))
@@ -281,8 +283,12 @@ SETTINGS = {
     "no_explicit_transfer": lambda: jax.transfer_guard("disallow_explicit"),
     "leaks": jax.checking_leaks,
     "errstate": lambda: np.errstate(all="raise"),
-    "another_default_device": lambda: jax.default_device(jax.devices()[5]),
-    "mesh": lambda: jax.set_mesh(jax.make_mesh((8,), ("a",))) if hasattr(jax, "set_mesh") else contextlib.nullcontext(),
+    "another_default_device": lambda: jax.default_device(jax.devices()[-1]),
+    "mesh": lambda: (
+        jax.set_mesh(jax.make_mesh((len(jax.devices()),), ("a",)))
+        if hasattr(jax, "set_mesh")
+        else contextlib.nullcontext()
+    ),
 }
 
 

@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from several_devices import first_devices
 
 from treeviz.steps.nan_origin.locate import CannotLocateNan, locate_nan, locate_nan_in
 from treeviz.steps.tracing.jax_private import transposes
+
+pytestmark = pytest.mark.gpu
 
 HERE = Path(__file__).name
 
@@ -494,7 +497,7 @@ def test_a_locate_nan_is_bounded():
 
 
 def test_sharded_arguments_stay_sharded():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    mesh = jax.sharding.Mesh(first_devices(8), ("data",))
     x = jax.device_put(jnp.arange(16.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))
     origin = locate_nan(step_of(log_loss), jnp.ones(()), x)
     assert origin is not None
@@ -505,7 +508,7 @@ shard_map = getattr(jax, "shard_map", None) or importlib.import_module("jax.expe
 
 
 def sharded_loss(w, x):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    mesh = jax.sharding.Mesh(first_devices(8).reshape(4, 2), ("data", "model"))
 
     def body(w, x):
         w = lax.all_gather(w, "data", tiled=True)
@@ -533,7 +536,7 @@ def test_inside_a_shard_map_the_operation_its_line_and_its_device_are_named():
 
 
 def test_a_branch_that_only_some_devices_take_is_one_operation():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    mesh = jax.sharding.Mesh(first_devices(8), ("data",))
 
     def step(x):
         def body(x):

@@ -15,6 +15,8 @@ from watched import Recorder, same_bytes, watch
 import treeviz as tv
 from treeviz.steps.tracing import compare_once, twin
 
+pytestmark = pytest.mark.gpu
+
 AT_CALL = 3
 x = jax.device_put(np.arange(1.0, 5.0))
 

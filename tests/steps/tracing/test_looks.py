@@ -17,7 +17,7 @@ from treeviz.steps.tracing import looks
 from treeviz.steps.tracing.looks import is_due, next_due
 from treeviz.steps.tracing.watch import watch
 
-pytestmark = pytest.mark.oldest_jax
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.gpu]
 
 rng = np.random.default_rng(0)
 PARAMS = {  # larger than what is looked at in each step

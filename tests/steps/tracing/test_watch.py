@@ -33,7 +33,7 @@ from treeviz.steps.tracing.tap import tap
 from treeviz.steps.tracing.verify import compare
 from treeviz.steps.tracing.watch import CannotWatch, watch
 
-pytestmark = pytest.mark.oldest_jax
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.gpu]
 
 made_before = jax.value_and_grad(loss_fn)
 grads_of_loss = jax.jit(jax.grad(loss_fn))
