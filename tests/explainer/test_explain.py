@@ -303,6 +303,14 @@ def test_an_error_of_a_loop_or_a_branch_names_the_leaves(name):
     assert lines_of(explained(fail)) == expected
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="this JAX differentiates with respect to references")
+def test_the_references_are_named_for_which_grad_raises():
+    params = {"w": x, "n": 1.0, "state": jax.new_ref(x)}
+    gradient = jax.grad(lambda params: params["w"].sum())
+    for fail in (gradient, jax.jit(gradient)):
+        assert lines_of(explained(lambda fail=fail: fail(params))) == ["the argument['state']: float32[2]"]
+
+
 def test_the_error_stays_what_it_was_and_its_traceback_has_no_frame_of_jax():
     with pytest.raises(ValueError) as plain:
         jax.tree.map(jnp.add, (1, 2), (1,))

@@ -17,7 +17,7 @@ from treeviz.analysis.compare.difference import Difference
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.explainer import caller, loops, placed
 from treeviz.explainer.frames import Answer, Calls
-from treeviz.explainer.leaves import is_inexact, is_of_jax, leaves_of, remedy, what
+from treeviz.explainer.leaves import is_inexact, is_of_jax, is_ref, leaves_of, remedy, what
 from treeviz.explainer.loops import strong
 from treeviz.steps.compiles.compare import compare_types
 from treeviz.steps.compiles.jit_type import JitType, LeafType, compare_places, is_committed, jit_type
@@ -232,11 +232,12 @@ def _of_differentiated(calls: Calls) -> Answer:
     of = calls[0].variables
     if of.get("allow_int"):
         return "", ()
-    return "grad needs floating-point leaves", [
+    are_refs = "Ref-typed" in str(calls[0].error)  # since jax 0.11
+    return "grad needs arrays, and no references" if are_refs else "grad needs floating-point leaves", [
         f"{f'argument {i}' if len(of['dyn_args']) > 1 else 'the argument'}{path}: {what(leaf)}"
         for i, tree in enumerate(of["dyn_args"])
         for path, leaf in leaves_of(tree)
-        if not is_inexact(leaf)
+        if (is_ref(leaf) if are_refs else not is_inexact(leaf))
     ]
 
 

@@ -10,7 +10,7 @@ from jax import tree_util
 
 from treeviz.integrations.hijax import describer_of_hijax
 from treeviz.tree.attributes import stored_attribute
-from treeviz.tree.safe_repr import array_text, class_name, guarded, value_text
+from treeviz.tree.safe_repr import array_text, class_name, guarded, module_name, value_text
 
 
 def leaves_of(tree: Any) -> list[tuple[str, Any]]:
@@ -40,6 +40,12 @@ def is_array(leaf: Any) -> bool:
 def is_of_jax(leaf: Any) -> bool:
     """Whether `jit` takes it: an array, a number, or a value of a hijax type."""
     return is_array(leaf) or describer_of_hijax(type(leaf)) is not None
+
+
+def is_ref(leaf: Any) -> bool:
+    """Whether it is a mutable reference, or one that is traced."""
+    names = class_name(type(leaf)), class_name(type(getattr(leaf, "aval", None)))
+    return module_name(type(leaf)).startswith("jax") and (names[0] == "Ref" or names[1] == "AbstractRef")
 
 
 def is_inexact(leaf: Any) -> bool:
