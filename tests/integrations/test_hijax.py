@@ -50,3 +50,12 @@ def test_an_error_of_jit_names_the_text_beside_it_alone():
         jax.jit(lambda tree: tree["q"])({"q": quantized(3), "mode": object()})
     assert [line for line in caught.value.__notes__[0].splitlines() if "['q']" in line] == []
     assert "['mode']: object" in caught.value.__notes__[0]
+
+
+def test_a_variable_of_nnx_that_is_one_is_nothing_that_jit_refuses():
+    nnx = pytest.importorskip("flax.nnx")
+    if not hasattr(nnx, "var_defaults"):
+        pytest.skip("this Flax has no such variables")
+    tree = [nnx.Param(jnp.ones(3), hijax=True)]
+    jax.jit(lambda tree: None)(tree)
+    assert tv.check(tree, for_="jit") == [] and tv.walk(tree)[1].kind == "variable"

@@ -12,6 +12,7 @@ import numpy as np
 from treeviz.analysis.checks.finding import Changed, Level
 from treeviz.analysis.checks.fixes import registration, stands_for
 from treeviz.analysis.checks.rule import MIB, Checked, Found, rule
+from treeviz.tree.describers import found_describer
 from treeviz.tree.facts import MASKED, Facts, is_refused
 from treeviz.tree.numbers import bytes_text
 from treeviz.tree.safe_repr import class_attribute, has_base
@@ -160,7 +161,10 @@ def other_leaf(checked: Checked) -> Iterator[Found]:
     for row in checked.rows(lambda f: f.is_leaf and f.kind in ("string", "opaque", "tensor", "variable")):
         facts = checked.facts(row)
         if row not in hidden or facts.module.partition(".")[0] in _OTHER_LIBRARIES:
-            container = stands_for(type(checked.nodes[row]))
+            cls = type(checked.nodes[row])
+            if found_describer(cls):
+                continue
+            container = stands_for(cls)
             fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
             yield Found(row, f"{facts.type} is no JAX type{_raises(checked)}", fix, _level(checked))
 
