@@ -400,6 +400,12 @@ def test_treedefs_differ_as_their_trees_do(name):
         assert "not compared" not in str(tv.diff(each, jax.tree.structure(each.unflatten([1] * each.num_leaves))))
 
 
+@pytest.mark.parametrize("linear", [lambda: jax.linearize(jnp.sin, 1.0)[1], lambda: jax.vjp(jnp.sin, 1.0)[1]])
+def test_programs_that_were_traced_twice_are_compared_as_wholes(linear):
+    found = differences(linear(), linear())
+    assert found and not any("Var(" in each for each in found), found
+
+
 def test_what_was_renamed_moved_or_stacked_is_told_with_the_code():
     leaf = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}
     assert [each.hint for each in tv.diff({"kernel": leaf["w"]}, {"weight": leaf["w"]}).differences] == [

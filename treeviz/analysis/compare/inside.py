@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from treeviz.tree.attributes import stored_items
-from treeviz.tree.safe_repr import guarded, has_base, value_text
+from treeviz.tree.safe_repr import guarded, has_base, is_jaxpr, value_text
 
 _DEEPEST = 6  # attributes of attributes
 _MOST = 2_000  # pairs that are compared
@@ -52,6 +52,8 @@ def parts_that_differ(left: Any, right: Any, are_same: Callable[[Any, Any], bool
 def _held(each: Any) -> dict[Any, Any]:
     """What a value holds, by index, key or name of the attribute; nothing if it is too much."""
     cls = type(each)
+    if is_jaxpr(cls):  # equal to itself alone, and read as a whole: the variables of each trace are new
+        return {}
     if cls is list or cls is tuple:
         held = dict(enumerate(each[: _MOST + 1]))
     elif cls is dict:
