@@ -9,7 +9,7 @@ import { countText, wholeText } from "./numbers.js";
 export const GLYPHS = {
   dict: "{}", list: "[]", tuple: "()", namedtuple: "(.)", none: "∅", node: "◇", module: "◆", static: "§", closure: "λ",
   array: "▦", numpy: "▤", stored: "▥", scalar: "#", string: "“”", "shape only": "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
-  ref: "&", hijax: "◆", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", layer: "▪", error: "!", cycle: "↻", repeat: "=", same: "≡", more: "…",
+  ref: "&", hijax: "⬡", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", layer: "▪", error: "!", cycle: "↻", repeat: "=", same: "≡", more: "…",
 };
 // A badge shows the path of the other place up to this many keys.
 const MAX_PATH = 12;
