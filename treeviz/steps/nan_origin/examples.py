@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, Literal
+import numpy as np
 
 from treeviz.steps.nan_origin.taint import Within
-from treeviz.steps.tracing.primitives import (
-    CALLS,
-    COND,
-    ELEMENTWISE,
-    IDENTITY,
-    SCAN,
-    SHARD_MAP,
-    WHILE,
-    called_jaxpr,
-    open_jaxpr,
-    programs,
-    scan_parts,
-)
+from treeviz.steps.tracing.dataflow import Domain, Followed, followed_inside
+from treeviz.steps.tracing.primitives import CALLS, COND, ELEMENTWISE, IDENTITY, SCAN, SHARD_MAP, WHILE
 
 # For each axis of a value, the arguments of the program along whose first axis it lies: index i is of entry i.
 # `OTHERS` among them: also of entries that are not known, as of a shuffled batch. Empty: all indices have the same.
@@ -37,20 +27,24 @@ _ALIKE = ELEMENTWISE | frozenset(
 )
 
 
-def axes_of_results(eqn: Any, within: Within) -> list[Axes]:
+def axes_of_results(eqn: Any, within: Within) -> Sequence[Axes]:
     """The axes of an equation's results."""
-    return _results(eqn, _operands(eqn, within))
+    followed = _followed(within, eqn)
+    if eqn.primitive.name in _Entries.enters:
+        return followed_inside(followed.domain, eqn, [followed.read(x) for x in eqn.invars]).results
+    return followed.domain.results(eqn, [followed.read(x) for x in eqn.invars])
 
 
-def _operands(eqn: Any, within: Within) -> list[Axes]:
-    """The axes of the operands of an equation, by following the arguments of the program to it."""
-    jaxpr = within.jaxpr
+def _followed(within: Within, last: Any) -> Followed[Axes]:
+    """The jaxpr around an equation, up to it, with what is known of the arguments of the program."""
+    domain, jaxpr = _Entries(), within.jaxpr
     if within.outer is None:
-        start = [_first_axis(i, v.aval) for i, v in enumerate(jaxpr.invars)]
-    else:
-        start = _entered(within.eqn, _operands(within.eqn, within.outer), jaxpr)
-    read = _followed(jaxpr, start, until=eqn)
-    return [read(x) for x in eqn.invars]
+        return Followed(domain, jaxpr, [_first_axis(i, v.aval) for i, v in enumerate(jaxpr.invars)]).to(last)
+    if within.eqn.primitive.name == SHARD_MAP:  # an index on a device is not that of the whole array
+        return Followed(domain, jaxpr, [_all(v) for v in jaxpr.invars]).to(last)
+    outer = _followed(within.outer, within.eqn)
+    inside = followed_inside(domain, within.eqn, [outer.read(x) for x in within.eqn.invars])
+    return next(program for program in inside.programs if program.jaxpr is jaxpr)
 
 
 def _first_axis(i: int, aval: Any) -> Axes:
@@ -61,82 +55,48 @@ def _all(atom: Any, axis: frozenset[int] = _OTHERS) -> Axes:
     return (axis,) * len(getattr(atom.aval, "shape", ()))
 
 
-def _entered(eqn: Any, operands: Sequence[Axes], jaxpr: Jaxpr) -> list[Axes]:
-    """The axes of the arguments of a jaxpr that an equation holds."""
-    if eqn.primitive.name == SHARD_MAP:  # an index on a device is not that of the whole array
-        return [_all(v) for v in jaxpr.invars]
-    inside = next(list(xs) for inner, xs in programs(eqn, operands) if open_jaxpr(inner) is jaxpr)
-    return _in_loop(eqn, inside, jaxpr)[0] if eqn.primitive.name in (SCAN, WHILE) else inside
+class _Entries(Domain[Axes]):
+    """What is known is along which axes of a value the entries of arguments lie."""
 
+    enters = CALLS | {COND, SCAN, WHILE}
 
-def _in_loop(eqn: Any, inside: list[Axes], jaxpr: Jaxpr) -> tuple[list[Axes], list[Axes]]:
-    """The axes of the arguments of a loop's body, which hold in every step, and those of its results."""
-    if eqn.primitive.name == SCAN:
-        parts = scan_parts(eqn, inside)
-        first, last = len(parts.consts), len(inside) - len(parts.xs)
-        inside[last:] = [axes[1:] for axes in parts.xs]
-    else:
-        first, last = len(inside) - len(eqn.outvars), len(inside)
-    while True:
-        read = _followed(jaxpr, inside)
-        results = [read(x) for x in jaxpr.outvars]
-        carry = [_either(a, b) for a, b in zip(inside[first:last], results, strict=False)]
-        if carry == inside[first:last]:
-            return inside, results
-        inside[first:last] = carry
+    def unknown(self, atom: Any) -> Axes:
+        return _all(atom)
+
+    def constant(self, value: Any) -> Axes:
+        return (_NONE,) * np.ndim(value)
+
+    def entry(self, xs: Axes) -> Axes:
+        return xs[1:]
+
+    def stacked(self, y: Axes) -> Axes:
+        return (_OTHERS, *y)
+
+    def join(self, values: Sequence[Axes], atom: Any) -> Axes:
+        return functools.reduce(_either, values)
+
+    def results(self, eqn: Any, operands: Sequence[Axes]) -> list[Axes]:
+        name = eqn.primitive.name
+        unknown = [_all(v, _OTHERS if any(map(any, operands)) else _NONE) for v in eqn.outvars]
+        if len(unknown) == 1 and name in _RULES:
+            return [_RULES[name](eqn, operands)]
+        if len(unknown) == 1 and name.startswith("reduce_") and "axes" in eqn.params:
+            return [tuple(axis for i, axis in enumerate(operands[0]) if i not in eqn.params["axes"])]
+        if name in IDENTITY:
+            return list(operands[: len(unknown)])
+        if name in ("slice", "dynamic_slice", "split"):  # an axis that is as long as before is whole
+            shapes = [v.aval.shape for v in (eqn.invars[0], *eqn.outvars)]
+            return [
+                _where([m == n for m, n in zip(shapes[0], shape, strict=True)], operands[0]) for shape in shapes[1:]
+            ]
+        if name in _ALIKE:
+            return [_joined([x for x in operands if len(x) == len(old)], old) for old in unknown]
+        return unknown
 
 
 def _either(a: Axes, b: Axes) -> Axes:
     """Of a value that is one or the other."""
     return tuple(x | y if x == y or not (x and y) else (x & y) | _OTHERS for x, y in zip(a, b, strict=True))
-
-
-def _followed(jaxpr: Jaxpr, start: Sequence[Axes], until: Any = None) -> Callable[[Any], Axes]:
-    """A function that gives the axes of the variables of a jaxpr, up to an equation."""
-    known: dict[Any, Axes] = dict(zip(jaxpr.invars, start, strict=True))
-
-    def read(atom) -> Axes:
-        return _all(atom, _NONE) if isinstance(atom, Literal) else known.get(atom, _all(atom, _NONE))
-
-    for eqn in jaxpr.eqns:
-        if eqn is until:
-            break
-        known.update(zip(eqn.outvars, _results(eqn, [read(x) for x in eqn.invars]), strict=True))
-    return read
-
-
-def _results(eqn: Any, operands: Sequence[Axes]) -> list[Axes]:
-    name = eqn.primitive.name
-    unknown = [_all(v, _OTHERS if any(map(any, operands)) else _NONE) for v in eqn.outvars]
-    if name in CALLS:
-        inner = open_jaxpr(called_jaxpr(eqn))
-        read = _followed(inner, operands)
-        return [read(x) for x in inner.outvars]
-    if name == COND:
-        of_branches = []
-        for branch, xs in programs(eqn, operands):
-            read = _followed(open_jaxpr(branch), xs)
-            of_branches.append([read(x) for x in open_jaxpr(branch).outvars])
-        found = of_branches[0]
-        for other in of_branches[1:]:
-            found = [_either(a, b) for a, b in zip(found, other, strict=True)]
-        return found
-    if name in (SCAN, WHILE):
-        body, xs = programs(eqn, operands)[-1]
-        found = _in_loop(eqn, list(xs), open_jaxpr(body))[1]
-        return [axes if len(axes) == len(old) else (_OTHERS, *axes) for axes, old in zip(found, unknown, strict=True)]
-    if len(unknown) == 1 and name in _RULES:
-        return [_RULES[name](eqn, operands)]
-    if len(unknown) == 1 and name.startswith("reduce_") and "axes" in eqn.params:
-        return [tuple(axis for i, axis in enumerate(operands[0]) if i not in eqn.params["axes"])]
-    if name in IDENTITY:
-        return list(operands[: len(unknown)])
-    if name in ("slice", "dynamic_slice", "split"):  # an axis that is as long as before is whole
-        shapes = [v.aval.shape for v in (eqn.invars[0], *eqn.outvars)]
-        return [_where([m == n for m, n in zip(shapes[0], shape, strict=True)], operands[0]) for shape in shapes[1:]]
-    if name in _ALIKE:
-        return [_joined([x for x in operands if len(x) == len(old)], old) for old in unknown]
-    return unknown
 
 
 def _joined(operands: Sequence[Axes], unknown: Axes) -> Axes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 
-from treeviz.steps.tracing.primitives import CALLS, RESHAPES, SAME_LEAF, open_jaxpr, programs
+from treeviz.steps.tracing.dataflow import Domain, forward
+from treeviz.steps.tracing.primitives import RESHAPES, SAME_LEAF
 from treeviz.steps.tracing.sow import sow_p
 
 
@@ -16,28 +17,27 @@ def argument_order(program: ClosedJaxpr) -> list[int]:
 
     A change of dtype, shape, order or place does not count, since a step often casts all parameters first.
     """
-    order: dict[int, None] = {}
-    _follow(program, range(len(program.jaxpr.invars)), order)
-    return list(order)
+    domain = _Argument()
+    forward(program, domain, range(len(program.jaxpr.invars)))
+    return list(domain.order)
 
 
-def _follow(program: Any, arguments: Sequence[int | None], order: dict[int, None]) -> list[int | None]:
-    """Add the uses in one jaxpr to `order`. Returns for each result the argument that it is, or None."""
-    jaxpr = open_jaxpr(program)
-    argument_of: dict[Any, int | None] = dict(zip(jaxpr.invars, arguments, strict=False))
-    for eqn in jaxpr.eqns:
-        operands = [None if isinstance(x, Literal) else argument_of.get(x) for x in eqn.invars]
-        if all(argument is None for argument in operands):
-            continue
-        name = eqn.primitive.name
-        if name in SAME_LEAF or name in RESHAPES or eqn.primitive is sow_p:
-            argument_of.update(zip(eqn.outvars, operands, strict=False))
-            continue
-        inner = programs(eqn, operands)
-        if not inner:
-            order.update((argument, None) for argument in operands if argument is not None)
-        for inner_program, inner_operands in inner:
-            results = _follow(inner_program, inner_operands, order)
-            if name in CALLS:
-                argument_of.update(zip(eqn.outvars, results, strict=True))
-    return [None if isinstance(v, Literal) else argument_of.get(v) for v in jaxpr.outvars]
+class _Argument(Domain[int | None]):
+    """What is known is the number of the argument that a value is, but for its dtype, shape, order or place."""
+
+    def __init__(self) -> None:
+        self.order: dict[int, None] = {}
+
+    def unknown(self, atom: Any) -> None:
+        return None
+
+    def results(self, eqn: Any, operands: Sequence[int | None]) -> Sequence[int | None]:
+        return operands if _moves(eqn) else ()
+
+    def visit(self, eqn: Any, operands: Sequence[int | None]) -> None:
+        if not _moves(eqn) and eqn.primitive.name not in self.enters:
+            self.order.update((argument, None) for argument in operands if argument is not None)
+
+
+def _moves(eqn: Any) -> bool:
+    return eqn.primitive.name in SAME_LEAF or eqn.primitive.name in RESHAPES or eqn.primitive is sow_p

@@ -6,31 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 
-from treeviz.steps.tracing.primitives import (
-    CALLS,
-    COND,
-    DEVICE_SUMS,
-    GATHERS,
-    RESHAPES,
-    SAME_LEAF,
-    SCAN,
-    SCATTER_ADDS,
-    SHARD_MAP,
-    WHILE,
-    called_jaxpr,
-    open_jaxpr,
-    programs,
-    scan_parts,
-    while_parts,
-)
+from treeviz.steps.tracing.dataflow import Domain, forward
+from treeviz.steps.tracing.primitives import DEVICE_SUMS, GATHERS, RESHAPES, SAME_LEAF, SCATTER_ADDS
 from treeviz.steps.tracing.sow import Sown, sow_p
 from treeviz.steps.tracing.sown import holds_sown
-
-_MOST_TURNS = 3  # of a loop, until nothing that is carried counts as known
 
 Known = float | None  # what all elements of an array are, for any arguments; None: they depend on these
 
@@ -55,61 +39,46 @@ def known_zeros(program: ClosedJaxpr) -> dict[Sown, frozenset[int]]:
     rounding; a constant that is added to two terms of a difference has ones that cancel. Numbers that happen to be
     zero, as behind a ReLU, are not known.
     """
-    found: dict[Sown, frozenset[int]] = {}
+    domain = _Known()
     eqns = program.jaxpr.eqns
     n = next((n for n in range(len(eqns), 0, -1) if holds_sown(eqns[n - 1])), 0)  # behind them is the optimizer
-    _follow(program, [None] * len(program.jaxpr.invars), found, n)
-    return {sown: places for sown, places in found.items() if places}
+    forward(program, domain, [None] * len(program.jaxpr.invars), last=eqns[n] if n < len(eqns) else None)
+    return {sown: places for sown, places in domain.zeros.items() if places}
 
 
-def _follow(
-    program: Any, operands: Sequence[Known], found: dict[Sown, frozenset[int]], n: int | None = None
-) -> list[Known]:
-    """What is known of the results of one jaxpr, or of its first n equations. Adds sown values of zero to `found`."""
-    jaxpr: Jaxpr = open_jaxpr(program)
-    values = {v: known for v, known in zip(jaxpr.invars, operands, strict=False) if known is not None}
+class _Known(Domain[Known]):
+    """What is known is the number that all elements of an array are.
 
-    def read(x: Any) -> Known:
-        return _literal(x.val) if isinstance(x, Literal) else values.get(x)
+    Attributes:
+      zeros: Of each tree that is sown, the numbers of the values that are zero.
+    """
 
-    for eqn in jaxpr.eqns[:n]:
-        known = [read(x) for x in eqn.invars]
+    def __init__(self) -> None:
+        self.zeros: dict[Sown, frozenset[int]] = {}
+
+    def unknown(self, atom: Any) -> Known:
+        return None
+
+    def constant(self, value: Any) -> Known:
+        if isinstance(value, jax.Array) or np.shape(value) or not jnp.issubdtype(np.asarray(value).dtype, np.number):
+            return None
+        value = complex(value)
+        return value.real if math.isfinite(value.real) and not value.imag else None
+
+    def results(self, eqn: Any, operands: Sequence[Known]) -> Sequence[Known]:
+        if all(known is None for known in operands):
+            return ()
+        is_same = eqn.primitive.name in _SAME or eqn.primitive is sow_p
+        return operands if is_same else _computed(eqn.primitive.name, eqn, operands)
+
+    def visit(self, eqn: Any, operands: Sequence[Known]) -> None:
         if eqn.primitive is sow_p:
             sown, n = eqn.params["sown"], eqn.params["n"]
-            places = frozenset(i for i in range(n) if known[i] == 0)
-            found[sown] = found.get(sown, places) & places  # a jaxpr may be called more than once
-        for v, result in zip(eqn.outvars, _results(eqn, known, found), strict=False):
-            if result is not None:
-                values[v] = result
-    return [read(x) for x in jaxpr.outvars]
+            places = frozenset(i for i in range(n) if operands[i] == 0)
+            self.zeros[sown] = self.zeros.get(sown, places) & places  # a jaxpr may be called more than once
 
 
-def _literal(value: Any) -> Known:
-    if np.shape(value) or not jnp.issubdtype(np.asarray(value).dtype, np.number):
-        return None
-    value = complex(value)
-    return value.real if math.isfinite(value.real) and not value.imag else None
-
-
-def _results(eqn: Any, known: list[Known], found: dict[Sown, frozenset[int]]) -> Sequence[Known]:
-    name = eqn.primitive.name
-    if name in CALLS or name == SHARD_MAP:
-        return _follow(called_jaxpr(eqn), known, found)
-    if name == SCAN:
-        parts = scan_parts(eqn, known)
-        return _stable(parts.body, parts.consts, parts.carry, parts.xs, found)
-    if name == WHILE:
-        parts = while_parts(eqn, known)
-        return _stable(parts.body, parts.body_consts, parts.carry, (), found)
-    if name == COND:
-        branches = [_follow(branch, operands, found) for branch, operands in programs(eqn, known)]
-        return [_one(each) for each in zip(*branches, strict=True)]
-    if all(each is None for each in known):
-        return ()
-    return known if name in _SAME or eqn.primitive is sow_p else _computed(name, eqn, known)
-
-
-def _computed(name: str, eqn: Any, known: list[Known]) -> Sequence[Known]:
+def _computed(name: str, eqn: Any, known: Sequence[Known]) -> Sequence[Known]:
     first, second = known[0], known[1] if len(known) > 1 else None
     if name in _KEEPS_ZERO or (name == "integer_pow" and eqn.params["y"] > 0):
         return [each if each == 0 else None for each in known]
@@ -139,22 +108,5 @@ def _computed(name: str, eqn: Any, known: list[Known]) -> Sequence[Known]:
 
 
 def _one(known: Sequence[Known]) -> Known:
-    """What several arrays are that are joined, or of which one is taken."""
+    """What an array is that is made of several, or is one of them."""
     return known[0] if len(set(known)) == 1 else None
-
-
-def _stable(
-    body: Any, consts: Sequence[Known], carry: Sequence[Known], xs: Sequence[Known], found: dict[Sown, frozenset[int]]
-) -> list[Known]:
-    """The results of a loop: what is carried is known if it is the same at first and after each turn."""
-    carry, n_turns = list(carry), 0
-    while True:
-        inside: dict[Sown, frozenset[int]] = {}
-        results = _follow(body, [*consts, *carry, *xs], inside)
-        n_turns += 1
-        after = [_one(each) if n_turns < _MOST_TURNS else None for each in zip(carry, results, strict=False)]
-        if after == carry:
-            for sown, places in inside.items():
-                found[sown] = found.get(sown, places) & places
-            return [*carry, *results[len(carry) :]]
-        carry = after

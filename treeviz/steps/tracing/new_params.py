@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 
-from treeviz.steps.tracing.primitives import (
-    CALLS,
-    COND,
-    RESHAPES,
-    SAME_LEAF,
-    SHARD_MAP,
-    consts_of,
-    open_jaxpr,
-    programs,
-    shape_and_dtype,
-)
+from treeviz.steps.tracing.dataflow import Domain, forward
+from treeviz.steps.tracing.primitives import CALLS, COND, RESHAPES, SAME_LEAF, SHARD_MAP, shape_and_dtype
 from treeviz.steps.tracing.sow import sow_p
 
 Path = tuple[Any, ...]  # of JAX's keys
@@ -42,7 +34,7 @@ class Share(NamedTuple):
         return 0.5 <= self.factor <= 1.5
 
 
-Shares = dict[int, Share]  # by the number of the argument
+Shares = Mapping[int, Share]  # by the number of the argument
 _WHOLE = Share(1.0)
 _FACTOR_TOLERANCE = 0.05  # candidates whose factors are that close are equally good
 
@@ -127,101 +119,83 @@ def _is_same_path(argument: Path, result: Path) -> bool:
 
 
 def _shares_of_results(program: ClosedJaxpr) -> list[Shares]:
-    shares: list[Shares] = [{i: _WHOLE} for i in range(len(program.jaxpr.invars))]
-    return _Scope(program.jaxpr, shares, [None] * len(shares), program.consts).results()
+    arguments = [_Value({i: _WHOLE}) for i in range(len(program.jaxpr.invars))]
+    return [value.shares for value in forward(program, _Sums(), arguments)]
 
 
-class _Scope:
-    """Follows sums of arguments, and scalar constants, through one jaxpr.
+class _Value(NamedTuple):
+    """What is known of a value.
 
     Attributes:
-      share_of: The shares of the arguments in a variable.
-      number_of: The value of a variable that has one constant value in all elements.
-      near_one: Variables that are `1 - x`, as `1 - rate * decay` is. Their factor is assumed to be near 1.
+      shares: Of the arguments in it.
+      number: The constant that all its elements are.
+      is_near_one: It is `1 - x`, as `1 - rate * decay` is, a factor that is assumed to be near 1.
     """
 
-    def __init__(self, jaxpr: Jaxpr, shares: Sequence[Shares], numbers: Sequence[float | None], consts: Sequence[Any]):
-        self.jaxpr = jaxpr
-        self.share_of: dict[Any, Shares] = {v: s for v, s in zip(jaxpr.invars, shares, strict=True) if s}
-        self.number_of = {v: x for v, x in zip(jaxpr.invars, numbers, strict=True) if x is not None}
-        constants = zip(jaxpr.constvars, map(_number, consts), strict=False)
-        self.number_of.update((v, x) for v, x in constants if x is not None)
-        self.near_one: set[Any] = set()
+    shares: Shares = MappingProxyType({})
+    number: float | None = None
+    is_near_one: bool = False
 
-    def results(self) -> list[Shares]:
-        for eqn in self.jaxpr.eqns:
-            numbers = [self.number(x) for x in eqn.invars]
-            shares = [self.shares(x) for x in eqn.invars]
-            if any(shares):
-                found = self.shares_of_results(eqn, shares, numbers)
-                self.share_of.update((v, s) for v, s in zip(eqn.outvars, found, strict=False) if s)
-            if not any(shares) or eqn.primitive.name in SAME_LEAF:
-                self.follow_numbers(eqn, numbers)
-        return [self.shares(v) for v in self.jaxpr.outvars]
 
-    def shares(self, atom: Any) -> Shares:
-        return {} if isinstance(atom, Literal) else self.share_of.get(atom, {})
+_NOTHING = _Value()
 
-    def number(self, atom: Any) -> float | None:
-        return _number(atom.val) if isinstance(atom, Literal) else self.number_of.get(atom)
 
-    def is_near_one(self, atom: Any) -> bool:
-        return not isinstance(atom, Literal) and atom in self.near_one
+class _Sums(Domain[_Value]):
+    """Sums of arguments, and scalar constants."""
 
-    def shares_of_results(self, eqn, shares: Sequence[Shares], numbers: Sequence[float | None]) -> Sequence[Shares]:
-        name = eqn.primitive.name
+    enters = CALLS | {COND, SHARD_MAP}
+
+    def unknown(self, atom: Any) -> _Value:
+        return _NOTHING
+
+    def constant(self, value: Any) -> _Value | None:
+        number = _number(value)
+        return None if number is None else _Value(number=number)
+
+    def join(self, values: Sequence[_Value], atom: Any) -> _Value:
+        (first, *_), shares = values, _either([value.shares for value in values])
+        return first._replace(shares=shares) if len({value[1:] for value in values}) == 1 else _Value(shares)
+
+    def results(self, eqn: Any, operands: Sequence[_Value]) -> Sequence[_Value]:
+        name, has_shares = eqn.primitive.name, any(value.shares for value in operands)
         if eqn.primitive is sow_p:  # a parameter may be tapped; a gradient contains no parameter
-            return shares if eqn.params["sown"].kind == "tap" else ()
+            return operands if eqn.params["sown"].kind == "tap" else ()
         if name in SAME_LEAF:
-            return shares
-        if name in CALLS or name in (COND, SHARD_MAP):
-            of_programs = [
-                _Scope(
-                    open_jaxpr(inner), [s for s, _ in operands], [x for _, x in operands], consts_of(inner)
-                ).results()
-                for inner, operands in programs(eqn, list(zip(shares, numbers, strict=True)))
-            ]
-            if len(of_programs) == 1:
-                return of_programs[0]
-            return [_either(of_result) for of_result in zip(*of_programs, strict=True)]
-        return [self.shares_of_sum(eqn, name, shares, numbers)]
+            return operands
+        if has_shares:
+            return [_Value(_shares_of_sum(name, operands))]
+        if name in RESHAPES:
+            return operands[:1]
+        numbers = [value.number for value in operands]
+        if name in _ARITHMETIC and None not in numbers:
+            return [_Value(number=_ARITHMETIC[name](*numbers))]
+        return [_Value(is_near_one=True)] if name == "sub" and numbers[0] == 1.0 else ()
 
-    def shares_of_sum(self, eqn, name: str, shares: Sequence[Shares], numbers: Sequence[float | None]) -> Shares:
-        """The shares in the result of an arithmetic primitive."""
-        if name in ("add", "add_any"):
-            return _sum(shares[0], shares[1])
-        if name == "sub":
-            return _sum(shares[0], _scaled(shares[1], -1.0))
-        if name == "neg":
-            return _scaled(shares[0], -1.0)
-        if name == "select_n":
-            return _either(shares[1:])
-        if name == "clamp":
-            return shares[1]
-        if name in ("max", "min"):
-            return shares[0] if numbers[1] is not None else shares[1] if numbers[0] is not None else {}
-        if name == "mul" and not all(shares):
-            this, other = (0, 1) if shares[0] else (1, 0)
-            factor = numbers[other]
-            if factor is not None:
-                return _scaled(shares[this], factor)
-            return _scaled(shares[this], 1.0, False) if self.is_near_one(eqn.invars[other]) else {}
-        if name == "div" and numbers[1]:
-            return _scaled(shares[0], 1 / numbers[1])
-        return {}
 
-    def follow_numbers(self, eqn, numbers: Sequence[float | None]) -> None:
-        name = eqn.primitive.name
-        if name in SAME_LEAF or name in RESHAPES:
-            for variable, atom, number in zip(eqn.outvars, eqn.invars, numbers, strict=False):
-                if number is not None:
-                    self.number_of[variable] = number
-                elif self.is_near_one(atom):
-                    self.near_one.add(variable)
-        elif name == "sub" and numbers[0] == 1.0:
-            self.near_one.add(eqn.outvars[0])
-        elif name in _ARITHMETIC and None not in numbers:
-            self.number_of[eqn.outvars[0]] = _ARITHMETIC[name](*numbers)
+def _shares_of_sum(name: str, operands: Sequence[_Value]) -> Shares:
+    """The shares in the result of an arithmetic primitive."""
+    shares, numbers, _ = zip(*operands, strict=True)
+    if name in ("add", "add_any"):
+        return _sum(shares[0], shares[1])
+    if name == "sub":
+        return _sum(shares[0], _scaled(shares[1], -1.0))
+    if name == "neg":
+        return _scaled(shares[0], -1.0)
+    if name == "select_n":
+        return _either(shares[1:])
+    if name == "clamp":
+        return shares[1]
+    if name in ("max", "min"):
+        return shares[0] if numbers[1] is not None else shares[1] if numbers[0] is not None else {}
+    if name == "mul" and not all(shares):
+        this, other = (0, 1) if shares[0] else (1, 0)
+        factor = numbers[other]
+        if factor is not None:
+            return _scaled(shares[this], factor)
+        return _scaled(shares[this], 1.0, False) if operands[other].is_near_one else {}
+    if name == "div" and numbers[1]:
+        return _scaled(shares[0], 1 / numbers[1])
+    return {}
 
 
 _ARITHMETIC: dict[str, Callable[..., float]] = {
@@ -249,7 +223,7 @@ def _scaled(shares: Shares, by: float, is_sure: bool = True) -> Shares:
 def _sum(left: Shares, right: Shares) -> Shares:
     if not left or not right:
         return left or right
-    total = dict(left)
+    total = {**left}
     for i, share in right.items():
         both = total.get(i)
         total[i] = share if both is None else Share(both.factor + share.factor, both.is_sure and share.is_sure)
@@ -258,7 +232,7 @@ def _sum(left: Shares, right: Shares) -> Shares:
 
 def _either(choices: Sequence[Shares]) -> Shares:
     """The shares in one of several values: the largest factors, which are sure if all values have nearly the same."""
-    found: Shares = {}
+    found: dict[int, Share] = {}
     for i in {i for choice in choices for i in choice}:
         shares = [choice.get(i, Share(0.0)) for choice in choices]
         largest = max(shares, key=lambda share: abs(share.factor))

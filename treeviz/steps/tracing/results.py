@@ -15,25 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from treeviz.steps.barrier import barrier
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.names import RESULT_KINDS, name_of_result
 from treeviz.steps.partial_sums import flat
 from treeviz.steps.reduce import blocks
+from treeviz.steps.tracing.dataflow import Domain, forward
 from treeviz.steps.tracing.new_params import Path
-from treeviz.steps.tracing.primitives import (
-    DEVICE_SUMS,
-    RESHAPES,
-    SAME_LEAF,
-    WHILE,
-    inner_jaxprs,
-    open_jaxpr,
-    programs,
-    shape_and_dtype,
-    size_of,
-)
+from treeviz.steps.tracing.primitives import DEVICE_SUMS, RESHAPES, SAME_LEAF, shape_and_dtype, size_of
 from treeviz.steps.tracing.sow import sow_p
 from treeviz.tree.safe_repr import printable
 
@@ -157,7 +148,7 @@ def _kinds(
     for i, (path, v) in enumerate(zip(argument_paths, arguments, strict=True)):
         if len(path) > 1 or i in params:  # else it is known by its shape alone
             places.setdefault((*map(str, path[1:]), shape_and_dtype(v)), i)
-    is_of_loss = _of_loss(program, [False] * len(arguments))
+    is_of_loss = forward(program, _OfLoss(), [False] * len(arguments))
     unchanged = set(arguments)
     kinds: dict[int, tuple[str, int | None]] = {}
     for i, (path, v) in enumerate(zip(result_paths, results, strict=True)):
@@ -184,23 +175,20 @@ def _is_small(aval: Any) -> bool:
     return jnp.issubdtype(getattr(aval, "dtype", bool), jnp.inexact) and 0 < aval.size <= MOST_ELEMENTS
 
 
-def _of_loss(program: Any, is_of_loss: Sequence[bool]) -> list[bool]:
-    """Whether each result of a program is the value of a differentiated function, or a sum with it."""
-    jaxpr = open_jaxpr(program)
-    known = {v for v, is_of in zip(jaxpr.invars, is_of_loss, strict=True) if is_of}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is sow_p and eqn.params["sown"].kind == "loss":
-            known.update(v for v in eqn.invars if not isinstance(v, Literal))  # which may be returned as it is
-    for eqn in jaxpr.eqns:
-        operands = [not isinstance(v, Literal) and v in known for v in eqn.invars]
-        if eqn.primitive is sow_p or eqn.primitive.name in _LINEAR:
-            found = [any(operands)] * len(eqn.outvars)
-        elif eqn.primitive.name == WHILE:
-            found = _of_loss(*programs(eqn, operands)[1])
-        elif inner_jaxprs(eqn):
-            of_programs = [_of_loss(*each) for each in programs(eqn, operands)]
-            found = [any(of) for of in zip(*of_programs, strict=True)] or [False] * len(eqn.outvars)
-        else:
-            continue
-        known.update(v for v, is_of in zip(eqn.outvars, found, strict=True) if is_of)
-    return [not isinstance(v, Literal) and v in known for v in jaxpr.outvars]
+class _OfLoss(Domain[bool]):
+    """What is known is whether a value is that of a differentiated function, or a sum with it."""
+
+    def unknown(self, atom: Any) -> bool:
+        return False
+
+    def given(self, jaxpr: Jaxpr) -> dict[Any, bool]:
+        """The loss itself, which may be returned as it was before it is sown."""
+        losses = (eqn for eqn in jaxpr.eqns if eqn.primitive is sow_p and eqn.params["sown"].kind == "loss")
+        return {v: True for eqn in losses for v in eqn.invars if not isinstance(v, Literal)}
+
+    def results(self, eqn: Any, operands: Sequence[bool]) -> Sequence[bool]:
+        is_linear = eqn.primitive is sow_p or eqn.primitive.name in _LINEAR
+        return [is_linear and any(operands)] * len(eqn.outvars)
+
+    def join(self, values: Sequence[bool], atom: Any) -> bool:
+        return any(values)

@@ -1,0 +1,204 @@
+"""Follow values through a traced program: one engine, and a `Domain` for each question.
+
+A domain says what is known of a value, and how an equation passes it on. The engine keeps what is known of each
+variable, enters calls, branches, loops and `shard_map`, joins branches, and repeats the body of a loop until what is
+carried stays the same. `known_zeros` is a small domain to read first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from jax.extend.core import Jaxpr, Literal
+
+from treeviz.steps.tracing.primitives import (
+    CALLS,
+    COND,
+    SCAN,
+    SHARD_MAP,
+    WHILE,
+    consts_of,
+    open_jaxpr,
+    programs,
+    scan_parts,
+    while_parts,
+)
+
+V = TypeVar("V")
+
+_MOST_TURNS = 3  # of a loop; what is carried and still changes is unknown from then on
+
+
+class Domain(Generic[V]):
+    """One question about the values of a program. What is known of a value is a `V`, which is never changed in place.
+
+    Attributes:
+      enters: The primitives whose programs are followed; the results of all others are what `results` returns.
+    """
+
+    enters: AbstractSet[str] = CALLS | {COND, SCAN, SHARD_MAP, WHILE}
+
+    def unknown(self, atom: Any) -> V:
+        """What is known of a value of which nothing is known."""
+        raise NotImplementedError
+
+    def constant(self, value: Any) -> V | None:
+        """What is known of a constant; None: nothing."""
+        return None
+
+    def results(self, eqn: Any, operands: Sequence[V]) -> Sequence[V]:
+        """What is known of the results of an equation; nothing is known of those that are left out."""
+        raise NotImplementedError
+
+    def join(self, values: Sequence[V], atom: Any) -> V:
+        """What is known of a value that is one of these: of branches, or of a loop before and after a turn.
+
+        With what is unknown, anything is unknown.
+        """
+        return values[0] if all(each == values[0] for each in values[1:]) else self.unknown(atom)
+
+    def entry(self, xs: V) -> V:
+        """What is known of an entry of an array that a scan takes apart."""
+        return xs
+
+    def stacked(self, y: V) -> V:
+        """What is known of the array in which a scan puts its results."""
+        return y
+
+    def given(self, jaxpr: Jaxpr) -> Mapping[Any, V]:
+        """What is known of variables of a jaxpr, whatever makes them."""
+        return {}
+
+    def visit(self, eqn: Any, operands: Sequence[V]) -> None:
+        """Called for each equation, in order. In a loop: once, with what is known of its operands in all turns."""
+
+
+class Visit(NamedTuple):
+    eqn: Any
+    operands: list[Any]
+
+
+class Followed(Generic[V]):
+    """One jaxpr, followed equation by equation.
+
+    Args:
+      program: A jaxpr, open or closed.
+      arguments: What is known of its arguments.
+
+    Attributes:
+      visits: The equations so far, those inside of others too, each with what is known of its operands.
+    """
+
+    def __init__(self, domain: Domain[V], program: Any, arguments: Sequence[V]) -> None:
+        self.domain, self.jaxpr = domain, open_jaxpr(program)
+        self.visits: list[Visit] = []
+        self._given = domain.given(self.jaxpr)
+        self._known: dict[Any, V] = {**self._given}
+        for variable, value in zip(self.jaxpr.constvars, consts_of(program), strict=False):
+            self._add(variable, domain.constant(value))
+        for variable, known in zip(self.jaxpr.invars, arguments, strict=True):
+            self._add(variable, known)
+
+    def _add(self, variable: Any, known: V | None) -> None:
+        if known is not None and variable not in self._given:
+            self._known[variable] = known
+
+    def read(self, atom: Any) -> V:
+        known = self.domain.constant(atom.val) if isinstance(atom, Literal) else self._known.get(atom)
+        return self.domain.unknown(atom) if known is None else known
+
+    def step(self, eqn: Any) -> None:
+        """Follow the next equation."""
+        operands = [self.read(x) for x in eqn.invars]
+        self.visits.append(Visit(eqn, operands))
+        if eqn.primitive.name in self.domain.enters:
+            inside = followed_inside(self.domain, eqn, operands)
+            results: Sequence[V] = inside.results
+            self.visits += inside.visits
+        else:
+            results = self.domain.results(eqn, operands)
+        for variable, known in zip(eqn.outvars, results, strict=False):
+            self._add(variable, known)
+
+    def to(self, last: Any = None) -> Followed[V]:
+        """Follow all equations before this one; None: to the end."""
+        for eqn in self.jaxpr.eqns:
+            if eqn is last:
+                break
+            self.step(eqn)
+        return self
+
+    @property
+    def results(self) -> list[V]:
+        return [self.read(x) for x in self.jaxpr.outvars]
+
+
+class Inside(NamedTuple, Generic[V]):
+    """What is known inside an equation that holds programs.
+
+    Attributes:
+      programs: Each with what is known of its arguments, in a loop in all turns.
+      results: Of the equation.
+    """
+
+    programs: list[Followed[V]]
+    results: list[V]
+
+    @property
+    def visits(self) -> list[Visit]:
+        return [visit for program in self.programs for visit in program.visits]
+
+
+def followed_inside(domain: Domain[V], eqn: Any, operands: Sequence[V]) -> Inside[V]:
+    """Follow the programs that an equation of `domain.enters` holds."""
+    name = eqn.primitive.name
+    if name == SCAN:
+        parts = scan_parts(eqn, operands)
+        xs = [domain.entry(x) for x in parts.xs]
+        body, carry = _in_all_turns(domain, parts.body, parts.consts, parts.carry, xs)
+        return Inside([body], [*carry, *map(domain.stacked, body.results[len(carry) :])])
+    if name == WHILE:
+        parts = while_parts(eqn, operands)
+        body, carry = _in_all_turns(domain, parts.body, parts.body_consts, parts.carry, ())
+        condition = Followed(domain, parts.condition, [*parts.cond_consts, *carry]).to()
+        return Inside([condition, body], carry)
+    inside = [Followed(domain, program, arguments).to() for program, arguments in programs(eqn, operands)]
+    if len(inside) == 1:
+        return Inside(inside, inside[0].results)
+    of_branches = zip(eqn.outvars, *(each.results for each in inside), strict=True)
+    return Inside(inside, [domain.join(values, v) for v, *values in of_branches])
+
+
+def _in_all_turns(
+    domain: Domain[V], program: Any, consts: Sequence[V], carry: Sequence[V], xs: Sequence[V]
+) -> tuple[Followed[V], list[V]]:
+    """The body of a loop, and what is carried, where that is the same before and after each turn."""
+    carried = open_jaxpr(program).invars[len(consts) : len(consts) + len(carry)]
+    carry, n_turns = list(carry), 0
+    while True:
+        body = Followed(domain, program, [*consts, *carry, *xs]).to()
+        n_turns += 1
+        after = [domain.join(pair, v) for v, *pair in zip(carried, carry, body.results, strict=False)]
+        if after == carry:
+            return body, carry
+        if n_turns >= _MOST_TURNS:
+            after = [
+                old if old == new else domain.unknown(v) for v, old, new in zip(carried, carry, after, strict=True)
+            ]
+        carry = after
+
+
+def forward(program: Any, domain: Domain[V], arguments: Sequence[V], last: Any = None) -> list[V]:
+    """Follow a program, visit its equations, and return what is known of its results.
+
+    Args:
+      program: A jaxpr, open or closed.
+      arguments: What is known of each of its arguments.
+      last: The equation before which to stop; None: the whole program.
+    """
+    followed = Followed(domain, program, arguments).to(last)
+    for eqn, operands in followed.visits:
+        domain.visit(eqn, operands)
+    return followed.results
