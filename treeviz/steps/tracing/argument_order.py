@@ -34,6 +34,10 @@ class _Argument(Domain[int | None]):
     def results(self, eqn: Any, operands: Sequence[int | None]) -> Sequence[int | None]:
         return operands if _moves(eqn) else ()
 
+    def join(self, values: Sequence[int | None], atom: Any) -> int | None:
+        """Of a loop, its first turn counts: in an epoch, the parameters of the later turns are new ones."""
+        return values[0]
+
     def visit(self, eqn: Any, operands: Sequence[int | None]) -> None:
         if not _moves(eqn) and eqn.primitive.name not in self.enters:
             self.order.update((argument, None) for argument in operands if argument is not None)

@@ -28,8 +28,6 @@ from treeviz.steps.tracing.primitives import (
 
 V = TypeVar("V")
 
-_MOST_TURNS = 3  # of a loop; what is carried and still changes is unknown from then on
-
 
 class Domain(Generic[V]):
     """One question about the values of a program. What is known of a value is a `V`, which is never changed in place.
@@ -55,7 +53,7 @@ class Domain(Generic[V]):
     def join(self, values: Sequence[V], atom: Any) -> V:
         """What is known of a value that is one of these: of branches, or of a loop before and after a turn.
 
-        With what is unknown, anything is unknown.
+        A loop is followed until this changes nothing any more, so the same values joined again must be what they were.
         """
         return values[0] if all(each == values[0] for each in values[1:]) else self.unknown(atom)
 
@@ -176,17 +174,12 @@ def _in_all_turns(
 ) -> tuple[Followed[V], list[V]]:
     """The body of a loop, and what is carried, where that is the same before and after each turn."""
     carried = open_jaxpr(program).invars[len(consts) : len(consts) + len(carry)]
-    carry, n_turns = list(carry), 0
+    carry = list(carry)
     while True:
         body = Followed(domain, program, [*consts, *carry, *xs]).to()
-        n_turns += 1
         after = [domain.join(pair, v) for v, *pair in zip(carried, carry, body.results, strict=False)]
         if after == carry:
             return body, carry
-        if n_turns >= _MOST_TURNS:
-            after = [
-                old if old == new else domain.unknown(v) for v, old, new in zip(carried, carry, after, strict=True)
-            ]
         carry = after
 
 
