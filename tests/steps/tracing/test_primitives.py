@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from watched import same_bytes, watch
 
 from treeviz.steps.nan_origin.replay import Replay
 from treeviz.steps.nan_origin.taint import Value
@@ -190,3 +191,27 @@ def test_a_factor_is_known_behind_a_barrier():
 
     paths = [("[0]",), ("[1]",)]
     assert match_new_params(jax.make_jaxpr(step)(x, x), [0], paths, [("other",)]) == [0]
+
+
+@pytest.mark.parametrize("is_in_loss", [True, False])
+def test_a_step_with_what_jax_lowers_before_it_compiles_is_measured(is_in_loss, seen):
+    """As `custom_root`, which is a hijax primitive since jax 0.11."""
+
+    def root(a):
+        def newton(f, x):
+            return lax.fori_loop(0, 20, lambda _, x: x - f(x) / jax.grad(f)(x), x)
+
+        return lax.custom_root(lambda x: x**2 - a, 1.0, newton, lambda g, y: y / g(1.0))
+
+    def loss(w):
+        return (w**2).sum() * (root(1.0 + (w**2).sum()) if is_in_loss else 1.0)
+
+    @jax.jit
+    def step(w):
+        return w - 0.1 * jax.grad(loss)(w) * (1.0 if is_in_loss else root(4.0))
+
+    w = jnp.arange(1.0, 4.0) / 4
+    watched = watch(step, seen)
+    out = watched(w)
+    assert watched.trouble == "" and same_bytes(out, step(w))
+    seen.check(jax.grad(loss)(w))

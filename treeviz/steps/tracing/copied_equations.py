@@ -34,7 +34,7 @@ def adds_copies() -> Add:
     names = source_info_util.current_name_stack()
 
     def add(eqn: Any, operands: Sequence[Any]) -> Sequence[Any] | None:
-        if eqn.effects:
+        if eqn.effects or _is_high(eqn):
             return None
         source, atoms = eqn.source_info.replace(name_stack=names + eqn.source_info.name_stack), []
         for atom, x in zip(eqn.invars, operands, strict=True):
@@ -47,6 +47,12 @@ def adds_copies() -> Add:
         return trace.emit_eqn(atoms, types, eqn.primitive, eqn.params, eqn.effects, source, eqn.ctx)
 
     return add
+
+
+def _is_high(eqn: Any) -> bool:
+    """Whether JAX lowers it to other primitives before it compiles it, for which it marks the program (jax 0.8)."""
+    is_high = getattr(eqn.primitive, "is_high", None)
+    return is_high is not None and bool(is_high(*(atom.aval for atom in eqn.invars), **eqn.params))
 
 
 @cache
