@@ -31,8 +31,7 @@ os.environ["COLUMNS"] = "100"  # of text views
 # Eight devices. XLA compiles in a third of the time: what the programs of the pages cost does not matter.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 "
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 
 BLOCK = re.compile(r"^```python ?(raises|hidden|static|)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -60,6 +59,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return written
         with written_by(io.StringIO()) as printed, warnings.catch_warnings():
             warnings.simplefilter("error")
+            # treescope 0.1.10 looks up every name of NumPy, and numpy 2.5 deprecates one of them.
+            warnings.filterwarnings("ignore", category=DeprecationWarning, module="treescope")
             try:
                 value = run(code, scope)
             except Exception as error:
