@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 
 # Read by JAX when it starts, so before anything imports it. JAX_PLATFORMS=cuda tests on a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -107,6 +108,7 @@ def pytest_addoption(parser: pytest.Parser):
     parser.addoption(
         "--one-case-in", type=int, default=1, metavar="N", help="of the cases and examples of a test, each Nth"
     )
+    parser.addoption("--one-test-in", type=int, default=1, metavar="N", help="of the tests of a file, each Nth")
 
 
 def pytest_configure(config: pytest.Config):
@@ -150,7 +152,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
-    thin_out(config, items, config.option.one_case_in)
+    thin_out(config, items, config.option.one_case_in, config.option.one_test_in)
     place = {TESTS / name: number for number, name in enumerate(SLOWEST)}
     gone = [str(path) for path in place if not path.exists()]
     if gone:
@@ -170,16 +172,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
 
 
-def thin_out(config: pytest.Config, items: list[pytest.Item], n: int) -> None:
+def thin_out(config: pytest.Config, items: list[pytest.Item], n: int, n_tests: int) -> None:
     """Keep one case in `n`, but one of each test, from one test to the next another one: some test tries what is tried.
 
     Where n is not 1, without trees that are only large: each of their nodes is like those of the others.
+    Keep one test in `n_tests` of each file.
     """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         is_large = any(text in item.nodeid for text in LARGE) or item.get_closest_marker("large") is not None
         if n == 1 or not is_large:
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    of_file: Counter[str] = Counter()
+    for test in [*tests]:
+        file = test.partition("::")[0]
+        if of_file[file] % n_tests:
+            del tests[test]
+        of_file[file] += 1
     kept = {id(item) for number, cases in enumerate(tests.values()) for item in cases[number % min(n, len(cases)) :: n]}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = [item for item in items if id(item) in kept]

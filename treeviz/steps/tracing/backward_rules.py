@@ -9,8 +9,10 @@ from typing import Any
 
 from jax.extend import source_info_util
 
-from treeviz.steps.tracing.jax_private import traced_anew, transposes
+from treeviz.steps.tracing.jax_private import get_ready, traced_anew, transposes
 from treeviz.tree.forks import Lock
+
+get_ready()
 
 _here = threading.local()  # .traces: whether this thread is within `lines_of_backward_rules`
 _lock = Lock()

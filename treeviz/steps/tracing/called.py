@@ -19,6 +19,7 @@ from treeviz.steps.tracing.jax_private import (
     EAGER_OPERATIONS,
     OPTION_FIELDS,
     PMAPPED,
+    get_ready,
     jitted_again,
     not_taking_calls,
     seeing_gradients,
@@ -29,6 +30,8 @@ from treeviz.steps.tracing.jitted import CannotWatch, ran
 from treeviz.steps.tracing.receiving import receives
 from treeviz.steps.tracing.watch import Watched
 from treeviz.tree.safe_repr import error_text, printable_lines
+
+get_ready()
 
 MOST_STEPS = 16  # that are watched in a block
 MOST_DECIDED = 1024

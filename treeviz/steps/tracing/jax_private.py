@@ -196,15 +196,22 @@ class _UniqueBool:
 _unique_bool = functools.cache(lambda value, why: _UniqueBool(value))
 
 
-# A new user context makes jax 0.10.2 trace every jitted function once more, so it is made before a step is watched, and
-# not while one is traced.
-_user_context = jax.make_user_context(None) if hasattr(jax, "make_user_context") else None
+@functools.cache
+def _user_context() -> Any:
+    return jax.make_user_context(None) if hasattr(jax, "make_user_context") else None
+
+
+def get_ready() -> None:
+    """Make what makes jax 0.10.2 trace every jitted function once more: before a step is watched, not while one is."""
+    _user_context()
+    _key()
 
 
 def traced_anew(why: str = "treeviz"):
     """A context in which jitted functions that were traced before are traced again, and cached apart for each `why`."""
-    if _user_context is not None:
-        return _user_context(why)
+    context = _user_context()
+    if context is not None:
+        return context(why)
     from jax._src import config
 
     flag = config.softmax_custom_jvp  # any flag that is part of the cache key and is only tested for truth
@@ -261,13 +268,13 @@ def not_taking_calls() -> contextlib.AbstractContextManager:
 
 @contextlib.contextmanager
 def _taking(take: Take | None, mark: Any) -> Iterator[None]:
-    before, outside = getattr(_here, "take", None), _key.swap_local(mark)
+    before, outside = getattr(_here, "take", None), _key().swap_local(mark)
     _here.take = take and (take, outside)
     try:
         yield
     finally:
         _here.take = before
-        _key.set_local(outside)
+        _key().set_local(outside)
 
 
 def jitted_again(function: Callable, info: Any) -> Any:
@@ -278,7 +285,8 @@ def jitted_again(function: Callable, info: Any) -> Any:
     return make(function, info)
 
 
-def _new_key() -> Any:
+@functools.cache
+def _key() -> Any:
     """A part of the key by which JAX finds compiled functions; None if this release has no such thing."""
     for name in (["treeviz"], []):  # since jax 0.8 or so it has one
         with contextlib.suppress(ImportError, AttributeError, TypeError):
@@ -286,9 +294,6 @@ def _new_key() -> Any:
 
             return config.config_ext.Config(*name, None, include_in_jit_key=True)
     return None
-
-
-_key = _new_key()  # now, since jax 0.10.2 then traces each function once more
 
 
 @functools.cache

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CannotWatch", "Watched", "watch"]
 
+jax_private.get_ready()
+
 Record = Callable[[Measurement, int], None]
 Before = Callable[[int, Callable[[], tuple[tuple, dict]]], None]
 
