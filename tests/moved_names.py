@@ -329,7 +329,7 @@ def try_trips(library: str, folder: Path, *, is_new: bool) -> dict[str, object]:
     if is_new:
         forget_treeviz()
     elif "treeviz.integrations" in sys.modules:
-        sys.modules["treeviz.tree.private_names"]._warned.clear()
+        sys.modules["treeviz.tree.runtime"]._warned.clear()
         sys.modules["treeviz.integrations"]._loaded.clear()
     failed = {}
     with warnings.catch_warnings(record=True) as caught:
@@ -349,7 +349,7 @@ TABLES = {
     "jax": "treeviz.steps.tracing.jax_private",
     "equinox": "treeviz.integrations.equinox",
     "flax": "treeviz.integrations.flax",
-    "ipywidgets": "treeviz.views.widget.ipywidgets_private",
+    "ipywidgets": "treeviz.views.widget.widget",
 }
 PUBLIC = ("jax.core", "equinox.nn", "flax.nnx", "jax.experimental.shard_map")
 

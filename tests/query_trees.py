@@ -9,8 +9,7 @@ import math
 
 import numpy as np
 
-from treeviz.tree.column import Column
-from treeviz.tree.facts import Facts, Note, Sharding
+from treeviz.tree.facts import Column, Facts, Note, Sharding
 from treeviz.tree.keys import Key
 from treeviz.tree.table import TreeTable
 

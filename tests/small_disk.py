@@ -8,7 +8,8 @@ import os
 
 import pytest
 
-from treeviz.steps.recording import history_file, journal
+from treeviz.steps.recording import history_file
+from treeviz.steps.recording import history_file as journal
 
 
 class Disk:

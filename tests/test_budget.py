@@ -9,10 +9,10 @@ from sample_nodes import Forever
 
 import treeviz
 from treeviz import prepare
-from treeviz.analysis.stats import scan as statistics
+from treeviz.analysis.stats import columns as statistics
 from treeviz.tree import keys
 from treeviz.tree import walk as walking
-from treeviz.tree.budget import Budget
+from treeviz.tree.describers import Budget
 from treeviz.tree.level import BUILTIN_LEVELS
 
 pytestmark = pytest.mark.oldest_jax

@@ -20,9 +20,8 @@ import pytest
 import treeviz
 from treeviz import cli
 from treeviz.steps.measure import source_of
-from treeviz.tree.column import Column
-from treeviz.tree.facts import Facts
-from treeviz.tree.from_paths import table_of_paths
+from treeviz.tree.facts import Column, Facts
+from treeviz.tree.paths import table_of_paths
 
 pytestmark = pytest.mark.oldest_jax
 

@@ -33,8 +33,9 @@ SABOTAGED = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 import gpu, jax
-from treeviz.steps.tracing import twin, watch
-from treeviz.tree import sharding
+from treeviz.steps.tracing import twin
+from treeviz.steps.tracing import watch
+from treeviz.tree import leaves as sharding
 
 called, jitted = watch.Watched.__call__, twin._jit
 watch.Watched.__call__ = lambda self, *args: jax.tree.map(lambda x: x * 1.001, called(self, *args))

@@ -15,7 +15,7 @@ from sample_nodes import AdamState, Keyed, Layer, Node, Point, Registered, Repea
 from test_samples import check_table
 
 import treeviz
-from treeviz.analysis.sizes import is_first
+from treeviz.analysis.facts import is_first
 from treeviz.tree.walk import scan
 from treeviz.tree.walk import walk as walk_within
 

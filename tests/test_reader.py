@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 import treeviz
-from treeviz.analysis.details.window import window
+from treeviz.analysis.details.sections import window
 from treeviz.explorer.explored import window_section
 from treeviz.reader import identifier, read
-from treeviz.tree.files.entries import LoadError
-from treeviz.tree.files.nested import nested
+from treeviz.tree.files.entries import LoadError, nested
 from treeviz.tree.stored import Stored
 
 

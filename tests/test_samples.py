@@ -15,10 +15,10 @@ import pytest
 from sample_trees import SAMPLES
 
 import treeviz
+from treeviz.tree.facts import KINDS, NOTES
 from treeviz.tree.keys import KEYSTR_LIMIT
-from treeviz.tree.kinds import KINDS, NOTES
 from treeviz.tree.table import TreeTable
-from treeviz.views.html.characters import from_characters
+from treeviz.views.html.bundle import from_characters
 
 pytestmark = pytest.mark.oldest_jax
 

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
-    from treeviz.analysis.checks.finding import TreeFinding as TreeFinding
+    from treeviz.analysis.checks.rule import TreeFinding as TreeFinding
     from treeviz.analysis.compare.difference import Difference as Difference
     from treeviz.analysis.user_columns import column as column
+    from treeviz.api import TreeOverlay as TreeOverlay
     from treeviz.api import check as check
     from treeviz.api import explore as explore
     from treeviz.api import overlay as overlay
@@ -19,7 +20,6 @@ if _TYPE_CHECKING:
     from treeviz.explainer.explain import explain_errors as explain_errors
     from treeviz.inspector.inspector import GradientInspector as GradientInspector
     from treeviz.integrations.optax import inspect_gradients as inspect_gradients
-    from treeviz.overlaid import TreeOverlay as TreeOverlay
     from treeviz.plugin.extension import load_ipython_extension as load_ipython_extension
     from treeviz.plugin.extension import register_as_default as register_as_default
     from treeviz.plugin.extension import unload_ipython_extension as unload_ipython_extension
@@ -33,12 +33,12 @@ if _TYPE_CHECKING:
     from treeviz.steps.statistics import FULL as FULL
     from treeviz.steps.statistics import HISTOGRAM as HISTOGRAM
     from treeviz.steps.statistics import LIGHT as LIGHT
-    from treeviz.steps.stop import StopTraining as StopTraining
-    from treeviz.steps.tracing.tap import tap as tap
+    from treeviz.steps.statistics import StopTraining as StopTraining
+    from treeviz.steps.tracing.jitted import tap as tap
     from treeviz.steps.tracing.watch import CannotWatch as CannotWatch
-    from treeviz.tree.column import Column as Column
     from treeviz.tree.describers import Description as Description
     from treeviz.tree.describers import describes as describes
+    from treeviz.tree.facts import Column as Column
     from treeviz.tree.level import child as child
     from treeviz.tree.table import TreeTable as TreeTable
     from treeviz.views.tree_view import TreeView as TreeView
@@ -88,7 +88,7 @@ __all__ = [
 
 # Imported at first use: showing a file needs little of it, and no JAX.
 _LATER = {
-    "TreeFinding": "treeviz.analysis.checks.finding",
+    "TreeFinding": "treeviz.analysis.checks.rule",
     "Difference": "treeviz.analysis.compare.difference",
     "column": "treeviz.analysis.user_columns",
     "check": "treeviz.api",
@@ -104,7 +104,7 @@ _LATER = {
     "explain_errors": "treeviz.explainer.explain",
     "GradientInspector": "treeviz.inspector.inspector",
     "inspect_gradients": "treeviz.integrations.optax",
-    "TreeOverlay": "treeviz.overlaid",
+    "TreeOverlay": "treeviz.api",
     "load_ipython_extension": "treeviz.plugin.extension",
     "register_as_default": "treeviz.plugin.extension",
     "unload_ipython_extension": "treeviz.plugin.extension",
@@ -118,10 +118,10 @@ _LATER = {
     "FULL": "treeviz.steps.statistics",
     "HISTOGRAM": "treeviz.steps.statistics",
     "LIGHT": "treeviz.steps.statistics",
-    "StopTraining": "treeviz.steps.stop",
-    "tap": "treeviz.steps.tracing.tap",
+    "StopTraining": "treeviz.steps.statistics",
+    "tap": "treeviz.steps.tracing.jitted",
     "CannotWatch": "treeviz.steps.tracing.watch",
-    "Column": "treeviz.tree.column",
+    "Column": "treeviz.tree.facts",
     "Description": "treeviz.tree.describers",
     "describes": "treeviz.tree.describers",
     "child": "treeviz.tree.level",

@@ -2,23 +2,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import difflib
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from treeviz.analysis.checks.finding import TreeFindings
-from treeviz.analysis.checks.rule import Use
+from treeviz.analysis.checks.rule import USES, Checked, TreeFindings
+from treeviz.analysis.checks.rule import Use as CheckUse
+from treeviz.analysis.checks.rules import RULES, Result, findings, run_rules, with_badges
+from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import Differences
-from treeviz.analysis.compare.stackable import unstackable
-from treeviz.checker import check_tree, with_findings
-from treeviz.differ import TreeDiff
-from treeviz.overlaid import TreeOverlay, lay_over
-from treeviz.prepare import AnyColumn, check_flag, check_options, other_trees, prepare, scanned
+from treeviz.analysis.compare.map_mismatch import unstackable
+from treeviz.analysis.overlay.overlaid import InAxes, Labels, Mask, OutAxes, Overlaid, Shardings, Use, overlaid
+from treeviz.differ import TreeDiff, long_hints
+from treeviz.prepare import AnyColumn, Prepared, check_flag, check_options, other_trees, prepare, scanned
 from treeviz.tree.layers import Stacked
+from treeviz.tree.runtime import collector_paused
 from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView
 
 if TYPE_CHECKING:
     from treeviz.views.widget.widget import TreeWidget
+
+
+# Lay a prefix over a tree: what stands behind `overlay`.
+
+
+class TreeOverlay(TreeView):
+    """The leaves of a tree with the spec that a prefix gives to each of them, and what does not fit.
+
+        x, params = jnp.ones((8, 3)), {"w": jnp.ones((3, 4))}
+        view = treeviz.overlay((0, {"w": 1}), (x, params))
+        print(view)
+        view.differences            # [1]['w']: size: axis 1 has 4 ([0] has 8)
+
+    Attributes:
+      differences: Every mismatch as a `Difference`, in the order of the rows; none if the prefix fits.
+    """
+
+    differences: Differences
+
+    def __init__(self, found: Overlaid) -> None:
+        super().__init__(found.table, found.table.chosen(found.shown))
+        object.__setattr__(self, "differences", found.differences)
+
+    def text(self, *, width: int | None = None, **options: Any) -> str:
+        """The table as aligned text, and below it what a line may have cut: what was meant in place of a mismatch."""
+        shown = super().text(width=width, **options)
+        return "\n".join([shown, *long_hints(self.differences, width, shown)])
+
+
+_USES: dict[str, Callable[[Any], Use]] = {
+    "in_axes": lambda _: InAxes(),
+    "out_axes": lambda _: OutAxes(),
+    "shardings": Shardings,
+    "mask": lambda _: Mask(),
+    "labels": lambda _: Labels(),
+}
+
+
+def lay_over(
+    prefix: Any, tree: Any, *, use: str, mesh: Any = None, is_leaf: Callable[[Any], bool] | None = None
+) -> TreeOverlay:
+    """See `treeviz.overlay`."""
+    if use not in _USES:
+        raise ValueError(f"overlay: there is no use {use!r}; there are {', '.join(map(repr, _USES))}")
+    if mesh is not None and use != "shardings":
+        raise ValueError(f"overlay: mesh= is for use='shardings', and not for {use!r}")
+    if use == "in_axes" and type(tree) is not tuple:
+        tree = (tree,)
+    side = Side(*scanned(tree, None, "args" if use == "in_axes" else "tree"))
+    return TreeOverlay(overlaid(prefix, side, _USES[use](mesh), is_leaf))
+
+
+# Check a tree: what stands behind `check`, `render(check=True)` and `treeviz check`.
+
+_COLUMNS = ("elements", "bytes", "nan", "inf")
+
+
+class CheckedTree(TreeView):
+    """A tree with a sign in the row of each finding, as `treeviz check` writes it; as text the findings alone."""
+
+    findings: TreeFindings
+
+    def __init__(self, table: TreeTable, found: TreeFindings) -> None:
+        super().__init__(table, table.chosen([name for name in _COLUMNS if name in table.columns]))
+        object.__setattr__(self, "findings", found)
+
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        yield from str(self.findings).split("\n")
+
+    def json(self) -> str:
+        """The JSON of a view with `findings`, [{code, level, path, row, sentence, fix}, …]."""
+        names = ("code", "level", "path", "row", "sentence", "fix")
+        rows = json.dumps([{name: getattr(each, name) for name in names} for each in self.findings])
+        return f'{super().json()[:-1]},\n"findings": {rows}}}'
+
+
+def check_tree(
+    tree: Any, *, name: str = "tree", for_: CheckUse, values: bool, roundtrip: bool, ignore: str | Collection[str]
+) -> TreeFindings:
+    """See `treeviz.check`."""
+    table, results = _checked(tree, name, for_, values, roundtrip, ignore)
+    with collector_paused():
+        return findings(table, results)
+
+
+def checked_tree(tree: Any, *, name: str, for_: CheckUse, values: bool, ignore: Collection[str]) -> CheckedTree:
+    """The same as a view."""
+    table, results = _checked(tree, name, for_, values, False, ignore)
+    with collector_paused():
+        return CheckedTree(with_badges(table, results), findings(table, results))
+
+
+def _checked(
+    tree: Any, name: str, for_: CheckUse, values: bool, roundtrip: bool, ignore: str | Collection[str]
+) -> tuple[TreeTable, list[Result]]:
+    if for_ not in USES:
+        raise ValueError(f"check: for_ is one of {', '.join(map(repr, USES))}, and not {for_!r}")
+    ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    for code in ignore:
+        _rule(code)
+    table, nodes = scanned(tree, None, name)
+    if values:
+        from treeviz.analysis.stats.columns import value_statistics
+
+        table = table.with_columns(*value_statistics(table, nodes)[0])
+    with collector_paused():
+        return table, run_rules(Checked(table, nodes, for_), roundtrip=roundtrip, ignore=ignore)
+
+
+def with_findings(prepared: Prepared, use: bool | CheckUse) -> Prepared:
+    """The tree with a badge for each finding; see `check` of `treeviz.render`."""
+    if use is True:
+        use = "any"
+    elif use not in USES:
+        raise TypeError(f"check= is an option, True or one of {', '.join(map(repr, USES))}.")
+    with collector_paused():
+        table = with_badges(prepared.table, run_rules(Checked(prepared.table, prepared.nodes, use)))
+    return prepared._replace(table=table)
+
+
+def explain(code: str) -> str:
+    """What a rule looks for, why, and when it is nothing to worry about.
+
+    Raises:
+      ValueError: There is no such rule.
+    """
+    rule = _rule(code.upper())
+    option = {"": "", "values": " It reads the values: check(tree, values=True).", "roundtrip": ""}[rule.needs]
+    if rule.needs == "roundtrip":
+        option = " It unflattens nodes, which runs their code: check(tree, roundtrip=True)."
+    return (
+        f"{rule.code} ({rule.level})\n\n{rule.about}\n\nTo leave it out: check(tree, ignore=[{rule.code!r}]).{option}"
+    )
+
+
+def _rule(code: str):
+    if code not in RULES:
+        near = difflib.get_close_matches(str(code), RULES, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"check: there is no rule {code!r}; there are {', '.join(sorted(RULES))}.{hint}")
+    return RULES[code]
 
 
 def walk(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str = "tree") -> TreeTable:
@@ -54,7 +199,7 @@ def render(
     is_leaf: Callable[[Any], bool] | None = None,
     depth: int | None = None,
     whole: bool = False,
-    check: bool | Use = False,
+    check: bool | CheckUse = False,
     beside: Mapping[str, Any] | None = None,
     **trees: Any,
 ) -> TreeView:
@@ -130,7 +275,7 @@ def explore(
     is_leaf: Callable[[Any], bool] | None = None,
     depth: int | None = None,
     whole: bool = False,
-    check: bool | Use = False,
+    check: bool | CheckUse = False,
     keep: bool = False,
     beside: Mapping[str, Any] | None = None,
     **trees: Any,
@@ -157,8 +302,7 @@ def explore(
       TypeError: A keyword is neither an option nor a tree.
       ValueError: `columns` names a column that the table does not have, or a glob in `stacked` matches no array.
     """
-    from treeviz.explorer.explored import Explored
-    from treeviz.explorer.explored_diff import ExploredDiff
+    from treeviz.explorer.explored import Explored, ExploredDiff
     from treeviz.views.widget.widget import TreeWidget
 
     def make_view(tree: Any, trees: Mapping[str, Any]) -> tuple[TreeView, list[Any]]:
@@ -178,7 +322,12 @@ def explore(
 
 
 def check(
-    tree: Any, *, for_: Use = "any", values: bool = False, roundtrip: bool = False, ignore: str | Collection[str] = ()
+    tree: Any,
+    *,
+    for_: CheckUse = "any",
+    values: bool = False,
+    roundtrip: bool = False,
+    ignore: str | Collection[str] = (),
 ) -> TreeFindings:
     """Find what is wrong with a tree, or may be: each with its leaf, a sentence, and Python that cures it.
 

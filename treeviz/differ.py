@@ -11,18 +11,16 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
-from treeviz.analysis.compare.elements import Gap
-from treeviz.analysis.compare.in_layers import with_layers
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.merged import Merged, headline, joined, kinds_of, merged, same_trees
 from treeviz.analysis.compare.rearranged import with_hints
-from treeviz.analysis.compare.tree_diff import Found, find_differences
-from treeviz.explorer.explored_diff import DiffView, Leaves
+from treeviz.analysis.compare.tree_diff import Found, find_differences, with_layers
+from treeviz.analysis.compare.values import Gap
+from treeviz.explorer.explored import DiffView, Leaves
 from treeviz.prepare import scanned
-from treeviz.tree.collector import collector_paused
-from treeviz.tree.column import Column
-from treeviz.tree.forks import computed_once
+from treeviz.tree.facts import Column
 from treeviz.tree.layers import Stacked
+from treeviz.tree.runtime import collector_paused, computed_once
 from treeviz.tree.table import TreeTable
 from treeviz.views.text.terminal import wrapped
 from treeviz.views.view import View

@@ -10,18 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treeviz import integrations
-from treeviz.analysis.devices import device_columns
-from treeviz.analysis.facts import common_mesh, fact_columns, mesh_text
-from treeviz.analysis.sizes import headline, is_cut, size_columns
+from treeviz.analysis.facts import common_mesh, device_columns, fact_columns, headline, is_cut, mesh_text, size_columns
 from treeviz.analysis.user_columns import LeafFunction, column, function_columns
 from treeviz.tree import walk as walking
-from treeviz.tree.budget import DISPLAY, WHOLE, Budget
-from treeviz.tree.column import Column
-from treeviz.tree.facts import Note
+from treeviz.tree.describers import DISPLAY, WHOLE, Budget
+from treeviz.tree.facts import Column, Note
 from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
-from treeviz.tree.safe_repr import class_name, value_text
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import class_name, value_text
 
 AnyColumn = str | Column | LeafFunction | Callable[[Any], Any]
 
@@ -131,9 +128,7 @@ def prepare(
 
 
 def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget, others: bool) -> TreeTable:
-    from treeviz.analysis.stats.columns import value_statistics
-    from treeviz.analysis.stats.not_finite import not_finite
-    from treeviz.analysis.stats.scan import NOT_READ
+    from treeviz.analysis.stats.columns import NOT_READ, not_finite, value_statistics
 
     added, reasons = value_statistics(table, nodes, budget=budget)
     left_out = [row for row, text in reasons.items() if text.startswith(NOT_READ)]
@@ -149,7 +144,7 @@ def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget, others:
 
 def _without_alike(table: TreeTable, names: Sequence[str]) -> tuple[str, ...]:
     """The names of the columns, but of those that would say the same in every row, as the headline does in words."""
-    from treeviz.analysis.stats.alike import alike
+    from treeviz.analysis.stats.columns import alike
 
     words = {} if is_cut(table) else alike(table)
     return tuple(name for name in names if name not in words)

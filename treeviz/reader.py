@@ -11,15 +11,63 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from treeviz.tree.collector import collector_paused
-from treeviz.tree.files.entries import LoadError, mode_of, without_repeats
-from treeviz.tree.files.like import in_tree_like
-from treeviz.tree.files.msgpack import read_msgpack
-from treeviz.tree.files.nested import nested, with_scales
-from treeviz.tree.files.npy import read_eqx, read_npy, read_npz
-from treeviz.tree.files.safetensors import read_index, read_safetensors, read_shards
-from treeviz.tree.safe_repr import error_text, visible
+from treeviz.tree.files.arrays import (
+    read_eqx,
+    read_index,
+    read_msgpack,
+    read_npy,
+    read_npz,
+    read_safetensors,
+    read_shards,
+)
+from treeviz.tree.files.entries import LoadError, mode_of, nested, with_scales, without_repeats
+from treeviz.tree.runtime import collector_paused
+from treeviz.tree.stored import Stored
+from treeviz.tree.text import error_text, visible
+
+# The arrays of a file that has no names, in the tree that it was made from.
+
+_NUMBERS = (bool, int, float, complex, np.generic)
+
+
+def in_tree_like(like: Any, arrays: Any, file: str) -> Any:
+    """The tree `like` with the arrays of a file in place of its own, in the order of its leaves.
+
+    Args:
+      file: Its name.
+
+    Raises:
+      LoadError: The file has others than `like`; the message names the first.
+    """
+    if type(arrays) is not list or not all(type(each) is Stored for each in arrays):
+        raise LoadError(f"{file} has names: like= is for files without, .eqx")
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
+    rest, found = iter(arrays), []
+    for path, leaf in leaves:
+        has_shape = isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+        if not has_shape and not isinstance(leaf, _NUMBERS):
+            found.append(leaf)
+            continue
+        where, stored = jax.tree_util.keystr(path), next(rest, None)
+        shape = tuple(leaf.shape) if has_shape else ()
+        if stored is None or stored.shape != shape:
+            has = "nothing more" if stored is None else f"the shape {stored.shape}"
+            raise LoadError(f"{file} has {has} where like= has the shape {shape}: at {where}")
+        found.append(_of_dtype(stored, leaf.dtype if has_shape else None, where))
+    n_more = sum(1 for _ in rest)
+    if n_more:
+        raise LoadError(f"{file} has {n_more:,} {'array' if n_more == 1 else 'arrays'} more than like=")
+    return treedef.unflatten(found)
+
+
+def _of_dtype(stored: Stored, dtype: Any, name: str) -> Stored:
+    """The array by its name in the tree. NumPy forgets the name of bfloat16, which `like` knows."""
+    is_void = stored.dtype.kind == "V" and dtype is not None and stored.dtype.itemsize == dtype.itemsize
+    dtype = np.dtype(dtype) if is_void else stored.dtype
+    return Stored(stored.shape, dtype, stored.chunks_of, name, stored.nbytes, order=stored.order)
+
 
 _PICKLES = (".pkl", ".pickle", ".joblib")
 _ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -35,7 +83,7 @@ def _read_gguf(path: Path) -> Any:
 
 
 def _read_flax(path: Path) -> Any:
-    from treeviz.integrations.flax_files import read_checkpoint
+    from treeviz.integrations.orbax import read_checkpoint
 
     return read_checkpoint(path)
 
@@ -173,8 +221,7 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
 
 def _of_folder(folder: Path) -> Callable[[Path], Any]:
     """The reader of a folder, by what is in it."""
-    from treeviz.integrations.flax_files import STEP, read_steps
-    from treeviz.integrations.orbax import is_orbax, read_orbax
+    from treeviz.integrations.orbax import STEP, is_orbax, read_orbax, read_steps
 
     names = []
     with os.scandir(folder) as entries:

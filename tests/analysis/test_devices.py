@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import treeviz
-from treeviz.analysis import held as rolling
-from treeviz.analysis.devices import bytes_by_device, device_columns
+from treeviz.analysis import facts as rolling
+from treeviz.analysis.facts import bytes_by_device, device_columns
 from treeviz.tree.facts import DeviceIds
 from treeviz.tree.table import TreeTable
 from treeviz.tree.walk import scan

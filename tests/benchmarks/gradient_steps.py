@@ -14,9 +14,9 @@ import optax
 from published_steps import Step
 
 import treeviz as tv
-from treeviz.steps.recording.pace import LARGE_BATCH
+from treeviz.steps.recording.recorder import LARGE_BATCH
 from treeviz.steps.statistics import LIGHT
-from treeviz.steps.tracing.jit_options import jit_options
+from treeviz.steps.tracing.jitted import jit_options
 from treeviz.steps.tracing.twin import instrumented
 
 RATE = 1e-4

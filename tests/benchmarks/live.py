@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import treeviz as tv
-from treeviz.inspector.backend import LiveBackend
-from treeviz.inspector.panel import LivePanel
+from treeviz.inspector.panel import LiveBackend, LivePanel
 
 STEP_S = 0.01
 N_STEPS = 300

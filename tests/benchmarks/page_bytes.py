@@ -29,11 +29,10 @@ from flax import nnx
 from trees import TREES
 
 import treeviz
-from treeviz.tree.numbers import number_text
-from treeviz.views.html.bars import bars
+from treeviz.tree.text import number_text
 from treeviz.views.html.bundle import packed_page_module
-from treeviz.views.html.shown import as_shown
-from treeviz.views.html.static import outline
+from treeviz.views.html.page import outline
+from treeviz.views.html.payload import as_shown, bars
 from treeviz.views.view import View
 
 _MOST = 48  # of a dimension: what a page says does not depend on it

@@ -38,9 +38,9 @@ from query_trees import TREES
 from sample_trees import SAMPLES
 
 import treeviz
-from treeviz.tree.column import Column
-from treeviz.tree.numbers import number_text
+from treeviz.tree.facts import Column
 from treeviz.tree.repeats import fold
+from treeviz.tree.text import number_text
 from treeviz.views.html.bundle import module_text
 from treeviz.views.html.page import page as as_page
 from treeviz.views.html.payload import pack

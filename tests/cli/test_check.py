@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import treeviz.views.json
+import treeviz.views.exports
 from treeviz.cli import main
 from treeviz.cli.output import DIFFERENT, TROUBLE
 
@@ -44,7 +44,7 @@ def test_the_findings_are_json_beside_the_rows_as_the_schema_says(tmp_path, monk
     found = document["findings"]
     assert ("T203", "['v']") in [(each["code"], each["path"]) for each in found]
     assert [document["rows"][each["row"]]["keystr"] for each in found] == [each["path"] for each in found]
-    schema = json.loads(Path(treeviz.views.json.__file__).with_name("schema.json").read_text("utf-8"))
+    schema = json.loads(Path(treeviz.views.exports.__file__).with_name("schema.json").read_text("utf-8"))
     jsonschema.Draft202012Validator(schema).validate(document)
     assert set(document) <= set(schema["properties"])
 

@@ -10,7 +10,7 @@ import pytest
 
 import treeviz as tv
 from treeviz.analysis.compare.aligned import Side
-from treeviz.analysis.compare.drift import drift
+from treeviz.analysis.compare.merged import drift
 from treeviz.cli import main
 from treeviz.cli.output import DIFFERENT, TROUBLE
 from treeviz.prepare import scanned

@@ -15,9 +15,8 @@ import pytest
 from sample_trees import SAMPLES
 
 import treeviz as tv
-from treeviz.analysis.details.sections import MOST_BYTES
-from treeviz.analysis.details.window import window
-from treeviz.views.widget.requests import OPERATIONS
+from treeviz.analysis.details.sections import MOST_BYTES, window
+from treeviz.views.widget.widget import OPERATIONS
 
 pytest.importorskip("anywidget")
 pytest.importorskip("treescope")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import treeviz as tv
-from treeviz.explorer.explored_diff import ExploredDiff
+from treeviz.explorer.explored import ExploredDiff
 
 pytest.importorskip("anywidget")
 

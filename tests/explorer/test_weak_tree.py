@@ -15,8 +15,8 @@ from jax import tree_util
 from sample_nodes import Keyed, Layer, OddKey, Registered, WithAux
 from sample_trees import SAMPLES
 
-from treeviz.explorer.weak_tree import WeakTree
-from treeviz.tree.key_paths import dict_key, follow, keys_to, parse_key
+from treeviz.explorer.explored import WeakTree
+from treeviz.tree.paths import dict_key, follow, keys_to, parse_key
 from treeviz.tree.walk import scan
 
 pytestmark = pytest.mark.oldest_jax

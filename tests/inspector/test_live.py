@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 from live_runs import PATHS, Run
 
 import treeviz as tv
-from treeviz.inspector.backend import LiveBackend
-from treeviz.inspector.panel import LivePanel
-from treeviz.inspector.updates import SHARE
-from treeviz.steps.recording.pace import Pace
-from treeviz.steps.recording.track import Track
+from treeviz.inspector.panel import SHARE, LiveBackend, LivePanel
+from treeviz.steps.recording.history import Track
+from treeviz.steps.recording.recorder import Pace
 
 pytest.importorskip("anywidget")
 

@@ -7,8 +7,8 @@ import pytest
 from live_runs import Clock
 
 import treeviz as tv
-from treeviz.inspector.progress import Progress
-from treeviz.steps.recording.track import Track
+from treeviz.inspector.panel import Progress
+from treeviz.steps.recording.history import Track
 
 
 class Loop:

@@ -10,7 +10,8 @@ from packed import SOURCE, STATISTICS, packed_measurement
 
 import treeviz as tv
 from treeviz.steps.measure import Measurement
-from treeviz.steps.recording import scalars, waiting_scalars
+from treeviz.steps.recording import history as scalars
+from treeviz.steps.recording import recorder as waiting_scalars
 
 pytestmark = pytest.mark.oldest_jax
 

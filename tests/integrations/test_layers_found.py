@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import treeviz as tv
-from treeviz.inspector.backend import LiveBackend
+from treeviz.inspector.panel import LiveBackend
 
 N = 4
 

@@ -18,7 +18,7 @@ from sample_trees import SAMPLES
 
 import treeviz
 from treeviz.analysis.details.drawing import color_range
-from treeviz.analysis.details.window import Window
+from treeviz.analysis.details.sections import Window
 from treeviz.integrations import treescope as pictures
 from treeviz.prepare import scanned
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treeviz.steps.columns import gradient_columns
 from treeviz.steps.measure import measure, numbers_of
+from treeviz.steps.series import gradient_columns
 from treeviz.tree.walk import walk
 
 

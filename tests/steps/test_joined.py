@@ -9,7 +9,7 @@ import pytest
 import watched
 from watched import watch
 
-from treeviz.steps.joined import Joined
+from treeviz.steps.measure import Joined
 from treeviz.steps.recording.decode import Arrived
 from treeviz.steps.recording.recorder import Recorder
 

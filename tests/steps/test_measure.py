@@ -18,7 +18,7 @@ from several_devices import first_devices
 
 from treeviz.steps.measure import Measurement, measure, numbers_of, paths_in, reduce_tree, source_of
 from treeviz.steps.statistics import FULL, HISTOGRAM, LIGHT, n_words, unpack
-from treeviz.tree.safe_repr import printable
+from treeviz.tree.text import printable
 from treeviz.tree.walk import walk
 
 pytestmark = [pytest.mark.oldest_jax, pytest.mark.gpu]

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from treeviz.steps.measure import measure, numbers_of, source_of
-from treeviz.steps.measured_tree import in_layers, layer_by_layer, openable, told_axes, wholes
 from treeviz.steps.reduce import reduce_leaves
-from treeviz.steps.statistics import HISTOGRAM, unpack
+from treeviz.steps.statistics import HISTOGRAM, in_layers, layer_by_layer, openable, told_axes, unpack, wholes
 
 TREE = {"embed": np.ones((9, 2)), "layers": {"b": np.ones((3, 2)), "w": np.ones((3, 4, 2)), "k": np.ones(3, int)}}
 SOURCE = source_of(TREE, "grads")

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treeviz.analysis.stats.host import CHUNK
-from treeviz.steps.on_host import reduce_on_host
+from treeviz.analysis.stats.arrays import CHUNK
 from treeviz.steps.statistics import LIGHT, unpack
+from treeviz.steps.tracing.looks import reduce_on_host
 
 rng = np.random.default_rng(0)
 

@@ -9,12 +9,10 @@ import pytest
 import watched
 from watched import watch
 
-from treeviz.steps.few_numbers import measured, n_numbers, numbers_as_they_are
-from treeviz.steps.joined import Joined
-from treeviz.steps.measure import numbers_of
-from treeviz.steps.partial_sums import added_up, packed_rows, partial_sums
+from treeviz.steps.measure import Joined, numbers_of
+from treeviz.steps.reduce import added_up, measured, n_numbers, numbers_as_they_are, packed_rows, partial_sums
 from treeviz.steps.statistics import LIGHT, unpack
-from treeviz.steps.tracing.jit_options import jit_options
+from treeviz.steps.tracing.jitted import jit_options
 from treeviz.steps.tracing.twin import instrumented
 
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import treeviz as tv
-from treeviz.tree.collector import collector_paused, full_searches_put_off
+from treeviz.tree.runtime import collector_paused, full_searches_put_off
 
 pytestmark = pytest.mark.oldest_jax
 

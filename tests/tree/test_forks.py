@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import treeviz
-from treeviz.tree.forks import Lock, computed_once
+from treeviz.tree.runtime import Lock, computed_once
 from treeviz.views import tree_view
 
 pytestmark = pytest.mark.oldest_jax

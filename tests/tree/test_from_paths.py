@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from treeviz.tree.facts import Facts
-from treeviz.tree.from_paths import table_of_paths
+from treeviz.tree.paths import table_of_paths
 from treeviz.tree.walk import walk
 
 TREES = {

@@ -129,7 +129,7 @@ def test_a_large_object_shows_its_first_fields_and_counts_the_others():
 
 
 def test_the_text_of_one_walk_is_limited_and_what_is_left_out_is_counted(monkeypatch):
-    monkeypatch.setattr("treeviz.tree.inside._WALK_TEXT", 100)
+    monkeypatch.setattr("treeviz.tree.opaque._WALK_TEXT", 100)
     rows = list(treeviz.walk([SimpleNamespace(a="x" * 10, b=i) for i in range(50)]).leaves)
     assert dict(rows[0].facts.inside) == {"a": repr("x" * 10), "b": "0"}
     assert rows[-1].facts.inside == (("…", "2 more"),)

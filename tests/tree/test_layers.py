@@ -10,7 +10,7 @@ from test_samples import check_table
 
 import treeviz
 from treeviz.tree.layers import MOST_LAYERS
-from treeviz.views.json import to_json
+from treeviz.views.exports import to_json
 
 
 @pytest.fixture(scope="module")

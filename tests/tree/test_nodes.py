@@ -15,8 +15,8 @@ from sample_nodes import AdamState, Layer, Registered, Slotted, Special, Static,
 from sample_trees import SAMPLES, module_level_function, scale
 
 import treeviz
+from treeviz.tree.describe import NodeFacts
 from treeviz.tree.level import flatten_of
-from treeviz.tree.node_facts import NodeFacts
 
 pytestmark = pytest.mark.oldest_jax
 

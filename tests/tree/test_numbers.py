@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from treeviz.tree.numbers import bytes_text, count_text, number_text, percent_text
+from treeviz.tree.text import bytes_text, count_text, number_text, percent_text
 
 COUNTS = [
     (0, "0"),

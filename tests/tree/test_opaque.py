@@ -17,7 +17,7 @@ from sample_nodes import Special
 from sample_trees import MyDict, MyList, Unregistered
 
 import treeviz
-from treeviz.tree.numbers import bytes_text
+from treeviz.tree.text import bytes_text
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -118,7 +118,7 @@ def test_an_array_is_found_however_deep_it_stands(depth):
 
 
 def test_the_objects_looked_at_in_one_walk_are_limited_and_small_leaves_are_looked_into_all_the_same(monkeypatch):
-    monkeypatch.setattr("treeviz.tree.inside._WALK_OBJECTS", 4_000)
+    monkeypatch.setattr("treeviz.tree.opaque._WALK_OBJECTS", 4_000)
     large = [SimpleNamespace(items=[SimpleNamespace(n=i) for i in range(500)]) for _ in range(50)]
     *rows, last = treeviz.walk([*large, SimpleNamespace(w=np.ones(2))]).leaves
     looked_at = [int(note.text.split(" objects")[0].split()[-1]) for row in rows for note in row.notes]

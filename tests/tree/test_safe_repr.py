@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_nodes import Special
 
-from treeviz.tree.safe_repr import class_name, error_text, guarded, has_base, module_name, value_text, visible
+from treeviz.tree.text import class_name, error_text, guarded, has_base, module_name, value_text, visible
 
 
 @given(st.text(st.characters()))

@@ -13,9 +13,8 @@ from random_trees import LEAVES, random_tree
 from sample_nodes import Layer, Point
 from sample_trees import SAMPLES
 
-from treeviz.tree.budget import Budget
-from treeviz.tree.walk import scan
-from treeviz.tree.walk_alike import Alike
+from treeviz.tree.describers import Budget
+from treeviz.tree.walk import Alike, scan
 
 pytestmark = pytest.mark.oldest_jax
 OVER_DEVICES = jax.sharding.NamedSharding(

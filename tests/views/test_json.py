@@ -11,12 +11,12 @@ from sample_series import NAN_FROM, layers, run
 from sample_trees import SAMPLES
 
 import treeviz
-import treeviz.views.json
-from treeviz.tree.column import Column
+import treeviz.views.exports
+from treeviz.tree.facts import Column
 from treeviz.tree.keys import Key
 from treeviz.tree.series import FindingMark, Series
 from treeviz.tree.walk import walk
-from treeviz.views.json import MAX_PATH_DEPTH, to_json
+from treeviz.views.exports import MAX_PATH_DEPTH, to_json
 from treeviz.views.view import View
 
 
@@ -57,7 +57,7 @@ def test_every_row_says_what_the_table_says(name):
 
 def test_what_is_written_is_what_the_schema_says():
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads(Path(treeviz.views.json.__file__).with_name("schema.json").read_text())
+    schema = json.loads(Path(treeviz.views.exports.__file__).with_name("schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     compared = treeviz.diff({"a": np.ones(3), "b": 1}, {"a": np.zeros(3)})

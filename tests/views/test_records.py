@@ -7,7 +7,7 @@ import pytest
 from norm_runs import Run
 
 import treeviz
-from treeviz.inspector.exported import to_frame, to_records
+from treeviz.inspector.inspector import to_frame, to_records
 from treeviz.tree.frame import data_frame
 
 pytestmark = pytest.mark.oldest_jax

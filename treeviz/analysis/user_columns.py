@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeviz.analysis.sizes import whole_numbers
-from treeviz.tree.column import Column, Format, Rollup
-from treeviz.tree.query.fields import ALIASES, ROW_FIELDS, VALUE_STATISTICS
-from treeviz.tree.safe_repr import error_text, function_name, guarded, has_base, value_text, visible
+from treeviz.analysis.facts import whole_numbers
+from treeviz.tree.facts import Column, Format, Rollup
+from treeviz.tree.query.find import ALIASES, ROW_FIELDS, VALUE_STATISTICS
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import error_text, function_name, guarded, has_base, value_text, visible
 
 _N_TITLE = 40  # characters
 _NAMES = re.compile(r"[^a-z0-9_.-]+")
@@ -144,7 +144,7 @@ def _fetch(answers: list[_Answers]) -> None:
     if not waiting:
         return
 
-    from treeviz.analysis.stats.device import fetch
+    from treeviz.analysis.stats.arrays import fetch
 
     scalars = [results[i] for results, i in waiting]
     try:

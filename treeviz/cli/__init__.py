@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from treeviz.cli import check, demo, diff, doctor, grads, show
 from treeviz.cli.output import TROUBLE, drop_output, one_line, open_closed_descriptors, print_error
-from treeviz.cli.progress import reading
-from treeviz.tree.jax_later import import_jax_later
+from treeviz.cli.source import reading
+from treeviz.tree.runtime import import_jax_later
 
 PIPE_CLOSED, INTERRUPTED = 141, 130  # the exit statuses of the shell
 _COMMANDS = (show, diff, check, grads, demo, doctor)

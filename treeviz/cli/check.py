@@ -32,14 +32,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     if options.explain:
-        from treeviz.checker import explain
+        from treeviz.api import explain
 
         print_text(explain(options.explain))
         return SAME
     if options.file is None:
         raise ValueError("check: which file? See treeviz check --help")
     tree = load(options.file, options)  # before what imports JAX: a file that is refused is refused at once
-    from treeviz.checker import checked_tree
+    from treeviz.api import checked_tree
 
     view = checked_tree(
         tree,

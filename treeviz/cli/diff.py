@@ -81,7 +81,7 @@ def _difference(row: Row) -> str:
 
 def _drift(options: argparse.Namespace) -> int:
     from treeviz.analysis.compare.aligned import Side
-    from treeviz.analysis.compare.drift import drift
+    from treeviz.analysis.compare.merged import drift
     from treeviz.prepare import scanned
     from treeviz.tree.facts import Note
     from treeviz.views.tree_view import TreeView

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from treeviz.cli.output import DIFFERENT, SAME, print_text
-from treeviz.tree.safe_repr import guarded
 from treeviz.tree.tested_jax import TESTED_JAX, TESTED_PYTHON, newer_than_tested, tested_range
+from treeviz.tree.text import guarded
 
 _NEEDED = ("jax", "jaxlib", "numpy", "treescope", "anywidget", "ipywidgets")
 _OTHERS = (
@@ -116,7 +116,7 @@ def _front_end() -> str:
 
 
 def _shell() -> str:
-    from treeviz.views.notebook import shell_of_notebook
+    from treeviz.views.view import shell_of_notebook
 
     if shell_of_notebook() is not None:
         return "a Jupyter kernel"

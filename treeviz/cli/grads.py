@@ -8,7 +8,7 @@ from typing import Any
 
 from treeviz.cli.output import DIFFERENT, SAME, add_outputs
 from treeviz.cli.show import add_rows, of_run, recorded, shown
-from treeviz.tree.safe_repr import visible
+from treeviz.tree.text import visible
 
 
 def add(commands: Any) -> argparse.ArgumentParser:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treeviz.cli.progress import end
+from treeviz.cli.source import end
 
 if TYPE_CHECKING:
-    from treeviz.views.save import Content
     from treeviz.views.tree_view import TreeView
+    from treeviz.views.view import Content
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2  # the exit statuses of diff and grep
 _SUFFIXES = {"html": ".html", "json": ".json", "text": ".txt", "svg": ".svg", "png": ".png", "md": ".md", "mmd": ".mmd"}
@@ -78,7 +78,7 @@ def deliver(
       say: Returns a text, or its lines.
       summary: Returns the Markdown for the summary of a job, which otherwise has the first rows.
     """
-    from treeviz.views.save import open_page, write
+    from treeviz.views.view import open_page, write
 
     makers: dict[str, Callable[[], Content]] = view.outputs()
     makers[".txt"] = lambda: (f"{line}\n" for line in view.lines(options.width))
@@ -122,7 +122,7 @@ def print_error(text: str) -> None:
 
 def one_line(text: object) -> str:
     """A file's name, an argument or a message, without what a terminal would obey."""
-    from treeviz.tree.safe_repr import visible
+    from treeviz.tree.text import visible
 
     return visible(str(text), 2000)
 

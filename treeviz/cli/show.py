@@ -105,9 +105,8 @@ def of_run(view: TreeView, options: argparse.Namespace) -> TreeView:
 
 def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -> int:
     """Show a tree, or list rows of it."""
-    from treeviz.tree.collector import collector_paused
-    from treeviz.tree.query.fields import VALUE_STATISTICS
-    from treeviz.tree.query.find import needs_values
+    from treeviz.tree.query.find import VALUE_STATISTICS, needs_values
+    from treeviz.tree.runtime import collector_paused
 
     # What is not looked at would not be found.
     names = [*(options.columns or "").split(","), options.sort]
@@ -188,7 +187,7 @@ def deliver_list(
 
 
 def _what(row: Row) -> str:
-    from treeviz.tree.safe_repr import aval_text
+    from treeviz.tree.text import aval_text
 
     facts = row.facts
     return facts.type if facts.shape is None else aval_text(facts.shape, facts.dtype)

@@ -13,10 +13,13 @@ from typing import Any
 
 import jax
 
-from treeviz.explainer import caller, hashes, libraries, linen, raised
+from treeviz.explainer import frames as caller
+from treeviz.explainer import libraries, raised
+from treeviz.explainer import libraries as linen
+from treeviz.explainer import raised as hashes
 from treeviz.explainer.answers import ANSWERS, AROUND
 from treeviz.explainer.frames import Answer, calls_in_jax, without_hidden
-from treeviz.tree.safe_repr import guarded, printable_lines
+from treeviz.tree.text import guarded, printable_lines
 from treeviz.views.text.terminal import wrapped
 
 TIME_LIMIT_S = 1.0

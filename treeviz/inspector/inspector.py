@@ -2,32 +2,396 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import contextlib
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
 
 from treeviz import integrations
-from treeviz.inspector.run_files import load_run
+from treeviz.inspector.panel import Inspector, LivePanel, checked_total
 from treeviz.inspector.runs import Runs
-from treeviz.inspector.sinks import Sinks
-from treeviz.steps.findings.alarm import Alarm
-from treeviz.steps.findings.find import check_kinds
-from treeviz.steps.findings.finding import Finding, Thresholds
-from treeviz.steps.nan_origin.kept_inputs import KeptInputs
-from treeviz.steps.recording.at_the_end import tell_at_the_end
+from treeviz.inspector.views import finding_lines, whole_view
+from treeviz.steps.findings.find import Alarm, check_kinds, findings
+from treeviz.steps.findings.finding import SCALARS, Finding, Thresholds
+from treeviz.steps.nan_origin.locate import KeptInputs, locate_nan_in_kept
 from treeviz.steps.recording.decode import Arrived, recordable
-from treeviz.steps.recording.pace import SOON
-from treeviz.steps.recording.recorder import MOST_LATE, Recorder
-from treeviz.steps.statistics import LIGHT
+from treeviz.steps.recording.exchange import from_json_lines, to_json_lines
+from treeviz.steps.recording.history import History, Timeline, main_source
+from treeviz.steps.recording.history_file import load, save
+from treeviz.steps.recording.recorder import MOST_LATE, SOON, Recorder, tell_at_the_end
+from treeviz.steps.statistics import LIGHT, StopTraining
 from treeviz.steps.tracing.verify import Verification
 from treeviz.steps.tracing.watch import Watched, watch
+from treeviz.tree.files.entries import mode_of
+from treeviz.tree.frame import Frame, Labels, data_frame, records
 from treeviz.tree.layers import Stacked
+from treeviz.tree.text import error_text, visible
+from treeviz.views.tree_view import TreeView
+from treeviz.views.view import shell_of_notebook, write
 
 if TYPE_CHECKING:
-    from treeviz.inspector.live import Live
+    from treeviz.inspector.run_log import RunLog
+    from treeviz.steps.nan_origin.locate import NanOrigin
     from treeviz.steps.tracing.called import CalledSteps
     from treeviz.views.widget.widget import TreeWidget
+
+
+# The formats of files that hold a whole run, by their suffixes.
+
+_LONGEST_LINE = 50_000_000  # characters: of the histograms of some 50,000 leaves
+
+
+def outputs(history: Callable[[], History]) -> dict[str, Callable[[], str | bytes]]:
+    """What other programs read, by suffix, for `treeviz.views.view.write`."""
+    return {
+        ".jsonl": lambda: "".join(f"{line}\n" for line in to_json_lines(history())),
+        ".parquet": lambda: _parquet(history()),
+    }
+
+
+def _parquet(history: History) -> bytes:
+    from treeviz.integrations.pyarrow import to_parquet
+
+    return to_parquet(history)
+
+
+def load_run(path: Path) -> History:
+    """The run in a file.
+
+    Raises:
+      OSError: There is no such file, or it may not be read.
+      ValueError: It holds no run, is damaged, or is no file.
+      ImportError: It is Parquet, and pyarrow is not installed.
+    """
+    mode_of(path)
+    if path.suffix not in (".jsonl", ".parquet"):
+        return load(path)
+    try:
+        if path.suffix == ".parquet":
+            from treeviz.integrations.pyarrow import from_parquet
+
+            return from_parquet(path)
+        with open(path, encoding="utf-8") as lines:
+            return from_json_lines(_bounded(lines))
+    except (OSError, ImportError):
+        raise
+    except Exception as error:  # json, pyarrow and NumPy raise nearly anything
+        raise ValueError(
+            f"load: {visible(str(path), 1000)} holds no run that can be read: {error_text(error)}"
+        ) from error
+
+
+def _bounded(file: TextIO) -> Iterator[str]:
+    """The lines of a file."""
+    while line := file.readline(_LONGEST_LINE + 1):
+        if len(line) > _LONGEST_LINE:
+            raise ValueError(f"it has a line of more than {_LONGEST_LINE:,} characters")
+        yield line
+
+
+# The numbers of a run as columns, for data frames.
+
+
+def to_records(history: History, source: str) -> list[dict[str, Any]]:
+    """A dict for each leaf with numbers and each step that is kept; see `GradientInspector.to_records`."""
+    return list(records(to_frame(history, source)))
+
+
+def to_frame(history: History, source: str) -> Frame:
+    """The same as columns: "first_step", "step", "path" and each statistic; of scalars, each of them by its name."""
+    if source == SCALARS and SCALARS not in history.sources:
+        lines = {name: history.scalars.values(name) for name in history.scalars.tracks}
+        entries, columns = _joined({name: (line, line.latest[:, None]) for name, line in lines.items()})
+        return _steps(entries, 1) | {name: values[:, 0] for name, values in columns.items()}
+    what = history.sources[source]
+    leaves = np.flatnonzero(what.has_number)
+    lines = {statistic: history.values(source, statistic) for statistic in history.statistics(source)}
+    entries, columns = _joined(
+        {name: (of, (of.latest if of.total is None else of.total)[:, leaves]) for name, of in lines.items()}
+    )
+    paths = Labels(np.tile(np.arange(len(leaves)), len(entries)), [what.paths[leaf] for leaf in leaves])
+    flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in columns.items()}
+    return _steps(entries, len(leaves)) | {"path": paths} | flat
+
+
+def _steps(entries: Sequence[tuple[int, int]], n: int) -> dict[str, Any]:
+    first, until = np.array(entries, np.int64).reshape(-1, 2).T
+    return {"first_step": np.repeat(first, n), "step": np.repeat(until, n)}
+
+
+def _joined(
+    lines: dict[str, tuple[Timeline, np.ndarray]],
+) -> tuple[list[tuple[int, int]], dict[str, np.ma.MaskedArray]]:
+    """The first and the last step of each entry of any line, and the values of all lines there, [entries, …]."""
+    steps = {
+        name: list(zip(line.first.tolist(), line.until.tolist(), strict=True)) for name, (line, _) in lines.items()
+    }
+    entries = sorted({entry for of in steps.values() for entry in of})
+    place = {entry: i for i, entry in enumerate(entries)}
+    columns = {}
+    for name, (_, values) in lines.items():
+        columns[name] = np.ma.array(np.zeros((len(entries), *values.shape[1:]), values.dtype), mask=True)
+        columns[name][[place[entry] for entry in steps[name]]] = values
+    return entries, columns
+
+
+# Follow a loop: show a widget when it begins, and complete the widget however it ends.
+
+
+class Live:
+    """The context manager that `inspector.live()` returns."""
+
+    def __init__(self, inspector: Inspector, recorder: Recorder, total: int | None) -> None:
+        self._inspector, self._recorder, self._total = inspector, recorder, checked_total(total)
+        self._panel: LivePanel | None = None
+
+    def __enter__(self) -> TreeWidget | None:
+        """The widget, displayed. None outside a notebook."""
+        if shell_of_notebook() is None:
+            return None
+        self._panel = LivePanel(self._inspector, self._recorder, total=self._total)
+        widget = self._panel.begin()
+        widget._ipython_display_()
+        return widget
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        panel, self._panel = self._panel, None
+        try:
+            if kind is None:
+                self._recorder.flush()
+            else:
+                with contextlib.suppress(Exception):  # the error of the loop is the one to report
+                    self._recorder.flush()
+        finally:
+            if panel is not None:
+                with contextlib.suppress(StopTraining):  # `flush` has raised it already
+                    panel.finish("done" if kind is None else "stopped", "" if kind is None else kind.__name__)
+                panel.detach()
+
+
+# What was measured of a run: its history, its findings, and its views.
+
+
+class Measured:
+    """What was measured of a run: its history, its findings, and its views.
+
+    Attributes:
+      name: Of the tree in views.
+      thresholds: The limits beyond which numbers become findings.
+      earlier_runs: The histories of the newest 4 runs before this one.
+    """
+
+    name: str
+    thresholds: Thresholds
+    earlier_runs: list[History]
+    _recorder: Recorder
+    _runs: Runs
+    _inputs: KeptInputs | None
+
+    def flush(self) -> None:
+        """Read all measurements; waits for the steps that are still running. Raises StopTraining as `record` does."""
+        self._runs.flush()
+
+    @property
+    def history(self) -> History:
+        """All that was measured so far. Waits for the steps that are still running.
+
+        Raises:
+          LookupError: Nothing was measured yet.
+        """
+        self.flush()
+        if not self._recorder.history:
+            text = "inspector: nothing was measured yet. Call the step that watch() gave, or record()."
+            raise LookupError(" ".join([text, *self.notes]))
+        return self._recorder.history
+
+    @property
+    def n_dropped(self) -> int:
+        """Number of lost measurements: their step failed, their buffers were donated, or the device was too slow."""
+        return self._recorder.n_dropped
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Problems found in the history, the worst first; see `treeviz.steps.findings.find`."""
+        return findings(self.history, thresholds=self.thresholds)
+
+    def locate_nan(self, step: int | None = None) -> NanOrigin | None:
+        """Locate the operation that produced the first NaN or infinity, by running its step again.
+
+        Runs the step operation by operation, which takes much longer than the compiled step. Needs
+        `GradientInspector(keep_inputs=True)`, and `every=1` to inspect the first bad step.
+
+        Args:
+          step: The number of the step; its inputs must still be kept. None: the first step with a gradient, a loss or a
+            parameter that is not finite, or if there was none the newest with any non-finite result.
+
+        Returns:
+          The operation, its file and line, and whether it was in the forward or the backward pass; None if no step
+          was bad.
+
+        Raises:
+          LookupError: No inputs were kept, or not those of this step.
+          CannotLocateNan: The step cannot be run operation by operation.
+        """
+        self.flush()
+        return locate_nan_in_kept(self._inputs, step)
+
+    def render(self, source: str | None = None, *, run: int = 0) -> TreeView:
+        """The tree of gradients: the newest numbers as columns, and the norm of every leaf and subtree over the steps.
+
+        Waits for the steps that are still running.
+
+        Args:
+          source: The tree to show, one of `history.sources`; by default the first gradient, as it was last if its
+            leaves have changed.
+          run: 0 is this run, -1 the one before, of `earlier_runs`.
+
+        Raises:
+          LookupError: Nothing was measured yet, or the run is not kept.
+        """
+        if run:
+            earlier = self.earlier_runs[run]
+            return whole_view(earlier, self.name, findings(earlier, thresholds=self.thresholds), source=source)
+        lost, keeps_inputs = [*self._recorder.lost, *self._runs.remarks(source)], self._inputs is not None
+        return whole_view(self.history, self.name, self.findings, source=source, lost=lost, keeps_inputs=keeps_inputs)
+
+    def to_records(self, source: str | None = None) -> list[dict[str, Any]]:
+        """A dict for each leaf and step that is kept: "step", "path", and each statistic, as "norm" and "nonfinite".
+
+            pandas.DataFrame(inspector.to_records()).pivot(index="step", columns="path", values="norm")
+
+        Where older steps were merged, "first_step" is below "step", a value is that of the last of them, and a count is
+        their sum.
+
+        Args:
+          source: The tree, one of `history.sources`; by default the first gradient. "scalars": those of
+            `record_scalars`, a dict for each step.
+
+        Raises:
+          LookupError: Nothing was measured yet.
+        """
+        return to_records(self.history, source or main_source(self.history))
+
+    def to_pandas(self, source: str | None = None) -> Any:
+        """The same as a `pandas.DataFrame`: paths are categories, what was not measured is NaN or <NA>.
+
+        inspector.to_pandas().pivot(index="step", columns="path", values="norm").plot(logy=True)
+        """
+        return data_frame("pandas", to_frame(self.history, source or main_source(self.history)))
+
+    def to_arrow(self, source: str | None = None) -> Any:
+        """The same as a `pyarrow.Table`, which Polars and DuckDB take. Needs `pip install 'jax-treeviz[arrow]'`.
+
+        inspector.to_arrow("grads").group_by("path").aggregate([("norm", "max")])
+        """
+        return data_frame("pyarrow", to_frame(self.history, source or main_source(self.history)))
+
+    def save(self, path: str | Path, *, width: str | None = None) -> Path:
+        """Write the view (.html, .txt, .json, .svg, .png, .md, .mmd) or the history (.treeviz, .jsonl, .parquet).
+
+        Args:
+          width: Of a picture on paper, as "84mm"; see `TreeView.save`.
+
+        Returns:
+          The path. `GradientInspector.load` reads the history. JSON Lines and Parquet are for other programs:
+          `treeviz.steps.recording.exchange` documents them; Parquet needs `pip install 'jax-treeviz[arrow]'`.
+
+        Raises:
+          LookupError: Nothing was measured yet.
+          ValueError: Any other suffix.
+        """
+        if Path(path).suffix == ".treeviz":
+            save(self.history, path)
+            return Path(path)
+        exports = outputs(lambda: self.history)
+        return write(Path(path), exports) if Path(path).suffix in exports else self.render().save(path, width=width)
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        if self._recorder.is_empty:
+            return {"text/plain": repr(self)}
+        bundle = self.render()._repr_mimebundle_(include, exclude)
+        if "text/plain" in bundle:
+            bundle["text/plain"] = "\n".join([bundle["text/plain"], *finding_lines(self.findings, self.notes)])
+        return bundle
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        if self._recorder.is_empty:
+            return NotImplemented
+        return self.render().__treescope_repr__(path, subtree_renderer)
+
+    def __repr__(self) -> str:
+        """The leaves to look at first and the findings, for a terminal."""
+        if self._recorder.is_empty:
+            return " ".join(["GradientInspector: nothing was measured yet", *(f"({note})" for note in self.notes)])
+        return "\n".join([repr(self.render()), *finding_lines(self.findings, self.notes)])
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not measured, and why; what is shown of runs and of trees that changed; damage of a loaded file."""
+        return self._runs.notes
+
+
+# Where the numbers of a run go while they come: files and experiment loggers.
+
+
+class Sinks(Measured):
+    """Where the numbers of a run go while they come."""
+
+    _logs: list[RunLog]
+
+    def keep(self, path: str | Path) -> Path:
+        """From now on write every step to a file, so that a crash loses no more than the steps of the last second.
+
+        If the disk is full or the file is deleted, the run goes on with its numbers in memory: one warning is logged,
+        the view says what the file lacks, and writing is tried again.
+
+        Returns:
+          The path of the file, which `GradientInspector.load` reads at any time. A file of another run stays as it is,
+          and the path is a new one: "run-2.treeviz". An inspector that was loaded from a file continues it.
+
+        Raises:
+          OSError: The file cannot be written, e.g. since its folder is not there.
+        """
+        kept = self._recorder.keep(Path(path))
+        if kept != Path(path):
+            text = f"keep: {path} is not of this run, and stays as it is; this run is kept in {kept}. To continue what "
+            warnings.warn(f"{text}is in a file, begin with GradientInspector.load({str(path)!r}).", stacklevel=2)
+        return kept
+
+    def log_to(self, target: Any, *, every: int | None = None) -> RunLog:
+        """From now on tell an experiment logger what is measured, and of findings, from a thread of its own.
+
+            with inspector.log_to(print):             # or tensorboardX.SummaryWriter("runs"), wandb.init(), …
+                for _ in range(10):
+                    params = update(params, x, y)
+
+        Names are those of wandb.watch and TensorBoard, in sections: "grads norm/layers/0/w", "grads norm" of the whole,
+        "grads max_abs", "grads nonfinite" (a count), "updates ratio/layers/0/w" (to params), and histograms
+        "grads log2/…" in the steps that measure these. A norm is NaN where a number in it is not finite. A logger that
+        raises costs one warning; it may be slow, and holds up no step.
+
+        Args:
+          target: A `SummaryWriter` of tensorboardX, PyTorch or Flax, a `MetricWriter` of clu, a run of W&B, trackio,
+            Aim or MLflow (or the module), or a function `log(step: int, numbers: dict[str, float])`. W&B gets numbers
+            as by `wandb.watch`, with your next `run.log`: those of the newest step, up to ten times a second.
+          every: Log each n-th of the inspected steps by number. None: as many as 5 % of the time allow.
+
+        Returns:
+          What to close, or to use as a context manager, before the logger is closed: it logs the steps that are left.
+          When the program ends, also by an error, it closes itself.
+
+        Raises:
+          TypeError: The target is none of these.
+        """
+        from treeviz.inspector.run_log import RunLog
+
+        log = RunLog(self._recorder, target, every=every, thresholds=self.thresholds, looked=self._runs.looked)
+        self._logs.append(log)
+        return log
 
 
 class GradientInspector(Sinks):
@@ -283,7 +647,7 @@ class GradientInspector(Sinks):
         Args:
           total: The number of steps of the run, for the progress bar. ValueError if it is no whole number.
         """
-        from treeviz.inspector.live import Live
+        pass
 
         return Live(self, self._recorder, total)
 

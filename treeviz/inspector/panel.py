@@ -7,23 +7,567 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from treeviz.inspector.backend import Inspector, LiveBackend
-from treeviz.inspector.messages import RunMessages
-from treeviz.inspector.updates import SHARE, Throttle
-from treeviz.inspector.views import waiting_view
-from treeviz.steps.recording.history import main_source
-from treeviz.steps.recording.recorder import Recorder
-from treeviz.steps.recording.ticker import Ticker
-from treeviz.steps.stop import StopTraining
-from treeviz.tree.safe_repr import error_text
-from treeviz.views.notebook import shell_of_notebook
+import numpy as np
+
+from treeviz.inspector.views import newest_scalars, running_view, waiting_view
+from treeviz.steps.findings.find import findings
+from treeviz.steps.findings.finding import Finding, Thresholds
+from treeviz.steps.recording.history import History, Timeline, Track, main_source, occurs_in
+from treeviz.steps.recording.recorder import Recorder, Ticker
+from treeviz.steps.series import as_float32, is_of_step, scalar_series, table_of_source
+from treeviz.steps.statistics import StopTraining
+from treeviz.tree.layers import part_of, row_for_jax
+from treeviz.tree.paths import follow, occurrence, parse_key, steps_of
+from treeviz.tree.series import merged
+from treeviz.tree.text import error_text
+from treeviz.views.html.payload import pack_series
 from treeviz.views.tree_view import TreeView
+from treeviz.views.view import shell_of_notebook
 
 if TYPE_CHECKING:
+    from treeviz.inspector.runs import Runs
+    from treeviz.views.widget.backend import Replaced
     from treeviz.views.widget.widget import TreeWidget
+
+
+# What a live widget asks Python for: the inspector, numbers and key paths of rows, and buckets that it missed.
+
+
+class Inspector(Protocol):
+    """What the live view needs of a `GradientInspector`."""
+
+    name: str
+    thresholds: Thresholds
+    _runs: Runs
+
+    def render(self) -> TreeView: ...
+
+
+class Panel(Protocol):
+    """What the backend needs of a `LivePanel`."""
+
+    def resend(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class LiveBackend:
+    """The backend of a widget that follows an inspector.
+
+    Attributes:
+      view: What the widget shows.
+
+    Args:
+      inspector: Referred to weakly, since it may hold arrays, which a view must not keep alive.
+    """
+
+    def __init__(self, inspector: weakref.ref[Inspector], panel: Panel, view: TreeView) -> None:
+        self._inspector, self.panel, self.view = inspector, panel, view
+
+    @property
+    def tree(self) -> Any:
+        """The inspector."""
+        inspector = self._inspector()
+        if inspector is None:
+            raise ReferenceError("live: the inspector is gone.")
+        return inspector
+
+    def replace(self, tree: Any, trees: Mapping[str, Any]) -> Replaced:
+        raise TypeError("live: this widget follows an inspector; treeviz.explore() shows trees.")
+
+    def nodes(self, rows: Sequence[int]) -> list[Any]:
+        """The newest numbers of these rows, by the names of the columns."""
+        table = self.view.table
+        return [{name: table[row][name] for name in table.columns} for row in rows]
+
+    def paths(self, rows: Sequence[int]) -> list[tuple]:
+        """JAX's key paths; of a layer, that of its array."""
+        table = self.view.table
+        paths = [table.path(row_for_jax(table, row)) for row in rows]
+        steps = ([step for key in path for step in steps_of(key.keystr)] for path in paths)
+        return [tuple(parse_key(step, otherwise=step) for step in path) for path in steps]
+
+    def where(self, tree: Any, rows: Sequence[int]) -> list[Any]:
+        """The nodes of another tree at the places of the rows."""
+        table = self.view.table
+        return [part_of(table, row, follow(tree, self.paths([row])[0], self._occurrences(row))) for row in rows]
+
+    def _occurrences(self, row: int) -> list[int]:
+        found = []
+        while row > 0:
+            found.append(occurrence(self.view.table, row))
+            row = int(self.view.table.parent[row])
+        return found[::-1]
+
+    def answer(
+        self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Answer a request of the page.
+
+        "whole" without a number sends all buckets again, because the page missed some. With a number it does nothing:
+        the page only tests whether Python answers.
+        """
+        if operation == "whole" and not numbers and not is_cancelled():
+            self.panel.resend()
+        return {"sections": []}, []
+
+    def close(self) -> None:
+        self.panel.close()
+
+
+# What is new in a history since the last message, and how often to send: for views that follow a run.
+
+MOST_PER_S = 8
+SHARE = 0.02  # of the time, for updates
+MOST_BUCKETS = 16  # of one message
+MOST_FINDINGS = 50
+_FINDINGS_SHARE = 0.005  # of the time, for the search for findings
+MOST_CURVES, _MOST_POINTS = 6, 128  # scalars, as a page shows them; buckets of each
+_CURVES_SHARE = 0.005
+
+
+class Throttle:
+    """When the next update is due: limits their rate, and the share of the time that they take.
+
+    Args:
+      clock: In seconds.
+    """
+
+    def __init__(
+        self, most_per_s: float = MOST_PER_S, share: float = SHARE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._least_s, self._share, self._clock = 1 / most_per_s, share, clock
+        self._due = -np.inf
+        self._cost_s = 0.0
+
+    def is_due(self) -> bool:
+        return self._clock() >= self._due
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next update is due."""
+        return max(0.0, self._due - self._clock())
+
+    def spent(self, cost_s: float, n_others: int = 0) -> None:
+        """Record the cost of an update; the next is delayed so that updates use at most `share` of the time.
+
+        The cost is the larger of this one and its running mean.
+
+        Args:
+          n_others: How many other throttles divide the same share.
+        """
+        self._cost_s = max(cost_s, (self._cost_s + cost_s) / 2)
+        self._due = self._clock() + max(self._least_s, self._cost_s * (n_others + 1) / self._share)
+
+
+class Buckets(NamedTuple):
+    """Norms of all leaves in k consecutive time buckets.
+
+    Attributes:
+      first, until, n: int64[k]: the first and the last step of each bucket, and how many were recorded in it.
+      latest, low, high: float32[k, leaves]: the last, the least and the greatest norm in it.
+      bad: bool[k, leaves]: whether it has a NaN or an infinity.
+    """
+
+    first: np.ndarray
+    until: np.ndarray
+    n: np.ndarray
+    latest: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    bad: np.ndarray
+
+    @property
+    def is_single(self) -> bool:
+        """Whether each bucket holds one step, so that least, greatest and last are the same."""
+        return bool((self.n == 1).all())
+
+    def buffers(self) -> list[bytes]:
+        """Little-endian bytes: first, until and n as float64; bad as one bit a leaf; then latest (and unless
+        `is_single`, low and high) as float32."""
+        norms = (self.latest,) if self.is_single else (self.latest, self.low, self.high)
+        return [
+            *(part.astype("<f8").tobytes() for part in (self.first, self.until, self.n)),
+            np.packbits(self.bad, axis=1, bitorder="little").tobytes(),
+            *(part.astype("<f4").tobytes() for part in norms),
+        ]
+
+
+class NormUpdates:
+    """The norms of a source since the last message. The cost depends on the new steps only, not on the whole run."""
+
+    def __init__(self, history: History, source: str) -> None:
+        self.source, self._history = source, weakref.ref(history)
+        self._n_sent = 0  # steps
+
+    def is_of(self, history: History, source: str) -> bool:
+        """Whether it is of this source in this very history; a new run has another one."""
+        return self._history() is history and self.source == source
+
+    def skip(self, history: History) -> None:
+        """Skip the steps until now, which the page has already."""
+        self._n_sent = self._norms(history).n_steps
+
+    def take(self, history: History, most: int = MOST_BUCKETS) -> Buckets | None:
+        """The new steps in at most `most` buckets; None: there are none."""
+        track = self._norms(history)
+        n = track.n_steps - self._n_sent
+        if n <= 0:
+            return None
+        steps = track.newest(n)
+        self._n_sent += n
+        return joined(steps, self._bad(history, steps, n), most)
+
+    def _norms(self, history: History) -> Track:
+        return history.tracks[self.source, "norm"]
+
+    def _bad(self, history: History, norms: Timeline, n: int) -> np.ndarray:
+        """bool[k, leaves]: whether each entry has a NaN or an infinity."""
+        track = history.tracks.get((self.source, "nonfinite"))
+        bad = np.isinf(norms.high)
+        if track is None:
+            return bad
+        return bad | occurs_in(track.newest(n), norms)
+
+
+class FindingUpdates:
+    """The findings in a history, and whether they have changed.
+
+    They are searched at most once a second and for at most 0.5 % of the time, or at once on request.
+
+    Attributes:
+      found: The result of the last search.
+      marks: `[row, step, kind, text, severity]` of those in the main source, at most 50.
+
+    Args:
+      name: The name of the tree.
+      clock, cpu_clock: In seconds; the second one counts the CPU time of this thread.
+    """
+
+    def __init__(self, name: str, *, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
+        self.found: list[Finding] = []
+        self.marks: list[list] = []
+        self._name, self._cpu_clock = name, cpu_clock
+        self._throttle = Throttle(most_per_s=1, share=_FINDINGS_SHARE, clock=clock)
+
+    def poll(self, history: History, thresholds: Thresholds, *, now: bool = False) -> bool:
+        """Search for findings if that is due, or if `now`. Returns whether they differ from those before."""
+        if not (now or self._throttle.is_due()):
+            return False
+        before, marks = self._cpu_clock(), self.marks
+        self.found = findings(history, thresholds=thresholds)
+        self._throttle.spent(self._cpu_clock() - before)
+        self.marks = self._marks(history)
+        return self.marks != marks
+
+    def _marks(self, history: History) -> list[list]:
+        source = main_source(history)
+        leaves = table_of_source(history, source, self._name).measured.tolist()
+        return [
+            [
+                0 if f.leaf < 0 or is_of_step(f) else leaves[f.leaf],
+                f.first,
+                f.kind,
+                f"{f.sentence} {f.advice}"[:1000],
+                f.severity,
+            ]
+            for f in self.found
+            if f.source == source or is_of_step(f)
+        ][:MOST_FINDINGS]
+
+
+class CurveUpdates:
+    """The curves of the first six scalars, whole, in at most 128 buckets each: some 3 kB for each curve.
+
+    They are made when there are new values, at most once a second and for at most 0.5 % of the time.
+
+    Args:
+      clock, cpu_clock: In seconds; the second one counts the CPU time of this thread.
+    """
+
+    def __init__(self, *, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
+        self._n_sent = 0  # rows of scalars
+        self._cpu_clock = cpu_clock
+        self._throttle = Throttle(most_per_s=1, share=_CURVES_SHARE, clock=clock)
+
+    def skip(self, history: History) -> None:
+        """Skip the values until now, which the page has already."""
+        self._n_sent = history.scalars.n_appended
+
+    def take(self, history: History, found: Sequence[Finding]) -> dict[str, list] | None:
+        """The headers of the curves and their arrays, as `pack_series` makes them; None: nothing is new or due."""
+        is_new = bool(history.scalars) and self._n_sent != history.scalars.n_appended
+        if not is_new or not self._throttle.is_due():
+            return None
+        before, arrays = self._cpu_clock(), []
+        self.skip(history)
+
+        def add(array: np.ndarray) -> int:
+            arrays.append((array * 1).ravel().tolist())
+            return len(arrays) - 1
+
+        packed = pack_series(scalar_series(history, found, _MOST_POINTS, MOST_CURVES), add)
+        self._throttle.spent(self._cpu_clock() - before)
+        return {"series": packed, "arrays": arrays}
+
+
+def joined(steps: Timeline, bad: np.ndarray, most: int) -> Buckets:
+    """Join neighbours until there are at most `most` buckets."""
+    groups = np.arange(0, len(steps.n), -(-len(steps.n) // most))
+    ends = np.append(groups[1:], len(steps.n)) - 1
+    low, high, latest = merged(steps.low, steps.high, steps.latest, groups)
+    return Buckets(
+        steps.first[groups],
+        steps.until[ends],
+        np.add.reduceat(steps.n, groups),
+        as_float32(latest),
+        as_float32(low),
+        as_float32(high),
+        np.logical_or.reduceat(bad, groups, axis=0),
+    )
+
+
+# How far a run is and how fast it goes, from a clock and the steps of a history.
+
+_RATE_S = 10.0  # over which the speed is measured
+
+
+def checked_total(total: float | None) -> int | None:
+    """The number of steps of a run; None if it is not known.
+
+    Raises:
+      ValueError: It is no whole number.
+    """
+    try:
+        if total is None or (int(total) == total and total >= 0):
+            return None if total is None else int(total)
+    except (TypeError, ValueError, OverflowError):  # such as of NaN
+        pass
+    raise ValueError(f"total={total!r}: give the number of steps of the run, such as total=1000, or None.")
+
+
+class Progress:
+    """Progress of a run: `arrive` records each measurement, `count` each reading of steps.
+
+    A run begins with the first measurement after `end`. It may `rest`, however long, and go on.
+
+    Args:
+      total: How many steps the loop makes, if known.
+      clock: In seconds.
+    """
+
+    def __init__(self, total: float | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.n_arrived = 0  # measurements
+        self._total, self._clock = checked_total(total), clock
+        self._n_finished = 0  # measurements of the runs that have ended
+        self._n_before = 0  # steps, when this run began
+        self._began = self._arrived = clock()
+        self._first_step: int | None = None
+        self._rests = False
+        self._speed: deque[tuple[float, int]] = deque()
+
+    def arrive(self) -> None:
+        """Record that a measurement has arrived."""
+        self._arrived = self._clock()
+        if self.is_finished and not self._rests:
+            self._began = self._arrived
+        self.n_arrived += 1
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no measurement has arrived since the run ended, or came to rest."""
+        return self.n_arrived == self._n_finished
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the last measurement."""
+        return self._clock() - self._arrived
+
+    def is_ahead(self, steps: Track) -> bool:
+        """Whether steps of this run were read."""
+        return self._n_new(steps) > 0
+
+    def _n_new(self, steps: Track) -> int:
+        """How many steps of this run were read. A tree that has changed since the last run has steps of its own."""
+        n = steps.n_steps - self._n_before
+        return n if n >= 0 else steps.n_steps
+
+    def begin(self, steps: Track, called: Callable[[int], int] = lambda first: first) -> None:
+        """Record that the first steps of a run were read, or those after a rest.
+
+        Args:
+          called: The number of the first step, which may not be inspected, by that of the first inspected one.
+        """
+        first = called(int(steps.newest(self._n_new(steps)).first.min()))
+        # A tree that has changed meanwhile has steps of its own.
+        self._first_step = first if not self._rests or self._first_step is None else min(first, self._first_step)
+        self._rests = False
+        self._speed.clear()
+
+    def count(self, newest: int) -> None:
+        """Record that the steps up to `newest` were read."""
+        now = self._arrived
+        self._speed.append((now, newest))
+        while len(self._speed) > 2 and now - self._speed[0][0] > _RATE_S:
+            self._speed.popleft()
+
+    def end(self, steps: Track, n_arrived: int | None = None) -> None:
+        """End the run; later measurements belong to the next one.
+
+        Args:
+          n_arrived: The number of measurements in `steps`; by default all that have arrived.
+        """
+        self._n_before, self._rests = steps.n_steps, False
+        self._n_finished = self.n_arrived if n_arrived is None else n_arrived
+
+    def rest(self, steps: Track, n_arrived: int) -> bool:
+        """Record that nothing comes for a while. Returns whether it ends the run, as if its steps are all done.
+
+        Args:
+          n_arrived: As for `end`.
+        """
+        if self._total is not None and (self.numbers(is_running=False).get("done") or 0) >= self._total:
+            self.end(steps, n_arrived)
+        else:
+            self._n_finished, self._rests = n_arrived, True
+        return not self._rests
+
+    def numbers(self, is_running: bool) -> dict[str, int | float | None]:
+        """The "total" steps and "elapsed" seconds; if known the newest "step", steps "done", and "rate" per second.
+
+        Args:
+          is_running: Give the rate of the last ten seconds, not of the whole run.
+        """
+        until = self._clock() if is_running else self._arrived
+        numbers: dict[str, int | float | None] = {"total": self._total, "elapsed": round(until - self._began, 3)}
+        if self._speed and self._first_step is not None:
+            (then, at_first), (now, newest) = self._speed[0], self._speed[-1]
+            if not is_running:
+                then, at_first, now = self._began, self._first_step - 1, until
+            numbers["step"] = newest
+            numbers["done"] = newest - self._first_step + 1
+            if now > then and newest > at_first:
+                numbers["rate"] = (newest - at_first) / (now - then)
+        return numbers
+
+
+# The messages to a page that follows a run, and the state that each of them carries.
+
+# messages; so often the findings are repeated, for a page that missed them while the kernel was busy
+FINDINGS_EVERY = 16
+
+
+class RunMessages:
+    """Makes the messages to a page during a run: first the tree, then new buckets and findings.
+
+    Attributes:
+      progress: How far the run is.
+      state: "waiting" before the first step, "running", and after the run "still", "done" or "stopped".
+
+    Args:
+      name: The name of the tree.
+      recorder: Referred to weakly, since it holds arrays, which a view must not keep alive.
+      thresholds: The limits beyond which numbers become findings.
+      total: How many steps the loop makes, if known.
+      clock, cpu_clock: In seconds; the second one counts the CPU time of this thread.
+      first_called: The number of the first call in this run, by the source and the number of the first inspected one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        recorder: weakref.ref[Recorder],
+        *,
+        thresholds: Thresholds,
+        total: int | None,
+        clock: Callable[[], float],
+        cpu_clock: Callable[[], float],
+        first_called: Callable[[str, int], int],
+    ) -> None:
+        self._first_called = first_called
+        self.progress = Progress(total, clock=clock)
+        self.state = "waiting"
+        self._name, self._recorder, self._thresholds = name, recorder, thresholds
+        self._reason = ""  # why the run stopped
+        self._findings = FindingUpdates(name, clock=clock, cpu_clock=cpu_clock)
+        self._curves = CurveUpdates(clock=clock, cpu_clock=cpu_clock)
+        self._norms: NormUpdates | None = None
+        self._sequence = 0
+        self._n_bad_leaves = 0
+
+    def status(self) -> dict[str, Any]:
+        """The fields that every message has: what the line above the tree shows."""
+        recorder = self._recorder()
+        return {
+            "sequence": self._sequence,
+            "state": self.state,
+            "why": self._reason,
+            "dropped": 0 if recorder is None else recorder.n_dropped,
+            "scalars": [] if recorder is None else newest_scalars(recorder.history),
+            **self.progress.numbers(is_running=self.state == "running"),
+        }
+
+    def can_append(self, history: History) -> bool:
+        """Whether the page has the tree of this run already, and that has not changed."""
+        norms = self._norms
+        return self.state == "running" and norms is not None and norms.is_of(history, main_source(history))
+
+    def tree_so_far(self, history: History) -> TreeView:
+        """The tree with all steps until now. The next `append` begins after them."""
+        source = main_source(history)
+        if self._norms is None or not self._norms.is_of(history, source):
+            self._norms = NormUpdates(history, source)
+        if self.state != "running":
+            self.begin(source, history)
+            self.state, self._reason = "running", ""
+        self._poll_findings(history, now=True)
+        self.progress.count(history.last(source)[0])
+        view = running_view(history, self._name, self._findings.found)
+        self._sequence += 1
+        self._norms.skip(history)
+        self._curves.skip(history)
+        return view
+
+    def begin(self, source: str, history: History) -> None:
+        """Record that the first steps of the run were read."""
+        self.progress.begin(history.tracks[source, "norm"], lambda first: self._first_called(source, first))
+
+    def append(self, history: History) -> tuple[dict[str, Any], list[bytes]] | None:
+        """The message with what is new since the last one, and its buffers. None: nothing is new."""
+        assert self._norms is not None
+        buckets = self._norms.take(history)
+        is_worse = False
+        if buckets is not None:
+            self.progress.count(int(buckets.until.max()))
+            n_bad = int(buckets.bad.any(axis=0).sum())
+            is_worse, self._n_bad_leaves = n_bad > self._n_bad_leaves, max(n_bad, self._n_bad_leaves)
+        has_new_findings = self._poll_findings(history, now=is_worse)
+        curves = self._curves.take(history, self._findings.found)
+        if buckets is None and curves is None and not has_new_findings:
+            return None
+        # An interrupt between here and the sending leaves a gap in the sequence, and the page asks for all buckets.
+        self._sequence += 1
+        message = {"op": "append", "n": 0 if buckets is None else len(buckets.n), **self.status()}
+        if has_new_findings or self._sequence % FINDINGS_EVERY == 0:
+            message["findings"] = self._findings.marks
+        if curves is not None:
+            message["curves"] = curves
+        return message, [] if buckets is None else buckets.buffers()
+
+    def end(self, state: str, reason: str = "") -> None:
+        """Record that the run is complete or paused: the final view is sent next."""
+        self._sequence += 1
+        self.state, self._reason = state, reason
+        self._n_bad_leaves = 0
+
+    def _poll_findings(self, history: History, *, now: bool = False) -> bool:
+        """Whether the findings differ from those that were sent."""
+        recorder = self._recorder()
+        return recorder is not None and self._findings.poll(history, self._thresholds, now=now)
+
 
 QUIET_S = 0.5  # without a new measurement, after which the remaining steps are read and sent
 AT_REST_S = 5.0  # without a new measurement, after which the final view is made

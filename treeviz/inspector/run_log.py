@@ -5,23 +5,328 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
+import re
+import sys
 import time
 import weakref
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType, TracebackType
+from typing import Any, Protocol
 
-from treeviz.analysis.stats.summary import FIRST_EXPONENT
-from treeviz.inspector.looked import Looked
-from treeviz.inspector.new_steps import NewSteps, Step
-from treeviz.integrations.loggers import logger_of
-from treeviz.steps.findings.alarm import Alarm
-from treeviz.steps.findings.finding import Finding, Thresholds
-from treeviz.steps.recording.recorder import Recorder
-from treeviz.steps.recording.ticker import Ticker
-from treeviz.tree.forks import Lock
-from treeviz.tree.safe_repr import error_text
+import numpy as np
+
+from treeviz.analysis.stats.arrays import FIRST_EXPONENT
+from treeviz.inspector.runs import Looked
+from treeviz.steps.findings.find import Alarm
+from treeviz.steps.findings.finding import SCALARS, Finding, Thresholds
+from treeviz.steps.recording.history import History, Timeline, Track
+from treeviz.steps.recording.recorder import Recorder, Ticker
+from treeviz.steps.series import table_of_source
+from treeviz.steps.statistics import kind_of, result_kind, sibling_name
+from treeviz.tree.runtime import Lock
+from treeviz.tree.text import class_name, error_text, module_name
+
+# How experiment loggers take the numbers of a step. None is imported: each is known by the object that it is given.
+
+
+class Logger(Protocol):
+    """Takes what was measured in a step.
+
+    Attributes:
+      every_s: Seconds between two deliveries, at least.
+      takes_newest: Whether of the steps of one delivery it keeps the newest only.
+    """
+
+    every_s: float
+    takes_newest: bool
+
+    def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
+        """Log numbers and histograms by name: how many values are in [2**k, 2**(k + 1)), for k = `first`, …"""
+        ...
+
+    def tell(self, finding: Finding) -> None:
+        """Log what went wrong."""
+        ...
+
+    def flush(self) -> None:
+        """Write what was logged, so that a crash does not lose it."""
+        ...
+
+
+def logger_of(target: Any) -> Logger:
+    """The logger that an object stands for; see `GradientInspector.log_to`.
+
+    Raises:
+      TypeError: The object is none that is known, and cannot be called.
+    """
+    is_module = isinstance(target, ModuleType)
+    library = (target.__name__ if is_module else module_name(type(target))).partition(".")[0]
+    if library in _LIBRARIES and (is_module or library != "mlflow" or hasattr(target, "info")):
+        return _LIBRARIES[library](target)
+    for method, logger in _WRITERS.items():
+        if callable(getattr(target, method, None)):
+            return logger(target)
+    if callable(target):
+        return _Function(target)
+    known = "a run of W&B, trackio, Aim or MLflow, a TensorBoard writer, or a function of a step and its numbers"
+    raise TypeError(f"log_to: {class_name(type(target))} is not known as a logger. Give {known}.")
+
+
+class _Function:
+    """A function of a step and its numbers, `{name: float}`."""
+
+    every_s, takes_newest = 1.0, False
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
+        self._target(step, dict(numbers))
+
+    def tell(self, finding: Finding) -> None:
+        pass  # `on_finding` hears of it
+
+    def flush(self) -> None:
+        pass
+
+
+class _TensorBoard(_Function):
+    """The `SummaryWriter` of tensorboardX or of PyTorch."""
+
+    def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
+        for name, value in numbers.items():
+            if math.isfinite(value) or "/" not in name:  # tensorboardX warns of each, which are as many as leaves
+                self._target.add_scalar(name, value, step)
+        for name, counts in histograms.items():
+            exponents = np.arange(first, first + len(counts)) + 0.5
+            self._target.add_histogram_raw(
+                name,
+                min=first,
+                max=first + len(counts),
+                num=int(counts.sum()),
+                sum=float(exponents @ counts),
+                sum_squares=float(exponents**2 @ counts),
+                bucket_limits=(exponents + 0.5).tolist(),
+                bucket_counts=counts.tolist(),
+                global_step=step,
+            )
+
+    def tell(self, finding: Finding) -> None:
+        self._target.add_text("findings", str(finding), finding.first)
+
+    def flush(self) -> None:
+        self._target.flush()
+
+
+class _FlaxTensorBoard(_TensorBoard):
+    """The `SummaryWriter` of `flax.metrics.tensorboard`, which takes no histogram that is counted already."""
+
+    def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
+        for name, value in numbers.items():
+            self._target.scalar(name, value, step)
+
+    def tell(self, finding: Finding) -> None:
+        self._target.text("findings", str(finding), finding.first)
+
+
+class _MetricWriter(_TensorBoard):
+    """A `MetricWriter` of clu, which takes no histogram that is counted already."""
+
+    def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
+        self._target.write_scalars(step, numbers)
+
+    def tell(self, finding: Finding) -> None:
+        self._target.write_texts(finding.first, {"findings": str(finding)})
+
+
+class _Wandb(_Function):
+    """A run of W&B. As those of `wandb.watch`, the numbers go out with the next row that the user logs.
+
+    W&B drops a row whose step is behind its newest. So the step is a metric of its own, which the others are drawn
+    over, and the user's steps stay what they are. A row has one value of each number, so of the steps since the user's
+    last row the newest is logged.
+    """
+
+    every_s, takes_newest = 0.1, True
+    _STEP = "treeviz step"
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self._defined: set[str] = set()
+
+    def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
+        for section in dict.fromkeys(name.partition("/")[0] for name in (*numbers, *histograms)):
+            if section not in self._defined:
+                self._target.define_metric(self._STEP, hidden=True)
+                self._target.define_metric(section, step_metric=self._STEP)
+                self._target.define_metric(f"{section}/*", step_metric=self._STEP)
+                self._defined.add(section)
+        row = {**numbers, **_histograms("wandb", histograms, first), self._STEP: step}
+        self._target.log(row, commit=False)
+
+    def tell(self, finding: Finding) -> None:
+        level = "ERROR" if finding.severity == "error" else "WARN"
+        self._target.alert(f"{finding.kind} at step {finding.first}", f"{finding.sentence} {finding.advice}", level)
+
+
+class _Trackio(_Function):
+    """trackio, or one of its runs."""
+
+    def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
+        self._target.log({**numbers, **_histograms("trackio", histograms, first)}, step=step)
+
+    def tell(self, finding: Finding) -> None:
+        levels = sys.modules["trackio"].AlertLevel
+        level = levels.ERROR if finding.severity == "error" else levels.WARN
+        self._target.alert(f"{finding.kind} at step {finding.first}", f"{finding.sentence} {finding.advice}", level)
+
+
+class _Aim(_Function):
+    """A `Run` of Aim."""
+
+    def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
+        for name, value in numbers.items():
+            self._target.track(value, name=name, step=step)
+        for name, counts in histograms.items():
+            distribution = sys.modules["aim"].Distribution(hist=counts, bin_range=(first, first + len(counts)))
+            self._target.track(distribution, name=name, step=step)
+
+    def tell(self, finding: Finding) -> None:
+        (self._target.log_error if finding.severity == "error" else self._target.log_warning)(str(finding))
+
+
+class _MLflow(_Function):
+    """MLflow's module, for the active run, or a run; its names have letters, digits and `_-. /` only."""
+
+    def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
+        named = {re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII): value for name, value in numbers.items()}
+        sys.modules["mlflow"].log_metrics(named, step=step, run_id=self._run_id)
+
+    def tell(self, finding: Finding) -> None:
+        client = sys.modules["mlflow"].MlflowClient()
+        client.set_tag(self._run_id, f"finding at step {finding.first} {finding.kind}", str(finding)[:5000])
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        run = target.active_run() if isinstance(target, ModuleType) else target
+        if run is None:
+            raise TypeError("log_to: MLflow has no active run. Call mlflow.start_run() before.")
+        self._run_id = run.info.run_id
+
+
+def _histograms(library: str, histograms: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
+    """The histograms as objects of a library that takes them as NumPy returns them."""
+    new: Callable = sys.modules[library].Histogram
+    return {
+        name: new(np_histogram=(counts, np.arange(first, first + len(counts) + 1)))
+        for name, counts in histograms.items()
+    }
+
+
+_LIBRARIES: dict[str, Callable[[Any], Logger]] = {
+    "wandb": _Wandb,
+    "trackio": _Trackio,
+    "aim": _Aim,
+    "mlflow": _MLflow,
+}
+_WRITERS: dict[str, Callable[[Any], Logger]] = {  # by a method that has its name there only
+    "add_histogram_raw": _TensorBoard,
+    "write_scalars": _MetricWriter,
+    "scalar": _FlaxTensorBoard,
+}
+
+# What a history has gained since it was last looked at, as numbers with names.
+
+
+@dataclass
+class Step:
+    """What was measured in a step, as "grads norm/layers/0/w"; without a path it is of the whole tree.
+
+    Attributes:
+      numbers: Values by name.
+      histograms: Counts of each power of two by name.
+    """
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    histograms: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class NewSteps:
+    """Remembers how much of a history was seen."""
+
+    def __init__(self) -> None:
+        self._run = ""
+        self._n_seen: dict[tuple[str, str], int] = {}
+        self._paths: dict[str, list[tuple[int, str]]] = {}
+
+    def of(self, history: History) -> dict[int, Step]:
+        """The steps since the last call, by number. Of steps that were merged meanwhile, the last of each bucket.
+
+        Norms and ratios of norms of each leaf and of the whole, "NaN" where a number in it is not finite; how many
+        those are; the largest magnitude. Costs a float and a name for each leaf, statistic and step.
+        """
+        if history.run != self._run:
+            self._run, self._n_seen, self._paths = history.run, {}, {}
+        steps: dict[int, Step] = {}
+        norms: dict[tuple[str, int], np.ndarray] = {}
+        for source in history.sources:
+            if result_kind(source):
+                continue
+            counts = {int(step): values for step, values in self._new(history, source, "nonfinite")}
+            for step, values in self._new(history, source, "norm"):
+                bad = np.maximum(counts.get(step, np.zeros(len(values), np.int64)), 0)
+                norms[source, step] = values = np.where(bad > 0, np.nan, values)
+                self._put(steps, step, history, f"{source} norm", source, values)
+                steps[step].numbers[f"{source} nonfinite"] = float(bad.sum())
+            for step, values in self._new(history, source, "max_abs"):
+                of = steps.setdefault(step, Step()).numbers
+                of[f"{source} max_abs"] = float(np.nanmax(values, initial=-np.inf))
+            for step, values in self._new(history, source, "histogram"):
+                histograms = steps.setdefault(step, Step()).histograms
+                histograms |= {f"{source} log2/{path}": values[leaf] for leaf, path in self._leaves(history, source)}
+        for (source, step), values in norms.items():
+            params = norms.get((sibling_name(source, "params"), step))
+            if kind_of(source) == "updates" and params is not None and params.shape == values.shape:
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    self._put(steps, step, history, f"{source} ratio", source, values, params)
+        for name, track in history.scalars.tracks.items():
+            for step, (value, code) in self._entries(track, (SCALARS, name)):
+                steps.setdefault(step, Step()).numbers[f"{SCALARS}/{name}"] = float(np.nan if code else value)
+        return steps
+
+    def _new(self, history: History, source: str, statistic: str) -> Iterator[tuple[int, np.ndarray]]:
+        track = history.tracks.get((source, statistic))
+        if track is not None:
+            yield from self._entries(track, (source, statistic))
+
+    def _entries(self, track: Track, of: tuple[str, str]) -> Iterator[tuple[int, np.ndarray]]:
+        n_new = track.n_steps - self._n_seen.get(of, 0)
+        self._n_seen[of] = track.n_steps
+        new: Timeline = track.newest(n_new)
+        values = new.latest if new.total is None else new.total
+        yield from zip(new.until.tolist(), values, strict=True) if n_new else ()
+
+    def _put(self, steps, step: int, history: History, name: str, source: str, values, by=None) -> None:
+        leaves = self._leaves(history, source)
+        numbers = steps.setdefault(step, Step()).numbers
+        shown = values if by is None else values / by
+        numbers |= {f"{name}/{path}": float(shown[leaf]) for leaf, path in leaves}
+        of = [leaf for leaf, _ in leaves]
+        total = np.linalg.norm(values[of])
+        numbers[name] = float(total if by is None else total / np.linalg.norm(by[of]))
+
+    def _leaves(self, history: History, source: str) -> list[tuple[int, str]]:
+        """The number and the path of each leaf that is measured."""
+        if source not in self._paths:
+            table = table_of_source(history, source, source)
+            paths = [table[row].path for row in table.measured.tolist()]
+            has_number = history.sources[source].has_number
+            self._paths[source] = [(i, path) for i, path in enumerate(paths) if has_number[i]]
+        return self._paths[source]
+
 
 SHARE = 0.05  # of the time, for deliveries that may leave out steps
 LAST_S = 2.0  # for the last delivery, which may leave out steps, too

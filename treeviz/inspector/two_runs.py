@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.analysis.sizes import headline, size_columns
-from treeviz.steps.names import section_of
-from treeviz.steps.recording.history import History, main_source
-from treeviz.steps.recording.track import Timeline, occurs_in
+from treeviz.analysis.facts import headline, size_columns
+from treeviz.steps.recording.history import History, Timeline, main_source, occurs_in
 from treeviz.steps.series import MOST_BUCKETS, as_float32, rolled_norms, table_of_source
+from treeviz.steps.statistics import section_of
 from treeviz.tree.series import FindingMark, Series, thinned
 from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView

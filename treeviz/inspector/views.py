@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from treeviz.analysis.sizes import headline, size_columns
-from treeviz.steps.columns import gradient_columns, ratio_columns
+from treeviz.analysis.facts import headline, size_columns
 from treeviz.steps.findings.finding import Finding
-from treeviz.steps.names import is_beside, result_kind, section_of, sibling_name
 from treeviz.steps.recording.history import History, main_source
-from treeviz.steps.series import gradient_histograms, gradient_series, scalar_series, table_of_source
-from treeviz.tree.column import Column
-from treeviz.tree.from_paths import table_of_paths
-from treeviz.tree.numbers import number_text
-from treeviz.tree.safe_repr import visible
+from treeviz.steps.series import (
+    gradient_columns,
+    gradient_histograms,
+    gradient_series,
+    ratio_columns,
+    scalar_series,
+    table_of_source,
+)
+from treeviz.steps.statistics import is_beside, result_kind, section_of, sibling_name
+from treeviz.tree.facts import Column
+from treeviz.tree.paths import table_of_paths
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import number_text, visible
 from treeviz.views.text.terminal import paragraph
 from treeviz.views.tree_view import TreeView
 

@@ -17,9 +17,8 @@ import jax
 import numpy as np
 
 from treeviz.tree.describers import Describer, describes
-from treeviz.tree.jax_later import jax_is_imported
-from treeviz.tree.private_names import PrivateName, warn_of_missing
-from treeviz.tree.safe_repr import error_text, guarded, module_name
+from treeviz.tree.runtime import PrivateName, jax_is_imported, warn_of_missing
+from treeviz.tree.text import error_text, guarded, module_name
 
 _HIJAX = "jax.experimental.hijax"
 # Libraries; each has a file of its last name in this folder.

@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.tree_util import GetAttrKey
 
-from treeviz.tree.treedef import knows_child_keys
+from treeviz.tree.level import knows_child_keys
 
 
 @knows_child_keys

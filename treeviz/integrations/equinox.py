@@ -12,24 +12,24 @@ import jax
 from jax.tree_util import GetAttrKey
 
 from treeviz.integrations import describes_from
-from treeviz.steps.compiles.traced import TracedStep, trace_of_arrays, traces
-from treeviz.steps.tracing.jit_options import is_jitted
+from treeviz.steps.compiles.forecast import TracedStep, trace_of_arrays, traces
 from treeviz.steps.tracing.jitted import (
     JittedStep,
     LibraryMoved,
     Make,
     around_wrapper,
+    is_jitted,
     is_of,
     made_by_pmap,
     tidies,
     unwraps,
 )
 from treeviz.tree.describers import Description
-from treeviz.tree.functions import describe_function
 from treeviz.tree.keys import stored_attribute
-from treeviz.tree.private_names import PrivateName, why_missing
-from treeviz.tree.safe_repr import class_name, guarded, has_base, mro, value_text
-from treeviz.tree.treedef import knows_child_keys
+from treeviz.tree.level import knows_child_keys
+from treeviz.tree.opaque import describe_function
+from treeviz.tree.runtime import PrivateName, why_missing
+from treeviz.tree.text import class_name, guarded, has_base, mro, value_text
 
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # a placeholder -> what it stands for
 

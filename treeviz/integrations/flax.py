@@ -17,25 +17,24 @@ import jax
 from jax.tree_util import DictKey, GetAttrKey
 
 from treeviz.integrations import array_facts, describes_from
-from treeviz.steps.compiles.arguments import argument_names
-from treeviz.steps.compiles.traced import traces
-from treeviz.steps.tracing.jit_options import is_jitted
+from treeviz.steps.compiles.forecast import argument_names, traces
 from treeviz.steps.tracing.jitted import (
     CannotWatch,
     JittedStep,
     LibraryMoved,
     Make,
     around_wrapper,
+    is_jitted,
     is_of,
     tidies,
     unwraps,
 )
 from treeviz.tree.describers import Description, by_key, by_wrapping_key
 from treeviz.tree.keys import MISSING, stored_attribute, stored_attributes
+from treeviz.tree.level import knows_child_keys
 from treeviz.tree.opaque import arrays_inside
-from treeviz.tree.private_names import PrivateName, why_missing
-from treeviz.tree.safe_repr import class_attribute, class_name, guarded, has_base, is_function, mro, value_text
-from treeviz.tree.treedef import knows_child_keys
+from treeviz.tree.runtime import PrivateName, why_missing
+from treeviz.tree.text import class_attribute, class_name, guarded, has_base, is_function, mro, value_text
 
 _NO_CONFIGURATION = ("parent", "name")
 _PRIVATE = ("_pytree__", "_object__")

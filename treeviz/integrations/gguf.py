@@ -18,8 +18,8 @@ import numpy as np
 
 from treeviz.integrations import not_installed
 from treeviz.tree.files.entries import At, n_bytes_of
-from treeviz.tree.safe_repr import visible
 from treeviz.tree.stored import CHUNK, Stored
+from treeviz.tree.text import visible
 
 _MOST_TENSORS = 1_000_000
 _MOST_VALUES = 1_500_000  # of the metadata, most of them words of a vocabulary

@@ -7,7 +7,7 @@ from typing import Any
 
 from treeviz.steps.tracing.jax_private import TO_KNOW_HIJAX_TYPES, hijax_type_function
 from treeviz.tree.describers import Describer, Description, finds_describers
-from treeviz.tree.safe_repr import array_text, guarded, visible
+from treeviz.tree.text import array_text, guarded, visible
 
 TO_DESCRIBE = TO_KNOW_HIJAX_TYPES
 

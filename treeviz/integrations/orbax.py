@@ -5,21 +5,332 @@ Orbax itself opens the arrays one by one, to tell their shapes.
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import ml_dtypes
+import numpy as np
 
-from treeviz.integrations.flax_files import read_checkpoint
-from treeviz.integrations.tensorstore import HEADERS, Headers, folders
-from treeviz.tree.files.entries import LoadError, Unread, naming, parse_json, read_bounded
-from treeviz.tree.files.msgpack import read_msgpack
-from treeviz.tree.files.nested import nested
-from treeviz.tree.files.orbax_metadata import Entry, built, entries_of, random_keys_of
-from treeviz.tree.safe_repr import class_name, visible
+from treeviz.integrations import not_installed
+from treeviz.tree.files.arrays import read_msgpack
+from treeviz.tree.files.entries import (
+    LoadError,
+    Unread,
+    check_size_of_json,
+    is_file,
+    n_bytes_of,
+    naming,
+    nested,
+    parse_json,
+    read_bounded,
+)
+from treeviz.tree.stored import CHUNK, Stored
+from treeviz.tree.text import class_name, visible
+
+# Arrays that TensorStore wrote: in folders, or in one database.
+
+_MOST_HEADER = 1_000_000  # bytes of the metadata of an array
+_AT_ONCE = 1_000  # reads
+_READ_S = 60  # the longest wait for an answer of the file system
+_CACHE = 256 << 20  # bytes of decoded chunks, which a large chunk is read from in parts
+HEADERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # and the drivers of TensorStore
+
+
+def folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+class Headers:
+    """The metadata of the arrays of a folder, which TensorStore keeps in one database or in a folder for each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.has_database = (folder / "manifest.ocdbt").is_file()
+
+    def names(self) -> list[str]:
+        """The names of the arrays, where no other file tells them."""
+        if not self.has_database:
+            return folders(self._folder)
+        keys = (key.decode("utf-8", "replace") for key in self._database().list().result(_READ_S))
+        return sorted({name for key in keys for name, _, last in [key.rpartition("/")] if last in HEADERS})
+
+    def read(self, names: Sequence[str]) -> dict[str, Stored]:
+        """The arrays by name; those that are not there are left out."""
+        read = self._from_database if self.has_database else self._from_folders
+        found: dict[str, Stored] = {}
+        for header in HEADERS:
+            left, values = [name for name in names if name not in found], _Values(self, header)
+            known: dict[bytes, tuple[tuple[int, ...], np.dtype]] = {}  # the arrays of a model have few shapes
+            for name, text in read(left, header):
+                if text not in known:
+                    known[text] = _shape_and_dtype(name, text, header)
+                found[name] = Stored(*known[text], values, name)
+        return found
+
+    def _from_database(self, names: Sequence[str], header: str) -> Iterator[tuple[str, bytes]]:
+        if not names:
+            return
+        database = self._database()
+        for i in range(0, len(names), _AT_ONCE):
+            some = names[i : i + _AT_ONCE]
+            for name, future in [(name, database.read(f"{name}/{header}")) for name in some]:
+                result = future.result(_READ_S)
+                if result.state == "value":
+                    yield name, result.value
+
+    def _from_folders(self, names: Iterable[str], header: str) -> Iterator[tuple[str, bytes]]:
+        root = self._folder.resolve()
+        for name in names:
+            path = self._folder / name / header
+            if "\0" in name or not path.resolve().is_relative_to(root):
+                raise ValueError(f"the array {visible(name, 100)!r} is not in its folder: nothing outside is read")
+            if is_file(path):
+                yield name, read_bounded(path, _MOST_HEADER)
+
+    def _database(self) -> Any:
+        for path in (*self._folder.glob("d/*"), *self._folder.glob("ocdbt.process_*/d/*")):
+            if not path.is_file():  # TensorStore would wait for a pipe
+                raise ValueError(f"{visible(path.name, 100)} in it is no file")
+        return _tensorstore().KvStore.open(self._kvstore(), context=_context()).result(_READ_S)
+
+    def _kvstore(self) -> dict[str, Any]:
+        files = {"driver": "file", "path": f"{self._folder.absolute()}/"}
+        return {"driver": "ocdbt", "base": files} if self.has_database else files
+
+    def opened(self, header: str, stored: Stored) -> Any:
+        """The array in TensorStore."""
+        kvstore = self._kvstore()
+        kvstore["path"] = f"{kvstore.get('path', '')}{stored.name}/"
+        spec = {"driver": HEADERS[header], "kvstore": kvstore}
+        array = _tensorstore().open(spec, open=True, read=True, context=_context()).result(_READ_S)
+        if tuple(array.shape) != stored.shape or array.dtype.numpy_dtype != stored.dtype:
+            raise ValueError("the array in the checkpoint is another now")
+        return array
+
+
+class _Values(NamedTuple):
+    """Reads the values of arrays."""
+
+    headers: Headers
+    header: str
+
+    def part(self, stored: Stored, place: tuple[slice, ...]) -> np.ndarray:
+        return np.asarray(self.headers.opened(self.header, stored)[place].read().result(_READ_S))
+
+    def __call__(self, stored: Stored) -> Iterator[np.ndarray]:
+        array = self.headers.opened(self.header, stored)
+        if not stored.shape:
+            yield np.asarray(array.read().result()).reshape(-1)
+            return
+        n_together = max(1, array.chunk_layout.read_chunk.shape[0])  # rows that are decoded together
+        n_bytes = max(1, stored.nbytes // max(1, stored.shape[0]))
+        n_rows = n_together if n_together * n_bytes > _CACHE else max(1, CHUNK // n_bytes)
+        for i in range(0, stored.shape[0], n_rows):
+            yield np.asarray(array[i : min(i + n_rows, stored.shape[0])].read().result()).reshape(-1)
+
+
+def _shape_and_dtype(name: str, text: bytes, header: str) -> tuple[tuple[int, ...], np.dtype]:
+    shown = f"the array {visible(name, 100)!r}"
+    if len(text) > _MOST_HEADER:
+        raise ValueError(f"the metadata of {shown} has {len(text):,} bytes")
+    metadata = parse_json(text)
+    shape, dtype_name = metadata["shape"], metadata["dtype" if header == ".zarray" else "data_type"]
+    if type(shape) is not list or type(dtype_name) is not str:
+        raise ValueError(f"the metadata of {shown} has no shape and dtype")
+    dtype = np.dtype(getattr(ml_dtypes, dtype_name, None) or dtype_name)
+    n_bytes_of(shown, shape, dtype)
+    return tuple(shape), dtype
+
+
+@lru_cache(maxsize=1)
+def _context() -> Any:
+    return _tensorstore().Context({"cache_pool": {"total_bytes_limit": _CACHE}})
+
+
+def _tensorstore() -> Any:
+    try:
+        import tensorstore
+    except ImportError as error:
+        raise not_installed(error, "orbax") from error
+    return tensorstore
+
+
+# The structure of an Orbax checkpoint: the JSON of its `_METADATA`.
+
+_SEQUENCE = 1  # the type of a key in a list
+_MOST_LEVELS = 300
+
+
+class _Form(NamedTuple):
+    """How JSON writes several values.
+
+    Attributes:
+      type: What they are in Python.
+      next: Matches what stands before each of them.
+      before: What makes JSON of the rest of a text, after its last value.
+    """
+
+    type: type
+    next: re.Pattern[str]
+    before: str
+
+
+_DICT = _Form(dict, re.compile(r'\s*[{,]\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:\s*'), '{"":{')
+_LIST = _Form(list, re.compile(r"\s*[\[,]\s*(?=[^\]\s])"), '{"":[0')
+
+
+class Entry(NamedTuple):
+    """What the metadata tells of one leaf, or of one empty node."""
+
+    keys: tuple[tuple[str, int], ...]  # the keys, and their types
+    kind: str  # "jax.Array", "scalar", "None"
+
+    @property
+    def name(self) -> str:
+        return ".".join(key for key, _ in self.keys)
+
+
+def entries_of(text: bytes) -> Iterator[Entry]:
+    """What the metadata tells of each leaf; the dicts that JSON makes of 100,000 would take 200 MB."""
+    check_size_of_json(text)
+    whole = text.decode("utf-8")
+    del text
+    known: dict[tuple[str, int], tuple[str, int]] = {}  # one object for all keys of a name
+    for each in _values_of(whole, "tree_metadata", _DICT):
+        keys = [(str(key["key"]), int(key["key_type"])) for key in each["key_metadata"]]
+        if len(keys) > _MOST_LEVELS:
+            raise ValueError(f"its tree has more than {_MOST_LEVELS} levels")
+        kind = sys.intern(str(each["value_metadata"]["value_type"]))
+        yield Entry(tuple([known.setdefault(key, key) for key in keys]), kind)
+
+
+def random_keys_of(text: bytes) -> Iterator[tuple[str, str]]:
+    """The names of the arrays that are the data of PRNG keys, and how these are made: of `array_metadatas`."""
+    if b'"random_key_impl"' not in text:
+        return
+    check_size_of_json(text)
+    for each in _values_of(text.decode("utf-8"), "array_metadatas", _LIST):
+        about = each["array_metadata"]
+        if kind := (about["ext_metadata"] or {}).get("random_key_impl"):
+            yield str(about["param_name"]), str(kind)
+
+
+def _values_of(text: str, name: str, form: _Form) -> Iterator[Any]:
+    """The values of what alone stands under a name, or comes first there, one after the other."""
+    found = re.compile(rf'\s*\{{\s*"{name}"\s*:\s*').match(text)
+    if found is None:  # Orbax writes it first
+        metadata = parse_json(text.encode(), None)
+        if not isinstance(metadata, dict) or not isinstance(metadata.get(name), form.type):
+            raise ValueError(f"it has no {name}")
+        values = metadata[name]
+        yield from values.values() if isinstance(values, dict) else values
+        return
+    decode, at, before = json.JSONDecoder().raw_decode, found.end(), '{"":'
+    while (found := form.next.match(text, at)) is not None:
+        value, at = decode(text, found.end())
+        yield value
+        before = form.before
+    parse_json((before + text[at:]).encode(), None)
+
+
+def built(leaves: dict[tuple[tuple[str, int], ...], Any]) -> Any:
+    """The tree of these leaves, by their keys and the types of the keys."""
+    if list(leaves) == [()]:
+        return leaves[()]
+    root: dict[Any, Any] = {}
+    inner: list[tuple[dict[Any, Any], Any]] = []  # the parent and key of each dict below, parents first
+    for keys, leaf in leaves.items():
+        if not keys:
+            raise ValueError("its metadata has a leaf above others")
+        node = root
+        for key in keys[:-1]:
+            if key not in node:
+                node[key] = _Node()
+                inner.append((node, key))
+            node = node[key]
+            if type(node) is not _Node:
+                raise ValueError("its metadata has a leaf above others")
+        if keys[-1] in node:
+            raise ValueError("its metadata has a leaf above others")
+        node[keys[-1]] = leaf
+    for parent, key in reversed(inner):
+        parent[key] = _plain(parent[key])
+    return _plain(root)
+
+
+class _Node(dict):
+    """A node whose keys are not yet those of the tree."""
+
+
+def _plain(node: dict[Any, Any]) -> Any:
+    """A list, if the keys are those of one."""
+    if node and all(kind == _SEQUENCE for _, kind in node):
+        by_index = {int(key): child for (key, _), child in node.items()}
+        if by_index.keys() == set(range(len(node))):
+            return [by_index[i] for i in range(len(node))]
+    return {key: child for (key, _), child in node.items()}
+
+
+# Files of `flax.training.checkpoints` and its like: a tree in msgpack, of whose arrays some stand beside it.
+
+STEP = re.compile(r"checkpoint_(\d{1,18})")
+_PLACEHOLDERS = ("PLACEHOLDER://", "//GDAPlaceholder:")  # of Orbax and of Flax, before the name of an array
+_BESIDE = "_gda"
+
+
+def read_checkpoint(path: Path) -> Any:
+    """The tree of a file, with the arrays in its folder, or in one of its name."""
+    beside = path.with_name(path.name + _BESIDE)
+    return filled(read_msgpack(path), beside if beside.is_dir() else path.parent)
+
+
+def read_steps(folder: Path, names: Iterable[str]) -> dict[int, Any]:
+    """The trees of the files of a folder, by their steps."""
+    found: dict[int, Any] = {}
+    for step, name in sorted((int(match[1]), name) for name in names if (match := STEP.fullmatch(name))):
+        with naming(folder / name) as path:
+            found[step] = read_checkpoint(path)
+    return found
+
+
+def filled(tree: Any, folder: Path) -> Any:
+    """The tree, with the arrays that its placeholders name: each is in a folder of its own there."""
+    names: list[str] = []
+
+    def walk(node: Any, leaf_of: Callable[[str], Any]) -> Any:
+        name = _placed(node)
+        if name is not None:
+            return leaf_of(name)
+        if isinstance(node, dict):
+            return {key: walk(child, leaf_of) for key, child in node.items()}
+        return [walk(child, leaf_of) for child in node] if isinstance(node, list) else node
+
+    walk(tree, names.append)
+    if not names:
+        return tree
+    found = Headers(folder).read(names)
+    return walk(tree, lambda name: found.get(name, Unread("jax.Array", "its values are not in the checkpoint")))
+
+
+def _placed(node: Any) -> str | None:
+    """The name of the array that a placeholder stands for; None: it is none."""
+    if isinstance(node, str):
+        return next((node.removeprefix(each) for each in _PLACEHOLDERS if node.startswith(each)), None)
+    if not isinstance(node, dict) or node.get("driver") not in HEADERS.values():
+        return None
+    store = node.get("kvstore")  # T5X writes what TensorStore needs to open the array
+    path = store.get("path", node.get("path")) if isinstance(store, dict) else None
+    return path.rstrip("/") if type(path) is str else None
+
 
 _MOST_JSON = 100_000_000  # bytes
 _UNFINISHED = ".orbax-checkpoint-tmp"

@@ -10,7 +10,7 @@ import numpy as np
 from treeviz.integrations import describes_from
 from treeviz.tree.describers import Description
 from treeviz.tree.frame import Frame, Labels
-from treeviz.tree.safe_repr import visible
+from treeviz.tree.text import visible
 
 if TYPE_CHECKING:
     import pandas

@@ -11,8 +11,8 @@ from jax.tree_util import GetAttrKey
 from treeviz.integrations import array_facts, describes_from
 from treeviz.tree.describers import Description
 from treeviz.tree.keys import stored_attribute
-from treeviz.tree.safe_repr import has_base, value_text, visible
-from treeviz.tree.treedef import knows_child_keys
+from treeviz.tree.level import knows_child_keys
+from treeviz.tree.text import has_base, value_text, visible
 
 
 @describes_from("penzai.core.named_axes", "NamedArray", "NamedArrayView")

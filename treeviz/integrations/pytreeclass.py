@@ -7,7 +7,7 @@ from typing import Any
 from treeviz.integrations import describes_from
 from treeviz.tree.describers import Description
 from treeviz.tree.keys import stored_attribute
-from treeviz.tree.object_text import static_text
+from treeviz.tree.opaque import static_text
 
 
 @describes_from("pytreeclass", "TreeClass")

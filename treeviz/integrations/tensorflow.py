@@ -7,7 +7,7 @@ from typing import Any
 
 from treeviz.integrations import describes_from
 from treeviz.tree.describers import Description
-from treeviz.tree.safe_repr import guarded
+from treeviz.tree.text import guarded
 
 
 @describes_from("tensorflow", "Tensor", "Variable")

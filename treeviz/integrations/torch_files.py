@@ -13,11 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from treeviz.integrations import not_installed
-from treeviz.tree.files.entries import LoadError, Unread, refuse
-from treeviz.tree.files.nested import nested, with_scales
-from treeviz.tree.files.safetensors import Pairs, read_index
-from treeviz.tree.safe_repr import error_text, visible
+from treeviz.tree.files.arrays import Pairs, read_index
+from treeviz.tree.files.entries import LoadError, Unread, nested, refuse, with_scales
 from treeviz.tree.stored import CHUNK, Stored
+from treeviz.tree.text import error_text, visible
 
 _MOST_PICKLE = 64_000_000  # bytes of the pickle, which holds names and shapes, and no value
 _MOST_VALUES = 1_000_000

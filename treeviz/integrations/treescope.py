@@ -19,16 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeviz.analysis.details.drawing import Drawing, drawing
-from treeviz.analysis.details.window import Window, in_rows
-from treeviz.analysis.stats.host import host_view
+from treeviz.analysis.details.sections import Window, in_rows
+from treeviz.analysis.stats.arrays import host_view
 from treeviz.tree.describers import array_inside
-from treeviz.tree.kinds import KINDS
+from treeviz.tree.facts import KINDS
 from treeviz.tree.opaque import contents
-from treeviz.tree.safe_repr import aval_text, error_text, guarded, qualified_name, value_text
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import aval_text, error_text, guarded, qualified_name, value_text
 from treeviz.tree.tracers import Tracer
-from treeviz.views.html.escape import attribute, text
+from treeviz.views.html.page import attribute, text
 
 MAX_ELEMENTS = 200_000  # of all pictures together: about 1 MB of the page
 MAX_OF_ONE, MIN_OF_ONE = 4096, 256

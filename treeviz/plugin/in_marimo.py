@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treeviz.plugin.shown import is_shown, name_of, tell
-from treeviz.tree.private_names import PrivateName, missing_names, why_missing
+from treeviz.tree.runtime import PrivateName, missing_names, why_missing
 
 # Its formatters are found by class, and whether a dict is a tree depends on what is in it.
 PRIVATE = tuple(

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from treeviz.analysis.checks.rule import Checked
-from treeviz.analysis.checks.run import run_rules
+from treeviz.analysis.checks.rules import run_rules
 from treeviz.plugin.shown import is_tree, tell
 from treeviz.prepare import scanned
-from treeviz.tree.budget import DISPLAY
-from treeviz.tree.numbers import bytes_text, count_text
+from treeviz.tree.describers import DISPLAY
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import bytes_text, count_text
 from treeviz.views.tree_view import TreeView
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})  # most of what is looked at

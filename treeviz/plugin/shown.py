@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from traitlets import Bool, Int
+from traitlets.config import Configurable
 
 from treeviz.tree.level import one_level
-from treeviz.tree.safe_repr import error_text
 from treeviz.tree.stored import Stored
+from treeviz.tree.text import error_text
 
 _BUILTIN = (dict, list, tuple, OrderedDict, defaultdict, deque)
 _ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, Stored)
@@ -63,3 +67,64 @@ def _is_namedtuple(node: Any) -> bool:
 def tell(what: str, error: Exception) -> None:
     """Say in a line on standard error that a display failed, so that all stays as it was."""
     print(f"treeviz: {what}, since it failed with {error_text(error)}", file=sys.stderr)
+
+
+# What `%config TreeViz` sets: how trees are displayed by default.
+
+
+class TreeViz(Configurable):
+    """How treeviz displays trees by default: see `treeviz.render`."""
+
+    stats = Bool(False, help="Read the values of arrays: min, max, mean, NaN, a histogram …").tag(config=True)
+    values = Bool(False, help="Draw the values of arrays in the details of the rows.").tag(config=True)
+    check = Bool(False, help="Show what is wrong as badges.").tag(config=True)
+    depth = Int(None, allow_none=True, help="How many levels are open at first; None: as many as fit.").tag(config=True)
+    whole = Bool(False, help="Walk, read and send all of a tree, however large.").tag(config=True)
+
+    def options(self) -> dict:
+        return {name: getattr(self, name) for name in self.class_own_traits(config=True)}
+
+
+# The magics `%tree expression` and `%%tree_errors`.
+
+
+class Magics:
+    """The magics of a shell, until they are removed; then those that had the names before are back."""
+
+    def __init__(self, shell: Any, render: Callable[..., Any]) -> None:
+        def tree(line: str) -> Any:
+            """Show the pytree that an expression evaluates to: %tree params["layers"]"""
+            expression = line.strip()
+            if not expression:
+                print('%tree shows the pytree that an expression evaluates to: %tree params["layers"]')
+                return None
+            return render(shell.ev(expression), name=expression if is_primary(expression) else f"({expression})")
+
+        def tree_errors(line: str, cell: str) -> None:
+            """Run a cell, and say below an error of JAX which leaves of which tree it is about."""
+            from treeviz.explainer.explain import explain_errors
+
+            explained = explain_errors()
+            try:
+                shell.run_cell(cell)
+            finally:
+                explained.stop()
+
+        self._magics = shell.magics_manager.magics
+        ours = {("line", "tree"): tree, ("cell", "tree_errors"): tree_errors}
+        self._before = {place: self._magics[place[0]].get(place[1]) for place in ours}
+        for (kind, name), function in ours.items():
+            shell.register_magic_function(function, kind, name)
+
+    def remove(self) -> None:
+        for (kind, name), before in self._before.items():
+            if before is None:
+                self._magics[kind].pop(name, None)
+            else:
+                self._magics[kind][name] = before
+
+
+def is_primary(expression: str) -> bool:
+    """Whether a subscript binds to all of it: "model.layers[0]", but not "a + b"."""
+    node = ast.parse(expression, mode="eval").body
+    return isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treeviz.api import render
-from treeviz.plugin.magics import is_primary
-from treeviz.plugin.shown import is_tree, tell
+from treeviz.plugin.shown import is_primary, is_tree, tell
 
 
 def tree_text(value: Any, expression: str = "tree") -> str | None:

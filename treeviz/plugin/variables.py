@@ -80,7 +80,7 @@ def _line(value: Any) -> str | None:
 
     from treeviz.plugin.shown import is_tree
     from treeviz.prepare import scanned
-    from treeviz.tree.budget import Budget
+    from treeviz.tree.describers import Budget
     from treeviz.views.text.cells import type_text
 
     jax = _jax()

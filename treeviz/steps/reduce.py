@@ -2,20 +2,188 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
-from itertools import accumulate
+from functools import cache, partial
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, tree_util
+from jax.custom_batching import custom_vmap
 
-from treeviz.analysis.stats.summary import FIRST_EXPONENT, N_BINS
-from treeviz.steps.barrier import barrier
-from treeviz.steps.older_jax import concatenated
-from treeviz.steps.statistics import EXPONENT_ZERO, HUGE, LIGHT, NO_NUMBER, RANGE_AT, SHIFT, USUAL, n_words
+from treeviz.analysis.stats.arrays import FIRST_EXPONENT, N_BINS
+from treeviz.steps.statistics import (
+    EXPONENT_ZERO,
+    HUGE,
+    LIGHT,
+    NO_NUMBER,
+    RANGE_AT,
+    SHIFT,
+    STATISTICS,
+    USUAL,
+    Axes,
+    n_words,
+)
+
+# A barrier between a step and what is measured of it, so that measuring changes nothing of how the step is computed.
+
+try:
+    from jaxlib.mlir.dialects.stablehlo import CustomCallOp
+except ImportError:
+    CustomCallOp = None
+try:  # used since jax 0.7
+    from jaxlib.mlir.dialects.sdy import PropagationBarrierOp, PropagationDirection
+except ImportError:
+    PropagationBarrierOp = PropagationDirection = None
+
+_unfused = lax.optimization_barrier
+if jax.__version_info__ < (0, 5):  # it has no batching rule
+    _unfused = custom_vmap(lax.optimization_barrier)
+
+    @_unfused.def_vmap
+    def _(_, in_batched, x):
+        return _unfused(x), in_batched[0]
+
+
+def barrier(tree: Any) -> Any:
+    """The same arrays, for what is measured of them. Traceable, and works under every transformation."""
+    tree = _unfused(tree)
+    if jax.device_count() == 1:
+        return tree
+    if _forward_p is None:
+        _warn()
+        return tree
+    return jax.tree.map(_forward_p.bind, tree)
+
+
+def _forward() -> Any:
+    """An identity, as a primitive: where a result lies does not depend on who uses it. None if JAX has moved."""
+    try:
+        from jax.extend.core import Primitive
+        from jax.interpreters import ad, batching, mlir
+
+        forward_p = Primitive("treeviz_forward")
+        forward_p.def_impl(lambda x: x)
+        forward_p.def_abstract_eval(lambda aval: aval)
+        ad.primitive_jvps[forward_p] = lambda primals, tangents: (forward_p.bind(*primals), tangents[0])
+        batching.primitive_batchers[forward_p] = lambda operands, dims: (forward_p.bind(*operands), dims[0])
+        mlir.register_lowering(forward_p, _lowered)
+        if not hasattr(jax, "shard_map"):  # jax 0.4: there must be a rule for axes over which a result is replicated
+            from jax.experimental import shard_map
+
+            shard_map.register_check(forward_p)(lambda mesh, replicated: replicated)  # type: ignore[attr-defined]
+            shard_map.register_norewrite(forward_p)  # type: ignore[attr-defined]
+    except (ImportError, AttributeError):
+        return None
+    return forward_p
+
+
+def _lowered(ctx: Any, x: Any) -> list[Any]:
+    """In a program of several devices, but for a `shard_map`, whose results lie as it says."""
+    if getattr(ctx.module_context.axis_context, "num_devices", 1) == 1:
+        return [x]
+    if getattr(jax.config, "jax_use_shardy_partitioner", False):  # the default since jax 0.7
+        if PropagationBarrierOp is not None and PropagationDirection is not None:
+            return [PropagationBarrierOp(x, PropagationDirection.FORWARD).result]
+    elif CustomCallOp is not None:
+        return [CustomCallOp([x.type], [x], call_target_name="ShardBarrierFrom").result]
+    _warn()
+    return [x]
+
+
+def _warn() -> None:
+    warnings.warn(
+        f"jax {jax.__version__} has no barrier for shardings that treeviz knows: on several devices, results of a step "
+        "that is measured may lie elsewhere than without.", RuntimeWarning, stacklevel=3
+    )  # fmt: skip
+
+
+_forward_p = _forward()
+
+# Operations that are wrong or incomplete before jax 0.5.
+
+
+def concatenated(rows: Sequence[Any]) -> jax.Array:
+    """The rows of uint32[k, n_words] arrays, which may be sharded over a part of a mesh."""
+    if jax.__version_info__ >= (0, 5):
+        return jnp.concatenate(rows)
+    n, at, joined = sum(map(len, rows)), 0, np.uint32(0)
+    for part in rows:  # `concatenate` would sum what the other part of the mesh repeats
+        joined |= lax.pad(part, np.uint32(0), [(at, n - at - len(part), 0), (0, 0, 0)])
+        at += len(part)
+    return jnp.asarray(joined)
+
+
+# Packed rows of numbers that are multiplied by a scalar.
+
+
+def scaled_rows(rows: jax.Array, statistics: tuple[str, ...], factor: jax.Array) -> jax.Array:
+    """uint32[..., words] of those `statistics` that are in `LIGHT`, of the numbers times a factor.
+
+    Args:
+      factor: float32[]. If it is not finite, at least one of the numbers of a leaf is not.
+    """
+    fraction, exponent = jnp.frexp(jnp.abs(factor))
+    is_finite = jnp.isfinite(factor)
+    fraction, exponent = (jnp.where(is_finite, x, jnp.zeros_like(x)) for x in (fraction, exponent))
+    first = rows[..., 0]
+    words, at = [jnp.where(first == np.uint32(NO_NUMBER), first, first + exponent.astype(jnp.uint32))], 1
+    for name in statistics:
+        word, at = rows[..., at], at + (STATISTICS[name].n_bins or 1)
+        if name == "nonfinite":
+            words.append(jnp.where(is_finite, word, jnp.maximum(word, np.uint32(1))))
+        elif name in LIGHT:
+            by = fraction * fraction if name == "norm" else fraction  # the word of a norm is the sum of squares
+            words.append(lax.bitcast_convert_type(lax.bitcast_convert_type(word, jnp.float32) * by, jnp.uint32))
+    return jnp.stack(words, axis=-1)
+
+
+# The cosine between successive gradients.
+
+
+@partial(jax.jit, static_argnums=2)
+def cosines(
+    leaves: list[jax.Array | None], others: list[jax.Array | None], axes: tuple[int | None, ...] = ()
+) -> jax.Array:
+    """uint32[rows, 1]: the bits of the cosine of two leaves, or of each of their layers; NaN if one is None or zero.
+
+    Non-finite numbers count as zeros.
+
+    Args:
+      axes: Of the layers, for each leaf; None: it has none.
+    """
+    packed: list[jax.Array | np.ndarray] = [np.zeros((0, 1), np.float32)]
+    for a, b, axis in zip(leaves, others, axes or (None,) * len(leaves), strict=True):
+        if a is None or b is None:
+            packed.append(np.full((1, 1), np.nan, np.float32))
+        else:
+            packed.append(_cosine(a, b)[None] if axis is None else jax.vmap(_cosine, axis)(a, b))
+    return lax.bitcast_convert_type(jnp.concatenate(packed), jnp.uint32)
+
+
+def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
+    left, right = (_scaled_by_peak(barrier(lax.stop_gradient(jnp.asarray(x)))) for x in (a, b))
+    dot = jnp.sum(jnp.stack([jnp.sum(x * y) for x, y in zip(left, right, strict=False)]))
+    squares = [jnp.sum(jnp.stack([jnp.sum(x * x) for x in parts])) for parts in (left, right)]
+    squares = squares[0] * squares[1]
+    return jnp.where(squares > 0, dot / jnp.sqrt(jnp.where(squares > 0, squares, 1)), np.float32(np.nan))[None]
+
+
+def _scaled_by_peak(x: jax.Array) -> list[jax.Array]:
+    """The real part, and the imaginary one if there is one, as float32, divided by the largest magnitude."""
+    parts = [x.real, x.imag] if jnp.issubdtype(x.dtype, jnp.complexfloating) else [x]
+    parts = [jnp.where(jnp.isfinite(x), x if x.dtype == jnp.float64 else x.astype(jnp.float32), 0) for x in parts]
+    peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in parts]))
+    down, up = (np.array(2.0**shift, peak.dtype) for shift in (-100, 100))
+    once = jnp.where(peak > up, down, jnp.where(peak < down, up, np.array(1, peak.dtype)))
+    again = once * peak
+    return [(x * once / jnp.where(again > 0, again, np.array(1, peak.dtype))).astype(jnp.float32) for x in parts]
+
 
 _UP, _DOWN = np.float32(2.0**SHIFT), np.float32(2.0**-SHIFT)
 USUAL_FROM, HUGE_FROM = (np.float32(limit).view(np.uint32) for limit in (2.0**-60, 2.0**47))
@@ -346,3 +514,486 @@ def _histogram(x: jax.Array, reduced: Callable) -> jax.Array:
         above += reduced([("sum", _ones(finite >= start)) for start in starts[first : first + 16]])
     above = jnp.stack([*above, jnp.zeros_like(above[0])], axis=1)
     return above[:, :-1] - above[:, 1:]
+
+
+# Leaves of several trees, and small results, reduced in one pass to rows of partial sums, which NumPy adds up.
+
+_LENGTHS = [1 << n for n in range(9, 4, -1)]  # of a row
+N_BITS = 10  # of each of the three counts that share a word: more than the numbers of a row
+_COUNT = np.uint32((1 << N_BITS) - 1)
+_LONG_ROWS = [*range(64, 15, -1), *range(65, 257)]  # into how many rows a long leaf may be broken, the best first
+_MANY = 128  # arrays in one
+_IN_ROWS_FROM = 1 << 16  # elements, for which a second thread pays
+_TO_RANGE = np.ldexp(1.0, [2 * SHIFT, 0, -2 * SHIFT])  # squares in the scale of each range
+
+
+def is_partial(leaf: Any, axis: int | None) -> bool:
+    """Whether a leaf of a traced program may be reduced here; of layers, those of a long leaf along its first axis."""
+    if axis not in (None, 0) or leaf.dtype.itemsize > 4 or is_sharded(leaf):
+        return False
+    if not _is_long(leaf):
+        return axis is None
+    return _n_long_rows(leaf.size, 1 if axis is None else leaf.shape[0]) > 0
+
+
+def _is_long(leaf: Any) -> bool:
+    return leaf.size >= SMALL_BELOW
+
+
+def _n_long_rows(size: int, n_layers: int) -> int:
+    """Into how many rows each layer of a long leaf is broken; 0: into none without a rest."""
+    if size < _IN_ROWS_FROM or n_layers >= min(_LONG_ROWS):
+        return 1
+    return next((n for n in _LONG_ROWS if not size // n_layers % n), 0)
+
+
+class Rows(NamedTuple):
+    """How many rows there are of each result, each small leaf, each result before, and each long leaf, in this order.
+
+    Each layer of a long leaf counts as a leaf. Results before have no sums.
+
+    Attributes:
+      results: The order of the results: those that are compared come first.
+      leaves: The order of the leaves.
+      are_numbers: Each row is a number as it is, and no row is of zeros, as `treeviz.steps.reduce` returns it.
+    """
+
+    of_results: tuple[int, ...] = ()
+    of_small: tuple[int, ...] = ()
+    of_old: tuple[int, ...] = ()
+    of_long: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    leaves: tuple[int, ...] = ()
+    are_numbers: bool = False
+
+    @property
+    def n_rows(self) -> tuple[int, ...]:
+        return *self.of_results, *self.of_small, *self.of_long
+
+
+def partial_sums(
+    leaves: Sequence[jax.Array],
+    new: Sequence[jax.Array],
+    old: Sequence[jax.Array | None],
+    n_layers: Sequence[int] = (),
+) -> tuple[list[jax.Array], list[jax.Array], Rows]:
+    """Of leaves, and of results, whose bits are given, and those before: several float64, several uint32, and the rows.
+
+    Traceable. As for `reduce_leaves`, a barrier keeps XLA from changing the program around it. The float64 are the sums
+    of rows; the uint32 their largest magnitudes, and then the counts.
+
+    Args:
+      n_layers: Of each leaf, along its first axis, or 1; empty: none has layers. Each counts as a leaf.
+    """
+    n_layers = n_layers or (1,) * len(leaves)
+    order = sorted(range(len(leaves)), key=lambda i: _is_long(leaves[i]))
+    of_leaves = [as_real(barrier(flat(leaves[i]))) for i in order]
+    small, long = ([x for x in of_leaves if _is_long(x) is is_long] for is_long in (False, True))
+    results = sorted(range(len(new)), key=lambda i: old[i] is None)
+    before = [as_float32(x) for i in results if (x := old[i]) is not None]
+    after = [as_float32(new[i]) for i in results]
+    n_of_small, n_of_long = ([n_layers[i] for i in part] for part in (order[: len(small)], order[len(small) :]))
+    each = [(x.size // n, n) for x, n in zip(small, n_of_small, strict=True)]
+    length = _partial_row_length([*((x.size, 1) for x in (*after, *before)), *each]) if after or small else 0
+    zeros = [_zeros(length)] if length else []  # between which lie all rows that are reduced
+    groups = (before or zeros, after, [*map(_padded, small, n_of_small, [length] * len(small))], zeros)
+    n_rows = [tuple((x.size + _n_padding(x.size, length)) // length for x in group) for group in groups]
+    of_small = tuple(chain(*((k // n,) * n for k, n in zip(n_rows[2], n_of_small, strict=True))))
+    of_old = n_rows[0] if before else ()
+    of_layers = [(_n_long_rows(x.size, n),) * n for x, n in zip(long, n_of_long, strict=True)]
+    first = [0, *accumulate(n_layers)]
+    entries = tuple(chain(*(range(first[i], first[i + 1]) for i in order)))
+    rows = Rows(n_rows[1], of_small, of_old, tuple(chain(*of_layers)), tuple(results), entries)
+    parts = [_sums_of_small(list(chain(*groups)), length, rows)] if length else []
+    parts += [_sums_of_long(x, sum(n)) for x, n in zip(long, of_layers, strict=True)]
+    sums, peaks, counts = zip(*parts, strict=True)
+    return [*sums], [*peaks, *counts], rows
+
+
+def packed_rows(leaves: Sequence[jax.Array], n_layers: Sequence[int] = ()) -> jax.Array:
+    """uint32[leaves, 4]: the packed rows of `LIGHT`, with the partial sums added up where they are. Traceable."""
+    parts, words, rows = partial_sums(leaves, (), (), n_layers)
+    n_rows = rows.n_rows
+    ends, sums, together = np.cumsum(n_rows), joined_arrays(parts), joined_arrays(words)
+    peaks, counts = (lax.slice_in_dim(together, n, n + ends[-1]) for n in (0, ends[-1]))
+    arrays = [lax.concatenate([x, lax.full_like(x, 0, shape=(1,))], 0) for x in (sums, peaks, counts)]
+    parts, order = [], []
+    for block in map(sorted, blocks(range(len(ends)), n_rows)):
+        n = np.array(n_rows)[block, None]
+        which = np.arange(n.max()) + ends[block, None] - n
+        which = np.where(which < ends[block, None], which, ends[-1]).astype(np.int32)
+        parts.append(_added_up([x.at[which].get(mode="promise_in_bounds") for x in arrays]))
+        order += [rows.leaves[i] for i in block]
+    squares, peaks, counts = map(joined_arrays, zip(*parts, strict=True))
+    of = lax.add(_mask_as_words(_is_at_least(peaks, USUAL_FROM)), _mask_as_words(_is_at_least(peaks, HUGE_FROM)))
+    root = lax.select_n(of.astype(np.int32), *(jnp.full_like(peaks, 2.0**e, np.float32) for e in (SHIFT, 0, -SHIFT)))
+    scale = lax.square(_as_float64(root))
+    squares = lax.convert_element_type(lax.mul(squares, scale), np.float32)
+    first = lax.bitwise_or(lax.shift_left(of, np.uint32(RANGE_AT)), np.uint32(EXPONENT_ZERO))
+    packed = jnp.stack([first, bits_of(squares), peaks, counts], 1)
+    return packed if order == sorted(order) else packed.at[np.argsort(order)].get(mode="promise_in_bounds")
+
+
+def flat(x: jax.Array) -> jax.Array:
+    """For a barrier: what is reshaped after it would be a kernel if it was reshaped before, too."""
+    return lax.reshape(lax.stop_gradient(x), (x.size,))
+
+
+def joined_arrays(arrays: Sequence[jax.Array]) -> jax.Array:
+    """They are copied, for which XLA CPU compiles next to nothing, if nothing is computed of or with them."""
+    return lax.concatenate(arrays, 0) if len(arrays) > 1 else arrays[0]
+
+
+def copied_together(parts: Sequence[Any]) -> jax.Array:
+    """One array, for which nothing is computed while it is copied."""
+    if len(parts) > _MANY:  # each would be computed in a kernel of its own; of a few at a time XLA CPU makes one
+        parts = [barrier(joined_arrays(parts[i : i + TOGETHER])) for i in range(0, len(parts), TOGETHER)]
+    return barrier(joined_arrays(parts))  # else XLA would join the arrays again for each slice of it
+
+
+def _partial_row_length(sizes: Sequence[tuple[int, int]]) -> int:
+    """With few rows, each of which is added up in NumPy, and little padding, for sizes and how often each occurs."""
+
+    def cost(length: int) -> float:
+        n_rows = sum(-(-size // length) * n for size, n in sizes)
+        return n_rows + (n_rows * length - sum(size * n for size, n in sizes)) / 24
+
+    return min(_LENGTHS, key=cost)
+
+
+def _n_padding(size: int, length: int) -> int:
+    """How many zeros complete the last row: none, or at least two; see `_zeros`."""
+    n = -size % length
+    return n + length if n == 1 else n
+
+
+def _padded(x: jax.Array, n_layers: int, length: int) -> jax.Array:
+    """A leaf whose layers, if there are several, end with the last row of each."""
+    n = 0 if n_layers == 1 else _n_padding(x.size // n_layers, length)
+    if not n:
+        return x
+    zeros = lax.broadcast_in_dim(_zeros(n), (n_layers, n), (1,))
+    return flat(lax.concatenate([lax.reshape(x, (n_layers, x.size // n_layers)), zeros], 1))
+
+
+def _zeros(n: int) -> np.ndarray:
+    """Of both signs: XLA would make a kernel of numbers that are all equal, as it would of `lax.pad`."""
+    return np.array([-0.0, *[0.0] * (n - 1)], np.float32)
+
+
+def _sums_of_small(values: Sequence[Any], length: int, rows: Rows) -> Sequence[jax.Array]:
+    """The sums, largest magnitudes and counts of rows, also of NaN, and of what the first rows have otherwise.
+
+    These are of use for results alone, but XLA CPU makes one quick loop only of what is done alike for all rows.
+    """
+    zeros = {n: _zeros(n) for x in values if (n := _n_padding(x.size, length))}
+    parts: list[Any] = []
+    for x in values:
+        n = _n_padding(x.size, length)
+        parts += [x, zeros[n]] if n else [x]
+    block = copied_together(parts)
+    n_before, n_rows = sum(rows.of_old) or 1, sum(rows.of_results) + sum(rows.of_small)
+
+    def rows_of(x: jax.Array, start: int, n: int = n_rows) -> jax.Array:
+        return lax.slice_in_dim(x, start * length, (start + n) * length)
+
+    numbers, is_finite = rows_of(block, n_before), rows_of(lax.is_finite(block), n_before)
+    longer = rows_of(block, n_before, n_rows + 1)
+    none, one, one_nan, one_changed = (
+        lax.full_like(numbers, n, np.uint32) for n in (0, 1, 1 | 1 << N_BITS, 1 << 2 * N_BITS)
+    )
+    if not rows.results:
+        counts = lax.select(rows_of(lax.is_finite(longer), 0), none, one)
+    else:
+        bad = lax.select(rows_of(lax.ne(longer, longer), 0), one_nan, one)
+        has_changed = lax.ne(bits_of(numbers), bits_of(rows_of(block, 0)))
+        counts = lax.select(is_finite, lax.select(has_changed, one_changed, none) if rows.of_old else none, bad)
+    return _sums(is_finite, numbers, counts, n_rows)
+
+
+@partial(jax.jit, static_argnums=1)  # traced and lowered once for all leaves of a shape
+def _sums_of_long(x: jax.Array, n_rows: int) -> Sequence[jax.Array]:
+    is_finite = lax.is_finite(x)
+    return _sums(is_finite, x, _mask_as_words(lax.bitwise_not(is_finite)), n_rows)
+
+
+def _sums(is_finite: jax.Array, numbers: jax.Array, counts: jax.Array, n_rows: int) -> Sequence[jax.Array]:
+    """One operation, of which XLA CPU makes one loop, since only one of its sums is of floats.
+
+    Rows are made last: XLA moves a reshape behind one operation at a time, and simplifies the whole program after each.
+    """
+    finite = lax.select(is_finite, numbers, lax.full_like(numbers, 0))
+    terms = lax.square(_as_float64(finite)), magnitude(finite), counts
+    return _added_up([lax.reshape(x, (n_rows, x.size // n_rows)) for x in terms])
+
+
+def _added_up(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """The sums, largest magnitudes and counts of the rows of [rows, n]."""
+    starts = _as_float64(jnp.float32(0)), np.uint32(0), np.uint32(0)
+    return lax.reduce(tuple(arrays), starts, _together, (1,))
+
+
+def _together(left: Sequence[jax.Array], right: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    joins: list[Callable] = [lax.add, lax.max, lax.add]
+    return tuple(join(a, b) for join, a, b in zip(joins, left, right, strict=True))
+
+
+def _as_float64(x: jax.Array) -> jax.Array:
+    """Also where `jax_enable_x64` is off, and functions of JAX would give float32."""
+    return lax.convert_element_type_p.bind(x, new_dtype=np.dtype(np.float64), weak_type=False, sharding=None)
+
+
+def as_float32(bits: jax.Array) -> jax.Array:
+    """With these bits; of those of float64 with its NaN and infinities."""
+    if bits.dtype == np.uint32:
+        return lax.bitcast_convert_type(bits, np.float32)
+    x = lax.bitcast_convert_type(bits, np.float64)
+    return lax.convert_element_type(lax.select(lax.is_finite(x), lax.full_like(x, 0), x), np.float32)
+
+
+def _is_at_least(size: jax.Array, limit: Any) -> jax.Array:
+    return lax.ge(size, lax.full_like(size, limit))
+
+
+def _mask_as_words(mask: jax.Array) -> jax.Array:
+    one = lax.full_like(mask, 1, np.uint32)
+    return lax.select(mask, one, lax.full_like(one, 0))
+
+
+class _Places(NamedTuple):
+    """Where the rows of each array begin, and how many are of results, or small, whose words hold three counts.
+
+    Worked out once.
+    """
+
+    starts: np.ndarray
+    n_result_rows: int
+    n_short_rows: int
+
+
+@cache
+def _places(rows: Rows) -> _Places:
+    starts, n_result_rows = np.array([0, *accumulate(rows.n_rows)][:-1], np.intp), sum(rows.of_results)
+    return _Places(starts, n_result_rows, n_result_rows + sum(rows.of_small))
+
+
+def added_up(sums: np.ndarray, words: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Of sums[..., rows] and words[..., n]: the packed rows of `LIGHT`, uint32[..., leaves, 4], and what results have.
+
+    That is uint32[..., results], as `treeviz.steps.tracing.twin` explains it. None for no leaves, or no results.
+    """
+    n = sums.shape[-1]
+    return rows_added_up(sums, words[..., :n], words[..., n : 2 * n].copy(), rows)
+
+
+def rows_added_up(
+    sums: np.ndarray, peaks: np.ndarray, counts: np.ndarray, rows: Rows
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """As `added_up`, of the largest magnitudes, and of counts, which are overwritten."""
+    starts, n_result_rows, n_short_rows = _places(rows)
+    n_results, packed, found = len(rows.results), None, None
+    of_results = counts[..., :n_result_rows]
+    n_nan, n_changed = of_results >> np.uint32(N_BITS) & _COUNT, of_results >> np.uint32(2 * N_BITS)
+    counts[..., :n_short_rows] &= _COUNT
+    n_bad = np.add.reduceat(counts, starts, -1, np.uint32)
+    if rows.leaves:
+        peaks = np.maximum.reduceat(peaks, starts, -1)[..., n_results:]
+        of = (peaks >= USUAL_FROM).astype(np.uint32) + (peaks >= HUGE_FROM)
+        squares = np.add.reduceat(sums, starts, -1)[..., n_results:] * _TO_RANGE[of]
+        first = np.uint32(EXPONENT_ZERO) | of << np.uint32(RANGE_AT)
+        packed = np.empty((*of.shape, n_words(LIGHT)), np.uint32)
+        columns = first, squares.astype(np.float32).view(np.uint32), peaks, n_bad[..., n_results:]
+        packed[..., rows.leaves, :] = np.stack(columns, -1)
+    if rows.results:
+        begins, n_old = starts[:n_results], len(rows.of_old)
+        values = n_bad[..., : len(begins)] << np.uint32(16) | np.add.reduceat(n_nan, begins, -1, np.uint32)
+        has_changed = np.logical_or.reduceat(n_changed, begins, -1)[..., :n_old]
+        has_changed |= n_bad[..., :n_old] > 0
+        values[..., :n_old] |= has_changed.astype(np.uint32) << np.uint32(31)
+        found = np.empty_like(values)
+        found[..., rows.results] = values
+    return packed, found
+
+
+# Few numbers leave a program as they are, and NumPy measures them: a kernel is dearer to compile than they to read.
+
+MOST_NUMBERS = 1 << 10  # of all arrays; to copy and to measure one takes some 10 ns, in every step
+
+
+def number_of(*groups: Sequence[Any]) -> int:
+    """How many numbers the arrays of these groups, some of which may be None, have together."""
+    return sum(x.size for group in groups for x in group if x is not None)
+
+
+def numbers_as_they_are(
+    leaves: Sequence[jax.Array],
+    new: Sequence[jax.Array],
+    old: Sequence[jax.Array | None],
+    n_layers: Sequence[int] = (),
+) -> tuple[jax.Array, Rows]:
+    """The bits of leaves, and of results and those before, whose bits are given: uint32[numbers]. Traceable.
+
+    A barrier for each leaf keeps XLA from changing the program around it. Bits, so that `jax_debug_nans` does not check
+    them.
+
+    Args:
+      n_layers: As `partial_sums` takes it.
+    """
+    n_layers = n_layers or (1,) * len(leaves)
+    results = sorted(range(len(new)), key=lambda i: old[i] is None)
+    before = [as_float32(x) for i in results if (x := old[i]) is not None]
+    groups = [as_float32(new[i]) for i in results], [as_real(barrier(flat(x))) for x in leaves], before
+    of_results, _, of_old = (tuple(x.size for x in group) for group in groups)
+    of_leaves = tuple(chain(*((x.size // n,) * n for x, n in zip(groups[1], n_layers, strict=True))))
+    rows = Rows(of_results, of_leaves, of_old, (), tuple(results), tuple(range(len(of_leaves))), are_numbers=True)
+    return bits_of(copied_together([x for group in groups for x in group])), rows
+
+
+def n_numbers(rows: Rows) -> int:
+    return sum(rows.n_rows) + sum(rows.of_old)
+
+
+def measured(bits: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """As `added_up`, of bits[..., numbers]."""
+    n, n_results, n_old = sum(rows.n_rows), sum(rows.of_results), sum(rows.of_old)
+    bits, before = bits[..., :n], bits[..., n:]
+    size = bits & np.uint32(0x7FFFFFFF)
+    is_bad = size >= INFINITY
+    numbers = np.where(is_bad, np.float32(0), np.ascontiguousarray(bits).view(np.float32)).astype(np.float64)
+    counts = is_bad.astype(np.uint32)
+    counts[..., :n_results] += (size[..., :n_results] > INFINITY).astype(np.uint32) << np.uint32(N_BITS)
+    counts[..., :n_old] += (bits[..., :n_old] != before).astype(np.uint32) << np.uint32(2 * N_BITS)
+    size[is_bad] = 0
+    return rows_added_up(np.square(numbers, out=numbers), size, counts, rows)
+
+
+# Trees whose leaves are measured when the whole program has been traced: together, and the same on each device.
+
+NOTHING = np.array([NO_NUMBER, 0, 0, 0], np.uint32)  # the packed row of a leaf without numbers
+
+
+class OneOf(NamedTuple):
+    """One of several leaves that are computed together, as one array [leaves, …]."""
+
+    together: jax.Array
+    place: int
+
+    def alone(self) -> jax.Array:
+        return lax.index_in_dim(self.together, self.place, keepdims=False)
+
+
+class Unreduced(NamedTuple):
+    """A tree that is measured together with others, when the whole program has been traced.
+
+    Attributes:
+      leaves: None for those without numbers.
+      axes: Of the layers of each leaf, or empty.
+    """
+
+    leaves: Sequence[jax.Array | OneOf | None]
+    axes: Axes
+
+    def divided(self) -> Divided:
+        axes = self.axes or (None,) * len(self.leaves)
+        mine: dict[int, tuple[jax.Array, int, list[int]]] = {}  # with the number of leaves or layers, and their rows
+        others: list[jax.Array | None] = []
+        n_rows, pairs = 0, [*zip(self.leaves, axes, strict=True)]
+        apart = {id(x.together) for x, axis in pairs if isinstance(x, OneOf) and axis is not None}
+        for i, (x, axis) in enumerate(pairs):
+            if isinstance(x, OneOf) and id(x.together) not in apart:
+                mine.setdefault(-id(x.together), (x.together, len(x.together), []))[2].append(n_rows)
+                x, n = None, 1
+            else:
+                x = x.alone() if isinstance(x, OneOf) else x
+                n = 1 if x is None or axis is None else x.shape[axis]
+                if x is not None and is_partial(x, axis):
+                    mine[i], x = (x, n, [*range(n_rows, n_rows + n)]), None
+            others.append(x)
+            n_rows += n
+        arrays, n_layers, rows = zip(*mine.values(), strict=True) if mine else ((), (), ())
+        packed = None if all(x is None for x in others) else reduce_leaves(others, LIGHT, axes)
+        return Divided([*arrays], [*n_layers], (*itertools.chain(*rows),), packed, (n_rows, n_words(LIGHT)))
+
+    def on_each(self) -> Any:
+        """Inside a `shard_map`: the partial sums of this device; the packed rows, if there are none."""
+        mine, n_layers, entries, packed, shape = self.divided()
+        if not mine:
+            return packed
+        sums, words, rows = partial_sums(mine, (), (), n_layers)
+        arrays = [joined_arrays(sums), joined_arrays(words), *([] if packed is None else [packed])]
+        return OnEach(tuple(arrays), Summed(rows, entries, shape))
+
+    def reduced(self) -> jax.Array:
+        """The packed rows, which are made in the program."""
+        mine, n_layers, entries, packed, shape = self.divided()
+        rows = [packed_rows(mine, n_layers)] if mine else []
+        if len(entries) == shape[0]:
+            return rows[0]
+        rows.append(jnp.broadcast_to(NOTHING, shape) if packed is None else packed)
+        at = np.arange(len(entries), len(entries) + shape[0], dtype=np.int32)
+        at[[*entries]] = np.arange(len(entries))
+        return lax.concatenate(rows, 0).at[at].get(mode="promise_in_bounds")
+
+
+class Divided(NamedTuple):
+    """A tree, of which some leaves are for `partial_sums`.
+
+    Attributes:
+      n_layers: Of each of them.
+      entries: Their packed rows.
+      packed: All packed rows with those of the other leaves, if there are any.
+      shape: Of all packed rows.
+    """
+
+    leaves: list[jax.Array]
+    n_layers: list[int]
+    entries: tuple[int, ...]
+    packed: jax.Array | None
+    shape: tuple[int, ...]
+
+
+class Summed(NamedTuple):
+    """How the partial sums of a tree lie that each device of a `shard_map` makes.
+
+    Attributes:
+      entries: The packed rows that are made of them, in their order.
+      shape: Of all packed rows of a device.
+      is_alike: All devices have the same.
+    """
+
+    rows: Rows
+    entries: tuple[int, ...]
+    shape: tuple[int, ...]
+    is_alike: bool = False
+
+
+@tree_util.register_pytree_node_class
+class OnEach(NamedTuple):
+    """The partial sums of a tree that each device of a `shard_map` makes, which are added up on the host.
+
+    A pytree of arrays. Outside, those of the devices follow one another along the first axis: of a further axis of
+    devices XLA CPU would make a kernel.
+
+    Attributes:
+      arrays: float64[rows], uint32[…]; and the packed rows of the other leaves, if there are any.
+    """
+
+    arrays: tuple[Any, ...]
+    how: Summed
+
+    def alike(self) -> OnEach:
+        """The same, where all devices have measured the same."""
+        return OnEach(self.arrays, self.how._replace(is_alike=True))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the packed rows."""
+        n_devices = self.arrays[0].size // sum(self.how.rows.n_rows)
+        return self.how.shape if self.how.is_alike else (n_devices, *self.how.shape)
+
+    def tree_flatten(self):
+        return self.arrays, self.how
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(tuple(children), aux)

@@ -13,7 +13,7 @@ import numpy as np
 
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.keys import Key
-from treeviz.tree.query.paths import on_path
+from treeviz.tree.query.find import on_path
 from treeviz.tree.table import TreeTable
 
 LAYER = "layer"  # the kind of such a row

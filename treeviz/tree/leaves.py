@@ -2,37 +2,283 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import math
+import re
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from treeviz.tree.array_like import ArrayLike
-from treeviz.tree.attributes import is_interned
 from treeviz.tree.describers import Description
-from treeviz.tree.facts import MASKED, NO_JAX_DTYPE, Facts, Sharding
-from treeviz.tree.functions import captured, describe_function
-from treeviz.tree.jax_later import jax_is_imported
-from treeviz.tree.kinds import KINDS, LEAF_KINDS, NODE_KINDS
-from treeviz.tree.safe_repr import (
+from treeviz.tree.facts import KINDS, LEAF_KINDS, MASKED, NO_JAX_DTYPE, NODE_KINDS, DeviceIds, Facts, Sharding
+from treeviz.tree.keys import MISSING, is_interned, stored_attribute
+from treeviz.tree.opaque import captured, describe_function
+from treeviz.tree.runtime import jax_is_imported
+from treeviz.tree.static import StaticFields
+from treeviz.tree.stored import Stored
+from treeviz.tree.text import (
     VALUE_LIMIT,
     aval_text,
+    class_attribute,
     class_name,
     dimensions,
     guarded,
     has_base,
     is_function,
     module_name,
+    mro,
+    namespace,
     qualified_name,
     value_text,
     visible,
 )
-from treeviz.tree.sharding import describe_sharding, manual_axes, of_array, of_traced
-from treeviz.tree.static import StaticFields
-from treeviz.tree.stored import Stored
+
+# Describe a sharding. No value is read and no computation starts.
+
+_MOST_RUNS = 4  # of ids in a text
+
+
+def describe_sharding(sharding: Any) -> Sharding | None:
+    """The facts of a sharding that do not depend on the array; None if there are none."""
+    return guarded(lambda: _describe(sharding), lambda _: None)
+
+
+def of_array(place: Sharding | None, sharding: Any, shape: tuple[int, ...], committed: bool | None) -> Sharding | None:
+    """The facts of a described sharding for one array."""
+    if place is None:
+        return None
+    shard_shape = guarded(lambda: sharding.shard_shape(shape), lambda _: ())
+    return place._replace(shard_shape=dimensions(shard_shape), committed=committed)
+
+
+def of_traced(aval: Any) -> Any:
+    """The sharding of a traced value; None where the compiler decides, or the value is a shard."""
+    sharding = guarded(lambda: aval.sharding, lambda _: None)
+    types = _axis_types(sharding)
+    return sharding if types and all(each == "Explicit" for each in types.values()) else None
+
+
+def manual_axes(aval: Any) -> str:
+    """The axes of a mesh over which `shard_map` has split a traced value: "x, y"."""
+    sharding = guarded(lambda: aval.sharding, lambda _: None)
+    return ", ".join(visible(name) for name, each in _axis_types(sharding).items() if each == "Manual")
+
+
+def why_unreduced(sharding: Any) -> str:
+    """Why an array has no values yet, if its parts are still to be summed over the devices; "" of any other."""
+    names = guarded(lambda: sharding.spec.unreduced, lambda _: ())
+    axes = ", ".join(sorted(visible(str(name)) for name in names))
+    return f"unreduced over {axes}: each device has a part of every sum" if axes else ""
+
+
+def _axis_types(sharding: Any) -> dict[str, str]:
+    """The type of each axis of the mesh: Auto, Explicit or Manual. Before jax 0.5 there are none."""
+    return guarded(
+        lambda: {
+            str(name): str(each.name)
+            for name, each in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True)
+        },
+        lambda _: {},
+    )
+
+
+def _describe(sharding: Any) -> Sharding | None:
+    is_named = isinstance(sharding, jax.sharding.NamedSharding)
+    devices = _devices(sharding)
+    ids = DeviceIds(device.id for device in devices)
+    platform = devices[0].platform if devices else ""
+    n_devices, text, axes = len(devices), class_name(type(sharding)), ""
+    if is_named:
+        if sharding.mesh.empty:
+            return None
+        n_devices = sharding.mesh.size
+        spec = value_text(sharding.spec).removeprefix("PartitionSpec").removeprefix("P")
+        spec = spec.replace(", unreduced_kind=sum", "")  # the usual one, of which jax 0.12 tells
+        text = f"P{spec[:-2] + ')' if spec.endswith(',)') else spec}"
+        axes = ", ".join(f"{visible(str(name))}={size}" for name, size in sharding.mesh.shape.items())
+    where = f"{platform}:{id_text(ids)}" if devices else "an abstract mesh"
+    if len(devices) == 1:
+        text = where
+    elif axes:
+        where += f" ({axes})"
+    return Sharding(
+        text=visible(text),
+        n_devices=n_devices,
+        shard_shape=(),
+        replicated=n_devices > 1 and bool(sharding.is_fully_replicated),
+        committed=None,
+        addressable=not devices or bool(sharding.is_fully_addressable),
+        devices=visible(where),
+        memory=_memory(sharding, devices),
+        platform=visible(platform),
+        device_ids=ids,
+    )
+
+
+def id_text(ids: Sequence[int]) -> str:
+    """ "0–7", "3", "0,2,4,6", "0–3,8,10,12,… 20 more": the ids in their order."""
+    runs, at = [], 0
+    while at < len(ids) and len(runs) < _MOST_RUNS:
+        start = at
+        while at + 1 < len(ids) and ids[at + 1] == ids[at] + 1:
+            at += 1
+        runs.append(str(ids[start]) if at == start else f"{ids[start]}–{ids[at]}")
+        at += 1
+    return ",".join(runs) + (f",… {len(ids) - at:,} more" if at < len(ids) else "")
+
+
+def _devices(sharding: Any) -> list[Any]:
+    """The devices in the order of the mesh, or else of their ids; none of an abstract mesh."""
+    in_order = guarded(lambda: list(sharding.mesh.devices.flat), lambda _: None)
+    if in_order is not None:
+        return in_order
+    return sorted(guarded(lambda: sharding.device_set, lambda _: ()), key=lambda device: device.id)
+
+
+def _memory(sharding: Any, devices: list[Any]) -> str:
+    """The kind of memory; "" for the one that the devices use by default."""
+    kind = guarded(lambda: sharding.memory_kind, lambda _: None)
+    default = guarded(lambda: _one_of_ours(devices).default_memory().kind, lambda _: "device")
+    return "" if kind is None or kind == default else visible(str(kind), 40)
+
+
+def _one_of_ours(devices: list[Any]) -> Any:
+    """A device of this process, or one like those: before jax 0.5 the others do not tell their memories."""
+    client = devices[0].client
+    return next((each for each in devices if each.process_index == client.process_index()), client.local_devices()[0])
+
+
+# Leaves of classes unknown to JAX that have a shape and a dtype: metadata of checkpoints, arrays of other libraries.
+
+_MAX_AXES = 64
+_LIBRARIES = frozenset(
+    "jax jaxlib orbax xarray h5py zarr tensorstore keras dask cupy torch tensorflow".split()  # noqa: SIM905
+)
+_PROTOCOLS = ("__array__", "__jax_array__", "__dlpack__", "__array_interface__", "__cuda_array_interface__")
+_DTYPE_NAME = re.compile(r"[A-Za-z_][\w<>]*|[<>|=]?[a-zA-Z]\d*")
+_ENDING_CALLS = frozenset(("tuple", "list", "int", "len", "str", "np", "numpy", "jnp"))
+
+Reader = Callable[[Any], Any]
+
+
+class ArrayLike(NamedTuple):
+    """The shape and the dtype that an object says it has.
+
+    Attributes:
+      shape: An unknown size is "?".
+      n_bytes: 0 if a size or the dtype is unknown.
+      gives_values: The class has one of the methods by which arrays give out their values.
+    """
+
+    shape: tuple[Any, ...]
+    dtype: str
+    n_elements: int
+    n_bytes: int
+    gives_values: bool
+
+
+def array_like_reader(cls: type) -> Callable[[Any], ArrayLike | None]:
+    """A function of the objects of a class; it returns None for one without a shape and a dtype."""
+    shape_of, dtype_of = _reader(cls, "shape"), _reader(cls, "dtype")
+    gives_values = any(name in namespace(base) for base in mro(cls) for name in _PROTOCOLS)
+
+    def read(value: Any) -> ArrayLike | None:
+        shape = _shape(guarded(lambda: shape_of(value), lambda _: None))
+        if shape is None:
+            return None
+        dtype = guarded(lambda: _dtype(dtype_of(value)), lambda _: None)
+        if dtype is None:
+            return None
+        name, itemsize = dtype
+        n_elements = 0 if "?" in shape else math.prod(shape)
+        return ArrayLike(shape, name, n_elements, n_elements * itemsize, gives_values)
+
+    return read
+
+
+def _reader(cls: type, name: str) -> Reader:
+    """How to read an attribute of the objects of a class."""
+    found = class_attribute(cls, name, MISSING)
+    if type(found) is types.GetSetDescriptorType:  # of a class written in C
+        return lambda value: found.__get__(value)
+    if type(found) is property:
+        return found.fget if _may_run(cls, found.fget) else lambda _: MISSING  # type: ignore[return-value]
+    is_descriptor = any("__get__" in namespace(base) for base in mro(type(found)))
+    constant = MISSING if is_descriptor else found
+
+    def stored(value: Any) -> Any:
+        attribute = stored_attribute(value, name)
+        return constant if attribute is MISSING else attribute
+
+    return stored
+
+
+def _may_run(cls: type, function: Any, asked: tuple[Any, ...] = ()) -> bool:
+    """Whether the property is a library's, or its code plainly ends, and so do the properties that it reads."""
+    if module_name(cls).partition(".")[0] in _LIBRARIES:
+        return True
+    names = {name for base in mro(cls)[:-1] for name in namespace(base)}
+    code = function.__code__ if type(function) is types.FunctionType else None
+    if code is None or not _ends(code) or names & {"__getattr__", "__getattribute__"}:
+        return False
+    asked = (*asked, function)
+    for name in names & set(code.co_names):
+        read = class_attribute(cls, name)
+        if type(read) is property and read.fget not in asked and not _may_run(cls, read.fget, asked):
+            return False
+    return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _ends(code: types.CodeType) -> bool:
+    """Whether the code has no loop, and calls nothing but `tuple` and its like."""
+    n_calls = n_known = 0
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if "BACKWARD" in name or name in ("FOR_ITER", "SEND", "YIELD_VALUE", "IMPORT_NAME", "MAKE_FUNCTION"):
+            return False
+        n_calls += name.startswith("CALL")
+        n_known += name == "LOAD_GLOBAL" and instruction.argval in _ENDING_CALLS
+    return n_calls <= n_known
+
+
+def _shape(shape: Any) -> tuple[Any, ...] | None:
+    base = next((base for base in (tuple, list) if has_base(type(shape), base)), None)
+    if base is None or base.__len__(shape) > _MAX_AXES:
+        return None
+    sizes = tuple(map(_size, base.__iter__(shape)))
+    return None if None in sizes else sizes
+
+
+def _size(size: Any) -> int | str | None:
+    if size is None or (type(size) is float and math.isnan(size)):
+        return "?"
+    if has_base(type(size), np.integer):
+        size = int(size)
+    return size if type(size) is int and size >= 0 else None
+
+
+def _dtype(dtype: Any) -> tuple[str, int] | None:
+    """The name and the bytes of an element; None: this is no dtype."""
+    cls = type(dtype)
+    is_scalar_class = has_base(cls, type) and (has_base(dtype, np.generic) or module_name(cls).startswith("jax"))
+    if has_base(cls, np.dtype) or is_scalar_class:
+        dtype = np.dtype(dtype)
+        return visible(str(dtype), 40), dtype.itemsize
+    if has_base(cls, str):
+        name = str.__str__(dtype)
+        is_name = len(name) <= 40 and _DTYPE_NAME.fullmatch(name)
+        return (name, guarded(lambda: np.dtype(name).itemsize, lambda _: 0)) if is_name else None
+    library = module_name(cls).partition(".")[0]
+    if library in _LIBRARIES:
+        name = visible(str(dtype), 40).removeprefix("torch.")
+        return name, guarded(lambda: np.dtype(name).itemsize, lambda _: 0)
+    return None
+
 
 LeafDescriber = Callable[[Any], int]
 

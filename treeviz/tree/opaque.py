@@ -5,32 +5,168 @@ Runs no code of the object's class.
 
 from __future__ import annotations
 
+import functools
 import gc
+import os
 import types
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from treeviz.tree.functions import captured_values
+from treeviz.tree.facts import Note
 from treeviz.tree.keys import MISSING, stored_attributes
-from treeviz.tree.safe_repr import (
+from treeviz.tree.text import (
+    VALUE_LIMIT,
     array_bytes,
     array_text,
+    bracket,
+    bytes_text,
     class_attribute,
     class_name,
+    function_name,
     guarded,
     has_base,
+    inner_text,
     is_function,
+    is_jaxpr,
     module_name,
     mro,
     namespace,
+    plain_repr,
+    qualified_name,
+    unboxed,
     value_text,
     visible,
 )
+
+# Functions as leaves and as pytrees: their name, file and line, and what they captured.
+
+_MAX_WRAPPERS = 16
+
+
+def describe_function(function: Any) -> str:
+    """ "relu  jax/_src/nn/functions.py:93", "grad of loss  demo/train.py:12".
+
+    Without file and line for a function not written in Python.
+    """
+    jaxpr = _jaxpr(function)
+    if jaxpr is not None:
+        traced = guarded(lambda: _traced(jaxpr), lambda _: "")
+        if traced:
+            return traced
+    made, inner = unwrapped(unboxed(function))
+    name, code = made + function_name(inner), code_of(inner)
+    return name if code is None else f"{name}  {_short_path(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _jaxpr(function: Any) -> Any:
+    """The program that a function of JAX's making runs, such as the result of `jax.linearize`; None for others."""
+    function = unboxed(function)
+    if not has_base(type(function), functools.partial):
+        return None
+    arguments = functools.partial.args.__get__(function)
+    return next((each for each in arguments[:4] if is_jaxpr(type(each))), None)
+
+
+def _traced(jaxpr: Any) -> str:
+    """ "linearize of loss  demo/train.py:12"; "" if this jax does not tell."""
+    info = jaxpr.debug_info
+    name, _, place = info.func_src_info.partition(" at ")
+    return f"{info.traced_for} of {visible(name, 80)}  {_short_path(place)}" if place else ""
+
+
+def _short_path(path: str) -> str:
+    return visible("/".join(PurePath(path).parts[-2:]), 80)
+
+
+def captured(function: Any) -> tuple[tuple[str, str], ...]:
+    """(name, text) of each captured value; "float32[3] (12 B)" of an array."""
+    jaxpr = _jaxpr(function)
+    if jaxpr is not None:
+        return (("jaxpr", value_text(jaxpr)),)
+    return tuple((visible(name), _captured_text(value)) for name, value in captured_values(function))
+
+
+def _captured_text(value: Any) -> str:
+    array = array_text(value)
+    return value_text(value) if array is None else f"{array} ({bytes_text(array_bytes(value))})"
+
+
+def captured_values(function: Any) -> list[tuple[str, Any]]:
+    """(name, value) of closure variables, of a partial's arguments, of a method's self."""
+    found: list[tuple[str, Any]] = []
+    for _ in range(8):
+        function = unboxed(function)
+        if type(function) is types.MethodType:
+            found.append(("self", function.__self__))
+            function = function.__func__
+        if has_base(type(function), functools.partial):
+            found += [(f"argument {i}", value) for i, value in enumerate(functools.partial.args.__get__(function))]
+            found += list(functools.partial.keywords.__get__(function).items())
+            function = unboxed(functools.partial.func.__get__(function))
+        code, cells = code_of(function, unwrap=False), getattr(function, "__closure__", None) or ()
+        inner = guarded(lambda function=function: getattr(function, "__wrapped__", None), lambda _: None)
+        if code is not None and (inner is None or not is_code_of_jax(code)):
+            pairs = zip(code.co_freevars, map(_cell, cells), strict=False)
+            found += [(name, value) for name, value in pairs if inner is None or value is not inner]
+        if inner is None:
+            break
+        function = inner
+    return found[:32]
+
+
+def _cell(cell: types.CellType) -> Any:
+    return guarded(lambda: cell.cell_contents, lambda _: "(not set yet)")
+
+
+def code_of(function: Any, unwrap: bool = True) -> types.CodeType | None:
+    """The code object of a Python function, through partials and wrappers; None for others."""
+    for _ in range(16):
+        function = unboxed(function)
+        if has_base(type(function), functools.partial):
+            function = functools.partial.func.__get__(function)
+            continue
+        inner = unwrapped(function)[1] if unwrap else function
+        if inner is function:
+            break
+        function = inner
+    code = guarded(lambda: getattr(function, "__code__", None), lambda _: None)
+    return code if type(code) is types.CodeType else None
+
+
+def unwrapped(function: Any) -> tuple[str, Any]:
+    """("grad of vmap of ", f) for `jax.grad(jax.vmap(f))`: JAX's transformations, and the innermost function."""
+    names = ""
+    for _ in range(_MAX_WRAPPERS):
+        inner = guarded(lambda function=function: getattr(function, "__wrapped__", None), lambda _: None)
+        if inner is None:
+            break
+        name = guarded(lambda function=function: _transformation(function), lambda _: "")
+        names += f"{name} of " if name else ""
+        function = inner
+    return names, function
+
+
+def _transformation(wrapper: Any) -> str:
+    """The public function of JAX that made a wrapper; "" for wrappers of others."""
+    code = wrapper.__code__
+    if code.co_qualname.startswith("api_boundary."):  # around every function that JAX returns
+        cells = dict(zip(code.co_freevars, wrapper.__closure__, strict=True))
+        code = cells["fun"].cell_contents.__code__
+    name, _, is_local = code.co_qualname.lstrip("_").partition(".<locals>.")
+    is_known = is_local and is_code_of_jax(code) and (name in vars(jax) or name in vars(jax.numpy))
+    return name if is_known else ""
+
+
+def is_code_of_jax(code: types.CodeType) -> bool:
+    return code.co_filename.startswith(os.path.dirname(jax.__file__) + os.sep)
+
 
 MAX_OBJECTS = 10_000  # that one search looks at
 _MAX_NAMED = 32  # arrays whose path is told
@@ -227,3 +363,121 @@ def _field_names(cls: type) -> tuple[str, ...] | None:
     """The field names of a named tuple's class, else None."""
     names = class_attribute(cls, "_fields")
     return tuple(visible(name, 40) for name in names if has_base(type(name), str)) if type(names) is tuple else None
+
+
+# Objects of unknown classes as text: by their fields, or by their own `repr` where no array can be in it.
+
+_MAX_DEPTH = 3
+_MAX_OBJECTS = 1000  # that an object may refer to if its own `repr` is to be called
+
+
+def object_text(value: Any, limit: int = VALUE_LIMIT, depth: int = 0) -> str:
+    """ "Config(lr=0.1, layers=[…])": the fields, or the items of a container. Runs no code of the class."""
+    cls = type(value)
+    name = class_name(cls)
+    if depth > _MAX_DEPTH:
+        return f"{name}(…)"
+    some, n = items(value, limit // 3)
+    if n is not None:
+        is_mapping = has_base(cls, dict, types.MappingProxyType)
+        texts = (
+            f"{key[1:-1]}: {text}" if is_mapping else text
+            for key, text in ((key, _inner(inner, limit, depth)) for key, inner in some)
+        )
+        before, after = ("({", "})") if is_mapping else ("([", "])")
+        return bracket(f"{name}{before}", texts, n, after, limit)
+    named = fields(value)
+    if not named:
+        return f"<{qualified_name(cls)}>"
+    return bracket(f"{name}(", (f"{key}={_inner(inner, limit, depth)}" for key, inner in named), len(named), ")", limit)
+
+
+def _inner(value: Any, limit: int, depth: int) -> str:
+    text = inner_text(value, limit // 2, depth + 1, object_text)
+    return text if len(text) <= limit // 2 else text[: limit // 2 - 1] + "…"
+
+
+def fields(value: Any) -> list[tuple[str, Any]]:
+    """The attributes of an object, public ones first, without those that Python or a library keeps for itself."""
+    named = [(name, inner) for name, inner in attributes(value) if not name.startswith("__")]
+    return sorted(named, key=lambda pair: pair[0].startswith("_"))
+
+
+def own_text(value: Any, limit: int = VALUE_LIMIT, depth: int = 0) -> str:
+    """The class's own `repr` if it defines one and the object refers to no array, else `object_text`."""
+    owner = next(base for base in mro(type(value)) if "__repr__" in namespace(base))
+    if owner is not object:
+        found = arrays_inside(value, _MAX_OBJECTS)
+        if found.is_all and not found.n_arrays:
+            return guarded(lambda: plain_repr(value, limit), lambda _: object_text(value, limit, depth))
+    return object_text(value, limit, depth)
+
+
+def static_text(value: Any) -> str:
+    """As `value_text`; objects of unknown classes, also inside tuples, dicts and sets, by their own `repr`."""
+    return value_text(value, of_object=own_text)
+
+
+# Look into the opaque leaves of a walk, within one budget for all of them.
+
+MAX_FIELDS = 16
+_IN_AVAL = ("shape", "dtype", "_aval")  # what the type of an array-like leaf shows
+_MAX_VALUE = 60  # characters
+_MAX_TEXT = 600  # characters of one leaf
+_WALK_TEXT = 400_000  # characters of all leaves
+_WALK_OBJECTS = 200_000  # looked at in all leaves
+_LEAST_OBJECTS = 32  # looked at in every leaf
+
+
+class Inside:
+    """Looks into the opaque leaves of one walk."""
+
+    def __init__(self) -> None:
+        self._characters_left = _WALK_TEXT
+        self._objects_left = _WALK_OBJECTS
+
+    def note(self, leaf: Any) -> Note | None:
+        """The arrays that a leaf hides from JAX; a leaf may use an eighth of what is left of the budget."""
+        found = arrays_inside(leaf, max(_LEAST_OBJECTS, self._objects_left // 8))
+        self._objects_left = max(0, self._objects_left - found.n_objects)
+        if found.n_arrays:
+            text = f"{hidden(found)}: {class_name(type(leaf))} is not registered as a pytree node"
+            return Note("hidden", text + stopped(found), details=found.details)
+        if found.is_all:
+            return None
+        return Note(
+            "info", f"no array among the first {found.n_objects:,} objects inside; the others were not searched"
+        )
+
+    def fields(self, leaf: Any, is_array_like: bool = False) -> tuple[tuple[str, str], ...]:
+        """(name, text) of the first items and fields of a leaf. Runs no code of its class."""
+        return guarded(lambda: self._fields(leaf, _IN_AVAL if is_array_like else ()), lambda _: ())
+
+    def _fields(self, leaf: Any, shown: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+        some, n = items(leaf, MAX_FIELDS)
+        others = [pair for pair in fields(leaf) if pair[0] not in shown]
+        n = (n or 0) + len(others)
+        texts: list[tuple[str, str]] = []
+        room = min(_MAX_TEXT, self._characters_left)
+        for name, value in [*some, *others][:MAX_FIELDS]:
+            if room <= 0:
+                break
+            texts.append((name, value_text(value, _MAX_VALUE, object_text)))
+            n_characters = len(name) + len(texts[-1][1])
+            room -= n_characters
+            self._characters_left -= n_characters
+        if len(texts) < n:
+            texts.append(("…", f"{n - len(texts):,} more"))
+        return tuple(texts)
+
+
+def hidden(found: Found) -> str:
+    """ "at least 2 hidden arrays (4.0 kB)": JAX cannot see them."""
+    size = f" ({bytes_text(found.n_bytes)})" if found.n_bytes else ""
+    least = "" if found.is_all else "at least "
+    return f"{least}{found.n_arrays:,} hidden array{'s' * (found.n_arrays > 1)}{size}"
+
+
+def stopped(found: Found) -> str:
+    """Where an incomplete search stopped, or ""."""
+    return "" if found.is_all else f" (the search stopped after {found.n_objects:,} objects)"

@@ -3,24 +3,377 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache, partial
+from itertools import accumulate, chain, islice, takewhile
 from math import inf
-from operator import length_hint
-from typing import Any
+from operator import attrgetter, itemgetter, length_hint, methodcaller
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from treeviz.tree.budget import WHOLE, Budget, Overflow, Stopwatch
 from treeviz.tree.describe import Describers, Handler, Inlined
-from treeviz.tree.facts import Facts, Note
-from treeviz.tree.keys import Key, index_key
-from treeviz.tree.safe_repr import class_name, error_text, guarded, module_name, visible
-from treeviz.tree.table import TreeTable, without_unused
-from treeviz.tree.treedef import is_treedef
-from treeviz.tree.walk_alike import Alike, Rows
-from treeviz.tree.walk_frames import MORE, Frame, LeftOut, cut, fair_frame, fair_rows, new_frame
-from treeviz.tree.walk_notes import left_out_note, note_left_out, note_shared, repeat_facts
+from treeviz.tree.describers import WHOLE, Budget, Overflow, Stopwatch
+from treeviz.tree.facts import KINDS, Facts, Note
+from treeviz.tree.keys import Key, KeyTable, index_key
+from treeviz.tree.level import BUILTIN_LEVELS, is_treedef
+from treeviz.tree.table import TreeTable, children_of, without_unused
+from treeviz.tree.text import class_name, error_text, guarded, module_name, visible
+
+# Notes that the walk can make only when it is done: about shared objects, and about totals that are not whole.
+
+Notes = dict[int, list[Note]]
+
+_MOST_CUT_NODES = 1_000  # nodes that say that some of them was left out
+_MOST_SUM = 2**44  # of one repeated subtree, so that sums stay below 2**63
+_AT_LEAST = Note("info", "at least: some of it was left out")
+
+
+def note_shared(
+    notes: Notes, repeats: Sequence[tuple[int, int]], ends: Sequence[int], facts: Callable[[int], Facts]
+) -> None:
+    """Note every object that occurs several times: a shared subtree once, without the nodes inside it.
+
+    Args:
+      repeats: The row of each further occurrence, with the first row.
+      ends: Of each row, the end of its subtree.
+      facts: The facts of a row.
+    """
+    places: dict[int, int] = {}
+    inside_until = 0
+    for row, first in sorted(repeats):
+        if row < inside_until or not _is_worth_a_badge(first, ends, facts):
+            continue
+        inside_until = ends[row]
+        places[first] = places.get(first, 1) + 1
+        notes.setdefault(row, []).append(Note("shared", "the same object as", first))
+    for first, n_places in places.items():
+        notes.setdefault(first, []).append(Note("shared", f"stands in {n_places} places"))
+
+
+def _is_worth_a_badge(first: int, ends: Sequence[int], facts: Callable[[int], Facts]) -> bool:
+    """Python shares constant tuples, so a shared tuple is noted only if it contains arrays or mutable objects.
+
+    A static node is a constant, too.
+    """
+    if facts(first).kind not in ("tuple", "namedtuple", "static"):
+        return True
+    inside = map(facts, range(first, ends[first]))
+    return any(each.bytes or KINDS[each.kind].is_mutable for each in inside)
+
+
+def repeat_facts(cls: type, inside: Sequence[Facts]) -> Facts:
+    """Of a node that occurred before and is not walked again; `inside` are those of its subtree."""
+    numbers = zip(*((f.leaves, f.elements, f.bytes) for f in inside), strict=True)
+    leaves, elements, n_bytes = (min(sum(part), _MOST_SUM) for part in numbers)
+    return Facts("repeat", class_name(cls), False, leaves, elements, n_bytes, module=module_name(cls))
+
+
+@lru_cache(64)  # thousands of nodes leave out as many
+def left_out_note(n_children: int, budget: Budget, max_depth: int, is_late: bool) -> Note:
+    """The note of a placeholder for children beyond the budget: how many there are, and why they have no rows."""
+    what = f"{n_children:,} more {'child was' if n_children == 1 else 'children were'} left out"
+    why = f"the budget is {budget.max_rows:,} rows and {max_depth:,} levels"
+    if is_late:
+        why = f"walking this tree takes more than {budget.walk_s:g} s"
+    return Note("more", f"{what}: {why}{budget.hint}")
+
+
+def note_left_out(notes: Notes, parents: Sequence[int]) -> None:
+    """Note at the nodes above what was left out that their totals are not whole; the highest ones if there are many."""
+    above: set[int] = set()
+    for row, at_row in notes.items():
+        parent = parents[row] if any(note.kind == "more" for note in at_row) else -1
+        while parent >= 0 and parent not in above:
+            above.add(parent)
+            parent = parents[parent]
+    for row in sorted(above)[:_MOST_CUT_NODES]:
+        notes.setdefault(row, []).append(_AT_LEAST)
+
+
+# The nodes whose children are being walked, and which of these get rows: siblings share the rows of a walk fairly.
+
+MORE = Key("…", "", "…", ())
+
+
+class Frame(NamedTuple):
+    """A node whose children are being walked."""
+
+    row: int
+    depth: int  # of the children
+    children: list
+    key_codes: list[int]
+    waiting: Iterator[int]  # the positions of the children not walked yet
+    limit: int = WHOLE.max_rows  # the subtree ends before this row; this and the next field are for fair shares only
+    nodes_from: Sequence[int] = ()  # how many of the children from i on are nodes
+
+    def share(self, n_rows: int) -> int:
+        """The rows for what is below the child that is entered: its share of those that remain.
+
+        Args:
+          n_rows: Of the walk up to that child, inclusive.
+        """
+        waiting = length_hint(self.waiting)
+        nodes_waiting = self.nodes_from[len(self.children) - waiting]
+        return max((self.limit - n_rows - waiting) // (nodes_waiting + 1), 0)
+
+
+new_frame = partial(tuple.__new__, Frame)  # three times as fast as `_make`
+
+
+class LeftOut(NamedTuple):
+    """A placeholder for children beyond the budget."""
+
+    n_children: int
+
+
+def fair_frame(row: int, children: list, key_codes: list[int], above: Frame, n_rows: int, of: Describers) -> Frame:
+    """The frame of a node with its share of the remaining rows."""
+    room = above.share(n_rows)
+    if len(children) > room:
+        children, key_codes = cut(children, key_codes, max(room - 1, 0), of.keys)
+    are_nodes = (of.handler(child).level is not None for child in reversed(children))
+    nodes_from = [*accumulate(are_nodes, initial=0)][::-1]
+    return Frame(row, above.depth + 1, children, key_codes, iter(range(len(children))), n_rows + room, nodes_from)
+
+
+def fair_rows(ends: Sequence[int], max_rows: int) -> tuple[list[int], dict[int, int]]:
+    """The rows to keep of a walk that has too many, with fair shares as above; what fits into its share is whole.
+
+    Args:
+      ends: Of each row, the end of its subtree.
+
+    Returns:
+      The rows, in order; and which of them are placeholders for the siblings from there on, with how many these are.
+    """
+    kept: list[int] = []
+    left_out: dict[int, int] = {}
+    waiting = [(0, max_rows, 0, 0)]  # a row, where its parent's share ends, and how many siblings and nodes are behind
+    while waiting:
+        row, limit, n_behind, n_nodes = waiting.pop()
+        kept.append(row)
+        if row in left_out:
+            continue
+        room, end = max((limit - len(kept) - n_behind) // (n_nodes + 1), 0), ends[row]
+        if end - row - 1 <= room:
+            kept.extend(range(row + 1, end))
+            continue
+        children, child = [], row + 1
+        while child < end:
+            children.append(child)
+            child = ends[child]
+        if len(children) > room:
+            n_shown = max(room - 1, 0)
+            left_out[children[n_shown]] = len(children) - n_shown
+            del children[n_shown + 1 :]
+        limit, n_nodes = len(kept) + room, 0
+        for n_behind, child in enumerate(reversed(children)):
+            waiting.append((child, limit, n_behind, n_nodes))
+            n_nodes += ends[child] > child + 1 and child not in left_out
+    return kept, left_out
+
+
+def cut(children: list, key_codes: Sequence[int] | None, n_kept: int, keys: KeyTable) -> tuple[list, list[int]]:
+    """The first children, and one placeholder for the others."""
+    more = keys.code(MORE)
+    key_codes = [0] * n_kept if key_codes is None else key_codes[:n_kept]
+    return [*children[:n_kept], LeftOut(len(children) - n_kept)], [*key_codes, more]
+
+
+# Walk siblings that are alike all at once, column by column: most of a large tree are layers of one kind.
+
+_FEWEST_SIBLINGS = 8  # siblings
+_FIRST, _MOST = 8, 1 << 14  # siblings that are tried: four times as many after those that were all alike
+_ROWS_FOR_A_MISS = 256  # a sibling that is not alike costs as much as some of these
+_shape_of, _dtype_of = np.ndarray.shape.__get__, np.ndarray.dtype.__get__  # type: ignore[attr-defined]
+_OF_JAX = attrgetter("aval"), attrgetter("committed"), methodcaller("is_deleted")
+
+
+class Rows(NamedTuple):
+    """The rows of a walk; see `TreeTable`."""
+
+    nodes: list[Any]
+    depths: list[int]
+    parents: array
+    ends: array
+    positions: list[int]
+    key_codes: list[int]
+    fact_codes: list[int]
+    first_rows: dict[int, int]  # by the id of an object with an identity
+
+
+class _Part(NamedTuple):
+    """A row of the subtree that siblings are compared with.
+
+    Attributes:
+      below: The offsets of its children.
+      names: The keys of its children, of a dict.
+    """
+
+    node: Any
+    handler: Handler
+    below: Sequence[int]
+    names: list[str] | None
+
+
+class Alike:
+    """Adds the rows of siblings that are like the one before.
+
+    These are dicts with strings as keys, lists and tuples, of leaves whose classes JAX, NumPy or Python know, and hold
+    no object that occurs twice.
+    """
+
+    def __init__(self, of: Describers, rows: Rows) -> None:
+        self._of, self._rows = of, rows
+        facts = of.facts
+        self._plain = (facts.numpy, facts.array, facts.scalar, facts.abstract, facts.numpy_scalar, facts.string)
+        self._n_missed = -_FEWEST_SIBLINGS
+
+    def take(self, above: Frame, row: int, room: int) -> int:
+        """Add the siblings behind a subtree, the last one of the rows, as far as they are like it.
+
+        Args:
+          above: The frame of their parent.
+          room: How many rows may be added to those that are expected.
+
+        Returns:
+          How many were added.
+        """
+        n_waiting, n_tried, n_added = length_hint(above.waiting), _FIRST, 0
+        if n_waiting < _FEWEST_SIBLINGS or self._n_missed * _ROWS_FOR_A_MISS > row:
+            return 0
+        node, following = self._rows.nodes[row], above.children[-n_waiting]
+        if type(node) is not type(following) or (type(node) in BUILTIN_LEVELS and len(node) != len(following)):
+            return 0
+        size, parts = self._rows.ends[row] - row, list[_Part]()
+        while n_waiting:
+            first = len(above.children) - n_waiting
+            n = min(n_tried, n_waiting, max(room - n_added, 0) // size)
+            try:
+                n_taken = self._take(parts, above, row, slice(first, first + n))
+            except Exception:  # a dict that another thread changes, an array that cannot be described
+                n_taken = 0
+            n_waiting, n_added = n_waiting - n_taken, n_added + n_taken * (size - 1)
+            if n_taken < n_tried:
+                break
+            n_tried = min(4 * n_tried, _MOST)
+        self._n_missed += n_added < _FEWEST_SIBLINGS
+        return n_added
+
+    def _part(self, start: int, row: int) -> _Part | None:
+        """A row of the subtree at another one; None if siblings with such a row are walked one by one."""
+        node, below, names = self._rows.nodes[row], children_of(self._rows.ends, row), None
+        handler = self._of.handler(node)
+        if handler.level is None:
+            is_known = handler.describer is None and handler.describe in self._plain
+        else:
+            is_known = handler.is_builtin and len(node or ()) == len(below)
+        if below and is_known and not isinstance(node, list | tuple):
+            is_known = type(node) is dict and _n_first(_classes(node), id(str)) == len(node)
+            names = sorted(node) if is_known else None
+        return _Part(node, handler, [child - start for child in below], names) if is_known else None
+
+    def _columns(self, parts: list[_Part], row: int, siblings: list[Any]) -> list[list[Any]]:
+        """What stands in each row of a subtree, in the first siblings that are like it.
+
+        Args:
+          parts: What is known of the subtree; more is added as far as siblings are like it, no further.
+        """
+        columns, n = {0: siblings}, len(siblings)
+        for i in range(self._rows.ends[row] - row):
+            part = parts[i] if i < len(parts) else self._part(row, row + i)
+            if part is None or not n:
+                return []
+            parts += [part] if i == len(parts) else []
+            node, _, below, names = part
+            n = _n_first(_classes(columns[i][:n]), id(type(node)))
+            if isinstance(node, list | tuple | dict):
+                n = _n_first([*map(len, columns[i][:n])], len(node))
+            if names is not None:
+                n = _n_first(_classes(chain.from_iterable(columns[i][:n])), id(str)) // len(names)
+            for offset, key in zip(below, names or range(len(below)), strict=True):
+                columns[offset] = _items(columns[i][:n], key)
+                n = len(columns[offset])
+        return [columns[i][:n] for i in range(len(columns))]
+
+    def _take(self, parts: list[_Part], above: Frame, row: int, which: slice) -> int:
+        """Add the rows of siblings; returns of how many."""
+        columns, rows, new = self._columns(parts, row, above.children[which]), self._rows, dict[int, int]()
+        n, size, start, end = len(columns[0]) if columns else 0, len(columns), len(rows.nodes), rows.ends[row]
+        nodes: list[Any] = [None] * (n * size)
+        n_identities = 0
+        for i, (part, column) in enumerate(zip(parts, columns, strict=True)):
+            nodes[i::size] = column
+            if part.below or (part.handler.level is None and part.handler.has_identity):
+                new.update(zip(map(id, column), range(start + i, start + n * size, size), strict=True))
+                n_identities += n
+        if not n or len(new) < n_identities or not rows.first_rows.keys().isdisjoint(new):
+            return 0
+        codes = self._codes(parts, nodes, rows.fact_codes[row:end])  # which may raise, so nothing is added before
+        further = np.arange(start - row, start - row + n * size, size, dtype=np.int32)[:, None]
+        for own, of_tops in ((rows.parents, above.row), (rows.ends, None)):
+            of_each = np.array(own[row:end], np.int32) + further
+            if of_tops is not None:
+                of_each[:, 0] = of_tops
+            own.frombytes(of_each.tobytes())
+        for own, of_tops in (
+            (rows.key_codes, above.key_codes[which]),
+            (rows.positions, range(which.start, which.stop)),
+        ):
+            of_each = own[row:end] * n
+            of_each[::size] = of_tops[:n]
+            own.extend(of_each)
+        rows.depths.extend(rows.depths[row:end] * n)
+        rows.fact_codes.extend(codes)
+        rows.nodes.extend(nodes)
+        rows.first_rows.update(new)
+        next(islice(above.waiting, n - 1, None))
+        return n
+
+    def _codes(self, parts: list[_Part], nodes: list[Any], codes: list[int]) -> list[int]:
+        """The codes of the facts of siblings, by those of the one before; new facts in the order of the rows."""
+        size = len(parts)
+        every, unlike = codes * (len(nodes) // size), []
+        for i, part in enumerate(parts):
+            if part.handler.level is None and not self._are_like(part, nodes[i::size]):
+                unlike.append((i, part.handler.describe))
+        for start in range(0, len(nodes) if unlike else 0, size):
+            for i, describe in unlike:
+                every[start + i] = describe(nodes[start + i])
+        return every
+
+    def _are_like(self, part: _Part, others: list[Any]) -> bool:
+        """Whether leaves of its class have the facts of a leaf, where a look at all of them at once tells it."""
+        leaf, describe, facts = part.node, part.handler.describe, self._of.facts
+        if type(leaf) is np.ndarray:
+            return {*map(_shape_of, others)} == {leaf.shape} and {*map(_dtype_of, others)} == {leaf.dtype}
+        if describe == facts.array:
+            shardings = [each.sharding for each in others]
+            are_alike = all({*map(of, others)} == {of(leaf)} for of in _OF_JAX)
+            are_alike = are_alike and {*_classes(shardings)} == {id(type(leaf.sharding))}
+            return are_alike and shardings == [leaf.sharding] * len(shardings)
+        return isinstance(leaf, int | float) and bool(leaf) and {*others} == {leaf}  # 0.0 equals -0.0
+
+
+def _classes(objects: Iterable[Any]) -> list[int]:
+    return [*map(id, map(type, objects))]  # by id: a metaclass may override ==
+
+
+def _n_first(values: list[int], value: int) -> int:
+    """How many of the first values are one number."""
+    n = values.count(value)
+    return n if n == len(values) else next(i for i, each in enumerate(values) if each != value)
+
+
+def _items(column: list[Any], key: Any) -> list[Any]:
+    """What dicts or lists have at a key, up to the first dict that has not."""
+    get = itemgetter(key)
+    try:
+        return [*map(get, column)]
+    except KeyError:
+        return [*map(get, takewhile(lambda each: key in each, column))]
+
 
 MAX_DEPTH = 250_000  # a flatten function may create new nodes without end
 MAX_REPEATED_ROWS = 100_000  # of subtrees that already have rows

@@ -3,29 +3,62 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
-from treeviz.tree.forks import computed_once
 from treeviz.tree.frame import data_frame
+from treeviz.tree.runtime import computed_once
 from treeviz.tree.table import Row
-from treeviz.views import outline
+from treeviz.tree.text import guarded
+from treeviz.views import exports as outline
+from treeviz.views.exports import to_frame, to_json, to_records
 from treeviz.views.html.page import fallback, fragment, page
 from treeviz.views.html.payload import pack
-from treeviz.views.json import to_json
-from treeviz.views.notebook import publish, shell_of_notebook, shows_html
-from treeviz.views.picture.draw import draw
-from treeviz.views.picture.png import png
-from treeviz.views.picture.shapes import Picture, inches_of
-from treeviz.views.picture.svg import svg
-from treeviz.views.records import to_frame, to_records
-from treeviz.views.save import Content, open_page, write
+from treeviz.views.picture.draw import Picture, draw, inches_of, png, svg
 from treeviz.views.text.terminal import glyphs_of, terminal_color
 from treeviz.views.text.text import lines, text
-from treeviz.views.treescope_box import box
-from treeviz.views.view import View
+from treeviz.views.view import Content, View, open_page, publish, shell_of_notebook, shows_html, write
+
+# A tree view inside the output of treescope: a foldable box.
+
+# Pixels. treescope sizes its frame by the content, which therefore needs a fixed size.
+WIDTH, MIN_HEIGHT, MAX_HEIGHT = 960, 320, 600
+_HEAD, _ROW = 110, 22
+
+
+def box(name: str, summary: str, n_rows: int, fragment: str, lines: Sequence[str], path: str | None) -> Any:
+    """What `__treescope_repr__` returns: NotImplemented if treescope has moved what it is made of.
+
+    Args:
+      name: What is shown: "TreeView".
+      summary: The text of the foldable line.
+      n_rows: The number of rows of the tree, for the height of the box.
+      fragment: The HTML of the view.
+      lines: The view as text, for treescope's text output.
+      path: treescope's path of the object, or None.
+    """
+    return guarded(lambda: _box(name, summary, n_rows, fragment, lines, path), lambda _: NotImplemented)
+
+
+def _box(name: str, summary: str, n_rows: int, fragment: str, lines: Sequence[str], path: str | None) -> Any:
+    from treescope import rendering_parts as parts
+
+    written = parts.on_separate_lines([parts.text(line) for line in lines])
+    height = min(MAX_HEIGHT, max(MIN_HEIGHT, _HEAD + _ROW * n_rows))
+    sized = f'<div style="width:{WIDTH}px;height:{height}px;overflow:auto">{fragment}</div>'
+    frame = parts.embedded_iframe(sized, fallback_in_text_mode=written)
+    return parts.build_custom_foldable_tree_node(
+        label=parts.text(f"<{name} {summary}"),
+        contents=parts.siblings(
+            parts.fold_condition(collapsed=parts.text(" …"), expanded=parts.indented_children([frame])),
+            parts.text(">"),
+        ),
+        path=path,
+        expand_state=parts.ExpandState.EXPANDED,
+    )
+
 
 MAX_ROWS_IN_TERMINAL = 60
 
@@ -94,7 +127,7 @@ class TreeView(View):
         return lines(self.brief, width)
 
     def json(self) -> str:
-        """All rows as JSON; `treeviz.views.json.to_json` documents the format."""
+        """All rows as JSON; `treeviz.views.exports.to_json` documents the format."""
         return to_json(self)
 
     def to_records(self) -> list[dict[str, Any]]:

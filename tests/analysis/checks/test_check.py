@@ -17,9 +17,8 @@ from sample_nodes import Layer, Node, Point, Repeated, Special, Static, Validati
 from sample_trees import SAMPLES, MyDict, MyList, Unregistered, cyclic_list, deleted
 
 import treeviz as tv
-from treeviz.analysis.checks.finding import LEVELS
-from treeviz.analysis.checks.rule import RULES, USES
-from treeviz.checker import explain
+from treeviz.analysis.checks.rule import LEVELS, RULES, USES
+from treeviz.api import explain
 
 pytestmark = pytest.mark.oldest_jax
 

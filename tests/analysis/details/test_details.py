@@ -20,12 +20,24 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sample_trees import SAMPLES
 
 from treeviz.analysis.details import sections as detail
-from treeviz.analysis.details.contents import MOST_LINES, outline
-from treeviz.analysis.details.referrers import SEES_LOCALS, referrers
-from treeviz.analysis.details.sections import MOST_BYTES, Budget, detail_parts, is_array, referrers_section, statistics
-from treeviz.analysis.details.shards import MOST_CELLS, shard_section
-from treeviz.analysis.details.source import class_facts, function_source
-from treeviz.analysis.details.window import MOST, window
+from treeviz.analysis.details.sections import (
+    MOST,
+    MOST_BYTES,
+    MOST_CELLS,
+    MOST_LINES,
+    SEES_LOCALS,
+    Budget,
+    class_facts,
+    detail_parts,
+    function_source,
+    is_array,
+    outline,
+    referrers,
+    referrers_section,
+    shard_section,
+    statistics,
+    window,
+)
 from treeviz.tree.walk import scan
 
 CUT = PartitionSpec("a", "b")
@@ -104,7 +116,7 @@ def test_starts_that_do_not_fit_are_refused_or_pushed_back():
 def test_a_window_on_a_sharded_array_is_read_shard_by_shard(monkeypatch):
     x = sharded()
     read = []
-    from treeviz.analysis.details import window as detail_window
+    from treeviz.analysis.details import sections as detail_window
 
     monkeypatch.setattr(detail_window, "host_view", lambda shard: read.append(shard.shape) or np.array(shard))
     part = window(x, (0, 1), [0, 0, 2])
@@ -134,7 +146,7 @@ def test_a_transfer_guard_is_not_in_the_way():
 @pytest.mark.oldest_jax
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64", "int4"])
 def test_on_a_device_the_window_is_cut_out_before_it_travels(monkeypatch, dtype):
-    from treeviz.analysis.details import window as detail_window
+    from treeviz.analysis.details import sections as detail_window
 
     values = (np.arange(16 * 400) % 7).reshape(16, 400).astype(jnp.dtype(dtype))
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))

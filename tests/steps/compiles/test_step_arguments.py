@@ -13,7 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sample_nodes import Node
 
 import treeviz as tv
-from treeviz.steps.compiles import flattening, program
+from treeviz.steps.compiles import step_arguments as flattening
+from treeviz.steps.compiles import step_arguments as program
 from treeviz.tree.walk import scan
 
 pytestmark = pytest.mark.oldest_jax

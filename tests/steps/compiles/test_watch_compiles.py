@@ -15,7 +15,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treeviz as tv
-from treeviz.steps.compiles import events, watch
+from treeviz.steps.compiles import watch
+from treeviz.steps.compiles import watch as events
 
 pytestmark = pytest.mark.oldest_jax
 

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 import treeviz as tv
-from treeviz.steps.findings import alarm
-from treeviz.steps.findings.alarm import Alarm
+from treeviz.steps.findings import find as alarm
+from treeviz.steps.findings.find import Alarm
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.measure import MeasuredTree, Measurement
 from treeviz.steps.recording.decode import Arrived
 from treeviz.steps.recording.history import History
 from treeviz.steps.recording.recorder import MOST_LATE, Recorder
-from treeviz.steps.statistics import LIGHT
-from treeviz.steps.stop import StopTraining
+from treeviz.steps.statistics import LIGHT, StopTraining
 
 SOURCE = MeasuredTree("grads", ("['x']",), (2,), ("float32",), (True,))
 

@@ -8,7 +8,7 @@ from norm_runs import N_STEPS, Run, mlp, source, transformer
 
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
-from treeviz.steps.findings.spikes import jumps_of
+from treeviz.steps.findings.norms import jumps_of
 from treeviz.steps.recording.history import History
 
 

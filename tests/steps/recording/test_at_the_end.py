@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import treeviz as tv
-from treeviz.steps.recording import at_the_end
+from treeviz.steps.recording import recorder as at_the_end
 from treeviz.steps.recording.decode import Arrived
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from treeviz.steps.measure import MeasuredTree, Measurement, measure
-from treeviz.steps.nan_origin.kept_inputs import Inputs, KeptInputs
+from treeviz.steps.nan_origin.locate import Inputs, KeptInputs
 from treeviz.steps.recording.decode import Arrived, copied, read
-from treeviz.steps.recording.pace import AHEAD, BATCH, LARGE_BATCH
-from treeviz.steps.recording.recorder import MOST_WAITING, Recorder
+from treeviz.steps.recording.recorder import AHEAD, BATCH, LARGE_BATCH, MOST_WAITING, Recorder
 from treeviz.steps.statistics import LIGHT
 
 TREE = jax.device_put({"a": np.array([3.0, 4.0]), "b": np.array([np.inf, 1.0]), "c": np.arange(3)})

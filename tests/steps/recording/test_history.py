@@ -16,10 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeviz.steps.measure import MeasuredTree
-from treeviz.steps.recording.history import History
-from treeviz.steps.recording.history_file import load, save
-from treeviz.steps.recording.journal import keep
-from treeviz.steps.recording.track import Track
+from treeviz.steps.recording.history import History, Track
+from treeviz.steps.recording.history_file import keep, load, save
 
 
 def source(name="grads", n_leaves=3) -> MeasuredTree:

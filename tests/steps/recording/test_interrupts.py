@@ -12,8 +12,7 @@ from packed import SOURCE, STATISTICS, packed_measurement
 import treeviz.steps.recording
 from treeviz.steps.recording.decode import Arrived
 from treeviz.steps.recording.history import History
-from treeviz.steps.recording.history_file import load, save
-from treeviz.steps.recording.journal import keep
+from treeviz.steps.recording.history_file import keep, load, save
 from treeviz.steps.recording.recorder import Recorder
 
 RECORDING = Path(treeviz.steps.recording.__file__).parent

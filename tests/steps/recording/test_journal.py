@@ -12,8 +12,7 @@ from small_disk import Disk
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History
-from treeviz.steps.recording.history_file import journal_of, load, save
-from treeviz.steps.recording.journal import LONGEST_WAIT_S, keep
+from treeviz.steps.recording.history_file import LONGEST_WAIT_S, journal_of, keep, load, save
 
 
 @pytest.fixture

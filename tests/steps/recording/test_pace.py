@@ -1,7 +1,7 @@
 """How soon measurements are read."""
 
-from treeviz.steps.recording import pace
-from treeviz.steps.recording.pace import AHEAD, BATCH, LARGE_BATCH, LARGE_BYTES, SOON, Pace
+from treeviz.steps.recording import recorder as pace
+from treeviz.steps.recording.recorder import AHEAD, BATCH, LARGE_BATCH, LARGE_BYTES, SOON, Pace
 
 
 def test_what_is_wanted_soon_is_read_at_once_and_in_a_long_run_when_its_share_of_the_time_or_of_the_room_is_up(

@@ -9,8 +9,7 @@ import pytest
 
 import treeviz as tv
 from treeviz.steps.measure import MeasuredTree, Measurement
-from treeviz.steps.recording.history import main_source
-from treeviz.steps.recording.sections import MOST_SECTIONS
+from treeviz.steps.recording.history import MOST_SECTIONS, main_source
 from treeviz.steps.statistics import LIGHT
 
 pytestmark = pytest.mark.oldest_jax

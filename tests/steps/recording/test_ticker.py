@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 
-from treeviz.steps.recording.ticker import Ticker
+from treeviz.steps.recording.recorder import Ticker
 
 
 class Bell:

@@ -13,7 +13,8 @@ from jax.experimental import io_callback
 from watched import Recorder, same_bytes, watch
 
 import treeviz as tv
-from treeviz.steps.tracing import compare_once, twin
+from treeviz.steps.tracing import twin
+from treeviz.steps.tracing import verify as compare_once
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ import pythons
 from compiling import quick_environment
 from moved_names import TABLES, cases, table
 
-from treeviz.tree.private_names import PrivateName
+from treeviz.tree.runtime import PrivateName
 
 PROGRAM = Path(__file__).parents[2] / "moved_names.py"
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treeviz
 from treeviz.steps.tracing.jax_private import now_seeing, seeing_gradients, why_not
-from treeviz.steps.tracing.jit_options import is_jitted, jit_options
+from treeviz.steps.tracing.jitted import is_jitted, jit_options
 from treeviz.steps.tracing.processes import Agreement
 
 pytestmark = pytest.mark.oldest_jax

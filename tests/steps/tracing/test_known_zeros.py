@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from treeviz.steps.tracing.known_zeros import known_zeros
-from treeviz.steps.tracing.sow import sow
+from treeviz.steps.tracing.domains import known_zeros
+from treeviz.steps.tracing.primitives import sow
 
 pytestmark = pytest.mark.oldest_jax
 X = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)

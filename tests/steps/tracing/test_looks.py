@@ -139,7 +139,7 @@ def test_parameters_that_were_donated_before_they_were_read_are_copied_from_then
             raise RuntimeError("Array has been deleted")
         return np.asarray(array)
 
-    monkeypatch.setattr("treeviz.steps.tracing.beside.whole", whole)
+    monkeypatch.setattr("treeviz.steps.tracing.looks.whole", whole)
     watched = watch(jax.jit(descended), lambda measurement, _: beside.append(measurement.beside))
     given = watched(w, x)
     with pytest.raises(RuntimeError, match="were deleted"):

@@ -9,14 +9,11 @@ import pytest
 from jax import lax
 from watched import same_bytes, watch
 
-from treeviz.steps.nan_origin.replay import Replay
-from treeviz.steps.nan_origin.taint import Value
+from treeviz.steps.nan_origin.replay import Replay, Value
 from treeviz.steps.tracing import primitives
-from treeviz.steps.tracing.argument_order import argument_order
-from treeviz.steps.tracing.new_params import match_new_params
+from treeviz.steps.tracing.domains import argument_order, match_new_params
+from treeviz.steps.tracing.primitives import sow, sums_of_sown
 from treeviz.steps.tracing.reap import Reducers, reap
-from treeviz.steps.tracing.sow import sow
-from treeviz.steps.tracing.sown import sums_of_sown
 
 pytestmark = pytest.mark.oldest_jax
 

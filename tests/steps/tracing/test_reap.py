@@ -11,11 +11,8 @@ import pytest
 from jax import lax
 
 from treeviz.steps.tracing import reap as reaping
-from treeviz.steps.tracing.primitives import bind
-from treeviz.steps.tracing.reap import Reducers, reap
-from treeviz.steps.tracing.reap_rules import CannotReap
-from treeviz.steps.tracing.sow import sow
-from treeviz.steps.tracing.sown import sown_in
+from treeviz.steps.tracing.primitives import bind, sow, sown_in
+from treeviz.steps.tracing.reap import CannotReap, Reducers, reap
 
 pytestmark = pytest.mark.oldest_jax
 

@@ -11,10 +11,10 @@ from watched import same_bytes
 
 import treeviz as tv
 from treeviz.steps.measure import reduce_tree
-from treeviz.steps.scaled import scaled_rows
+from treeviz.steps.reduce import scaled_rows
 from treeviz.steps.statistics import HISTOGRAM, LIGHT, unpack
-from treeviz.steps.tracing.following import Plan
-from treeviz.steps.tracing.sow import sow
+from treeviz.steps.tracing.primitives import sow
+from treeviz.steps.tracing.received import Plan
 
 pytestmark = pytest.mark.oldest_jax
 

@@ -8,9 +8,8 @@ from watched import Recorder, watch
 
 from treeviz.steps.measure import numbers_of
 from treeviz.steps.statistics import LIGHT
-from treeviz.steps.tracing.jit_options import JitOptions
-from treeviz.steps.tracing.results import MOST_ELEMENTS
-from treeviz.steps.tracing.twin import instrumented
+from treeviz.steps.tracing.jitted import JitOptions
+from treeviz.steps.tracing.twin import MOST_ELEMENTS, instrumented
 
 pytestmark = pytest.mark.oldest_jax
 

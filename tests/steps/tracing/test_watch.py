@@ -29,7 +29,7 @@ from watched import (
 
 from treeviz.steps.statistics import FULL, unpack
 from treeviz.steps.tracing import twin
-from treeviz.steps.tracing.tap import tap
+from treeviz.steps.tracing.jitted import tap
 from treeviz.steps.tracing.verify import compare
 from treeviz.steps.tracing.watch import CannotWatch, watch
 
@@ -465,7 +465,7 @@ def test_a_step_without_gradients_runs_and_says_so_once(mlp, seen):
 
 
 def test_gradients_that_cannot_be_led_out_leave_the_step_running(mlp, seen, monkeypatch):
-    from treeviz.steps.tracing import reap_rules
+    from treeviz.steps.tracing import reap as reap_rules
 
     monkeypatch.setitem(reap_rules.RULES, "scan", None)
     step = jax.jit(lambda p: jax.lax.scan(lambda p, _: (update_mlp(p, x, y), None), p, None, length=3)[0])

@@ -11,7 +11,7 @@ from small_models import MODELS
 from watched import Recorder, same_bytes, true_norms
 
 from treeviz.steps.statistics import LIGHT
-from treeviz.steps.tracing.jit_options import jit_options
+from treeviz.steps.tracing.jitted import jit_options
 from treeviz.steps.tracing.twin import instrumented
 from treeviz.steps.tracing.watch import watch
 

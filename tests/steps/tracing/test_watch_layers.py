@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import treeviz as tv
-from treeviz.inspector.backend import LiveBackend
-from treeviz.steps.tracing.scanned import scanned_in
+from treeviz.inspector.panel import LiveBackend
+from treeviz.steps.tracing.domains import scanned_in
 
 pytestmark = pytest.mark.oldest_jax
 

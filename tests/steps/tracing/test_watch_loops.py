@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from watched import loss_fn, mlp_data, same_bytes, true_norms, update_mlp
 
-from treeviz.steps.tracing.tap import tap
+from treeviz.steps.tracing.jitted import tap
 from treeviz.steps.tracing.watch import watch
 
 pytestmark = pytest.mark.oldest_jax

@@ -24,7 +24,8 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")  # what newer re
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank, initialization_timeout=120)
 import jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from treeviz.steps.tracing import processes, watch as watching
+from treeviz.steps.tracing import processes
+from treeviz.steps.tracing import watch as watching
 from treeviz.steps.statistics import unpack
 
 mesh = Mesh(np.array(jax.devices()), ("data",))

@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 from watched import copies, same_bytes, true_norms
 
 import treeviz as tv
-from treeviz.steps import barrier
+from treeviz.steps import reduce as barrier
 from treeviz.steps.recording.decode import stacked
 from treeviz.steps.statistics import LIGHT
-from treeviz.steps.tracing.jit_options import jit_options
+from treeviz.steps.tracing.jitted import jit_options
 from treeviz.steps.tracing.twin import instrumented
 from treeviz.steps.tracing.watch import watch
 

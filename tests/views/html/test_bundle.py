@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treeviz.tree.kinds import KINDS
+from treeviz.tree.facts import KINDS
 from treeviz.views.html import bundle
 from treeviz.views.html.bundle import (
     loader_text,

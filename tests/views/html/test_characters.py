@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeviz.views.html.bundle import loader_text
-from treeviz.views.html.characters import from_characters, in_characters
+from treeviz.views.html.bundle import from_characters, in_characters, loader_text
 from treeviz.views.html.payload import FORMAT
 
 

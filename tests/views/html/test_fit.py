@@ -9,7 +9,7 @@ from test_samples import check_table, packed
 import treeviz
 from treeviz.tree.series import FindingMark, Histograms, Series
 from treeviz.tree.walk import walk
-from treeviz.views.html import fit
+from treeviz.views.html import page as fit
 from treeviz.views.html.payload import pack
 from treeviz.views.view import View
 

@@ -9,8 +9,8 @@ import numpy as np
 
 import treeviz
 from treeviz.tree.facts import Note
-from treeviz.tree.numbers import count_text, number_text
-from treeviz.views.html.note_payload import pack_notes, pack_patterns
+from treeviz.tree.text import count_text, number_text
+from treeviz.views.html.payload import pack_notes, pack_patterns
 
 
 def layers(*, scale: float = 1.0) -> dict:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from query_trees import TREES
 
 import treeviz
-from treeviz.tree.numbers import number_text
+from treeviz.tree.text import number_text
 from treeviz.views.html.bundle import (
     loader_text,
     module_text,
@@ -25,9 +25,7 @@ from treeviz.views.html.bundle import (
     page_module_text,
     readable_page_module,
 )
-from treeviz.views.html.escape import Markup, attribute, text
-from treeviz.views.html.page import page
-from treeviz.views.html.static import MAX_NESTING, outline
+from treeviz.views.html.page import MAX_NESTING, Markup, attribute, outline, page, text
 from treeviz.views.view import View
 
 VOID = {"meta", "br", "img", "input"}

@@ -13,10 +13,9 @@ from query_trees import TREES
 from sample_trees import SAMPLES
 
 import treeviz
-from treeviz.tree.column import Column
-from treeviz.tree.kinds import KINDS
-from treeviz.tree.numbers import number_text
+from treeviz.tree.facts import KINDS, Column
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import number_text
 from treeviz.views.html.payload import pack
 from treeviz.views.text.cells import type_text
 from treeviz.views.view import View

@@ -16,13 +16,10 @@ from sample_trees import SAMPLES
 import treeviz
 from treeviz.tree.series import FindingMark, Histograms, Series, thinned
 from treeviz.views.html.bundle import module_text, packed_page_module, readable_page_module
-from treeviz.views.html.histogram_payload import MAX_CELLS as HISTOGRAM_CELLS
-from treeviz.views.html.histogram_payload import pack_histograms
-from treeviz.views.html.page import fragment, page
-from treeviz.views.html.payload import pack
-from treeviz.views.html.series_payload import MAX_COLUMNS, MAX_MARKS, MIN_COLUMNS, pack_series
-from treeviz.views.html.static import outline
-from treeviz.views.text.sparklines import sparklines
+from treeviz.views.html.page import fragment, outline, page
+from treeviz.views.html.payload import MAX_CELLS as HISTOGRAM_CELLS
+from treeviz.views.html.payload import MAX_COLUMNS, MAX_MARKS, MIN_COLUMNS, pack, pack_histograms, pack_series
+from treeviz.views.text.cells import sparklines
 from treeviz.views.text.terminal import ASCII, UNICODE
 from treeviz.views.text.text import text
 from treeviz.views.tree_view import TreeView

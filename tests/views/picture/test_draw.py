@@ -16,13 +16,9 @@ from sample_series import NAN_FROM, layers, leaf, run
 from sample_trees import SAMPLES
 
 import treeviz
-from treeviz.tree.numbers import number_text
 from treeviz.tree.series import FindingMark, Series, thinned
-from treeviz.views.picture.draw import MAX_ROWS
-from treeviz.views.picture.heat_map import STOPS
-from treeviz.views.picture.png import SCALE, png
-from treeviz.views.picture.shapes import COLORS, ROW, Box, Cells, Curve, Line, Text
-from treeviz.views.picture.svg import svg
+from treeviz.tree.text import number_text
+from treeviz.views.picture.draw import COLORS, MAX_ROWS, ROW, SCALE, STOPS, Box, Cells, Curve, Line, Text, png, svg
 from treeviz.views.tree_view import TreeView
 
 SVG = "{http://www.w3.org/2000/svg}"

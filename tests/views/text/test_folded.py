@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import treeviz
 from treeviz.tree.series import FindingMark, Series
-from treeviz.views.html.static import outline
-from treeviz.views.text.first_rows import open_first
-from treeviz.views.text.folded import folded
+from treeviz.views.html.page import outline
+from treeviz.views.text.rows import folded, open_first
 from treeviz.views.text.text import text
 from treeviz.views.view import View
 

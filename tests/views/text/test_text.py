@@ -12,7 +12,7 @@ from query_trees import TREES, array, item, leaf, node, table
 from sample_trees import SAMPLES
 
 import treeviz
-from treeviz.tree.column import Column
+from treeviz.tree.facts import Column
 from treeviz.tree.series import FindingMark, Series
 from treeviz.tree.walk import walk
 from treeviz.views.text.terminal import ASCII, UNICODE, display_width

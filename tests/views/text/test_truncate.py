@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from query_trees import TREES
 
 from treeviz.tree.walk import walk
-from treeviz.views.text.truncate import truncate
+from treeviz.views.text.rows import truncate
 
 trees = st.recursive(st.just(1.0), lambda inner: st.lists(inner, max_size=8), max_leaves=60)
 

@@ -25,9 +25,8 @@ import comm
 import ipywidgets
 import traitlets
 
-from treeviz.views import notebook
-from treeviz.views.widget.requests import LONGEST_TEXT, MOST_NUMBERS, MOST_SELECTED, OPERATIONS
-from treeviz.views.widget.widget import MOST_EXPANDED
+from treeviz.views import view as notebook
+from treeviz.views.widget.widget import LONGEST_TEXT, MOST_EXPANDED, MOST_NUMBERS, MOST_SELECTED, OPERATIONS
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 

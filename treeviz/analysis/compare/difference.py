@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
-from treeviz.tree.forks import computed_once
+from treeviz.tree.runtime import computed_once
 
 Kind = Literal[
     "error", "type", "none", "leaf", "length", "missing", "extra", "order", "static",

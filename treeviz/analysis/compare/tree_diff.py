@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import is_
 from typing import Any, NamedTuple
@@ -10,27 +12,281 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from treeviz.analysis.compare.aligned import NONE, Aligned, Side, align, is_builtin, is_comparable, same_facts
-from treeviz.analysis.compare.difference import Difference, Unmade
-from treeviz.analysis.compare.elements import Gap
-from treeviz.analysis.compare.in_files import compare_stored
-from treeviz.analysis.compare.leaf_facts import REVERSED, LeafCodes, compare_facts, shardings_are_equivalent
-from treeviz.analysis.compare.magnitudes import Bars, magnitudes
-from treeviz.analysis.compare.nodes import (
+from treeviz.analysis.compare.aligned import (
     MAPPINGS,
+    NONE,
+    Aligned,
     Finding,
+    Side,
+    align,
     compare_classes,
     compare_factories,
     compare_static,
+    is_builtin,
+    is_comparable,
+    same_facts,
 )
-from treeviz.analysis.compare.objects import compare_objects
-from treeviz.analysis.compare.small_leaves import Gaps, How, Part, compare_small, how_read
-from treeviz.analysis.compare.values import CannotCompare, compare_arrays, gap_texts, is_transpose
-from treeviz.tree.collector import collector_paused
-from treeviz.tree.facts import Facts
-from treeviz.tree.safe_repr import error_text, guarded, has_base, value_text
+from treeviz.analysis.compare.difference import Difference, Differences, Unmade
+from treeviz.analysis.compare.values import (
+    CannotCompare,
+    Gap,
+    Gaps,
+    How,
+    compare_arrays,
+    compare_small,
+    compare_stored,
+    compare_stored_layers,
+    gap_texts,
+    how_read,
+    is_transpose,
+)
+from treeviz.analysis.compare.values import SmallPart as Part
+from treeviz.analysis.facts import shape_text, sharding_text
+from treeviz.analysis.stats.arrays import FIRST_EXPONENT, host_view, lies_on_host
+from treeviz.analysis.stats.columns import value_statistics
+from treeviz.tree.facts import Facts, Sharding
+from treeviz.tree.keys import stored_items
+from treeviz.tree.layers import Stacked, stacks_in
+from treeviz.tree.runtime import collector_paused
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import array_text, class_attribute, error_text, guarded, has_base, value_text
+from treeviz.tree.walk import scan
+
+# Compare two leaves that are neither arrays nor numbers: texts, functions, and objects of other classes.
+
+_DEEPEST = 4  # attributes of attributes
+_MOST = 60  # attributes of an object: the others would not be seen
+
+Compare = Callable[[Any, Any], Gap | str | None]
+
+
+def compare_objects(left: Any, right: Any, are_functions: bool, compare: Compare) -> Finding | None:
+    """How two leaves differ; None if they are equal.
+
+    Objects of a class without an `==` of its own, which are equal to themselves alone, are compared by what they hold.
+
+    Args:
+      compare: Of two arrays of one shape: how they differ, why this is not known, or None.
+    """
+    if _are_equal(left, right):
+        return None
+    hint, cls = "functions are compared by identity" if are_functions else "", type(left)
+    if cls is type(right) and not are_functions and class_attribute(cls, "__eq__") is object.__eq__:
+        mine, other = _held(left), _held(right)
+        if mine and mine.keys() == other.keys():
+            hint = _first_told(mine, other, "", compare, _DEEPEST)
+            if not hint:
+                return None
+    return "value", value_text(left, 60), value_text(right, 60), hint
+
+
+def _are_equal(left: Any, right: Any) -> bool:
+    return left is right or guarded(lambda: type(left) is type(right) and bool(left == right), lambda _: False)
+
+
+def _held(each: Any) -> dict[str, Any]:
+    """What an object holds, by the Python that leads to it; nothing if it is too much. Runs no code of its class."""
+    if type(each) is list or type(each) is tuple:
+        held = {f"[{i}]": value for i, value in enumerate(each[: _MOST + 1])}
+    elif type(each) is dict:
+        held = {f"[{value_text(key)}]": value for key, value in each.items()} if len(each) <= _MOST else {}
+    else:
+        held = {f".{name}": value for name, value in guarded(lambda: stored_items(each), lambda _: {}).items()}
+    return held if len(held) <= _MOST else {}
+
+
+def _first_told(mine: dict[str, Any], other: dict[str, Any], above: str, compare: Compare, deepest: int) -> str:
+    told = (_told(mine[name], other[name], above + name, compare, deepest) for name in mine)
+    return next(filter(None, told), "")
+
+
+def _told(a: Any, b: Any, name: str, compare: Compare, deepest: int) -> str:
+    """How two things that objects hold differ: ".w: 1 → 2 (at [0]; 1 of 3 differ)"; "" if they are the same."""
+    if guarded(lambda: all(isinstance(each, jax.Array | np.ndarray) for each in (a, b)), lambda _: False):
+        texts = [array_text(each) or "" for each in (a, b)]
+        found = compare(a, b) if texts[0] == texts[1] else " → ".join(texts)
+        if found is None or isinstance(found, str):
+            return f"{name}: {found}" if found else ""
+        (_, left, right, hint), *_ = gap_texts(found)
+        return f"{name}: {' → '.join(filter(None, (left, right)))}" + f" ({hint})" * bool(hint)
+    if _are_equal(a, b):
+        return ""
+    mine, other = _held(a), _held(b)
+    if type(a) is type(b) and mine and mine.keys() == other.keys() and deepest:
+        return _first_told(mine, other, name, compare, deepest - 1)
+    return f"{name}: {value_text(a, 40)} → {value_text(b, 40)}"
+
+
+# How two leaves differ in what is known without reading their values.
+
+REVERSED = "the same axes in reverse order: a transpose?"
+_WITHOUT_A_TYPE = ("shape only", "stored", "tracer", "deleted", "placeholder")  # they stand for an array of any type
+
+
+def transposing(
+    shape: tuple[int, ...], other: tuple[int, ...], among: Collection[tuple[int, ...]] = ()
+) -> tuple[int, ...] | None:
+    """The order of axes by which an array of a shape was transposed to another shape; None if the shapes do not tell.
+
+    Arrays of four axes and more are kernels of convolutions: those of space are last in PyTorch, and first in libraries
+    of JAX, and the two others are in reverse order. All others have all axes in reverse order.
+
+    Args:
+      among: The only orders to try, if there are any.
+    """
+    n = len(shape)
+    convolutions = ((*range(2, n), 1, 0), (n - 1, n - 2, *range(n - 2)))
+    orders = among or (convolutions if n > 3 else [tuple(range(n))[::-1]])
+    fitting = [order for order in orders if tuple(shape[i] for i in order) == other]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def transpose_code(array: str, order: tuple[int, ...], numpy: str = "jnp") -> str:
+    is_reversed = order == tuple(range(len(order)))[::-1]
+    return f"{numpy}.transpose({array}{'' if is_reversed else f', {order}'})"
+
+
+def _moved_axis(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
+    """The code that moves the one axis that stands elsewhere; "" where the shapes do not tell which."""
+    n = len(shape)
+    if n != len(other) or n < 3 or sorted(shape) != sorted(other):
+        return ""
+    moves = [
+        (i, k)
+        for i in range(n)
+        for k in range(n)
+        if abs(i - k) != 1 or i < k  # of two neighbors the first moves
+        if _moved(shape, i, k) == other
+    ]
+    return f"one axis stands elsewhere: jnp.moveaxis(x, {moves[0][0]}, {moves[0][1]})?" if len(moves) == 1 else ""
+
+
+def _moved(shape: tuple[int, ...], i: int, k: int) -> tuple[int, ...]:
+    others = shape[:i] + shape[i + 1 :]
+    return (*others[:k], shape[i], *others[k:])
+
+
+class LeafCodes:
+    """A code for all facts between which `compare_facts` finds no difference.
+
+    Attributes:
+      facts: One of those with each code.
+    """
+
+    def __init__(self) -> None:
+        self.facts: list[Facts] = []
+        self._codes: dict[tuple[Any, ...], int] = {}
+
+    def of(self, facts: Iterable[Facts]) -> list[int]:
+        codes = []
+        for each in facts:
+            key = each.kind, each.type, each.elements, each.bytes, each.shape, each.dtype, each.weak, each.sharding
+            code = self._codes.setdefault(key, len(self.facts))
+            if code == len(self.facts):
+                self.facts.append(each)
+            codes.append(code)
+        return codes
+
+
+def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool]) -> list[Finding]:
+    """The differences in Python type, shape, dtype, weak type, sharding, and of a deleted array.
+
+    Args:
+      are_equivalent: Whether the shardings place the arrays alike; called only where they are written differently.
+    """
+    found: list[Finding] = []
+    if left.type != right.type and not {left.kind, right.kind} & {*_WITHOUT_A_TYPE}:
+        found.append(("python type", left.type, right.type, ""))
+    if None not in (left.shape, right.shape):
+        if left.shape != right.shape:
+            is_reversed = left.shape == right.shape[::-1]  # type: ignore[index]
+            hint = REVERSED if is_reversed else _moved_axis(left.shape, right.shape)  # type: ignore[arg-type]
+            found.append(("shape", shape_text(left.shape), shape_text(right.shape), hint))
+        if left.dtype != right.dtype:
+            found.append(("dtype", left.dtype, right.dtype, ""))
+        if left.weak != right.weak:
+            texts = ["weakly typed" if each.weak else "not weakly typed" for each in (left, right)]
+            found.append(("weak type", *texts, "jit compiles again for the other"))
+    if (left.kind == "deleted") != (right.kind == "deleted"):
+        found.append(
+            ("deleted", *("deleted or donated" if each.kind == "deleted" else "alive" for each in (left, right)), "")
+        )
+    if left.sharding is not None and right.sharding is not None:
+        found += _compare_shardings(left, right, are_equivalent)
+    return found
+
+
+def _compare_shardings(left: Facts, right: Facts, are_equivalent: Callable[[], bool]) -> list[Finding]:
+    a, b = left.sharding, right.sharding
+    assert a is not None and b is not None
+    if a == b:
+        return []
+    if _place(a) != _place(b) or (a.text != b.text and not are_equivalent()):
+        return [("sharding", sharding_text(left), sharding_text(right), "")]
+    if a.committed is not b.committed and None not in (a.committed, b.committed):
+        texts = ("committed" if each.committed else "not committed" for each in (a, b))
+        return [("sharding", *texts, "jit compiles again for the other")]
+    return []
+
+
+def _place(sharding: Sharding) -> tuple[Any, ...]:
+    return sharding.device_ids, sharding.platform, sharding.memory
+
+
+def shardings_are_equivalent(left: Any, right: Any) -> bool:
+    """Whether JAX places two arrays alike, whatever their shardings are called."""
+    return guarded(lambda: bool(left.sharding.is_equivalent_to(right.sharding, len(left.shape))), lambda _: False)
+
+
+# The magnitudes of both sides of a leaf whose values differ, as two histograms of one scale.
+
+MOST = 64  # leaves
+MOST_ELEMENTS = 4_000_000  # of all of them: 4 ns each
+
+Bars = tuple[int, list[int], list[int]]  # the power of two of the first bin, and the heights, 0 to 255, of each side
+
+
+def magnitudes(pairs: Iterable[tuple[int, Any, Any]]) -> dict[int, Bars]:
+    """Histograms of the first pairs of arrays in host memory, by row; none of those of no numbers.
+
+    Args:
+      pairs: The row and the arrays.
+    """
+    arrays, rows, n_left = [], [], MOST_ELEMENTS
+    for row, *pair in pairs:
+        if len(rows) == MOST:
+            break
+        size = sum(math.prod(each.shape) for each in pair) if all(map(_is_on_host, pair)) else MOST_ELEMENTS + 1
+        if size <= n_left:
+            arrays += pair
+            rows.append(row)
+            n_left -= size
+    if not rows:
+        return {}
+    table, nodes = scan(arrays)
+    columns, _ = value_statistics(table, nodes)
+    counts = next(column.values for column in columns if column.name == "histogram")[1:]
+    bars = {
+        row: _bars(np.nan_to_num(left), np.nan_to_num(right))
+        for row, left, right in zip(rows, counts[::2], counts[1::2], strict=True)
+    }
+    return {row: each for row, each in bars.items() if each is not None}
+
+
+def _is_on_host(array: Any) -> bool:
+    return isinstance(array, np.ndarray) or (hasattr(array, "sharding") and lies_on_host(array))
+
+
+def _bars(left: np.ndarray, right: np.ndarray) -> Bars | None:
+    used = np.flatnonzero(left + right)
+    if not len(used):
+        return None
+    first, end = int(used[0]), int(used[-1]) + 1
+    most = max(left.max(), right.max())
+    sides = [np.ceil(255 * counts[first:end] / most).astype(int).tolist() for counts in (left, right)]
+    return first + FIRST_EXPONENT, *sides
+
 
 _BUILTIN = (*MAPPINGS, list, tuple, type(None))
 _UNKNOWN = ("shape only", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
@@ -351,3 +607,66 @@ def subtree_text(table: TreeTable, row: int) -> str:
         return f"{facts.type} {facts.text}".strip()
     n = int(np.count_nonzero(table.is_leaf[row : int(table.end[row])]))
     return f"{facts.type} · {n:,} {'leaf' if n == 1 else 'leaves'}"
+
+
+# Which layers differ, where one array holds all layers of a model.
+
+_MOST_NAMED = 6
+
+
+def with_layers(left: Side, right: Side, found: Found, stacked: Stacked, *, rtol: float, atol: float) -> Found:
+    """The same differences, of which those of values in a stack say in which layers: "layers 3, 5 of 12".
+
+    Raises:
+      NoStack: A glob matches no array of the left tree.
+    """
+    axes, told, layers = stacks_in(left.table, stacked), Differences(), {}
+    for at, difference in zip(found.rows, found.differences, strict=True):
+        mine, other = int(found.aligned.left[at]), int(found.aligned.right[at])
+        if difference.kind in ("value", "NaN") and at in found.gaps and mine in axes:
+            if at not in layers:
+                layers[at] = _layers(left.nodes[mine], right.nodes[other], axes[mine], rtol, atol)
+            if layers[at]:
+                where, *more = difference.hint.split("; ")
+                text = _text(layers[at], left.nodes[mine].shape[axes[mine]])
+                difference = replace(difference, hint="; ".join([f"{where}, {text}", *more]))
+        told.append(difference)
+    return found._replace(differences=told, layers=layers)
+
+
+def _layers(left: Any, right: Any, axis: int, rtol: float, atol: float) -> list[int]:
+    """The layers that differ; none where they cannot be compared one by one."""
+    n = left.shape[axis]
+    try:
+        if Stored in (type(left), type(right)):
+            gaps = compare_stored_layers(left, right, axis, rtol=rtol, atol=atol)
+        else:
+            left, right = _view(left), _view(right)
+            layers = ([_layer(each, axis, i) for each in (left, right)] for i in range(n))
+            gaps = [compare_arrays(*pair, rtol=rtol, atol=atol) for pair in layers]
+    except CannotCompare:
+        return []
+    return [i for i, gap in enumerate(gaps) if gap.n_outside or gap.n_nan]
+
+
+def _text(differ: list[int], n: int) -> str:
+    if len(differ) == n:
+        return f"all {n} layers"
+    more = f" and {len(differ) - _MOST_NAMED} more" if len(differ) > _MOST_NAMED else ""
+    return f"layer{'s' * (len(differ) > 1)} {', '.join(map(str, differ[:_MOST_NAMED]))}{more} of {n}"
+
+
+def _view(array: Any) -> Any:
+    """The array, in host memory as one of NumPy, of which a layer is no copy."""
+    is_near = isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and lies_on_host(array)
+    return host_view(array) if is_near else array
+
+
+def _layer(array: Any, axis: int, i: int) -> Any:
+    if not isinstance(array, jax.Array):
+        return array[(*(slice(None),) * axis, i)]
+
+    from treeviz.analysis.stats.arrays import undisturbed
+
+    with undisturbed():  # its index is transferred to the devices
+        return array[(*(slice(None),) * axis, i)]

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import io
+import math
+import weakref
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +18,167 @@ import ml_dtypes
 import numpy as np
 
 from treeviz.analysis.compare.difference import OF_TRANSPOSE
-from treeviz.analysis.compare.elements import Gap, Index, compare_elements, gap_of, index_in
-from treeviz.analysis.stats.host import CHUNK, holds_numbers, host_view, lies_on_host, once
-from treeviz.tree.numbers import number_text
-from treeviz.tree.sharding import why_unreduced
+from treeviz.analysis.stats.arrays import CHUNK, holds_numbers, host_view, lies_on_host, once
+from treeviz.tree.facts import Facts
+from treeviz.tree.leaves import why_unreduced
+from treeviz.tree.stored import CHUNK as CHUNK_as_in_files
+from treeviz.tree.stored import Stored
+from treeviz.tree.text import number_text
+
+# Compare the elements of flat arrays: of one piece, or of many at once.
+
+Index = tuple[int, ...]
+_ONE = np.zeros(1, np.intp)
+_COUNTS = ("n_outside", "n_nan", "nan_left", "nan_right")  # of elements
+
+
+@dataclass
+class Gap:
+    """How the values of two arrays differ.
+
+    Attributes:
+      n: The number of elements.
+      n_outside: Of the elements that are NaN in neither, those with |left - right| > atol + rtol * |right|.
+      max_abs, at, left, right: The greatest |left - right|, its index, and the two values there.
+      max_rel: The greatest |left - right| / |right|.
+      n_nan: The elements that are NaN in one of them alone, and `nan_at` the first of them.
+      nan_left, nan_right: The number of NaN in each.
+      is_transpose: The right array is the left one transposed.
+    """
+
+    n: int
+    n_outside: int = 0
+    max_abs: float = 0.0
+    at: Index = ()
+    left: Any = None
+    right: Any = None
+    max_rel: float = 0.0
+    n_nan: int = 0
+    nan_at: Index = ()
+    nan_left: int = 0
+    nan_right: int = 0
+    is_transpose: bool = False
+
+    def take(self, other: Gap) -> None:
+        """Add what was found in another part of the arrays."""
+        if other.n_outside and (not self.n_outside or other.max_abs > self.max_abs):
+            self.max_abs, self.at, self.left, self.right = other.max_abs, other.at, other.left, other.right
+        self.nan_at = self.nan_at if self.n_nan else other.nan_at
+        self.max_rel = max(self.max_rel, other.max_rel)
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def repeat(self, n: int) -> None:
+        """Count all as if the arrays were `n` times as long, with the same elements again."""
+        for name in ("n", *_COUNTS):
+            setattr(self, name, getattr(self, name) * n)
+
+
+class Elements(NamedTuple):
+    """How flat arrays differ, a number for each piece, or the numbers of one; see `Gap`. Indices are those in it."""
+
+    n_outside: Any
+    max_abs: Any
+    at: Any
+    max_rel: Any
+    n_nan: Any
+    nan_at: Any
+    nan_left: Any
+    nan_right: Any
+
+    def of_each(self) -> Iterator[Elements]:
+        """The numbers of each piece."""
+        return map(Elements._make, zip(*[each.tolist() for each in self], strict=True))
+
+
+def gap_of(numbers: Elements, n: int, values: tuple[Any, Any], shape: Index) -> Gap:
+    """The gap of a piece of `n` elements, which had this shape.
+
+    Args:
+      values: Those with the greatest distance.
+    """
+    n_outside, max_abs, at, max_rel, n_nan, nan_at, nan_left, nan_right = numbers
+    where = index_in(shape, nan_at) if n_nan else ()
+    if not n_outside:
+        return Gap(n, n_nan=n_nan, nan_at=where, nan_left=nan_left, nan_right=nan_right)
+    of_values = index_in(shape, at), *values, max(0.0, max_rel)  # 0 in place of NaN
+    return Gap(n, n_outside, max_abs, *of_values, n_nan, where, nan_left, nan_right)
+
+
+def compare_elements(
+    a: np.ndarray, b: np.ndarray, starts: np.ndarray = _ONE, rtol: float = 0.0, atol: float = 0.0
+) -> Elements:
+    """Compare flat arrays of one length piece by piece.
+
+    Args:
+      starts: Where each piece begins; none is empty.
+    """
+    none = np.zeros(len(starts), np.int64)
+    n_nan, nan_at, nan_left, nan_right = none, none, none, none
+    n_outside, at, max_abs, max_rel = none, none, np.zeros(len(starts)), np.zeros(len(starts))
+    with np.errstate(all="ignore"):  # a NaN of bfloat16 may signal
+        if a.dtype.kind in "biu" and b.dtype.kind in "biu":
+            distance, size = _distance_of_integers(a, b), np.abs(b.astype(np.float64))
+            differ = distance != 0
+        else:
+            wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
+            mine, other = a.astype(wide), b.astype(wide)
+            are_nan = np.isnan(mine), np.isnan(other)
+            nan_left, nan_right = (_count(each, starts) for each in are_nan)
+            distance, size = np.where(mine == other, 0.0, np.abs(mine - other)), np.abs(other)
+            differ = distance != 0
+            if nan_left.any() or nan_right.any():
+                differ &= ~(are_nan[0] | are_nan[1])
+                alone = are_nan[0] != are_nan[1]
+                n_nan, nan_at = _count(alone, starts), _first(alone, starts)
+        outside = ~(distance <= atol + rtol * size) & differ
+        n_outside = _count(outside, starts)
+        if n_outside.any():
+            ranked = np.where(outside, distance, -1.0)
+            max_abs = _greatest(ranked, starts)
+            of_all = max_abs if len(starts) == 1 else np.repeat(max_abs, np.diff(starts, append=len(a)))
+            at = _first((ranked == of_all) | np.isnan(ranked), starts)  # a NaN of infinite complex numbers is first
+            max_rel = _greatest(np.divide(distance, size, out=np.zeros(len(a)), where=outside), starts)
+    return Elements(n_outside, max_abs, at, max_rel, n_nan, nan_at, nan_left, nan_right)
+
+
+def _count(mask: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    if len(starts) == 1:  # in a tenth of the time
+        return np.array([np.count_nonzero(mask)])
+    return np.add.reduceat(mask, starts, dtype=np.int64)
+
+
+def _greatest(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    return np.maximum.reduceat(values, starts) if len(starts) > 1 else np.array([np.max(values)])
+
+
+def _first(mask: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The index of the first True of each piece; any number where there is none."""
+    if len(starts) == 1:
+        return np.array([np.argmax(mask)])
+    hits = np.append(np.flatnonzero(mask), len(mask))
+    return hits[np.searchsorted(hits, starts)] - starts
+
+
+def index_in(shape: Index, flat: int) -> Index:
+    """`np.unravel_index` for one index, in a tenth of the time."""
+    index = []
+    for size in reversed(shape):
+        flat, i = divmod(flat, size)
+        index.append(i)
+    return tuple(reversed(index))
+
+
+def _distance_of_integers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """|a - b|, exact below 2**53 whatever the dtypes, and never 0 where they differ."""
+    if {a.dtype.kind, b.dtype.kind} <= {"b", "u"} or {a.dtype.kind, b.dtype.kind} <= {"b", "i"}:
+        wide = np.uint64 if "u" in (a.dtype.kind, b.dtype.kind) else np.int64
+        mine, other = a.astype(wide), b.astype(wide)
+        with np.errstate(over="ignore"):
+            return np.where(mine > other, mine - other, other - mine).view(np.uint64).astype(np.float64)
+    differs = a != b
+    return np.where(differs, np.maximum(np.abs(a.astype(np.float64) - b.astype(np.float64)), 1.0), 0.0)
+
 
 _LARGE = 4 * CHUNK  # elements whose bits are compared at once: a call takes as long as it takes to read 50 kB
 
@@ -108,7 +272,7 @@ def _cut(part: Any, starts: np.ndarray, sizes: list[int]) -> Any:
     if isinstance(part, np.ndarray):
         return part[tuple(slice(start, start + size) for start, size in zip(starts.tolist(), sizes, strict=True))]
 
-    from treeviz.analysis.stats.device import undisturbed
+    from treeviz.analysis.stats.arrays import undisturbed
 
     (device,) = part.sharding.device_set
     with undisturbed(), jax.default_device(device):
@@ -192,7 +356,7 @@ def _beyond(start: Index, at: Index) -> Index:
 
 def _compare_on_device(gap: Gap, a: Any, b: Any, start: Index, rtol: float, atol: float) -> None:
     """Reduce a pair on the device that holds the left one; only the numbers travel."""
-    from treeviz.analysis.stats.device import fetch, has_float64, undisturbed
+    from treeviz.analysis.stats.arrays import fetch, has_float64, undisturbed
 
     holder = a if isinstance(a, jax.Array) else b
     (device,) = holder.sharding.device_set
@@ -275,3 +439,325 @@ def gap_texts(gap: Gap) -> list[tuple[str, str, str, str]]:
 
 def _index_text(index: Index) -> str:
     return f"[{', '.join(map(str, index))}]"
+
+
+# Compare small leaves of two trees many at once: one by one they would take some 50 µs each in calls of NumPy.
+
+_SMALL = 1 << 14  # bytes of an array
+_MOST = 1 << 16  # elements that are compared at once, which takes some 100 bytes for each
+_NUMBERS = {cls.__name__: np.dtype(cls) for cls in (bool, int, float, complex)}
+
+
+class How(NamedTuple):
+    """How the leaves of some facts are read; those that are read alike are read together.
+
+    Attributes:
+      kind: "numpy", "array" or "scalar", as of the facts.
+      dtype: Its name; of a Python number, that of the type.
+    """
+
+    kind: str
+    dtype: str
+
+
+def how_read(facts: Facts) -> How | None:
+    """None for leaves that are not small arrays of numbers in host memory, nor plain Python numbers."""
+    if facts.kind == "scalar":
+        return How("scalar", facts.type) if facts.weak and facts.type in _NUMBERS else None
+    where = facts.sharding
+    is_near = where is not None and where.n_devices == 1 and where.platform == "cpu" and facts.kind == "array"
+    if not (facts.elements > 0 and 0 < facts.bytes <= _SMALL):
+        return None
+    return How(facts.kind, facts.dtype) if is_near or (facts.kind, facts.type) == ("numpy", "np.ndarray") else None
+
+
+def compare_small(
+    left: Sequence[Any],
+    right: Sequence[Any],
+    shapes: Sequence[Index],
+    of: np.ndarray,
+    how: tuple[How, How],
+    rtol: float,
+    atol: float,
+) -> tuple[list[SmallPart], np.ndarray]:
+    """Compare leaves in pairs of one shape; those that differ, and the indices of those that cannot be read.
+
+    The values are copied: a JAX array that has a view cannot be donated.
+
+    Args:
+      of: int[n]: the index in `shapes` of each pair.
+    """
+    sizes = np.array([*map(math.prod, shapes)], np.int64)[of]
+    ends = [*(np.flatnonzero(np.diff(np.cumsum(sizes) // _MOST)) + 1).tolist(), len(sizes)]
+    waiting = [*zip([0, *ends], ends, strict=False)]
+    parts, unread = [], []
+    while waiting:
+        start, end = waiting.pop()
+        cut, n = slice(start, end), int(sizes[start:end].sum())
+        a, b = (_values(leaves[cut], each, n) for leaves, each in zip((left, right), how, strict=True))
+        if a is not None and b is not None:
+            part = _compared(np.arange(start, end), a, b, sizes[cut], shapes, of[cut], rtol, atol)
+            parts += [part] if part else []
+        elif end - start > 1:
+            middle = (start + end) // 2
+            waiting += [(start, middle), (middle, end)]
+        else:
+            unread.append(start)
+    return parts, np.array(unread, np.int64)
+
+
+def _values(leaves: Sequence[Any], how: How, n: int) -> np.ndarray | None:
+    """The values of leaves one after the other; None where one of them is not what its facts say, or cannot be read."""
+    try:
+        if how.kind == "scalar":
+            dtype = _NUMBERS[how.dtype]
+            found = np.fromiter(leaves, dtype, n) if _are_all(leaves, type(dtype.type(0).item())) else None
+        elif how.kind == "numpy":
+            found = np.concatenate(leaves, axis=None) if _are_all(leaves, np.ndarray) else None
+        else:
+            found = _values_of_jax(leaves, leaves[0].dtype)
+    except Exception:  # a number beyond int64, an array that was deleted meanwhile
+        return None
+    return found if found is not None and found.size == n and holds_numbers(found.dtype) else None
+
+
+def _are_all(leaves: Sequence[Any], cls: type) -> bool:
+    return {*map(id, map(type, leaves))} == {id(cls)}  # by id: a metaclass may override ==
+
+
+def _values_of_jax(leaves: Sequence[Any], dtype: np.dtype) -> np.ndarray:
+    if dtype.isbuiltin == 1:  # by the buffer protocol, which other dtypes do not have
+        copied = io.BytesIO()
+        copied.writelines(leaves)  # one by one: each view is dropped while it is in the cache of the processor
+        return np.frombuffer(copied.getbuffer(), dtype)
+    view = np.asarray if _leaves_no_copy(dtype) else host_view
+    with jax.transfer_guard_device_to_host("allow"):
+        return np.concatenate([view(leaf).reshape(-1) for leaf in leaves])
+
+
+@cache
+def _leaves_no_copy(dtype: np.dtype) -> bool:
+    """Whether `np.asarray` keeps nothing on a JAX array of the dtype; it does in jax 0.4.36, and of int4."""
+    array = jax.device_put(np.zeros(1, dtype), jax.local_devices(backend="cpu")[0])
+    view = weakref.ref(np.asarray(array))
+    return view() is None
+
+
+def _compared(
+    rows: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    sizes: np.ndarray,
+    shapes: Sequence[Index],
+    of: np.ndarray,
+    rtol: float,
+    atol: float,
+) -> SmallPart | None:
+    """Compare pieces of flat arrays; None if none of them differ."""
+    if a.dtype == b.dtype:
+        bits = a.view(np.uint8) != b.view(np.uint8)
+        if not bits.any():
+            return None
+        other = np.logical_or.reduceat(bits, _starts(sizes) * a.itemsize)
+        if not other.all():
+            a, b = (each[np.repeat(other, sizes)] for each in (a, b))
+            rows, sizes, of = rows[other], sizes[other], of[other]
+    starts = _starts(sizes)
+    found = compare_elements(a, b, starts, rtol, atol)
+    differ = np.flatnonzero((found.n_outside > 0) | (found.n_nan > 0))
+    if not len(differ):
+        return None
+    found = Elements(*[each[differ] for each in found])
+    where = starts[differ] + np.where(found.n_outside > 0, found.at, 0)
+    return SmallPart(
+        rows[differ],
+        sizes[differ],
+        found._replace(max_rel=np.fmax(found.max_rel, 0.0)),
+        a[where].tolist(),
+        b[where].tolist(),
+        shapes,
+        of[differ],
+        _turned(a, b, starts[differ], shapes, of[differ]),
+    )
+
+
+def _starts(sizes: np.ndarray) -> np.ndarray:
+    return np.append(0, np.cumsum(sizes[:-1], dtype=np.intp))
+
+
+def _turned(a: np.ndarray, b: np.ndarray, starts: np.ndarray, shapes: Sequence[Index], of: np.ndarray) -> set[int]:
+    """Of which pieces the right array is the left one transposed."""
+    steps = np.array([*map(_step, shapes)])[of]
+    is_near = (steps >= 0) & (a[starts + np.maximum(steps, 0)] == b[starts + (steps > 0)])
+    turned = set[int]()
+    for i in np.flatnonzero(is_near).tolist():
+        shape = shapes[of[i]]
+        cut = slice(starts[i], starts[i] + math.prod(shape))
+        if np.array_equal(a[cut].reshape(shape).T, b[cut].reshape(shape)):
+            turned.add(i)
+    return turned
+
+
+def _step(shape: Index) -> int:
+    """How far the first two elements of the last axis lie apart in a transpose; -1 where that has another shape."""
+    if len(shape) < 2 or shape != shape[::-1]:
+        return -1
+    return math.prod(shape[1:]) if shape[0] > 1 else 0
+
+
+class SmallPart(NamedTuple):
+    """Leaves that differ: a number for each, as in a `Gap`, and the index of its shape in `shapes`."""
+
+    rows: np.ndarray
+    n: np.ndarray
+    numbers: Elements
+    left: list[Any]
+    right: list[Any]
+    shapes: Sequence[Index]
+    of: np.ndarray
+    turned: set[int]
+
+
+class Gaps(Mapping[int, Gap]):
+    """How leaves differ, by row: of small ones numbers in arrays, and a `Gap` where one is asked for."""
+
+    def __init__(self, own: dict[int, Gap], parts: Sequence[SmallPart]) -> None:
+        self._own, self._parts = own, parts
+        self._ends = [*accumulate(len(part.rows) for part in parts)]
+        rows = chain.from_iterable(part.rows.tolist() for part in parts)
+        self._places = {row: i for i, row in enumerate(rows)}
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._places)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._own
+        yield from self._places
+
+    def __getitem__(self, row: int) -> Gap:
+        if row not in self._places:
+            return self._own[row]
+        at = bisect(self._ends, self._places[row])
+        part, i = self._parts[at], self._places[row] - self._ends[at]  # from its end
+        numbers = Elements._make(each[i].item() for each in part.numbers)
+        gap = gap_of(numbers, int(part.n[i]), (part.left[i], part.right[i]), part.shapes[part.of[i]])
+        gap.is_transpose = i + len(part.rows) in part.turned
+        return gap
+
+    def numbers(self) -> GapNumbers:
+        own = list(self._own.values())
+        rows = [np.fromiter(self._own, np.int64, len(own)), *(part.rows for part in self._parts)]
+        of_parts = [
+            np.concatenate(
+                [
+                    np.array([getattr(gap, name) for gap in own], dtype),
+                    *(getattr(part.numbers, name) for part in self._parts),
+                ]
+            )
+            for name, dtype in (("n_outside", np.int64), ("n_nan", np.int64), ("max_abs", float), ("max_rel", float))
+        ]
+        return GapNumbers(np.concatenate(rows), *of_parts)
+
+
+class GapNumbers(NamedTuple):
+    """Of each row with a gap, in no order; see `Gap`."""
+
+    rows: np.ndarray
+    n_outside: np.ndarray
+    n_nan: np.ndarray
+    max_abs: np.ndarray
+    max_rel: np.ndarray
+
+
+# Compare the values of two arrays, of which at least one is in a file, a piece at a time.
+
+
+def compare_stored(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Gap:
+    """Compare two arrays of one shape as flat pieces, in the order of the file; see `compare_arrays`.
+
+    Raises:
+      CannotCompare: One of them holds no numbers, or is partly in another process.
+    """
+    gap = Gap(int(np.prod(left.shape, dtype=np.int64)))
+    order = _order(left, right)
+    start = n_nan = 0
+    for a, b in pieces_of_both(left, right):
+        n_nan += count_nan(a) if compare_block(gap, a, b, (start,), rtol, atol) else 0
+        start += len(a)
+    gap.at, gap.nan_at = (_index(at, left.shape, order) for at in (gap.at, gap.nan_at))
+    gap.nan_left += n_nan
+    gap.nan_right += n_nan
+    return gap
+
+
+def compare_stored_layers(left: Any, right: Any, axis: int, *, rtol: float = 0.0, atol: float = 0.0) -> list[Gap]:
+    """How two arrays differ in each of the layers along an axis, without the places; see `compare_stored`."""
+    n, sizes = left.shape[axis], left.shape[axis + 1 :] if _order(left, right) == "C" else left.shape[:axis]
+    gaps, start = [Gap(0) for _ in range(n)], 0
+    for a, b in pieces_of_both(left, right):
+        if not compare_block(Gap(0), a, b, (0,), rtol, atol):
+            layers = np.arange(start, start + len(a)) // math.prod(sizes) % n
+            by_layer = np.argsort(layers, kind="stable")
+            found, starts = np.unique(layers[by_layer], return_index=True)
+            for i, at in zip(found.tolist(), np.split(by_layer, starts[1:]), strict=True):
+                compare_block(gaps[i], a[at], b[at], (0,), rtol, atol)
+        start += len(a)
+    return gaps
+
+
+def pieces_of_both(left: Any, right: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The values of two arrays of one shape as flat pieces of equal lengths, in the order of the file if one is in it.
+
+    Raises:
+      CannotCompare: One of them holds no numbers, or is partly in another process.
+    """
+    order = _order(left, right)
+    return _side_by_side(_pieces(left, order), _pieces(right, order))
+
+
+def _order(left: Any, right: Any) -> str:
+    return next((each.order for each in (left, right) if type(each) is Stored), "C")
+
+
+def _pieces(array: Any, order: str) -> Iterator[np.ndarray]:
+    """The values as flat arrays, in an order."""
+    if type(array) is Stored:
+        if not holds_numbers(array.dtype):
+            raise CannotCompare(f"dtype {array.dtype} holds no numbers")
+        if array.order == order:
+            yield from array.chunks()
+            return
+        array = np.asarray(array)
+    whole = np.atleast_1d(_whole(array))
+    if order == "F":
+        whole = whole.T
+    n_rows = max(1, CHUNK_as_in_files // max(1, whole[:1].nbytes))
+    for i in range(0, len(whole), n_rows):
+        yield whole[i : i + n_rows].reshape(-1)
+
+
+def _whole(array: Any) -> np.ndarray:
+    """An array in memory as one of NumPy; a view where it lies on the host in one part."""
+    parts = [(start, part if isinstance(part, np.ndarray) else host_view(part)) for start, part in parts_of(array)]
+    if len(parts) == 1:
+        return parts[0][1]
+    whole = np.empty(array.shape, parts[0][1].dtype)
+    for start, part in parts:
+        whole[tuple(slice(at, at + size) for at, size in zip(start, part.shape, strict=True))] = part
+    return whole
+
+
+def _side_by_side(left: Iterator[np.ndarray], right: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pieces of both, cut where either ends."""
+    a = b = np.empty(0)
+    while True:
+        a, b = (rest if len(rest) else next(pieces, None) for pieces, rest in ((left, a), (right, b)))
+        if a is None or b is None:
+            return
+        n = min(len(a), len(b))
+        yield a[:n], b[:n]
+        a, b = a[n:], b[n:]
+
+
+def _index(flat: Index, shape: Index, order: str) -> Index:
+    return tuple(map(int, np.unravel_index(flat[0], shape, order))) if flat else ()  # type: ignore[call-overload]

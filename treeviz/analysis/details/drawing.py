@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from treeviz.analysis.details.window import Window
+from treeviz.analysis.details.sections import Window
 
 SIGMAS = 3  # as treescope: values beyond are outliers, which would take the colors from all others
 

@@ -8,28 +8,535 @@ and printable, but not trusted: a page must escape them.
 
 from __future__ import annotations
 
+import gc
+import inspect
 import json
+import linecache
+import math
+import os
+import re
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import types
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from treeviz.analysis.details.contents import outline
-from treeviz.analysis.details.referrers import SEES_LOCALS, referrers
-from treeviz.analysis.details.shards import shard_section
-from treeviz.analysis.details.source import class_facts, function_source
+from treeviz.analysis.stats.arrays import FIRST_EXPONENT, host_view, lies_on_host
 from treeviz.analysis.stats.columns import value_statistics
-from treeviz.analysis.stats.summary import FIRST_EXPONENT
 from treeviz.tree.describers import array_inside
-from treeviz.tree.functions import captured_values
-from treeviz.tree.kinds import KINDS
-from treeviz.tree.numbers import count_text, number_text
-from treeviz.tree.opaque import contents
-from treeviz.tree.safe_repr import class_name, error_text, guarded, has_base
-from treeviz.tree.sharding import why_unreduced
+from treeviz.tree.facts import KINDS
+from treeviz.tree.keys import stored_attributes
+from treeviz.tree.leaves import describe_sharding, id_text, why_unreduced
+from treeviz.tree.opaque import captured_values, code_of, contents
+from treeviz.tree.runtime import cell_of
 from treeviz.tree.stored import Stored
+from treeviz.tree.text import (
+    array_text,
+    class_name,
+    count_text,
+    error_text,
+    function_name,
+    guarded,
+    has_base,
+    is_function,
+    module_name,
+    number_text,
+    qualified_name,
+    value_text,
+    visible,
+)
 from treeviz.tree.walk import scan
+
+# The contents of an object that is a leaf for JAX, as an outline. No code of its class runs.
+
+MOST_LINES = 60
+_MOST_DEPTH = 4
+_MOST_OF_ONE = 24
+
+Line = tuple[int, str, str, bool]  # depth, name, text, whether it is an array
+
+
+def outline(named: Iterable[tuple[str, Any]], goes_on: Callable[[], bool]) -> tuple[list[Line], bool]:
+    """Lines for named values and their contents, and whether the outline is complete.
+
+    An object that occurs several times is opened at its first occurrence.
+
+    Args:
+      goes_on: Called before each line; False ends the outline.
+    """
+    lines: list[Line] = []
+    waiting = [(0, name, value) for name, value in reversed(list(named))]
+    opened: set[int] = set()
+    while waiting:
+        if len(lines) >= MOST_LINES or not goes_on():
+            return lines, False
+        depth, name, value = waiting.pop()
+        if value is _MORE:
+            lines.append((depth, "", name, False))
+            continue
+        array = array_text(value)
+        may_open = not array and depth + 1 < _MOST_DEPTH and not is_function(type(value)) and id(value) not in opened
+        inner = guarded(lambda value=value: inside(value), lambda _: []) if may_open else []
+        is_builtin = inner and id(type(value)) in _BUILTIN
+        n_inner = len(value) if is_builtin else len(inner)
+        text = f"{type(value).__name__} of {n_inner:,}" if is_builtin else None
+        lines.append((depth, visible(name, 60), array or text or value_text(value, 100), array is not None))
+        opened.add(id(value))
+        if len(inner) > _MOST_OF_ONE:
+            inner = [*inner[: _MOST_OF_ONE - 1], (f"… {n_inner - _MOST_OF_ONE + 1:,} more", _MORE)]
+        waiting += [(depth + 1, name, below) for name, below in reversed(inner)]
+    return lines, True
+
+
+def inside(value: Any) -> list[tuple[str, Any]]:
+    """(name, value) of the contents, unless the value's text shows them."""
+    is_plain = id(type(value)) in _SEQUENCES and all(id(type(part)) in _FLAT for part in value)
+    if is_plain or id(type(value)) in _FLAT:
+        return []
+    return contents(value)
+
+
+# Compared by id, since metaclasses may override hash.
+_FLAT = frozenset(map(id, (str, bytes, bytearray, int, float, complex, bool, type(None), type, type(Ellipsis))))
+_SEQUENCES = frozenset(map(id, (list, tuple, set, frozenset)))
+_BUILTIN = _SEQUENCES | {id(dict)}
+_MORE = object()
+
+# The source of a function, and the docstring and file of a class. No code of theirs runs.
+
+MOST_SOURCE_LINES = 200
+_MOST_CHARACTERS = 200  # of a line
+_MOST_OF_FILE = 5_000_000  # bytes
+_MOST_OF_DOC = 8  # lines
+
+
+def function_source(function: Any) -> tuple[str, str] | None:
+    """("where.py:12", its source). None if it is not written in Python or its file is missing."""
+    code = code_of(function)
+    if code is None or not _lines(code.co_filename):
+        return None
+    text = guarded(lambda: inspect.getsource(code), lambda _: "")
+    if not text:
+        return None
+    lines = inspect.cleandoc(f"\n{text}").splitlines()
+    shown = [visible(line, _MOST_CHARACTERS) for line in lines[:MOST_SOURCE_LINES]]
+    if len(lines) > MOST_SOURCE_LINES:
+        shown.append(f"… {len(lines) - MOST_SOURCE_LINES:,} more lines")
+    return place_of(code.co_filename, code.co_firstlineno), "\n".join(shown)
+
+
+def class_facts(cls: type) -> list[tuple[str, str]]:
+    """(what, text) pairs about a class; none for classes of Python, JAX and NumPy."""
+    if module_name(cls).partition(".")[0] in ("builtins", "jax", "jaxlib", "numpy", ""):
+        return []
+    facts = [("class", qualified_name(cls)), ("defined in", _class_place(cls))]
+    doc = _own(cls).get("__doc__")
+    # The generated docstring of a dataclass is its signature.
+    if type(doc) is str and not doc.startswith(f"{class_name(cls)}("):
+        lines = inspect.cleandoc(doc[:10_000]).strip().splitlines()
+        text = "\n".join(visible(line, _MOST_CHARACTERS) for line in lines[:_MOST_OF_DOC])
+        facts.append(("docstring", text + ("\n…" if len(lines) > _MOST_OF_DOC else "")))
+    return [fact for fact in facts if fact[1]]
+
+
+def _class_place(cls: type) -> str:
+    module = sys.modules.get(module_name(cls))
+    name = re.escape(class_name(cls).rpartition(".")[2])
+    starts = re.compile(rf"\s*class\s+{name}\b")
+    for file in _files(cls, module):
+        for number, line in enumerate(_lines(file), 1):
+            if starts.match(line):
+                return place_of(file, number)
+    return ""
+
+
+def _files(cls: type, module: Any) -> Iterator[str]:
+    """Files that may define the class; for a notebook class, from its methods."""
+    for value in list(_own(cls).values()):
+        is_method = type(value) is types.FunctionType and type(value.__module__) is str
+        if is_method and value.__module__ == module_name(cls):
+            yield value.__code__.co_filename
+    file = guarded(lambda: object.__getattribute__(module, "__dict__").get("__file__"), lambda _: None)
+    if type(file) is str:
+        yield file
+
+
+def _own(cls: type) -> Any:
+    """The class's own namespace, read without running a descriptor."""
+    return type.__dict__["__dict__"].__get__(cls)
+
+
+def _lines(file: str) -> list[str]:
+    """The lines of a file in Python's cache, or of a regular file of moderate size."""
+
+    def read() -> list[str]:
+        if file not in linecache.cache and not (os.path.isfile(file) and os.path.getsize(file) < _MOST_OF_FILE):
+            return []
+        return linecache.getlines(file)
+
+    return guarded(read, lambda _: [])
+
+
+def place_of(file: str, line: int) -> str:
+    """ "layers/dense.py:12", "Cell In[3]:5"."""
+    name = guarded(lambda: cell_of(file), lambda _: "") or "/".join(
+        [part for part in PurePath(file).parts if part != "/"][-3:]
+    )
+    return f"{visible(name, 120)}:{line}"
+
+
+# The devices of the parts of an array, as a grid. No value is read.
+
+MOST_CELLS = 64
+
+
+def shard_section(array: Any) -> list[dict[str, Any]]:
+    """A section with a cell for every distinct part of the array; none for a single device.
+
+    Cells are laid out like the parts: the last partitioned axis from left to right, the others from top to bottom.
+    """
+    # A mutable reference, an abstract array or one in a box may have none; an abstract mesh has no devices.
+    sharding = guarded(lambda: array.sharding, lambda _: None)
+    if sharding is None or guarded(lambda: len(sharding.device_set), lambda _: 0) < 2:
+        return []
+    if why := why_unreduced(sharding):
+        return [{"kind": "text", "text": why, "tone": "dim"}]
+    shape = array.shape
+    parts: dict[tuple, list[Any]] = {}
+    for device, index in sharding.devices_indices_map(tuple(shape)).items():
+        bounds = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+        parts.setdefault(bounds, []).append(device)
+    n_devices = sum(map(len, parts.values()))
+    cuts = [len({bounds[axis] for bounds in parts}) for axis in range(len(shape))]
+    cut = [axis for axis, n in enumerate(cuts) if n > 1]
+    title = f"{_count(len(parts), 'part')} on {n_devices} devices"
+    where = describe_sharding(sharding)
+    title += f" in {where.memory}" if where is not None and where.memory else ""
+    if cut:
+        title += f", cut along {', '.join(f'axis {axis} into {cuts[axis]}' for axis in cut)}"
+    grid = {
+        "kind": "grid",
+        "title": title,
+        "columns": cuts[cut[-1]] if cut else 1,
+        "cells": [[_names(parts[bounds]), _range(bounds)] for bounds in sorted(parts)[:MOST_CELLS]],
+        "n_more": max(len(parts) - MOST_CELLS, 0),
+    }
+    return [grid]
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def _names(devices: list[Any]) -> str:
+    return visible(f"{devices[0].platform}:{id_text(sorted(device.id for device in devices))}")
+
+
+def _range(bounds: tuple) -> str:
+    return f"[{', '.join(f'{low}:{high}' for low, high in bounds)}]"
+
+
+# A window on the values of an array along two of its axes. Only the window is copied.
+
+MOST = 64  # rows, and columns
+MOST_NAMED = 8  # devices of other processes
+
+
+class Window(NamedTuple):
+    """A part of an array.
+
+    Attributes:
+      values: [rows, columns]. An array with one axis is laid out in rows of 64.
+      is_here: bool of the same shape: False beyond the end of the array, and for parts in another process.
+      axes: The axis of the rows and that of the columns, -1 where there is none.
+      starts: The first index along every axis.
+      sizes: The extent along every axis.
+      devices: The devices that the values were read from.
+      elsewhere: The devices of other processes that hold the missing values.
+    """
+
+    values: np.ndarray
+    is_here: np.ndarray
+    axes: tuple[int, int]
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    devices: tuple[str, ...]
+    elsewhere: tuple[str, ...]
+
+
+def window(array: jax.Array | np.ndarray | Stored, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> Window:
+    """The part of an array from `starts` on: 64 × 64 along two axes, of size 1 along the others.
+
+    A sharded array is not gathered: the overlap of each shard with the window is sliced on its device and
+    transferred. Costs one small transfer for each such shard.
+
+    Args:
+      axes: The axes of the rows and the columns; by default the last two.
+      starts: One for every axis; reduced where the window would extend beyond the end.
+
+    Raises:
+      ValueError: The array has no such axes, or `starts` has another length than its shape.
+    """
+    n = len(array.shape)
+    rows, columns = axes or (n - 2 if n > 1 else -1, n - 1)
+    known = range(n)
+    if rows == columns != -1 or (rows not in known) != (n < 2) or (columns not in known) != (n < 1):
+        raise ValueError(f"window: an array with {n} axes has no rows along {rows} and columns along {columns}.")
+    starts = starts or [0] * n
+    if len(starts) != n:
+        raise ValueError(f"window: {len(starts)} starts are not one for each of {n} axes.")
+    most = [MOST if axis in (rows, columns) else 1 for axis in known]
+    if n == 1:
+        most = [MOST * MOST]
+    sizes = tuple(min(size, longest) for size, longest in zip(array.shape, most, strict=True))
+    ends = [max(size - length, 0) for size, length in zip(array.shape, sizes, strict=True)]
+    starts = tuple(min(max(start, 0), end) for start, end in zip(starts, ends, strict=True))
+
+    values, is_here, devices, elsewhere = _read(array, starts, sizes)
+    order = [axis for axis in known if axis not in (rows, columns)] + [axis for axis in (rows, columns) if axis >= 0]
+    values, is_here = (in_rows(part.transpose(order)) for part in (values, is_here))
+    return Window(values, is_here, (rows, columns), starts, sizes, devices, elsewhere)
+
+
+def _read(array: Any, starts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple, tuple]:
+    if not isinstance(array, jax.Array):
+        place = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+        if type(array) is Stored:
+            return array.part(place) if 0 not in sizes else np.empty(sizes, array.dtype), np.ones(sizes, bool), (), ()
+        return np.array(np.ndarray.view(array, np.ndarray)[place]), np.ones(sizes, bool), (), ()
+    if why := why_unreduced(array.sharding):
+        raise ValueError(f"window: the array is {why}.")
+    values, is_here, devices = np.zeros(sizes, array.dtype), np.zeros(sizes, bool), []
+    for shard in array.addressable_shards:
+        place, inside = _common(shard.index, array.shape, starts, sizes)
+        if _is_empty(place) or is_here[place].all():
+            continue
+        values[place], is_here[place] = _copied(shard.data, inside), True
+        devices.append(_name(shard.device))
+    elsewhere = ()
+    if not is_here.all():
+        sharding = array.sharding
+        parts = sharding.devices_indices_map(array.shape).items()
+        others = (each for each in parts if each[0] not in sharding.addressable_devices)
+        elsewhere = (_name(each) for each, i in others if not _is_empty(_common(i, array.shape, starts, sizes)[0]))
+    return values, is_here, tuple(devices), tuple(islice(elsewhere, MOST_NAMED))
+
+
+def _name(device: Any) -> str:
+    return f"{device.platform}:{device.id}"
+
+
+def _is_empty(place: tuple[slice, ...]) -> bool:
+    return any(part.start >= part.stop for part in place)
+
+
+def _common(index: Any, shape: Any, starts: Any, sizes: Any) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The overlap of a shard and the window: its slices in the window, and in the shard."""
+    place, inside = [], []
+    for part, length, start, size in zip(index, shape, starts, sizes, strict=True):
+        low, high, _ = part.indices(length)
+        first, last = max(low, start), min(high, start + size)
+        place.append(slice(first - start, last - start))
+        inside.append(slice(first - low, last - low))
+    return tuple(place), tuple(inside)
+
+
+def _copied(shard: jax.Array, inside: tuple[slice, ...]) -> np.ndarray:
+    if lies_on_host(shard):
+        return np.array(host_view(shard)[inside])
+
+    from treeviz.analysis.stats.arrays import fetch, undisturbed
+
+    (device,) = shard.sharding.device_set
+    with undisturbed(), jax.default_device(device):
+        # The starts are arguments, not constants, so that moving a slider compiles nothing.
+        starts = [np.int64(part.start) for part in inside]
+        part = jax.lax.dynamic_slice(shard, starts, [part.stop - part.start for part in inside])
+    return fetch([part])[0]
+
+
+def in_rows(part: np.ndarray) -> np.ndarray:
+    """The part as two axes; a long vector is wrapped into rows and padded with zeros."""
+    if part.ndim == 1 and part.size > MOST:
+        n_rows = math.ceil(part.size / MOST)
+        return np.concatenate([part, np.zeros(n_rows * MOST - part.size, part.dtype)]).reshape(n_rows, MOST)
+    if part.ndim < 2:
+        return part.reshape(1, part.size)
+    return part.reshape(part.shape[-2:])
+
+
+# The referrers of an object: variables, attributes and containers, as the garbage collector tracks them.
+
+MOST_HOLDERS = 24
+_MOST_AT_ONCE = 40  # objects whose referrers are searched together
+_MOST_LEVELS = 6
+# Before Python 3.13, reading the local variables of a running function keeps them alive as long as it runs.
+SEES_LOCALS = sys.version_info >= (3, 13)
+_OURS = __name__.partition(".")[0]
+_ATTRIBUTES = ".__dict__"
+_ATTRIBUTE = re.compile(r"^\['(\w+)'\]")
+
+
+class _Step(NamedTuple):
+    """An object that leads to the searched one, and the rest of the path from there: "['w']"."""
+
+    node: Any
+    rest: str
+
+
+def referrers(node: Any, goes_on: Callable[[], bool]) -> tuple[list[str], bool]:
+    """The referrers of an object, as Python expressions where possible, and whether the search was complete.
+
+    Searches up to six levels, to variables of modules and functions. Keeps nothing alive. Each level
+    visits all objects that the garbage collector tracks, some 100 ms in a large process. Containers of
+    only numbers and NumPy arrays are not tracked, but their referrers are.
+
+    Args:
+      goes_on: Called before each level; False ends the search.
+    """
+    modules = {id(vars(module)): name for name, module in list(sys.modules.items()) if type(module) is types.ModuleType}
+    found: dict[str, None] = {}
+    seen: set[tuple[int, int]] = set()
+    level, is_all = [_Step(node, "")], True
+    for _ in range(_MOST_LEVELS):
+        if not level or len(found) >= MOST_HOLDERS:
+            break
+        if not goes_on():
+            is_all = False
+            break
+        level, cut = _one_up(level, modules, seen, found)
+        is_all = is_all and not cut
+    # An object without a known referrer is named by its class.
+    for step in level:
+        found.setdefault(f"{_unnamed(step.node)}{step.rest}")
+    return list(found)[:MOST_HOLDERS], is_all and len(found) <= MOST_HOLDERS
+
+
+def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, int]], found: dict[str, None]) -> Any:
+    """The referrers of the objects of a level. Complete expressions are added to `found`."""
+    wanted: dict[int, list[_Step]] = {}  # one object may lead to the searched one in several ways
+    for step in level:
+        wanted.setdefault(id(step.node), []).append(step)
+    reached: set[int] = set()
+    new: set[tuple[int, int]] = set()
+    above: list[_Step] = []
+    mine = {id(level), id(wanted), id(above)} | set(map(id, level))
+    for holder in _referrers([steps[0].node for steps in wanted.values()]):
+        if id(holder) in mine or _is_our_code(holder) or _is_of_module(holder, modules):
+            continue
+        if _is_ours(module_name(type(holder))):
+            reached.update(map(id, gc.get_referents(holder)))
+            found.setdefault("treeviz: a widget that was asked to keep its tree, or a function that was given it")
+            continue
+        for name, step in ((name, step) for name, below in _references(holder, wanted) for step in wanted[below]):
+            rest = name + step.rest
+            if name == _ATTRIBUTES:
+                rest = _ATTRIBUTE.sub(r".\1", step.rest)
+            reached.add(id(step.node))
+            if id(holder) in modules:
+                found.setdefault(_variable(modules[id(holder)], rest))
+            elif isinstance(holder, types.FrameType):
+                code = holder.f_code
+                where = place_of(code.co_filename, code.co_firstlineno)
+                name = _variable("__main__", rest) if rest else "a variable"
+                found.setdefault(f"{name} in {visible(code.co_name, 60)} ({where}), which runs")
+            elif isinstance(holder, types.FunctionType):
+                found.setdefault(f"the function {function_name(holder)}" + _of(rest))
+            elif (id(holder), id(step.node)) not in seen:
+                new.add((id(holder), id(step.node)))
+                above.append(_Step(holder, rest))
+    seen |= new
+    for step in level:
+        if id(step.node) not in reached and step.rest:
+            found.setdefault(f"{_unnamed(step.node)}{step.rest}")
+    return above[:_MOST_AT_ONCE], len(above) > _MOST_AT_ONCE
+
+
+def _referrers(nodes: list[Any]) -> list[Any]:
+    arguments = tuple(nodes)  # which Python 3.13 finds among their referrers
+    found = gc.get_referrers(*arguments)
+    wanted = set(map(id, nodes))
+    # A dict of NumPy arrays is not tracked, but its referrers are. Frames of running functions are not tracked either.
+    for inner in () if all(map(gc.is_tracked, nodes)) else gc.get_referents(*gc.get_objects()):
+        is_hidden = (type(inner) is dict or type(inner) is tuple) and not gc.is_tracked(inner)
+        if is_hidden and any(id(each) in wanted for each in (inner.values() if type(inner) is dict else inner)):
+            found.append(inner)
+    for frame in sys._current_frames().values() if SEES_LOCALS else ():
+        while frame is not None:
+            if not _is_our_code(frame) and any(id(each) in wanted for each in frame.f_locals.values()):
+                found.append(frame)
+            frame = frame.f_back
+    return [each for each in found if each is not nodes and each is not arguments]
+
+
+def _is_of_module(holder: Any, modules: Container[int]) -> bool:
+    """Whether it is the frame of a module that runs, whose variables the module has."""
+    if not isinstance(holder, types.FrameType) or holder.f_code.co_name != "<module>":
+        return False
+    return holder.f_locals is holder.f_globals and id(holder.f_globals) in modules
+
+
+def _is_our_code(holder: Any) -> bool:
+    """Whether it is a frame or function of treeviz, which runs this search."""
+    if isinstance(holder, types.FrameType):
+        return _is_ours(holder.f_globals.get("__name__"))
+    return isinstance(holder, types.FunctionType) and _is_ours(holder.__globals__.get("__name__"))
+
+
+def _is_ours(module: Any) -> bool:
+    return type(module) is str and module.partition(".")[0] == _OURS
+
+
+def _references(holder: Any, wanted: Container[int]) -> Iterator[tuple[str, int]]:
+    """("['w']", id) for each wanted object that the holder refers to."""
+    if isinstance(holder, types.FrameType):
+        pairs = ((f"[{name!r}]", value) for name, value in list(holder.f_locals.items()) if SEES_LOCALS)
+    elif has_base(type(holder), dict):
+        pairs = ((f"[{value_text(key, 60)}]", value) for key, value in list(dict.items(holder)))
+    elif has_base(type(holder), list, tuple):
+        base = list if has_base(type(holder), list) else tuple
+        pairs = (
+            ("" if type(value) is types.CellType else f"[{i}]", value)
+            for i, value in enumerate(list(base.__iter__(holder)))
+        )
+    else:
+        attributes = stored_attributes(holder)
+        if id(attributes) in wanted:
+            yield _ATTRIBUTES, id(attributes)
+            return
+        pairs = ((f".{visible(str(name), 60)}", value) for name, value in list(attributes.items()))
+    is_named = False
+    for name, value in islice(pairs, 1_000_000):
+        if id(value) in wanted:
+            is_named = True
+            yield name, id(value)
+    if not is_named:
+        yield from (("", id(value)) for value in gc.get_referents(holder) if id(value) in wanted)
+
+
+def _variable(module: str, rest: str) -> str:
+    """ "params['w']", "numpy.random.x"; IPython's output caches are marked."""
+    name, _, after = rest.removeprefix("['").partition("']")
+    if module != "__main__":
+        return f"{visible(module)}.{name}{after}"
+    if name in ("_oh", "Out"):
+        return f"Out{after}, which IPython keeps"
+    is_cache = name.strip("_") == "" or name.strip("_i").isdigit()
+    return f"{name}{after}, which IPython keeps" if is_cache else f"{name}{after}"
+
+
+def _of(rest: str) -> str:
+    return f", as …{rest}" if rest else ""
+
+
+def _unnamed(node: Any) -> str:
+    return f"<{class_name(node if type(node) is type else type(node))}>"
+
 
 MOST_SECONDS = 1.0
 MOST_BYTES = 512_000

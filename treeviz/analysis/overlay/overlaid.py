@@ -2,24 +2,213 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from treeviz.analysis.compare.aligned import Side
+from treeviz.analysis.compare.aligned import (
+    MAPPINGS,
+    NONE,
+    Finding,
+    Opened,
+    Openers,
+    Side,
+    compare_level,
+    compare_types,
+    what,
+)
 from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
-from treeviz.analysis.compare.map_mismatch import path_text
-from treeviz.analysis.compare.nodes import Finding
-from treeviz.analysis.overlay.prefix import Aligned, Given
-from treeviz.tree.collector import collector_paused
-from treeviz.tree.column import INHERITED, Column
-from treeviz.tree.facts import MASKED, Facts, Note, is_refused
-from treeviz.tree.safe_repr import has_base
-from treeviz.tree.table import TreeTable
+from treeviz.analysis.compare.map_mismatch import Path, path_text
+from treeviz.analysis.facts import shape_text
+from treeviz.tree.facts import INHERITED, MASKED, Column, Facts, Note, is_refused
+from treeviz.tree.runtime import collector_paused
+from treeviz.tree.table import TreeTable, children_of
+from treeviz.tree.text import aval_text, bytes_text, class_name, error_text, guarded, has_base, value_text
+
+# A prefix beside the tree that it is for: which subtree gets which of its leaves, and every place where they part.
+
+_NOT_WALKED = ("error", "cycle", "more", "repeat")
+
+
+class Given(NamedTuple):
+    """A leaf of the prefix, and the row of the subtree that gets it."""
+
+    path: Path
+    spec: Any
+    row: int
+
+
+class Mismatch(NamedTuple):
+    """Where the structures part.
+
+    Attributes:
+      row: Of the tree: where the note stands.
+      path: Of the prefix, or of the tree for what that alone has.
+    """
+
+    row: int
+    path: Path
+    finding: Finding
+
+
+class Aligned(NamedTuple):
+    given: list[Given]
+    mismatches: list[Mismatch]
+
+
+def align_prefix(prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
+    """Find the subtree of each leaf of the prefix, as JAX broadcasts a prefix; linear in the nodes of the prefix.
+
+    It goes no deeper than the tree was walked, and ends therefore also for a prefix that contains itself.
+
+    Args:
+      is_leaf: Nodes of the prefix that are specs, such as None.
+    """
+    return _Walk(side, is_leaf).run(prefix)
+
+
+_Pair = tuple[Path, Any, int, Any]  # a node of the prefix and its path; a row, and the node of the tree
+
+
+class _Walk:
+    def __init__(self, side: Side, is_leaf: Callable[[Any], bool]) -> None:
+        self._side, self._is_leaf = side, is_leaf
+        table = side.table
+        was_walked = np.array([facts.kind not in _NOT_WALKED for facts in table.facts], bool)
+        # Lists: an element of an array takes ten times as long.
+        self._was_walked, self._end = was_walked[table.fact_codes].tolist(), table.end.tolist()
+        self._is_leaf_row = table.is_leaf.tolist()
+        self._opener = Openers()
+        self._given: list[Given] = []
+        self._mismatches: list[Mismatch] = []
+
+    def run(self, prefix: Any) -> Aligned:
+        stack: list[_Pair] = [(None, prefix, 0, self._side.nodes[0])]
+        while stack:
+            path, spec, row, node = stack.pop()
+            try:
+                opener = None if self._is_leaf(spec) else self._opener(spec)
+                mine = None if opener is None else opener(spec)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a flatten function may raise anything
+                self._add(row, path, ("error", f"flattening raised {error_text(error)}", "", ""))
+                continue
+            if mine is None:
+                self._given.append(Given(path, spec, row))
+            else:
+                stack += reversed(self._children(path, spec, mine, row, node))
+        return Aligned(self._given, self._mismatches)
+
+    def _add(self, row: int, path: Path, finding: Finding) -> None:
+        self._mismatches.append(Mismatch(row, path, finding))
+
+    def _children(self, path: Path, spec: Any, mine: Opened, row: int, node: Any) -> list[_Pair]:
+        """The children of a node of the prefix that have a counterpart in the tree, with its row."""
+        if not self._was_walked[row]:
+            return []
+        is_box = node is not self._side.nodes[row]  # its leaf has the row
+        rows = [row] * is_box + children_of(self._end, row)
+        if _is_same_level(spec, node) and len(rows) == len(mine.children):
+            return self._below(path, spec, mine, rows, node)
+        opener = self._opener(node)
+        other = None if opener is None or (self._side.table.is_leaf[row] and not is_box) else opener(node)
+        differs = compare_types(spec, node, other)
+        if differs is not None or other is None:
+            self._add(row, path, differs or ("leaf", what(spec, mine), what(node, None), ""))
+            return []
+        for finding in compare_level(spec, mine, node, other):
+            self._add(row, path, finding)
+        rows = self._with_hidden(rows, other.children)
+        if type(spec) not in MAPPINGS or mine.keys == other.keys:
+            return self._below(path, spec, mine, rows, node)
+        return self._by_key(path, spec, mine, row, Opened(rows, other.keys), other.children)
+
+    def _with_hidden(self, rows: list[int], children: list) -> list[int]:
+        """The row of each child; NONE for one that the table hides, as what Flax keeps in each module for itself."""
+        if len(rows) == len(children):
+            return rows
+        waiting, found = iter([*rows, NONE]), []
+        row = next(waiting)
+        for child in children:
+            is_shown = row != NONE and self._stands_in(child, self._side.nodes[row])
+            found.append(row if is_shown else NONE)
+            row = next(waiting) if is_shown else row
+        return found if row == NONE else rows
+
+    def _stands_in(self, child: Any, node: Any) -> bool:
+        """Whether a child, or the box that it is, has the row of a node."""
+        opener = self._opener(child)
+        inside = [] if opener is None or child is node else opener(child).children
+        return child is node or (len(inside) == 1 and inside[0] is node)
+
+    def _below(self, path: Path, spec: Any, mine: Opened, rows: list[int], node: Any) -> list[_Pair]:
+        """The children by position; those that are leaves are done with at once."""
+        nodes, is_leaf, add, others = [], self._opener.is_leaf, self._given.append, None
+        for i, (key, child, row) in enumerate(zip(mine.keys, mine.children, rows, strict=False)):
+            if row == NONE:
+                continue
+            if is_leaf(type(child)):
+                add(Given((path, spec, key), child, row))
+                continue
+            below = self._side.nodes[row]
+            if self._is_leaf_row[row]:
+                others = others or self._opener(node)(node).children  # type: ignore[misc]
+                below = others[i]
+            nodes.append(((path, spec, key), child, row, below))
+        return nodes
+
+    def _by_key(self, path: Path, spec: Any, mine: Opened, row: int, other: Opened, children: list) -> list[_Pair]:
+        """The same for mappings of different keys: what one of them lacks is told, the others are aligned."""
+        rows = dict(zip(other.keys, other.children, strict=False))
+        nodes = dict(zip(other.keys, children, strict=True))
+        node = self._side.nodes[row]
+        aligned: list[_Pair] = []
+        for key, child in zip(mine.keys, mine.children, strict=True):
+            if key in rows:
+                aligned.append(((path, spec, key), child, rows.pop(key), nodes[key]))
+            else:
+                near = _near(key, [name for name in other.keys if name not in mine.keys])
+                self._add(row, (path, spec, key), ("missing", _spec_text(child), "", near))
+        for key, below in rows.items():
+            self._add(below, (path, node, key), ("extra", "", self._what(below), ""))
+        return aligned
+
+    def _what(self, row: int) -> str:
+        node = self._side.nodes[row]
+
+        def describe() -> str:
+            opener = self._opener(node)
+            return what(node, None if opener is None else opener(node))
+
+        return guarded(describe, lambda error: f"a node that raised {error_text(error)}")
+
+
+def _is_same_level(spec: Any, node: Any) -> bool:
+    """Whether two plain dicts, lists or tuples have the same keys: the usual case, which needs no sorting."""
+    cls = type(spec)
+    if cls is not type(node):
+        return False
+    return spec.keys() == node.keys() if cls is dict else cls in (list, tuple) and len(spec) == len(node)
+
+
+def _spec_text(spec: Any) -> str:
+    """Of a sharding, which prints its mesh first, what it says of axes."""
+    return value_text(spec.spec if has_base(type(spec), jax.sharding.NamedSharding) else spec, 40)
+
+
+def _near(key: Any, others: list[Any]) -> str:
+    """ "did you mean 'k2'?": the likeliest of the keys that have no spec."""
+    names = {str(other): other for other in others if isinstance(other, str)}
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5) if isinstance(key, str) else []
+    return f"did you mean {value_text(names[close[0]], 40)}?" if close else ""
+
 
 _ARRAYS = ("array", "numpy", "stored", "scalar", "shape only", "tracer", "key", "ref", "float0", "deleted")
 _PLAIN = (bool, int, str, type(None), jax.sharding.PartitionSpec, jax.sharding.Sharding)
@@ -245,3 +434,391 @@ def _sum_of(differences: Differences) -> str:
     counts = ", ".join(f"{kinds[kind]:,} {kind}" for kind in MEANINGS if kinds[kind])
     n = len(differences)
     return f"{n:,} {'mismatch' if n == 1 else 'mismatches'}: {counts}" if n else "no mismatch"
+
+
+# The axes of `jax.vmap`: the spec of each argument or result, in range, and of one size.
+
+
+class InAxes:
+    """`in_axes` over the tuple of arguments."""
+
+    name = "in_axes"
+    none_is_spec = True
+
+    def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
+        prefix = tuple(prefix) if type(prefix) is list else prefix  # as JAX does (jax#2367)
+        is_known = prefix is None or type(prefix) in (int, tuple)
+        aligned = align_prefix(prefix, side, is_leaf) if is_known else Aligned([], [])
+        at_root = next((i for i, each in enumerate(aligned.mismatches) if each.path is None), None)
+        if is_known and at_root is None:
+            return aligned
+        wrapped = align_prefix((prefix,), side, is_leaf)
+        if wrapped.mismatches and at_root is not None:
+            return aligned
+        hint = "" if wrapped.mismatches else f"did you mean in_axes=({value_text(prefix, 60)},)?"
+        finding = ("spec", f"a {class_name(type(prefix))}", "an int, None or a tuple of specs")
+        if at_root is not None:
+            finding = aligned.mismatches[at_root].finding[:-1]
+        return Aligned(wrapped.given if hint else [], [Mismatch(0, None, (*finding, hint))])
+
+    def text(self, spec: Any) -> str:
+        return value_text(spec, 60)
+
+    def wrong(self, spec: Any) -> Finding | None:
+        if spec is None or type(spec) is int:
+            return None
+        return "spec", f"{class_name(type(spec))} {value_text(spec, 40)}", "an int or None", ""
+
+    def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
+        answers = [_size(spec, facts) for spec, facts in pairs.distinct]
+        sizes = np.array([size for size, _ in answers] + [np.nan])[pairs.of]
+        findings = pairs.findings(table, [finding for _, finding in answers])
+        is_mapped = np.array([spec is not None for spec, _ in pairs.distinct] + [False])[pairs.of]
+        n_leaves, n_mapped = int(np.count_nonzero(table.is_leaf)), int(np.count_nonzero(is_mapped))
+        if not n_mapped and len(pairs.rows) == n_leaves:
+            what = "every spec is None" if n_leaves else "there is no leaf"
+            findings.append((0, ("spec", what, "vmap maps at least one leaf", "")))
+        odd, headline = _odd_sizes(table, pairs, sizes)
+        column = pairs.column(
+            table, [size for size, _ in answers], "axis_size", "size", format="count", help="Of the axis that is mapped"
+        )
+        mapped = f"{n_mapped:,} of {n_leaves:,} {'leaf' if n_leaves == 1 else 'leaves'} mapped"
+        return Judged([*findings, *odd], (column,), (mapped, *headline), {})
+
+
+class OutAxes(InAxes):
+    """`out_axes` over the result of one example."""
+
+    name = "out_axes"
+
+    def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
+        return align_prefix(prefix, side, is_leaf)
+
+    def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
+        findings = pairs.findings(table, [_size(spec, facts, n_more=1)[1] for spec, facts in pairs.distinct])
+        is_mapped = np.array([spec is not None for spec, _ in pairs.distinct] + [False])[pairs.of]
+        n_leaves = int(np.count_nonzero(table.is_leaf))
+        text = f"{int(np.count_nonzero(is_mapped)):,} of {n_leaves:,} {'leaf' if n_leaves == 1 else 'leaves'} mapped"
+        return Judged(findings, (), (text,), {})
+
+
+def _size(spec: int | None, facts: Facts, n_more: int = 0) -> tuple[float, Finding | None]:
+    """The size of the axis of an array, or why it has none; of a result, that has `n_more` axes when it is mapped."""
+    if spec is None:
+        return np.nan, None
+    shape = array_shape(facts)
+    if shape is None:
+        return np.nan, ("spec", value_text(spec, 20), no_array(facts), "")
+    n = len(shape) + n_more
+    if not -n <= spec < n:
+        leaf = aval_text(shape, facts.dtype) if facts.dtype else facts.type
+        return np.nan, (
+            "axis",
+            value_text(spec, 20),
+            leaf,
+            f"{'mapped, ' * n_more}it has {n} {'axis' if n == 1 else 'axes'}",
+        )
+    size = None if n_more else shape[spec]
+    return (float(size) if isinstance(size, int) else np.nan), None  # a symbolic size is text
+
+
+def _odd_sizes(table: TreeTable, pairs: Pairs, sizes: np.ndarray) -> tuple[list[tuple[int, Finding]], tuple[str, ...]]:
+    """The leaves whose mapped axis has another size than most, or than the first if none are most."""
+    mapped = np.flatnonzero(~np.isnan(sizes))
+    counts = Counter(sizes[mapped].astype(np.int64).tolist())
+    if not counts:
+        return [], ()
+    (most, n), *others = counts.most_common()
+    if not others:
+        return [], (f"size {most:,}",)
+    example = table[int(pairs.rows[mapped[np.argmax(sizes[mapped] == most)]])].keystr or "the root"
+    hint = f"{n:,} leaves have {most:,}, such as {example}" if n > 1 else f"{example} has {most:,}"
+    of_pairs: list[Finding | None] = [None] * len(pairs.distinct)
+    for i in mapped[sizes[mapped] != most].tolist():
+        of = int(pairs.of[i])
+        of_pairs[of] = "size", f"axis {pairs.distinct[of][0]} has {int(sizes[i]):,}", "", hint
+    findings = pairs.findings(table, of_pairs)
+    return findings, (f"sizes {', '.join(f'{size:,} ({n:,})' for size, n in counts.most_common(4))}",)
+
+
+# Masks of bools and labels, as optax takes them.
+
+_MOST_LABELS = 6
+
+
+class Labels:
+    """A label for each leaf, as of `optax.partition`; None has no leaf in them."""
+
+    name = "labels"
+    none_is_spec = False
+
+    def __init__(self) -> None:
+        self._is_module = False
+
+    def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
+        if callable(prefix):
+            self._is_module = not guarded(lambda: Openers()(prefix) is None, lambda _: False)  # that is a tree
+        if callable(prefix) and not self._is_module:
+            try:
+                prefix = prefix(side.nodes[0])
+            except Exception as error:
+                return Aligned(
+                    [], [Mismatch(0, None, ("error", f"the function of the tree raised {error_text(error)}", "", ""))]
+                )
+        return align_prefix(prefix, side, is_leaf)
+
+    def text(self, spec: Any) -> str:
+        return spec if type(spec) is str else value_text(spec, 60)
+
+    def wrong(self, spec: Any) -> Finding | None:
+        is_hashable = guarded(lambda: hash(spec) is not None, lambda _: False)
+        return None if is_hashable else ("spec", _text(spec), "a label that can be hashed", "")
+
+    def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
+        texts = np.array([self.text(spec) for spec, _ in pairs.distinct], object)
+        counts = Counter(texts[pairs.of].tolist() if len(texts) else ())
+        told = [f"{label} {n:,}" for label, n in counts.most_common(_MOST_LABELS)]
+        more = [f"{len(counts) - len(told):,} more labels"] if len(counts) > len(told) else []
+        called = Note("warning", "optax.partition calls a module that can be called: give it lambda _: labels")
+        notes: dict[int, tuple[Note, ...]] = {0: (called,)} if self._is_module else {}
+        return Judged([], (), (", ".join([*told, *more]),) if told else (), notes)
+
+
+class Mask(Labels):
+    """True or False for each leaf, as of `optax.masked`."""
+
+    name = "mask"
+
+    def text(self, spec: Any) -> str:
+        return super().text(bool(spec) if isinstance(spec, np.bool_) else spec)
+
+    def wrong(self, spec: Any) -> Finding | None:
+        if isinstance(spec, bool | np.bool_):
+            return None
+        hint = "Equinox asks it for each leaf: jax.tree.map(it, tree)" if callable(spec) else ""
+        return "spec", _text(spec), "True or False", hint
+
+    def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
+        n_bytes = [float(facts.bytes) if spec else 0.0 for spec, facts in pairs.distinct]
+        is_true = np.array([bool(spec) for spec, _ in pairs.distinct] + [False])
+        n, n_leaves = int(np.count_nonzero(is_true[pairs.of])), int(np.count_nonzero(table.is_leaf))
+        total = float(np.array([*n_bytes, 0.0])[pairs.of].sum())
+        column = pairs.column(
+            table, n_bytes, "masked_bytes", "bytes of True", format="bytes", rollup="sum",
+            help="Bytes of the arrays whose mask is True",
+        )  # fmt: skip
+        return Judged([], (column,), (f"{n:,} of {n_leaves:,} leaves are True, {bytes_text(total)}",), {})
+
+
+def _text(spec: Any) -> str:
+    return f"{class_name(type(spec))} {value_text(spec, 40)}"
+
+
+# Shardings that are planned: does each leaf divide, what does a device hold, and what is on all of them?
+
+Spec = jax.sharding.PartitionSpec
+_MOST_NOTES = 20  # of replicated leaves, the largest
+_SMALL = 0.01  # of what a device holds: a smaller replicated leaf has no note
+
+
+class _Planned(NamedTuple):
+    """What a sharding makes of one array.
+
+    Attributes:
+      shard: The shape of the part on a device; None if that is not known.
+      n_parts: Into how many parts it is split.
+      mesh: The sizes of the axes of the mesh, by name.
+    """
+
+    finding: Finding | None = None
+    shard: tuple[int, ...] | None = None
+    n_parts: int = 1
+    mesh: Mapping[str, int] | None = None
+
+
+class Shardings:
+    """`in_shardings`, `out_shardings`, or what `jax.device_put` takes."""
+
+    name = "shardings"
+    none_is_spec = True
+
+    def __init__(self, mesh: Any = None) -> None:
+        self._mesh = mesh
+
+    def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
+        return align_prefix(prefix, side, lambda node: isinstance(node, Spec) or is_leaf(node))
+
+    def text(self, spec: Any) -> str:
+        spec = getattr(spec, "spec", spec)
+        if not isinstance(spec, Spec):
+            return value_text(spec, 60)
+        text = ", ".join(value_text(part, 40) for part in spec)
+        return f"P({text})"
+
+    def wrong(self, spec: Any) -> Finding | None:
+        if spec is None or isinstance(spec, Spec | jax.sharding.Sharding):
+            return None
+        wants = "a PartitionSpec, a Sharding or None"
+        hint = f"did you mean P({spec!r})?" if type(spec) is str else ""
+        return "spec", f"{class_name(type(spec))} {value_text(spec, 40)}", wants, hint
+
+    def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
+        planned = [self._plan(spec, facts) for spec, facts in pairs.distinct]
+        n_bytes = [_bytes_on_a_device(each, facts) for each, (_, facts) in zip(planned, pairs.distinct, strict=True)]
+        shards = ["" if each.shard is None else shape_text(each.shard) for each in planned]
+        codes = np.full(len(table), len(shards), np.int32)
+        codes[pairs.rows] = pairs.of
+        columns = (
+            pairs.column(
+                table, n_bytes, "planned_bytes", "bytes/device", format="bytes", rollup="sum",
+                help="Bytes on one device, by this plan",
+            ),
+            Column("shard", "shard", [*shards, ""], codes, help="The shape of the part of an array on one device"),
+        )  # fmt: skip
+        sizes = np.array([*n_bytes, np.nan])[pairs.of]
+        n_unknown = int(np.count_nonzero(table.is_leaf)) - int(np.count_nonzero(~np.isnan(sizes)))
+        total = float(np.nansum(sizes))
+        held = f"{bytes_text(total)} on each device"
+        if n_unknown:
+            held += f", without {n_unknown:,} {'leaf' if n_unknown == 1 else 'leaves'}"
+        told, notes = _replicated(table, pairs, planned, n_bytes, total)
+        headline = (*self._mesh_text(planned), *([held] if total else []), *told)
+        return Judged(pairs.findings(table, [each.finding for each in planned]), columns, headline, notes)
+
+    def _mesh_text(self, planned: list[_Planned]) -> tuple[str, ...]:
+        meshes = {tuple(each.mesh.items()) for each in planned if each.mesh is not None}
+        if len(meshes) > 1:
+            return (f"{len(meshes)} meshes",)
+        if not meshes:
+            return () if self._mesh is not None else ("without a mesh= the sizes are not checked",)
+        (mesh,) = meshes
+        return (f"mesh {', '.join(f'{name}={size}' for name, size in mesh)}",)
+
+    def _plan(self, spec: Any, facts: Facts) -> _Planned:
+        if spec is None:  # left to the compiler
+            return _Planned()
+        shape, text = array_shape(facts), self.text(spec)
+        if shape is None:
+            return _Planned(("spec", text, no_array(facts), ""))
+        if not isinstance(spec, Spec | jax.sharding.NamedSharding):
+            return _of_another_sharding(spec, shape, text)
+        mesh, spec = (self._mesh, spec) if isinstance(spec, Spec) else (spec.mesh, spec.spec)
+        sizes = None if mesh is None else {name: int(size) for name, size in mesh.shape.items()}
+        parts = tuple(spec)
+        if len(parts) > len(shape):
+            n = len(shape)
+            leaf = aval_text(shape, facts.dtype) if facts.dtype else facts.type
+            return _Planned(("axis", text, leaf, f"it has {n} {'axis' if n == 1 else 'axes'}"), mesh=sizes)
+        return _split(shape, parts, text, sizes)
+
+
+def _split(shape: tuple[int, ...], parts: tuple[Any, ...], text: str, sizes: Mapping[str, int] | None) -> _Planned:
+    """Split each axis of an array over axes of the mesh, if they are there, free, and divide it."""
+    shard, used = list(shape), []
+    for axis, part in enumerate(parts):
+        names = part if isinstance(part, tuple) else () if part is None or part is Spec.UNCONSTRAINED else (part,)
+        for name in names:
+            if sizes is not None and name not in sizes:
+                has = f"the mesh has {', '.join(map(value_text, sizes)) or 'none'}"
+                return _Planned(("axis", f"the mesh axis {value_text(name)}", "", has), mesh=sizes)
+            if name in used:
+                return _Planned(("spec", text, "each axis of the mesh once", ""), mesh=sizes)
+            used.append(name)
+        n = math.prod(sizes[name] for name in names) if sizes is not None else 1
+        if not isinstance(shape[axis], int):
+            return _Planned(mesh=sizes)  # a symbolic size
+        if shape[axis] % n:
+            over = " × ".join(map(value_text, names))
+            finding = "size", f"axis {axis} has {shape[axis]:,}", "", f"not divisible by {n} of {over}"
+            return _Planned(finding, mesh=sizes)
+        shard[axis] //= n
+    if sizes is None or Spec.UNCONSTRAINED in parts:
+        return _Planned(mesh=sizes)
+    return _Planned(None, tuple(shard), math.prod(sizes[name] for name in used), sizes)
+
+
+def _of_another_sharding(sharding: Any, shape: tuple[int, ...], text: str) -> _Planned:
+    shard = guarded(lambda: tuple(sharding.shard_shape(shape)), error_text)
+    if isinstance(shard, str):
+        return _Planned(("size", text, shape_text(shape), shard))
+    n, of_shard = math.prod(shape), math.prod(shard)
+    return _Planned(None, shard, n // of_shard if of_shard else 1)
+
+
+def _bytes_on_a_device(planned: _Planned, facts: Facts) -> float:
+    return float("nan") if planned.shard is None else float(facts.bytes // planned.n_parts)
+
+
+def _replicated(
+    table: TreeTable, pairs: Pairs, planned: list[_Planned], n_bytes: list[float], total: float
+) -> tuple[tuple[str, ...], dict[int, tuple[Note, ...]]]:
+    """How much of what a device holds is on every other one, too; and of the large leaves, what could split them."""
+
+    def is_replicated(each: _Planned, size: float) -> bool:
+        return size > 0 and each.n_parts == 1 and math.prod((each.mesh or {}).values()) > 1
+
+    of_pairs = np.array([is_replicated(*each) for each in zip(planned, n_bytes, strict=True)], bool)
+    leaves = np.flatnonzero(of_pairs[pairs.of])
+    if not len(leaves):
+        return (), {}
+    sizes = np.array(n_bytes)[pairs.of[leaves]]
+    notes: dict[int, tuple[Note, ...]] = {}
+    for i in np.argsort(-sizes, kind="stable")[:_MOST_NOTES].tolist():
+        if sizes[i] >= _SMALL * total:
+            each = planned[int(pairs.of[leaves[i]])]
+            text = f"the same {bytes_text(float(sizes[i]))} on every device: {_could_split(each)}"
+            notes[int(pairs.rows[leaves[i]])] = (Note("info", text),)
+    n = len(leaves)
+    return (f"{n:,} {'leaf' if n == 1 else 'leaves'} replicated: {bytes_text(float(sizes.sum()))} on each",), notes
+
+
+def _could_split(planned: _Planned) -> str:
+    """ "'x' could split axis 0 or 1": the axes of the mesh that divide an axis of the array."""
+    shape, could = planned.shard or (), []
+    for name, size in (planned.mesh or {}).items():
+        axes = [str(axis) for axis, length in enumerate(shape) if size > 1 and length and length % size == 0]
+        if axes:
+            could.append(f"{value_text(name)} could split axis {' or '.join(axes)}")
+    return ", ".join(could) or "no axis of the mesh divides it"
+
+
+# A tree of specs beside another one that it is a prefix of: a mask, labels, axes, in the rows that get them.
+
+_MOST_TOLD = 3
+_SPECS = (bool, np.bool_, int, str, jax.sharding.PartitionSpec, jax.sharding.Sharding)
+
+
+class Laid(NamedTuple):
+    """The column of a prefix; or a note that says why a tree is none."""
+
+    columns: tuple[Column, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+def holds_specs(table: TreeTable, nodes: Sequence[Any]) -> bool:
+    """Whether the leaves of a tree are bools, axes, labels, shardings, and so no arrays."""
+    leaves = np.flatnonzero(table.is_leaf).tolist()
+    return bool(leaves) and all(has_base(type(nodes[row]), *_SPECS) for row in leaves)
+
+
+def lay_prefix(prefix: Any, side: Side, other: TreeTable) -> Laid:
+    """Lay a tree of specs over another, as `treeviz.overlay` does.
+
+    None is a spec where the others are axes or shardings, and has no leaf beside bools and labels.
+
+    Args:
+      other: The table of the prefix.
+    """
+    types = {other.facts[code].type for code in set(other.fact_codes[other.is_leaf].tolist())}
+    none_is_spec = not types & {"bool", "str"}
+    aligned = align_prefix(prefix, side, lambda node: none_is_spec and node is None)
+    if aligned.mismatches:
+        told = [
+            str(Difference(path_text(path), *finding, tree=1, names=(other.name, side.table.name)))
+            for _, path, finding in aligned.mismatches
+        ]
+        more = [f"{len(told) - _MOST_TOLD:,} more"] if len(told) > _MOST_TOLD else []
+        text = f"{other.name} has neither the structure of {side.table.name} nor is a prefix of it: "
+        return Laid(notes=(Note("info", text + "; ".join([*told[:_MOST_TOLD], *more])),))
+    texts = [spec if has_base(type(spec), str) else value_text(spec, 60) for _, spec, _ in aligned.given]
+    return Laid((spec_column(side.table, aligned.given, texts, f"{other.name}.spec", other.name, other.name),))

@@ -8,26 +8,331 @@ float32; integers beyond 2**53 are rounded to float64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from treeviz.analysis.stats.host import (
-    lies_on_host,
-)
-from treeviz.analysis.stats.scan import Scan
-from treeviz.analysis.stats.summary import (
+from treeviz.analysis.stats.arrays import (
     BINS,
     FIRST_EXPONENT,
+    SMALL,
+    Pile,
     Summaries,
+    as_float64,
+    holds_numbers,
+    host_view,
+    join,
+    lies_on_host,
+    nothing,
+    once,
     over_ranges,
+    summary_of_array,
 )
-from treeviz.tree.budget import WHOLE, Budget
-from treeviz.tree.column import Column, Format
+from treeviz.tree.describers import WHOLE, Budget, Stopwatch, array_inside
+from treeviz.tree.facts import KINDS, Column, Facts, Format, Note
 from treeviz.tree.layers import axis_of
-from treeviz.tree.query.fields import VALUE_STATISTICS
+from treeviz.tree.leaves import why_unreduced
+from treeviz.tree.query.find import VALUE_STATISTICS, unread
+from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import class_name, error_text, has_base, module_name, number_text, visible
+from treeviz.tree.tracers import Tracer
+
+# Read the values of leaves, each array in place.
+
+NOT_READ = "not read: the statistics"  # the beginning of the reason
+_CHECK_EVERY_S = 0.02
+
+
+class Scan:
+    """Reads leaves, each object once. `read` returns a leaf's number.
+
+    Attributes:
+      late: Why arrays in host memory are no longer read, or "".
+      reasons: Why a leaf has no statistics, or how they were computed if that is unusual.
+      unread: The leaves without statistics.
+    """
+
+    def __init__(self, max_elements: int, on_host: Callable[[jax.Array], bool], budget: Budget):
+        self.reasons: dict[int, str] = {}
+        self.unread: set[int] = set()
+        self.late = ""
+        self._budget, self._elapsed, self._check_at = budget, Stopwatch(), perf_counter()
+        self._max_elements = max_elements
+        self._on_host = on_host
+        self._seen: dict[int | tuple[int, Any], int] = {}
+        self._n_leaves = 0
+        self._pile = Pile()
+        self._large: list[tuple[int, Summaries]] = []
+        self._launched: list[tuple[int, jax.Array, jax.Array, bool]] = []  # leaf or first layer, array, the bits, wide
+        self._readers: dict[int, Callable[[int, Any], str | None] | None] = {}
+
+    def read(self, leaf: Any, facts: Facts, layers: tuple[int, int] | None = None) -> int | None:
+        """Read a leaf or the array in it, or start its reduction.
+
+        Args:
+          facts: Those of its row.
+          layers: Their axis and number, to read each of them.
+
+        Returns:
+          Its number, or that of its first layer; None if it is neither array nor number.
+        """
+        cls = type(leaf)
+        if id(cls) not in self._readers:
+            self._readers[id(cls)] = self._reader(cls)
+        reader, array, why_not = self._readers[id(cls)], leaf, KINDS[facts.kind].no_values
+        if reader is None and facts.is_leaf and facts.shape is not None:
+            array = array_inside(leaf)
+            reader = self._reader(type(array))
+            why_not = KINDS["tensor"].no_values if facts.kind in ("variable", "opaque") else why_not
+        if reader is None and not why_not:
+            return None
+        key = id(leaf) if layers is None else (id(leaf), layers)
+        owner = self._seen.get(key)
+        if owner is not None:
+            return owner
+        n = 1 if layers is None else layers[1]
+        owner = self._seen[key] = self._n_leaves
+        self._n_leaves += n
+        self._check_time()
+        try:
+            if reader is None:
+                reason = why_not
+            elif layers is None:
+                reason = reader(owner, array)
+            else:
+                reason = self._read_layers(owner, array, *layers)
+        except Exception as error:
+            reason = _trouble(leaf, error)
+        if reason:
+            for each in range(owner, owner + n):
+                self._give_up(each, reason)
+        return owner
+
+    def _read_layers(self, owner: int, leaf: Any, axis: int, n: int) -> str | None:
+        if type(leaf) is Stored:
+            leaf = np.asarray(leaf)
+        reader = self._reader(type(leaf))
+        for read in (self._read_jax_array, self._read_array):
+            if reader == read and leaf.shape[axis : axis + 1] == (n,):
+                return read(owner, leaf, axis)
+        return f"no statistics: it has no {n:,} layers"
+
+    def _check_time(self) -> None:
+        if perf_counter() >= self._check_at:
+            self._check_at = perf_counter() + _CHECK_EVERY_S
+            if self._elapsed() > self._budget.read_s:
+                self.late = f"{NOT_READ} take more than {self._budget.read_s:g} s{self._budget.hint}"
+
+    def finish(self) -> Summaries:
+        """Wait for the reductions. Returns the summary of every leaf, by number."""
+        self._pile.flush()
+        self._fetch()
+        owners = np.array([*self._pile.owners, *(owner for owner, _ in self._large)], np.intp)
+        parts = join([*self._pile.parts, *(part for _, part in self._large)] or [nothing(0)])
+        self._pile.parts.clear()  # 300 bytes a leaf, and each copy as much
+        self._large.clear()
+        self._readers.clear()  # which refer to this scan: a cycle
+        every = np.arange(self._n_leaves)
+        if np.array_equal(owners, every):
+            return parts
+        order = np.argsort(owners, kind="stable")
+        start, stop = np.searchsorted(owners[order], every), np.searchsorted(owners[order], every, "right")
+        return over_ranges(Summaries(parts.moments[:, order], parts.counts[order]), start, stop)
+
+    def _give_up(self, owner: int, reason: str) -> None:
+        self.reasons[owner] = reason
+        self.unread.add(owner)
+
+    def _reader(self, cls: type) -> Callable[[int, Any], str | None] | None:
+        """The function that reads leaves of the class; it returns the reason if it cannot."""
+        if has_base(cls, Tracer):
+            return lambda owner, leaf: KINDS["tracer"].no_values
+        if has_base(cls, jax.ShapeDtypeStruct):
+            return lambda owner, leaf: KINDS["shape only"].no_values
+        # In jax 0.4.36 the class of arrays is no subclass of jax.Array.
+        if has_base(cls, jax.Array) or (class_name(cls) == "ArrayImpl" and module_name(cls).startswith("jaxlib")):
+            return self._read_jax_array
+        if has_base(cls, np.ma.MaskedArray):
+            return self._read_masked_array
+        if has_base(cls, np.ndarray):
+            return self._read_array
+        if has_base(cls, np.generic):
+            return self._read_numpy_scalar
+        if cls is Stored:
+            return self._read_stored
+        for number in (int, float):  # bool is an int
+            if has_base(cls, number):
+                return lambda owner, leaf, number=number: self._pile.add(owner, number.__float__(leaf))
+        if has_base(cls, complex):
+            return lambda owner, leaf: self._pile.add(owner, complex.__abs__(leaf))
+        return None
+
+    def _read_numpy_scalar(self, owner: int, scalar: np.generic) -> str | None:
+        return self._read_array(owner, np.asarray(np.generic.__array__(scalar)))
+
+    def _read_masked_array(self, owner: int, array: np.ma.MaskedArray) -> str | None:
+        self.reasons[owner] = "the mask is not looked at: these are the statistics of all its data"
+        return self._read_array(owner, array)
+
+    def _read_array(self, owner: int, array: np.ndarray, axis: int | None = None) -> str | None:
+        """Read an array, or each of its layers along an axis."""
+        if self.late:
+            return self.late
+        array = np.ndarray.view(array, np.ndarray)
+        if axis is not None:
+            for each, layer in enumerate(np.split(array, array.shape[axis], axis), owner):
+                self._check_time()
+                reason = self._read_array(each, layer)
+                if reason:
+                    return reason
+            return None
+        if not holds_numbers(array.dtype):
+            if array.dtype == jax.dtypes.float0:
+                return KINDS["float0"].no_values
+            return f"no statistics: dtype {visible(str(array.dtype), 80)} holds no numbers"
+        n_elements = once(array)[0][0].size
+        if n_elements > self._max_elements:
+            return f"not scanned: {n_elements:,} elements are more than {self._max_elements:,}"
+        if array.size == 0:
+            self._large.append((owner, nothing(1)))
+        elif array.size > SMALL:
+            self._large.append((owner, summary_of_array(array)))
+        elif array.dtype.kind == "c":
+            self._pile.add(owner, as_float64(array))
+        else:
+            self._pile.add(owner, array.reshape(-1))
+        return None
+
+    def _read_stored(self, owner: int, stored: Stored) -> str | None:
+        n_elements = stored.size
+        if n_elements > self._max_elements:
+            return f"not scanned: {n_elements:,} elements are more than {self._max_elements:,}"
+        self._large.append((owner, nothing(1)))
+        for chunk in stored.chunks():
+            self._check_time()
+            reason = self._read_array(owner, chunk)
+            if reason:
+                return reason
+        return None
+
+    def _read_jax_array(self, owner: int, array: jax.Array, axis: int | None = None) -> str | None:
+        if array.is_deleted():
+            return KINDS["deleted"].no_values
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+            return KINDS["key"].no_values
+        sharding = array.sharding
+        if not sharding.is_fully_addressable:
+            return "no statistics: a part of it lives in another process"
+        if why := why_unreduced(sharding):
+            return why
+        if len(sharding.device_set) == 1:
+            shards = [(owner, array)]
+        elif sharding.is_fully_replicated:
+            shards = [(owner, array.addressable_data(0))]
+        else:
+            shards = [
+                (owner + (0 if axis is None else each.index[axis].start or 0), each.data)
+                for each in array.addressable_shards
+                if each.replica_id == 0
+            ]
+        if array.size == 0 or self._on_host(array):
+            if array.size > self._max_elements:
+                return f"not scanned: {array.size:,} elements are more than {self._max_elements:,}"
+            for first, shard in shards:
+                reason = self._read_array(first, host_view(shard), axis)
+                if reason:
+                    return reason
+            return None
+
+        from treeviz.analysis.stats.arrays import MAX_ELEMENTS, launch
+
+        if max(shard.size for _, shard in shards) > MAX_ELEMENTS:
+            return f"not scanned: {array.size:,} elements are too many for one device"
+        for first, shard in shards:
+            self._launched.append((first, array, *launch(shard, axis)))
+        return None
+
+    def _fetch(self) -> None:
+        if not self._launched:
+            return
+
+        from treeviz.analysis.stats.arrays import fetch, summary_of_bits
+
+        try:
+            every_bits = fetch([bits for _, _, bits, _ in self._launched])
+        except Exception:  # one failed: fetch each alone to find it
+            every_bits = [None] * len(self._launched)
+        for (owner, array, device_bits, wide), bits in zip(self._launched, every_bits, strict=True):
+            try:
+                bits = fetch([device_bits])[0] if bits is None else bits
+                parts = [summary_of_bits(each, wide) for each in np.atleast_2d(bits)]
+                self._large.extend(enumerate(parts, owner))
+            except Exception as error:
+                self._give_up(owner, _trouble(array, error))
+        self._launched.clear()
+
+
+def _trouble(leaf: Any, error: Exception) -> str:
+    try:
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            return "deleted while it was read"
+    except Exception:
+        pass
+    return f"could not be read: {error_text(error)}"
+
+
+# What is true of all values of a tree: words in the headline, in place of columns that say the same in every row.
+
+_ABSENT = {"nan": "no NaN", "inf": "no Inf", "zeros": "no zeros"}
+_NUMBERS = ("min", "max", "mean", "std", "rms")
+
+
+def alike(table: TreeTable) -> dict[str, str]:
+    """What each column of value statistics says of every row, by the column's name: {"nan": "no NaN", "min": "min 0"}.
+
+    Empty if a leaf with values was not read: nothing is said of what was not looked at.
+    """
+    if "nan" not in table.columns or unread(table).any():
+        return {}
+    words = {name: text for name, text in _ABSENT.items() if table.columns[name].values[0] == 0}
+    least, greatest = (float(table.columns[name].values[0]) for name in ("min", "max"))
+    is_known = least == 0 or not any(facts.dtype.startswith("complex") for facts in table.facts)  # else a magnitude
+    if least == greatest and is_known and _sizes(table)[0] > 1:
+        is_finite = {"nan", "inf"} <= words.keys()
+        text = (
+            f"all {'' if is_finite else 'other '}values are {number_text(least)}"
+            if least or not is_finite
+            else "all zeros"
+        )
+        return words | dict.fromkeys(("zeros", *_NUMBERS, "histogram"), text)
+    return words | {name: f"{name} {number}" for name in _NUMBERS if (number := _same_in_all(table, name))}
+
+
+def headline(words: dict[str, str]) -> list[str]:
+    """The parts of the headline: ["no NaN, no Inf, all zeros"], ["no NaN, no Inf", "min 0, max 1 in every row"]."""
+    numbers = [text for name, text in words.items() if text.startswith(f"{name} ")]
+    others = dict.fromkeys(text for text in words.values() if text not in numbers)
+    return [", ".join(others)] * bool(others) + [f"{', '.join(numbers)} in every row"] * bool(numbers)
+
+
+def _same_in_all(table: TreeTable, name: str) -> str:
+    """The number that a column has in every row, of two leaves at least; "" if there is none."""
+    values = table.columns[name].values
+    has_number = ~np.isnan(values)
+    lacks_one = ~has_number & ~np.isnan(table.columns["nan"].values) & (_sizes(table) > 0)
+    numbers = values[has_number]
+    is_same = np.count_nonzero(has_number & table.is_leaf) > 1 and np.all(numbers == numbers[0]) and not lacks_one.any()
+    return number_text(numbers[0]) if is_same else ""
+
+
+def _sizes(table: TreeTable) -> np.ndarray:
+    return table.rolled(table.columns["elements"])
 
 
 def value_statistics(
@@ -123,3 +428,42 @@ def _columns(table: TreeTable, rows_read: list[int], owners_read: list[int], sca
     )
     assert tuple(each.name for each in columns) == VALUE_STATISTICS
     return columns
+
+
+# What is said at once of values that are not finite, in every view: in the headline, and in the row of each leaf.
+
+
+def not_finite(
+    table: TreeTable, *, is_whole: bool, others: bool = False
+) -> tuple[list[str], dict[int, tuple[Note, ...]]]:
+    """What the headline says ("NaN in 3 leaves", "no Inf, all zeros"), and of each leaf a note ("NaN: 3 of 12 values").
+
+    Args:
+      table: With its value statistics.
+      is_whole: Whether every leaf was read; otherwise the headline says "at least".
+      others: Whether other trees stand beside this one, so that a sentence says of which it is true.
+    """
+    words = alike(table) if is_whole else {}
+    told = {name: text for name, text in words.items() if not others or name in ("nan", "inf")}
+    rows = np.flatnonzero(table.is_leaf | table.is_layer)
+    counts = [np.nan_to_num(table.columns[name].values[rows]).astype(np.int64) for name in ("nan", "inf")]
+    parts: list[str] = []
+    for word, each in zip(("NaN", "±Inf"), counts, strict=True):
+        n = int(np.count_nonzero(each[table.is_leaf[rows]]))
+        if n:
+            parts.append(f"{word} in {'' if is_whole else '≥ '}{n:,} {'leaf' if n == 1 else 'leaves'}")
+    parts += [part + f" in {table.name}" * others for part in headline(told)]
+    bad = np.flatnonzero(counts[0] + counts[1])
+    notes: dict[int, tuple[Note, ...]] = {
+        row: (Note("nonfinite", _sentence(math.prod(table[row].shape or ()), n_nan, n_inf)),)
+        for row, n_nan, n_inf in zip(*(each[bad].tolist() for each in (rows, *counts)), strict=True)
+    }
+    return parts, notes
+
+
+def _sentence(n: int, n_nan: int, n_inf: int) -> str:
+    """ "NaN: 3 of 12 values, ±Inf: 1 of 12 values"."""
+    counts = [(word, count) for word, count in (("NaN", n_nan), ("±Inf", n_inf)) if count]
+    return ", ".join(
+        [f"{word}: {count:,} of {n:,} values" if n > 1 else f"the value is {word}" for word, count in counts]
+    )

@@ -5,23 +5,239 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+from jax import monitoring
 
 from treeviz.analysis.compare.difference import Difference, Differences
-from treeviz.steps.compiles.arguments import called_inside
-from treeviz.steps.compiles.calls import Call, compare_calls, describe_call
-from treeviz.steps.compiles.events import events_since, here, why_deaf
-from treeviz.steps.tracing.jitted import JittedStep, Make, function_of, is_partial, jitted_step, unwraps
+from treeviz.steps.compiles.forecast import called_inside, named_arguments
+from treeviz.steps.compiles.types import (
+    CompareLeaves,
+    JitType,
+    Part,
+    compare_leaves,
+    compare_places,
+    compare_types,
+    compare_values,
+    jit_type,
+)
+from treeviz.steps.tracing.jitted import (
+    JittedStep,
+    Make,
+    dynamic_arguments,
+    function_of,
+    is_jitted,
+    is_partial,
+    jitted_step,
+    unwraps,
+)
 from treeviz.steps.tracing.watch import Watched
-from treeviz.tree.safe_repr import error_text, guarded, printable_lines
+from treeviz.tree.describers import load_libraries
+from treeviz.tree.text import error_text, guarded, printable_lines, value_text
 
 if TYPE_CHECKING:
     from treeviz.steps.compiles.step_arguments import StepArguments
+
+
+# What a call looks like to `jax.jit`, and how two calls differ.
+
+
+class Argument(NamedTuple):
+    """An argument of a call.
+
+    Attributes:
+      how: "by position" or "by keyword".
+      is_traced: Whether it is known that the program takes its Python numbers, too, whatever their values.
+    """
+
+    how: str
+    type: JitType
+    is_traced: bool = False
+
+
+class Call(NamedTuple):
+    """What a call looks like to `jax.jit`; it keeps no array alive.
+
+    Attributes:
+      arguments: By name.
+      settings: JAX's options in the thread that called, and its abstract mesh.
+    """
+
+    arguments: dict[str, Argument]
+    settings: dict[str, Any]
+
+
+def describe_call(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
+    """A call, and its arguments by name."""
+    named = named_arguments(step, args, kwargs)
+    traced, static_numbers = guarded(lambda: _traced(step, args, kwargs), lambda _: (frozenset(), False))
+    arguments = {
+        name: Argument(
+            "by position" if i < len(args) else "by keyword",
+            jit_type(value, static_numbers),
+            (i, name)[i >= len(args)] in traced,
+        )
+        for i, (name, value) in enumerate(named.items())
+    }
+    return Call(arguments, _settings()), named
+
+
+def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[frozenset[int | str], bool]:
+    """The positions and names of the arguments that `jax.jit` was not told are static; and whether all numbers are."""
+    n = len(args)
+    step, args, kwargs = called_inside(step, args, kwargs)
+    if not is_jitted(step):
+        load_libraries()
+        found = jitted_step(step)
+        if not found.same_arguments:
+            return frozenset(), found.static_numbers
+        step = found.jitted
+    positions, names = dynamic_arguments(step, args, kwargs)
+    return frozenset([*(i + n - len(args) for i in positions), *names]), False
+
+
+def _settings() -> dict[str, Any]:
+    settings = {name: getattr(jax.config, name, None) for name in guarded(lambda: [*jax.config.values], lambda _: [])}
+    if hasattr(jax.sharding, "get_abstract_mesh"):  # not in jax 0.4.36
+        settings["the mesh"] = jax.sharding.get_abstract_mesh()
+    return settings
+
+
+class Gap(NamedTuple):
+    """How a call differs from an earlier one.
+
+    Attributes:
+      types: In structure, types, and how arguments are passed.
+      values: In the values of Python objects, of which only static arguments matter.
+      settings: In JAX's options.
+      places: In where arrays lie.
+    """
+
+    types: Differences
+    values: Differences
+    settings: Differences
+    places: Differences
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return len(self.types), len(self.values) + len(self.settings) + len(self.places)
+
+    def why(self, is_traced: bool) -> Differences:
+        """The first reason for which the earlier program does not do."""
+        # On several devices, where an array lies is part of its type since jax 0.7 or so.
+        reasons = self if is_traced else (self.places, self.settings)
+        return next(filter(None, reasons), Differences())
+
+
+def compare_calls(earlier: Call, call: Call, named: dict[str, Any]) -> Gap:
+    """Compare two calls; `named` are the arguments of the later one."""
+    types, values, places = (
+        _compare(earlier, call, named, leaves) for leaves in (compare_leaves, compare_values, compare_places)
+    )
+    return Gap(types, values, _compare_settings(earlier, call), places)
+
+
+def _compare(earlier: Call, call: Call, named: dict[str, Any], leaves: CompareLeaves) -> Differences:
+    found = Differences()
+    for name, argument in call.arguments.items():
+        before = earlier.arguments.get(name)
+        if before is None:
+            found.append(Difference(name, "extra", "", Part(*argument.type).text))
+            continue
+        if before.how != argument.how:
+            found.append(Difference(name, "argument", before.how, argument.how, "pass it in one way"))
+        if leaves is compare_values and argument.is_traced:
+            continue
+        differ = compare_types(named[name], before.type, argument.type, is_right=True, leaves=leaves)
+        found += [Difference(f"{name}{path}", kind, *words) for path, (kind, *words) in differ]  # type: ignore[arg-type]
+    gone = earlier.arguments.keys() - call.arguments.keys()
+    found += [Difference(name, "missing", Part(*earlier.arguments[name].type).text, "") for name in sorted(gone)]
+    return found
+
+
+def _compare_settings(earlier: Call, call: Call) -> Differences:
+    a, b = earlier.settings, call.settings
+    differ = [name for name in b if guarded(lambda name=name: bool(a.get(name) != b[name]), lambda _: False)]
+    return Differences(
+        Difference(name, "setting", value_text(a.get(name), 60), value_text(b[name], 60)) for name in differ
+    )
+
+
+# Hear, in each thread, when JAX traces and compiles: through `jax.monitoring`, which is public.
+
+_MOST = 10_000  # events that are kept of a thread
+
+
+class Event(NamedTuple):
+    """A part of a compilation.
+
+    Attributes:
+      kind: "trace", "lower" or "compile".
+    """
+
+    kind: str
+    seconds: float
+
+
+class _Here(threading.local):
+    """The events of this thread. JAX traces and compiles in the thread that calls.
+
+    Attributes:
+      n: How many there were.
+    """
+
+    n = 0
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+
+here = _Here()
+_KINDS = {
+    "jaxpr_trace_duration": "trace",
+    "jaxpr_to_mlir_module_duration": "lower",
+    "backend_compile_duration": "compile",
+}
+
+
+def _hear(event: str, duration_secs: float, **_: object) -> None:
+    kind = _KINDS.get(event.rpartition("/")[2])
+    if kind is not None:
+        here.n += 1
+        here.events.append(Event(kind, duration_secs))
+        if len(here.events) > _MOST:
+            del here.events[: _MOST // 2]
+
+
+def events_since(n: int) -> list[Event]:
+    """The events of this thread since `here.n` was `n`."""
+    return here.events[max(0, len(here.events) - (here.n - n)) :]
+
+
+@functools.cache
+def why_deaf() -> str:
+    """Begin to listen, once in a process; a listener is global, and costs 1 µs for each compilation.
+
+    Returns:
+      Empty; or why nothing is heard: this release of JAX tells of tracing in another way.
+    """
+    try:
+        monitoring.register_event_duration_secs_listener(_hear)
+        before = here.n
+        jax.jit(lambda: 0).lower()
+        if {event.kind for event in events_since(before)} >= {"trace", "lower"}:
+            return ""
+    except Exception as error:
+        return f"jax {jax.__version__} cannot be listened to: {type(error).__name__}"
+    return f"jax {jax.__version__} does not tell jax.monitoring when it traces"
+
 
 _logger = logging.getLogger("treeviz")
 _MOST_CALLS = 16  # with which a new one is compared

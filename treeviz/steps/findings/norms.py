@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.steps.findings.finding import Finding, Rank
-from treeviz.steps.findings.searched import FEWEST_LOOKS, RECENT, Searched, digits_text, factor_text, listed, pattern
-from treeviz.steps.measured_tree import shape_of
-from treeviz.steps.names import kind_of, natural, result_kind, sibling_name
+from treeviz.steps.findings.finding import (
+    FEWEST_LOOKS,
+    RECENT,
+    Finding,
+    Rank,
+    Searched,
+    Thresholds,
+    digits_text,
+    factor_text,
+    listed,
+    pattern,
+)
+from treeviz.steps.recording.history import History, Timeline, occurs_in
+from treeviz.steps.statistics import is_beside, kind_of, natural, result_kind, shape_of, sibling_name
+from treeviz.tree.text import number_text
 
 _FEWEST_LAYERS = 5  # whose gradients may be told to depend on the depth
 _LOST = 1e-4  # of the gradient of another leaf, below which an update may be lost in the rounding of its parameter
@@ -311,3 +324,301 @@ def ratio(tree: Searched) -> Iterator[Finding]:
             "Lower the learning rate." if is_high else "Raise the learning rate, or look what makes the updates so "
             "small.", tuple(leaf for leaf in leaves if leaf >= 0), float(times[leaves[0] + 1]),
         )  # fmt: skip
+
+
+# Findings that follow from sudden jumps of norms.
+
+_BEFORE = 50  # entries that a spike is compared with
+_NEAR = 8  # and the last of them, of which the same is asked: a trend is no spike
+_BLOCK = 25  # entries that are compared with the same earlier ones
+_AT_ONCE = 1_000_000  # numbers that are sorted together
+_TOGETHER = 5  # entries between jumps of one event
+_MOST_EVENTS = 4  # that are findings of their own
+_BATCH = (
+    "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower b2 or a "
+    "larger eps helps where second moments are too old."
+)
+
+
+def spikes(tree: Searched) -> Iterator[Finding]:
+    """Norms that jump above their own history: what jumps together is one finding."""
+    if not len(tree.levels):
+        return
+    jumps = jumps_of(np.where(np.insert(tree.redundant, 0, False), np.nan, tree.levels), tree.thresholds)
+    entries = np.flatnonzero(jumps.any(axis=1))
+    if not entries.size:
+        return
+    events = np.split(entries, np.flatnonzero(np.diff(entries) > _TOGETHER) + 1)
+    for event in events if len(events) <= _MOST_EVENTS else [entries]:
+        yield _spike(tree, jumps[event], event)
+
+
+def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
+    """The finding of the jumps [entries, 1 + leaves] at the entries of one event."""
+    highest, name = jumps.max(axis=0), tree.name
+    column = 0 if highest[0] else int(highest.argmax())
+    top = int(event[jumps[:, column].argmax()])
+    struck = [leaf for leaf in np.argsort(-highest[1:], kind="stable").tolist() if highest[leaf + 1]]
+    norm, times, step = tree.levels[top, column], 10 ** float(highest[column]), int(tree.norm.first[top])
+    path, n = tree.path(column - 1) if column else "", len(struck)
+    if not struck:
+        struck = [int(np.nanargmax(tree.levels[top, 1:]))]
+        also = f"; most of it is {name}{tree.path(struck[0])}"
+    elif column:
+        also = f", and so did {n - 1} other lea{'ves' if n > 2 else 'f'}" if n > 1 else ""
+    else:
+        also = f"; {n} of {len(highest) - 1} {tree.nouns} jumped, {name}{tree.path(struck[0])} most: "
+        also += f"{factor_text(10 ** highest[struck[0] + 1])}×"
+    more = f" It jumped at {len(event)} steps in all." if len(event) > 1 else ""
+    return Finding(
+        "spike", name, path, column - 1, int(tree.norm.first[event[0]]), int(tree.norm.until[event[-1]]),
+        (("norm", float(norm)), ("times", float(times)), ("steps", len(event)), ("leaves", n)),
+        f"The norm of {name}{path} jumped to {digits_text(norm)} at step {step}, {factor_text(times)}× its median "
+        f"before{also}.{more}",
+        _update_before(tree, event) or _BATCH,
+        tuple(struck), times / tree.thresholds.spike,
+    )  # fmt: skip
+
+
+def _update_before(tree: Searched, event: np.ndarray) -> str:
+    """What is known of the update in the step before the first jump, if it jumped itself; else nothing."""
+    name, step = sibling_name(tree.name, "updates"), int(tree.norm.first[event[0]]) - 1
+    if kind_of(tree.name) != "grads" or "norm" not in tree.history.statistics(name):
+        return ""
+    updates = tree.history.values(name, "norm")
+    root = np.sqrt(np.nansum(updates.high**2, axis=1))
+    at = np.flatnonzero((updates.first <= step) & (step <= updates.until))
+    before = root[max(at[0] - _BEFORE, 0) : at[0]] if at.size else root[:0]
+    if len(before) < tree.thresholds.fewest_steps or not (usual := np.median(before)):
+        return ""
+    times = root[at[0]] / usual
+    if times <= tree.thresholds.spike:
+        return ""
+    return (
+        f"The update before it, in step {step}, was {factor_text(float(times))}× its median, of a gradient that had "
+        "not jumped: look at the learning rate and its schedule first, then at the batch."
+    )
+
+
+def jumps_of(norms: np.ndarray, thresholds: Thresholds) -> np.ndarray:
+    """float[k, columns]: for a spike, how far it is above the median of the norms before, in powers of ten; else 0.
+
+    Entries are compared in blocks with those before the block, and each with the last entries before it.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log10(norms)
+    logs[~np.isfinite(logs)] = np.nan
+    jumps = np.zeros_like(logs)
+    fewest = max(thresholds.fewest_steps, 4)
+    starts = np.arange(fewest, len(logs), _BLOCK)
+    padded = np.concatenate([np.full((_BEFORE, logs.shape[1]), np.nan), logs, np.full((_BLOCK, logs.shape[1]), np.nan)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, _BEFORE, axis=0)  # [i]: those before i
+    blocks = np.lib.stride_tricks.sliding_window_view(padded[_BEFORE:], _BLOCK, axis=0)  # [i]: i and those after it
+    n_at_once = max(_AT_ONCE // (_BEFORE * logs.shape[1]), 1)
+    for at in range(0, len(starts), n_at_once):
+        some = starts[at : at + n_at_once]
+        before = np.sort(windows[some], axis=2)  # NaN last
+        n_known = np.count_nonzero(~np.isnan(before), axis=2)
+        middle = _middle(before, n_known)
+        deviation = 1.4826 * _middle(np.sort(np.abs(before - middle[..., None]), axis=2), n_known)
+        jump = blocks[some] - middle[..., None]
+        with np.errstate(invalid="ignore"):
+            is_spike = (jump > np.log10(thresholds.spike)) & (jump > thresholds.spike_deviations * deviation[..., None])
+        is_spike &= (n_known >= fewest)[..., None]
+        block, column, place = np.nonzero(is_spike)
+        jumps[some[block] + place, column] = jump[is_spike]
+    entry, column = np.nonzero(jumps)
+    near = np.sort(padded[entry[:, None] + np.arange(_BEFORE - _NEAR, _BEFORE), column[:, None]], axis=1)
+    with np.errstate(invalid="ignore"):
+        is_jump = logs[entry, column] - _middle(near, np.count_nonzero(~np.isnan(near), axis=1)) > np.log10(
+            thresholds.spike
+        )
+    jumps[entry[~is_jump], column[~is_jump]] = 0
+    return jumps
+
+
+def _middle(ordered: np.ndarray, n_known: np.ndarray) -> np.ndarray:
+    """The median of the first `n_known` numbers along the last axis."""
+    low, high = np.maximum(n_known - 1, 0) // 2, np.minimum(n_known // 2, ordered.shape[-1] - 1)
+    low, high = (np.take_along_axis(ordered, place[..., None], axis=-1)[..., 0] for place in (low, high))
+    return (low + high) / 2
+
+
+# Findings about gradients that are clipped in nearly every step.
+
+_SAME, _BOUND = 1e-4, 1e-3  # relative tolerances: of equal norms; of norms at the same bound
+_NEARLY_ALL = 0.95  # of the changed norms
+_STEADIER = 30.0  # how many times less than what is clipped a norm at a bound moves; a tiny learning rate keeps both
+
+
+class _Compared(NamedTuple):
+    """Norms of the same steps before and after a transformation of the gradients.
+
+    Attributes:
+      steps: int64[k].
+      before, after: float64[k, leaves], without leaves that have no numbers.
+      largest: float64[k]: the largest magnitude after it; None if not measured.
+    """
+
+    steps: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    largest: np.ndarray | None
+
+
+def clipping(tree: Searched) -> Iterator[Finding]:
+    """Gradients that are clipped in nearly every step.
+
+    If they were measured before and after clipping, the two are compared. Otherwise gradients with the same norm in
+    nearly every step are reported. Of what the optimizer receives this is told where no tap of the same tells it.
+    """
+    history, name, thresholds = tree.history, tree.name, tree.thresholds
+    is_received = kind_of(name) == "received"
+    if not (tree.is_gradient or is_received) or "norm" not in history.statistics(name):
+        return
+    if is_received and any(True for tapped in _alike(tree) for _ in clipping(tapped)):
+        return
+    earlier = reversed(list(history.sources)[: list(history.sources).index(name)])
+    for before in [sibling_name(name, "grads")] if is_received else earlier:
+        compared = _compared(history, before, name, thresholds)
+        if history.sources[before].unscaled:  # the bound is one of the unscaled gradients
+            break
+        if compared is not None:
+            yield from _always_smaller(compared, before, name, thresholds)
+            return
+    if not is_received or any(history.sources[sibling_name(name, "grads")].unscaled):
+        yield from _always_the_same(history, name, thresholds)
+
+
+def _alike(received: Searched) -> Iterator[Searched]:
+    """The gradients, and what was tapped, that may be of the parameters of what the optimizer receives."""
+    for name, source in received.history.sources.items():
+        other = replace(received, name=name)
+        if other.is_gradient and sum(source.sizes) == sum(received.source.sizes):
+            yield other
+
+
+def _compared(history: History, before: str, after: str, thresholds: Thresholds) -> _Compared | None:
+    """None if the sources differ in leaves or share too few steps, or if gradients grew from one to the other."""
+    a, b = history.sources[before], history.sources[after]
+    if is_beside(before) or (a.paths, a.sizes) != (b.paths, b.sizes):
+        return None
+    (steps, tops), (others, bottoms) = (_exact(history, name, "norm") for name in (before, after))
+    common, left, right = np.intersect1d(steps, others, assume_unique=True, return_indices=True)
+    has_number = np.array(a.has_number, bool)
+    tops, bottoms = tops[left][:, has_number], bottoms[right][:, has_number]
+    known = np.isfinite(tops).all(axis=1) & np.isfinite(bottoms).all(axis=1) & tops.any(axis=1) & bottoms.any(axis=1)
+    steps, tops, bottoms = common[known], tops[known], bottoms[known]
+    if len(steps) < max(thresholds.fewest_steps, 1) or (bottoms > tops * (1 + _SAME)).any():
+        return None
+    at, largest = _exact(history, after, "max_abs")
+    is_measured = bool(np.isin(steps, at).all())
+    largest = largest[np.searchsorted(at, steps)][:, has_number].max(axis=1) if is_measured else None
+    return _Compared(steps, tops, bottoms, largest)
+
+
+def _exact(history: History, name: str, statistic: str) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that are kept exactly, each once, and the values of the leaves at these steps."""
+    timeline = history.values(name, statistic)
+    steps, places = np.unique(timeline.until[timeline.n == 1], return_index=True)
+    return steps, timeline.latest[timeline.n == 1][places]
+
+
+def _always_smaller(compared: _Compared, before: str, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+    tops, bottoms = (np.linalg.norm(norms, axis=1) for norms in (compared.before, compared.after))
+    is_less = compared.after < compared.before * (1 - _SAME)
+    is_clipped = is_less.any(axis=1)
+    part = float(is_clipped.mean())
+    if part < thresholds.clipping or not _is_a_bound(compared, bottoms, is_less):
+        return
+    top, bottom = (float(np.median(norms[is_clipped])) for norms in (tops, bottoms))
+    has_one_bound = _is_bound(bottoms[is_clipped], tops[is_clipped])
+    what = "what the optimizer receives" if kind_of(name) == "received" else name
+    most = digits_text(np.quantile(tops, 0.9), 2)
+    where = f"to about {most}, which nine of ten steps stay below" if has_one_bound else ""
+    # A normalisation does the same to all gradients that are larger than what it makes of them.
+    is_sure = not (has_one_bound and is_clipped.all())
+    how, then = ("Clipping", "Then") if is_sure else ("Clipping, or a normalisation,", "If it is clipping,")
+    yield Finding(
+        "clipping", name, "", -1, int(compared.steps[0]), int(compared.steps[-1]),
+        (("norm", bottom), ("norm before", top), ("part of steps", part)),
+        f"{how} makes {what} smaller than {before} in {part:.0%} of the steps: the norm is {number_text(top)} "
+        f"before it and {number_text(bottom)} after it.",
+        f"{then} the bound only rescales the learning rate: raise it{' ' * bool(where)}{where}, or lower the learning "
+        "rate instead.",
+        (), top / bottom,
+        rank=Rank.CHOICE,
+    )  # fmt: skip
+
+
+def _is_a_bound(compared: _Compared, norms: np.ndarray, is_less: np.ndarray) -> bool:
+    """Whether gradients were clipped at a bound, not scaled by a learning rate.
+
+    A clipped norm, largest magnitude or norm of a leaf is constant; or leaves are unchanged in some steps. What is
+    unchanged has been smaller: scales by the norm of a parameter, as LARS has them, are 1 where that is zero.
+    """
+    is_clipped = is_less.any(axis=1)
+    tops = np.linalg.norm(compared.before, axis=1)
+    before, stays = np.where(is_less, compared.before, 0), compared.after >= compared.before * (1 - 1e-6)
+    stays &= (compared.after > 0) & is_less.any(axis=0)
+    if (np.where(stays, compared.before, 0).max(axis=0) > before.max(axis=0)).any():
+        return False
+    if _is_bound(norms[is_clipped], tops[is_clipped]):
+        return True
+    if compared.largest is not None and _is_bound(compared.largest[is_clipped], tops[is_clipped]):
+        return True
+    relative = (_relative(x, is_less)[is_less] for x in (compared.after, compared.before))
+    return _is_bound(*relative) or bool(stays.any())
+
+
+def _relative(norms: np.ndarray, is_less: np.ndarray) -> np.ndarray:
+    """The norms of each leaf beside their median where they are less."""
+    return norms / np.ma.median(np.ma.array(norms, mask=~is_less), axis=0).filled(np.nan)
+
+
+def _is_bound(values: np.ndarray, before: np.ndarray) -> bool:
+    """Whether nearly all values are the same, though what they are made of is not."""
+    spread, spread_before = (_spread(x, _NEARLY_ALL) for x in (values, before))
+    return spread <= _BOUND and spread * _STEADIER <= spread_before
+
+
+def _spread(values: np.ndarray, part: float) -> float:
+    """How far this part of the values is from their median at most, beside it."""
+    middle = float(np.median(values))
+    return float(np.quantile(np.abs(values - middle), part)) / middle
+
+
+def _always_the_same(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+    timeline: Timeline = history.values(name, "norm")
+    is_exact = timeline.n == 1  # the norms of the leaves in a bucket can be of different steps
+    is_exact &= ~occurs_in(history.values(name, "nonfinite"), timeline).any(axis=1)
+    norms = timeline.latest[is_exact]
+    root = np.sqrt(np.nansum(norms**2, axis=1))
+    if root.size < max(thresholds.fewest_steps, 1) or not (root > 0).all():
+        return
+    bound = float(np.median(root))
+    is_same = np.abs(root - bound) <= _SAME * bound
+    part = float(np.mean(is_same))
+    if part >= thresholds.clipping and _moves_inside(history, name, norms[is_same], root[is_same]):
+        yield Finding(
+            "clipping", name, "", -1, int(timeline.first[is_exact][0]), int(timeline.until[-1]),
+            (("norm", bound), ("part of steps", part)),
+            f"The norm of {name} was {number_text(bound)} in {part:.0%} of the steps: they are clipped always, "
+            "or normalised.",
+            "If it is clipping, the bound only rescales the learning rate: raise it to some times the usual norm "
+            "before clipping (which a measurement placed before it shows), or lower the learning rate instead.",
+            rank=Rank.CHOICE,
+        )  # fmt: skip
+
+
+def _moves_inside(history: History, name: str, norms: np.ndarray, root: np.ndarray) -> bool:
+    """Whether gradients change, as far as the statistics show, and far more than their norm does.
+
+    Others are nearly constant: the learning rate is tiny, the loss is linear, or the loop drops the new parameters.
+    Under clipping by the global norm, the norms of several leaves vary, but that of a single leaf does not: there the
+    largest magnitude decides.
+    """
+    if len(history.sources[name].paths) == 1:
+        _, norms = _exact(history, name, "max_abs")
+    moves = float(np.nanmax(np.ptp(norms, axis=0), initial=0.0))
+    return moves > _SAME * root[0] and moves >= _STEADIER * float(np.ptp(root))

@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.sharding import PartitionSpec
 
-from treeviz.steps.nan_origin.devices import Device, Devices
-from treeviz.steps.nan_origin.nonfinite import NAN, with_bits
-from treeviz.steps.nan_origin.taint import Checks, Site, Taint, Value, Within, taint_of_literal
 from treeviz.steps.tracing.primitives import (
     CALLS,
+    CASTS,
     COMPILED_ONLY,
     COND,
     DEBUG_CALLBACKS,
     IDENTITY,
+    KEEPS_SIGN_OF_INFINITY,
     RESHAPES,
     SCAN,
     SHARD_MAP,
@@ -33,6 +34,368 @@ from treeviz.steps.tracing.primitives import (
     scan_parts,
     while_parts,
 )
+from treeviz.steps.tracing.reap import shard_map_like, specs_of, varying_axes
+
+# Which non-finite values an array has, as three bits that stay on the device until they are read.
+
+NAN, POSINF, NEGINF = 1, 2, 4
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether x has a dtype that can hold a NaN."""
+    dtype = getattr(x, "dtype", None)
+    return jnp.issubdtype(dtype if dtype is not None else type(x), jnp.inexact)
+
+
+def with_bits(results: Sequence[Any]) -> tuple[Sequence[Any], jax.Array]:
+    """The results, and uint8[n_results]: the bits of each. Traceable."""
+    bits = [_bits(x) if is_inexact(x) and x.size else jnp.uint8(0) for x in results]
+    return results, jnp.stack(bits)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """uint8[]: an integer, since `jax_debug_nans` and `jax_debug_infs` check floats only."""
+    real = (jnp.real(x), jnp.imag(x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else (x,)
+    word = jnp.uint8(0)
+    for part in real:
+        if part.dtype.itemsize < 2:  # some 8-bit floats have no infinities to compare with
+            part = part.astype(jnp.float32)
+        for bit, found in ((NAN, jnp.isnan(part)), (POSINF, part == jnp.inf), (NEGINF, part == -jnp.inf)):
+            word |= jnp.any(found).astype(jnp.uint8) * jnp.uint8(bit)
+    return word
+
+
+bits_of = jax.jit(_bits)
+
+
+def bits_of_constant(value: Any) -> int:
+    """The bits of a constant, found on the host."""
+    if not is_inexact(value):
+        return 0
+    value = np.asarray(value)
+    value = value.astype(np.complex128 if np.iscomplexobj(value) else np.float64)
+    parts = value.real, value.imag
+    bits = NAN if any(np.isnan(x).any() for x in parts) else 0
+    bits |= POSINF if any((x == np.inf).any() for x in parts) else 0
+    return bits | (NEGINF if any((x == -np.inf).any() for x in parts) else 0)
+
+
+# Counts and range of the numbers in one operand or result.
+
+
+class Numbers(NamedTuple):
+    """Shape, dtype, range and the counts of NaN and Inf of an array.
+
+    Attributes:
+      least, greatest: The range of the finite values, of magnitudes if complex; None if no value is finite.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    least: float | None
+    greatest: float | None
+    n_nan: int
+    n_posinf: int
+    n_neginf: int
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    @property
+    def nonfinite(self) -> str:
+        """ "3 -Inf and 1 NaN", or empty."""
+        counts = ((self.n_nan, "NaN"), (self.n_posinf, "+Inf"), (self.n_neginf, "-Inf"))
+        return " and ".join(f"{n:,} {what}" for n, what in counts if n)
+
+    @property
+    def range(self) -> str:
+        text = (
+            "nothing finite"
+            if self.least is None or self.greatest is None
+            else f"[{self.least + 0.0:.4g}, {self.greatest + 0.0:.4g}]"
+        )
+        return f"{text} with {self.nonfinite}" if self.nonfinite else text
+
+
+def first_nonfinite(x: Any) -> tuple[int, ...]:
+    """The index of the first NaN or Inf; empty for a scalar, and where other processes hold a part of x."""
+    finite = _is_finite(x)
+    return () if finite is None else tuple(map(int, np.unravel_index(int(finite.argmin()), finite.shape)))
+
+
+def nonfinite_entries(x: Any) -> tuple[int, ...]:
+    """The entries along the first axis with a NaN or Inf, as examples of a batch; empty if that is not known."""
+    finite = _is_finite(x) if np.ndim(x) else None
+    if finite is None:
+        return ()
+    return tuple(np.flatnonzero(~finite.all(axis=tuple(range(1, finite.ndim)))).tolist())
+
+
+def _is_finite(x: Any) -> np.ndarray | None:
+    if not getattr(x, "is_fully_addressable", True):
+        return None
+    return np.asarray(jax.device_get(jnp.isfinite(x.astype(jnp.float32) if x.dtype.itemsize < 2 else x)))
+
+
+def numbers_of(x: Any) -> Numbers:
+    x = jnp.asarray(x)
+    least, greatest, *counts = [y.item() for y in jax.device_get(_numbers(x))] if x.size else (np.inf, -np.inf, 0, 0, 0)
+    known = least <= greatest
+    return Numbers(x.shape, str(x.dtype), least if known else None, greatest if known else None, *map(int, counts))
+
+
+@jax.jit
+def _numbers(x: jax.Array):
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        real = jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.where(jnp.isnan(x), jnp.nan, jnp.inf))
+    else:
+        real = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    finite = jnp.isfinite(real)
+    least, greatest = (
+        reduce(real, where=finite, initial=start) for reduce, start in ((jnp.min, np.inf), (jnp.max, -np.inf))
+    )
+    return least, greatest, *(jnp.sum(found) for found in (jnp.isnan(real), real == np.inf, real == -np.inf))
+
+
+# The body of a `shard_map`, run operation by operation on its devices.
+
+Device = tuple[tuple[str, int], ...]  # (("data", 3), ("model", 0))
+
+
+class Devices:
+    """Runs parts of the body of a `shard_map`, collectives included.
+
+    Outside, a value of the body has a further leading axis, over the devices on which it may differ.
+    """
+
+    def __init__(self, eqn: Any) -> None:
+        self._eqn, self._params = eqn, eqn.params
+
+    def enter(self, operands: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+        """The operands of the `shard_map` as values of its body."""
+        in_specs = tuple(specs_of(self._params, "in", self._eqn.invars))
+        split = shard_map_like(self._params, _with_axis, in_specs, tuple(map(self._spec, avals)))
+        return list(jax.jit(split)(*operands))
+
+    def constant(self, value: Any, aval: Any) -> Any:
+        """A constant or literal as a value of the body."""
+        array = jnp.asarray(value, getattr(aval, "dtype", None))
+        return jnp.broadcast_to(array, (int(np.prod(self._sizes(aval))), *array.shape))
+
+    def on_each(self, function: Callable, in_avals: Sequence[Any], out_avals: Sequence[Any]) -> Callable:
+        """A part of the body, `function`, as a function of values with the axis of devices."""
+
+        def on_device(*operands):
+            return _with_axis(*function(*(x[0] for x in operands)))
+
+        in_specs, out_specs = (tuple(map(self._spec, avals)) for avals in (in_avals, out_avals))
+        return shard_map_like(self._params, on_device, in_specs, out_specs)
+
+    def key_of(self, eqn: Any) -> Any:
+        """Equal for equations that compute the same from values of equal types."""
+        key = (id(self._eqn), eqn.primitive, *(tuple(v.aval for v in vs) for vs in (eqn.invars, eqn.outvars)))
+        try:
+            key = (*key, frozenset(eqn.params.items()))
+            hash(key)
+        except TypeError:  # a parameter cannot be hashed
+            return id(eqn)
+        return key
+
+    def first_bad(
+        self, operands: Sequence[Any], in_avals: Sequence[Any], results: Sequence[Any], out_avals: Sequence[Any]
+    ) -> tuple[Device, list[Any], list[Any]]:
+        """The first device with a non-finite result, and the operands and results there.
+
+        An operand that differs on devices on which no result does, as that of a sum over devices, keeps their axes.
+        """
+        device: Device = ()
+        for x, aval in zip(results, out_avals, strict=True):
+            if is_inexact(x) and x.size and x.is_fully_addressable:
+                bad = jax.device_get(_has_nonfinite(x))
+                if bad.any():
+                    places = np.unravel_index(int(bad.argmax()), self._sizes(aval))
+                    device = tuple(zip(varying_axes(self._params, aval), map(int, places), strict=True))
+                    break
+        ins, outs = (
+            [self._on(device, x, aval) for x, aval in zip(xs, avals, strict=True)]
+            for xs, avals in ((operands, in_avals), (results, out_avals))
+        )
+        return device, ins, outs
+
+    def _on(self, device: Device, x: Any, aval: Any) -> Any:
+        if not is_inexact(x) or not x.is_fully_addressable:
+            return x
+        place, axes = dict(device), varying_axes(self._params, aval)
+        rows = np.arange(len(x)).reshape(self._sizes(aval))[tuple(place.get(axis, slice(None)) for axis in axes)]
+        found: dict[int, np.ndarray] = {}
+        for shard in x.addressable_shards:  # only what is looked at leaves the devices
+            first = shard.index[0].start or 0
+            here = [row for row in rows.ravel().tolist() if first <= row < first + len(shard.data) and row not in found]
+            if here:
+                data = jax.device_get(shard.data)
+                found.update((row, data[row - first]) for row in here)
+        return np.stack([found[row] for row in rows.ravel().tolist()]).reshape(*rows.shape, *x.shape[1:])
+
+    def _sizes(self, aval: Any) -> tuple[int, ...]:
+        return tuple(self._params["mesh"].shape[axis] for axis in varying_axes(self._params, aval))
+
+    def _spec(self, aval: Any) -> PartitionSpec:
+        return PartitionSpec(varying_axes(self._params, aval) or None)
+
+
+def _with_axis(*xs):
+    return tuple(x[None] for x in xs)
+
+
+@jax.jit
+def _has_nonfinite(x: jax.Array) -> jax.Array:
+    return jnp.any(~jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
+
+
+# The non-finite values of a replay, and the equation where each began.
+
+_READ_AT_ONCE = 256  # equations whose checks are transferred together
+
+
+class Within(NamedTuple):
+    """The position of a jaxpr that is being run.
+
+    Attributes:
+      outer, eqn: The equation that holds the jaxpr, and the position of that; None for the program itself.
+      iterations: Those of the enclosing loops, the outermost first: ("scan", 7).
+    """
+
+    jaxpr: Jaxpr
+    outer: Within | None = None
+    eqn: Any = None
+    iterations: tuple[tuple[str, int], ...] = ()
+
+    def inside(self, eqn: Any, jaxpr: Jaxpr, step: int | None = None) -> Within:
+        more = () if step is None else ((eqn.primitive.name, step),)
+        return Within(jaxpr, self, eqn, self.iterations + more)
+
+
+class Site(NamedTuple):
+    """One run of one equation; or an argument of the program, with the number of its leaf and an order below zero."""
+
+    order: int
+    eqn: Any = None
+    within: Within | None = None
+    leaf: int = -1
+
+
+@dataclass(eq=False)
+class Taint:
+    """The non-finite numbers in a value, and where they began. Holds no array.
+
+    Attributes:
+      bits: `NAN`, `POSINF` and `NEGINF` of `nonfinite`, combined.
+      origin: None if the value is finite, or infinite by a constant of the program.
+      became: Where an infinity turned into NaN.
+    """
+
+    bits: int = 0
+    origin: Site | None = None
+    became: Site | None = None
+
+
+_FINITE = Taint()
+
+
+class Value(NamedTuple):
+    array: Any
+    taint: Taint = _FINITE
+
+
+def taint_of_literal(literal: Literal) -> Taint:
+    bits = bits_of_constant(literal.val)
+    return Taint(bits) if bits else _FINITE
+
+
+class _Check(NamedTuple):
+    """A check whose result is still on the device.
+
+    Attributes:
+      operands: The taints of what the value was computed from.
+      site: Where it was computed; None for a constant.
+    """
+
+    taint: Taint
+    bits: jax.Array
+    operands: list[Taint]
+    site: Site | None
+
+
+@dataclass
+class Checks:
+    """Checks values, and finds the origins of non-finite ones.
+
+    Attributes:
+      first_nan: The first value with a NaN that does not come from a constant, even if no result depends on it.
+      began: Every site with finite operands and a non-finite result.
+      constant_nans: The orders of the sites whose NaN came from a constant operand.
+      waiting: Checks that are not read yet.
+    """
+
+    first_nan: Taint | None = None
+    began: list[Site] = field(default_factory=list)
+    constant_nans: set[int] = field(default_factory=set)
+    waiting: list[_Check] = field(default_factory=list)
+
+    def add(self, x: Any, operands: list[Taint], site: Site | None) -> Taint:
+        """The taint of a value, filled in by the next `read`: one transfer is made for many checks.
+
+        Args:
+          operands: The taints of what it was computed from.
+          site: Where it was computed; None for a constant.
+        """
+        if not is_inexact(x) or not x.size:
+            return _FINITE
+        taint = Taint()
+        self.waiting.append(_Check(taint, bits_of(x), operands, site))
+        if len(self.waiting) >= _READ_AT_ONCE:
+            self.read()
+        return taint
+
+    def read(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for check, bits in zip(waiting, jax.device_get([check.bits for check in waiting]), strict=True):
+            self.judge(check.taint, int(bits), check.operands, check.site)
+
+    def judge(self, taint: Taint, bits: int, operands: Sequence[Taint], site: Site | None) -> None:
+        """Set the taint of a result from its bits and the taints of the operands."""
+        taint.bits = bits
+        if not bits or site is None:
+            return
+        before = 0
+        for operand in operands:
+            before |= operand.bits
+        name = site.eqn.primitive.name
+        if bits & NAN and before & NAN:
+            # A constant NaN in another dtype is still a constant.
+            _inherit(taint, [t for t in operands if t.bits & NAN], None if name in CASTS else site)
+            if taint.origin is site:  # some functions, as `jnp.var`, have a constant NaN that they seldom select
+                self.constant_nans.add(site.order)
+        elif bits & NAN:
+            _inherit(taint, [t for t in operands if t.bits], site)
+            if taint.origin is not site:
+                taint.became = site
+        elif not before or (name in KEEPS_SIGN_OF_INFINITY and not before & NAN and bits & ~before):
+            taint.origin = site
+        else:
+            _inherit(taint, operands, None)
+        if bits & NAN and taint.origin is not None and taint.origin.order not in self.constant_nans:
+            self.first_nan = self.first_nan or taint
+        if taint.origin is site:
+            self.began.append(site)
+
+
+def _inherit(taint: Taint, operands: Sequence[Taint], otherwise: Site | None) -> None:
+    """Take the earliest origin among the operands; `otherwise` if none is known."""
+    known = [t for t in operands if t.origin is not None]
+    first = min(known, key=lambda t: t.origin.order, default=None)  # type: ignore[union-attr]
+    taint.origin, taint.became = (otherwise, None) if first is None else (first.origin, first.became)
 
 
 class CannotLocateNan(Exception):

@@ -2,26 +2,285 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
+import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jaxlib
+import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
-from treeviz.steps.nan_origin.advice import advice
-from treeviz.steps.nan_origin.examples import OTHERS, axes_of_results
-from treeviz.steps.nan_origin.nonfinite import is_inexact
-from treeviz.steps.nan_origin.numbers import Numbers, first_nonfinite, nonfinite_entries, numbers_of
-from treeviz.steps.nan_origin.taint import Site, Within
+from treeviz.steps.nan_origin.replay import (
+    Numbers,
+    Site,
+    Within,
+    first_nonfinite,
+    is_inexact,
+    nonfinite_entries,
+    numbers_of,
+)
 from treeviz.steps.tracing.backward_rules import RUNS_RULES, call_of_rule
-from treeviz.steps.tracing.primitives import JITS, called_jaxpr, open_jaxpr
-from treeviz.tree.safe_repr import visible
-from treeviz.tree.source_lines import cell_of, is_installed
+from treeviz.steps.tracing.dataflow import Domain, Followed, followed_inside
+from treeviz.steps.tracing.primitives import (
+    CALLS,
+    COND,
+    ELEMENTWISE,
+    IDENTITY,
+    JITS,
+    SCAN,
+    SHARD_MAP,
+    WHILE,
+    called_jaxpr,
+    open_jaxpr,
+)
+from treeviz.tree.runtime import cell_of, is_installed
+from treeviz.tree.text import visible
+
+# Which entries of the arguments, such as examples of a batch, a value of the program belongs to.
+
+# For each axis of a value, the arguments of the program along whose first axis it lies: index i is of entry i.
+# `OTHERS` among them: also of entries that are not known, as of a shuffled batch. Empty: all indices have the same.
+Axes = tuple[frozenset[int], ...]
+
+OTHERS = -1
+_NONE: frozenset[int] = frozenset()
+_OTHERS = frozenset([OTHERS])
+_ALIKE = ELEMENTWISE | frozenset(
+    [
+        *("exp2", "expm1", "log1p", "logistic", "pow", "erf", "erf_inv", "erfc", "sin", "cos", "tan", "clamp", "rem"),
+        *("sinh", "cosh", "asin", "acos", "atan", "atan2", "cbrt", "floor", "ceil", "round", "is_finite", "lgamma"),
+    ]
+)
+
+
+def axes_of_results(eqn: Any, within: Within) -> Sequence[Axes]:
+    """The axes of an equation's results."""
+    followed = _followed(within, eqn)
+    if eqn.primitive.name in _Entries.enters:
+        return followed_inside(followed.domain, eqn, [followed.read(x) for x in eqn.invars]).results
+    return followed.domain.results(eqn, [followed.read(x) for x in eqn.invars])
+
+
+def _followed(within: Within, last: Any) -> Followed[Axes]:
+    """The jaxpr around an equation, up to it, with what is known of the arguments of the program."""
+    domain, jaxpr = _Entries(), within.jaxpr
+    if within.outer is None:
+        return Followed(domain, jaxpr, [_first_axis(i, v.aval) for i, v in enumerate(jaxpr.invars)]).to(last)
+    if within.eqn.primitive.name == SHARD_MAP:  # an index on a device is not that of the whole array
+        return Followed(domain, jaxpr, [_all(v) for v in jaxpr.invars]).to(last)
+    outer = _followed(within.outer, within.eqn)
+    inside = followed_inside(domain, within.eqn, [outer.read(x) for x in within.eqn.invars])
+    return next(program for program in inside.programs if program.jaxpr is jaxpr)
+
+
+def _first_axis(i: int, aval: Any) -> Axes:
+    return (frozenset([i]), *(_OTHERS,) * (aval.ndim - 1)) if getattr(aval, "ndim", 0) else ()
+
+
+def _all(atom: Any, axis: frozenset[int] = _OTHERS) -> Axes:
+    return (axis,) * len(getattr(atom.aval, "shape", ()))
+
+
+class _Entries(Domain[Axes]):
+    """What is known is along which axes of a value the entries of arguments lie."""
+
+    enters = CALLS | {COND, SCAN, WHILE}
+
+    def unknown(self, atom: Any) -> Axes:
+        return _all(atom)
+
+    def constant(self, value: Any) -> Axes:
+        return (_NONE,) * np.ndim(value)
+
+    def entry(self, xs: Axes) -> Axes:
+        return xs[1:]
+
+    def stacked(self, y: Axes) -> Axes:
+        return (_OTHERS, *y)
+
+    def join(self, values: Sequence[Axes], atom: Any) -> Axes:
+        return functools.reduce(_either, values)
+
+    def results(self, eqn: Any, operands: Sequence[Axes]) -> list[Axes]:
+        name = eqn.primitive.name
+        unknown = [_all(v, _OTHERS if any(map(any, operands)) else _NONE) for v in eqn.outvars]
+        if len(unknown) == 1 and name in _RULES:
+            return [_RULES[name](eqn, operands)]
+        if len(unknown) == 1 and name.startswith("reduce_") and "axes" in eqn.params:
+            return [tuple(axis for i, axis in enumerate(operands[0]) if i not in eqn.params["axes"])]
+        if name in IDENTITY:
+            return list(operands[: len(unknown)])
+        if name in ("slice", "dynamic_slice", "split"):  # an axis that is as long as before is whole
+            shapes = [v.aval.shape for v in (eqn.invars[0], *eqn.outvars)]
+            return [
+                _where([m == n for m, n in zip(shapes[0], shape, strict=True)], operands[0]) for shape in shapes[1:]
+            ]
+        if name in _ALIKE:
+            return [_joined([x for x in operands if len(x) == len(old)], old) for old in unknown]
+        return unknown
+
+
+def _either(a: Axes, b: Axes) -> Axes:
+    """Of a value that is one or the other."""
+    return tuple(x | y if x == y or not (x and y) else (x & y) | _OTHERS for x, y in zip(a, b, strict=True))
+
+
+def _joined(operands: Sequence[Axes], unknown: Axes) -> Axes:
+    return tuple(_NONE.union(*axes) for axes in zip(*operands, strict=True)) or unknown
+
+
+# Of one operation: (equation, axes of its operands) -> axes of its result
+
+
+def _broadcast(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    found = [_NONE] * len(eqn.params["shape"])
+    shape = eqn.invars[0].aval.shape
+    for i, to in enumerate(eqn.params["broadcast_dimensions"]):
+        found[to] = operands[0][i] if shape[i] == eqn.params["shape"][to] else _NONE
+    return tuple(found)
+
+
+def _where(kept: Sequence[bool], axes: Axes) -> Axes:
+    return tuple(axis if keep or not axis else _OTHERS for keep, axis in zip(kept, axes, strict=True))
+
+
+def _windows(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    """An axis whose windows have one element is kept, as that of a batch in pooling."""
+    p = eqn.params
+    lengths = zip(p["window_dimensions"], p["window_strides"], p["base_dilation"], p["padding"], strict=True)
+    return _where([(*ones, *padding) == (1, 1, 1, 0, 0) for *ones, padding in lengths], operands[0])
+
+
+def _reshape(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    """Leading axes that keep their sizes are the same."""
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    found = [_OTHERS if any(operands[0]) else _NONE] * len(after)
+    for i, (m, n) in enumerate(zip(before, after, strict=False)):
+        if m != n:
+            break
+        found[i] = operands[0][i]
+    return tuple(found)
+
+
+def _dot_general(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    contracting, batch = eqn.params["dimension_numbers"]
+    left, right = operands
+    found = [left[i] | right[j] for i, j in zip(*batch, strict=True)]
+    for axes, gone, shared in zip(operands, contracting, batch, strict=True):
+        found += [axis for i, axis in enumerate(axes) if i not in (*gone, *shared)]
+    return tuple(found)
+
+
+def _conv(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    numbers, found = eqn.params["dimension_numbers"], [_OTHERS] * len(eqn.outvars[0].aval.shape)
+    if eqn.params["batch_group_count"] == 1:
+        found[numbers.out_spec[0]] = operands[0][numbers.lhs_spec[0]]
+    return tuple(found)
+
+
+def _gather(eqn: Any, operands: Sequence[Axes]) -> Axes:
+    """The rows of a table, as of an embedding, lie where their indices do."""
+    found, of_rows = [_OTHERS] * len(eqn.outvars[0].aval.shape), eqn.params["dimension_numbers"].offset_dims
+    for i, axis in zip((i for i in range(len(found)) if i not in of_rows), operands[1][:-1], strict=True):
+        found[i] = axis or _OTHERS
+    return tuple(found)
+
+
+_RULES: dict[str, Callable[[Any, Sequence[Axes]], Axes]] = {
+    "broadcast_in_dim": _broadcast,
+    "conv_general_dilated": _conv,
+    "dot_general": _dot_general,
+    "gather": _gather,
+    **dict.fromkeys(("reduce_window_sum", "reduce_window_max", "reduce_window_min"), _windows),
+    "reshape": _reshape,
+    "squeeze": lambda eqn, xs: tuple(x for i, x in enumerate(xs[0]) if i not in eqn.params["dimensions"]),
+    "transpose": lambda eqn, xs: tuple(xs[0][i] for i in eqn.params["permutation"]),
+}
+
+# Advice on an operation that produced NaN or Inf.
+
+_WHERE = (
+    "A branch that jnp.where does not take is differentiated all the same, and 0 * Inf is NaN: make its argument safe "
+    "first, e.g. jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)."
+)
+_BY_PRIMITIVE = {
+    "log": "Keep the argument above 0: jnp.log(x + eps), or for probabilities jax.nn.log_softmax.",
+    "log1p": "Keep the argument above -1: jnp.log1p(jnp.maximum(x, -1 + eps)).",
+    "sqrt": "Keep the argument at 0 or above: jnp.sqrt(jnp.maximum(x, 0)), and above 0 if it is differentiated.",
+    "rsqrt": "Keep the argument above 0: jax.lax.rsqrt(x + eps).",
+    "pow": "A negative base has no power with a fraction, and 0 none below 0: jnp.maximum(x, eps) ** p.",
+    "acos": "Keep the argument within [-1, 1]: jnp.clip(x, -1 + eps, 1 - eps).",
+    "asin": "Keep the argument within [-1, 1]: jnp.clip(x, -1 + eps, 1 - eps).",
+    "atanh": "Keep the argument within (-1, 1): jnp.clip(x, -1 + eps, 1 - eps).",
+    "acosh": "Keep the argument at 1 or above: jnp.maximum(x, 1).",
+    "erf_inv": "Keep the argument within (-1, 1): jnp.clip(x, -1 + eps, 1 - eps).",
+    "cholesky": "The matrix is not positive definite: add jitter to its diagonal, a + eps * jnp.eye(n).",
+    "triangular_solve": "The matrix is singular: add jitter to its diagonal, a + eps * jnp.eye(n).",
+    "eigh": "Equal eigenvalues have no derivative: add jitter to the diagonal.",
+    "svd": "Equal singular values have no derivative: add jitter, or stop the gradient there.",
+    "select_n": "A NaN was put there on purpose, by jnp.where or a function that marks wrong arguments with it.",
+    "integer_pow": "A negative power of 0 is infinite, and a large one too large: bound the base.",
+}
+_BY_PRIMITIVE["log2"] = _BY_PRIMITIVE["log"]
+_WHOLE = ("shard_map", "cond", "xla_pmap", "pallas_call", "scan", "while", "custom_partitioning", "custom_linear_solve")
+_GROWS = ("exp", "exp2", "expm1", "sinh", "cosh")
+_SUMS = (
+    *("dot_general", "conv_general_dilated", "reduce_sum", "cumsum", "mul", "add", "sub", "square", "integer_pow"),
+    *("add_any", "convert_element_type", "reduce_prod", "scatter-add"),
+)
+
+
+def advice(name: str, direction: str, source: str, inputs: Sequence[Numbers], outputs: Sequence[Numbers]) -> str:
+    """What to try, by the primitive, its direction, its line of source, its operands and its results."""
+    bad = next((x for x in outputs if x.nonfinite), None)
+    infinite_inputs = any(x.n_posinf or x.n_neginf for x in inputs)
+    if name in _WHOLE:
+        return f"{name} was run as a whole: call locate_nan on the function that it runs to learn more."
+    if bad and bad.n_nan and infinite_inputs:
+        return (
+            "Infinities that were there on purpose met: Inf - Inf and 0 * Inf are NaN. Has a row of a mask nothing but "
+            "-Inf? Mask with a large finite number: jnp.finfo(x.dtype).min."
+        )
+    if direction == "backward":
+        if "where" in source:
+            return _WHERE
+        if re.search(r"\ba(rc)?(cos|sin)\b", source):
+            return (
+                "The derivative of arccos and arcsin is infinite at -1 and 1: keep the argument between them, "
+                "jnp.clip(x, -1 + 1e-6, 1 - 1e-6)."
+            )
+        if "sqrt" in source or "norm" in source:
+            return (
+                "The derivative of a square root, and so of a norm, is infinite at 0: jnp.sqrt(jnp.sum(x * x) + eps)."
+            )
+    if name in _GROWS and bad:
+        limit = float(np.log(float(jnp.finfo(bad.dtype).max)))
+        wider = ", or compute it in float32" * (jnp.finfo(bad.dtype).bits < 32)
+        return (
+            f"{name} of {bad.dtype} overflows above {limit:.4g}: subtract the maximum first (jax.nn.softmax, "
+            f"jax.nn.logsumexp), or clip the argument{wider}."
+        )
+    if name in ("div", "rem"):
+        if re.search(r"norm|\bstd\b|\bvar\b", source):
+            return "A norm or deviation of 0 was divided by: x / (norm + eps), or jnp.where(norm > 0, norm, 1)."
+        return "Keep the divisor away from 0: x / (y + eps), or x / jnp.where(y == 0, 1, y)."
+    if name in _BY_PRIMITIVE:
+        extra = f" {_WHERE}" if "where" in source and name != "select_n" else ""
+        return _BY_PRIMITIVE[name] + extra
+    if name in _SUMS and bad and not bad.n_nan:
+        largest = float(jnp.finfo(bad.dtype).max)
+        return (
+            f"The result is above {largest:.4g}, the largest {bad.dtype}: lower the learning rate or clip the "
+            "gradients if values grew over the steps, or compute this in a wider dtype."
+        )
+    return "Bound what goes into this line, and look at how it got so large or small: jax.debug.print, treeviz.tap."
 
 
 class SourceLine(NamedTuple):

@@ -12,15 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.analysis.stats.host import lies_on_host
-from treeviz.steps.joined import Joined
-from treeviz.steps.measure import MeasuredTree, Measurement, find_measurements
-from treeviz.steps.measured_tree import Parts, in_layers
-from treeviz.steps.names import result_kind
-from treeviz.steps.statistics import STATISTICS, unpack
+from treeviz.analysis.stats.arrays import lies_on_host
+from treeviz.steps.measure import Joined, MeasuredTree, Measurement, find_measurements
+from treeviz.steps.statistics import STATISTICS, Parts, in_layers, result_kind, unpack
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.tree.layers import MOST_LAYERS
-from treeviz.tree.safe_repr import printable
+from treeviz.tree.text import printable
 
 Numbers = dict[str, dict[str, np.ndarray]]
 

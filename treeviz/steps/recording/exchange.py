@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treeviz.steps.recording.history import History
+from treeviz.steps.recording.history import History, Track, codes_of, number_of
 from treeviz.steps.recording.history_file import checked, header_of, history_of
-from treeviz.steps.recording.scalars import codes_of, number_of
-from treeviz.steps.recording.track import Track
 from treeviz.steps.statistics import STATISTICS
 
 SCALARS = "scalars"

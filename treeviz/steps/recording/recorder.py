@@ -4,28 +4,388 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import math
 import os
+import queue
+import threading
+import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
+from jax.core import Tracer
 
-from treeviz.steps.recording.batch import Batch
-from treeviz.steps.recording.decode import Arrived, ReadSteps, read
-from treeviz.steps.recording.history import History
-from treeviz.steps.recording.journal import keep
-from treeviz.steps.recording.listeners import Alarm, Listener
-from treeviz.steps.recording.pace import AHEAD, BATCH, Pace
-from treeviz.steps.recording.sections import Sections
-from treeviz.steps.recording.ticker import Ticker
-from treeviz.steps.recording.unchanged import Unchanged
-from treeviz.steps.recording.waiting_scalars import WaitingScalars
-from treeviz.tree.forks import Lock, computed_once
-from treeviz.tree.safe_repr import printable
+from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.recording.decode import Arrived, ReadSteps, counts_of, is_ready, n_inner_steps, read
+from treeviz.steps.recording.history import MOST_IDS, MOST_NAMES, History, ScalarRow, Sections
+from treeviz.steps.recording.history import Batch as Batch_as_waiting_scalars
+from treeviz.steps.recording.history_file import keep
+from treeviz.steps.statistics import StopTraining, name_of_result, result_kind
+from treeviz.tree.runtime import Lock, computed_once
+from treeviz.tree.text import class_name, printable
+
+# When the measurements that wait are read: in large batches, or soon, where something waits for their numbers.
+
+BATCH = 64  # measurements that are read together, the first time
+LARGE_BATCH, LARGE_BYTES = 512, 1 << 22  # later, if they fit: a reading takes as long to begin as for some 100 of them
+AHEAD = 16  # newer measurements, which the device may not have finished
+SOON = 8  # measurements that wait where numbers are wanted soon
+_EACH, _SHARE = 64, 0.02  # readings before which each measurement is read at once; the share of the time for later ones
+
+
+class Pace:
+    """Reads of what waits, by how much waits and what reading has cost.
+
+    Attributes:
+      batch: How many measurements are read together, at least.
+
+    Args:
+      at_once: Read each measurement as soon as it is ready; in a long run, as often as 2 % of the time allow, or when
+        so many wait. 0: in batches.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self.batch, self._most = (1, at_once) if at_once else (BATCH, BATCH + AHEAD)
+        self._n_reads, self._began, self._again = 0, 0.0, 0.0
+
+    def is_due(self, n_waiting: int) -> bool:
+        """Whether to read now."""
+        if self.batch > 1:
+            return n_waiting >= self._most
+        self._began = time.monotonic()
+        return n_waiting >= self._most or self._began >= self._again
+
+    def has_seen(self, n_bytes: int, *, kept: bool) -> None:
+        """Read in larger batches from now on, if measurements are small and not kept, since a crash loses a batch."""
+        if self.batch > 1:
+            self.batch = BATCH if kept else max(min(LARGE_BYTES // max(n_bytes, 1), LARGE_BATCH), BATCH)
+            self._most = self.batch + AHEAD
+
+    def has_read(self) -> None:
+        """Take the time until the next reading from that since `is_due`."""
+        self._n_reads += 1
+        if self._n_reads > _EACH:
+            now = time.monotonic()
+            self._again = now + (now - self._began) / _SHARE
+
+
+# Parameters that no update has changed, of those whose new values are looked at in each inspected step.
+
+FIRST_TOLD = 32  # inspected steps; then after twice as many
+
+
+class Unchanged:
+    """Follows which parameters never changed, and adds those to the numbers of some step as a tree with their zeros.
+
+    It is told after 32 inspected steps, each time that their number has doubled, and once such a parameter changes.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, np.ndarray]] = {}  # by suffix: how many steps, and which never changed
+        self._done: set[str] = set()  # suffixes of those that all have changed
+
+    def tell(self, arrived: Sequence[Arrived], read: list[ReadSteps]) -> None:
+        """Follow some measurements, and add to the steps that were read of them."""
+        followed = [each for each in arrived if each.suffix not in self._done]
+        were_read = {(steps.suffix, call) for steps in read if followed for call in steps.calls}
+        for each in followed:
+            if each.suffix in self._done or (each.suffix, each.step) not in were_read:
+                continue
+            n_before, before = self._known.get(each.suffix, (0, None))
+            first, counts = 0, None
+            for tree in each.measurement.results:
+                n = len(tree.paths)
+                if result_kind(tree.name) == "parameter":
+                    counts = counts_of(each.measurement) if counts is None else counts
+                    now = counts[first : first + n] >> 31 == 0
+                    if before is not None and len(before) == n:
+                        now &= before
+                    self._known[each.suffix] = n_before + 1, now
+                    self._done |= set() if now.any() else {each.suffix}
+                    is_due = n_before + 1 >= FIRST_TOLD and n_before & (n_before + 1) == 0 and now.any()
+                    has_changed = before is not None and not np.array_equal(now, before)
+                    if is_due or (n_before >= FIRST_TOLD and has_changed):
+                        name = printable(name_of_result("unchanged") + each.suffix)
+                        _add_zeros(read, each, tree._replace(name=name), now)
+                first += n
+
+
+def _add_zeros(read: list[ReadSteps], arrived: Arrived, tree: MeasuredTree, is_zero: np.ndarray) -> None:
+    """Add a tree to the last step of a call; those that were read before and after it stay together."""
+    for place, steps in reversed([*enumerate(read)]):
+        if steps.suffix == arrived.suffix and arrived.step in steps.calls:
+            at = len(steps.calls) - 1 - steps.calls[::-1].index(arrived.step)
+            of_call = steps.part(at, at + 1)
+            zeros = {tree.name: {"zeros": np.where(is_zero, tree.sizes, 0)[None]}}
+            of_call = of_call._replace(sources=[*steps.sources, tree], numbers={**of_call.numbers, **zeros})
+            parts = (steps.part(0, at), of_call, steps.part(at + 1))
+            read[place : place + 1] = [part for part in parts if part.steps]
+            return
+
+
+# Scalars that a step has returned and that may not be computed yet: checked at once, read later, in order.
+
+MOST_WAITING_SCALARS = 4096  # if more wait, the oldest are dropped
+
+
+class _Waiting(NamedTuple):
+    """Scalars that were taken in.
+
+    Attributes:
+      step: Its number, or that of the call with `of`, whose inner steps count as steps.
+      of: The measurement before; None: `step` is the number of the step.
+    """
+
+    step: int
+    of: Arrived | None
+    values: Mapping[str, Any]
+    batch: Any
+
+    def is_ready(self) -> bool:
+        arrays = (*self.values.values(), self.batch)
+        return all(is_ready(x) for x in arrays if isinstance(x, jax.Array) and not x.is_deleted())
+
+
+class WaitingScalars:
+    """Takes scalars in without waiting for them.
+
+    Attributes:
+      n_dropped: Rows that were lost: their step failed, or their arrays were donated before they were read.
+      bad: The names of those with NaN or infinity.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Waiting] = deque()
+        self._names: set[str] = set()
+        self.n_dropped = 0
+        self.bad: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, step: int, of: Arrived | None, values: Mapping[str, Any], batch: Any, *, copies_early: bool) -> None:
+        """Take scalars in.
+
+        Raises:
+          TypeError: A value is no number, or traced; or a batch is neither whole numbers nor text.
+          ValueError: A value has more than one axis, or there are too many names.
+        """
+        self._names |= values.keys()
+        if len(self._names) > MOST_NAMES:
+            raise ValueError(f"record_scalars: there are more than {MOST_NAMES} names; the newest: {sorted(values)}.")
+        checked = {printable(name): _checked(name, value) for name, value in values.items()}
+        batch = None if batch is None else _checked_batch(batch)
+        if copies_early:
+            with jax.transfer_guard_device_to_host("allow"):
+                for array in (*checked.values(), batch):
+                    if isinstance(array, jax.Array):
+                        array.copy_to_host_async()
+        self._waiting.append(_Waiting(step, of, checked, batch))
+        if len(self._waiting) > MOST_WAITING_SCALARS:
+            self._waiting.popleft()
+            self.n_dropped += 1
+
+    def read_into(self, history: History, *, wait: bool) -> bool:
+        """Move what is ready into a history, or with `wait` all. Returns whether there was any."""
+        rows: list[ScalarRow] = []
+        if self._waiting:
+            with jax.transfer_guard("allow"):  # which takes as long as reading
+                while self._waiting and (wait or self._waiting[0].is_ready()):
+                    self._read(self._waiting.popleft(), rows)
+            self.bad |= history.append_scalars(rows)
+        return bool(rows)
+
+    def _read(self, waiting: _Waiting, rows: list[ScalarRow]) -> None:
+        try:
+            rows.append(_row(waiting))
+        except RuntimeError:  # a step failed, or an array was donated
+            self.n_dropped += 1
+
+
+def _checked(name: str, value: Any) -> Any:
+    """A device's array as it is; else float64[n], a copy."""
+    what = f"record_scalars: {name} is"
+    if isinstance(value, Tracer):
+        raise TypeError(f"{what} traced. Call record_scalars outside the jitted step, with what the step returns.")
+    shape = getattr(value, "shape", ())
+    if len(shape) > 1:
+        raise ValueError(f"{what} an array of {shape}. Give a number, as its mean, or the values of the last n steps.")
+    array = value if isinstance(value, jax.Array) else np.array(value)
+    if not _is_real(array.dtype):
+        raise TypeError(f"{what} a {class_name(type(value))} of {array.dtype}, no real number.")
+    return array if array is value else array.astype(np.float64).reshape(-1)
+
+
+@functools.cache
+def _is_real(dtype: Any) -> bool:
+    return any(jax.numpy.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))
+
+
+def _checked_batch(batch: Any) -> Any:
+    """A device's array as it is; else a copy, or a text."""
+    if isinstance(batch, Tracer):
+        raise TypeError("record_scalars: batch is traced. Call record_scalars outside the jitted step.")
+    if isinstance(batch, str):
+        return printable(batch[:MOST_IDS])
+    if isinstance(batch, list | tuple) and any(isinstance(each, str) for each in batch[:1]):
+        return printable(", ".join(map(str, batch[:MOST_IDS]))[:MOST_IDS])
+    ids = batch if isinstance(batch, jax.Array) else np.array(batch)
+    if not jax.numpy.issubdtype(ids.dtype, np.integer):
+        raise TypeError(f"record_scalars: batch is {ids.dtype}. Give the ids of its examples, as int32[n], or a text.")
+    return ids
+
+
+def _row(waiting: _Waiting) -> ScalarRow:
+    values = {name: np.asarray(value, np.float64).reshape(-1) for name, value in waiting.values.items()}
+    ids = waiting.batch
+    if ids is not None and not isinstance(ids, str):
+        ids = np.asarray(ids).reshape(-1)
+    weight = next((float(of[-1]) for of in values.values() if len(of)), 0.0)
+    n = 0 if ids is None or isinstance(ids, str) else len(ids)
+    kept = ids if isinstance(ids, str) or ids is None else ids[:MOST_IDS].astype(np.int64)
+    batch = None if kept is None else Batch_as_waiting_scalars(kept, n, weight if math.isfinite(weight) else math.inf)
+    k = 1 if waiting.of is None else n_inner_steps(waiting.of)
+    return ScalarRow(waiting.step * k + k - 1, {name: of for name, of in values.items() if len(of)}, batch)
+
+
+# Who is told when a run has new numbers.
+
+
+class Listener(Protocol):
+    """Follows a run, e.g. for a widget. Its methods run in the threads that record and read."""
+
+    def arrived(self) -> bool:
+        """A measurement was taken in. Returns whether to read now what can be read without waiting."""
+        ...
+
+    def was_read(self) -> None:
+        """The history has new numbers. No other thread reads meanwhile."""
+        ...
+
+
+class Alarm(Protocol):
+    """Searches what was read for findings, and may end the run; see `treeviz.steps.findings.find`."""
+
+    def was_read(self, history: History, bad_sources: set[str], *, is_flush: bool) -> bool: ...
+
+    def postpone(self) -> None: ...
+
+    def begin(self) -> None: ...
+
+
+# A thread that calls a method repeatedly until nothing is due.
+
+
+class Ticker:
+    """Calls a method repeatedly in a thread, until it returns None; then it can be started again.
+
+    The method's object is referred to weakly: the thread ends when that object is freed.
+
+    Args:
+      tick: A method that returns the seconds until its next call, or None to end the thread.
+      first_s: Seconds until the first call.
+      lock: Held during each call. If the holder of the lock sees `is_running`, another call is certain to come.
+    """
+
+    def __init__(
+        self, tick: Callable[[], float | None], *, first_s: float, lock: AbstractContextManager[Any], name: str
+    ) -> None:
+        self._tick = weakref.WeakMethod(tick)
+        self._first_s, self._lock, self._name = first_s, lock, name
+        self._is_stopped = False
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # no lock that a forked child could find held
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs or was stopped."""
+        with self._lock:
+            if self._thread is None and not self._is_stopped:
+                self._thread = threading.Thread(target=self._run, daemon=True, name=self._name)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread for good: at once, or after the call that is in progress."""
+        self._is_stopped = True
+        self._wake.put(None)
+
+    def _stops_within(self, wait_s: float) -> bool:
+        with contextlib.suppress(queue.Empty):
+            self._wake.get(timeout=wait_s)
+        return self._is_stopped
+
+    def _run(self) -> None:
+        wait_s: float | None = self._first_s
+        while wait_s is not None and not self._stops_within(wait_s):
+            with self._lock:
+                tick = self._tick()
+                wait_s = None if tick is None else tick()
+                del tick
+                if wait_s is None:
+                    self._thread = None
+
+
+# Measurements that were read together, on their way into the history.
+
+
+class Batch(NamedTuple):
+    """Measurements that were read together. If an interrupt comes, the next reading goes on with what is left of them.
+
+    Attributes:
+      arrived: The measurements, which were the oldest of those that wait.
+      read: Their numbers.
+      n_before: How many steps the history had before them.
+      n_dropped: How many measurements are lost, with those of this batch that could not be read.
+    """
+
+    arrived: list[Arrived]
+    read: list[ReadSteps]
+    n_before: int
+    n_dropped: int
+
+    def put_into(self, history: History, sections: Sections, max_bytes: int) -> Iterator[tuple[int, ValueError]]:
+        """Add what the history does not have yet; `read` then has its names. Gives how many steps failed, and why."""
+        history.finish()
+        n_done = len(history) - self.n_before
+        for place, steps in enumerate(self.read):
+            n = len(steps.steps)
+            if n_done < n:
+                try:
+                    placed = sections.place(steps, history)
+                    history.add_sources(placed.sources, max_bytes)
+                    left = placed.part(n_done) if n_done else placed
+                    history.extend(left.steps, left.numbers)
+                    self.read[place] = placed
+                except ValueError as error:
+                    self.read[place] = steps.part(0, n_done)
+                    yield n - n_done, error
+            n_done = max(n_done - n, 0)
+
+    @property
+    def calls(self) -> Iterator[tuple[tuple[str, int], list[int], list[int]]]:
+        """Of each call, its suffix and number, the numbers of its steps, and of those with a NaN or Inf."""
+        of_calls = [
+            (each.suffix, call, step, bad)
+            for each in self.read
+            for bad in [each.bad_steps]
+            for call, step in zip(each.calls, each.steps, strict=True)
+        ]
+        for call, group in groupby(of_calls, key=itemgetter(0, 1)):
+            steps = [(step, bad) for *_, step, bad in group]
+            yield call, [step for step, _ in steps], [step for step, bad in steps if step in bad]
+
 
 MOST_WAITING = 1024  # if none of these is ready, the oldest is dropped
 MOST_LATE = 16  # unread measurements that a loop with an alarm may have
@@ -321,3 +681,48 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+# What is unread when an inspector goes, or Python ends: its findings are told all the same.
+
+_followed: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_left: list[Recorder] = []  # whose owners have gone
+
+
+def tell_at_the_end(owner: Any, recorder: Recorder) -> None:
+    """Tell the findings of what a recorder has not read when Python ends, also if its owner has gone by then."""
+    _tell_what_is_left()
+    _followed.add(recorder)
+    weakref.finalize(owner, _leave, recorder)
+
+
+def _leave(recorder: Recorder) -> None:
+    if len(recorder):  # not read here: the garbage collector may have been called anywhere
+        _left.append(recorder)
+
+
+def _tell_what_is_left() -> None:
+    while _left:
+        _tell(_left.pop())
+
+
+@atexit.register  # before JAX's own, which is older: the last steps can still be read
+def _at_exit() -> None:
+    for recorder in [*_followed]:
+        _tell(recorder)
+    _left.clear()  # they were followed, too
+
+
+def _tell(recorder: Recorder) -> None:
+    if recorder.is_empty:
+        return
+    try:
+        if jax.process_count() == 1:
+            recorder.flush()
+        else:  # a step that waits for a process that has failed would never end
+            recorder.read_what_is_ready(tells=True)
+    except StopTraining as error:
+        warnings.warn(
+            f"inspector: the run has ended, and would have been stopped: {error}", RuntimeWarning, stacklevel=2
+        )
+    except RuntimeError:  # a step has failed, which was reported
+        return

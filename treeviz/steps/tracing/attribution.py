@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
 from treeviz.steps.measure import MeasuredTree, paths_in, source_of
-from treeviz.steps.measured_tree import Axes, in_layers, layer_by_layer
-from treeviz.steps.names import sibling_name
+from treeviz.steps.statistics import Axes, in_layers, layer_by_layer, sibling_name
+from treeviz.tree.tracers import Tracer
 
-if TYPE_CHECKING:  # `sow` needs JAX's extension API, reading records does not
-    from treeviz.steps.tracing.sow import Axis, Reaped
+if TYPE_CHECKING:
+    from treeviz.steps.tracing.primitives import Axis, Reaped
 
 
 class Argument(NamedTuple):
@@ -191,3 +192,69 @@ def _all_but_the_first():
     """An `is_leaf` that stops JAX one level below the root, for which it is called first."""
     asked = []
     return lambda _: bool(asked) or bool(asked.append(True))
+
+
+# The arguments of a call that is traced: which of their leaves are traced, and what they are called.
+
+
+def split(args, kwargs):
+    """The traced leaves of a call, and a function that replaces them. A value without any stays the same object."""
+    flat: list[Any] = []
+    whole: list[tuple[Any, Any]] = []
+    for value in (*args, *kwargs.values()):
+        leaves, treedef = jax.tree.flatten(value)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+        whole.append((value, None) if not places else (leaves, (treedef, places)))
+        flat += [leaves[i] for i in places]
+
+    def rebuild(traced):
+        traced = iter(traced)
+        values = []
+        for value, how in whole:
+            if how is not None:
+                treedef, places = how
+                leaves = list(value)
+                for i in places:
+                    leaves[i] = next(traced)
+                value = jax.tree.unflatten(treedef, leaves)
+            values.append(value)
+        return values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
+
+    return flat, rebuild
+
+
+def paths_of(args, kwargs) -> list[tuple]:
+    """The key paths of the leaves of `split`."""
+    values = [
+        *((jax.tree_util.SequenceKey(i), x) for i, x in enumerate(args)),
+        *((jax.tree_util.GetAttrKey(name), x) for name, x in kwargs.items()),
+    ]
+    return [
+        (key, *path)
+        for key, value in values
+        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
+        if isinstance(leaf, Tracer)
+    ]
+
+
+def named_arguments(function, args, kwargs) -> list[Argument]:
+    """The traced arguments by name; their leaves have the order of `split`."""
+    try:
+        parameters = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    except (TypeError, ValueError):
+        parameters = []
+    names = [parameters[i] if i < len(parameters) else f"args[{i}]" for i in range(len(args))]
+    found = []
+    for name, value in zip((*names, *kwargs), (*args, *kwargs.values()), strict=True):
+        leaves = jax.tree.leaves(value)
+        is_traced = [isinstance(leaf, Tracer) for leaf in leaves]
+        if leaves and all(is_traced):
+            found.append(Argument(name, value))
+        else:
+            paths = paths_in(value) if any(is_traced) else ()
+            found += [
+                Argument(name + path, leaf)
+                for path, leaf, traced in zip(paths, leaves, is_traced, strict=False)
+                if traced
+            ]
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 from jax.extend import source_info_util
 
 from treeviz.steps.tracing.jax_private import get_ready, traced_anew, transposes
-from treeviz.tree.forks import Lock
+from treeviz.tree.runtime import Lock
 
 get_ready()
 

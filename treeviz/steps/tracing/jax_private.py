@@ -11,14 +11,45 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 from jax import tree_util
 
-from treeviz.steps.tracing.replaced import original_of, replaced
-from treeviz.tree.private_names import PrivateName, missing_names, why_missing
+from treeviz.tree.runtime import Lock, PrivateName, missing_names, why_missing
+
+# Functions of a module that are replaced for a while, and what they were.
+
+_lock = Lock()  # held for some assignments, never while tracing
+_n_replacing: Counter[str] = Counter()  # how many contexts replace a function
+_originals: dict[str, Any] = {}  # by name; kept, since another thread may be about to call one
+
+
+@contextlib.contextmanager
+def replaced(module: Any, replacements: Mapping[str, Callable]) -> Iterator[None]:
+    """Functions of a module are replaced within this context, for all threads."""
+    with _lock:
+        for name, replacement in replacements.items():
+            if not _n_replacing[name]:
+                _originals[name] = getattr(module, name)
+                setattr(module, name, replacement)
+            _n_replacing[name] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for name in replacements:
+                _n_replacing[name] -= 1
+                if not _n_replacing[name]:
+                    setattr(module, name, _originals[name])
+
+
+def original_of(name: str) -> Any:
+    """What a function that is `replaced` was before."""
+    return _originals[name]
+
 
 _API, _PJIT, _CORE, _PXLA = "jax._src.api", "jax._src.pjit", "jax.extend.core", "jax._src.interpreters.pxla"
 EAGER_OPERATIONS, PMAPPED = "jax._src.dispatch", "jax._src.pmap"  # modules of what runs for them outside jax.jit

@@ -1,20 +1,163 @@
-"""Find the `jax.jit` inside a step of any library, and wrap the step around another one.
-
-A library with a `jit` of its own has a function with `unwraps` in its file of `integrations`.
-"""
+"""The options with which `jax.jit` made a function, for another `jax.jit`."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax import tree_util
 
-from treeviz.steps.tracing.jit_options import is_jitted
-from treeviz.tree.safe_repr import printable_lines
+from treeviz.steps.measure import source_of
+from treeviz.steps.statistics import name_of_tap
+from treeviz.steps.tracing.jax_private import OPTIONS, jit_info, kept_arguments, now_seeing
+from treeviz.tree.text import guarded, printable, printable_lines
+
+
+class JitOptions(NamedTuple):
+    """The options with which `jax.jit` was called."""
+
+    keywords: dict[str, Any]  # for another `jax.jit`, without those of the outputs
+    out_shardings: Any  # a tree prefix, or None if there was none
+    donates: bool
+
+
+def is_jitted(step: Any) -> bool:
+    """Whether `jax.jit` returned this very object, not something around it."""
+    return type(step) is _probe().type and jit_info(step) is not None
+
+
+def jit_options(step: Any) -> JitOptions:
+    """The options with which `jax.jit` made a jitted function."""
+    info, without = jit_info(step), _probe().info
+    options = {name: getattr(info, name) for name in OPTIONS}
+    keywords: dict[str, Any] = {name: value for name, value in options.items() if value != getattr(without, name)}
+    # These two options of `jax.jit` are deprecated, and a later release lacks the attributes.
+    keywords.update((name, value) for name in ("device", "backend") if (value := getattr(info, name, None)) is not None)
+    if info.compiler_options_kvs:
+        keywords["compiler_options"] = dict(info.compiler_options_kvs)
+    in_shardings = _shardings(info.in_shardings_treedef, info.in_shardings_leaves, info.in_layouts_leaves)
+    if in_shardings is not None:
+        keywords["in_shardings"] = in_shardings
+    out_shardings = _shardings(info.out_shardings_treedef, info.out_shardings_leaves, info.out_layouts_leaves)
+    return JitOptions(keywords, out_shardings, bool(info.donate_argnums or info.donate_argnames))
+
+
+def dynamic_arguments(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[int], list[str]]:
+    """The positions and the names of the arguments of a call that are not static, those by name sorted as in JAX."""
+    options = jit_options(step).keywords
+    static = {i % len(args) for i in options.get("static_argnums", ()) if -len(args) <= i < len(args)}
+    names = options.get("static_argnames", ())
+    return [i for i in range(len(args)) if i not in static], sorted(name for name in kwargs if name not in names)
+
+
+def arguments_read(compiled: Any) -> list[int] | None:
+    """The positions of the leaves that a compiled program reads; None if this release of JAX does not tell."""
+    return guarded(lambda: kept_arguments(compiled), lambda _: None)
+
+
+class _Probe(NamedTuple):
+    """A jitted function without options."""
+
+    type: type
+    info: Any  # JAX's record of its options, all of which are those that `jax.jit` takes by itself
+    unspecified: Any  # the marker of a sharding that was not given
+
+
+@functools.cache
+def _probe() -> _Probe:
+    jitted = jax.jit(lambda: None)
+    info = jit_info(jitted)
+    return _Probe(type(jitted), info, info and info.in_shardings_leaves[0])
+
+
+def _shardings(treedef, shardings, layouts):
+    """The shardings of all arguments or results with their layouts; None if neither was given."""
+    if all(_is_unspecified(s) for s in shardings) and all(x is None for x in layouts):
+        return None
+    leaves = [
+        _with_layout(layout, None if _is_unspecified(s) else s) for s, layout in zip(shardings, layouts, strict=True)
+    ]
+    return tree_util.tree_unflatten(treedef, leaves)
+
+
+def _is_unspecified(sharding: Any) -> bool:
+    return sharding is _probe().unspecified
+
+
+def _with_layout(layout, sharding):
+    if layout is None:
+        return sharding
+    from jax.experimental import layout as layouts
+
+    both = getattr(layouts, "Format", None) or layouts.Layout  # `Layout` until jax 0.6
+    return both(layout, sharding)
+
+
+# `tap`: record a tree of numbers from any place in a watched step.
+
+
+def tap(tree: Any, name: str, *, cotangent: bool = False) -> Any:
+    """Record the numbers of a tree under `name`, wherever in a watched step it is computed.
+
+        hidden = tv.tap(jax.nn.relu(x @ w), "hidden")
+
+    Does nothing in a step that is not watched, or with a JAX release in which none can be.
+
+    Args:
+      tree: Any pytree; leaves other than real or complex arrays have a row without a number.
+      name: The name of the tree in the measurement, next to "grads". One that begins with "grads", "params" or
+        "updates" becomes "tap grads", since such trees belong to the step's gradients.
+      cotangent: Record the gradient with respect to `tree` in the backward pass, instead of its values in the forward
+        pass.
+
+    Returns:
+      `tree`, unchanged. In a watched step each leaf is reduced to a few numbers where it is computed, which costs one
+      pass over its elements.
+    """
+    see = now_seeing()
+    if see is None:
+        return tree
+    name = printable(name)
+    name = name_of_tap(name)
+    if not cotangent:
+        return see("tap", tree, name=name)
+    return _with_tapped_cotangent(tree, name)
+
+
+def _with_tapped_cotangent(tree: Any, name: str) -> Any:
+    leaves, treedef = jax.tree.flatten(tree)
+    places = [i for i, has in enumerate(source_of(tree, name).has_number) if has]
+    # `backward` runs later, and may hold no tracer.
+    known = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+
+    def tree_with(values, leaves):
+        leaves = list(leaves)
+        for i, value in zip(places, values, strict=True):
+            leaves[i] = value
+        return jax.tree.unflatten(treedef, leaves)
+
+    @jax.custom_vjp
+    def identity(values):
+        return values
+
+    def backward(_, cotangents):
+        see = now_seeing()
+        if see is not None:
+            tapped = jax.tree.leaves(see("tap", tree_with(cotangents, known), name=name))
+            cotangents = [tapped[i] for i in places]
+        return (cotangents,)
+
+    identity.defvjp(lambda values: (values, None), backward)
+    return tree_with(identity([leaves[i] for i in places]), leaves)
+
+
+# Find the `jax.jit` inside a step of any library, and wrap the step around another one.
 
 
 class CannotWatch(Exception):
@@ -226,3 +369,70 @@ def around_wrapper(with_other: Callable[[Make], Any], make: Make) -> Callable:
         return out, measurement
 
     return run
+
+
+# A step that receives gradients as an argument, from another jitted function, and updates the parameters with them.
+
+
+def receiving(step: JittedStep, name: str) -> JittedStep:
+    """The same step; what its parameter `name` gets is measured as the gradients of its parameters.
+
+    Raises:
+      CannotWatch: It has no such parameter.
+    """
+    names = inspect.signature(step.jitted).parameters
+    if name not in names:
+        raise CannotWatch(step.step, f"gradients={name!r}: the step has no such parameter; it has {', '.join(names)}")
+    around = step.around
+    return step._replace(around=lambda make: around(lambda function: make(_sown(function, name))), receives=True)
+
+
+def _sown(function: Callable, name: str) -> Callable:
+    @functools.wraps(function)
+    def sown(*args, **kwargs):
+        see = now_seeing()
+        if see is None:
+            return function(*args, **kwargs)
+        call = inspect.signature(function).bind(*args, **kwargs)
+        grads = call.arguments[name]
+        params = like(grads, (value for other, value in call.arguments.items() if other != name))
+        if params is None:
+            raise ValueError(f"no argument holds parameters of the structure and the shapes of {name}")
+        call.arguments[name] = see("grads", grads, params)
+        return function(*call.args, **call.kwargs)
+
+    return sown
+
+
+def like(tree: Any, others: Iterable[Any]) -> Any:
+    """The outermost subtree of some trees that has the structure and the shapes of a tree; None if there is none."""
+    wanted, queue = _layout(tree), list(others)
+    for other in queue:  # the loop appends to the queue
+        if _layout(other) == wanted:
+            return other
+        children = jax.tree.leaves(other, is_leaf=lambda node, other=other: node is not other)
+        queue += [child for child in children if child is not other]
+    return None
+
+
+def _layout(tree: Any) -> tuple:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [np.shape(leaf) if hasattr(leaf, "shape") else None for leaf in leaves]
+
+
+def receives(function: Callable, args: tuple, kwargs: Mapping[str, Any], returned: Collection[int]) -> str | None:
+    """The name of the parameter that gets gradients; None if there is none.
+
+    Args:
+      returned: The ids of the arrays that steps with gradients have returned.
+    """
+    try:
+        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return None
+    for name, value in arguments.items():
+        arrays = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, jax.Array)]
+        others = (other for other_name, other in arguments.items() if other_name != name)
+        if arrays and all(id(array) in returned for array in arrays) and like(value, others) is not None:
+            return name
+    return None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,17 +17,281 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from treeviz.analysis.stats.host import lies_on_host
-from treeviz.steps.measure import Measurement
-from treeviz.steps.measured_tree import shape_of
+from treeviz.analysis.stats.arrays import CHUNK, as_float64, host_view, lies_on_host
+from treeviz.steps.measure import Joined, Layout, Measurement, joined
+from treeviz.steps.reduce import reduce_leaves
+from treeviz.steps.statistics import (
+    EXPONENT_ZERO,
+    LIGHT,
+    NO_NUMBER,
+    RANGE_AT,
+    USUAL,
+    MeasuredTree,
+    in_layers,
+    n_words,
+    shape_of,
+    sibling_name,
+    with_dtypes,
+)
 from treeviz.steps.tracing.attribution import Attribution
-from treeviz.steps.tracing.beside import Beside
-from treeviz.steps.tracing.jit_options import JitOptions
-from treeviz.steps.tracing.new_params import Path, match_new_params
+from treeviz.steps.tracing.domains import Path, match_new_params
+from treeviz.steps.tracing.jitted import JitOptions
 from treeviz.steps.tracing.primitives import shape_and_dtype
-from treeviz.tree.collector import full_searches_put_off
-from treeviz.tree.forks import computed_once
+from treeviz.steps.tracing.reap import differences
+from treeviz.steps.tracing.verify import options_of_thread
+from treeviz.tree.runtime import computed_once, full_searches_put_off
+from treeviz.tree.text import error_text
 from treeviz.tree.tracers import any_traced
+
+# Statistics of arrays in host memory by NumPy, which compiles nothing: rows as `treeviz.steps.reduce` packs them.
+
+_MOST = 1000  # of the magnitude of an exponent, so that two to its power is a float64
+
+
+class _Sums(NamedTuple):
+    """Of pieces of entries: which entry, the largest magnitude, its exponent, the squares by it, and the non-finite."""
+
+    entries: np.ndarray
+    peaks: np.ndarray
+    exponents: np.ndarray
+    squares: np.ndarray
+    n_bad: np.ndarray
+
+
+def whole(array: jax.Array) -> np.ndarray:
+    """An array whose devices use host memory: a view of it, or if it is sharded a copy. Waits for it."""
+    if len(array.sharding.device_set) == 1:
+        return host_view(array)
+    copy = np.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            copy[shard.index] = host_view(shard.data)
+    return copy
+
+
+def reduce_on_host(leaves: Sequence[tuple[np.ndarray, ...] | None], axes: Sequence[int | None] = ()) -> np.ndarray:
+    """uint32[rows, n_words(LIGHT)]: as `reduce_leaves`, of arrays, or of differences of two: the first less the other.
+
+    Args:
+      axes: Of the layers, for each leaf; None: it has none.
+    """
+    each = zip(leaves, axes or (None,) * len(leaves), strict=True)
+    layers = [layer for arrays, axis in each for layer in _layers(arrays, axis)]
+    rows = np.zeros((len(layers), n_words(LIGHT)), np.uint32)
+    rows[:, 0] = NO_NUMBER
+    with np.errstate(all="ignore"):
+        parts = [_sums(entries, pieces) for entries, pieces in _together(_pieces(layers))]
+        if parts:
+            sums = _Sums(*map(np.concatenate, zip(*parts, strict=True)))
+            rows[np.unique(sums.entries)] = _packed(sums)
+    return rows
+
+
+def _layers(arrays: tuple[np.ndarray, ...] | None, axis: int | None) -> Iterable[tuple[np.ndarray, ...] | None]:
+    if arrays is None or axis is None:
+        return [arrays]
+    return zip(*(np.moveaxis(x, axis, 0) for x in arrays), strict=True)
+
+
+def _pieces(layers: Sequence[tuple[np.ndarray, ...] | None]) -> Iterator[tuple[int, np.ndarray]]:
+    for entry, arrays in enumerate(layers):
+        flat = [x.reshape(-1) for x in arrays or ()]
+        for start in range(0, flat[0].size if flat else 0, CHUNK):
+            yield entry, _difference(*(x[start : start + CHUNK] for x in flat))
+
+
+def _difference(left: np.ndarray, *right: np.ndarray) -> np.ndarray:
+    """With the rounding of the device: at least in float32."""
+    for x in right:
+        low = left.dtype.itemsize < 4
+        left = left.astype(np.float32) - x.astype(np.float32) if low else left - x
+    return as_float64(left) if left.dtype.kind == "c" else left
+
+
+def _together(pieces: Iterable[tuple[int, np.ndarray]]) -> Iterator[tuple[list[int], list[np.ndarray]]]:
+    """Pieces of few numbers are many at a time."""
+    entries: list[int] = []
+    together: list[np.ndarray] = []
+    n = 0
+    for entry, piece in pieces:
+        if n + piece.size > CHUNK and together:
+            yield entries, together
+            entries, together, n = [], [], 0
+        entries.append(entry)
+        together.append(piece)
+        n += piece.size
+    if together:
+        yield entries, together
+
+
+def _sums(entries: list[int], pieces: list[np.ndarray]) -> _Sums:
+    sizes = np.array([piece.size for piece in pieces])
+    starts = np.cumsum(sizes) - sizes
+    values = np.abs(np.concatenate(pieces, dtype=np.float64))
+    is_bad = ~np.isfinite(values)
+    values[is_bad] = 0
+    peaks = np.maximum.reduceat(values, starts)
+    exponents = _exponents(peaks)
+    values *= np.repeat(np.ldexp(1.0, -exponents), sizes)
+    values *= values
+    n_bad = np.add.reduceat(is_bad, starts, dtype=np.uint32)
+    return _Sums(np.array(entries), peaks, exponents, np.add.reduceat(values, starts), n_bad)
+
+
+def _exponents(peaks: np.ndarray) -> np.ndarray:
+    return np.clip(np.frexp(peaks)[1], -_MOST, _MOST)
+
+
+def _packed(sums: _Sums) -> np.ndarray:
+    """The rows of the entries that there are."""
+    starts = np.flatnonzero(np.diff(sums.entries, prepend=-1))
+    sizes = np.diff(starts, append=len(sums.entries))
+    peaks = np.maximum.reduceat(sums.peaks, starts)
+    exponents = _exponents(peaks)
+    squares = np.ldexp(sums.squares, 2 * (sums.exponents - np.repeat(exponents, sizes)))
+    floats = np.add.reduceat(squares, starts), np.ldexp(peaks, -exponents)
+    first = (EXPONENT_ZERO + exponents).astype(np.uint32) | np.uint32(USUAL << RANGE_AT)
+    bits = (x.astype(np.float32).view(np.uint32) for x in floats)
+    return np.stack([first, *bits, np.add.reduceat(sums.n_bad, starts)], axis=1)
+
+
+# Measure parameters and their updates beside a step, without a wait of the loop.
+
+
+class _Part(NamedTuple):
+    """A tree that is measured: the parameters at some places, or their updates."""
+
+    source: MeasuredTree
+    is_update: bool
+    gradient: Attribution
+    at: slice
+
+    def leaves(self, values: Sequence[Any]) -> list[Any]:
+        """The values of its leaves; None for those without numbers."""
+        left = iter(values)
+        return [next(left) if has else None for has in self.gradient.source.has_number]
+
+
+class Beside:
+    """Measures "params" and "updates".
+
+    Attributes:
+      why_not: Why the program could not be compiled.
+
+    Args:
+      gradients: Of the parameters, which come in this order.
+      params: Of them the dtypes are kept.
+    """
+
+    def __init__(self, gradients: Sequence[Attribution], params: Sequence[jax.Array]) -> None:
+        parts: dict[str, _Part] = {}
+        first = 0
+        for gradient in gradients:
+            at = slice(first, first := first + sum(gradient.source.has_number))
+            source = in_layers(with_dtypes(gradient.source, params[at]), gradient.layers)
+            for kind in ("params", "updates"):
+                name = sibling_name(source.name, kind)
+                parts.setdefault(name, _Part(source._replace(name=name), kind == "updates", gradient, at))
+        self._parts = [*parts.values()]
+        self.why_not = ""
+        self._compiled: Callable[..., Measurement] | None = None
+        self._thread: threading.Thread | None = None
+
+    @computed_once
+    def _layout(self) -> Layout:
+        sources = tuple(part.source for part in self._parts)
+        return Layout(sources, LIGHT, (), tuple((len(source.paths), n_words(LIGHT)) for source in sources))
+
+    def on_host(self, old: Sequence[jax.Array], new: Sequence[jax.Array], on_lost: Callable[[], None]) -> Measurement:
+        """Measure what is in host memory, or will be.
+
+        Args:
+          on_lost: Called if it cannot be read, as what another function has been given to keep.
+        """
+
+        def rows() -> np.ndarray:
+            jax.block_until_ready((old, new))
+            before, after = ([whole(x) for x in arrays] for arrays in (old, new))
+            pairs = [*zip(after, before, strict=True)], [(x,) for x in before]
+            reduced = [
+                reduce_on_host(part.leaves(pairs[not part.is_update][part.at]), part.gradient.layers)
+                for part in self._parts
+            ]
+            return np.concatenate([each.reshape(-1) for each in reduced])
+
+        return Joined([_InThread(rows, on_lost)], self._layout)
+
+    def on_device(self, old: Sequence[jax.Array], new: Sequence[jax.Array]) -> Measurement | None:
+        """Measure by the program; None while it is compiled."""
+        if self._compiled is not None:
+            try:
+                return self._compiled(old, new)
+            except (TypeError, ValueError):  # they are sharded in another way
+                self._compiled = None
+        self.compile(old, new)
+        return None
+
+    def compile(self, old: Sequence[Any], new: Sequence[Any]) -> None:
+        """Begin to compile the program for such arrays, which may have been donated."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (old, new))
+        options = options_of_thread()
+
+        def compile_() -> None:
+            try:
+                if options_of_thread() == options:
+                    self._compiled = jax.jit(self._measure).lower(*like).compile()
+                else:
+                    self.why_not = "JAX has options in the thread of the loop alone"
+            except Exception as error:
+                self.why_not = error_text(error)
+
+        # Python waits for this thread at its end: XLA must not be at work then.
+        self._thread = threading.Thread(target=compile_, name="treeviz compilation")
+        self._thread.start()
+
+    def _measure(self, old: Sequence[jax.Array], new: Sequence[jax.Array]) -> Measurement:
+        packed, sources = {}, []
+        for part in self._parts:
+            values = differences(new[part.at], old[part.at]) if part.is_update else old[part.at]
+            if values is not None:
+                packed[part.source.name] = reduce_leaves(part.leaves(values), LIGHT, part.gradient.layers)
+                sources.append(part.source)
+        return joined(Measurement(packed, sources))
+
+
+class _InThread:
+    """The words that a thread computes, as an array that is ready when it has."""
+
+    def __init__(self, compute: Callable[[], np.ndarray], on_lost: Callable[[], None]) -> None:
+        self._words: np.ndarray | None = None
+
+        def run() -> None:
+            try:
+                self._words = compute()
+            except Exception:
+                on_lost()
+
+        self._thread = threading.Thread(target=run, name="treeviz look")
+        self._thread.start()
+
+    def is_ready(self) -> bool:
+        return not self._thread.is_alive()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self._thread.join()
+        if self._words is None:
+            raise RuntimeError("the arrays were deleted, or their step failed")
+        return self._words
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.__array__().shape
+
+    def __getitem__(self, at: Any) -> np.ndarray:
+        return self.__array__()[at]
+
 
 FIRST, N_EVEN = 50, 5  # at calls 50, 100 … 250, and then after twice as many
 _EARLY = (1, 5)  # how far the first updates go; before all findings of zeros, which biases of zero explain

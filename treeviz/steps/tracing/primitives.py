@@ -9,13 +9,25 @@ A primitive whose name differs between releases (jax 0.4.36 to 0.12.0) is listed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
+
+from treeviz.steps.measure import MeasuredTree, source_of
+from treeviz.steps.statistics import Axes, Parts
+from treeviz.steps.tracing.jax_private import current_trace
 
 # Result i is operand i, bit for bit.
 IDENTITY = frozenset(
@@ -243,3 +255,244 @@ def last_uses(
         if variable not in kept:
             used.setdefault(n, []).append(variable)
     return used
+
+
+# The identity primitive `sow`: it tags a tree in a traced program, so that `reap` can find it there.
+
+
+@dataclass(frozen=True, eq=False)
+class Sown:
+    """A sown tree, as known while tracing. Holds descriptions only, no tracer.
+
+    Attributes:
+      kind: "grads" of a differentiated function, "cotangents" of a `jax.vjp`, or "tap"; "params", "updates" and
+        "received" for what is measured together with a gradient; "loss", which is not measured: it tells which results
+        are the loss.
+      source: The leaves. Its name is the kind, or the name that `tap` was given.
+      axes: Of the layers of each leaf that holds some, as `reap` has found them.
+    """
+
+    kind: str
+    source: MeasuredTree
+    axes: Axes = ()
+
+
+class Axis(NamedTuple):
+    """A leading axis of the packed rows: one entry per inner step, `vmap` member or device."""
+
+    kind: str  # "step", "member" or "device"
+    size: int | None  # None: the size is that of the packed rows
+    parts: Parts | None = None  # where the devices have parts of the arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Reaped:
+    """A sown tree, as known when the whole program has been run. Holds no tracer.
+
+    Attributes:
+      axes: The leading axes of its packed rows, the outermost first.
+      origins: For each sown value, the number of the program argument of which it is the gradient; None if unknown.
+      is_differentiated: The sown values are differentiated themselves, as in a penalty on the norm of a gradient.
+      summed_over: The axes of a `shard_map` over which all values have been summed.
+      shards: If the devices of a `shard_map` have parts of whole arrays, how each is divided; else empty.
+      batched: For each `vmap`, the innermost first, the batch axis of each value that a sown value is the gradient of.
+      changes_in_loop: The leaves that the values are the gradients of change inside a loop of the program.
+      is_of_last_step: Of a while loop around it, whose number of steps is unknown, only the last step is measured.
+      gradient: For what is measured together with a gradient, such as the updates in a loop, that gradient.
+      tagged: The tree as the program sows it.
+    """
+
+    sown: Sown
+    axes: tuple[Axis, ...]
+    origins: tuple[int | None, ...]
+    is_differentiated: bool = False
+    summed_over: frozenset[str] = frozenset()
+    shards: tuple[PartitionSpec, ...] = ()
+    batched: tuple[tuple[int | None, ...], ...] = ()
+    changes_in_loop: bool = False
+    is_of_last_step: bool = False
+    gradient: Sown | None = None
+    tagged: Sown | None = None
+
+    def within(self, axis: Axis) -> Reaped:
+        return replace(self, axes=(axis, *self.axes))
+
+    def outside(self, origins: Sequence[int | None]) -> Reaped:
+        """The same outside of an equation with operands of these origins, by whose number it is known inside."""
+        return replace(self, origins=tuple(None if o is None else origins[o] for o in self.origins))
+
+
+def sow(kind: str, name: str, tree: Any, origins: Sequence[Any] = ()) -> Any:
+    """Tag the numeric leaves of a tree in the program that is being traced, and return the tree.
+
+    Args:
+      origins: For each leaf, the value that it is the gradient of. `reap` follows it back to an argument.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    source = source_of(tree, name)
+    if not any(source.has_number):
+        return tree
+    places = [i for i, has in enumerate(source.has_number) if has]
+    operands = [leaves[i] for i in places] + [origins[i] for i in places if len(origins) == len(leaves)]
+    values = sow_p.bind(*operands, sown=Sown(kind, source), n=len(places), batched=(), differentiated=False)
+    for i, leaf in zip(places, values, strict=True):
+        leaves[i] = leaf
+    return jax.tree.unflatten(treedef, leaves)
+
+
+# Operands: n values, then the value that each of them is the gradient of, if known. Results: the n values.
+# `differentiated`: the values are a part of what is differentiated.
+# `batched`: for every `vmap` around it, the innermost first, the batch axis of each operand (None: not batched).
+sow_p = Primitive("treeviz_sow")
+sow_p.multiple_results = True
+
+
+@sow_p.def_impl
+def _impl(*operands, n, **_):
+    return list(operands[:n])
+
+
+@sow_p.def_abstract_eval
+def _abstract_eval(*avals, n, **_):
+    return list(avals[:n])
+
+
+def _jvp(primals, tangents, *, n, **params):
+    return sow_p.bind(*primals, n=n, **{**params, "differentiated": True}), list(tangents[:n])
+
+
+def _batch(operands, dims, *, n, batched, **params):
+    return sow_p.bind(*operands, n=n, batched=(*batched, tuple(dims)), **params), list(dims[:n])
+
+
+ad.primitive_jvps[sow_p] = _jvp
+batching.primitive_batchers[sow_p] = _batch
+# A program that is lowered without `reap` computes what it would without `sow`.
+mlir.register_lowering(sow_p, lambda ctx, *operands, n, **_: list(operands[:n]))
+
+# jax 0.4: every primitive needs a rule for the axes over which its results are replicated.
+if not hasattr(jax, "shard_map"):
+    from jax.experimental import shard_map
+
+    shard_map.register_check(sow_p)(lambda mesh, *replicated, n, **_: list(replicated[:n]))  # type: ignore[attr-defined]
+    shard_map.register_norewrite(sow_p)  # type: ignore[attr-defined]
+
+# Equations that are added to a program as they are, for which JAX finds no shapes and types again.
+
+_METHODS = {  # of what traces a program, with their parameters, since jax 0.8 or so
+    "emit_eqn": ("self", "in_tracers", "out_avals", "primitive", "params", "effects", "source_info", "ctx"),
+    "new_const": ("self", "c", "source_info", "aval"),
+}
+
+Add = Callable[[Any, Sequence[Any]], Sequence[Any] | None]
+
+
+def adds_copies() -> Add:
+    """A function that adds an equation to the program that is traced now, and returns its results; None if it cannot.
+
+    It takes the equation, and its operands in this program.
+    """
+    trace = current_trace()
+    if not _can_add(type(trace)):
+        return lambda eqn, operands: None
+    names = source_info_util.current_name_stack()
+
+    def add(eqn: Any, operands: Sequence[Any]) -> Sequence[Any] | None:
+        if eqn.effects or _is_high(eqn):
+            return None
+        source, atoms = eqn.source_info.replace(name_stack=names + eqn.source_info.name_stack), []
+        for atom, x in zip(eqn.invars, operands, strict=True):
+            if isinstance(atom, Literal):
+                x = trace.new_const(atom.val, source, atom.aval)
+            elif getattr(x, "_trace", None) is not trace:
+                return None
+            atoms.append(x)
+        types = [v.aval for v in eqn.outvars]
+        return trace.emit_eqn(atoms, types, eqn.primitive, eqn.params, eqn.effects, source, eqn.ctx)
+
+    return add
+
+
+def _is_high(eqn: Any) -> bool:
+    """Whether JAX lowers it to other primitives before it compiles it, for which it marks the program (jax 0.8)."""
+    is_high = getattr(eqn.primitive, "is_high", None)
+    return is_high is not None and bool(is_high(*(atom.aval for atom in eqn.invars), **eqn.params))
+
+
+@cache
+def _can_add(kind: type) -> bool:
+    found = {name: getattr(kind, name, None) for name in _METHODS}
+    return all(f is not None and tuple(inspect.signature(f).parameters) == _METHODS[name] for name, f in found.items())
+
+
+# Find the sown values in a jaxpr, and those that are summed afterwards.
+
+
+def sown_in(jaxpr: Any, recomputed: bool = False) -> Iterator[tuple[Sown, bool]]:
+    """Every sown tree in a jaxpr and in those inside it, and whether `jax.checkpoint` computes it a second time."""
+    for eqn in open_jaxpr(jaxpr).eqns:
+        if eqn.primitive is sow_p:
+            yield eqn.params["sown"], recomputed
+        for inner in inner_jaxprs(eqn):
+            yield from sown_in(inner, recomputed or is_recomputed(eqn))
+
+
+def holds_sown(eqn: Any) -> bool:
+    """Whether an equation sows, or one in its jaxprs does."""
+    if eqn.primitive is sow_p:
+        return True
+    inner_ones = inner_jaxprs(eqn)
+    return bool(inner_ones) and any(True for inner in inner_ones for _ in sown_in(inner))
+
+
+def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, list[tuple[Any, frozenset[str]]]]:
+    """The sown gradients of which some are then summed over the devices of a `shard_map`.
+
+    Each device has the gradient of its share of the batch. The user wants the gradient of the whole batch, which is
+    the result of the `psum` or `pmean` that follows.
+
+    Args:
+      axis_sizes: The sizes of the mesh axes that are named in this jaxpr.
+
+    Returns:
+      By the number of the equation that sows, for each value: the variable that holds the sum or mean, and the axes of
+      the mesh that it is over; the value itself and none where it is not summed.
+    """
+    if not any(eqn.primitive.name in DEVICE_SUMS for eqn in jaxpr.eqns):
+        return {}
+    found = {}
+    for n, eqn in enumerate(jaxpr.eqns):
+        if eqn.primitive is sow_p and eqn.params["sown"].kind not in ("tap", "loss"):
+            sums = [_sum_of(jaxpr, variable, axis_sizes) for variable in eqn.outvars]
+            if any(axes for _, axes in sums):
+                found[n] = sums
+    return found
+
+
+def _sum_of(jaxpr: Jaxpr, variable: Any, axis_sizes: Mapping[str, int]) -> tuple[Any, frozenset[str]]:
+    """The last sum or mean over devices that a variable becomes, and over which axes; no axes if it becomes none."""
+    axes: frozenset[str] = frozenset()
+    end = at = variable
+    while True:
+        uses = [(eqn, i) for eqn in jaxpr.eqns for i, x in enumerate(eqn.invars) if x is at]
+        sums = [(eqn, i) for eqn, i in uses if eqn.primitive.name in DEVICE_SUMS]
+        if sums:
+            eqn, place = sums[0]
+            axes |= {axis for axis in eqn.params["axes"] if isinstance(axis, str)}
+            end = at = eqn.outvars[place]
+        elif len(uses) == 1 and uses[0][0].primitive.name in SAME_LEAF:
+            eqn, place = uses[0]
+            at = eqn.outvars[place]
+            end = at if axes else end
+        elif len(uses) == 1 and _divides(uses[0][0], math.prod(axis_sizes.get(axis, 1) for axis in axes)):
+            end = at = uses[0][0].outvars[0]
+        else:
+            return end, axes
+
+
+def _divides(eqn: Any, n: int) -> bool:
+    """Whether an equation divides by the number of devices, and so makes a mean of a sum."""
+    by = eqn.invars[-1]
+    if eqn.primitive.name not in ("div", "mul") or not isinstance(by, Literal) or n == 1:
+        return False
+    return bool(np.all(np.isclose(np.float32(by.val), n if eqn.primitive.name == "div" else 1 / n)))

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 
 from treeviz.steps.tracing.jax_private import TO_COMPARE_PROCESSES, distributed_state
-from treeviz.tree.forks import Lock
-from treeviz.tree.private_names import missing_names, warn_of_missing, why_missing
+from treeviz.tree.runtime import Lock, missing_names, warn_of_missing, why_missing
 
 GRACE_S = 1.0  # that the first call waits for the others, so that it is measured where all watch
 JOIN_S = 10.0  # after its first call, until what only some watch is given up; the loop goes on meanwhile

@@ -2,39 +2,697 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.sharding import PartitionSpec
 
-from treeviz.steps.measured_tree import nothing_against
-from treeviz.steps.tracing.copied_equations import adds_copies
-from treeviz.steps.tracing.following import Plan
-from treeviz.steps.tracing.origins import origins_of_results, passes_leaves
-from treeviz.steps.tracing.param_updates import measure_params
+from treeviz.steps.reduce import OnEach, barrier
+from treeviz.steps.statistics import MeasuredTree, Parts, WhyNot, nothing_against, shape_of, sibling_name, with_dtypes
+from treeviz.steps.tracing.attribution import Attribution
+from treeviz.steps.tracing.domains import (
+    AxesOf,
+    Path,
+    layer_axes,
+    match_new_params,
+    origins_of_results,
+    passes_leaves,
+    scanned_in,
+)
 from treeviz.steps.tracing.primitives import (
+    CALLS,
+    COND,
+    JITS,
+    REMATS,
+    SCAN,
+    SHARD_MAP,
+    WHILE,
+    Axis,
+    Reaped,
+    Sown,
+    adds_copies,
     bind,
+    called_jaxpr,
     consts_of,
     context_of,
+    holds_sown,
     inner_jaxprs,
     is_recomputed,
     last_uses,
     open_jaxpr,
+    scan_parts,
+    sow_p,
+    sown_in,
+    sums_of_sown,
+    while_parts,
 )
-from treeviz.steps.tracing.reap_rules import RULES, CannotReap
-from treeviz.steps.tracing.reap_shard_map import Devices
-from treeviz.steps.tracing.received import CLIPPED, Received, factor
+from treeviz.steps.tracing.received import CLIPPED, Plan, Received, factor
 from treeviz.steps.tracing.repeats import repeat, repeats
-from treeviz.steps.tracing.scanned import AxesOf, layer_axes, scanned_in
-from treeviz.steps.tracing.sow import Reaped, Sown, sow_p
-from treeviz.steps.tracing.sown import sown_in, sums_of_sown
-from treeviz.steps.tracing.unread import Unread
-from treeviz.steps.tracing.unused import idle, read_later
-from treeviz.steps.tracing.vmap_members import measure_members
+from treeviz.steps.tracing.unread import NotMeasured, Unread
+
+# The rule of `reap` for `shard_map`: what the devices measure is returned with one row per device.
+
+
+class Devices(NamedTuple):
+    """The devices of a `shard_map`.
+
+    Attributes:
+      params: The parameters of its equation.
+      sizes: Of the mesh axes that are named inside.
+      operands: By the number of an origin, how the operand is divided among the devices, and its shape on each; None:
+        unknown.
+      is_inner: It is inside another one, so that it is not known what the operands are outside of both.
+    """
+
+    params: dict[str, Any]
+    sizes: Mapping[str, int]
+    operands: Sequence[tuple[PartitionSpec, tuple[int, ...]] | None]
+    is_inner: bool = False
+
+    @property
+    def is_manual(self) -> bool:
+        """Whether no axis of the mesh is left to XLA, which would gather what is reshaped."""
+        return not self.is_inner and _manual_axes(self.params) >= {*self.params["mesh"].axis_names}
+
+    def in_body(self, origins: Sequence[int | None]) -> Devices:
+        """The same, for the body of a loop whose operands have these origins."""
+        return self._replace(operands=[None if o is None else self.operands[o] for o in origins])
+
+    def shards(
+        self, values: Sequence[Any], origins: Sequence[int | None], summed: Sequence[frozenset[str]] | None
+    ) -> tuple[tuple[PartitionSpec, ...], WhyNot]:
+        """How each value is divided, if the devices have parts of whole arrays and nothing else; else nothing.
+
+        Args:
+          origins: Of which argument each value is the gradient.
+          summed: The axes over which each value has been summed.
+
+        Returns:
+          This, and why the layers along an axis of a value cannot be told apart.
+        """
+        specs: list[PartitionSpec | None] = []
+        is_whole = not self.is_inner
+        for i, (value, origin) in enumerate(zip(values, origins, strict=True)):
+            differs = {*varying_axes(self.params, _type_of(value))} - (summed[i] if summed else frozenset())
+            spec, shape = (None if origin is None else self.operands[origin]) or (None, None)
+            spec = spec if shape == value.shape else None  # else it is of a part, as in a loop over it, or of a batch
+            spec = PartitionSpec() if spec is None and not differs else spec
+            is_whole = is_whole and spec is not None and differs <= {*_named_in(spec)}
+            specs.append(spec)
+
+        def why_not(i: int, axis: int) -> str:
+            spec = specs[i]
+            is_known = spec is not None and (is_whole or not (_named_in(spec[axis : axis + 1]) or self.is_inner))
+            return "" if is_known else "which device of the `shard_map` has which of them is not known"
+
+        return tuple(spec for spec in specs if spec is not None) if is_whole else (), why_not
+
+    def whole(self, source: MeasuredTree, shards: Sequence[PartitionSpec]) -> MeasuredTree:
+        """A tree with the shapes that its arrays have outside."""
+        left, sizes, shapes = iter(shards), list(source.sizes), list(source.shapes)
+        for leaf, has in enumerate(source.has_number if shards else ()):
+            spec, shape = next(left) if has else (), list(shape_of(source.shapes[leaf]))
+            for dim, names in enumerate(spec):
+                shape[dim] *= self._n(_named_in([names]))
+            sizes[leaf] = math.prod(shape) if has else sizes[leaf]
+            shapes[leaf] = ",".join(map(str, shape))
+        return source._replace(sizes=tuple(sizes), shapes=tuple(shapes))
+
+    def parts(self, reaped: Reaped, axes: Sequence[str]) -> Parts:
+        """Which rows of which devices each entry of a tree has.
+
+        Args:
+          axes: Of the mesh, in the order in which the devices are counted.
+        """
+        places = dict(zip(axes, np.indices([self.sizes[axis] for axis in axes]).reshape(len(axes), -1), strict=True))
+        left, entries, row = iter(reaped.shards), [], 0
+        source, layers = reaped.sown.source, reaped.sown.axes
+        for leaf, has in enumerate(source.has_number):
+            spec, axis = next(left) if has else (), layers[leaf] if layers else None
+            of_layers = () if axis is None else _named_in(spec[axis : axis + 1])
+            n_blocks = self._n(of_layers)  # of layers, each on other devices
+            n = 1 if axis is None else shape_of(source.shapes[leaf])[axis] // n_blocks
+            block, is_first = np.zeros_like(places[axes[0]]), np.ones_like(places[axes[0]], bool)
+            for name in of_layers:
+                block = block * self.sizes[name] + places[name]
+            for name in set(axes) - set(_named_in(spec)):
+                is_first &= places[name] == 0
+            for k in range(n_blocks):
+                devices = np.flatnonzero(is_first & (block == k)).tolist()
+                entries += [(row + i, devices) for i in range(n)]
+            row += n
+        return Parts(entries)
+
+    def _n(self, names: Sequence[str]) -> int:
+        return math.prod(self.sizes[name] for name in names)
+
+
+def _named_in(spec: Iterable[Any]) -> tuple[str, ...]:
+    """The mesh axes in a `PartitionSpec`, or in a part of it."""
+    return tuple(name for each in spec for name in (each if isinstance(each, tuple) else (each,)) if name is not None)
+
+
+def _type_of(x: Any) -> Any:
+    return jax.typeof(x) if hasattr(jax, "typeof") else None  # jax < 0.6
+
+
+def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | None]):
+    """Run a `shard_map` with the packed rows measured inside it as further results.
+
+    Rows that are known to be equal on all devices are returned once; all others get a leading axis of devices.
+    """
+    p = eqn.params
+    in_specs, inside = tuple(specs_of(p, "in", eqn.invars)), open_jaxpr(p["jaxpr"]).invars
+    outer = {} if run.devices is None else run.devices.sizes
+    shapes = [(spec, getattr(x.aval, "shape", ())) for spec, x in zip(in_specs, inside, strict=True)]
+    devices = Devices(p, {**outer, **p["mesh"].shape}, shapes, bool(outer))
+    function, reaped = run.traced(p["jaxpr"], range(len(operands)), devices)
+    axes = tuple(name for name in p["mesh"].axis_names if name in _manual_axes(p))
+    may_differ: list[bool] = []
+
+    def with_device_axis(*operands):
+        results, packed = function(*operands)
+        may_differ[:] = [_may_differ(x, r, p, axes) for x, r in zip(packed, reaped, strict=True)]
+        return tuple(results), tuple(x if isinstance(x, OnEach) else x[None] for x in packed)
+
+    out_specs = (tuple(specs_of(p, "out", eqn.outvars)), PartitionSpec(axes))
+    results, packed = shard_map_like(p, with_device_axis, in_specs, out_specs)(*operands)
+    packed = [x if differ else _of_first(x) for x, differ in zip(packed, may_differ, strict=True)]
+    found = []
+    for r, differ in zip(reaped, may_differ, strict=True):
+        r = r.within(Axis("device", None, devices.parts(r, axes) if r.shards else None)) if differ else r
+        found.append(replace(r.outside(origins), summed_over=frozenset(), shards=()))
+    return results, found, packed
+
+
+def _of_first(packed: Any) -> Any:
+    return packed.alike() if isinstance(packed, OnEach) else packed[0]
+
+
+def _may_differ(packed: Any, reaped: Reaped, p: dict[str, Any], axes: Sequence[str]) -> bool:
+    """Whether the devices may measure different rows."""
+    if reaped.shards:
+        return any(map(_named_in, reaped.shards))
+    if p.get("check_vma"):
+        return any(varying_axes(p, _type_of(x)) for x in jax.tree.leaves(packed))
+    return not reaped.summed_over >= set(axes)
+
+
+def varying_axes(p: dict[str, Any], aval: Any) -> tuple[str, ...]:
+    """The axes of the mesh along which a value inside may differ, in the order of the mesh."""
+    axes = tuple(name for name in p["mesh"].axis_names if name in _manual_axes(p))
+    if not p.get("check_vma"):
+        return axes
+    varying = getattr(getattr(aval, "manual_axis_type", None), "varying", None)  # `aval.vma` until jax 0.9 or so
+    varying = getattr(aval, "vma", axes) if varying is None else varying
+    return tuple(name for name in axes if name in varying)
+
+
+def _manual_axes(p: dict[str, Any]) -> frozenset[str]:
+    for name in ("newly_manual_axes", "manual_axes"):
+        if name in p:
+            return frozenset(p[name])
+    return frozenset(p["mesh"].axis_names) - frozenset(p.get("auto", ()))
+
+
+def specs_of(p: dict[str, Any], which: str, values: Sequence[Any]) -> Sequence[Any]:
+    """The `PartitionSpec` of each operand, "in", or result, "out"."""
+    if f"{which}_specs" in p:
+        return p[f"{which}_specs"]
+    # jax 0.4 has a dict instead: the axes of the mesh by the number of the dimension
+    return [
+        PartitionSpec(*(names.get(i) for i in range(len(value.aval.shape))))
+        for names, value in zip(p[f"{which}_names"], values, strict=True)
+    ]
+
+
+def shard_map_like(p: dict[str, Any], function: Callable, in_specs, out_specs) -> Callable:
+    """A function on the devices of the `shard_map` with these parameters, and with its options."""
+    if "check_vma" in p:
+        options = {"check_vma": p["check_vma"], "axis_names": set(_manual_axes(p))}
+        return jax.shard_map(function, mesh=p["mesh"], in_specs=in_specs, out_specs=out_specs, **options)
+    from jax.experimental.shard_map import shard_map
+
+    # JAX checked the replication when it traced the step. The check has a further effect on differentiation only.
+    options = {"auto": p["auto"]} if "auto" in inspect.signature(shard_map).parameters else {}
+    return shard_map(function, p["mesh"], in_specs, out_specs, check_rep=False, **options)
+
+
+# Measure what is sown under `vmap`: one entry for each member of the batch.
+
+Batched = Sequence[Sequence[int | None]]  # for every `vmap`, the innermost first: the batch axis of each value, or None
+
+
+def measure_members(
+    measure: Callable[..., jax.Array], values: Sequence[Any], batched: Batched
+) -> tuple[jax.Array, tuple[Axis, ...]]:
+    """Apply `measure` to every member of the batch.
+
+    Returns:
+      Its results, stacked; and the leading axes of the stack, the outermost `vmap` first.
+    """
+    batched = _with_batch(batched)
+    if not batched:
+        return measure(*values), ()
+    for axes in batched:
+        measure = _stacked(measure, axes)
+    return measure(*values), tuple(Axis("member", size) for size in _sizes_and_shapes(values, batched)[0])
+
+
+def member_shapes(values: Sequence[Any], batched: Batched) -> list[tuple[int, ...]]:
+    """The shape of each value without its batch axes."""
+    return _sizes_and_shapes(values, _with_batch(batched))[1]
+
+
+def _with_batch(batched: Batched) -> Batched:
+    """Without the `vmap`s that batch none of these values."""
+    return [axes for axes in batched if any(axis is not None for axis in axes)]
+
+
+def _stacked(measure: Callable, axes: Sequence[int | None]) -> Callable:
+    """`measure` under one `vmap`."""
+
+    def stacked(*values):
+        moved = [jnp.moveaxis(x, axis, 0) if axis else x for x, axis in zip(values, axes, strict=True)]
+        in_axes = tuple(None if axis is None else 0 for axis in axes)
+        try:
+            return jax.vmap(measure, in_axes)(*moved)
+        except NotImplementedError:  # jax 0.4.36 has no vmap of `lax.optimization_barrier`
+            members = [x for x, axis in zip(moved, in_axes, strict=True) if axis == 0]
+
+            def one(members):
+                members = iter(members)
+                return measure(*(x if axis is None else next(members) for x, axis in zip(moved, in_axes, strict=True)))
+
+            return lax.map(one, members)
+
+    return stacked
+
+
+def _sizes_and_shapes(values: Sequence[Any], batched: Batched) -> tuple[list[int], list[tuple[int, ...]]]:
+    """The batch size of each `vmap`, the outermost first; and the shape of one member of each value."""
+    sizes = []
+    values = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values]
+    for axes in reversed(batched):
+        sizes.append(next(x.shape[a] for x, a in zip(values, axes, strict=True) if a is not None))
+        shapes = [x.shape if a is None else x.shape[:a] + x.shape[a + 1 :] for x, a in zip(values, axes, strict=True)]
+        values = [jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(shapes, values, strict=True)]
+    return sizes, [x.shape for x in values]
+
+
+# Gradients that a step computes and throws away, as where each of several losses is differentiated by all networks.
+
+_GRADIENTS = ("grads", "cotangents")
+
+
+def without_unused(program: ClosedJaxpr) -> ClosedJaxpr:
+    """The program without the tags of gradients that it throws away, which XLA need not compute then.
+
+    Nothing uses them, and their parameters have other gradients that are used: a parameter that has none may be frozen,
+    or forgotten, which shall be told. A tree of which a part is left keeps its rows; the others have no number.
+    """
+    n_sown = Counter(sown for sown, _ in sown_in(program))
+    dead = {sown: places for sown, places in _unused(program.jaxpr).items() if n_sown[sown] == 1}
+    return ClosedJaxpr(_rewritten(program.jaxpr, dead), program.consts) if dead else program
+
+
+def idle(jaxpr: Jaxpr, kept: Set[Any] = frozenset()) -> set[int]:
+    """The numbers of equations on which neither results nor what is sown depend, as a loss that is not returned.
+
+    Args:
+      kept: Variables that are read besides.
+    """
+    used = {x for x in (*jaxpr.outvars, *kept) if not isinstance(x, Literal)}
+    found: set[int] = set()
+    for n in range(len(jaxpr.eqns) - 1, -1, -1):
+        eqn = jaxpr.eqns[n]
+        is_tag = eqn.primitive is sow_p and eqn.params["sown"].kind == "loss"
+        if used.isdisjoint(eqn.outvars) and not eqn.effects and (is_tag or not holds_sown(eqn)):
+            found.add(n)
+        else:
+            used.update(x for x in eqn.invars if not isinstance(x, Literal))
+    return found
+
+
+def read_later(summed, again, received: Iterable[Received]) -> set[Any]:
+    """The variables that are read after their last use in the jaxpr: sums, and the operands of repeated equations."""
+    needed = {v for sums in summed.values() for v, _ in sums}
+    needed |= {v for what in received for v in what.reads}
+    repeated = (eqn for chains in again.values() for chain in chains for eqn in chain.values())
+    return needed | {v for eqn in repeated for v in eqn.invars if not isinstance(v, Literal)}
+
+
+def _unused(jaxpr: Jaxpr) -> dict[Sown, set[int]]:
+    """The numbers of the sown gradients that are thrown away, in a jaxpr and in those inside it.
+
+    Of those inside, all results count as used.
+    """
+    used = {x for x in jaxpr.outvars if not isinstance(x, Literal)}
+    dead: dict[Sown, set[int]] = {}
+    unused_of, trained = [], set()  # what has a gradient that is used
+    for eqn in reversed(jaxpr.eqns):
+        for inner in inner_jaxprs(eqn):
+            dead.update(_unused(open_jaxpr(inner)))
+        if eqn.primitive is sow_p and eqn.params["sown"].kind in _GRADIENTS:
+            n, unused = eqn.params["n"], {i for i, v in enumerate(eqn.outvars) if v not in used}
+            unused_of.append((eqn, unused))
+            trained.update(x for i, x in enumerate(eqn.invars[n:]) if i not in unused and not isinstance(x, Literal))
+            used.update(x for i, x in enumerate(eqn.invars) if i not in unused and not isinstance(x, Literal))
+        elif eqn.effects or holds_sown(eqn) or any(v in used for v in eqn.outvars):
+            used.update(x for x in eqn.invars if not isinstance(x, Literal))
+    for eqn, unused in unused_of:
+        params = dict(enumerate(eqn.invars[eqn.params["n"] :]))
+        away = {i for i in unused if i in params and not isinstance(params[i], Literal) and params[i] in trained}
+        if away:
+            dead[eqn.params["sown"]] = away
+    return dead
+
+
+def _rewritten(jaxpr: Jaxpr, dead: Mapping[Sown, set[int]]) -> Jaxpr:
+    eqns, same = [], {}
+    for eqn in jaxpr.eqns:
+        if any(not isinstance(x, Literal) and x in same for x in eqn.invars):
+            eqn = eqn.replace(invars=[x if isinstance(x, Literal) else same.get(x, x) for x in eqn.invars])
+        if eqn.primitive is sow_p and eqn.params["sown"] in dead:
+            places = dead[eqn.params["sown"]]
+            same.update((eqn.outvars[i], eqn.invars[i]) for i in places)
+            if len(places) < eqn.params["n"]:
+                eqns.append(_without(eqn, places))
+            continue
+        if any(sown in dead for inner in inner_jaxprs(eqn) for sown, _ in sown_in(inner)):
+            eqn = eqn.replace(params={name: _inside(value, dead) for name, value in eqn.params.items()})
+        eqns.append(eqn)
+    return jaxpr.replace(eqns=eqns)
+
+
+def _inside(value: Any, dead: Mapping[Sown, set[int]]) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)(_inside(each, dead) for each in value)
+    if isinstance(value, ClosedJaxpr):
+        return ClosedJaxpr(_rewritten(value.jaxpr, dead), value.consts)
+    return _rewritten(value, dead) if isinstance(value, Jaxpr) else value
+
+
+def _without(eqn: Any, places: set[int]) -> Any:
+    """The equation that sows, without these values and what they are the gradients of."""
+    n, sown = eqn.params["n"], eqn.params["sown"]
+    kept = [i for i in range(len(eqn.invars)) if i % n not in places]
+    numbers = iter(range(n))
+    has_number = tuple(has and next(numbers) not in places for has in sown.source.has_number)
+    params = {
+        **eqn.params,
+        "n": n - len(places),
+        "sown": replace(sown, source=sown.source._replace(has_number=has_number)),
+        "batched": tuple(tuple(dims[i] for i in kept) for dims in eqn.params["batched"]),
+    }
+    outvars = [v for i, v in enumerate(eqn.outvars) if i not in places]
+    return eqn.replace(invars=[eqn.invars[i] for i in kept], outvars=outvars, params=params)
+
+
+# The rules of `reap`: for each higher-order primitive, how to run it and return what is reaped inside.
+
+
+class CannotReap(NotMeasured):
+    """A value is sown inside a primitive from which it cannot be returned."""
+
+
+# A rule gets the `reap.Run`, the equation, the values of its operands, and for each operand the number of the argument
+# that it is the same leaf as, or None. It returns the results, what was reaped, and the packed rows.
+# Only equations with a sown value inside come here; JAX binds all others as they are.
+
+
+def _call(run: Any, eqn, operands, origins):
+    inner = called_jaxpr(eqn)
+    return run.jaxpr(open_jaxpr(inner), consts_of(inner), operands, origins)
+
+
+def _jit(run: Any, eqn, operands, origins):
+    p = eqn.params
+    function, reaped = run.traced(p["jaxpr"], origins)
+    operands = [_with_sharding(x, sharding) for x, sharding in zip(operands, p["in_shardings"], strict=True)]
+    function.__name__ = p["name"]
+    results, packed = jax.jit(function, inline=p["inline"])(*operands)
+    results = [_with_sharding(x, sharding) for x, sharding in zip(results, p["out_shardings"], strict=True)]
+    return results, reaped, packed
+
+
+def _with_sharding(x, sharding):
+    return lax.with_sharding_constraint(x, sharding) if isinstance(sharding, jax.sharding.Sharding) else x
+
+
+def _remat(run: Any, eqn, operands, origins):
+    if is_recomputed(eqn):
+        run = run.recomputing()
+    function, reaped = run.traced(eqn.params["jaxpr"], origins)
+    jaxpr, constants = _without_constants(run, function, operands)
+    # The same primitive with the same parameters, since these tell XLA what not to merge with the forward pass.
+    results = eqn.primitive.bind(*constants, *operands, **{**eqn.params, "jaxpr": jaxpr})
+    return results[: len(eqn.outvars)], reaped, results[len(eqn.outvars) :]
+
+
+def _without_constants(run: Any, function: Callable, operands) -> tuple[Jaxpr, list[Any]]:
+    """The function as a jaxpr that takes its constants first, since remat takes an open jaxpr; and the constants."""
+    program = jax.make_jaxpr(function)(*operands)
+    n_consts, inner = len(program.consts), program.jaxpr
+
+    def with_constants(*operands):
+        return run.jaxpr(inner, operands[:n_consts], operands[n_consts:])[0]
+
+    return jax.make_jaxpr(with_constants)(*program.consts, *operands).jaxpr, program.consts
+
+
+def _scan(run: Any, eqn, operands, origins):
+    parts = scan_parts(eqn, operands)
+    consts, length = parts.consts, parts.length
+    function, reaped = run.in_body(origins).traced(parts.body, range(len(operands)))
+
+    def step(carry, x):
+        results, packed = function(*consts, *carry, *x)
+        before, after = (dict(enumerate(values, len(consts))) for values in (carry, results[: len(carry)]))
+        reaped[:], packed_params = run.in_loop(reaped, before, after)
+        return results[: len(carry)], (results[len(carry) :], [*packed, *packed_params])
+
+    options = {"length": length, "reverse": parts.reverse, "unroll": parts.unroll}
+    carry, (ys, packed) = lax.scan(step, parts.carry, parts.xs, **options)
+    return [*carry, *ys], [r.outside(origins).within(Axis("step", length)) for r in reaped], packed
+
+
+def _while_loop(run: Any, eqn, operands, origins):
+    parts, origins_of = while_parts(eqn, operands), while_parts(eqn, origins)
+    carry = list(parts.carry)
+    goes_on, reaped_in_condition = run.traced(parts.condition, [*origins_of.cond_consts, *origins_of.carry])
+    outside = [*origins_of.body_consts, *origins_of.carry]
+    function, reaped = run.in_body(outside).traced(parts.body, range(len(outside)))
+
+    def step(carry):
+        results, packed = function(*parts.body_consts, *carry)
+        before, after = (dict(enumerate(values, len(parts.body_consts))) for values in (carry, results))
+        reaped[:], packed_params = run.in_loop(reaped, before, after)
+        return results, [*packed, *packed_params]
+
+    def condition(carry):
+        return goes_on(*parts.cond_consts, *carry)[0][0]
+
+    def step_of_members(state):
+        (old, old_rows), goes_on = state, condition(state[0])
+        new, rows = step(old)
+        places = [_places_of_members(r, x.shape, goes_on.shape) for r, x in zip(reaped, rows, strict=True)]
+        new = [_where(goes_on, range(goes_on.ndim), *values) for values in zip(new, old, strict=True)]
+        return new, [_where(goes_on, *values) for values in zip(places, rows, old_rows, strict=True)]
+
+    _, shapes = jax.eval_shape(step, carry)
+    start = carry, [run.empty(shape) for shape in shapes]
+    # Under `vmap` the condition is that of each member. The loop goes on as long as any does; the others stay.
+    if jax.eval_shape(condition, carry).ndim:
+        results, packed = lax.while_loop(lambda state: jnp.any(condition(state[0])), step_of_members, start)
+    else:
+        results, packed = lax.while_loop(lambda state: condition(state[0]), lambda state: step(state[0]), start)
+    if reaped_in_condition:
+        raise CannotReap("a gradient is made in the condition of a while loop")
+    return results, [replace(r.outside(outside), is_of_last_step=True) for r in reaped], packed
+
+
+def _places_of_members(reaped: Reaped, shape: Sequence[int], of_condition: Sequence[int]) -> Sequence[int] | None:
+    """The axes of packed rows along which the members lie whose condition has this shape; None if that is not known."""
+    members = [i for i, axis in enumerate(reaped.axes) if axis.kind == "member"]
+    found = itertools.combinations(members, len(of_condition))
+    fitting = [places for places in found if [shape[i] for i in places] == list(of_condition)]
+    return fitting[0] if len(fitting) == 1 else None if members else ()
+
+
+def _where(goes_on, places: Sequence[int] | None, new, old):
+    """The new values where the loop goes on along these axes, else the old ones; the old ones if these are None."""
+    if places is None:
+        return old
+    if not places:
+        return new
+    shape = [n if i in places else 1 for i, n in enumerate(new.shape)]
+    return jnp.where(goes_on.reshape(shape), new, old)
+
+
+def _cond(run: Any, eqn, operands, origins):
+    index, *operands = operands
+    branches = [run.traced(branch, origins[1:]) for branch in eqn.params["branches"]]
+    shapes = [jax.eval_shape(function, *operands)[1] for function, _ in branches]
+
+    def branch(taken):
+        function, _ = branches[taken]
+
+        def run_branch(*operands):
+            """Return the packed rows of all branches, since their results must have the same structure."""
+            results, packed = function(*operands)
+            return results, [
+                packed if k == taken else [run.empty(shape) for shape in shapes[k]] for k in range(len(branches))
+            ]
+
+        return run_branch
+
+    results, packed = lax.switch(index, [branch(k) for k in range(len(branches))], *operands)
+    return results, [r for _, reaped in branches for r in reaped], [w for of_branch in packed for w in of_branch]
+
+
+RULES: dict[str, Callable] = {
+    **dict.fromkeys(CALLS, _call),
+    **dict.fromkeys(JITS, _jit),
+    **dict.fromkeys(REMATS, _remat),
+    SCAN: _scan,
+    WHILE: _while_loop,
+    COND: _cond,
+    SHARD_MAP: reap_shard_map,
+}
+
+# Measure the parameters that a gradient belongs to and their updates, for a whole step or for one step of a loop.
+
+_MAX_NAMED = 3  # leaves in a note; the others are counted
+
+ReduceParams = Callable[[Sown, Sequence[Any]], jax.Array]
+
+
+def measure_params(
+    reduce: ReduceParams, reaped: Reaped, old: Sequence[Any], new: Sequence[Any] | None
+) -> list[tuple[Reaped, jax.Array]]:
+    """Measure the "params" that a gradient belongs to, and the "updates" if the new values are known.
+
+    Args:
+      old, new: The parameters before and after the step, one for each sown value.
+
+    Returns:
+      What was measured, with its packed rows. Empty if the shapes are not those of the gradient, e.g. of a slice.
+    """
+    source = reaped.sown.source
+    shapes = [shape for shape, has in zip(source.shapes, source.has_number, strict=True) if has]
+    if [",".join(map(str, shape)) for shape in member_shapes(old, reaped.batched)] != shapes:
+        return []
+    source = with_dtypes(source, old)
+    measured = []
+    for kind, values in (("params", old), ("updates", None if new is None else differences(new, old))):
+        if values is not None:
+            sown = replace(reaped.sown, kind=kind, source=source._replace(name=kind))
+            packed, axes = measure_members(lambda *values, sown=sown: reduce(sown, values), values, reaped.batched)
+            measured.append((replace(reaped, sown=sown, axes=axes, gradient=reaped.sown), packed))
+    return measured
+
+
+def differences(new: Sequence[Any], old: Sequence[Any]) -> list[Any] | None:
+    """`new - old`, at least in float32: the update after rounding. None if shapes or shardings differ."""
+    if any(a.shape != b.shape or _sharding(a) != _sharding(b) for a, b in zip(new, old, strict=True)):
+        return None
+    # The barrier keeps XLA from fusing the subtraction into what computes the new values, and so from changing these.
+    pairs = [barrier((lax.stop_gradient(a), lax.stop_gradient(b))) for a, b in zip(new, old, strict=True)]
+    return [_at_least_float32(a) - _at_least_float32(b) for a, b in pairs]
+
+
+def _at_least_float32(x: Any) -> Any:
+    return x.astype(jnp.float32) if jnp.dtype(x.dtype).itemsize < 4 else x
+
+
+def _sharding(x: Any) -> Any:
+    """The sharding in the type of a traced value. Only meshes with explicit axes have one."""
+    sharding = getattr(jax.typeof(x), "sharding", None) if hasattr(jax, "typeof") else None
+    return tuple(getattr(sharding, "spec", ()))
+
+
+def measure_step_params(
+    program: ClosedJaxpr,
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    argument_paths: Sequence[Path],
+    result_paths: Sequence[Path],
+    reduce: ReduceParams,
+    reaped: Sequence[Reaped],
+    attributions: Sequence[Attribution | None],
+) -> tuple[list[tuple[Attribution, jax.Array]], list[str]]:
+    """Measure the "params" and "updates" of a step's gradients, except those that `reap` has measured in a loop.
+
+    Args:
+      reaped, attributions: The gradients. An attribution of None is that of a gradient that is not recorded.
+
+    Returns:
+      What was measured, with its packed rows; and notes for the user: what was not measured, and why.
+    """
+    step = _Step(program, arguments, results, argument_paths, result_paths)
+    measured: list[tuple[Attribution, jax.Array]] = []
+    notes: list[str] = []
+    taken = {attribution.source.name for attribution in attributions if attribution is not None}
+    for gradient, attribution in zip(reaped, attributions, strict=True):
+        if attribution is None or gradient.gradient is not None or gradient.sown.kind == "tap":
+            continue
+        names = {kind: sibling_name(attribution.source.name, kind) for kind in ("params", "updates")}
+        if names["params"] in taken:
+            continue
+        parts, why_not = _parts_of_gradient(step, reduce, gradient, attribution)
+        notes += [f"{names['updates']} are not measured: {why_not}"] if why_not else []
+        for part, packed in parts:
+            name = names[part.sown.kind]
+            taken.add(name)
+            measured.append((attribution._replace(source=part.sown.source._replace(name=name), axes=part.axes), packed))
+    return measured, notes
+
+
+class _Step(NamedTuple):
+    program: ClosedJaxpr
+    arguments: Sequence[Any]
+    results: Sequence[Any]
+    argument_paths: Sequence[Path]
+    result_paths: Sequence[Path]
+
+
+def _parts_of_gradient(
+    step: _Step, reduce: ReduceParams, gradient: Reaped, attribution: Attribution
+) -> tuple[list[tuple[Reaped, jax.Array]], str]:
+    """What can be measured for one gradient; and the reason if that does not include the updates."""
+    if not attribution.arguments:
+        return [], "it is unknown which argument of the step holds the parameters"
+    if gradient.changes_in_loop:
+        return [], "the parameters change in a loop whose steps cannot be told apart"
+    old = [step.arguments[i] for i in attribution.arguments]
+    at = match_new_params(step.program, attribution.arguments, step.argument_paths, step.result_paths)
+    new = [step.results[i] for i in at if i is not None]
+    parts = measure_params(reduce, gradient, old, new if len(new) == len(old) else None)
+    if not parts:
+        return [], "the gradients are not of whole parameters"
+    if len(parts) == 2:
+        return parts, ""
+    if len(new) == len(old):
+        return parts, "the new parameters are sharded in another way than the old"
+    owner = "" if "," in attribution.owner else attribution.owner
+    source = attribution.source
+    paths = [path for path, has in zip(source.paths, source.has_number, strict=True) if has]
+    lost = [owner + path for path, i in zip(paths, at, strict=True) if i is None]
+    more = f" and {len(lost) - _MAX_NAMED} more" if len(lost) > _MAX_NAMED else ""
+    return parts, f"no result of the step is for sure the new {', '.join(lost[:_MAX_NAMED])}{more}"
+
 
 _NO_LAYERS = "Layers of a scan are measured as one array"
 _NOT_REPEATED = "Gradients are measured where they are made"

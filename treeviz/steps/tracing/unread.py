@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from treeviz.tree.safe_repr import error_text
 from treeviz.tree.tested_jax import newer_than_tested, tested_range
+from treeviz.tree.text import error_text
 
 T = TypeVar("T")
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import functools
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from treeviz.analysis.stats.host import lies_on_host
+from treeviz.analysis.stats.arrays import lies_on_host
 from treeviz.steps.measure import paths_in
-from treeviz.steps.tracing.jitted import JittedStep
+from treeviz.steps.tracing.attribution import split
+from treeviz.steps.tracing.jitted import JitOptions, JittedStep
+from treeviz.steps.tracing.primitives import COND, SCAN, SHARD_MAP, WHILE, inner_jaxprs, open_jaxpr, sow_p
+from treeviz.tree.tracers import Tracer, any_traced
 
 _MOST_RUNS = 5
 _ARRAYS = (jax.Array, np.ndarray)
@@ -229,3 +238,354 @@ def _parts(x: Any) -> list[np.ndarray]:
         with jax.transfer_guard_device_to_host("allow"):
             return [np.array(shard.data) for shard in x.addressable_shards]
     return [np.asarray(x)] if isinstance(x, bool | int | float | complex | np.ndarray | np.generic) else []
+
+
+# The step itself, lowered in any thread from the program that its watched twin was traced as.
+
+_LOOPS = (COND, SCAN, SHARD_MAP, WHILE)
+
+
+class TracedOtherwise(Exception):
+    """The program is that of other arguments, or not quite that of the step."""
+
+
+class PlainProgram:
+    """Keeps the newest program of a step until it is lowered: what is sown in it is lowered as the identity."""
+
+    def __init__(self) -> None:
+        self._is_wanted = True
+        self._newest: tuple[ClosedJaxpr, Any, Any] | None = None
+
+    def traced(self, program: ClosedJaxpr, args: tuple, kwargs: dict[str, Any], out_tree: Any) -> None:
+        if self._is_wanted:
+            self._newest = program, _signature(args, kwargs), out_tree
+
+    def drop(self) -> None:
+        self._is_wanted, self._newest = False, None
+
+    def lowering(self, options: JitOptions, args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+        """A function that lowers the step for these arguments, of which it keeps no array; None if none was traced."""
+        newest = self._newest
+        self.drop()
+        if newest is None:
+            return None
+        program, signature, out_tree = newest
+
+        def step(*args, **kwargs):
+            if _signature(args, kwargs) != signature or not _is_that_of_the_step(program):
+                raise TracedOtherwise
+            return jax.tree.unflatten(out_tree, jaxpr_as_fun(program)(*split(args, kwargs)[0]))
+
+        out = {} if options.out_shardings is None else {"out_shardings": options.out_shardings}
+        jitted = jax.jit(step, **options.keywords, **out)
+        args, kwargs = jax.tree.map(_described, (args, kwargs))
+        return lambda: jitted.lower(*args, **kwargs)
+
+
+def _signature(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The structure, types and static values of arguments that are traced."""
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    return treedef, [getattr(x, "aval", None) if isinstance(x, Tracer) else x for x in leaves]
+
+
+def _is_that_of_the_step(program: ClosedJaxpr) -> bool:
+    """Whether XLA is given what it would be without `sow`, but for identities.
+
+    Where a loop is differentiated, it keeps what was sown for the backward pass, besides the value that it equals.
+    """
+
+    def is_plain(jaxpr: Any, is_in_loop: bool = False) -> bool:
+        for equation in open_jaxpr(jaxpr).eqns:
+            if is_in_loop and equation.primitive is sow_p and equation.params["differentiated"]:
+                return False
+            within = is_in_loop or equation.primitive.name in _LOOPS
+            if not all(is_plain(inner, within) for inner in inner_jaxprs(equation)):
+                return False
+        return True
+
+    return is_plain(program) and not any_traced(program.consts)
+
+
+def _described(x: Any) -> Any:
+    """An array without its values. One that lies where JAX puts arrays by default may be put there by it."""
+    if not isinstance(x, jax.Array):
+        return x
+    is_anywhere = x.sharding.device_set == {jax.local_devices()[0]}
+    sharding = {} if is_anywhere else {"sharding": x.sharding}
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False), **sharding)
+
+
+# Compile the step itself in a thread while its watched twin is compiled: the steps in between will run it.
+
+
+class CompileAhead:
+    """Compiles a jitted step in a thread, for its next call with such arguments.
+
+    It is traced in the thread of the user, as it would be at that call, and that call waits for the thread: which
+    program runs a step never depends on which was ready first. Nothing is compiled ahead where the call would not find
+    it, as before jax 0.10; where the thread would compile it otherwise, since the user's has options of its own; in a
+    run of several processes; and on a GPU, where two compilations would disturb each other's choice of kernels.
+    """
+
+    def __init__(self, step: Any) -> None:
+        self._step = step
+        self._thread: threading.Thread | None = None
+        self._has_begun = False
+
+    def begin(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Begin, if it has not begun. An error is that of the call to come."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        disabled = jax.config.jax_disable_jit or jax.__version_info__ < (0, 10)  # type: ignore[attr-defined]
+        if disabled or jax.process_count() > 1 or jax.default_backend() == "gpu":
+            return
+        if any_traced(jax.tree.leaves((args, kwargs))):
+            return
+        try:
+            lowered = self._step.lower(*args, **kwargs)
+        except Exception:
+            return
+        options = options_of_thread()
+
+        def compile_() -> None:
+            with contextlib.suppress(Exception):
+                if options_of_thread() == options:
+                    lowered.compile()
+
+        # Python waits for this thread at its end: XLA must not be at work then.
+        self._thread = threading.Thread(target=compile_, name="treeviz compilation")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the program; later calls need no other."""
+        self._has_begun = True
+        if self._thread is not None:
+            self._thread.join()
+
+
+def options_of_thread() -> list[Any]:
+    """The options of JAX as they are in this thread; without transfer guards, which no program depends on."""
+    names = (name for name in jax.config.values if not name.startswith("jax_transfer_guard"))
+    return [getattr(jax.config, name, None) for name in names]
+
+
+# Compare once, during a run, what a step and its watched twin return for the user's own arguments.
+
+AT_CALL = 16  # of a twin: by then the moments of an optimizer are warm, and short trials have ended
+N_CALLS = 4  # that are compared, since the last digit of a number may differ in every second one
+MOST_BYTES = 1 << 30  # on one device, for the copies that are compared
+
+Compiled = Callable[..., Any]
+
+
+class CompareOnce:
+    """Compares each twin of a step with the step itself, at four calls whose arguments the user gave.
+
+    Such a call computes the step a second time, from copies of the arguments that it donates; a thread reads what both
+    return. A difference ends it. If the step itself was not compiled yet, another thread lowers and compiles it before,
+    from the program that the twin was traced as, while the loop goes on.
+
+    What is not compared: a step with effects, such as `io_callback` and `jax.debug.print`, which would happen twice; in
+    a run of several processes; and where copies would not fit. An error of the comparison ends it silently.
+
+    Args:
+      plain: The step as its twins were traced; None: the loop also runs the step itself.
+      tell: Gets the result, or the size of copies that are too large, in bytes; from any thread.
+    """
+
+    def __init__(
+        self,
+        jitted: JittedStep,
+        options: JitOptions,
+        twins: Sequence[Callable],
+        plain: PlainProgram | None,
+        tell: Callable[[Verification | int], None],
+    ) -> None:
+        self._jitted, self._options, self._tell = jitted, options, tell
+        self._plain: Compiled | None = (lambda *args, **kwargs: jitted.step(*args, **kwargs)) if plain is None else None
+        self._program = plain
+        self._n_calls = {id(twin): 0 for twin in twins}  # of those that were not compared yet
+        self._n_compared: Counter[int] = Counter()
+        self._is_compiling = False
+
+    def stop(self) -> None:
+        self._n_calls, self._plain = {}, None
+        if self._program is not None:
+            self._program.drop()
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._n_calls
+
+    def is_due(self, twin: Callable) -> bool:
+        """Count a call of a twin; whether `run` shall call it."""
+        n = self._n_calls.get(id(twin))
+        if n is None:
+            return False
+        self._n_calls[id(twin)] = n = n + 1
+        return n >= AT_CALL
+
+    def run(self, twin: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Call a twin, and compare what it returns. Its errors are raised, those of the comparison are not."""
+        copies = self._tried(lambda: self._copies(args, kwargs))
+        out, measurement = twin(*args, **kwargs)
+        if copies is not None:
+            self._n_compared[id(twin)] += 1
+            if self._n_compared[id(twin)] >= N_CALLS:
+                self._n_calls.pop(id(twin), None)
+            self._tried(lambda: self._compare(copies, out, args, kwargs))
+        return out, measurement
+
+    def _tried(self, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception:
+            self.stop()
+
+    def _copies(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+        """The arguments for the second run; None as long as it cannot be."""
+        if self._plain is None and self._is_compiling:
+            return None
+        leaves = jax.tree.leaves((args, kwargs))
+        disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]
+        if disabled or jax.process_count() > 1 or any_traced(leaves):
+            return None
+        if not self._has_room(3 * _n_bytes(leaves)):  # of the arguments, and of both results
+            return None
+        if self._plain is None:
+            self._compile(args, kwargs)
+            return None
+        if self._jitted.changes_arguments or self._options.donates:
+            return self._jitted.copied((args, kwargs), copy_array)
+        return args, kwargs
+
+    def _has_room(self, n_bytes: int) -> bool:
+        stats = jax.local_devices()[0].memory_stats() or {}
+        free = stats.get("bytes_limit", math.inf) - stats.get("peak_bytes_in_use", 0)
+        if n_bytes <= min(MOST_BYTES, free):
+            return True
+        self.stop()
+        self._tell(n_bytes)
+        return False
+
+    def _compare(self, copies: Any, out: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        assert self._plain is not None
+        if not self._has_room(2 * _n_bytes(jax.tree.leaves(out))):
+            return
+        expected = self._plain(*copies[0], **copies[1])
+        got = out
+        if self._jitted.changes_arguments:
+            expected, got = (expected, copies), (out, (args, kwargs))
+        got = self._jitted.copied(got, copy_array)  # since the next step may donate it
+
+        def compare_() -> None:
+            with jax.transfer_guard("allow"):
+                found = compare(expected, got)
+            if not found:
+                self.stop()
+            self._tell(found)
+
+        self._start(compare_)
+        if not self._n_calls:
+            self.stop()
+
+    def _compile(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        self._is_compiling, program, self._program = True, self._program, None
+        lower: Any = None
+        if program is not None:
+            lower = program.lowering(self._options, *_inner_arguments(self._jitted, args, kwargs))
+        if lower is None:
+            lower = functools.partial(_same, _lowered(self._jitted, self._options, args, kwargs))
+            program = None
+        options = options_of_thread()
+
+        def compile_() -> None:
+            try:
+                if program is not None and options_of_thread() != options:
+                    raise TracedOtherwise
+                lowered = lower()
+            except Exception:
+                if program is None:
+                    raise
+                self._is_compiling = False  # the next call lowers it in its own thread
+                return
+            self._plain = _calling(self._jitted, self._options, lowered.compile())
+
+        self._start(compile_)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        # Python waits for this thread at its end: XLA must not be at work then.
+        threading.Thread(target=lambda: self._tried(work), name="treeviz comparison").start()
+
+
+class _Escape(Exception):
+    """Carries something out of the wrapper of a library."""
+
+    def __init__(self, carried: Any) -> None:
+        super().__init__("carried")
+        self.carried = carried
+
+
+def _inside(jitted: JittedStep, make: Callable, args: tuple, kwargs: dict[str, Any], copied=lambda x: x) -> Any:
+    """What the function that `make` makes gives for the arguments of the jitted one."""
+
+    def escaping(function):
+        made = make(function)
+
+        def escape(*args, **kwargs):
+            raise _Escape(made(*args, **kwargs))
+
+        return escape
+
+    if jitted.changes_arguments:
+        args, kwargs = jitted.copied((args, kwargs), copied)
+    try:
+        jitted.around(escaping)(*args, **kwargs)
+    except _Escape as escape:
+        return escape.carried
+    raise RuntimeError("the step did not call its jitted function")
+
+
+def _inner_arguments(jitted: JittedStep, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments that the jitted function gets for those of the step."""
+    return _inside(jitted, lambda _: lambda *args, **kwargs: (args, kwargs), args, kwargs)
+
+
+def _lowered(jitted: JittedStep, options: JitOptions, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The step, traced for these arguments."""
+
+    def make(function):
+        again = jitted.jitted
+        if function is not again.__wrapped__:  # that of NNX must know its wrapper
+            out = {} if options.out_shardings is None else {"out_shardings": options.out_shardings}
+            again = jax.jit(function, **options.keywords, **out)
+        return again.lower
+
+    return _inside(jitted, make, args, kwargs, copy_array)
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _calling(jitted: JittedStep, options: JitOptions, compiled: Any) -> Compiled:
+    """The step with its compiled program in place of its jitted function."""
+    static = {name: options.keywords.get(name) or () for name in ("static_argnums", "static_argnames")}
+
+    def make(_):
+        def call(*args, **kwargs):
+            args = [x for i, x in enumerate(args) if i not in static["static_argnums"]]
+            kwargs = {name: x for name, x in kwargs.items() if name not in static["static_argnames"]}
+            return compiled(*args, **kwargs), None
+
+        return call
+
+    around = jitted.around(make)
+    return lambda *args, **kwargs: around(*args, **kwargs)[0]
+
+
+def _n_bytes(leaves: Sequence[Any]) -> int:
+    """On one device."""
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)

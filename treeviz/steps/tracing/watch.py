@@ -3,31 +3,289 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import types
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
 from treeviz.steps.measure import Measurement
-from treeviz.steps.statistics import LIGHT
-from treeviz.steps.stop import StopTraining
+from treeviz.steps.statistics import HISTOGRAM, LIGHT, StopTraining, check_statistics
 from treeviz.steps.tracing import jax_private
-from treeviz.steps.tracing.jitted import CannotWatch, JittedStep, LibraryMoved, function_of, jitted_step, ran
+from treeviz.steps.tracing.jitted import (
+    CannotWatch,
+    JittedStep,
+    LibraryMoved,
+    function_of,
+    jit_options,
+    jitted_step,
+    ran,
+    receiving,
+)
 from treeviz.steps.tracing.processes import Agreement
-from treeviz.steps.tracing.receiving import receiving
-from treeviz.steps.tracing.remarks import Remarks
-from treeviz.steps.tracing.turns import Turns
-from treeviz.steps.tracing.twins import Settings, Twins
 from treeviz.steps.tracing.unread import tested_with, why_not_measured
-from treeviz.steps.tracing.verify import TwinFailed, Verification, copy_array, verify
-from treeviz.tree.layers import Stacked
-from treeviz.tree.safe_repr import error_text, printable_lines
+from treeviz.steps.tracing.verify import (
+    CompareOnce,
+    CompileAhead,
+    PlainProgram,
+    TwinFailed,
+    Verification,
+    copy_array,
+    verify,
+)
+from treeviz.tree.layers import Stacked, stacked_axes
+from treeviz.tree.text import error_text, printable_lines
 from treeviz.tree.tracers import Tracer, any_traced
 
 if TYPE_CHECKING:
     from treeviz.steps.tracing.attribution import Attribution
+
+
+# The instrumented programs of a step, and which one inspects which call.
+
+_GRADIENTS_ALONE = (
+    "via='callback' sees gradients alone, not the parameters, their updates, or the results of the step: so 'frozen', "
+    "'ratio', 'result', and a NaN that the loss or the optimizer makes are not found. via='output' finds them."
+)
+
+OnTraced = Callable[[Sequence["Attribution"], Sequence[str], set[str]], None]  # as in `twin.instrumented`
+
+
+class RunsTwice(Exception):
+    """A step cannot be measured in a second run, since it does more than return results."""
+
+
+class Settings(NamedTuple):
+    """The arguments of `watch`."""
+
+    every: int
+    heavy_every: int
+    statistics: tuple[str, ...]
+    via: str
+    match: bool
+    exact: bool | str
+    updates: bool | None
+    first: int
+    stacked: Stacked | None
+
+    def check(self) -> None:
+        check_statistics(self.statistics)
+        stacked_axes(self.stacked or ())
+        if self.via not in ("output", "callback"):
+            raise ValueError(f"via={self.via!r}: there are 'output' and 'callback'.")
+        if self.every < 0 or self.heavy_every < 0 or not (self.every or self.heavy_every):
+            raise ValueError(f"every={self.every}, heavy_every={self.heavy_every}: no step would be inspected.")
+        if self.updates and self.via == "callback":
+            raise ValueError("updates=True needs via='output': a callback sees gradients only.")
+        if self.exact not in (True, False, "auto"):
+            raise ValueError(f"exact={self.exact!r}: there are True, False and 'auto'.")
+        if self.exact and self.via == "callback":
+            raise ValueError(f"exact={self.exact!r} measures in a second run; via='callback' has no use in it.")
+
+    def __str__(self) -> str:
+        """The settings that must be equal in all processes."""
+        return ", ".join(f"{name}={value}" for name, value in self._asdict().items() if name != "match")
+
+
+class Twins:
+    """The instrumented programs of a step, and which one inspects which call.
+
+    Attributes:
+      jitted: The step.
+      is_exact: They measure in a second run, beside the step itself.
+      comparison: With the step itself, made once; None if there is none to be made.
+      ahead: Compiles the step itself while a twin is compiled; None if it is not to.
+      settled: The program that inspects each further call, of which nothing else is to be done; None: `of` tells.
+    """
+
+    def __init__(
+        self,
+        jitted: JittedStep,
+        settings: Settings,
+        on_traced: OnTraced,
+        on_callback: Callable,
+        on_compared: Callable[[Verification | int], None],
+    ) -> None:
+        self.jitted, self._settings = jitted, settings
+        self._on_traced, self._on_callback = on_traced, on_callback
+        self._options = jit_options(jitted.jitted)
+        self.is_exact = settings.exact is True
+        is_compared = settings.via == "output" and not self.is_exact
+        runs_plain = settings.every != 1 and settings.heavy_every != 1
+        self._plain = PlainProgram() if is_compared and not runs_plain else None
+        looks = self._looks = settings.updates is None and not settings.heavy_every
+        self._light = self._of_run(settings.statistics, bool(settings.updates), looks)
+        self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
+        if settings.via == "callback":
+            on_traced((), (_GRADIENTS_ALONE,), set())
+        self.settled: Callable | None = None
+        self.comparison: CompareOnce | None = None
+        self.ahead = CompileAhead(jitted.step) if runs_plain and jitted.is_plain and not self.is_exact else None
+        if is_compared:
+            used = [twin for twin, every in ((self._light, settings.every), (self._heavy, 1)) if twin and every]
+            self.comparison = CompareOnce(jitted, self._options, used, self._plain, on_compared)
+
+    def of(self, number: int) -> Callable | None:
+        """The program that inspects this call, or None."""
+        if self._heavy is not None and number % self._settings.heavy_every == 0:
+            return self._heavy
+        return self._light if self._settings.every and number % self._settings.every == 0 else None
+
+    def settle(self) -> None:
+        """Let one program inspect all further calls, if it can."""
+        if self.comparison is not None and self.comparison.has_ended:
+            self.comparison = None
+        if self.comparison is None and self._heavy is None and not self.is_exact:
+            self.settled = self._light
+
+    def compared(self, twin: Callable) -> Callable:
+        """The program, or what also compares this call of it with the step itself."""
+        comparison = self.comparison
+        if comparison is None or not comparison.is_due(twin):
+            return twin
+        return lambda *args, **kwargs: comparison.run(twin, args, kwargs)
+
+    def _of_run(self, statistics: tuple[str, ...], updates: bool, looks: bool = False) -> Callable:
+        if not self.is_exact:
+            return self.make(statistics, updates=updates, looks=looks)
+        return self.make(statistics, updates=updates, only_measure=self.jitted.is_plain, on_traced=self._on_second_run)
+
+    def make(
+        self,
+        statistics: tuple[str, ...],
+        *,
+        updates: bool,
+        only_measure: bool = False,
+        on_traced: OnTraced | None = None,
+        looks: bool = False,
+    ) -> Callable:
+        """A function with the arguments of the step that returns `(what the step returns, measurement)`."""
+        # Imported here, since these modules use JAX's extension API, which `jax_private.why_not` checks.
+        from treeviz.steps.tracing.twin import instrumented, instrumented_callback
+
+        stacked = self._settings.stacked
+
+        def make(function):
+            if self._settings.via == "callback":
+                return instrumented_callback(function, self._options, statistics, self._on_callback, stacked)
+            return instrumented(
+                function,
+                self._options,
+                statistics,
+                match=self._settings.match,
+                updates=updates,
+                stacked=stacked,
+                tidy_path=self.jitted.tidy_path,
+                result_path=self.jitted.result_path,
+                on_traced=on_traced or self._on_traced,
+                donate=not self.is_exact,
+                only_measure=only_measure,
+                looks=looks,
+                plain=self._plain,
+            )
+
+        return self.jitted.around(make)
+
+    def _on_second_run(self, watches: Sequence[Attribution], notes: Sequence[str], effects: set[str]) -> None:
+        from treeviz.steps.tracing.looks import not_looked_at
+        from treeviz.steps.tracing.primitives import DEBUG_CALLBACKS
+
+        text = f"exact=True runs the step twice, and with it {', '.join(sorted(effects))}"
+        if effects - DEBUG_CALLBACKS:
+            raise RunsTwice(f"{text}, whose effect would happen twice. Watch this step without exact=True")
+        more = [not_looked_at("exact=True")] if self._looks else []
+        self._on_traced(watches, [*notes, *([f"{text}."] if effects else []), *more], effects)
+
+
+# What is told of a watched step: notes that stay, and warnings, each once.
+
+
+class Remarks:
+    """What is told of a watched step.
+
+    Attributes:
+      step: Its name, as it is said in a sentence.
+      notes: What is not measured besides the gradients, and why.
+    """
+
+    def __init__(self, step: Any) -> None:
+        self.step = f"`{getattr(step, '__name__', 'step')}`"
+        self.notes: tuple[str, ...] = ()
+        self._warned: set[str] = set()  # of what
+
+    def note(self, *notes: str) -> None:
+        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
+
+    def note_not_compared(self, n_bytes: int) -> None:
+        self.note(
+            f"{self.step}: whether measuring changes bits was not compared, since the copies would take "
+            f"{n_bytes / 2**30:.2g} GiB of a device. inspector.verify() compares, before a run."
+        )
+
+    def note_other_bits(self, found: Verification, goes_apart: bool) -> None:
+        text = (
+            f"{self.step}: measuring changes bits. Of {found.n_leaves} results {len(found.differences)} differ from "
+            f"those of the step itself for the same arguments: {found.differences[0]}. "
+        )
+        what_now = (
+            "From now on the untouched step runs, and is measured in a second run."
+            if goes_apart
+            else "watch(step, exact=True) rules it out, for about twice the time of an inspected step. A step that "
+            "does not repeat itself differs, too: inspector.verify() tells."
+        )
+        self.note(text + what_now)
+
+    def warn_once(self, about: str, text: str, stacklevel: int = 4) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(printable_lines(f"watch: {text}"), RuntimeWarning, stacklevel=stacklevel)
+
+    def warn_inside(self) -> None:
+        self.warn_once(
+            "inside",
+            f"{self.step} is called inside another jitted or transformed function, which its numbers cannot leave: "
+            "nothing is measured in these calls. Watch the outer function instead, inspector.watch(jax.jit(outer)), "
+            "which sees all gradients inside it; or return tv.measure(grads=grads) from it for inspector.record().",
+            stacklevel=5,
+        )
+
+
+# Which calls of a watched step may be inspected: this is all that the others take time for.
+
+
+class Turns:
+    """Counts the calls of a step, and runs those that are not inspected.
+
+    Attributes:
+      numbers, newest: The numbers of the next calls, and of the newest; before any, one below the first.
+      period: Only calls whose numbers it divides may be inspected.
+      step: Runs the step itself.
+      twins: The programs that inspect it; None: it cannot be watched.
+    """
+
+    def __init__(self, first: int, every: int, heavy_every: int) -> None:
+        self.period = math.gcd(every, heavy_every)
+        self.count_from(first)
+
+    def count_from(self, first: int) -> None:
+        self.numbers, self.newest = itertools.count(first), first - 1
+
+    def run(self, step: Callable, twins: Twins | None) -> None:
+        """Run this step from now on, whose first call waits for the thread that compiles it."""
+        self.step, self.twins = step, twins
+        ahead = None if twins is None else twins.ahead
+        if ahead is not None:
+
+            def first(*args: Any, **kwargs: Any) -> Any:
+                ahead.wait()
+                self.step = step
+                return step(*args, **kwargs)
+
+            self.step = first
+
 
 __all__ = ["CannotWatch", "Watched", "watch"]
 

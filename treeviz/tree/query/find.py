@@ -2,28 +2,326 @@
 
 from __future__ import annotations
 
+import fnmatch
+import math
+import operator
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from treeviz.tree.column import Column
-from treeviz.tree.facts import Facts, Note
-from treeviz.tree.kinds import NOTES
-from treeviz.tree.query.fields import ALIASES, ROW_FIELDS, VALUE_STATISTICS, did_you_mean
-from treeviz.tree.query.parse import (
-    Term,
-    TextTest,
-    contains_test,
-    glob_test,
-    is_glob,
-    is_pasted_path,
-    number_test,
-    parse,
-    shape_test,
+from treeviz.tree.facts import NOTES, Column, Facts, Note
+from treeviz.tree.keys import Key, index_key
+
+# Parse a query such as `dtype:bf16 layers/*/w | nan` into terms, without a tree.
+
+TextTest = Callable[[str], bool]
+
+_TOKEN = re.compile(
+    r'\s+ | (?P<bar>\|) | (?P<minus>-*) (?P<field>[a-z_][\w.-]*:)? (?: "(?P<quoted>[^"]*)" | (?P<bare>[^\s|"]+) )',
+    re.VERBOSE | re.ASCII,
 )
-from treeviz.tree.query.paths import Table, by_key, in_path, on_path
+_FIELD = re.compile(r"[a-z_][\w.-]*:", re.ASCII)
+_NUMBER = r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[+-]?\d+)?(?:[kmgt]i?)?"
+_COMPARISON = re.compile(rf"(>=|<=|>|<|=|)({_NUMBER})", re.ASCII)
+_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})", re.ASCII)
+_SCALES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
+_COMPARE = {
+    "": operator.eq,
+    "=": operator.eq,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+class Term(NamedTuple):
+    """One condition, in lower case.
+
+    Attributes:
+      negated: Select the rows that do not match.
+      field: "dtype" in `dtype:bf16`; "" for a word.
+      value: The word, the glob, or what follows the colon.
+      quoted: The value was in quotes, so that no character in it is special.
+    """
+
+    negated: bool
+    field: str
+    value: str
+    quoted: bool
+
+    def __str__(self) -> str:
+        return f'{self.field}:"{self.value}"' if self.quoted else f"{self.field}:{self.value}"
+
+
+def parse(query: str) -> list[list[Term]]:
+    """The alternatives of a query, each with its terms; [] for a blank query.
+
+    Raises:
+      ValueError: A quote that is not closed, a field without a value.
+    """
+    alternatives: list[list[Term]] = [[]]
+    text, position = query.lower(), 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None:
+            raise ValueError(f"find: a quote is not closed in {query!r}. Put the words between two quotes.")
+        position = token.end()
+        if token["bar"]:
+            alternatives.append([])
+        elif token["quoted"] or token["bare"] or token["field"]:
+            alternatives[-1].append(_term(token))
+    return [terms for terms in alternatives if terms]
+
+
+def _term(token: re.Match[str]) -> Term:
+    quoted = token["quoted"] is not None
+    value = token["quoted"] if quoted else token["bare"]
+    nothing_for = token["field"] if not value else value if not quoted and _FIELD.fullmatch(value) else None
+    if nothing_for:
+        raise ValueError(
+            f'find: {nothing_for!r} needs a value. To search for the text, put it in quotes: "{nothing_for}"'
+        )
+    return Term(len(token["minus"]) % 2 == 1, (token["field"] or "")[:-1], value, quoted)
+
+
+def is_glob(text: str) -> bool:
+    return any(c in text for c in "*?[")
+
+
+def is_pasted_path(text: str) -> bool:
+    """Whether the text may be a copied key path, such as `['layers'][0]`, and not only a glob."""
+    return "[" in text and not any(c in text for c in "*?")
+
+
+def glob_test(pattern: str) -> TextTest:
+    """A case-insensitive test of a whole text: `*`, `?`, `[a-z]`, `[!a-z]`."""
+    if not is_glob(pattern):
+        return lambda text: text.lower() == pattern
+    match = re.compile(fnmatch.translate(pattern.replace("[^", "[!"))).match
+    return lambda text: match(text.lower()) is not None
+
+
+def contains_test(value: str) -> TextTest:
+    return lambda text: value in text.lower()
+
+
+def path_pattern(glob: str) -> tuple[list[str], bool]:
+    """A glob's segments, and whether it starts at the root. A trailing slash is ignored."""
+    segments = glob.removesuffix("/").split("/")
+    return (segments[1:], True) if glob.startswith("/") else (segments, False)
+
+
+def number_test(term: Term) -> Callable:
+    """A test of an array of numbers: `>1M`, `<=3`, `=2`, `2` or `1k..2k`.
+
+    Raises:
+      ValueError: The number is invalid.
+    """
+    if comparison := _COMPARISON.fullmatch(term.value):
+        compare, bound = _COMPARE[comparison[1]], _number(comparison[2])
+        return lambda values: compare(values, bound)
+    if both := _RANGE.fullmatch(term.value):
+        low, high = _number(both[1]), _number(both[2])
+        return lambda values: (values >= low) & (values <= high)
+    field = term.field
+    raise ValueError(
+        f"find: {term} is not a number that can be read. "
+        f"Write {field}:>1M, {field}:<=0.5, {field}:1k..2k or {field}:42; the units are k M G T Ki Mi Gi Ti."
+    )
+
+
+def _number(text: str) -> float:
+    digits = text.rstrip("kmgti")
+    return float(digits) * _SCALES.get(text[len(digits) :], 1.0)
+
+
+def shape_test(term: Term) -> Callable[[tuple[int, ...]], bool]:
+    """A test of a shape: `*,768`, `...,>64`, `3,4` or `()`.
+
+    Raises:
+      ValueError: A dimension that is neither a number, a comparison, `*` nor `...`.
+    """
+    value = term.value[1:-1] if term.value[:1] == "(" and term.value[-1:] == ")" else term.value
+    dims = value.removesuffix(",").split(",") if value else []
+    tests = []
+    for dim in dims:
+        comparison = _COMPARISON.fullmatch(dim)
+        if dim not in ("*", "...") and not comparison:
+            raise ValueError(
+                f"find: {term} has a dimension that cannot be read, {dim!r}. "
+                "Write numbers, >64, <=8, * for one dimension and ... for any number of them: shape:...,>64,768"
+            )
+        tests.append(number_test(Term(False, "shape", dim, False)) if comparison else dim)
+    return lambda shape: _fits(shape, tests)
+
+
+def _fits(shape: Sequence[int], tests: list) -> bool:
+    """Tracks the set of tests that may come next, so the time is never exponential."""
+    ends = _skip({0}, tests)
+    for dim in shape:
+        dim = dim if isinstance(dim, int) else math.nan  # symbolic: any size
+        stay = {i for i in ends if i < len(tests) and tests[i] == "..."}
+        step = {i + 1 for i in ends if i < len(tests) and tests[i] != "..." and (tests[i] == "*" or tests[i](dim))}
+        ends = _skip(stay | step, tests)
+    return len(tests) in ends
+
+
+def _skip(ends: set[int], tests: list) -> set[int]:
+    for i, test in enumerate(tests):
+        if i in ends and test == "...":
+            ends.add(i + 1)
+    return ends
+
+
+# The reserved field names of the search language, and what to write in place of an unknown one.
+
+ROW_FIELDS = ("key", "kind", "type", "dtype", "sharding", "shape", "is", "depth")
+ALIASES = {"params": "elements", "parameters": "elements"}
+# The columns of `analysis.stats.columns.value_statistics`, computed on request.
+VALUE_STATISTICS = ("min", "max", "mean", "std", "rms", "zeros", "nan", "inf", "posinf", "neginf", "histogram")
+
+
+def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
+    """ "Did you mean bytes?"; all that is known if nothing is near. Before each stands the prefix, as "is:"."""
+    near = get_close_matches(name, known, n=1)
+    if near:
+        return f"Did you mean {prefix}{near[0]}?"
+    return f"There are: {', '.join(prefix + each for each in known)}."
+
+
+# Search key paths: one key, a word across keys, a glob on the end of a path.
+
+
+class Table(Protocol):
+    """The part of `treeviz.TreeTable` that a search reads."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def depth(self) -> np.ndarray: ...
+    @property
+    def end(self) -> np.ndarray: ...
+    @property
+    def position(self) -> np.ndarray: ...
+    @property
+    def key_codes(self) -> np.ndarray: ...
+    @property
+    def keys(self) -> tuple[Key, ...]: ...
+    @property
+    def fact_codes(self) -> np.ndarray: ...
+    @property
+    def facts(self) -> tuple[Facts, ...]: ...
+    @property
+    def notes(self) -> Mapping[int, tuple[Note, ...]]: ...
+    @property
+    def columns(self) -> Mapping[str, Column]: ...
+    def rolled(self, column: Column) -> np.ndarray: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, row: int) -> Any: ...
+
+
+def by_key(table: Table, test: Callable[[Key], bool], root: bool) -> np.ndarray:
+    """Whether the row's own key passes; each distinct key is tested once."""
+    rows = np.fromiter((test(key) for key in table.keys), dtype=bool, count=len(table.keys))[table.key_codes]
+    indexed = np.flatnonzero(table.key_codes == 0)
+    positions, inverse = np.unique(table.position[indexed], return_inverse=True)
+    rows[indexed] = np.array([test(index_key(position)) for position in positions.tolist()], dtype=bool)[inverse]
+    rows[0] = root
+    return rows
+
+
+def in_path(table: Table, word: str) -> np.ndarray:
+    """The rows whose key path contains the word: in one key, or across keys as joined by keystr or slashes."""
+    name = table.name.lower()
+
+    def in_key(key: Key) -> bool:
+        return word in key.label.lower() or word in key.keystr.lower() or word in key.segment.lower()
+
+    found = by_key(table, in_key, word in name)
+    if len(word) > 1 and not found[0]:
+        _add_spanning(table, word, found)
+    hits = np.flatnonzero(found).tolist()
+    covered = 0
+    for row in hits:
+        if row >= covered:
+            covered = int(table.end[row])
+            found[row:covered] = True
+    return found
+
+
+def _add_spanning(table: Table, word: str, found: np.ndarray) -> None:
+    """Mark the rows where the word starts in one key and ends in a later one."""
+    n_kept = len(word) - 1
+    keys = [(key.keystr.lower(), "/" + key.segment.lower()) for key in table.keys]
+    tails = [(table.name.lower()[-n_kept:],) * 2]
+    depths, codes, positions = table.depth.tolist(), table.key_codes.tolist(), table.position.tolist()
+    ends, own = table.end.tolist(), found.tolist()
+    row = 1
+    while row < len(depths):
+        if own[row]:
+            row = ends[row]
+            continue
+        depth, code = depths[row], codes[row]
+        keystr, segment = keys[code] if code else (f"[{positions[row]}]", f"/{positions[row]}")
+        before = tails[depth - 1]
+        keystr, segment = before[0] + keystr, before[1] + segment
+        if word in keystr or word in segment:
+            found[row] = True
+            row = ends[row]
+            continue
+        row += 1
+        if ends[row - 1] > row:
+            del tails[depth:]
+            tails.append((keystr[-n_kept:], segment[-n_kept:]))
+
+
+def on_path(table: Table, glob: str) -> np.ndarray:
+    """bool[n_rows]: the rows whose key path ends with a match of a glob, such as `layers/*/w`."""
+    return _on_path(table, *path_pattern(glob.lower()))
+
+
+def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:
+    """The rows whose path ends with a match of the pattern, segment by segment.
+
+    Bit i of a row's state: the first i segments of the pattern match a path that ends at that row.
+    """
+    tests = [(1 << i, glob_test(segment)) for i, segment in enumerate(pattern) if segment != "**"]
+    stay = sum(1 << i for i, segment in enumerate(pattern) if segment == "**")
+    start, accept = _closed(1, stay), 1 << len(pattern)
+    again = 0 if from_root else start
+    moves_of: dict[int, list[int]] = {}  # by key code, and by minus the position for an index
+    states = [start]  # of the previous row and of its ancestors
+    found = [bool(start & accept)]
+    rows = zip(table.depth.tolist(), table.key_codes.tolist(), table.position.tolist(), strict=True)
+    next(rows)
+    for depth, code, position in rows:
+        moves = moves_of.get(code or -position)
+        if moves is None:
+            text = table.keys[code].segment if code else str(position)
+            moves = moves_of[code or -position] = [
+                sum(bit for bit, test in tests if test(segment)) for segment in text.split("/")
+            ]
+        state = states[depth - 1]
+        for move in moves:
+            state = (state & move) << 1 | state & stay | again
+            if stay:
+                state = _closed(state, stay)
+        found.append(state & accept != 0)
+        del states[depth:]
+        states.append(state)
+    return np.array(found)
+
+
+def _closed(state: int, stay: int) -> int:
+    """The state that also skips every `**` it has reached."""
+    while (more := state | (state & stay) << 1) != state:
+        state = more
+    return state
+
 
 _DTYPES = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex"}
 _DTYPE_CLASSES = {

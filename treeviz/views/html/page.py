@@ -4,16 +4,395 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
+from html import escape
+from typing import Any
 
-from treeviz.views.html.bundle import fallback_text, loader_text, packed_page_module, page_module_text
-from treeviz.views.html.characters import in_characters
-from treeviz.views.html.escape import Markup, attribute, text
-from treeviz.views.html.fit import pack_within
-from treeviz.views.html.payload import FORMAT
-from treeviz.views.html.static import outline
+import numpy as np
+
+from treeviz.tree.facts import Column, Facts, Note
+from treeviz.tree.keys import Key
+from treeviz.tree.series import Series
+from treeviz.tree.table import REDUCE, TreeTable
+from treeviz.tree.text import count_text
+from treeviz.views.html.bundle import fallback_text, in_characters, loader_text, packed_page_module, page_module_text
+from treeviz.views.html.payload import FORMAT, hidden_value, pack
+from treeviz.views.text.cells import (
+    BAD,
+    WRITE,
+    columns_of_cells,
+    fact_parts,
+    last_texts,
+    mark_text,
+    marks_inside,
+    note_part,
+    span_texts,
+    sparklines,
+    steps_text,
+    times_text,
+    type_text,
+)
+from treeviz.views.text.rows import first_rows, folded, open_first, truncate
+from treeviz.views.text.terminal import UNICODE
+from treeviz.views.text.text import in_brief
 from treeviz.views.view import View
+
+# Make a page small enough: the first rows of every subtree, and a placeholder that counts and adds up the others.
+
+MAX_BYTES = 2_150_000  # its text is a fifth longer, the rows and the front end are 0.1 MB: a page has at most 3 MB
+_MANY = 50_000  # distinct keys, or values of a column: an eighth of the rows is tried first, since all take a second
+
+
+def pack_within(view: View, packed: bytes | None = None) -> bytes:
+    """`pack(view)`, with as many rows as fit into `MAX_BYTES`; all of them in a view that is whole.
+
+    Args:
+      packed: `pack(view)`, if it is known.
+    """
+    table, n_all = view.table, len(view.table)
+    n_distinct = max(len(each) for each in (table.keys, *(column.levels for column in table.columns.values())))
+    n_rows = n_all if view.whole or packed is not None or n_distinct <= _MANY else n_all // 8
+    packed = pack(with_first_rows(view, n_rows)) if packed is None else packed
+    while len(packed) < 0.7 * MAX_BYTES and n_rows < n_all:
+        n_rows = min(int(n_rows * 0.9 * MAX_BYTES / len(packed)), n_all)
+        packed = pack(with_first_rows(view, n_rows))
+    while len(packed) > MAX_BYTES and n_rows > 1 and not view.whole:
+        n_rows = int(n_rows * min(0.8, 0.9 * MAX_BYTES / len(packed)))
+        packed = pack(with_first_rows(view, n_rows))
+    return packed
+
+
+def with_first_rows(view: View, n_rows: int) -> View:
+    """The view with about `n_rows` rows. Totals stay those of the whole tree."""
+    if n_rows >= len(view.table):
+        return view
+    cut = _Cut(view.table, n_rows)
+    columns = {column.name: cut.column(column) for column in (*view.columns, *view.table.columns.values())}
+    # An inspector's views have no such keyword.
+    table = cut.table("" if view.series else ": whole=True has all, however large")
+    table = replace(table, columns={name: columns[name] for name in view.table.columns})
+    return View(
+        table,
+        [columns[column.name] for column in view.columns],
+        depth=view.depth,
+        values={int(cut.new[row]): html for row, html in (view.values or {}).items() if cut.new[row] >= 0},
+        series=[cut.series(each) for each in view.series],
+        histograms=[replace(each, counts=cut.rows(each.counts, 0)) for each in view.histograms],
+        diff=None if view.diff is None else cut.diff(view.diff),
+    )
+
+
+class _Cut:
+    """The rows of a table that are kept, and after the last kept child of a node a placeholder for the others.
+
+    Attributes:
+      new: int[n_rows + 1]: the new number of each row; -1 if it is not kept.
+    """
+
+    def __init__(self, table: TreeTable, n_rows: int) -> None:
+        self._table = table
+        self._rows, n_left_out = truncate(table, max(n_rows, 1))
+        self._nodes = self._rows[n_left_out > 0]
+        self._n_left_out = n_left_out[n_left_out > 0].tolist()
+        first = np.arange(1, len(table) + 1)  # of each row: the first row below it that is not kept
+        np.maximum.at(first, table.parent[self._rows[1:]], table.end[self._rows[1:]])
+        self._ranges = np.stack([first[self._nodes], table.end[self._nodes]], axis=1).ravel()
+        place = np.concatenate([self._rows, table.end[self._nodes]])
+        self._depth = np.concatenate([table.depth[self._rows], table.depth[self._nodes] + 1])
+        # Where a subtree ends, the deepest placeholder comes first, and a row after all of them.
+        self._order = np.lexsort((np.where(np.arange(len(place)) < len(self._rows), 1, -self._depth), place))
+        self.new = np.full(len(table) + 1, -1)
+        self.new[self._rows], self._places = np.split(np.argsort(self._order), [len(self._rows)])
+        self._codes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def table(self, hint: str) -> TreeTable:
+        table, order = self._table, self._order
+        parent = np.concatenate([self.new[table.parent[self._rows]], self.new[self._nodes]])[order]
+        end = np.arange(1, len(order) + 1)
+        for row in range(len(order) - 1, 0, -1):
+            end[parent[row]] = max(end[parent[row]], end[row])
+        by_parent = np.argsort(parent, kind="stable")
+        position = np.empty(len(order), np.int32)
+        position[by_parent] = np.arange(len(order)) - np.searchsorted(parent[by_parent], parent[by_parent])
+        used, keys = np.unique(np.append(0, table.key_codes[self._rows]), return_inverse=True)
+        keys = np.append(keys[1:], np.full(len(self._nodes), len(used)))[order]
+        kept, facts = self._coded(table.fact_codes)
+        texts = [f"{n:,} more" for n in self._n_left_out]
+        notes = {int(self.new[row]): self._moved(at) for row, at in table.notes.items() if self.new[row] >= 0}
+        for row, text in zip(self._places.tolist(), texts, strict=True):
+            notes[row] = (Note("more", f"{text}, which did not fit into this page"),)
+        n_missing = len(table) - len(self._rows)
+        missing = f"{n_missing:,} of {len(table):,} rows are not in this page{hint}"
+        return TreeTable(
+            name=table.name,
+            depth=self._depth[order].astype(np.int32),
+            parent=parent.astype(np.int32),
+            end=end.astype(np.int32),
+            position=position,
+            key_codes=keys.astype(np.int32),
+            keys=(*(table.keys[code] for code in used.tolist()), Key("…", "", "…", ())),
+            fact_codes=facts,
+            facts=(*(table.facts[code] for code in kept.tolist()), *(Facts("more", "", False, text=t) for t in texts)),
+            notes=dict(sorted(notes.items())),
+            headline=(*table.headline, missing),
+        )
+
+    def column(self, column: Column) -> Column:
+        if column.codes is None:
+            used, codes = self._rows, None
+        else:
+            used, codes = self._coded(column.codes)
+        if column.format == "label":
+            levels = [*(column.levels[code] for code in used.tolist()), *[""] * len(self._nodes)]
+            if codes is None:
+                levels = [levels[i] for i in self._order.tolist()]
+            return replace(column, levels=levels, codes=codes)
+        levels = np.concatenate([np.asarray(column.levels)[used], self._left_out(column)])
+        return replace(column, levels=levels[self._order] if codes is None else levels, codes=codes)
+
+    def rows(self, values: np.ndarray, more: Any) -> np.ndarray:
+        """The values of the rows that are kept; `more` for the placeholders, all or each."""
+        every = np.broadcast_to(np.asarray(more, values.dtype), (len(self._nodes), *values.shape[1:]))
+        return np.concatenate([values[self._rows], every])[self._order]
+
+    def series(self, series: Series) -> Series:
+        """A placeholder has no value, but what was bad or found behind it."""
+        place = self.new.copy()
+        for row, start, end in zip(self._places.tolist(), *self._ranges.reshape(-1, 2).T.tolist(), strict=True):
+            place[start:end] = row
+        bad = np.append(series.bad, series.bad[:1], axis=0)
+        return replace(
+            series,
+            values=self.rows(series.values, np.nan),
+            low=None if series.low is None else self.rows(series.low, np.nan),
+            high=None if series.high is None else self.rows(series.high, np.nan),
+            bad=self.rows(series.bad, np.logical_or.reduceat(bad, self._ranges)[::2]),
+            marks=tuple([mark._replace(row=int(place[mark.row])) for mark in series.marks]),
+        )
+
+    def diff(self, diff: Mapping[str, Any]) -> dict[str, Any]:
+        bars = {int(self.new[row]): bars for row, bars in diff["bars"].items() if self.new[row] >= 0}
+        return {**diff, "open": None, "bars": bars}
+
+    def _coded(self, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The old codes that are still in use, and the new code of each row. Every placeholder has one of its own."""
+        if id(codes) not in self._codes:
+            used, new = np.unique(codes[self._rows], return_inverse=True)
+            new = np.append(new, len(used) + np.arange(len(self._nodes)))[self._order].astype(np.int32)
+            self._codes[id(codes)] = used, new
+        return self._codes[id(codes)]
+
+    def _left_out(self, column: Column) -> np.ndarray:
+        """What the rows behind each placeholder add to the column."""
+        levels = np.asarray(column.levels)
+        if column.format == "histogram":
+            return np.zeros((len(self._nodes), *levels.shape[1:]), levels.dtype)
+        if column.rollup in ("none", "given"):
+            return np.full(len(self._nodes), np.nan)
+        values = column.values
+        if column.rollup in ("sum", "norm"):
+            values = np.where(np.isnan(values), 0, values)
+        with np.errstate(all="ignore"):
+            return REDUCE[column.rollup].reduceat(np.append(values, values[:1]), self._ranges)[::2]
+
+    def _moved(self, notes: tuple[Note, ...]) -> tuple[Note, ...]:
+        return tuple([note._replace(row=int(self.new[note.row])) if note.row >= 0 else note for note in notes])
+
+
+# Escape text for HTML: one function for each context.
+
+
+class Markup(str):
+    """HTML that treeviz has built, which is not escaped again."""
+
+    __slots__ = ()
+
+
+def text(content: str) -> Markup:
+    """Text between two tags."""
+    if type(content) is Markup:
+        return content
+    return Markup(escape(_encodable(content), quote=False))
+
+
+def attribute(value: str) -> Markup:
+    """The value of an attribute, between its quotes."""
+    return Markup(escape(_encodable(value)).replace("\n", "&#10;"))
+
+
+def _encodable(content: str) -> str:
+    """The text with lone surrogates, which UTF-8 does not have, as escape sequences."""
+    return str.__str__(content).encode("utf-8", "backslashreplace").decode()
+
+
+# The first rows of a view as static HTML, for hosts that run no script.
+
+MAX_LINES = 316
+MAX_NESTING = 60  # browsers nest a few hundred levels; a narrow screen fits fewer
+_LONG = 80  # characters
+_N_PLAIN = 2  # columns of numbers without their titles
+_N_BYTES = 19_500  # of the whole part, up to which further columns are shown
+_N_CHARACTERS = 12  # of a sparkline
+_N_FINDINGS = 8
+_STYLE = "font:13px/1.5 ui-monospace,Menlo,Consolas,monospace;overflow-x:auto"
+
+
+def outline(view: View) -> Markup:
+    """The first rows as nested <details>: at most `MAX_LINES` lines, the first ones of every subtree.
+
+    Each row shows the first two columns with numbers, the last value and a sparkline of the first series, and as many
+    of the other columns as fit into `_N_BYTES`, with their titles. The first findings are listed above the rows.
+    Rows deeper than `view.depth` are not shown.
+    """
+    findings = list(_findings(view.table, view.series))
+    view = folded(in_brief(view))
+    table, series = view.table, view.series
+    depth = MAX_NESTING if view.depth is None else min(view.depth, MAX_NESTING)
+    rows, n_left_out = first_rows(view, MAX_LINES, depth)
+    plain = [column for column in view.columns_beside if column.format in WRITE][:_N_PLAIN]
+    titles = ", ".join(["type", *(times_text(each) for each in series[:1]), *(column.title for column in plain)])
+    parts = [
+        f'<pre style="{_STYLE}"><b>{text(_short(table.name))}</b>',
+        *(f" · {text(summary)}" for summary in table.headline),
+        f"\n<i>name: {text(titles)}",
+        left_out := _Slot(),
+        "</i>\n",
+        *findings,
+        *_lines(view, rows, n_left_out.tolist(), plain),
+    ]
+    if len(rows) < len(table):
+        parts.append(f"… {count_text(len(table) - len(rows))} of {count_text(len(table))} rows are not shown here.\n")
+    parts.append("</pre>")
+    if others := [column for column in view.columns_beside if column not in plain]:
+        room = _N_BYTES - len("".join([part for part in parts if type(part) is str]).encode())
+        further, left_out.text = _further(table, others, rows, room)
+        slots = [part for part in parts if type(part) is _Slot and part is not left_out]
+        for slot, content in zip(slots, further, strict=True):
+            slot.text = content
+    return Markup("".join(map(str, parts)))
+
+
+class _Slot:
+    """A place that is filled when it is known how much else there is."""
+
+    text = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _further(table: TreeTable, columns: Sequence[Column], rows: np.ndarray, room: int) -> tuple[list[str], str]:
+    """The text of each row for the columns that fit into `room` bytes; and which do not fit.
+
+    Counts of zero are not shown; a sum to which all leaves add the same is shown at the nodes only.
+    """
+    texts, left_out = [""] * len(rows), []
+    is_leaf = table.is_leaf[rows].tolist()
+    is_leaf[0] = False
+    for column in columns:
+        for cell in columns_of_cells(table, [column], rows, UNICODE)[:1]:
+            values = [value.rstrip() if column.format == "histogram" else value.strip() for value in cell.texts]
+            of_leaves = {value for value, leaf in zip(values, is_leaf, strict=True) if leaf}
+            are_alike = column.rollup == "sum" and len(of_leaves) == 1
+            if column.format in ("count", "bytes"):
+                values = ["" if value in ("0", "0 B") else value for value in values]
+            title = text(cell.title.strip())
+            shown = [
+                f", {title} {text(value)}" if value and not (are_alike and leaf) else ""
+                for value, leaf in zip(values, is_leaf, strict=True)
+            ]
+            size = len("".join(shown).encode())
+            if size > room:
+                left_out.append(title)
+                continue
+            room -= size
+            texts = list(map("".join, zip(texts, shown, strict=True)))
+    return texts, f"; only in the page: {', '.join(left_out)}" if left_out else ""
+
+
+def _findings(table: TreeTable, series: Sequence[Series]) -> Iterator[str]:
+    """The first findings, a line each."""
+    marks = [(each, mark) for each in series for mark in each.marks]
+    for each, mark in marks[:_N_FINDINGS]:
+        path = table[mark.row].keystr or table.name
+        where = f"{path if len(path) <= _LONG else '…' + path[1 - _LONG :]}, {steps_text(each, mark.column)}"
+        yield f"<b>{text(_short(mark.kind))}</b> {text(where)}: {text(_short(mark_text(mark), 200))}\n"
+    if len(marks) > _N_FINDINGS:
+        yield f"… {count_text(len(marks) - _N_FINDINGS)} more findings\n"
+
+
+def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequence[Column]) -> Iterator[str | _Slot]:
+    """One line for each row, with a slot for further columns. Arrows have a margin.
+
+    The line of an open node is the <summary> of its <details>.
+    """
+    table, series = view.table, view.series
+    depths, ends, codes = table.depth[rows].tolist(), table.end[rows].tolist(), table.fact_codes[rows].tolist()
+    opened = open_first(view)[rows].tolist()
+    facts = {code: _facts_text(table.facts[code]) for code in set(codes)}
+    label = cache(lambda label: text(_short(label)))
+    numbers = list(map("".join, zip(_history(series, rows), _numbers(table, rows, numeric), strict=True)))
+    found_inside = marks_inside(table, series, rows)
+    chosen = rows.tolist()
+    inside: list[tuple[int, str]] = []  # of each open node: the end of its subtree, and its closing markup
+    for i, row in enumerate(chosen):
+        while inside and inside[-1][0] <= row:
+            yield inside.pop()[1]
+        indent = "  " * depths[i]
+        line = f"{indent}{label(table.key(row).label if row else table.name)}: {facts[codes[i]]}{numbers[i]}"
+        after = "".join([_note(table, note) for note in table.notes[row]]) if row in table.notes else ""
+        shows_some = i + 1 < len(chosen) and chosen[i + 1] < ends[i]
+        is_open = shows_some and opened[i]
+        if found_inside[i] and not is_open:
+            after += f" <b>{found_inside[i]}</b>"
+        if shows_some:
+            yield from (f"<details{' open' if is_open else ''}><summary>{line}{after}", _Slot(), "</summary>")
+            more = f"    {indent}… {count_text(n_left_out[i])} more\n" if n_left_out[i] else ""
+            inside.append((ends[i], f"{more}</details>"))
+        else:
+            n_inside = f", {count_text(n_left_out[i])} inside" if n_left_out[i] else ""
+            yield from (f"  {line}{n_inside}{after}", _Slot(), "\n")
+    while inside:
+        yield inside.pop()[1]
+
+
+def _numbers(table: TreeTable, rows: np.ndarray, columns: Sequence[Column]) -> list[str]:
+    """The text of each row's numbers."""
+    texts = []
+    for column in columns:
+        write = cache(WRITE[column.format])
+        values = table.rolled(column)[rows].astype(np.float64, copy=False)
+        hidden = hidden_value(column)
+        is_bad = [False] * len(rows) if column.bad is None else column.bad[rows].tolist()
+        written = ["" if x != x or x == hidden else f", {write(x)}" for x in values.tolist()]
+        for i, span in span_texts(column.spans, rows, write):
+            written[i] = f", {span}"
+        texts.append([f", {BAD}" if bad else content for content, bad in zip(written, is_bad, strict=True)])
+    return list(map("".join, zip(*texts, strict=True))) if texts else [""] * len(rows)
+
+
+def _history(series: Sequence[Series], rows: np.ndarray) -> list[str]:
+    """The last value and the sparkline of each row in the first series."""
+    if not series:
+        return [""] * len(rows)
+    pairs = zip(last_texts(series[0], rows), sparklines(series[0], rows, _N_CHARACTERS), strict=True)
+    return [f", {' '.join(filter(None, (last, spark)))}" if last or spark.strip() else "" for last, spark in pairs]
+
+
+def _facts_text(facts: Facts) -> Markup:
+    return text(" ".join([_short(type_text(facts)), *(_short(part.text) for part in fact_parts(facts))]))
+
+
+def _note(table: TreeTable, note: Note) -> str:
+    return f" <b>{text(_short(note_part(table, note).text, 200))}</b>"
+
+
+def _short(content: str, limit: int = _LONG) -> str:
+    return content if len(content) <= limit else f"{content[: limit - 1]}…"
+
 
 _KEEP_KEYS = 'data-lm-suppress-shortcuts="true"'  # a notebook does not take the keys of the static rows
 _N_IN_TITLE = 3  # a tab shows less: "tree · 148 leaves · 124.4 M elements · 497.8 MB"

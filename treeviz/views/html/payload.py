@@ -10,26 +10,308 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os.path import commonprefix
 from typing import Any
 
 import numpy as np
 
-from treeviz.tree.column import Column
-from treeviz.tree.facts import Facts, Sharding
+from treeviz.tree.facts import Column, Facts, Note, Sharding
 from treeviz.tree.keys import Key
 from treeviz.tree.repeats import like_the_next
-from treeviz.tree.safe_repr import aval_text
+from treeviz.tree.series import FindingMark, Histograms, Series, thinned
 from treeviz.tree.table import TreeTable
-from treeviz.views.html.bars import bars
-from treeviz.views.html.histogram_payload import pack_histograms
-from treeviz.views.html.note_payload import pack_notes, pack_patterns
-from treeviz.views.html.series_payload import pack_series
-from treeviz.views.html.shown import as_shown, as_shown_with_rms
-from treeviz.views.text.cells import type_text
+from treeviz.tree.text import aval_text
+from treeviz.views.text.cells import WRITE, type_text
 from treeviz.views.view import View
+
+# Pack histograms over time for the front end: a few bars for each row and step, relative to the highest.
+
+MAX_CELLS = 400_000  # of all histograms of a page
+MAX_HISTOGRAM_COLUMNS, MIN_HISTOGRAM_COLUMNS = 200, 4
+_LEVELS = 15  # of a bar, shown as a colour
+
+
+def pack_histograms(histograms: Sequence[Histograms], add: Callable[[np.ndarray], int]) -> list[dict[str, Any]]:
+    """The header's entry for each; `add` stores an array and returns the index of its buffer."""
+    packed = []
+    for each in histograms:
+        counts = np.nan_to_num(np.asarray(each.counts, dtype=np.float64))
+        n_rows, n_columns, _ = counts.shape
+        used = np.flatnonzero(counts.any(axis=(0, 1)))
+        if not len(used):
+            continue
+        bins = slice(int(used[0]), int(used[-1]) + 1)
+        n_bins = bins.stop - bins.start
+        most = min(MAX_HISTOGRAM_COLUMNS, max(MIN_HISTOGRAM_COLUMNS, MAX_CELLS // len(histograms) // (n_rows * n_bins)))
+        width = -(-n_columns // most)
+        starts = np.arange(0, n_columns, width)
+        stops = np.append(starts[1:], n_columns)
+        counts = np.add.reduceat(counts[:, :, bins], starts, axis=1)
+        highest = counts.max(axis=2, keepdims=True)
+        heights = np.ceil(_LEVELS * np.divide(counts, highest, out=np.zeros_like(counts), where=highest > 0))
+        packed.append(
+            {
+                "title": each.title,
+                "n": len(starts),
+                "n_bins": n_bins,
+                "levels": _LEVELS,
+                "first": add(each.first_steps[starts]),
+                "last": add(each.last_steps[stops - 1]),
+                "edges": [float(each.edges[bins.start]), float(each.edges[bins.stop])],
+                "heights": add(heights.astype(np.uint8)),
+            }
+        )
+    return packed
+
+
+# Pack notes for the front end: those of differences that differ in numbers alone share a pattern.
+
+_LEAST = 6  # notes that share a pattern
+_MOST = 1_000  # rows whose notes are taken apart, which takes 50 microseconds each
+_NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
+
+Notes = tuple[Note, ...]
+
+
+def pack_notes(notes: Iterable[tuple[int, Notes]], n_rows: int, add: Callable[[np.ndarray], int]) -> list:
+    """The buffer with the code of each row's notes, 0 for none, and the notes by their codes from 1 on.
+
+    Thousands of rows may have the same: that a part of each was left out.
+    """
+    codes: dict[Notes, int] = {}
+    of_rows = np.zeros(n_rows, np.int64)
+    for row, each in notes:
+        of_rows[row] = codes.setdefault(tuple(each), len(codes) + 1)
+    return [add(of_rows), *map(_sent, codes)] if codes else []
+
+
+def _sent(notes: Notes) -> list:
+    return [note[: 6 if note.severity else 4] for note in notes]
+
+
+def pack_patterns(
+    table: TreeTable, columns: Iterable[Column], add: Callable[[np.ndarray], int]
+) -> tuple[list, dict[int, Notes]]:
+    """The notes of differences by patterns; and what is sent of these rows as their notes, without texts.
+
+    The first part is the buffer with the number of each row's pattern, 0 for none, and the patterns from 1 on. A
+    pattern is the JSON of the notes of its rows in parts; what stands between two parts is the text of a row in a
+    column, by the column's name, or is sent, by the index of a list of texts, one for each row.
+    """
+    rows = [row for row, notes in table.notes.items() if all(note.kind == "differs" for note in notes)][:_MOST]
+    alike: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
+    for row in rows:
+        text = json.dumps(_sent(table.notes[row]), separators=(",", ":"), ensure_ascii=False)
+        alike.setdefault(tuple(_NUMBER.split(text)), []).append((row, _NUMBER.findall(text)))
+    texts_of = [(column.name, _texts(table, column)) for column in columns]
+    codes, patterns = np.zeros(len(table), np.int64), []
+    for parts, members in alike.items():
+        if len({tuple(numbers) for _, numbers in members}) >= _LEAST:
+            members.sort()
+            patterns.append(_pattern(parts, members, texts_of))
+            codes[[row for row, _ in members]] = len(patterns)
+    bare = {row: tuple([note._replace(text="", details=()) for note in table.notes[row]]) for row in rows if codes[row]}
+    return ([add(codes), *patterns] if patterns else []), bare
+
+
+def _pattern(
+    parts: Sequence[str],
+    members: Sequence[tuple[int, list[str]]],
+    texts_of: Sequence[tuple[str, Callable[[int], str]]],
+) -> list[Any]:
+    rows, numbers = zip(*members, strict=True)
+    known: dict[tuple[str, ...], str | int] = {}
+    sent: list[str] = []
+    pattern: list[str | int] = [parts[0]]
+    for texts, after in zip(zip(*numbers, strict=True), parts[1:], strict=True):
+        if len({*texts}) == 1:
+            pattern[-1] += texts[0] + after
+            continue
+        if texts not in known:
+            name = next((name for name, of in texts_of if all(map(str.__eq__, map(of, rows), texts))), None)
+            known[texts] = len(sent) if name is None else name
+            if name is None:
+                sent.append(" ".join(texts))
+        pattern += [known[texts], after]
+    return [pattern, *sent]
+
+
+def _texts(table: TreeTable, column: Column) -> Callable[[int], str]:
+    """The text of a row in a column, as the front end writes it; "" where that may be another one."""
+    if column.format == "label":
+        return lambda row: str(column.levels[row if column.codes is None else column.codes[row]])
+    if column.format not in WRITE or column.bad is not None:
+        return lambda row: ""
+    write, values = WRITE[column.format], table.rolled(column)
+    return lambda row: write(values[row]) if np.isfinite(values[row]) else ""
+
+
+# Numbers as short as they are shown: four digits, of which the bits compress better than those that nobody sees.
+
+_BITS = 15  # of a fraction: 2**-16 of a number is less than half of the fourth digit of 9.999
+_WHOLE_DIGITS = 9999.5  # from here on all digits of whole numbers are shown
+
+
+def as_shown(numbers: np.ndarray) -> np.ndarray:
+    """float32 numbers near the given ones, with few bits, whose four digits are the same; others stay as they are."""
+    exact = numbers.astype(np.float64)
+    with np.errstate(all="ignore"):
+        least_digit = _least_digits(exact)
+        fractions, exponents = np.frexp(np.rint(exact / least_digit) * least_digit)
+        short = np.ldexp(np.rint(np.ldexp(fractions, _BITS)), exponents - _BITS)
+        is_same = _is_shown_alike(exact, short) & (short.astype(np.float32) == short)
+        # Those of bfloat16, for example, are short as they are.
+        is_short = np.ldexp(np.frexp(exact)[0], _BITS) % 1 == 0
+    return np.where(is_same & ~is_short & (np.abs(exact) < _WHOLE_DIGITS), short, numbers)
+
+
+def as_shown_with_rms(mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`as_shown` of both, but where the rms that follows from them would be shown otherwise."""
+    short_mean, short_std = as_shown(mean), as_shown(std)
+    with np.errstate(all="ignore"):
+        is_same = _is_shown_alike(np.hypot(mean, std), np.hypot(short_mean, short_std))
+    return np.where(is_same, short_mean, mean), np.where(is_same, short_std, std)
+
+
+def _least_digits(numbers: np.ndarray) -> np.ndarray:
+    """What one in the fourth digit of each stands for."""
+    return 10.0 ** (np.floor(np.log10(np.abs(numbers))) - 3)
+
+
+def _is_shown_alike(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Whether both have the same four digits; not where these hang by a hair."""
+    least_digit = _least_digits(one)
+    digits = one / least_digit
+    is_sure = np.abs(digits % 1 - 0.5) > 1e-6
+    return is_sure & (np.rint(digits) == np.rint(other / least_digit))
+
+
+# Pack series for the front end: one or two bytes for each cell, on a scale for each row.
+
+MAX_COLUMNS = 512  # of a series: more than most screens show
+FIRST_CELLS, OTHER_CELLS = 500_000, 200_000  # of the first series of a page; of all others
+MIN_COLUMNS = 16  # for any number of rows
+MAX_MARKS = 1_000  # of a page
+_FINE_BELOW = 150_000  # cells: each takes two bytes
+BAND_STEP = 12  # 255ths of a row's scale
+_FIRST = 2  # the code of the least value
+
+
+def pack_series(series: Sequence[Series], add: Callable[[np.ndarray], int]) -> list[dict[str, Any]]:
+    """The header's entry for each series; `add` stores an array and returns the index of its buffer."""
+    if not series:
+        return []
+    shares = (
+        [FIRST_CELLS, *[OTHER_CELLS // (len(series) - 1)] * (len(series) - 1)] if len(series) > 1 else [FIRST_CELLS]
+    )
+    fitting = [thinned(each, _n_columns(each, share)) for each, share in zip(series, shares, strict=True)]
+    fine = sum(each.values.size for each in fitting) < _FINE_BELOW
+    n_marks = MAX_MARKS // len(series)
+    return [_packed(each, np.dtype("u2" if fine else "u1"), n_marks, add) for each in fitting]
+
+
+def _n_columns(series: Series, n_cells: int) -> int:
+    return min(MAX_COLUMNS, max(MIN_COLUMNS, n_cells // max(1, len(series.values))))
+
+
+def _packed(series: Series, dtype: np.dtype, n_marks: int, add: Callable[[np.ndarray], int]) -> dict[str, Any]:
+    shape = series.values.shape
+    values = series.values.astype(np.float64)
+    is_log = series.log and not bool(np.any(values < 0))
+    low = values if series.low is None else series.low.astype(np.float64)
+    high = values if series.high is None else series.high.astype(np.float64)
+    places = [_place(each, is_log) for each in (low, values, high)]
+    start, step = _scale(places, int(np.iinfo(dtype).max) - _FIRST)
+    codes = [_codes(p, x, start, step, dtype) for p, x in zip(places, (low, values, high), strict=True)]
+    return {
+        "name": series.name,
+        "title": series.title,
+        "log": is_log,
+        "n": shape[1],
+        "fine": dtype.itemsize == 2,
+        "band_step": _band_step(dtype),
+        "first": add(series.first_steps),
+        "last": add(series.last_steps),
+        "start": add(start.astype(np.float32)),
+        "step": add(step.astype(np.float32)),
+        "codes": add(np.diff(codes[1], axis=1, prepend=dtype.type(0))),
+        "low": None if series.low is None else add(_distance(codes[0], codes[1])),
+        "high": None if series.high is None else add(_distance(codes[1], codes[2])),
+        "bad": add(series.bad | np.isinf(series.values)),
+        "marks": [_mark(mark) for mark in series.marks[:n_marks]],
+        "n_marks": len(series.marks),
+    }
+
+
+def _mark(mark: FindingMark) -> list:
+    return [int(mark.row), int(mark.column), mark.kind, mark.text.removeprefix(f"{mark.kind}: "), mark.severity]
+
+
+def _place(values: np.ndarray, is_log: bool) -> np.ndarray:
+    """The positions of the values on the scale; NaN for those that have none."""
+    known = np.isfinite(values) & ((values > 0) | (not is_log))
+    if is_log:
+        return np.log10(values, out=np.full(values.shape, np.nan), where=known)
+    return np.where(known, values, np.nan)
+
+
+def _scale(places: Sequence[np.ndarray], n_steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """float64[rows] each: start and step."""
+    least = np.fmin.reduce([np.fmin.reduce(place, axis=1) for place in places])
+    most = np.fmax.reduce([np.fmax.reduce(place, axis=1) for place in places])
+    start = np.nan_to_num(least)
+    return start, (np.nan_to_num(most) - start) / n_steps
+
+
+def _codes(place: np.ndarray, values: np.ndarray, start: np.ndarray, step: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    start, step = start[:, None], np.where(step > 0, step, 1.0)[:, None]
+    codes = np.rint((np.nan_to_num(place, nan=0.0) - start) / step) + _FIRST
+    codes = np.where(np.isnan(place), np.where(values == 0, 1.0, 0.0), codes)
+    return np.clip(codes, 0, np.iinfo(dtype).max).astype(dtype)
+
+
+def _band_step(dtype: np.dtype) -> int:
+    return BAND_STEP * (int(np.iinfo(dtype).max) // 255)
+
+
+def _distance(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """uint8: the distance of two codes in units of the band step, rounded up; 0 where either is missing."""
+    wide = high.astype(np.int32) - low
+    return np.where((low > 0) & (wide > 0), -(-wide // _band_step(low.dtype)), 0).clip(0, 255).astype(np.uint8)
+
+
+# The bars of histograms that a page sends.
+
+_HIGHEST = 51  # a fifth of a bar of the front end, which draws it 90 pixels high
+_AT_ONCE = 1 << 14  # histograms
+
+
+def bars(table: TreeTable, column: Column) -> tuple[np.ndarray, dict[str, Any]]:
+    """uint8[n_bins, n_rows]: the heights of the bars in the bins that are used; and what the front end needs besides.
+
+    A bar is 0 to `_HIGHEST` relative to the highest; one that is not empty has at least 1.
+    """
+    levels, codes = np.asarray(column.levels), column.codes
+    if column.rollup not in ("none", "given"):
+        levels, codes = table.rolled(replace(column, levels=levels.astype(np.float64))), None
+    heights = np.empty(levels.shape, np.uint8)
+    for first in range(0, len(levels), _AT_ONCE):  # not all at once: they are 64 times as many numbers as other columns
+        heights[first : first + _AT_ONCE] = _heights(levels[first : first + _AT_ONCE].astype(np.float64))
+    used = np.flatnonzero(heights.any(axis=0))
+    bins = slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 0)
+    heights = heights[:, bins] if codes is None else heights[codes, bins]
+    spec = {"n_bins": heights.shape[1], "first_bin": bins.start + column.first_bin}
+    return np.ascontiguousarray(heights.T), spec
+
+
+def _heights(counts: np.ndarray) -> np.ndarray:
+    counts = np.nan_to_num(counts, nan=0.0, posinf=0.0)
+    highest = counts.max(axis=1, keepdims=True, initial=0)
+    share = np.divide(counts, highest, out=np.zeros_like(counts), where=highest > 0)
+    return np.ceil(_HIGHEST * share).astype(np.uint8)
+
 
 FORMAT = 5  # of what a page holds and how: page_loader.js names it, too
 _SIGNS_OF_KEYS = re.compile(r"^\.|[][']")  # as in tree.js

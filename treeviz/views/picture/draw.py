@@ -3,27 +3,577 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Container, Iterable, Iterator, Sequence
+from functools import cache
+from io import BytesIO
+from itertools import groupby
+from math import nan
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.tree.facts import Facts
-from treeviz.tree.kinds import KINDS
-from treeviz.tree.safe_repr import visible
+from treeviz.tree.facts import KINDS, Column, Facts
+from treeviz.tree.series import Series, thinned
 from treeviz.tree.table import TreeTable
-from treeviz.views.picture.columns import GLYPHS, CellColumn, SparklineColumn
-from treeviz.views.picture.heat_map import WIDTH as HEAT_WIDTH
-from treeviz.views.picture.heat_map import HeatMapColumn
-from treeviz.views.picture.scalars import ScalarLines
-from treeviz.views.picture.shapes import CHARACTER, FONT, GAP, ROW, Box, Line, Picture, Shape, Text, width_of
-from treeviz.views.text.brief import in_brief
-from treeviz.views.text.cells import fact_parts, note_part, type_cells
-from treeviz.views.text.first_rows import first_rows
-from treeviz.views.text.folded import folded
-from treeviz.views.text.guides import LeftOut, guides, key_labels
-from treeviz.views.text.sparklines import marks_by_row, marks_inside, steps_text, times_text
-from treeviz.views.text.terminal import cut, display_width
+from treeviz.tree.text import number_text, visible
+from treeviz.views.html.page import attribute
+from treeviz.views.html.page import text as escaped
+from treeviz.views.text.cells import (
+    BAD,
+    Shapes,
+    columns_of_cells,
+    fact_parts,
+    last_texts,
+    marks_by_row,
+    marks_inside,
+    note_part,
+    series_of,
+    shapes_of,
+    steps_text,
+    times_text,
+    type_cells,
+)
+from treeviz.views.text.rows import first_rows, folded
+from treeviz.views.text.terminal import Glyphs, cut, display_width
+from treeviz.views.text.text import LeftOut, guides, in_brief, key_labels
 from treeviz.views.view import View
+
+# The shapes of a picture, their colours and sizes.
+
+FONT = 13
+CHARACTER = 8  # at least a character's width: 0.60 of FONT in most fonts, rounded up by some programs
+ROW, GAP = 22, 18
+
+# role -> its light and its dark colour, as in the page
+COLORS = {
+    "paper": ("#ffffff", "#16181c"),
+    "raised": ("#f6f7f9", "#1b1e23"),
+    "ink": ("#1b1f24", "#e3e6ea"),
+    "dim": ("#5b6470", "#a3acb8"),
+    "line": ("#d9dde3", "#3a4049"),
+    "bar": ("#e2ebf9", "#2b3a52"),
+    "accent": ("#0b57d0", "#8ab4f8"),
+    "violet": ("#6b3fa0", "#cbaaf5"),
+    "warm": ("#9a3412", "#ffb68c"),
+    "bad": ("#b3261e", "#ff9a92"),
+}
+
+
+class Text(NamedTuple):
+    """A line of text; `y` is its baseline. `anchor` is "start" or "end"."""
+
+    x: float
+    y: float
+    text: str
+    role: str
+    anchor: str = "start"
+    is_bold: bool = False
+
+
+class Box(NamedTuple):
+    """A rectangle: filled, or its border only."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    role: str
+    radius: float = 0
+    is_filled: bool = True
+
+
+class Line(NamedTuple):
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    role: str
+
+
+class Curve(NamedTuple):
+    """Separate polylines."""
+
+    lines: list[list[tuple[float, float]]]
+    role: str
+
+
+class Cells(NamedTuple):
+    """Rectangles of a color of the heat map, which is the same on light and dark: x, y, width and height of each."""
+
+    rectangles: list[tuple[float, float, float, float]]
+    color: str
+
+
+Shape = Text | Box | Line | Curve | Cells
+
+
+class Picture(NamedTuple):
+    """Shapes in drawing order: later ones cover earlier ones.
+
+    Attributes:
+      description: What is to be seen, for readers who cannot.
+      inches: How wide it is on paper; None: as wide as on a screen.
+    """
+
+    title: str
+    width: int
+    height: int
+    shapes: list[Shape]
+    description: str = ""
+    inches: float | None = None
+
+
+def inches_of(width: str) -> float:
+    """The inches in "84mm", "8.4cm" or "3.3in".
+
+    Raises:
+      ValueError: It is none of these, or below an inch.
+    """
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+) ?(mm|cm|in)", width)
+    inches = float(found[1]) / {"mm": 25.4, "cm": 2.54, "in": 1}[found[2]] if found else 0.0
+    if inches < 1:
+        raise ValueError(f"save: width={width!r}: give the width of a picture on paper, as '84mm', '8.4cm' or '3.3in'.")
+    return inches
+
+
+def width_of(content: str) -> float:
+    return CHARACTER * display_width(content)
+
+
+# The columns of a picture: the shapes of each cell.
+
+GLYPHS = Glyphs("+--", "`--", "|  ", "   ", "…", " · ", "▏▎▍▌▋▊▉█", " ▁▂▃▄▅▆▇█")
+_TITLE = 32  # most characters
+LOG_SCALE = ", log scale"
+_N_POINTS, _POINT = 64, 2  # points of a sparkline; pixels between two of them
+_CROSS, _CROSSES = 2.5, 7  # pixels: half a cross; the least distance of two crosses
+
+
+class SparklineColumn:
+    """The last value and the sparkline of every row, with crosses where a value is NaN or Inf."""
+
+    def __init__(self, series: Series, rows: np.ndarray) -> None:
+        self.x = 0.0
+        self._title = cut(series.title, _TITLE) + LOG_SCALE * series.log
+        self._lasts = last_texts(series, rows)
+        self._shapes = shapes_of(series, rows, _N_POINTS)
+        n = self._shapes.heights.shape[1]
+        self._step = _POINT * _N_POINTS / max(n, 1)
+        self._last_width = max(map(width_of, self._lasts), default=0)
+        self.width = max(self._last_width + GAP // 2 + _POINT * _N_POINTS, width_of(self._title))
+
+    def title(self, y: float) -> Text:
+        return Text(self.x, y, self._title, "dim")
+
+    def shapes(self, shown: int, y: int) -> Iterator[Text | Curve]:
+        if self._lasts[shown]:
+            yield Text(self.x + self._last_width, y + 15, self._lasts[shown], _content_role(self._lasts[shown]), "end")
+        start = self.x + self._last_width + GAP // 2
+        xs = start + (np.arange(self._shapes.heights.shape[1]) + 0.5) * self._step
+        yield from curves(xs, self._shapes, shown, y + 4, ROW - 9)
+
+
+def curves(xs: np.ndarray, shapes: Shapes, row: int, top: float, height: float) -> Iterator[Curve]:
+    """The line of a sparkline, and crosses where it is not finite."""
+    heights, is_zero, is_bad = (part[row] for part in shapes)
+    places = np.where(is_zero, 0.0, heights)
+    points = [(float(x), top + height * (1 - place)) for x, place in zip(xs, places, strict=True)]
+    runs = groupby(points, key=lambda point: bool(np.isnan(point[1])))
+    lines = [_at_least_a_dash(list(run)) for is_nothing, run in runs if not is_nothing]
+    if lines:
+        yield Curve(lines, "accent")
+    crosses = list(_crosses(xs[is_bad].tolist(), top + height / 2))
+    if crosses:
+        yield Curve(crosses, "bad")
+
+
+def _at_least_a_dash(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """A single point would be invisible."""
+    (x, y), *rest = line
+    return line if rest else [(x - 1, y), (x + 1, y)]
+
+
+def _crosses(xs: list[float], y: float) -> Iterator[list[tuple[float, float]]]:
+    """Two strokes for each cross; crosses that would overlap the previous one are omitted."""
+    free = -np.inf
+    for x in xs:
+        if x < free:
+            continue
+        yield [(x - _CROSS, y - _CROSS), (x + _CROSS, y + _CROSS)]
+        yield [(x + _CROSS, y - _CROSS), (x - _CROSS, y + _CROSS)]
+        free = x + _CROSSES
+
+
+def _content_role(content: str) -> str:
+    return "bad" if content == BAD else "ink"
+
+
+class CellColumn:
+    """The cells of one column; a bar behind summed bytes shows their share."""
+
+    def __init__(self, table: TreeTable, column: Column, rows: np.ndarray) -> None:
+        self.x = 0.0
+        cells = columns_of_cells(table, [column], rows, GLYPHS)[0]
+        self.width = CHARACTER * cells.width
+        self._title, self._texts = cells.title.strip(), cells.texts
+        self._is_chart = column.format == "histogram"
+        self._is_right = column.format not in ("histogram", "label")
+        self._shares: np.ndarray | None = None
+        if column.format == "bytes" and column.rollup == "sum":
+            values = table.rolled(column)
+            with np.errstate(all="ignore"):  # a sum may be infinite
+                self._shares = values[rows] / max(1.0, float(values[0]))
+            self.width = max(self.width, 9 * CHARACTER)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing, as zeros, which are not shown."""
+        return not any(map(str.strip, self._texts))
+
+    def title(self, y: float) -> Text:
+        return self._text(self._title, y, "dim")
+
+    def shapes(self, shown: int, y: int) -> Iterator[Text | Box]:
+        if self._is_chart:
+            for i, bar in enumerate(self._texts[shown]):
+                height = 2 * GLYPHS.heights.index(bar)
+                if height:
+                    yield Box(self.x + i * CHARACTER, y + 19 - height, CHARACTER - 1, height, "accent")
+            return
+        if self._shares is not None and self._shares[shown] > 0:
+            width = (self.width + 8) * min(1.0, float(self._shares[shown]))
+            yield Box(self.x + self.width + 4 - width, y + 3, width, ROW - 6, "bar")
+        content = self._texts[shown].strip()
+        if content:
+            yield self._text(content, y + 15, _content_role(content))
+
+    def _text(self, content: str, y: float, role: str) -> Text:
+        x = self.x + self.width if self._is_right else self.x
+        return Text(x, y, content, role, "end" if self._is_right else "start")
+
+
+# The heat map of a picture: a strip of colors for each row, steps from left to right, as in the page.
+
+# Cividis, as in assets/series/colors.js.
+STOPS = (
+    "00224e 002e6a 1a386f 32436d 434e6c 535a6d 61656f 6f7073 7d7c78 "
+    "8c8878 9b9476 aba072 bcae6c cdbb63 dec958 f0d846 fee838"
+)
+_COLORS = [f"#{stop}" for stop in STOPS.split()]
+WIDTH, _N_CELLS = 256, 64
+_HALF_CROSS = 3  # pixels: half a cross
+
+
+class HeatMapColumn:
+    """The strips of all rows; crosses where a value is NaN or Inf, a line where it is zero on a logarithmic scale.
+
+    Attributes:
+      ends: The values of the first and the last color, as text: the fences of a box plot (Tukey 1977), so that outliers
+        have those colors, too.
+    """
+
+    def __init__(self, series: Series, rows: np.ndarray, width: float = WIDTH) -> None:
+        self.x, self.width = 0.0, width
+        few = self._series = thinned(series_of(series, rows), _N_CELLS)
+        values = few.values.astype(np.float64)
+        self._is_bad = few.bad | np.isinf(values)
+        known = np.isfinite(values) & ~self._is_bad & ((values > 0) | (not few.log))
+        self._is_zero = few.log & (values == 0) & ~self._is_bad
+        levels = np.where(
+            known, np.log10(values, out=np.zeros(values.shape), where=known) if few.log else values, np.nan
+        )
+        low, high = _ends(levels[known])
+        self.ends = tuple(number_text(float(f"{10**end if few.log else end:.2g}")) for end in (low, high))
+        place = np.nan_to_num((levels - low) / max(high - low, 1e-9)).clip(0, 1)
+        self._codes = np.where(known, (place * (len(_COLORS) - 1)).round(), -1).astype(int)
+
+    @property
+    def words(self) -> str:
+        """What is to be seen, for readers who cannot."""
+        few = self._series
+        scale = ", log scale" if few.log else ""
+        of = f"the {few.title} of each row over steps {few.first_steps[0]} to {few.last_steps[-1]}"
+        return f"A heat map shows {of}, from {self.ends[0]}, dark, to {self.ends[1]}, light{scale}."
+
+    def place(self, steps: np.ndarray) -> np.ndarray:
+        """The x of each step."""
+        first, last = self._series.first_steps, self._series.last_steps
+        at = np.maximum(np.searchsorted(first, steps, side="right") - 1, 0)
+        part = ((steps + 0.5 - first[at]) / (last[at] - first[at] + 1)).clip(0, 1)
+        return self.x + self.width * (at + part) / len(first)
+
+    def title(self, y: float) -> Iterator[Text]:
+        first, last = f"step {self._series.first_steps[0]}", str(self._series.last_steps[-1])
+        yield Text(self.x, y, first, "dim")
+        if width_of(first) + width_of(last) < self.width:
+            yield Text(self.x + self.width, y, last, "dim", "end")
+
+    def legend(self, y: float) -> Iterator[Text | Cells]:
+        """The colors and the values that they stand for, below the strips."""
+        low, high = (f"≤ {self.ends[0]}", f"≥ {self.ends[1]}")
+        side, middle = self.width / 3, self.width / 3 / len(_COLORS)
+        yield Text(self.x + side - 6, y + 15, low, "dim", "end")
+        for i, color in enumerate(_COLORS):
+            yield Cells([(self.x + side + i * middle, y + 5, middle + 0.3, ROW - 10)], color)
+        yield Text(self.x + 2 * side + 6, y + 15, high, "dim")
+
+    def shapes(self, shown: int, y: int) -> Iterator[Cells | Curve | Line]:
+        n = self._codes.shape[1]
+        step = self.width / max(n, 1)
+        strips: dict[int, list[tuple[float, float, float, float]]] = {}
+        at = 0
+        for code, run in groupby(self._codes[shown].tolist()):
+            length = len(list(run))
+            if code >= 0:
+                strips.setdefault(code, []).append((self.x + at * step, y + 1, length * step, ROW - 2))
+            at += length
+        for code, rectangles in sorted(strips.items()):
+            yield Cells(rectangles, _COLORS[code])
+        for start, end in _runs(self._is_zero[shown]):
+            yield Line(self.x + start * step, y + ROW / 2, self.x + end * step, y + ROW / 2, "dim")
+        bad = [self.x + (column + 0.5) * step for column in np.flatnonzero(self._is_bad[shown]).tolist()]
+        free, crosses = -1.0, []
+        for x in bad:
+            if x - _HALF_CROSS >= free:
+                crosses += [
+                    [(x - _HALF_CROSS, y + ROW / 2 - _HALF_CROSS), (x + _HALF_CROSS, y + ROW / 2 + _HALF_CROSS)]
+                ]
+                crosses += [
+                    [(x - _HALF_CROSS, y + ROW / 2 + _HALF_CROSS), (x + _HALF_CROSS, y + ROW / 2 - _HALF_CROSS)]
+                ]
+                free = x + _HALF_CROSS + 1
+        if crosses:
+            yield Curve(crosses, "bad")
+
+
+def _ends(levels: np.ndarray) -> tuple[float, float]:
+    """The fences of a box plot, or the least and the greatest level if these are nearer."""
+    if not levels.size:
+        return 0.0, 1.0
+    first, third = np.percentile(levels, [25, 75])
+    reach = 1.5 * (third - first)
+    return float(max(levels.min(), first - reach)), float(min(levels.max(), third + reach))
+
+
+def _runs(is_in: np.ndarray) -> Iterator[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_in, [False]]).astype(int)))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+# A picture as SVG.
+
+
+def svg(picture: Picture) -> str:
+    """The picture as SVG, in light or dark colours as the reader's system has it. It makes no network request."""
+    dark = "".join(f".{role}{{fill:{color}}}.{role}-line{{stroke:{color}}}" for role, (_, color) in COLORS.items())
+    width, height = str(picture.width), str(picture.height)
+    if picture.inches is not None:
+        width, height = f"{picture.inches:.4g}in", f"{picture.inches * picture.height / picture.width:.4g}in"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {picture.width} {picture.height}" role="img" xml:space="preserve" font-size="{FONT}" '
+        "font-family=\"ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace\">",
+        f"<title>{escaped(_printable(picture.title))}</title>",
+        f"<desc>{escaped(_printable(picture.description))}</desc>",
+        f"<style>@media (prefers-color-scheme:dark){{{dark}}}</style>",
+        *map(_element, picture.shapes),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _element(shape: Shape) -> str:
+    """The light colours are attributes, which every SVG reader knows; the dark ones need a style sheet."""
+    if isinstance(shape, Cells):
+        path = "".join(
+            f"M{x:.1f} {y:g}h{width:.1f}v{height:g}h-{width:.1f}z" for x, y, width, height in shape.rectangles
+        )
+        return f'<path d="{path}" fill="{shape.color}"/>'
+    light = COLORS[shape.role][0]
+    if isinstance(shape, Curve):
+        path = "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in line) for line in shape.lines)
+        return f'<path d="{path}" class="{shape.role}-line" stroke="{light}" stroke-width="1.2" fill="none"/>'
+    if isinstance(shape, Line):
+        places = f'x1="{shape.x1:g}" y1="{shape.y1:g}" x2="{shape.x2:g}" y2="{shape.y2:g}"'
+        return f'<line {places} class="{shape.role}-line" stroke="{light}"/>'
+    if isinstance(shape, Box):
+        places = f'x="{shape.x:g}" y="{shape.y:g}" width="{shape.width:g}" height="{shape.height:g}"'
+        color = f'class="{shape.role}" fill="{light}"'
+        if not shape.is_filled:
+            color = f'class="{shape.role}-line" stroke="{light}" fill="none"'
+        radius = f'rx="{shape.radius:g}" ' if shape.radius else ""
+        return f"<rect {places} {radius}{color}/>"
+    how = ' text-anchor="end"' if shape.anchor == "end" else ""
+    how += ' font-weight="bold"' if shape.is_bold else ""
+    content = escaped(_printable(shape.text))
+    return f'<text x="{shape.x:g}" y="{shape.y:g}" class="{attribute(shape.role)}" fill="{light}"{how}>{content}</text>'
+
+
+def _printable(content: str) -> str:
+    """Without control characters, which XML cannot hold even as escapes."""
+    return visible(content, 2000)
+
+
+# A picture as PNG, drawn by matplotlib in its own font, DejaVu Sans Mono.
+
+SCALE = 2  # image pixels per picture pixel, for high-density screens
+_PNG_POINT = 72 / 100  # points in a pixel of the picture: the figure has 100 pixels an inch
+
+
+def png(picture: Picture) -> bytes:
+    """The picture in light colours. Characters that the font lacks become escape sequences.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "save: a PNG is drawn by matplotlib, which is not installed: pip install 'jax-treeviz[png]'. "
+            "The same picture as .svg needs nothing."
+        ) from error
+    # Not pyplot, which would keep the figure. The user's rcParams are not read.
+    figure = Figure((picture.width / 100, picture.height / 100), dpi=100 * SCALE, facecolor=COLORS["paper"][0])
+    for order, shape in enumerate(picture.shapes):
+        artist = _artist(shape, picture.height, order)
+        figure.add_artist(artist, clip=False)
+    data = BytesIO()
+    said = {"Software": None, "Title": visible(picture.title, 2000), "Description": visible(picture.description, 2000)}
+    dpi = 100 * SCALE if picture.inches is None else picture.width * SCALE / picture.inches
+    FigureCanvasAgg(figure).print_png(data, metadata=said, pil_kwargs={"dpi": (dpi, dpi)})
+    return data.getvalue()
+
+
+def _artist(shape: Shape, height: int, order: int):
+    from matplotlib import collections, lines, patches, text
+    from matplotlib.transforms import Affine2D
+
+    to_pixels = Affine2D().translate(0, -height).scale(SCALE, -SCALE)
+    if isinstance(shape, Cells):
+        corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in shape.rectangles]
+        how = {"facecolor": shape.color, "linewidth": 0, "antialiased": False}
+        return collections.PolyCollection(corners, transform=to_pixels, zorder=order, **how)
+    color = COLORS[shape.role][0]
+    if isinstance(shape, Line):
+        return lines.Line2D(
+            (shape.x1, shape.x2),
+            (shape.y1, shape.y2),
+            color=color,
+            linewidth=_PNG_POINT,
+            transform=to_pixels,
+            zorder=order,
+        )
+    if isinstance(shape, Box):
+        style = f"round,pad=0,rounding_size={shape.radius}" if shape.radius else "square,pad=0"
+        return patches.FancyBboxPatch(
+            (shape.x, shape.y),
+            shape.width,
+            shape.height,
+            style,
+            facecolor=color if shape.is_filled else "none",
+            edgecolor="none" if shape.is_filled else color,
+            linewidth=_PNG_POINT,
+            transform=to_pixels,
+            zorder=order,
+        )
+    if isinstance(shape, Curve):
+        points = [point for line in shape.lines for point in (*line, (nan, nan))]  # NaN lifts the pen
+        xs, ys = zip(*points, strict=True)
+        return lines.Line2D(xs, ys, color=color, linewidth=1.2 * _PNG_POINT, transform=to_pixels, zorder=order)
+    x, y = shape.x * SCALE, (height - shape.y) * SCALE
+    return text.Text(
+        x,
+        y,
+        _drawable(shape.text),
+        color=color,
+        fontproperties=_font(shape.is_bold),
+        horizontalalignment="right" if shape.anchor == "end" else "left",
+        verticalalignment="baseline",
+        parse_math=False,
+        usetex=False,
+        wrap=False,
+        transform=Affine2D(),
+        zorder=order,
+    )
+
+
+def _font_file(is_bold: bool) -> str:
+    from matplotlib import get_data_path
+
+    return str(Path(get_data_path(), "fonts", "ttf", "DejaVuSansMono-Bold.ttf" if is_bold else "DejaVuSansMono.ttf"))
+
+
+@cache
+def _font(is_bold: bool):
+    from matplotlib.font_manager import FontProperties
+
+    return FontProperties(fname=_font_file(is_bold), size=FONT * _PNG_POINT)
+
+
+def _drawable(content: str) -> str:
+    if content.isascii():
+        return content
+    known = _characters()
+    return "".join(c if ord(c) in known else c.encode("unicode_escape", "surrogatepass").decode() for c in content)
+
+
+@cache
+def _characters() -> frozenset[int]:
+    """The code points that the font has."""
+    from matplotlib.font_manager import get_font
+
+    return frozenset(get_font(_font_file(False)).get_charmap())
+
+
+# The scalars of a run in a picture: a line of each above the rows, over the steps of the heat map, as in the page.
+
+LINE = 32  # pixels, as in the page
+_MOST, _NAME, _N_SCALAR_POINTS = 6, 32, 128  # lines; characters of a name; points of a curve
+_ROW = np.zeros(1, int)
+
+
+class ScalarLines:
+    """The names, the last values and the curves of the first six scalars."""
+
+    def __init__(self, scalars: Sequence[Series], heat_map: HeatMapColumn) -> None:
+        self._all = [thinned(each, _N_SCALAR_POINTS) for each in scalars[:_MOST]]
+        self._heat_map = heat_map
+        self.height = LINE * len(self._all)
+
+    @property
+    def words(self) -> str:
+        """What is to be seen, for readers who cannot."""
+        said = [f"{each.title} (last {last_texts(each, _ROW)[0]}, {_range(each)})" for each in self._all]
+        return f"Curves above it show {', '.join(said)}." if said else ""
+
+    def shapes(self, left: float, top: float) -> Iterator[Text | Line | Curve]:
+        heat_map = self._heat_map
+        for i, each in enumerate(self._all):
+            y = top + i * LINE
+            (last,), name = last_texts(each, _ROW), cut(each.title, _NAME)
+            yield Line(left, y + LINE, heat_map.x + heat_map.width, y + LINE, "line")
+            yield Text(left, y + 21, name, "ink")
+            yield Text(left + width_of(name) + GAP / 2, y + 21, last, "ink", is_bold=True)
+            if left + width_of(name) + width_of(last) + width_of(_range(each)) + 2 * GAP < heat_map.x:
+                yield Text(heat_map.x - GAP, y + 21, _range(each), "dim", "end")
+            steps = (each.first_steps + each.last_steps) / 2
+            yield from curves(heat_map.place(steps), shapes_of(each, _ROW, _N_SCALAR_POINTS), 0, y + 4, LINE - 8)
+            for mark in each.marks:
+                (x,) = heat_map.place(steps[mark.column : mark.column + 1])
+                yield Line(x, y + 2, x, y + LINE - 2, "bad")
+
+
+def _range(series: Series) -> str:
+    low = series.values if series.low is None else series.low
+    high = series.values if series.high is None else series.high
+    ends = np.fmin.reduce(low, axis=None, initial=np.inf), np.fmax.reduce(high, axis=None, initial=-np.inf)
+    said = f"{number_text(float(ends[0]))} … {number_text(float(ends[1]))}{LOG_SCALE * series.log}"
+    return said if ends[0] < ends[1] else ""
+
 
 MAX_ROWS = 80
 LEVEL, MARGIN = 16, 14  # pixels
@@ -138,7 +688,7 @@ def _columns(view: View, rows: np.ndarray, x: float, room: float) -> tuple[list[
     columns: list[AnyColumn] = [SparklineColumn(each, rows) for each in view.series[:1]]
     beside = [column for column in view.columns_beside if column.name not in IN_EVERY_ROW]
     columns += [cells for column in beside if not (cells := CellColumn(view.table, column, rows)).is_empty]
-    heat_maps = [HeatMapColumn(each, rows, min(HEAT_WIDTH, max(room - x, 0))) for each in view.series[:1]]
+    heat_maps = [HeatMapColumn(each, rows, min(WIDTH, max(room - x, 0))) for each in view.series[:1]]
     room -= sum(each.width + GAP for each in heat_maps)
     fitting: list[AnyColumn] = []
     for column in columns:

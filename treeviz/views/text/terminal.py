@@ -11,7 +11,7 @@ from functools import lru_cache
 from shutil import get_terminal_size
 from typing import NamedTuple, TextIO
 
-from treeviz.tree.safe_repr import printable
+from treeviz.tree.text import printable
 
 
 class Glyphs(NamedTuple):

@@ -2,35 +2,345 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.tree.column import INHERITED
-from treeviz.tree.safe_repr import visible
+from treeviz.tree.facts import INHERITED, KINDS, Column, Facts, Note
+from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import bytes_text, count_text, visible
 from treeviz.views.text import terminal
-from treeviz.views.text.brief import in_brief
 from treeviz.views.text.cells import (
+    BAD,
     Cells,
+    Part,
     bare_width,
     bracketed,
     columns_of_cells,
+    fact_parts,
+    marks_inside,
     narrowed,
+    note_part,
+    path_text,
     series_cells,
     type_cells,
     without_origins,
 )
-from treeviz.views.text.details import GAP, SIGN, Details, in_full
-from treeviz.views.text.first_rows import first_rows
-from treeviz.views.text.folded import folded
-from treeviz.views.text.guides import LeftOut, guides, key_labels
-from treeviz.views.text.outliers import outlier_lines
-from treeviz.views.text.sparklines import BAD
-from treeviz.views.text.terminal import BOLD, CYAN, DIM, RED, RESET, Glyphs, cut, cut_inside, display_width
-from treeviz.views.text.truncate import longest_within
+from treeviz.views.text.rows import Truncated, first_rows, folded, longest_within, outlier_lines
+from treeviz.views.text.terminal import BOLD, CYAN, DIM, RED, RESET, YELLOW, Glyphs, cut, cut_inside, display_width
 from treeviz.views.view import View
+
+# The guides of the tree ("│  └─ "), and the lines for omitted rows.
+
+
+class Guide(NamedTuple):
+    """The start of one line.
+
+    Attributes:
+      prefix: "│  └─ ".
+      shown: An index into the shown rows: that of the row; for a line such as "… 12 more", that of the node.
+      is_row: False for a line such as "… 12 more".
+    """
+
+    prefix: str
+    shown: int
+    is_row: bool
+
+
+_new_guide = partial(tuple.__new__, Guide)  # faster than Guide(...): one for each line
+
+
+def guides(table: TreeTable, truncated: Truncated, n_levels: int, glyphs: Glyphs) -> Iterator[Guide]:
+    """The starts of all lines, in order.
+
+    Rows deeper than `n_levels` are not indented further: a number shows their depth.
+    """
+    rows = truncated.rows
+    parents = table.parent[rows]
+    waits = _shows_some(truncated, parents)
+    left_out = np.zeros(len(table), dtype=bool)
+    left_out[rows[waits]] = True
+    is_last = ((table.end[rows] == table.end[parents]) & ~left_out[parents]).tolist()
+    ends, depths, waits = table.end[rows].tolist(), table.depth[rows].tolist(), waits.tolist()
+    before = [""] * (n_levels + 1)  # of each level: the guide before a child's branch
+    waiting: list[int] = []  # the open ancestors that show only some of their children
+    for shown, row in enumerate(rows.tolist()):
+        while waiting and ends[waiting[-1]] <= row:
+            node = waiting.pop()
+            yield Guide(_prefix(before, depths[node] + 1, n_levels) + glyphs.last, node, False)
+        depth = depths[shown]
+        if depth:
+            branch, bar = (glyphs.last, glyphs.blank) if is_last[shown] else (glyphs.branch, glyphs.bar)
+            above = before[depth - 1] if depth <= n_levels else _prefix(before, depth, n_levels)
+            yield _new_guide((above + branch, shown, True))
+            if depth <= n_levels:
+                before[depth] = above + bar
+        else:
+            yield Guide("", shown, True)
+        if waits[shown]:
+            waiting.append(shown)
+    while waiting:
+        node = waiting.pop()
+        yield Guide(_prefix(before, depths[node] + 1, n_levels) + glyphs.last, node, False)
+
+
+def _prefix(before: list[str], depth: int, n_levels: int) -> str:
+    return before[depth - 1] if depth <= n_levels else f"{before[n_levels]}{depth} "
+
+
+def _shows_some(truncated: Truncated, parents: np.ndarray) -> np.ndarray:
+    """bool[n_shown]: the nodes that show some, but not all of their children: the next row is a child."""
+    some = truncated.n_left_out > 0
+    some[:-1] &= parents[1:] == truncated.rows[:-1]
+    some[-1] = False
+    return some
+
+
+def key_labels(table: TreeTable, rows: np.ndarray, n_levels: int, glyphs: Glyphs) -> tuple[list[str], list[int]]:
+    """The labels of the rows, and the display width of each together with its guide."""
+    codes, depths = table.key_codes[rows].tolist(), table.depth[rows].astype(np.int64)
+    labels = {code: glyphs.fit(table.keys[code].label or table.keys[code].keystr) for code in set(codes)}
+    label_widths = {code: display_width(label) for code, label in labels.items()}
+    shown = [
+        labels[code] if code else f"[{position}]"
+        for code, position in zip(codes, table.position[rows].tolist(), strict=True)
+    ]
+    shown[0] = glyphs.fit(visible(table.name))
+    own = [label_widths[code] if code else len(label) for code, label in zip(codes, shown, strict=True)]
+    widths = np.array(own) + 3 * np.minimum(depths, n_levels + 1)
+    deep = np.flatnonzero(depths > n_levels)
+    widths[deep] += np.searchsorted(10 ** np.arange(1, 10), depths[deep], side="right") + 2
+    widths[0] = display_width(shown[0])
+    return shown, widths.tolist()
+
+
+class LeftOut:
+    """The texts for children that are not shown: "… 12 more (34 leaves, 1.2 MB)", "… 12 inside".
+
+    Attributes:
+      closed: Indices into the shown rows: the nodes that show none of their children.
+    """
+
+    def __init__(self, table: TreeTable, columns: Sequence[Column], truncated: Truncated, dots: str) -> None:
+        self._truncated, self._dots = truncated, dots
+        waits = _shows_some(truncated, table.parent[truncated.rows])
+        self.closed = np.flatnonzero((truncated.n_left_out > 0) & ~waits)
+        if not truncated.n_left_out.any():
+            return
+        leaves = np.array([facts.leaves for facts in table.facts])
+        self._n_leaves = _not_shown(table, truncated.rows, leaves[table.fact_codes])
+        self._stacks = set(table.parent[table.is_layer].tolist())
+        sizes = next((c for c in columns if c.format == "bytes" and c.rollup == "sum"), None)
+        self._n_bytes = None if sizes is None else _not_shown(table, truncated.rows, sizes.values)
+
+    def inside(self, shown: int) -> str:
+        """For a node that shows no child: a badge in its own line, whose columns show the sizes."""
+        return f"{self._dots} {count_text(self._truncated.n_left_out[shown])} inside"
+
+    def text(self, shown: int) -> str:
+        """For a node that shows some of its children: a line of its own."""
+        row = self._truncated.rows[shown]
+        n_leaves = int(self._n_leaves[shown])
+        sizes = [f"{count_text(n_leaves)} {'leaf' if n_leaves == 1 else 'leaves'}"] if row not in self._stacks else []
+        if self._n_bytes is not None and self._n_bytes[shown] > 0:
+            sizes.append(bytes_text(self._n_bytes[shown]))
+        more = f"{self._dots} {count_text(self._truncated.n_left_out[shown])} more"
+        return f"{more} ({', '.join(sizes)})" if sizes else more
+
+
+def _not_shown(table: TreeTable, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """[n_shown]: the sum over the children of each shown row that are not shown, and all below them."""
+    sums = table.roll(values, "sum")
+    missing = (sums - values)[rows]
+    np.subtract.at(missing, np.searchsorted(rows, table.parent[rows[1:]]), sums[rows[1:]])
+    return missing
+
+
+# What a view says in fewer columns: leaves stand behind the type of a node, and counts of nothing in the headline.
+
+_IN_TYPE = "leaves"  # the column that a type takes in
+_IS_COUNTED = ("list", "tuple")  # kinds of nodes that say how many children they have: their keys do not
+
+
+def with_counts(view: View) -> View:
+    """The view without its column of leaves, which stand behind the types of nodes: "list · 12 · 144 leaves".
+
+    A single leaf is not counted: it stands below.
+    """
+    column = next((each for each in view.columns if each.name == _IN_TYPE), None)
+    if column is None:
+        return view
+    table = view.table
+    n_leaves = table.rolled(column).astype(np.int64)
+    n_children = np.bincount(table.parent[1:], minlength=len(table))
+    is_node = np.array([_is_plain_node(facts) for facts in table.facts])[table.fact_codes]
+    nodes = np.flatnonzero(is_node & (n_leaves > 1))
+    triples = list(zip(*(values[nodes].tolist() for values in (table.fact_codes, n_children, n_leaves)), strict=True))
+    distinct = {triple: code for code, triple in enumerate(dict.fromkeys(triples), start=len(table.facts))}
+    codes = table.fact_codes.copy()
+    codes[nodes] = list(map(distinct.__getitem__, triples))  # several times as fast as np.unique of rows
+    facts = [
+        table.facts[code]._replace(type=_counted(table.facts[code], children, leaves))
+        for code, children, leaves in distinct
+    ]
+    return with_table(view, replace(table, facts=(*table.facts, *facts), fact_codes=codes), column.name)
+
+
+def in_brief(view: View) -> View:
+    """The view without the columns that other words replace."""
+    return without_zeros(with_counts(view))
+
+
+def without_zeros(view: View) -> View:
+    """The view without the counts that are 0 in every row, which the headline tells: "no zeros".
+
+    A row without a value, as of a leaf that was not read, keeps the column.
+    """
+    nothing = [column for column in view.columns if _is_zero(view.table, column)]
+    if not nothing:
+        return view
+    words = [column.title.removeprefix("±") for column in nothing]
+    words = [f"{title}: 0" if " " in title else f"no {title}" for title in words]
+    words = [word for word in words if not any(word in part.split(", ") for part in view.table.headline)]
+    table = view.table.with_headline(*view.table.headline, *([", ".join(words)] if words else []))
+    return with_table(view, table, *(column.name for column in nothing))
+
+
+def _is_zero(table: TreeTable, column: Column) -> bool:
+    if column.format != "count" or (column.bad is not None and column.bad.any()):
+        return False
+    values = table.rolled(column)
+    is_blank = column.rollup == "sum" and values.dtype.kind in "iu"  # zeros are not shown
+    return not is_blank and not values.any()
+
+
+def with_table(view: View, table: TreeTable, *without: str) -> View:
+    """The view of another table with the same rows."""
+    columns = [column for column in view.columns if column.name not in without]
+    return View(table, columns, depth=view.depth, whole=view.whole, series=view.series, histograms=view.histograms)
+
+
+def leaves_text(n: int) -> str:
+    """ "1 leaf", "144 leaves"."""
+    return f"{count_text(n)} {'leaf' if n == 1 else 'leaves'}"
+
+
+def _is_plain_node(facts: Facts) -> bool:
+    return KINDS[facts.kind].group == "node" and facts.shape is None
+
+
+def _counted(facts: Facts, n_children: int, n_leaves: int) -> str:
+    has_own_count = facts.kind in _IS_COUNTED and n_children != n_leaves
+    return " · ".join([facts.type, *([count_text(n_children)] if has_own_count else []), leaves_text(n_leaves)])
+
+
+# The ends of the lines of a tree as text: badges, values, static fields; and below the tree what had no room there.
+
+GAP = "  "
+SIGN = "!"  # of a problem that has no room in its line, and is told below the tree
+_LEAST = 6  # columns of a part that is cut
+_LONGEST = 500  # characters of a line below the tree
+_MOST_IN_FULL, _WIDE_ENOUGH = 12, 40  # lines of badges below the tree, and the columns that they need
+
+
+class Details:
+    """The ends of the lines: badges, the number of omitted children, values, static fields."""
+
+    def __init__(
+        self, table: TreeTable, truncated: Truncated, left_out: LeftOut, series: Sequence[Series], glyphs: Glyphs
+    ) -> None:
+        self._glyphs = glyphs
+        self._codes = table.fact_codes[truncated.rows].tolist()
+        self._parts = {code: fact_parts(table.facts[code]) for code in set(self._codes)}
+        self._badges: dict[int, list[Part]] = {}
+        self.cut_badges: dict[Part, list[int]] = {}  # those that had no room, with the indices of their rows
+        for shown, part in _badges(table, truncated, left_out, series):
+            self._badges.setdefault(shown, []).append(part)
+        self.inside = max([display_width(left_out.inside(i)) for i in left_out.closed.tolist()], default=-len(GAP))
+        self.any_trouble = any(part.style in (RED, YELLOW) for badges in self._badges.values() for part in badges)
+        self.values = max((len(part.brief) for badges in self._badges.values() for part in badges), default=0)
+        texts = [*self._parts.values(), *(b + self._parts[self._codes[row]] for row, b in self._badges.items())]
+        self.width = max((sum(len(GAP) + len(part.text) for part in parts) - len(GAP) for parts in texts), default=0)
+
+    def texts(self, width: int, color: bool) -> list[str]:
+        """The details of each shown row, with the gap before them, or ""."""
+        written = {code: self._write(parts, width, color) for code, parts in self._parts.items()}
+        texts = [written[code] for code in self._codes]
+        with_badges: dict[tuple, str] = {}
+        for shown, badges in self._badges.items():
+            key = (self._codes[shown], *badges)
+            if key not in with_badges:
+                with_badges[key] = self._write([*badges, *self._parts[key[0]]], width, color)
+            texts[shown] = with_badges[key]
+            for part in badges:
+                if part.style != DIM and self._glyphs.fit(part.brief or part.text) not in texts[shown]:
+                    self.cut_badges.setdefault(part, []).append(shown)
+        return texts
+
+    def _write(self, parts: list[Part], width: int, color: bool) -> str:
+        texts = []
+        for style, text, brief in parts:
+            gap = len(GAP) if texts else 0
+            whole = self._glyphs.fit(text)
+            whole = self._glyphs.fit(brief) if brief and display_width(whole) > width - gap else whole
+            text = cut(whole, width - gap, self._glyphs.dots)
+            if not text or (text != whole and width - gap < _LEAST):
+                if style in (RED, YELLOW) and not texts and width > 0:
+                    texts = [f"{style}{SIGN}{RESET}" if color else SIGN]
+                break
+            width -= gap + display_width(text)
+            texts.append(f"{style}{text}{RESET}" if color and style else text)
+        return GAP + GAP.join(texts) if texts else ""
+
+
+def in_full(
+    table: TreeTable, truncated: Truncated, cut_badges: dict[Part, list[int]], width: int, color: bool, glyphs: Glyphs
+) -> list[str]:
+    """The badges that had no room in their lines, below the tree: each once, with its first row."""
+    lines: list[str] = []
+    for i, ((style, text, _), shown) in enumerate(cut_badges.items()):
+        path = path_text(table, int(truncated.rows[shown[0]]))
+        more = f" and {len(shown) - 1:,} more" if len(shown) > 1 else ""
+        said = glyphs.fit(visible(f"{path}{more}: {text}", _LONGEST))
+        pieces = terminal.folded(said, width, GAP) if width >= _WIDE_ENOUGH else []
+        if len(lines) + len(pieces) >= _MOST_IN_FULL:
+            return [*lines, f"{glyphs.dots} {len(cut_badges) - i:,} more"]
+        pieces = [cut(piece, width, glyphs.dots) for piece in pieces]
+        lines += [f"{style}{piece}{RESET}" for piece in pieces] if color and style else pieces
+    return lines
+
+
+def _badges(
+    table: TreeTable, truncated: Truncated, left_out: LeftOut, series: Sequence[Series]
+) -> Iterator[tuple[int, Part]]:
+    """Pairs of an index into the shown rows and a badge."""
+    noted = np.fromiter(table.notes, dtype=np.int64, count=len(table.notes))
+    where = np.searchsorted(truncated.rows, noted)
+    parts: dict[Note, Part] = {}
+    for row, shown in zip(noted.tolist(), where.tolist(), strict=True):
+        if shown == len(truncated.rows) or truncated.rows[shown] != row:
+            continue
+        repeated = "more" if table.facts[table.fact_codes[row]].kind == "more" else None  # its type shows the same
+        for note in table.notes[row]:
+            if note.kind != repeated:
+                if note not in parts:
+                    parts[note] = note_part(table, note)
+                yield shown, parts[note]
+    found_inside = marks_inside(table, series, truncated.rows[left_out.closed])
+    for shown, found in zip(left_out.closed.tolist(), found_inside, strict=True):
+        if found:
+            yield shown, Part(YELLOW, found)
+        yield shown, Part(DIM, left_out.inside(shown))
+    may_be_empty = np.array([KINDS[facts.kind].is_container for facts in table.facts])[table.fact_codes[truncated.rows]]
+    is_empty = table.end[truncated.rows] == truncated.rows + 1
+    for shown in np.flatnonzero(may_be_empty & is_empty).tolist():
+        if truncated.rows[shown] not in table.notes:
+            yield shown, Part(DIM, "empty")
+
 
 MAX_LEVELS = 40  # of indentation; deeper rows show their depth as a number
 # Where the width is limited: the least columns of a key, a type, the details; of a label behind a long guide
@@ -66,7 +376,7 @@ def text(
       max_rows: The most lines of rows: see `first_rows`. None: all.
       color: Write ANSI colours; see `terminal_color`.
       glyphs: The characters to draw with; see `glyphs_of`.
-      fold: Show a run of alike siblings as one row; see `treeviz.views.text.folded`.
+      fold: Show a run of alike siblings as one row; see `treeviz.views.text.rows`.
       budget: The most characters: as many rows as fit, but never less than the headline and the root.
     """
     brief = in_brief(view)

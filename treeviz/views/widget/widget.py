@@ -2,19 +2,377 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import anywidget
+import ipywidgets
 import numpy as np
 import traitlets
 
+from treeviz.tree.runtime import PrivateName, warn_of_missing
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import visible
 from treeviz.views.html.bundle import packed_widget_module
 from treeviz.views.tree_view import TreeView
+from treeviz.views.view import outputs_share_a_page, publish, shell_of_notebook, shows_html
 from treeviz.views.widget.backend import Backend
-from treeviz.views.widget.display import DisplayedWidget
-from treeviz.views.widget.paths import first_open, path_name, row_of_path
-from treeviz.views.widget.requests import MOST_SELECTED
+
+# Rows by key path. The browser does the same in assets/widget/sync.js and assets/tree/rows.js.
+
+_ROWS_AT_FIRST = 30  # the most rows that the levels open at first may show
+
+
+def path_name(table: TreeTable, row: int) -> str:
+    """The key path as `jax.tree_util.keystr` writes it; the tree's name for the root."""
+    return table[row].keystr or table.name
+
+
+def row_of_path(table: TreeTable, text: str) -> int | None:
+    """The first row with this key path, or None."""
+    if text in ("", table.name):
+        return 0
+    waiting = [(0, 0)]
+    while waiting:
+        above, at = waiting.pop()
+        below = []
+        row, end = above + 1, int(table.end[above])
+        while row < end:
+            keystr = table.key(row).keystr
+            if keystr and text.startswith(keystr, at):
+                if at + len(keystr) == len(text):
+                    return row
+                below.append((row, at + len(keystr)))
+            row = int(table.end[row])
+        waiting += reversed(below)
+    return None
+
+
+def first_open(table: TreeTable, depth: int | None, most: int) -> list[int]:
+    """The first `most` of the initially open nodes: those above `depth`, by default as many levels as fit."""
+    if depth is None:
+        n_shown = np.cumsum(np.bincount(table.depth))
+        depth = max(1, int(np.searchsorted(n_shown, _ROWS_AT_FIRST, side="right")) - 1)
+    is_node = table.end > np.arange(len(table)) + 1
+    return [int(row) for row in np.flatnonzero(is_node & (table.depth < depth))[:most]]
+
+
+# The messages that a page may send: changes of four traits, and requests of an operation and integers.
+
+FROM_THE_PAGE = ("expanded", "query", "selection", "value")  # traits, in order of dependence
+OPERATIONS = frozenset({"detail", "slice", "statistics", "referrers", "treescope", "whole"})
+FROM_PYTHON = ("answer", "append", "log")  # what the page gets, and never sends
+MOST_NUMBERS = 64  # of a request
+MOST_SELECTED = 10_000
+LONGEST_TEXT = 100_000  # characters of a path or a query
+
+
+def is_message(message: Any) -> bool:
+    """Whether a comm message has the form of those of our page."""
+    try:
+        data = message["content"]["data"]
+        method, _ = data["method"], message["buffers"]
+        if method == "update":
+            return isinstance(data["state"], dict) and not data.get("buffer_paths")
+        return method == "request_state" or (method == "custom" and "content" in data)
+    except (KeyError, TypeError, AttributeError):
+        return False
+
+
+def is_small(name: str, value: Any) -> bool:
+    """Whether `value` has a type and size to which the page may set the trait."""
+    if name in ("query", "value"):
+        return isinstance(value, str) and len(value) <= LONGEST_TEXT
+    if isinstance(value, list) and len(value) <= MOST_SELECTED:
+        return sum(len(part) if isinstance(part, str) else 1 for part in value) <= 10 * LONGEST_TEXT
+    return False
+
+
+def read_request(content: Any, buffers: Any) -> tuple[str, int, int, list[int]] | str:
+    """The operation, the number of the request, the version of the tree and the integers; or why it is invalid."""
+    if not isinstance(content, dict) or set(content) != {"op", "id", "version", "numbers"} or buffers:
+        return "a message that is no request"
+    operation, numbers = content["op"], content["numbers"]
+    if not isinstance(operation, str) or operation not in OPERATIONS | {"cancel"}:
+        return "a request for something unknown"
+    if not isinstance(numbers, list) or len(numbers) > MOST_NUMBERS:
+        return f"{operation} with too much, or with no list"
+    whole = [content["id"], content["version"], *numbers]
+    if not all(type(number) is int and abs(number) < 2**53 for number in whole):
+        return f"{operation} with something else than integers"
+    return operation, content["id"], content["version"], numbers
+
+
+# The private names of ipywidgets that the widget overrides or uses, and what is lost without them.
+
+_MIXED_UP = "what two threads set in a widget at the same time may be lost"
+PRIVATE = (
+    *(PrivateName(f"ipywidgets:Widget.{n}", _MIXED_UP) for n in ("_property_lock", "_holding_sync", "_states_to_send")),
+    PrivateName("ipywidgets:Widget._handle_msg", "messages of the page are not checked before ipywidgets reads them"),
+    PrivateName("ipywidgets:Widget._msg_callbacks", "a closed widget keeps its callback for messages"),
+)
+
+
+class _State(threading.local):
+    """The state of ipywidgets while it receives or sends a change, one for each thread."""
+
+    def __init__(self) -> None:
+        self.from_the_page: dict[str, Any] = {}
+        self.is_holding = False
+        self.to_send: set[str] = set()
+
+
+class ThreadSafeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
+    """A widget whose traits several threads may set, such as a training loop and the handler of page messages.
+
+    ipywidgets 8 stores in attributes of the widget which values came from the page and which are delayed. If threads
+    shared them, a change by one would be sent late or never. In a release without these names the properties are
+    unused, and the widget is as safe as any other of ipywidgets.
+    """
+
+    def __init__(self, **traits: Any) -> None:
+        warn_of_missing(PRIVATE)
+        self._of_thread = _State()
+        super().__init__(**traits)
+
+    @property
+    def _property_lock(self) -> dict[str, Any]:
+        return self._of_thread.from_the_page
+
+    @_property_lock.setter
+    def _property_lock(self, properties: dict[str, Any]) -> None:
+        self._of_thread.from_the_page = properties
+
+    @property
+    def _holding_sync(self) -> bool:
+        return self._of_thread.is_holding
+
+    @_holding_sync.setter
+    def _holding_sync(self, is_holding: bool) -> None:
+        self._of_thread.is_holding = is_holding
+
+    @property
+    def _states_to_send(self) -> set[str]:
+        return self._of_thread.to_send
+
+    @contextmanager
+    def hold_trait_notifications(self) -> Iterator[None]:
+        """Do not hold notifications: traitlets would hold those of all threads, and lose what another thread sets.
+
+        `set_state` of ipywidgets enters this context.
+        """
+        yield
+
+    def notify_change(self, change: Any) -> None:
+        """Send a change and what follows from it in one message; a partial one would be echoed back and overwrite
+        newer state.
+        """
+        with self.hold_sync():
+            super().notify_change(change)
+
+    def set_what_follows(self, name: str, value: Any) -> None:
+        """Set a trait to what follows from another. A page that has set that one is not told: it knows, and may have
+        moved on.
+        """
+        if self._of_thread.from_the_page:
+            self._of_thread.from_the_page.setdefault(name, value)
+        self.set_trait(name, value)
+
+    def close(self) -> None:
+        """Close the comm, and release all callbacks. A closed widget can still be displayed, as text."""
+        layout = self.layout
+        super().close()
+        vars(self).pop("_repr_mimebundle_", None)  # ipywidgets 8 sets it to None
+        layout.close()
+        self.unobserve_all()
+        callbacks = getattr(self, "_msg_callbacks", None)
+        if callbacks is not None:
+            callbacks.callbacks.clear()
+
+    def _handle_msg(self, msg: Any) -> None:
+        """Called with every message of the comm."""
+        if self._is_valid(msg):
+            super()._handle_msg(msg)
+
+    def _is_valid(self, message: Any) -> bool:
+        """Whether ipywidgets may read a message."""
+        raise NotImplementedError
+
+
+# Check the messages of the page; answer them, or drop and log them.
+
+LINES_KEPT = 200
+# Of so many wrong messages each is logged, and told to the page; then the 32nd, the 64th, … An answer to every one
+# would let two sides that answer each other go on for ever.
+TOLD_AT_MOST = 16
+_logger = logging.getLogger("treeviz")
+
+
+class PageWidget(ThreadSafeWidget):
+    """A widget that accepts from its page only what `requests` allows."""
+
+    _version: Any  # a trait: the number of trees shown before
+    _backend: Backend | None = None
+
+    def __init__(self, **traits: Any) -> None:
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._cancelled: deque[int] = deque(maxlen=LINES_KEPT)
+        self._n_wrong = 0
+        super().__init__(**traits)
+        self.on_msg(PageWidget._take_request)  # not a bound method, which would keep the widget alive
+
+    @property
+    def _open_backend(self) -> Backend:
+        backend = self._backend
+        if backend is None:
+            raise ReferenceError("explore: this widget was closed, and has let go of its tree.")
+        return backend
+
+    @property
+    def logged(self) -> list[str]:
+        """The last 200 problems of this widget, which the logger "treeviz" gets, too. Of bad messages of the page the
+        first 16, and then fewer and fewer.
+        """
+        return list(self._lines)
+
+    def send_message(self, message: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
+        """Send an unrequested message; the handler `view.handlers[message["op"]]` of the page gets it."""
+        self.send(message, list(buffers))
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """Apply the changes that the page may make; log the others."""
+        kept = {name: sync_data[name] for name in FROM_THE_PAGE if is_small(name, sync_data.get(name))}
+        for name in sync_data:
+            if name not in kept and (name not in self.keys or getattr(self, name) != sync_data[name]):
+                self._drop(f"a value for {str(name)[:50]!r}")
+        if kept:
+            try:
+                super().set_state(kept)
+            except traitlets.TraitError as error:
+                self._drop(str(error)[:200])
+
+    def _is_valid(self, message: Any) -> bool:
+        is_valid = is_message(message)
+        if not is_valid:
+            self._drop("a message that is none of ours")
+        return is_valid
+
+    def _take_request(self, content: Any, buffers: Any) -> None:
+        """Answer a request of the page with the same number."""
+        if isinstance(content, dict) and content.get("do") in ("focus", "blur"):
+            return  # ipywidgets' own
+        if isinstance(content, dict) and content.get("op") in FROM_PYTHON:
+            self._drop("an echo of what it was sent", to_page=False)
+            return
+        request = read_request(content, buffers)
+        if isinstance(request, str):
+            self._drop(request)
+            return
+        operation, number, version, numbers = request
+        backend = self._backend
+        if operation == "cancel":
+            self._cancelled.extend(numbers[:1])
+        elif backend is not None:
+            if version != self._version or (numbers and not 0 <= numbers[0] < len(backend.view.table)):
+                self.send({"op": "answer", "id": number, "stale": True})
+                return
+            answer, parts = {}, []
+            try:
+                answer, parts = backend.answer(operation, numbers, lambda: number in self._cancelled)
+            except Exception as error:
+                self._log(f"{operation} of row {numbers[:1]}: {type(error).__name__}: {str(error)[:500]}")
+                answer = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+            self.send({**answer, "op": "answer", "id": number}, parts)
+
+    def _drop(self, what: str, *, to_page: bool = True) -> None:
+        self._log_seldom(f"dropped from the page: {what}", to_page=to_page)
+
+    def _log_seldom(self, line: str, *, to_page: bool = True) -> None:
+        """Log a line about a message of the page that is wrong."""
+        self._n_wrong = n = self._n_wrong + 1
+        if n <= TOLD_AT_MOST or n & (n - 1) == 0:
+            self._log(f"{line} ({n:,} until now)" if n > TOLD_AT_MOST else line, to_page=to_page)
+
+    def _log(self, line: str, *, to_page: bool = True) -> None:
+        """Log a line here, in the logger and, with `to_page`, in the page."""
+        line = visible(line, 1000)
+        self._lines.append(line)
+        _logger.warning("explore: %s", line)
+        if to_page and self.comm is not None:
+            self.send({"op": "log", "text": line})
+
+
+# Display a widget, and a fallback page for hosts where it does not appear.
+
+
+class DisplayedWidget(PageWidget):
+    """A widget that displays itself in notebooks and terminals."""
+
+    _token: Any  # a trait: the fallback page finds its widget by it
+    _is_displayed = False
+    _fallback_is_old = False
+
+    def _repr_mimebundle_(self, include=None, exclude=None, **kwargs) -> Any:
+        if self._backend is None:
+            return {"text/plain": repr(self)}, {}
+        data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
+        static = {} if not shows_html() else {"text/html": self._backend.view._repr_html_}
+        static["text/plain"] = self._text
+        data = {kind: part for kind, part in data.items() if kind not in static}
+        wanted = [kind for kind in (*data, *static) if (not include or kind in include) and kind not in (exclude or ())]
+        return {kind: static[kind]() if kind in static else data[kind] for kind in wanted}, metadata
+
+    def _ipython_display_(self) -> None:
+        """Publish the widget, and as a second output its fallback page, which a later update can replace."""
+        if shell_of_notebook() is None or self._backend is None or not outputs_share_a_page():
+            publish(*self._repr_mimebundle_())
+            return
+        data, metadata = self._repr_mimebundle_(exclude={"text/html", "text/plain"})
+        # Empty HTML, so that a host without widgets shows the second output only.
+        publish({**data, "text/html": "", "text/plain": repr(self)}, metadata)
+        publish(self._fallback(), {}, display_id=self._token)
+        self._is_displayed = True
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        """Its view: no widget comes alive in treescope's page."""
+        if self._backend is None:
+            return NotImplemented
+        return self._backend.view.__treescope_repr__(path, subtree_renderer)
+
+    def renew_page(self) -> None:
+        """Update the fallback page in the notebook to the widget's tree."""
+        if self._is_displayed and self._backend is not None and shell_of_notebook() is not None:
+            publish(self._fallback(), {}, display_id=self._token, update=True)
+        self._fallback_is_old = False
+
+    def _renew_page_after_cell(self) -> None:
+        """The same once, after the cell has run."""
+        shell = shell_of_notebook()
+        if shell is None or not self._is_displayed or self._fallback_is_old:
+            return
+        self._fallback_is_old = True
+
+        def renew() -> None:
+            shell.events.unregister("post_execute", renew)
+            if self._fallback_is_old:
+                self.renew_page()
+
+        shell.events.register("post_execute", renew)
+
+    def _fallback(self) -> dict[str, str]:
+        return {"text/html": self._open_backend.view.fallback(self._token), "text/plain": self._text()}
+
+    def _text(self) -> str:
+        return self._open_backend.view._repr_mimebundle_(include={"text/plain"})["text/plain"]
+
+    def __repr__(self) -> str:
+        return "explore: closed" if self._backend is None else f"explore: {self._backend.view.title}"
+
 
 MOST_EXPANDED = 2_000
 

@@ -1,0 +1,1051 @@
+"""Rules about leaves: what no JAX function takes, where they lie, and their dtypes."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import operator
+import re
+import sys
+import types
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import is_dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from treeviz.analysis.checks.rule import (
+    LEVELS,
+    MIB,
+    RULES,
+    Changed,
+    Checked,
+    Found,
+    Level,
+    Rule,
+    TreeFinding,
+    TreeFindings,
+    as_child,
+    aux_attributes,
+    registration,
+    rule,
+    stands_for,
+)
+from treeviz.tree.describers import found_describer
+from treeviz.tree.facts import KINDS, MASKED, NODE_KINDS, Facts, Note, is_refused
+from treeviz.tree.keys import MISSING, stored_attribute, stored_items
+from treeviz.tree.level import one_level
+from treeviz.tree.opaque import arrays_in, captured_values, contents, step_to
+from treeviz.tree.runtime import is_installed
+from treeviz.tree.static import DROPPED, LOST
+from treeviz.tree.table import TreeTable
+from treeviz.tree.text import (
+    array_bytes,
+    bytes_text,
+    class_attribute,
+    class_name,
+    error_text,
+    function_name,
+    guarded,
+    has_base,
+    is_function,
+    module_name,
+    mro,
+    unboxed,
+    value_text,
+    visible,
+)
+from treeviz.tree.tracers import is_tracing
+
+_OTHER_LIBRARIES = ("torch", "tensorflow", "keras")  # registering their classes would not help
+_FLOAT = re.compile(r"b?float(?!0$)")
+_WIDE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+_LONG = {str(np.dtype(np.longdouble)): "float64", str(np.dtype(np.clongdouble)): "complex128"}
+_NO_ARRAYS = ("string", "function", "opaque")  # kinds of leaves
+_MOST_FIELDS = 50
+_DEEP = 200  # levels
+_CALLS = {"jit": "jit raises", "grad": "grad raises", "state": "a jitted step raises"}
+
+
+@rule("T100", "error")
+def hidden_arrays(checked: Checked) -> Iterator[Found]:
+    """An object that is not registered as a pytree node holds arrays.
+
+    JAX sees one leaf: `jax.tree.map`, optimizers and counts of parameters pass over its arrays, and `jit` and `grad`
+    raise. That holds for subclasses of dict and list, and for dataclasses. Register the class.
+    """
+    for row, note in checked.noted("hidden"):
+        facts = checked.facts(row)
+        if not facts.is_leaf or facts.module.partition(".")[0] in _OTHER_LIBRARIES:
+            continue
+        key = "registration", facts.type, facts.module
+        if key not in checked.cache:
+            checked.cache[key] = registration(checked.nodes[row])
+        where = "".join(f": {path} {what}" for path, what in note.details[:1])
+        yield Found(row, f"{note.text}{where}", checked.cache[key], note=note)
+
+
+@rule("T113", "error")
+def committed_to_different_devices(checked: Checked) -> Iterator[Found]:
+    """Arrays are committed to different devices, or to the same ones in another order.
+
+    A jitted function that gets both raises "Received incompatible devices". Arrays are committed by `jax.device_put`
+    with a device or a sharding, and by jitted functions with shardings. Fine in a tree that no single call gets, such
+    as the stages of a pipeline.
+    """
+    sets: dict[tuple[int, ...], list[int]] = {}
+    for row in checked.rows(_is_committed):
+        where = checked.facts(row).sharding
+        if where is not None:
+            sets.setdefault(where.device_ids, []).append(row)
+    if len(sets) < 2:
+        return
+    most = max(sets.values(), key=len)
+    usual, n = checked.table[most[0]], len(most)
+    sharding = f"{usual.expression if usual.depth < _DEEP else 'x'}.sharding"
+    if usual.facts.sharding and usual.facts.sharding.n_devices > 1:
+        sharding = f"jax.sharding.NamedSharding({sharding}.mesh, jax.sharding.PartitionSpec())"
+    others = f"{n:,} {'leaf' if n == 1 else 'leaves'} to {_devices(usual.facts)}"
+    for rows in sets.values():
+        for row in rows if rows is not most else ():
+            text = f"committed to {_devices(checked.facts(row))}, and {others}: jit raises where it gets both"
+            yield Found(row, text, Changed(f"jax.device_put({{x}}, {sharding})"))
+
+
+def _is_committed(facts: Facts) -> bool:
+    return facts.is_leaf and facts.kind != "deleted" and facts.sharding is not None and bool(facts.sharding.committed)
+
+
+def _devices(facts: Facts) -> str:
+    return facts.sharding.devices or facts.sharding.text if facts.sharding else ""
+
+
+@rule("T120", "error")
+def leaked_tracer(checked: Checked) -> Iterator[Found]:
+    """A leaf is a tracer, and no function is traced.
+
+    A function that JAX traced has stored it, in an attribute, a global or a list. It has no value, and every use of it
+    raises UnexpectedTracerError. Return it from the function instead. Within a function that is traced, tracers are
+    what its arguments are made of, and nothing is said.
+    """
+    rows = checked.rows(lambda facts: facts.kind == "tracer")
+    if rows and not is_tracing():
+        for row in rows:
+            yield Found(row, "a tracer that has left the function that JAX traced: every use of it raises")
+
+
+@rule("T121", "error")
+def deleted(checked: Checked) -> Iterator[Found]:
+    """The buffer of an array was deleted, or donated to a jitted function.
+
+    Every use raises "Array has been deleted", without a path. Keep what the function returns, and not its argument.
+    """
+    for row in checked.rows(lambda facts: facts.kind == "deleted"):
+        fix = "{tree} = step({tree})  # with donate_argnums: keep the result, or donate jax.tree.map(jnp.copy, {tree})"
+        yield Found(row, "deleted or donated: every use of it raises", fix)
+
+
+@rule("T130", "info")
+def no_jax_dtype(checked: Checked) -> Iterator[Found]:
+    """A NumPy array holds objects, text, dates, records or long doubles, is masked, or has its bytes in another order.
+
+    No JAX function takes it: `jnp.asarray` raises. Files of FITS, HDF5 and NumPy have numbers such as ">f4", most
+    significant byte first. An error if the tree is for `jit`, `grad` or a state.
+    """
+    for row in checked.rows(lambda facts: is_refused(facts) or _is_swapped(facts)):
+        facts = checked.facts(row)
+        what = "a masked array" if facts.text == MASKED else f"dtype {facts.dtype}"
+        yield Found(row, f"{what} is no JAX type{_raises(checked)}", _for_jax(checked, row), _level(checked))
+
+
+def _is_swapped(facts: Facts) -> bool:
+    """Whether the numbers in a file have their bytes in another order than those of this machine."""
+    return facts.kind == "stored" and facts.dtype[:1] in ("<", ">") and facts.dtype[1:2] in "fiuc"
+
+
+def _for_jax(checked: Checked, row: int) -> str:
+    """Python that makes an array what JAX takes, or takes it out of the tree."""
+    facts = checked.facts(row)
+    if facts.text == MASKED:
+        return Changed("{x}.filled(0)")
+    if facts.dtype in _LONG:
+        return Changed(f"np.asarray({{x}}, np.{_LONG[facts.dtype]})")
+    if facts.dtype[0] in "<>" and facts.elements and facts.dtype[1:2] not in "UMm":
+        read = "np.asarray({x})" if facts.kind == "stored" else "{x}"
+        return Changed(read + ".astype({x}.dtype.newbyteorder('='))")
+    return _apart(checked, row)
+
+
+@rule("T131", "info")
+def function_leaf(checked: Checked) -> Iterator[Found]:
+    """A leaf is a function, as the activation of an Equinox module.
+
+    `jax.jit` and `jax.grad` raise; `eqx.filter_jit` and its like take it. An error if the tree is for `jit`, `grad`
+    or a state.
+    """
+    for row in checked.rows(lambda facts: facts.kind == "function"):
+        yield Found(row, f"a function is no JAX type{_raises(checked)}", _apart(checked, row), _level(checked))
+
+
+@rule("T132", "info")
+def other_leaf(checked: Checked) -> Iterator[Found]:
+    """A leaf is text, or an object that JAX does not know and that holds no array.
+
+    `jax.jit` and `jax.grad` raise "not a valid JAX type", and `grad` and `vmap` without a path. Text in a named tuple
+    is a leaf: a dataclass can keep it in `meta_fields`. So are iterators and the values of a dict, of which `jax.tree`
+    warns since jax 0.10, and for which it will raise: make lists of them. An error if the tree is for `jit`, `grad` or
+    a state.
+    """
+    hidden = {row for row, _ in checked.noted("hidden")}
+    for row in checked.rows(lambda f: f.is_leaf and f.kind in ("string", "opaque", "tensor", "variable")):
+        facts = checked.facts(row)
+        if row not in hidden or facts.module.partition(".")[0] in _OTHER_LIBRARIES:
+            cls = type(checked.nodes[row])
+            if found_describer(cls):
+                continue
+            container = stands_for(cls)
+            fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
+            yield Found(row, f"{facts.type} is no JAX type{_raises(checked)}", fix, _level(checked))
+
+
+def _level(checked: Checked) -> Level:
+    return "info" if checked.use == "any" else "error"
+
+
+def _raises(checked: Checked) -> str:
+    return f": {_CALLS[checked.use]}" if checked.use != "any" else ""
+
+
+def _apart(checked: Checked, row: int) -> str:
+    """Python that takes a leaf that is no array out of a tree."""
+    parent, key = checked.parent(row), checked.table.key(row).segment
+    if parent is None:
+        return ""
+    if parent.module.startswith("equinox") or parent.kind == "module":
+        return "arrays, others = eqx.partition({tree}, eqx.is_array)  # or eqx.filter_jit, eqx.filter_grad"
+    if parent.kind == "dict" and not parent.module:
+        return f"{key if key.isidentifier() else 'apart'} = {{at}}  # a static argument, and not a leaf:\ndel {{at}}"
+    if parent.kind == "list" and not parent.module:
+        return "{at} = None"
+    if parent.kind == "tuple" and not parent.module:
+        return Changed("None")
+    return _as_static_field(checked, row, parent)
+
+
+def _as_static_field(checked: Checked, row: int, parent: Facts) -> str:
+    """Python that keeps a field in the treedef, in the class of the node."""
+    siblings, cls = checked.siblings(row), type(checked.nodes[int(checked.table.parent[row])])
+    names = [checked.table.key(each).segment for each in siblings[:_MOST_FIELDS]]
+    if len(siblings) > _MOST_FIELDS or not all(map(str.isidentifier, names)):
+        return ""
+    kinds = [checked.facts(each).kind for each in siblings]
+    meta = [name for name, kind, each in zip(names, kinds, siblings, strict=True) if each == row or kind in _NO_ARRAYS]
+    data = [name for name in names if name not in meta]
+    if parent.kind == "namedtuple":
+        fields = "".join(f"\n    {name}: object" for name in names)
+        return (
+            "import dataclasses, functools\n\n"
+            f"@functools.partial(jax.tree_util.register_dataclass, data_fields={data!r}, meta_fields={meta!r})\n"
+            f"@dataclasses.dataclass\nclass {parent.type}:  # in place of the named tuple{fields}"
+        )
+    name = checked.table.key(row).segment
+    if class_attribute(cls, "__dataclass_fields__") is not None:
+        how = "dataclasses.field(metadata={'static': True, 'pytree_node': False})"
+        return f"{name}: object = {how}  # in {parent.type}"
+    return f"self.{name}  # in tree_flatten of {parent.type}: a part of the auxiliary data, and no child"
+
+
+@rule("T133", "error")
+def no_float_to_differentiate(checked: Checked) -> Iterator[Found]:
+    """A leaf that `grad` gets is an integer, a bool, a PRNG key, or a tangent of type float0.
+
+    `jax.grad` raises "grad requires real- or complex-valued inputs". Pass it as another argument, make it a float, or
+    take `allow_int=True`, whose gradients have dtype float0. Only if the tree is for `grad`.
+    """
+    if checked.use != "grad":
+        return
+    for row in checked.rows(_may_be_discrete):
+        facts = checked.facts(row)
+        if _is_number(facts) and not has_base(type(checked.nodes[row]), int):
+            continue
+        is_number = facts.kind not in ("key", "float0")
+        fix = Changed("jnp.asarray({x}, jnp.float32)") if is_number else _apart(checked, row)
+        yield Found(row, f"{facts.dtype or facts.type} cannot be differentiated: grad raises", fix)
+
+
+def _is_number(facts: Facts) -> bool:
+    """Whether it is a number of Python, or of a class that is based on one, such as an `IntEnum`."""
+    return facts.kind == "scalar" and not facts.dtype
+
+
+def _may_be_discrete(facts: Facts) -> bool:
+    if _is_number(facts):
+        return facts.type not in ("float", "complex")
+    return facts.is_leaf and bool(re.match(r"u?int\d|bool|key<|float0", facts.dtype))
+
+
+@rule("T201", "info")
+def weak_type(checked: Checked) -> Iterator[Found]:
+    """A number in a state is weakly typed: a Python scalar, or `jnp.array(1.0)`.
+
+    Where the step returns it strongly typed, its second call traces and compiles again. Harmless where it is returned
+    as it came, or is made a Python scalar again. Only if the tree is a state.
+    """
+    if checked.use != "state":
+        return
+    said: dict[str, tuple[str, Changed]] = {}
+    for row in checked.rows(lambda f: f.is_leaf and f.weak and f.kind in ("array", "scalar") and f.type != "bool"):
+        facts = checked.facts(row)
+        what = facts.dtype or facts.type
+        if what not in said:
+            dtype = {"int": "int32", "float": "float32", "complex": "complex64"}.get(what, what)
+            text = f"weakly typed {what}: the second call of a step may compile again"
+            said[what] = text, Changed(f"jnp.asarray({{x}}, jnp.{dtype})")
+        yield Found(row, *said[what])
+
+
+@rule("T202", "info")
+def large_numpy_leaf(checked: Checked) -> Iterator[Found]:
+    """A NumPy array has 1 MiB or more.
+
+    Each call of a jitted function copies it to the device. A warning if the tree is for `jit`, `grad` or a state,
+    though a batch of inputs has to be copied.
+    """
+    for row in checked.rows(lambda f: f.kind == "numpy" and f.bytes >= MIB and f.elements > 0):
+        text = f"{bytes_text(checked.facts(row).bytes)} in host memory: each call copies it to the device"
+        level = None if checked.use == "any" else "warning"
+        yield Found(row, text, Changed("jnp.asarray({x})"), level)
+
+
+@rule("T203", "info")
+def canonicalized_dtype(checked: Checked) -> Iterator[Found]:
+    """A NumPy array has 64 bits a number, and JAX takes 32, unless `jax_enable_x64` is set.
+
+    JAX converts it without a word at each call. Large integers wrap around. A Python integer that is too large raises
+    OverflowError: an error if the tree is for `jit` or a state.
+    """
+    n_bits = 64 if jax.config.jax_enable_x64 else 32  # type: ignore[attr-defined]
+    for row in checked.rows(lambda f: f.kind == "scalar" and f.type == "int" and f.weak):
+        if not -(2 ** (n_bits - 1)) <= checked.nodes[row] < 2 ** (n_bits - 1):
+            text = f"an integer that does not fit into {n_bits} bits"
+            raises = checked.use in ("jit", "state")
+            yield Found(row, f"{text}{_raises(checked)}" if raises else text, "", "error" if raises else None)
+    if n_bits == 64:
+        return
+    for row in checked.rows(lambda f: f.kind in ("numpy", "stored") and f.dtype in _WIDE):
+        dtype = checked.facts(row).dtype
+        yield Found(row, f"JAX turns {dtype} into {_WIDE[dtype]}", Changed(f"{{x}}.astype(np.{_WIDE[dtype]})"))
+
+
+@rule("T204", "info")
+def odd_dtype(checked: Checked) -> Iterator[Found]:
+    """At most a tenth of ten or more arrays of floats has another dtype than the others.
+
+    One float32 among bfloat16 makes what it is added to float32. Norms and optimizers keep float32 on purpose.
+    """
+    rows = checked.rows(lambda f: f.is_leaf and f.elements > 0 and f.shape is not None and bool(_FLOAT.match(f.dtype)))
+    counts = Counter(checked.facts(row).dtype for row in rows)
+    if len(rows) < 10 or len(counts) < 2:
+        return
+    usual, n = counts.most_common(1)[0]
+    if n < 0.9 * len(rows):
+        return
+    for row in rows:
+        dtype = checked.facts(row).dtype
+        if dtype != usual:
+            yield Found(row, f"{dtype}, and {n:,} others are {usual}", Changed(f"{{x}}.astype(jnp.{usual})"))
+
+
+@rule("T205", "info")
+def replicated_beside_sharded(checked: Checked) -> Iterator[Found]:
+    """An array of 1 MiB or more is replicated on all devices, and others are sharded.
+
+    Each device holds the whole of it.
+    """
+    if not any(
+        f.is_leaf and f.sharding is not None and f.sharding.n_devices > 1 and not f.sharding.replicated
+        for f in checked.table.facts
+    ):
+        return
+    for row in checked.rows(
+        lambda f: f.is_leaf and f.bytes >= MIB and f.sharding is not None and f.sharding.replicated
+    ):
+        facts = checked.facts(row)
+        n = facts.sharding.n_devices if facts.sharding else 0
+        yield Found(row, f"replicated on {n} devices, {bytes_text(facts.bytes)} on each; others are sharded")
+
+
+# Rules about flattening and unflattening again, which run the user's code: only on request.
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@rule("T114", "warning", needs="roundtrip")
+def unflatten_that_validates(checked: Checked) -> Iterator[Found]:
+    """A class cannot be unflattened with anything but arrays.
+
+    JAX unflattens with placeholders, None, or other trees: in `vmap`, `jacobian`, `eval_shape` and error messages. Let
+    `tree_unflatten` set the attributes without calling `__init__`, or check nothing there.
+    """
+    for row, children, treedef in _first_nodes(checked):
+        for what, odd in (("object()", object()), ("None", None), ("a tuple", (1, 2))):
+            problem = guarded(partial(_unflattened, treedef, [odd] * len(children)), error_text)
+            if problem:
+                name = class_name(type(checked.nodes[row]))
+                fix = f"new = object.__new__({name})  # in tree_unflatten, in place of calling {name}(…)"
+                yield Found(row, f"cannot be unflattened with {what}: {problem}", fix)
+                break
+
+
+@rule("T115", "warning", needs="roundtrip")
+def round_trip_that_changes(checked: Checked) -> Iterator[Found]:
+    """A node is not the same after it was flattened and unflattened again: other children, or other static data.
+
+    Then `jax.tree.map(lambda x: x, tree)` changes the tree, and a step that returns its state compiles again.
+    """
+    for row, children, treedef in _first_nodes(checked):
+        problem = guarded(partial(_changes, children, treedef), lambda error: f"raised {error_text(error)}")
+        if problem:
+            yield Found(row, f"flattened and unflattened again: {problem}")
+
+
+@rule("T116", "warning", needs="roundtrip")
+def two_flatten_functions(checked: Checked) -> Iterator[Found]:
+    """The flatten function with keys gives other children than the one without.
+
+    Paths then name other leaves than `jax.tree.leaves` has.
+    """
+    for row, children, _ in _first_nodes(checked):
+        flatten = partial(tree_util.tree_flatten, checked.nodes[row], is_leaf=_first_only())
+        other = guarded(flatten, lambda _, same=children: (same, None))[0]
+        if not _are_same(children, other):
+            yield Found(row, f"{len(children):,} children with keys, {len(other):,} without, or others")
+
+
+@rule("T117", "info", needs="roundtrip")
+def forgotten_attributes(checked: Checked) -> Iterator[Found]:
+    """An attribute of a node is neither a child nor static data, and is lost or reset when JAX rebuilds the node.
+
+    `jax.tree.map`, `jit` and every other function of JAX flatten a node and make a new one. A counter or a flag that
+    was set on the old one is then gone without an error. Caches that are computed again are fine.
+    """
+    for row, children, treedef in _first_nodes(checked):
+        node = checked.nodes[row]
+        new = guarded(partial(treedef.unflatten, children), lambda _, node=node: node)
+        if new is node or type(new) is not type(node):
+            continue
+        before, after = stored_items(node), stored_items(new)
+        for name, value in before.items():
+            if name not in after or after[name] is MISSING is not value:
+                yield Found(row, f"the attribute {visible(name, 80)} is lost when JAX rebuilds the node")
+            elif type(value) in _PLAIN and type(after[name]) in _PLAIN and after[name] != value == value:
+                text = f"{value_text(value, 40)} becomes {value_text(after[name], 40)}"
+                yield Found(row, f"the attribute {visible(name, 80)} is reset when JAX rebuilds the node: {text}")
+
+
+def _unflattened(treedef: Any, children: list) -> str:
+    treedef.unflatten(children)
+    return ""
+
+
+def _changes(children: list, treedef: Any) -> str:
+    again, other = tree_util.tree_flatten(treedef.unflatten(children), is_leaf=_first_only())
+    if not _are_same(children, again):
+        return "its children are others"
+    return "" if other == treedef else "its static data is not equal to what it was"
+
+
+def _are_same(left: list, right: list) -> bool:
+    """Whether two lists have the same objects, or containers of the same objects."""
+    return len(left) == len(right) and all(
+        a is b
+        or (type(a) is type(b) and type(a) in (list, tuple) and all(map(operator.is_, a, b)) and len(a) == len(b))
+        or (type(a) is type(b) is dict and a.keys() == b.keys() and all(a[key] is b[key] for key in a))
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def _first_only() -> Callable[[Any], bool]:
+    """An `is_leaf` that opens the first node that it sees, and no other."""
+    seen: list[bool] = []
+    return lambda _: bool(seen) or bool(seen.append(True))
+
+
+def _first_nodes(checked: Checked) -> Iterator[tuple[int, list, Any]]:
+    """(row, children, treedef of one level) of the first node of each registered class."""
+    seen: set[int] = set()
+    for row in checked.rows(_is_registered):
+        node = checked.nodes[row]
+        if id(type(node)) in seen:
+            continue
+        seen.add(id(type(node)))
+        found = guarded(lambda node=node: tree_util.tree_flatten_with_path(node, is_leaf=_first_only()), lambda _: None)
+        if found is not None and found[1].node_data() is not None:
+            yield row, [child for _, child in found[0]], found[1]
+
+
+def _is_registered(facts: Facts) -> bool:
+    """Whether it is a node of a class that somebody else than JAX registered."""
+    return facts.kind in NODE_KINDS and facts.module.partition(".")[0] not in ("", "jax", "jaxlib")
+
+
+# Rules about values, which are read only on request.
+
+_WHERE = "jnp.argwhere(~jnp.isfinite({at}))  # where"
+
+
+@rule("T140", "warning", needs="values")
+def not_finite(checked: Checked) -> Iterator[Found]:
+    """A leaf has NaN or infinities; NaN is an error.
+
+    One NaN in a parameter makes every later loss NaN. An infinity may be meant, as in a mask, or as the best loss so
+    far.
+    """
+    noted = dict(checked.noted("nonfinite"))
+    for row, (nan, inf, _), n in _leaves(checked):
+        if nan or inf:
+            parts = [f"{count:,} {word}" for word, count in (("NaN", nan), ("±Inf", inf)) if count]
+            text = f"{' and '.join(parts)} among {n:,} values" if n > 1 else f"the value is {'NaN' if nan else '±Inf'}"
+            fix = "" if checked.facts(row).kind == "variable" else _WHERE  # a variable is no array: jnp refuses it
+            yield Found(row, text, fix, "error" if nan else None, noted.get(row))
+
+
+@rule("T141", "info", needs="values")
+def all_zero(checked: Checked) -> Iterator[Found]:
+    """All values of an array of two elements or more are zero.
+
+    New biases and moments are; kernels and gradients are not.
+    """
+    for row, (_, _, zeros), n in _leaves(checked):
+        if n > 1 and zeros == n:
+            yield Found(row, f"all of {n:,} values are zero")
+
+
+def _leaves(checked: Checked) -> Iterator[tuple[int, tuple[int, int, int], int]]:
+    """(row, (NaN, infinities, zeros), elements) of the leaves that were read."""
+    table = checked.table
+    counts = np.stack([table.columns[name].values for name in ("nan", "inf", "zeros")])
+    for row in np.flatnonzero(table.is_leaf & ~np.isnan(counts[0])).tolist():
+        nan, inf, zeros = counts[:, row].astype(np.int64).tolist()
+        yield row, (nan, inf, zeros), checked.facts(row).elements
+
+
+# Rules about structure: cycles, nodes that JAX cannot flatten, keys, shared objects, and too many of anything.
+
+_IN_BOXES = ("array", "numpy", "scalar", "key")  # kinds of leaves that have no module
+_MANY_LEAVES, _MANY_NODES = 5_000, 2_000
+_DEEP_PATHS = 200  # levels, beyond which joined paths are not compared, and JAX's own flatten is not called
+
+
+@rule("T110", "error")
+def cycle(checked: Checked) -> Iterator[Found]:
+    """A node contains itself.
+
+    JAX flattens recursively and without a limit: it raises, or exhausts the interpreter's recursion for good, so that
+    even `print` fails afterwards (jax#15711). Keep an index or a name in place of the node.
+    """
+    for row, note in checked.noted("cycle"):
+        yield Found(row, "contains itself: JAX cannot flatten this tree", "{at} = None", note=note)
+
+
+@rule("T111", "error")
+def cannot_flatten(checked: Checked) -> Iterator[Found]:
+    """JAX cannot flatten a node: its flatten function raises, or the keys of a dict cannot be sorted.
+
+    JAX's error has no path. Keys of one type can be sorted; a flatten function has to take whatever the node holds.
+    """
+    for row, note in checked.noted("error"):
+        facts = checked.facts(row)
+        if facts.kind == "dict" and not facts.module:
+            keys = checked.nodes[row].keys()
+            is_distinct = guarded(lambda keys=keys: len(set(map(str, keys))) == len(keys), lambda _: False)
+            text = "str(key)" if is_distinct else "f'{type(key).__name__} {key}'"
+            yield Found(row, note.text, f"{{at}} = {{{text}: value for key, value in {{at}}.items()}}", note=note)
+        elif facts.kind == "error" and not facts.is_leaf:
+            yield Found(row, note.text, "jax.tree_util.tree_flatten_with_path({at})  # the traceback", note=note)
+
+
+@rule("T112", "warning")
+def repeated_keys(checked: Checked) -> Iterator[Found]:
+    """Two children of one node have the same key.
+
+    JAX asks for distinct keys and does not check it. A path then names several leaves, so that masks, checkpoints and
+    labels by path mix them up.
+    """
+    table = checked.table
+    rows, known = np.flatnonzero(table.key_codes), dict[str, int]()
+    names = np.array([known.setdefault(key.keystr, len(known)) for key in table.keys], np.int64)[table.key_codes[rows]]
+    pairs = table.parent[rows].astype(np.int64) * len(known) + names
+    _, first, counts = np.unique(pairs, return_index=True, return_counts=True)
+    for row, n in zip(rows[first[counts > 1]].tolist(), counts[counts > 1].tolist(), strict=True):
+        parent, key = int(table.parent[row]), table.key(row).keystr
+        if checked.facts(row).kind != "more":
+            yield Found(parent, f"{n:,} of its children have the key {key}", _with_other_keys(checked.nodes[parent]))
+
+
+def _with_other_keys(node: Any) -> str:
+    """Python that numbers the children of a class whose keys are in a method; of another, JAX keeps the function."""
+    name = class_name(type(node))
+    if not any("tree_flatten_with_keys" in vars(base) for base in mro(type(node))):
+        return (
+            "leaves = jax.tree_util.tree_leaves_with_path({tree})\n"
+            "names = [f'{i}{jax.tree_util.keystr(path)}' for i, (path, _) in enumerate(leaves)]  # each is another"
+        )
+    return (
+        f"def tree_flatten_with_keys(self, flatten={name}.tree_flatten_with_keys):\n"
+        "    children, aux = flatten(self)\n"
+        "    return [(jax.tree_util.SequenceKey(i), child) for i, (_, child) in enumerate(children)], aux\n\n"
+        f"{name}.tree_flatten_with_keys = tree_flatten_with_keys"
+    )
+
+
+@rule("T210", "info")
+def shared_node(checked: Checked) -> Iterator[Found]:
+    """A node stands in several places.
+
+    JAX sees a tree: each place gets gradients and updates of its own, and after one `jax.tree.map` the places are no
+    longer one object. In a state it is a warning: a buffer that is donated twice raises.
+    """
+    yield from _shared(checked, is_leaf=False)
+
+
+@rule("T211", "info")
+def shared_array(checked: Checked) -> Iterator[Found]:
+    """An array stands in several places, as with tied weights.
+
+    JAX sees two leaves: each gets a gradient of its own, and after one update they differ. In a state it is a warning:
+    `donate_argnums` raises "Attempt to donate the same buffer twice".
+    """
+    yield from _shared(checked, is_leaf=True)
+
+
+def _shared(checked: Checked, is_leaf: bool) -> Iterator[Found]:
+    for row, note in checked.noted("shared"):
+        facts = checked.facts(row)
+        if note.row < 0 or facts.is_leaf != is_leaf or (is_leaf and not KINDS[facts.kind].has_identity):
+            continue
+        end = int(checked.table.end[row])
+        below = {(each.kind, each.is_leaf) for each in map(checked.facts, range(row, min(end, row + 1000)))}
+        level = "warning" if checked.use == "state" and ("array", True) in below else None
+        what = "array" if is_leaf else "node"
+        has_others = any(is_leaf and kind not in ("array", "numpy", "scalar") for kind, is_leaf in below)
+        copy = "lambda a: a.copy() if isinstance(a, jax.Array) else a" if has_others else "jnp.copy"
+        fix = Changed(f"jax.tree.map({copy}, {{x}})") if level else ""
+        yield Found(
+            row, f"the same {what} as {_place(checked, note.row)}: JAX updates each on its own", fix, level, note
+        )
+
+
+def _place(checked: Checked, row: int) -> str:
+    return checked.table[row].keystr or "the root" if checked.table.depth[row] < _DEEP_PATHS else "another one"
+
+
+@rule("T220", "info")
+def shape_taken_for_nodes(checked: Checked) -> Iterator[Found]:
+    """A tuple or list holds nothing but two to six Python integers: it may be a shape.
+
+    JAX sees a node with that many leaves, so `jax.tree.map` goes inside: say `is_leaf` where the tuple is meant.
+    """
+    table = checked.table
+    n_children = np.bincount(table.parent[1:], minlength=len(table))
+    is_int = np.array([f.kind == "scalar" and f.type == "int" for f in table.facts], bool)[table.fact_codes]
+    n_ints = np.bincount(table.parent[1:], weights=is_int[1:], minlength=len(table))
+    for row in np.flatnonzero((n_children >= 2) & (n_children <= 6) & (n_ints == n_children)).tolist():
+        facts = checked.facts(row)
+        if facts.kind in ("tuple", "list") and not facts.module:
+            fix = (
+                f"is_shape = lambda x: type(x) is {facts.type} and len(x) > 0 and all(type(n) is int for n in x)\n"
+                "shapes = jax.tree.leaves({tree}, is_leaf=is_shape)  # as in jax.tree.map(f, {tree}, is_leaf=is_shape)"
+            )
+            yield Found(row, f"a {facts.type} of {n_children[row]} integers is a node with as many leaves", fix)
+
+
+@rule("T230", "info")
+def many_leaves(checked: Checked) -> Iterator[Found]:
+    """The tree has more than 5,000 leaves, or 2,000 nodes of registered classes.
+
+    JAX flattens every argument of every call of a jitted function, and builds every result: that takes some 0.1 µs a
+    leaf, and some µs for each node that Python flattens. Stack the layers, or split what changes from what does not.
+    """
+    table = checked.table
+    n_leaves = int(np.count_nonzero(table.is_leaf))
+    # Of a box with one leaf, such as a variable of Flax, the leaf has the row and the box the module.
+    n_nodes = len(checked.rows(lambda f: bool(f.module) and (not f.is_leaf or f.kind in _IN_BOXES)))
+    if n_leaves <= _MANY_LEAVES and n_nodes <= _MANY_NODES:
+        return
+    takes = ""
+    is_walked = not any(facts.kind in ("error", "cycle", "repeat", "more") for facts in table.facts)
+    if is_walked and table.depth.max() < _DEEP_PATHS:
+        began = perf_counter()
+        guarded(lambda: jax.tree_util.tree_flatten(checked.nodes[0]), lambda _: None)
+        takes = f": flattening it takes JAX {1e3 * (perf_counter() - began):.1f} ms a call"
+    yield Found(0, f"{n_leaves:,} leaves and {n_nodes:,} nodes of registered classes{takes}")
+
+
+@rule("T231", "info")
+def ambiguous_paths(checked: Checked) -> Iterator[Found]:
+    """Two leaves have the same path where keys are joined by "/" or ".", as in most files of checkpoints.
+
+    {"a/b": 1, "a": {"b": 2}}: `jax.tree_util.keystr(path, simple=True, separator="/")` is the same for both, and one of
+    them is lost.
+    """
+    table = checked.table
+    if table.depth.max() >= _DEEP_PATHS:
+        return
+    for separator in "/.":
+        if not any(separator in key.segment for key in table.keys):
+            continue
+        paths, seen = [""], dict[str, int]()
+        for row in range(1, len(table)):
+            paths.append(f"{paths[table.parent[row]]}{separator}{table.key(row).segment}")
+            if table.is_leaf[row] and seen.setdefault(paths[row], row) != row:
+                yield Found(row, f'joined by "{separator}" its path is that of {table[seen[paths[row]]].keystr}')
+
+
+# How JAX compares static data that holds arrays: what happens where `==` meets them.
+
+How = Literal["arrays", "identity", "own", "function"]
+_MAX_COMPARED_OBJECTS = 2_000  # that are looked at in the static data of one node
+_CONTAINERS = (list, tuple, dict, deque, types.MappingProxyType)
+_GENERATED = ("<string>", "<attrs generated")  # where dataclasses and attrs compile the methods that they write
+
+
+def comparison(aux: Any) -> How:
+    """What `==` of auxiliary data that holds arrays compares; runs no code of the user's.
+
+    Returns:
+      "arrays": the arrays, whose `==` has no truth value. They are in containers, or in fields of dataclasses.
+      "identity": objects that are equal only to themselves. "own": objects whose class has an `==` of its own.
+      "function": functions, which captured the arrays. The first of these that is found.
+    """
+    found: set[How] = set()
+    waiting, seen = deque([aux]), set[int]()
+    while waiting and len(seen) < _MAX_COMPARED_OBJECTS:
+        value = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        cls = type(value)
+        if has_base(cls, np.ndarray) or isinstance(value, jax.Array):
+            found.add("arrays" if guarded(lambda value=value: value.size != 1, lambda _: True) else "identity")
+        elif _is_compared_by_contents(cls):
+            skipped = _not_compared(cls)
+            waiting += [inner for path, inner in contents(value, _MAX_COMPARED_OBJECTS) if path not in skipped]
+        elif arrays_in([("", value)], _MAX_COMPARED_OBJECTS).n_arrays:
+            is_own = class_attribute(cls, "__eq__") is not object.__eq__
+            found.add("function" if is_function(cls) else "own" if is_own else "identity")
+    order: tuple[How, ...] = ("arrays", "identity", "own")
+    return next((how for how in order if how in found), "function" if found else "own")
+
+
+def _is_compared_by_contents(cls: type) -> bool:
+    equal = class_attribute(cls, "__eq__")
+    if type(equal) is types.FunctionType:
+        return equal.__code__.co_filename.startswith(_GENERATED)
+    return has_base(cls, *_CONTAINERS)
+
+
+def _not_compared(cls: type) -> set[str]:
+    """The fields of a dataclass that its `==` leaves out, as paths: {".cache"}."""
+    fields = class_attribute(cls, "__dataclass_fields__", {})
+    return guarded(lambda: {f".{name}" for name, each in fields.items() if not each.compare}, lambda _: set())
+
+
+# Rules about what a node keeps in the treedef: it is compared and hashed at every call of a jitted function.
+
+_HASHED = frozenset(map(id, (str, int, float, bool, type(None))))  # by id: a metaclass may override ==
+_OPENED = (tuple, list, dict, functools.partial)
+_MAX_ITEMS = 100  # of a static field that are looked at
+_MAX_WRAPPERS = 16
+_MAX_OBJECTS = 2_000  # that are searched for arrays behind one function
+
+
+@rule("T101", "error")
+def array_in_static_data(checked: Checked) -> Iterator[Found]:
+    """An array is in a static field, or in a list, dict or object there.
+
+    JAX compares static data with `==` at each call of a jitted function. The first call passes. The next one with
+    another array raises "The truth value of an array is ambiguous" or "Exception raised while checking equality of
+    metadata", without a path; and with the same array, changed in place, it runs the old program (jax#28659). Make
+    the field a child, or keep a tuple of numbers. Arrays in an object that JAX can compare do not raise, but each
+    object that is not equal compiles again: info if its class defines `==`, or if it is a function or comes from an
+    installed library, else a warning for `jit`, `grad` or a state.
+    """
+    for row, note in checked.noted("hidden"):
+        facts = checked.facts(row)
+        if facts.is_leaf or facts.kind == "closure" or LOST in note.text:
+            continue
+        where = "".join(f" {path} {what}" for path, what in note.details[:1])
+        text = f"{note.text.partition(':')[0]}:{where}"
+        node = checked.nodes[row]
+        how = comparison(guarded(lambda node=node: (one_level(node)[1] or (None, None))[1], lambda _: None))
+        if how == "arrays":
+            yield Found(row, text, as_child(node), note=note)
+        else:
+            is_quiet = how != "identity" or checked.use == "any" or _is_of_library(type(node))
+            yield Found(row, f"{text}, {_COMPARED[how]}", "", "info" if is_quiet else "warning", note)
+
+
+_COMPARED = {
+    "identity": "which jit compares as a whole: each new one compiles again, and a change in place is not seen",
+    "own": "which jit compares by the == of its class: what is not equal compiles again",
+    "function": "of a function, which is equal only to itself: each new one compiles again",
+}
+
+
+@rule("T102", "warning")
+def mutable_static_data(checked: Checked) -> Iterator[Found]:
+    """A static field is a list, a dict, a set, or another object that cannot be hashed.
+
+    JAX asks for static data that can be hashed. Where the object changes in place, a jitted function does not see it
+    and runs the old program: what it compiled for is compared with the same object. Where it does not change, it is
+    harmless. A warning if the tree is for `jit`, `grad` or a state, and else an info; for nodes of installed libraries
+    an info, and else nothing.
+    """
+    for rows, node, fields in _static_nodes(checked):
+        is_of_library = _is_of_library(type(node))
+        if is_of_library and checked.use == "any":
+            continue
+        level = "info" if is_of_library or checked.use == "any" else None
+        if any(note.kind == "hidden" for note in checked.table.notes.get(rows[0], ())):
+            continue
+        for name, value in fields:
+            if _is_unhashable(value):
+                what = f"the static field {name} is a {class_name(type(value))}, which cannot be hashed"
+                fix = _hashable_fix(f"self.{name}", value, class_name(type(node)))
+                for row in rows:
+                    yield Found(row, f"{what}: a jitted function does not see it change in place", fix, level)
+
+
+def _is_of_library(cls: type) -> bool:
+    """Whether the class is from an installed package, whose authors know what they keep."""
+    file = guarded(lambda: sys.modules[module_name(cls)].__file__, lambda _: None)
+    return type(file) is str and is_installed(file)
+
+
+def _is_unhashable(value: Any) -> bool:
+    """Slices aside, which do not change, but have a hash from Python 3.12 on alone."""
+    if id(type(value)) in _HASHED:
+        return False
+    if type(value) is slice:
+        return _is_unhashable((value.start, value.stop, value.step))
+    if not guarded(lambda: hash(value) is None, lambda _: True):
+        return False
+    return type(value) is not tuple or guarded(lambda: any(map(_is_unhashable, value)), lambda _: True)
+
+
+def _hashable_fix(place: str, value: Any, owner: str) -> str:
+    """Python that keeps the same as something that has a hash; "" where that depends on the class of the value."""
+    if has_base(type(value), list, set, dict):
+        items = f"{place}.items()" if has_base(type(value), dict) else place
+        return f"{place} = tuple({items})  # in {owner}"
+    can_freeze = guarded(lambda: is_dataclass(type(value)) and type(value).__hash__ is None, lambda _: False)
+    name = class_name(type(value))
+    return f"{name} = dataclasses.dataclass(frozen=True)({name})" if can_freeze else ""
+
+
+@rule("T103", "warning")
+def nan_in_static_data(checked: Checked) -> Iterator[Found]:
+    """A static field is NaN.
+
+    NaN is not equal to itself, so that a jitted function traces and compiles again for each node with another NaN
+    object.
+    """
+    for rows, _, fields in _static_nodes(checked):
+        for name, value in fields:
+            if any(type(each) in (float, np.float64, np.float32) and each != each for each in _items(value)):
+                for row in rows:
+                    yield Found(
+                        row,
+                        f"the static field {name} {_is(value)} NaN: each new one compiles again",
+                        f"self.{name} = None",
+                    )
+
+
+@rule("T104", "info")
+def local_function_in_static_data(checked: Checked) -> Iterator[Found]:
+    """A static function is a lambda, or was defined inside a function.
+
+    Functions are equal only to themselves. A node that is made anew with a new lambda at each step compiles each time;
+    one that is made once is fine. Functions of installed libraries are not named.
+    """
+    for rows, _, fields in _static_nodes(checked):
+        for name, value in fields:
+            for each in _items(value):
+                if type(each) is types.FunctionType and _is_local(each):
+                    text = f"the local function {function_name(each)}, equal only to itself"
+                    for row in rows:
+                        yield Found(row, f"the static field {name} {_is(value)} {text}")
+
+
+def _is_local(function: types.FunctionType) -> bool:
+    is_local = "<lambda>" in function.__qualname__ or "<locals>" in function.__qualname__
+    return is_local and not is_installed(function.__code__.co_filename)
+
+
+@rule("T105", "warning")
+def function_with_large_arrays(checked: Checked) -> Iterator[Found]:
+    """A function captured arrays of 1 MiB or more, or uses global ones.
+
+    They are constants of the program: JAX may copy them into each version that it compiles, compiling may take longer,
+    and a new array under the same name is not seen. As arguments, `jax.tree_util.Partial(f, array)`, they are children.
+    """
+    for row in checked.rows(lambda facts: facts.kind in ("function", "closure")):
+        node = checked.nodes[row]
+        function = node if checked.facts(row).is_leaf else _function_in(node)
+        if function is not None:
+            yield from _large(row, "", function)
+    for rows, _, fields in _static_nodes(checked):
+        for name, value in fields:
+            if type(value) in (types.FunctionType, types.MethodType):
+                for found in list(_large(rows[0], f"in the static field {name}, ", value)):
+                    yield from (found._replace(row=row) for row in rows)
+
+
+def _function_in(node: Any) -> Any:
+    return guarded(lambda: node.func, lambda _: None) if has_base(type(node), tree_util.Partial) else None
+
+
+def _large(row: int, where: str, function: Any) -> Iterator[Found]:
+    captured = guarded(lambda: captured_values(function), lambda _: [])
+    found = arrays_in(((step_to(name), value) for name, value in [*captured, *_globals(function)]), _MAX_OBJECTS)
+    if found.n_bytes >= MIB:
+        name, array = found.named[0]
+        size = f"refers to {bytes_text(found.n_bytes)} of arrays, constants of what is compiled"
+        text = f"{where}{function_name(function)} {size}: {name.strip('.()')} {array}"
+        yield Found(row, text, "jax.tree_util.Partial(f, array)  # with f(array, x)")
+
+
+def _globals(function: Any) -> list[tuple[str, Any]]:
+    """(name, value) of the arrays of 1 MiB or more that the code of a function loads by global names."""
+    for _ in range(_MAX_WRAPPERS):
+        inner = guarded(lambda function=function: _inside(unboxed(function)), lambda _: None)
+        if inner is None:
+            break
+        function = inner
+    if type(function) is not types.FunctionType:
+        return []
+    code, scope = function.__code__, function.__globals__
+    large = [name for name in code.co_names if isinstance(scope.get(name), jax.Array | np.ndarray)]
+    large = [name for name in large if array_bytes(scope[name]) >= MIB]
+    return [(name, scope[name]) for name in large if name in _loaded_globals(code)]
+
+
+def _inside(function: Any) -> Any:
+    """What a partial, a method or a wrapper calls; None for others."""
+    if has_base(type(function), functools.partial):
+        return functools.partial.func.__get__(function)
+    return function.__func__ if type(function) is types.MethodType else getattr(function, "__wrapped__", None)
+
+
+@functools.lru_cache(maxsize=256)
+def _loaded_globals(code: types.CodeType) -> frozenset[str]:
+    return frozenset(each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+
+
+def _is(value: Any) -> str:
+    return "holds" if type(value) in _OPENED else "is"
+
+
+def _items(value: Any) -> list[Any]:
+    """The value, or what is in it: in plain containers, and what partial functions call."""
+    if type(value) not in _OPENED:
+        return [value]
+    found, waiting = [], [value]
+    for each in waiting:  # which grows
+        if type(each) is functools.partial:
+            waiting.append(each.func)
+        elif type(each) is dict:
+            waiting += list(each.values())[:_MAX_ITEMS]
+        elif type(each) in (tuple, list):
+            waiting += each[:_MAX_ITEMS]
+        else:
+            found.append(each)
+        if len(waiting) > _MAX_ITEMS:
+            del waiting[_MAX_ITEMS:]
+    return found
+
+
+Static = tuple[list[int], Any, list[tuple[str, Any]]]
+
+
+def _static_nodes(checked: Checked) -> list[Static]:
+    """The nodes with static data: the rows that share their facts, the first node, and its static fields."""
+    if "static" not in checked.cache:
+        alike: dict[int, list[int]] = {}
+        for row in checked.rows(lambda f: not f.is_leaf and bool(f.module) and bool(f.static)):
+            alike.setdefault(int(checked.table.fact_codes[row]), []).append(row)
+        checked.cache["static"] = [
+            (rows, checked.nodes[rows[0]], _fields(checked.nodes[rows[0]], checked.facts(rows[0])))
+            for rows in alike.values()
+        ]
+    return checked.cache["static"]
+
+
+def _fields(node: Any, facts: Facts) -> list[tuple[str, Any]]:
+    """(name, value) of the static fields; of auxiliary data without names, the attributes that are part of it."""
+    names = [name for name, _ in facts.static if not name.endswith(DROPPED)]
+    if any(name.startswith("aux") for name in names):
+        return aux_attributes(node)
+    return [(name, value) for name in names if (value := stored_attribute(node, name)) is not MISSING]
+
+
+# Run the rules over a tree, and write what they found as notes.
+
+# Each of these registers its rules.
+
+_SIGNS: dict[Level, str] = {"error": "✕", "warning": "⚠", "info": "·"}
+Result = tuple[Rule, list[Found]]
+
+
+def run_rules(checked: Checked, *, roundtrip: bool = False, ignore: Collection[str] = ()) -> list[Result]:
+    """What each rule found; those about values run if the table has statistics."""
+    ready = {"", *(["values"] if "nan" in checked.table.columns else []), *(["roundtrip"] if roundtrip else [])}
+    rules = [rule for code, rule in sorted(RULES.items()) if rule.needs in ready and code not in ignore]
+    return [(rule, list(rule.run(checked))) for rule in rules]
+
+
+def _worst_first(results: Sequence[Result]) -> Iterator[tuple[Rule, Level, Found]]:
+    for level in LEVELS:
+        for broken, found in results:
+            for each in found:
+                if (each.level or broken.level) == level:
+                    yield broken, level, each
+
+
+def findings(table: TreeTable, results: Sequence[Result]) -> TreeFindings:
+    about = {code: rule.about for code, rule in RULES.items()}
+    return TreeFindings(
+        TreeFinding(rule.code, level, each.row, each.sentence, about[rule.code], each.fix, table)
+        for rule, level, each in _worst_first(results)
+    )
+
+
+def with_badges(table: TreeTable, results: Sequence[Result]) -> TreeTable:
+    """The table with a badge for each finding, which begins with its code.
+
+    A note of the walk that says the same gets the code instead; one that leads to another row says less than a warning.
+    """
+    counts, coded, added = Counter[Level](), dict[int, tuple[str, Level]](), dict[int, list[Note]]()
+    for broken, level, each in _worst_first(results):
+        counts[level] += 1
+        if each.note is not None and (each.note.row < 0 or level == "info"):
+            coded[id(each.note)] = broken.code, level
+        else:
+            note = Note(level, f"{broken.code}: {each.sentence}", severity=level, sign=_SIGNS[level])
+            added.setdefault(each.row, []).append(note)
+    notes = {row: tuple([_coded(note, coded) for note in at_row]) for row, at_row in table.notes.items()}
+    notes |= {row: (*more, *notes.get(row, ())) for row, more in added.items()}
+    parts = [f"{n:,} {level}{'s' * (n > 1 and level != 'info')}" for level, n in counts.items()]
+    checked = replace(table, notes=dict(sorted(notes.items())))
+    return checked.with_headline(*table.headline, ", ".join(parts) or "checked: no finding")
+
+
+def _coded(note: Note, coded: dict[int, tuple[str, Level]]) -> Note:
+    code, level = coded.get(id(note), ("", ""))
+    return note._replace(text=f"{code}: {note.text}", severity=level) if code else note

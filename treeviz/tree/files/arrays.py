@@ -1,0 +1,649 @@
+"""`.npy`, `.npz` and `.eqx` files: NumPy's arrays. See `numpy.lib.format` for the format."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import struct
+import warnings
+import weakref
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from itertools import chain
+from operator import attrgetter
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from treeviz.tree.files.entries import (
+    At,
+    LoadError,
+    Unread,
+    check_size_of_json,
+    is_file,
+    n_bytes_of,
+    parse_json,
+    read_bounded,
+    refuse,
+    without_repeats,
+)
+from treeviz.tree.stored import Stored, chunks_from
+from treeviz.tree.text import visible
+
+MAX_HEADER = 10_000  # bytes; the limit of numpy.load. A compressed header can claim 4 GB.
+_MAX_DIRECTORY = 24_000_000  # bytes of an archive's list of members: of some 200,000 arrays
+_MAX_ARRAYS = 1_000_000  # in one .eqx file
+_MAX_LINE = 1_000_000  # bytes before the arrays of an .eqx file
+_USUAL = 1024  # bytes of the beginning of an array in an archive
+_ENCRYPTED = 0x1  # a flag of a zip file's member
+_LENGTHS = struct.Struct("<HH")  # of what stands between a member's record and its bytes
+_read = io.BufferedReader.read  # in C: that of `_Bounded` would be called for each array
+
+
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    order: str
+    n_bytes: int  # of the values
+    start: int  # of the values
+
+    def stored(self, chunks: Any, name: str) -> Stored:
+        text = "pickled Python objects, which treeviz does not open" if self.dtype.hasobject else ""
+        chunks = refuse(text) if text else chunks
+        return Stored(self.shape, self.dtype, chunks, name, self.n_bytes, text=text, order=self.order)
+
+
+def read_npy(path: Path) -> Stored:
+    with open(path, "rb") as file:
+        header = _read_header(file, "the array")
+        _check_size("the array", header, os.fstat(file.fileno()).st_size)
+    return header.stored(At(path, header.start), path.name)
+
+
+def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
+    file = _Bounded(io.FileIO(path))
+    try:
+        archive = zipfile.ZipFile(file)
+    except BaseException:
+        file.close()
+        raise
+    weakref.finalize(archive, file.close)  # with the last of its arrays
+    members = archive.infolist()
+    is_twice = len(archive.NameToInfo) < len(members)
+    n_same = Counter(map(attrgetter("filename"), members)) if is_twice else Counter()
+    known: dict[bytes, _Header] = {}  # the arrays of a model have few shapes
+    for member in members:
+        name = member.filename.removesuffix(".npy")
+        if name != member.filename:
+            entry = _entry(archive, member, name, known)
+        else:
+            entry = Unread("file", "not an array")
+            if f"{name}.npy" in archive.NameToInfo:
+                name = f"{name} (not an array)"
+        if is_twice:
+            n_same[member.filename] -= 1
+            if n_same[member.filename]:
+                name = f"{name} (hidden {n_same[member.filename]})"
+                entry = Unread("hidden", "numpy.load gives a later array of the same name")
+        yield name, entry
+    archive.filelist.clear()
+    archive.NameToInfo.clear()
+
+
+def read_eqx(path: Path) -> list[Stored]:
+    """The arrays of a file of `equinox.tree_serialise_leaves`, in their order: the model says which is which."""
+    arrays: list[Stored] = []
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if file.read(1) == b"{":  # hyperparameters, as Equinox' documentation has it
+            file.readline(_MAX_LINE)
+        else:
+            file.seek(0)
+        while (start := file.tell()) < size:
+            if len(arrays) >= _MAX_ARRAYS:
+                raise ValueError(f"it has more than {_MAX_ARRAYS:,} arrays")
+            name = f"array {len(arrays)}"
+            header = _read_header(file, name)
+            header = header._replace(start=start + header.start)
+            _check_size(name, header, size)
+            arrays.append(header.stored(At(path, header.start), name))
+            file.seek(header.start + header.n_bytes)
+    return arrays
+
+
+# Where a member stands. The archive's own records of 100,000 would take 50 MB.
+_PLACE = ("orig_filename", "header_offset", "flag_bits", "compress_type", "CRC", "compress_size", "file_size")
+_place_of = attrgetter(*_PLACE)
+
+
+class _Member(NamedTuple):
+    """Reads the values of an array in an archive."""
+
+    archive: zipfile.ZipFile
+    start: int  # of the values
+    place: tuple[Any, ...]
+
+    def __call__(self, stored: Stored) -> Iterator[np.ndarray]:
+        @contextmanager
+        def open_values() -> Iterator[IO[bytes]]:
+            member = zipfile.ZipInfo(self.place[0])
+            for name, value in zip(_PLACE[1:], self.place[1:], strict=True):
+                setattr(member, name, value)
+            with self.archive.open(member) as file:
+                file.read(self.start)  # `seek` would give up the checksum
+                yield file
+
+        return chunks_from(open_values, stored)
+
+
+_new_member = partial(tuple.__new__, _Member)  # in half the time of `_Member`
+
+
+class _Bounded(io.BufferedReader):
+    """A file whose list of members fills no memory."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _MAX_DIRECTORY:
+            raise ValueError(f"its list of arrays would be {size:,} bytes long")
+        return super().read(size)
+
+
+def _entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, known: dict[bytes, _Header]) -> Any:
+    if member.flag_bits & _ENCRYPTED:
+        return Unread("file", "encrypted: treeviz asks for no password")
+    text = _header_text(archive, member)
+    header = known.get(text)
+    if header is None:
+        with io.BytesIO(text) if text else archive.open(member) as file:
+            header = _read_header(file, visible(member.filename, 100))
+        if text:
+            known[text] = header
+    if member.file_size - header.start < header.n_bytes:
+        _check_size(member.filename, header, member.file_size)
+    return header.stored(_new_member((archive, header.start, _place_of(member))), name)
+
+
+def _header_text(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """The header of an array, in a tenth of the time of `open`; b"" if that is to be used."""
+    stored, file = member.compress_type == zipfile.ZIP_STORED, archive.fp
+    if not (stored or member.compress_type == zipfile.ZIP_DEFLATED) or file is None:
+        return b""
+    file.seek(member.header_offset)
+    data = _read(file, _USUAL)  # type: ignore[arg-type]
+    if data[:4] != b"PK\x03\x04" or len(data) < 30:
+        return b""
+    n_name, n_more = _LENGTHS.unpack_from(data, 26)
+    start = 30 + n_name + n_more
+    array = data[start : start + member.compress_size]
+    if not stored:
+        array = zlib.decompressobj(-zlib.MAX_WBITS).decompress(array, _USUAL)
+    end = 10 + int.from_bytes(array[8:10], "little")
+    is_whole = end <= min(len(array), member.file_size)
+    return array[:end] if is_whole and array[6:8] == b"\x01\x00" else b""
+
+
+def _read_header(file: IO[bytes], name: str) -> _Header:
+    """The header at the start of a file; never reads more than `MAX_HEADER` bytes."""
+    magic = file.read(8)
+    version = np.lib.format.read_magic(io.BytesIO(magic))
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"{name} has the version {version[0]}.{version[1]} of the format, which is not known")
+    n_length = 2 if version == (1, 0) else 4
+    n_text = int.from_bytes(file.read(n_length), "little")
+    if n_text > MAX_HEADER:
+        raise ValueError(f"the header of {name} would be {n_text:,} bytes long")
+    text = file.read(n_text)
+    if version == (3, 0):  # in UTF-8; NumPy has a public reader of Latin-1 alone, which takes escapes
+        text = text.decode("utf-8").encode("ascii", "backslashreplace")
+    shape, is_fortran, dtype = _parsed(text)
+    order = "F" if is_fortran else "C"
+    return _Header(shape, dtype, order, n_bytes_of(name, shape, dtype), 8 + n_length + n_text)
+
+
+@lru_cache(maxsize=1000)  # the arrays of a model have few shapes, and NumPy runs Python's parser
+def _parsed(text: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    whole = io.BytesIO(len(text).to_bytes(4, "little") + text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python's parser, and of NumPy about files of Python 2
+        return np.lib.format.read_array_header_2_0(whole, max_header_size=8 * MAX_HEADER)
+
+
+def _check_size(name: str, header: _Header, n_stored: int) -> None:
+    n_left = max(0, n_stored - header.start)
+    if n_left < header.n_bytes and not header.dtype.hasobject:
+        raise ValueError(f"{visible(name, 100)} is cut: {header.n_bytes:,} bytes of values, and {n_left:,} are there")
+
+
+# `.safetensors` files. The format: https://github.com/huggingface/safetensors, "Format".
+
+MAX_SAFETENSORS_HEADER = 50_000_000  # bytes: of some 350,000 tensors. safetensors itself takes 100 MB
+_INDEX = ".safetensors.index.json"
+_NUMBERED = re.compile(r"(.*-)(\d{1,6})-of-(\d{1,6})\.safetensors")
+_METADATA = re.compile(r'\{"__metadata__": ?')
+_TENSOR = re.compile(
+    r'[{,] ?"([^"\\\x00-\x1f]*)": ?\{"dtype": ?"(\w+)", ?"shape": ?\[([\d, ]*)\], ?'
+    r'"data_offsets": ?\[(0|[1-9]\d{0,18}), ?(0|[1-9]\d{0,18})\]\}',
+    re.ASCII,
+)
+
+_DTYPES = {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "U16": np.uint16,
+    "I16": np.int16,
+    "U32": np.uint32,
+    "I32": np.int32,
+    "U64": np.uint64,
+    "I64": np.int64,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F32": np.float32,
+    "F64": np.float64,
+    "C64": np.complex64,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+}
+# Those that older releases of ml_dtypes lack, and the bits that a number takes in the file.
+_NEWER = {"F8_E8M0": ("float8_e8m0fnu", 8), "F6_E2M3": ("float6_e2m3fn", 6), "F6_E3M2": ("float6_e3m2fn", 6)}
+_NEWER["F4"] = ("float4_e2m1fn", 4)
+
+
+def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        n_header = int.from_bytes(file.read(8), "little")
+        if size < 8 or n_header > min(size - 8, MAX_SAFETENSORS_HEADER):
+            raise ValueError(f"its header would be {n_header:,} bytes long, the file has {size:,}")
+        text = [file.read(n_header)]  # 12 MB for 100,000 tensors, which are let go
+    n_data, start_of_data = size - 8 - n_header, 8 + n_header
+    ranges: list[tuple[int, int, str]] = []
+    known: dict[tuple[str, tuple[int, ...]], _Kind] = {}  # the arrays of a model have few shapes
+    for key, dtype, shape, start, end in _tensors(text.pop()):
+        ranges.append((start, end, key))
+        kind = known.get((dtype, shape))
+        if kind is None:
+            kind = known[dtype, shape] = _kind(_shown(key), dtype, shape, end - start)
+        if end - start != kind.n_bytes:
+            raise ValueError(f"{_shown(key)} has {end - start:,} bytes, and needs {kind.n_bytes:,}")
+        chunks = At(path, start_of_data + start)
+        chunks = chunks if kind.values is None else partial(kind.values, chunks)
+        yield key, Stored(kind.shape, kind.dtype, chunks, key, kind.n_bytes, kind.stored_as, kind.text)
+    _check_ranges(ranges, n_data)
+
+
+Pairs = Iterator[tuple[str, Any]]
+
+
+def read_index(path: Path, read: Callable[[Path], Pairs] = read_safetensors) -> Pairs:
+    """The tensors of `model.safetensors.index.json`, each from the file that the index names, in the same folder.
+
+    Args:
+      read: Reads such a file.
+    """
+    index = parse_json(read_bounded(path, MAX_SAFETENSORS_HEADER))
+    shard_of = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shard_of, dict) or not all(isinstance(shard, str) for shard in shard_of.values()):
+        raise ValueError("it has no weight_map, which names the file of each tensor")
+    for shard in sorted(set(shard_of.values())):
+        wanted = {name for name, where in shard_of.items() if where == shard}
+        for name, stored in _shard(path.parent, shard, read):
+            if name in wanted:
+                wanted.remove(name)
+                yield name, stored
+        if wanted:
+            raise ValueError(
+                f"{visible(shard, 100)} has no tensor {visible(min(wanted), 100)!r}, which the index names"
+            )
+
+
+def read_shards(folder: Path, names: Sequence[str]) -> Pairs:
+    """The tensors of a folder: by its index, or of every `.safetensors` file there."""
+    indices = [name for name in names if name.endswith(_INDEX)]
+    if len(indices) > 1:
+        raise ValueError(
+            f"it has {len(indices)} indices: name one of {', '.join(visible(each, 60) for each in indices)}"
+        )
+    if indices:
+        yield from read_index(folder / indices[0])
+    else:
+        for name in [*names, *_missing(names)]:
+            yield from _shard(folder, name, read_safetensors)
+
+
+def _missing(names: Sequence[str]) -> Iterator[str]:
+    """What is not there of files that are numbered, as "model-00001-of-00002.safetensors"."""
+    found = next(filter(None, map(_NUMBERED.fullmatch, names)), None)
+    if found is not None:
+        before, number, n = found.groups()
+        there = set(names)
+        numbered = (f"{before}{i:0{len(number)}}-of-{n}.safetensors" for i in range(1, int(n) + 1))
+        yield from (name for name in numbered if name not in there)
+
+
+def _shard(folder: Path, name: str, read: Callable[[Path], Pairs]) -> Pairs:
+    path, shown = folder / name, visible(name, 100)
+    if "/" in name or "\\" in name or "\0" in name or name in ("", ".", ".."):
+        raise ValueError(f"the shard {shown!r} is not in its folder: nothing outside is read")
+    if not is_file(path):
+        raise LoadError(f"{visible(str(folder), 500)}: the shard {shown} is not there")
+    try:
+        yield from read(path)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"in the shard {shown}: {error}") from error
+
+
+def _tensors(text: bytes) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+    """The name, dtype, shape, start and end of each tensor.
+
+    Entries as the library writes them are read one after the other, in a third of the time of a reader of JSON, and
+    without its objects. It reads the rest, from the last such entry on.
+    """
+    check_size_of_json(text)
+    header = text.decode("utf-8")
+    del text
+    shapes: dict[str, tuple[int, ...]] = {}
+    last = at = 0
+    if (found := _METADATA.match(header)) is not None:
+        at = json.JSONDecoder().raw_decode(header, found.end())[1]
+    while (found := _TENSOR.match(header, at)) is not None:
+        key, dtype, sizes, start, end = found.groups()
+        if sizes not in shapes:
+            shapes[sizes] = tuple(json.loads(f"[{sizes}]"))
+        yield key, dtype, shapes[sizes], int(start), int(end)
+        last, at = at, found.end()
+    if at and header[at:].strip(" \t\r\n") == "}":
+        return
+    others = parse_json(("{" + header[last + 1 :] if at else header).encode(), _compact)
+    if not isinstance(others, dict):
+        raise ValueError("its header is no JSON object")
+    for i, (key, about) in enumerate(others.items()):
+        if key == "__metadata__" or (at and i == 0):
+            continue
+        if type(about) is not tuple:
+            raise ValueError(f"{_shown(key)} has no dtype, shape and data_offsets")
+        dtype, shape, start, end = about
+        if not (type(start) is int and type(end) is int and start >= 0 and end >= 0):
+            raise ValueError(f"{_shown(key)} has no proper place")
+        yield key, dtype, shape, start, end
+
+
+def _compact(pairs: list[tuple[str, Any]]) -> Any:
+    """The entry of a tensor as a tuple, which takes a third of the memory of a dict."""
+    entry = without_repeats(pairs)
+    if entry.keys() != {"dtype", "shape", "data_offsets"}:
+        return entry
+    start, end = entry["data_offsets"]
+    return entry["dtype"], tuple(entry["shape"]), start, end
+
+
+class _Kind(NamedTuple):
+    """What the tensors of one dtype and shape have in common.
+
+    Attributes:
+      values: Makes values of the bytes; None: they are of the dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    n_bytes: int
+    stored_as: str = ""
+    text: str = ""
+    values: Any = None
+
+
+def _kind(shown: str, name: str, shape: tuple[int, ...], n_given: int) -> _Kind:
+    if name in _DTYPES:
+        dtype = np.dtype(_DTYPES[name])
+        return _Kind(shape, dtype, n_bytes_of(shown, shape, dtype))
+    newer, n_bits = _NEWER.get(name, ("", 0))
+    n_numbers = n_bytes_of(shown, shape, np.dtype(np.uint8))
+    n_bytes = (n_numbers * n_bits + 7) // 8 if n_bits else n_given
+    known = getattr(ml_dtypes, newer, None)
+    if known is None or n_bits == 6:
+        stored_as = visible(str(name), 20)
+        unknown = refuse(f"treeviz does not read the values of {stored_as}")
+        return _Kind(shape, np.dtype(np.void), n_bytes, stored_as, "", lambda _, stored: unknown(stored))
+    if n_bits == 8:
+        return _Kind(shape, np.dtype(known), n_bytes)
+    return _Kind(shape, np.dtype(known), n_bytes, "", "2 numbers in a byte", _nibbles)
+
+
+def _shown(key: str) -> str:
+    return f"the tensor {visible(key, 100)!r}"
+
+
+def _nibbles(chunks: Any, stored: Stored) -> Iterator[np.ndarray]:
+    n_left = stored.size
+    for chunk in chunks(Stored((stored.nbytes,), np.dtype(np.uint8), chunks)):
+        yield np.stack([chunk & 15, chunk >> 4], axis=-1).reshape(-1)[:n_left].view(stored.dtype)
+        n_left -= 2 * len(chunk)
+
+
+def _check_ranges(ranges: list[tuple[int, int, str]], n_data: int) -> None:
+    """Raise a ValueError unless the tensors follow each other without gap or overlap, as the format demands."""
+    last = 0
+    for start, end, key in sorted(ranges):
+        if start != last or end < start:
+            what = "overlaps another" if start < last else "does not follow the one before"
+            raise ValueError(f"{_shown(key)} {what}: its bytes are {start:,} to {end:,}, and {last:,} was next")
+        last = end
+    if last != n_data:
+        raise ValueError(f"its tensors have {last:,} bytes, and the file {n_data:,}")
+
+
+# Flax' msgpack files: `flax.serialization.to_bytes`. Arrays are passed over, which msgpack's own readers cannot.
+
+_MOST_VALUES = 1_600_000  # an array has eight
+_MOST_LEVELS = 200
+_AT_ONCE = 4096  # bytes that are read
+_UNKNOWN = ((), np.dtype(np.void), -100)  # what stands before an array that is met for the first time
+_LONGEST_HEAD, _MOST_LENGTHS = 64, 16  # of what stands in an array before its bytes
+_LONGEST_TEXT = 100_000  # bytes
+_LONGEST_KEY = 32  # bytes of a short text, with the one before it
+_NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Flax' extensions
+_CHUNKED = "__msgpack_chunked_array__"  # an array of more than 1 GiB, as a dict of flat parts
+_NUMBERS = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q"}
+_NUMBERS |= {0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
+_MSGPACK_LENGTHS = {"bin": (0xC4, 0xC5, 0xC6), "ext": (0xC7, 0xC8, 0xC9), "str": (0xD9, 0xDA, 0xDB)}
+_MSGPACK_LENGTHS |= {"array": (None, 0xDC, 0xDD), "map": (None, 0xDE, 0xDF)}
+_KIND_OF = {code: (kind, 1 << i) for kind, codes in _MSGPACK_LENGTHS.items() for i, code in enumerate(codes)}
+
+
+class _Bytes(NamedTuple):
+    """Where bytes stand that were passed over."""
+
+    start: int
+    n: int
+
+
+def read_msgpack(path: Path) -> Any:
+    """The tree that Flax wrote; dicts with the keys of a list are lists."""
+    with open(path, "rb") as file:
+        scanner = _Scanner(path, file)
+        tree = scanner.value()
+        if scanner.n_left:
+            raise ValueError(f"{scanner.n_left:,} bytes follow its end")
+    return tree
+
+
+class _Scanner:
+    """Reads msgpack values from a file, and passes over the bytes of arrays."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path, self._file = path, file
+        self._size = os.fstat(file.fileno()).st_size
+        self._at = self._n_values = 0
+        self._buffer, self._from = b"", 0  # a few bytes of the file, from there on
+        self._known: dict[bytes, tuple[tuple[int, ...], np.dtype, int]] = {}  # arrays by what stands before their bytes
+        self._lengths: dict[int, None] = {}  # of these keys
+        self._keys: dict[bytes, str] = {}  # of dicts, each once
+        self._is_inside = False  # of an extension: bytes there are an array's
+
+    @property
+    def n_left(self) -> int:
+        return self._size - self._at
+
+    def value(self, name: str = "", level: int = 0) -> Any:
+        self._n_values += 1
+        if self._n_values > _MOST_VALUES or level > _MOST_LEVELS:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values, or {_MOST_LEVELS} levels")
+        code = self._read(1)[0]
+        if 0x80 <= code < 0x90:
+            return self._map(code & 15, name, level)
+        if code in _KIND_OF:
+            kind, width = _KIND_OF[code]
+            n = int.from_bytes(self._read(width), "big")
+            return self._ext(n, name, level) if kind == "ext" else getattr(self, f"_{kind}")(n, name, level)
+        if code < 0x80 or code >= 0xE0:
+            return code if code < 0x80 else code - 0x100
+        if code < 0xC0:
+            return self._array(code & 15, name, level) if code < 0xA0 else self._str(code & 31, name, level)
+        if code in _NUMBERS:
+            return self._number(_NUMBERS[code])
+        if 0xD4 <= code <= 0xD8:
+            return self._ext(1 << (code - 0xD4), name, level)
+        if code == 0xC1:
+            raise ValueError("it is no msgpack")
+        return {0xC0: None, 0xC2: False, 0xC3: True}[code]
+
+    def _number(self, form: str) -> Any:
+        return struct.unpack(form, self._read(struct.calcsize(form)))[0]
+
+    def _read(self, n: int) -> bytes:
+        start = self._at - self._from
+        data = self._buffer[start : start + n]
+        if len(data) < n:
+            data = self._peek(n)
+            if len(data) < n:
+                raise ValueError(f"it is cut: {n:,} more bytes were to come")
+        self._at += n
+        return data
+
+    def _peek(self, n: int) -> bytes:
+        """The next `n` bytes; fewer at the end."""
+        start = self._at - self._from
+        if start > len(self._buffer) - n and n <= self.n_left:
+            self._file.seek(self._at)
+            self._buffer, self._from, start = self._file.read(max(n, _AT_ONCE)), self._at, 0
+        return self._buffer[start : start + n]
+
+    def _skip(self, n: int) -> _Bytes:
+        start = self._at
+        if n > self._size - start:
+            raise ValueError(f"it is cut: {n:,} more bytes were to come, and {self._size - start:,} are there")
+        self._at += n
+        return _Bytes(start, n)
+
+    def _bin(self, n: int, name: str, level: int) -> Any:
+        where = self._skip(n)
+        return where if self._is_inside else Unread("bytes", f"{n:,} bytes")
+
+    def _str(self, n: int, name: str, level: int) -> Any:
+        if n > _LONGEST_TEXT:
+            self._skip(n)
+            return Unread("str", f"{n:,} bytes of text")
+        return self._read(n).decode("utf-8")
+
+    def _array(self, n: int, name: str, level: int) -> list[Any]:
+        if n > self.n_left:
+            raise ValueError(f"it is cut: a list of {n:,} was to come")
+        return [self.value(f"{name}/{i}" if name else str(i), level + 1) for i in range(n)]
+
+    def _map(self, n: int, name: str, level: int) -> Any:
+        if n > self.n_left:
+            raise ValueError(f"it is cut: a dict of {n:,} was to come")
+        found: dict[Any, Any] = {}
+        above = f"{name}/" if name else ""
+        for _ in range(n):
+            key = self._key(level)
+            if key in found:
+                raise ValueError(f"it has {visible(f'{name}/{key}', 200)!r} twice")
+            found[key] = self.value(f"{above}{key}", level + 1)
+        if _CHUNKED in found:
+            return self._chunked(found, name)
+        if "0" in found and all(str(i) in found for i in range(len(found))):
+            return [found[str(i)] for i in range(len(found))]
+        return found
+
+    def _key(self, level: int) -> str | int:
+        start = self._at - self._from
+        head = self._buffer[start : start + _LONGEST_KEY]
+        n = head[0] - 0xA0 if head else -1
+        if 0 <= n < len(head):  # a short text, which ends in the buffer
+            text = head[1 : n + 1]
+            key = self._keys.get(text)
+            if key is None:
+                key = self._keys[text] = text.decode("utf-8")
+            self._at += n + 1
+            self._n_values += 1
+            return key
+        key = self.value(level=level + 1)
+        if not isinstance(key, str | int):
+            raise ValueError(f"a key of a dict is no text: {visible(str(key), 100)}")
+        return key
+
+    def _ext(self, n: int, name: str, level: int) -> Any:
+        kind = self._read(1)[0]
+        start, end = self._at, self._at + n
+        if end > self._size:
+            self._skip(n)
+        if kind in (_NDARRAY, _SCALAR):
+            at = start - self._from
+            for length in self._lengths:
+                shape, dtype, n_bytes = self._known.get(self._buffer[at : at + length], _UNKNOWN)
+                if length + n_bytes == n:
+                    self._at, self._n_values = end, self._n_values + 4 + len(shape)
+                    return Stored(shape, dtype, At(self._path, start + length), name, n_bytes)
+        elif kind != _COMPLEX:
+            self._skip(n)
+            return Unread("extension", f"{n:,} bytes of the kind {kind - 256 * (kind > 127)}")
+        self._is_inside = True
+        parts = self.value(level=level + 1)
+        self._is_inside = False
+        if self._at != end:
+            raise ValueError(f"{visible(name, 200)!r} is damaged")
+        if kind == _COMPLEX:
+            real, imaginary = parts
+            return complex(float(real), float(imaginary))
+        stored = self._stored(name, *parts)
+        length, at = n - stored.nbytes, start - self._from
+        head = self._buffer[at : at + length] if 0 < length <= _LONGEST_HEAD and at >= 0 else b""
+        if len(head) == length and len(self._lengths) < _MOST_LENGTHS:
+            self._known[head] = stored.shape, stored.dtype, stored.nbytes
+            self._lengths[length] = None
+        return stored
+
+    def _stored(self, name: str, shape: Any, dtype_name: Any, data: Any) -> Stored:
+        shown = visible(name, 200)
+        if not (type(shape) is list and type(dtype_name) is str and type(data) is _Bytes):
+            raise ValueError(f"{shown!r} is damaged")
+        dtype = np.dtype(getattr(ml_dtypes, dtype_name, None) or dtype_name)
+        if dtype.hasobject or n_bytes_of(shown, shape, dtype) != data.n:
+            raise ValueError(f"{shown!r} has {data.n:,} bytes, and needs others for {tuple(shape)} of {dtype}")
+        return Stored(tuple(shape), dtype, At(self._path, data.start), name)
+
+    def _chunked(self, found: dict[Any, Any], name: str) -> Stored:
+        shown = visible(name, 200)
+        shape, parts = found.get("shape"), found.get("chunks")
+        if not (type(shape) is list and type(parts) is list and parts and all(type(each) is Stored for each in parts)):
+            raise ValueError(f"{shown!r} is damaged")
+        dtype = parts[0].dtype
+        n_bytes = n_bytes_of(shown, shape, dtype)
+        if n_bytes != sum(each.nbytes for each in parts) or any(each.dtype != dtype for each in parts):
+            raise ValueError(f"{shown!r} is damaged: its parts do not make up its shape")
+        return Stored(tuple(shape), dtype, partial(_of_parts, parts), name)
+
+
+def _of_parts(parts: list[Stored], _: Stored) -> Iterator[np.ndarray]:
+    return chain.from_iterable(part.chunks() for part in parts)

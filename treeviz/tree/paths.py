@@ -1,0 +1,231 @@
+"""Key paths of JAX keys: follow one to a node, find the keys of a child, parse a key from its text."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, tree_flatten_with_path
+
+from treeviz.tree.facts import Facts
+from treeviz.tree.keys import Key
+from treeviz.tree.level import child, one_level
+from treeviz.tree.table import TreeTable
+
+
+def follow(tree: Any, path: Iterable[Any], occurrences: Iterable[int] = ()) -> Any:
+    """The node of `tree` at a key path, as `jax.tree_util.tree_flatten_with_path` gives it.
+
+    Args:
+      occurrences: For each key how many children with the same key to skip, since a custom node may repeat one.
+
+    Raises:
+      LookupError: There is no such node; the message says where the path ends.
+    """
+    node, done = tree, ""
+    for key, occurrence in zip(path, chain(occurrences, repeat(0)), strict=False):
+        try:
+            node = _step(node, key, occurrence)
+        except Exception as error:
+            at = done or "the root"
+            raise LookupError(f"at {at} a {type(node).__name__} has no {key}: {type(error).__name__}") from error
+        done += str(key)
+    return node
+
+
+def occurrence(table: TreeTable, row: int) -> int:
+    """How many siblings before a row have its key."""
+    code, above = table.key_codes[row], int(table.parent[row])
+    if code == 0:
+        return 0
+    same = [i for i, key in enumerate(table.keys) if key.keystr == table.keys[code].keystr]
+    before = slice(above + 1, row)
+    return int(np.count_nonzero((table.parent[before] == above) & np.isin(table.key_codes[before], same)))
+
+
+def _step(node: Any, key: Any, occurrence: int) -> Any:
+    if isinstance(key, DictKey) and isinstance(node, dict):
+        return node[key.key]
+    if isinstance(key, SequenceKey) and isinstance(node, list | tuple):
+        return node[key.idx]
+    if isinstance(key, FlattenedIndexKey):
+        return child(node, key.key)
+    # The keys of a registered class need not be attributes or items.
+    same = [below for path, below in one_level(node)[0] if path and _is_same(path[0], key)]
+    if same:
+        return same[occurrence]
+    if isinstance(key, GetAttrKey):
+        return getattr(node, key.name)
+    return node[key.key if isinstance(key, DictKey) else key.idx]
+
+
+def _is_same(own: Any, key: Any) -> bool:
+    """Compare keys; user-defined ones may not define equality, so their `str` is compared too."""
+    return type(own) is type(key) and bool(own == key or str(own) == str(key))
+
+
+def keys_to(node: Any, position: int, is_wanted: Callable[[Any], bool]) -> tuple:
+    """The keys from a node to the child shown at `position`, through boxes that hold only that child."""
+    pairs, _ = one_level(node)
+    # Try the position first, since two children may be one object; hidden children shift positions.
+    path, found = next(
+        (pair for pair in (*pairs[position : position + 1], *pairs) if is_wanted(pair[1])), pairs[position]
+    )
+    first = keys = tuple(path)
+    while not is_wanted(found):
+        pairs, data = one_level(found)
+        if data is None or len(pairs) != 1:
+            return first
+        path, found = pairs[0]
+        keys += tuple(path)
+    return keys
+
+
+def dict_key(key: Any) -> Any:
+    """The JAX key of a key of a dict."""
+    # DictKey(None) is a TypeError with jaxlib 0.4.36, though JAX has such keys.
+    return DictKey(key) if key is not None else tree_flatten_with_path({None: 0})[0][0][0][0]
+
+
+def parse_key(keystr: str, *, otherwise: Any, int_key: Callable[[int], Any] = SequenceKey) -> Any:
+    """The JAX key that `jax.tree_util.keystr` writes as `keystr`.
+
+    Args:
+      otherwise: What to return for the text of a user-defined key class.
+      int_key: The class of the key in "[3]", which a list and a dict with integer keys share.
+    """
+    if keystr.startswith("."):
+        return GetAttrKey(keystr[1:])
+    try:
+        if keystr.startswith("[<flat index "):
+            return FlattenedIndexKey(int(keystr[len("[<flat index ") : -2]))
+        value = ast.literal_eval(keystr)
+    except (ValueError, SyntaxError):
+        return otherwise
+    if type(value) is not list or len(value) != 1:
+        return otherwise
+    return int_key(value[0]) if type(value[0]) is int else dict_key(value[0])
+
+
+# A table from key paths alone, for recorded trees.
+
+# One step of `jax.tree_util.keystr`: a quoted key, anything else in brackets, or an attribute.
+_STEP = re.compile(
+    r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]|\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]|\.[^.\[]+""", re.S
+)
+
+
+def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> TreeTable:
+    """The tree with these leaves, in this order; its nodes are inferred from the paths.
+
+    Unknown text (of a user-defined key type) becomes one key with all that follows. A variable of NNX is one row, as
+    in a walk: "['kernel'].value".
+
+    Args:
+      paths: The `jax.tree_util.keystr` of each leaf.
+      leaves: The facts of each leaf.
+    """
+    depths, parents, ends, key_codes, fact_codes = [0], [-1], [1], [0], [0]
+    keys: dict[Key, int] = {Key("[…]", "[…]", "*", ()): 0}
+    facts: dict[Facts, int] = {Facts(kind, "", False): code for code, kind in enumerate(_NODE_KINDS)}
+    above: list[tuple[str, int]] = []  # the steps to the previous row, and their rows
+
+    for steps, leaf in zip(_without_boxes([*map(steps_of, paths)]), leaves, strict=True):
+        n_shared = 0
+        while n_shared < min(len(above), len(steps) - 1) and above[n_shared][0] == steps[n_shared]:
+            n_shared += 1
+        del above[n_shared:]
+        for i, step in enumerate(steps[n_shared:], n_shared + 1):
+            row = len(depths)
+            depths.append(i)
+            parents.append(above[-1][1] if above else 0)
+            fact_codes[parents[row]] = _node_kind(step)
+            ends.append(row + 1)
+            key_codes.append(keys.setdefault(_key(step), len(keys)))
+            fact_codes.append(facts.setdefault(leaf, len(facts)) if i == len(steps) else 0)
+            above.append((step, row))
+        if not steps:  # the tree is a leaf
+            fact_codes[0] = facts.setdefault(leaf, len(facts))
+    for row in range(len(depths) - 1, 0, -1):
+        ends[parents[row]] = max(ends[parents[row]], ends[row])
+    return TreeTable(
+        name=name,
+        depth=np.array(depths, np.int32),
+        parent=np.array(parents, np.int32),
+        end=np.array(ends, np.int32),
+        position=_positions(parents),
+        key_codes=np.array(key_codes, np.int32),
+        keys=tuple(keys),
+        fact_codes=np.array(fact_codes, np.int32),
+        facts=tuple(facts),
+    )
+
+
+def _without_boxes(paths: list[list[str]]) -> list[list[str]]:
+    """The steps of each path, that into a box together with the step to the box.
+
+    A box has one child, which is a leaf, or an array whose layers have rows.
+    """
+    boxes = {(*path[: at + 1],) for path in paths for at in (len(path) - 1, len(path) - 2) if _is_into_box(path, at)}
+    if not boxes:
+        return paths
+    children: dict[tuple[str, ...], set[str]] = {}
+    for path in paths:
+        for at in range(1, len(path)):
+            children.setdefault((*path[:at],), set()).add(path[at])
+    boxes = {box for box in boxes if len(children[box[:-1]]) == 1}
+    places = (next((at for at in range(1, len(path)) if (*path[: at + 1],) in boxes), 0) for path in paths)
+    return [_joined(path, at) if at else path for path, at in zip(paths, places, strict=True)]
+
+
+def _is_into_box(path: list[str], at: int) -> bool:
+    return at > 0 and path[at] in _INTO_BOX and all(step[1:-1].lstrip(":, ").isdecimal() for step in path[at + 1 :])
+
+
+def _joined(path: list[str], at: int) -> list[str]:
+    return [*path[: at - 1], path[at - 1] + path[at], *path[at + 1 :]]
+
+
+_INTO_BOX = (".value", ".raw_value")
+_NODE_KINDS = ("node", "dict", "list")
+
+
+def _node_kind(step: str) -> int:
+    """The index in `_NODE_KINDS` of the most likely kind of a node, by the key of a child."""
+    return 1 if step[:2] in ("['", '["') else 2 if step[1:-1].isdigit() else 0
+
+
+def steps_of(path: str) -> list[str]:
+    """The steps of a path that `jax.tree_util.keystr` has written: "['a'].value" are "['a']" and ".value"."""
+    steps, at = [], 0
+    while at < len(path):
+        match = _STEP.match(path, at)
+        if match is None:
+            return [*steps, path[at:]]
+        steps.append(match[0])
+        at = match.end()
+    return steps
+
+
+def _key(step: str) -> Key:
+    box = next((end for end in _INTO_BOX if step.endswith(end) and step != end), "")
+    if box:
+        outer = _key(step.removesuffix(box))
+        return Key(outer.label, step, outer.segment, (*outer.steps, box))
+    if step[:2] in ("['", '["'):
+        return Key(step[2:-2], step, step[2:-2], (step,))
+    segment = step.strip(".[]")
+    return Key(step, step, segment, (step,))
+
+
+def _positions(parents: Sequence[int]) -> np.ndarray:
+    n_children: dict[int, int] = {}
+    positions = np.zeros(len(parents), np.int32)
+    for row, parent in enumerate(parents):
+        positions[row] = n_children.get(parent, 0)
+        n_children[parent] = positions[row] + 1
+    return positions

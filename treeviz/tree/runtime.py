@@ -1,0 +1,281 @@
+"""Attributes and locks that a forked child can use, whatever the threads of its parent were doing."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import re
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
+from threading import RLock
+from types import CodeType, ModuleType
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class computed_once(Generic[T]):
+    """An attribute that is computed by its first use, as `functools.cached_property`, but without a lock.
+
+    Before Python 3.12, `cached_property` holds one lock for all objects of a class: a child that is forked while a
+    thread computes would wait for ever. Here two threads may both compute; the first result stays.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> computed_once[T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else instance.__dict__.setdefault(self._name, self._compute(instance))
+
+
+class Lock:
+    """A reentrant lock that is free in a forked child if another thread of the parent held it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _locks.add(self)
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def after_fork(self) -> None:
+        if self._lock.acquire(blocking=False):  # it was free, or belongs to the thread that forked
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()
+
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lock in list(_locks):
+        lock.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+# Make many objects without a search for cycles among them.
+
+_NEVER = 1 << 30  # searches of newer objects, until all are searched
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the search for cycles: among 100,000 new objects it takes as long as making them, and finds none.
+
+    So many would be followed by a search, at times one among all objects of the process: 0.4 s where 200,000 arrays
+    are. Here it is one among the new ones; the other stays due to whoever makes the next objects.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            if gc.get_threshold()[0]:  # 0 turns it off, too
+                gc.collect(0)
+            gc.enable()
+
+
+@contextmanager
+def full_searches_put_off() -> Iterator[None]:
+    """Search only new objects for cycles: while a program is traced and lowered, all of the process are searched often.
+
+    Each of these searches takes some 0.1 s where JAX and two more libraries are.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], _NEVER)
+    try:
+        yield
+    finally:
+        if gc.get_threshold()[2] == _NEVER != before[2]:  # else another thread has it put off, or somebody has set it
+            gc.set_threshold(*before)
+
+
+# Import JAX when it is first used: that takes a second and 170 MB, and to show what is in a file needs none of it.
+
+_lock = RLock()
+
+
+class _Later(ModuleType):
+    """A module that is not yet executed. `importlib.util.LazyLoader` executes it at its second import (Python 3.11)."""
+
+    def __getattr__(self, name: str) -> Any:
+        with _lock:
+            if type(self) is _Later:
+                self.__class__ = ModuleType  # type: ignore[bad-argument-type]
+                spec: Any = self.__spec__
+                self.__path__ = spec.submodule_search_locations
+                spec.loader.exec_module(self)
+        return getattr(self, name)
+
+
+def import_jax_later() -> None:
+    """Let `import jax` in this process, which is to be our own, do nothing until something of it is used."""
+    spec = None if "jax" in sys.modules else find_spec("jax")
+    if spec is not None:
+        module = sys.modules["jax"] = module_from_spec(spec)
+        del module.__path__  # the import of `jax.numpy` asks for it
+        module.__class__ = _Later
+
+
+def jax_is_imported() -> bool:
+    """Whether JAX was executed: before, there are no arrays of JAX, and no registered classes."""
+    return type(sys.modules.get("jax")) is not _Later
+
+
+# The private names of other libraries that treeviz uses, and what is lost where a release lacks one.
+
+
+class PrivateName(NamedTuple):
+    """A name that is not in the public API of its library.
+
+    Attributes:
+      where: "module:name.attribute". "f()" is what `f` returns for a function, "f.<locals>.g" a function defined
+        within `f`, "f.<globals>.g" a global name in the code of `f`. " or " separates the places in different
+        releases.
+      lost: What does not work without it, to be read after "treeviz: ".
+    """
+
+    where: str
+    lost: str
+
+    @property
+    def library(self) -> str:
+        return self.where.partition(":")[0].partition(".")[0]
+
+    @property
+    def public_module(self) -> str:
+        """The public module: if it is not imported, the name is not needed."""
+        return re.sub(r"\._.*", "", self.where.partition(":")[0])
+
+    def __str__(self) -> str:
+        return " or ".join(map(_readable, self.where.split(" or ")))
+
+    def is_missing(self) -> bool:
+        """Whether the installed library lacks this name in all places."""
+        return not any(_exists(place) for place in self.where.split(" or "))
+
+
+def missing_names(table: Iterable[PrivateName]) -> list[PrivateName]:
+    """The names of a table that the installed libraries lack."""
+    return [name for name in table if name.is_missing()]
+
+
+def why_missing(missing: Sequence[PrivateName]) -> str:
+    """ "jax 0.99 has no jax._src.api.vjp: steps are not watched", or "" if nothing is missing."""
+    if not missing:
+        return ""
+    library = missing[0].library
+    version = getattr(sys.modules.get(library), "__version__", "")
+    places = ", ".join(map(str, missing))
+    lost = "; ".join(dict.fromkeys(name.lost for name in missing))
+    return f"{' '.join(filter(None, (library, version)))} has no {places}: {lost}"
+
+
+_warned: set[str] = set()
+
+
+def warn_of_missing(table: Iterable[PrivateName], stacklevel: int = 2) -> None:
+    """Warn once per process of what is lost, if the installed library lacks a name of this table."""
+    text = why_missing(missing_names(table))
+    if text and text not in _warned:
+        _warned.add(text)
+        warnings.warn(f"treeviz: {text}", RuntimeWarning, stacklevel=stacklevel + 1)
+
+
+def names_in_code(function: Any) -> tuple[set[str], set[str]]:
+    """The global names and attributes in a function's code, and the names of the functions defined within it."""
+    codes, names, functions = [_code_of(function)], set(), set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        functions.update(code.co_name for code in inner)
+        codes += inner
+    return names, functions
+
+
+def _readable(place: str) -> str:
+    function, _, name = place.replace(":", ".").partition(".<globals>.")
+    return f"{name} in {function}" if name else function
+
+
+def _code_of(function: Any) -> CodeType:
+    return getattr(function, "__wrapped__", function).__code__
+
+
+def _exists(place: str) -> bool:
+    module, _, path = place.partition(":")
+    try:
+        value: Any = import_module(module)
+        steps = iter(path.split(".") if path else ())
+        for step in steps:
+            if step in ("<globals>", "<locals>"):
+                names, functions = names_in_code(value)
+                return next(steps) in (names if step == "<globals>" else functions)
+            if step.endswith("()"):
+                value = getattr(value, step[:-2])(_probe)
+            elif isinstance(value, type) and step in _annotated(value):
+                return True  # a dataclass field without a default is no class attribute
+            else:
+                value = getattr(value, step)
+    except Exception:  # an unknown release may raise anything
+        return False
+    return True
+
+
+def _annotated(cls: type) -> set[str]:
+    return {name for base in cls.__mro__ for name in inspect.get_annotations(base)}
+
+
+def _probe(x: Any) -> Any:
+    return x
+
+
+# Source files that are notebook cells or installed. The only module that detects IPython; it never imports it.
+
+
+def ipython_shell() -> Any | None:
+    """The IPython shell of this process, or None."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+
+
+def cell_of(file: str) -> str:
+    """The name of a cell in IPython's own tracebacks, "Cell In[3]"; "" if the file is not a cell."""
+    label = getattr(getattr(ipython_shell(), "compile", None), "format_code_name", lambda _: None)(file)
+    return " ".join(label) if label else ""
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed package."""
+    return "-packages/" in file.replace("\\", "/")

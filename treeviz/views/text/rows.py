@@ -1,0 +1,641 @@
+"""A view whose repeats are folded: each run of alike siblings is one row; see `treeviz.tree.repeats` for the rule.
+
+The row of a run has the sums of all its members in columns that add up, and everywhere else the range of their values.
+The rows inside it describe one member: sizes are those of each, values the range over all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from treeviz.tree.facts import Column, Note
+from treeviz.tree.keys import Key
+from treeviz.tree.repeats import Repeats, fold, merged_facts
+from treeviz.tree.series import FindingMark, Series
+from treeviz.tree.table import TreeTable
+from treeviz.tree.text import bytes_text, count_text, number_text, visible
+from treeviz.views.text.cells import (
+    ASCII_BAD,
+    UNICODE_BAD,
+    last_texts,
+    last_values,
+    mark_text,
+    marks_by_row,
+    note_part,
+    sparklines,
+    steps_text,
+)
+from treeviz.views.text.terminal import DIM, RED, RESET, YELLOW, Glyphs, cut, cut_inside, display_width, n_alike
+from treeviz.views.text.terminal import folded as folded_as_outliers
+from treeviz.views.view import View
+
+# Choose the rows to show if the number of lines or of characters is limited.
+
+_FEW = 4  # children of a node, if not every node can show some
+_GOOD_FILL = 0.9  # of the most lines that any share fills
+
+
+class Truncated(NamedTuple):
+    """The rows that are shown, in the tree's order. A shown node shows all, the first few or none of its children,
+    and those of them that are kept or lead to one that is.
+
+    Attributes:
+      rows: int[n_shown].
+      n_left_out: int[n_shown]: the number of omitted children of each.
+    """
+
+    rows: np.ndarray
+    n_left_out: np.ndarray
+
+
+def truncate(
+    table: TreeTable,
+    max_rows: int | None = None,
+    max_depth: int | None = None,
+    *,
+    weights: np.ndarray | None = None,
+    kept: Iterable[int] = (),
+) -> Truncated:
+    """The first rows of every subtree: level by level, the same number of children for every node.
+
+    A level takes only a share of the remaining lines, so that deeper levels are shown, too. `max_rows` includes the
+    line "… 12 more" of a node that shows some of its children.
+
+    Args:
+      weights: [n_rows]: of two nodes the heavier one opens first, if there is no room for both.
+      kept: Rows that are shown before all others, the first ones if a third of the lines has no room for all.
+    """
+    n_children = np.bincount(table.parent[1:], minlength=len(table))
+    if max_depth is None:
+        rows = np.arange(len(table))
+    else:
+        rows = np.flatnonzero(table.depth <= max_depth)
+    if max_rows is not None and len(rows) > max_rows:
+        paths = _paths(table, kept, max_rows // 3, max_depth)
+        room = max_rows
+        while True:
+            chosen = _Levels(table, n_children, room, max_depth, weights).choice()
+            rows = np.union1d(chosen, paths)
+            excess = _n_lines(table, n_children, rows) - max_rows
+            if excess <= 0 or room == 1:
+                break
+            room = max(1, room - excess)
+    n_shown = np.bincount(table.parent[rows[1:]], minlength=len(table))
+    return Truncated(rows, (n_children - n_shown)[rows])
+
+
+def _paths(table: TreeTable, kept: Iterable[int], most: int, max_depth: int | None) -> np.ndarray:
+    """The rows to keep and those above them, at most so many."""
+    found: set[int] = set()
+    for row in kept:
+        if table.depth[row] > 10 * most:
+            continue
+        path = []
+        while row > 0 and row not in found:
+            path.append(row)
+            row = int(table.parent[row])
+        path = [row for row in path if max_depth is None or table.depth[row] <= max_depth]
+        if len(found) + len(path) > most:
+            break
+        found.update(path)
+    return np.array(sorted(found), dtype=int)
+
+
+def _n_lines(table: TreeTable, n_children: np.ndarray, rows: np.ndarray) -> int:
+    n_shown = np.bincount(table.parent[rows[1:]], minlength=len(table))
+    return len(rows) + int(np.count_nonzero((n_shown > 0) & (n_shown < n_children)))
+
+
+class _Levels(NamedTuple):
+    table: TreeTable
+    n_children: np.ndarray
+    max_rows: int
+    max_depth: int | None
+    weights: np.ndarray | None = None
+
+    def choice(self) -> np.ndarray:
+        """The rows that fill the lines well and leave most of them to deep levels."""
+        tries: list[tuple[int, np.ndarray]] = []
+        for share in (0.5, 0.7, 0.85, 1.0):
+            tries.append(self.fill(share))
+            if tries[-1][0] >= _GOOD_FILL * self.max_rows:  # each takes seconds if there are 100,000 levels
+                break
+        most = max(n_lines for n_lines, _ in tries)
+        return next(chosen for n_lines, chosen in tries if n_lines >= _GOOD_FILL * most)
+
+    def fill(self, share: float) -> tuple[int, np.ndarray]:
+        """The number of lines, and the rows, if each level takes at most this share of the remaining lines."""
+        n_lines, depth = 1, 0
+        level, chosen = np.array([0]), [np.array([0])]
+        while len(level) and n_lines < self.max_rows and (self.max_depth is None or depth < self.max_depth):
+            n_inside = self.n_children[level]
+            room = self.max_rows - n_lines
+            if bool(np.any(self.table.end[level] - level - 1 > n_inside)):  # the level below has children itself
+                room = max(1, int(room * share))
+            if self.weights is not None:
+                level = level[np.argsort(-self.weights[level], kind="stable")]
+                n_inside = self.n_children[level]
+            n_each = _shared(n_inside, room)
+            n_lines += int(n_each.sum() + np.count_nonzero((n_each > 0) & (n_each < n_inside)))
+            children = self._first_children(level, n_each)
+            chosen.append(children)
+            level, depth = children[self.n_children[children] > 0], depth + 1
+        return n_lines, np.sort(np.concatenate(chosen))
+
+    def _first_children(self, nodes: np.ndarray, n_each: np.ndarray) -> np.ndarray:
+        end, children = self.table.end, []
+        for node, n in zip(nodes.tolist(), n_each.tolist(), strict=True):
+            child = node + 1
+            for _ in range(n):
+                children.append(child)
+                child = int(end[child])
+        return np.array(children, dtype=int)
+
+
+def _shared(n_inside: np.ndarray, room: int) -> np.ndarray:
+    """The number of children that each node shows, in at most `room` lines together.
+
+    Omitted children take one line, so a node with a single child above the limit shows it.
+    """
+
+    def n_lines(limit: int) -> int:
+        return int(np.minimum(n_inside, limit + 1).sum())
+
+    if n_inside.sum() <= room:
+        return n_inside
+    low, high = 0, int(n_inside.max())
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if n_lines(middle) <= room else (low, middle)
+    if low < 2:  # some children of the first nodes are better than one of each
+        n_each = np.zeros_like(n_inside)
+        before = np.cumsum(np.minimum(n_inside, _FEW + 1))
+        whole = before <= room
+        n_each[whole] = np.where(n_inside[whole] > _FEW + 1, _FEW, n_inside[whole])
+        if not whole[0]:
+            n_each[0] = room - 1
+        return n_each
+    rest = room - n_lines(low)
+    limits = np.full_like(n_inside, low)
+    limits[np.flatnonzero(n_inside > low + 1)[:rest]] += 1
+    return np.where(n_inside > limits + 1, limits, n_inside)
+
+
+def longest_within(budget: int, most: int, text_of: Callable[[int], str]) -> str:
+    """The text of the most rows that has no more than `budget` characters, or that of one row if none has.
+
+    Bisects the number of rows, 1 to `most`. More rows may be shorter, as when a column no longer fits: the text that
+    is returned fits, but another might have held a few rows more.
+    """
+    best, low, high = text_of(1), 2, most
+    while low <= high:
+        n_rows = (low + high) // 2
+        if len(candidate := text_of(n_rows)) <= budget:
+            best, low = candidate, n_rows + 1
+        else:
+            high = n_rows - 1
+    return best
+
+
+# The outliers among the leaves, as lines of text below the tree.
+
+N_LINES = 10
+_N_CHARACTERS = 16  # of a sparkline
+_PATH = 40  # columns that a path gets before anything else
+_REASON, _REASON_WANTS = 600, 40  # characters of a reason: the most; those that it gets before sparklines
+_INDENT = "    "  # of a reason that has no room beside its leaf
+_FAR_FROM_MEDIAN = 10.0  # a value this many times above or below the median is far from it
+
+
+class Outlier(NamedTuple):
+    """A leaf that differs from the others, and why.
+
+    Attributes:
+      style: The ANSI sequence of the reason's colour.
+    """
+
+    row: int
+    style: str
+    reason: str
+
+
+def outliers(table: TreeTable, series: Sequence[Series], n: int = N_LINES) -> list[Outlier]:
+    """The `n` leaves to look at first, by the first series.
+
+    Leaves with NaN or Inf come first, ordered by its first step; then those with findings; then the others, by the
+    distance of their last value from the median of all leaves, on the scale of the series (linear or log).
+    """
+    main = series[0]
+    measured = table.measured
+    leaves = measured[(main.bad[measured] | ~np.isnan(main.values[measured])).any(axis=1)]
+    found = {row: marks[0] for row, marks in marks_by_row(series).items()}
+    is_bad = main.bad[leaves] | np.isinf(main.values[leaves])
+    bad_since = np.where(is_bad.any(axis=1), is_bad.argmax(axis=1), is_bad.shape[1]).tolist()
+    distances, ratios = _distances(last_values(main, leaves), main.log)
+    rows = leaves.tolist()
+    wrong = [row for row, (_, mark) in found.items() if mark.severity != "info"]
+    places = {row: place for place, row in enumerate(wrong)}  # findings are sorted, the most severe first
+    order = sorted(
+        range(len(rows)),
+        key=lambda i: (bad_since[i], places.get(rows[i], len(places)), -distances[i], rows[i]),
+    )
+    is_still = is_bad[:, -1].tolist()
+    return [_reason(main, rows[i], bad_since[i], is_still[i], ratios[i], found.get(rows[i])) for i in order[:n]]
+
+
+def outlier_lines(
+    table: TreeTable, series: Sequence[Series], glyphs: Glyphs, *, width: int | None = None, color: bool = False
+) -> list[str]:
+    """The section "worst leaves": a title and a line for each outlier; empty without outliers."""
+    found = outliers(table, series)
+    if not found:
+        return []
+    main = series[0]
+    rows = np.array([each.row for each in found])
+    lasts = last_texts(main, rows)
+    bad = ASCII_BAD if glyphs.dots.isascii() else UNICODE_BAD
+    sparks = sparklines(main, rows, _N_CHARACTERS, bars=glyphs.heights[1:], bad=bad)
+    last_width = max(map(len, lasts))
+    width = 2**31 if width is None else width
+    beside = last_width + _N_CHARACTERS + _REASON_WANTS
+    paths = _outlier_paths(table, rows.tolist(), max(_PATH, width - beside - len("  " * 4)), glyphs)
+    path_width = max(map(display_width, paths))
+    if width < path_width + beside:
+        sparks = [""] * len(found)  # the tree above shows them
+    spans = f"{main.title}, steps {int(main.first_steps[0])} to {int(main.last_steps[-1])}"
+    which = "worst leaves" if any(each.reason for each in found) else "leaves farthest from the median"
+    lines = [cut(glyphs.fit(f"{which} by {visible(spans)}"), width, glyphs.dots)]
+    for each, path, last, spark in zip(found, paths, lasts, sparks, strict=True):
+        start = f"  {path}{' ' * (path_width - display_width(path))}  {last.rjust(last_width)}  "
+        start += f"{spark}  " if spark else ""
+        for before, said in _folded(start, glyphs.fit(visible(each.reason, _REASON)), width):
+            said = cut(said, width - display_width(before), glyphs.dots)
+            line = before + (f"{each.style}{said}{RESET}" if color and said else said)
+            lines.append(line.rstrip() if said else cut(before.rstrip(), width, glyphs.dots))
+    return [f"{DIM}{lines[0]}{RESET}", *lines[1:]] if color else lines
+
+
+def _outlier_paths(table: TreeTable, rows: list[int], most: int, glyphs: Glyphs) -> list[str]:
+    """The key paths, in `most` columns each: what all begin with goes first, then what two next to each other share."""
+    texts = [glyphs.fit(visible(table[row].keystr) or table.name) for row in rows]
+    if (missing := max(map(display_width, texts)) - most) > 0:
+        shared = texts[0][: min(n_alike(texts[0], text) for text in texts)]
+        start = min(max(shared.rfind("["), shared.rfind("."), 0), missing + len(glyphs.dots))
+        texts = [glyphs.dots + text[start:] if start else text for text in texts]
+    return [cut_inside(text, most, glyphs.dots, texts) for text in texts]
+
+
+def _folded(start: str, reason: str, width: int) -> list[tuple[str, str]]:
+    """The lines of a leaf: what each begins with, and what it says; below the leaf where it has no room beside it."""
+    if display_width(start + reason) <= width:
+        return [(start, reason)]
+    return [(start, ""), *((_INDENT, line) for line in folded_as_outliers(reason, width - len(_INDENT), ""))]
+
+
+def _distances(values: np.ndarray, is_log: bool) -> tuple[list[float], list[float]]:
+    """The distance of each value from the median of the positive ones, and its ratio to that median."""
+    known = np.isfinite(values) & (values > 0)
+    if not known.any():
+        return [0.0] * len(values), [1.0] * len(values)
+    ratios = np.divide(values, np.median(values[known]), out=np.ones(len(values)), where=known)
+    distances = np.abs(np.log10(ratios)) if is_log else np.abs(ratios - 1)
+    is_zero = values == 0
+    return np.where(is_zero, np.inf, distances).tolist(), np.where(is_zero, 0.0, ratios).tolist()
+
+
+def _reason(
+    main: Series, row: int, bad_since: int, is_still: bool, ratio: float, found: tuple[Series, FindingMark] | None
+) -> Outlier:
+    is_bad = bad_since < main.values.shape[1]
+    if found is not None:
+        series, mark = found
+        style = RED if is_bad else DIM if mark.severity == "info" else YELLOW
+        return Outlier(
+            row, style, f"{mark.kind} at {steps_text(series, mark.column)}: {mark_text(mark).partition('. ')[0]}"
+        )
+    if is_bad:
+        return Outlier(row, RED, f"not finite {'since' if is_still else 'at'} {steps_text(main, bad_since)}")
+    if ratio == 0:
+        return Outlier(row, YELLOW, "zero")
+    if _FAR_FROM_MEDIAN > ratio > 1 / _FAR_FROM_MEDIAN:
+        return Outlier(row, DIM, "")
+    return Outlier(row, DIM, f"{number_text(float(f'{ratio:.2g}'))} × the median")
+
+
+# Which rows of a view are shown if there is no room for all, and which nodes are open at first.
+
+N_OPEN = 25  # rows that are visible at first
+_ERRORS = ("error", "cycle", "hidden", "differs", "warning")  # kinds of notes
+
+
+def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Truncated:
+    """The rows that are shown: those with a finding, an error or NaN, and the largest leaf, before all others."""
+    table = view.table
+    if max_rows is None or len(table) <= max_rows:
+        return truncate(table, max_rows, max_depth)
+    weights = _weights(view)
+    leaves = table.measured
+    largest = leaves[np.argmax(weights[leaves])].tolist() if len(leaves) else 0
+    return truncate(table, max_rows, max_depth, weights=weights, kept=[*wrong_rows(view), *nan_rows(view), largest])
+
+
+def open_first(view: View, n_rows: int = N_OPEN) -> np.ndarray:
+    """bool[n_rows of the table]: the nodes that are open at first.
+
+    The root is. Then, as long as fewer than `n_rows` rows below it are visible, the closed node that holds the most
+    bytes opens: of equal ones the first; in a tree without bytes the one with the most leaves; with a `view.depth`, all
+    nodes above that depth, and no others. `tests/open_cases.json` has examples.
+    """
+    table, is_open = view.table, np.zeros(len(view.table), bool)
+    if view.depth is not None:
+        return table.depth < view.depth
+    weights, heap, n_visible = _weights(view), [(0.0, 0)], 0
+    while heap and n_visible < n_rows:
+        _, node = heappop(heap)
+        is_open[node] = True
+        children = table.children(node)
+        n_visible += len(children)
+        for child in children:
+            if table.end[child] > child + 1:
+                heappush(heap, (-float(weights[child]), child))
+    return is_open
+
+
+def wrong_rows(view: View) -> list[int]:
+    """The rows with a finding or an error, each once, worst first: findings in their order, then errors by row."""
+    found = [mark.row for each in view.series for mark in each.marks if mark.severity != "info"]
+    return list(dict.fromkeys([*found, *_noted(view, *_ERRORS)]))
+
+
+def nan_rows(view: View) -> list[int]:
+    """The rows with NaN or infinities, each once."""
+    bad = [column.bad for column in view.columns if column.bad is not None]
+    bad += [each.bad.any(axis=1) for each in view.series]
+    bad += [column.values > 0 for column in view.columns if column.name.endswith(".nonfinite")]  # of another tree
+    return list(
+        dict.fromkeys([*_noted(view, "nonfinite"), *(row for each in bad for row in np.flatnonzero(each).tolist())])
+    )
+
+
+def _noted(view: View, *kinds: str) -> list[int]:
+    return sorted([row for row, notes in view.table.notes.items() for note in notes if note.kind in kinds])
+
+
+def sizes_of(view: View) -> Column | None:
+    """The column of bytes."""
+    columns = (*view.columns, *view.table.columns.values())
+    return next((column for column in columns if column.format == "bytes" and column.rollup == "sum"), None)
+
+
+def _weights(view: View) -> np.ndarray:
+    """[n_rows]: the bytes of each subtree; the leaves, if there are none."""
+    sizes = sizes_of(view)
+    if sizes is not None and (weights := view.table.rolled(sizes))[0] > 0:
+        return np.nan_to_num(weights)
+    leaves = np.array([facts.leaves for facts in view.table.facts], np.int64)
+    return view.table.roll(leaves[view.table.fact_codes], "sum")
+
+
+_MAGNITUDE = re.compile("(norm|rms)$")  # columns in which a value far from the others is named
+_FAR = 10.0  # times the median, or a part of it
+_OF_SEVERAL = {"shared": "shared", "cycle": "contains itself"}  # notes that name another row
+_N_NOTES = 3  # of one row, about those for which it stands
+
+
+def folded(view: View) -> View:
+    """The view with a row for each run of alike siblings; the same view if there is none.
+
+    Totals stay those of the whole tree. Costs some 0.1 µs a row, and the columns of the view.
+    """
+    repeats = fold(view.table, wrong_rows(view), nan_rows(view))
+    if not repeats.runs:
+        return view
+    fewer = _Folded(view.table, repeats)
+    columns = [fewer.column(column) for column in view.columns]
+    sizes = sizes_of(view)
+    further = [] if sizes is None or any(each is sizes for each in view.columns) else [fewer.column(sizes)]
+    table = replace(
+        fewer.compact(None if sizes is None else view.table.rolled(sizes)),
+        columns={column.name: column for column in (*columns, *further)},
+        notes=dict(fewer.notes(view)),
+    )
+    series = [fewer.series(each) for each in view.series]
+    return View(table, columns, depth=view.depth, whole=view.whole, series=series)
+
+
+class _Folded:
+    """What the shown rows say in place of those for which they stand."""
+
+    def __init__(self, table: TreeTable, repeats: Repeats) -> None:
+        self._table, self._rows, self._place, self._runs = table, repeats.rows, repeats.place, repeats.runs
+        self._stands_for = np.bincount(self._place)  # so many rows
+        self._several = np.flatnonzero(self._stands_for > 1)
+        of_several = np.flatnonzero(self._stands_for[self._place] > 1)
+        self._order = of_several[np.argsort(self._place[of_several], kind="stable")]
+        self._starts = np.cumsum(self._stands_for[self._several]) - self._stands_for[self._several]
+        self._heads = np.array([*self._runs], int)
+        self._members = np.concatenate([run.rows for run in self._runs.values()])
+        n_members = np.array([len(run.rows) for run in self._runs.values()])
+        self._first_members = np.cumsum(n_members) - n_members
+        self._parent = np.append(-1, self._place[table.parent[self._rows[1:]]]).astype(np.int32)
+
+    def compact(self, n_bytes: np.ndarray | None) -> TreeTable:
+        """The table of the shown rows, without columns and notes.
+
+        Args:
+          n_bytes: Of each row of the table, rolled up.
+        """
+        table, rows = self._table, self._rows
+        leaves = table.roll(np.array([facts.leaves for facts in table.facts], np.int64)[table.fact_codes], "sum")
+        own = self._own(self._sums(leaves))
+        keys, facts = [*table.keys], [*table.facts]
+        key_codes, fact_codes = table.key_codes[rows], table.fact_codes[rows]
+        for shown, codes in self._differing_facts():
+            fact_codes[shown] = len(facts)
+            facts.append(merged_facts([table.facts[code] for code in codes]))
+        for shown, run in self._runs.items():
+            row, each = rows[shown], facts[fact_codes[shown]]
+            key_codes[shown], fact_codes[shown] = len(keys), len(facts)
+            keys.append(Key(run.label, "", run.label, ()))
+            if n_bytes is not None and n_bytes[row] > 0 and each.shape is None:
+                each = each._replace(type=f"{each.type} · {bytes_text(n_bytes[row].item())} each")
+            facts.append(each._replace(leaves=int(own[shown])))
+        return TreeTable(
+            name=table.name,
+            depth=table.depth[rows],
+            parent=self._parent,
+            end=np.searchsorted(rows, table.end[rows]).astype(np.int32),
+            position=table.position[rows],
+            key_codes=key_codes,
+            keys=tuple(keys),
+            fact_codes=fact_codes,
+            facts=tuple(facts),
+            headline=table.headline,
+        )
+
+    def _differing_facts(self) -> Iterator[tuple[int, list[int]]]:
+        """The rows that stand for others of other facts, and the codes of all of these."""
+        codes = self._table.fact_codes[self._order]
+        differ = np.maximum.reduceat(codes, self._starts) != np.minimum.reduceat(codes, self._starts)
+        for i in np.flatnonzero(differ).tolist():
+            start = self._starts[i]
+            shown = int(self._several[i])
+            yield shown, list(dict.fromkeys(codes[start : start + self._stands_for[shown]].tolist()))
+
+    def column(self, column: Column) -> Column:
+        if column.format == "label":
+            return replace(column, levels=self._labels(column), codes=None)
+        values = self._table.rolled(column)
+        if column.format == "histogram":
+            parts = np.array_split(values, 8, axis=1)  # copies of all of it at once would take 100 MB and more
+            sums = [self._reduced(np.add, np.nan_to_num(part.astype(np.float64))).astype(np.float32) for part in parts]
+            return replace(column, levels=np.concatenate(sums, axis=1), codes=None, rollup="given")
+        spans = self._reduced(np.fmin, values), self._reduced(np.fmax, values)
+        bad = None if column.bad is None else self._reduced(np.logical_or, column.bad)
+        if column.rollup == "sum" or self._adds_up(column, values):
+            levels, rollup = self._own(self._sums(values)), "sum"
+        else:
+            levels, rollup = values[self._rows], "given"
+        return replace(column, levels=levels, codes=None, rollup=rollup, bad=bad, spans=spans)
+
+    def _adds_up(self, column: Column, values: np.ndarray) -> bool:
+        """Whether the counts of nodes are given, as those of zeros are, and are the sums of what is counted in them."""
+        is_count = column.rollup == "given" and column.format in ("count", "bytes")
+        return is_count and values[0] == np.nansum(values[self._table.measured])
+
+    def series(self, series: Series) -> Series:
+        """The greatest value of all rows that a row stands for; findings of shown rows only."""
+        low, high = (series.values if part is None else part for part in (series.low, series.high))
+        last = series.values[:, -1]
+        return replace(
+            series,
+            values=self._reduced(np.fmax, series.values),
+            low=self._reduced(np.fmin, low),
+            high=self._reduced(np.fmax, high),
+            bad=self._reduced(np.logical_or, series.bad),
+            marks=tuple(
+                [mark._replace(row=int(self._place[mark.row])) for mark in series.marks if self._is_shown(mark.row)]
+            ),
+            spans=(self._reduced(np.fmin, last), self._reduced(np.fmax, last)),
+        )
+
+    def notes(self, view: View) -> Iterator[tuple[int, tuple[Note, ...]]]:
+        """The notes of the shown rows: what is said of some for which a row stands, with their number."""
+        found: defaultdict[int, Counter[Note]] = defaultdict(Counter)
+        noted = np.fromiter(self._table.notes, np.int64, len(self._table.notes))
+        for shown, notes in zip(self._place[noted].tolist(), self._table.notes.values(), strict=True):
+            for note in notes:
+                found[shown][note if note.kind not in _OF_SEVERAL else self._without_row(note, shown)] += 1
+        for shown, note in [*self._hidden_findings(view), *self._outliers(view)]:
+            found[shown] = Counter({note: int(self._stands_for[shown])}) + found[shown]
+        for shown, counts in found.items():
+            n = int(self._stands_for[shown])
+            counts = _joined(counts) if n > 1 else counts
+            some = [note if times >= n else _of(note, times, n) for note, times in counts.most_common()]
+            yield shown, tuple(some if n == 1 else some[:_N_NOTES])
+
+    def _without_row(self, note: Note, shown: int) -> Note:
+        """The note about a row of the whole table in words, which are the same for all for which a row stands."""
+        is_one = self._stands_for[shown] == 1
+        return Note(note.kind, note_part(self._table, note).text if is_one else _OF_SEVERAL[note.kind])
+
+    def _hidden_findings(self, view: View) -> Iterator[tuple[int, Note]]:
+        """The number of findings in each run, whose members they are in is not seen."""
+        places = [int(self._place[m.row]) for each in view.series for m in each.marks if not self._is_shown(m.row)]
+        if not places:
+            return
+        ends = np.searchsorted(self._rows, self._table.end[self._rows[self._heads]])
+        counts = np.diff(np.searchsorted(np.sort(places), np.stack([self._heads, ends])), axis=0)[0]
+        for head in np.flatnonzero(counts).tolist():
+            yield int(self._heads[head]), Note("nonfinite", f"⚠{count_text(int(counts[head]))}")
+
+    def _outliers(self, view: View) -> Iterator[tuple[int, Note]]:
+        """Of each run the member whose magnitude is farthest from the median, in the columns of norms and rms."""
+        magnitudes = [(c.title, self._table.rolled(c)) for c in view.columns if _MAGNITUDE.search(c.name)]
+        magnitudes += [(each.title, each.values[:, -1].astype(np.float64)) for each in view.series[:1] if each.log]
+        far: dict[int, tuple[float, str]] = {}
+        for title, values in magnitudes:
+            low, high = (self._reduced(reduce, values)[self._heads] for reduce in (np.fmin, np.fmax))
+            for shown in self._heads[(high >= _FAR * low) & (high > 0)].tolist():
+                found = _farthest(values[self._runs[shown].rows])
+                if found is not None and found[1] > far.get(shown, (0.0, ""))[0]:
+                    i, distance, what = found
+                    label = self._table[int(self._runs[shown].rows[i])].label
+                    far[shown] = distance, f"{label} {title}: {what}"
+        for shown, (_, text) in far.items():
+            yield shown, Note("info", text)
+
+    def _is_shown(self, row: int) -> bool:
+        """Whether the row is shown for itself alone."""
+        return self._stands_for[self._place[row]] == 1
+
+    def _reduced(self, reduce: np.ufunc, values: np.ndarray) -> np.ndarray:
+        """The values of the shown rows, and in place of those that stand for several what they reduce to."""
+        reduced = values[self._rows]
+        reduced[self._several] = reduce.reduceat(values[self._order], self._starts)
+        return reduced
+
+    def _sums(self, values: np.ndarray) -> np.ndarray:
+        """What each shown row says of values that add up: a run the sum of its members, any other row its own."""
+        sums = values[self._rows]
+        sums[self._heads] = np.add.reduceat(values[self._members], self._first_members)
+        return sums
+
+    def _own(self, sums: np.ndarray) -> np.ndarray:
+        """The values that roll up to these sums."""
+        if sums.dtype.kind == "f":
+            is_known = ~np.isnan(sums)
+            own = np.where(is_known, sums, 0.0)
+            np.subtract.at(own, self._parent[1:], own[1:].copy())
+            return np.where(is_known, own, np.nan)
+        own = sums.copy()
+        np.subtract.at(own, self._parent[1:], sums[1:])
+        return own
+
+    def _labels(self, column: Column) -> list[str]:
+        """The label of each shown row; two of those of the rows that it stands for."""
+        codes = np.arange(len(self._table)) if column.codes is None else column.codes
+        labels = [str(column.levels[code]) for code in codes[self._rows].tolist()]
+        for shown, some in zip(self._several.tolist(), np.split(self._order, self._starts[1:]), strict=True):
+            distinct = list(dict.fromkeys(str(column.levels[code]) for code in codes[some].tolist()))
+            labels[shown] = ", ".join([*filter(None, distinct[:2]), *["…"] * (len(distinct) > 2)])
+        return labels
+
+
+def _farthest(values: np.ndarray) -> tuple[int, float, str] | None:
+    """The index of the value that is farthest from the median, how far, and "12 × the median"; None if it is near."""
+    known = np.isfinite(values)
+    median = float(np.median(values[known])) if known.any() else 0.0
+    if median <= 0:
+        return None
+    ratios = np.where(known, values / median, 1.0)
+    with np.errstate(divide="ignore"):
+        distances = np.abs(np.log(ratios))
+    i = int(np.argmax(distances))
+    if distances[i] < np.log(_FAR):
+        return None
+    return i, float(distances[i]), f"{number_text(float(f'{ratios[i]:.2g}'))} × the median" if ratios[i] else "0"
+
+
+def _joined(counts: Counter[Note]) -> Counter[Note]:
+    """The notes, with one of the differences between trees that are of a kind, as "value: 1 → 2" and "value: 3 → 4"."""
+    found: Counter[Note] = Counter()
+    kinds = Counter(_kind(note) for note in counts)
+    for note, times in counts.items():
+        found[note if kinds[_kind(note)] == 1 else Note(note.kind, f"{_kind(note)[1]}: differs")] += times
+    return found
+
+
+def _kind(note: Note) -> tuple[str, str]:
+    return note.kind, note.text.partition(":")[0] if note.kind == "differs" else note.text
+
+
+def _of(note: Note, times: int, n: int) -> Note:
+    return note._replace(text=f"{note.text} ({times:,} of {n:,})", brief="")
