@@ -1,4 +1,4 @@
-"""The order in which a program first uses its arguments. For the parameters of a training step, that of the layers."""
+"""Questions about the values of a step: which are used first, zero, new parameters, scanned over, or the same leaf."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Two functions of `jax._src.api` are replaced while a step is traced, to see its gradients, and two of `jax._src.pjit`
 while calls of jitted functions are to be seen; the options of a jitted function are read from it; processes compare
-settings through JAX's coordinator. Imported at first use. Tried with jax 0.4.36, 0.6.2 and 0.10.2.
+settings through JAX's coordinator. Imported at first use. `treeviz.tree.tested_jax` has the releases it is tried with.
 """
 
 from __future__ import annotations

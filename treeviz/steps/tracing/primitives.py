@@ -1,8 +1,8 @@
 """The names of JAX's primitives and their parameters, and how to read and bind their equations.
 
 A primitive that no set names computes something new from its operands. To teach treeviz a new one, add its name to
-the set that describes it; one that holds a jaxpr and is no plain call also needs a rule in `reap_rules`. What only one
-rule reads is in its file: arithmetic in `new_params`, the options of a `shard_map` in `reap_shard_map`.
+the set that describes it; one that holds a jaxpr and is no plain call also needs a rule in `reap`. What only one rule
+reads is in its file: arithmetic in `domains`, the options of a `shard_map` in `reap`.
 
 A primitive whose name differs between releases (jax 0.4.36 to 0.12.0) is listed with each of its names.
 """
