@@ -776,7 +776,7 @@ def _measured_of(plan: Plan, with_params: bool) -> dict[int, dict[Sown, Received
 
 
 class Run:
-    """One run of a program. The rules of `reap_rules` use it to run the jaxprs inside.
+    """One run of a program. `RULES` use it to run the jaxprs inside.
 
     Attributes:
       reducers: Those for this jaxpr.
