@@ -486,9 +486,7 @@ class GradientInspector(Sinks):
 
     # Measuring
 
-    def watch(
-        self, step: Callable, *, via: str = "output", exact: bool | str = False, gradients: str | None = None
-    ) -> Watched:
+    def watch(self, step: Callable, *, exact: bool | str = False, gradients: str | None = None) -> Watched:
         """Return a step that computes what `step` does, and records the gradients that are computed inside it.
 
         The first inspected call traces and compiles the step once more. A cell may be run again: a step that is watched
@@ -498,7 +496,6 @@ class GradientInspector(Sinks):
 
         Args:
           step: A function that `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit` has returned, compiled or not.
-          via: How numbers leave the device: "output" or "callback"; see `treeviz.steps.tracing.watch.watch`.
           exact: Always run the original step, and measure in a second run, at about twice the cost. A step with effects
             is refused. "auto": if a bit of the results differs, which four steps from the 16th on compare, and `notes`
             say.
@@ -509,7 +506,7 @@ class GradientInspector(Sinks):
           CannotWatch: The step cannot be watched; the message says why, and what to do instead.
         """
         integrations.load()  # registers the steps of Equinox and Flax
-        return self._runs.watch(step, via, exact, gradients)
+        return self._runs.watch(step, exact, gradients)
 
     def watching(self) -> AbstractContextManager[CalledSteps]:
         """A block in which every jitted function that takes gradients is watched when it is called, also by a library.

@@ -268,12 +268,12 @@ class Runs:
     def _all(self) -> list[_Step]:
         return [step for steps in self._steps.values() for step in steps]
 
-    def watch(self, step: Callable, via: str, exact: bool | str, gradients: str | None) -> Watched:
+    def watch(self, step: Callable, exact: bool | str, gradients: str | None) -> Watched:
         """The step, watched; if it is so already, the same object."""
         for known in self:
-            if step is known or (step is known.step and (known.settings.via, known.settings.exact) == (via, exact)):
+            if step is known or (step is known.step and known.settings.exact == exact):
                 return known
-        return self._watch(step.step if isinstance(step, Watched) else step, via=via, exact=exact, gradients=gradients)
+        return self._watch(step.step if isinstance(step, Watched) else step, exact=exact, gradients=gradients)
 
     def _watch(self, step: Callable, begins: bool = True, **options: Any) -> Watched:
         """The step, watched; with `begins`, one that was measured and is defined again begins a run."""

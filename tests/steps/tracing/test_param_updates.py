@@ -427,11 +427,6 @@ def test_exact_measures_updates_and_runs_the_untouched_step(seen, mlp):
     assert same_bytes(after, step(copies(mlp), x, y))
 
 
-def test_a_callback_cannot_measure_updates(seen):
-    with pytest.raises(ValueError, match="via='output'"):
-        watch(jax.jit(update_mlp), seen, via="callback", updates=True)
-
-
 def test_the_order_of_use_is_that_of_the_forward_pass(seen):
     params = {"z": jnp.ones((3, 3)), "a": jnp.ones((3, 3)), "m": jnp.ones(3), "unused": jnp.ones(3)}
 

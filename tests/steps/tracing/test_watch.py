@@ -402,16 +402,6 @@ def test_exact_runs_the_untouched_step(seen, mlp):
     assert same_bytes(after, step(copies(mlp), x, y))
 
 
-def test_a_callback_is_used_only_when_asked_for(seen, mlp):
-    step = jax.jit(update_mlp)
-    watched = watch(step, seen, via="callback")
-    watched(mlp, x, y)
-    watched(mlp, x, y)
-    assert seen.steps == [0, 1]
-    assert "sees gradients alone" in watched.notes[0]
-    seen.check(grads_of_loss(mlp, x, y))
-
-
 @pytest.mark.optimized
 def test_verify_compares_byte_for_byte_and_leaves_the_arguments_alone(mlp, seen):
     watched = watch(jax.jit(update_mlp, donate_argnums=0), seen)
@@ -488,8 +478,7 @@ def test_an_error_of_the_step_is_the_users_own(mlp, seen):
     assert watched.trouble == ""
 
 
-@pytest.mark.parametrize("via", ["output", "callback"])
-def test_a_step_that_fails_while_it_runs_has_its_effects_once(via, mlp, seen):
+def test_a_step_that_fails_while_it_runs_has_its_effects_once(mlp, seen):
     happened = []
 
     def log(loss, i):
@@ -502,7 +491,7 @@ def test_a_step_that_fails_while_it_runs_has_its_effects_once(via, mlp, seen):
         io_callback(log, None, loss, i)
         return descend(params, gradients)
 
-    watched = watch(jax.jit(step), seen, via=via)
+    watched = watch(jax.jit(step), seen)
     for i in range(3):
         with pytest.raises(jax.errors.JaxRuntimeError) if i == 1 else contextlib.nullcontext():
             jax.block_until_ready(watched(mlp, i))
@@ -650,16 +639,15 @@ def test_a_tap_tells_of_activations_and_of_what_flows_back(around, mlp, seen):
     assert same_bytes(after, step(mlp, x, y))
 
 
-@pytest.mark.parametrize("how", ["output", "callback", "without jit"])
+@pytest.mark.parametrize("jit", [True, False], ids=["jit", "without jit"])
 @pytest.mark.parametrize("name", ["grads", "updates", "grads of params"])
-def test_a_tap_with_the_name_of_a_gradient_leaves_it_to_the_gradient(name, how, mlp, seen):
+def test_a_tap_with_the_name_of_a_gradient_leaves_it_to_the_gradient(name, jit, mlp, seen):
     def loss(params):
         return jnp.sum(tap(params[0]["weights"], name) ** 2)
 
-    watched = watch(jax.jit(jax.grad(loss)), seen, via="callback" if how == "callback" else "output")
-    with jax.disable_jit(how == "without jit"):
+    watched = watch(jax.jit(jax.grad(loss)), seen)
+    with jax.disable_jit(not jit):
         watched(mlp)
-    jax.effects_barrier()
     norms = {name: norms for at in range(len(seen.steps)) for name, norms in seen.all_norms(at).items()}
     assert sorted(norms) == ["grads", f"tap {name}"]
     weights = np.linalg.norm(mlp[0]["weights"])

@@ -49,7 +49,7 @@ class Arrived(NamedTuple):
 
 def is_ready(array: Any) -> bool:
     """Whether an array can be read without waiting."""
-    return not hasattr(array, "is_ready") or array.is_ready()  # a callback gets NumPy arrays
+    return not hasattr(array, "is_ready") or array.is_ready()  # that of `jax.device_get` is NumPy's
 
 
 class ReadSteps(NamedTuple):

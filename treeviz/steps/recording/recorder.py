@@ -481,7 +481,7 @@ class Recorder:
             try:
                 self._read_what_is_there(1 if is_wanted else self._pace.batch)
                 if self._most_late is not None and len(waiting) > self._most_late and not arrived.is_ready():
-                    # A callback, whose numbers are ready, must not wait here: the device may be waiting for it.
+                    # A callback of the user's, whose numbers are ready, must not wait here: the device may wait for it.
                     self._read(len(waiting) - self._most_late, is_flush=False)
             finally:
                 self._pace.has_read()

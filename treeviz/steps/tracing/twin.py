@@ -269,44 +269,11 @@ def instrumented(
             )
         return (None if only_measure else out), measurement
 
-    out_shardings = None if options.out_shardings is None else (options.out_shardings, None)
-    if only_measure:
-        out_shardings = None
-    jitted = _jit(twin, options, out_shardings, donate)
+    keywords = {k: v for k, v in options.keywords.items() if donate or not k.startswith("donate")}
+    if options.out_shardings is not None and not only_measure:
+        keywords["out_shardings"] = options.out_shardings, None
+    jitted = jax.jit(twin, **keywords)
     return jitted if looking is None else looking.around(jitted)
-
-
-def instrumented_callback(
-    function: Callable,
-    options: JitOptions,
-    statistics: tuple[str, ...],
-    record: Callable[[Measurement], None],
-    stacked: Stacked | None = (),
-) -> Callable:
-    """A jitted function that returns `(what the function returns, None)`, and calls `record` at each gradient."""
-
-    def see(kind, tree, origins=None, name="grads"):
-        source = source_of(tree, name)
-        if any(source.has_number) and kind != "loss":
-            source, packed = _Layers(stacked).measured(tree, source, statistics)
-            jax.debug.callback(lambda packed: record(Measurement({name: packed}, [source], statistics)), packed)
-        return tree
-
-    @functools.wraps(function)
-    def twin(*args, **kwargs):
-        with seeing_gradients(see):
-            return function(*args, **kwargs), None
-
-    return _jit(twin, options, None if options.out_shardings is None else (options.out_shardings, None), True)
-
-
-def _jit(function, options: JitOptions, out_shardings, donate: bool):
-    keywords = options.keywords
-    if not donate:
-        keywords = {k: v for k, v in keywords.items() if not k.startswith("donate")}
-    if out_shardings is not None:
-        keywords = {**keywords, "out_shardings": out_shardings}
-    return jax.jit(function, **keywords)
 
 
 def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking, plain):

@@ -46,11 +46,6 @@ if TYPE_CHECKING:
 
 # The instrumented programs of a step, and which one inspects which call.
 
-_GRADIENTS_ALONE = (
-    "via='callback' sees gradients alone, not the parameters, their updates, or the results of the step: so 'frozen', "
-    "'ratio', 'result', and a NaN that the loss or the optimizer makes are not found. via='output' finds them."
-)
-
 OnTraced = Callable[[Sequence["Attribution"], Sequence[str], set[str]], None]  # as in `twin.instrumented`
 
 
@@ -64,7 +59,6 @@ class Settings(NamedTuple):
     every: int
     heavy_every: int
     statistics: tuple[str, ...]
-    via: str
     match: bool
     exact: bool | str
     updates: bool | None
@@ -74,16 +68,10 @@ class Settings(NamedTuple):
     def check(self) -> None:
         check_statistics(self.statistics)
         stacked_axes(self.stacked or ())
-        if self.via not in ("output", "callback"):
-            raise ValueError(f"via={self.via!r}: there are 'output' and 'callback'.")
         if self.every < 0 or self.heavy_every < 0 or not (self.every or self.heavy_every):
             raise ValueError(f"every={self.every}, heavy_every={self.heavy_every}: no step would be inspected.")
-        if self.updates and self.via == "callback":
-            raise ValueError("updates=True needs via='output': a callback sees gradients only.")
         if self.exact not in (True, False, "auto"):
             raise ValueError(f"exact={self.exact!r}: there are True, False and 'auto'.")
-        if self.exact and self.via == "callback":
-            raise ValueError(f"exact={self.exact!r} measures in a second run; via='callback' has no use in it.")
 
     def __str__(self) -> str:
         """The settings that must be equal in all processes."""
@@ -106,21 +94,18 @@ class Twins:
         jitted: JittedStep,
         settings: Settings,
         on_traced: OnTraced,
-        on_callback: Callable,
         on_compared: Callable[[Verification | int], None],
     ) -> None:
         self.jitted, self._settings = jitted, settings
-        self._on_traced, self._on_callback = on_traced, on_callback
+        self._on_traced = on_traced
         self._options = jit_options(jitted.jitted)
         self.is_exact = settings.exact is True
-        is_compared = settings.via == "output" and not self.is_exact
+        is_compared = not self.is_exact
         runs_plain = settings.every != 1 and settings.heavy_every != 1
         self._plain = PlainProgram() if is_compared and not runs_plain else None
         looks = self._looks = settings.updates is None and not settings.heavy_every
         self._light = self._of_run(settings.statistics, bool(settings.updates), looks)
         self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
-        if settings.via == "callback":
-            on_traced((), (_GRADIENTS_ALONE,), set())
         self.settled: Callable | None = None
         self.comparison: CompareOnce | None = None
         self.ahead = CompileAhead(jitted.step) if runs_plain and jitted.is_plain and not self.is_exact else None
@@ -164,13 +149,11 @@ class Twins:
     ) -> Callable:
         """A function with the arguments of the step that returns `(what the step returns, measurement)`."""
         # Imported here, since these modules use JAX's extension API, which `jax_private.why_not` checks.
-        from treeviz.steps.tracing.twin import instrumented, instrumented_callback
+        from treeviz.steps.tracing.twin import instrumented
 
         stacked = self._settings.stacked
 
         def make(function):
-            if self._settings.via == "callback":
-                return instrumented_callback(function, self._options, statistics, self._on_callback, stacked)
             return instrumented(
                 function,
                 self._options,
@@ -302,7 +285,6 @@ def watch(
     every: int = 1,
     heavy_every: int = 0,
     statistics: tuple[str, ...] = LIGHT,
-    via: str = "output",
     match: bool = True,
     exact: bool | str = False,
     updates: bool | None = None,
@@ -344,8 +326,6 @@ def watch(
       every: Inspect every n-th step; 0: only those of `heavy_every`.
       heavy_every: Every n-th step, add a histogram and counts: a third program.
       statistics: The statistics of the other inspected steps.
-      via: "output"; or "callback", which calls the host from inside the step. That reaches gradients that an output
-        cannot, but is slow, changes bits, and keeps the program out of the persistent compilation cache.
       match: Only gradients of the step's own arguments, if there are any.
       exact: Always run the untouched step, and measure in a second run on the same arguments that returns nothing else.
         An inspected step then costs about twice its time. A step with effects, as of `io_callback`, is refused: they
@@ -368,7 +348,7 @@ def watch(
       CannotWatch: The step cannot be watched; the message says why, and what to do instead.
       ValueError: Settings that exclude each other, or an unknown statistic.
     """
-    settings = Settings(every, heavy_every, statistics, via, match, exact, updates, first, stacked)
+    settings = Settings(every, heavy_every, statistics, match, exact, updates, first, stacked)
     settings.check()
     why_not = jax_private.why_not()
     if why_not:
@@ -406,7 +386,7 @@ class Watched:
         self._record, self.settings = record, settings
         self._turns = Turns(settings.first, settings.every, settings.heavy_every)
         self._agreement: Agreement | None = None
-        self._has_effects = settings.via == "callback"
+        self._has_effects = False
         self.run(step, jitted)
         if trouble:
             self._give_up(trouble)
@@ -450,10 +430,7 @@ class Watched:
         except Exception as error:
             trouble = error
         else:
-            if measurement is None:
-                jax.effects_barrier()  # so that a callback comes while `newest` is still its step
-            else:
-                self._take(measurement, number)
+            self._take(measurement, number)
             return out
         return self._run_untouched(trouble, args, kwargs)
 
@@ -500,7 +477,7 @@ class Watched:
         return out
 
     def _twins_with(self, jitted: JittedStep, settings: Settings) -> Twins:
-        return Twins(jitted, settings, self._on_traced, self._take, self._on_compared)
+        return Twins(jitted, settings, self._on_traced, self._on_compared)
 
     def _is_agreed(self, agreement: Agreement, number: int) -> bool:
         is_measured = agreement.measures(number)
@@ -510,12 +487,11 @@ class Watched:
         self._agreement = None if is_measured else agreement
         return is_measured
 
-    def _take(self, measurement: Measurement, number: int | None = None) -> None:
-        """Hand a measurement to `record`; with None, it is from a callback of the newest call."""
+    def _take(self, measurement: Measurement, number: int) -> None:
         if isinstance(measurement.arrays[0], Tracer):
             return self._remarks.warn_inside()
         try:
-            self._record(measurement, self.newest if number is None else number)
+            self._record(measurement, number)
         except StopTraining:
             raise
         except Exception as error:
