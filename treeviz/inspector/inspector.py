@@ -173,228 +173,7 @@ class Live:
                 panel.detach()
 
 
-# What was measured of a run: its history, its findings, and its views.
-
-
-class Measured:
-    """What was measured of a run: its history, its findings, and its views.
-
-    Attributes:
-      name: Of the tree in views.
-      thresholds: The limits beyond which numbers become findings.
-      earlier_runs: The histories of the newest 4 runs before this one.
-    """
-
-    name: str
-    thresholds: Thresholds
-    earlier_runs: list[History]
-    _recorder: Recorder
-    _runs: Runs
-    _inputs: KeptInputs | None
-
-    def flush(self) -> None:
-        """Read all measurements; waits for the steps that are still running. Raises StopTraining as `record` does."""
-        self._runs.flush()
-
-    @property
-    def history(self) -> History:
-        """All that was measured so far. Waits for the steps that are still running.
-
-        Raises:
-          LookupError: Nothing was measured yet.
-        """
-        self.flush()
-        if not self._recorder.history:
-            text = "inspector: nothing was measured yet. Call the step that watch() gave, or record()."
-            raise LookupError(" ".join([text, *self.notes]))
-        return self._recorder.history
-
-    @property
-    def n_dropped(self) -> int:
-        """Number of lost measurements: their step failed, their buffers were donated, or the device was too slow."""
-        return self._recorder.n_dropped
-
-    @property
-    def findings(self) -> list[Finding]:
-        """Problems found in the history, the worst first; see `treeviz.steps.findings.find`."""
-        return findings(self.history, thresholds=self.thresholds)
-
-    def locate_nan(self, step: int | None = None) -> NanOrigin | None:
-        """Locate the operation that produced the first NaN or infinity, by running its step again.
-
-        Runs the step operation by operation, which takes much longer than the compiled step. Needs
-        `GradientInspector(keep_inputs=True)`, and `every=1` to inspect the first bad step.
-
-        Args:
-          step: The number of the step; its inputs must still be kept. None: the first step with a gradient, a loss or a
-            parameter that is not finite, or if there was none the newest with any non-finite result.
-
-        Returns:
-          The operation, its file and line, and whether it was in the forward or the backward pass; None if no step
-          was bad.
-
-        Raises:
-          LookupError: No inputs were kept, or not those of this step.
-          CannotLocateNan: The step cannot be run operation by operation.
-        """
-        self.flush()
-        return locate_nan_in_kept(self._inputs, step)
-
-    def render(self, source: str | None = None, *, run: int = 0) -> TreeView:
-        """The tree of gradients: the newest numbers as columns, and the norm of every leaf and subtree over the steps.
-
-        Waits for the steps that are still running.
-
-        Args:
-          source: The tree to show, one of `history.sources`; by default the first gradient, as it was last if its
-            leaves have changed.
-          run: 0 is this run, -1 the one before, of `earlier_runs`.
-
-        Raises:
-          LookupError: Nothing was measured yet, or the run is not kept.
-        """
-        if run:
-            earlier = self.earlier_runs[run]
-            return whole_view(earlier, self.name, findings(earlier, thresholds=self.thresholds), source=source)
-        lost, keeps_inputs = [*self._recorder.lost, *self._runs.remarks(source)], self._inputs is not None
-        return whole_view(self.history, self.name, self.findings, source=source, lost=lost, keeps_inputs=keeps_inputs)
-
-    def to_records(self, source: str | None = None) -> list[dict[str, Any]]:
-        """A dict for each leaf and step that is kept: "step", "path", and each statistic, as "norm" and "nonfinite".
-
-            pandas.DataFrame(inspector.to_records()).pivot(index="step", columns="path", values="norm")
-
-        Where older steps were merged, "first_step" is below "step", a value is that of the last of them, and a count is
-        their sum.
-
-        Args:
-          source: The tree, one of `history.sources`; by default the first gradient. "scalars": those of
-            `record_scalars`, a dict for each step.
-
-        Raises:
-          LookupError: Nothing was measured yet.
-        """
-        return to_records(self.history, source or main_source(self.history))
-
-    def to_pandas(self, source: str | None = None) -> Any:
-        """The same as a `pandas.DataFrame`: paths are categories, what was not measured is NaN or <NA>.
-
-        inspector.to_pandas().pivot(index="step", columns="path", values="norm").plot(logy=True)
-        """
-        return data_frame("pandas", to_frame(self.history, source or main_source(self.history)))
-
-    def to_arrow(self, source: str | None = None) -> Any:
-        """The same as a `pyarrow.Table`, which Polars and DuckDB take. Needs `pip install 'jax-treeviz[arrow]'`.
-
-        inspector.to_arrow("grads").group_by("path").aggregate([("norm", "max")])
-        """
-        return data_frame("pyarrow", to_frame(self.history, source or main_source(self.history)))
-
-    def save(self, path: str | Path, *, width: str | None = None) -> Path:
-        """Write the view (.html, .txt, .json, .svg, .png, .md, .mmd) or the history (.treeviz, .jsonl, .parquet).
-
-        Args:
-          width: Of a picture on paper, as "84mm"; see `TreeView.save`.
-
-        Returns:
-          The path. `GradientInspector.load` reads the history. JSON Lines and Parquet are for other programs:
-          `treeviz.steps.recording.exchange` documents them; Parquet needs `pip install 'jax-treeviz[arrow]'`.
-
-        Raises:
-          LookupError: Nothing was measured yet.
-          ValueError: Any other suffix.
-        """
-        if Path(path).suffix == ".treeviz":
-            save(self.history, path)
-            return Path(path)
-        exports = outputs(lambda: self.history)
-        return write(Path(path), exports) if Path(path).suffix in exports else self.render().save(path, width=width)
-
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
-        if self._recorder.is_empty:
-            return {"text/plain": repr(self)}
-        bundle = self.render()._repr_mimebundle_(include, exclude)
-        if "text/plain" in bundle:
-            bundle["text/plain"] = "\n".join([bundle["text/plain"], *finding_lines(self.findings, self.notes)])
-        return bundle
-
-    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        if self._recorder.is_empty:
-            return NotImplemented
-        return self.render().__treescope_repr__(path, subtree_renderer)
-
-    def __repr__(self) -> str:
-        """The leaves to look at first and the findings, for a terminal."""
-        if self._recorder.is_empty:
-            return " ".join(["GradientInspector: nothing was measured yet", *(f"({note})" for note in self.notes)])
-        return "\n".join([repr(self.render()), *finding_lines(self.findings, self.notes)])
-
-    @property
-    def notes(self) -> list[str]:
-        """What is not measured, and why; what is shown of runs and of trees that changed; damage of a loaded file."""
-        return self._runs.notes
-
-
-# Where the numbers of a run go while they come: files and experiment loggers.
-
-
-class Sinks(Measured):
-    """Where the numbers of a run go while they come."""
-
-    _logs: list[RunLog]
-
-    def keep(self, path: str | Path) -> Path:
-        """From now on write every step to a file, so that a crash loses no more than the steps of the last second.
-
-        If the disk is full or the file is deleted, the run goes on with its numbers in memory: one warning is logged,
-        the view says what the file lacks, and writing is tried again.
-
-        Returns:
-          The path of the file, which `GradientInspector.load` reads at any time. A file of another run stays as it is,
-          and the path is a new one: "run-2.treeviz". An inspector that was loaded from a file continues it.
-
-        Raises:
-          OSError: The file cannot be written, e.g. since its folder is not there.
-        """
-        kept = self._recorder.keep(Path(path))
-        if kept != Path(path):
-            text = f"keep: {path} is not of this run, and stays as it is; this run is kept in {kept}. To continue what "
-            warnings.warn(f"{text}is in a file, begin with GradientInspector.load({str(path)!r}).", stacklevel=2)
-        return kept
-
-    def log_to(self, target: Any, *, every: int | None = None) -> RunLog:
-        """From now on tell an experiment logger what is measured, and of findings, from a thread of its own.
-
-            with inspector.log_to(print):             # or tensorboardX.SummaryWriter("runs"), wandb.init(), …
-                for _ in range(10):
-                    params = update(params, x, y)
-
-        Names are those of wandb.watch and TensorBoard, in sections: "grads norm/layers/0/w", "grads norm" of the whole,
-        "grads max_abs", "grads nonfinite" (a count), "updates ratio/layers/0/w" (to params), and histograms
-        "grads log2/…" in the steps that measure these. A norm is NaN where a number in it is not finite. A logger that
-        raises costs one warning; it may be slow, and holds up no step.
-
-        Args:
-          target: A `SummaryWriter` of tensorboardX, PyTorch or Flax, a `MetricWriter` of clu, a run of W&B, trackio,
-            Aim or MLflow (or the module), or a function `log(step: int, numbers: dict[str, float])`. W&B gets numbers
-            as by `wandb.watch`, with your next `run.log`: those of the newest step, up to ten times a second.
-          every: Log each n-th of the inspected steps by number. None: as many as 5 % of the time allow.
-
-        Returns:
-          What to close, or to use as a context manager, before the logger is closed: it logs the steps that are left.
-          When the program ends, also by an error, it closes itself.
-
-        Raises:
-          TypeError: The target is none of these.
-        """
-        from treeviz.inspector.run_log import RunLog
-
-        log = RunLog(self._recorder, target, every=every, thresholds=self.thresholds, looked=self._runs.looked)
-        self._logs.append(log)
-        return log
-
-
-class GradientInspector(Sinks):
+class GradientInspector:
     """Inspect the gradients of a jitted step without changing it: per leaf, per step, and why they went wrong.
 
         inspector = tv.GradientInspector()
@@ -482,7 +261,7 @@ class GradientInspector(Sinks):
             alarm.awaits = self._runs.looked.explains
             tell_at_the_end(self._runs, self._recorder)
         self.earlier_runs = self._runs.earlier
-        self._logs = []
+        self._logs: list[RunLog] = []
 
     # Measuring
 
@@ -615,6 +394,131 @@ class GradientInspector(Sinks):
             step = watch(step, lambda *_: None, statistics=self._statistics)
         return step.verify(*args, **kwargs)
 
+    # What was measured
+
+    def flush(self) -> None:
+        """Read all measurements; waits for the steps that are still running. Raises StopTraining as `record` does."""
+        self._runs.flush()
+
+    @property
+    def history(self) -> History:
+        """All that was measured so far. Waits for the steps that are still running.
+
+        Raises:
+          LookupError: Nothing was measured yet.
+        """
+        self.flush()
+        if not self._recorder.history:
+            text = "inspector: nothing was measured yet. Call the step that watch() gave, or record()."
+            raise LookupError(" ".join([text, *self.notes]))
+        return self._recorder.history
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not measured, and why; what is shown of runs and of trees that changed; damage of a loaded file."""
+        return self._runs.notes
+
+    @property
+    def n_dropped(self) -> int:
+        """Number of lost measurements: their step failed, their buffers were donated, or the device was too slow."""
+        return self._recorder.n_dropped
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Problems found in the history, the worst first; see `treeviz.steps.findings.find`."""
+        return findings(self.history, thresholds=self.thresholds)
+
+    def locate_nan(self, step: int | None = None) -> NanOrigin | None:
+        """Locate the operation that produced the first NaN or infinity, by running its step again.
+
+        Runs the step operation by operation, which takes much longer than the compiled step. Needs
+        `GradientInspector(keep_inputs=True)`, and `every=1` to inspect the first bad step.
+
+        Args:
+          step: The number of the step; its inputs must still be kept. None: the first step with a gradient, a loss or a
+            parameter that is not finite, or if there was none the newest with any non-finite result.
+
+        Returns:
+          The operation, its file and line, and whether it was in the forward or the backward pass; None if no step
+          was bad.
+
+        Raises:
+          LookupError: No inputs were kept, or not those of this step.
+          CannotLocateNan: The step cannot be run operation by operation.
+        """
+        self.flush()
+        return locate_nan_in_kept(self._inputs, step)
+
+    def render(self, source: str | None = None, *, run: int = 0) -> TreeView:
+        """The tree of gradients: the newest numbers as columns, and the norm of every leaf and subtree over the steps.
+
+        Waits for the steps that are still running.
+
+        Args:
+          source: The tree to show, one of `history.sources`; by default the first gradient, as it was last if its
+            leaves have changed.
+          run: 0 is this run, -1 the one before, of `earlier_runs`.
+
+        Raises:
+          LookupError: Nothing was measured yet, or the run is not kept.
+        """
+        if run:
+            earlier = self.earlier_runs[run]
+            return whole_view(earlier, self.name, findings(earlier, thresholds=self.thresholds), source=source)
+        lost, keeps_inputs = [*self._recorder.lost, *self._runs.remarks(source)], self._inputs is not None
+        return whole_view(self.history, self.name, self.findings, source=source, lost=lost, keeps_inputs=keeps_inputs)
+
+    def to_records(self, source: str | None = None) -> list[dict[str, Any]]:
+        """A dict for each leaf and step that is kept: "step", "path", and each statistic, as "norm" and "nonfinite".
+
+            pandas.DataFrame(inspector.to_records()).pivot(index="step", columns="path", values="norm")
+
+        Where older steps were merged, "first_step" is below "step", a value is that of the last of them, and a count is
+        their sum.
+
+        Args:
+          source: The tree, one of `history.sources`; by default the first gradient. "scalars": those of
+            `record_scalars`, a dict for each step.
+
+        Raises:
+          LookupError: Nothing was measured yet.
+        """
+        return to_records(self.history, source or main_source(self.history))
+
+    def to_pandas(self, source: str | None = None) -> Any:
+        """The same as a `pandas.DataFrame`: paths are categories, what was not measured is NaN or <NA>.
+
+        inspector.to_pandas().pivot(index="step", columns="path", values="norm").plot(logy=True)
+        """
+        return data_frame("pandas", to_frame(self.history, source or main_source(self.history)))
+
+    def to_arrow(self, source: str | None = None) -> Any:
+        """The same as a `pyarrow.Table`, which Polars and DuckDB take. Needs `pip install 'jax-treeviz[arrow]'`.
+
+        inspector.to_arrow("grads").group_by("path").aggregate([("norm", "max")])
+        """
+        return data_frame("pyarrow", to_frame(self.history, source or main_source(self.history)))
+
+    def save(self, path: str | Path, *, width: str | None = None) -> Path:
+        """Write the view (.html, .txt, .json, .svg, .png, .md, .mmd) or the history (.treeviz, .jsonl, .parquet).
+
+        Args:
+          width: Of a picture on paper, as "84mm"; see `TreeView.save`.
+
+        Returns:
+          The path. `GradientInspector.load` reads the history. JSON Lines and Parquet are for other programs:
+          `treeviz.steps.recording.exchange` documents them; Parquet needs `pip install 'jax-treeviz[arrow]'`.
+
+        Raises:
+          LookupError: Nothing was measured yet.
+          ValueError: Any other suffix.
+        """
+        if Path(path).suffix == ".treeviz":
+            save(self.history, path)
+            return Path(path)
+        exports = outputs(lambda: self.history)
+        return write(Path(path), exports) if Path(path).suffix in exports else self.render().save(path, width=width)
+
     # Following
 
     def explore(self, total: int | None = None) -> TreeWidget:
@@ -628,8 +532,6 @@ class GradientInspector(Sinks):
         Args:
           total: The number of steps of the run, for the progress bar.
         """
-        from treeviz.inspector.panel import LivePanel
-
         return LivePanel(self, self._recorder, total=total).begin()
 
     def live(self, total: int | None = None) -> Live:
@@ -644,9 +546,57 @@ class GradientInspector(Sinks):
         Args:
           total: The number of steps of the run, for the progress bar. ValueError if it is no whole number.
         """
-        pass
-
         return Live(self, self._recorder, total)
+
+    def keep(self, path: str | Path) -> Path:
+        """From now on write every step to a file, so that a crash loses no more than the steps of the last second.
+
+        If the disk is full or the file is deleted, the run goes on with its numbers in memory: one warning is logged,
+        the view says what the file lacks, and writing is tried again.
+
+        Returns:
+          The path of the file, which `GradientInspector.load` reads at any time. A file of another run stays as it is,
+          and the path is a new one: "run-2.treeviz". An inspector that was loaded from a file continues it.
+
+        Raises:
+          OSError: The file cannot be written, e.g. since its folder is not there.
+        """
+        kept = self._recorder.keep(Path(path))
+        if kept != Path(path):
+            text = f"keep: {path} is not of this run, and stays as it is; this run is kept in {kept}. To continue what "
+            warnings.warn(f"{text}is in a file, begin with GradientInspector.load({str(path)!r}).", stacklevel=2)
+        return kept
+
+    def log_to(self, target: Any, *, every: int | None = None) -> RunLog:
+        """From now on tell an experiment logger what is measured, and of findings, from a thread of its own.
+
+            with inspector.log_to(print):             # or tensorboardX.SummaryWriter("runs"), wandb.init(), …
+                for _ in range(10):
+                    params = update(params, x, y)
+
+        Names are those of wandb.watch and TensorBoard, in sections: "grads norm/layers/0/w", "grads norm" of the whole,
+        "grads max_abs", "grads nonfinite" (a count), "updates ratio/layers/0/w" (to params), and histograms
+        "grads log2/…" in the steps that measure these. A norm is NaN where a number in it is not finite. A logger that
+        raises costs one warning; it may be slow, and holds up no step.
+
+        Args:
+          target: A `SummaryWriter` of tensorboardX, PyTorch or Flax, a `MetricWriter` of clu, a run of W&B, trackio,
+            Aim or MLflow (or the module), or a function `log(step: int, numbers: dict[str, float])`. W&B gets numbers
+            as by `wandb.watch`, with your next `run.log`: those of the newest step, up to ten times a second.
+          every: Log each n-th of the inspected steps by number. None: as many as 5 % of the time allow.
+
+        Returns:
+          What to close, or to use as a context manager, before the logger is closed: it logs the steps that are left.
+          When the program ends, also by an error, it closes itself.
+
+        Raises:
+          TypeError: The target is none of these.
+        """
+        from treeviz.inspector.run_log import RunLog
+
+        log = RunLog(self._recorder, target, every=every, thresholds=self.thresholds, looked=self._runs.looked)
+        self._logs.append(log)
+        return log
 
     @classmethod
     def load(cls, path: str | Path, **options) -> GradientInspector:
@@ -667,6 +617,25 @@ class GradientInspector(Sinks):
         inspector._recorder.history = history
         inspector._runs.count_from(inspector._runs.newest_step + 1)
         return inspector
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        if self._recorder.is_empty:
+            return {"text/plain": repr(self)}
+        bundle = self.render()._repr_mimebundle_(include, exclude)
+        if "text/plain" in bundle:
+            bundle["text/plain"] = "\n".join([bundle["text/plain"], *finding_lines(self.findings, self.notes)])
+        return bundle
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        if self._recorder.is_empty:
+            return NotImplemented
+        return self.render().__treescope_repr__(path, subtree_renderer)
+
+    def __repr__(self) -> str:
+        """The leaves to look at first and the findings, for a terminal."""
+        if self._recorder.is_empty:
+            return " ".join(["GradientInspector: nothing was measured yet", *(f"({note})" for note in self.notes)])
+        return "\n".join([repr(self.render()), *finding_lines(self.findings, self.notes)])
 
     def __reduce__(self):
         raise TypeError(
