@@ -177,7 +177,7 @@ def test_auto_measures_in_one_run_where_no_bit_differs():
     watched = watch(jax.jit(update), Recorder(), exact="auto")
     train(watched, AT_CALL + 2)
     assert watched.compared and watched.notes == ()
-    assert not watched._turns.twins.is_exact
+    assert not watched._programs.is_exact
 
 
 @pytest.mark.parametrize("exact", [False, "auto"])
@@ -255,7 +255,7 @@ def test_the_comparison_keeps_no_array_and_no_program():
         watches.append(watched := watch(jax.jit(update, donate_argnums=0), lambda *_: None))
         train(watched, AT_CALL + 3)
         assert watched.compared
-        assert watched._turns.twins.comparison is None
+        assert watched._programs.comparison is None
         gc.collect()
         return len(jax.live_arrays())
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treeviz
 from treeviz.steps.tracing.jax_private import now_seeing, seeing_gradients, why_not
 from treeviz.steps.tracing.jitted import is_jitted, jit_options
-from treeviz.steps.tracing.processes import Agreement
+from treeviz.steps.tracing.processes import ProcessConsensus
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -230,5 +230,5 @@ def test_only_what_jit_gave_is_jitted():
 
 
 def test_one_process_agrees_with_itself():
-    agreement = Agreement("step", "answer", -1)
-    assert agreement.measures(0) and (agreement.why_not, agreement.notes) == ("", ())
+    consensus = ProcessConsensus("step", "answer", -1)
+    assert consensus.measures(0) and (consensus.why_not, consensus.notes) == ("", ())

@@ -61,7 +61,7 @@ with warnings.catch_warnings(record=True) as caught:
     if rank == 0 and case == "late":  # the other waits for this decision, and this one for no call of the other
         params_of_first = run(params, *batch)
         processes.JOIN_S, number = 0.0, 1
-        run._agreement._settled.wait()
+        run._consensus._settled.wait()
         params = params_of_first
     while number < 3:
         params = run(params, *batch)
@@ -72,7 +72,7 @@ with warnings.catch_warnings(record=True) as caught:
         number += 1
         if rank == 0 and case == "alone" and number == 2:
             before, processes.JOIN_S = (run.trouble, run.notes), 0.0
-            run._agreement._settled.wait()
+            run._consensus._settled.wait()
     jax.block_until_ready(params)
 norms = [unpack(np.array(m.packed["grads"].addressable_data(0)), m.statistics)["norm"].tolist() for _, m in seen]
 print("FOUND", json.dumps({

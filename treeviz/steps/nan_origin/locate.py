@@ -247,7 +247,7 @@ class Step(Protocol):
     @property
     def __wrapped__(self) -> Callable: ...
 
-    def call_before(self, before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None) -> None: ...
+    def on_before_call(self, before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None) -> None: ...
 
 
 class KeptInputs:
@@ -287,11 +287,11 @@ class KeptInputs:
             except StopTraining:
                 raise
             except Exception as error:
-                step.call_before(None)
+                step.on_before_call(None)
                 text = f"inspector: inputs are not kept any more, {error_text(error)}"
                 warnings.warn(text, RuntimeWarning, stacklevel=4)
 
-        step.call_before(before)
+        step.on_before_call(before)
 
     def keep(self, key: Key, inputs: Callable[[], Inputs], read: Callable[[], None]) -> None:
         """Keep the inputs of a step that is about to run, in place of the oldest that was read.

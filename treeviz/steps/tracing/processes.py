@@ -20,10 +20,10 @@ _ANSWER_S = 60.0  # for the threads of processes that watch the step
 _LOOK_MS = 200  # how often a thread looks whether Python ends
 
 _n_asked: Counter[str] = Counter()  # by the name of a step
-_unmeasured: set[Agreement] = set()  # of steps of which nothing was measured, and nobody was told why
+_unmeasured: set[ProcessConsensus] = set()  # of steps of which nothing was measured, and nobody was told why
 
 
-class Agreement:
+class ProcessConsensus:
     """Whether all processes of a distributed run watch a step alike, and from which call on all measure it.
 
     A thread of each process asks the coordinator, not the devices, and answers for its process: a loop goes on
@@ -94,7 +94,7 @@ class Agreement:
         self._question = f"treeviz/{self._step}/{_n_asked[self._step]}"
         _n_asked[self._step] += 1
         _unmeasured.add(self)
-        self._thread = threading.Thread(target=self._settle, name="treeviz agreement")
+        self._thread = threading.Thread(target=self._settle, name="treeviz consensus")
         self._thread.start()
 
     def _settle(self) -> None:
@@ -175,5 +175,5 @@ class Agreement:
 
 @atexit.register  # when the threads have ended
 def _tell_what_is_unmeasured() -> None:
-    for agreement in [*_unmeasured]:
-        agreement.tell()
+    for consensus in [*_unmeasured]:
+        consensus.tell()

@@ -426,7 +426,7 @@ class CompareOnce:
         self._n_calls[id(twin)] = n = n + 1
         return n >= AT_CALL
 
-    def run(self, twin: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def run(self, twin: Callable, /, *args: Any, **kwargs: Any) -> Any:
         """Call a twin, and compare what it returns. Its errors are raised, those of the comparison are not."""
         copies = self._tried(lambda: self._copies(args, kwargs))
         out, measurement = twin(*args, **kwargs)

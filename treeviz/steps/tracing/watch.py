@@ -25,7 +25,7 @@ from treeviz.steps.tracing.jitted import (
     ran,
     receiving,
 )
-from treeviz.steps.tracing.processes import Agreement
+from treeviz.steps.tracing.processes import ProcessConsensus
 from treeviz.steps.tracing.unread import tested_with, why_not_measured
 from treeviz.steps.tracing.verify import (
     CompareOnce,
@@ -44,8 +44,12 @@ if TYPE_CHECKING:
     from treeviz.steps.tracing.attribution import Attribution
 
 
-# The instrumented programs of a step, and which one inspects which call.
+__all__ = ["CannotWatch", "Watched", "watch"]
 
+jax_private.get_ready()
+
+Record = Callable[[Measurement, int], None]
+Before = Callable[[int, Callable[[], tuple[tuple, dict]]], None]
 OnTraced = Callable[[Sequence["Attribution"], Sequence[str], set[str]], None]  # as in `twin.instrumented`
 
 
@@ -78,15 +82,16 @@ class Settings(NamedTuple):
         return ", ".join(f"{name}={value}" for name, value in self._asdict().items() if name != "match")
 
 
-class Twins:
+class InstrumentedPrograms:
     """The instrumented programs of a step, and which one inspects which call.
 
     Attributes:
       jitted: The step.
       is_exact: They measure in a second run, beside the step itself.
+      is_single: One program inspects all calls, beside no second run.
       comparison: With the step itself, made once; None if there is none to be made.
-      ahead: Compiles the step itself while a twin is compiled; None if it is not to.
-      settled: The program that inspects each further call, of which nothing else is to be done; None: `of` tells.
+      ahead: Compiles the step itself while a program is compiled; None if it is not to.
+      fixed: The program that inspects each further call, of which nothing else is to be done; None: `of` tells.
     """
 
     def __init__(
@@ -96,42 +101,39 @@ class Twins:
         on_traced: OnTraced,
         on_compared: Callable[[Verification | int], None],
     ) -> None:
-        self.jitted, self._settings = jitted, settings
-        self._on_traced = on_traced
+        self.jitted, self._settings, self._on_traced = jitted, settings, on_traced
         self._options = jit_options(jitted.jitted)
         self.is_exact = settings.exact is True
-        is_compared = not self.is_exact
         runs_plain = settings.every != 1 and settings.heavy_every != 1
-        self._plain = PlainProgram() if is_compared and not runs_plain else None
+        self._plain = None if self.is_exact or runs_plain else PlainProgram()
         looks = self._looks = settings.updates is None and not settings.heavy_every
         self._light = self._of_run(settings.statistics, bool(settings.updates), looks)
         self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
-        self.settled: Callable | None = None
+        self.is_single = self._heavy is None and not self.is_exact
+        self.fixed: Callable | None = None
         self.comparison: CompareOnce | None = None
         self.ahead = CompileAhead(jitted.step) if runs_plain and jitted.is_plain and not self.is_exact else None
-        if is_compared:
-            used = [twin for twin, every in ((self._light, settings.every), (self._heavy, 1)) if twin and every]
+        if not self.is_exact:
+            used = [
+                program for program, every in ((self._light, settings.every), (self._heavy, 1)) if program and every
+            ]
             self.comparison = CompareOnce(jitted, self._options, used, self._plain, on_compared)
 
     def of(self, number: int) -> Callable | None:
-        """The program that inspects this call, or None."""
-        if self._heavy is not None and number % self._settings.heavy_every == 0:
-            return self._heavy
-        return self._light if self._settings.every and number % self._settings.every == 0 else None
-
-    def settle(self) -> None:
-        """Let one program inspect all further calls, if it can."""
-        if self.comparison is not None and self.comparison.has_ended:
+        """The program that inspects this call, or what also compares it with the step itself; None if there is none."""
+        settings, comparison = self._settings, self.comparison
+        if self._heavy is not None and number % settings.heavy_every == 0:
+            program = self._heavy
+        elif settings.every and number % settings.every == 0:
+            program = self._light
+        else:
+            return None
+        if comparison is None:
+            return program
+        if comparison.has_ended:
             self.comparison = None
-        if self.comparison is None and self._heavy is None and not self.is_exact:
-            self.settled = self._light
-
-    def compared(self, twin: Callable) -> Callable:
-        """The program, or what also compares this call of it with the step itself."""
-        comparison = self.comparison
-        if comparison is None or not comparison.is_due(twin):
-            return twin
-        return lambda *args, **kwargs: comparison.run(twin, args, kwargs)
+            return program
+        return functools.partial(comparison.run, program) if comparison.is_due(program) else program
 
     def _of_run(self, statistics: tuple[str, ...], updates: bool, looks: bool = False) -> Callable:
         if not self.is_exact:
@@ -148,10 +150,8 @@ class Twins:
         looks: bool = False,
     ) -> Callable:
         """A function with the arguments of the step that returns `(what the step returns, measurement)`."""
-        # Imported here, since these modules use JAX's extension API, which `jax_private.why_not` checks.
+        # Imported here, since this module uses JAX's extension API, which `jax_private.why_not` checks.
         from treeviz.steps.tracing.twin import instrumented
-
-        stacked = self._settings.stacked
 
         def make(function):
             return instrumented(
@@ -160,7 +160,7 @@ class Twins:
                 statistics,
                 match=self._settings.match,
                 updates=updates,
-                stacked=stacked,
+                stacked=self._settings.stacked,
                 tidy_path=self.jitted.tidy_path,
                 result_path=self.jitted.result_path,
                 on_traced=on_traced or self._on_traced,
@@ -181,101 +181,6 @@ class Twins:
             raise RunsTwice(f"{text}, whose effect would happen twice. Watch this step without exact=True")
         more = [not_looked_at("exact=True")] if self._looks else []
         self._on_traced(watches, [*notes, *([f"{text}."] if effects else []), *more], effects)
-
-
-# What is told of a watched step: notes that stay, and warnings, each once.
-
-
-class Remarks:
-    """What is told of a watched step.
-
-    Attributes:
-      step: Its name, as it is said in a sentence.
-      notes: What is not measured besides the gradients, and why.
-    """
-
-    def __init__(self, step: Any) -> None:
-        self.step = f"`{getattr(step, '__name__', 'step')}`"
-        self.notes: tuple[str, ...] = ()
-        self._warned: set[str] = set()  # of what
-
-    def note(self, *notes: str) -> None:
-        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
-
-    def note_not_compared(self, n_bytes: int) -> None:
-        self.note(
-            f"{self.step}: whether measuring changes bits was not compared, since the copies would take "
-            f"{n_bytes / 2**30:.2g} GiB of a device. inspector.verify() compares, before a run."
-        )
-
-    def note_other_bits(self, found: Verification, goes_apart: bool) -> None:
-        text = (
-            f"{self.step}: measuring changes bits. Of {found.n_leaves} results {len(found.differences)} differ from "
-            f"those of the step itself for the same arguments: {found.differences[0]}. "
-        )
-        what_now = (
-            "From now on the untouched step runs, and is measured in a second run."
-            if goes_apart
-            else "watch(step, exact=True) rules it out, for about twice the time of an inspected step. A step that "
-            "does not repeat itself differs, too: inspector.verify() tells."
-        )
-        self.note(text + what_now)
-
-    def warn_once(self, about: str, text: str, stacklevel: int = 4) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            warnings.warn(printable_lines(f"watch: {text}"), RuntimeWarning, stacklevel=stacklevel)
-
-    def warn_inside(self) -> None:
-        self.warn_once(
-            "inside",
-            f"{self.step} is called inside another jitted or transformed function, which its numbers cannot leave: "
-            "nothing is measured in these calls. Watch the outer function instead, inspector.watch(jax.jit(outer)), "
-            "which sees all gradients inside it; or return tv.measure(grads=grads) from it for inspector.record().",
-            stacklevel=5,
-        )
-
-
-# Which calls of a watched step may be inspected: this is all that the others take time for.
-
-
-class Turns:
-    """Counts the calls of a step, and runs those that are not inspected.
-
-    Attributes:
-      numbers, newest: The numbers of the next calls, and of the newest; before any, one below the first.
-      period: Only calls whose numbers it divides may be inspected.
-      step: Runs the step itself.
-      twins: The programs that inspect it; None: it cannot be watched.
-    """
-
-    def __init__(self, first: int, every: int, heavy_every: int) -> None:
-        self.period = math.gcd(every, heavy_every)
-        self.count_from(first)
-
-    def count_from(self, first: int) -> None:
-        self.numbers, self.newest = itertools.count(first), first - 1
-
-    def run(self, step: Callable, twins: Twins | None) -> None:
-        """Run this step from now on, whose first call waits for the thread that compiles it."""
-        self.step, self.twins = step, twins
-        ahead = None if twins is None else twins.ahead
-        if ahead is not None:
-
-            def first(*args: Any, **kwargs: Any) -> Any:
-                ahead.wait()
-                self.step = step
-                return step(*args, **kwargs)
-
-            self.step = first
-
-
-__all__ = ["CannotWatch", "Watched", "watch"]
-
-jax_private.get_ready()
-
-Record = Callable[[Measurement, int], None]
-Before = Callable[[int, Callable[[], tuple[tuple, dict]]], None]
 
 
 def watch(
@@ -368,7 +273,9 @@ class Watched:
     Attributes:
       step: The step itself.
       settings: How it is watched.
+      newest: The number of the newest call; before any, one below the first.
       watches: What is measured, by the name in the measurement; known when the first step was traced.
+      notes: What is not measured besides the gradients, and why.
       compared: What the comparison with the step itself gave, of the program that differs if one does; None: not yet.
       trouble: Why the step is not watched any more, or empty. The step itself still runs.
     """
@@ -378,55 +285,62 @@ class Watched:
     ) -> None:
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = function_of(step)
-        self._remarks = Remarks(step)
+        self._name = f"`{getattr(step, '__name__', 'step')}`"  # as it is said in a sentence
         self.watches: dict[str, Attribution] = {}
+        self.notes: tuple[str, ...] = ()
         self.compared: Verification | None = None
         self.trouble = ""
+        self._warned: set[str] = set()  # of what
         self._before: Before | None = None
         self._record, self.settings = record, settings
-        self._turns = Turns(settings.first, settings.every, settings.heavy_every)
-        self._agreement: Agreement | None = None
+        self._period = math.gcd(settings.every, settings.heavy_every)  # calls of other numbers are not inspected
+        self._consensus: ProcessConsensus | None = None
         self._has_effects = False
+        self.count_from(settings.first)
         self.run(step, jitted)
         if trouble:
             self._give_up(trouble)
         else:
-            self._agreement = Agreement(step, str(settings), self.newest)
-
-    @property
-    def newest(self) -> int:
-        """The number of the newest call; before any, one below the first."""
-        return self._turns.newest
+            self._consensus = ProcessConsensus(step, str(settings), self.newest)
 
     def count_from(self, first: int) -> None:
-        self._turns.count_from(first)
+        self._numbers, self.newest = itertools.count(first), first - 1
 
     def run(self, step: Callable, jitted: JittedStep | None) -> None:
         """Run this step from now on, with programs of its own that inspect it."""
         self.step, self._jitted = step, jitted
-        self._turns.run(step, None if jitted is None else self._twins_with(jitted, self.settings))
+        self._programs = None if jitted is None else self._programs_with(jitted, self.settings)
+        self._run_plain = step
+        ahead = None if self._programs is None else self._programs.ahead
+        if ahead is not None:
 
-    def call_before(self, before: Before | None) -> None:
+            def first(*args: Any, **kwargs: Any) -> Any:
+                ahead.wait()
+                self._run_plain = step
+                return step(*args, **kwargs)
+
+            self._run_plain = first
+
+    def on_before_call(self, before: Before | None) -> None:
         """Call this before an inspected step, with its number, and a function that returns copies of its arguments."""
         self._before = before
-        if self._turns.twins is not None:
-            self._turns.twins.settled = None
+        if self._programs is not None:
+            self._programs.fixed = None
 
     def __call__(self, /, *args, **kwargs):
-        turns = self._turns  # the one attribute of most calls, since `__getattr__` makes them slow
-        turns.newest = number = next(turns.numbers)
-        if number % turns.period:
-            return turns.step(*args, **kwargs)
-        twins = turns.twins
-        if twins is None or jax_private.now_seeing() is not None:  # within another watched step, which sees them
-            return turns.step(*args, **kwargs)
-        if (twin := twins.settled) is None:
-            if (twin := self._twin_of(twins, number, args, kwargs)) is None:
-                return turns.step(*args, **kwargs)
-            if twins.is_exact:
-                return self._run_apart(twins.jitted, twin, number, args, kwargs)
+        self.newest = number = next(self._numbers)
+        if number % self._period:
+            return self._run_plain(*args, **kwargs)
+        programs = self._programs
+        if programs is None or jax_private.now_seeing() is not None:  # within another watched step, which sees them
+            return self._run_plain(*args, **kwargs)
+        if (program := programs.fixed) is None:
+            if (program := self._program_of(programs, number, args, kwargs)) is None:
+                return self._run_plain(*args, **kwargs)
+            if programs.is_exact:
+                return self._run_apart(programs.jitted, program, number, args, kwargs)
         try:
-            out, measurement = twin(*args, **kwargs)
+            out, measurement = program(*args, **kwargs)
         except Exception as error:
             trouble = error
         else:
@@ -434,27 +348,27 @@ class Watched:
             return out
         return self._run_untouched(trouble, args, kwargs)
 
-    def _twin_of(self, twins: Twins, number: int, args, kwargs) -> Callable | None:
+    def _program_of(self, programs: InstrumentedPrograms, number: int, args, kwargs) -> Callable | None:
         """What inspects this call, after all that is done before some calls alone; None: the step itself runs."""
-        twin = None if self.trouble else twins.of(number)
-        if twin is None or not (self._agreement is None or self._is_agreed(self._agreement, number)):
+        program = None if self.trouble else programs.of(number)
+        if program is None or not (self._consensus is None or self._is_agreed(self._consensus, number)):
             return None
-        if twins.ahead is not None:
-            twins.ahead.begin(args, kwargs)
-            twins.ahead = None
+        if programs.ahead is not None:
+            programs.ahead.begin(args, kwargs)
+            programs.ahead = None
         if self._before is not None and not any_traced(jax.tree.leaves((args, kwargs))):
-            self._before(number, lambda: twins.jitted.copied((args, kwargs), copy_array))
-        if self._before is None and self._agreement is None:
-            twins.settle()
-        return twins.compared(twin)
+            self._before(number, lambda: programs.jitted.copied((args, kwargs), copy_array))
+        if self._before is None and self._consensus is None and programs.comparison is None and programs.is_single:
+            programs.fixed = program
+        return program
 
-    def _run_apart(self, jitted: JittedStep, twin, number: int, args, kwargs):
-        """Run the untouched step, after its twin has measured on the same arguments and left them as they are."""
+    def _run_apart(self, jitted: JittedStep, program, number: int, args, kwargs):
+        """Run the untouched step, after a program has measured on the same arguments and left them as they are."""
         trouble = None
         try:
-            # Modules that a step changes in place are copied, arrays are not: the twin donates no buffer.
+            # Modules that a step changes in place are copied, arrays are not: the program donates no buffer.
             copies = (args, kwargs) if jitted.is_plain else jitted.copied((args, kwargs), lambda x: x)
-            _, measurement = twin(*copies[0], **copies[1])
+            _, measurement = program(*copies[0], **copies[1])
             self._take(measurement, number)
         except Exception as error:
             trouble = error
@@ -464,58 +378,70 @@ class Watched:
         return out
 
     def _run_untouched(self, trouble: Exception, args, kwargs):
-        """Run the step itself, instead of a twin that raised. If it raises too, the error is the user's own."""
+        """Run the step itself, instead of a program that raised. If it raises too, the error is the user's own."""
         leaves = jax.tree.leaves((args, kwargs))
         took = any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in leaves)
         if took or (self._has_effects and ran(trouble)):
             raise trouble  # of the step itself, which must not run again
         out = self.step(*args, **kwargs)
-        if any_traced(leaves):  # e.g. before jax 0.5 a twin cannot be differentiated
-            self._remarks.warn_inside()
+        if any_traced(leaves):  # e.g. before jax 0.5 an instrumented program cannot be differentiated
+            self._warn_inside()
         else:
             self._give_up(why_not_measured(trouble))
         return out
 
-    def _twins_with(self, jitted: JittedStep, settings: Settings) -> Twins:
-        return Twins(jitted, settings, self._on_traced, self._on_compared)
+    def _programs_with(self, jitted: JittedStep, settings: Settings) -> InstrumentedPrograms:
+        return InstrumentedPrograms(jitted, settings, self._on_traced, self._on_compared)
 
-    def _is_agreed(self, agreement: Agreement, number: int) -> bool:
-        is_measured = agreement.measures(number)
-        self._remarks.note(*(f"{self._remarks.step}: {note}" for note in agreement.notes))
-        if agreement.why_not:
-            self._give_up(f"{agreement.why_not}. All processes must watch it alike; one may save or show it")
-        self._agreement = None if is_measured else agreement
+    def _is_agreed(self, consensus: ProcessConsensus, number: int) -> bool:
+        is_measured = consensus.measures(number)
+        self._note(*(f"{self._name}: {note}" for note in consensus.notes))
+        if consensus.why_not:
+            self._give_up(f"{consensus.why_not}. All processes must watch it alike; one may save or show it")
+        self._consensus = None if is_measured else consensus
         return is_measured
 
     def _take(self, measurement: Measurement, number: int) -> None:
         if isinstance(measurement.arrays[0], Tracer):
-            return self._remarks.warn_inside()
+            return self._warn_inside()
         try:
             self._record(measurement, number)
         except StopTraining:
             raise
         except Exception as error:
-            self._remarks.warn_once("record", f"recording step {number} raised {error_text(error)}")
+            self._warn_once("record", f"recording step {number} raised {error_text(error)}")
+
+    def _note(self, *notes: str) -> None:
+        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
+
+    def _warn_once(self, about: str, text: str, stacklevel: int = 4) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(printable_lines(f"watch: {text}"), RuntimeWarning, stacklevel=stacklevel)
+
+    def _warn_inside(self) -> None:
+        self._warn_once(
+            "inside",
+            f"{self._name} is called inside another jitted or transformed function, which its numbers cannot leave: "
+            "nothing is measured in these calls. Watch the outer function instead, inspector.watch(jax.jit(outer)), "
+            "which sees all gradients inside it; or return tv.measure(grads=grads) from it for inspector.record().",
+            stacklevel=5,
+        )
 
     def _give_up(self, why: str) -> None:
         self.trouble = f"{why}.\n{CannotWatch.instead(self.step)}"
-        self.call_before(None)
+        self.on_before_call(None)
         warnings.warn(f"watch: the step runs, but is not watched: {self.trouble}", RuntimeWarning, stacklevel=4)
 
     def _on_traced(self, watches, notes, effects) -> None:
         self.watches = {**self.watches, **{w.source.name: w for w in watches}}
         self._has_effects |= bool(effects)
-        if effects and (twins := self._turns.twins) is not None and twins.comparison is not None:
-            twins.comparison.stop()
+        if effects and (programs := self._programs) is not None and programs.comparison is not None:
+            programs.comparison.stop()
             if self.settings.exact:
                 has = f"{', '.join(sorted(effects))} has an effect"
-                notes = [*notes, f"{self._remarks.step} is not run twice, since {has}."]
-        self._remarks.note(*notes)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is not measured besides the gradients, and why."""
-        return self._remarks.notes
+                notes = [*notes, f"{self._name} is not run twice, since {has}."]
+        self._note(*notes)
 
     @property
     def changes_bits(self) -> bool:
@@ -525,22 +451,32 @@ class Watched:
     def _on_compared(self, found: Verification | int) -> None:
         """Take the result of a comparison, or the size of copies that are too large, from any thread."""
         if isinstance(found, int):
-            return self._remarks.note_not_compared(found)
+            return self._note(
+                f"{self._name}: whether measuring changes bits was not compared, since the copies would take "
+                f"{found / 2**30:.2g} GiB of a device. inspector.verify() compares, before a run."
+            )
         is_known = self.compared is not None and not self.compared
         self.compared = self.compared if is_known else found
         if found or is_known:
             return
-        jitted = self._jitted if self.settings.exact else None
-        if jitted is not None:
-            self._turns.twins = self._twins_with(jitted, self.settings._replace(exact=True))
-        self._remarks.note_other_bits(found, goes_apart=jitted is not None)
+        what_now = (
+            "watch(step, exact=True) rules it out, for about twice the time of an inspected step. A step that does not "
+            "repeat itself differs, too: inspector.verify() tells."
+        )
+        if self.settings.exact and self._jitted is not None:
+            self._programs = self._programs_with(self._jitted, self.settings._replace(exact=True))
+            what_now = "From now on the untouched step runs, and is measured in a second run."
+        self._note(
+            f"{self._name}: measuring changes bits. Of {found.n_leaves} results {len(found.differences)} differ from "
+            f"those of the step itself for the same arguments: {found.differences[0]}. {what_now}"
+        )
 
     def jitted_of(self, info: Any) -> JittedStep | None:
         """The step, if `info` is JAX's record of its options."""
         return self._jitted if self._jitted and jax_private.jit_info(self._jitted.jitted) is info else None
 
     def verify(self, *args, **kwargs) -> Verification:
-        """Run the step and its watched twin on copies of these arguments, and compare their results byte by byte.
+        """Run the step itself and the program that watches it on copies of these arguments, and compare all bytes.
 
         Up to five runs: where a result has the structure of an argument, as new parameters and moments have, it is the
         argument of the next run; arguments that are all zero are small numbers from the second run on, since zeros
@@ -550,13 +486,13 @@ class Watched:
         can differ. `print` the result to see which leaves do; `exact=True` rules it out.
 
         Raises:
-          CannotWatch: The step is not watched: the twin raised, or this JAX release is unknown.
+          CannotWatch: The step is not watched: the program raised, or this JAX release is unknown.
         """
-        if self._jitted is None or self._turns.twins is None:
+        if self._jitted is None or self._programs is None:
             raise CannotWatch(self.step, self.trouble.partition(".\n")[0])
-        twin = self._turns.twins.make(self.settings.statistics, updates=bool(self.settings.updates))
+        program = self._programs.make(self.settings.statistics, updates=bool(self.settings.updates))
         try:
-            return verify(self._jitted, twin, args, kwargs)
+            return verify(self._jitted, program, args, kwargs)
         except TwinFailed as error:
             raise CannotWatch(self.step, error_text(error.error)) from error.error
 
@@ -564,9 +500,9 @@ class Watched:
         if name.startswith("__") or "step" not in self.__dict__:
             raise AttributeError(name)
         if name in ("lower", "trace") and not self.trouble:
-            self._remarks.warn_once(
+            self._warn_once(
                 "lower",
-                f"what {self._remarks.step}.{name} gives is the step as it is: nothing is measured when that is "
+                f"what {self._name}.{name} gives is the step as it is: nothing is measured when that is "
                 "compiled and called. Call the watched step itself, whose first call compiles it.",
                 stacklevel=3,
             )
