@@ -23,7 +23,6 @@ CHECKED = {
         "each step that donates",
         "a look keeps no array",
     ],
-    "a watched step: transformer": ["the step is watched", "bits are the same", "each step that donates"],
     "explore: a window of values": ["its values are right", "to move it compiles nothing", "the device is named"],
     "locate_nan": ["a step without a NaN has none", "a log of 0 is located"],
     "kinds of memory": [r"\w+ is named right", r"the bytes in \w+ are counted there"],
@@ -45,7 +44,6 @@ gpu.locate_nan = lambda *_: None
 gpu.has_copies = lambda _: True
 
 gpu.time_step = gpu.move_window = gpu.read_values = lambda *_: None
-del gpu.SMALL.models["transformer"]
 sys.exit(gpu.main())
 """
 SABOTAGE = ["no array keeps a copy", "bits are the same", "each step that donates", "is named right", "a log of 0"]
