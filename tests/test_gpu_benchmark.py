@@ -32,13 +32,12 @@ SABOTAGED = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 import gpu, jax
-from treeviz.steps.tracing import twin
-from treeviz.steps.tracing import watch
+from treeviz.steps.tracing import twin, watch
 from treeviz.tree import leaves as sharding
 
-called, jitted = watch.Watched.__call__, twin._jit
+called, instrumented = watch.Watched.__call__, twin.instrumented
 watch.Watched.__call__ = lambda self, *args: jax.tree.map(lambda x: x * 1.001, called(self, *args))
-twin._jit = lambda function, options, out_shardings, donate: jitted(function, options, out_shardings, False)
+twin.instrumented = lambda *args, **keywords: instrumented(*args, **{**keywords, "donate": False})
 sharding._memory = lambda *_: "somewhere"
 gpu.locate_nan = lambda *_: None
 gpu.has_copies = lambda _: True
