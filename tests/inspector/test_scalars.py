@@ -11,7 +11,7 @@ from packed import SOURCE, STATISTICS, packed_measurement
 import treeviz as tv
 from treeviz.steps.measure import Measurement
 from treeviz.steps.recording import history as scalars
-from treeviz.steps.recording import recorder as waiting_scalars
+from treeviz.steps.recording.recorder import ArrivedScalars
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -65,10 +65,10 @@ def test_a_call_of_several_inner_steps_has_a_value_for_each_or_for_the_last():
 
 def test_no_device_is_waited_for_until_all_is_asked_for(monkeypatch):
     inspector = tv.GradientInspector()
-    monkeypatch.setattr(waiting_scalars._Waiting, "is_ready", lambda self: False)
+    monkeypatch.setattr(ArrivedScalars, "is_ready", lambda self: False)
     trained(jnp.ones(200), inspector)
     assert not inspector._recorder.history.scalars and len(inspector._recorder.history) > 0
-    assert inspector.history.scalars.n_appended == 200 and not len(inspector._recorder._scalars)
+    assert inspector.history.scalars.n_appended == 200 and not inspector._recorder._scalars
 
 
 def test_scalars_that_cannot_be_read_are_counted_and_the_others_are_there():

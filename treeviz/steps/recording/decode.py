@@ -38,6 +38,10 @@ class Arrived(NamedTuple):
     suffix: str = ""
 
     @property
+    def arrays(self) -> tuple[Any, ...]:
+        return self.measurement.arrays
+
+    @property
     def n_bytes(self) -> int:
         """Of its arrays."""
         return sum(getattr(x, "nbytes", 0) for x in self.measurement.arrays)

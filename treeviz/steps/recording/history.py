@@ -405,9 +405,7 @@ class Journal(Protocol):
 
     path: Path
 
-    def write(self, history: History, step: int, record: Record) -> None: ...
-
-    def write_scalars(self, history: History, row: ScalarRow) -> None: ...
+    def write(self, history: History, step: int, record: Record | ScalarRow) -> None: ...
 
     def saved(self, history: History, path: Path) -> None: ...
 
@@ -518,7 +516,7 @@ class History:
         bad = set()
         for row in rows:
             bad |= self.scalars.extend([row])
-            self.journal.write_scalars(self, row)
+            self.journal.write(self, row.step, row)
         return bad
 
     @property

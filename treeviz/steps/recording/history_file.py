@@ -66,21 +66,16 @@ def first_line(history: History) -> bytes:
     return f"treeviz-journal 1 {history.run}\n".encode()
 
 
-def encode(n: int, step: int, record: Record) -> bytes:
-    """The record of a step; `n` records were appended before it."""
-    names = [[source, statistic] for source, statistic, _ in record]
-    body = b"".join(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes() for *_, values in record)
-    return _encode({"n": n, "step": int(step), "arrays": names}, body)
-
-
-def encode_scalars(n: int, row: ScalarRow) -> bytes:
-    """The record of scalars; `n` records were appended before it."""
-    values = {name: of.tolist() for name, of in row.values.items()}
-    batch = None if row.batch is None else batch_fields(row.batch)
-    return _encode({"n": n, "step": int(row.step), "scalars": values, "batch": batch}, b"")
-
-
-def _encode(fields: dict[str, Any], body: bytes) -> bytes:
+def encode(n: int, step: int, record: Record | ScalarRow) -> bytes:
+    """The record of a step, or of scalars; `n` records were appended before it."""
+    fields: dict[str, Any] = {"n": n, "step": int(step)}
+    body = b""
+    if isinstance(record, ScalarRow):
+        fields["scalars"] = {name: of.tolist() for name, of in record.values.items()}
+        fields["batch"] = None if record.batch is None else batch_fields(record.batch)
+    else:
+        fields["arrays"] = [[source, statistic] for source, statistic, _ in record]
+        body = b"".join(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes() for *_, values in record)
     head = json.dumps(fields).encode()
     data = _LENGTHS.pack(len(head), len(body)) + head + body
     return data + _SUM.pack(zlib.crc32(data))
@@ -409,15 +404,10 @@ class Journal:
         self._wait_s = self._try_again = 0.0
         self._take(history, Path(path))
 
-    def write(self, history: History, step: int, record: Record) -> None:
-        """Write the step that was appended last. Errors of the disk are logged, and raise nothing."""
+    def write(self, history: History, step: int, record: Record | ScalarRow) -> None:
+        """Write the step, or the scalars, that were appended last. Errors of the disk are logged, and raise nothing."""
         if os.getpid() == self._process:  # else a forked child: the file belongs to the parent
             self._attempt(self._append, history, lambda: encode(history.n_records - 1, step, record))
-
-    def write_scalars(self, history: History, row: ScalarRow) -> None:
-        """The same for the scalars that were appended last."""
-        if os.getpid() == self._process:
-            self._attempt(self._append, history, lambda: encode_scalars(history.n_records - 1, row))
 
     def catch_up(self, history: History, *, now: bool = False) -> None:
         """Try again to write what the file lacks, if that is due, or `now`."""

@@ -27,7 +27,7 @@ from jax.core import Tracer
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.decode import Arrived, ReadSteps, counts_of, is_ready, n_inner_steps, read
 from treeviz.steps.recording.history import MOST_IDS, MOST_NAMES, History, ScalarRow, Sections
-from treeviz.steps.recording.history import Batch as Batch_as_waiting_scalars
+from treeviz.steps.recording.history import Batch as BatchOfStep
 from treeviz.steps.recording.history_file import keep
 from treeviz.steps.statistics import StopTraining, name_of_result, result_kind
 from treeviz.tree.runtime import Lock, computed_once
@@ -132,13 +132,13 @@ def _add_zeros(read: list[ReadSteps], arrived: Arrived, tree: MeasuredTree, is_z
             return
 
 
-# Scalars that a step has returned and that may not be computed yet: checked at once, read later, in order.
+# Scalars of the user's: checked at once, read when they are computed.
 
 MOST_WAITING_SCALARS = 4096  # if more wait, the oldest are dropped
 
 
-class _Waiting(NamedTuple):
-    """Scalars that were taken in.
+class ArrivedScalars(NamedTuple):
+    """Scalars that were taken in, which may not be computed yet.
 
     Attributes:
       step: Its number, or that of the call with `of`, whose inner steps count as steps.
@@ -150,65 +150,30 @@ class _Waiting(NamedTuple):
     values: Mapping[str, Any]
     batch: Any
 
+    @property
+    def arrays(self) -> list[Any]:
+        return [*self.values.values(), self.batch]
+
     def is_ready(self) -> bool:
-        arrays = (*self.values.values(), self.batch)
-        return all(is_ready(x) for x in arrays if isinstance(x, jax.Array) and not x.is_deleted())
+        return all(is_ready(x) for x in self.arrays if isinstance(x, jax.Array) and not x.is_deleted())
+
+    def row(self) -> ScalarRow:
+        """Their numbers. Waits for the device."""
+        values = {name: np.asarray(value, np.float64).reshape(-1) for name, value in self.values.items()}
+        batch = None
+        if isinstance(self.batch, str):
+            batch = BatchOfStep(self.batch, 0, _weight(values))
+        elif self.batch is not None:
+            ids = np.asarray(self.batch).reshape(-1)
+            batch = BatchOfStep(ids[:MOST_IDS].astype(np.int64), len(ids), _weight(values))
+        k = 1 if self.of is None else n_inner_steps(self.of)
+        return ScalarRow(self.step * k + k - 1, {name: of for name, of in values.items() if len(of)}, batch)
 
 
-class WaitingScalars:
-    """Takes scalars in without waiting for them.
-
-    Attributes:
-      n_dropped: Rows that were lost: their step failed, or their arrays were donated before they were read.
-      bad: The names of those with NaN or infinity.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[_Waiting] = deque()
-        self._names: set[str] = set()
-        self.n_dropped = 0
-        self.bad: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def take(self, step: int, of: Arrived | None, values: Mapping[str, Any], batch: Any, *, copies_early: bool) -> None:
-        """Take scalars in.
-
-        Raises:
-          TypeError: A value is no number, or traced; or a batch is neither whole numbers nor text.
-          ValueError: A value has more than one axis, or there are too many names.
-        """
-        self._names |= values.keys()
-        if len(self._names) > MOST_NAMES:
-            raise ValueError(f"record_scalars: there are more than {MOST_NAMES} names; the newest: {sorted(values)}.")
-        checked = {printable(name): _checked(name, value) for name, value in values.items()}
-        batch = None if batch is None else _checked_batch(batch)
-        if copies_early:
-            with jax.transfer_guard_device_to_host("allow"):
-                for array in (*checked.values(), batch):
-                    if isinstance(array, jax.Array):
-                        array.copy_to_host_async()
-        self._waiting.append(_Waiting(step, of, checked, batch))
-        if len(self._waiting) > MOST_WAITING_SCALARS:
-            self._waiting.popleft()
-            self.n_dropped += 1
-
-    def read_into(self, history: History, *, wait: bool) -> bool:
-        """Move what is ready into a history, or with `wait` all. Returns whether there was any."""
-        rows: list[ScalarRow] = []
-        if self._waiting:
-            with jax.transfer_guard("allow"):  # which takes as long as reading
-                while self._waiting and (wait or self._waiting[0].is_ready()):
-                    self._read(self._waiting.popleft(), rows)
-            self.bad |= history.append_scalars(rows)
-        return bool(rows)
-
-    def _read(self, waiting: _Waiting, rows: list[ScalarRow]) -> None:
-        try:
-            rows.append(_row(waiting))
-        except RuntimeError:  # a step failed, or an array was donated
-            self.n_dropped += 1
+def _weight(values: Mapping[str, np.ndarray]) -> float:
+    """Of a batch: the first scalar of its step, which is the loss."""
+    weight = next((float(of[-1]) for of in values.values() if len(of)), 0.0)
+    return weight if math.isfinite(weight) else math.inf
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -242,19 +207,6 @@ def _checked_batch(batch: Any) -> Any:
     if not jax.numpy.issubdtype(ids.dtype, np.integer):
         raise TypeError(f"record_scalars: batch is {ids.dtype}. Give the ids of its examples, as int32[n], or a text.")
     return ids
-
-
-def _row(waiting: _Waiting) -> ScalarRow:
-    values = {name: np.asarray(value, np.float64).reshape(-1) for name, value in waiting.values.items()}
-    ids = waiting.batch
-    if ids is not None and not isinstance(ids, str):
-        ids = np.asarray(ids).reshape(-1)
-    weight = next((float(of[-1]) for of in values.values() if len(of)), 0.0)
-    n = 0 if ids is None or isinstance(ids, str) else len(ids)
-    kept = ids if isinstance(ids, str) or ids is None else ids[:MOST_IDS].astype(np.int64)
-    batch = None if kept is None else Batch_as_waiting_scalars(kept, n, weight if math.isfinite(weight) else math.inf)
-    k = 1 if waiting.of is None else n_inner_steps(waiting.of)
-    return ScalarRow(waiting.step * k + k - 1, {name: of for name, of in values.items() if len(of)}, batch)
 
 
 # Who is told when a run has new numbers.
@@ -439,7 +391,10 @@ class Recorder:
         self.n_dropped = 0
         self._waiting: deque[Arrived] = deque()
         self._newest: Arrived | None = None  # that was taken in
-        self._scalars = WaitingScalars()
+        self._scalars: deque[ArrivedScalars] = deque()  # apart, since a slow one must hold up no measurement
+        self._scalar_names: set[str] = set()
+        self._bad_scalars: set[str] = set()  # the names of those with NaN or infinity
+        self._n_dropped_scalars = 0
         self._sections = Sections()
         self._unchanged = Unchanged()
         self._has_untold = False  # numbers that the alarm has not searched
@@ -487,14 +442,17 @@ class Recorder:
                 self._pace.has_read()
                 self._reading.release()
 
-    def put(self, arrived: Arrived) -> None:
-        """Take a measurement in that is no newer than those before; it is read with later ones, or at a flush."""
+    def put(self, arrived: Arrived | ArrivedScalars) -> None:
+        """Take in what may be no newer than what is there; it is read with later ones, or at a flush."""
         if self._copies_early:
             with jax.transfer_guard_device_to_host("allow"):
-                for array in jax.tree.leaves(arrived.measurement):
+                for array in arrived.arrays:
                     if isinstance(array, jax.Array):
                         array.copy_to_host_async()
-        self._waiting.append(arrived)
+        if isinstance(arrived, ArrivedScalars):
+            self._scalars.append(arrived)
+        else:
+            self._waiting.append(arrived)
 
     def take_scalars(self, step: int, values: Mapping[str, Any], batch: Any, *, is_call: bool) -> None:
         """Take scalars in, without waiting for them. They are read together with measurements, or when many wait.
@@ -503,10 +461,18 @@ class Recorder:
           step: The number of the step, or with `is_call` that of the call.
 
         Raises:
-          TypeError, ValueError: They are no scalars.
+          TypeError: A value is no number, or traced; or a batch is neither whole numbers nor text.
+          ValueError: A value has more than one axis, or there are too many names.
         """
-        of = self._newest if is_call else None
-        self._scalars.take(step, of, values, batch, copies_early=self._copies_early)
+        self._scalar_names |= values.keys()
+        if len(self._scalar_names) > MOST_NAMES:
+            raise ValueError(f"record_scalars: there are more than {MOST_NAMES} names; the newest: {sorted(values)}.")
+        checked = {printable(name): _checked(name, value) for name, value in values.items()}
+        batch = None if batch is None else _checked_batch(batch)
+        self.put(ArrivedScalars(step, self._newest if is_call else None, checked, batch))
+        if len(self._scalars) > MOST_WAITING_SCALARS:
+            self._scalars.popleft()
+            self._n_dropped_scalars += 1
         if len(self._scalars) >= BATCH + AHEAD and not self._waiting and self._reading.acquire(blocking=False):
             try:
                 self._tell([], is_flush=False)
@@ -588,7 +554,7 @@ class Recorder:
 
     def _tell(self, read: list[ReadSteps], is_flush: bool) -> None:
         """Read scalars, and tell the listeners and the alarm of them and of new steps; the alarm may raise."""
-        self._has_untold |= self._scalars.read_into(self.history, wait=is_flush)
+        self._has_untold |= self._read_scalars(wait=is_flush)
         if read:
             for listener in self.listeners:
                 listener.was_read()
@@ -597,8 +563,21 @@ class Recorder:
         self._has_untold = not self._may_raise
         if self._has_untold:
             return self._alarm.postpone()
-        bad = self._scalars.bad.union(*(steps.bad_sources for steps in read))
+        bad = self._bad_scalars.union(*(steps.bad_sources for steps in read))
         self._has_untold = not self._alarm.was_read(self.history, bad, is_flush=is_flush)
+
+    def _read_scalars(self, wait: bool) -> bool:
+        """Move scalars that are ready into the history, or with `wait` all. Returns whether there were any."""
+        waiting, rows = self._scalars, list[ScalarRow]()
+        if waiting:
+            with jax.transfer_guard("allow"):  # which takes as long as reading
+                while waiting and (wait or waiting[0].is_ready()):
+                    try:
+                        rows.append(waiting.popleft().row())
+                    except RuntimeError:  # a step failed, or an array was donated
+                        self._n_dropped_scalars += 1
+            self._bad_scalars |= self.history.append_scalars(rows)
+        return bool(rows)
 
     def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[ReadSteps], int]:
         steps, n_failed = [], 0
@@ -650,7 +629,7 @@ class Recorder:
     def lost(self) -> list[str]:
         """How many measurements were lost, and how many steps the file of `keep` lacks, and why; for a headline."""
         lost = [f"{self.n_dropped:,} step{'s' * (self.n_dropped != 1)} not shown"] if self.n_dropped else []
-        n = self._scalars.n_dropped
+        n = self._n_dropped_scalars
         lost += [f"scalars of {n:,} step{'s' * (n != 1)} not shown"] if n else []
         if self.history.journal is not None:
             n, why = self.history.journal.lacks(self.history)
@@ -660,7 +639,7 @@ class Recorder:
 
     def after_fork(self) -> None:
         """Keep the history in a forked child, which has no device. Unread measurements belong to the parent."""
-        self._waiting, self._scalars = deque(), WaitingScalars()
+        self._waiting, self._scalars = deque(), deque()
         self._unfinished = self._ticker = None
         self.listeners = ()
 
