@@ -393,7 +393,7 @@ def test_what_is_no_file_is_not_opened(tmp_path):
     for name in ("m.npz", "m.safetensors"):
         with pytest.raises(LoadError, match=f"{name} is neither a file nor a folder"):
             read(tmp_path / name)
-    for suffix in (".treeviz", ".jsonl", ".parquet"):
+    for suffix in (".treeviz", ".jsonl"):
         for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
             run = (tmp_path / "run").with_suffix(suffix)
             make(run)

@@ -41,13 +41,10 @@ def same(a: History, b: History) -> bool:
     return batches[0] == batches[1]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 @pytest.mark.parametrize("max_bytes", [1, 64_000_000])
-def test_a_run_is_read_as_it_was_written(suffix, max_bytes, tmp_path):
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow")
+def test_a_run_is_read_as_it_was_written(max_bytes, tmp_path):
     inspector = run(max_bytes)
-    loaded = tv.GradientInspector.load(inspector.save(tmp_path / f"run{suffix}"))
+    loaded = tv.GradientInspector.load(inspector.save(tmp_path / "run.jsonl"))
     assert same(inspector.history, loaded.history)
     assert str(loaded) == str(inspector) and loaded.findings == inspector.findings
     loaded.record(tv.measure(grads={"w": np.ones(1)}), step=60)
@@ -66,22 +63,12 @@ def test_a_line_is_read_without_treeviz(tmp_path):
     assert losses[55:60] == [1.0, 1.0, "NaN", "Infinity", "-Infinity"]
 
 
-def test_parquet_is_a_table_of_leaves_and_steps(tmp_path):
-    pq = pytest.importorskip("pyarrow.parquet")
-    table = pq.read_table(run(64_000_000).save(tmp_path / "run.parquet")).to_pylist()
-    norms = [row for row in table if (row["source"], row["statistic"], row["step"]) == ("grads", "norm", 4)]
-    assert next((row["path"], row["value"]) for row in norms) == ("['layers'][0]['w']", pytest.approx(4 * 91**0.5))
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_a_file_that_holds_no_run_is_named(suffix, tmp_path):
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow")
-    path = tmp_path / f"run{suffix}"
+def test_a_file_that_holds_no_run_is_named(tmp_path):
+    path = tmp_path / "run.jsonl"
     with pytest.raises(FileNotFoundError):
         tv.GradientInspector.load(path)
     path.write_text("{}\n")
-    with pytest.raises(ValueError, match=rf"run{suffix} holds no run that can be read"):
+    with pytest.raises(ValueError, match=r"run\.jsonl holds no run that can be read"):
         tv.GradientInspector.load(path)
     run(1).save(path)
     path.write_bytes(path.read_bytes()[:-200])

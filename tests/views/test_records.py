@@ -44,19 +44,14 @@ def test_a_run_has_a_record_for_each_leaf_and_step_and_merged_steps_say_so():
     assert sum(each["nonfinite"] for each in merged) == 2
 
 
-@pytest.mark.parametrize("library", ["pandas", "pyarrow"])
-def test_views_series_and_runs_are_data_frames_with_the_values_of_the_records(library):
-    pytest.importorskip(library)
-    method = {"pandas": "to_pandas", "pyarrow": "to_arrow"}[library]
+def test_views_series_and_runs_are_data_frames_with_the_values_of_the_records():
+    pytest.importorskip("pandas")
 
     def rows(of, *what) -> list[dict]:
-        frame = getattr(of, method)(*what)
-        return frame.to_dict("records") if library == "pandas" else frame.to_pylist()
+        return of.to_pandas(*what).to_dict("records")
 
     view = treeviz.render({"a": np.ones(3), "b": 2}, stats=True)
-    np.testing.assert_equal(
-        [{**row, "shape": row["shape"] and tuple(row["shape"])} for row in rows(view)], view.to_records()
-    )
+    np.testing.assert_equal(rows(view), view.to_records())
     run = Run({"['a']": 10, "['b']": 20}, n_steps=40)
     inspector = treeviz.GradientInspector()
     inspector._recorder.history = run.history()
@@ -64,12 +59,26 @@ def test_views_series_and_runs_are_data_frames_with_the_values_of_the_records(li
         inspector.record_scalars(step, loss=step / 2, **({"n": step} if step > 1 else {}))
     assert rows(inspector, "grads") == inspector.to_records()
     first, second = rows(inspector, "scalars")
-    assert first["loss"] == 0.5 and (first["n"] is None or np.isnan(first["n"])) and second["n"] == 3.0
+    assert first["loss"] == 0.5 and np.isnan(first["n"]) and second["n"] == 3.0
     norms = [row for row in rows(inspector.render(), "grads.norm") if row["path"] == "['b']"]
     assert [row["step"] for row in norms] == list(range(40)) and not norms[3]["nonfinite"]
     np.testing.assert_allclose([row["value"] for row in norms], run.grads[:, 1], rtol=1e-6)
     with pytest.raises(LookupError, match=r"no series 'loss'; there are 'grads\.norm'"):
-        getattr(inspector.render(), method)("loss")
+        inspector.render().to_pandas("loss")
+
+
+def test_pandas_writes_the_table_that_save_does_not(tmp_path):
+    inspector = treeviz.GradientInspector(statistics=treeviz.HISTOGRAM)
+    inspector.record(treeviz.measure(grads={"w": np.ones(3)}, statistics=treeviz.HISTOGRAM), step=0)
+    for of in (treeviz.render({"a": np.ones(3), "b": 2}, stats=True), inspector):
+        for format in ("parquet", "feather", "csv"):
+            with pytest.raises(
+                ValueError, match=rf"treeviz writes \.html, .* write \.to_pandas\(\)\.to_{format}\('.*run"
+            ):
+                of.save(tmp_path / f"run.{format}")
+    pandas = pytest.importorskip("pandas")
+    inspector.to_pandas().to_csv(tmp_path / "run.csv")
+    assert pandas.read_csv(tmp_path / "run.csv")["path"].tolist() == ["['w']"]
 
 
 def test_counts_that_were_not_measured_are_missing_not_zero():
@@ -79,5 +88,5 @@ def test_counts_that_were_not_measured_are_missing_not_zero():
     frame = to_frame(history, "grads")
     assert frame["nonfinite"].mask.tolist() == [False] * 3 + [True]
     assert "nonfinite" not in to_records(history, "grads")[3]
-    pandas = pytest.importorskip("pandas")
-    assert data_frame("pandas", frame)["nonfinite"].isna().tolist() == [False] * 3 + [True] and pandas
+    pytest.importorskip("pandas")
+    assert data_frame(frame)["nonfinite"].isna().tolist() == [False] * 3 + [True]

@@ -49,14 +49,7 @@ def outputs(history: Callable[[], History]) -> dict[str, Callable[[], str | byte
     """What other programs read, by suffix, for `treeviz.views.view.write`."""
     return {
         ".jsonl": lambda: "".join(f"{line}\n" for line in to_json_lines(history())),
-        ".parquet": lambda: _parquet(history()),
     }
-
-
-def _parquet(history: History) -> bytes:
-    from treeviz.integrations.pyarrow import to_parquet
-
-    return to_parquet(history)
 
 
 def load_run(path: Path) -> History:
@@ -65,21 +58,16 @@ def load_run(path: Path) -> History:
     Raises:
       OSError: There is no such file, or it may not be read.
       ValueError: It holds no run, is damaged, or is no file.
-      ImportError: It is Parquet, and pyarrow is not installed.
     """
     mode_of(path)
-    if path.suffix not in (".jsonl", ".parquet"):
+    if path.suffix != ".jsonl":
         return load(path)
     try:
-        if path.suffix == ".parquet":
-            from treeviz.integrations.pyarrow import from_parquet
-
-            return from_parquet(path)
         with open(path, encoding="utf-8") as lines:
             return from_json_lines(_bounded(lines))
-    except (OSError, ImportError):
+    except OSError:
         raise
-    except Exception as error:  # json, pyarrow and NumPy raise nearly anything
+    except Exception as error:  # json and NumPy raise nearly anything
         raise ValueError(
             f"load: {visible(str(path), 1000)} holds no run that can be read: {error_text(error)}"
         ) from error
@@ -490,24 +478,17 @@ class GradientInspector:
 
         inspector.to_pandas().pivot(index="step", columns="path", values="norm").plot(logy=True)
         """
-        return data_frame("pandas", to_frame(self.history, source or main_source(self.history)))
-
-    def to_arrow(self, source: str | None = None) -> Any:
-        """The same as a `pyarrow.Table`, which Polars and DuckDB take. Needs `pip install 'jax-treeviz[arrow]'`.
-
-        inspector.to_arrow("grads").group_by("path").aggregate([("norm", "max")])
-        """
-        return data_frame("pyarrow", to_frame(self.history, source or main_source(self.history)))
+        return data_frame(to_frame(self.history, source or main_source(self.history)))
 
     def save(self, path: str | Path, *, width: str | None = None) -> Path:
-        """Write the view (.html, .txt, .json, .svg, .png, .md, .mmd) or the history (.treeviz, .jsonl, .parquet).
+        """Write the view (.html, .txt, .json, .svg, .png, .md, .mmd) or the history (.treeviz, .jsonl).
 
         Args:
           width: Of a picture on paper, as "84mm"; see `TreeView.save`.
 
         Returns:
-          The path. `GradientInspector.load` reads the history. JSON Lines and Parquet are for other programs:
-          `treeviz.steps.recording.exchange` documents them; Parquet needs `pip install 'jax-treeviz[arrow]'`.
+          The path. `GradientInspector.load` reads the history. JSON Lines are for other programs:
+          `treeviz.steps.recording.exchange` documents them. `to_pandas().to_parquet("run.parquet")` writes a table.
 
         Raises:
           LookupError: Nothing was measured yet.
@@ -603,7 +584,7 @@ class GradientInspector:
         """An inspector with the history of a file that `save` or `keep` has written, to be shown or continued.
 
         Args:
-          path: A .treeviz, .jsonl or .parquet file. Watched steps, and those of `record`, are counted on from its
+          path: A .treeviz or .jsonl file. Watched steps, and those of `record`, are counted on from its
             newest step.
           **options: Those of `GradientInspector`; `max_bytes` is for trees that the file lacks.
 

@@ -1,4 +1,4 @@
-"""Columns of equal length by name, and the data frames that other libraries make of them."""
+"""Columns of equal length by name, and the data frame that pandas makes of them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Frame = Mapping[str, "np.ndarray | list[Any] | Labels"]
 """A masked array lacks the values that are masked; one of several axes holds an array in each row."""
 
 
-def data_frame(library: str, frame: Frame) -> Any:
-    """The columns as a data frame of "pandas" or a table of "pyarrow", which is imported.
+def data_frame(frame: Frame) -> Any:
+    """The columns as a data frame of pandas, which is imported.
 
     Raises:
       ImportError: It is not installed.
     """
-    # By name: what knows the libraries is above what has the columns.
-    return import_module(f"treeviz.integrations.{library}").of_frame(frame)
+    # By name: what knows the library is above what has the columns.
+    return import_module("treeviz.integrations.pandas").of_frame(frame)
 
 
 def records(frame: Frame) -> Iterator[dict[str, Any]]:

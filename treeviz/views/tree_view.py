@@ -137,7 +137,7 @@ class TreeView(View):
             pandas.DataFrame(treeviz.render({"w": jnp.ones((3, 4))}, stats=True).to_records())
 
         A node's values are those of all below it: its "elements" are their sum. A missing value is NaN. Polars takes
-        the same list, and so does Arrow: `pyarrow.Table.from_pylist`.
+        the same list.
         """
         return to_records(self)
 
@@ -154,14 +154,7 @@ class TreeView(View):
           ImportError: pandas is not installed.
           LookupError: The view has no such series.
         """
-        return data_frame("pandas", to_frame(self, series))
-
-    def to_arrow(self, series: str | None = None) -> Any:
-        """The same as a `pyarrow.Table`. Needs `pip install 'jax-treeviz[arrow]'`.
-
-        treeviz.render({"w": jnp.ones((3, 4))}).to_arrow().select(["path", "bytes"])
-        """
-        return data_frame("pyarrow", to_frame(self, series))
+        return data_frame(to_frame(self, series))
 
     def markdown(self, max_rows: int = outline.MAX_ROWS) -> str:
         """The first rows as a table of Markdown, for a report or a pull request.

@@ -135,12 +135,14 @@ def write(path: Path, makers: Mapping[str, Callable[[], Content]]) -> Path:
       ValueError: `makers` has no such suffix.
       OSError: The file cannot be written.
     """
-    make = makers.get(path.suffix.lower())
+    suffix = path.suffix.lower()
+    make = makers.get(suffix)
     if make is None:
-        raise ValueError(
-            f"save: the suffix of {path.name!r} is {path.suffix!r}; treeviz writes {', '.join(makers)}. "
-            "For a page, name it 'tree.html'."
-        )
+        instead = "For a page, name it 'tree.html'."
+        if suffix in (".parquet", ".feather", ".csv"):
+            instead = f"Instead of .save(…), write .to_pandas().to_{suffix[1:]}({str(path)!r})."
+        known = ", ".join(makers)
+        raise ValueError(f"save: the suffix of {path.name!r} is {path.suffix!r}; treeviz writes {known}. {instead}")
     content = make()
     _replace(Path(os.path.realpath(path)), [content] if isinstance(content, str | bytes) else content)
     return path

@@ -1,4 +1,4 @@
-"""A history as plain columns, for files that other programs read and write: JSON Lines here, Parquet beside Arrow.
+"""A history as plain columns, for files that other programs read and write: JSON Lines.
 
 The first line of JSON Lines is the header of `history_file`, with "n_entries" and "n_buckets", how many entries each
 track has and how many of them are buckets. Each further line is an entry: `{"source", "statistic", "first_step",
