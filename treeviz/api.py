@@ -100,10 +100,10 @@ class CheckedTree(TreeView):
 
 
 def check_tree(
-    tree: Any, *, name: str = "tree", for_: CheckUse, values: bool, roundtrip: bool, ignore: str | Collection[str]
+    tree: Any, *, for_: CheckUse, values: bool, roundtrip: bool, ignore: str | Collection[str]
 ) -> TreeFindings:
     """See `treeviz.check`."""
-    table, results = _checked(tree, name, for_, values, roundtrip, ignore)
+    table, results = _checked(tree, "tree", for_, values, roundtrip, ignore)
     with collector_paused():
         return findings(table, results)
 

@@ -40,12 +40,10 @@ class TwoRuns(NamedTuple):
     Attributes:
       view: The tree with the ratio of the norms, second to first, over the steps.
       parting: Where norms differ first, in any bit; None if they never do.
-      parting_much: Where they differ first by more than 1 %.
     """
 
     view: TreeView
     parting: Parting | None
-    parting_much: Parting | None
 
 
 def compare_runs(first: History, other: History, names: tuple[str, str]) -> TwoRuns:
@@ -75,7 +73,7 @@ def compare_runs(first: History, other: History, names: tuple[str, str]) -> TwoR
     lines += _left_out(first, other, sources, sum(leaf >= 0 for leaf in of_other), spans, len(common), names)
     table = table.with_columns(*size_columns(table))
     table = table.with_headline(*headline(table), *lines)
-    return TwoRuns(TreeView(table, table.chosen(["elements"]), series=[series]), *partings)
+    return TwoRuns(TreeView(table, table.chosen(["elements"]), series=[series]), partings[0])
 
 
 def _counterparts(first: History, other: History, sources: tuple[str, str]) -> list[int]:

@@ -61,7 +61,6 @@ def gradient_series(
     table: TreeTable,
     source: str = "grads",
     findings: Iterable[Finding] = (),
-    buckets: int = MOST_BUCKETS,
 ) -> tuple[Series, ...]:
     """The norm of every row of `table` over the steps, and its ratio to the norm of the parameters if that is known.
 
@@ -71,15 +70,14 @@ def gradient_series(
       table: With the leaves of `source`, in order.
       findings: Shown at the row and step where each begins, if they are of the same leaves, as those of the parameters
         and updates are; those of results at the root. Findings about ratios are shown in the series of the ratio.
-      buckets: The most time buckets; neighbouring steps are merged.
     """
     leaf_rows = table.measured
-    norm = history.values(source, "norm", resolution=buckets)
+    norm = history.values(source, "norm", resolution=MOST_BUCKETS)
     bad = _bad(history, table, leaf_rows, norm, source)
     series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{title_of(source)} norm")]
     received, paths = sibling_name(source, "received"), {name: each.paths for name, each in history.sources.items()}
     if received != source and paths.get(received) == paths[source]:
-        norm = history.values(received, "norm", resolution=buckets)
+        norm = history.values(received, "norm", resolution=MOST_BUCKETS)
         bad = _bad(history, table, leaf_rows, norm, received)
         series.append(_norm_series(table, leaf_rows, norm, bad, f"{received}.norm", f"{title_of(received)} norm"))
     shown = section_of(source)[1], paths[source]
@@ -94,10 +92,10 @@ def gradient_series(
         ratios[source] = f"{title_of(source)} ÷ params"
     for of, title in ratios.items():
         if history.has_ratio(of, to):
-            tops = history.values(of, "norm", resolution=buckets)
+            tops = history.values(of, "norm", resolution=MOST_BUCKETS)
             bad = _bad(history, table, leaf_rows, tops, of, to)
             top = rolled_norms(table, leaf_rows, tops.latest)
-            bottom = rolled_norms(table, leaf_rows, history.values(to, "norm", resolution=buckets).latest)
+            bottom = rolled_norms(table, leaf_rows, history.values(to, "norm", resolution=MOST_BUCKETS).latest)
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = as_float32(top / np.where(bottom == 0, np.nan, bottom))
             values = _without_zeros(ratio, bad)

@@ -148,7 +148,7 @@ RANGE_AT, EXPONENT_ZERO = 16, 1 << 14  # bits 16 and 17: the range, bits 0 to 15
 
 # Squares are summed in three ranges, so that none is too large or too small for float32: J. L. Blue, "A Portable
 # Fortran Program to Find the Euclidean Norm of a Vector", ACM TOMS 4 (1978). A power of two changes no digit.
-TINY, USUAL, HUGE = 0, 1, 2
+USUAL, HUGE = 1, 2  # tiny ones: 0
 SHIFT = 80  # tiny numbers are squared as x * 2**80, huge ones as x * 2**-80
 
 

@@ -592,8 +592,8 @@ AnyColumn = SparklineColumn | CellColumn | HeatMapColumn
 Badge = tuple[str, str]  # a text and a role
 
 
-def draw(view: View, *, max_rows: int = MAX_ROWS, inches: float | None = None) -> Picture:
-    """The first `max_rows` rows, the first ones of every subtree, each with its key, its type and the columns.
+def draw(view: View, *, inches: float | None = None) -> Picture:
+    """The first `MAX_ROWS` rows, the first ones of every subtree, each with its key, its type and the columns.
 
     The cells are those of the text view. Each row shows the last value and a sparkline of the first series; badges show
     the findings of all series; beside them stands a heat map of it.
@@ -605,7 +605,7 @@ def draw(view: View, *, max_rows: int = MAX_ROWS, inches: float | None = None) -
     scalars, view = view.scalars, folded(in_brief(view))
     room = math.inf if inches is None else int(inches * 72 / _POINTS * FONT)
     table = view.table
-    truncated = first_rows(view, max_rows, view.depth)
+    truncated = first_rows(view, MAX_ROWS, view.depth)
     rows, codes = truncated.rows, table.fact_codes[truncated.rows].tolist()
     n_key, n_type, n_line = (int(min(most, room * part / CHARACTER)) for most, part in _PARTS)
     labels = [cut(label, n_key) for label in key_labels(table, rows, _MAX_LEVELS, GLYPHS)[0]]

@@ -226,8 +226,8 @@ class Outlier(NamedTuple):
     reason: str
 
 
-def outliers(table: TreeTable, series: Sequence[Series], n: int = N_LINES) -> list[Outlier]:
-    """The `n` leaves to look at first, by the first series.
+def outliers(table: TreeTable, series: Sequence[Series]) -> list[Outlier]:
+    """The `N_LINES` leaves to look at first, by the first series.
 
     Leaves with NaN or Inf come first, ordered by its first step; then those with findings; then the others, by the
     distance of their last value from the median of all leaves, on the scale of the series (linear or log).
@@ -247,7 +247,7 @@ def outliers(table: TreeTable, series: Sequence[Series], n: int = N_LINES) -> li
         key=lambda i: (bad_since[i], places.get(rows[i], len(places)), -distances[i], rows[i]),
     )
     is_still = is_bad[:, -1].tolist()
-    return [_reason(main, rows[i], bad_since[i], is_still[i], ratios[i], found.get(rows[i])) for i in order[:n]]
+    return [_reason(main, rows[i], bad_since[i], is_still[i], ratios[i], found.get(rows[i])) for i in order[:N_LINES]]
 
 
 def outlier_lines(
