@@ -283,9 +283,9 @@ class Runs:
             suffix = self._suffix(of) if of.suffix is None else of.suffix
             arrived = Arrived(measurement, number, watched.watches, suffix)
             self._recorder.take(arrived)
-            if measurement.beside is not None:
+            if measurement.sampled_params is not None:
                 n = n_inner_steps(arrived)
-                self.looked.take(arrived._replace(measurement=measurement.beside, step=(number + 1) * n - 1))
+                self.looked.take(arrived._replace(measurement=measurement.sampled_params, step=(number + 1) * n - 1))
 
         watched = watch(step, record, first=self.first, **options, **self._settings)
         of = self._add(watched, begins)

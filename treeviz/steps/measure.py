@@ -64,10 +64,10 @@ class Measurement:
       statistics: The requested statistics, in order; `statistics_of` has those of one tree.
       results: Of a watched step, the results whose NaN and infinities are counted, as one tree for each kind.
       counts: How many each of these has, as `treeviz.steps.tracing.twin` packs it; None if there are none.
-      beside: Of a watched step, what was measured of its parameters beside it; it does not leave the step.
+      sampled_params: Of a watched step, what was measured of its parameters beside it; it does not leave the step.
     """
 
-    beside: Measurement | None = None
+    sampled_params: Measurement | None = None
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from watched import true_norms
 import treeviz as tv
 from treeviz.steps.measure import numbers_of
 from treeviz.steps.tracing import looks
-from treeviz.steps.tracing.looks import is_due, next_due
+from treeviz.steps.tracing.looks import next_sampled
 from treeviz.steps.tracing.watch import watch
 
 pytestmark = [pytest.mark.oldest_jax, pytest.mark.gpu]
@@ -107,8 +107,8 @@ def test_what_is_seen_beside_a_step_is_what_its_parameters_were_and_how_far_they
     beside, truths, params = {}, [], new_params()
 
     def record(measurement, number):
-        if measurement.beside is not None:
-            beside[number] = numbers_of(measurement.beside)
+        if measurement.sampled_params is not None:
+            beside[number] = numbers_of(measurement.sampled_params)
 
     watched = watch(step, record)
     for _ in range(4):
@@ -140,7 +140,7 @@ def test_parameters_that_were_donated_before_they_were_read_are_copied_from_then
         return np.asarray(array)
 
     monkeypatch.setattr("treeviz.steps.tracing.looks.whole", whole)
-    watched = watch(jax.jit(descended), lambda measurement, _: beside.append(measurement.beside))
+    watched = watch(jax.jit(descended), lambda measurement, _: beside.append(measurement.sampled_params))
     given = watched(w, x)
     with pytest.raises(RuntimeError, match="were deleted"):
         numbers_of(beside[0])
@@ -150,8 +150,9 @@ def test_parameters_that_were_donated_before_they_were_read_are_copied_from_then
 
 
 def test_looks_become_rarer():
-    assert [call for call in range(1, 2100) if is_due(call)] == [1, 5, 50, 100, 150, 200, 250, 500, 1000, 2000]
-    after = {call: next_due(call) for call in (0, 1, 4, 5, 49, 50, 249, 250, 999, 1000)}
+    due = [call for call in range(1, 2100) if next_sampled(call - 1) == call]
+    assert due == [1, 5, 50, 100, 150, 200, 250, 500, 1000, 2000]
+    after = {call: next_sampled(call) for call in (0, 1, 4, 5, 49, 50, 249, 250, 999, 1000)}
     assert after == {0: 1, 1: 5, 4: 5, 5: 50, 49: 50, 50: 100, 249: 250, 250: 500, 999: 1000, 1000: 2000}
 
 

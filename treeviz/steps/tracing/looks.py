@@ -172,35 +172,82 @@ class _Part(NamedTuple):
         return [next(left) if has else None for has in self.gradient.source.has_number]
 
 
-class Beside:
-    """Measures "params" and "updates".
+class _Params:
+    """The parameters of a traced step whose new values are known, and what measures both.
 
     Attributes:
-      why_not: Why the program could not be compiled.
-
-    Args:
-      gradients: Of the parameters, which come in this order.
-      params: Of them the dtypes are kept.
+      why_not: Why they cannot be measured.
+      why_not_compiled: Why the program that measures them could not be compiled.
     """
 
-    def __init__(self, gradients: Sequence[Attribution], params: Sequence[jax.Array]) -> None:
+    def __init__(
+        self,
+        program: ClosedJaxpr,
+        argument_paths: Sequence[Path],
+        result_paths: Sequence[Path],
+        gradients: Sequence[Attribution],
+        has_loops: bool,
+    ) -> None:
+        self._avals = list(map(shape_and_dtype, program.jaxpr.invars))
+        # Of the constants numbers are read; tracers and large arrays are not kept.
+        numbers = [x if isinstance(x, float | int | np.generic) else None for x in program.consts]
+        self._of = ClosedJaxpr(program.jaxpr, numbers), argument_paths, result_paths, gradients
+        self.why_not = "they change in a loop inside the step" if has_loops else ""
+        self.why_not_compiled = ""
+        self._compiled: Callable[..., Measurement] | None = None
+        self._thread: threading.Thread | None = None
+
+    @computed_once
+    def _trees(self) -> list[tuple[Attribution, tuple[int, ...]]]:
+        """The gradients of which all new values are known, with the numbers of these."""
+        program, argument_paths, result_paths, gradients = self._of
+        found = []
+        for gradient in gradients:
+            at = match_new_params(program, gradient.arguments, argument_paths, result_paths)
+            shapes = [self._avals[i][0] for i in gradient.arguments]
+            source = gradient.source
+            of_gradient = [shape_of(x) for x, has in zip(source.shapes, source.has_number, strict=True) if has]
+            if None not in at and shapes == of_gradient:
+                found.append((gradient, tuple(i for i in at if i is not None)))
+            elif None not in at:
+                self.why_not = "they belong to the members of an ensemble"
+        self.why_not = "" if found else self.why_not
+        del self._of  # the program
+        return found
+
+    @computed_once
+    def _parts(self) -> list[_Part]:
         parts: dict[str, _Part] = {}
         first = 0
-        for gradient in gradients:
-            at = slice(first, first := first + sum(gradient.source.has_number))
-            source = in_layers(with_dtypes(gradient.source, params[at]), gradient.layers)
+        for gradient, _ in self._trees:
+            at = slice(first, first := first + len(gradient.arguments))
+            avals = [jax.ShapeDtypeStruct(*self._avals[i]) for i in gradient.arguments]
+            source = in_layers(with_dtypes(gradient.source, avals), gradient.layers)
             for kind in ("params", "updates"):
                 name = sibling_name(source.name, kind)
                 parts.setdefault(name, _Part(source._replace(name=name), kind == "updates", gradient, at))
-        self._parts = [*parts.values()]
-        self.why_not = ""
-        self._compiled: Callable[..., Measurement] | None = None
-        self._thread: threading.Thread | None = None
+        return [*parts.values()]
 
     @computed_once
     def _layout(self) -> Layout:
         sources = tuple(part.source for part in self._parts)
         return Layout(sources, LIGHT, (), tuple((len(source.paths), n_words(LIGHT)) for source in sources))
+
+    def among(self, leaves: Sequence[Any]) -> list[jax.Array] | None:
+        """The parameters among the arguments; None if these are not those of the trace."""
+        if len(leaves) != len(self._avals):
+            return None
+        at = [i for gradient, _ in self._trees for i in gradient.arguments]
+        found = [_as_given(leaves[i], self._avals[i][1]) for i in at]
+        is_same = all(
+            isinstance(x, jax.Array) and (x.shape, x.dtype) == self._avals[i] for i, x in zip(at, found, strict=True)
+        )
+        return found if found and is_same else None
+
+    def new_among(self, out: Any) -> list[jax.Array]:
+        """The new values among the results."""
+        results = jax.tree.leaves(out)
+        return [results[i] for _, at in self._trees for i in at]
 
     def on_host(self, old: Sequence[jax.Array], new: Sequence[jax.Array], on_lost: Callable[[], None]) -> Measurement:
         """Measure what is in host memory, or will be.
@@ -228,10 +275,10 @@ class Beside:
                 return self._compiled(old, new)
             except (TypeError, ValueError):  # they are sharded in another way
                 self._compiled = None
-        self.compile(old, new)
+        self._compile(old, new)
         return None
 
-    def compile(self, old: Sequence[Any], new: Sequence[Any]) -> None:
+    def _compile(self, old: Sequence[Any], new: Sequence[Any]) -> None:
         """Begin to compile the program for such arrays, which may have been donated."""
         if self._thread is not None and self._thread.is_alive():
             return
@@ -243,9 +290,9 @@ class Beside:
                 if options_of_thread() == options:
                     self._compiled = jax.jit(self._measure).lower(*like).compile()
                 else:
-                    self.why_not = "JAX has options in the thread of the loop alone"
+                    self.why_not_compiled = "JAX has options in the thread of the loop alone"
             except Exception as error:
-                self.why_not = error_text(error)
+                self.why_not_compiled = error_text(error)
 
         # Python waits for this thread at its end: XLA must not be at work then.
         self._thread = threading.Thread(target=compile_, name="treeviz compilation")
@@ -298,21 +345,15 @@ _EARLY = (1, 5)  # how far the first updates go; before all findings of zeros, w
 MOST_BYTES = 1 << 30  # on one device, of the copies of what the loop donates
 
 
-def is_due(call: int) -> bool:
-    """Whether to look in this call of a step, counted from 1."""
-    part, rest = divmod(call, FIRST)
-    is_even = not rest and (part <= N_EVEN or (part % N_EVEN == 0 and (part // N_EVEN).bit_count() == 1))
-    return is_even or call in _EARLY
+def next_sampled(call: int) -> int:
+    """The next call of a step in which its parameters are measured, after this one, counted from 1."""
+    if early := [n for n in _EARLY if call < n <= FIRST]:
+        return early[0]
+    part = call // FIRST + 1
+    return FIRST * (part if part <= N_EVEN else N_EVEN << (-(-part // N_EVEN) - 1).bit_length())
 
 
-def next_due(call: int) -> int:
-    """The next call in which to look, after this one."""
-    regular = itertools.count((call // FIRST + 1) * FIRST, FIRST)
-    early = (n for n in _EARLY if call < n <= FIRST)
-    return next(n for n in itertools.chain(early, regular) if is_due(n))
-
-
-def not_looked_at(why: str) -> str:
+def not_sampled(why: str) -> str:
     """A note that the parameters of a step are not looked at."""
     return (
         f"How far updates move the parameters is not looked at: {why}. So 'frozen' is found of small parameters only, "
@@ -320,87 +361,83 @@ def not_looked_at(why: str) -> str:
     )
 
 
-class Traced(NamedTuple):
-    """A step as it was traced, and the gradients that belong to its arguments.
-
-    Attributes:
-      has_loops: There are others, of parameters that change in a loop inside the step.
-    """
-
-    program: ClosedJaxpr
-    argument_paths: Sequence[Path]
-    result_paths: Sequence[Path]
-    gradients: Sequence[Attribution]
-    has_loops: bool
-
-
-class Looks:
+class ParamSampling:
     """Measures "params" and "updates" of a step beside it. Where that cannot be, as for tracers, it does nothing.
 
     Args:
       options: With which `jax.jit` made the step.
-      tell: Gets a note where it does nothing.
+      report: Gets a note where it does nothing.
     """
 
-    def __init__(self, options: JitOptions, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, options: JitOptions, report: Callable[[str], None]) -> None:
+        self._report = report
         static = (options.keywords.get(name) or () for name in ("static_argnums", "static_argnames"))
         self._donates, self._static = options.donates, frozenset(itertools.chain(*static))
         self._n_calls, self._next = 0, 1
-        self._traced: _Looked | None = None
+        self._params: _Params | None = None
         self._in_first_call: tuple[tuple, dict[str, Any]] | None = None
         self._before_first: list[jax.Array] | None = None
 
-    def traced(self, traced: Traced) -> None:
-        """Take what is known of the program that runs next."""
-        self._traced = looked = _Looked(traced)
+    def traced(
+        self,
+        program: ClosedJaxpr,
+        argument_paths: Sequence[Path],
+        result_paths: Sequence[Path],
+        gradients: Sequence[Attribution],
+        has_loops: bool,
+    ) -> None:
+        """Take what is known of the program that runs next.
+
+        Args:
+          gradients: Those that belong to its arguments.
+          has_loops: There are others, of parameters that change in a loop inside the step.
+        """
+        self._params = params = _Params(program, argument_paths, result_paths, gradients, has_loops)
         if self._in_first_call is not None:
             args, kwargs = self._in_first_call
             with jax.ensure_compile_time_eval():  # these are the arguments, not what stands for them in the trace
-                self._before_first = _tried(lambda: self._before(looked, args, kwargs))
+                self._before_first = _tried(lambda: self._before(params, args, kwargs))
 
-    def around(self, twin: Callable) -> Callable:
-        """The twin, whose measurements have others beside them now and then."""
+    def around(self, program: Callable) -> Callable:
+        """The instrumented step, whose measurements have others beside them now and then."""
 
-        def looked(*args, **kwargs):
+        def sampled(*args, **kwargs):
             self._n_calls = call = self._n_calls + 1
             if call < self._next:  # most calls
-                return twin(*args, **kwargs)
-            self._next = next_due(call)
-            looked = self._traced
-            if looked is None:
-                out, measurement, before = self._first(twin, args, kwargs)
-                looked = self._traced
+                return program(*args, **kwargs)
+            self._next = next_sampled(call)
+            params = self._params
+            if params is None:
+                out, measurement, before = self._first(program, args, kwargs)
+                params = self._params
             else:
-                before = _tried(lambda: self._before(looked, args, kwargs))
-                out, measurement = twin(*args, **kwargs)
-            if before is not None and looked is not None and looked is self._traced:
-                measurement.beside = _tried(lambda: self._beside(looked, before, out))
-                if measurement.beside is None and call < FIRST:  # the program is still being compiled
+                before = _tried(lambda: self._before(params, args, kwargs))
+                out, measurement = program(*args, **kwargs)
+            if before is not None and params is not None and params is self._params:
+                measurement.sampled_params = _tried(lambda: self._measured(params, before, out))
+                if measurement.sampled_params is None and call < FIRST:  # the program is still being compiled
                     self._next = min(2 * call, self._next)
             return out, measurement
 
-        return looked
+        return sampled
 
-    def _first(self, twin: Callable, args: tuple, kwargs: dict[str, Any]):
-        """Call the twin, which is traced meanwhile: only then is known which arguments are parameters."""
+    def _first(self, program: Callable, args: tuple, kwargs: dict[str, Any]):
+        """Call the program, which is traced meanwhile: only then is known which arguments are parameters."""
         self._in_first_call = args, kwargs
         try:
             with full_searches_put_off():
-                out, measurement = twin(*args, **kwargs)
+                out, measurement = program(*args, **kwargs)
             return out, measurement, self._before_first
         finally:
             self._in_first_call = self._before_first = None
 
-    def _leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    def _before(self, params: _Params, args: tuple, kwargs: dict[str, Any]) -> list[jax.Array] | None:
+        """The parameters that a call is given, or copies; None if they are not measured."""
         args = tuple(x for i, x in enumerate(args) if i not in self._static and i - len(args) not in self._static)
-        return jax.tree.leaves((args, {name: x for name, x in kwargs.items() if name not in self._static}))
-
-    def _before(self, looked: _Looked, args: tuple, kwargs: dict[str, Any]) -> list[jax.Array] | None:
-        leaves = self._leaves(args, kwargs)
+        leaves = jax.tree.leaves((args, {name: x for name, x in kwargs.items() if name not in self._static}))
         if any_traced(leaves):
             return None
-        found, why_not = looked.params(leaves), looked.why_not
+        found, why_not = params.among(leaves), params.why_not
         if found and jax.process_count() > 1:
             why_not = "this is a run of several processes"
         elif found and self._donates:
@@ -410,71 +447,20 @@ class Looks:
                 return _copies(found)
             why_not = f"copies of what the step donates would take {n_bytes / 2**30:.2g} GiB of a device"
         if why_not and self._n_calls > 1:  # one call is no run
-            self._tell(not_looked_at(why_not))
+            self._report(not_sampled(why_not))
         return None if why_not else found
 
-    def _beside(self, looked: _Looked, old: list[jax.Array], out: Any) -> Measurement | None:
-        new, beside = looked.new_params(out), looked.beside(old)
-        if not all(map(lies_on_host, (*old, *new))):
-            if beside.why_not:
-                self._tell(not_looked_at(beside.why_not))
-            return beside.on_device(old, new)
-        return beside.on_host(old, _copies(new) if self._donates else new, self._on_lost)
+    def _measured(self, params: _Params, old: list[jax.Array], out: Any) -> Measurement | None:
+        new = params.new_among(out)
+        if all(map(lies_on_host, (*old, *new))):
+            return params.on_host(old, _copies(new) if self._donates else new, self._on_lost)
+        if params.why_not_compiled:
+            self._report(not_sampled(params.why_not_compiled))
+        return params.on_device(old, new)
 
     def _on_lost(self) -> None:
         """Copy from now on: another function of the loop donates what the step does not."""
         self._donates = True
-
-
-class _Looked:
-    """Which arguments of a traced step are parameters, and which results their new values."""
-
-    def __init__(self, traced: Traced) -> None:
-        self._avals = list(map(shape_and_dtype, traced.program.jaxpr.invars))
-        # Of the constants numbers are read; tracers and large arrays are not kept.
-        numbers = [x if isinstance(x, float | int | np.generic) else None for x in traced.program.consts]
-        self._of = traced._replace(program=ClosedJaxpr(traced.program.jaxpr, numbers))
-        self.why_not = "they change in a loop inside the step" if traced.has_loops else ""
-        self._beside: Beside | None = None
-
-    @computed_once
-    def _trees(self) -> list[tuple[Attribution, tuple[int, ...]]]:
-        """The gradients of which all new values are known, with the numbers of these."""
-        program, argument_paths, result_paths, gradients, _ = self._of
-        found = []
-        for gradient in gradients:
-            at = match_new_params(program, gradient.arguments, argument_paths, result_paths)
-            shapes = [self._avals[i][0] for i in gradient.arguments]
-            source = gradient.source
-            of_gradient = [shape_of(x) for x, has in zip(source.shapes, source.has_number, strict=True) if has]
-            if None not in at and shapes == of_gradient:
-                found.append((gradient, tuple(i for i in at if i is not None)))
-            elif None not in at:
-                self.why_not = "they belong to the members of an ensemble"
-        self.why_not = "" if found else self.why_not
-        del self._of  # the program
-        return found
-
-    def params(self, leaves: Sequence[Any]) -> list[jax.Array] | None:
-        """The parameters among the arguments; None if these are not those of the trace."""
-        if len(leaves) != len(self._avals):
-            return None
-        at = [i for gradient, _ in self._trees for i in gradient.arguments]
-        found = [_as_given(leaves[i], self._avals[i][1]) for i in at]
-        is_same = all(
-            isinstance(x, jax.Array) and (x.shape, x.dtype) == self._avals[i] for i, x in zip(at, found, strict=True)
-        )
-        return found if found and is_same else None
-
-    def new_params(self, out: Any) -> list[jax.Array]:
-        """The new values among the results."""
-        results = jax.tree.leaves(out)
-        return [results[i] for _, at in self._trees for i in at]
-
-    def beside(self, params: Sequence[jax.Array]) -> Beside:
-        """What measures the parameters, of which these are some."""
-        self._beside = self._beside or Beside([gradient for gradient, _ in self._trees], params)
-        return self._beside
 
 
 def _as_given(leaf: Any, dtype: Any) -> Any:

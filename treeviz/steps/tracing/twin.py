@@ -33,7 +33,7 @@ from treeviz.steps.tracing.dataflow import Domain, forward
 from treeviz.steps.tracing.domains import Path, argument_order, known_zeros
 from treeviz.steps.tracing.jax_private import seeing_gradients, traced_anew
 from treeviz.steps.tracing.jitted import JitOptions
-from treeviz.steps.tracing.looks import Looks, Traced
+from treeviz.steps.tracing.looks import ParamSampling
 from treeviz.steps.tracing.primitives import (
     DEVICE_SUMS,
     RESHAPES,
@@ -239,7 +239,7 @@ def instrumented(
     on_traced: Callable[[Sequence[Attribution], Sequence[str], set[str]], None] = lambda *_: None,
     donate: bool = True,
     only_measure: bool = False,
-    looks: bool = False,
+    samples_params: bool = False,
     plain: PlainProgram | None = None,
 ) -> Callable:
     """A jitted function that returns `(what the function returns, Measurement)`.
@@ -255,17 +255,17 @@ def instrumented(
         primitives with effects.
       donate: Donate the arguments that the step donates.
       only_measure: Return `(None, Measurement)`, so that only what the gradients need is computed.
-      looks: Now and then measure the parameters, too, and what the step adds to them, in a program beside it.
+      samples_params: Now and then measure the parameters, too, and what the step adds to them, in a program beside it.
       plain: Gets the program of the step whenever it is traced.
     """
-    looking = Looks(options, lambda note: on_traced((), (note,), set())) if looks else None
+    sampling = ParamSampling(options, lambda note: on_traced((), (note,), set())) if samples_params else None
 
     @functools.wraps(function)
     def twin(*args, **kwargs):
         tidy, layers = (tidy_path, result_path), _Layers(stacked, tidy_path)
         with full_searches_put_off():
             out, measurement = _measured(
-                function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking, plain
+                function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, sampling, plain
             )
         return (None if only_measure else out), measurement
 
@@ -273,10 +273,10 @@ def instrumented(
     if options.out_shardings is not None and not only_measure:
         keywords["out_shardings"] = options.out_shardings, None
     jitted = jax.jit(twin, **keywords)
-    return jitted if looking is None else looking.around(jitted)
+    return jitted if sampling is None else sampling.around(jitted)
 
 
-def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, looking, plain):
+def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, sampling, plain):
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return _measured_at_once(function, args, kwargs, statistics, updates, layers, on_traced)
     arguments = named_arguments(function, args, kwargs)
@@ -324,12 +324,11 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     order = unread.attempt("Findings do not know in which order the step uses the leaves", [], argument_order, program)
     names = [_tidy(name and name.in_order(order), tidy[0]) for name in names]
     shown = [tidy[1](jax.tree_util.keystr(path)) for path in out_paths]
-    if looking is not None:
+    if sampling is not None:
         own = [(r, name) for r, name in zip(found, names, strict=False) if name and _is_of_call(r)]
         of_args = [name for r, name in own if name.arguments and not r.changes_in_loop]
-        in_loop = any(r.changes_in_loop for r, _ in own)
-        traced, lost = Traced(program, paths, out_paths, of_args, in_loop), "How far updates move is not measured"
-        unread.attempt(lost, None, looking.traced, traced)
+        traced = program, paths, out_paths, of_args, any(r.changes_in_loop for r, _ in own)
+        unread.attempt("How far updates move is not measured", None, sampling.traced, *traced)
     params = {} if updates else _params(names)
     count = (lambda *bits: bits) if later else None
     of_results = program, leaves, out, paths, out_paths, shown, params, count

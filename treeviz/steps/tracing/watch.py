@@ -106,8 +106,8 @@ class InstrumentedPrograms:
         self.is_exact = settings.exact is True
         runs_plain = settings.every != 1 and settings.heavy_every != 1
         self._plain = None if self.is_exact or runs_plain else PlainProgram()
-        looks = self._looks = settings.updates is None and not settings.heavy_every
-        self._light = self._of_run(settings.statistics, bool(settings.updates), looks)
+        samples = self._samples_params = settings.updates is None and not settings.heavy_every
+        self._light = self._of_run(settings.statistics, bool(settings.updates), samples)
         self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
         self.is_single = self._heavy is None and not self.is_exact
         self.fixed: Callable | None = None
@@ -135,9 +135,9 @@ class InstrumentedPrograms:
             return program
         return functools.partial(comparison.run, program) if comparison.is_due(program) else program
 
-    def _of_run(self, statistics: tuple[str, ...], updates: bool, looks: bool = False) -> Callable:
+    def _of_run(self, statistics: tuple[str, ...], updates: bool, samples_params: bool = False) -> Callable:
         if not self.is_exact:
-            return self.make(statistics, updates=updates, looks=looks)
+            return self.make(statistics, updates=updates, samples_params=samples_params)
         return self.make(statistics, updates=updates, only_measure=self.jitted.is_plain, on_traced=self._on_second_run)
 
     def make(
@@ -147,7 +147,7 @@ class InstrumentedPrograms:
         updates: bool,
         only_measure: bool = False,
         on_traced: OnTraced | None = None,
-        looks: bool = False,
+        samples_params: bool = False,
     ) -> Callable:
         """A function with the arguments of the step that returns `(what the step returns, measurement)`."""
         # Imported here, since this module uses JAX's extension API, which `jax_private.why_not` checks.
@@ -166,20 +166,20 @@ class InstrumentedPrograms:
                 on_traced=on_traced or self._on_traced,
                 donate=not self.is_exact,
                 only_measure=only_measure,
-                looks=looks,
+                samples_params=samples_params,
                 plain=self._plain,
             )
 
         return self.jitted.around(make)
 
     def _on_second_run(self, watches: Sequence[Attribution], notes: Sequence[str], effects: set[str]) -> None:
-        from treeviz.steps.tracing.looks import not_looked_at
+        from treeviz.steps.tracing.looks import not_sampled
         from treeviz.steps.tracing.primitives import DEBUG_CALLBACKS
 
         text = f"exact=True runs the step twice, and with it {', '.join(sorted(effects))}"
         if effects - DEBUG_CALLBACKS:
             raise RunsTwice(f"{text}, whose effect would happen twice. Watch this step without exact=True")
-        more = [not_looked_at("exact=True")] if self._looks else []
+        more = [not_sampled("exact=True")] if self._samples_params else []
         self._on_traced(watches, [*notes, *([f"{text}."] if effects else []), *more], effects)
 
 
@@ -239,8 +239,8 @@ def watch(
       updates: Also measure the parameters that the gradients belong to, and what the step adds to them, after rounding
         and with any optimizer: which results are the new values of which parameters follows from how they are
         computed. True: in every inspected step, which costs about as much again as the gradients; False: never. None:
-        in those of `heavy_every`; where that is 0, beside some steps; `Measurement.beside` has these numbers, as
-        `treeviz.steps.tracing.looks` explains. `Watched.notes` says what could not be measured.
+        in those of `heavy_every`; where that is 0, beside some steps, as `treeviz.steps.tracing.looks` explains:
+        `Measurement.sampled_params` has these numbers. `Watched.notes` says what could not be measured.
       first: The number of the first step.
       stacked: An array over which the step scans holds all layers of a model, and each layer is measured on its own.
         Globs of the key paths of further such arrays, or of nodes above them: "layers/*", or {"layers/*": 1} where the
