@@ -674,7 +674,7 @@ def test_an_inspector_that_nobody_has_any_more_is_gone(mlp):
     train(step, mlp, 3)
     reference = weakref.ref(inspector._recorder)
     for thread in threading.enumerate():
-        if thread.name == "treeviz look":  # at the parameters, which may still go on
+        if thread.name == "treeviz params":  # at the parameters, which may still go on
             thread.join()
     del inspector, step
     gc.collect()

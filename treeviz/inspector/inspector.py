@@ -246,7 +246,7 @@ class GradientInspector:
         settings = {"every": every, "heavy_every": heavy_every, "statistics": statistics, "updates": updates}
         self._runs = Runs(self._recorder, self._inputs, self.thresholds, stacked=stacked, **settings)
         if alarm is not None:
-            alarm.awaits = self._runs.looked.explains
+            alarm.awaits = self._runs.sampled.explains
             tell_at_the_end(self._runs, self._recorder)
         self.earlier_runs = self._runs.earlier
         self._logs: list[RunLog] = []
@@ -575,7 +575,7 @@ class GradientInspector:
         """
         from treeviz.inspector.run_log import RunLog
 
-        log = RunLog(self._recorder, target, every=every, thresholds=self.thresholds, looked=self._runs.looked)
+        log = RunLog(self._recorder, target, every=every, thresholds=self.thresholds, sampled=self._runs.sampled)
         self._logs.append(log)
         return log
 

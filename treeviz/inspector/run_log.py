@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from treeviz.analysis.stats.arrays import FIRST_EXPONENT
-from treeviz.inspector.runs import Looked
+from treeviz.inspector.runs import SampledParams
 from treeviz.steps.findings.find import Alarm
 from treeviz.steps.findings.finding import SCALARS, Finding, Thresholds
 from treeviz.steps.recording.history import History, Timeline, Track
@@ -348,7 +348,7 @@ class RunLog:
         *,
         every: int | None,
         thresholds: Thresholds,
-        looked: Looked | None = None,
+        sampled: SampledParams | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if every is not None and every < 1:
@@ -359,9 +359,9 @@ class RunLog:
         self._history = recorder.history  # if a new run has begun, the end of this one is logged first
         self._found: list[Finding] = []
         self._alarm = Alarm(thresholds, on_finding=self._found.append)
-        self._looked = looked
-        if looked is not None:
-            self._alarm.awaits = looked.explains
+        self._sampled = sampled
+        if sampled is not None:
+            self._alarm.awaits = sampled.explains
         self._cost_s: float | None = None  # of the newest step that was logged
         self._delivered, self._has_warned, self._is_closed = clock(), False, False
         self._process, self._delivering = os.getpid(), Lock()
@@ -379,7 +379,7 @@ class RunLog:
         self._ticker.stop()
         with contextlib.suppress(Exception):  # a failed step, or StopTraining, has been reported
             self._recorder.flush()
-            if self._looked is not None and self._looked.explain(self._recorder.history):
+            if self._sampled is not None and self._sampled.explain(self._recorder.history):
                 self._recorder.flush()
         self._deliver(is_last=True)
 

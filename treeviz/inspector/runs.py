@@ -1,4 +1,4 @@
-"""What was measured of the parameters beside a step, of which a history gets what a finding needs."""
+"""The steps that an inspector watches, run by run, and what was sampled of their parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from treeviz.tree.runtime import computed_once
 _KINDS = ("frozen", "ratio", "underflow")
 
 
-class Looked:
+class SampledParams:
     """Keeps what was measured beside a step, some numbers a leaf, until it holds a finding; then it is recorded.
 
     So a healthy run has no rare numbers in its views, and takes no memory for them.
@@ -45,13 +45,13 @@ class Looked:
         """Begin a run."""
         self._kept: dict[str, list[Arrived]] = {}  # by suffix
         self._searched: dict[str, int] = {}  # how many of them
-        self._told: set[str] = set()
-        self._explained = (0, 0)  # how many looks and steps
+        self._reported: set[str] = set()
+        self._explained = (0, 0)  # how many samples and steps
 
     def take(self, arrived: Arrived) -> None:
         """Take in what was measured beside a step, and search what came before."""
         self.search()
-        if arrived.suffix in self._told:
+        if arrived.suffix in self._reported:
             self._record(arrived)
         else:
             self._kept.setdefault(arrived.suffix, []).append(arrived)
@@ -67,7 +67,7 @@ class Looked:
                 continue
             self._searched[suffix] = len(kept)
             if self._has_finding(kept):
-                self._tell(suffix)
+                self._report(suffix)
 
     def explain(self, history: History) -> bool:
         """Record what explains the dead layers of a history. Returns whether there is such."""
@@ -88,11 +88,11 @@ class Looked:
         name = section_of(finding.source)[0]
         explaining = [suffix for suffix in self._kept if name.endswith(suffix)]
         for suffix in explaining:
-            self._tell(suffix)
+            self._report(suffix)
         return bool(explaining)
 
-    def _tell(self, suffix: str) -> None:
-        self._told.add(suffix)
+    def _report(self, suffix: str) -> None:
+        self._reported.add(suffix)
         for each in self._kept.pop(suffix):
             self._record(each)
 
@@ -152,7 +152,7 @@ class Runs:
     Attributes:
       earlier: The histories of the newest runs before this one.
       first: The number of a step's first call.
-      looked: What was measured beside the steps, and is not recorded yet.
+      sampled: What was measured beside the steps, and is not recorded yet.
 
     Args:
       **settings: Of `treeviz.steps.tracing.watch.watch`.
@@ -161,7 +161,7 @@ class Runs:
     def __init__(self, recorder: Recorder, inputs: KeptInputs | None, thresholds: Thresholds, **settings: Any) -> None:
         self.earlier: list[History] = []
         self._recorder, self._inputs, self._settings = recorder, inputs, settings
-        self.looked = Looked(recorder.put, thresholds)
+        self.sampled = SampledParams(recorder.put, thresholds)
         self._steps: dict[tuple, list[_Step]] = {}
         self.count_from(0)
 
@@ -260,9 +260,9 @@ class Runs:
 
     def flush(self) -> None:
         """Read all measurements; waits for the steps that are still running."""
-        self.looked.search(wait=True)
+        self.sampled.search(wait=True)
         self._recorder.flush()
-        if self._recorder.history and self.looked.explain(self._recorder.history):
+        if self._recorder.history and self.sampled.explain(self._recorder.history):
             self._recorder.flush()
 
     def _all(self) -> list[_Step]:
@@ -285,7 +285,7 @@ class Runs:
             self._recorder.take(arrived)
             if measurement.sampled_params is not None:
                 n = n_inner_steps(arrived)
-                self.looked.take(arrived._replace(measurement=measurement.sampled_params, step=(number + 1) * n - 1))
+                self.sampled.take(arrived._replace(measurement=measurement.sampled_params, step=(number + 1) * n - 1))
 
         watched = watch(step, record, first=self.first, **options, **self._settings)
         of = self._add(watched, begins)
@@ -326,7 +326,7 @@ class Runs:
             step.suffix = None
         if self._inputs is not None:
             self._inputs.clear()
-        self.looked.clear()
+        self.sampled.clear()
         return self._recorder.begin(name)
 
 

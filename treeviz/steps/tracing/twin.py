@@ -33,7 +33,7 @@ from treeviz.steps.tracing.dataflow import Domain, forward
 from treeviz.steps.tracing.domains import Path, argument_order, known_zeros
 from treeviz.steps.tracing.jax_private import seeing_gradients, traced_anew
 from treeviz.steps.tracing.jitted import JitOptions
-from treeviz.steps.tracing.looks import ParamSampling
+from treeviz.steps.tracing.param_sampling import ParamSampling
 from treeviz.steps.tracing.primitives import (
     DEVICE_SUMS,
     RESHAPES,

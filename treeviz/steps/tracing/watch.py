@@ -173,7 +173,7 @@ class InstrumentedPrograms:
         return self.jitted.around(make)
 
     def _on_second_run(self, watches: Sequence[Attribution], notes: Sequence[str], effects: set[str]) -> None:
-        from treeviz.steps.tracing.looks import not_sampled
+        from treeviz.steps.tracing.param_sampling import not_sampled
         from treeviz.steps.tracing.primitives import DEBUG_CALLBACKS
 
         text = f"exact=True runs the step twice, and with it {', '.join(sorted(effects))}"
@@ -239,8 +239,8 @@ def watch(
       updates: Also measure the parameters that the gradients belong to, and what the step adds to them, after rounding
         and with any optimizer: which results are the new values of which parameters follows from how they are
         computed. True: in every inspected step, which costs about as much again as the gradients; False: never. None:
-        in those of `heavy_every`; where that is 0, beside some steps, as `treeviz.steps.tracing.looks` explains:
-        `Measurement.sampled_params` has these numbers. `Watched.notes` says what could not be measured.
+        in those of `heavy_every`; where that is 0, beside some steps: `Measurement.sampled_params` has these numbers,
+        as `treeviz.steps.tracing.param_sampling` explains. `Watched.notes` says what could not be measured.
       first: The number of the first step.
       stacked: An array over which the step scans holds all layers of a model, and each layer is measured on its own.
         Globs of the key paths of further such arrays, or of nodes above them: "layers/*", or {"layers/*": 1} where the

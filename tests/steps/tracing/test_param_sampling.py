@@ -13,8 +13,8 @@ from watched import true_norms
 
 import treeviz as tv
 from treeviz.steps.measure import numbers_of
-from treeviz.steps.tracing import looks
-from treeviz.steps.tracing.looks import next_sampled
+from treeviz.steps.tracing import param_sampling
+from treeviz.steps.tracing.param_sampling import next_sampled
 from treeviz.steps.tracing.watch import watch
 
 pytestmark = [pytest.mark.oldest_jax, pytest.mark.gpu]
@@ -102,8 +102,8 @@ def test_a_rate_that_is_far_too_small_is_found_with_no_wish_expressed():
 
 @pytest.mark.parametrize("is_on_host", [True, False], ids=["host memory", "elsewhere"])
 def test_what_is_seen_beside_a_step_is_what_its_parameters_were_and_how_far_they_moved(is_on_host, monkeypatch):
-    monkeypatch.setattr(looks, "lies_on_host", lambda x: is_on_host)
-    monkeypatch.setattr(looks, "FIRST", 4)
+    monkeypatch.setattr(param_sampling, "lies_on_host", lambda x: is_on_host)
+    monkeypatch.setattr(param_sampling, "FIRST", 4)
     beside, truths, params = {}, [], new_params()
 
     def record(measurement, number):
@@ -130,7 +130,7 @@ def test_what_is_seen_beside_a_step_is_what_its_parameters_were_and_how_far_they
 
 
 def test_parameters_that_were_donated_before_they_were_read_are_copied_from_then_on(monkeypatch):
-    monkeypatch.setattr(looks, "FIRST", 2)
+    monkeypatch.setattr(param_sampling, "FIRST", 2)
     beside, w, x, n_read = [], jnp.ones((64, 64)), jnp.ones((2, 64)), []
 
     def whole(array):
@@ -139,7 +139,7 @@ def test_parameters_that_were_donated_before_they_were_read_are_copied_from_then
             raise RuntimeError("Array has been deleted")
         return np.asarray(array)
 
-    monkeypatch.setattr("treeviz.steps.tracing.looks.whole", whole)
+    monkeypatch.setattr("treeviz.steps.tracing.param_sampling.whole", whole)
     watched = watch(jax.jit(descended), lambda measurement, _: beside.append(measurement.sampled_params))
     given = watched(w, x)
     with pytest.raises(RuntimeError, match="were deleted"):
@@ -149,7 +149,7 @@ def test_parameters_that_were_donated_before_they_were_read_are_copied_from_then
     assert all(read is not given and read is not w for read in n_read[1:])
 
 
-def test_looks_become_rarer():
+def test_samples_become_rarer():
     due = [call for call in range(1, 2100) if next_sampled(call - 1) == call]
     assert due == [1, 5, 50, 100, 150, 200, 250, 500, 1000, 2000]
     after = {call: next_sampled(call) for call in (0, 1, 4, 5, 49, 50, 249, 250, 999, 1000)}
@@ -207,8 +207,8 @@ def test_parameters_whose_gradients_alone_are_accumulated_in_a_loop_are_looked_a
     ],
 )
 def test_where_parameters_are_not_looked_at_a_note_says_so(step, why, options, monkeypatch):
-    monkeypatch.setattr(looks, "FIRST", 2)
-    monkeypatch.setattr(looks, "MOST_BYTES", 8)
+    monkeypatch.setattr(param_sampling, "FIRST", 2)
+    monkeypatch.setattr(param_sampling, "MOST_BYTES", 8)
     inspector = tv.GradientInspector()
     watched = inspector.watch(jax.jit(step, donate_argnums=0), **options)
     w, x = jnp.ones((2, 3, 3)) if "ensemble" in why else jnp.ones((3, 3)), jnp.ones((2, 3))

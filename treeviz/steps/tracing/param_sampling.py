@@ -1,4 +1,4 @@
-"""Look at all parameters and their updates beside a step, now and then, while the loop goes on.
+"""Measure a sample of all parameters and their updates: beside a step, now and then, while the loop goes on.
 
 What is measured in each step are gradients. Whether an update reaches the parameters, and how far it moves them, shows
 in a few steps as well; so these run as they do, and then the parameters are compared with those that were given.
@@ -320,7 +320,7 @@ class _InThread:
             except Exception:
                 on_lost()
 
-        self._thread = threading.Thread(target=run, name="treeviz look")
+        self._thread = threading.Thread(target=run, name="treeviz params")
         self._thread.start()
 
     def is_ready(self) -> bool:
@@ -354,7 +354,7 @@ def next_sampled(call: int) -> int:
 
 
 def not_sampled(why: str) -> str:
-    """A note that the parameters of a step are not looked at."""
+    """A note that the parameters of a step are not measured."""
     return (
         f"How far updates move the parameters is not looked at: {why}. So 'frozen' is found of small parameters only, "
         "'ratio' and 'underflow' of none; GradientInspector(updates=True) measures all in each step."
@@ -476,7 +476,7 @@ def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
 
 
 def _tried(function: Callable[[], Any]) -> Any:
-    """What it returns; None if it raises: a look is no reason for a step to fail."""
+    """What it returns; None if it raises: a sample is no reason for a step to fail."""
     try:
         return function()
     except Exception:
