@@ -1,7 +1,7 @@
 """What is wrong with the trees of a call that failed inside JAX, by the function of JAX that raised.
 
 A function of JAX that was renamed, or whose variables were, has no answer; nothing else is lost. To add one: a
-function of the call and of those around it, innermost first, and its name in `ANSWERS`.
+function of the call and of those around it, innermost first, and the place of JAX's function in `_PLACES`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from treeviz.explainer.frames import is_leaf_of_jax as is_of_jax
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.types import JitType, LeafType, compare_places, compare_types, is_committed, jit_type
 from treeviz.tree.leaves import describe_sharding
+from treeviz.tree.runtime import PrivateName
 from treeviz.tree.text import guarded, value_text
 from treeviz.tree.walk import walk
 
@@ -585,40 +586,49 @@ def _is_any(objects: Sequence[Any]) -> Callable[[Any], bool]:
     return lambda node: id(node) in ids
 
 
-ANSWERS: dict[str, Callable[[Calls], Answer]] = {
-    "_check_carry_type": of_carry,
-    "_check_branch_outputs": of_branches,
-    "flatten_axes": of_prefix,
-    "flatten_axis_resources": of_shardings,
-    "vmap_f": of_vmap,
-    "_batch_inner": of_vmapped,
-    "pjit_check_aval_sharding": of_divided,
-    "broadcast_prefix": of_broadcast,
-    "f_wrapped": of_broadcast,
-    "_check_names": of_out_specs,
-    "_get_and_check_device_assignment": of_devices,
-    "_check_returned_jaxtypes": _of_returned,
-    "call": _of_compiled,
-    "check_array_xla_sharding_layout_match": _of_compiled_shardings,
-    "_create_jaxpr": of_cond_fun,
-    "associative_scan": of_associative_scan,
-    "tree_map": _of_map,
-    "tree_map_with_path": _of_map,
-    "_jvp": _of_jvp,
-    "_infer_params": _of_argument_types,
-    "_vjp3_bwd": _of_pullback,
-    "_vjp_pullback_wrapper": _of_pullback,
-    "transposed_fun": _of_pullback,
-    "value_and_grad_f": _of_differentiated,
-    "jacfun": _of_differentiated,
-    "tree_transpose": _of_transposed,
-    "_infer_scan_length": of_scanned,
-    "_flatten_bwd": _of_custom_vjp,
-    "_flatten_jvp": _of_custom_jvp,
-    "typeof": _of_invalid,
-    "shaped_abstractify": _of_invalid,
-    "_check_if_deleted": _of_deleted,
+# Where the functions stand that raise, and what answers for them. " or " separates the places in different releases.
+_PLACES: dict[str, Callable[[Calls], Answer]] = {
+    "jax._src.lax.control_flow.loops:_check_carry_type": of_carry,
+    "jax._src.lax.control_flow.conditionals:_check_branch_outputs": of_branches,
+    "jax._src.api_util:flatten_axes": of_prefix,
+    "jax._src.api_util:flatten_axis_resources or jax._src.pjit:flatten_axis_resources": of_shardings,
+    "jax._src.api:vmap.<locals>.vmap_f": of_vmap,
+    "jax._src.interpreters.batching:_batch_inner": of_vmapped,
+    "jax._src.pjit:pjit_check_aval_sharding": of_divided,
+    "jax._src.tree_util:broadcast_prefix": of_broadcast,
+    "jax._src.api_util:argnums_partial2.<locals>.f_wrapped": of_broadcast,
+    "jax._src.shard_map:_check_names or jax.experimental.shard_map:_check_names": of_out_specs,
+    "jax._src.interpreters.pxla:_get_and_check_device_assignment": of_devices,
+    "jax._src.interpreters.partial_eval:_check_returned_jaxtypes": _of_returned,
+    "jax._src.stages:Compiled.call": _of_compiled,
+    "jax._src.interpreters.pxla:check_array_xla_sharding_layout_match": _of_compiled_shardings,
+    "jax._src.lax.control_flow.loops:while_loop.<locals>._create_jaxpr": of_cond_fun,
+    "jax._src.lax.control_flow.loops:associative_scan": of_associative_scan,
+    "jax._src.tree_util:tree_map": _of_map,
+    "jax._src.tree_util:tree_map_with_path": _of_map,
+    "jax._src.api:_jvp": _of_jvp,
+    "jax._src.pjit:_infer_params": _of_argument_types,
+    "jax._src.api:_vjp3_bwd or jax._src.api:_vjp_pullback_wrapper": _of_pullback,
+    "jax._src.api:linear_transpose.<locals>.transposed_fun": _of_pullback,
+    "jax._src.api:value_and_grad.<locals>.value_and_grad_f": _of_differentiated,
+    "jax._src.api:jacrev.<locals>.jacfun": _of_differentiated,
+    "jax._src.tree_util:tree_transpose": _of_transposed,
+    "jax._src.lax.control_flow.loops:_infer_scan_length": of_scanned,
+    "jax._src.custom_derivatives:_flatten_bwd": _of_custom_vjp,
+    "jax._src.custom_derivatives:_flatten_jvp": _of_custom_jvp,
+    "jax._src.core:typeof": _of_invalid,
+    "jax._src.core:shaped_abstractify or jax._src.api_util:shaped_abstractify": _of_invalid,
+    "jax._src.array:ArrayImpl._check_if_deleted": _of_deleted,
 }
-
-# Of what calls JAX again for trees that it has made flat: these know the user's.
-AROUND: dict[str, Callable[[Calls], Answer]] = {"wrapped": of_wrapped}
+# What calls JAX again for trees that it has flattened: these functions know the user's trees.
+_PLACES_AROUND: dict[str, Callable[[Calls], Answer]] = {
+    "jax._src.shard_map:_shard_map.<locals>.wrapped or jax.experimental.shard_map:_shard_map.<locals>.wrapped": of_wrapped
+}
+ANSWERS, AROUND = (
+    {re.split("[.:]", place)[-1]: answer for places, answer in table.items() for place in places.split(" or ")}
+    for table in (_PLACES, _PLACES_AROUND)
+)
+PRIVATE = tuple(
+    PrivateName(places, "explain_errors says less about the errors that these functions raise")
+    for places in (*_PLACES, *_PLACES_AROUND)
+)

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 import pythons
 from compiling import quick_environment
 from moved_names import TABLES, cases, table
 
-from treeviz.tree.runtime import PrivateName
+from treeviz.explainer import answers
+from treeviz.tree.runtime import PrivateName, missing_names
 
 PROGRAM = Path(__file__).parents[2] / "moved_names.py"
 
@@ -62,3 +64,9 @@ def test_where_a_private_name_is_gone_the_rest_works_and_one_warning_says_what_i
     else:
         assert len(warned) == (1 if lost else 0)
         assert all(name.lost in warned[0] for name in lost)
+
+
+@pytest.mark.oldest_jax
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="some of the functions are newer")
+def test_the_functions_of_jax_whose_errors_are_explained_are_where_they_were():
+    assert [name.where for name in missing_names(answers.PRIVATE)] == []
