@@ -1,7 +1,7 @@
-"""What is wrong with the trees of a call that failed inside JAX, by the function of JAX that raised.
+"""Explain a call that failed inside JAX, by the function of JAX that raised.
 
-A function of JAX that was renamed, or whose variables were, has no answer; nothing else is lost. To add one: a
-function of the call and of those around it, innermost first, and the place of JAX's function in `_PLACES`.
+If JAX renames a function or its variables, that error loses its explanation and nothing else breaks. To add an answer,
+write a function of the failed call and its callers, innermost first, and list it in `_PLACES`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,18 @@ from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.overlay.overlaid import InAxes, OutAxes, Shardings, Use, overlaid
 from treeviz.api import lay_over
-from treeviz.explainer import frames as caller
-from treeviz.explainer.frames import Answer, Call, Calls, is_inexact, is_ref, leaves_of, remedy, what
-from treeviz.explainer.frames import is_leaf_of_jax as is_of_jax
+from treeviz.explainer.frames import (
+    Answer,
+    Call,
+    Calls,
+    describe_value,
+    is_inexact,
+    is_jit_value,
+    is_ref,
+    leaves_of,
+    names_of,
+    remedy,
+)
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.types import JitType, LeafType, compare_places, compare_types, is_committed, jit_type
 from treeviz.tree.leaves import describe_sharding
@@ -29,11 +38,11 @@ from treeviz.tree.runtime import PrivateName
 from treeviz.tree.text import guarded, value_text
 from treeviz.tree.walk import walk
 
-# What does not fit where a call lays specs over trees: `vmap`, `pmap`, `shard_map`, shardings and placement.
+# Specs that do not match their trees: `vmap`, `pmap`, `shard_map`, shardings and placement.
 
 
-class _Name(NamedTuple):
-    """The key of a child that is called something of its own: "kwargs"."""
+class _TextKey(NamedTuple):
+    """A key that is shown as its text alone: "kwargs"."""
 
     text: str
 
@@ -42,195 +51,206 @@ class _Name(NamedTuple):
 
 
 @tree_util.register_pytree_with_keys_class
-class _Named:
-    """A node of children with such keys."""
+class _NamedChildren:
+    """A node whose children have such keys."""
 
     def __init__(self, names: Iterable[str], children: Iterable[Any]) -> None:
         self._names, self._children = tuple(names), tuple(children)
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
-        return [*zip(map(_Name, self._names), self._children, strict=True)], self._names
+        return [*zip(map(_TextKey, self._names), self._children, strict=True)], self._names
 
     @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], children: Iterable[Any]) -> _Named:
+    def tree_unflatten(cls, names: tuple[str, ...], children: Iterable[Any]) -> _NamedChildren:
         return cls(names, children)
 
 
-class _AxesOfEach(InAxes):
-    """For arguments that are not in a tuple."""
+class _AxesOfArguments(InAxes):
+    """`InAxes` for arguments that are not in a tuple."""
 
     align = OutAxes.align
 
 
-def _misfits(use: Use, names: Sequence[str], specs: Iterable[Any], trees: Iterable[Any]) -> Differences:
-    """What does not fit where trees that have names have a spec each."""
-    side = Side(*scanned(_Named(names, trees), None, "tree"))
-    return overlaid(_Named(names, specs), side, use, None).differences
+def _spec_differences(use: Use, names: Sequence[str], specs: Iterable[Any], trees: Iterable[Any]) -> Differences:
+    """The differences between trees and their specs, one spec per named tree."""
+    side = Side(*scanned(_NamedChildren(names, trees), None, "tree"))
+    return overlaid(_NamedChildren(names, specs), side, use, None).differences
 
 
-def of_vmap(calls: Calls) -> Answer:
-    of = calls[0].variables
-    args, kwargs, in_axes = of["args"], of["kwargs"], of["in_axes"]
-    found = lay_over(in_axes, args, use="in_axes").differences
-    if not found and kwargs:  # these are mapped along their first axis
+def explain_vmap(calls: Calls) -> Answer:
+    frame_vars = calls[0].variables
+    args, kwargs, in_axes = frame_vars["args"], frame_vars["kwargs"], frame_vars["in_axes"]
+    differences = lay_over(in_axes, args, use="in_axes").differences
+    if not differences and kwargs:  # vmap maps keyword arguments along axis 0
         names = [*(f"[{i}]" for i in range(len(args))), "kwargs"]
         specs = [*(in_axes if type(in_axes) in (tuple, list) else [in_axes] * len(args)), 0]
-        misfits = _misfits(_AxesOfEach(), names, specs, [*args, kwargs])
-        found = Differences(each for each in misfits if each.kind in ("size", "axis"))
-    return "in_axes does not fit the arguments", found
+        misfits = _spec_differences(_AxesOfArguments(), names, specs, [*args, kwargs])
+        differences = Differences(misfit for misfit in misfits if misfit.kind in ("size", "axis"))
+    return "in_axes does not fit the arguments", differences
 
 
-def of_vmapped(calls: Calls) -> Answer:
-    """Of `vmap`: what the function returned."""
-    of = calls[0].variables
-    outs = of["outs"]
+def explain_vmap_result(calls: Calls) -> Answer:
+    """`vmap`: the function returned a value that is not an array, or that `out_axes` does not match."""
+    frame_vars = calls[0].variables
+    outs = frame_vars["outs"]
     out_tree = next(call.variables["out_tree"] for call in calls if call.function == "vmap_f")
     names = paths(out_tree())
-    if not all(map(is_of_jax, outs)):
+    if not all(map(is_jit_value, outs)):
         return "vmap returns arrays and numbers alone", [
-            f"result{path}: {what(leaf)}: {remedy(leaf)}"
+            f"result{path}: {describe_value(leaf)}: {remedy(leaf)}"
             for path, leaf in zip(names, outs, strict=True)
-            if not is_of_jax(leaf)
+            if not is_jit_value(leaf)
         ]
     avals = [jax.ShapeDtypeStruct(out.shape, out.dtype) if hasattr(out, "shape") else out for out in outs]
-    return "out_axes does not fit the result", _misfits(OutAxes(), names, of["out_dim_dests"], avals)
+    return "out_axes does not fit the result", _spec_differences(OutAxes(), names, frame_vars["out_dim_dests"], avals)
 
 
-def of_prefix(calls: Calls) -> Answer:
-    """Of `out_axes`, `in_shardings`, `out_shardings` and `device_put`."""
-    of = calls[0].variables
-    if of.get("name") == "vmap in_axes":  # `of_vmap` knows more
+def explain_prefix(calls: Calls) -> Answer:
+    """`out_axes`, `in_shardings`, `out_shardings` and `device_put`."""
+    frame_vars = calls[0].variables
+    if frame_vars.get("name") == "vmap in_axes":  # `explain_vmap` explains it better
         return "", ()
-    return _no_prefix(of.get("name") or of.get("what") or "the prefix", of["axis_tree"], of["dummy_tree"])
+    return _explain_not_a_prefix(
+        frame_vars.get("name") or frame_vars.get("what") or "the prefix",
+        frame_vars["axis_tree"],
+        frame_vars["dummy_tree"],
+    )
 
 
-def of_broadcast(calls: Calls) -> Answer:
-    """Of `jax.tree.broadcast`, and of `shard_map` and `pmap`, which use it."""
-    of = next(call.variables for call in calls if call.function == "broadcast_prefix")
+def explain_broadcast(calls: Calls) -> Answer:
+    """`jax.tree.broadcast`, and `shard_map` and `pmap`, which call it."""
+    frame_vars = next(call.variables for call in calls if call.function == "broadcast_prefix")
     name = "out_specs" if any(map(_is_shard_map, calls)) else "the prefix"
     if any("infer_params" in call.variables for call in calls):
         name = "out_axes"
-    return _no_prefix(name, of["prefix_tree"], of["full_tree"])
+    return _explain_not_a_prefix(name, frame_vars["prefix_tree"], frame_vars["full_tree"])
 
 
-def _no_prefix(name: str, prefix: Any, tree: Any) -> Answer:
-    found = map_mismatches(prefix, tree, is_leaf=lambda node: node is None)
+def _explain_not_a_prefix(name: str, prefix: Any, tree: Any) -> Answer:
+    differences = map_mismatches(prefix, tree, is_leaf=lambda node: node is None)
     words = {"missing": "in the prefix, and not in the tree", "extra": "in the tree, and not in the prefix"}
     return f"{name} is no prefix of the tree", [
-        f"{each.path or 'the root'}: {words[each.kind]}" if each.kind in words else each for each in found
+        f"{difference.path or 'the root'}: {words[difference.kind]}" if difference.kind in words else difference
+        for difference in differences
     ]
 
 
-def of_shardings(calls: Calls) -> Answer:
-    """Of `in_shardings`, one for each argument, and `out_shardings`."""
+def explain_shardings(calls: Calls) -> Answer:
+    """`in_shardings`, with one spec per argument, and `out_shardings`."""
     specs = calls[0].variables["shardings"]
     if not str(calls[0].variables["what"]).endswith("in_shardings"):
-        return of_prefix(calls)
-    specs = _as_given(specs)
-    of = next(call.variables for call in calls if call.function == "_infer_params")
-    args, static = of["args"], getattr(of["ji"], "static_argnums", ())
-    args = tuple(arg for i, arg in enumerate(args) if i not in {each % len(args) for each in static})
+        return explain_prefix(calls)
+    specs = _with_none(specs)
+    frame_vars = next(call.variables for call in calls if call.function == "_infer_params")
+    args, static = frame_vars["args"], getattr(frame_vars["ji"], "static_argnums", ())
+    args = tuple(arg for i, arg in enumerate(args) if i not in {n % len(args) for n in static})
     title = "in_shardings does not fit the arguments"
     if type(specs) is not tuple:
-        found = lay_over((specs,), args, use="shardings").differences
-        hint = "" if found else ": put it into a tuple, in_shardings=(…,)"
+        differences = lay_over((specs,), args, use="shardings").differences
+        hint = "" if differences else ": put it into a tuple, in_shardings=(…,)"
         return title, [f"the root: it has one spec for each argument, and is no tuple{hint}"]
-    return title, _each_argument(specs, args, "shardings")
+    return title, _argument_differences(specs, args, "shardings")
 
 
-def _as_given(specs: Any) -> Any:
-    """With None again, where JAX has put a marker into dicts, lists and tuples."""
+def _with_none(specs: Any) -> Any:
+    """Restores the None values that JAX replaced by a marker in dicts, lists and tuples."""
     if type(specs) is dict:
-        return {key: _as_given(spec) for key, spec in specs.items()}
+        return {key: _with_none(spec) for key, spec in specs.items()}
     if type(specs) in (list, tuple):
-        return type(specs)(map(_as_given, specs))
+        return type(specs)(map(_with_none, specs))
     return None if type(specs).__name__ == "UnspecifiedValue" else specs
 
 
-def _each_argument(specs: tuple, args: tuple, use: str, mesh: Any = None) -> list[Any]:
-    """What does not fit of specs for the arguments of a call, of which there may be too few, or too many."""
+def _argument_differences(specs: tuple, args: tuple, use: str, mesh: Any = None) -> list[Any]:
+    """The differences between specs and arguments, including missing and surplus specs."""
     names = [f"[{i}]" for i in range(max(len(specs), len(args)))]
-    more = [f"{name}: {value_text(spec, 60)}: a spec for no argument" for name, spec in zip(names, specs, strict=False)]
-    lacking = [
-        f"{name}{path}: {what(leaf)}: no spec"
+    surplus = [
+        f"{name}: {value_text(spec, 60)}: a spec for no argument" for name, spec in zip(names, specs, strict=False)
+    ]
+    missing = [
+        f"{name}{path}: {describe_value(leaf)}: no spec"
         for name, arg in zip(names[len(specs) :], args[len(specs) :], strict=True)
         for path, leaf in leaves_of(arg)
     ]
     n = min(len(specs), len(args))
-    return [*lay_over(specs[:n], args[:n], use=use, mesh=mesh).differences, *more[len(args) :], *lacking]
+    return [*lay_over(specs[:n], args[:n], use=use, mesh=mesh).differences, *surplus[len(args) :], *missing]
 
 
-def of_divided(calls: Calls) -> Answer:
-    """Of shardings that do not divide their arrays: of `jit`, `device_put` and `with_sharding_constraint`."""
-    of = calls[0].variables
-    around = next((call for call in calls if call.function in ("device_put", "with_sharding_constraint")), calls[0])
-    names, specs, avals = of.get("names") or (), of["shardings"], of["flat_avals"]
-    if "x" in around.variables:
-        names = [path or "the array" for path, _ in leaves_of(around.variables["x"])]
-    if around.function == "device_put":
-        specs, avals = around.variables["device_flat"], around.variables["x_avals"]
+def explain_divisibility(calls: Calls) -> Answer:
+    """`jit`, `device_put` and `with_sharding_constraint`: a sharding does not divide its array."""
+    frame_vars = calls[0].variables
+    outer = next((call for call in calls if call.function in ("device_put", "with_sharding_constraint")), calls[0])
+    names, specs, avals = frame_vars.get("names") or (), frame_vars["shardings"], frame_vars["flat_avals"]
+    if "x" in outer.variables:
+        names = [path or "the array" for path, _ in leaves_of(outer.variables["x"])]
+    if outer.function == "device_put":
+        specs, avals = outer.variables["device_flat"], outer.variables["x_avals"]
     avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     specs = [spec if isinstance(spec, jax.sharding.Sharding) else None for spec in specs]
-    return "shardings do not fit the arrays", _misfits(Shardings(), [*map(str, names)], specs, avals)
+    return "shardings do not fit the arrays", _spec_differences(Shardings(), [*map(str, names)], specs, avals)
 
 
 def _is_shard_map(call: Call) -> bool:
     return call.function == "wrapped" and {"in_specs", "mesh", "args"} <= call.variables.keys()
 
 
-def of_wrapped(calls: Calls) -> Answer:
-    """Of `shard_map` and `pmap`, whose own trees are flat by the time that something fails."""
-    of = calls[0].variables
+def explain_wrapper(calls: Calls) -> Answer:
+    """`shard_map` and `pmap`, which have flattened their trees before the error is raised."""
+    frame_vars = calls[0].variables
     if _is_shard_map(calls[0]):
-        return _of_arguments("shard_map", "in_specs", of["in_specs"], of["args"], of["mesh"])
-    infer = of["infer_params"]
-    around = dict(zip(infer.__code__.co_freevars, infer.__closure__, strict=True))
-    if of["kwargs"] or around["static_broadcasted_tuple"].cell_contents:
+        return _explain_arguments(
+            "shard_map", "in_specs", frame_vars["in_specs"], frame_vars["args"], frame_vars["mesh"]
+        )
+    infer = frame_vars["infer_params"]
+    closure = dict(zip(infer.__code__.co_freevars, infer.__closure__, strict=True))
+    if frame_vars["kwargs"] or closure["static_broadcasted_tuple"].cell_contents:
         return "", ()
-    in_axes, args = around["in_axes"].cell_contents, of["args"]
-    title, found = _of_arguments("pmap", "in_axes", in_axes, args)
-    if found:
-        return title, found
-    n = len(around["devices"].cell_contents or jax.local_devices())
+    in_axes, args = closure["in_axes"].cell_contents, frame_vars["args"]
+    title, differences = _explain_arguments("pmap", "in_axes", in_axes, args)
+    if differences:
+        return title, differences
+    n = len(closure["devices"].cell_contents or jax.local_devices())
     return _too_many(args, in_axes, n)
 
 
 def _too_many(args: Sequence[Any], in_axes: Any, n: int) -> Answer:
-    """The leaves whose axis is longer than there are devices."""
+    """The leaves whose mapped axis is longer than the number of devices."""
     if type(in_axes) is not int:
         return "", ()
     return f"pmap maps an axis over {n:,} {'device' if n == 1 else 'devices'}", [
-        f"[{i}]{path}: {what(leaf)}: axis {in_axes} has {leaf.shape[in_axes]:,}"
+        f"[{i}]{path}: {describe_value(leaf)}: axis {in_axes} has {leaf.shape[in_axes]:,}"
         for i, arg in enumerate(args)
         for path, leaf in leaves_of(arg)
         if leaf.shape[in_axes] > n
     ]
 
 
-def _of_arguments(function: str, name: str, specs: Any, args: Any, mesh: Any = None) -> Answer:
-    no_arrays = [(path, leaf) for path, leaf in leaves_of(args) if not is_of_jax(leaf)]
+def _explain_arguments(function: str, name: str, specs: Any, args: Any, mesh: Any = None) -> Answer:
+    no_arrays = [(path, leaf) for path, leaf in leaves_of(args) if not is_jit_value(leaf)]
     if no_arrays:
         return f"{function} takes arrays and numbers alone", [
-            f"{path}: {what(leaf)}: {remedy(leaf)}" for path, leaf in no_arrays
+            f"{path}: {describe_value(leaf)}: {remedy(leaf)}" for path, leaf in no_arrays
         ]
     title, use = f"{name} does not fit the arguments", "shardings" if name == "in_specs" else name
     if type(specs) is tuple and len(specs) != len(args):
-        return title, _each_argument(specs, args, use, mesh)
+        return title, _argument_differences(specs, args, use, mesh)
     return title, lay_over(specs, args, use=use, mesh=mesh).differences
 
 
-def of_out_specs(calls: Calls) -> Answer:
-    """Of `shard_map`: specs that do not fit what the function returns."""
-    of, around = calls[0].variables, next(filter(_is_shard_map, calls)).variables
-    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in of["avals"]]
-    names = [path or "the result" for path in paths(around["out_tree"])]
-    return "out_specs does not fit the result", _misfits(Shardings(around["mesh"]), names, of["specs"], avals)
+def explain_out_specs(calls: Calls) -> Answer:
+    """`shard_map`: the specs do not match the function's result."""
+    frame_vars, outer_vars = calls[0].variables, next(filter(_is_shard_map, calls)).variables
+    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in frame_vars["avals"]]
+    names = [path or "the result" for path in paths(outer_vars["out_tree"])]
+    return "out_specs does not fit the result", _spec_differences(
+        Shardings(outer_vars["mesh"]), names, frame_vars["specs"], avals
+    )
 
 
-def of_devices(calls: Calls) -> Answer:
-    """Of `jit`: the arrays that lie on other devices than most."""
-    of = next(call.variables for call in calls if {"args", "kwargs", "args_flat"} <= call.variables.keys())
-    trees = {f"argument {i}": arg for i, arg in enumerate(of["args"])} | of["kwargs"]
+def explain_devices(calls: Calls) -> Answer:
+    """`jit`: the arrays that are not on the devices of most others."""
+    frame_vars = next(call.variables for call in calls if {"args", "kwargs", "args_flat"} <= call.variables.keys())
+    trees = {f"argument {i}": arg for i, arg in enumerate(frame_vars["args"])} | frame_vars["kwargs"]
     placed = [
         (f"{name}{path}", leaf, place.device_ids)
         for name, tree in trees.items()
@@ -242,7 +262,9 @@ def of_devices(calls: Calls) -> Answer:
         return "", ()
     usual = counts[0][0] if counts[0][1] > counts[1][1] else None
     return "the arrays are committed to different devices", [
-        f"{path}: {what(leaf)}, on {_device_text(devices)}" for path, leaf, devices in placed if devices != usual
+        f"{path}: {describe_value(leaf)}, on {_device_text(devices)}"
+        for path, leaf, devices in placed
+        if devices != usual
     ] + ([] if usual is None else [f"the other {counts[0][1]:,} on {_device_text(usual)}"])
 
 
@@ -251,115 +273,120 @@ def _device_text(devices: Sequence[int]) -> str:
 
 
 def paths(treedef: Any) -> list[str]:
-    """The key paths of its leaves."""
+    """The key paths of the leaves."""
     return [leaf.keystr for leaf in walk(treedef).leaves]
 
 
-# What does not fit in loops and branches: carries, conditions, lengths, and what branches return.
+# Loops and branches: carries, conditions, lengths, and results of branches.
 
 
-def of_carry(calls: Calls) -> Answer:
-    """Of `scan`, `fori_loop` and `while_loop`: what of the carry comes out otherwise than it went in."""
-    of = calls[0].variables
-    if "out_carry" in of:
-        mine, other = _type_of(of["in_carry"]), _type_of(of["out_carry"])
+def explain_carry(calls: Calls) -> Answer:
+    """`scan`, `fori_loop` and `while_loop`: the carry changes type between input and output."""
+    frame_vars = calls[0].variables
+    if "out_carry" in frame_vars:
+        type_in, type_out = _type_of(frame_vars["in_carry"]), _type_of(frame_vars["out_carry"])
         init = next(_carry_in(call) for call in calls[1:] if call.function in ("scan", "while_loop"))
     else:  # jax < 0.5
-        init, mine = of["in_carry"], jit_type(of["in_carry"])
-        other = JitType(of["out_carry_tree"], [LeafType(aval) for aval in of["out_avals"]])
-    around = [call.function for call in calls[1:]]
-    within = ""  # the loop of fori_loop carries its counters, too
-    if "fori_loop" in around:
-        within = "[1]" if "scan" in around else "[2]"
-    found = [
-        Difference(path.removeprefix(within), *finding, tree=1) for path, finding in compare_types(init, mine, other)
+        init, type_in = frame_vars["in_carry"], jit_type(frame_vars["in_carry"])
+        type_out = JitType(frame_vars["out_carry_tree"], [LeafType(aval) for aval in frame_vars["out_avals"]])
+    outer_names = [call.function for call in calls[1:]]
+    carry_path = ""  # fori_loop also carries its counters
+    if "fori_loop" in outer_names:
+        carry_path = "[1]" if "scan" in outer_names else "[2]"
+    differences = [
+        Difference(path.removeprefix(carry_path), *finding, tree=1)
+        for path, finding in compare_types(init, type_in, type_out)
     ]
-    return "the carry comes out otherwise than it went in", found
+    return "the carry comes out otherwise than it went in", differences
 
 
 def _carry_in(call: Call) -> Any:
-    of = call.variables
-    return of["args"].unflatten()[0] if call.function == "scan" else of["init_val_flat"].unflatten()
+    frame_vars = call.variables
+    return frame_vars["args"].unflatten()[0] if call.function == "scan" else frame_vars["init_val_flat"].unflatten()
 
 
-def of_branches(calls: Calls) -> Answer:
-    """Of `cond` and `switch`."""
-    of = calls[0].variables
-    found = compare_types(of["outs1"], _type_of(of["out_avals1"]), _type_of(of["out_avals2"]))
-    one, other = (re.sub(r"^branch(?=\d)", "branch ", of[name]) for name in ("name1", "name2"))
-    title = f"what {one} and {other} return differs"
-    return title, [Difference(path, *finding, tree=1) for path, finding in found]
+def explain_branches(calls: Calls) -> Answer:
+    """`cond` and `switch`: the branches return different types."""
+    frame_vars = calls[0].variables
+    differences = compare_types(
+        frame_vars["outs1"], _type_of(frame_vars["out_avals1"]), _type_of(frame_vars["out_avals2"])
+    )
+    first, second = (re.sub(r"^branch(?=\d)", "branch ", frame_vars[name]) for name in ("name1", "name2"))
+    title = f"what {first} and {second} return differs"
+    return title, [Difference(path, *finding, tree=1) for path, finding in differences]
 
 
 def _type_of(flat: Any) -> JitType:
-    """Of JAX's flat tree of types, without weak types: these make no difference to `cond` and loops."""
-    return JitType(flat.tree, [LeafType(strong(aval)) for aval in flat.vals])
+    """The type of JAX's flat tree of avals, without weak types, which `cond` and loops ignore."""
+    return JitType(flat.tree, [LeafType(without_weak_type(aval)) for aval in flat.vals])
 
 
-def of_cond_fun(calls: Calls) -> Answer:
-    """Of `while_loop`: a condition that is no boolean scalar, and what of the carry makes it one of other numbers."""
-    of = calls[0].variables
-    closed = of["cond_jaxpr"]
-    tree = of["cond_out_avals"].tree if "cond_out_avals" in of else of["cond_tree"]
-    of_tree, avals, title = paths(tree), closed.out_avals, "cond_fun of while_loop must return one boolean"
+def explain_cond_fun(calls: Calls) -> Answer:
+    """`while_loop`: the condition is not a boolean scalar. Also lists the carry leaves it is computed from."""
+    frame_vars = calls[0].variables
+    closed = frame_vars["cond_jaxpr"]
+    tree = frame_vars["cond_out_avals"].tree if "cond_out_avals" in frame_vars else frame_vars["cond_tree"]
+    tree_paths, avals, title = paths(tree), closed.out_avals, "cond_fun of while_loop must return one boolean"
     if not tree_util.treedef_is_leaf(tree) or len(avals) != 1:
-        found = [f"{path} of the result: {aval.str_short()}" for path, aval in zip(of_tree, avals, strict=True)]
-        return title, found or ["it returns nothing"]
+        lines = [f"{path} of the result: {aval.str_short()}" for path, aval in zip(tree_paths, avals, strict=True)]
+        return title, lines or ["it returns nothing"]
     aval = avals[0]
     if aval.shape == () and aval.dtype == bool:
         return "", ()
-    how = "reduce it, as by .all() or .any()" if aval.shape else "compare it, as by != 0"
+    fix = "reduce it, as by .all() or .any()" if aval.shape else "compare it, as by != 0"
     carry = next(call for call in calls[1:] if call.function == "while_loop").variables
     names = _carry_names(carry)
-    made_of = [names[i] for i in _made_of(closed.jaxpr) if closed.jaxpr.invars[i].aval.shape == aval.shape != ()]
+    sources = [names[i] for i in _used_inputs(closed.jaxpr) if closed.jaxpr.invars[i].aval.shape == aval.shape != ()]
     return title, [
-        f"the result: {aval.str_short()}: {how}",
-        *(f"it is made of the carry{name}: {what(leaf)}" for name, leaf in made_of),
+        f"the result: {aval.str_short()}: {fix}",
+        *(f"it is made of the carry{name}: {describe_value(leaf)}" for name, leaf in sources),
     ]
 
 
-def _carry_names(of: dict[str, Any]) -> list[tuple[str, Any]]:
-    return leaves_of(of["init_val_flat"].unflatten() if "init_val_flat" in of else of["init_val"])
+def _carry_names(frame_vars: dict[str, Any]) -> list[tuple[str, Any]]:
+    return leaves_of(
+        frame_vars["init_val_flat"].unflatten() if "init_val_flat" in frame_vars else frame_vars["init_val"]
+    )
 
 
-def _made_of(jaxpr: Any) -> list[int]:
-    """The positions of the inputs that the results of a program are made of."""
+def _used_inputs(jaxpr: Any) -> list[int]:
+    """The positions of the inputs that the results of a program depend on."""
     needed = set(map(id, jaxpr.outvars))
     for eqn in reversed(jaxpr.eqns):
-        if any(id(each) in needed for each in eqn.outvars):
+        if any(id(var) in needed for var in eqn.outvars):
             needed.update(map(id, eqn.invars))
-    return [i for i, each in enumerate(jaxpr.invars) if id(each) in needed]
+    return [i for i, var in enumerate(jaxpr.invars) if id(var) in needed]
 
 
-def of_scanned(calls: Calls) -> Answer:
-    """Of `scan`: the leaves of `xs` whose first axis is of another length than that of most."""
-    of = next(call.variables for call in calls if call.function == "scan")
-    leaves = leaves_of(of["args"].unflatten()[1] if "args" in of else of["xs"])
+def explain_scanned(calls: Calls) -> Answer:
+    """`scan`: the leaves of `xs` whose first axis differs in length from most others."""
+    frame_vars = next(call.variables for call in calls if call.function == "scan")
+    leaves = leaves_of(frame_vars["args"].unflatten()[1] if "args" in frame_vars else frame_vars["xs"])
     lengths = [(path, leaf.shape[0] if getattr(leaf, "shape", ()) else None, leaf) for path, leaf in leaves]
-    usual = of.get("length") or _most(Counter(n for _, n, _ in lengths if n is not None))
+    usual = frame_vars.get("length") or _most_common(Counter(n for _, n, _ in lengths if n is not None))
     return f"scan goes along the first axis{f', here of {usual}' if usual else ''}", [
-        f"xs{path}: {what(leaf)}" for path, n, leaf in lengths if n != usual
+        f"xs{path}: {describe_value(leaf)}" for path, n, leaf in lengths if n != usual
     ]
 
 
-def of_associative_scan(calls: Calls) -> Answer:
-    of = calls[0].variables
-    axis = of["axis"]
-    lengths = [(path, leaf.shape[axis], leaf) for path, leaf in leaves_of(of["elems"])]
-    usual = _most(Counter(n for _, n, _ in lengths))
+def explain_associative_scan(calls: Calls) -> Answer:
+    frame_vars = calls[0].variables
+    axis = frame_vars["axis"]
+    lengths = [(path, leaf.shape[axis], leaf) for path, leaf in leaves_of(frame_vars["elems"])]
+    usual = _most_common(Counter(n for _, n, _ in lengths))
     return f"associative_scan goes along axis {axis}{f', here of {usual}' if usual else ''}", [
-        f"{path or 'the argument'}: {what(leaf)}" for path, n, leaf in lengths if n != usual
+        f"{path or 'the argument'}: {describe_value(leaf)}" for path, n, leaf in lengths if n != usual
     ]
 
 
-def _most(counts: Counter) -> Any:
-    """What there is the most of; None if two things are as many."""
-    first = counts.most_common(2)
-    return first[0][0] if len(first) < 2 or first[0][1] > first[1][1] else None
+def _most_common(counts: Counter) -> Any:
+    """The most common key; None on a tie."""
+    most = counts.most_common(2)
+    return most[0][0] if len(most) < 2 or most[0][1] > most[1][1] else None
 
 
-def strong(aval: Any) -> Any:
-    """A type without its weak type."""
+def without_weak_type(aval: Any) -> Any:
+    """The aval, no longer weakly typed."""
     return guarded(lambda: aval.strip_weak_type(), lambda _: aval)
 
 
@@ -372,80 +399,90 @@ _TAKE_ARRAYS = {
 }
 
 
-def _of_map(calls: Calls) -> Answer:
-    of = calls[0].variables
-    found = map_mismatches(of["tree"], *of["rest"], is_leaf=of["is_leaf"])
-    several = len(of["rest"]) > 1
-    return "the trees do not match", [f"tree {each.tree}: {each}" if several else each for each in found]
+def _explain_map(calls: Calls) -> Answer:
+    frame_vars = calls[0].variables
+    differences = map_mismatches(frame_vars["tree"], *frame_vars["rest"], is_leaf=frame_vars["is_leaf"])
+    several = len(frame_vars["rest"]) > 1
+    return "the trees do not match", [
+        f"tree {difference.tree}: {difference}" if several else difference for difference in differences
+    ]
 
 
-def _of_jvp(calls: Calls) -> Answer:
-    of = calls[0].variables
-    mine = jit_type(of["primals"])
-    of_tangents = JitType(mine.treedef, [_of_tangent(leaf.aval) for leaf in mine.leaves])
-    return "primals and tangents do not match", _given(of["tangents"], of_tangents, ("primals", "tangents"))
+def _explain_jvp(calls: Calls) -> Answer:
+    frame_vars = calls[0].variables
+    primals_type = jit_type(frame_vars["primals"])
+    tangents_type = JitType(primals_type.treedef, [_tangent_type(leaf.aval) for leaf in primals_type.leaves])
+    return "primals and tangents do not match", _tangent_differences(
+        frame_vars["tangents"], tangents_type, ("primals", "tangents")
+    )
 
 
-def _of_pullback(calls: Calls) -> Answer:
-    """Of what `vjp` and `linear_transpose` return."""
-    of = calls[0].variables
-    if "in_tree_expected" in of:  # jax < 0.8
-        tree, given, avals = of["in_tree_expected"], of["py_args"], of["out_primal_avals"]
+def _explain_pullback(calls: Calls) -> Answer:
+    """The functions that `vjp` and `linear_transpose` return: the cotangent does not match."""
+    frame_vars = calls[0].variables
+    if "in_tree_expected" in frame_vars:  # jax < 0.8
+        tree, given, avals = frame_vars["in_tree_expected"], frame_vars["py_args"], frame_vars["out_primal_avals"]
     else:
-        tree, given = of["out_tree"], of["out_ct" if "out_ct" in of else "out_cotangent"]
+        tree, given = frame_vars["out_tree"], frame_vars["out_ct" if "out_ct" in frame_vars else "out_cotangent"]
         tree = tree() if callable(tree) else tree  # of linear_transpose
-        avals = of["out_primal_avals" if "out_primal_avals" in of else "out_avals"]
-    found = _given(given, JitType(tree, [_of_tangent(aval) for aval in avals]), ("result", "cotangent"))
+        avals = frame_vars["out_primal_avals" if "out_primal_avals" in frame_vars else "out_avals"]
+    differences = _tangent_differences(
+        given, JitType(tree, [_tangent_type(aval) for aval in avals]), ("result", "cotangent")
+    )
     return "the cotangent does not match the result", [
-        each
-        for each in found
-        if (each.kind, each.left) != ("dtype", "float0")  # JAX takes any
+        difference
+        for difference in differences
+        if (difference.kind, difference.left) != ("dtype", "float0")  # JAX accepts any dtype here
     ]
 
 
-def _of_custom_vjp(calls: Calls) -> Answer:
-    """Of the rule of a `custom_vjp`: None, and a leaf in place of a node, are taken for what they stand for."""
-    of = calls[0].variables
-    wanted = JitType(of["in_tree"], [_of_tangent(aval) for aval in of["in_avals"]])
-    found, leaves = _given(of["py_cts_in"], wanted, ("arguments", "result")), dict(leaves_of(of["py_cts_in"]))
+def _explain_custom_vjp(calls: Calls) -> Answer:
+    """A `custom_vjp` rule. JAX accepts None, and a leaf in place of a node."""
+    frame_vars = calls[0].variables
+    wanted = JitType(frame_vars["in_tree"], [_tangent_type(aval) for aval in frame_vars["in_avals"]])
+    differences, leaves = (
+        _tangent_differences(frame_vars["py_cts_in"], wanted, ("arguments", "result")),
+        dict(leaves_of(frame_vars["py_cts_in"])),
+    )
     return "the result of the custom_vjp rule does not match the arguments", [
-        each
-        for each in found
-        if (each.kind, each.right) != ("none", "None") and not (each.kind == "leaf" and each.path in leaves)
+        difference
+        for difference in differences
+        if (difference.kind, difference.right) != ("none", "None")
+        and not (difference.kind == "leaf" and difference.path in leaves)
     ]
 
 
-def _of_custom_jvp(calls: Calls) -> Answer:
-    of = calls[0].variables
-    mine = jit_type(of["py_primals_out"])
-    wanted = JitType(mine.treedef, [_of_tangent(leaf.aval) for leaf in mine.leaves])
-    found = _given(of["py_tangents_out"], wanted, ("primals", "tangents"))
-    return "primals and tangents that the custom_jvp rule returns do not match", found
+def _explain_custom_jvp(calls: Calls) -> Answer:
+    frame_vars = calls[0].variables
+    primals_type = jit_type(frame_vars["py_primals_out"])
+    wanted = JitType(primals_type.treedef, [_tangent_type(leaf.aval) for leaf in primals_type.leaves])
+    differences = _tangent_differences(frame_vars["py_tangents_out"], wanted, ("primals", "tangents"))
+    return "primals and tangents that the custom_jvp rule returns do not match", differences
 
 
-def _given(tree: Any, wanted: JitType, names: tuple[str, str]) -> list[Difference]:
-    """How a tree of tangents or cotangents differs from what is wanted; weak types make no difference."""
-    mine = jit_type(tree)
-    mine = JitType(mine.treedef, [LeafType(strong(leaf.aval)) for leaf in mine.leaves])
-    found = compare_types(tree, wanted, mine, is_right=True)
-    return [Difference(path, *map(_float0, finding), tree=1, names=names) for path, finding in found]
+def _tangent_differences(tree: Any, wanted: JitType, names: tuple[str, str]) -> list[Difference]:
+    """The differences between a tree of tangents or cotangents and the expected type. Ignores weak types."""
+    given = jit_type(tree)
+    given = JitType(given.treedef, [LeafType(without_weak_type(leaf.aval)) for leaf in given.leaves])
+    findings = compare_types(tree, wanted, given, is_right=True)
+    return [Difference(path, *map(_float0, finding), tree=1, names=names) for path, finding in findings]
 
 
 def _float0(text: str) -> str:
     return "float0" if text == str(jax.dtypes.float0) else text
 
 
-def _of_tangent(aval: Any) -> LeafType:
-    """The type of what is a tangent or a cotangent of an array: of an integer, float0."""
+def _tangent_type(aval: Any) -> LeafType:
+    """The type of a tangent or cotangent: float0 for an integer array."""
     to_tangent = getattr(aval, "to_tangent_aval", None) or getattr(aval, "at_least_vspace", None)
-    return LeafType(strong(to_tangent() if to_tangent else aval))
+    return LeafType(without_weak_type(to_tangent() if to_tangent else aval))
 
 
-def _of_transposed(calls: Calls) -> Answer:
-    """Of `jax.tree.transpose`: the inner trees that differ from the first of them."""
-    of = calls[0].variables
-    outer, inner = of["outer_treedef"], of["inner_treedef"]
-    parts = outer.flatten_up_to(of["pytree_to_transpose"])
+def _explain_transpose(calls: Calls) -> Answer:
+    """`jax.tree.transpose`: the inner trees that differ from the first one."""
+    frame_vars = calls[0].variables
+    outer, inner = frame_vars["outer_treedef"], frame_vars["inner_treedef"]
+    parts = outer.flatten_up_to(frame_vars["pytree_to_transpose"])
     like = next((part for part in parts if tree_util.tree_structure(part) == inner), None)
     if like is None and inner is not None:
         return "", ()
@@ -453,66 +490,68 @@ def _of_transposed(calls: Calls) -> Answer:
         tree_util.keystr(path)
         for path, _ in tree_util.tree_flatten_with_path(outer.unflatten(parts), is_leaf=_is_any(parts))[0]
     ]
-    found = [(path, each) for path, part in zip(paths, parts, strict=True) for each in map_mismatches(like, part)]
-    return "the trees to transpose are not alike", [f"in {path}: {each}" for path, each in found]
+    differences = [
+        (path, difference) for path, part in zip(paths, parts, strict=True) for difference in map_mismatches(like, part)
+    ]
+    return "the trees to transpose are not alike", [f"in {path}: {difference}" for path, difference in differences]
 
 
-def _of_argument_types(calls: Calls) -> Answer:
-    """Of `jit`: the leaves that are no arrays."""
-    of = calls[0].variables
-    if "static arguments" in str(calls[0].error):  # told with those that raise before
+def _explain_argument_types(calls: Calls) -> Answer:
+    """`jit`: the leaves that are not arrays."""
+    frame_vars = calls[0].variables
+    if "static arguments" in str(calls[0].error):  # `raised.explain_hashes` explains it
         return "", ()
-    args, kwargs = of["args"], of["kwargs"]
-    static = {i % len(args) for i in getattr(of["ji"], "static_argnums", ()) if -len(args) <= i < len(args)}
+    args, kwargs = frame_vars["args"], frame_vars["kwargs"]
+    static = {i % len(args) for i in getattr(frame_vars["ji"], "static_argnums", ()) if -len(args) <= i < len(args)}
     trees = {f"argument {i}": arg for i, arg in enumerate(args) if i not in static} | {
-        name: arg for name, arg in kwargs.items() if name not in getattr(of["ji"], "static_argnames", ())
+        name: arg for name, arg in kwargs.items() if name not in getattr(frame_vars["ji"], "static_argnames", ())
     }
     return "jit takes arrays and numbers alone", [
-        f"{name}{path}: {what(leaf)}: {remedy(leaf)}"
+        f"{name}{path}: {describe_value(leaf)}: {remedy(leaf)}"
         for name, tree in trees.items()
         for path, leaf in leaves_of(tree)
-        if not is_of_jax(leaf)
+        if not is_jit_value(leaf)
     ]
 
 
-def _of_returned(calls: Calls) -> Answer:
-    """Of a function that JAX traced: what of its result is no array."""
-    of = calls[0].variables
-    paths = getattr(of["dbg"], "result_paths", None)
-    outs = of["out_tracers"]
+def _explain_returned(calls: Calls) -> Answer:
+    """A traced function: the leaves of its result that are not arrays."""
+    frame_vars = calls[0].variables
+    paths = getattr(frame_vars["dbg"], "result_paths", None)
+    outs = frame_vars["out_tracers"]
     names = [*map(str, paths)] if isinstance(paths, tuple | list) else [""] * len(outs)
     return "the function returns what is no array", [
-        f"{name or 'the result'}: {what(leaf)}: {remedy(leaf)}"
+        f"{name or 'the result'}: {describe_value(leaf)}: {remedy(leaf)}"
         for name, leaf in zip(names, outs, strict=True)
-        if not is_of_jax(leaf)
+        if not is_jit_value(leaf)
     ]
 
 
-def _of_compiled(calls: Calls) -> Answer:
-    """Of a function that was compiled ahead of time: how the arguments differ from those it was compiled for."""
+def _explain_compiled(calls: Calls) -> Answer:
+    """A function compiled ahead of time: the arguments differ from those it was compiled for."""
     compiled = next(call.variables["self"] for call in calls if call.function == "__call__")
     args, kwargs = calls[0].variables["args"], calls[0].variables["kwargs"]
     leaves, treedef = tree_util.tree_flatten(compiled.args_info)
-    wanted = JitType(treedef, [LeafType(strong(leaf._aval)) for leaf in leaves])
-    mine = jit_type((args, kwargs))
-    mine = JitType(mine.treedef, [LeafType(strong(leaf.aval)) for leaf in mine.leaves])
+    wanted = JitType(treedef, [LeafType(without_weak_type(leaf._aval)) for leaf in leaves])
+    given = jit_type((args, kwargs))
+    given = JitType(given.treedef, [LeafType(without_weak_type(leaf.aval)) for leaf in given.leaves])
     names = {"[0]": "args", "[1]": "kwargs"}
     return "the step was compiled for other arguments", [
         Difference(names.get(path[:3], "") + path[3:], *finding, tree=1, names=("compiled", "given"))
-        for path, finding in compare_types((args, kwargs), wanted, mine, is_right=True)
+        for path, finding in compare_types((args, kwargs), wanted, given, is_right=True)
     ]
 
 
-def _of_compiled_shardings(calls: Calls) -> Answer:
-    """Of a function that was compiled ahead of time: which arguments lie elsewhere now."""
-    of = calls[0].variables
-    wanted = of["in_shardings" if "in_shardings" in of else "in_xla_shardings"]
-    given = of["args" if "args" in of else "args_after_dce"]  # those that the program reads
-    around = next(call.variables for call in calls if call.function == "__call__")
-    leaves = leaves_of((around["args"], around["kwargs"]))
+def _explain_compiled_shardings(calls: Calls) -> Answer:
+    """A function compiled ahead of time: the arguments whose sharding changed."""
+    frame_vars = calls[0].variables
+    wanted = frame_vars["in_shardings" if "in_shardings" in frame_vars else "in_xla_shardings"]
+    given = frame_vars["args" if "args" in frame_vars else "args_after_dce"]  # the arguments that the program reads
+    call_vars = next(call.variables for call in calls if call.function == "__call__")
+    leaves = leaves_of((call_vars["args"], call_vars["kwargs"]))
     if len(leaves) == len(given):
         paths = [path for path, _ in leaves]
-    else:  # an array that is given twice has two names: which of them is read, is not known
+    else:  # an array passed twice has two names, and which one the program reads is unknown
         n_of, path_of = Counter(id(leaf) for _, leaf in leaves), {id(leaf): path for path, leaf in leaves}
         paths = [path_of.get(id(leaf), "") if n_of[id(leaf)] == 1 else "" for leaf in given]
     names = {"[0]": "args", "[1]": "kwargs"}
@@ -524,58 +563,60 @@ def _of_compiled_shardings(calls: Calls) -> Answer:
     ]
 
 
-def _of_invalid(calls: Calls) -> Answer:
-    """Of loops, branches, `vmap` and `checkpoint`: the leaves that are no arrays."""
+def _explain_invalid(calls: Calls) -> Answer:
+    """Loops, branches, `vmap` and `checkpoint`: the leaves that are not arrays."""
     call = next((call for call in calls if _TAKE_ARRAYS.get(call.function) in call.variables), None)
     if call is None:
         return "", ()
     tree, name = call.variables[_TAKE_ARRAYS[call.function]], call.function
     tree = tree.unflatten() if hasattr(tree, "unflatten") else tree
-    words = {"[0]": "the initial carry", "[1]": "xs"} if name == "scan" else {}
-    if any(each.function == "fori_loop" for each in calls):
-        words, name = {"[0][1]": "", "[2]": ""}, "fori_loop"  # it carries its counters, too
+    labels = {"[0]": "the initial carry", "[1]": "xs"} if name == "scan" else {}
+    if any(call.function == "fori_loop" for call in calls):
+        labels, name = {"[0][1]": "", "[2]": ""}, "fori_loop"  # fori_loop also carries its counters
     if name == "fun_remat":
-        if call.variables.get("static_argnums"):  # JAX has taken these out: others stand in their places
+        if call.variables.get("static_argnums"):  # JAX removed them, which shifts the positions
             return "", ()
         name = "checkpoint"
-    found = []
+    lines = []
     for path, leaf in leaves_of(tree):
-        if not is_of_jax(leaf):
-            start = next((each for each in words if path.startswith(each)), "")
-            found.append(f"{words.get(start, '') + path.removeprefix(start) or 'the argument'}: {what(leaf)}")
-    return f"{name.removesuffix('_f')} takes arrays and numbers alone", found
+        if not is_jit_value(leaf):
+            prefix = next((label for label in labels if path.startswith(label)), "")
+            lines.append(
+                f"{labels.get(prefix, '') + path.removeprefix(prefix) or 'the argument'}: {describe_value(leaf)}"
+            )
+    return f"{name.removesuffix('_f')} takes arrays and numbers alone", lines
 
 
-def _of_deleted(calls: Calls) -> Answer:
-    """Of `jit` and `device_get`: the arrays that were deleted, or donated to another call."""
-    of = next((call.variables for call in calls if call.function in ("cache_miss", "device_get")), {})
-    args, kwargs = (of["args"], of["kwargs"]) if "args" in of else ((of["x"],), {})
+def _explain_deleted(calls: Calls) -> Answer:
+    """`jit` and `device_get`: the arrays that were deleted or donated to another call."""
+    frame_vars = next((call.variables for call in calls if call.function in ("cache_miss", "device_get")), {})
+    args, kwargs = (frame_vars["args"], frame_vars["kwargs"]) if "args" in frame_vars else ((frame_vars["x"],), {})
     trees = {f"argument {i}": arg for i, arg in enumerate(args)} | kwargs
-    if len(trees) == 1 and "x" in of:
-        trees = {"the argument": of["x"]}
-    found = [
+    if len(trees) == 1 and "x" in frame_vars:
+        trees = {"the argument": frame_vars["x"]}
+    deleted = [
         (name, path, leaf)
         for name, tree in trees.items()
         for path, leaf in leaves_of(tree)
         if isinstance(leaf, jax.Array) and guarded(leaf.is_deleted, lambda _: False)
     ]
-    if not any(path for _, path, _ in found):  # as of x + y: JAX says which shape it has
+    if not any(path for _, path, _ in deleted):  # such as x + y: JAX's own message has the shape
         return "", ()
-    names = guarded(lambda: caller.names_of(calls[0].error), lambda _: {})  # as they are in the call
+    names = guarded(lambda: names_of(calls[0].error), lambda _: {})  # names in the user's call
     return "arrays that were deleted, or donated to a call before", [
-        f"{names.get(id(leaf), name + path)}: {what(leaf)}" for name, path, leaf in found
+        f"{names.get(id(leaf), name + path)}: {describe_value(leaf)}" for name, path, leaf in deleted
     ]
 
 
-def _of_differentiated(calls: Calls) -> Answer:
-    """Of `grad`, `value_and_grad`, `jacfwd` and `jacrev`: the leaves that have no derivative."""
-    of = calls[0].variables
-    if of.get("allow_int"):
+def _explain_differentiated(calls: Calls) -> Answer:
+    """`grad`, `value_and_grad`, `jacfwd` and `jacrev`: the leaves that have no derivative."""
+    frame_vars = calls[0].variables
+    if frame_vars.get("allow_int"):
         return "", ()
     are_refs = "Ref-typed" in str(calls[0].error)  # since jax 0.11
     return "grad needs arrays, and no references" if are_refs else "grad needs floating-point leaves", [
-        f"{f'argument {i}' if len(of['dyn_args']) > 1 else 'the argument'}{path}: {what(leaf)}"
-        for i, tree in enumerate(of["dyn_args"])
+        f"{f'argument {i}' if len(frame_vars['dyn_args']) > 1 else 'the argument'}{path}: {describe_value(leaf)}"
+        for i, tree in enumerate(frame_vars["dyn_args"])
         for path, leaf in leaves_of(tree)
         if (is_ref(leaf) if are_refs else not is_inexact(leaf))
     ]
@@ -586,49 +627,50 @@ def _is_any(objects: Sequence[Any]) -> Callable[[Any], bool]:
     return lambda node: id(node) in ids
 
 
-# Where the functions stand that raise, and what answers for them. " or " separates the places in different releases.
+# The functions of JAX that raise -> the answer. " or " separates the places in different releases.
 _PLACES: dict[str, Callable[[Calls], Answer]] = {
-    "jax._src.lax.control_flow.loops:_check_carry_type": of_carry,
-    "jax._src.lax.control_flow.conditionals:_check_branch_outputs": of_branches,
-    "jax._src.api_util:flatten_axes": of_prefix,
-    "jax._src.api_util:flatten_axis_resources or jax._src.pjit:flatten_axis_resources": of_shardings,
-    "jax._src.api:vmap.<locals>.vmap_f": of_vmap,
-    "jax._src.interpreters.batching:_batch_inner": of_vmapped,
-    "jax._src.pjit:pjit_check_aval_sharding": of_divided,
-    "jax._src.tree_util:broadcast_prefix": of_broadcast,
-    "jax._src.api_util:argnums_partial2.<locals>.f_wrapped": of_broadcast,
-    "jax._src.shard_map:_check_names or jax.experimental.shard_map:_check_names": of_out_specs,
-    "jax._src.interpreters.pxla:_get_and_check_device_assignment": of_devices,
-    "jax._src.interpreters.partial_eval:_check_returned_jaxtypes": _of_returned,
-    "jax._src.stages:Compiled.call": _of_compiled,
-    "jax._src.interpreters.pxla:check_array_xla_sharding_layout_match": _of_compiled_shardings,
-    "jax._src.lax.control_flow.loops:while_loop.<locals>._create_jaxpr": of_cond_fun,
-    "jax._src.lax.control_flow.loops:associative_scan": of_associative_scan,
-    "jax._src.tree_util:tree_map": _of_map,
-    "jax._src.tree_util:tree_map_with_path": _of_map,
-    "jax._src.api:_jvp": _of_jvp,
-    "jax._src.pjit:_infer_params": _of_argument_types,
-    "jax._src.api:_vjp3_bwd or jax._src.api:_vjp_pullback_wrapper": _of_pullback,
-    "jax._src.api:linear_transpose.<locals>.transposed_fun": _of_pullback,
-    "jax._src.api:value_and_grad.<locals>.value_and_grad_f": _of_differentiated,
-    "jax._src.api:jacrev.<locals>.jacfun": _of_differentiated,
-    "jax._src.tree_util:tree_transpose": _of_transposed,
-    "jax._src.lax.control_flow.loops:_infer_scan_length": of_scanned,
-    "jax._src.custom_derivatives:_flatten_bwd": _of_custom_vjp,
-    "jax._src.custom_derivatives:_flatten_jvp": _of_custom_jvp,
-    "jax._src.core:typeof": _of_invalid,
-    "jax._src.core:shaped_abstractify or jax._src.api_util:shaped_abstractify": _of_invalid,
-    "jax._src.array:ArrayImpl._check_if_deleted": _of_deleted,
+    "jax._src.lax.control_flow.loops:_check_carry_type": explain_carry,
+    "jax._src.lax.control_flow.conditionals:_check_branch_outputs": explain_branches,
+    "jax._src.api_util:flatten_axes": explain_prefix,
+    "jax._src.api_util:flatten_axis_resources or jax._src.pjit:flatten_axis_resources": explain_shardings,
+    "jax._src.api:vmap.<locals>.vmap_f": explain_vmap,
+    "jax._src.interpreters.batching:_batch_inner": explain_vmap_result,
+    "jax._src.pjit:pjit_check_aval_sharding": explain_divisibility,
+    "jax._src.tree_util:broadcast_prefix": explain_broadcast,
+    "jax._src.api_util:argnums_partial2.<locals>.f_wrapped": explain_broadcast,
+    "jax._src.shard_map:_check_names or jax.experimental.shard_map:_check_names": explain_out_specs,
+    "jax._src.interpreters.pxla:_get_and_check_device_assignment": explain_devices,
+    "jax._src.interpreters.partial_eval:_check_returned_jaxtypes": _explain_returned,
+    "jax._src.stages:Compiled.call": _explain_compiled,
+    "jax._src.interpreters.pxla:check_array_xla_sharding_layout_match": _explain_compiled_shardings,
+    "jax._src.lax.control_flow.loops:while_loop.<locals>._create_jaxpr": explain_cond_fun,
+    "jax._src.lax.control_flow.loops:associative_scan": explain_associative_scan,
+    "jax._src.tree_util:tree_map": _explain_map,
+    "jax._src.tree_util:tree_map_with_path": _explain_map,
+    "jax._src.api:_jvp": _explain_jvp,
+    "jax._src.pjit:_infer_params": _explain_argument_types,
+    "jax._src.api:_vjp3_bwd or jax._src.api:_vjp_pullback_wrapper": _explain_pullback,
+    "jax._src.api:linear_transpose.<locals>.transposed_fun": _explain_pullback,
+    "jax._src.api:value_and_grad.<locals>.value_and_grad_f": _explain_differentiated,
+    "jax._src.api:jacrev.<locals>.jacfun": _explain_differentiated,
+    "jax._src.tree_util:tree_transpose": _explain_transpose,
+    "jax._src.lax.control_flow.loops:_infer_scan_length": explain_scanned,
+    "jax._src.custom_derivatives:_flatten_bwd": _explain_custom_vjp,
+    "jax._src.custom_derivatives:_flatten_jvp": _explain_custom_jvp,
+    "jax._src.core:typeof": _explain_invalid,
+    "jax._src.core:shaped_abstractify or jax._src.api_util:shaped_abstractify": _explain_invalid,
+    "jax._src.array:ArrayImpl._check_if_deleted": _explain_deleted,
 }
-# What calls JAX again for trees that it has flattened: these functions know the user's trees.
-_PLACES_AROUND: dict[str, Callable[[Calls], Answer]] = {
-    "jax._src.shard_map:_shard_map.<locals>.wrapped or jax.experimental.shard_map:_shard_map.<locals>.wrapped": of_wrapped
+# Functions that flatten the user's trees before they call JAX again.
+_OUTER_PLACES: dict[str, Callable[[Calls], Answer]] = {
+    "jax._src.shard_map:_shard_map.<locals>.wrapped or "
+    "jax.experimental.shard_map:_shard_map.<locals>.wrapped": explain_wrapper
 }
-ANSWERS, AROUND = (
+ANSWERS, OUTER_ANSWERS = (
     {re.split("[.:]", place)[-1]: answer for places, answer in table.items() for place in places.split(" or ")}
-    for table in (_PLACES, _PLACES_AROUND)
+    for table in (_PLACES, _OUTER_PLACES)
 )
 PRIVATE = tuple(
     PrivateName(places, "explain_errors says less about the errors that these functions raise")
-    for places in (*_PLACES, *_PLACES_AROUND)
+    for places in (*_PLACES, *_OUTER_PLACES)
 )

@@ -1,4 +1,4 @@
-"""Add to an error of JAX what is wrong with its trees, without changing the error."""
+"""Add a note to an error from JAX that names the leaves at fault; the error itself stays as it is."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from typing import Any
 
 import jax
 
-from treeviz.explainer import frames as caller
-from treeviz.explainer import libraries, raised
-from treeviz.explainer import libraries as linen
-from treeviz.explainer import raised as hashes
-from treeviz.explainer.answers import ANSWERS, AROUND
+from treeviz.explainer import frames, libraries, raised
+from treeviz.explainer.answers import ANSWERS, OUTER_ANSWERS
 from treeviz.explainer.frames import Answer, calls_in_jax, without_hidden
 from treeviz.tree.text import guarded, printable_lines
 from treeviz.views.text.terminal import wrapped
@@ -25,11 +22,11 @@ from treeviz.views.text.terminal import wrapped
 TIME_LIMIT_S = 1.0
 _MOST_LINES = 20
 _FILTERING = "jax_traceback_filtering"
-_KEEP_FRAMES = "tracebackhide"  # JAX marks its frames, in place of cutting them off
+_KEEP_FRAMES = "tracebackhide"  # JAX marks its frames but keeps them
 
 
 def explanation(error: BaseException, limit_s: float = TIME_LIMIT_S) -> str:
-    """What is wrong with the trees of the call inside JAX that raised; "" if it is not known, or not known in time."""
+    """The leaves that made the call inside JAX fail; "" if the cause is unknown or takes longer than `limit_s`."""
     if not isinstance(error, Exception):
         return ""
     answers: list[str] = []
@@ -40,41 +37,41 @@ def explanation(error: BaseException, limit_s: float = TIME_LIMIT_S) -> str:
 
 
 def _explanation(error: Exception) -> str:
-    for title, found in _answers(error):
-        if found:
-            lines = [f"  {each}" for each in found[:_MOST_LINES]]
-            if len(found) > _MOST_LINES:
-                lines.append(f"  … {len(found) - _MOST_LINES:,} more")
+    for title, details in _answers(error):
+        if details:
+            lines = [f"  {line}" for line in details[:_MOST_LINES]]
+            if len(details) > _MOST_LINES:
+                lines.append(f"  … {len(details) - _MOST_LINES:,} more")
             return printable_lines("\n".join([f"treeviz: {title}:", *lines]))
     return ""
 
 
 def _answers(error: Exception) -> Iterator[Answer]:
-    """Of what is around the call first, a library or a part of JAX: it has the user's trees."""
+    """Yields answers, outermost calls first: a library or a wrapper in JAX still has the user's trees."""
     calls = calls_in_jax(error)
-    of_buffers = guarded(lambda: caller.of_buffers(error), lambda _: ("", ()))
-    if guarded(lambda: caller.is_from_library(error), lambda _: False):
-        yield of_buffers
+    buffers_answer = guarded(lambda: frames.explain_buffers(error), lambda _: ("", ()))
+    if guarded(lambda: frames.is_from_library(error), lambda _: False):
+        yield buffers_answer
     for i in reversed(range(len(calls))):
         answer, needs = libraries.ANSWERS.get((calls[i].library, calls[i].function), (None, ()))
         if not calls[i].library:
-            answer = AROUND.get(calls[i].function)
+            answer = OUTER_ANSWERS.get(calls[i].function)
         if answer is not None and all(name in calls[i].variables for name in needs):
             yield guarded(lambda answer=answer, i=i: answer([calls[i], *calls[:i]]), lambda _: ("", ()))
     for i, call in enumerate(calls):
         answer = None if call.library else ANSWERS.get(call.function)
         if answer is not None:
             yield guarded(lambda answer=answer, i=i: answer(calls[i:]), lambda _: ("", ()))
-    yield of_buffers
-    last = [raised.of_operands, raised.of_mapped]
+    yield buffers_answer
+    last_answers = [raised.explain_operands, raised.explain_mapped_leaf]
     if guarded(lambda: raised.is_direct(error), lambda _: False):
-        last.reverse()
-    for answer in (hashes.of_hashes, linen.of_scope, *last):
+        last_answers.reverse()
+    for answer in (raised.explain_hashes, libraries.explain_scope, *last_answers):
         yield guarded(lambda answer=answer: answer(error), lambda _: ("", ()))
 
 
 class explain_errors:
-    """Say below an error of JAX which leaves of which tree it is about, with their paths.
+    """Add to an error from JAX the paths of the leaves that caused it.
 
         with tv.explain_errors():
             new_params = jax.tree.map(jnp.add, params, grads)
@@ -83,19 +80,22 @@ class explain_errors:
         def train(params, grads):
             return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
 
-    In IPython and Jupyter `tv.explain_errors()` alone explains the errors of all cells that follow, and
-    `tv.explain_errors().stop()` ends it. With pytest, `pytest -p treeviz.pytest` adds it to the reports.
+    In IPython and Jupyter, one call of `tv.explain_errors()` covers all later cells, and `tv.explain_errors().stop()`
+    ends it. With pytest, `pytest -p treeviz.pytest` adds the explanations to the reports.
 
-    It knows `jax.tree.map`, `vmap`, `pmap`, `shard_map`, `scan`, `while_loop`, `fori_loop`, `cond`, `switch`, `jit` and
-    what it compiled, `device_put`, `grad`, `jacfwd`, `jvp`, `vjp`, `checkpoint`, the rules of `custom_vjp` and
-    `custom_jvp`, `jax.tree.transpose`, donated arrays, updates of optax, and the restores of Orbax, of
-    `equinox.tree_deserialise_leaves` and of `flax.serialization.from_bytes`, `flax.nnx.merge` and `update`, and
-    `equinox.tree_at`. Of a function that raised in
-    `jax.tree.map` it names the leaf, of shapes that do not fit in a model of Linen, NNX or Equinox the parameters and
-    the input, and of static arguments what in them has no hash. The error is raised as it was, with a note (PEP 678):
-    nothing of the user's runs again but flatten functions, and what takes more than a second is left unsaid.
-    Inside the block JAX's setting `jax_traceback_filtering` is "tracebackhide", so that the trees can be found; the
-    traceback of an error that leaves the block is filtered as by default.
+    Explains errors of:
+      JAX: `jax.tree.map`, `jax.tree.transpose`, `vmap`, `pmap`, `shard_map`, `scan`, `while_loop`, `fori_loop`,
+        `cond`, `switch`, `jit` and compiled functions, `device_put`, `grad`, `jacfwd`, `jvp`, `vjp`, `checkpoint`,
+        `custom_vjp` and `custom_jvp` rules, donated arrays.
+      Libraries: optax updates; restores by Orbax, `equinox.tree_deserialise_leaves` and
+        `flax.serialization.from_bytes`; `flax.nnx.merge` and `update`; `equinox.tree_at`.
+
+    If the function given to `jax.tree.map` raised, the note names the leaf. If shapes do not match in a Linen, NNX or
+    Equinox model, it names the parameters and the input. For static arguments, it names the part without a hash.
+
+    The original error is raised with a note (PEP 678). Only flatten functions of the user run again, and an explanation
+    that takes more than a second is dropped. Inside the block, `jax_traceback_filtering` is "tracebackhide", since the
+    trees are read from JAX's frames; errors that leave the block have the default filtered traceback.
     """
 
     def __init__(self) -> None:
@@ -130,19 +130,19 @@ class explain_errors:
         return explained
 
     def _leave_cells(self) -> None:
-        """Of a block or a function: explain nothing else."""
+        """A block or a decorated function does not cover the cells."""
         if self._began:
             self.stop()
         self._began = False
 
     def stop(self) -> None:
-        """Explain no more errors of cells."""
+        """Stop explaining the errors of cells."""
         if self._shell is not None:
             _explain_no_cells(self._shell)
 
 
 def add_explanation(error: BaseException) -> str:
-    """Add a note with the explanation to an error, once. Returns it; "" if there is none."""
+    """Add the explanation to the error as a note, once. Returns it; "" if there is none."""
     known = [note for note in getattr(error, "__notes__", ()) if type(note) is str and note.startswith("treeviz: ")]
     if known:
         return known[0]
@@ -153,24 +153,24 @@ def add_explanation(error: BaseException) -> str:
 
 
 def fitted(text: str, width: int | None) -> str:
-    """An explanation in lines of a width, without one as it is."""
+    """The explanation wrapped to `width`; unchanged if `width` is None."""
     return "\n".join(chain.from_iterable(wrapped(line, width, "    ") for line in text.split("\n")))
 
 
 def _width_of(stream: Any) -> int | None:
-    """The width of a terminal; None of what is none, such as a log."""
+    """The width of the terminal; None if the stream is not a terminal, such as a log."""
     return get_terminal_size().columns if guarded(lambda: stream.isatty(), lambda _: False) else None
 
 
 def keep_frames() -> str | None:
-    """Have JAX keep its frames in tracebacks, so that the trees can be found. Returns the setting before."""
+    """Make JAX keep its frames in tracebacks, since they hold the trees. Returns the previous setting."""
     before = getattr(jax.config, _FILTERING, None)
     set_filtering(_KEEP_FRAMES if before is not None else None)
     return before
 
 
 def set_filtering(setting: str | None) -> None:
-    """A JAX that does not have the setting goes on as it is."""
+    """Does nothing if this version of JAX lacks the setting."""
     if setting is not None:
         guarded(lambda: jax.config.update(_FILTERING, setting), lambda _: None)
 
@@ -181,7 +181,7 @@ def _shell() -> Any:
 
 
 def _explain_cells(shell: Any) -> bool:
-    """Returns whether it was not so before."""
+    """Returns False if cells are explained already."""
     if _explain_cell in shell.events.callbacks.get("post_run_cell", ()):
         return False
     shell.events.register("post_run_cell", _explain_cell)
@@ -194,7 +194,7 @@ def _explain_no_cells(shell: Any) -> None:
 
 
 def _explain_cell(result: Any) -> None:
-    """Print the explanation of the error of a cell below its traceback."""
+    """Print the explanation of a cell's error below its traceback."""
     error = getattr(result, "error_in_exec", None)
     text = "" if error is None else add_explanation(error)
     if text:

@@ -1,4 +1,4 @@
-"""The calls inside JAX that led to an error, with their variables."""
+"""Read an error's traceback: the calls inside JAX, their variables, and the values in the user's expression."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from treeviz.tree.walk import scan
 
 _MOST = 1_000  # frames
 _STDLIB = os.path.dirname(os.__file__)
-_LIBRARIES = re.compile(  # what restores trees, and what updates them
+_LIBRARIES = re.compile(  # modules that restore or update trees
     r"/(?:(flax)/(?:serialization|struct|core/frozen_dict|nnx/(?:graph|pytree|object|module|helpers)\w*)"
     r"|(orbax)/checkpoint/.*|(equinox)/_(?:serialisation|tree)|(optax)/.*)\.py"
 )
-# These call functions of the user's, which know a part of a tree, or choose one.
+# These call user functions, which see only a part of the tree or select one.
 _AROUND_CODE = {("flax", "from_state_dict"), ("equinox", "tree_at")}
 
 
@@ -36,10 +36,10 @@ class Call(NamedTuple):
     """A call of a function inside JAX, or inside a library around it.
 
     Attributes:
-      function: Its name: "tree_map".
-      variables: Those of the call, by name.
-      error: What it raised.
-      library: "optax"; "" is JAX.
+      function: Name of the function: "tree_map".
+      variables: Local variables of the call, by name.
+      error: The exception it raised.
+      library: "optax"; "" for JAX.
     """
 
     function: str
@@ -48,42 +48,42 @@ class Call(NamedTuple):
     library: str = ""
 
 
-Calls = Sequence[Call]  # that which failed, and those around it
+Calls = Sequence[Call]  # the call that failed, then its callers
 Answer = tuple[str, Sequence[Any]]  # a title, and a line for each leaf
 
 
 def calls_in_jax(error: BaseException) -> list[Call]:
-    """The calls inside JAX that raised, and in libraries, innermost first; also of the errors that led to it.
+    """The calls in JAX and in libraries that raised `error` or one of its causes, innermost first.
 
-    Of those around code of the user's that raised, or that called into JAX again, only some of libraries.
+    Callers of user code are left out, except the library functions in `_AROUND_CODE`.
     """
-    found: list[Call] = []
-    for each in _chain(error):
-        is_within = True
-        for frame in reversed(frames_of(each)):
+    calls: list[Call] = []
+    for cause in _chain(error):
+        is_inside_jax = True
+        for frame in reversed(frames_of(cause)):
             library = "" if is_of_jax(frame) else _library(frame)
             name = frame.f_code.co_name
-            if library is not None and (is_within or (library, name) in _AROUND_CODE):
+            if library is not None and (is_inside_jax or (library, name) in _AROUND_CODE):
                 variables = guarded(lambda frame=frame: dict(frame.f_locals), lambda _: {})
-                found.append(Call(name, variables, each, library))
+                calls.append(Call(name, variables, cause, library))
             elif library is None and not is_of_python(frame):
-                is_within = False
-    return found
+                is_inside_jax = False
+    return calls
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        each = waiting.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            waiting += [other for other in (each.__context__, each.__cause__) if other is not None]
+    pending = [error]
+    while pending:
+        current = pending.pop()
+        if id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            pending += [other for other in (current.__context__, current.__cause__) if other is not None]
 
 
 def frames_of(error: BaseException) -> list[types.FrameType]:
-    """The frames of a traceback, from the outermost."""
+    """The frames of the traceback, outermost first."""
     frames, trace = [], error.__traceback__
     while trace is not None and len(frames) < _MOST:
         frames.append(trace.tb_frame)
@@ -92,16 +92,16 @@ def frames_of(error: BaseException) -> list[types.FrameType]:
 
 
 def without_hidden(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without the calls that JAX marks as its own, as JAX leaves them out by default."""
-    kept = []
+    """The traceback without JAX's own frames, as JAX filters it by default."""
+    visible = []
     while trace is not None:
         if not is_of_jax(trace.tb_frame):
-            kept.append(trace)
+            visible.append(trace)
         trace = trace.tb_next
-    below = None
-    for each in reversed(kept):
-        below = types.TracebackType(below, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return below
+    rebuilt = None
+    for entry in reversed(visible):
+        rebuilt = types.TracebackType(rebuilt, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return rebuilt
 
 
 def is_of_jax(frame: types.FrameType) -> bool:
@@ -114,30 +114,30 @@ def _library(frame: types.FrameType) -> str | None:
 
 
 def is_of_python(frame: types.FrameType) -> bool:
-    """Whether it is of the standard library, as `contextlib` or `asyncio`, by which JAX and Orbax call themselves."""
+    """Whether the frame is in the standard library: JAX and Orbax call themselves through it."""
     path = frame.f_code.co_filename
     return path.startswith(_STDLIB) and "-packages" not in path
 
 
-# The leaves of a tree in a line of an explanation: what each is, and what to do with those that are no arrays.
+# Leaves in an explanation: their paths, their descriptions, and advice for leaves that are not arrays.
 
 
 def leaves_of(tree: Any) -> list[tuple[str, Any]]:
     return [(tree_util.keystr(path), leaf) for path, leaf in tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def what(leaf: Any) -> str:
+def describe_value(leaf: Any) -> str:
     leaf = unwrapped(leaf)
     return guarded(lambda: array_text(leaf), lambda _: None) or f"{class_name(type(leaf))} {value_text(leaf, 40)}"
 
 
-def is_wrapper(leaf: Any) -> bool:
-    """Whether it stands for a leaf while `equinox.tree_at` calls functions of the user's."""
+def is_tree_at_wrapper(leaf: Any) -> bool:
+    """Whether `equinox.tree_at` passes this object to user functions in place of a leaf."""
     return type(leaf).__name__ == "_LeafWrapper" and type(leaf).__module__.startswith("equinox")
 
 
 def unwrapped(leaf: Any) -> Any:
-    return stored_attribute(leaf, "value") if is_wrapper(leaf) else leaf
+    return stored_attribute(leaf, "value") if is_tree_at_wrapper(leaf) else leaf
 
 
 def is_array(leaf: Any) -> bool:
@@ -146,13 +146,13 @@ def is_array(leaf: Any) -> bool:
     )
 
 
-def is_leaf_of_jax(leaf: Any) -> bool:
-    """Whether `jit` takes it: an array, a number, or a value of a hijax type."""
+def is_jit_value(leaf: Any) -> bool:
+    """Whether `jit` accepts the leaf: an array, a number, or a value of a hijax type."""
     return is_array(leaf) or describer_of_hijax(type(leaf)) is not None
 
 
 def is_ref(leaf: Any) -> bool:
-    """Whether it is a mutable reference, or one that is traced."""
+    """Whether the leaf is a mutable reference or a tracer of one."""
     names = class_name(type(leaf)), class_name(type(getattr(leaf, "aval", None)))
     return module_name(type(leaf)).startswith("jax") and (names[0] == "Ref" or names[1] == "AbstractRef")
 
@@ -171,7 +171,7 @@ def remedy(leaf: Any) -> str:
     return "register its class as a pytree node, make it static, or take it out"
 
 
-# What a call was given that raised in compiled code, where no frame has its arguments: told from the caller's.
+# Errors from compiled code: no frame holds the arguments, so they are read from the caller's expression.
 
 _DELETED = ("deleted or donated", "has been deleted")  # in the message
 _TWICE = ("same buffer twice", "previously donated in the same call")
@@ -179,15 +179,15 @@ _NOT_EVALUATED_HERE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.
 _CONTAINERS = (dict, list, tuple)
 
 
-def of_buffers(error: Exception) -> Answer:
-    """The arrays that were deleted, or are given twice, among what the expression that raised is about."""
+def explain_buffers(error: Exception) -> Answer:
+    """The deleted arrays, or the arrays passed twice, in the expression that raised."""
     message = error.args[0] if isinstance(error, ValueError | RuntimeError) and error.args else None
     if type(message) is not str:
         return "", ()
     if any(text in message for text in _DELETED):
         deleted = [(name, leaf) for name, leaf in _arrays(error) if guarded(leaf.is_deleted, lambda _: False)]
         return "arrays that were deleted, or donated to a call before", [
-            f"{name}: {what(leaf)}" for name, leaf in dict(deleted).items()
+            f"{name}: {describe_value(leaf)}" for name, leaf in dict(deleted).items()
         ]
     if any(text in message for text in _TWICE):
         return "arrays that are given twice, of which one is donated", [*_twice(_arrays(error))]
@@ -195,7 +195,7 @@ def of_buffers(error: Exception) -> Answer:
 
 
 def names_of(error: BaseException) -> dict[int, str]:
-    """By its id, what each array in the expression that raised is called there: "state['w']"."""
+    """Maps the id of each array in the expression that raised to its name there: "state['w']"."""
     names: dict[int, str] = {}
     for name, leaf in _arrays(error):
         names.setdefault(id(leaf), name)
@@ -203,7 +203,7 @@ def names_of(error: BaseException) -> dict[int, str]:
 
 
 def is_from_library(error: Exception) -> bool:
-    """Whether a library called JAX, whose arguments are then none of the user's trees."""
+    """Whether a library called JAX, so that the arguments are not the user's trees."""
     last = _last_before(error, is_of_jax)
     return last is not None and _is_installed(last.tb_frame)
 
@@ -213,13 +213,13 @@ def _twice(arrays: Iterable[tuple[str, Any]]) -> Iterator[str]:
     for name, leaf in arrays:
         buffer = guarded(leaf.unsafe_buffer_pointer, lambda _, leaf=leaf: id(leaf))
         if buffer in first:
-            yield f"{name}: {what(leaf)}, {'given twice' if first[buffer] == name else f'as {first[buffer]}'}"
+            yield f"{name}: {describe_value(leaf)}, {'given twice' if first[buffer] == name else f'as {first[buffer]}'}"
         first.setdefault(buffer, name)
 
 
 def _arrays(error: BaseException) -> Iterator[tuple[str, Any]]:
-    for name, tree in given(error):
-        table, nodes = scan(tree)  # it may be any object, and contain itself
+    for name, tree in expression_values(error):
+        table, nodes = scan(tree)  # the object may contain itself
         keystr = table.keystrs()
         for row in np.flatnonzero(table.is_leaf).tolist():
             if isinstance(nodes[row], jax.Array):
@@ -238,7 +238,7 @@ def _is_installed(frame: types.FrameType) -> bool:
 
 
 def failed_expression(error: BaseException) -> tuple[ast.AST | None, Mapping[str, Any]]:
-    """The expression of the user's that raised, and the variables around it."""
+    """The user's expression that raised, and the variables in its scope."""
     last = _last_before(error, _is_installed) or _last_before(error, is_of_jax)
     source = None if last is None else _source(last.tb_frame.f_code, last.tb_lasti)
     if last is None or source is None:
@@ -246,21 +246,21 @@ def failed_expression(error: BaseException) -> tuple[ast.AST | None, Mapping[str
     return ast.parse(source, mode="eval").body, {**last.tb_frame.f_globals, **last.tb_frame.f_locals}
 
 
-def given(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """What stands in the expression that raised, and what it is: "params['w']"."""
+def expression_values(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """The names and values in the expression that raised: ("params['w']", array)."""
     expression, variables = failed_expression(error)
-    waiting = [] if expression is None else [expression]
-    while waiting:
-        node = waiting.pop()
-        found = value_of(node, variables)
-        if found is not MISSING:
-            yield ast.unparse(node), found
+    pending = [] if expression is None else [expression]
+    while pending:
+        node = pending.pop()
+        value = value_of(node, variables)
+        if value is not MISSING:
+            yield ast.unparse(node), value
         elif not isinstance(node, _NOT_EVALUATED_HERE):
-            waiting += reversed([*ast.iter_child_nodes(node)])
+            pending += reversed([*ast.iter_child_nodes(node)])
 
 
 def _source(code: types.CodeType, instruction: int) -> str | None:
-    """The part of the source that an instruction was made of."""
+    """The source text of one bytecode instruction."""
     start, end, first, last = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     if start is None or end is None or first is None or last is None:
         return None
@@ -271,7 +271,7 @@ def _source(code: types.CodeType, instruction: int) -> str | None:
 
 
 def value_of(node: ast.AST, variables: Mapping[str, Any]) -> Any:
-    """What an expression is, if that can be told without running code."""
+    """The value of an expression, MISSING if it cannot be read without running code."""
     if isinstance(node, ast.Name):
         return variables.get(node.id, MISSING)
     if isinstance(node, ast.Attribute):

@@ -1,7 +1,7 @@
-"""What is wrong with the trees of a library's call that failed: the restore of a checkpoint, an optimizer's update.
+"""Explain a failed call of a library: Flax, Equinox, Orbax or Optax.
 
-The calls are those of a library around JAX, from the outermost, which has the user's trees. To add one: the module in
-`frames.py`, a function of the calls, and its name in `ANSWERS`.
+The first call is the library's outermost one, which has the user's trees. To add an answer, list the module in
+`frames._LIBRARIES`, write a function of the calls, and list it in `ANSWERS`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
-from pathlib import Path as Path_as_libraries
+from pathlib import Path as FilePath
 from typing import Any
 
 import jax
@@ -29,15 +29,15 @@ from treeviz.explainer.frames import (
     Answer,
     Call,
     Calls,
+    describe_value,
     frames_of,
     is_array,
     is_of_jax,
     is_of_python,
-    is_wrapper,
+    is_tree_at_wrapper,
     leaves_of,
     remedy,
     unwrapped,
-    what,
 )
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.types import compare_types, jit_type
@@ -45,221 +45,234 @@ from treeviz.tree.files.arrays import read_eqx
 from treeviz.tree.text import class_name
 from treeviz.tree.walk import scan
 
-# Which variables the states lack, or have too many, that `flax.nnx.merge` and `flax.nnx.update` were given.
+# `flax.nnx.merge` and `flax.nnx.update`: missing and surplus variables in the states.
 
 Path = tuple[Any, ...]
 _NAMES = "graphdef", "state"
 
 
-def of_merge(calls: Calls) -> Answer:
-    of = calls[0].variables
-    graphdef = of["graphdef_or_graphstate"]
-    if not _is(graphdef, "GraphDef"):
-        if not any(_is(each, "GraphDef") for each in of["states"]):
+def explain_nnx_merge(calls: Calls) -> Answer:
+    frame_vars = calls[0].variables
+    graphdef = frame_vars["graphdef_or_graphstate"]
+    if not _is_flax(graphdef, "GraphDef"):
+        if not any(_is_flax(state, "GraphDef") for state in frame_vars["states"]):
             return "", ()
         return "nnx.merge takes the graphdef first", [
-            f"argument {i}: {_state_text(each)}" for i, each in enumerate((graphdef, *of["states"]))
+            f"argument {i}: {_state_text(state)}" for i, state in enumerate((graphdef, *frame_vars["states"]))
         ]
     title = "the states are not those of the graphdef"
-    wanted = dict(_wanted(graphdef))
-    if len(wanted) != graphdef.num_leaves:
+    expected = dict(_graphdef_leaves(graphdef))
+    if len(expected) != graphdef.num_leaves:
         return "", ()
-    given: dict[Path, Any] = {}
+    state_leaves: dict[Path, Any] = {}
     n_of: Counter[Path] = Counter()
-    for i, state in enumerate(of["states"], 1):
-        leaves = [*_given_states(state)]
-        if () not in wanted and any(not path for path, _ in leaves):
-            return title, [f"argument {i}: {_state_text(state)}: {_remedy(state)}"]
-        given.update(leaves)
+    for i, state in enumerate(frame_vars["states"], 1):
+        leaves = [*_state_leaves(state)]
+        if () not in expected and any(not path for path, _ in leaves):
+            return title, [f"argument {i}: {_state_text(state)}: {_merge_remedy(state)}"]
+        state_leaves.update(leaves)
         n_of.update(path for path, _ in leaves)
-    found = [
-        *_only("missing", wanted, given, lambda path: wanted[path]),
-        *_only("extra", given, wanted, lambda path: _state_text(given[path])),
+    differences = [
+        *_unmatched("missing", expected, state_leaves, lambda path: expected[path]),
+        *_unmatched("extra", state_leaves, expected, lambda path: _state_text(state_leaves[path])),
     ]
-    return title, [*found, *(f"{_state_path(path)}: in {n:,} of the states" for path, n in n_of.items() if n > 1)]
+    return title, [*differences, *(f"{_state_path(path)}: in {n:,} of the states" for path, n in n_of.items() if n > 1)]
 
 
-def of_update(calls: Calls) -> Answer:
-    """Of `nnx.update`: the calls on the way to what it could not set hold their keys."""
-    below = [call.variables for call in reversed(calls) if call.function == "_graph_update_dynamic"]
-    if not below or not all("key" in of for of in below):
+def explain_nnx_update(calls: Calls) -> Answer:
+    """`nnx.update`: the nested calls hold the keys of the path that could not be set."""
+    nested = [call.variables for call in reversed(calls) if call.function == "_graph_update_dynamic"]
+    if not nested or not all("key" in frame_vars for frame_vars in nested):
         return "", ()
-    of, path = below[-1], tuple(each["key"] for each in below)
-    value = of["value"]
-    if of["key"] not in of["node_dict"]:
+    frame_vars, path = nested[-1], tuple(outer["key"] for outer in nested)
+    value = frame_vars["value"]
+    if frame_vars["key"] not in frame_vars["node_dict"]:
         return "the state is not of the model", [
             Difference(_state_path(path), "extra", "", _state_text(value), names=("model", "state"))
         ]
-    if isinstance(value, Mapping) == isinstance(of.get("current_value"), Mapping):
+    if isinstance(value, Mapping) == isinstance(frame_vars.get("current_value"), Mapping):
         return "", ()
     return "the state is not of the model", [
         Difference(
-            _state_path(path), "leaf", _state_text(of["current_value"]), _state_text(value), names=("model", "state")
+            _state_path(path),
+            "leaf",
+            _state_text(frame_vars["current_value"]),
+            _state_text(value),
+            names=("model", "state"),
         )
     ]
 
 
-def _wanted(graphdef: Any) -> Iterator[tuple[Path, str]]:
-    """The leaves of a graphdef by their paths, with the types of the variables."""
+def _graphdef_leaves(graphdef: Any) -> Iterator[tuple[Path, str]]:
+    """Yields the path and the variable type of each leaf of a graphdef."""
     nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
 
-    def below(path: Path) -> Iterator[tuple[Path, str]]:
+    def leaves_below(path: Path) -> Iterator[tuple[Path, str]]:
         node = next(nodes)
-        if _is(node, "TreeNodeDef"):
-            yield from ((tuple(each), "a leaf") for each, _ in node.path_index)
-        elif _is(node, "VariableDef"):
-            if not _is(node.array_refdef, "NodeRef"):
+        if _is_flax(node, "TreeNodeDef"):
+            yield from ((tuple(leaf_path), "a leaf") for leaf_path, _ in node.path_index)
+        elif _is_flax(node, "VariableDef"):
+            if not _is_flax(node.array_refdef, "NodeRef"):
                 yield path, class_name(node.type)
-        elif _is(node, "ArrayRefDef"):
+        elif _is_flax(node, "ArrayRefDef"):
             yield path, "an array"
-        elif _is(node, "NodeDef"):
+        elif _is_flax(node, "NodeDef"):
             for _ in range(node.num_attributes):
                 key, value = next(attributes)
-                if _is(value, "LeafAttr"):
+                if _is_flax(value, "LeafAttr"):
                     yield (*path, key), "a leaf"
-                elif _is(value, "NodeAttr"):
-                    yield from below((*path, key))
+                elif _is_flax(value, "NodeAttr"):
+                    yield from leaves_below((*path, key))
 
-    return below(())
+    return leaves_below(())
 
 
-def _given_states(state: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The leaves of a state by their paths, as `nnx.merge` takes them."""
-    if _is(state, "FlatState"):
+def _state_leaves(state: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yields the path and the value of each leaf of a state, as `nnx.merge` reads it."""
+    if _is_flax(state, "FlatState"):
         yield from state
     elif isinstance(state, Mapping):
         for key, child in state.items():
-            yield from _given_states(child, (*path, key))
+            yield from _state_leaves(child, (*path, key))
     else:
         yield path, state
 
 
-def _only(kind: Any, mine: Mapping[Path, Any], other: Mapping[Path, Any], text: Any) -> Iterator[Difference]:
-    """What one of them has alone: of a module, all of it in one line."""
-    known = {path[:n] for path in other for n in range(len(path))}
+def _unmatched(kind: Any, left: Mapping[Path, Any], right: Mapping[Path, Any], text: Any) -> Iterator[Difference]:
+    """The paths that only `left` has; a whole module is one difference."""
+    known = {path[:n] for path in right for n in range(len(path))}
     alone: dict[Path, list[Path]] = {}
-    for path in mine:
-        if path not in other:
+    for path in left:
+        if path not in right:
             n = next((n for n in range(1, len(path)) if path[:n] not in known), len(path))
             alone.setdefault(path[:n], []).append(path)
     for top, paths in alone.items():
-        path, each = (paths[0], text(paths[0])) if len(paths) == 1 else (top, f"{len(paths):,} variables")
-        left, right = (each, "") if kind == "missing" else ("", each)
-        yield Difference(_state_path(path), kind, left, right, names=_NAMES)
+        path, description = (paths[0], text(paths[0])) if len(paths) == 1 else (top, f"{len(paths):,} variables")
+        left_text, right_text = (description, "") if kind == "missing" else ("", description)
+        yield Difference(_state_path(path), kind, left_text, right_text, names=_NAMES)
 
 
-def _remedy(state: Any) -> str:
-    if isinstance(state, Sequence) and any(isinstance(each, Mapping) for each in state):
+def _merge_remedy(state: Any) -> str:
+    if isinstance(state, Sequence) and any(isinstance(item, Mapping) for item in state):
         return "pass each state as an argument, nnx.merge(graphdef, *states)"
     return "pass what nnx.split or nnx.state returned"
 
 
-def _is(each: Any, name: str) -> bool:
-    return type(each).__name__ == name and type(each).__module__.startswith("flax.")
+def _is_flax(value: Any, name: str) -> bool:
+    return type(value).__name__ == name and type(value).__module__.startswith("flax.")
 
 
-def _state_text(each: Any) -> str:
-    if isinstance(each, Mapping | tuple | list):
-        return f"{class_name(type(each))} of {len(each):,}"
-    is_plain = hasattr(each, "dtype") or type(each).__module__ == "builtins"
-    return what(each) if is_plain else class_name(type(each))
+def _state_text(value: Any) -> str:
+    if isinstance(value, Mapping | tuple | list):
+        return f"{class_name(type(value))} of {len(value):,}"
+    is_plain = hasattr(value, "dtype") or type(value).__module__ == "builtins"
+    return describe_value(value) if is_plain else class_name(type(value))
 
 
 def _state_path(path: Path) -> str:
     return "".join(f"[{key!r}]" for key in path)
 
 
-# What `where` of `equinox.tree_at` chose, and why that cannot be replaced.
+# `equinox.tree_at`: why the nodes that `where` selected cannot be replaced.
 
 _MOST_NAMES = 6
 _CHOOSES = "where chooses nodes and leaves of the tree, and nothing else"
 
 
-def of_tree_at(calls: Calls) -> Answer:
-    of, error = calls[0].variables, calls[0].error
-    if "out" in of:  # all was replaced; then each node is looked for
-        return _of_chosen(of)
-    if "nodes" in of:
-        if "node_replace_fns" in of or "replace_fns" in of:
+def explain_tree_at(calls: Calls) -> Answer:
+    frame_vars, error = calls[0].variables, calls[0].error
+    if "out" in frame_vars:  # after the replacement, tree_at searches for each node
+        return _explain_chosen_nodes(frame_vars)
+    if "nodes" in frame_vars:
+        if "node_replace_fns" in frame_vars or "replace_fns" in frame_vars:
             return "", ()
-        return _of_numbers(of)
-    if "leaves1" in of:
-        return _of_leaves(of, error)
-    return _of_names(of, error)
+        return _explain_replace_length(frame_vars)
+    if "leaves1" in frame_vars:
+        return _explain_chosen_leaves(frame_vars, error)
+    return _explain_missing_attribute(frame_vars, error)
 
 
-def _of_names(of: Mapping[str, Any], error: BaseException) -> Answer:
-    """Of an attribute that `where` asks for, and that is not there."""
+def _explain_missing_attribute(frame_vars: Mapping[str, Any], error: BaseException) -> Answer:
+    """`where` reads an attribute that the node does not have."""
     if not isinstance(error, AttributeError) or not error.name:
         return "", ()
-    places = _Places(of["pytree"])
-    path = places.of(error.obj)
+    node_paths = _NodePaths(frame_vars["pytree"])
+    path = node_paths.paths_of(error.obj)
     if not path:
         return "", ()
-    if is_wrapper(error.obj):
+    if is_tree_at_wrapper(error.obj):
         return _CHOOSES, [f"{path[0]}: {_text(error.obj)}: .{error.name} of a leaf is none of them"]
-    names = places.names(error.obj)
+    names = node_paths.describe_children(error.obj)
     return "where asks for what is not in the tree", [
         f"{path[0]}: {_text(error.obj)}, which has no {error.name!r}" + (f", but {names}" if names else "")
     ]
 
 
-def _of_leaves(of: Mapping[str, Any], error: BaseException) -> Answer:
-    if "node_or_nodes" not in of:
+def _explain_chosen_leaves(frame_vars: Mapping[str, Any], error: BaseException) -> Answer:
+    if "node_or_nodes" not in frame_vars:
         return "", ()
-    if isinstance(error, TypeError):  # from taking the leaves out of their wrappers
+    if isinstance(error, TypeError):  # raised while tree_at unwraps the leaves
         return _CHOOSES, [
-            f"its result{path}: {what(leaf)}: a static field, or computed"
-            for path, leaf in leaves_of(of["node_or_nodes"])
-            if not is_wrapper(leaf)
+            f"its result{path}: {describe_value(leaf)}: a static field, or computed"
+            for path, leaf in leaves_of(frame_vars["node_or_nodes"])
+            if not is_tree_at_wrapper(leaf)
         ]
-    n, found = len(of["leaves1"]), len(of["leaves2"])
-    paths = _Places(of["pytree"], bare=True)
-    kept = set(map(id, of["leaves2"]))
-    lost = [each for each in of["leaves1"] if id(each) not in kept]
+    n, n_again = len(frame_vars["leaves1"]), len(frame_vars["leaves2"])
+    node_paths = _NodePaths(frame_vars["pytree"], bare=True)
+    kept = set(map(id, frame_vars["leaves2"]))
+    unchosen = [leaf for leaf in frame_vars["leaves1"] if id(leaf) not in kept]
     return "where has to choose by the structure of the tree: it is called again with other leaves", [
-        f"it chose {n:,} {'leaf' if n == 1 else 'leaves'} first, and then {found:,}",
-        *(f"{(paths.of(leaf) or ['a leaf'])[0]}: {what(leaf)}: chosen for what it is" for leaf in lost),
+        f"it chose {n:,} {'leaf' if n == 1 else 'leaves'} first, and then {n_again:,}",
+        *(
+            f"{(node_paths.paths_of(leaf) or ['a leaf'])[0]}: {describe_value(leaf)}: chosen for what it is"
+            for leaf in unchosen
+        ),
     ]
 
 
-def _of_numbers(of: Mapping[str, Any]) -> Answer:
-    """Of `replace` and what `where` chose: as many of one as of the other."""
-    nodes, replace = of["nodes"], of["replace"]
-    if not isinstance(nodes, Sequence) or type(replace) is object:  # one that stands for none
+def _explain_replace_length(frame_vars: Mapping[str, Any]) -> Answer:
+    """`replace` and the selected nodes differ in number."""
+    nodes, replace = frame_vars["nodes"], frame_vars["replace"]
+    if not isinstance(nodes, Sequence) or type(replace) is object:  # a sentinel: not given
         return "", ()
-    places = _Places(of["pytree"])
-    given = [*replace] if isinstance(replace, tuple | list) else None
-    if given is not None and len(given) == len(nodes):
+    node_paths = _NodePaths(frame_vars["pytree"])
+    replacements = [*replace] if isinstance(replace, tuple | list) else None
+    if replacements is not None and len(replacements) == len(nodes):
         return "", ()
-    chosen = [f"where chose {places.name(node)}" for node in nodes]
-    if given is None:
-        return "where chose a sequence, so replace has to be one", [*chosen, f"replace: {what(replace)}: no sequence"]
-    return f"where chose {len(nodes):,}, and replace has {len(given):,}", [
-        *(f"{line}: replaced by {what(new)}" for line, new in zip(chosen, given, strict=False)),
-        *(f"{line}: nothing to replace it by" for line in chosen[len(given) :]),
-        *(f"replace[{i}]: {what(given[i])}: for nothing" for i in range(len(nodes), len(given))),
+    chosen = [f"where chose {node_paths.describe(node)}" for node in nodes]
+    if replacements is None:
+        return "where chose a sequence, so replace has to be one", [
+            *chosen,
+            f"replace: {describe_value(replace)}: no sequence",
+        ]
+    return f"where chose {len(nodes):,}, and replace has {len(replacements):,}", [
+        *(f"{line}: replaced by {describe_value(new)}" for line, new in zip(chosen, replacements, strict=False)),
+        *(f"{line}: nothing to replace it by" for line in chosen[len(replacements) :]),
+        *(
+            f"replace[{i}]: {describe_value(replacements[i])}: for nothing"
+            for i in range(len(nodes), len(replacements))
+        ),
     ]
 
 
-def _of_chosen(of: Mapping[str, Any]) -> Answer:
-    """Of a node that stands nowhere, inside another one, or in several places."""
-    node, nodes, places = of["node"], of["nodes"], _Places(of["pytree"])
-    paths = places.of(node)
+def _explain_chosen_nodes(frame_vars: Mapping[str, Any]) -> Answer:
+    """A selected node is not in the tree, is inside another selected node, or occurs several times."""
+    node, nodes, node_paths = frame_vars["node"], frame_vars["nodes"], _NodePaths(frame_vars["pytree"])
+    paths = node_paths.paths_of(node)
     if not paths:
         return _CHOOSES, [f"its result: {_text(node)}: made by where"]
     if len(paths) > 1:
         fix = ": pass is_leaf=lambda x: x is None to tree_at" if node is None else ""
         return "what where chose stands in several places", [f"{path}: {_text(node)}{fix}" for path in paths]
     return "where chose a node and what is in it", [
-        f"{paths[0]}: {_text(node)}: it is in {places.of(each)[0]}, which is replaced as a whole"
-        for each in nodes
-        if places.are_nested(each, node)
+        f"{paths[0]}: {_text(node)}: it is in {node_paths.paths_of(parent)[0]}, which is replaced as a whole"
+        for parent in nodes
+        if node_paths.are_nested(parent, node)
     ]
 
 
-class _Places:
-    """Where the nodes and leaves of a tree stand, by identity."""
+class _NodePaths:
+    """Finds the key paths of nodes and leaves of a tree, by identity."""
 
     def __init__(self, tree: Any, bare: bool = False) -> None:
         self._table, nodes = scan(tree)
@@ -269,30 +282,29 @@ class _Places:
         for row, node in enumerate(self._nodes):
             self._rows.setdefault(id(node), []).append(row)
 
-    def of(self, node: Any) -> list[str]:
-        """The key paths of a node; of the root, "the root"."""
+    def paths_of(self, node: Any) -> list[str]:
+        """The key paths of a node; "the root" for the root."""
         return [self._keystr(row) or "the root" for row in self._rows.get(id(node), ())]
 
-    def are_nested(self, node: Any, below: Any) -> bool:
+    def are_nested(self, node: Any, descendant: Any) -> bool:
         rows = self._rows.get(id(node), ())
-        return any(row < other < self._table[row].end for row in rows for other in self._rows[id(below)])
+        return any(row < other < self._table[row].end for row in rows for other in self._rows[id(descendant)])
 
-    def name(self, node: Any) -> str:
-        return f"{(self.of(node) or ['what is not in the tree'])[0]}: {_text(node)}"
+    def describe(self, node: Any) -> str:
+        return f"{(self.paths_of(node) or ['what is not in the tree'])[0]}: {_text(node)}"
 
-    def names(self, node: Any) -> str:
-        """What is in a node."""
+    def describe_children(self, node: Any) -> str:
         keys = [self._table.key(row).keystr for row in self._table.children(self._rows[id(node)][0])]
-        more = f" and {len(keys) - _MOST_NAMES:,} more" if len(keys) > _MOST_NAMES else ""
-        return ", ".join(keys[:_MOST_NAMES]) + more
+        rest = f" and {len(keys) - _MOST_NAMES:,} more" if len(keys) > _MOST_NAMES else ""
+        return ", ".join(keys[:_MOST_NAMES]) + rest
 
 
 def _text(node: Any) -> str:
     opener = Openers()(node)
-    return what(node) if opener is None else node_text(node, opener(node))
+    return describe_value(node) if opener is None else node_text(node, opener(node))
 
 
-# Which variable does not fit a Linen model: it has another shape than its layer makes, or is not there.
+# Linen: a variable has a different shape than its layer creates, or is missing.
 
 _ERRORS = {"ScopeParamShapeError", "ScopeParamNotFoundError", "ScopeCollectionNotFound", "ScopeVariableNotFoundError"}
 _NO_COLLECTIONS = {"ApplyScopeInvalidVariablesTypeError", "ApplyScopeInvalidVariablesStructureError"}
@@ -300,56 +312,61 @@ _WITHIN = "/flax/core/scope.py", "/flax/linen/module.py"
 _MOST_KEYS = 6
 
 
-def of_scope(error: BaseException) -> Answer:
+def explain_scope(error: BaseException) -> Answer:
     cls = type(error)
     if cls.__module__ != "flax.errors":
         return "", ()
     frames = frames_of(error)
     if cls.__name__ in _NO_COLLECTIONS:
-        return "the variables are no dict of collections", [*_no_collections(_given(frames))]
-    of = frames[-1].f_locals
+        return "the variables are no dict of collections", [*_no_collections(_apply_variables(frames))]
+    frame_vars = frames[-1].f_locals
     if cls.__name__ == "ModifyScopeVariableError":
-        path = _keystr([of["col"], *of["self"].path, of["name"]])
-        return "apply cannot change the variables", [f"{path}: pass mutable=[{of['col']!r}] to apply, which returns it"]
+        path = _keystr([frame_vars["col"], *frame_vars["self"].path, frame_vars["name"]])
+        return "apply cannot change the variables", [
+            f"{path}: pass mutable=[{frame_vars['col']!r}] to apply, which returns it"
+        ]
     if cls.__name__ not in _ERRORS:
         return "", ()
-    keys = [of.get("col", "params"), *of["self"].path, of["name"]]
+    keys = [frame_vars.get("col", "params"), *frame_vars["self"].path, frame_vars["name"]]
     inputs = _inputs(frames)
     if cls.__name__ == "ScopeParamShapeError":
-        line = f"{_keystr(keys)}: {what(of['val'])}: the layer makes it {np.shape(of['abs_val'])} for its input"
+        parameter, shape = describe_value(frame_vars["val"]), np.shape(frame_vars["abs_val"])
+        line = f"{_keystr(keys)}: {parameter}: the layer makes it {shape} for its input"
         return "the parameters are of a model with other shapes", [line, *inputs]
-    return "the model needs what is not in the variables", [_missing(_given(frames), keys), *inputs]
+    return "the model needs what is not in the variables", [_missing(_apply_variables(frames), keys), *inputs]
 
 
-def _given(frames: Sequence[types.FrameType]) -> Mapping[str, Any]:
+def _apply_variables(frames: Sequence[types.FrameType]) -> Mapping[str, Any]:
     """The variables of the innermost `apply`."""
-    return next(found for frame in reversed(frames) if isinstance(found := frame.f_locals.get("variables"), Mapping))
+    return next(
+        variables for frame in reversed(frames) if isinstance(variables := frame.f_locals.get("variables"), Mapping)
+    )
 
 
 def _no_collections(given: Mapping[str, Any]) -> Iterator[str]:
-    within = given.get("params")
-    if isinstance(within, Mapping) and "params" in within:
+    params = given.get("params")
+    if isinstance(params, Mapping) and "params" in params:
         yield "['params']['params']: the variables are inside once more: pass what is in ['params']"
-    for name, each in given.items():
-        if not isinstance(each, Mapping):
-            yield f"[{name!r}]: {what(each)} in place of a collection: pass {{'params': variables}}"
+    for name, collection in given.items():
+        if not isinstance(collection, Mapping):
+            yield f"[{name!r}]: {describe_value(collection)} in place of a collection: pass {{'params': variables}}"
 
 
 def _missing(given: Mapping[str, Any], keys: Sequence[str]) -> str:
-    where = f"{_keystr(keys)}: not in the variables"
+    line = f"{_keystr(keys)}: not in the variables"
     if not given.get(keys[0]):
         if _reaches(given, keys[1:]):
-            return f"{where}, which belong into it: pass {{{keys[0]!r}: variables}}"
-        return f"{where}, which have only {_names(given)}"
+            return f"{line}, which belong into it: pass {{{keys[0]!r}: variables}}"
+        return f"{line}, which have only {_key_names(given)}"
     for i in range(1, len(keys)):
         node = given
         for key in keys[:i]:
             node = node[key]
         if not isinstance(node, Mapping) or keys[i] not in node:
             if not isinstance(node, Mapping):
-                return f"{_keystr(keys[:i])}: {what(node)}, and no layer with {_keystr(keys[i:])}"
-            return f"{_keystr(keys[: i + 1])}: {_keystr(keys[:i])} has only {_names(node) or 'nothing'}"
-    return where
+                return f"{_keystr(keys[:i])}: {describe_value(node)}, and no layer with {_keystr(keys[i:])}"
+            return f"{_keystr(keys[: i + 1])}: {_keystr(keys[:i])} has only {_key_names(node) or 'nothing'}"
+    return line
 
 
 def _reaches(node: Any, keys: Sequence[str]) -> bool:
@@ -360,9 +377,9 @@ def _reaches(node: Any, keys: Sequence[str]) -> bool:
     return True
 
 
-def _names(node: Mapping[str, Any]) -> str:
-    more = f" and {len(node) - _MOST_KEYS:,} more" if len(node) > _MOST_KEYS else ""
-    return ", ".join(map(repr, [*node][:_MOST_KEYS])) + more
+def _key_names(node: Mapping[str, Any]) -> str:
+    rest = f" and {len(node) - _MOST_KEYS:,} more" if len(node) > _MOST_KEYS else ""
+    return ", ".join(map(repr, [*node][:_MOST_KEYS])) + rest
 
 
 def _keystr(keys: Sequence[str]) -> str:
@@ -378,45 +395,47 @@ def _inputs(frames: Sequence[types.FrameType]) -> list[str]:
             layer = class_name(type(frame.f_locals[names[0]])) if names and names[0] in frame.f_locals else ""
             arrays = [(name, frame.f_locals.get(name)) for name in names[1:]]
             return [
-                f"{name} of {layer}: {what(array)}"
+                f"{name} of {layer}: {describe_value(array)}"
                 for name, array in arrays
                 if isinstance(array, jax.Array | np.ndarray)
             ]
     return []
 
 
+# Restores of checkpoints, and Optax.
+
 _STRUCTURE = ("type", "none", "leaf", "length", "missing", "extra")
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 
-def _of_flax(calls: Calls) -> Answer:
-    """Of `flax.serialization.from_bytes` and `from_state_dict`: where the file and the target part."""
-    of = calls[0].variables
-    target = sys.modules["flax.serialization"].to_state_dict(of["target"])
-    found = compare_types(target, jit_type(target), jit_type(of["state"]), leaves=lambda *_: [])
+def _explain_flax_restore(calls: Calls) -> Answer:
+    """`flax.serialization.from_bytes` and `from_state_dict`: the file differs from the target."""
+    frame_vars = calls[0].variables
+    target = sys.modules["flax.serialization"].to_state_dict(frame_vars["target"])
+    differences = compare_types(target, jit_type(target), jit_type(frame_vars["state"]), leaves=lambda *_: [])
     return "what is restored is no state of the target", [
-        Difference(path, *finding, tree=1, names=("target", "file")) for path, finding in found
+        Difference(path, *finding, tree=1, names=("target", "file")) for path, finding in differences
     ]
 
 
-def _of_orbax(calls: Calls) -> Answer:
-    """Of the restores of Orbax: how the target and the metadata on disk differ."""
+def _explain_orbax_restore(calls: Calls) -> Answer:
+    """Orbax restores: the metadata on disk differs from the target."""
     from treeviz.integrations.orbax import read_orbax
 
-    of = calls[0].variables
-    trees = of["serialized_item"], read_orbax(Path_as_libraries(str(of["directory"])))
-    given, stored = (Side(*scanned(_without_classes(tree), None, "tree")) for tree in trees)
-    found = with_hints(given, stored, find_differences(given, stored, values=False), values=False)
-    structure = [each for each in found.differences if each.kind in _STRUCTURE]
+    frame_vars = calls[0].variables
+    trees = frame_vars["serialized_item"], read_orbax(FilePath(str(frame_vars["directory"])))
+    target_side, stored_side = (Side(*scanned(_without_classes(tree), None, "tree")) for tree in trees)
+    diff = with_hints(target_side, stored_side, find_differences(target_side, stored_side, values=False), values=False)
+    structural = [difference for difference in diff.differences if difference.kind in _STRUCTURE]
     return "the checkpoint is not of the target", [
-        replace(each, names=("target", "checkpoint"))
-        for each in structure or found.differences
-        if each.kind in (*_STRUCTURE, "shape")
+        replace(difference, names=("target", "checkpoint"))
+        for difference in structural or diff.differences
+        if difference.kind in (*_STRUCTURE, "shape")
     ]
 
 
 def _without_classes(tree: Any) -> Any:
-    """Dicts and lists, as Orbax stores them, in place of tuples; None for what is empty, as `optax.EmptyState`."""
+    """The tree as Orbax stores it: dicts and lists, with None for empty nodes such as `optax.EmptyState`."""
     if isinstance(tree, dict | list | tuple) and not tree:
         return None
     if type(tree) is dict:
@@ -424,20 +443,20 @@ def _without_classes(tree: Any) -> Any:
     return [*map(_without_classes, tree)] if isinstance(tree, list | tuple) else tree
 
 
-def _of_equinox(calls: Calls) -> Answer:
-    """Of `equinox.tree_deserialise_leaves`: how `like` and the file differ."""
-    of, title = calls[0].variables, "the file is not of such a tree"
-    if "out" in of:  # all of it was read
-        found = compare_types(of["like"], jit_type(of["like"]), jit_type(of["out"]))
-        each = [Difference(path, *finding, tree=1, names=("tree", "file")) for path, finding in found]
-        return title, [difference for difference in each if difference.kind in ("shape", "dtype")]
+def _explain_equinox_restore(calls: Calls) -> Answer:
+    """`equinox.tree_deserialise_leaves`: the file differs from `like`."""
+    frame_vars, title = calls[0].variables, "the file is not of such a tree"
+    if "out" in frame_vars:  # the whole file was read
+        findings = compare_types(frame_vars["like"], jit_type(frame_vars["like"]), jit_type(frame_vars["out"]))
+        differences = [Difference(path, *finding, tree=1, names=("tree", "file")) for path, finding in findings]
+        return title, [difference for difference in differences if difference.kind in ("shape", "dtype")]
     leaves = [
         (tree_util.keystr(path), _array_text(leaf))
-        for path, leaf in tree_util.tree_flatten_with_path(of["like"], is_leaf=of.get("is_leaf"))[0]
+        for path, leaf in tree_util.tree_flatten_with_path(frame_vars["like"], is_leaf=frame_vars.get("is_leaf"))[0]
         if hasattr(leaf, "shape") or isinstance(leaf, _NUMBERS)
     ]
-    arrays = [_array_text(each) for each in read_eqx(Path_as_libraries(of["f"].name))]
-    return title, [*_in_order(leaves, arrays)]
+    arrays = [_array_text(array) for array in read_eqx(FilePath(frame_vars["f"].name))]
+    return title, [*_stored_differences(leaves, arrays)]
 
 
 def _array_text(leaf: Any) -> str:
@@ -445,103 +464,109 @@ def _array_text(leaf: Any) -> str:
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
-def _in_order(leaves: Sequence[tuple[str, str]], arrays: Sequence[str]) -> Iterator[Difference]:
-    """How leaves differ from the arrays of a file without names."""
+def _stored_differences(leaves: Sequence[tuple[str, str]], arrays: Sequence[str]) -> Iterator[Difference]:
+    """The differences between leaves and the arrays of a file that stores no names."""
     names = "tree", "file"
     matcher = SequenceMatcher(None, [text for _, text in leaves], arrays, autojunk=False)
-    for _, start, end, first, last in (each for each in matcher.get_opcodes() if each[0] != "equal"):
+    for _, start, end, first, last in (opcode for opcode in matcher.get_opcodes() if opcode[0] != "equal"):
         n = min(end - start, last - first)
-        for (path, text), other in zip(leaves[start : start + n], arrays[first : first + n], strict=True):
-            yield Difference(path, "shape", text, other, names=names)
+        for (path, text), stored in zip(leaves[start : start + n], arrays[first : first + n], strict=True):
+            yield Difference(path, "shape", text, stored, names=names)
         for path, text in leaves[start + n : end]:
             yield Difference(path, "missing", text, "", names=names)
         for i in range(first + n, last):
             yield Difference(f"array {i}", "extra", "", arrays[i], names=names)
 
 
-def _of_labels(calls: Calls, tree: str) -> Answer:
-    """Of `optax.multi_transform`: labels of no transformation, and labels that are not of the tree."""
-    of = next((call.variables for call in calls if {"labels", "transforms"} <= call.variables.keys()), None)
-    if of is None:
+def _explain_labels(calls: Calls, tree: str) -> Answer:
+    """`optax.multi_transform`: labels without a transformation, and labels that do not match the tree."""
+    frame_vars = next((call.variables for call in calls if {"labels", "transforms"} <= call.variables.keys()), None)
+    if frame_vars is None:
         return "", ()
-    labels, known = of["labels"], [*of["transforms"]]
+    labels, known = frame_vars["labels"], [*frame_vars["transforms"]]
     unknown = [
-        f"{tree_util.keystr(path) or 'the root'}: {what(label)}: none of {', '.join(map(repr, known))}"
+        f"{tree_util.keystr(path) or 'the root'}: {describe_value(label)}: none of {', '.join(map(repr, known))}"
         for path, label in tree_util.tree_flatten_with_path(labels)[0]
-        if not any(label == each for each in known)
+        if not any(label == known_label for known_label in known)
     ]
     if unknown:
         return "labels of multi_transform that have no transformation", unknown
-    found = map_mismatches(labels, of[tree])
+    differences = map_mismatches(labels, frame_vars[tree])
     return f"the labels of multi_transform do not match the {tree}", [
-        replace(each, names=("labels", tree)) for each in found
+        replace(difference, names=("labels", tree)) for difference in differences
     ]
 
 
-def _of_optax(calls: Calls) -> Answer:
-    """Of the update of an optimizer: how updates, parameters and its state differ."""
-    of = calls[0].variables  # the outermost, which has the user's trees
-    updates, state, params = (of.get(name) for name in ("updates", "state", "params"))
-    title, misfits = _of_labels(calls, "updates")
+def _explain_optax_update(calls: Calls) -> Answer:
+    """An optimizer's update: updates, parameters and state differ."""
+    frame_vars = calls[0].variables  # the outermost call, which has the user's trees
+    updates, state, params = (frame_vars.get(name) for name in ("updates", "state", "params"))
+    title, misfits = _explain_labels(calls, "updates")
     if misfits:
         return title, misfits
     if params is not None:
-        found = compare_types(updates, jit_type(updates), jit_type(params))
-        found = [Difference(path, *finding, tree=1, names=("updates", "params")) for path, finding in found]
-        found = [each for each in found if each.kind not in ("dtype", "weak type", "sharding")]
-        if found:
-            return "the updates do not match the params", found
+        differences = compare_types(updates, jit_type(updates), jit_type(params))
+        differences = [Difference(path, *finding, tree=1, names=("updates", "params")) for path, finding in differences]
+        differences = [
+            difference for difference in differences if difference.kind not in ("dtype", "weak type", "sharding")
+        ]
+        if differences:
+            return "the updates do not match the params", differences
     name = _namer({"updates": updates, "state": state, "params": params})
     for i, call in enumerate(calls):
         if call.function == "tree_map" and not call.library:
             tree, *others = call.variables["tree"], *call.variables["rest"]
-            own = "mask" if _is_mask(tree, calls[i + 1 :]) else name(tree, "updates")
-            for names, other in [((own, name(each)), each) for each in others]:
-                found = map_mismatches(tree, other, is_leaf=call.variables["is_leaf"]) if names[1] else ()
-                if found:
-                    return f"{' and '.join(names)} do not match", [replace(each, names=names) for each in found]
-    found = _of_state(next(call for call in reversed(calls) if call.library == "optax"), name)
-    if found:
-        return "the state is of another optimizer", found
-    return _that_are_no_arrays({"updates": updates, "params": params})
+            own_name = "mask" if _is_mask(tree, calls[i + 1 :]) else name(tree, "updates")
+            for names, other in [((own_name, name(other)), other) for other in others]:
+                differences = map_mismatches(tree, other, is_leaf=call.variables["is_leaf"]) if names[1] else ()
+                if differences:
+                    return f"{' and '.join(names)} do not match", [
+                        replace(difference, names=names) for difference in differences
+                    ]
+    lines = _state_mismatch(next(call for call in reversed(calls) if call.library == "optax"), name)
+    if lines:
+        return "the state is of another optimizer", lines
+    return _explain_non_arrays({"updates": updates, "params": params})
 
 
 def _is_mask(tree: Any, calls: Calls) -> bool:
-    """Of `optax.masked`, and of optimizers that take a mask."""
-    around = next((call.variables for call in calls if call.library == "optax" and "mask_tree" in call.variables), {})
-    return around.get("mask_tree") is tree
+    """Whether the tree is the mask of `optax.masked` or of another optimizer."""
+    masked_vars = next(
+        (call.variables for call in calls if call.library == "optax" and "mask_tree" in call.variables), {}
+    )
+    return masked_vars.get("mask_tree") is tree
 
 
-def _of_optax_init(calls: Calls) -> Answer:
-    """Of the state of an optimizer: the leaves of the parameters that are no arrays, as functions in a model."""
-    title, found = _of_labels(calls, "params")
-    return (title, found) if found else _that_are_no_arrays({"params": calls[0].variables["params"]})
+def _explain_optax_init(calls: Calls) -> Answer:
+    """An optimizer's init: the leaves of the parameters that are not arrays, such as functions in a model."""
+    title, lines = _explain_labels(calls, "params")
+    return (title, lines) if lines else _explain_non_arrays({"params": calls[0].variables["params"]})
 
 
-def _that_are_no_arrays(trees: dict[str, Any]) -> Answer:
+def _explain_non_arrays(trees: dict[str, Any]) -> Answer:
     return "an optimizer takes arrays alone", [
-        f"{name}{tree_util.keystr(path)}: {what(leaf)}: {remedy(leaf)}"
+        f"{name}{tree_util.keystr(path)}: {describe_value(leaf)}: {remedy(leaf)}"
         for name, tree in trees.items()
         for path, leaf in tree_util.tree_flatten_with_path(tree)[0]
         if not is_array(leaf)
     ]
 
 
-def _of_state(last: Call, name: Callable[..., str]) -> list[str]:
-    """Whether the state of the innermost update is that of another one."""
-    own, transformations = last.variables.get("state"), last.variables.get("update_fns")
-    if own is not None and getattr(last.error, "obj", None) is own:
-        return [f"{name(own, 'state')}: {class_name(type(own))}, which has no {getattr(last.error, 'name', '')!r}"]
-    if transformations and isinstance(own, tuple) and len(own) != len(transformations):
-        given = f"{class_name(type(own))}{f' of {len(own)}' if own else ''}"
-        return [f"{name(own, 'state')}: {given}, for a chain of {len(transformations)} transformations"]
+def _state_mismatch(last: Call, name: Callable[..., str]) -> list[str]:
+    """Describes the state of the innermost update if it belongs to another optimizer."""
+    state, transformations = last.variables.get("state"), last.variables.get("update_fns")
+    if state is not None and getattr(last.error, "obj", None) is state:
+        return [f"{name(state, 'state')}: {class_name(type(state))}, which has no {getattr(last.error, 'name', '')!r}"]
+    if transformations and isinstance(state, tuple) and len(state) != len(transformations):
+        description = f"{class_name(type(state))}{f' of {len(state)}' if state else ''}"
+        return [f"{name(state, 'state')}: {description}, for a chain of {len(transformations)} transformations"]
     return []
 
 
 def _namer(trees: dict[str, Any]) -> Callable[..., str]:
-    """A function that names a node of the trees, "state[0].mu", and another one by what it is given, or ""."""
+    """Returns a function that names a node of the trees, "state[0].mu", and falls back to a given name, or ""."""
     table, nodes = scan(trees)
-    shared = id(()), id(None)  # there is one of each, in many places
+    shared = id(()), id(None)  # singletons occur in many places
     rows = {id(node): row for row, node in enumerate(nodes) if row and not table.is_leaf[row]}
 
     def name(node: Any, otherwise: str = "") -> str:
@@ -553,17 +578,17 @@ def _namer(trees: dict[str, Any]) -> Callable[..., str]:
     return name
 
 
-# By the library and the function, whose call has these variables.
+# (library, function) -> the answer, and the variables that the call must have.
 ANSWERS: dict[tuple[str, str], tuple[Callable[[Calls], Answer], tuple[str, ...]]] = {
-    ("flax", "from_state_dict"): (_of_flax, ("target", "state")),
-    ("flax", "merge"): (of_merge, ("graphdef_or_graphstate", "states")),
-    ("flax", "update"): (of_update, ("node", "state")),
-    ("equinox", "tree_at"): (of_tree_at, ("where", "pytree")),
-    ("orbax", "restore"): (_of_orbax, ("serialized_item", "directory")),
-    ("equinox", "tree_deserialise_leaves"): (_of_equinox, ("like",)),
-    ("optax", "init_fn"): (_of_optax_init, ("params",)),
-    ("optax", "init"): (_of_optax_init, ("params",)),
-    ("optax", "update_fn"): (_of_optax, ("updates", "state")),
-    ("optax", "update"): (_of_optax, ("updates", "state")),
-    ("optax", "apply_updates"): (_of_optax, ("updates", "params")),
+    ("flax", "from_state_dict"): (_explain_flax_restore, ("target", "state")),
+    ("flax", "merge"): (explain_nnx_merge, ("graphdef_or_graphstate", "states")),
+    ("flax", "update"): (explain_nnx_update, ("node", "state")),
+    ("equinox", "tree_at"): (explain_tree_at, ("where", "pytree")),
+    ("orbax", "restore"): (_explain_orbax_restore, ("serialized_item", "directory")),
+    ("equinox", "tree_deserialise_leaves"): (_explain_equinox_restore, ("like",)),
+    ("optax", "init_fn"): (_explain_optax_init, ("params",)),
+    ("optax", "init"): (_explain_optax_init, ("params",)),
+    ("optax", "update_fn"): (_explain_optax_update, ("updates", "state")),
+    ("optax", "update"): (_explain_optax_update, ("updates", "state")),
+    ("optax", "apply_updates"): (_explain_optax_update, ("updates", "params")),
 }
