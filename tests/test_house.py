@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 import treeviz
 from treeviz.tree.tested_jax import TESTED_JAX, TESTED_PYTHON
+from treeviz.views.html.bundle import BUNDLES, packed_file
 
 HOUSE = Path(__file__).parents[1]
 ROOMS = HOUSE / "treeviz"
@@ -76,16 +78,50 @@ def test_a_name_that_is_not_there_is_said_as_python_says_it():
         treeviz.GradientInspecter
 
 
-def test_the_wheel_holds_the_whole_package_and_nothing_else(tmp_path):
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+_PAGE = 34_850  # bytes of a page without leaves, and without its static rows
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("minify", reason="tdewolff-minify is not installed")
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, check=True, capture_output=True, cwd=HOUSE)
-    (wheel,) = tmp_path.glob("*.whl")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_the_wheel_holds_the_whole_package_the_front_end_minified_and_nothing_else(wheel):
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    minified = {f"treeviz/views/html/assets/packed/{packed_file(bundle).name}" for bundle in BUNDLES}
     others = ROOMS / "views" / "schema.json", ROOMS / "py.typed"
     sources = {path.relative_to(HOUSE).as_posix() for path in [*ROOMS.rglob("*.py"), *ASSETS, *others]}
     moved = "treeviz/plugin/pydevd_plugin_treeviz.py", "pydevd_plugins/extensions/pydevd_plugin_treeviz.py"
-    assert packed == sources ^ set(moved)
+    assert packed == sources ^ set(moved) | minified
     assert wheel.stat().st_size < 1_250_000, "something that is no source has come in"
+
+
+def test_pages_of_the_wheel_are_small(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    program = f"""
+import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(HOUSE / "tests")!r}, {str(HOUSE / "tests/views/html")!r}]
+import json, numpy as np, treeviz
+from test_page import gpt2
+from treeviz.views.html.bundle import packed_text
+from treeviz.views.html.page import outline
+
+size = lambda view: len(view.html().encode()) - len(outline(view.brief).encode())
+small = size(treeviz.render([np.zeros(3)])), size(treeviz.render(gpt2()))
+many = size(treeviz.render([{{"w": np.zeros((i % 50, 3)), "b": 1.0}} for i in range(10_000)]))
+with_statistics = size(treeviz.render([np.zeros(3)], stats=True))
+print(json.dumps([treeviz.__file__, *small, many, with_statistics, len(packed_text("series")) - len(packed_text(""))]))
+"""
+    file, one, of_gpt2, many, with_statistics, series = json.loads(fresh_python(program))
+    assert Path(file).is_relative_to(tmp_path)
+    assert one <= _PAGE + 14 and of_gpt2 <= _PAGE + 14 * 148 and many <= _PAGE + 14 * 20_000
+    assert with_statistics <= _PAGE + 2_500
+    # What charts and scalars cost; a library of charts has some fifty thousand bytes before it is packed.
+    assert series < 18_000
 
 
 def test_jax_private_modules_are_touched_in_one_file_at_most():

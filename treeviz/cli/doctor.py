@@ -102,17 +102,11 @@ def _version(name: str) -> str:
 
 
 def _front_end() -> str:
-    """Whether pages carry the front end as it was packed for the release."""
-    from treeviz.views.html.bundle import PARTS, packed_file, readable_page_module, stamp
+    """Whether pages carry the front end as it is minified for a release."""
+    from treeviz.views.html.bundle import BUNDLES, packed_file
 
-    for part in PARTS:
-        try:
-            packed = packed_file(part).read_text("utf-8")
-        except OSError as error:
-            return f"its packed file is missing: {error.strerror}"
-        if not packed.startswith(stamp(readable_page_module(part))):
-            return "its assets are not those of the release"
-    return "as released"
+    missing = [bundle for bundle in BUNDLES if not packed_file(bundle).exists()]
+    return "minified" if not missing else "as in a checkout: pages are a third larger than those of a release"
 
 
 def _shell() -> str:

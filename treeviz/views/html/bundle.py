@@ -1,7 +1,8 @@
 """Join the modules of `assets/` and their stylesheets into one ES module.
 
 A bundle holds its entry modules and all that they import, each after its imports, and the stylesheets of the folders
-that the modules come from.
+that the modules come from. A checkout joins them when they are asked for. `hatch_build.py` minifies the bundles of a
+wheel, whose pages are a fifth smaller.
 """
 
 from __future__ import annotations
@@ -10,105 +11,10 @@ import json
 import re
 import zlib
 from base64 import b64encode
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from posixpath import dirname, join, normpath
-
-import numpy as np
-
-# Bytes as text in a page: 6.8 bits in a byte of UTF-8, where base64 holds 6.
-
-# Of three bytes of UTF-8, two and one: the share of each character and a first and last one. The first are ideographs
-# and the syllables of Korean, the second follow the control characters; " " and "!" stand for two of the third.
-_SHARES = np.array([1, 112, 12_600])
-_FIRST = np.array([0x3400, 0xA1, ord("#")])
-_LAST = np.array([0xD7A3, 0x7FF, ord("~")])
-_INSTEAD = {ord("<"): ord(" "), ord("\\"): ord("!")}
-_BEGIN = 0xA0  # of a chunk
-_ENDS = np.cumsum(_SHARES * (_LAST + 1 - _FIRST))
-_STARTS = np.append(0, _ENDS[:-1])
-_TOTAL = int(_ENDS[-1])
-_CLASS_ENDS: list[int] = _ENDS.tolist()
-_CLASSES = [*zip(*(each.tolist() for each in (_STARTS, _SHARES, _FIRST)), strict=True)]
-_LAST_OF_TWO_AND_ONE: list[int] = _LAST[1:].tolist()
-_CHUNK = 512  # bytes; each costs four more
-_MANY = 64 * _CHUNK
-
-
-def in_characters(data: bytes) -> str:
-    """The text that load/page_loader.js reads. Where the bytes are many, chunks of them are taken side by side."""
-    n_chunked = len(data) - len(data) % _CHUNK if len(data) >= _MANY else 0
-    side_by_side = _of_chunks(np.frombuffer(data, np.uint8, n_chunked).reshape(-1, _CHUNK).astype(np.int64))
-    codes = np.append(side_by_side, _of_chunk(data[n_chunked:]))
-    for code, instead in _INSTEAD.items():
-        codes[codes == code] = instead
-    return codes.astype("<u2").tobytes().decode("utf-16-le")
-
-
-def _of_chunk(data: bytes) -> list[int]:
-    codes, state = [_BEGIN], 1
-    for byte in data:
-        while state >= _TOTAL:
-            code, state = _next(state)
-            codes.append(code)
-        state = state << 8 | byte
-    while state:
-        code, state = _next(state)
-        codes.append(code)
-    return codes
-
-
-def _next(state: int) -> tuple[int, int]:
-    above, place = divmod(state, _TOTAL)
-    start, share, first = _CLASSES[bisect_right(_CLASS_ENDS, place)]
-    code, below = divmod(place - start, share)
-    return first + code, share * above + below
-
-
-def _of_chunks(chunks: np.ndarray) -> np.ndarray:
-    """The same for int[n_chunks, n_bytes], one after the other."""
-    n_chunks, n_bytes = chunks.shape
-    lanes, state, n_read = np.arange(n_chunks), np.ones(n_chunks, np.int64), np.zeros(n_chunks, np.int64)
-    steps = [np.full(n_chunks, _BEGIN)]
-    while state.any():
-        while True:
-            (hungry,) = np.nonzero((state < _TOTAL) & (n_read < n_bytes))
-            if not len(hungry):
-                break
-            state[hungry] = state[hungry] << 8 | chunks[lanes[hungry], n_read[hungry]]
-            n_read[hungry] += 1
-        above, place = np.divmod(state, _TOTAL)
-        kind = np.searchsorted(_ENDS, place, "right")
-        code, below = np.divmod(place - _STARTS[kind], _SHARES[kind])
-        steps.append(np.where(state > 0, _FIRST[kind] + code, 0))
-        state = _SHARES[kind] * above + below
-    codes = np.transpose(steps)
-    return codes[codes > 0]
-
-
-def from_characters(text: str) -> bytes:
-    """The bytes that `in_characters` made a text of."""
-    back = {instead: code for code, instead in _INSTEAD.items()}
-    data, state = bytearray(), 0
-    for code in map(ord, reversed(text)):
-        if code == _BEGIN:
-            while state > 1:
-                data.append(state & 255)
-                state >>= 8
-            state = 0
-            continue
-        code = back.get(code, code)
-        start, share, first = _CLASSES[sum(code <= last for last in _LAST_OF_TWO_AND_ONE)]
-        while state >= share << 8:
-            data.append(state & 255)
-            state >>= 8
-        above, below = divmod(state, share)
-        state = _TOTAL * above + start + share * (code - first) + below
-    return bytes(reversed(data))
-
 
 _ASSETS = Path(__file__).with_name("assets")
 # No module imports those that register themselves in `additions` of view.js: they are entries, too.
@@ -116,9 +22,9 @@ _TREE = ("tree/mount.js",)
 _VALUES = (*_TREE, "values/values.js")
 _SERIES = (*_VALUES, "series/series_view.js")
 _DIFF = (*_VALUES, "findings/findings.js", "diff/diff.js")
-PARTS = {"": _TREE, "values": _VALUES, "series": _SERIES, "diff": _DIFF}  # of the front end of a page, by `View.part`
-# Where treescope cannot draw; not packed ahead, since that is rare.
-_RARE = {"drawn": (*_DIFF, "drawn/drawing.js")}
+_DRAWN = (*_DIFF, "drawn/drawing.js")  # where treescope cannot draw
+# Of the front end of a page, by `View.part`.
+PARTS = {"": _TREE, "values": _VALUES, "series": _SERIES, "diff": _DIFF, "drawn": _DRAWN}
 _WIDGET = (*_SERIES, "diff/diff.js", "widget/details.js", "widget/widget.js")  # anywidget loads the last one
 _EXPORTS = ("export function mount(", "export default ")
 _IMPORT = re.compile(r'^import .*"(\..*\.js)";$', re.MULTILINE)
@@ -133,7 +39,7 @@ def module_text(part: str = "") -> str:
         also sparklines, the heat map and charts; with "diff": what differences and findings need; with "drawn": that
         and the drawings of values that treescope cannot draw.
     """
-    return _joined((PARTS | _RARE)[part])
+    return _joined(PARTS[part])
 
 
 @cache
@@ -144,71 +50,48 @@ def widget_module_text() -> str:
 
 @cache
 def packed_widget_module() -> str:
-    """A module that unpacks and exports the explorer: a third of its size. Every widget sends it."""
-    packed = b64encode(_deflated(widget_module_text())).decode()
-    return f"const PACKED = {json.dumps(packed)};\n{_joinable('load/widget_loader.js')}"
+    """A module that unpacks and exports the explorer. Every widget sends it."""
+    return f"const PACKED = {json.dumps(packed_text('widget'))};\n{script('widget_loader')}"
 
 
-@cache
-def page_module_text(part: str = "") -> str:
-    """The front end of a page, as the loader unpacks it."""
-    return zlib.decompress(from_characters(packed_page_module(part)), -15).decode()
+BUNDLES = (*PARTS, "widget", "page_loader", "widget_loader", "fallback")
 
 
-@cache
-def packed_page_module(part: str = "") -> str:
-    """The front end of a page, deflated, as text: a third of its size.
-
-    `.ci/pack_pages.py` has made it a fifth smaller still; after a change in `assets/` it is packed here.
-    """
-    readable = readable_page_module(part)
-    return _packed_ahead(packed_file(part), readable) or in_characters(_deflated(readable))
-
-
-def _packed_ahead(file: Path, readable: str) -> str:
-    """What was made of a text ahead; "" if it was made of another one."""
-    try:
-        first, _, packed = file.read_text("utf-8").partition("\n")
-    except OSError:
-        return ""
-    return packed if first == stamp(readable) else ""
-
-
-def packed_file(part: str = "") -> Path:
-    """What is packed ahead, below the `stamp` of the text that it was made from."""
-    return _ASSETS / "packed" / f"{part}_page.txt".lstrip("_")
-
-
-def packed_loader_file() -> Path:
-    return _ASSETS / "packed" / "page_loader.txt"
-
-
-def stamp(readable: str) -> str:
-    return f"Made by .ci/pack_pages.py from the text with sha256 {sha256(readable.encode()).hexdigest()}"
-
-
-@cache
-def readable_page_module(part: str = "") -> str:
-    """`module_text`, and the code that mounts the views of its page, as a script that leaves no names behind."""
-    text = (module_text(part) + _joinable("load/page.js")).replace("export function mount(", "function mount(")
+def readable(bundle: str) -> str:
+    """One of `BUNDLES` as the assets are now; that of a page is a script that leaves no names behind."""
+    if bundle == "widget":
+        return widget_module_text()
+    if bundle not in PARTS:
+        return _joinable(f"load/{bundle}.js")
+    text = (module_text(bundle) + _joinable("load/page.js")).replace("export function mount(", "function mount(")
     return f"(() => {{{text}}})()"
 
 
 @cache
-def loader_text() -> str:
-    """The script that unpacks the front end and runs it."""
-    readable = readable_loader_text()
-    return _packed_ahead(packed_loader_file(), readable) or readable
+def deflated(bundle: str) -> bytes:
+    """A bundle as the wheel has it, or else as the assets are now."""
+    try:
+        return packed_file(bundle).read_bytes()
+    except OSError:
+        deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+        return deflate.compress(readable(bundle).encode()) + deflate.flush()
 
 
-def readable_loader_text() -> str:
-    return _joinable("load/page_loader.js")
+def packed_file(bundle: str) -> Path:
+    """Where a wheel has what `hatch_build.py` makes of a bundle."""
+    return _ASSETS / "packed" / f"{bundle or 'tree'}.deflated"
 
 
 @cache
-def fallback_text() -> str:
-    """The script that shows the fallback page if the widget does not appear."""
-    return _joinable("load/fallback.js")
+def packed_text(bundle: str) -> str:
+    """A bundle in base64, as the loaders unpack it."""
+    return b64encode(deflated(bundle)).decode()
+
+
+@cache
+def script(bundle: str) -> str:
+    """A bundle as text."""
+    return zlib.decompress(deflated(bundle), -15).decode()
 
 
 def modules_in_order(entries: Sequence[str], assets: Path = _ASSETS) -> list[str]:
@@ -239,11 +122,6 @@ def _joined(entries: Sequence[str]) -> str:
     stylesheets = (path for folder in folders for path in sorted((_ASSETS / folder).glob("*.css")))
     styles = f"const STYLES = {json.dumps(''.join(map(_stylesheet_text, stylesheets)))};\n"
     return "".join(map(_joinable, modules)) + styles
-
-
-def _deflated(text: str) -> bytes:
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    return deflate.compress(text.encode()) + deflate.flush()
 
 
 def _stylesheet_text(path: Path) -> str:

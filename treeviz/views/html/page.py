@@ -18,7 +18,7 @@ from treeviz.tree.keys import Key
 from treeviz.tree.series import Series
 from treeviz.tree.table import REDUCE, TreeTable
 from treeviz.tree.text import count_text
-from treeviz.views.html.bundle import fallback_text, in_characters, loader_text, packed_page_module, page_module_text
+from treeviz.views.html.bundle import packed_text, script
 from treeviz.views.html.payload import FORMAT, hidden_value, pack
 from treeviz.views.text.cells import (
     BAD,
@@ -42,7 +42,7 @@ from treeviz.views.view import View
 
 # Make a page small enough: the first rows of every subtree, and a placeholder that counts and adds up the others.
 
-MAX_BYTES = 2_150_000  # its text is a fifth longer, the rows and the front end are 0.1 MB: a page has at most 3 MB
+MAX_BYTES = 2_150_000  # its text is a third longer, the rows and the front end are 0.1 MB: a page has at most 3 MB
 _MANY = 50_000  # distinct keys, or values of a column: an eighth of the rows is tried first, since all take a second
 
 
@@ -443,10 +443,10 @@ def fallback(view: View, packed: bytes, *, token: str) -> str:
       packed: `pack(view)`, which the widget needs as well.
     """
     host = _host(view, pack_within(view, packed), f"{_KEEP_KEYS} data-treeviz-waiting")
-    module = packed_page_module(view.part)
     return (
-        f'<div data-treeviz-fallback="{attribute(token)}">{host}<script type="text/treeviz-waiting">{module}</script>'
-        f'<script type="text/treeviz-loader">{loader_text()}</script><script>{fallback_text()}</script></div>'
+        f'<div data-treeviz-fallback="{attribute(token)}">{host}<script type="text/treeviz-waiting">'
+        f'{packed_text(view.part)}</script><script type="text/treeviz-loader">{script("page_loader")}</script>'
+        f"<script>{script('fallback')}</script></div>"
     )
 
 
@@ -458,25 +458,25 @@ def _host(view: View, packed: bytes, attributes: str) -> str:
     needs = f"{FORMAT} {view.part}".strip()
     return (
         f'<div class="treeviz" {attributes}="{needs}">'
-        f'{outline(view.brief)}<script type="text/plain">{in_characters(packed)}</script></div>'
+        f'{outline(view.brief)}<script type="text/plain">{b64encode(packed).decode()}</script></div>'
     )
 
 
 @cache
 def _script(part: str) -> Markup:
-    packed = packed_page_module(part)
-    return Markup(f'<script type="text/treeviz">{packed}</script><script type="module">{loader_text()}</script>')
+    loader = f'<script type="module">{script("page_loader")}</script>'
+    return Markup(f'<script type="text/treeviz">{packed_text(part)}</script>{loader}')
 
 
 @cache
-def _script_hash(script: str) -> str:
-    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
+def _script_hash(content: str) -> str:
+    return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
 
 
 def _script_policy(view: View) -> str:
     """Allow the front end and the scripts of `view.values`, whose sandboxed frames inherit the policy."""
     documents = [html for html in (view.values or {}).values() if isinstance(html, str)]
-    scripts = dict.fromkeys(script for html in documents for script in _SCRIPT.findall(html) if script)
-    builds_functions = any("new Function" in script for script in scripts)
-    hashes = map(_script_hash, (loader_text(), page_module_text(view.part), *scripts))
+    scripts = dict.fromkeys(each for html in documents for each in _SCRIPT.findall(html) if each)
+    builds_functions = any("new Function" in each for each in scripts)
+    hashes = map(_script_hash, (script("page_loader"), script(view.part), *scripts))
     return " ".join(["script-src", *hashes, *(["'unsafe-eval'"] if builds_functions else [])])

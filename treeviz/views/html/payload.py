@@ -313,7 +313,7 @@ def _heights(counts: np.ndarray) -> np.ndarray:
     return np.ceil(_HIGHEST * share).astype(np.uint8)
 
 
-FORMAT = 5  # of what a page holds and how: page_loader.js names it, too
+FORMAT = 6  # of what a page holds and how: page_loader.js names it, too
 _SIGNS_OF_KEYS = re.compile(r"^\.|[][']")  # as in tree.js
 _SMALL = 1 << 12  # bytes of arrays that are compared
 _A_BLOCK = 1 << 10  # bytes
