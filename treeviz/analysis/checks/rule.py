@@ -1,4 +1,4 @@
-"""A rule: a function that looks at a table and yields what it found; its docstring says why that matters."""
+"""Rules of `treeviz.check`, their findings, and the code that fixes what they find."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from treeviz.tree.runtime import computed_once
 from treeviz.tree.table import Row, TreeTable, children_of
 from treeviz.tree.text import class_attribute, class_name, guarded, has_base, module_name, mro, namespace
 
-# One thing that a rule found in a tree, and a list of them.
+# Findings
 
 Level = Literal["error", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "info")
@@ -28,25 +28,25 @@ _MOST_LINES = 10  # of one rule, where all are printed
 
 
 class Changed(str):
-    """An expression of {x} for a leaf x, a node, or each leaf in one."""
+    """An expression of {x}, for one leaf or for each leaf of a node."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TreeFinding:
-    """Something that is wrong in a tree, or may be. It holds no array.
+    """A problem, or possible problem, in a tree. It holds no array.
 
         (finding,) = treeviz.check({"f": jnp.sin}, for_="jit")
         print(finding.code, finding.level, finding.path)  # T131 error ['f']
         print(finding.fix)
 
     Attributes:
-      code: The code of the rule, as `treeviz.check(ignore=["T131"])` takes it.
-      level: "error": JAX raises, or gives wrong results without saying so; "warning": it may, or takes longer; "info".
-      row: The row of the table.
-      sentence: What is wrong.
-      about: What the rule looks for, why, and when it is nothing to worry about.
+        code: The code of the rule, as in `treeviz.check(ignore=["T131"])`.
+        level: "error": JAX raises, or silently gives wrong results; "warning": it may, or is slower; "info".
+        row: The row of the table.
+        sentence: The problem.
+        about: What the rule checks, why it matters, and when to ignore it.
     """
 
     code: str
@@ -64,7 +64,7 @@ class TreeFinding:
 
     @property
     def fix(self) -> str:
-        """Python that cures it, for a tree in a variable with the table's name; "" if there is none."""
+        """Python that fixes it, for a tree in a variable with the table's name; "" if there is none."""
         if self._table is None:
             return self._fix
         row = self._table[self.row]
@@ -77,34 +77,34 @@ class TreeFinding:
 
 
 def _assignment(row: Row, new: str) -> str:
-    """Python that changes a leaf, also where it cannot be assigned."""
+    """Python that changes a leaf, even one that cannot be assigned."""
     parent = row.parent
     is_builtin = parent is not None and parent.kind in ("dict", "list") and not parent.facts.module
     if parent is None or (is_builtin and all(type(step) is str for step in row.table.key(row.number).steps)):
         at = "{tree}" if parent is None else "{at}"
         return f"{at} = {new.replace('{x}', at)}"
-    is_it = " == {path}" if row.is_leaf else ".startswith({path})"
+    matches = " == {path}" if row.is_leaf else ".startswith({path})"
     return (
         "{tree} = jax.tree_util.tree_map_with_path(\n"
-        f"    lambda path, x: {new.replace('{x}', 'x')} if jax.tree_util.keystr(path){is_it} else x, {{tree}}\n)"
+        f"    lambda path, x: {new.replace('{x}', 'x')} if jax.tree_util.keystr(path){matches} else x, {{tree}}\n)"
     )
 
 
 class TreeFindings(list[TreeFinding]):
-    """A list of findings, the worst first; `print` shows a line for each, and the cure of the first of its kind."""
+    """A list of findings, the worst first. Prints one line for each, and a fix for the first of each rule."""
 
     def __repr__(self) -> str:
-        n_all, n_shown = Counter(each.code for each in self), Counter[str]()
+        n_all, n_shown = Counter(finding.code for finding in self), Counter[str]()
         lines: list[str] = []
-        for each in self:
-            n_shown[each.code] += 1
-            if n_shown[each.code] > _MOST_LINES:
-                if n_shown[each.code] == n_all[each.code]:
-                    lines.append(f"… {n_all[each.code] - _MOST_LINES:,} more of {each.code}")
+        for finding in self:
+            n_shown[finding.code] += 1
+            if n_shown[finding.code] > _MOST_LINES:
+                if n_shown[finding.code] == n_all[finding.code]:
+                    lines.append(f"… {n_all[finding.code] - _MOST_LINES:,} more of {finding.code}")
                 continue
-            lines.append(str(each))
-            if n_shown[each.code] == 1 and each.fix:
-                lines += [f"    {line}" for line in each.fix.split("\n")]
+            lines.append(str(finding))
+            if n_shown[finding.code] == 1 and finding.fix:
+                lines += [f"    {line}" for line in finding.fix.split("\n")]
         return "\n".join(lines) or "no finding"
 
     __str__ = __repr__
@@ -117,17 +117,17 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Checked:
-    """The tree that is checked.
+    """The tree to check.
 
     Attributes:
       nodes: The node or leaf of each row.
-      use: What the tree is for: an argument of `jit`, of `grad`, the state of a training loop, or anything.
+      use: What the tree is for: an argument of `jit` or `grad`, the state of a training loop, or anything.
     """
 
     table: TreeTable
     nodes: list[Any]
     use: Use = "any"
-    cache: dict[Any, Any] = field(default_factory=dict)  # of a rule, by its name and more
+    cache: dict[Any, Any] = field(default_factory=dict)  # results that rules reuse
 
     @computed_once
     def _fact_codes(self) -> list[int]:
@@ -142,7 +142,7 @@ class Checked:
         return np.flatnonzero(passed[self.table.fact_codes]).tolist()
 
     def noted(self, kind: str) -> Iterator[tuple[int, Note]]:
-        """(row, note) of the notes of a kind that the walk made."""
+        """(row, note) for each note of a kind that `walk` made."""
         for row, notes in self.table.notes.items():
             for note in notes:
                 if note.kind == kind:
@@ -160,10 +160,10 @@ class Found(NamedTuple):
     """What a rule yields.
 
     Attributes:
-      fix: Python; {at} stands for the expression of the row, {path} for its key path in quotes, {tree} for the
-        tree. Or a `Changed`.
-      level: Another one than the rule's.
-      note: The note of the walk that says the same.
+        fix: Python, in which {at} is the expression of the row, {path} its quoted key path and {tree} the tree. Or a
+          `Changed`.
+        level: Replaces the rule's level.
+        note: The note of the walk about the same problem.
     """
 
     row: int
@@ -180,7 +180,7 @@ class Rule(NamedTuple):
     """A rule by its code.
 
     Attributes:
-      needs: "": it always runs; "values", "roundtrip": only on request.
+        needs: "" runs always; "values" and "roundtrip" run only on request.
     """
 
     code: str
@@ -206,15 +206,15 @@ def rule(code: str, level: Level, needs: str = "") -> Callable[[Run], Run]:
     return register
 
 
-# Python that makes a class a pytree node, or a static field a child: from what its objects hold.
+# Python that registers a class as a pytree node, or makes a static field a child, derived from an object's contents
 
-_MAX_OBJECTS = 500  # that are searched for arrays in one attribute
+_MAX_OBJECTS = 500  # searched for arrays in one attribute
 _ITEMS, _VIEWS = type({}.items()), (type({}.keys()), type({}.values()))
-_TAKES_ANY = 0x04  # of the code of a function: it has *args
+_TAKES_ANY = 0x04  # flag of a code object: it has *args
 
 
 def registration(leaf: Any) -> str:
-    """Python that registers the class of a leaf, so that the arrays in it are children."""
+    """Python that registers the class of a leaf, so that its arrays become children."""
     cls = type(leaf)
     if has_base(cls, set, frozenset):
         return "{at} = list({at})  # a set has no order in which to flatten it"
@@ -238,7 +238,7 @@ def registration(leaf: Any) -> str:
 
 
 def stands_for(cls: type) -> str:
-    """The container that has the contents of one of Python's iterators or views of dicts: "list"; "" of all else."""
+    """The container equivalent to one of Python's iterators or dict views, such as "list"; "" for other classes."""
     if has_base(cls, _ITEMS):
         return "dict"
     is_iterator = class_attribute(cls, "__next__") is not None and class_attribute(cls, "__iter__") is not None
@@ -247,7 +247,7 @@ def stands_for(cls: type) -> str:
 
 
 def _named(cls: type) -> tuple[str, str]:
-    """Python that gives the class a name where it may have none, and the name."""
+    """Python that imports or names the class, and its name."""
     name, module = class_name(cls), module_name(cls)
     if "<locals>" in type.__dict__["__qualname__"].__get__(cls):
         name = name.rpartition(".")[2]
@@ -291,7 +291,7 @@ def _of_sequence(leaf: Any, name: str, meta: list[str]) -> str:
 
 
 def _with_keys(name: str, new: str, attributes: list[str], values: str, flat: str, fill: str = "") -> str:
-    """Python that registers a class whose objects are made without their constructor."""
+    """Python that registers a class whose objects are rebuilt without calling the constructor."""
     lines = [f"new = {new}", *([fill] if fill else [])]
     if attributes:
         lines += [f"for name, value in zip({attributes!r}, {values}):", "    object.__setattr__(new, name, value)"]
@@ -301,20 +301,20 @@ def _with_keys(name: str, new: str, attributes: list[str], values: str, flat: st
 
 
 def _constructors(cls: type) -> list[types.CodeType]:
-    """The code of `__new__` and `__init__` that are written in Python."""
-    found = []
+    """The code of the `__new__` and `__init__` that are written in Python."""
+    codes = []
     for name in ("__new__", "__init__"):
         method = class_attribute(cls, name)
         function = method.__func__ if type(method) is staticmethod else method
-        found += [function.__code__] if type(function) is types.FunctionType else []
-    return found
+        codes += [function.__code__] if type(function) is types.FunctionType else []
+    return codes
 
 
 def _can_be_called(cls: type, others: Collection[str]) -> bool:
-    """Whether a constructor takes the contents: that of the builtin class, or one of any arguments.
+    """Whether the constructor accepts the contents: the builtin one, or one that takes *args.
 
     Args:
-      others: Attributes that this would lose.
+      others: Attributes that rebuilding would lose.
     """
     return not others and all(code.co_flags & _TAKES_ANY for code in _constructors(cls))
 
@@ -328,7 +328,7 @@ def _tuple_of(names: Collection[str]) -> str:
 
 
 def _takes_keywords(cls: type, names: Collection[str]) -> bool:
-    """Whether the constructor takes every attribute by its name, and needs nothing else."""
+    """Whether the constructor takes exactly these attributes as keywords."""
     init = next((namespace(base)["__init__"] for base in mro(cls) if "__init__" in namespace(base)), None)
     code = getattr(init, "__code__", None) if type(init) is types.FunctionType else None
     if type(code) is not types.CodeType or not names:
@@ -338,27 +338,27 @@ def _takes_keywords(cls: type, names: Collection[str]) -> bool:
 
 
 def as_child(node: Any) -> str:
-    """Python that makes the static fields of a node that hold arrays children."""
+    """Python that makes children of the static fields that hold arrays."""
     cls = type(node)
     name = class_name(cls)
-    names = [each for each, value in aux_attributes(node) if each.isidentifier() and _has_arrays(value)]
+    names = [attribute for attribute, value in aux_attributes(node) if attribute.isidentifier() and _has_arrays(value)]
     if not names:
         return ""
     if any("__dataclass_fields__" in namespace(base) for base in mro(cls)):
         return "\n".join(
-            f"{each}: jax.Array  # in {name}, without static=True, and in no meta_fields" for each in names
+            f"{attribute}: jax.Array  # in {name}, without static=True, and in no meta_fields" for attribute in names
         )
-    fields = "".join(f", self.{each}" for each in names)
+    fields = "".join(f", self.{attribute}" for attribute in names)
     return f"return (*children{fields}), aux  # in tree_flatten of {name}, and without them in aux"
 
 
 def aux_attributes(node: Any) -> list[tuple[str, Any]]:
-    """(name, value) of the stored attributes that are part of the auxiliary data. Flattens the node by one level."""
+    """(name, value) of the stored attributes that are in the auxiliary data. Flattens one level of the node."""
     aux = guarded(lambda: (one_level(node)[1] or (None, None))[1], lambda _: None)
-    parts = {id(aux), *_ids(aux), *(each for part in (aux if type(aux) is tuple else ()) for each in _ids(part))}
+    parts = {id(aux), *_ids(aux), *(part_id for part in (aux if type(aux) is tuple else ()) for part_id in _ids(part))}
     return [(name, value) for name, value in attributes(node) if id(value) in parts]
 
 
 def _ids(container: Any) -> list[int]:
-    found = () if type(container) in (str, bytes) else items(container, _MAX_OBJECTS)[0]
-    return [id(each) for _, each in found]
+    entries = () if type(container) in (str, bytes) else items(container, _MAX_OBJECTS)[0]
+    return [id(value) for _, value in entries]

@@ -1,4 +1,4 @@
-"""Rules about leaves: what no JAX function takes, where they lie, and their dtypes."""
+"""The rules of `treeviz.check`, and the functions that run them and turn findings into badges."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _OTHER_LIBRARIES = ("torch", "tensorflow", "keras")  # registering their classes
 _FLOAT = re.compile(r"b?float(?!0$)")
 _WIDE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 _LONG = {str(np.dtype(np.longdouble)): "float64", str(np.dtype(np.clongdouble)): "complex128"}
-_NO_ARRAYS = ("string", "function", "opaque")  # kinds of leaves
+_NO_ARRAYS = ("string", "function", "opaque")  # kinds of leaves that hold no array
 _MOST_FIELDS = 50
 _DEEP = 200  # levels
 _CALLS = {"jit": "jit raises", "grad": "grad raises", "state": "a jitted step raises"}
@@ -86,8 +86,8 @@ def hidden_arrays(checked: Checked) -> Iterator[Found]:
         key = "registration", facts.type, facts.module
         if key not in checked.cache:
             checked.cache[key] = registration(checked.nodes[row])
-        where = "".join(f": {path} {what}" for path, what in note.details[:1])
-        yield Found(row, f"{note.text}{where}", checked.cache[key], note=note)
+        example = "".join(f": {path} {what}" for path, what in note.details[:1])
+        yield Found(row, f"{note.text}{example}", checked.cache[key], note=note)
 
 
 @rule("T113", "error")
@@ -100,19 +100,19 @@ def committed_to_different_devices(checked: Checked) -> Iterator[Found]:
     """
     sets: dict[tuple[int, ...], list[int]] = {}
     for row in checked.rows(_is_committed):
-        where = checked.facts(row).sharding
-        if where is not None:
-            sets.setdefault(where.device_ids, []).append(row)
+        sharding_facts = checked.facts(row).sharding
+        if sharding_facts is not None:
+            sets.setdefault(sharding_facts.device_ids, []).append(row)
     if len(sets) < 2:
         return
-    most = max(sets.values(), key=len)
-    usual, n = checked.table[most[0]], len(most)
+    largest = max(sets.values(), key=len)
+    usual, n = checked.table[largest[0]], len(largest)
     sharding = f"{usual.expression if usual.depth < _DEEP else 'x'}.sharding"
     if usual.facts.sharding and usual.facts.sharding.n_devices > 1:
         sharding = f"jax.sharding.NamedSharding({sharding}.mesh, jax.sharding.PartitionSpec())"
     others = f"{n:,} {'leaf' if n == 1 else 'leaves'} to {_devices(usual.facts)}"
     for rows in sets.values():
-        for row in rows if rows is not most else ():
+        for row in rows if rows is not largest else ():
             text = f"committed to {_devices(checked.facts(row))}, and {others}: jit raises where it gets both"
             yield Found(row, text, Changed(f"jax.device_put({{x}}, {sharding})"))
 
@@ -159,17 +159,17 @@ def no_jax_dtype(checked: Checked) -> Iterator[Found]:
     """
     for row in checked.rows(lambda facts: is_refused(facts) or _is_swapped(facts)):
         facts = checked.facts(row)
-        what = "a masked array" if facts.text == MASKED else f"dtype {facts.dtype}"
-        yield Found(row, f"{what} is no JAX type{_raises(checked)}", _for_jax(checked, row), _level(checked))
+        kind = "a masked array" if facts.text == MASKED else f"dtype {facts.dtype}"
+        yield Found(row, f"{kind} is no JAX type{_raises(checked)}", _for_jax(checked, row), _level(checked))
 
 
 def _is_swapped(facts: Facts) -> bool:
-    """Whether the numbers in a file have their bytes in another order than those of this machine."""
+    """Whether the numbers in a file have a byte order other than this machine's."""
     return facts.kind == "stored" and facts.dtype[:1] in ("<", ">") and facts.dtype[1:2] in "fiuc"
 
 
 def _for_jax(checked: Checked, row: int) -> str:
-    """Python that makes an array what JAX takes, or takes it out of the tree."""
+    """Python that converts an array to one that JAX accepts, or takes it out of the tree."""
     facts = checked.facts(row)
     if facts.text == MASKED:
         return Changed("{x}.filled(0)")
@@ -222,7 +222,7 @@ def _raises(checked: Checked) -> str:
 
 
 def _apart(checked: Checked, row: int) -> str:
-    """Python that takes a leaf that is no array out of a tree."""
+    """Python that takes a leaf that is not an array out of the tree."""
     parent, key = checked.parent(row), checked.table.key(row).segment
     if parent is None:
         return ""
@@ -238,13 +238,15 @@ def _apart(checked: Checked, row: int) -> str:
 
 
 def _as_static_field(checked: Checked, row: int, parent: Facts) -> str:
-    """Python that keeps a field in the treedef, in the class of the node."""
+    """Python that turns the leaf into a static field of its node's class."""
     siblings, cls = checked.siblings(row), type(checked.nodes[int(checked.table.parent[row])])
-    names = [checked.table.key(each).segment for each in siblings[:_MOST_FIELDS]]
+    names = [checked.table.key(sibling).segment for sibling in siblings[:_MOST_FIELDS]]
     if len(siblings) > _MOST_FIELDS or not all(map(str.isidentifier, names)):
         return ""
-    kinds = [checked.facts(each).kind for each in siblings]
-    meta = [name for name, kind, each in zip(names, kinds, siblings, strict=True) if each == row or kind in _NO_ARRAYS]
+    kinds = [checked.facts(sibling).kind for sibling in siblings]
+    meta = [
+        name for name, kind, sibling in zip(names, kinds, siblings, strict=True) if sibling == row or kind in _NO_ARRAYS
+    ]
     data = [name for name in names if name not in meta]
     if parent.kind == "namedtuple":
         fields = "".join(f"\n    {name}: object" for name in names)
@@ -255,8 +257,8 @@ def _as_static_field(checked: Checked, row: int, parent: Facts) -> str:
         )
     name = checked.table.key(row).segment
     if class_attribute(cls, "__dataclass_fields__") is not None:
-        how = "dataclasses.field(metadata={'static': True, 'pytree_node': False})"
-        return f"{name}: object = {how}  # in {parent.type}"
+        static_field = "dataclasses.field(metadata={'static': True, 'pytree_node': False})"
+        return f"{name}: object = {static_field}  # in {parent.type}"
     return f"self.{name}  # in tree_flatten of {parent.type}: a part of the auxiliary data, and no child"
 
 
@@ -279,7 +281,7 @@ def no_float_to_differentiate(checked: Checked) -> Iterator[Found]:
 
 
 def _is_number(facts: Facts) -> bool:
-    """Whether it is a number of Python, or of a class that is based on one, such as an `IntEnum`."""
+    """Whether it is a Python number, or a subclass of one such as `IntEnum`."""
     return facts.kind == "scalar" and not facts.dtype
 
 
@@ -298,15 +300,15 @@ def weak_type(checked: Checked) -> Iterator[Found]:
     """
     if checked.use != "state":
         return
-    said: dict[str, tuple[str, Changed]] = {}
+    messages: dict[str, tuple[str, Changed]] = {}
     for row in checked.rows(lambda f: f.is_leaf and f.weak and f.kind in ("array", "scalar") and f.type != "bool"):
         facts = checked.facts(row)
-        what = facts.dtype or facts.type
-        if what not in said:
-            dtype = {"int": "int32", "float": "float32", "complex": "complex64"}.get(what, what)
-            text = f"weakly typed {what}: the second call of a step may compile again"
-            said[what] = text, Changed(f"jnp.asarray({{x}}, jnp.{dtype})")
-        yield Found(row, *said[what])
+        dtype_name = facts.dtype or facts.type
+        if dtype_name not in messages:
+            dtype = {"int": "int32", "float": "float32", "complex": "complex64"}.get(dtype_name, dtype_name)
+            text = f"weakly typed {dtype_name}: the second call of a step may compile again"
+            messages[dtype_name] = text, Changed(f"jnp.asarray({{x}}, jnp.{dtype})")
+        yield Found(row, *messages[dtype_name])
 
 
 @rule("T202", "info")
@@ -380,7 +382,7 @@ def replicated_beside_sharded(checked: Checked) -> Iterator[Found]:
         yield Found(row, f"replicated on {n} devices, {bytes_text(facts.bytes)} on each; others are sharded")
 
 
-# Rules about flattening and unflattening again, which run the user's code: only on request.
+# Rules about flattening and unflattening, which run the user's code: only on request
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -393,12 +395,12 @@ def unflatten_that_validates(checked: Checked) -> Iterator[Found]:
     `tree_unflatten` set the attributes without calling `__init__`, or check nothing there.
     """
     for row, children, treedef in _first_nodes(checked):
-        for what, odd in (("object()", object()), ("None", None), ("a tuple", (1, 2))):
-            problem = guarded(partial(_unflattened, treedef, [odd] * len(children)), error_text)
+        for placeholder, value in (("object()", object()), ("None", None), ("a tuple", (1, 2))):
+            problem = guarded(partial(_unflattened, treedef, [value] * len(children)), error_text)
             if problem:
                 name = class_name(type(checked.nodes[row]))
                 fix = f"new = object.__new__({name})  # in tree_unflatten, in place of calling {name}(…)"
-                yield Found(row, f"cannot be unflattened with {what}: {problem}", fix)
+                yield Found(row, f"cannot be unflattened with {placeholder}: {problem}", fix)
                 break
 
 
@@ -471,7 +473,7 @@ def _are_same(left: list, right: list) -> bool:
 
 
 def _first_only() -> Callable[[Any], bool]:
-    """An `is_leaf` that opens the first node that it sees, and no other."""
+    """An `is_leaf` that opens only the first node that it is called with."""
     seen: list[bool] = []
     return lambda _: bool(seen) or bool(seen.append(True))
 
@@ -484,17 +486,19 @@ def _first_nodes(checked: Checked) -> Iterator[tuple[int, list, Any]]:
         if id(type(node)) in seen:
             continue
         seen.add(id(type(node)))
-        found = guarded(lambda node=node: tree_util.tree_flatten_with_path(node, is_leaf=_first_only()), lambda _: None)
-        if found is not None and found[1].node_data() is not None:
-            yield row, [child for _, child in found[0]], found[1]
+        flattened = guarded(
+            lambda node=node: tree_util.tree_flatten_with_path(node, is_leaf=_first_only()), lambda _: None
+        )
+        if flattened is not None and flattened[1].node_data() is not None:
+            yield row, [child for _, child in flattened[0]], flattened[1]
 
 
 def _is_registered(facts: Facts) -> bool:
-    """Whether it is a node of a class that somebody else than JAX registered."""
+    """Whether it is a node of a class registered outside JAX."""
     return facts.kind in NODE_KINDS and facts.module.partition(".")[0] not in ("", "jax", "jaxlib")
 
 
-# Rules about values, which are read only on request.
+# Rules about values, which are read only on request
 
 _WHERE = "jnp.argwhere(~jnp.isfinite({at}))  # where"
 
@@ -527,7 +531,7 @@ def all_zero(checked: Checked) -> Iterator[Found]:
 
 
 def _leaves(checked: Checked) -> Iterator[tuple[int, tuple[int, int, int], int]]:
-    """(row, (NaN, infinities, zeros), elements) of the leaves that were read."""
+    """(row, (NaN, infinities, zeros), elements) for the leaves whose values were read."""
     table = checked.table
     counts = np.stack([table.columns[name].values for name in ("nan", "inf", "zeros")])
     for row in np.flatnonzero(table.is_leaf & ~np.isnan(counts[0])).tolist():
@@ -535,11 +539,11 @@ def _leaves(checked: Checked) -> Iterator[tuple[int, tuple[int, int, int], int]]
         yield row, (nan, inf, zeros), checked.facts(row).elements
 
 
-# Rules about structure: cycles, nodes that JAX cannot flatten, keys, shared objects, and too many of anything.
+# Rules about structure: cycles, nodes that JAX cannot flatten, keys, shared objects, and sizes
 
 _IN_BOXES = ("array", "numpy", "scalar", "key")  # kinds of leaves that have no module
 _MANY_LEAVES, _MANY_NODES = 5_000, 2_000
-_DEEP_PATHS = 200  # levels, beyond which joined paths are not compared, and JAX's own flatten is not called
+_DEEP_PATHS = 200  # levels: in deeper trees paths are not joined and JAX's own flatten is not called
 
 
 @rule("T110", "error")
@@ -589,7 +593,7 @@ def repeated_keys(checked: Checked) -> Iterator[Found]:
 
 
 def _with_other_keys(node: Any) -> str:
-    """Python that numbers the children of a class whose keys are in a method; of another, JAX keeps the function."""
+    """Python that numbers the children: of a class with a method for its keys, else of the paths outside the tree."""
     name = class_name(type(node))
     if not any("tree_flatten_with_keys" in vars(base) for base in mro(type(node))):
         return (
@@ -630,14 +634,17 @@ def _shared(checked: Checked, is_leaf: bool) -> Iterator[Found]:
         if note.row < 0 or facts.is_leaf != is_leaf or (is_leaf and not KINDS[facts.kind].has_identity):
             continue
         end = int(checked.table.end[row])
-        below = {(each.kind, each.is_leaf) for each in map(checked.facts, range(row, min(end, row + 1000)))}
+        below = {
+            (facts_below.kind, facts_below.is_leaf)
+            for facts_below in map(checked.facts, range(row, min(end, row + 1000)))
+        }
         level = "warning" if checked.use == "state" and ("array", True) in below else None
-        what = "array" if is_leaf else "node"
+        kind = "array" if is_leaf else "node"
         has_others = any(is_leaf and kind not in ("array", "numpy", "scalar") for kind, is_leaf in below)
         copy = "lambda a: a.copy() if isinstance(a, jax.Array) else a" if has_others else "jnp.copy"
         fix = Changed(f"jax.tree.map({copy}, {{x}})") if level else ""
         yield Found(
-            row, f"the same {what} as {_place(checked, note.row)}: JAX updates each on its own", fix, level, note
+            row, f"the same {kind} as {_place(checked, note.row)}: JAX updates each on its own", fix, level, note
         )
 
 
@@ -674,17 +681,17 @@ def many_leaves(checked: Checked) -> Iterator[Found]:
     """
     table = checked.table
     n_leaves = int(np.count_nonzero(table.is_leaf))
-    # Of a box with one leaf, such as a variable of Flax, the leaf has the row and the box the module.
+    # The row of a box with one leaf, such as a Flax variable, has the kind of the leaf and the module of the box.
     n_nodes = len(checked.rows(lambda f: bool(f.module) and (not f.is_leaf or f.kind in _IN_BOXES)))
     if n_leaves <= _MANY_LEAVES and n_nodes <= _MANY_NODES:
         return
-    takes = ""
+    duration = ""
     is_walked = not any(facts.kind in ("error", "cycle", "repeat", "more") for facts in table.facts)
     if is_walked and table.depth.max() < _DEEP_PATHS:
-        began = perf_counter()
+        start = perf_counter()
         guarded(lambda: jax.tree_util.tree_flatten(checked.nodes[0]), lambda _: None)
-        takes = f": flattening it takes JAX {1e3 * (perf_counter() - began):.1f} ms a call"
-    yield Found(0, f"{n_leaves:,} leaves and {n_nodes:,} nodes of registered classes{takes}")
+        duration = f": flattening it takes JAX {1e3 * (perf_counter() - start):.1f} ms a call"
+    yield Found(0, f"{n_leaves:,} leaves and {n_nodes:,} nodes of registered classes{duration}")
 
 
 @rule("T231", "info")
@@ -707,23 +714,23 @@ def ambiguous_paths(checked: Checked) -> Iterator[Found]:
                 yield Found(row, f'joined by "{separator}" its path is that of {table[seen[paths[row]]].keystr}')
 
 
-# How JAX compares static data that holds arrays: what happens where `==` meets them.
+# How JAX compares static data that holds arrays: what `==` does
 
-How = Literal["arrays", "identity", "own", "function"]
-_MAX_COMPARED_OBJECTS = 2_000  # that are looked at in the static data of one node
+Comparison = Literal["arrays", "identity", "own", "function"]
+_MAX_COMPARED_OBJECTS = 2_000  # inspected in the static data of one node
 _CONTAINERS = (list, tuple, dict, deque, types.MappingProxyType)
-_GENERATED = ("<string>", "<attrs generated")  # where dataclasses and attrs compile the methods that they write
+_GENERATED = ("<string>", "<attrs generated")  # the file names of methods that dataclasses and attrs generate
 
 
-def comparison(aux: Any) -> How:
-    """What `==` of auxiliary data that holds arrays compares; runs no code of the user's.
+def comparison(aux: Any) -> Comparison:
+    """What `==` compares in auxiliary data that holds arrays. Runs no user code.
 
     Returns:
-      "arrays": the arrays, whose `==` has no truth value. They are in containers, or in fields of dataclasses.
-      "identity": objects that are equal only to themselves. "own": objects whose class has an `==` of its own.
-      "function": functions, which captured the arrays. The first of these that is found.
+      The first that is found. "arrays": arrays, whose `==` has no truth value, in containers or dataclass fields.
+      "identity": objects that are equal only to themselves. "own": objects whose class defines `==`.
+      "function": functions that captured the arrays.
     """
-    found: set[How] = set()
+    comparisons: set[Comparison] = set()
     waiting, seen = deque([aux]), set[int]()
     while waiting and len(seen) < _MAX_COMPARED_OBJECTS:
         value = waiting.popleft()
@@ -732,15 +739,15 @@ def comparison(aux: Any) -> How:
         seen.add(id(value))
         cls = type(value)
         if has_base(cls, np.ndarray) or isinstance(value, jax.Array):
-            found.add("arrays" if guarded(lambda value=value: value.size != 1, lambda _: True) else "identity")
+            comparisons.add("arrays" if guarded(lambda value=value: value.size != 1, lambda _: True) else "identity")
         elif _is_compared_by_contents(cls):
             skipped = _not_compared(cls)
             waiting += [inner for path, inner in contents(value, _MAX_COMPARED_OBJECTS) if path not in skipped]
         elif arrays_in([("", value)], _MAX_COMPARED_OBJECTS).n_arrays:
             is_own = class_attribute(cls, "__eq__") is not object.__eq__
-            found.add("function" if is_function(cls) else "own" if is_own else "identity")
-    order: tuple[How, ...] = ("arrays", "identity", "own")
-    return next((how for how in order if how in found), "function" if found else "own")
+            comparisons.add("function" if is_function(cls) else "own" if is_own else "identity")
+    order: tuple[Comparison, ...] = ("arrays", "identity", "own")
+    return next((how for how in order if how in comparisons), "function" if comparisons else "own")
 
 
 def _is_compared_by_contents(cls: type) -> bool:
@@ -751,18 +758,18 @@ def _is_compared_by_contents(cls: type) -> bool:
 
 
 def _not_compared(cls: type) -> set[str]:
-    """The fields of a dataclass that its `==` leaves out, as paths: {".cache"}."""
+    """The dataclass fields that `==` ignores, as paths: {".cache"}."""
     fields = class_attribute(cls, "__dataclass_fields__", {})
-    return guarded(lambda: {f".{name}" for name, each in fields.items() if not each.compare}, lambda _: set())
+    return guarded(lambda: {f".{name}" for name, field in fields.items() if not field.compare}, lambda _: set())
 
 
-# Rules about what a node keeps in the treedef: it is compared and hashed at every call of a jitted function.
+# Rules about the treedef of a node, which JAX compares and hashes at every call of a jitted function
 
 _HASHED = frozenset(map(id, (str, int, float, bool, type(None))))  # by id: a metaclass may override ==
 _OPENED = (tuple, list, dict, functools.partial)
-_MAX_ITEMS = 100  # of a static field that are looked at
+_MAX_ITEMS = 100  # inspected in a static field
 _MAX_WRAPPERS = 16
-_MAX_OBJECTS = 2_000  # that are searched for arrays behind one function
+_MAX_OBJECTS = 2_000  # searched for arrays that one function refers to
 
 
 @rule("T101", "error")
@@ -780,15 +787,15 @@ def array_in_static_data(checked: Checked) -> Iterator[Found]:
         facts = checked.facts(row)
         if facts.is_leaf or facts.kind == "closure" or LOST in note.text:
             continue
-        where = "".join(f" {path} {what}" for path, what in note.details[:1])
-        text = f"{note.text.partition(':')[0]}:{where}"
+        example = "".join(f" {path} {text}" for path, text in note.details[:1])
+        text = f"{note.text.partition(':')[0]}:{example}"
         node = checked.nodes[row]
-        how = comparison(guarded(lambda node=node: (one_level(node)[1] or (None, None))[1], lambda _: None))
-        if how == "arrays":
+        equality = comparison(guarded(lambda node=node: (one_level(node)[1] or (None, None))[1], lambda _: None))
+        if equality == "arrays":
             yield Found(row, text, as_child(node), note=note)
         else:
-            is_quiet = how != "identity" or checked.use == "any" or _is_of_library(type(node))
-            yield Found(row, f"{text}, {_COMPARED[how]}", "", "info" if is_quiet else "warning", note)
+            is_quiet = equality != "identity" or checked.use == "any" or _is_of_library(type(node))
+            yield Found(row, f"{text}, {_COMPARED[equality]}", "", "info" if is_quiet else "warning", note)
 
 
 _COMPARED = {
@@ -816,20 +823,20 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
             continue
         for name, value in fields:
             if _is_unhashable(value):
-                what = f"the static field {name} is a {class_name(type(value))}, which cannot be hashed"
+                problem = f"the static field {name} is a {class_name(type(value))}, which cannot be hashed"
                 fix = _hashable_fix(f"self.{name}", value, class_name(type(node)))
                 for row in rows:
-                    yield Found(row, f"{what}: a jitted function does not see it change in place", fix, level)
+                    yield Found(row, f"{problem}: a jitted function does not see it change in place", fix, level)
 
 
 def _is_of_library(cls: type) -> bool:
-    """Whether the class is from an installed package, whose authors know what they keep."""
+    """Whether the class is from an installed package, whose author chose the static data on purpose."""
     file = guarded(lambda: sys.modules[module_name(cls)].__file__, lambda _: None)
     return type(file) is str and is_installed(file)
 
 
 def _is_unhashable(value: Any) -> bool:
-    """Slices aside, which do not change, but have a hash from Python 3.12 on alone."""
+    """Whether a value has no hash; of slices, which have one only since Python 3.12, the parts decide."""
     if id(type(value)) in _HASHED:
         return False
     if type(value) is slice:
@@ -840,7 +847,7 @@ def _is_unhashable(value: Any) -> bool:
 
 
 def _hashable_fix(place: str, value: Any, owner: str) -> str:
-    """Python that keeps the same as something that has a hash; "" where that depends on the class of the value."""
+    """Python that keeps the value in a hashable form; "" if that depends on the class of the value."""
     if has_base(type(value), list, set, dict):
         items = f"{place}.items()" if has_base(type(value), dict) else place
         return f"{place} = tuple({items})  # in {owner}"
@@ -858,7 +865,7 @@ def nan_in_static_data(checked: Checked) -> Iterator[Found]:
     """
     for rows, _, fields in _static_nodes(checked):
         for name, value in fields:
-            if any(type(each) in (float, np.float64, np.float32) and each != each for each in _items(value)):
+            if any(type(item) in (float, np.float64, np.float32) and item != item for item in _items(value)):
                 for row in rows:
                     yield Found(
                         row,
@@ -876,9 +883,9 @@ def local_function_in_static_data(checked: Checked) -> Iterator[Found]:
     """
     for rows, _, fields in _static_nodes(checked):
         for name, value in fields:
-            for each in _items(value):
-                if type(each) is types.FunctionType and _is_local(each):
-                    text = f"the local function {function_name(each)}, equal only to itself"
+            for item in _items(value):
+                if type(item) is types.FunctionType and _is_local(item):
+                    text = f"the local function {function_name(item)}, equal only to itself"
                     for row in rows:
                         yield Found(row, f"the static field {name} {_is(value)} {text}")
 
@@ -911,13 +918,13 @@ def _function_in(node: Any) -> Any:
     return guarded(lambda: node.func, lambda _: None) if has_base(type(node), tree_util.Partial) else None
 
 
-def _large(row: int, where: str, function: Any) -> Iterator[Found]:
+def _large(row: int, prefix: str, function: Any) -> Iterator[Found]:
     captured = guarded(lambda: captured_values(function), lambda _: [])
-    found = arrays_in(((step_to(name), value) for name, value in [*captured, *_globals(function)]), _MAX_OBJECTS)
-    if found.n_bytes >= MIB:
-        name, array = found.named[0]
-        size = f"refers to {bytes_text(found.n_bytes)} of arrays, constants of what is compiled"
-        text = f"{where}{function_name(function)} {size}: {name.strip('.()')} {array}"
+    arrays = arrays_in(((step_to(name), value) for name, value in [*captured, *_globals(function)]), _MAX_OBJECTS)
+    if arrays.n_bytes >= MIB:
+        name, array = arrays.named[0]
+        size = f"refers to {bytes_text(arrays.n_bytes)} of arrays, constants of what is compiled"
+        text = f"{prefix}{function_name(function)} {size}: {name.strip('.()')} {array}"
         yield Found(row, text, "jax.tree_util.Partial(f, array)  # with f(array, x)")
 
 
@@ -937,7 +944,7 @@ def _globals(function: Any) -> list[tuple[str, Any]]:
 
 
 def _inside(function: Any) -> Any:
-    """What a partial, a method or a wrapper calls; None for others."""
+    """The function that a partial, a method or a wrapper calls; None for others."""
     if has_base(type(function), functools.partial):
         return functools.partial.func.__get__(function)
     return function.__func__ if type(function) is types.MethodType else getattr(function, "__wrapped__", None)
@@ -945,7 +952,9 @@ def _inside(function: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _loaded_globals(code: types.CodeType) -> frozenset[str]:
-    return frozenset(each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+    return frozenset(
+        instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"
+    )
 
 
 def _is(value: Any) -> str:
@@ -953,58 +962,56 @@ def _is(value: Any) -> str:
 
 
 def _items(value: Any) -> list[Any]:
-    """The value, or what is in it: in plain containers, and what partial functions call."""
+    """The value, or the items in plain containers and the functions that partials call."""
     if type(value) not in _OPENED:
         return [value]
-    found, waiting = [], [value]
-    for each in waiting:  # which grows
-        if type(each) is functools.partial:
-            waiting.append(each.func)
-        elif type(each) is dict:
-            waiting += list(each.values())[:_MAX_ITEMS]
-        elif type(each) in (tuple, list):
-            waiting += each[:_MAX_ITEMS]
+    leaves, waiting = [], [value]
+    for item in waiting:  # grows during the loop
+        if type(item) is functools.partial:
+            waiting.append(item.func)
+        elif type(item) is dict:
+            waiting += list(item.values())[:_MAX_ITEMS]
+        elif type(item) in (tuple, list):
+            waiting += item[:_MAX_ITEMS]
         else:
-            found.append(each)
+            leaves.append(item)
         if len(waiting) > _MAX_ITEMS:
             del waiting[_MAX_ITEMS:]
-    return found
+    return leaves
 
 
 Static = tuple[list[int], Any, list[tuple[str, Any]]]
 
 
 def _static_nodes(checked: Checked) -> list[Static]:
-    """The nodes with static data: the rows that share their facts, the first node, and its static fields."""
+    """The nodes with static data: rows with the same facts, the first node, and its static fields."""
     if "static" not in checked.cache:
-        alike: dict[int, list[int]] = {}
+        rows_of_facts: dict[int, list[int]] = {}
         for row in checked.rows(lambda f: not f.is_leaf and bool(f.module) and bool(f.static)):
-            alike.setdefault(int(checked.table.fact_codes[row]), []).append(row)
+            rows_of_facts.setdefault(int(checked.table.fact_codes[row]), []).append(row)
         checked.cache["static"] = [
             (rows, checked.nodes[rows[0]], _fields(checked.nodes[rows[0]], checked.facts(rows[0])))
-            for rows in alike.values()
+            for rows in rows_of_facts.values()
         ]
     return checked.cache["static"]
 
 
 def _fields(node: Any, facts: Facts) -> list[tuple[str, Any]]:
-    """(name, value) of the static fields; of auxiliary data without names, the attributes that are part of it."""
+    """(name, value) of the static fields; attributes in the auxiliary data if its parts have no names."""
     names = [name for name, _ in facts.static if not name.endswith(DROPPED)]
     if any(name.startswith("aux") for name in names):
         return aux_attributes(node)
     return [(name, value) for name in names if (value := stored_attribute(node, name)) is not MISSING]
 
 
-# Run the rules over a tree, and write what they found as notes.
-
-# Each of these registers its rules.
+# Run the rules, and turn their findings into badges
 
 _SIGNS: dict[Level, str] = {"error": "✕", "warning": "⚠", "info": "·"}
 Result = tuple[Rule, list[Found]]
 
 
 def run_rules(checked: Checked, *, roundtrip: bool = False, ignore: Collection[str] = ()) -> list[Result]:
-    """What each rule found; those about values run if the table has statistics."""
+    """The findings of each rule; rules about values run only if the table has statistics."""
     ready = {"", *(["values"] if "nan" in checked.table.columns else []), *(["roundtrip"] if roundtrip else [])}
     rules = [rule for code, rule in sorted(RULES.items()) if rule.needs in ready and code not in ignore]
     return [(rule, list(rule.run(checked))) for rule in rules]
@@ -1012,10 +1019,10 @@ def run_rules(checked: Checked, *, roundtrip: bool = False, ignore: Collection[s
 
 def _worst_first(results: Sequence[Result]) -> Iterator[tuple[Rule, Level, Found]]:
     for level in LEVELS:
-        for broken, found in results:
-            for each in found:
-                if (each.level or broken.level) == level:
-                    yield broken, level, each
+        for source, findings_of_rule in results:
+            for finding in findings_of_rule:
+                if (finding.level or source.level) == level:
+                    yield source, level, finding
 
 
 def findings(table: TreeTable, results: Sequence[Result]) -> TreeFindings:
@@ -1029,18 +1036,19 @@ def findings(table: TreeTable, results: Sequence[Result]) -> TreeFindings:
 def with_badges(table: TreeTable, results: Sequence[Result]) -> TreeTable:
     """The table with a badge for each finding, which begins with its code.
 
-    A note of the walk that says the same gets the code instead; one that leads to another row says less than a warning.
+    If the walk made a note of the same problem, the code goes into that note, unless the note links to another row and
+    the finding is more than an info.
     """
     counts, coded, added = Counter[Level](), dict[int, tuple[str, Level]](), dict[int, list[Note]]()
-    for broken, level, each in _worst_first(results):
+    for source, level, found in _worst_first(results):
         counts[level] += 1
-        if each.note is not None and (each.note.row < 0 or level == "info"):
-            coded[id(each.note)] = broken.code, level
+        if found.note is not None and (found.note.row < 0 or level == "info"):
+            coded[id(found.note)] = source.code, level
         else:
-            note = Note(level, f"{broken.code}: {each.sentence}", severity=level, sign=_SIGNS[level])
-            added.setdefault(each.row, []).append(note)
-    notes = {row: tuple([_coded(note, coded) for note in at_row]) for row, at_row in table.notes.items()}
-    notes |= {row: (*more, *notes.get(row, ())) for row, more in added.items()}
+            note = Note(level, f"{source.code}: {found.sentence}", severity=level, sign=_SIGNS[level])
+            added.setdefault(found.row, []).append(note)
+    notes = {row: tuple([_coded(note, coded) for note in notes_of_row]) for row, notes_of_row in table.notes.items()}
+    notes |= {row: (*badges, *notes.get(row, ())) for row, badges in added.items()}
     parts = [f"{n:,} {level}{'s' * (n > 1 and level != 'info')}" for level, n in counts.items()]
     checked = replace(table, notes=dict(sorted(notes.items())))
     return checked.with_headline(*table.headline, ", ".join(parts) or "checked: no finding")

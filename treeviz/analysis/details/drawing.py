@@ -1,4 +1,4 @@
-"""The values of a window as the page draws them itself, where treescope cannot: plain data."""
+"""The values of a window as plain data, for the page to draw where treescope cannot."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 
 from treeviz.analysis.details.sections import Window
 
-SIGMAS = 3  # as treescope: values beyond are outliers, which would take the colors from all others
+SIGMAS = 3  # as in treescope: values further out are outliers, which would leave little color range for the rest
 
 Drawing = dict[str, Any]
 
 
 def drawing(part: Window, values: np.ndarray, caption: str, why: str) -> Drawing:
-    """What assets/drawn/drawing.js needs: some 22 kB for 64 × 64 values.
+    """The data for assets/drawn/drawing.js: some 22 kB for 64 × 64 values.
 
     Args:
-      values: Those of the window, as float32 or as integers that float32 represents.
-      caption: What is shown.
+      values: The values of the window, as float32 or as integers that float32 represents.
+      caption: A description of the window.
       why: Why treescope does not draw it.
     """
-    # The rest of the last row of a long vector is nothing.
+    # Exclude the padding in the last row of a long vector.
     n = min(values.size, part.sizes[part.axes[1]]) if part.axes[0] < 0 <= part.axes[1] else values.size
     numbers = values.ravel()[:n].astype("<f4")
     is_here = part.is_here.ravel()[:n]
@@ -40,21 +40,21 @@ def drawing(part: Window, values: np.ndarray, caption: str, why: str) -> Drawing
 
 
 def color_range(values: np.ndarray, *, trim: bool) -> tuple[float, float]:
-    """The values of the first and the last color: around zero if some are negative. Only finite ones count.
+    """The values of the first and last color, from finite values only; symmetric around zero if some are negative.
 
     Args:
-      trim: Leave out what is further than three standard deviations from the mean, or from zero.
+      trim: Exclude values further than three standard deviations from the mean, or from zero.
     """
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
         return 0.0, 1.0
     least, most = float(finite.min()), float(finite.max())
     center = float(finite.mean()) if least >= 0 else 0.0
-    reach = SIGMAS * float(np.sqrt(np.mean(np.square(finite - center)))) if trim else np.inf
+    radius = SIGMAS * float(np.sqrt(np.mean(np.square(finite - center)))) if trim else np.inf
     if least < 0:
-        high = min(max(-least, most), reach)
+        high = min(max(-least, most), radius)
         return -high, high
-    low, high = max(least, center - reach), min(most, center + reach)
+    low, high = max(least, center - radius), min(most, center + radius)
     if low == high:  # all are equal
         return 0.0, high or 1.0
     return low, high

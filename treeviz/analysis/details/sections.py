@@ -1,4 +1,4 @@
-"""The details of one node or leaf on request: plain data, within a budget of time and bytes.
+"""Details of one node or leaf on request, as plain data within a budget of time and bytes.
 
 A section is a dict: its kind, mostly a title, and the fields of the kind. Kinds and their fields:
 "text" (text, tone), "pairs" and "numbers" (pairs), "code" (text), "outline" (lines), "bars" (heights, edges), "grid"
@@ -52,7 +52,7 @@ from treeviz.tree.text import (
 )
 from treeviz.tree.walk import scan
 
-# The contents of an object that is a leaf for JAX, as an outline. No code of its class runs.
+# The contents of an object that is a leaf for JAX, as an outline. Runs no code of its class.
 
 MOST_LINES = 60
 _MOST_DEPTH = 4
@@ -107,7 +107,7 @@ _SEQUENCES = frozenset(map(id, (list, tuple, set, frozenset)))
 _BUILTIN = _SEQUENCES | {id(dict)}
 _MORE = object()
 
-# The source of a function, and the docstring and file of a class. No code of theirs runs.
+# The source of a function, and the docstring and file of a class. Runs none of their code.
 
 MOST_SOURCE_LINES = 200
 _MOST_CHARACTERS = 200  # of a line
@@ -131,7 +131,7 @@ def function_source(function: Any) -> tuple[str, str] | None:
 
 
 def class_facts(cls: type) -> list[tuple[str, str]]:
-    """(what, text) pairs about a class; none for classes of Python, JAX and NumPy."""
+    """(label, text) pairs about a class; none for classes of Python, JAX and NumPy."""
     if module_name(cls).partition(".")[0] in ("builtins", "jax", "jaxlib", "numpy", ""):
         return []
     facts = [("class", qualified_name(cls)), ("defined in", _class_place(cls))]
@@ -190,7 +190,7 @@ def place_of(file: str, line: int) -> str:
     return f"{visible(name, 120)}:{line}"
 
 
-# The devices of the parts of an array, as a grid. No value is read.
+# The devices of each part of an array, as a grid. Reads no values.
 
 MOST_CELLS = 64
 
@@ -200,7 +200,7 @@ def shard_section(array: Any) -> list[dict[str, Any]]:
 
     Cells are laid out like the parts: the last partitioned axis from left to right, the others from top to bottom.
     """
-    # A mutable reference, an abstract array or one in a box may have none; an abstract mesh has no devices.
+    # A mutable reference, an abstract array or a boxed one may have no sharding; an abstract mesh has no devices.
     sharding = guarded(lambda: array.sharding, lambda _: None)
     if sharding is None or guarded(lambda: len(sharding.device_set), lambda _: 0) < 2:
         return []
@@ -213,16 +213,16 @@ def shard_section(array: Any) -> list[dict[str, Any]]:
         parts.setdefault(bounds, []).append(device)
     n_devices = sum(map(len, parts.values()))
     cuts = [len({bounds[axis] for bounds in parts}) for axis in range(len(shape))]
-    cut = [axis for axis, n in enumerate(cuts) if n > 1]
+    cut_axes = [axis for axis, n in enumerate(cuts) if n > 1]
     title = f"{_count(len(parts), 'part')} on {n_devices} devices"
-    where = describe_sharding(sharding)
-    title += f" in {where.memory}" if where is not None and where.memory else ""
-    if cut:
-        title += f", cut along {', '.join(f'axis {axis} into {cuts[axis]}' for axis in cut)}"
+    sharding_facts = describe_sharding(sharding)
+    title += f" in {sharding_facts.memory}" if sharding_facts is not None and sharding_facts.memory else ""
+    if cut_axes:
+        title += f", cut along {', '.join(f'axis {axis} into {cuts[axis]}' for axis in cut_axes)}"
     grid = {
         "kind": "grid",
         "title": title,
-        "columns": cuts[cut[-1]] if cut else 1,
+        "columns": cuts[cut_axes[-1]] if cut_axes else 1,
         "cells": [[_names(parts[bounds]), _range(bounds)] for bounds in sorted(parts)[:MOST_CELLS]],
         "n_more": max(len(parts) - MOST_CELLS, 0),
     }
@@ -322,8 +322,8 @@ def _read(array: Any, starts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[
     if not is_here.all():
         sharding = array.sharding
         parts = sharding.devices_indices_map(array.shape).items()
-        others = (each for each in parts if each[0] not in sharding.addressable_devices)
-        elsewhere = (_name(each) for each, i in others if not _is_empty(_common(i, array.shape, starts, sizes)[0]))
+        others = (part for part in parts if part[0] not in sharding.addressable_devices)
+        elsewhere = (_name(device) for device, i in others if not _is_empty(_common(i, array.shape, starts, sizes)[0]))
     return values, is_here, tuple(devices), tuple(islice(elsewhere, MOST_NAMED))
 
 
@@ -411,9 +411,9 @@ def referrers(node: Any, goes_on: Callable[[], bool]) -> tuple[list[str], bool]:
             break
         level, cut = _one_up(level, modules, seen, found)
         is_all = is_all and not cut
-    # An object without a known referrer is named by its class.
+    # An object without a known referrer is reported by its class.
     for step in level:
-        found.setdefault(f"{_unnamed(step.node)}{step.rest}")
+        found.setdefault(f"{_class_label(step.node)}{step.rest}")
     return list(found)[:MOST_HOLDERS], is_all and len(found) <= MOST_HOLDERS
 
 
@@ -425,9 +425,9 @@ def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, in
     reached: set[int] = set()
     new: set[tuple[int, int]] = set()
     above: list[_Step] = []
-    mine = {id(level), id(wanted), id(above)} | set(map(id, level))
+    own = {id(level), id(wanted), id(above)} | set(map(id, level))
     for holder in _referrers([steps[0].node for steps in wanted.values()]):
-        if id(holder) in mine or _is_our_code(holder) or _is_of_module(holder, modules):
+        if id(holder) in own or _is_our_code(holder) or _is_of_module(holder, modules):
             continue
         if _is_ours(module_name(type(holder))):
             reached.update(map(id, gc.get_referents(holder)))
@@ -442,9 +442,9 @@ def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, in
                 found.setdefault(_variable(modules[id(holder)], rest))
             elif isinstance(holder, types.FrameType):
                 code = holder.f_code
-                where = place_of(code.co_filename, code.co_firstlineno)
+                place = place_of(code.co_filename, code.co_firstlineno)
                 name = _variable("__main__", rest) if rest else "a variable"
-                found.setdefault(f"{name} in {visible(code.co_name, 60)} ({where}), which runs")
+                found.setdefault(f"{name} in {visible(code.co_name, 60)} ({place}), which runs")
             elif isinstance(holder, types.FunctionType):
                 found.setdefault(f"the function {function_name(holder)}" + _of(rest))
             elif (id(holder), id(step.node)) not in seen:
@@ -453,29 +453,29 @@ def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, in
     seen |= new
     for step in level:
         if id(step.node) not in reached and step.rest:
-            found.setdefault(f"{_unnamed(step.node)}{step.rest}")
+            found.setdefault(f"{_class_label(step.node)}{step.rest}")
     return above[:_MOST_AT_ONCE], len(above) > _MOST_AT_ONCE
 
 
 def _referrers(nodes: list[Any]) -> list[Any]:
-    arguments = tuple(nodes)  # which Python 3.13 finds among their referrers
+    arguments = tuple(nodes)  # Python 3.13 finds it among the referrers
     found = gc.get_referrers(*arguments)
     wanted = set(map(id, nodes))
     # A dict of NumPy arrays is not tracked, but its referrers are. Frames of running functions are not tracked either.
     for inner in () if all(map(gc.is_tracked, nodes)) else gc.get_referents(*gc.get_objects()):
         is_hidden = (type(inner) is dict or type(inner) is tuple) and not gc.is_tracked(inner)
-        if is_hidden and any(id(each) in wanted for each in (inner.values() if type(inner) is dict else inner)):
+        if is_hidden and any(id(value) in wanted for value in (inner.values() if type(inner) is dict else inner)):
             found.append(inner)
     for frame in sys._current_frames().values() if SEES_LOCALS else ():
         while frame is not None:
-            if not _is_our_code(frame) and any(id(each) in wanted for each in frame.f_locals.values()):
+            if not _is_our_code(frame) and any(id(value) in wanted for value in frame.f_locals.values()):
                 found.append(frame)
             frame = frame.f_back
-    return [each for each in found if each is not nodes and each is not arguments]
+    return [holder for holder in found if holder is not nodes and holder is not arguments]
 
 
 def _is_of_module(holder: Any, modules: Container[int]) -> bool:
-    """Whether it is the frame of a module that runs, whose variables the module has."""
+    """Whether it is the frame of a running module, whose variables are found through the module."""
     if not isinstance(holder, types.FrameType) or holder.f_code.co_name != "<module>":
         return False
     return holder.f_locals is holder.f_globals and id(holder.f_globals) in modules
@@ -534,7 +534,7 @@ def _of(rest: str) -> str:
     return f", as …{rest}" if rest else ""
 
 
-def _unnamed(node: Any) -> str:
+def _class_label(node: Any) -> str:
     return f"<{class_name(node if type(node) is type else type(node))}>"
 
 
@@ -588,13 +588,13 @@ def text(content: str, tone: str = "dim") -> Section:
 
 
 def is_array(node: Any) -> bool:
-    """Whether it is a NumPy or JAX array, deleted ones included."""
+    """Whether it is a NumPy or JAX array, even a deleted one."""
     cls = type(node)
     return has_base(cls, np.ndarray) or class_name(cls) == "ArrayImpl"
 
 
 def has_values(node: Any) -> bool:
-    """Whether it is an array, also one in a file, or holds one whose values are its own."""
+    """Whether it is an array, in memory or in a file, or a box of one, with values that can be read."""
     node = plain_array(node)
     if has_base(type(node), np.ndarray) or type(node) is Stored:
         return True
@@ -602,7 +602,7 @@ def has_values(node: Any) -> bool:
 
 
 def plain_array(node: Any) -> Any:
-    """The array that a leaf is or holds; a subclass of `numpy.ndarray` as a plain one."""
+    """The array that a leaf is or contains; a subclass of `numpy.ndarray` is viewed as a plain one."""
     if not is_array(node) and type(node) is not Stored:
         inside = array_inside(node)
         node = node if inside is None else inside
@@ -655,8 +655,8 @@ def _source_section(function: Any) -> list[Section]:
 
 def _outline_section(title: str, named: Iterable[tuple[str, Any]], budget: Budget) -> list[Section]:
     lines, is_all = outline(named, budget.goes_on)
-    more = [] if is_all else [text("There is more inside.")]
-    return [{"kind": "outline", "title": title, "lines": lines}, *more] if lines else more
+    rest = [] if is_all else [text("There is more inside.")]
+    return [{"kind": "outline", "title": title, "lines": lines}, *rest] if lines else rest
 
 
 def statistics(array: Any, *, most_elements: int = MOST_ELEMENTS) -> list[Section]:
@@ -671,8 +671,10 @@ def statistics(array: Any, *, most_elements: int = MOST_ELEMENTS) -> list[Sectio
     values = {column.name: column.values[0] for column in columns}
     numbers = [column for column in columns if column.format == "number"]
     counts = [column for column in columns if column.format == "count" and column.name != "inf"]  # posinf + neginf
-    pairs = [(each.title, number_text(values[each.name])) for each in numbers if not np.isnan(values[each.name])]
-    pairs += [(each.title, f"{int(values[each.name]):,}") for each in counts if values[each.name] > 0]
+    pairs = [
+        (column.title, number_text(values[column.name])) for column in numbers if not np.isnan(values[column.name])
+    ]
+    pairs += [(column.title, f"{int(values[column.name]):,}") for column in counts if values[column.name] > 0]
     if pairs:
         sections.append({"kind": "numbers", "title": "values", "pairs": pairs})
     used = np.flatnonzero(np.nan_to_num(values["histogram"]))
@@ -689,7 +691,7 @@ def referrers_section(node: Any, budget: Budget) -> list[Section]:
     """The referrers of an object."""
     found, is_all = referrers(node, budget.goes_on)
     lines = [(0, line, "", False) for line in found] or [(0, "nobody who could be found", "", False)]
-    more = [] if is_all else [text("There may be more: the search was cut short.")]
+    rest = [] if is_all else [text("There may be more: the search was cut short.")]
     if not SEES_LOCALS:
-        more.append(text("The variables of functions that run are not looked at before Python 3.13."))
-    return [{"kind": "outline", "title": "held by", "lines": lines}, *more]
+        rest.append(text("The variables of functions that run are not looked at before Python 3.13."))
+    return [{"kind": "outline", "title": "held by", "lines": lines}, *rest]

@@ -1,4 +1,4 @@
-"""A prefix laid over a tree: the spec of each leaf, where it comes from, and what does not fit."""
+"""Prefixes, such as `in_axes`, shardings and masks, laid over a tree: the spec of each leaf, and what does not fit."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from treeviz.tree.runtime import collector_paused
 from treeviz.tree.table import TreeTable, children_of
 from treeviz.tree.text import aval_text, bytes_text, class_name, error_text, guarded, has_base, value_text
 
-# A prefix beside the tree that it is for: which subtree gets which of its leaves, and every place where they part.
+# Align the prefix with the tree: the subtree of each spec, and every mismatch.
 
 _NOT_WALKED = ("error", "cycle", "more", "repeat")
 
 
 class Given(NamedTuple):
-    """A leaf of the prefix, and the row of the subtree that gets it."""
+    """A leaf of the prefix, and the row of the subtree that it applies to."""
 
     path: Path
     spec: Any
@@ -45,11 +45,11 @@ class Given(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """Where the structures part.
+    """A place where the structures differ.
 
     Attributes:
-      row: Of the tree: where the note stands.
-      path: Of the prefix, or of the tree for what that alone has.
+      row: The row of the tree that shows the note.
+      path: In the prefix; in the tree for what only the tree has.
     """
 
     row: int
@@ -65,15 +65,15 @@ class Aligned(NamedTuple):
 def align_prefix(prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
     """Find the subtree of each leaf of the prefix, as JAX broadcasts a prefix; linear in the nodes of the prefix.
 
-    It goes no deeper than the tree was walked, and ends therefore also for a prefix that contains itself.
+    Does not descend below the rows of the tree, so it also ends for a prefix that contains itself.
 
     Args:
-      is_leaf: Nodes of the prefix that are specs, such as None.
+        is_leaf: Whether a node of the prefix is a spec, such as None.
     """
     return _Walk(side, is_leaf).run(prefix)
 
 
-_Pair = tuple[Path, Any, int, Any]  # a node of the prefix and its path; a row, and the node of the tree
+_Pair = tuple[Path, Any, int, Any]  # a path and node of the prefix; a row and node of the tree
 
 
 class _Walk:
@@ -81,7 +81,7 @@ class _Walk:
         self._side, self._is_leaf = side, is_leaf
         table = side.table
         was_walked = np.array([facts.kind not in _NOT_WALKED for facts in table.facts], bool)
-        # Lists: an element of an array takes ten times as long.
+        # Lists, because reading single elements of an array takes ten times as long.
         self._was_walked, self._end = was_walked[table.fact_codes].tolist(), table.end.tolist()
         self._is_leaf_row = table.is_leaf.tolist()
         self._opener = Openers()
@@ -94,64 +94,64 @@ class _Walk:
             path, spec, row, node = stack.pop()
             try:
                 opener = None if self._is_leaf(spec) else self._opener(spec)
-                mine = None if opener is None else opener(spec)
+                opened = None if opener is None else opener(spec)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # a flatten function may raise anything
                 self._add(row, path, ("error", f"flattening raised {error_text(error)}", "", ""))
                 continue
-            if mine is None:
+            if opened is None:
                 self._given.append(Given(path, spec, row))
             else:
-                stack += reversed(self._children(path, spec, mine, row, node))
+                stack += reversed(self._children(path, spec, opened, row, node))
         return Aligned(self._given, self._mismatches)
 
     def _add(self, row: int, path: Path, finding: Finding) -> None:
         self._mismatches.append(Mismatch(row, path, finding))
 
-    def _children(self, path: Path, spec: Any, mine: Opened, row: int, node: Any) -> list[_Pair]:
-        """The children of a node of the prefix that have a counterpart in the tree, with its row."""
+    def _children(self, path: Path, spec: Any, opened: Opened, row: int, node: Any) -> list[_Pair]:
+        """The children of a prefix node that have a counterpart in the tree, with its row."""
         if not self._was_walked[row]:
             return []
-        is_box = node is not self._side.nodes[row]  # its leaf has the row
+        is_box = node is not self._side.nodes[row]  # the row shows the leaf in the box
         rows = [row] * is_box + children_of(self._end, row)
-        if _is_same_level(spec, node) and len(rows) == len(mine.children):
-            return self._below(path, spec, mine, rows, node)
+        if _is_same_level(spec, node) and len(rows) == len(opened.children):
+            return self._below(path, spec, opened, rows, node)
         opener = self._opener(node)
-        other = None if opener is None or (self._side.table.is_leaf[row] and not is_box) else opener(node)
-        differs = compare_types(spec, node, other)
-        if differs is not None or other is None:
-            self._add(row, path, differs or ("leaf", what(spec, mine), what(node, None), ""))
+        opened_node = None if opener is None or (self._side.table.is_leaf[row] and not is_box) else opener(node)
+        differs = compare_types(spec, node, opened_node)
+        if differs is not None or opened_node is None:
+            self._add(row, path, differs or ("leaf", what(spec, opened), what(node, None), ""))
             return []
-        for finding in compare_level(spec, mine, node, other):
+        for finding in compare_level(spec, opened, node, opened_node):
             self._add(row, path, finding)
-        rows = self._with_hidden(rows, other.children)
-        if type(spec) not in MAPPINGS or mine.keys == other.keys:
-            return self._below(path, spec, mine, rows, node)
-        return self._by_key(path, spec, mine, row, Opened(rows, other.keys), other.children)
+        rows = self._with_hidden(rows, opened_node.children)
+        if type(spec) not in MAPPINGS or opened.keys == opened_node.keys:
+            return self._below(path, spec, opened, rows, node)
+        return self._by_key(path, spec, opened, row, Opened(rows, opened_node.keys), opened_node.children)
 
     def _with_hidden(self, rows: list[int], children: list) -> list[int]:
-        """The row of each child; NONE for one that the table hides, as what Flax keeps in each module for itself."""
+        """The row of each child; NONE for a child that the table hides, such as Flax's own state in each module."""
         if len(rows) == len(children):
             return rows
         waiting, found = iter([*rows, NONE]), []
         row = next(waiting)
         for child in children:
-            is_shown = row != NONE and self._stands_in(child, self._side.nodes[row])
+            is_shown = row != NONE and self._has_row_of(child, self._side.nodes[row])
             found.append(row if is_shown else NONE)
             row = next(waiting) if is_shown else row
         return found if row == NONE else rows
 
-    def _stands_in(self, child: Any, node: Any) -> bool:
-        """Whether a child, or the box that it is, has the row of a node."""
+    def _has_row_of(self, child: Any, node: Any) -> bool:
+        """Whether a row that shows `node` stands for this child or for a box around it."""
         opener = self._opener(child)
         inside = [] if opener is None or child is node else opener(child).children
         return child is node or (len(inside) == 1 and inside[0] is node)
 
-    def _below(self, path: Path, spec: Any, mine: Opened, rows: list[int], node: Any) -> list[_Pair]:
-        """The children by position; those that are leaves are done with at once."""
-        nodes, is_leaf, add, others = [], self._opener.is_leaf, self._given.append, None
-        for i, (key, child, row) in enumerate(zip(mine.keys, mine.children, rows, strict=False)):
+    def _below(self, path: Path, spec: Any, opened: Opened, rows: list[int], node: Any) -> list[_Pair]:
+        """The children by position. Leaves are recorded immediately and not returned."""
+        nodes, is_leaf, add, boxes = [], self._opener.is_leaf, self._given.append, None
+        for i, (key, child, row) in enumerate(zip(opened.keys, opened.children, rows, strict=False)):
             if row == NONE:
                 continue
             if is_leaf(type(child)):
@@ -159,28 +159,30 @@ class _Walk:
                 continue
             below = self._side.nodes[row]
             if self._is_leaf_row[row]:
-                others = others or self._opener(node)(node).children  # type: ignore[misc]
-                below = others[i]
+                boxes = boxes or self._opener(node)(node).children  # type: ignore[misc]
+                below = boxes[i]
             nodes.append(((path, spec, key), child, row, below))
         return nodes
 
-    def _by_key(self, path: Path, spec: Any, mine: Opened, row: int, other: Opened, children: list) -> list[_Pair]:
-        """The same for mappings of different keys: what one of them lacks is told, the others are aligned."""
-        rows = dict(zip(other.keys, other.children, strict=False))
-        nodes = dict(zip(other.keys, children, strict=True))
+    def _by_key(
+        self, path: Path, spec: Any, opened: Opened, row: int, opened_node: Opened, children: list
+    ) -> list[_Pair]:
+        """Align the children of two mappings by key, and record the keys that only one of them has."""
+        rows = dict(zip(opened_node.keys, opened_node.children, strict=False))
+        nodes = dict(zip(opened_node.keys, children, strict=True))
         node = self._side.nodes[row]
         aligned: list[_Pair] = []
-        for key, child in zip(mine.keys, mine.children, strict=True):
+        for key, child in zip(opened.keys, opened.children, strict=True):
             if key in rows:
                 aligned.append(((path, spec, key), child, rows.pop(key), nodes[key]))
             else:
-                near = _near(key, [name for name in other.keys if name not in mine.keys])
+                near = _near(key, [name for name in opened_node.keys if name not in opened.keys])
                 self._add(row, (path, spec, key), ("missing", _spec_text(child), "", near))
         for key, below in rows.items():
-            self._add(below, (path, node, key), ("extra", "", self._what(below), ""))
+            self._add(below, (path, node, key), ("extra", "", self._describe(below), ""))
         return aligned
 
-    def _what(self, row: int) -> str:
+    def _describe(self, row: int) -> str:
         node = self._side.nodes[row]
 
         def describe() -> str:
@@ -191,7 +193,7 @@ class _Walk:
 
 
 def _is_same_level(spec: Any, node: Any) -> bool:
-    """Whether two plain dicts, lists or tuples have the same keys: the usual case, which needs no sorting."""
+    """Whether two plain dicts, lists or tuples have the same keys: the common case, which needs no sorting."""
     cls = type(spec)
     if cls is not type(node):
         return False
@@ -199,13 +201,13 @@ def _is_same_level(spec: Any, node: Any) -> bool:
 
 
 def _spec_text(spec: Any) -> str:
-    """Of a sharding, which prints its mesh first, what it says of axes."""
+    """The text of a spec; only the axes of a NamedSharding, which prints its mesh first."""
     return value_text(spec.spec if has_base(type(spec), jax.sharding.NamedSharding) else spec, 40)
 
 
-def _near(key: Any, others: list[Any]) -> str:
-    """ "did you mean 'k2'?": the likeliest of the keys that have no spec."""
-    names = {str(other): other for other in others if isinstance(other, str)}
+def _near(key: Any, unused: list[Any]) -> str:
+    """ "did you mean 'k2'?": the most similar key that has no spec."""
+    names = {str(name): name for name in unused if isinstance(name, str)}
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.5) if isinstance(key, str) else []
     return f"did you mean {value_text(names[close[0]], 40)}?" if close else ""
 
@@ -215,48 +217,48 @@ _PLAIN = (bool, int, str, type(None), jax.sharding.PartitionSpec, jax.sharding.S
 _USUAL = set(map(id, (bool, int, str, type(None))))
 _NO_SPEC = "no spec"
 _BROKEN = "JAX cannot flatten this"
-_MOST = 1_000  # leaves of which each is told that its spec does not fit
-_MOST_KEYS = 100_000  # in their paths, for a tree may be thousands of levels deep
+_MOST = 1_000  # leaves with a finding of their own
+_MOST_KEYS = 100_000  # in the paths of these leaves, since a tree may be thousands of levels deep
 
 
 class Pairs(NamedTuple):
     """The leaves that get a spec.
 
     Attributes:
-      rows: int[k]: their rows.
-      of: int[k]: of each of them, the index in `distinct`.
-      distinct: The distinct pairs of a spec and the facts of a leaf.
+        rows: int[k]: the row of each leaf.
+        codes: int[k]: the index of each leaf in `distinct`.
+        distinct: The distinct pairs of a spec and the facts of a leaf.
     """
 
     rows: np.ndarray
-    of: np.ndarray
+    codes: np.ndarray
     distinct: list[tuple[Any, Facts]]
 
-    def findings(self, table: TreeTable, of_pairs: Sequence[Finding | None]) -> list[tuple[int, Finding]]:
-        """Those of the distinct pairs, with each of their rows; of the first 1,000, and how many more there are."""
-        leaves = np.flatnonzero(np.array([finding is not None for finding in of_pairs], bool)[self.of])
+    def findings(self, table: TreeTable, finding_of_pair: Sequence[Finding | None]) -> list[tuple[int, Finding]]:
+        """The findings of distinct pairs, by row, for the first 1,000 leaves; then one that counts the rest."""
+        leaves = np.flatnonzero(np.array([finding is not None for finding in finding_of_pair], bool)[self.codes])
         n = min(_MOST, 1 + int(np.searchsorted(np.cumsum(table.depth[self.rows[leaves]]), _MOST_KEYS)))
-        told: list[Any] = [(int(self.rows[i]), of_pairs[int(self.of[i])]) for i in leaves[:n].tolist()]
+        listed: list[Any] = [(int(self.rows[i]), finding_of_pair[int(self.codes[i])]) for i in leaves[:n].tolist()]
         if len(leaves) > n:
-            told.append((int(self.rows[leaves[n]]), ("spec", f"{len(leaves) - n:,} more leaves do not fit", "", "")))
-        return told
+            listed.append((int(self.rows[leaves[n]]), ("spec", f"{len(leaves) - n:,} more leaves do not fit", "", "")))
+        return listed
 
-    def column(self, table: TreeTable, values: list[float], name: str, title: str, **how: Any) -> Column:
-        """A column of a number for each distinct pair; NaN is none."""
+    def column(self, table: TreeTable, values: list[float], name: str, title: str, **options: Any) -> Column:
+        """A column with a number for each distinct pair; NaN where there is none."""
         levels = np.array([*values, np.nan])
         codes = np.full(len(table), len(values), np.int32)
-        codes[self.rows] = self.of
-        return Column(name, title, levels, codes, **how)
+        codes[self.rows] = self.codes
+        return Column(name, title, levels, codes, **options)
 
 
 class Judged(NamedTuple):
-    """What a use of specs has to say of the leaves and their specs.
+    """What a use of specs found about the leaves and their specs.
 
     Attributes:
-      findings: What does not fit, with its row.
-      columns: Shown beside that of the specs.
-      headline: Sums it up.
-      notes: Worth knowing, by row.
+      findings: Specs that do not fit, by row.
+      columns: Shown next to the column of specs.
+      headline: The summary.
+      notes: Other remarks, by row.
     """
 
     findings: list[tuple[int, Finding]]
@@ -272,17 +274,17 @@ class Use(Protocol):
     none_is_spec: bool
 
     def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
-        """The subtree of each spec: `align_prefix`, and what JAX asks of the prefix as a whole."""
+        """Find the subtree of each spec: `align_prefix`, and what JAX requires of the prefix as a whole."""
         ...
 
     def text(self, spec: Any) -> str: ...
 
     def wrong(self, spec: Any) -> Finding | None:
-        """Why this is no spec."""
+        """Why this is not a valid spec."""
         ...
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
-        """What the specs mean for the leaves; those with a spec that is `wrong` are not among them."""
+        """What the specs mean for the leaves, without those whose spec is `wrong`."""
         ...
 
 
@@ -294,7 +296,7 @@ class Overlaid(NamedTuple):
 
 @collector_paused()
 def overlaid(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] | None) -> Overlaid:
-    """Lay a prefix over a tree; see `treeviz.overlay`. Linear in the rows."""
+    """Align a prefix with a tree; see `treeviz.overlay`. Linear in the rows."""
 
     def is_spec(node: Any) -> bool:
         return (use.none_is_spec and node is None) or bool(is_leaf and is_leaf(node))
@@ -307,7 +309,7 @@ class _Overlay:
         self._table, self._use, self._aligned = table, use, aligned
         self._found: list[tuple[int, Difference]] = []
         self._notes: dict[int, tuple[Note, ...]] = {}
-        self._specs: list[Any] = []  # the distinct ones
+        self._specs: list[Any] = []  # distinct
         self._codes: dict[Hashable, int] = {}
 
     def run(self) -> Overlaid:
@@ -317,7 +319,7 @@ class _Overlay:
         for row, own in table.notes.items():
             if table[row].kind in ("error", "cycle") or any(note.text.startswith(_BROKEN) for note in own):
                 self._add(row, table[row].keystr, ("error", _BROKEN, "", ""))
-        codes = [self._code(each.spec) for each in given]
+        codes = [self._code(leaf.spec) for leaf in given]
         wrong = [self._use.wrong(spec) for spec in self._specs]
         owner = _spread(table, given)
         for i in np.flatnonzero(np.array([finding is not None for finding in wrong], bool)[codes]).tolist():
@@ -327,15 +329,15 @@ class _Overlay:
         judged = self._use.judge(table, self._pairs(np.flatnonzero(table.is_leaf & is_right[spec_of_row]), spec_of_row))
         for row, finding in judged.findings:
             self._add(row, table[row].keystr, finding)
-        self._tell_unused(given)
+        self._note_unused(given)
         notes: dict[int, tuple[Note, ...]] = {}
         for row, difference in self._found:
             text = str(difference) if difference.kind == "missing" else difference.note  # the row is that of its parent
             notes[row] = (*notes.get(row, ()), Note("warning", text, severity="error", sign=difference.kind))
-        table = _apart(table, spec_of_row).with_columns(self._column(given, codes), *judged.columns)
+        table = _with_spec_codes(table, spec_of_row).with_columns(self._column(given, codes), *judged.columns)
         table = table.with_notes(notes).with_notes(self._notes).with_notes(judged.notes)
-        self._found.sort(key=lambda each: each[0])
-        differences = Differences(each for _, each in self._found)
+        self._found.sort(key=lambda found: found[0])
+        differences = Differences(difference for _, difference in self._found)
         table = table.with_headline(_sum_of(differences), *judged.headline, *table.headline)
         return Overlaid(table, (self._use.name, *(column.name for column in judged.columns)), differences)
 
@@ -345,7 +347,7 @@ class _Overlay:
     def _code(self, spec: Any) -> int:
         cls = id(type(spec))
         is_plain = cls in _USUAL or has_base(type(spec), *_PLAIN)
-        key = (cls, spec if is_plain else id(spec))  # the prefix keeps them alive
+        key = (cls, spec if is_plain else id(spec))  # the prefix keeps the specs alive
         code = self._codes.setdefault(key, len(self._specs))
         if code == len(self._specs):
             self._specs.append(spec)
@@ -354,11 +356,11 @@ class _Overlay:
     def _pairs(self, rows: np.ndarray, spec_of_row: np.ndarray) -> Pairs:
         n_facts = len(self._table.facts)
         keys = spec_of_row[rows].astype(np.int64) * n_facts + self._table.fact_codes[rows]
-        distinct, of = np.unique(keys, return_inverse=True)
+        distinct, codes = np.unique(keys, return_inverse=True)
         pairs = [(self._specs[key // n_facts], self._table.facts[key % n_facts]) for key in distinct.tolist()]
-        return Pairs(rows, of.reshape(-1), pairs)
+        return Pairs(rows, codes.reshape(-1), pairs)
 
-    def _tell_unused(self, given: list[Given]) -> None:
+    def _note_unused(self, given: list[Given]) -> None:
         n_before = np.concatenate([[0], np.cumsum(self._table.is_leaf)])
         rows = _rows(given)
         for i in np.flatnonzero(n_before[rows] == n_before[self._table.end[rows]]).tolist():
@@ -371,33 +373,33 @@ class _Overlay:
 
 
 def spec_column(
-    table: TreeTable, given: Sequence[Given], texts: Sequence[str], name: str, title: str, what: str
+    table: TreeTable, given: Sequence[Given], texts: Sequence[str], name: str, title: str, kind: str
 ) -> Column:
-    """The spec of each row; below the row that it is given to, where it comes from.
+    """The spec of each row; below a row with a spec, where the spec is inherited from.
 
     Args:
       texts: The specs of `given`.
-      what: What they are: "in_axes".
+      kind: What the specs are, such as "in_axes".
     """
     levels: dict[str, int] = {"": 0, _NO_SPEC: 1}
     own = [levels.setdefault(spec, len(levels)) for spec in texts]
     owner, rows = _spread(table, given), _rows(given)
-    below = np.zeros(len(given) + 1, np.int32)  # the last is of rows without a spec
+    below = np.zeros(len(given) + 1, np.int32)  # the last is for rows without a spec
     for i in np.flatnonzero(table.end[rows] - rows > 1).tolist():
         text = f"{texts[i]}{INHERITED}{path_text(given[i].path) or 'root'}"
         below[i] = levels.setdefault(text, len(levels))
     code_of_row = np.where(owner >= 0, below[owner], table.is_leaf).astype(np.int32)
     code_of_row[rows] = own
-    help = f"The {what} of each leaf, and ← where it is inherited from"
+    help = f"The {kind} of each leaf, and ← where it is inherited from"
     return Column(name, title, list(levels), code_of_row, help=help)
 
 
 def _rows(given: Sequence[Given]) -> np.ndarray:
-    return np.array([each.row for each in given], np.int64)
+    return np.array([leaf.row for leaf in given], np.int64)
 
 
 def _spread(table: TreeTable, given: Sequence[Given]) -> np.ndarray:
-    """int[n_rows]: of each row, the spec that it is under; -1 for none."""
+    """int[n_rows]: the index of the spec that applies to each row; -1 for none."""
     rows = _rows(given)
     owner = np.full(len(table), -1)
     owner[rows] = np.arange(len(given))
@@ -407,7 +409,7 @@ def _spread(table: TreeTable, given: Sequence[Given]) -> np.ndarray:
 
 
 def array_shape(facts: Facts) -> tuple[int, ...] | None:
-    """The shape of an array or number; None for another leaf, which no axis can be mapped or split of."""
+    """The shape of an array or number; None for other leaves, which have no axis to map or split."""
     if facts.kind not in _ARRAYS or is_refused(facts):
         return None
     return () if facts.shape is None else facts.shape
@@ -420,8 +422,8 @@ def no_array(facts: Facts) -> str:
     return f"{facts.type}, which is no array"
 
 
-def _apart(table: TreeTable, spec_of_row: np.ndarray) -> TreeTable:
-    """The same rows, of which those of other specs have other codes: so views do not fold them into one."""
+def _with_spec_codes(table: TreeTable, spec_of_row: np.ndarray) -> TreeTable:
+    """The same rows, with fact codes that differ where the specs differ, so that views do not collapse those rows."""
     n_facts = len(table.facts)
     distinct, codes = np.unique(spec_of_row * n_facts + table.fact_codes, return_inverse=True)
     facts = tuple([table.facts[key % n_facts] for key in distinct.tolist()])
@@ -430,13 +432,13 @@ def _apart(table: TreeTable, spec_of_row: np.ndarray) -> TreeTable:
 
 def _sum_of(differences: Differences) -> str:
     """ "2 mismatches: 1 missing, 1 size"."""
-    kinds = Counter(each.kind for each in differences)
+    kinds = Counter(difference.kind for difference in differences)
     counts = ", ".join(f"{kinds[kind]:,} {kind}" for kind in MEANINGS if kinds[kind])
     n = len(differences)
     return f"{n:,} {'mismatch' if n == 1 else 'mismatches'}: {counts}" if n else "no mismatch"
 
 
-# The axes of `jax.vmap`: the spec of each argument or result, in range, and of one size.
+# `jax.vmap`: each mapped axis must exist, and all must have one size.
 
 
 class InAxes:
@@ -449,7 +451,7 @@ class InAxes:
         prefix = tuple(prefix) if type(prefix) is list else prefix  # as JAX does (jax#2367)
         is_known = prefix is None or type(prefix) in (int, tuple)
         aligned = align_prefix(prefix, side, is_leaf) if is_known else Aligned([], [])
-        at_root = next((i for i, each in enumerate(aligned.mismatches) if each.path is None), None)
+        at_root = next((i for i, mismatch in enumerate(aligned.mismatches) if mismatch.path is None), None)
         if is_known and at_root is None:
             return aligned
         wrapped = align_prefix((prefix,), side, is_leaf)
@@ -471,9 +473,9 @@ class InAxes:
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         answers = [_size(spec, facts) for spec, facts in pairs.distinct]
-        sizes = np.array([size for size, _ in answers] + [np.nan])[pairs.of]
+        sizes = np.array([size for size, _ in answers] + [np.nan])[pairs.codes]
         findings = pairs.findings(table, [finding for _, finding in answers])
-        is_mapped = np.array([spec is not None for spec, _ in pairs.distinct] + [False])[pairs.of]
+        is_mapped = np.array([spec is not None for spec, _ in pairs.distinct] + [False])[pairs.codes]
         n_leaves, n_mapped = int(np.count_nonzero(table.is_leaf)), int(np.count_nonzero(is_mapped))
         if not n_mapped and len(pairs.rows) == n_leaves:
             what = "every spec is None" if n_leaves else "there is no leaf"
@@ -496,14 +498,14 @@ class OutAxes(InAxes):
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         findings = pairs.findings(table, [_size(spec, facts, n_more=1)[1] for spec, facts in pairs.distinct])
-        is_mapped = np.array([spec is not None for spec, _ in pairs.distinct] + [False])[pairs.of]
+        is_mapped = np.array([spec is not None for spec, _ in pairs.distinct] + [False])[pairs.codes]
         n_leaves = int(np.count_nonzero(table.is_leaf))
         text = f"{int(np.count_nonzero(is_mapped)):,} of {n_leaves:,} {'leaf' if n_leaves == 1 else 'leaves'} mapped"
         return Judged(findings, (), (text,), {})
 
 
 def _size(spec: int | None, facts: Facts, n_more: int = 0) -> tuple[float, Finding | None]:
-    """The size of the axis of an array, or why it has none; of a result, that has `n_more` axes when it is mapped."""
+    """The size of the mapped axis, or why there is none; a mapped result has `n_more` axes more than its example."""
     if spec is None:
         return np.nan, None
     shape = array_shape(facts)
@@ -523,7 +525,7 @@ def _size(spec: int | None, facts: Facts, n_more: int = 0) -> tuple[float, Findi
 
 
 def _odd_sizes(table: TreeTable, pairs: Pairs, sizes: np.ndarray) -> tuple[list[tuple[int, Finding]], tuple[str, ...]]:
-    """The leaves whose mapped axis has another size than most, or than the first if none are most."""
+    """The leaves whose mapped axis differs from the most common size, or from the first if none is most common."""
     mapped = np.flatnonzero(~np.isnan(sizes))
     counts = Counter(sizes[mapped].astype(np.int64).tolist())
     if not counts:
@@ -533,21 +535,21 @@ def _odd_sizes(table: TreeTable, pairs: Pairs, sizes: np.ndarray) -> tuple[list[
         return [], (f"size {most:,}",)
     example = table[int(pairs.rows[mapped[np.argmax(sizes[mapped] == most)]])].keystr or "the root"
     hint = f"{n:,} leaves have {most:,}, such as {example}" if n > 1 else f"{example} has {most:,}"
-    of_pairs: list[Finding | None] = [None] * len(pairs.distinct)
+    finding_of_pair: list[Finding | None] = [None] * len(pairs.distinct)
     for i in mapped[sizes[mapped] != most].tolist():
-        of = int(pairs.of[i])
-        of_pairs[of] = "size", f"axis {pairs.distinct[of][0]} has {int(sizes[i]):,}", "", hint
-    findings = pairs.findings(table, of_pairs)
+        pair = int(pairs.codes[i])
+        finding_of_pair[pair] = "size", f"axis {pairs.distinct[pair][0]} has {int(sizes[i]):,}", "", hint
+    findings = pairs.findings(table, finding_of_pair)
     return findings, (f"sizes {', '.join(f'{size:,} ({n:,})' for size, n in counts.most_common(4))}",)
 
 
-# Masks of bools and labels, as optax takes them.
+# Masks and labels of optax.
 
 _MOST_LABELS = 6
 
 
 class Labels:
-    """A label for each leaf, as of `optax.partition`; None has no leaf in them."""
+    """A label for each leaf, as in `optax.partition`; None is an empty subtree."""
 
     name = "labels"
     none_is_spec = False
@@ -557,7 +559,7 @@ class Labels:
 
     def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
         if callable(prefix):
-            self._is_module = not guarded(lambda: Openers()(prefix) is None, lambda _: False)  # that is a tree
+            self._is_module = not guarded(lambda: Openers()(prefix) is None, lambda _: False)  # a callable pytree
         if callable(prefix) and not self._is_module:
             try:
                 prefix = prefix(side.nodes[0])
@@ -576,16 +578,16 @@ class Labels:
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         texts = np.array([self.text(spec) for spec, _ in pairs.distinct], object)
-        counts = Counter(texts[pairs.of].tolist() if len(texts) else ())
-        told = [f"{label} {n:,}" for label, n in counts.most_common(_MOST_LABELS)]
-        more = [f"{len(counts) - len(told):,} more labels"] if len(counts) > len(told) else []
+        counts = Counter(texts[pairs.codes].tolist() if len(texts) else ())
+        counted = [f"{label} {n:,}" for label, n in counts.most_common(_MOST_LABELS)]
+        rest = [f"{len(counts) - len(counted):,} more labels"] if len(counts) > len(counted) else []
         called = Note("warning", "optax.partition calls a module that can be called: give it lambda _: labels")
         notes: dict[int, tuple[Note, ...]] = {0: (called,)} if self._is_module else {}
-        return Judged([], (), (", ".join([*told, *more]),) if told else (), notes)
+        return Judged([], (), (", ".join([*counted, *rest]),) if counted else (), notes)
 
 
 class Mask(Labels):
-    """True or False for each leaf, as of `optax.masked`."""
+    """True or False for each leaf, as in `optax.masked`."""
 
     name = "mask"
 
@@ -601,8 +603,8 @@ class Mask(Labels):
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         n_bytes = [float(facts.bytes) if spec else 0.0 for spec, facts in pairs.distinct]
         is_true = np.array([bool(spec) for spec, _ in pairs.distinct] + [False])
-        n, n_leaves = int(np.count_nonzero(is_true[pairs.of])), int(np.count_nonzero(table.is_leaf))
-        total = float(np.array([*n_bytes, 0.0])[pairs.of].sum())
+        n, n_leaves = int(np.count_nonzero(is_true[pairs.codes])), int(np.count_nonzero(table.is_leaf))
+        total = float(np.array([*n_bytes, 0.0])[pairs.codes].sum())
         column = pairs.column(
             table, n_bytes, "masked_bytes", "bytes of True", format="bytes", rollup="sum",
             help="Bytes of the arrays whose mask is True",
@@ -614,20 +616,20 @@ def _text(spec: Any) -> str:
     return f"{class_name(type(spec))} {value_text(spec, 40)}"
 
 
-# Shardings that are planned: does each leaf divide, what does a device hold, and what is on all of them?
+# Planned shardings: whether each array divides, how many bytes each device holds, and what is replicated.
 
 Spec = jax.sharding.PartitionSpec
-_MOST_NOTES = 20  # of replicated leaves, the largest
-_SMALL = 0.01  # of what a device holds: a smaller replicated leaf has no note
+_MOST_NOTES = 20  # on replicated leaves, largest first
+_SMALL = 0.01  # of the bytes on a device; a smaller replicated leaf gets no note
 
 
 class _Planned(NamedTuple):
-    """What a sharding makes of one array.
+    """How a sharding divides one array.
 
     Attributes:
-      shard: The shape of the part on a device; None if that is not known.
-      n_parts: Into how many parts it is split.
-      mesh: The sizes of the axes of the mesh, by name.
+      shard: The shape of the part on one device; None if unknown.
+      n_parts: The number of distinct parts.
+      mesh: The sizes of the mesh axes, by name.
     """
 
     finding: Finding | None = None
@@ -664,10 +666,10 @@ class Shardings:
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         planned = [self._plan(spec, facts) for spec, facts in pairs.distinct]
-        n_bytes = [_bytes_on_a_device(each, facts) for each, (_, facts) in zip(planned, pairs.distinct, strict=True)]
-        shards = ["" if each.shard is None else shape_text(each.shard) for each in planned]
+        n_bytes = [_bytes_on_a_device(plan, facts) for plan, (_, facts) in zip(planned, pairs.distinct, strict=True)]
+        shards = ["" if plan.shard is None else shape_text(plan.shard) for plan in planned]
         codes = np.full(len(table), len(shards), np.int32)
-        codes[pairs.rows] = pairs.of
+        codes[pairs.rows] = pairs.codes
         columns = (
             pairs.column(
                 table, n_bytes, "planned_bytes", "bytes/device", format="bytes", rollup="sum",
@@ -675,18 +677,18 @@ class Shardings:
             ),
             Column("shard", "shard", [*shards, ""], codes, help="The shape of the part of an array on one device"),
         )  # fmt: skip
-        sizes = np.array([*n_bytes, np.nan])[pairs.of]
+        sizes = np.array([*n_bytes, np.nan])[pairs.codes]
         n_unknown = int(np.count_nonzero(table.is_leaf)) - int(np.count_nonzero(~np.isnan(sizes)))
         total = float(np.nansum(sizes))
-        held = f"{bytes_text(total)} on each device"
+        total_text = f"{bytes_text(total)} on each device"
         if n_unknown:
-            held += f", without {n_unknown:,} {'leaf' if n_unknown == 1 else 'leaves'}"
-        told, notes = _replicated(table, pairs, planned, n_bytes, total)
-        headline = (*self._mesh_text(planned), *([held] if total else []), *told)
-        return Judged(pairs.findings(table, [each.finding for each in planned]), columns, headline, notes)
+            total_text += f", without {n_unknown:,} {'leaf' if n_unknown == 1 else 'leaves'}"
+        replicated, notes = _replicated(table, pairs, planned, n_bytes, total)
+        headline = (*self._mesh_text(planned), *([total_text] if total else []), *replicated)
+        return Judged(pairs.findings(table, [plan.finding for plan in planned]), columns, headline, notes)
 
     def _mesh_text(self, planned: list[_Planned]) -> tuple[str, ...]:
-        meshes = {tuple(each.mesh.items()) for each in planned if each.mesh is not None}
+        meshes = {tuple(plan.mesh.items()) for plan in planned if plan.mesh is not None}
         if len(meshes) > 1:
             return (f"{len(meshes)} meshes",)
         if not meshes:
@@ -713,7 +715,7 @@ class Shardings:
 
 
 def _split(shape: tuple[int, ...], parts: tuple[Any, ...], text: str, sizes: Mapping[str, int] | None) -> _Planned:
-    """Split each axis of an array over axes of the mesh, if they are there, free, and divide it."""
+    """Split each array axis over its mesh axes, if they exist, are not used twice, and divide it."""
     shard, used = list(shape), []
     for axis, part in enumerate(parts):
         names = part if isinstance(part, tuple) else () if part is None or part is Spec.UNCONSTRAINED else (part,)
@@ -741,8 +743,8 @@ def _of_another_sharding(sharding: Any, shape: tuple[int, ...], text: str) -> _P
     shard = guarded(lambda: tuple(sharding.shard_shape(shape)), error_text)
     if isinstance(shard, str):
         return _Planned(("size", text, shape_text(shape), shard))
-    n, of_shard = math.prod(shape), math.prod(shard)
-    return _Planned(None, shard, n // of_shard if of_shard else 1)
+    n, shard_size = math.prod(shape), math.prod(shard)
+    return _Planned(None, shard, n // shard_size if shard_size else 1)
 
 
 def _bytes_on_a_device(planned: _Planned, facts: Facts) -> float:
@@ -752,28 +754,30 @@ def _bytes_on_a_device(planned: _Planned, facts: Facts) -> float:
 def _replicated(
     table: TreeTable, pairs: Pairs, planned: list[_Planned], n_bytes: list[float], total: float
 ) -> tuple[tuple[str, ...], dict[int, tuple[Note, ...]]]:
-    """How much of what a device holds is on every other one, too; and of the large leaves, what could split them."""
+    """A headline with the bytes that every device holds, and notes on which mesh axes could split the large leaves."""
 
-    def is_replicated(each: _Planned, size: float) -> bool:
-        return size > 0 and each.n_parts == 1 and math.prod((each.mesh or {}).values()) > 1
+    def is_replicated(plan: _Planned, size: float) -> bool:
+        return size > 0 and plan.n_parts == 1 and math.prod((plan.mesh or {}).values()) > 1
 
-    of_pairs = np.array([is_replicated(*each) for each in zip(planned, n_bytes, strict=True)], bool)
-    leaves = np.flatnonzero(of_pairs[pairs.of])
+    is_replicated_pair = np.array(
+        [is_replicated(*plan_and_size) for plan_and_size in zip(planned, n_bytes, strict=True)], bool
+    )
+    leaves = np.flatnonzero(is_replicated_pair[pairs.codes])
     if not len(leaves):
         return (), {}
-    sizes = np.array(n_bytes)[pairs.of[leaves]]
+    sizes = np.array(n_bytes)[pairs.codes[leaves]]
     notes: dict[int, tuple[Note, ...]] = {}
     for i in np.argsort(-sizes, kind="stable")[:_MOST_NOTES].tolist():
         if sizes[i] >= _SMALL * total:
-            each = planned[int(pairs.of[leaves[i]])]
-            text = f"the same {bytes_text(float(sizes[i]))} on every device: {_could_split(each)}"
+            plan = planned[int(pairs.codes[leaves[i]])]
+            text = f"the same {bytes_text(float(sizes[i]))} on every device: {_could_split(plan)}"
             notes[int(pairs.rows[leaves[i]])] = (Note("info", text),)
     n = len(leaves)
     return (f"{n:,} {'leaf' if n == 1 else 'leaves'} replicated: {bytes_text(float(sizes.sum()))} on each",), notes
 
 
 def _could_split(planned: _Planned) -> str:
-    """ "'x' could split axis 0 or 1": the axes of the mesh that divide an axis of the array."""
+    """ "'x' could split axis 0 or 1": the mesh axes that divide an axis of the array."""
     shape, could = planned.shard or (), []
     for name, size in (planned.mesh or {}).items():
         axes = [str(axis) for axis, length in enumerate(shape) if size > 1 and length and length % size == 0]
@@ -782,29 +786,29 @@ def _could_split(planned: _Planned) -> str:
     return ", ".join(could) or "no axis of the mesh divides it"
 
 
-# A tree of specs beside another one that it is a prefix of: a mask, labels, axes, in the rows that get them.
+# A tree of specs shown next to the tree that it is a prefix of: each spec is in the rows that it applies to.
 
 _MOST_TOLD = 3
 _SPECS = (bool, np.bool_, int, str, jax.sharding.PartitionSpec, jax.sharding.Sharding)
 
 
 class Laid(NamedTuple):
-    """The column of a prefix; or a note that says why a tree is none."""
+    """The column of a prefix, or a note that says why the tree is not a prefix."""
 
     columns: tuple[Column, ...] = ()
     notes: tuple[Note, ...] = ()
 
 
 def holds_specs(table: TreeTable, nodes: Sequence[Any]) -> bool:
-    """Whether the leaves of a tree are bools, axes, labels, shardings, and so no arrays."""
+    """Whether all leaves are bools, axes, labels or shardings, and so not arrays."""
     leaves = np.flatnonzero(table.is_leaf).tolist()
     return bool(leaves) and all(has_base(type(nodes[row]), *_SPECS) for row in leaves)
 
 
 def lay_prefix(prefix: Any, side: Side, other: TreeTable) -> Laid:
-    """Lay a tree of specs over another, as `treeviz.overlay` does.
+    """Align a tree of specs with another tree, as `treeviz.overlay` does.
 
-    None is a spec where the others are axes or shardings, and has no leaf beside bools and labels.
+    None is a spec among axes and shardings, and an empty subtree among bools and labels.
 
     Args:
       other: The table of the prefix.
@@ -813,12 +817,12 @@ def lay_prefix(prefix: Any, side: Side, other: TreeTable) -> Laid:
     none_is_spec = not types & {"bool", "str"}
     aligned = align_prefix(prefix, side, lambda node: none_is_spec and node is None)
     if aligned.mismatches:
-        told = [
+        mismatches = [
             str(Difference(path_text(path), *finding, tree=1, names=(other.name, side.table.name)))
             for _, path, finding in aligned.mismatches
         ]
-        more = [f"{len(told) - _MOST_TOLD:,} more"] if len(told) > _MOST_TOLD else []
+        rest = [f"{len(mismatches) - _MOST_TOLD:,} more"] if len(mismatches) > _MOST_TOLD else []
         text = f"{other.name} has neither the structure of {side.table.name} nor is a prefix of it: "
-        return Laid(notes=(Note("info", text + "; ".join([*told[:_MOST_TOLD], *more])),))
+        return Laid(notes=(Note("info", text + "; ".join([*mismatches[:_MOST_TOLD], *rest])),))
     texts = [spec if has_base(type(spec), str) else value_text(spec, 60) for _, spec, _ in aligned.given]
     return Laid((spec_column(side.table, aligned.given, texts, f"{other.name}.spec", other.name, other.name),))

@@ -1,4 +1,4 @@
-"""Columns of other trees: gradients, moments and averages in the row of their parameter."""
+"""Columns of other trees: gradients, moments and averages in the rows of their parameters."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def titles(places: Sequence[tuple[TreeTable, int]]) -> list[str]:
     written: list[str | None] = [None] * len(places)
     taken = {place_text(table, row) for table, row in places}
     for i, (table, row) in enumerate(places):
-        whole = place_text(table, row)
-        if len(whole) <= _N_TITLE or row == 0:
-            written[i] = whole if len(whole) <= _N_LONGEST else f"{whole[: _N_LONGEST - 1]}…"
+        full = place_text(table, row)
+        if len(full) <= _N_TITLE or row == 0:
+            written[i] = full if len(full) <= _N_LONGEST else f"{full[: _N_LONGEST - 1]}…"
     for n_keys in range(1, _N_KEYS + 1):
         ends = [_last_keys(table, row, n_keys) for table, row in places]
         n_times = Counter(ends)
@@ -65,7 +65,7 @@ def field(table: TreeTable, row: int, taken: Collection[str]) -> str:
     name = _FIELD.sub(".", place_text(table, row).lower()).strip(".-")
     name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"
     unique, n = name, 1
-    while any(each == unique or each.startswith(f"{unique}.") for each in taken):
+    while any(used == unique or used.startswith(f"{unique}.") for used in taken):
         n += 1
         unique = f"{name}_{n}"
     return unique
@@ -131,17 +131,17 @@ def find_structure(of: TreeTable, within: TreeTable, *, whole: bool = False) -> 
 
 class _Search:
     def __init__(self, of: TreeTable, within: TreeTable, whole: bool) -> None:
-        self._of, self._within, self._whole = of, within, whole
+        self._reference, self._within, self._whole = of, within, whole
         segments: dict[object, int] = {}
         codes = _segments(of, segments)
         self._codes = _segments(within, segments)
         self._n_codes = len(segments)
         places = of.parent.astype(np.int64) * self._n_codes + codes
         self._row_at = dict(zip(places[1:].tolist(), range(1, len(of)), strict=True))
-        self._of_codes = codes
+        self._reference_codes = codes
         self._n_leaves_before = np.concatenate([[0], np.cumsum(of.is_leaf)])
         self._n_leaves = int(self._n_leaves_before[-1])
-        self._of_ends, self._of_is_leaf = of.end.tolist(), of.is_leaf.tolist()
+        self._reference_ends, self._reference_is_leaf = of.end.tolist(), of.is_leaf.tolist()
         self._parents, self._ends = within.parent.tolist(), within.end.tolist()
         self._is_leaf, self._code_list = within.is_leaf.tolist(), self._codes.tolist()
         before = np.concatenate([[0], np.cumsum(within.is_leaf)])
@@ -172,9 +172,9 @@ class _Search:
         if not self._n_leaves:
             return iter(())
         n_leaves = np.array(self._n_leaves_in)
-        if self._of_is_leaf[0]:
+        if self._reference_is_leaf[0]:
             return iter(np.flatnonzero(self._within.is_leaf).tolist())
-        most = 2 * self._n_leaves  # those above `_n_leaves` only yield the reason of a mismatch
+        most = 2 * self._n_leaves  # larger subtrees cannot match; those up to twice as large give the reason
         return iter(np.flatnonzero(~self._within.is_leaf & (n_leaves >= 1) & (n_leaves <= most)).tolist())
 
     def _match_at(self, row: int) -> Match | None:
@@ -192,36 +192,41 @@ class _Search:
 
     def _same_rows(self, row: int) -> tuple[np.ndarray, np.ndarray, int] | None:
         """The pairs if all keys are equal: the usual case, compared as arrays."""
-        of, within, end = self._of, self._within, self._ends[row]
-        if end - row != len(of):
+        reference, within, end = self._reference, self._within, self._ends[row]
+        if end - row != len(reference):
             return None
         same = (
-            np.array_equal(self._codes[row + 1 : end], self._of_codes[1:])
-            and np.array_equal(within.depth[row:end] - within.depth[row], of.depth)
-            and np.array_equal(within.is_leaf[row:end], of.is_leaf)
+            np.array_equal(self._codes[row + 1 : end], self._reference_codes[1:])
+            and np.array_equal(within.depth[row:end] - within.depth[row], reference.depth)
+            and np.array_equal(within.is_leaf[row:end], reference.is_leaf)
         )
-        self._effort -= len(of) // 8
-        leaves = np.flatnonzero(of.is_leaf)
+        self._effort -= len(reference) // 8
+        leaves = np.flatnonzero(reference.is_leaf)
         return (leaves + row, leaves, 0) if same else None
 
     def _pairs(self, root: int) -> tuple[np.ndarray, np.ndarray, int] | None:
         """The leaves below `root`, their counterparts, and the number of holes. None: a leaf has no counterpart."""
         row_at, n_codes, parents, codes = self._row_at, self._n_codes, self._parents, self._code_list
-        is_leaf, n_leaves_in, ends, of_is_leaf = self._is_leaf, self._n_leaves_in, self._ends, self._of_is_leaf
-        other_of = {root: 0}
+        is_leaf, n_leaves_in, ends, reference_is_leaf = (
+            self._is_leaf,
+            self._n_leaves_in,
+            self._ends,
+            self._reference_is_leaf,
+        )
+        counterpart = {root: 0}
         own, leaves, n_holes = [], [], 0
         row, end = root, ends[root]
         while row < end:
-            other = 0 if row == root else row_at.get(other_of.get(parents[row], -1) * n_codes + codes[row], -1)
-            if other < 0:
+            row_there = 0 if row == root else row_at.get(counterpart.get(parents[row], -1) * n_codes + codes[row], -1)
+            if row_there < 0:
                 if n_leaves_in[row]:
                     self._effort -= row - root
-                    self._came_close(root, len(own), row, f"has no counterpart in {self._of.name}")
+                    self._came_close(root, len(own), row, f"has no counterpart in {self._reference.name}")
                     return None
                 row = ends[row]
-            elif is_leaf[row] or of_is_leaf[other]:
+            elif is_leaf[row] or reference_is_leaf[row_there]:
                 if n_leaves_in[row]:
-                    pair = self._in_boxes(row, other)
+                    pair = self._in_boxes(row, row_there)
                     if pair is None:
                         self._effort -= row - root
                         self._came_close(root, len(own), row, "is a leaf in one of them, and a node in the other")
@@ -232,10 +237,12 @@ class _Search:
                     n_holes += 1
                 row = ends[row]
             elif not n_leaves_in[row]:
-                n_holes += int(self._n_leaves_before[self._of_ends[other]] - self._n_leaves_before[other])
+                n_holes += int(
+                    self._n_leaves_before[self._reference_ends[row_there]] - self._n_leaves_before[row_there]
+                )
                 row = ends[row]
             else:
-                other_of[row] = other
+                counterpart[row] = row_there
                 row += 1
         self._effort -= end - root
         return np.array(own, np.intp), np.array(leaves, np.intp), n_holes
@@ -246,7 +253,11 @@ class _Search:
             _only_leaf(table, at, n)
             for table, at, n in (
                 (self._within, row, self._n_leaves_in[row]),
-                (self._of, other, self._n_leaves_before[self._of_ends[other]] - self._n_leaves_before[other]),
+                (
+                    self._reference,
+                    other,
+                    self._n_leaves_before[self._reference_ends[other]] - self._n_leaves_before[other],
+                ),
             )
         )
         return None if own is None or leaf is None else (own, leaf)
@@ -258,19 +269,27 @@ class _Search:
             return int(own[0]), "is there, and others are not"
         if len(other) and (not same or not is_whole):
             row, leaf = int(own[other[0]]), int(leaves[other[0]])
-            shapes = (shape_text(t.facts[t.fact_codes[r]].shape) for t, r in ((self._within, row), (self._of, leaf)))
+            shapes = (
+                shape_text(t.facts[t.fact_codes[r]].shape) for t, r in ((self._within, row), (self._reference, leaf))
+            )
             return row, f"has the shape {' and not '.join(shapes)}"
-        if not same and (not is_whole or self._of_is_leaf[0]):
+        if not same and (not is_whole or self._reference_is_leaf[0]):
             return int(own[0]), "has no shape by which it could be told from any other number"
         return None
 
     def _compare_shapes(self, own: np.ndarray, leaves: np.ndarray) -> tuple[int, np.ndarray]:
         """The number of pairs with equal shapes, and the indices of those with different ones."""
-        codes = self._within.fact_codes[own].astype(np.int64) * len(self._of.facts) + self._of.fact_codes[leaves]
+        codes = (
+            self._within.fact_codes[own].astype(np.int64) * len(self._reference.facts)
+            + self._reference.fact_codes[leaves]
+        )
         kinds, inverse = np.unique(codes, return_inverse=True)
-        facts = [(self._within.facts[k // len(self._of.facts)], self._of.facts[k % len(self._of.facts)]) for k in kinds]
-        # Scalars are no evidence: a step, a learning rate.
-        weigh = () if self._of_is_leaf[0] else ((),)
+        facts = [
+            (self._within.facts[k // len(self._reference.facts)], self._reference.facts[k % len(self._reference.facts)])
+            for k in kinds
+        ]
+        # Scalars, such as a step or a learning rate, are no evidence of a match.
+        weigh = () if self._reference_is_leaf[0] else ((),)
         same = np.array([a.shape is not None and a.shape == b.shape and a.shape not in weigh for a, b in facts], bool)
         other = np.array([None not in (a.shape, b.shape) and a.shape != b.shape for a, b in facts], bool)
         return int(same[inverse].sum()), np.flatnonzero(other[inverse])
@@ -369,11 +388,11 @@ def other_tree_columns(
       trees: Other trees by name.
       stats: Read the values.
       is_leaf: As in `jax.tree.leaves`, for the other trees.
-      budget: Of each other tree; what it leaves out is noted at the root.
+        budget: Of each other tree; rows that it leaves out are noted at the root.
     """
     notes: list[Note] = []
     columns: list[Column] = []
-    every: list[_Found] = []
+    all_found: list[_Found] = []
     headline: list[str] = []
     for name, tree in trees.items():
         other, others = scan(tree, is_leaf=is_leaf, name=name, budget=budget)
@@ -382,26 +401,28 @@ def other_tree_columns(
             columns += laid.columns
             notes += laid.notes
         else:
-            every += _find(table, other, others, notes)
+            all_found += _find(table, other, others, notes)
     shown = [column.name for column in columns]
-    for found, title in zip(every, titles([(found.other, found.row) for found in every]), strict=True):
+    for found, title in zip(all_found, titles([(found.other, found.row) for found in all_found]), strict=True):
         taken = {*table.columns, *(column.name for column in columns)}
         named = _Named(place_text(found.other, found.row), title, field(found.other, found.row, taken))
         others = dict(zip(found.rows.tolist(), found.nodes, strict=True))
         same = [nodes[row] is node for row, node in others.items()]
         added = [_labels(table, found, named, same), _bytes(table, found, named)]
-        first = [added[0].name]
+        shown_names = [added[0].name]
         if stats:
             n_notes = len(notes)
             measured = _measured(table, found, named, others, budget, notes)
             added += measured
             counts = next(c for c in measured if c.name.endswith(".nonfinite")).values[table.is_leaf]
             if n := int(np.count_nonzero(np.nan_to_num(counts))):
-                least, leaves = "≥ " * (len(notes) > n_notes), "leaf" if n == 1 else "leaves"
-                headline.append(f"NaN/Inf in {least}{n:,} {leaves} of {named.title}")
-            first = [c.name for c in measured if c.name.endswith((".rms", ".nonfinite")) and _says(c)] or first
+                at_least, leaves = "≥ " * (len(notes) > n_notes), "leaf" if n == 1 else "leaves"
+                headline.append(f"NaN/Inf in {at_least}{n:,} {leaves} of {named.title}")
+            shown_names = [
+                c.name for c in measured if c.name.endswith((".rms", ".nonfinite")) and _has_number(c)
+            ] or shown_names
         columns += added
-        shown += first
+        shown += shown_names
     return OtherTreeColumns(tuple(columns), tuple(shown), {0: tuple(notes)} if notes else {}, tuple(headline))
 
 
@@ -413,7 +434,7 @@ def _find(table: TreeTable, other: TreeTable, nodes: list[Any], notes: list[Note
     if search.n_more:
         notes.append(Note("info", f"{other.name}: {search.n_more} more subtrees have this structure"))
     if search.matches:
-        inside = np.full(len(table), not is_part)  # what was not walked is no hole
+        inside = np.full(len(table), not is_part)  # a row that was not walked is not a hole
         return [_at(other, match.row, match.own, nodes, match.leaves, inside) for match in search.matches]
     inverse = [] if other.is_leaf[0] else find_structure(other, table, whole=True).matches
     if inverse:
@@ -470,11 +491,11 @@ def _labels(table: TreeTable, found: _Found, named: _Named, same: list[bool]) ->
 def _text(own: Facts, main: Facts, same: bool) -> str:
     if same and KINDS[own.kind].has_identity:
         return "same array"
-    what = f"{'~' if own.weak else ''}{own.dtype}" if own.dtype else own.text or own.type
+    text = f"{'~' if own.weak else ''}{own.dtype}" if own.dtype else own.text or own.type
     if own.kind == "deleted":
-        what += " deleted"
-    what = what if len(what) <= _N_TEXT else what[: _N_TEXT - 1] + "…"
-    return what if own.shape is None or own.shape == main.shape else f"{what} {shape_text(own.shape)}"
+        text += " deleted"
+    text = text if len(text) <= _N_TEXT else text[: _N_TEXT - 1] + "…"
+    return text if own.shape is None or own.shape == main.shape else f"{text} {shape_text(own.shape)}"
 
 
 def _with_nodes(table: TreeTable, labels: list[str], codes: np.ndarray) -> tuple[list[str], np.ndarray]:
@@ -489,13 +510,13 @@ def _with_nodes(table: TreeTable, labels: list[str], codes: np.ndarray) -> tuple
     for i in np.unique(bits[bits >= 0]).tolist():
         before = np.concatenate([[0], np.cumsum(bits == i)])
         below |= (before[table.end] > before[:-1]).astype(np.int64) << i
-    sets, of_node = np.unique(below, return_inverse=True)
+    sets, set_of_row = np.unique(below, return_inverse=True)
     distinct = [*(labels[i] for i in common), *("…",) * (_N_DISTINCT + 1 - len(common))]
     texts = []
-    for each in sets.tolist():
-        members = [distinct[i] for i in range(_N_DISTINCT + 1) if each >> i & 1]
+    for label_bits in sets.tolist():
+        members = [distinct[i] for i in range(_N_DISTINCT + 1) if label_bits >> i & 1]
         texts.append(", ".join([*members[:_N_LISTED], *(["…"] if len(members) > _N_LISTED else [])]))
-    return [*labels, *texts], np.where(codes >= 0, codes, len(labels) + of_node).astype(np.int32)
+    return [*labels, *texts], np.where(codes >= 0, codes, len(labels) + set_of_row).astype(np.int32)
 
 
 def _bytes(table: TreeTable, found: _Found, named: _Named) -> Column:
@@ -542,7 +563,7 @@ def _measured(
     return measured
 
 
-def _says(column: Column) -> bool:
+def _has_number(column: Column) -> bool:
     """Whether the column has a number; for a count, one above zero."""
     values = np.asarray(column.levels, np.float64)
     return bool(np.any(values > 0 if column.format == "count" else ~np.isnan(values)))
