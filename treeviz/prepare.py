@@ -144,9 +144,9 @@ def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget, others:
 
 def _without_alike(table: TreeTable, names: Sequence[str]) -> tuple[str, ...]:
     """The names of the columns, but of those that would say the same in every row, as the headline does in words."""
-    from treeviz.analysis.stats.columns import alike
+    from treeviz.analysis.stats.columns import uniform_statistics
 
-    words = {} if is_cut(table) else alike(table)
+    words = {} if is_cut(table) else uniform_statistics(table)
     return tuple(name for name in names if name not in words)
 
 

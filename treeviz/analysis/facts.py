@@ -1,4 +1,4 @@
-"""The facts of the walk as columns: type, shape, dtype, and the sharding of an array."""
+"""Columns of facts from the walk: type, shape, dtype, sharding, sizes, and the bytes that devices hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
     """The columns kind, type, shape, dtype and sharding.
 
     Args:
-      mesh: What `common_mesh` gives, if the headline says it: then rows do not.
+        mesh: The result of `common_mesh` if the headline shows it, so that rows omit it.
     """
     facts = table.facts
     return (
@@ -43,36 +43,36 @@ def _dtype(facts: Facts) -> str:
 
 
 def common_mesh(table: TreeTable) -> str:
-    """The devices and axes that several arrays share, "cpu:0–7 (data=2, model=4)"; "" if there are others."""
+    """The devices and axes that several arrays share, "cpu:0–7 (data=2, model=4)"; "" if not all share them."""
     places = [f.sharding.devices if f.sharding and f.sharding.n_devices > 1 else "" for f in table.facts]
     (place,) = distinct if len(distinct := {*places} - {""}) == 1 else ("",)
     if not place.endswith(")"):
         return ""
-    is_there = np.array([each == place for each in places])[table.fact_codes]
-    return place if is_there.sum() > 1 else ""
+    has_mesh = np.array([text == place for text in places])[table.fact_codes]
+    return place if has_mesh.sum() > 1 else ""
 
 
 def mesh_text(mesh: str) -> str:
-    """ "mesh 2×4 (data, model) on cpu:0–7" of what `common_mesh` gives."""
-    where, _, axes = mesh[:-1].partition(" (")
+    """ "mesh 2×4 (data, model) on cpu:0–7", from the result of `common_mesh`."""
+    devices, _, axes = mesh[:-1].partition(" (")
     pairs = [axis.rpartition("=") for axis in axes.split(", ")]
-    return f"mesh {'×'.join(size for _, _, size in pairs)} ({', '.join(name for name, _, _ in pairs)}) on {where}"
+    return f"mesh {'×'.join(size for _, _, size in pairs)} ({', '.join(name for name, _, _ in pairs)}) on {devices}"
 
 
 def sharding_text(facts: Facts, mesh: str = "") -> str:
     """ "P('data', None) · cpu:0–7 (data=8)", "replicated ×8"; "" for None."""
-    where = facts.sharding
-    if where is None:
+    sharding = facts.sharding
+    if sharding is None:
         return ""
-    text = f"replicated ×{where.n_devices}" if where.replicated else where.text
-    notes = ["not committed"] if where.committed is False else []
-    notes += [] if where.addressable else ["partly in another process"]
-    notes += [where.memory] if where.memory else []
-    notes += [] if len(where.shard_shape) == len(facts.shape or ()) else ["cannot be split evenly"]
-    return " · ".join([text, *([where.devices] if where.devices not in (text, mesh) else []), *notes])
+    text = f"replicated ×{sharding.n_devices}" if sharding.replicated else sharding.text
+    notes = ["not committed"] if sharding.committed is False else []
+    notes += [] if sharding.addressable else ["partly in another process"]
+    notes += [sharding.memory] if sharding.memory else []
+    notes += [] if len(sharding.shard_shape) == len(facts.shape or ()) else ["cannot be split evenly"]
+    return " · ".join([text, *([sharding.devices] if sharding.devices not in (text, mesh) else []), *notes])
 
 
-# Sizes: leaves, elements and bytes of every subtree, and a headline for the tree.
+# Sizes: leaves, elements and bytes of every subtree, and a headline for the tree
 
 _INEXACT = re.compile("b?float|bf|complex")
 
@@ -92,12 +92,12 @@ def _sum_column(table: TreeTable, name: str, format, help: str) -> Column:
 
 
 def whole_numbers(values: list[int], n_rows: int) -> np.ndarray:
-    """The values as int64, or as float64 where their sum over the rows could overflow int64."""
+    """The values as int64, or as float64 if their sum over the rows could overflow int64."""
     return np.array(values, dtype=np.int64 if max(values, default=0) * n_rows < 2**63 else np.float64)
 
 
 def is_first(table: TreeTable) -> np.ndarray:
-    """bool[n_rows]: False for later occurrences of a shared node, so that sums over the rest count each once."""
+    """bool[n_rows]: False for repeats of a shared node, so that sums over the other rows count it once."""
     first = np.ones(len(table), dtype=bool)
     for row, notes in table.notes.items():
         if any(note.kind == "shared" and note.row >= 0 for note in notes):
@@ -106,12 +106,12 @@ def is_first(table: TreeTable) -> np.ndarray:
 
 
 def is_cut(table: TreeTable) -> bool:
-    """Whether the budget left something out of the table."""
+    """Whether the budget cut anything from the table."""
     return any(note.kind == "more" for notes in table.notes.values() for note in notes)
 
 
 def headline(table: TreeTable) -> tuple[str, ...]:
-    """Sum up a tree: "148 leaves", "124.4 M parameters, 373.3 M elements", "497.8 MB", "float32 100 %".
+    """The summary of a tree: "148 leaves", "124.4 M parameters, 373.3 M elements", "497.8 MB", "float32 100 %".
 
     Args:
       table: With its `size_columns`.
@@ -128,25 +128,25 @@ def headline(table: TreeTable) -> tuple[str, ...]:
     leaves, elements, n_bytes = (table.columns[name].values for name in ("leaves", "elements", "bytes"))
     parts = [total(leaves, "leaf", "leaves")]
     if n_bytes.any():
-        of_parameters = np.where(_are_parameters(table), elements, 0)
-        counts = [total(of_parameters, "parameter", "parameters")] if of_parameters.any() else []
-        if (of_parameters != elements).any():
+        n_parameters = np.where(_are_parameters(table), elements, 0)
+        counts = [total(n_parameters, "parameter", "parameters")] if n_parameters.any() else []
+        if (n_parameters != elements).any():
             counts.append(total(elements, "element", "elements"))
-        parts += [", ".join(counts)] if counts else []  # keys have bytes and no elements
+        parts += [", ".join(counts)] if counts else []  # PRNG keys have bytes but no elements
         parts += [total(n_bytes, write=bytes_text), *([] if at_least else _dtypes(table))]
     return tuple(parts)
 
 
 def _are_parameters(table: TreeTable) -> np.ndarray:
-    """bool[n_rows]: the rows of what is called `params`, a child of the root or the tree itself, if all is inexact."""
-    found = np.zeros(len(table), dtype=bool)
+    """bool[n_rows]: the rows of a child of the root named `params`, or of a tree with that name, if all are inexact."""
+    are_parameters = np.zeros(len(table), dtype=bool)
     is_named = np.array([key.segment == "params" for key in table.keys])[table.key_codes]
     named = np.flatnonzero(is_named & (table.depth == 1)).tolist()
     for row in named or ([0] if table.name == "params" else []):
         inside = slice(row, int(table.end[row]))
         facts = [table.facts[code] for code in set(table.fact_codes[inside].tolist())]
-        found[inside] = all(_INEXACT.match(each.dtype) for each in facts if each.elements)
-    return found
+        are_parameters[inside] = all(_INEXACT.match(f.dtype) for f in facts if f.elements)
+    return are_parameters
 
 
 def _dtypes(table: TreeTable) -> list[str]:
@@ -156,24 +156,24 @@ def _dtypes(table: TreeTable) -> list[str]:
     for facts, n in zip(table.facts, n_rows.tolist(), strict=True):
         if facts.dtype and facts.elements:
             counts[facts.dtype] += facts.elements * n
-    whole = sum(counts.values())
-    texts = [f"{dtype} {percent_text(n, whole)}" for dtype, n in counts.most_common(3)]
+    total = sum(counts.values())
+    texts = [f"{dtype} {percent_text(n, total)}" for dtype, n in counts.most_common(3)]
     return [", ".join(texts) + (", …" if len(counts) > 3 else "")] if texts else []
 
 
-# The memories that hold a tree: how much of each array lies on which devices.
+# Memories: how many bytes of each array are on which devices
 
-# The names of memories beside those that JAX gives, which have no spaces.
-DEFAULT = ""  # the memory that the devices use by default
+# JAX's names of memories have no spaces, so these cannot clash with them.
+DEFAULT = ""  # the default memory of the devices
 HOST = "host memory"
-NOWHERE = "no device"  # abstract, or an array of a library whose devices are not JAX's
+NOWHERE = "no device"  # abstract, or an array of a library with devices of its own
 
-# The platform and the ids. Of an abstract mesh, which may be as large as it likes, "" and the sizes of meshes that it
-# covers: its own and those of all smaller ones, whose devices are taken to be among its own.
+# The platform and the device ids. For an abstract mesh of any size: "", and the sizes of the meshes that it covers, its
+# own and all smaller ones, whose devices are assumed to be among its own.
 Devices = tuple[str, frozenset[int]]
 
 
-class Alike(NamedTuple):
+class DeviceGroup(NamedTuple):
     """Devices that hold parts of the same arrays."""
 
     groups: tuple[int, ...]  # of arrays
@@ -185,9 +185,9 @@ class Memory(NamedTuple):
     """One kind of memory of the devices.
 
     Attributes:
-      groups: The sets of devices that arrays lie on.
-      group: int[n_facts]: which of them, or -1.
-      bytes: number[n_facts]: how much of the array each of its devices holds.
+        groups: The distinct sets of devices that arrays are on.
+        group: int[n_facts]: the index of the array's set, or -1.
+        bytes: number[n_facts]: the bytes of the array on each of its devices.
     """
 
     groups: list[Devices]
@@ -196,44 +196,47 @@ class Memory(NamedTuple):
 
 
 def memories_of(table: TreeTable) -> dict[str, Memory]:
-    """The memories that hold anything of the tree, and three that are always there; host memory last."""
+    """The memories that hold any array of the tree, and the three constant ones; host memory comes near the end."""
     platforms = {facts.sharding.platform for facts in table.facts if facts.sharding is not None}
     groups: dict[str, dict[Devices, int]] = {}
-    found: dict[str, list[tuple[int, int, int]]] = {}  # (code of the facts, group, bytes)
+    entries: dict[str, list[tuple[int, int, int]]] = {}  # (code of the facts, group, bytes)
     sets: dict[tuple, Devices] = {}
     for code, facts in enumerate(table.facts):
         if facts.kind == "deleted" or not facts.is_leaf or not (facts.bytes or facts.sharding):
             continue
-        where = facts.sharding
+        sharding = facts.sharding
         devices, n_bytes = ("", frozenset((1,))), facts.bytes
-        if where is None or len(where.shard_shape) != len(facts.shape or ()):
-            name = HOST if where is None and facts.kind in ("numpy", "scalar") else NOWHERE
-        elif not where.platform and platforms != {""}:  # its devices may be the same as others, or not
+        if sharding is None or len(sharding.shard_shape) != len(facts.shape or ()):
+            name = HOST if sharding is None and facts.kind in ("numpy", "scalar") else NOWHERE
+        elif not sharding.platform and platforms != {""}:  # its devices may be the same as others, or not
             name = NOWHERE
-        elif where.platform == "cpu" and not platforms <= {"", "cpu"}:
-            name, n_bytes = HOST, shard_bytes(facts) * where.n_devices
+        elif sharding.platform == "cpu" and not platforms <= {"", "cpu"}:
+            name, n_bytes = HOST, shard_bytes(facts) * sharding.n_devices
         else:
-            name, n_bytes = where.memory, shard_bytes(facts)
-            key = (where.platform, where.device_ids, where.n_devices)
+            name, n_bytes = sharding.memory, shard_bytes(facts)
+            key = (sharding.platform, sharding.device_ids, sharding.n_devices)
             if key not in sets:
-                sets[key] = (where.platform, frozenset(where.device_ids if where.platform else (where.n_devices,)))
+                sets[key] = (
+                    sharding.platform,
+                    frozenset(sharding.device_ids if sharding.platform else (sharding.n_devices,)),
+                )
             devices = sets[key]
-        of_memory = groups.setdefault(name, {})
-        found.setdefault(name, []).append((code, of_memory.setdefault(devices, len(of_memory)), n_bytes))
+        groups_here = groups.setdefault(name, {})
+        entries.setdefault(name, []).append((code, groups_here.setdefault(devices, len(groups_here)), n_bytes))
     memories = {}
     nothing = Memory([], np.full(len(table.facts), -1), np.zeros(len(table.facts), dtype=np.int64))
-    for name in (DEFAULT, *sorted({*found} - {DEFAULT, HOST, NOWHERE}), HOST, NOWHERE):
-        if name not in found:
+    for name in (DEFAULT, *sorted({*entries} - {DEFAULT, HOST, NOWHERE}), HOST, NOWHERE):
+        if name not in entries:
             memories[name] = nothing
             continue
         group, n_bytes = nothing.group.copy(), [0] * len(table.facts)
-        for code, which, size in found[name]:
-            group[code], n_bytes[code] = which, size
-        of_memory = [*groups[name]]
-        sizes = {size for platform, ids in of_memory if not platform for size in ids}
+        for code, group_index, size in entries[name]:
+            group[code], n_bytes[code] = group_index, size
+        groups_here = [*groups[name]]
+        sizes = {size for platform, ids in groups_here if not platform for size in ids}
         covered = [
             devices if devices[0] else ("", frozenset(s for s in sizes if s <= max(devices[1])))
-            for devices in of_memory
+            for devices in groups_here
         ]
         memories[name] = Memory(covered, group, whole_numbers(n_bytes, len(table)))
     return memories
@@ -257,15 +260,15 @@ def shard_bytes(facts: Facts) -> int:
     return facts.bytes * part // whole if whole else 0
 
 
-def devices_alike(groups: Sequence[Devices]) -> list[Alike]:
+def device_groups(groups: Sequence[Devices]) -> list[DeviceGroup]:
     """The devices of all groups; those that are in the same groups together."""
     if len(groups) == 1:
-        devices = sorted((groups[0][0], each) for each in groups[0][1])
-        return [Alike((0,), n_devices(groups[0]), _name(devices, n_devices(groups[0])))]
+        devices = sorted((groups[0][0], device) for device in groups[0][1])
+        return [DeviceGroup((0,), n_devices(groups[0]), _name(devices, n_devices(groups[0])))]
     member_of: dict[tuple[str, int], list[int]] = {}
     for which, (platform, ids) in enumerate(groups):
-        for each in ids:
-            member_of.setdefault((platform, each), []).append(which)
+        for device in ids:
+            member_of.setdefault((platform, device), []).append(which)
     together: dict[tuple[int, ...], list[tuple[str, int]]] = {}
     for device, member in sorted(member_of.items()):
         together.setdefault(tuple(member), []).append(device)
@@ -274,28 +277,28 @@ def devices_alike(groups: Sequence[Devices]) -> list[Alike]:
     alike = []
     for which, devices in together.items():
         n = len(devices) if devices[0][0] else sum(n_more[size] for _, size in devices)
-        alike.append(Alike(which, n, _name(devices, n)))
+        alike.append(DeviceGroup(which, n, _name(devices, n)))
     return alike
 
 
 def _name(devices: Sequence[tuple[str, int]], n: int) -> str:
     platform = devices[0][0]
-    return f"{platform}:{id_text([each for _, each in devices])}" if platform else f"{n:,} of an abstract mesh"
+    return f"{platform}:{id_text([number for _, number in devices])}" if platform else f"{n:,} of an abstract mesh"
 
 
-# What the devices hold of every subtree, in one of their memories. An array that occurs several times counts once.
+# Bytes of every subtree on the devices, in one of their memories. An array that occurs several times counts once.
 
 _FEW, _LARGE = 8, 1000  # rows
 
 
 class Held(NamedTuple):
-    """What the devices hold of every subtree; NaN where they hold nothing of it.
+    """Bytes of every subtree on the devices; NaN where the devices hold none of it.
 
     Attributes:
-      most, least: float64[n_rows]: bytes on the fullest device, and on the emptiest of those that hold any of it.
-      n_devices: float64[n_rows].
-      ends: The names of the emptiest and the fullest device, for the rows where they differ.
-      is_plain: They are sums over the rows, so that only those of the root are here.
+        most, least: float64[n_rows]: bytes on the fullest device, and on the emptiest one that holds any of it.
+        n_devices: float64[n_rows].
+        ends: The names of the emptiest and the fullest device, for the rows where they differ.
+        is_plain: The values are sums over the rows, so only those of the root are stored.
     """
 
     most: np.ndarray
@@ -313,61 +316,64 @@ def held_in(table: TreeTable, memory: Memory) -> Held:
         return _NOTHING
     group, n_bytes = memory.group[table.fact_codes], memory.bytes[table.fact_codes]
     rows = np.flatnonzero(group >= 0)
-    again, meeting = _repeats(table, rows)
-    if len(memory.groups) == 1 and not len(again):
+    repeated, meeting = _repeats(table, rows)
+    if len(memory.groups) == 1 and not len(repeated):
         total = n_bytes.sum(keepdims=True)
         return Held(total, total, np.array([n_devices(memory.groups[0])]), {}, is_plain=True)
     most, least, n_holding = np.full((3, len(table)), np.nan)
     most[rows] = least[rows] = n_bytes[rows]
     n_holding[rows] = np.array([n_devices(devices) for devices in memory.groups])[group[rows]]
     order = np.argsort(np.concatenate([rows, meeting]), kind="stable")
-    group = np.concatenate([group[rows], group[again]])[order]
-    n_bytes = np.concatenate([n_bytes[rows], -n_bytes[again]])[order]
+    group = np.concatenate([group[rows], group[repeated]])[order]
+    n_bytes = np.concatenate([n_bytes[rows], -n_bytes[repeated]])[order]
     rows = np.concatenate([rows, meeting])[order]
     nodes = np.flatnonzero(table.end > np.arange(1, len(table) + 1))
-    alike = devices_alike(memory.groups)
+    device_sets = device_groups(memory.groups)
     low, high = _Extreme(len(nodes), least=True), _Extreme(len(nodes), least=False)
     n_of_nodes = np.zeros(len(nodes))
-    for which, devices in enumerate(alike):
+    for which, devices in enumerate(device_sets):
         is_member = np.zeros(len(memory.groups), dtype=bool)
         is_member[[*devices.groups]] = True
-        mine = np.flatnonzero(is_member[group])
-        above = _above(table, rows[mine])
-        at = np.arange(len(nodes)) if above is None else np.searchsorted(nodes, above)
-        before = np.concatenate([n_bytes[:1] * 0, np.cumsum(n_bytes[mine])])
-        first, last = np.searchsorted(rows[mine], nodes[at]), np.searchsorted(rows[mine], table.end[nodes[at]])
-        at, totals = at[last > first], (before[last] - before[first])[last > first]
-        n_of_nodes[at] += devices.n
-        low.update(at, totals, which, devices.n)
-        high.update(at, totals, which, devices.n)
+        chosen = np.flatnonzero(is_member[group])
+        parents = _above(table, rows[chosen])
+        positions = np.arange(len(nodes)) if parents is None else np.searchsorted(nodes, parents)
+        before = np.concatenate([n_bytes[:1] * 0, np.cumsum(n_bytes[chosen])])
+        first, last = (
+            np.searchsorted(rows[chosen], nodes[positions]),
+            np.searchsorted(rows[chosen], table.end[nodes[positions]]),
+        )
+        positions, totals = positions[last > first], (before[last] - before[first])[last > first]
+        n_of_nodes[positions] += devices.n
+        low.update(positions, totals, which, devices.n)
+        high.update(positions, totals, which, devices.n)
     holds = n_of_nodes > 0
     most[nodes[holds]], least[nodes[holds]] = high.values[holds], low.values[holds]
     n_holding[nodes[holds]] = n_of_nodes[holds]
     ends = {
-        int(nodes[i]): (low.name(int(i), alike), high.name(int(i), alike))
+        int(nodes[i]): (low.name(int(i), device_sets), high.name(int(i), device_sets))
         for i in np.flatnonzero(holds & (low.values < high.values))
     }
     return Held(most, least, n_holding, ends)
 
 
-def on_each_device(table: TreeTable, row: int, memory: Memory) -> list[tuple[Alike, float]]:
-    """How much of a subtree each device holds, the fullest first; devices that hold the same arrays together."""
+def on_each_device(table: TreeTable, row: int, memory: Memory) -> list[tuple[DeviceGroup, float]]:
+    """Bytes of a subtree on each device, the fullest first; devices that hold the same arrays are one entry."""
     rows = np.arange(row, table.end[row])
     rows = rows[np.unique(first_rows(table)[rows], return_index=True)[1]]
     group = memory.group[table.fact_codes[rows]]
     n_bytes = memory.bytes[table.fact_codes[rows]]
-    of_groups = [n_bytes[group == which].sum() for which in range(len(memory.groups))]
+    bytes_of_group = [n_bytes[group == which].sum() for which in range(len(memory.groups))]
     is_there = np.isin(range(len(memory.groups)), group)
     totals = [
-        (devices, float(sum(of_groups[which] for which in devices.groups)))
-        for devices in devices_alike(memory.groups)
+        (devices, float(sum(bytes_of_group[which] for which in devices.groups)))
+        for devices in device_groups(memory.groups)
         if is_there[[*devices.groups]].any()
     ]
     return sorted(totals, key=lambda pair: -pair[1])
 
 
 class _Extreme:
-    """The least or greatest of the totals of devices for each node, and which devices have it."""
+    """The least or greatest total of any device for each node, and which devices have it."""
 
     def __init__(self, n: int, *, least: bool) -> None:
         self.values = np.full(n, np.inf if least else -np.inf)
@@ -380,29 +386,29 @@ class _Extreme:
         at = at[better]
         self.values[at], self._which[at], self._n[at] = totals[better], which, n_devices
 
-    def name(self, i: int, alike: Sequence[Alike]) -> str:
-        first = alike[self._which[i]]
-        more = int(self._n[i]) - first.n
-        return f"{first.name} and {more:,} more" if more else first.name
+    def name(self, i: int, device_sets: Sequence[DeviceGroup]) -> str:
+        first = device_sets[self._which[i]]
+        rest = int(self._n[i]) - first.n
+        return f"{first.name} and {rest:,} more" if rest else first.name
 
 
 def _above(table: TreeTable, rows: np.ndarray) -> np.ndarray | None:
-    """The nodes above these rows; None if searching them costs more than looking at all nodes."""
+    """The ancestors of these rows; None if finding them costs more than visiting all nodes."""
     if len(rows) > _FEW or len(table) < _LARGE:
         return None
-    found: set[int] = set()
+    nodes: set[int] = set()
     for row in rows.tolist():
         row = int(table.parent[row])
-        while row >= 0 and row not in found:
-            if len(found) > _FEW * _FEW:
+        while row >= 0 and row not in nodes:
+            if len(nodes) > _FEW * _FEW:
                 return None
-            found.add(row)
+            nodes.add(row)
             row = int(table.parent[row])
-    return np.array(sorted(found), dtype=np.int64)
+    return np.array(sorted(nodes), dtype=np.int64)
 
 
 def first_rows(table: TreeTable) -> np.ndarray:
-    """int[n_rows]: the first row of the object in each row."""
+    """int[n_rows]: the first row that shows the same object."""
     ends, first = table.end.tolist(), list(range(len(table)))
     for row, notes in table.notes.items():
         for note in notes:
@@ -413,35 +419,35 @@ def first_rows(table: TreeTable) -> np.ndarray:
 
 
 def _repeats(table: TreeTable, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows, among these, of arrays that occurred before, and for each the lowest node that has both occurrences.
+    """The rows of arrays that occurred before, and for each the lowest common ancestor with that occurrence.
 
-    A total that is reduced there counts the array once in every subtree.
+    Subtracting the repeated bytes there counts the array once in every subtree.
     """
     if not table.notes:
         return rows[:0], rows[:0]
     same = first_rows(table)[rows]
     order = np.argsort(same, kind="stable")
-    rows, again = rows[order], np.flatnonzero(np.diff(same[order]) == 0)
-    before, later = rows[again], rows[again + 1]
+    rows, repeated = rows[order], np.flatnonzero(np.diff(same[order]) == 0)
+    before, later = rows[repeated], rows[repeated + 1]
     meeting = table.parent[later].astype(np.int64)
-    above = np.arange(len(meeting))
-    while len(above := above[meeting[above] > before[above]]) > _FEW:
-        meeting[above] = table.parent[meeting[above]]
-    for i in above.tolist():  # in a deep tree, looking at all rows between the two is quicker than climbing
+    unresolved = np.arange(len(meeting))
+    while len(unresolved := unresolved[meeting[unresolved] > before[unresolved]]) > _FEW:
+        meeting[unresolved] = table.parent[meeting[unresolved]]
+    for i in unresolved.tolist():  # in a deep tree, reading all rows between the two is faster than climbing
         between = slice(before[i] + 1, later[i] + 1)
         meeting[i] = table.parent[between][np.argmin(table.depth[between])]
     return later, meeting
 
 
-# Devices: what the fullest of them holds of every subtree, in each of their memories, and host memory apart.
+# Device columns: bytes on the fullest device for every subtree, in each device memory and in host memory
 
 _MOST_NAMED = 64  # groups of devices in a list
 
 
 def device_columns(table: TreeTable) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    """The columns devices, device_bytes, spread, host_bytes, one for each other memory; and the same for the headline.
+    """The columns devices, device_bytes, spread, host_bytes and one for each other memory; and texts for the headline.
 
-    The headline says for the whole tree: "on cpu:0", "32 B on each of 4 devices", "8 kB in host memory".
+    The headline describes the whole tree: "on cpu:0", "32 B on each of 4 devices", "8 kB in host memory".
     """
     memories = memories_of(table)
     nowhere = memories.pop(NOWHERE)
@@ -450,25 +456,25 @@ def device_columns(table: TreeTable) -> tuple[tuple[Column, ...], tuple[str, ...
     columns = [_n_devices(table, memories[DEFAULT], held[DEFAULT]), _spread(table, held[DEFAULT])]
     for name, memory in memories.items():
         if name == DEFAULT:
-            how = ("device_bytes", "bytes/device", f"Bytes on the fullest device; {once}")
+            labels = ("device_bytes", "bytes/device", f"Bytes on the fullest device; {once}")
         elif name == HOST:
-            how = ("host_bytes", "host", f"Bytes in host memory; {once}")
+            labels = ("host_bytes", "host", f"Bytes in host memory; {once}")
         else:
-            how = (f"{name}.bytes", name, f"Bytes in the memory {name} of the device with most of it; {once}")
-        columns.append(_bytes_column(table, memory, held[name], *how))
+            labels = (f"{name}.bytes", name, f"Bytes in the memory {name} of the device with most of it; {once}")
+        columns.append(_bytes_column(table, memory, held[name], *labels))
     return tuple(columns), _headline(table, memories, held, nowhere)
 
 
 def _n_devices(table: TreeTable, memory: Memory, held: Held) -> Column:
-    how: dict = {"format": "count", "help": "Devices with a part of it"}
+    options: dict = {"format": "count", "help": "Devices with a part of it"}
     if held.is_plain:
         levels = np.where(memory.group >= 0, held.n_devices, np.nan)
-        return table.fact_column("devices", levels, rollup="max", **how)
-    return Column("devices", "devices", held.n_devices, rollup="given", **how)
+        return table.fact_column("devices", levels, rollup="max", **options)
+    return Column("devices", "devices", held.n_devices, rollup="given", **options)
 
 
 def _bytes_column(table: TreeTable, memory: Memory, held: Held, name: str, title: str, help: str) -> Column:
-    if held.is_plain:  # sums are neither stored nor sent
+    if held.is_plain:  # the view sums the leaves, so totals are neither stored nor sent
         return table.fact_column(name, memory.bytes, title=title, format="bytes", rollup="sum", help=help)
     return Column(name, title, held.most, format="bytes", rollup="given", help=help)
 
@@ -495,33 +501,35 @@ def _headline(table: TreeTable, memories: dict[str, Memory], held: dict[str, Hel
         if name == HOST:
             lines.append(f"{size} in {HOST}")
             continue
-        where = f" in {name}" if name else ""
+        in_memory = f" in {name}" if name else ""
         if least < most:
             emptiest, fullest = held[name].ends[0]
-            lines.append(f"{size}{where} on the fullest of {n_devices:,.0f} devices, {fullest}")
+            lines.append(f"{size}{in_memory} on the fullest of {n_devices:,.0f} devices, {fullest}")
             lines.append(f"{bytes_text(int(least))} on the emptiest, {emptiest}")
         elif n_devices > 1:
-            lines.append(f"{size}{where} on each of {n_devices:,.0f} devices")
+            lines.append(f"{size}{in_memory} on each of {n_devices:,.0f} devices")
         else:
-            (only,) = devices_alike(memory.groups)
+            (only,) = device_groups(memory.groups)
             is_alone = len(memories) == 2 and not (memories[HOST].groups or nowhere.groups)
-            lines.append(f"on {only.name}" if is_alone else f"{size}{where} on {only.name}")
-    rest = int(nowhere.bytes[table.fact_codes][is_first(table)].sum()) if lines and nowhere.groups else 0
-    if rest:
-        lines.append(f"{at_least}{bytes_text(rest)} on no JAX device")
+            lines.append(f"on {only.name}" if is_alone else f"{size}{in_memory} on {only.name}")
+    elsewhere = int(nowhere.bytes[table.fact_codes][is_first(table)].sum()) if lines and nowhere.groups else 0
+    if elsewhere:
+        lines.append(f"{at_least}{bytes_text(elsewhere)} on no JAX device")
     is_on_device = any(memory.groups for name, memory in memories.items() if name != HOST)
     return tuple(lines) if is_on_device else ()
 
 
 def bytes_by_device(table: TreeTable, row: int) -> list[tuple[str, str]]:
-    """Pairs of devices and the bytes that each holds of a subtree, the fullest first; none where all hold the same."""
+    """(devices, bytes of a subtree on each of them), the fullest first; empty if all devices hold the same."""
     if not table.columns["spread"][row]:
         return []
     pairs = []
     for name, memory in memories_of(table).items():
         totals = [] if name in (HOST, NOWHERE) else on_each_device(table, row, memory)
         if len({n_bytes for _, n_bytes in totals}) > 1:
-            where = f" in {name}" if name else ""
-            pairs += [(f"{devices.name}{where}", bytes_text(int(n_bytes))) for devices, n_bytes in totals[:_MOST_NAMED]]
+            in_memory = f" in {name}" if name else ""
+            pairs += [
+                (f"{devices.name}{in_memory}", bytes_text(int(n_bytes))) for devices, n_bytes in totals[:_MOST_NAMED]
+            ]
             pairs += [("…", f"{len(totals) - _MOST_NAMED:,} more")] if len(totals) > _MOST_NAMED else []
     return pairs

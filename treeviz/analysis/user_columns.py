@@ -68,9 +68,9 @@ def column(
     """
     if not callable(function):
         raise TypeError(f"column: a function of a leaf is wanted, and not {value_text(function)}")
-    for what, value, known in (("format", format, (None, *_FORMATS)), ("rollup", rollup, _ROLLUPS)):
+    for option, value, known in (("format", format, (None, *_FORMATS)), ("rollup", rollup, _ROLLUPS)):
         if value not in known:
-            raise ValueError(f"column: there is no {what} {value!r}; there are {', '.join(map(repr, known))}.")
+            raise ValueError(f"column: there is no {option} {value!r}; there are {', '.join(map(repr, known))}.")
     title = visible(title, _N_TITLE) if title else _title(function)
     return LeafFunction(function, title, format, rollup, visible(help) if help else f"{title} of the leaf")
 
@@ -86,13 +86,13 @@ def function_columns(
       taken: Names in use.
     """
     rows = np.flatnonzero(table.is_leaf).tolist()
-    answers = [_Answers([_call(each.function, nodes[row]) for row in rows]) for each in functions]
+    answers = [_Answers([_call(function.function, nodes[row]) for row in rows]) for function in functions]
     _fetch(answers)
     columns, taken = [], {*ROW_FIELDS, *ALIASES, *VALUE_STATISTICS, *(name.lower() for name in taken)}
-    for each, answer in zip(functions, answers, strict=True):
-        name = _name(each.title, taken)
+    for function, answer in zip(functions, answers, strict=True):
+        name = _name(function.title, taken)
         taken |= {name, f"{name}.text"}
-        columns.append(_columns(table, rows, each, answer.results, name))
+        columns.append(_columns(table, rows, function, answer.results, name))
     return columns
 
 
@@ -172,38 +172,40 @@ def _number(scalar: Any) -> Any:
     return _Text(value_text(array.item() if array.dtype.kind in "cUS" else scalar))
 
 
-def _columns(table: TreeTable, rows: list[int], of: LeafFunction, results: list[Any], name: str) -> list[Column]:
-    wants_numbers = of.format in ("count", "bytes", "number") or of.rollup != "none"
+def _columns(
+    table: TreeTable, rows: list[int], leaf_function: LeafFunction, results: list[Any], name: str
+) -> list[Column]:
+    wants_numbers = leaf_function.format in ("count", "bytes", "number") or leaf_function.rollup != "none"
     numeric = (int, float, bool) if wants_numbers else (int, float)
     are_numbers = [type(result) in numeric for result in results]
-    if of.format == "label" or not any(are_numbers):
-        return [_labels(table, rows, of, results, name, of.title)]
+    if leaf_function.format == "label" or not any(are_numbers):
+        return [_labels(table, rows, leaf_function, results, name, leaf_function.title)]
     numbers = [result if is_number else None for result, is_number in zip(results, are_numbers, strict=True)]
-    columns = [_numbers(table, rows, of, numbers, name)]
+    columns = [_numbers(table, rows, leaf_function, numbers, name)]
     others = [
         "NaN" if result != result else None if is_number else result
         for result, is_number in zip(results, are_numbers, strict=True)
     ]
     if any(text is not None for text in others):
-        columns.append(_labels(table, rows, of, others, f"{name}.text", f"{of.title}: no number"))
+        columns.append(_labels(table, rows, leaf_function, others, f"{name}.text", f"{leaf_function.title}: no number"))
     return columns
 
 
-def _numbers(table: TreeTable, rows: list[int], of: LeafFunction, numbers: list[Any], name: str) -> Column:
+def _numbers(table: TreeTable, rows: list[int], leaf_function: LeafFunction, numbers: list[Any], name: str) -> Column:
     given = [number for number in numbers if number is not None]
     are_whole = all(type(number) is not float for number in given)
-    format: Format = of.format or ("count" if are_whole else "number")
+    format: Format = leaf_function.format or ("count" if are_whole else "number")
     own = [np.nan if number is None else _float(number) for number in numbers]
     levels = np.full(len(table), np.nan)
     levels[rows] = own
-    if of.rollup == "any":
+    if leaf_function.rollup == "any":
         levels = np.nan_to_num(levels)
-    if of.rollup == "sum" and format in ("count", "bytes") and are_whole and len(given) == len(numbers):
+    if leaf_function.rollup == "sum" and format in ("count", "bytes") and are_whole and len(given) == len(numbers):
         magnitudes = [abs(int(number)) for number in given]
         dtype = whole_numbers(magnitudes, len(table)).dtype if max(magnitudes, default=0) < 2**63 else np.float64
         levels = np.zeros(len(table), dtype)
         levels[rows] = own if dtype == np.float64 else [int(number) for number in given]
-    return Column(name, of.title, levels, None, format, of.rollup, of.help)
+    return Column(name, leaf_function.title, levels, None, format, leaf_function.rollup, leaf_function.help)
 
 
 def _float(number: Any) -> float:
@@ -213,11 +215,13 @@ def _float(number: Any) -> float:
         return np.inf if number > 0 else -np.inf
 
 
-def _labels(table: TreeTable, rows: list[int], of: LeafFunction, results: list[Any], name: str, title: str) -> Column:
+def _labels(
+    table: TreeTable, rows: list[int], leaf_function: LeafFunction, results: list[Any], name: str, title: str
+) -> Column:
     known: dict[str, int] = {"": 0}
     codes = np.zeros(len(table), np.int32)
     codes[rows] = [known.setdefault(_label(result), len(known)) for result in results]
-    return Column(name, title, list(known), codes, help=of.help)
+    return Column(name, title, list(known), codes, help=leaf_function.help)
 
 
 def _label(result: Any) -> str:

@@ -1,4 +1,4 @@
-"""Summaries of sets of numbers: computed from values, and merged from parts. Pure NumPy, without loops over sets."""
+"""Summaries of sets of numbers: computed on the host or on the array's device, and merged from parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 N_BINS = 64
-_AT_ONCE = 1 << 20  # counts to sum up
+_AT_ONCE = 1 << 20  # counts summed at a time
 FIRST_EXPONENT = -40  # bin i counts 2**(i-40) <= |x| < 2**(i-39); the ends are open
 ZEROS, NAN, POSINF, NEGINF, BINS = 0, 1, 2, 3, 4  # the columns of `Summaries.counts`
 
@@ -27,8 +27,8 @@ class Summaries(NamedTuple):
 
     Attributes:
       moments: float64[5, k]: the number of finite values; their mean, standard deviation, minimum, maximum.
-      counts: int64[k, 4 + N_BINS], or uint32 where all fit: zeros, NaN, +Inf, -Inf, and the histogram of the finite,
-        non-zero ones.
+        counts: int64[k, 4 + N_BINS], or uint32 if all fit: zeros, NaN, +Inf, -Inf, and the histogram of the finite,
+          non-zero values.
     """
 
     moments: np.ndarray
@@ -109,7 +109,7 @@ def _sum_of_squares(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def _bins(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """int64[k, N_BINS]: the count of each power of two. Zeros, NaN and infinities are counted in an end bin."""
+    """int64[k, N_BINS]: the count of each power of two. Zeros and non-finite values are counted in the end bins."""
     high_bits = (values.view(np.uint64) >> np.uint64(52)).view(np.intp)
     if starts.size == 1:
         by_high_bits = np.bincount(high_bits, minlength=4096)
@@ -122,7 +122,7 @@ def _bins(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
 def merge(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The moments of unions of sets: the parallel variance of Chan, Golub and LeVeque (1979).
 
-    It uses standard deviations in place of sums of squares, which could overflow.
+    Uses standard deviations rather than sums of squares, which could overflow.
     """
     n = a[0] + b[0]
     share_a, share_b = a[0] / np.maximum(n, 1), b[0] / np.maximum(n, 1)
@@ -151,7 +151,7 @@ def over_ranges(sets: Summaries, start: np.ndarray, stop: np.ndarray) -> Summari
 
 
 def _counts_over_ranges(counts: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """The sums of `counts[start[i] : stop[i]]`. A few columns at a time, to need little memory."""
+    """The sums of `counts[start[i] : stop[i]]`, computed a few columns at a time to save memory."""
     n_sets, n_columns = counts.shape
     is_narrow = counts.sum(dtype=np.int64) < 2**32
     sums = np.empty((start.size, n_columns), np.uint32 if is_narrow else np.int64)
@@ -175,7 +175,7 @@ def union(sets: Summaries) -> Summaries:
     return Summaries(moments, sets.counts.sum(axis=0, keepdims=True))
 
 
-# Value statistics of arrays in host memory: NumPy on views of the values, in small chunks.
+# Arrays in host memory: NumPy on views of the values, in small chunks
 
 CHUNK = 1 << 16  # elements, so that a chunk in float64 fits into the cache
 SMALL = 1 << 12  # elements: smaller arrays are concatenated and summarised together
@@ -208,17 +208,17 @@ def host_view(shard: jax.Array) -> np.ndarray:
 
 
 def once(*arrays: np.ndarray) -> tuple[list[np.ndarray], int]:
-    """Arrays of one shape without the repeats that all have along broadcast axes (stride 0), and how many these are."""
-    found, n_repeats = list(arrays), 1
-    for axis, size in enumerate(found[0].shape):
-        if size > 1 and not any(each.strides[axis] for each in found):
+    """Arrays of one shape, without repeats along axes that all broadcast (stride 0), and the number of repeats."""
+    views, n_repeats = list(arrays), 1
+    for axis, size in enumerate(views[0].shape):
+        if size > 1 and not any(view.strides[axis] for view in views):
             n_repeats *= size
-            found = [each[(slice(None),) * axis + (slice(1),)] for each in found]
-    return found, n_repeats
+            views = [view[(slice(None),) * axis + (slice(1),)] for view in views]
+    return views, n_repeats
 
 
 def summary_of_array(array: np.ndarray) -> Summaries:
-    """The summary of any array of numbers; copies at most a chunk at a time."""
+    """The summary of any array of numbers. Copies at most one chunk at a time."""
     (array,), n_repeats = once(array)
     parts = [summarise(as_float64(chunk), _ONE) for chunk in _chunks(array)]
     if not parts:
@@ -231,7 +231,7 @@ def summary_of_array(array: np.ndarray) -> Summaries:
 
 
 def as_float64(values: np.ndarray) -> np.ndarray:
-    """A flat float64 copy of the values; of complex values their magnitudes."""
+    """A flat float64 copy of the values, or of the magnitudes of complex values."""
     if values.dtype.kind != "c":
         return values.astype(np.float64).reshape(-1)
     # 1e308 + 1e308j is finite, but its magnitude overflows; a complex NaN may have an infinite part.
@@ -282,11 +282,13 @@ class Pile:
     def flush(self) -> None:
         if self._starts:
             moments, counts = summarise(self._values[: self._n_values], np.array(self._starts, np.intp))
-            self.parts.append(Summaries(moments, counts.astype(np.uint32)))  # a tree may have 100,000 small leaves
+            self.parts.append(
+                Summaries(moments, counts.astype(np.uint32))
+            )  # uint32, because trees may have 100,000 leaves
         self._starts, self._n_values = [], 0
 
 
-# Value statistics of arrays on an accelerator: one program per shape and dtype, on the device of the array.
+# Arrays on an accelerator: one program per shape and dtype, on the device of the array
 
 _NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 _MOST_ELEMENTS_AT_ONCE = 1 << 16  # elements
@@ -377,9 +379,9 @@ def _reduced(x: jax.Array, *, wide: bool) -> jax.Array:
 
 @partial(jax.jit, static_argnames=("axis", "wide"))
 def _reduced_layers(x: jax.Array, *, axis: int, wide: bool) -> jax.Array:
-    of_layer = lambda i: _reduced(lax.dynamic_index_in_dim(x, i, axis, keepdims=False), wide=wide)  # noqa: E731
-    bits = np.zeros((x.shape[axis], *jax.eval_shape(of_layer, 0).shape), np.uint32)
-    return lax.fori_loop(0, x.shape[axis], lambda i, bits: bits.at[i].set(of_layer(i)), bits)
+    reduce_layer = lambda i: _reduced(lax.dynamic_index_in_dim(x, i, axis, keepdims=False), wide=wide)  # noqa: E731
+    bits = np.zeros((x.shape[axis], *jax.eval_shape(reduce_layer, 0).shape), np.uint32)
+    return lax.fori_loop(0, x.shape[axis], lambda i, bits: bits.at[i].set(reduce_layer(i)), bits)
 
 
 def _real(x: jax.Array, wide: bool) -> jax.Array:
@@ -396,10 +398,10 @@ def _real(x: jax.Array, wide: bool) -> jax.Array:
 def _histogram(bins: jax.Array) -> jax.Array:
     every_bin = np.arange(N_BINS, dtype=np.int32)
     if bins.size > _MOST_ELEMENTS_AT_ONCE:  # one pass per bin: bins × elements would be too large
-        fill = lambda one, counts: counts.at[one].set(_device_count(bins == one))  # noqa: E731
+        fill = lambda index, counts: counts.at[index].set(_device_count(bins == index))  # noqa: E731
         return lax.fori_loop(0, N_BINS, fill, np.zeros(N_BINS, np.uint32))
-    one_each = bins[None] == every_bin.reshape(N_BINS, *(1,) * bins.ndim)
-    return jnp.sum(one_each, axis=tuple(range(1, one_each.ndim)), dtype=jnp.uint32)
+    is_in_bin = bins[None] == every_bin.reshape(N_BINS, *(1,) * bins.ndim)
+    return jnp.sum(is_in_bin, axis=tuple(range(1, is_in_bin.ndim)), dtype=jnp.uint32)
 
 
 def _device_count(mask: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Value statistics: least, greatest, mean, spread, zeros, NaN, infinities and magnitudes of every leaf and subtree.
+"""Value statistics of every leaf and subtree: min, max, mean, spread, zeros, NaN, infinities and magnitudes.
 
 Statistics ignore NaN and infinities; those are counted separately. Statistics of complex arrays are those of
 the magnitudes |z|; a number with a NaN part counts as NaN. Counts are exact, and a denormal number does not count
@@ -43,7 +43,7 @@ from treeviz.tree.table import TreeTable
 from treeviz.tree.text import class_name, error_text, has_base, module_name, number_text, visible
 from treeviz.tree.tracers import Tracer
 
-# Read the values of leaves, each array in place.
+# Read the values of leaves, each array where it is
 
 NOT_READ = "not read: the statistics"  # the beginning of the reason
 _CHECK_EVERY_S = 0.02
@@ -53,9 +53,9 @@ class Scan:
     """Reads leaves, each object once. `read` returns a leaf's number.
 
     Attributes:
-      late: Why arrays in host memory are no longer read, or "".
-      reasons: Why a leaf has no statistics, or how they were computed if that is unusual.
-      unread: The leaves without statistics.
+        late: Why arrays in host memory are no longer read, or "".
+        reasons: Why a leaf has no statistics, or a remark on how they were computed.
+        unread: The leaves without statistics.
     """
 
     def __init__(self, max_elements: int, on_host: Callable[[jax.Array], bool], budget: Budget):
@@ -76,11 +76,11 @@ class Scan:
         """Read a leaf or the array in it, or start its reduction.
 
         Args:
-          facts: Those of its row.
-          layers: Their axis and number, to read each of them.
+            facts: The facts of its row.
+            layers: An axis and the number of layers along it, to read each layer.
 
-        Returns:
-          Its number, or that of its first layer; None if it is neither array nor number.
+          Returns:
+            The number of the leaf or of its first layer; None for a leaf that is neither an array nor a number.
         """
         cls = type(leaf)
         if id(cls) not in self._readers:
@@ -110,8 +110,8 @@ class Scan:
         except Exception as error:
             reason = _trouble(leaf, error)
         if reason:
-            for each in range(owner, owner + n):
-                self._give_up(each, reason)
+            for number in range(owner, owner + n):
+                self._give_up(number, reason)
         return owner
 
     def _read_layers(self, owner: int, leaf: Any, axis: int, n: int) -> str | None:
@@ -135,14 +135,14 @@ class Scan:
         self._fetch()
         owners = np.array([*self._pile.owners, *(owner for owner, _ in self._large)], np.intp)
         parts = join([*self._pile.parts, *(part for _, part in self._large)] or [nothing(0)])
-        self._pile.parts.clear()  # 300 bytes a leaf, and each copy as much
+        self._pile.parts.clear()  # frees 300 bytes a leaf before the copies below
         self._large.clear()
-        self._readers.clear()  # which refer to this scan: a cycle
-        every = np.arange(self._n_leaves)
-        if np.array_equal(owners, every):
+        self._readers.clear()  # breaks a reference cycle with this scan
+        numbers = np.arange(self._n_leaves)
+        if np.array_equal(owners, numbers):
             return parts
         order = np.argsort(owners, kind="stable")
-        start, stop = np.searchsorted(owners[order], every), np.searchsorted(owners[order], every, "right")
+        start, stop = np.searchsorted(owners[order], numbers), np.searchsorted(owners[order], numbers, "right")
         return over_ranges(Summaries(parts.moments[:, order], parts.counts[order]), start, stop)
 
     def _give_up(self, owner: int, reason: str) -> None:
@@ -150,12 +150,12 @@ class Scan:
         self.unread.add(owner)
 
     def _reader(self, cls: type) -> Callable[[int, Any], str | None] | None:
-        """The function that reads leaves of the class; it returns the reason if it cannot."""
+        """The function that reads leaves of the class; it returns a reason if it cannot."""
         if has_base(cls, Tracer):
             return lambda owner, leaf: KINDS["tracer"].no_values
         if has_base(cls, jax.ShapeDtypeStruct):
             return lambda owner, leaf: KINDS["shape only"].no_values
-        # In jax 0.4.36 the class of arrays is no subclass of jax.Array.
+        # In jax 0.4.36 the class of arrays is not a subclass of jax.Array.
         if has_base(cls, jax.Array) or (class_name(cls) == "ArrayImpl" and module_name(cls).startswith("jaxlib")):
             return self._read_jax_array
         if has_base(cls, np.ma.MaskedArray):
@@ -186,9 +186,9 @@ class Scan:
             return self.late
         array = np.ndarray.view(array, np.ndarray)
         if axis is not None:
-            for each, layer in enumerate(np.split(array, array.shape[axis], axis), owner):
+            for layer_owner, layer in enumerate(np.split(array, array.shape[axis], axis), owner):
                 self._check_time()
-                reason = self._read_array(each, layer)
+                reason = self._read_array(layer_owner, layer)
                 if reason:
                     return reason
             return None
@@ -237,9 +237,9 @@ class Scan:
             shards = [(owner, array.addressable_data(0))]
         else:
             shards = [
-                (owner + (0 if axis is None else each.index[axis].start or 0), each.data)
-                for each in array.addressable_shards
-                if each.replica_id == 0
+                (owner + (0 if axis is None else part.index[axis].start or 0), part.data)
+                for part in array.addressable_shards
+                if part.replica_id == 0
             ]
         if array.size == 0 or self._on_host(array):
             if array.size > self._max_elements:
@@ -266,12 +266,12 @@ class Scan:
 
         try:
             every_bits = fetch([bits for _, _, bits, _ in self._launched])
-        except Exception:  # one failed: fetch each alone to find it
+        except Exception:  # one failed: fetch one at a time to find it
             every_bits = [None] * len(self._launched)
         for (owner, array, device_bits, wide), bits in zip(self._launched, every_bits, strict=True):
             try:
                 bits = fetch([device_bits])[0] if bits is None else bits
-                parts = [summary_of_bits(each, wide) for each in np.atleast_2d(bits)]
+                parts = [summary_of_bits(leaf_bits, wide) for leaf_bits in np.atleast_2d(bits)]
                 self._large.extend(enumerate(parts, owner))
             except Exception as error:
                 self._give_up(owner, _trouble(array, error))
@@ -287,47 +287,49 @@ def _trouble(leaf: Any, error: Exception) -> str:
     return f"could not be read: {error_text(error)}"
 
 
-# What is true of all values of a tree: words in the headline, in place of columns that say the same in every row.
+# Statistics that are the same in every row: words in the headline instead of columns
 
 _ABSENT = {"nan": "no NaN", "inf": "no Inf", "zeros": "no zeros"}
 _NUMBERS = ("min", "max", "mean", "std", "rms")
 
 
-def alike(table: TreeTable) -> dict[str, str]:
-    """What each column of value statistics says of every row, by the column's name: {"nan": "no NaN", "min": "min 0"}.
+def uniform_statistics(table: TreeTable) -> dict[str, str]:
+    """A text for each column of value statistics that is the same in every row: {"nan": "no NaN", "min": "min 0"}.
 
-    Empty if a leaf with values was not read: nothing is said of what was not looked at.
+    Empty if a leaf with values was not read.
     """
     if "nan" not in table.columns or unread(table).any():
         return {}
-    words = {name: text for name, text in _ABSENT.items() if table.columns[name].values[0] == 0}
+    texts = {name: text for name, text in _ABSENT.items() if table.columns[name].values[0] == 0}
     least, greatest = (float(table.columns[name].values[0]) for name in ("min", "max"))
-    is_known = least == 0 or not any(facts.dtype.startswith("complex") for facts in table.facts)  # else a magnitude
+    is_known = least == 0 or not any(facts.dtype.startswith("complex") for facts in table.facts)  # complex: magnitudes
     if least == greatest and is_known and _sizes(table)[0] > 1:
-        is_finite = {"nan", "inf"} <= words.keys()
+        is_finite = {"nan", "inf"} <= texts.keys()
         text = (
             f"all {'' if is_finite else 'other '}values are {number_text(least)}"
             if least or not is_finite
             else "all zeros"
         )
-        return words | dict.fromkeys(("zeros", *_NUMBERS, "histogram"), text)
-    return words | {name: f"{name} {number}" for name in _NUMBERS if (number := _same_in_all(table, name))}
+        return texts | dict.fromkeys(("zeros", *_NUMBERS, "histogram"), text)
+    return texts | {name: f"{name} {number}" for name in _NUMBERS if (number := _same_in_all(table, name))}
 
 
-def headline(words: dict[str, str]) -> list[str]:
-    """The parts of the headline: ["no NaN, no Inf, all zeros"], ["no NaN, no Inf", "min 0, max 1 in every row"]."""
-    numbers = [text for name, text in words.items() if text.startswith(f"{name} ")]
-    others = dict.fromkeys(text for text in words.values() if text not in numbers)
+def headline(texts: dict[str, str]) -> list[str]:
+    """The texts, joined for the headline: ["no NaN, no Inf", "min 0, max 1 in every row"]."""
+    numbers = [text for name, text in texts.items() if text.startswith(f"{name} ")]
+    others = dict.fromkeys(text for text in texts.values() if text not in numbers)
     return [", ".join(others)] * bool(others) + [f"{', '.join(numbers)} in every row"] * bool(numbers)
 
 
 def _same_in_all(table: TreeTable, name: str) -> str:
-    """The number that a column has in every row, of two leaves at least; "" if there is none."""
+    """The text of a number that a column has in every row, with at least two leaves; "" otherwise."""
     values = table.columns[name].values
     has_number = ~np.isnan(values)
-    lacks_one = ~has_number & ~np.isnan(table.columns["nan"].values) & (_sizes(table) > 0)
+    is_missing = ~has_number & ~np.isnan(table.columns["nan"].values) & (_sizes(table) > 0)
     numbers = values[has_number]
-    is_same = np.count_nonzero(has_number & table.is_leaf) > 1 and np.all(numbers == numbers[0]) and not lacks_one.any()
+    is_same = (
+        np.count_nonzero(has_number & table.is_leaf) > 1 and np.all(numbers == numbers[0]) and not is_missing.any()
+    )
     return number_text(numbers[0]) if is_same else ""
 
 
@@ -364,21 +366,23 @@ def value_statistics(
       by row.
     """
     scan = Scan(max_elements, _on_host, budget)
-    rows, owners, whole = [], [], []
+    rows, owners, arrays_read = [], [], []
     with np.errstate(all="ignore"):
         is_last = table.end == np.arange(1, len(table) + 1)
         chosen = np.flatnonzero(table.is_leaf | (is_last & ~table.is_layer))
-        triples = zip(*(each.tolist() for each in (chosen, table.end[chosen], table.fact_codes[chosen])), strict=True)
+        triples = zip(
+            *(values.tolist() for values in (chosen, table.end[chosen], table.fact_codes[chosen])), strict=True
+        )
         for row, end, code in triples:
             layers = (axis_of(table, row + 1), end - row - 1) if end > row + 1 else None
             owner = scan.read(nodes[row], table.facts[code], layers)
             if owner is None:
                 continue
-            whole.append((row, owner))
+            arrays_read.append((row, owner))
             rows += [row] if layers is None else range(row + 1, end)
             owners += [owner] if layers is None else range(owner, owner + end - row - 1)
         columns = _columns(table, rows, owners, scan)
-        notes = {row: scan.reasons[owner] for row, owner in whole if owner in scan.reasons}
+        notes = {row: scan.reasons[owner] for row, owner in arrays_read if owner in scan.reasons}
     return columns, notes
 
 
@@ -395,7 +399,7 @@ def _columns(table: TreeTable, rows_read: list[int], owners_read: list[int], sca
     if not np.array_equal(owners, np.arange(len(leaves.counts))):
         leaves = Summaries(leaves.moments[:, owners], leaves.counts[owners])
     moments, counts = over_ranges(leaves, start, stop)
-    del leaves  # as large as the counts
+    del leaves  # frees as much memory as the counts take
     mean, std, least, greatest = np.where(moments[0] > 0, moments[1:], np.nan)
     zeros, nan, posinf, neginf = np.where(stop > start, counts[:, :BINS].T.astype(np.float64), np.nan)
     histograms, is_empty = counts[:, BINS:], stop == start
@@ -426,37 +430,37 @@ def _columns(table: TreeTable, rows_read: list[int], owners_read: list[int], sca
             "histogram",
         ),
     )
-    assert tuple(each.name for each in columns) == VALUE_STATISTICS
+    assert tuple(column.name for column in columns) == VALUE_STATISTICS
     return columns
 
 
-# What is said at once of values that are not finite, in every view: in the headline, and in the row of each leaf.
+# Non-finite values, in the headline and in the row of each leaf
 
 
 def not_finite(
     table: TreeTable, *, is_whole: bool, others: bool = False
 ) -> tuple[list[str], dict[int, tuple[Note, ...]]]:
-    """What the headline says ("NaN in 3 leaves", "no Inf, all zeros"), and of each leaf a note ("NaN: 3 of 12 values").
+    """Texts for the headline ("NaN in 3 leaves", "no Inf, all zeros"), and a note for each leaf ("NaN: 3 of 12").
 
     Args:
       table: With its value statistics.
       is_whole: Whether every leaf was read; otherwise the headline says "at least".
-      others: Whether other trees stand beside this one, so that a sentence says of which it is true.
+      others: Whether other trees are shown next to this one, so that the headline names the tree.
     """
-    words = alike(table) if is_whole else {}
-    told = {name: text for name, text in words.items() if not others or name in ("nan", "inf")}
+    texts = uniform_statistics(table) if is_whole else {}
+    in_headline = {name: text for name, text in texts.items() if not others or name in ("nan", "inf")}
     rows = np.flatnonzero(table.is_leaf | table.is_layer)
     counts = [np.nan_to_num(table.columns[name].values[rows]).astype(np.int64) for name in ("nan", "inf")]
     parts: list[str] = []
-    for word, each in zip(("NaN", "±Inf"), counts, strict=True):
-        n = int(np.count_nonzero(each[table.is_leaf[rows]]))
+    for name, n_bad in zip(("NaN", "±Inf"), counts, strict=True):
+        n = int(np.count_nonzero(n_bad[table.is_leaf[rows]]))
         if n:
-            parts.append(f"{word} in {'' if is_whole else '≥ '}{n:,} {'leaf' if n == 1 else 'leaves'}")
-    parts += [part + f" in {table.name}" * others for part in headline(told)]
+            parts.append(f"{name} in {'' if is_whole else '≥ '}{n:,} {'leaf' if n == 1 else 'leaves'}")
+    parts += [part + f" in {table.name}" * others for part in headline(in_headline)]
     bad = np.flatnonzero(counts[0] + counts[1])
     notes: dict[int, tuple[Note, ...]] = {
         row: (Note("nonfinite", _sentence(math.prod(table[row].shape or ()), n_nan, n_inf)),)
-        for row, n_nan, n_inf in zip(*(each[bad].tolist() for each in (rows, *counts)), strict=True)
+        for row, n_nan, n_inf in zip(*(values[bad].tolist() for values in (rows, *counts)), strict=True)
     }
     return parts, notes
 
