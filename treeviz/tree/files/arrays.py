@@ -1,4 +1,4 @@
-"""`.npy`, `.npz` and `.eqx` files: NumPy's arrays. See `numpy.lib.format` for the format."""
+"""Files of arrays: NumPy's `.npy` and `.npz` (see `numpy.lib.format`), `.eqx`, `.safetensors` and Flax' msgpack."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from treeviz.tree.stored import Stored, chunks_from
 from treeviz.tree.text import visible
 
 MAX_HEADER = 10_000  # bytes; the limit of numpy.load. A compressed header can claim 4 GB.
-_MAX_DIRECTORY = 24_000_000  # bytes of an archive's list of members: of some 200,000 arrays
+_MAX_DIRECTORY = 24_000_000  # bytes of an archive's list of members, enough for some 200,000 arrays
 _MAX_ARRAYS = 1_000_000  # in one .eqx file
 _MAX_LINE = 1_000_000  # bytes before the arrays of an .eqx file
-_USUAL = 1024  # bytes of the beginning of an array in an archive
+_USUAL = 1024  # bytes read at the start of an array in an archive, enough for most headers
 _ENCRYPTED = 0x1  # a flag of a zip file's member
-_LENGTHS = struct.Struct("<HH")  # of what stands between a member's record and its bytes
-_read = io.BufferedReader.read  # in C: that of `_Bounded` would be called for each array
+_LENGTHS = struct.Struct("<HH")  # of the two fields between a member's record and its bytes
+_read = io.BufferedReader.read  # in C; `_Bounded.read` would be a Python call for each array
 
 
 class _Header(NamedTuple):
@@ -75,15 +75,15 @@ def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
     except BaseException:
         file.close()
         raise
-    weakref.finalize(archive, file.close)  # with the last of its arrays
+    weakref.finalize(archive, file.close)  # close the file with the last of its arrays
     members = archive.infolist()
     is_twice = len(archive.NameToInfo) < len(members)
     n_same = Counter(map(attrgetter("filename"), members)) if is_twice else Counter()
-    known: dict[bytes, _Header] = {}  # the arrays of a model have few shapes
+    headers: dict[bytes, _Header] = {}  # a model has few distinct shapes
     for member in members:
         name = member.filename.removesuffix(".npy")
         if name != member.filename:
-            entry = _entry(archive, member, name, known)
+            entry = _entry(archive, member, name, headers)
         else:
             entry = Unread("file", "not an array")
             if f"{name}.npy" in archive.NameToInfo:
@@ -99,11 +99,11 @@ def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def read_eqx(path: Path) -> list[Stored]:
-    """The arrays of a file of `equinox.tree_serialise_leaves`, in their order: the model says which is which."""
+    """The arrays of a file of `equinox.tree_serialise_leaves`, in order; the file has no names."""
     arrays: list[Stored] = []
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if file.read(1) == b"{":  # hyperparameters, as Equinox' documentation has it
+        if file.read(1) == b"{":  # hyperparameters in JSON, as in Equinox' documentation
             file.readline(_MAX_LINE)
         else:
             file.seek(0)
@@ -119,7 +119,7 @@ def read_eqx(path: Path) -> list[Stored]:
     return arrays
 
 
-# Where a member stands. The archive's own records of 100,000 would take 50 MB.
+# The fields of a `ZipInfo` that locate a member. Keeping 100,000 `ZipInfo` would take 50 MB.
 _PLACE = ("orig_filename", "header_offset", "flag_bits", "compress_type", "CRC", "compress_size", "file_size")
 _place_of = attrgetter(*_PLACE)
 
@@ -138,17 +138,17 @@ class _Member(NamedTuple):
             for name, value in zip(_PLACE[1:], self.place[1:], strict=True):
                 setattr(member, name, value)
             with self.archive.open(member) as file:
-                file.read(self.start)  # `seek` would give up the checksum
+                file.read(self.start)  # `seek` would skip the checksum
                 yield file
 
         return chunks_from(open_values, stored)
 
 
-_new_member = partial(tuple.__new__, _Member)  # in half the time of `_Member`
+_new_member = partial(tuple.__new__, _Member)  # twice as fast as `_Member`
 
 
 class _Bounded(io.BufferedReader):
-    """A file whose list of members fills no memory."""
+    """A file that refuses to read a list of members that would exhaust the memory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _MAX_DIRECTORY:
@@ -156,23 +156,23 @@ class _Bounded(io.BufferedReader):
         return super().read(size)
 
 
-def _entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, known: dict[bytes, _Header]) -> Any:
+def _entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, headers: dict[bytes, _Header]) -> Any:
     if member.flag_bits & _ENCRYPTED:
         return Unread("file", "encrypted: treeviz asks for no password")
     text = _header_text(archive, member)
-    header = known.get(text)
+    header = headers.get(text)
     if header is None:
         with io.BytesIO(text) if text else archive.open(member) as file:
             header = _read_header(file, visible(member.filename, 100))
         if text:
-            known[text] = header
+            headers[text] = header
     if member.file_size - header.start < header.n_bytes:
         _check_size(member.filename, header, member.file_size)
     return header.stored(_new_member((archive, header.start, _place_of(member))), name)
 
 
 def _header_text(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """The header of an array, in a tenth of the time of `open`; b"" if that is to be used."""
+    """The header of an array, in a tenth of the time of `open`; b"" if `open` must be used."""
     stored, file = member.compress_type == zipfile.ZIP_STORED, archive.fp
     if not (stored or member.compress_type == zipfile.ZIP_DEFLATED) or file is None:
         return b""
@@ -201,19 +201,19 @@ def _read_header(file: IO[bytes], name: str) -> _Header:
     if n_text > MAX_HEADER:
         raise ValueError(f"the header of {name} would be {n_text:,} bytes long")
     text = file.read(n_text)
-    if version == (3, 0):  # in UTF-8; NumPy has a public reader of Latin-1 alone, which takes escapes
+    if version == (3, 0):  # in UTF-8; NumPy's public reader only takes Latin-1, but understands escapes
         text = text.decode("utf-8").encode("ascii", "backslashreplace")
     shape, is_fortran, dtype = _parsed(text)
     order = "F" if is_fortran else "C"
     return _Header(shape, dtype, order, n_bytes_of(name, shape, dtype), 8 + n_length + n_text)
 
 
-@lru_cache(maxsize=1000)  # the arrays of a model have few shapes, and NumPy runs Python's parser
+@lru_cache(maxsize=1000)  # a model has few distinct shapes, and NumPy runs Python's parser
 def _parsed(text: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
-    whole = io.BytesIO(len(text).to_bytes(4, "little") + text)
+    header = io.BytesIO(len(text).to_bytes(4, "little") + text)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python's parser, and of NumPy about files of Python 2
-        return np.lib.format.read_array_header_2_0(whole, max_header_size=8 * MAX_HEADER)
+        return np.lib.format.read_array_header_2_0(header, max_header_size=8 * MAX_HEADER)
 
 
 def _check_size(name: str, header: _Header, n_stored: int) -> None:
@@ -224,7 +224,7 @@ def _check_size(name: str, header: _Header, n_stored: int) -> None:
 
 # `.safetensors` files. The format: https://github.com/huggingface/safetensors, "Format".
 
-MAX_SAFETENSORS_HEADER = 50_000_000  # bytes: of some 350,000 tensors. safetensors itself takes 100 MB
+MAX_SAFETENSORS_HEADER = 50_000_000  # bytes, enough for some 350,000 tensors; safetensors itself allows 100 MB
 _INDEX = ".safetensors.index.json"
 _NUMBERED = re.compile(r"(.*-)(\d{1,6})-of-(\d{1,6})\.safetensors")
 _METADATA = re.compile(r'\{"__metadata__": ?')
@@ -254,7 +254,7 @@ _DTYPES = {
     "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
     "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
 }
-# Those that older releases of ml_dtypes lack, and the bits that a number takes in the file.
+# dtypes that older releases of ml_dtypes lack, and the bits of a number in the file
 _NEWER = {"F8_E8M0": ("float8_e8m0fnu", 8), "F6_E2M3": ("float6_e2m3fn", 6), "F6_E3M2": ("float6_e3m2fn", 6)}
 _NEWER["F4"] = ("float4_e2m1fn", 4)
 
@@ -265,15 +265,15 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
         n_header = int.from_bytes(file.read(8), "little")
         if size < 8 or n_header > min(size - 8, MAX_SAFETENSORS_HEADER):
             raise ValueError(f"its header would be {n_header:,} bytes long, the file has {size:,}")
-        text = [file.read(n_header)]  # 12 MB for 100,000 tensors, which are let go
+        text = [file.read(n_header)]  # 12 MB for 100,000 tensors; popped below, so that it can be freed
     n_data, start_of_data = size - 8 - n_header, 8 + n_header
     ranges: list[tuple[int, int, str]] = []
-    known: dict[tuple[str, tuple[int, ...]], _Kind] = {}  # the arrays of a model have few shapes
+    kinds: dict[tuple[str, tuple[int, ...]], _TensorType] = {}  # a model has few distinct shapes
     for key, dtype, shape, start, end in _tensors(text.pop()):
         ranges.append((start, end, key))
-        kind = known.get((dtype, shape))
+        kind = kinds.get((dtype, shape))
         if kind is None:
-            kind = known[dtype, shape] = _kind(_shown(key), dtype, shape, end - start)
+            kind = kinds[dtype, shape] = _tensor_type(_shown(key), dtype, shape, end - start)
         if end - start != kind.n_bytes:
             raise ValueError(f"{_shown(key)} has {end - start:,} bytes, and needs {kind.n_bytes:,}")
         chunks = At(path, start_of_data + start)
@@ -289,7 +289,7 @@ def read_index(path: Path, read: Callable[[Path], Pairs] = read_safetensors) -> 
     """The tensors of `model.safetensors.index.json`, each from the file that the index names, in the same folder.
 
     Args:
-      read: Reads such a file.
+      read: Reads one such file.
     """
     index = parse_json(read_bounded(path, MAX_SAFETENSORS_HEADER))
     shard_of = index.get("weight_map") if isinstance(index, dict) else None
@@ -308,11 +308,11 @@ def read_index(path: Path, read: Callable[[Path], Pairs] = read_safetensors) -> 
 
 
 def read_shards(folder: Path, names: Sequence[str]) -> Pairs:
-    """The tensors of a folder: by its index, or of every `.safetensors` file there."""
+    """The tensors of a folder: those in its index, or in every `.safetensors` file there."""
     indices = [name for name in names if name.endswith(_INDEX)]
     if len(indices) > 1:
         raise ValueError(
-            f"it has {len(indices)} indices: name one of {', '.join(visible(each, 60) for each in indices)}"
+            f"it has {len(indices)} indices: name one of {', '.join(visible(index, 60) for index in indices)}"
         )
     if indices:
         yield from read_index(folder / indices[0])
@@ -322,13 +322,13 @@ def read_shards(folder: Path, names: Sequence[str]) -> Pairs:
 
 
 def _missing(names: Sequence[str]) -> Iterator[str]:
-    """What is not there of files that are numbered, as "model-00001-of-00002.safetensors"."""
-    found = next(filter(None, map(_NUMBERED.fullmatch, names)), None)
-    if found is not None:
-        before, number, n = found.groups()
-        there = set(names)
+    """The names that are missing from numbered files such as "model-00001-of-00002.safetensors"."""
+    match = next(filter(None, map(_NUMBERED.fullmatch, names)), None)
+    if match is not None:
+        before, number, n = match.groups()
+        present = set(names)
         numbered = (f"{before}{i:0{len(number)}}-of-{n}.safetensors" for i in range(1, int(n) + 1))
-        yield from (name for name in numbered if name not in there)
+        yield from (name for name in numbered if name not in present)
 
 
 def _shard(folder: Path, name: str, read: Callable[[Path], Pairs]) -> Pairs:
@@ -346,40 +346,40 @@ def _shard(folder: Path, name: str, read: Callable[[Path], Pairs]) -> Pairs:
 def _tensors(text: bytes) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
     """The name, dtype, shape, start and end of each tensor.
 
-    Entries as the library writes them are read one after the other, in a third of the time of a reader of JSON, and
-    without its objects. It reads the rest, from the last such entry on.
+    Entries in the form that the library writes are matched one by one, in a third of the time of a JSON reader and
+    without its objects. The rest, from the last such entry on, is read as JSON.
     """
     check_size_of_json(text)
     header = text.decode("utf-8")
     del text
     shapes: dict[str, tuple[int, ...]] = {}
-    last = at = 0
-    if (found := _METADATA.match(header)) is not None:
-        at = json.JSONDecoder().raw_decode(header, found.end())[1]
-    while (found := _TENSOR.match(header, at)) is not None:
-        key, dtype, sizes, start, end = found.groups()
+    last = position = 0
+    if (match := _METADATA.match(header)) is not None:
+        position = json.JSONDecoder().raw_decode(header, match.end())[1]
+    while (match := _TENSOR.match(header, position)) is not None:
+        key, dtype, sizes, start, end = match.groups()
         if sizes not in shapes:
             shapes[sizes] = tuple(json.loads(f"[{sizes}]"))
         yield key, dtype, shapes[sizes], int(start), int(end)
-        last, at = at, found.end()
-    if at and header[at:].strip(" \t\r\n") == "}":
+        last, position = position, match.end()
+    if position and header[position:].strip(" \t\r\n") == "}":
         return
-    others = parse_json(("{" + header[last + 1 :] if at else header).encode(), _compact)
+    others = parse_json(("{" + header[last + 1 :] if position else header).encode(), _compact)
     if not isinstance(others, dict):
         raise ValueError("its header is no JSON object")
-    for i, (key, about) in enumerate(others.items()):
-        if key == "__metadata__" or (at and i == 0):
+    for i, (key, entry) in enumerate(others.items()):
+        if key == "__metadata__" or (position and i == 0):
             continue
-        if type(about) is not tuple:
+        if type(entry) is not tuple:
             raise ValueError(f"{_shown(key)} has no dtype, shape and data_offsets")
-        dtype, shape, start, end = about
+        dtype, shape, start, end = entry
         if not (type(start) is int and type(end) is int and start >= 0 and end >= 0):
             raise ValueError(f"{_shown(key)} has no proper place")
         yield key, dtype, shape, start, end
 
 
 def _compact(pairs: list[tuple[str, Any]]) -> Any:
-    """The entry of a tensor as a tuple, which takes a third of the memory of a dict."""
+    """The entry of a tensor as a tuple, which takes a third of a dict's memory."""
     entry = without_repeats(pairs)
     if entry.keys() != {"dtype", "shape", "data_offsets"}:
         return entry
@@ -387,11 +387,11 @@ def _compact(pairs: list[tuple[str, Any]]) -> Any:
     return entry["dtype"], tuple(entry["shape"]), start, end
 
 
-class _Kind(NamedTuple):
-    """What the tensors of one dtype and shape have in common.
+class _TensorType(NamedTuple):
+    """The properties that tensors of one dtype and shape share.
 
     Attributes:
-      values: Makes values of the bytes; None: they are of the dtype.
+      values: Decodes values from bytes; None if the bytes have the dtype.
     """
 
     shape: tuple[int, ...]
@@ -402,10 +402,10 @@ class _Kind(NamedTuple):
     values: Any = None
 
 
-def _kind(shown: str, name: str, shape: tuple[int, ...], n_given: int) -> _Kind:
+def _tensor_type(shown: str, name: str, shape: tuple[int, ...], n_given: int) -> _TensorType:
     if name in _DTYPES:
         dtype = np.dtype(_DTYPES[name])
-        return _Kind(shape, dtype, n_bytes_of(shown, shape, dtype))
+        return _TensorType(shape, dtype, n_bytes_of(shown, shape, dtype))
     newer, n_bits = _NEWER.get(name, ("", 0))
     n_numbers = n_bytes_of(shown, shape, np.dtype(np.uint8))
     n_bytes = (n_numbers * n_bits + 7) // 8 if n_bits else n_given
@@ -413,10 +413,10 @@ def _kind(shown: str, name: str, shape: tuple[int, ...], n_given: int) -> _Kind:
     if known is None or n_bits == 6:
         stored_as = visible(str(name), 20)
         unknown = refuse(f"treeviz does not read the values of {stored_as}")
-        return _Kind(shape, np.dtype(np.void), n_bytes, stored_as, "", lambda _, stored: unknown(stored))
+        return _TensorType(shape, np.dtype(np.void), n_bytes, stored_as, "", lambda _, stored: unknown(stored))
     if n_bits == 8:
-        return _Kind(shape, np.dtype(known), n_bytes)
-    return _Kind(shape, np.dtype(known), n_bytes, "", "2 numbers in a byte", _nibbles)
+        return _TensorType(shape, np.dtype(known), n_bytes)
+    return _TensorType(shape, np.dtype(known), n_bytes, "", "2 numbers in a byte", _nibbles)
 
 
 def _shown(key: str) -> str:
@@ -431,26 +431,26 @@ def _nibbles(chunks: Any, stored: Stored) -> Iterator[np.ndarray]:
 
 
 def _check_ranges(ranges: list[tuple[int, int, str]], n_data: int) -> None:
-    """Raise a ValueError unless the tensors follow each other without gap or overlap, as the format demands."""
+    """Raise a ValueError unless the tensors follow each other without gap or overlap, as the format requires."""
     last = 0
     for start, end, key in sorted(ranges):
         if start != last or end < start:
-            what = "overlaps another" if start < last else "does not follow the one before"
-            raise ValueError(f"{_shown(key)} {what}: its bytes are {start:,} to {end:,}, and {last:,} was next")
+            problem = "overlaps another" if start < last else "does not follow the one before"
+            raise ValueError(f"{_shown(key)} {problem}: its bytes are {start:,} to {end:,}, and {last:,} was next")
         last = end
     if last != n_data:
         raise ValueError(f"its tensors have {last:,} bytes, and the file {n_data:,}")
 
 
-# Flax' msgpack files: `flax.serialization.to_bytes`. Arrays are passed over, which msgpack's own readers cannot.
+# Flax' msgpack files: `flax.serialization.to_bytes`. Skips the bytes of arrays, which msgpack's readers cannot.
 
 _MOST_VALUES = 1_600_000  # an array has eight
 _MOST_LEVELS = 200
-_AT_ONCE = 4096  # bytes that are read
-_UNKNOWN = ((), np.dtype(np.void), -100)  # what stands before an array that is met for the first time
-_LONGEST_HEAD, _MOST_LENGTHS = 64, 16  # of what stands in an array before its bytes
+_AT_ONCE = 4096  # bytes of one read
+_UNKNOWN = ((), np.dtype(np.void), -100)  # for a head that was not seen before
+_LONGEST_HEAD, _MOST_LENGTHS = 64, 16  # bytes of an array's head, before its values; distinct lengths of heads
 _LONGEST_TEXT = 100_000  # bytes
-_LONGEST_KEY = 32  # bytes of a short text, with the one before it
+_LONGEST_KEY = 32  # bytes of a short text and its length byte
 _NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Flax' extensions
 _CHUNKED = "__msgpack_chunked_array__"  # an array of more than 1 GiB, as a dict of flat parts
 _NUMBERS = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q"}
@@ -461,7 +461,7 @@ _KIND_OF = {code: (kind, 1 << i) for kind, codes in _MSGPACK_LENGTHS.items() for
 
 
 class _Bytes(NamedTuple):
-    """Where bytes stand that were passed over."""
+    """The place of bytes that were skipped."""
 
     start: int
     n: int
@@ -478,17 +478,17 @@ def read_msgpack(path: Path) -> Any:
 
 
 class _Scanner:
-    """Reads msgpack values from a file, and passes over the bytes of arrays."""
+    """Reads msgpack values from a file, and skips the bytes of arrays."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file = path, file
         self._size = os.fstat(file.fileno()).st_size
         self._at = self._n_values = 0
-        self._buffer, self._from = b"", 0  # a few bytes of the file, from there on
-        self._known: dict[bytes, tuple[tuple[int, ...], np.dtype, int]] = {}  # arrays by what stands before their bytes
-        self._lengths: dict[int, None] = {}  # of these keys
-        self._keys: dict[bytes, str] = {}  # of dicts, each once
-        self._is_inside = False  # of an extension: bytes there are an array's
+        self._buffer, self._from = b"", 0  # a few bytes of the file, and their offset
+        self._known: dict[bytes, tuple[tuple[int, ...], np.dtype, int]] = {}  # arrays by head
+        self._lengths: dict[int, None] = {}  # of the heads
+        self._keys: dict[bytes, str] = {}  # so that equal keys share one string
+        self._is_inside = False  # an extension, where bytes are an array's values
 
     @property
     def n_left(self) -> int:
@@ -546,8 +546,8 @@ class _Scanner:
         return _Bytes(start, n)
 
     def _bin(self, n: int, name: str, level: int) -> Any:
-        where = self._skip(n)
-        return where if self._is_inside else Unread("bytes", f"{n:,} bytes")
+        skipped = self._skip(n)
+        return skipped if self._is_inside else Unread("bytes", f"{n:,} bytes")
 
     def _str(self, n: int, name: str, level: int) -> Any:
         if n > _LONGEST_TEXT:
@@ -563,24 +563,24 @@ class _Scanner:
     def _map(self, n: int, name: str, level: int) -> Any:
         if n > self.n_left:
             raise ValueError(f"it is cut: a dict of {n:,} was to come")
-        found: dict[Any, Any] = {}
-        above = f"{name}/" if name else ""
+        entries: dict[Any, Any] = {}
+        prefix = f"{name}/" if name else ""
         for _ in range(n):
             key = self._key(level)
-            if key in found:
+            if key in entries:
                 raise ValueError(f"it has {visible(f'{name}/{key}', 200)!r} twice")
-            found[key] = self.value(f"{above}{key}", level + 1)
-        if _CHUNKED in found:
-            return self._chunked(found, name)
-        if "0" in found and all(str(i) in found for i in range(len(found))):
-            return [found[str(i)] for i in range(len(found))]
-        return found
+            entries[key] = self.value(f"{prefix}{key}", level + 1)
+        if _CHUNKED in entries:
+            return self._chunked(entries, name)
+        if "0" in entries and all(str(i) in entries for i in range(len(entries))):
+            return [entries[str(i)] for i in range(len(entries))]
+        return entries
 
     def _key(self, level: int) -> str | int:
         start = self._at - self._from
         head = self._buffer[start : start + _LONGEST_KEY]
         n = head[0] - 0xA0 if head else -1
-        if 0 <= n < len(head):  # a short text, which ends in the buffer
+        if 0 <= n < len(head):  # a short text that ends in the buffer
             text = head[1 : n + 1]
             key = self._keys.get(text)
             if key is None:
@@ -599,9 +599,9 @@ class _Scanner:
         if end > self._size:
             self._skip(n)
         if kind in (_NDARRAY, _SCALAR):
-            at = start - self._from
+            position = start - self._from
             for length in self._lengths:
-                shape, dtype, n_bytes = self._known.get(self._buffer[at : at + length], _UNKNOWN)
+                shape, dtype, n_bytes = self._known.get(self._buffer[position : position + length], _UNKNOWN)
                 if length + n_bytes == n:
                     self._at, self._n_values = end, self._n_values + 4 + len(shape)
                     return Stored(shape, dtype, At(self._path, start + length), name, n_bytes)
@@ -617,8 +617,8 @@ class _Scanner:
             real, imaginary = parts
             return complex(float(real), float(imaginary))
         stored = self._stored(name, *parts)
-        length, at = n - stored.nbytes, start - self._from
-        head = self._buffer[at : at + length] if 0 < length <= _LONGEST_HEAD and at >= 0 else b""
+        length, position = n - stored.nbytes, start - self._from
+        head = self._buffer[position : position + length] if 0 < length <= _LONGEST_HEAD and position >= 0 else b""
         if len(head) == length and len(self._lengths) < _MOST_LENGTHS:
             self._known[head] = stored.shape, stored.dtype, stored.nbytes
             self._lengths[length] = None
@@ -633,14 +633,14 @@ class _Scanner:
             raise ValueError(f"{shown!r} has {data.n:,} bytes, and needs others for {tuple(shape)} of {dtype}")
         return Stored(tuple(shape), dtype, At(self._path, data.start), name)
 
-    def _chunked(self, found: dict[Any, Any], name: str) -> Stored:
+    def _chunked(self, entries: dict[Any, Any], name: str) -> Stored:
         shown = visible(name, 200)
-        shape, parts = found.get("shape"), found.get("chunks")
-        if not (type(shape) is list and type(parts) is list and parts and all(type(each) is Stored for each in parts)):
+        shape, parts = entries.get("shape"), entries.get("chunks")
+        if not (type(shape) is list and type(parts) is list and parts and all(type(part) is Stored for part in parts)):
             raise ValueError(f"{shown!r} is damaged")
         dtype = parts[0].dtype
         n_bytes = n_bytes_of(shown, shape, dtype)
-        if n_bytes != sum(each.nbytes for each in parts) or any(each.dtype != dtype for each in parts):
+        if n_bytes != sum(part.nbytes for part in parts) or any(each.dtype != dtype for each in parts):
             raise ValueError(f"{shown!r} is damaged: its parts do not make up its shape")
         return Stored(tuple(shape), dtype, partial(_of_parts, parts), name)
 

@@ -1,4 +1,4 @@
-"""The leaves of a file: arrays that are read later, and entries that are none."""
+"""Entries of files: arrays whose values are read on demand, placeholders for others, and nesting of flat names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from treeviz.tree.text import error_text, visible
 
 _PAGE = 4096  # bytes
 _MOST_AXES = 64
-MOST_TOKENS = 6_000_000  # of JSON: commas and brackets; an array of a checkpoint has some ten
+MOST_TOKENS = 6_000_000  # commas and brackets in JSON; an array of a checkpoint has some ten
 
 
 class LoadError(ValueError):
@@ -43,7 +43,7 @@ def _(unread: Unread) -> Description:
 
 
 class At(NamedTuple):
-    """Reads the values that stand in a file from `start` on."""
+    """Reads the values in a file from `start` on."""
 
     path: Path
     start: int
@@ -58,15 +58,15 @@ class At(NamedTuple):
         return chunks_from(open_values, stored)
 
     def later(self, n_bytes: int) -> At:
-        """Reads those that stand so many bytes behind."""
+        """A reader that starts `n_bytes` later."""
         return At(self.path, self.start + n_bytes)
 
     def part(self, stored: Stored, place: tuple[slice, ...]) -> np.ndarray:
-        """A part of the array; of the file some pages for each row."""
+        """A part of the array; reads a few pages of the file for each row."""
         places, size = places_of(stored, place), stored.dtype.itemsize
         ordered = np.sort(places, axis=None)
         values = np.empty(ordered.shape, stored.dtype)
-        runs = np.flatnonzero(np.diff(ordered) * size > _PAGE) + 1  # read at once
+        runs = np.flatnonzero(np.diff(ordered) * size > _PAGE) + 1  # each is one read
         with open(self.path, "rb") as file:
             for i, j in zip([0, *runs], [*runs, len(ordered)], strict=True):
                 first, n = int(ordered[i]), int(ordered[j - 1] - ordered[i]) + 1
@@ -76,7 +76,7 @@ class At(NamedTuple):
 
 
 def refuse(why: str) -> Callable[[Stored], Iterator[np.ndarray]]:
-    """The values of an array that has a shape, and whose values cannot or may not be read."""
+    """A reader that raises, for an array with a shape whose values cannot or may not be read."""
 
     def chunks(_: Stored) -> Iterator[np.ndarray]:
         raise ValueError(why)
@@ -85,10 +85,10 @@ def refuse(why: str) -> Callable[[Stored], Iterator[np.ndarray]]:
 
 
 def n_bytes_of(name: str, shape: Sequence[Any], dtype: np.dtype) -> int:
-    """How many bytes the values take.
+    """The bytes that the values take.
 
     Raises:
-      ValueError: No array has this shape.
+      ValueError: No array can have this shape.
     """
     if len(shape) > _MOST_AXES:
         raise ValueError(f"{name} has {len(shape):,} dimensions; NumPy has {_MOST_AXES} at most")
@@ -101,7 +101,7 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The pairs as a dict.
 
     Raises:
-      ValueError: A name occurs twice: a dict would lose one of its values.
+      ValueError: A name occurs twice, so a dict would lose a value.
     """
     named = dict(pairs)
     if len(named) < len(pairs):
@@ -111,13 +111,13 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(text: bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None = without_repeats) -> Any:
-    """What JSON says, if that fits into some 100 MB.
+    """Decode JSON that takes at most some 100 MB in memory.
 
     Args:
-      hook: Makes an object of its (name, value) pairs. None: a dict, of two values of one name the later.
+      hook: Makes an object from its (name, value) pairs. None: a dict, in which the last value of a name wins.
 
     Raises:
-      ValueError: It is no JSON, too large, or has a name twice.
+      ValueError: Invalid JSON, too large, or a name occurs twice.
     """
     check_size_of_json(text)
     try:
@@ -127,7 +127,7 @@ def parse_json(text: bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None 
 
 
 def check_size_of_json(text: bytes) -> None:
-    """Raise a ValueError if what JSON says would take more than some 100 MB."""
+    """Raise a ValueError if the decoded JSON would take more than some 100 MB."""
     n_tokens = sum(map(text.count, (b",", b"[", b"{")))
     if n_tokens > MOST_TOKENS:
         raise ValueError(f"its JSON has {n_tokens:,} values and brackets; {MOST_TOKENS:,} is the most that is read")
@@ -135,7 +135,7 @@ def check_size_of_json(text: bytes) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[Path]:
-    """Names the file in an error about what is in it."""
+    """Name the file in errors about its contents."""
     try:
         yield path
     except LoadError:
@@ -149,7 +149,7 @@ def mode_of(path: Path) -> int:
     """The mode of a file or a folder.
 
     Raises:
-      LoadError: It is something else, which might be read without an end.
+      LoadError: It is neither, and reading it might never end.
     """
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -159,7 +159,7 @@ def mode_of(path: Path) -> int:
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is one; a name that is too long for the file system is that of none."""
+    """Whether the path is a regular file; False for a name that is too long for the file system."""
     try:
         return path.is_file()
     except OSError as error:
@@ -169,8 +169,8 @@ def is_file(path: Path) -> bool:
 
 
 def read_bounded(path: Path, n_most: int) -> bytes:
-    """The bytes of a file of at most `n_most`."""
-    if not is_file(path):  # a pipe would be waited for
+    """The bytes of a file; ValueError if there are more than `n_most`."""
+    if not is_file(path):  # reading a pipe would wait
         raise ValueError(f"{visible(path.name, 100)} is no file")
     with open(path, "rb") as file:
         is_longer = os.fstat(file.fileno()).st_size > n_most
@@ -180,11 +180,11 @@ def read_bounded(path: Path, n_most: int) -> bytes:
     return data
 
 
-# Flat names of arrays as a nested tree.
+# Flat names of arrays as a nested tree
 
-# Nodes beyond ten for each array. More would only serve to fill the memory: a name of 4 MB may have 2,000,000 parts.
+# Nodes allowed beyond ten for each array. More would exhaust the memory: a name of 4 MB may have 2,000,000 parts.
 MOST_NODES = 200_000
-# What is appended to the name of a quantized array for that of its scale, by what writes such checkpoints.
+# Suffixes that libraries append to the name of a quantized array to name its scale.
 _SCALES = ("_scale", "_scale_inv", ".scale", ".weight_scale", ".absmax", ".SCB", "_scales")
 
 
@@ -197,9 +197,9 @@ def nested(arrays: Mapping[str, Any]) -> Any:
     if sum(name.count(separator) for name in arrays) > MOST_NODES + 10 * len(arrays):
         return dict(arrays)
     root: dict[str, Any] = {}
-    above: list[tuple[dict[str, Any], str]] = []  # the parent and key of each dict with a "0", parents first
-    given = {id(array) for array in arrays.values() if type(array) is dict}
-    keys: dict[str, str] = {}  # one object for all keys of a name
+    dicts_with_zero: list[tuple[dict[str, Any], str]] = []  # the parent and key of each dict with a "0", parents first
+    leaf_dicts = {id(array) for array in arrays.values() if type(array) is dict}
+    keys: dict[str, str] = {}  # so that equal keys share one string
     for name, array in arrays.items():
         *steps, last = name.split(separator)
         node, parent, key = root, None, ""
@@ -209,22 +209,22 @@ def nested(arrays: Mapping[str, Any]) -> Any:
                 step = keys.setdefault(step, step)
                 below = node[step] = {}
                 if step == "0" and parent is not None:
-                    above.append((parent, key))
-            elif type(below) is not dict or id(below) in given:
+                    dicts_with_zero.append((parent, key))
+            elif type(below) is not dict or id(below) in leaf_dicts:
                 return dict(arrays)  # "a" is an array, and "a.b" exists
             node, parent, key = below, node, step
         if last in node:
             return dict(arrays)
         node[keys.setdefault(last, last)] = array
         if last == "0" and parent is not None:
-            above.append((parent, key))
-    for parent, key in reversed(above):
+            dicts_with_zero.append((parent, key))
+    for parent, key in reversed(dicts_with_zero):
         parent[key] = _as_list(parent[key])
     return _as_list(root)
 
 
 def with_scales(arrays: dict[str, Any]) -> dict[str, Any]:
-    """The arrays; of a quantized one that has a scale beside it, its text says which."""
+    """The arrays; a quantized one that has a scale names it in its text."""
     if not any(type(array) is Stored and _is_quantized(name, array.dtype) for name, array in arrays.items()):
         return arrays
     return {name: _with_scale(name, array, arrays) for name, array in arrays.items()}
@@ -233,9 +233,9 @@ def with_scales(arrays: dict[str, Any]) -> dict[str, Any]:
 def _with_scale(name: str, array: Any, arrays: dict[str, Any]) -> Any:
     if type(array) is not Stored or array.text or not _is_quantized(name, array.dtype):
         return array
-    above = name.rpartition(".")[0]
-    beside = [f"{name}{ending}" for ending in _SCALES] + ([f"{above}.scales"] if name.endswith("qweight") else [])
-    scales = [each.removeprefix(f"{above}.") for each in beside if each in arrays]
+    prefix = name.rpartition(".")[0]
+    candidates = [f"{name}{ending}" for ending in _SCALES] + ([f"{prefix}.scales"] if name.endswith("qweight") else [])
+    scales = [candidate.removeprefix(f"{prefix}.") for candidate in candidates if candidate in arrays]
     return replace(array, text=f"scaled by {scales[0]}") if scales else array
 
 

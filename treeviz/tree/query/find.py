@@ -1,4 +1,4 @@
-"""Find the rows of a tree that match a query: `layers/*/weight`, `dtype:bf16`, `nan`, …"""
+"""Find the rows of a tree that match a query, such as `layers/*/weight`, `dtype:bf16` or `nan`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from treeviz.tree.facts import NOTES, Column, Facts, Note
 from treeviz.tree.keys import Key, index_key
 
-# Parse a query such as `dtype:bf16 layers/*/w | nan` into terms, without a tree.
+# Parse a query such as `dtype:bf16 layers/*/w | nan` into terms, without a tree
 
 TextTest = Callable[[str], bool]
 
@@ -80,10 +80,10 @@ def parse(query: str) -> list[list[Term]]:
 def _term(token: re.Match[str]) -> Term:
     quoted = token["quoted"] is not None
     value = token["quoted"] if quoted else token["bare"]
-    nothing_for = token["field"] if not value else value if not quoted and _FIELD.fullmatch(value) else None
-    if nothing_for:
+    without_value = token["field"] if not value else value if not quoted and _FIELD.fullmatch(value) else None
+    if without_value:
         raise ValueError(
-            f'find: {nothing_for!r} needs a value. To search for the text, put it in quotes: "{nothing_for}"'
+            f'find: {without_value!r} needs a value. To search for the text, put it in quotes: "{without_value}"'
         )
     return Term(len(token["minus"]) % 2 == 1, (token["field"] or "")[:-1], value, quoted)
 
@@ -177,7 +177,7 @@ def _skip(ends: set[int], tests: list) -> set[int]:
     return ends
 
 
-# The reserved field names of the search language, and what to write in place of an unknown one.
+# The reserved field names of queries, and suggestions for unknown ones
 
 ROW_FIELDS = ("key", "kind", "type", "dtype", "sharding", "shape", "is", "depth")
 ALIASES = {"params": "elements", "parameters": "elements"}
@@ -186,14 +186,14 @@ VALUE_STATISTICS = ("min", "max", "mean", "std", "rms", "zeros", "nan", "inf", "
 
 
 def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
-    """ "Did you mean bytes?"; all that is known if nothing is near. Before each stands the prefix, as "is:"."""
+    """ "Did you mean bytes?", or all known names if none is similar; `prefix`, such as "is:", precedes each."""
     near = get_close_matches(name, known, n=1)
     if near:
         return f"Did you mean {prefix}{near[0]}?"
-    return f"There are: {', '.join(prefix + each for each in known)}."
+    return f"There are: {', '.join(prefix + known_name for known_name in known)}."
 
 
-# Search key paths: one key, a word across keys, a glob on the end of a path.
+# Search key paths: one key, a word across keys, a glob on the end of a path
 
 
 class Table(Protocol):
@@ -259,10 +259,10 @@ def _add_spanning(table: Table, word: str, found: np.ndarray) -> None:
     keys = [(key.keystr.lower(), "/" + key.segment.lower()) for key in table.keys]
     tails = [(table.name.lower()[-n_kept:],) * 2]
     depths, codes, positions = table.depth.tolist(), table.key_codes.tolist(), table.position.tolist()
-    ends, own = table.end.tolist(), found.tolist()
+    ends, is_found = table.end.tolist(), found.tolist()
     row = 1
     while row < len(depths):
-        if own[row]:
+        if is_found[row]:
             row = ends[row]
             continue
         depth, code = depths[row], codes[row]
@@ -292,7 +292,7 @@ def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:
     tests = [(1 << i, glob_test(segment)) for i, segment in enumerate(pattern) if segment != "**"]
     stay = sum(1 << i for i, segment in enumerate(pattern) if segment == "**")
     start, accept = _closed(1, stay), 1 << len(pattern)
-    again = 0 if from_root else start
+    restart = 0 if from_root else start
     moves_of: dict[int, list[int]] = {}  # by key code, and by minus the position for an index
     states = [start]  # of the previous row and of its ancestors
     found = [bool(start & accept)]
@@ -307,7 +307,7 @@ def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:
             ]
         state = states[depth - 1]
         for move in moves:
-            state = (state & move) << 1 | state & stay | again
+            state = (state & move) << 1 | state & stay | restart
             if stay:
                 state = _closed(state, stay)
         found.append(state & accept != 0)
@@ -318,8 +318,8 @@ def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:
 
 def _closed(state: int, stay: int) -> int:
     """The state that also skips every `**` it has reached."""
-    while (more := state | (state & stay) << 1) != state:
-        state = more
+    while (wider := state | (state & stay) << 1) != state:
+        state = wider
     return state
 
 
@@ -332,7 +332,7 @@ _DTYPE_CLASSES = {
     "f8": re.compile("float8"),
 }
 _INDEX = re.compile(r"\[(\d+)\]")
-# Words that ask for values, and the columns that count them. Those of a watched run count NaN and infinities together.
+# Words that select rows by values, and the columns that count them. A watched run counts NaN and infinities together.
 _FLAG_COLUMNS = {"nan": ("nan",), "inf": ("inf", "posinf", "neginf"), "zeros": ("zeros",)}
 _NOT_FINITE = "_nonfinite"
 _NEEDS_VALUES = "needs the values, which were not read: render(tree, stats=True) reads them."
@@ -402,13 +402,13 @@ def _is_flag(term: Term) -> bool:
 
 
 def _rolls_up(table: Table, term: Term) -> bool:
-    """Whether a node may match only for what is below it."""
+    """Whether a node may match only because of a row below it."""
     column = _columns_of_numbers(table).get(_column_name(term))
     return _is_flag(term) or (column is not None and column.rollup != "none" and term.field != "depth")
 
 
 def _is_above(table: Table, rows: np.ndarray) -> np.ndarray:
-    """bool[n_rows]: whether any of the rows is below."""
+    """bool[n_rows]: whether any of the rows is below the row."""
     counts = np.concatenate([[0], np.cumsum(rows)])
     return counts[table.end] > counts[1:]
 
