@@ -1,4 +1,4 @@
-"""Describers: functions that define how the nodes and leaves of a class are shown."""
+"""Describers, which define how nodes and leaves of a class are shown, and the budget of a walk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treeviz.tree.text import guarded, mro
 
 
 class Description(NamedTuple):
-    """What a describer returns about one node or leaf. The walk fills in omitted fields.
+    """A description of one node or leaf, returned by a describer. Omitted fields have the walk's defaults.
 
         tv.Description(kind="node", type="Linear", text="512 to 64", static=[("use_bias", True)])
 
@@ -22,8 +22,8 @@ class Description(NamedTuple):
       type: The name of the class in the row: "Param".
       text: A short text after the type: axis names, a unit.
       shape, dtype, bytes: For a leaf that is an array of a class unknown to JAX; `dtype` is a name.
-      sharding: The `jax.sharding.Sharding` of such an array, if it lies on JAX's devices.
-      array: The NumPy or JAX array in such a leaf, whose values are the leaf's: statistics read it. It is not kept.
+        sharding: The `jax.sharding.Sharding` of such an array, if it is on JAX's devices.
+        array: The NumPy or JAX array in such a leaf, from which statistics are computed. It is not kept.
       static: (name, value) pairs that JAX keeps in the treedef. Values are shown with bounded length. None: the
         fields of a dataclass that are not children.
       labels: The names of a node's children, in JAX's order. None: their keys.
@@ -57,21 +57,21 @@ def by_key(keystr: str) -> str | None:
 
 
 def by_wrapping_key(keystr: str) -> str | None:
-    """As `by_key`, for mappings that give a dict inside them in a wrapper, and not the dict itself."""
+    """Like `by_key`, for mappings that return a nested dict in a wrapper rather than the dict itself."""
     return by_key(keystr)
 
 
 Describer = Callable[[Any], Description]
 _finders: list[Callable[[type], Any]] = []
-_describers: dict[int, tuple[type, Describer]] = {}  # by id: a metaclass may have no usable hash
+_describers: dict[int, tuple[type, Describer]] = {}  # by id, since a metaclass may have no usable hash
 
 
 def describes(*classes: type) -> Callable[[Describer], Describer]:
     """Register a function that describes the nodes or leaves of a class and of its subclasses.
 
-    The function gets the object and returns a `Description`. It runs during the walk, once for each place of such an
-    object, and again if the tree exceeds the budget, so it must be fast. If it raises, the row shows the error and the
-    default description.
+    The function gets the object and returns a `Description`. It runs during the walk, once for each occurrence of such
+    an object, and again if the tree exceeds the budget, so it must be fast. If it raises, the row shows the error and
+    the default description.
 
         @treeviz.describes(Quantity)
         def _(quantity):
@@ -86,7 +86,7 @@ def describes(*classes: type) -> Callable[[Describer], Describer]:
 
 
 def finds_describers(find: Callable[[type], Describer | None]) -> None:
-    """Register a function that says how the objects of a class are described which `describes` does not know."""
+    """Register a function that returns a describer for a class without one, or None."""
     _finders.append(find)
 
 
@@ -97,33 +97,33 @@ def describer_of(cls: type) -> Describer | None:
 
 
 def found_describer(cls: type) -> Describer | None:
-    """What a function of `finds_describers` says of a class: JAX takes its objects, whatever else describes them."""
+    """The describer from a function of `finds_describers`. JAX accepts objects of such a class as they are."""
     return next(filter(None, (find(cls) for find in _finders)), None)
 
 
 def array_inside(leaf: Any) -> Any:
-    """The array in a leaf of a class that JAX does not know, as its describer says; None: it says of none."""
+    """The array in a leaf of a class unknown to JAX, according to its describer; None if there is none."""
     describer = describer_of(type(leaf))
     return None if describer is None else guarded(lambda: describer(leaf).array, lambda _: None)
 
 
 def load_libraries() -> None:
-    """Import what is known of the libraries that this process has imported."""
-    # By name: what knows the libraries is above what asks for it.
+    """Import the integrations of the libraries that this process has imported."""
+    # Imported by name, since integrations are a layer above this module.
     import_module("treeviz.integrations").load()
 
 
-# How much of a tree is looked at, and for how long.
+# The budget: how much of a tree is read, and for how long
 
 
 class Budget(NamedTuple):
-    """What looking at a tree may cost.
+    """The limits of reading a tree.
 
     Attributes:
       max_rows: The most rows. Siblings share them fairly.
-      walk_s: How long the walk may take before it is done again with fewer rows, in half of that time or the rest.
-      read_s: How long the values of arrays in host memory may be read.
-      hint: How the user gets more: the end of the message about what was left out.
+      walk_s: Seconds until the walk stops and starts again with fewer rows, in half of that time or what is left.
+      read_s: Seconds for reading the values of arrays in host memory.
+      hint: How the user sees more: the end of the message about what was left out.
     """
 
     max_rows: int = 2_000_000
@@ -133,7 +133,7 @@ class Budget(NamedTuple):
 
 
 WHOLE = Budget()
-# So many rows, all different, take 1 s to walk, 1 s to read, 1.5 s to pack into a page, and 250 MB.
+# 100,000 distinct rows take 1 s to walk, 1 s to read, 1.5 s to pack into a page, and 250 MB.
 DISPLAY = Budget(100_000, 2.0, 2.5, "; whole=True shows more")
 
 
@@ -142,9 +142,10 @@ class Overflow(Exception):
 
 
 class Stopwatch:
-    """The seconds since it was made, of this thread's work.
+    """The seconds of this thread's work since it was made.
 
-    A busy machine is no reason to show less, so the CPU's time counts; of the clock's a twentieth, for code that waits.
+    Counts CPU time, so that a busy machine does not show less, but at least a twentieth of the wall time, for code that
+    waits.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Columns of equal length by name, and the data frame that pandas makes of them."""
+"""A frame: columns of equal length by name, as records, or as the data frame that pandas makes of them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import numpy as np
 
 
 class Labels(NamedTuple):
-    """A column of texts, of which most repeat: `levels[code]` for each row."""
+    """A column of texts with many repeats: `levels[code]` for each row."""
 
     codes: np.ndarray
     levels: Sequence[str]
 
 
 Frame = Mapping[str, "np.ndarray | list[Any] | Labels"]
-"""A masked array lacks the values that are masked; one of several axes holds an array in each row."""
+"""In a masked array, masked values are missing; an array with more axes holds an array for each row."""
 
 
 def data_frame(frame: Frame) -> Any:
-    """The columns as a data frame of pandas, which is imported.
+    """The columns as a data frame. Imports pandas.
 
     Raises:
-      ImportError: It is not installed.
+      ImportError: pandas is not installed.
     """
-    # By name: what knows the library is above what has the columns.
+    # Imported by name, since integrations are a layer above this module.
     return import_module("treeviz.integrations.pandas").of_frame(frame)
 
 
 def records(frame: Frame) -> Iterator[dict[str, Any]]:
-    """A dict for each row, without the values that it lacks."""
+    """A dict for each row, without missing values."""
     columns = {
         name: [column.levels[code] for code in column.codes.tolist()]
         if isinstance(column, Labels)

@@ -1,6 +1,6 @@
-"""The layers of a stack as rows: an array that holds all layers of a model opens into a row for each of them.
+"""The layers of a stack as rows: an array that holds all layers of a model gets a child row for each of them.
 
-JAX sees one leaf, so these rows add nothing to counts and sizes. They are for values: statistics, series, findings.
+JAX sees one leaf, so these rows do not count in sums. They show values: statistics, series, findings.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from treeviz.tree.keys import Key
 from treeviz.tree.query.find import on_path
 from treeviz.tree.table import TreeTable
 
-LAYER = "layer"  # the kind of such a row
-MOST_LAYERS = 1 << 16  # of an array; more is rather a table of words
-MOST_SCANNED = 1 << 10  # of an array that no glob names; more are rather steps in time
-MOST_MEASURED = 1 << 17  # of a measured tree
+LAYER = "layer"  # the kind of these rows
+MOST_LAYERS = 1 << 16  # in an array; one with more is more likely an embedding table
+MOST_SCANNED = 1 << 10  # in an array that no glob names; more are more likely time steps
+MOST_MEASURED = 1 << 17  # in a measured tree
 
 TOO_MANY = "{:,} are more than there is room for"
 
-Stacked = str | Sequence[str] | Mapping[str, int]  # globs of key paths, and the axis of the layers: 0 if it is not told
+Stacked = (
+    str | Sequence[str] | Mapping[str, int]
+)  # globs of key paths, or a dict with the axis of the layers; default 0
 
 
 class NoStack(ValueError):
@@ -38,10 +40,10 @@ class NoStack(ValueError):
 
 
 def stacked_axes(stacked: Stacked) -> dict[str, int]:
-    """The axis of the layers by glob.
+    """The axis of the layers for each glob.
 
     Raises:
-      TypeError: They are no globs.
+        TypeError: The argument is not a glob, a list of globs or a dict.
     """
     globs = [stacked] if isinstance(stacked, str) else stacked
     axes = dict(globs) if isinstance(globs, Mapping) else dict.fromkeys(globs, 0)
@@ -51,22 +53,22 @@ def stacked_axes(stacked: Stacked) -> dict[str, int]:
 
 
 def stacks_in(table: TreeTable, stacked: Stacked) -> dict[int, int]:
-    """The axis of the layers of each array, by row, whose key path, or that of a node above it, matches a glob.
+    """The axis of the layers, by row, for each array with a key path, or an ancestor's, that matches a glob.
 
     Raises:
       NoStack: A glob matches no array with such an axis.
     """
     axes: dict[int, int] = {}
     for glob, axis in stacked_axes(stacked).items():
-        found = [row for row in _below(table, on_path(table, glob)).tolist() if _n_layers(table, row, axis)]
-        if not found:
+        rows = [row for row in _below(table, on_path(table, glob)).tolist() if _n_layers(table, row, axis)]
+        if not rows:
             raise NoStack(glob, axis, table.name)
-        axes.update(dict.fromkeys(found, axis))
+        axes.update(dict.fromkeys(rows, axis))
     return axes
 
 
 def _below(table: TreeTable, matched: np.ndarray) -> np.ndarray:
-    """The leaves that are matched, or lie below a row that is."""
+    """The leaves that are matched, or are below a matched row."""
     starts = np.zeros(len(table) + 1, np.int64)
     np.add.at(starts, np.flatnonzero(matched), 1)
     np.add.at(starts, table.end[matched], -1)
@@ -81,7 +83,7 @@ def _n_layers(table: TreeTable, row: int, axis: int) -> int:
 def open_stacks(
     table: TreeTable, axes: Mapping[int, int], *, max_rows: int = 2_000_000
 ) -> tuple[TreeTable, np.ndarray]:
-    """Add a row below an array for each of its layers.
+    """Add a row for each layer below its array.
 
     Args:
       table: As walked, without columns.
@@ -89,31 +91,31 @@ def open_stacks(
       max_rows: The most rows of the result.
 
     Returns:
-      The table; and for each of its rows, the number of the row before, that of a layer being the number of its array.
+        The table, and the former row of each of its rows; for a layer, that of its array.
     """
     if not axes:
         return table, np.arange(len(table))
-    why, counts, room = dict[int, str](), np.zeros(len(table), np.int64), max_rows - len(table)
+    too_many, counts, room = dict[int, str](), np.zeros(len(table), np.int64), max_rows - len(table)
     for row, axis in axes.items():
         n = _n_layers(table, row, axis)
         if n > MOST_LAYERS or n > room:
-            why[row] = TOO_MANY.format(n)
+            too_many[row] = TOO_MANY.format(n)
         else:
             counts[row] = n
             room -= n
-    notes = {row: (Note("info", f"its layers are not shown: {text}"),) for row, text in why.items()}
+    notes = {row: (Note("info", f"its layers are not shown: {text}"),) for row, text in too_many.items()}
     table = table.with_notes(notes)
     n_before = np.concatenate([[0], np.cumsum(counts)])
     source = np.repeat(np.arange(len(table)), 1 + counts)
-    new = np.arange(len(table)) + n_before[:-1]  # of each row before
+    new_row = np.arange(len(table)) + n_before[:-1]  # by former row
     is_layer = np.ones(len(source), bool)
-    is_layer[new] = False
+    is_layer[new_row] = False
     layers, arrays = np.flatnonzero(is_layer), source[is_layer]
     codes = _Codes(table, axes)
-    parent, end, position = new[table.parent[source]], np.arange(1, len(source) + 1), table.position[source]
-    parent[0], parent[layers] = -1, new[arrays]
-    end[new] = table.end + n_before[table.end]
-    position[layers] = layers - new[arrays] - 1
+    parent, end, position = new_row[table.parent[source]], np.arange(1, len(source) + 1), table.position[source]
+    parent[0], parent[layers] = -1, new_row[arrays]
+    end[new_row] = table.end + n_before[table.end]
+    position[layers] = layers - new_row[arrays] - 1
     key_codes, fact_codes = table.key_codes[source], table.fact_codes[source]
     key_codes[layers] = [codes.key(row, i) for row, i in zip(arrays.tolist(), position[layers].tolist(), strict=True)]
     fact_codes[layers] = [codes.fact(row) for row in arrays.tolist()]
@@ -127,7 +129,7 @@ def open_stacks(
         keys=tuple(codes.keys),
         fact_codes=fact_codes,
         facts=tuple(codes.facts),
-        notes={int(new[row]): _moved(notes, new) for row, notes in table.notes.items()},
+        notes={int(new_row[row]): _with_new_rows(notes, new_row) for row, notes in table.notes.items()},
         columns={},
     )
     return opened, source
@@ -156,23 +158,25 @@ class _Codes:
         code, axis = int(self._table.fact_codes[row]), self._axes[row]
         if (code, axis) not in self._facts:
             self._facts[code, axis] = len(self.facts)
-            whole = self.facts[code]
-            shape = (whole.shape or ())[:axis] + (whole.shape or ())[axis + 1 :]
-            self.facts.append(Facts(LAYER, whole.type, False, shape=shape, dtype=whole.dtype, weak=whole.weak))
+            array_facts = self.facts[code]
+            shape = (array_facts.shape or ())[:axis] + (array_facts.shape or ())[axis + 1 :]
+            self.facts.append(
+                Facts(LAYER, array_facts.type, False, shape=shape, dtype=array_facts.dtype, weak=array_facts.weak)
+            )
         return self._facts[code, axis]
 
 
-def _moved(notes: Collection[Note], new: np.ndarray) -> tuple[Note, ...]:
-    return tuple(note._replace(row=int(new[note.row])) if note.row >= 0 else note for note in notes)
+def _with_new_rows(notes: Collection[Note], new_row: np.ndarray) -> tuple[Note, ...]:
+    return tuple(note._replace(row=int(new_row[note.row])) if note.row >= 0 else note for note in notes)
 
 
 def row_for_jax(table: TreeTable, row: int) -> int:
-    """The row of the node or leaf that JAX sees: of a layer, that of its array."""
+    """The row that JAX sees as a node or leaf: for a layer, the row of its array."""
     return int(table.parent[row]) if table.is_layer[row] else row
 
 
 def part_of(table: TreeTable, row: int, node: Any) -> Any:
-    """What is in this row, of the node or leaf that JAX sees: a layer is a part of its array."""
+    """The part of a node or leaf that a row shows: a layer of its array, or all of it."""
     if not table.is_layer[row]:
         return node
     return node[(slice(None),) * axis_of(table, row) + (int(table.position[row]),)]
@@ -184,5 +188,5 @@ def index_text(axis: int, layer: int) -> str:
 
 
 def axis_of(table: TreeTable, layer: int) -> int:
-    """Which axis of an array the layer in this row is an index into."""
+    """The axis of the array that a layer's row indexes."""
     return table.key(layer).label.count(":")

@@ -17,11 +17,11 @@ from treeviz.tree.text import class_name, error_text, guarded, has_base, visible
 
 
 class Level(NamedTuple):
-    """A node, one level deep.
+    """One level of a node.
 
     Attributes:
-      children: In the order in which JAX flattens.
-      keys: A code of the `KeyTable` for each child; None for a list or tuple, whose keys are positions.
+        children: In JAX's order.
+        keys: The code in the `KeyTable` of each child's key; None for a list or tuple, whose keys are positions.
       aux: The auxiliary data in the treedef.
       trouble: Why JAX itself cannot flatten this node, or "".
     """
@@ -32,7 +32,7 @@ class Level(NamedTuple):
     trouble: str = ""
 
 
-_new_level = partial(tuple.__new__, Level)  # half as long as `Level`: one for each node
+_new_level = partial(tuple.__new__, Level)  # in half the time of `Level`, and called for each node
 _by_key = itemgetter(0)
 
 
@@ -42,7 +42,7 @@ def one_level(node: Any) -> tuple[list[tuple[tuple, Any]], tuple[type, Any] | No
     Runs the flatten function of the node's class; its exceptions propagate. Never enters a child, so a node
     may contain itself.
     """
-    # The usual `is_leaf=lambda x: x is not node` never ends on a node that contains itself, and
+    # The usual `is_leaf=lambda x: x is not node` never returns on a node that contains itself, and
     # `flatten_one_level_with_keys` gives every NamedTuple field the first field's key (jax#39297).
     called = False
 
@@ -84,8 +84,8 @@ def none_level(node: None, keys: KeyTable) -> Level:
 
 
 def dict_level(node: dict, keys: KeyTable) -> Level:
-    """The items in JAX's key order; in insertion order, with the reason, if keys cannot be sorted."""
-    if len(node) == 1:  # as half of a checkpoint's are: {"kernel": …}, {"weight": …}
+    """The items in JAX's key order; if keys cannot be sorted, in insertion order and with the reason."""
+    if len(node) == 1:  # as half of the dicts in checkpoints: {"kernel": …}, {"weight": …}
         ((key, value),) = node.items()
         return _new_level(([value], [keys.single(key)], None, ""))
     known = keys.orders.get(key_ids := tuple(map(id, node)))
@@ -110,7 +110,7 @@ def ordered_dict_level(node: OrderedDict, keys: KeyTable) -> Level:
     return Level([value for _, value in items], keys.mapping(items))
 
 
-# The keys and children of a node of a registered class, and its auxiliary data.
+# The keys and children of a node of a registered class, and its auxiliary data
 Flattened = tuple[Sequence[tuple[Any, Any]], Any]
 
 
@@ -120,7 +120,7 @@ def _flattened(node: Any) -> Flattened | None:
 
 
 def flatten_of(cls: type) -> Callable[[Any], Flattened | None]:
-    """The function that flattens objects of a class by one level; None for a leaf. Their exceptions propagate."""
+    """A function that flattens objects of the class by one level, or returns None for leaves. Exceptions propagate."""
     # Not in jax 0.4.36. Twice as fast as `one_level`, but wrong for the keys of named tuples (jax#39297).
     with_keys = getattr(jax.tree_util.default_registry, "flatten_one_level_with_keys", None)
     return _flattened if with_keys is None or has_base(cls, tuple) else with_keys
@@ -141,7 +141,7 @@ BUILTIN_LEVELS = {
     type(None): none_level,
 }
 
-# A bare `PyTreeDef` as a tree with a placeholder for every leaf.
+# A bare `PyTreeDef` as a tree with a placeholder for every leaf
 
 # (class, auxiliary data) -> JAX's keys of the children, or None for classes that it does not know.
 ChildKeys = Callable[[type, Any], Sequence[Any] | None]
@@ -149,7 +149,7 @@ _child_keys: list[ChildKeys] = []
 
 
 def knows_child_keys(function: ChildKeys) -> ChildKeys:
-    """Register a function that tells JAX's keys of the children of a library's nodes in a bare treedef."""
+    """Register a function that returns JAX's keys of the children of a library's nodes in a bare treedef."""
     _child_keys.append(function)
     return function
 
@@ -175,25 +175,25 @@ def _key_codes(data: tuple[type, Any], n_children: int, keys: KeyTable) -> list[
         return keys.mapping([(key, None) for key in aux])
     if cls is defaultdict:
         return keys.mapping([(key, None) for key in aux[1]])
-    found = _keys_of(cls, aux, n_children)
-    codes = [_code(keys, key, i) for i, key in enumerate(islice(found, keys.room))]
+    child_keys = _keys_of(cls, aux, n_children)
+    codes = [_code(keys, key, i) for i, key in enumerate(islice(child_keys, keys.room))]
     return codes + [0] * (n_children - len(codes))
 
 
 def _keys_of(cls: type, aux: Any, n_children: int) -> Iterable[Any]:
-    """JAX's keys of the children. Flat indices unless it is certain: a treedef has no keys of a registered class."""
-    for of in (_named_tuple_keys, *_child_keys):
-        found = guarded(lambda of=of: of(cls, aux), lambda _: None)
-        if found is not None and len(found) == n_children:
-            return found
+    """JAX's keys of the children; flat indices if unknown, since a treedef has no keys of registered classes."""
+    for find_keys in (_named_tuple_keys, *_child_keys):
+        child_keys = guarded(lambda of=find_keys: of(cls, aux), lambda _: None)
+        if child_keys is not None and len(child_keys) == n_children:
+            return child_keys
     return map(jax.tree_util.FlattenedIndexKey, range(n_children))
 
 
 def _named_tuple_keys(cls: type, aux: Any) -> Sequence[Any] | None:
-    """The fields of a named tuple, unless it was registered by hand: then its children may be others."""
+    """The fields of a named tuple, unless it was registered by hand with other children."""
     if aux is not None or not has_base(cls, tuple) or not hasattr(cls, "_fields"):
         return None
-    # The treedef does not say which, so a named tuple with something in every field is flattened.
+    # The treedef does not say which, so an instance with an object in every field is flattened.
     pairs, _ = one_level(tuple.__new__(cls, [object() for _ in cls._fields]))  # type: ignore[attr-defined]
     return [path[0] for path, _ in pairs]
 

@@ -1,4 +1,4 @@
-"""What an object holds that is a leaf for JAX: its fields and items, and the arrays that JAX cannot see.
+"""Objects that are leaves for JAX, as text: functions, fields and items, and the arrays that JAX cannot see in them.
 
 Runs no code of the object's class.
 """
@@ -45,7 +45,7 @@ from treeviz.tree.text import (
     visible,
 )
 
-# Functions as leaves and as pytrees: their name, file and line, and what they captured.
+# Functions as leaves and as pytrees: name, file, line and captured values
 
 _MAX_WRAPPERS = 16
 
@@ -53,29 +53,29 @@ _MAX_WRAPPERS = 16
 def describe_function(function: Any) -> str:
     """ "relu  jax/_src/nn/functions.py:93", "grad of loss  demo/train.py:12".
 
-    Without file and line for a function not written in Python.
+    Without file and line for a function that is not written in Python.
     """
     jaxpr = _jaxpr(function)
     if jaxpr is not None:
         traced = guarded(lambda: _traced(jaxpr), lambda _: "")
         if traced:
             return traced
-    made, inner = unwrapped(unboxed(function))
-    name, code = made + function_name(inner), code_of(inner)
+    transformations, inner = unwrapped(unboxed(function))
+    name, code = transformations + function_name(inner), code_of(inner)
     return name if code is None else f"{name}  {_short_path(code.co_filename)}:{code.co_firstlineno}"
 
 
 def _jaxpr(function: Any) -> Any:
-    """The program that a function of JAX's making runs, such as the result of `jax.linearize`; None for others."""
+    """The jaxpr in a function that JAX made, such as the result of `jax.linearize`; None for others."""
     function = unboxed(function)
     if not has_base(type(function), functools.partial):
         return None
     arguments = functools.partial.args.__get__(function)
-    return next((each for each in arguments[:4] if is_jaxpr(type(each))), None)
+    return next((argument for argument in arguments[:4] if is_jaxpr(type(argument))), None)
 
 
 def _traced(jaxpr: Any) -> str:
-    """ "linearize of loss  demo/train.py:12"; "" if this jax does not tell."""
+    """ "linearize of loss  demo/train.py:12"; "" if this jax does not say."""
     info = jaxpr.debug_info
     name, _, place = info.func_src_info.partition(" at ")
     return f"{info.traced_for} of {visible(name, 80)}  {_short_path(place)}" if place else ""
@@ -86,7 +86,7 @@ def _short_path(path: str) -> str:
 
 
 def captured(function: Any) -> tuple[tuple[str, str], ...]:
-    """(name, text) of each captured value; "float32[3] (12 B)" of an array."""
+    """(name, text) of each captured value, such as "float32[3] (12 B)" for an array."""
     jaxpr = _jaxpr(function)
     if jaxpr is not None:
         return (("jaxpr", value_text(jaxpr)),)
@@ -99,26 +99,26 @@ def _captured_text(value: Any) -> str:
 
 
 def captured_values(function: Any) -> list[tuple[str, Any]]:
-    """(name, value) of closure variables, of a partial's arguments, of a method's self."""
-    found: list[tuple[str, Any]] = []
+    """(name, value) of closure variables, a partial's arguments, and a method's self."""
+    values: list[tuple[str, Any]] = []
     for _ in range(8):
         function = unboxed(function)
         if type(function) is types.MethodType:
-            found.append(("self", function.__self__))
+            values.append(("self", function.__self__))
             function = function.__func__
         if has_base(type(function), functools.partial):
-            found += [(f"argument {i}", value) for i, value in enumerate(functools.partial.args.__get__(function))]
-            found += list(functools.partial.keywords.__get__(function).items())
+            values += [(f"argument {i}", value) for i, value in enumerate(functools.partial.args.__get__(function))]
+            values += list(functools.partial.keywords.__get__(function).items())
             function = unboxed(functools.partial.func.__get__(function))
         code, cells = code_of(function, unwrap=False), getattr(function, "__closure__", None) or ()
         inner = guarded(lambda function=function: getattr(function, "__wrapped__", None), lambda _: None)
         if code is not None and (inner is None or not is_code_of_jax(code)):
             pairs = zip(code.co_freevars, map(_cell, cells), strict=False)
-            found += [(name, value) for name, value in pairs if inner is None or value is not inner]
+            values += [(name, value) for name, value in pairs if inner is None or value is not inner]
         if inner is None:
             break
         function = inner
-    return found[:32]
+    return values[:32]
 
 
 def _cell(cell: types.CellType) -> Any:
@@ -154,7 +154,7 @@ def unwrapped(function: Any) -> tuple[str, Any]:
 
 
 def _transformation(wrapper: Any) -> str:
-    """The public function of JAX that made a wrapper; "" for wrappers of others."""
+    """The public function of JAX that made a wrapper; "" for other wrappers."""
     code = wrapper.__code__
     if code.co_qualname.startswith("api_boundary."):  # around every function that JAX returns
         cells = dict(zip(code.co_freevars, wrapper.__closure__, strict=True))
@@ -168,13 +168,13 @@ def is_code_of_jax(code: types.CodeType) -> bool:
     return code.co_filename.startswith(os.path.dirname(jax.__file__) + os.sep)
 
 
-MAX_OBJECTS = 10_000  # that one search looks at
-_MAX_NAMED = 32  # arrays whose path is told
+MAX_OBJECTS = 10_000  # visited in one search
+_MAX_NAMED = 32  # arrays listed with their path
 _MAX_ITEMS = 300
 _MAX_PLANS = 4096
 _NOTHING_INSIDE = (str, bytes, bytearray, int, float, complex, type(None), type, types.ModuleType, types.CodeType)
 _ATOMS = frozenset(map(id, (*_NOTHING_INSIDE, bool)))
-_ABSTRACT = ("ShapeDtypeStruct", "ShapedArray", "ArgInfo", "AbstractRef")  # of JAX: no values
+_ABSTRACT = ("ShapeDtypeStruct", "ShapedArray", "ArgInfo", "AbstractRef")  # JAX classes without values
 _VIEWS = tuple(map(type, ({}.keys(), {}.values(), {}.items())))
 _SEQUENCES = (list, tuple, set, frozenset, deque, *_VIEWS)
 
@@ -183,10 +183,10 @@ class Found(NamedTuple):
     """The arrays inside an object.
 
     Attributes:
-      named: (path, "float32[3,4]") of the first ones, shallowest first.
-      n_arrays, n_bytes: Of all that were found.
-      n_objects: How many objects were looked at.
-      is_all: Whether the search has seen everything inside.
+        named: (path, "float32[3,4]") of the first arrays, shallowest first.
+        n_arrays, n_bytes: Totals of all arrays found.
+        n_objects: The number of objects visited.
+        is_all: Whether the search visited everything inside.
     """
 
     named: tuple[tuple[str, str], ...] = ()
@@ -197,20 +197,20 @@ class Found(NamedTuple):
 
     @property
     def details(self) -> tuple[tuple[str, str], ...]:
-        """`named`, and how many more there are."""
+        """`named`, and the number of further arrays."""
         n_more = self.n_arrays - len(self.named)
         return (*self.named, ("…", f"{n_more:,} more")) if n_more else self.named
 
 
 class _Plan(NamedTuple):
-    """How to look into the objects of a class."""
+    """How to search the objects of a class."""
 
     cls: weakref.ref
-    is_empty: bool  # nothing inside
+    is_empty: bool  # no contents
     may_be_array: bool
-    is_closed: bool  # of JAX or NumPy: its contents are no data of the user's
+    is_closed: bool  # of JAX or NumPy: its contents are not the user's data
     is_function: bool
-    container: type | None  # the builtin container that it is
+    container: type | None  # its builtin container class
     names: tuple[str, ...] | None  # of the fields of a named tuple
     is_exception: bool
     slots: tuple[tuple[str, Any], ...]
@@ -289,7 +289,7 @@ def arrays_in(named: Iterable[tuple[str, Any]], max_objects: int = MAX_OBJECTS) 
 
 
 def _within(value: Any, n: int) -> Sequence[tuple[str, Any]]:
-    """The contents of an object, one more than `n` at most; what a function captured."""
+    """At most `n + 1` contents of an object, or what a function captured."""
     if _plan_of(type(value)).is_function:
         return [(step_to(name), inner) for name, inner in captured_values(value)]
     return contents(value, n + 1)
@@ -308,47 +308,47 @@ def contents(value: Any, most: int = _MAX_ITEMS) -> list[tuple[str, Any]]:
     """
     if _plan_of(type(value)).is_closed:
         return []
-    found = [*items(value, most)[0], *[(f".{name}", inner) for name, inner in attributes(value)]]
-    return found[:most]
+    pairs = [*items(value, most)[0], *[(f".{name}", inner) for name, inner in attributes(value)]]
+    return pairs[:most]
 
 
 def items(value: Any, most: int) -> tuple[Sequence[tuple[str, Any]], int | None]:
-    """("[key]", value) of the first items of a builtin container or its subclass, and the number of all.
+    """("[key]", value) of the first items of a builtin container or its subclass, and the number of all items.
 
-    None instead of the number: it is no such container.
+    The number is None if the value is not such a container.
     """
     container = _plan_of(type(value)).container
     if container is None:
         return (), None
     if container is types.MappingProxyType:
-        (value,) = gc.get_referents(value)  # its methods would run those of the mapping
+        (value,) = gc.get_referents(value)  # its methods would call those of the mapping
         return items(value, most)
     if container is dict:
         pairs = list(islice(dict.items(value), most))
         return [(f"[{value_text(key, 40)}]", inner) for key, inner in pairs], dict.__len__(value)
-    first = list(islice(container.__iter__(value), most))
-    return [(f"[{i}]", inner) for i, inner in enumerate(first)], container.__len__(value)
+    some = list(islice(container.__iter__(value), most))
+    return [(f"[{i}]", inner) for i, inner in enumerate(some)], container.__len__(value)
 
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
     """(name, value) of the stored attributes, of slots that are set, and of the fields of a named tuple."""
     plan = _plan_of(type(value))
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     if plan.names is not None:
-        found += zip(plan.names, tuple.__iter__(value), strict=False)
+        pairs += zip(plan.names, tuple.__iter__(value), strict=False)
     if plan.is_exception:
-        found.append(("args", BaseException.args.__get__(value)))  # type: ignore[attr-defined]
+        pairs.append(("args", BaseException.args.__get__(value)))  # type: ignore[attr-defined]
     stored = stored_attributes(value)
-    found += [(visible(name, 40), inner) for name, inner in list(stored.items()) if has_base(type(name), str)]
+    pairs += [(visible(name, 40), inner) for name, inner in list(stored.items()) if has_base(type(name), str)]
     for name, slot in plan.slots:
         inner = guarded(lambda slot=slot: slot.__get__(value), lambda _: MISSING)
         if inner is not MISSING:
-            found.append((name, inner))
-    return found
+            pairs.append((name, inner))
+    return pairs
 
 
 def _slots(cls: type) -> Iterator[tuple[str, Any]]:
-    """The name and the descriptor of each slot, those of bases first, in the order of `__slots__`."""
+    """The name and descriptor of each slot, bases first, in the order of `__slots__`."""
     for base in reversed(mro(cls)):
         inside = {} if module_name(base) == "builtins" else namespace(base)
         names = [name for name, slot in list(inside.items()) if type(slot) is types.MemberDescriptorType]
@@ -365,10 +365,10 @@ def _field_names(cls: type) -> tuple[str, ...] | None:
     return tuple(visible(name, 40) for name in names if has_base(type(name), str)) if type(names) is tuple else None
 
 
-# Objects of unknown classes as text: by their fields, or by their own `repr` where no array can be in it.
+# Objects of unknown classes as text: their fields, or their own `repr` if it cannot contain an array
 
 _MAX_DEPTH = 3
-_MAX_OBJECTS = 1000  # that an object may refer to if its own `repr` is to be called
+_MAX_OBJECTS = 1000  # an object that refers to more is never shown by its own `repr`
 
 
 def object_text(value: Any, limit: int = VALUE_LIMIT, depth: int = 0) -> str:
@@ -377,12 +377,12 @@ def object_text(value: Any, limit: int = VALUE_LIMIT, depth: int = 0) -> str:
     name = class_name(cls)
     if depth > _MAX_DEPTH:
         return f"{name}(…)"
-    some, n = items(value, limit // 3)
+    shown, n = items(value, limit // 3)
     if n is not None:
         is_mapping = has_base(cls, dict, types.MappingProxyType)
         texts = (
             f"{key[1:-1]}: {text}" if is_mapping else text
-            for key, text in ((key, _inner(inner, limit, depth)) for key, inner in some)
+            for key, text in ((key, _inner(inner, limit, depth)) for key, inner in shown)
         )
         before, after = ("({", "})") if is_mapping else ("([", "])")
         return bracket(f"{name}{before}", texts, n, after, limit)
@@ -398,7 +398,7 @@ def _inner(value: Any, limit: int, depth: int) -> str:
 
 
 def fields(value: Any) -> list[tuple[str, Any]]:
-    """The attributes of an object, public ones first, without those that Python or a library keeps for itself."""
+    """The attributes of an object, public ones first, without dunder attributes."""
     named = [(name, inner) for name, inner in attributes(value) if not name.startswith("__")]
     return sorted(named, key=lambda pair: pair[0].startswith("_"))
 
@@ -414,30 +414,30 @@ def own_text(value: Any, limit: int = VALUE_LIMIT, depth: int = 0) -> str:
 
 
 def static_text(value: Any) -> str:
-    """As `value_text`; objects of unknown classes, also inside tuples, dicts and sets, by their own `repr`."""
+    """Like `value_text`, but shows objects of unknown classes, even in containers, by their own `repr`."""
     return value_text(value, of_object=own_text)
 
 
-# Look into the opaque leaves of a walk, within one budget for all of them.
+# Search the opaque leaves of a walk, within one budget for all of them
 
 MAX_FIELDS = 16
 _IN_AVAL = ("shape", "dtype", "_aval")  # what the type of an array-like leaf shows
 _MAX_VALUE = 60  # characters
 _MAX_TEXT = 600  # characters of one leaf
 _WALK_TEXT = 400_000  # characters of all leaves
-_WALK_OBJECTS = 200_000  # looked at in all leaves
-_LEAST_OBJECTS = 32  # looked at in every leaf
+_WALK_OBJECTS = 200_000  # visited in all leaves
+_LEAST_OBJECTS = 32  # visited in every leaf
 
 
 class Inside:
-    """Looks into the opaque leaves of one walk."""
+    """Searches the opaque leaves of one walk."""
 
     def __init__(self) -> None:
         self._characters_left = _WALK_TEXT
         self._objects_left = _WALK_OBJECTS
 
     def note(self, leaf: Any) -> Note | None:
-        """The arrays that a leaf hides from JAX; a leaf may use an eighth of what is left of the budget."""
+        """The arrays that a leaf hides from JAX. A leaf may use an eighth of the remaining budget."""
         found = arrays_inside(leaf, max(_LEAST_OBJECTS, self._objects_left // 8))
         self._objects_left = max(0, self._objects_left - found.n_objects)
         if found.n_arrays:
@@ -454,12 +454,12 @@ class Inside:
         return guarded(lambda: self._fields(leaf, _IN_AVAL if is_array_like else ()), lambda _: ())
 
     def _fields(self, leaf: Any, shown: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-        some, n = items(leaf, MAX_FIELDS)
+        shown_items, n = items(leaf, MAX_FIELDS)
         others = [pair for pair in fields(leaf) if pair[0] not in shown]
         n = (n or 0) + len(others)
         texts: list[tuple[str, str]] = []
         room = min(_MAX_TEXT, self._characters_left)
-        for name, value in [*some, *others][:MAX_FIELDS]:
+        for name, value in [*shown_items, *others][:MAX_FIELDS]:
             if room <= 0:
                 break
             texts.append((name, value_text(value, _MAX_VALUE, object_text)))
@@ -472,12 +472,12 @@ class Inside:
 
 
 def hidden(found: Found) -> str:
-    """ "at least 2 hidden arrays (4.0 kB)": JAX cannot see them."""
+    """ "at least 2 hidden arrays (4.0 kB)"."""
     size = f" ({bytes_text(found.n_bytes)})" if found.n_bytes else ""
-    least = "" if found.is_all else "at least "
-    return f"{least}{found.n_arrays:,} hidden array{'s' * (found.n_arrays > 1)}{size}"
+    at_least = "" if found.is_all else "at least "
+    return f"{at_least}{found.n_arrays:,} hidden array{'s' * (found.n_arrays > 1)}{size}"
 
 
 def stopped(found: Found) -> str:
-    """Where an incomplete search stopped, or ""."""
+    """Where an incomplete search stopped; "" if it was complete."""
     return "" if found.is_all else f" (the search stopped after {found.n_objects:,} objects)"

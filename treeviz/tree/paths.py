@@ -1,4 +1,4 @@
-"""Key paths of JAX keys: follow one to a node, find the keys of a child, parse a key from its text."""
+"""Key paths: follow one to a node, find the keys of a child, parse their text, and build a table from paths alone."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ def follow(tree: Any, path: Iterable[Any], occurrences: Iterable[int] = ()) -> A
     Raises:
       LookupError: There is no such node; the message says where the path ends.
     """
-    node, done = tree, ""
+    node, followed = tree, ""
     for key, occurrence in zip(path, chain(occurrences, repeat(0)), strict=False):
         try:
             node = _step(node, key, occurrence)
         except Exception as error:
-            at = done or "the root"
-            raise LookupError(f"at {at} a {type(node).__name__} has no {key}: {type(error).__name__}") from error
-        done += str(key)
+            place = followed or "the root"
+            raise LookupError(f"at {place} a {type(node).__name__} has no {key}: {type(error).__name__}") from error
+        followed += str(key)
     return node
 
 
 def occurrence(table: TreeTable, row: int) -> int:
-    """How many siblings before a row have its key."""
-    code, above = table.key_codes[row], int(table.parent[row])
+    """The number of earlier siblings with the row's key."""
+    code, parent = table.key_codes[row], int(table.parent[row])
     if code == 0:
         return 0
     same = [i for i, key in enumerate(table.keys) if key.keystr == table.keys[code].keystr]
-    before = slice(above + 1, row)
-    return int(np.count_nonzero((table.parent[before] == above) & np.isin(table.key_codes[before], same)))
+    before = slice(parent + 1, row)
+    return int(np.count_nonzero((table.parent[before] == parent) & np.isin(table.key_codes[before], same)))
 
 
 def _step(node: Any, key: Any, occurrence: int) -> Any:
@@ -63,24 +63,24 @@ def _step(node: Any, key: Any, occurrence: int) -> Any:
     return node[key.key if isinstance(key, DictKey) else key.idx]
 
 
-def _is_same(own: Any, key: Any) -> bool:
-    """Compare keys; user-defined ones may not define equality, so their `str` is compared too."""
-    return type(own) is type(key) and bool(own == key or str(own) == str(key))
+def _is_same(left: Any, right: Any) -> bool:
+    """Whether two keys are equal; user-defined ones may not define equality, so their `str` is compared too."""
+    return type(left) is type(right) and bool(left == right or str(left) == str(right))
 
 
 def keys_to(node: Any, position: int, is_wanted: Callable[[Any], bool]) -> tuple:
     """The keys from a node to the child shown at `position`, through boxes that hold only that child."""
     pairs, _ = one_level(node)
     # Try the position first, since two children may be one object; hidden children shift positions.
-    path, found = next(
+    path, node_there = next(
         (pair for pair in (*pairs[position : position + 1], *pairs) if is_wanted(pair[1])), pairs[position]
     )
     first = keys = tuple(path)
-    while not is_wanted(found):
-        pairs, data = one_level(found)
+    while not is_wanted(node_there):
+        pairs, data = one_level(node_there)
         if data is None or len(pairs) != 1:
             return first
-        path, found = pairs[0]
+        path, node_there = pairs[0]
         keys += tuple(path)
     return keys
 
@@ -111,7 +111,7 @@ def parse_key(keystr: str, *, otherwise: Any, int_key: Callable[[int], Any] = Se
     return int_key(value[0]) if type(value[0]) is int else dict_key(value[0])
 
 
-# A table from key paths alone, for recorded trees.
+# A table from key paths alone, for recorded trees
 
 # One step of `jax.tree_util.keystr`: a quoted key, anything else in brackets, or an attribute.
 _STEP = re.compile(
@@ -122,8 +122,8 @@ _STEP = re.compile(
 def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> TreeTable:
     """The tree with these leaves, in this order; its nodes are inferred from the paths.
 
-    Unknown text (of a user-defined key type) becomes one key with all that follows. A variable of NNX is one row, as
-    in a walk: "['kernel'].value".
+    Text that cannot be parsed, of a user-defined key type, becomes one key with all that follows. A variable of NNX is
+    one row, as in a walk: "['kernel'].value".
 
     Args:
       paths: The `jax.tree_util.keystr` of each leaf.
@@ -132,22 +132,22 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> 
     depths, parents, ends, key_codes, fact_codes = [0], [-1], [1], [0], [0]
     keys: dict[Key, int] = {Key("[…]", "[…]", "*", ()): 0}
     facts: dict[Facts, int] = {Facts(kind, "", False): code for code, kind in enumerate(_NODE_KINDS)}
-    above: list[tuple[str, int]] = []  # the steps to the previous row, and their rows
+    ancestors: list[tuple[str, int]] = []  # the step and row of each ancestor of the next row
 
     for steps, leaf in zip(_without_boxes([*map(steps_of, paths)]), leaves, strict=True):
         n_shared = 0
-        while n_shared < min(len(above), len(steps) - 1) and above[n_shared][0] == steps[n_shared]:
+        while n_shared < min(len(ancestors), len(steps) - 1) and ancestors[n_shared][0] == steps[n_shared]:
             n_shared += 1
-        del above[n_shared:]
+        del ancestors[n_shared:]
         for i, step in enumerate(steps[n_shared:], n_shared + 1):
             row = len(depths)
             depths.append(i)
-            parents.append(above[-1][1] if above else 0)
+            parents.append(ancestors[-1][1] if ancestors else 0)
             fact_codes[parents[row]] = _node_kind(step)
             ends.append(row + 1)
             key_codes.append(keys.setdefault(_key(step), len(keys)))
             fact_codes.append(facts.setdefault(leaf, len(facts)) if i == len(steps) else 0)
-            above.append((step, row))
+            ancestors.append((step, row))
         if not steps:  # the tree is a leaf
             fact_codes[0] = facts.setdefault(leaf, len(facts))
     for row in range(len(depths) - 1, 0, -1):
@@ -166,7 +166,7 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> 
 
 
 def _without_boxes(paths: list[list[str]]) -> list[list[str]]:
-    """The steps of each path, that into a box together with the step to the box.
+    """The steps of each path, with the step into a box joined to the step to the box.
 
     A box has one child, which is a leaf, or an array whose layers have rows.
     """
@@ -182,12 +182,12 @@ def _without_boxes(paths: list[list[str]]) -> list[list[str]]:
     return [_joined(path, at) if at else path for path, at in zip(paths, places, strict=True)]
 
 
-def _is_into_box(path: list[str], at: int) -> bool:
-    return at > 0 and path[at] in _INTO_BOX and all(step[1:-1].lstrip(":, ").isdecimal() for step in path[at + 1 :])
+def _is_into_box(path: list[str], i: int) -> bool:
+    return i > 0 and path[i] in _INTO_BOX and all(step[1:-1].lstrip(":, ").isdecimal() for step in path[i + 1 :])
 
 
-def _joined(path: list[str], at: int) -> list[str]:
-    return [*path[: at - 1], path[at - 1] + path[at], *path[at + 1 :]]
+def _joined(path: list[str], i: int) -> list[str]:
+    return [*path[: i - 1], path[i - 1] + path[i], *path[i + 1 :]]
 
 
 _INTO_BOX = (".value", ".raw_value")
@@ -200,14 +200,14 @@ def _node_kind(step: str) -> int:
 
 
 def steps_of(path: str) -> list[str]:
-    """The steps of a path that `jax.tree_util.keystr` has written: "['a'].value" are "['a']" and ".value"."""
-    steps, at = [], 0
-    while at < len(path):
-        match = _STEP.match(path, at)
+    """The steps of a path from `jax.tree_util.keystr`: "['a'].value" gives "['a']" and ".value"."""
+    steps, position = [], 0
+    while position < len(path):
+        match = _STEP.match(path, position)
         if match is None:
-            return [*steps, path[at:]]
+            return [*steps, path[position:]]
         steps.append(match[0])
-        at = match.end()
+        position = match.end()
     return steps
 
 

@@ -1,4 +1,4 @@
-"""Attributes and locks that a forked child can use, whatever the threads of its parent were doing."""
+"""Python's runtime: locks that survive a fork, garbage collection, the lazy import of JAX, and private names."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class computed_once(Generic[T]):
-    """An attribute that is computed by its first use, as `functools.cached_property`, but without a lock.
+    """An attribute that is computed on first use, like `functools.cached_property` but without a lock.
 
-    Before Python 3.12, `cached_property` holds one lock for all objects of a class: a child that is forked while a
-    thread computes would wait for ever. Here two threads may both compute; the first result stays.
+    Before Python 3.12, `cached_property` holds one lock for all objects of a class, so a child that is forked while a
+    thread computes would wait forever. Here two threads may both compute; the first result stays.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -46,7 +46,7 @@ class computed_once(Generic[T]):
 
 
 class Lock:
-    """A reentrant lock that is free in a forked child if another thread of the parent held it."""
+    """A reentrant lock that is free in a forked child even if another thread of the parent held it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -65,7 +65,7 @@ class Lock:
         self._lock.release()
 
     def after_fork(self) -> None:
-        if self._lock.acquire(blocking=False):  # it was free, or belongs to the thread that forked
+        if self._lock.acquire(blocking=False):  # it was free, or the thread that forked holds it
             self._lock.release()
         else:
             self._lock = threading.RLock()
@@ -82,17 +82,17 @@ def _after_fork() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
-# Make many objects without a search for cycles among them.
+# Garbage collection
 
-_NEVER = 1 << 30  # searches of newer objects, until all are searched
+_NEVER = 1 << 30  # collections of generation 1 before one of generation 2
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the search for cycles: among 100,000 new objects it takes as long as making them, and finds none.
+    """Pause garbage collection, which among 100,000 new objects takes as long as making them and frees nothing.
 
-    So many would be followed by a search, at times one among all objects of the process: 0.4 s where 200,000 arrays
-    are. Here it is one among the new ones; the other stays due to whoever makes the next objects.
+    So many new objects would trigger a collection, at times a full one: 0.4 s with 200,000 arrays in the process. Here
+    only the new objects are searched; a full collection remains due later.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -107,30 +107,30 @@ def collector_paused() -> Iterator[None]:
 
 @contextmanager
 def full_searches_put_off() -> Iterator[None]:
-    """Search only new objects for cycles: while a program is traced and lowered, all of the process are searched often.
+    """Collect only new objects: tracing and lowering a program triggers many full collections of the whole process.
 
-    Each of these searches takes some 0.1 s where JAX and two more libraries are.
+    Each takes some 0.1 s with JAX and two more libraries loaded.
     """
-    before = gc.get_threshold()
-    gc.set_threshold(*before[:2], _NEVER)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*thresholds[:2], _NEVER)
     try:
         yield
     finally:
-        if gc.get_threshold()[2] == _NEVER != before[2]:  # else another thread has it put off, or somebody has set it
-            gc.set_threshold(*before)
+        if gc.get_threshold()[2] == _NEVER != thresholds[2]:  # else another thread paused it, or someone set it
+            gc.set_threshold(*thresholds)
 
 
-# Import JAX when it is first used: that takes a second and 170 MB, and to show what is in a file needs none of it.
+# Import JAX on first use: it takes a second and 170 MB, and showing a file needs none of it
 
 _lock = RLock()
 
 
-class _Later(ModuleType):
+class _LazyModule(ModuleType):
     """A module that is not yet executed. `importlib.util.LazyLoader` executes it at its second import (Python 3.11)."""
 
     def __getattr__(self, name: str) -> Any:
         with _lock:
-            if type(self) is _Later:
+            if type(self) is _LazyModule:
                 self.__class__ = ModuleType  # type: ignore[bad-argument-type]
                 spec: Any = self.__spec__
                 self.__path__ = spec.submodule_search_locations
@@ -139,30 +139,29 @@ class _Later(ModuleType):
 
 
 def import_jax_later() -> None:
-    """Let `import jax` in this process, which is to be our own, do nothing until something of it is used."""
+    """Make `import jax` do nothing until JAX is used. Only for a process of our own."""
     spec = None if "jax" in sys.modules else find_spec("jax")
     if spec is not None:
         module = sys.modules["jax"] = module_from_spec(spec)
-        del module.__path__  # the import of `jax.numpy` asks for it
-        module.__class__ = _Later
+        del module.__path__  # so that importing `jax.numpy` executes the module
+        module.__class__ = _LazyModule
 
 
 def jax_is_imported() -> bool:
-    """Whether JAX was executed: before, there are no arrays of JAX, and no registered classes."""
-    return type(sys.modules.get("jax")) is not _Later
+    """Whether JAX was executed; if not, there are no JAX arrays and no registered classes."""
+    return type(sys.modules.get("jax")) is not _LazyModule
 
 
-# The private names of other libraries that treeviz uses, and what is lost where a release lacks one.
+# Private names of other libraries that treeviz uses, and what is lost if a release lacks one
 
 
 class PrivateName(NamedTuple):
     """A name that is not in the public API of its library.
 
     Attributes:
-      where: "module:name.attribute". "f()" is what `f` returns for a function, "f.<locals>.g" a function defined
-        within `f`, "f.<globals>.g" a global name in the code of `f`. " or " separates the places in different
-        releases.
-      lost: What does not work without it, to be read after "treeviz: ".
+        where: "module:name.attribute". "f()" is the function that `f` returns, "f.<locals>.g" one defined in `f`,
+          "f.<globals>.g" a global name in the code of `f`. " or " separates the places in different releases.
+        lost: What does not work without it, to be read after "treeviz: ".
     """
 
     where: str
@@ -174,7 +173,7 @@ class PrivateName(NamedTuple):
 
     @property
     def public_module(self) -> str:
-        """The public module: if it is not imported, the name is not needed."""
+        """The public module; if it is not imported, the name is not needed."""
         return re.sub(r"\._.*", "", self.where.partition(":")[0])
 
     def __str__(self) -> str:
@@ -205,7 +204,7 @@ _warned: set[str] = set()
 
 
 def warn_of_missing(table: Iterable[PrivateName], stacklevel: int = 2) -> None:
-    """Warn once per process of what is lost, if the installed library lacks a name of this table."""
+    """Warn once per process about what is lost if the installed library lacks a name of this table."""
     text = why_missing(missing_names(table))
     if text and text not in _warned:
         _warned.add(text)

@@ -21,7 +21,7 @@ class FindingMark(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """A value of every row at every step, rolled up for nodes.
+    """A value for every row and step, with nodes rolled up.
 
     Attributes:
       name: The identifier: "grads.norm".
@@ -33,8 +33,8 @@ class Series:
       bad: bool[n_rows, n_columns]: whether a value in the column, of the row or below it, was not finite.
       log: Show it on a logarithmic scale.
       marks: The findings, at their rows and steps.
-      unit: Of the values: "L2 norm", "ratio".
-      spans: The least and the greatest last value, [n_rows] each, where a row stands for several.
+        unit: The unit of the values, such as "L2 norm" or "ratio".
+        spans: The least and the greatest last value, [n_rows] each, if a row stands for several.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Histograms:
-    """The distribution of the values of every row at every step, rolled up for nodes.
+    """The distribution of values for every row and step, with nodes rolled up.
 
     Attributes:
-      name, title, first_steps, last_steps: As those of a `Series`.
+        name, title, first_steps, last_steps: As in `Series`.
       counts: [n_rows, n_columns, n_bins]: the number of values in each bin.
       edges: float[n_bins + 1]: the edges of the bins.
     """
@@ -71,7 +71,7 @@ class Histograms:
 
 def with_steps(series: Sequence[Series]) -> list[Series]:
     """The series that have at least one step."""
-    return [each for each in series if each.values.shape[1]]
+    return [s for s in series if s.values.shape[1]]
 
 
 def thinned(series: Series, n_columns: int) -> Series:
@@ -115,9 +115,9 @@ def _last_known(values: np.ndarray, starts: np.ndarray, axis: int) -> np.ndarray
     last = values[np.append(starts[1:], len(values)) - 1]
     has_gaps = np.isnan(last).any(axis=0) if values.dtype.kind == "f" else np.False_
     if has_gaps.any():
-        gappy = values[:, has_gaps]
-        places = np.where(np.isnan(gappy), -1, np.arange(len(gappy))[:, None])
+        with_gaps = values[:, has_gaps]
+        places = np.where(np.isnan(with_gaps), -1, np.arange(len(with_gaps))[:, None])
         places = np.maximum.reduceat(places, starts, axis=0)
-        known = np.take_along_axis(gappy, np.maximum(places, 0), axis=0)
+        known = np.take_along_axis(with_gaps, np.maximum(places, 0), axis=0)
         last[:, has_gaps] = np.where(places < 0, np.nan, known)
     return np.moveaxis(last, 0, axis)

@@ -13,7 +13,7 @@ from treeviz.tree.level import Level, one_level
 from treeviz.tree.opaque import arrays_in, hidden, static_text, step_to, stopped
 from treeviz.tree.text import class_attribute, guarded, has_base, mro, value_text, visible
 
-# Name the parts of a node's auxiliary data after the fields that hold them, told by identity.
+# Name the parts of a node's auxiliary data after the fields that hold them, by identity
 
 DROPPED = " (dropped)"
 _MAX_PARTS = 1000
@@ -37,22 +37,22 @@ class Fields(NamedTuple):
 def static_of(node: Any, fields: Fields, values: Sequence[Any], children: Sequence[Any], aux: Any) -> list:
     """(name, value) of the fields in the auxiliary data, and of its other parts.
 
-    Marks the fields that are neither there nor children as dropped, and leaves out those of which this is not certain.
+    Marks fields that are neither there nor children as dropped, and omits those for which this is uncertain.
     """
     unnamed = {id(children[i]): children[i] for i in fields.unnamed}
-    left = {name: value for name, value in zip(fields.names, values, strict=True) if id(value) not in unnamed}
-    parts = _parts(aux, left.values())
-    parts = [(where, part) for where, part in parts if type(part) is not str or part not in fields.all]
-    n_fields, n_parts = _counts(left.values()), _counts(part for _, part in parts)
+    unclaimed = {name: value for name, value in zip(fields.names, values, strict=True) if id(value) not in unnamed}
+    parts = _parts(aux, unclaimed.values())
+    parts = [(path, part) for path, part in parts if type(part) is not str or part not in fields.all]
+    n_fields, n_parts = _counts(unclaimed.values()), _counts(part for _, part in parts)
     is_explained = n_parts.keys() <= n_fields.keys()
     if fields.is_known and not is_explained:
-        return list(left.items())
-    doubtful = [name for name, value in left.items() if 0 < n_parts.get(id(value), 0) < n_fields[id(value)]]
+        return list(unclaimed.items())
+    doubtful = [name for name, value in unclaimed.items() if 0 < n_parts.get(id(value), 0) < n_fields[id(value)]]
     lost = _lost(node, doubtful) if doubtful and is_explained and not unnamed else set(doubtful)
     classes = {id(type(child)): type(child) for child in unnamed.values()}.values()
     are_children_known = unnamed.keys() <= set(map(id, values)) and not any(map(is_interned, classes))
     static, named = [], set()
-    for name, value in left.items():
+    for name, value in unclaimed.items():
         if id(value) in n_parts and name not in lost and (is_explained or not is_interned(type(value))):
             static.append((name, value))
             named.add(id(value))
@@ -60,12 +60,12 @@ def static_of(node: Any, fields: Fields, values: Sequence[Any], children: Sequen
             continue
         elif is_explained and are_children_known and (name not in doubtful or lost < set(doubtful)):
             static.append((name + DROPPED, value))
-    others = [(where, part) for where, part in parts if id(part) not in named]
+    others = [(path, part) for path, part in parts if id(part) not in named]
     return [*static, *([("aux", aux)] if not named and others else others)]
 
 
 def _counts(values: Iterable[Any]) -> dict[int, int]:
-    """How often each object occurs, by its id; a `Counter` takes five times as long for the few fields of a node."""
+    """The number of occurrences of each object, by id. For a few fields, a `Counter` takes five times as long."""
     counts: dict[int, int] = {}
     for value in values:
         counts[id(value)] = counts.get(id(value), 0) + 1
@@ -73,7 +73,7 @@ def _counts(values: Iterable[Any]) -> dict[int, int]:
 
 
 def _parts(aux: Any, values: Collection[Any]) -> list[tuple[str, Any]]:
-    """("aux[0]", value) of what is in auxiliary data: items of a container, or attributes of an object."""
+    """("aux[0]", value) of the parts of auxiliary data: the items of a container, or the attributes of an object."""
     if aux is None:
         return []
     if any(value is aux for value in values):
@@ -83,29 +83,29 @@ def _parts(aux: Any, values: Collection[Any]) -> list[tuple[str, Any]]:
         return items
     parts: list[tuple[str, Any]] = []
     for name, value in stored_items(aux).items():
-        where = f"aux.{name}"
-        inside = _items(where, value)
-        parts += [(where, value)] if inside is None else inside
+        path = f"aux.{name}"
+        inside = _items(path, value)
+        parts += [(path, value)] if inside is None else inside
     return parts[:_MAX_PARTS] or [("aux", aux)]
 
 
-def _items(where: str, container: Any) -> list[tuple[str, Any]] | None:
+def _items(prefix: str, container: Any) -> list[tuple[str, Any]] | None:
     if type(container) is tuple or type(container) is list:
-        return [(f"{where}[{i}]", item) for i, item in enumerate(islice(container, _MAX_PARTS))]
+        return [(f"{prefix}[{i}]", item) for i, item in enumerate(islice(container, _MAX_PARTS))]
     if type(container) is dict:
         items = islice(container.copy().items(), _MAX_PARTS)
-        return [(f"{where}[{value_text(key, 40)}]", item) for key, item in items]
+        return [(f"{prefix}[{value_text(key, 40)}]", item) for key, item in items]
     return None
 
 
 def _lost(node: Any, names: list[str]) -> set[str]:
-    """Which fields are not in the auxiliary data, of several that are one object of which some are.
+    """The fields that are not in the auxiliary data, among fields that share one object which is.
 
-    Flattens a copy of the node in which each of these fields holds an object of its own. All of them, if that fails.
+    Flattens a copy of the node in which each of these fields holds an object of its own. All of them if that fails.
     """
     marks = {name: object() for name in names}
 
-    def look() -> set[str]:
+    def find_lost() -> set[str]:
         cls = type(node)
         if any("__del__" in base.__dict__ for base in mro(cls)):
             return set(names)
@@ -116,31 +116,31 @@ def _lost(node: Any, names: list[str]) -> set[str]:
         parts = [part for _, part in _parts(data and data[1], ())]
         return {name for name in names if not any(part is marks[name] for part in parts)}
 
-    return guarded(look, lambda _: set(names))
+    return guarded(find_lost, lambda _: set(names))
 
 
 LOST = "which JAX loses"  # in the note of an array in a field that `tree_flatten` drops
 _MAX_FIELDS = 64
-_MAX_OBJECTS = 2_000  # that are searched for arrays in the static data of one node
+_MAX_OBJECTS = 2_000  # searched for arrays in the static data of one node
 
 
 Texts = tuple[tuple[str, str], ...]
 
 
 class StaticFields:
-    """Writes static fields as text, once per walk for all nodes that share them."""
+    """Writes static fields as text, once per walk for nodes that share them."""
 
     def __init__(self) -> None:
         self._fields: dict[int, dict[str, None]] = {}  # by the id of the class
         self._shapes: dict[tuple, Fields] = {}  # by the id of the class and the keys of children
         self._texts: dict[tuple, tuple[Texts, Note | None]] = {}  # by names and the ids of values
-        self._kept: list[Any] = []  # so that no id is reused
-        self.notes: list[Note] = []  # of the node described last
+        self._kept: list[Any] = []  # keeps the objects alive, so that no id is reused
+        self.notes: list[Note] = []  # on the node described last
 
     def fields(self, cls: type, level: Level, keys: KeyTable) -> Fields | None:
-        """The fields of any library's dataclass, or of a named tuple, that no key of a child names.
+        """The fields of a dataclass or named tuple that no key of a child names; None for a class without fields.
 
-        The same object for the same class and keys. None: the class has no fields.
+        Returns the same object for the same class and keys.
         """
         names = self._fields.get(id(cls))
         if names is None:
@@ -164,13 +164,13 @@ class StaticFields:
         """
         if fields is None:
             aux = level.aux
-            nothing = aux is None or (type(aux) is tuple and not aux)
-            return () if nothing else self.of_pairs([("aux", aux)])
+            is_empty = aux is None or (type(aux) is tuple and not aux)
+            return () if is_empty else self.of_pairs([("aux", aux)])
         values = stored_values(node, fields.names)
         return self.of_pairs(static_of(node, fields, values, level.children, level.aux))
 
     def of_pairs(self, pairs: Iterable[tuple[str, Any]], is_leaf: bool = False) -> Texts:
-        """The pairs, bounded and printable; arrays in a node's are noted."""
+        """The pairs as bounded, printable text. Arrays in the static data of a node are noted."""
         pairs = list(pairs)[:_MAX_FIELDS]
         if not pairs:
             return ()
@@ -189,9 +189,9 @@ class StaticFields:
 
 
 def static_note(pairs: Iterable[tuple[str, Any]], where: str = "static data") -> Note | None:
-    """The arrays in named static values: they are constants of what is compiled, and change without JAX.
+    """A note on arrays in static values: they are constants of compiled programs, and JAX does not see them change.
 
-    Only if there are none, those in dropped fields.
+    If there are none, a note on arrays in dropped fields.
     """
     pairs = list(pairs)
     found = arrays_in(((step_to(name), value) for name, value in pairs if not name.endswith(DROPPED)), _MAX_OBJECTS)
@@ -200,8 +200,8 @@ def static_note(pairs: Iterable[tuple[str, Any]], where: str = "static data") ->
         found = arrays_in(lost, _MAX_OBJECTS)
         text = f"{hidden(found)}, {LOST}: `tree_flatten` drops {'it' if found.n_arrays == 1 else 'them'}"
         return Note("hidden", text + stopped(found), details=found.details) if found.n_arrays else None
-    they = "it changes" if found.n_arrays == 1 else "they change"
-    text = f"{hidden(found)} in {where}: jit raises or compiles again when {they}"
+    when = "it changes" if found.n_arrays == 1 else "they change"
+    text = f"{hidden(found)} in {where}: jit raises or compiles again when {when}"
     return Note("hidden", text + stopped(found), details=found.details)
 
 

@@ -1,4 +1,4 @@
-"""An array in a file: its shape and dtype are known, its values are read when they are asked for."""
+"""An array in a file: its shape and dtype are known, its values are read on demand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 CHUNK = 1 << 20  # bytes
-on_read: list[Callable[[int], object]] = []  # each is called with the number of bytes of every chunk that was read
+on_read: list[Callable[[int], object]] = []  # called with the number of bytes of every chunk that is read
 
 
 @dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
@@ -19,14 +19,14 @@ class Stored:
     """An array whose values stay in a file; `np.asarray(stored)` reads them.
 
     Attributes:
-      shape: Of the array.
-      dtype: Of the values that reading gives.
-      name: What the file calls it: "model.layers.0.self_attn.q_proj.weight".
-      nbytes: What it takes in the file, uncompressed.
-      stored_as: How the file packs it, where that is no dtype: "Q4_K".
-      text: More about that: "256 numbers in 144 bytes".
-      chunks_of: Reads the values; see `chunks`.
-      order: "C", or "F" where the first axis changes fastest in the file.
+        shape: The array's shape.
+        dtype: The dtype of the values when read.
+        name: The name in the file: "model.layers.0.self_attn.q_proj.weight".
+        nbytes: The size in the file, uncompressed.
+        stored_as: The format in the file, if it is not a dtype: "Q4_K".
+        text: Details of the format: "256 numbers in 144 bytes".
+        chunks_of: Reads the values; see `chunks`.
+        order: "C", or "F" if the first axis changes fastest in the file.
     """
 
     shape: tuple[int, ...]
@@ -58,65 +58,65 @@ class Stored:
         return np.asarray(self, dtype)
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Read the values, in the order in which they stand in the file, as flat arrays of some MiB at most."""
+        """Read the values in the order of the file, as flat arrays of at most some MiB."""
         for chunk in self.chunks_of(self):
-            for tell in on_read:
-                tell(chunk.nbytes)
+            for report in on_read:
+                report(chunk.nbytes)
             yield chunk
 
     def part(self, place: tuple[slice, ...]) -> np.ndarray:
-        """A part of a few thousand values, read alone where the format allows it, else from the first value on.
+        """Read a part of a few thousand values; alone if the format allows it, else along with all values before it.
 
         Args:
-          place: For each axis a slice of at least one index, without steps.
+            place: A slice for each axis, of at least one index and without steps.
         """
         read = getattr(self.chunks_of, "part", None)
         if read is not None:
             return read(self, place)
-        places, at = places_of(self, place), 0
+        places, position = places_of(self, place), 0
         values, last = np.empty(places.shape, self.dtype), places.max()
         for chunk in self.chunks():
-            is_here = (places >= at) & (places < at + len(chunk))
-            values[is_here] = chunk[places[is_here] - at]
-            at += len(chunk)
-            if at > last:
+            is_here = (places >= position) & (places < position + len(chunk))
+            values[is_here] = chunk[places[is_here] - position]
+            position += len(chunk)
+            if position > last:
                 break
         return values
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """The values at an index of the first axis, as of a layer in a stack."""
+        """The values at an index of the first axis, such as a layer of a stack."""
         i, shape = range(self.shape[0])[i], self.shape[1:]
-        n, later = math.prod(shape), getattr(self.chunks_of, "later", None)
-        if later is not None and self.order == "C":
-            return np.asarray(Stored(shape, self.dtype, later(i * n * self.dtype.itemsize), self.name))
+        n, reader_at = math.prod(shape), getattr(self.chunks_of, "later", None)
+        if reader_at is not None and self.order == "C":
+            return np.asarray(Stored(shape, self.dtype, reader_at(i * n * self.dtype.itemsize), self.name))
         return self.part((slice(i, i + 1), *(slice(0, size) for size in shape)))[0]
 
-    __iter__ = None  # else Python would take it for a sequence
+    __iter__ = None  # otherwise Python would treat it as a sequence
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("the values of an array in a file cannot be had without a copy")
-        values, at = np.empty(self.size, self.dtype), 0
+        values, position = np.empty(self.size, self.dtype), 0
         for chunk in self.chunks():
-            values[at : at + len(chunk)] = chunk
-            at += len(chunk)
+            values[position : position + len(chunk)] = chunk
+            position += len(chunk)
         values = values.reshape(self.shape, order=self.order)  # type: ignore[call-overload]
         return values if dtype is None else values.astype(dtype)
 
 
 def places_of(stored: Stored, place: tuple[slice, ...]) -> np.ndarray:
-    """Where the values of a part stand among those of the array as they follow each other in the file."""
+    """The positions in the file, counted in values, of a part of the array."""
     if not place:
         return np.zeros((), np.int64)
-    indices = np.ix_(*(np.arange(each.start, each.stop) for each in place))
+    indices = np.ix_(*(np.arange(part.start, part.stop) for part in place))
     return np.asarray(np.ravel_multi_index(indices, stored.shape, order=stored.order))  # type: ignore[call-overload]
 
 
 def chunks_from(open_values: Callable[[], AbstractContextManager[IO[bytes]]], stored: Stored) -> Iterator[np.ndarray]:
-    """Read the values from where a file is opened. No memory map: a file that shrinks would end the process.
+    """Read the values from an open file. Not a memory map: a file that shrinks would crash the process.
 
     Raises:
-      EOFError: The file ends before them.
+        EOFError: The file ends before the last value.
     """
     dtype = stored.dtype
     n_left, n_chunk = stored.nbytes, CHUNK - CHUNK % dtype.itemsize
@@ -127,4 +127,4 @@ def chunks_from(open_values: Callable[[], AbstractContextManager[IO[bytes]]], st
                 raise EOFError(f"its last {n_left:,} bytes are not there")
             n_left -= len(data)
             yield np.frombuffer(data, dtype)
-        file.read(1)  # at its end an archive compares the checksum
+        file.read(1)  # reaching the end makes an archive compare the checksum

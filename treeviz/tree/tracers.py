@@ -1,4 +1,4 @@
-"""The class of JAX's tracers and whether anything is traced: undocumented, and their absence must break nothing."""
+"""JAX's tracer class, and whether JAX is tracing. Both are undocumented, so treeviz works without them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def any_traced(leaves: Iterable[Any]) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether JAX traces something in this thread, so that a tracer may be of use; True if that is not known."""
+    """Whether JAX is tracing in this thread, so that tracers may be valid; True if unknown."""
     outside = _outside()
     return outside is None or _trace_state() != outside
 
@@ -35,16 +35,16 @@ def _trace_state() -> Any:
 
 @functools.cache
 def _outside() -> Any:
-    """The state of a thread that is new, in which nothing is traced; None if this release has no such thing."""
-    found: list[Any] = []
+    """The trace state of a new thread, in which nothing is traced; None if this release has no such state."""
+    states: list[Any] = []
 
-    def look() -> None:
+    def read_state() -> None:
         try:
-            found.append(_trace_state())
+            states.append(_trace_state())
         except (ImportError, TypeError):
-            found.append(None)
+            states.append(None)
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=read_state)
     thread.start()
     thread.join()
-    return found[0]
+    return states[0]
