@@ -81,7 +81,7 @@ def test_classes_without_static_fields_keep_their_names():
 def test_describing_nodes_that_look_alike_once_changes_nothing(name, monkeypatch):
     tree = SAMPLES[name]()
     table = treeviz.walk([tree, tree])
-    monkeypatch.setattr(NodeFacts, "_alike", lambda *_: (None, []))
+    monkeypatch.setattr(NodeFacts, "_sharing_key", lambda *_: (None, []))
     each = treeviz.walk([tree, tree])
     assert [row.facts for row in table] == [row.facts for row in each]
 

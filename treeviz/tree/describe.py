@@ -1,4 +1,4 @@
-"""Choose once per class how the walk handles its objects, and ask its describer."""
+"""Handlers of the walk, chosen once per class, and the facts of nodes and leaves, with the help of describers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from treeviz.tree.runtime import jax_is_imported
 from treeviz.tree.static import Fields, sameness, static_note, stored_values
 from treeviz.tree.text import class_name, error_text, guarded, has_base, module_name, value_text, visible
 
-# Describe nodes. Nodes that are alike share one record of facts, which is made once.
+# Facts of nodes. Equal nodes share one record.
 
 
 class NodeFacts:
@@ -31,25 +31,25 @@ class NodeFacts:
         self._notes = facts.static.notes
         self._by_class: dict[int, Facts] = {}  # by the class's id
         self._codes: dict[tuple, tuple[int, list[Note]]] = {}  # of shared facts, and their notes
-        self._kept: list[Any] = []  # so that no id is reused
+        self._kept: list[Any] = []  # keeps objects alive, so that no id is reused
 
     def code(self, node: Any, description: Description | None, level: Level) -> int:
-        """The code of the facts of a node whose description gives at most a kind. Equal nodes share it."""
-        alike, values = self._alike(node, description, level)
-        known = None if alike is None else self._codes.get(alike)
-        if known is not None:
-            self._notes += known[1]
-            return known[0]
+        """The code of the facts of a node, shared by equal nodes. Its description gives at most a kind."""
+        sharing_key, values = self._sharing_key(node, description, level)
+        shared = None if sharing_key is None else self._codes.get(sharing_key)
+        if shared is not None:
+            self._notes += shared[1]
+            return shared[0]
         n_before = len(self._notes)
         facts = self.of_node(node, level)
         code = self._facts.code(facts if description is None else self._facts.with_description(facts, description))
-        if alike is not None and not any(name.startswith("aux") for name, _ in facts.static):
-            self._codes[alike] = code, self._notes[n_before:]
+        if sharing_key is not None and not any(name.startswith("aux") for name, _ in facts.static):
+            self._codes[sharing_key] = code, self._notes[n_before:]
             self._kept.append(values)
         return code
 
-    def _alike(self, node: Any, description: Description | None, level: Level) -> tuple[tuple | None, list[Any]]:
-        """A key that nodes with equal facts share, and their static values. None: the facts are not shared."""
+    def _sharing_key(self, node: Any, description: Description | None, level: Level) -> tuple[tuple | None, list[Any]]:
+        """A key that nodes with equal facts share, and their static values; None if the facts are not shared."""
         fields, aux = self._fields(node, level), level.aux
         if fields is None or fields.unnamed or aux is node or self.of_class(node).kind != "node":
             return None, []
@@ -92,24 +92,24 @@ class NodeFacts:
         return facts
 
 
-_BUILTIN_KINDS: dict[type, str] = {list: "list", tuple: "tuple", type(None): "none"}  # all others are dicts
+_BUILTIN_KINDS: dict[type, str] = {list: "list", tuple: "tuple", type(None): "none"}  # the others are dicts
 
 
 class Handler(NamedTuple):
-    """What the walk does with the objects of one class."""
+    """How the walk handles the objects of one class."""
 
-    level: Callable[[Any, KeyTable], Level | None] | None  # how to go one level in; None: a leaf
+    level: Callable[[Any, KeyTable], Level | None] | None  # flattens an object by one level; None for leaves
     describe: Callable[[Any], int]  # returns the code of a leaf's facts
-    has_identity: bool  # note it where one object occurs twice
+    has_identity: bool  # note repeats of one object
     describer: Describer | None = None
-    is_builtin: bool = False  # a builtin container: all of a class share their facts
+    is_builtin: bool = False  # a builtin container, whose facts follow from the class
 
 
 class Inlined(NamedTuple):
     """A leaf that shares the row of the box around it."""
 
     leaf: Any
-    key: Key  # of the leaf in the box
+    key: Key  # from the box to the leaf
     has_identity: bool
 
 
@@ -117,11 +117,11 @@ class Describers:
     """The classes, keys and facts of one walk.
 
     Args:
-      flattened: Of the first of two walks. None: this is the first, and a node of a registered class with more than
-        `max_rows` children raises `Overflow`.
+        flattened: From the first of two walks. None: this is the first, and a node of a registered class with more than
+          `max_rows` children raises `Overflow`.
 
-    Attributes:
-      flattened: By their ids, the nodes that were flattened before they are entered, and what came of it.
+      Attributes:
+        flattened: Nodes that were flattened before they are entered, and the results, by id.
     """
 
     def __init__(self, max_rows: int, flattened: dict[int, tuple[Any, Flattened]] | None = None) -> None:
@@ -151,16 +151,16 @@ class Describers:
     def handle_treedefs(self) -> None:
         self.handle(jax.tree_util.PyTreeDef, Handler(treedef_level, self._placeholder, False))
 
-    def trouble(self, node: Any, what: str, error: BaseException, *, is_leaf: bool) -> int:
+    def trouble(self, node: Any, action: str, error: BaseException, *, is_leaf: bool) -> int:
         """The code of the facts of an object that raised, with the error as a note."""
-        self.notes.append(Note("error", f"{what}: {error_text(error)}"))
+        self.notes.append(Note("error", f"{action}: {error_text(error)}"))
         cls = type(node)
         return self.facts.code(Facts("error", class_name(cls), is_leaf, int(is_leaf), module=module_name(cls)))
 
     def node(self, node: Any, handler: Handler, level: Level, may_inline: bool) -> tuple[int, Level, Inlined | None]:
         """The code of a node's facts, and its level without hidden children.
 
-        The root is never inlined: it has no key to which the leaf's key could be appended.
+        The root is never inlined, since it has no key that the leaf's key could be appended to.
         """
         cls = type(node)
         if handler.level is treedef_level:
@@ -174,7 +174,7 @@ class Describers:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self._complain(error)
+            self._note_error(error)
         return self._nodes.code(node, None, level), level, None
 
     def declared_leaf(self, node: Any) -> int:
@@ -190,17 +190,17 @@ class Describers:
             code = self.facts.code(Facts(_BUILTIN_KINDS.get(builtin, "dict"), class_name(cls), False))
             return Handler(BUILTIN_LEVELS[builtin], lambda _: code, has_identity=True, is_builtin=True)
         describer = describer_of(cls)
-        # An error is raised again when the walk enters the node, and is then shown in its row.
-        # Generators are leaves here: jax 0.10 warns when it flattens one, and will raise.
-        # Without JAX no class is registered.
-        flatten, found = flatten_of(cls) if jax_is_imported() else _leaf, None
+        # An exception is raised again when the walk enters the node, and is then shown in its row.
+        # Generators are leaves: jax 0.10 warns when it flattens one, and later releases will raise.
+        # Before JAX is imported, no class is registered.
+        flatten, flattened = flatten_of(cls) if jax_is_imported() else _leaf, None
         if id(node) in self.flattened:
-            found = self.flattened[id(node)][1]
+            flattened = self.flattened[id(node)][1]
         elif cls is not types.GeneratorType:
-            found = guarded(lambda: flatten(node), lambda _: ())
-        if found:
-            self.flattened[id(node)] = node, found
-        if found is not None:
+            flattened = guarded(lambda: flatten(node), lambda _: ())
+        if flattened:
+            self.flattened[id(node)] = node, flattened
+        if flattened is not None:
             return Handler(lambda node, keys: self._level(node, keys, flatten), self._placeholder, True, describer)
         plain, has_identity = self.facts.describer(cls)
         describe = self._opaque(node, cls) if plain == self.facts.opaque else plain
@@ -210,36 +210,36 @@ class Describers:
         described_leaf = partial(self._described_leaf, describer, plain)
 
         def describe_by_describer(leaf: Any) -> int:
-            code = guarded(lambda: described_leaf(leaf), self._complain)
+            code = guarded(lambda: described_leaf(leaf), self._note_error)
             return describe(leaf) if code is None else code
 
         return Handler(None, describe_by_describer, True)
 
     def _level(self, node: Any, keys: KeyTable, flatten: Callable[[Any], Flattened | None]) -> Level | None:
-        known = self.flattened.pop(id(node), None)
-        found = flatten(node) if known is None else known[1]
-        if found is not None and len(found[0]) > self._widest:
-            self.flattened[id(node)] = node, found
+        flattened_before = self.flattened.pop(id(node), None)
+        flattened = flatten(node) if flattened_before is None else flattened_before[1]
+        if flattened is not None and len(flattened[0]) > self._widest:
+            self.flattened[id(node)] = node, flattened
             raise Overflow
-        return None if found is None else custom_level(node, keys, found)
+        return None if flattened is None else custom_level(node, keys, flattened)
 
     def _placeholder(self, _: Any) -> int:
         return self.facts.code(Facts("placeholder", "*", True, 1))
 
     def _opaque(self, first: Any, cls: type) -> Callable[[Any], int]:
-        """Describes objects of a class that JAX does not know: by their shape and dtype, or by what is inside."""
+        """Returns a describer for objects of a class unknown to JAX, by shape and dtype or by their contents."""
         read, plain = array_like_reader(cls), opaque_facts(first)
 
         def describe(leaf: Any) -> int:
-            found = read(leaf)
-            # A class whose objects have no text of their own has none for all.
-            facts = array_like_facts(leaf, found) if found else opaque_facts(leaf) if plain.text else plain
-            return self.facts.code(self._look_inside(facts, leaf))
+            array_like = read(leaf)
+            # If the first object of a class has no text of its own, none has.
+            facts = array_like_facts(leaf, array_like) if array_like else opaque_facts(leaf) if plain.text else plain
+            return self.facts.code(self._with_contents(facts, leaf))
 
         return describe
 
-    def _look_inside(self, facts: Facts, leaf: Any) -> Facts:
-        """The facts with what an opaque leaf holds, unless they tell it; notes the arrays in it."""
+    def _with_contents(self, facts: Facts, leaf: Any) -> Facts:
+        """The facts with the contents of an opaque leaf, unless they say enough; notes hidden arrays."""
         note = self._inside.note(leaf)
         if note is not None:
             self.notes.append(note)
@@ -249,14 +249,14 @@ class Describers:
             return facts
         return facts._replace(inside=self._inside.fields(leaf, facts.shape is not None))
 
-    def _complain(self, error: BaseException) -> None:
+    def _note_error(self, error: BaseException) -> None:
         self.notes.append(Note("error", f"the describer of this class raised: {error_text(error)}"))
 
     def _described_leaf(self, describer: Describer, plain: Callable[[Any], int], leaf: Any) -> int:
         description = _described(describer, leaf)
         facts = self.facts.with_description(self.facts.facts[plain(leaf)], description)
         if facts.kind == "opaque" and not description.transparent:
-            facts = self._look_inside(facts, leaf)
+            facts = self._with_contents(facts, leaf)
         return self.facts.code(facts)
 
     def _by_description(
@@ -281,7 +281,7 @@ class Describers:
         return self.facts.code(facts), level, None
 
     def _described_level(self, level: Level, description: Description) -> Level:
-        """The level without hidden children; the others get the names and steps of the description."""
+        """The level without hidden children, with the labels and steps of the description."""
         keys = [] if level.keys is None else [self.keys.keys[code] for code in level.keys]
         if description.labels is not None:
             pairs = zip(keys, description.labels, strict=True)
@@ -314,7 +314,7 @@ def _described(describer: Describer, node: Any) -> Description:
 
 
 def _is_empty(describers: Describers, node: Any) -> bool:
-    """Whether JAX sees a node without children."""
+    """Whether JAX sees the object as a node without children."""
     handler = describers.handler(node)
     level = None if handler.level is None else handler.level(node, describers.keys)
     return level is not None and not level.children

@@ -1,4 +1,4 @@
-"""The facts, the sharding and the notes of a row."""
+"""The data of rows: facts, shardings, notes, the kinds of rows, and columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MASKED = "masked, which JAX does not take"
 
 
 class DeviceIds(tuple[int, ...]):
-    """Ids of devices. Thousands of rows may share one tuple of thousands of ids, so it is hashed once."""
+    """Ids of devices. Thousands of rows may share a tuple of thousands of ids, so its hash is cached."""
 
     def __hash__(self) -> int:
         if "hash" not in self.__dict__:
@@ -24,11 +24,11 @@ class DeviceIds(tuple[int, ...]):
 
 
 class Sharding(NamedTuple):
-    """On which devices an array lies."""
+    """The devices that an array is on."""
 
     text: str  # "P('data', None)", "cpu:0"
-    n_devices: int  # of an abstract mesh, those that it needs
-    shard_shape: tuple[int, ...]  # () also if the array cannot be split evenly
+    n_devices: int  # for an abstract mesh, the devices that it needs
+    shard_shape: tuple[int, ...]  # () if the array cannot be split evenly
     replicated: bool  # several devices, each with the whole array
     committed: bool | None  # None: does not apply (an abstract array)
     addressable: bool  # False: another process has a part
@@ -47,8 +47,8 @@ class Facts(NamedTuple):
     kind: str  # one of `treeviz.tree.facts.KINDS`
     type: str  # the name of the class: "dict", "Linear", "jax.Array"
     is_leaf: bool  # as JAX sees it
-    leaves: int = 0  # that the row adds to the count
-    elements: int = 0  # array elements that it adds
+    leaves: int = 0  # added to the count
+    elements: int = 0  # array elements, added to the count
     bytes: int = 0
     shape: tuple[int, ...] | None = None
     dtype: str = ""  # "float32", "key<fry>"
@@ -57,13 +57,13 @@ class Facts(NamedTuple):
     text: str = ""  # a scalar's value, a function's name and line, a box's axis names
     static: tuple[tuple[str, str], ...] = ()  # names and values of static fields
     sharding: Sharding | None = None
-    aval: str = ""  # a tracer's type as JAX writes it, if that says more: "float32[8@x,4]{V:y}"
+    aval: str = ""  # a tracer's type as JAX writes it, if that adds something: "float32[8@x,4]{V:y}"
     inside: tuple[tuple[str, str], ...] = ()  # names and values in an opaque leaf, which JAX does not see
-    is_as_all: bool = False  # all arrays of the tree are of this kind, which the headline says
+    is_as_all: bool = False  # all arrays of the tree have this kind, which the headline shows
 
 
 def is_refused(facts: Facts) -> bool:
-    """Whether it is an array or a number of NumPy that no function of JAX takes."""
+    """Whether it is a NumPy array or scalar that no JAX function accepts."""
     if facts.kind == "scalar":
         return bool(facts.dtype) and facts.elements == 0
     return facts.kind in ("numpy", "stored") and facts.text.startswith((NO_JAX_DTYPE, MASKED))
@@ -77,25 +77,25 @@ class Note(NamedTuple):
     row: int = -1  # a related row, e.g. the first one of a shared leaf
     details: tuple[tuple[str, str], ...] = ()  # lines below the text: ("._w", "float32[3]")
     severity: str = ""  # "error", "warning" of a finding; the kind of a difference between trees
-    sign: str = ""  # what the badge of a page shows in place of the text
-    brief: str = ""  # what a line of text shows in place of it where it has no room
+    sign: str = ""  # shown by a page's badge in place of the text
+    brief: str = ""  # shown in a line of text that has no room for the text
 
 
-# The kinds of rows and of notes, by name.
+# The kinds of rows and of notes, by name
 
 
 class Kind(NamedTuple):
     """The properties of a kind of row.
 
     Attributes:
-      help: What it is.
-      group: "node"; "leaf"; "part": of a leaf, which JAX does not see; "trouble": a placeholder for what could not be
-        walked.
+        help: A description.
+        group: "node"; "leaf"; "part": of a leaf, invisible to JAX; "trouble": a placeholder for rows that could not be
+          walked.
       is_container: A node that is labelled "empty" when it has no children.
       may_box: A node that may wrap the only leaf below it.
       has_values: The leaf is an array whose values can be drawn.
-      no_values: Why statistics skip a leaf that holds no array; "": they do not, or the reason is obvious.
-      is_abstract: It has at most a shape, and no values.
+        no_values: Why statistics skip a leaf that holds no array; "" if they do not, or if the reason is obvious.
+        is_abstract: It has no values, and at most a shape.
       is_mutable: The object may change in place, so sharing is noted whatever its size.
       has_identity: Whether two leaves are one object is noted.
       is_self_evident: The explorer has no details beyond the row.
@@ -243,10 +243,10 @@ NOTES = {
     "info": "worth knowing",
 }
 
-# A column: one value for every row of a `TreeTable`, and how to show and roll it up.
+# Columns: one value for every row of a `TreeTable`, and how to show and roll it up
 
 Format = Literal["label", "count", "bytes", "number", "histogram"]
-INHERITED = " ← "  # in a label: the value is that of a row above; views draw a bracket beside all that share it
+INHERITED = " ← "  # in a label: the value comes from a row above; views draw a bracket along the rows that share it
 Rollup = Literal["sum", "max", "min", "any", "norm", "given", "none"]
 
 
@@ -268,12 +268,12 @@ class Column:
         or float[n, bins] for "histogram".
       codes: int[n_rows] into `levels`, or None when `levels` has one entry per row.
       format: "label" text; "count" whole numbers; "bytes"; "number" floats; "histogram" a small bar chart.
-      rollup: How a node's value is computed from the values in its subtree. "given": `levels` has it already;
-        "none": a node keeps its own value.
-      help: One sentence for a tooltip: the definition and the unit.
-      bad: bool[n_rows]: the rows whose value is NaN or infinite, where `levels` is NaN; otherwise NaN is no value.
-      first_bin: What the first bin of a histogram is called on its axis; the others count on from it.
-      spans: The least and the greatest value, [n_rows] each, where a row of a text or a picture stands for several.
+        rollup: How a node's value is computed from the values in its subtree. "given": `levels` already holds it;
+          "none": a node keeps its own value.
+        help: One sentence for a tooltip: the definition and the unit.
+        bad: bool[n_rows]: rows with a NaN or infinite value, NaN in `levels`; any other NaN is a missing value.
+        first_bin: The label of a histogram's first bin on its axis; the other bins count up from it.
+        spans: The least and the greatest value, [n_rows] each, if a row of a text or a picture stands for several.
     """
 
     name: str

@@ -19,10 +19,10 @@ import numpy as np
 
 from treeviz.tree.text import LABEL_LIMIT, guarded, has_base, mro, plain_repr, value_text, visible
 
-# Which stored attribute of a node is which of its children, told by identity.
+# The stored attributes of a node that are its children, by identity
 
 _MAX_ATTRIBUTES = 1000
-# One object may stand for all equal ones, so identity says nothing.
+# Equal objects of these classes may be one object, so identity proves nothing.
 _INTERNED = (type(None), bool, int, str, bytes, type, enum.Enum, np.dtype, type(Ellipsis), type(NotImplemented))
 MISSING = object()
 _TUPLE_FIELD = type(namedtuple("_", "field").field)  # type: ignore[attr-defined]
@@ -33,30 +33,33 @@ def is_interned(cls: type) -> bool:
     return has_base(cls, *_INTERNED)
 
 
-def attribute_of_each(node: Any, children: Sequence[Any]) -> list[str]:
-    """For each child the name of the attribute that is this very object, or "" where that is not certain.
+def attribute_names(node: Any, children: Sequence[Any]) -> list[str]:
+    """The name of the attribute that holds each child, or "" if uncertain.
 
-    Of several such attributes the only public one is named.
+    If several attributes hold a child, the name of the only public one.
     """
     names: dict[int, list[str]] = {}
     for name, value in stored_items(node).items():
         names.setdefault(id(value), []).append(name)
-    are_sure = (id(child) in names and not is_interned(type(child)) for child in children)
-    return [_only(node, names[id(child)]) if is_sure else "" for child, is_sure in zip(children, are_sure, strict=True)]
+    is_certain = (id(child) in names and not is_interned(type(child)) for child in children)
+    return [
+        _only_name(node, names[id(child)]) if is_sure else ""
+        for child, is_sure in zip(children, is_certain, strict=True)
+    ]
 
 
 def stored_items(node: Any) -> dict[str, Any]:
-    """The first stored attributes, slots and fields of a named tuple. Runs no code of the class."""
+    """The first stored attributes, slots and named tuple fields. Runs no code of the class."""
     items = islice(stored_attributes(node).copy().items(), _MAX_ATTRIBUTES)
-    found = {name: value for name, value in items if type(name) is str}
+    values = {name: value for name, value in items if type(name) is str}
     for base in mro(type(node)):
         for name, descriptor in list(type.__dict__["__dict__"].__get__(base).items()):
-            if type(descriptor) in (types.MemberDescriptorType, _TUPLE_FIELD) and name not in found:
-                found[name] = guarded(lambda descriptor=descriptor: descriptor.__get__(node), lambda _: MISSING)
-    return found
+            if type(descriptor) in (types.MemberDescriptorType, _TUPLE_FIELD) and name not in values:
+                values[name] = guarded(lambda descriptor=descriptor: descriptor.__get__(node), lambda _: MISSING)
+    return values
 
 
-def _only(node: Any, names: list[str]) -> str:
+def _only_name(node: Any, names: list[str]) -> str:
     if len(names) > 1:
         names = [name for name in names if not name.startswith("_")]
     if len(names) != 1:
@@ -77,13 +80,13 @@ def stored_attributes(node: Any) -> dict[str, Any]:
 
 
 def stored_attribute(node: Any, name: str) -> Any:
-    """The value of a stored attribute: an instance attribute, a slot or a field of a named tuple.
+    """The value of a stored attribute: an instance attribute, a slot or a named tuple field. MISSING if there is none.
 
-    Never runs a property or a `__getattr__`. MISSING if there is none.
+    Never runs a property or a `__getattr__`.
     """
-    found = stored_attributes(node).get(name, MISSING)
-    if found is not MISSING:
-        return found
+    value = stored_attributes(node).get(name, MISSING)
+    if value is not MISSING:
+        return value
     for cls in mro(type(node)):
         descriptor: Any = cls.__dict__.get(name)
         if type(descriptor) in (types.MemberDescriptorType, _TUPLE_FIELD):
@@ -92,9 +95,9 @@ def stored_attribute(node: Any, name: str) -> Any:
 
 
 KEYSTR_LIMIT = 10_000  # characters
-_WIDE, _MOST_ORDERS = 64, 1_000  # keys of a dict whose order is kept, and how many such orders
-_FEW = 1_000  # children of a registered class, which always have keys: they tell which fields are static
-_BLANKS = " \u115f\u1160\u2800\u3164\uffa0"  # those that can be printed
+_WIDE, _MOST_ORDERS = 64, 1_000  # keys of a dict whose order is kept, and the number of kept orders
+_FEW = 1_000  # children of a registered class that always get keys, which show which fields are static
+_BLANKS = " \u115f\u1160\u2800\u3164\uffa0"  # blank, but printable
 
 
 class Key(NamedTuple):
@@ -102,12 +105,12 @@ class Key(NamedTuple):
 
     Attributes:
       label: The text in the tree: "kernel", ".mu", "[3]".
-      keystr: What `jax.tree_util.keystr` writes for it: "['kernel']", ".mu", "[3]". Characters that cannot be printed
-        are escaped, addresses of objects left out, and the part after 10,000 characters cut.
-      segment: The text that a query's glob matches: "kernel", "mu", "3".
-      steps: How Python gets from the node to the child. A string is appended to the node's expression; a
-        number n means `treeviz.child(node, n)`, where Python has no syntax for the step. A pair of both: the string
-        gives a dict in a wrapper, and everything else as it is.
+        keystr: The text that `jax.tree_util.keystr` writes: "['kernel']", ".mu", "[3]". Unprintable characters are
+          escaped, addresses of objects omitted, and the text is cut after 10,000 characters.
+        segment: The text that a query's glob matches: "kernel", "mu", "3".
+        steps: The Python that gets the child from the node. A string is appended to the node's expression; a
+          number n means `treeviz.child(node, n)`, if Python has no syntax for the step. A pair of both: the string
+          returns a dict in a wrapper, and any other child as it is.
     """
 
     label: str
@@ -129,7 +132,7 @@ def python_expression(name: str, path: Iterable[Key], *, is_dict: bool = False) 
     """Python that evaluates to the node at `path` of the tree `name`.
 
     Args:
-      is_dict: The node is or may be a dict, which some mappings give in a wrapper.
+        is_dict: The node is or may be a dict, which some mappings return in a wrapper.
     """
     expression = name
     for key in path:
@@ -140,7 +143,7 @@ def python_expression(name: str, path: Iterable[Key], *, is_dict: bool = False) 
     return expression
 
 
-# How to put the values of a dict into JAX's order, the codes of its keys, and these, so that no id is reused.
+# A function that puts a dict's values into JAX's order, the codes of its keys, and the keys, so that no id is reused.
 Order = tuple[Callable[[list], tuple], list[int], list[Any]]
 
 
@@ -148,7 +151,7 @@ class KeyTable:
     """The distinct keys of one walk, each with a code. Code 0 is the index in a list or tuple.
 
     Args:
-      room: Only the first so many keys of a node get a code, since the walk shows no more; the others have 0.
+        room: The number of keys of a node that get a code, since the walk shows no more; the others have 0.
     """
 
     def __init__(self, room: int = 2**31) -> None:
@@ -156,9 +159,9 @@ class KeyTable:
         self.keys: list[Key] = [Key("[…]", "[…]", "*", ())]
         self._codes: dict[Key, int] = {}
         self._plain: dict[str | int, int] = {}
-        self._attributes: dict[str, int] = {}  # of attributes that refer to the child
-        self.orders: dict[tuple[int, ...], Order] = {}  # by the ids of a dict's keys, in the order in which it has them
-        self._flat_indices: dict[tuple[str, str], int] = {}  # by JAX's key and attribute
+        self._attributes: dict[str, int] = {}  # the codes of attributes that hold the child
+        self.orders: dict[tuple[int, ...], Order] = {}  # by the ids of a dict's keys, in insertion order
+        self._flat_indices: dict[tuple[str, str], int] = {}  # by JAX's key and the attribute
 
     def code(self, key: Key) -> int:
         code = self._codes.get(key)
@@ -171,14 +174,14 @@ class KeyTable:
         """The codes of a dict's keys."""
         known = self._plain.get
         shown = items if len(items) <= self.room else items[: self.room]
-        # Other keys are not looked up: their hash may run user code.
+        # Other types of keys are not looked up, since their hash may run user code.
         codes = [known(key, 0) if type(key) is str or type(key) is int else 0 for key, _ in shown]
         if 0 in codes:
             codes = [code or self._mapping_code(items[i][0], i) for i, code in enumerate(codes)]
         return codes if shown is items else codes + [0] * (len(items) - self.room)
 
     def remember(self, key_ids: tuple[int, ...], in_order: list[Any], codes: list[int]) -> None:
-        """Keep the order and the codes of a dict's keys, as the dicts of all layers of a model have the same."""
+        """Keep the order and codes of a dict's keys, which the dicts of all layers of a model share."""
         is_kept = (
             1 < len(codes) <= min(_WIDE, self.room)
             and len(self.orders) < _MOST_ORDERS
@@ -188,18 +191,18 @@ class KeyTable:
             self.orders[key_ids] = itemgetter(*[key_ids.index(id(key)) for key in in_order]), codes.copy(), in_order
 
     def single(self, key: Any) -> int:
-        """The code of the key of a dict that has one, in half the time of `mapping`."""
+        """The code of the only key of a dict, in half the time of `mapping`."""
         code = self._plain.get(key) if type(key) is str or type(key) is int else None
         return code or self._mapping_code(key, 0)
 
     def customs(self, node: Any, pairs: Sequence[tuple[Any, Any]]) -> list[int]:
-        """The codes of the keys that a registered class gives the children of a node."""
+        """The codes of the keys that a registered class returns for the children of a node."""
         known, stored, codes = self._attributes, stored_attributes(node), []
         aliases: list[str] | None = None
         pairs_shown = pairs[: max(self.room, _FEW)]
         for key, kid in pairs_shown:
             if type(key) is jax.tree_util.FlattenedIndexKey:
-                aliases = attribute_of_each(node, [below for _, below in pairs_shown]) if aliases is None else aliases
+                aliases = attribute_names(node, [below for _, below in pairs_shown]) if aliases is None else aliases
                 codes.append(self._flat_index_code(key, aliases[len(codes)], len(codes)))
                 continue
             name = key.name if type(key) is jax.tree_util.GetAttrKey else None
@@ -210,7 +213,7 @@ class KeyTable:
         return codes + [0] * (len(pairs) - len(codes))
 
     def custom(self, key: Any, node: Any, child: Any, position: int) -> int:
-        """The code of the key that a registered class gives its child at `position`."""
+        """The code of the key that a registered class returns for its child at `position`."""
         cls = type(key)
         if cls is jax.tree_util.GetAttrKey:
             return self._attribute_code(key.name, node, child, position)
@@ -223,7 +226,7 @@ class KeyTable:
         return self.code(Key(label_text(text), text, segment, (position,)))
 
     def _flat_index_code(self, key: Any, alias: str, position: int) -> int:
-        """The code of JAX's key of a child registered without one, with the name of its attribute in the label."""
+        """The code of a child registered without a key, with the name of its attribute in the label."""
         text = str(key) if type(key.key) is not int or key.key != position else f"[<flat index {position}>]"
         code = self._flat_indices.get((text, alias))
         if code is None:
@@ -250,18 +253,18 @@ class KeyTable:
 
 
 def label_text(text: str) -> str:
-    """A name as it stands in the tree, in quotes if blanks would hide it or its ends."""
-    return _in_sight(visible(text))
+    """A name as the tree shows it, in quotes if it is empty or starts or ends with a blank."""
+    return _quoted(visible(text))
 
 
-def _in_sight(label: str) -> str:
+def _quoted(label: str) -> str:
     return label if label and label[0] not in _BLANKS and label[-1] not in _BLANKS else f"'{label}'"
 
 
 def _mapping_key(key: Any, position: int) -> Key:
     if type(key) is str and len(key) <= LABEL_LIMIT:
         keystr, segment = f"[{key!r}]", visible(key)
-        return _new_key((_in_sight(segment), keystr, segment, (keystr,)))
+        return _new_key((_quoted(segment), keystr, segment, (keystr,)))
     if type(key) is int and _is_short(key):
         label, keystr = str(key), f"[{key}]"
         return Key(label, keystr, label, (keystr,))
@@ -283,9 +286,9 @@ def _is_pasteable(key: Any, text: str) -> bool:
 
 def _attribute_key(name: Any, node: Any, child: Any, position: int) -> Key:
     name = str.__str__(name) if isinstance(name, str) else value_text(name)
-    attribute = _is_name(name) and stored_attribute(node, name) is child
+    is_stored = _is_name(name) and stored_attribute(node, name) is child
     keystr = f".{visible(name, KEYSTR_LIMIT)}"
-    return Key(f".{label_text(name)}", keystr, visible(name), (f".{name}",) if attribute else (position,))
+    return Key(f".{label_text(name)}", keystr, visible(name), (f".{name}",) if is_stored else (position,))
 
 
 def _is_name(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Bounded, printable text of any value or name. Code of user-defined classes runs only under a guard."""
+"""Bounded, printable text of values, names and numbers. Code of user-defined classes runs only under a guard."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def visible(text: str, limit: int = LABEL_LIMIT) -> str:
 
 
 def printable(text: str) -> str:
-    """The whole text with those characters as escapes, so that a terminal obeys none of them."""
+    """The whole text with such characters as escapes, so that a terminal does not interpret them."""
     exact = str.__str__(text)
     if exact.isprintable():
         return exact
@@ -42,7 +42,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines, which stay."""
+    """Like `printable`, but keeps line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -68,7 +68,7 @@ def namespace(cls: type) -> Mapping[str, Any]:
 
 
 def class_attribute(cls: type, name: str, otherwise: Any = None) -> Any:
-    """What a class or its bases have stored under a name, without binding it; runs no code of its metaclass."""
+    """The attribute stored in a class or its bases, without binding it; runs no code of its metaclass."""
     return next((namespace(base)[name] for base in mro(cls) if name in namespace(base)), otherwise)
 
 
@@ -92,14 +92,14 @@ def guarded(call: Callable[[], Any], otherwise: Callable[[BaseException], Any]) 
 
 
 def error_text(error: BaseException) -> str:
-    """ "ValueError: message", bounded, also if its `__str__` raises."""
+    """ "ValueError: message", bounded, even if `__str__` raises."""
     name = class_name(type(error))
     message = guarded(lambda: visible(str(error).strip(), 300), lambda _: "(its message cannot be shown)")
     return f"{name}: {message}" if message else name
 
 
 def dimensions(shape: Any) -> tuple[int, ...]:
-    """The shape as ints; a symbolic dimension as its text."""
+    """The shape as ints; symbolic dimensions as text."""
     return tuple([size if type(size) is int else _dimension(size) for size in shape])
 
 
@@ -112,16 +112,15 @@ def aval_text(shape: tuple[int, ...], dtype: str) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-# How an object of an unknown class is written: the object, a limit of characters, the depth at which it stands.
+# Returns the text of an object of an unknown class, from the object, a limit of characters and the depth.
 OfObject = Callable[[Any, int, int], str]
 
 
 def value_text(value: Any, limit: int = VALUE_LIMIT, of_object: OfObject | None = None) -> str:
     """A short text of a value: bounded in length and depth, and in time for the builtin types.
 
-    For an unknown class this is only its name, since its `repr` could run forever or fetch the values of an
-    array; `of_object` may say more, also inside containers. Addresses are removed, so that the text is the same in
-    every run.
+    For an unknown class this is only its name, since its `repr` could run forever or fetch the values of an array;
+    `of_object` may return more, also inside containers. Addresses are removed, so that every run has the same text.
     """
     text = guarded(
         lambda: inner_text(value, limit, 0, of_object or _name_of),
@@ -135,7 +134,7 @@ def _name_of(value: Any, limit: int, depth: int) -> str:
 
 
 def inner_text(value: Any, limit: int, depth: int, of_object: OfObject) -> str:
-    """`value_text` of what stands at a depth within another value; not guarded."""
+    """`value_text` for a value at a depth inside another one; not guarded."""
     cls = type(value)
     atom = _ATOMS.get(id(cls))
     if atom is not None:
@@ -162,15 +161,15 @@ def inner_text(value: Any, limit: int, depth: int, of_object: OfObject) -> str:
     if cls is slice:
         ends = (value.start, value.stop, value.step)
         return f"slice({', '.join(inner_text(end, limit // 3, depth + 1, of_object) for end in ends)})"
-    found = array_text(value)
-    if found is not None:
-        return found
+    array_description = array_text(value)
+    if array_description is not None:
+        return array_description
     if is_function(cls):
         return function_name(value)
-    if is_jaxpr(cls) and len(value.eqns) > _MAX_EQUATIONS:  # printing it takes time for each of them
+    if is_jaxpr(cls) and len(value.eqns) > _MAX_EQUATIONS:  # printing takes time for each equation
         return f"a jaxpr of {len(value.eqns):,} equations"
-    known = module_name(cls).partition(".")[0] in _KNOWN_MODULES
-    return plain_repr(value, limit) if known else of_object(value, limit, depth)
+    is_known = module_name(cls).partition(".")[0] in _KNOWN_MODULES
+    return plain_repr(value, limit) if is_known else of_object(value, limit, depth)
 
 
 def plain_repr(value: Any, limit: int) -> str:
@@ -194,7 +193,7 @@ def _items_text(cls: type, value: Any, limit: int, depth: int, of_object: OfObje
 
 
 def bracket(before: str, texts: Iterable[str], n_items: int, after: str, limit: int) -> str:
-    """ "[a, b, … 7 more]": as many texts as fit; the others are not made."""
+    """ "[a, b, … 7 more]": as many texts as fit. Does not compute the others."""
     shown, n_characters = [], 0
     for text in texts:
         n_characters += len(text) + 2
@@ -218,7 +217,7 @@ def _bytes_text(value: bytes | bytearray, limit: int) -> str:
 
 
 def _int_text(value: int, limit: int) -> str:
-    # int() to text is quadratic, and refused above 4,300 digits
+    # str(int) is quadratic, and refused above 4,300 digits
     return str(value) if value.bit_length() <= 400 else f"<int of {value.bit_length():,} bits>"
 
 
@@ -279,7 +278,7 @@ def is_jaxpr(cls: type) -> bool:
 
 
 def unboxed(function: Any) -> Any:
-    """The partial in the box into which `jax.tree_util.Partial` puts one; any other object as it is."""
+    """The partial inside the box that `jax.tree_util.Partial` puts it in; any other object unchanged."""
     if class_name(type(function)) != "_HashableCallableShim":
         return function
     return guarded(lambda: object.__getattribute__(function, "__dict__")["fun"], lambda _: function)
@@ -301,10 +300,10 @@ def array_text(value: Any) -> str | None:
     if has_base(type(value), np.ndarray):
         return aval_text(np.ndarray.shape.__get__(value), _dtype_text(np.ndarray.dtype.__get__(value)))
     if module in ("jax", "jaxlib", "torch", "tensorflow"):
-        found = guarded(lambda: (tuple(map(int, value.shape)), str(value.dtype)), lambda _: None)
-        if found is not None:
+        described = guarded(lambda: (tuple(map(int, value.shape)), str(value.dtype)), lambda _: None)
+        if described is not None:
             return aval_text(
-                found[0], visible(found[1].removeprefix("torch.").replace("[('float0', 'V')]", "float0"), 40)
+                described[0], visible(described[1].removeprefix("torch.").replace("[('float0', 'V')]", "float0"), 40)
             )
     return None
 
@@ -315,7 +314,7 @@ def _dtype_text(dtype: np.dtype) -> str:
 
 
 def array_bytes(array: Any) -> int:
-    """The bytes of an array of JAX, NumPy or PyTorch; 0 if it does not tell."""
+    """The bytes of a JAX, NumPy or PyTorch array; 0 if unknown."""
     if has_base(type(array), np.ndarray):
         return np.ndarray.nbytes.__get__(array)
     n_bytes = guarded(lambda: array.nbytes, lambda _: 0)
@@ -341,13 +340,13 @@ _ATOMS: Mapping[int, Callable[[Any, int], str]] = {
     },
 }
 
-# Format numbers for display. The front end formats them in the same way.
+# Numbers. The front end formats them in the same way.
 
 _COUNT_UNITS = ("K", "M", "B", "T", "P", "E")
 _BYTES_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 
-_LARGEST = 1e24  # that is written with a unit
+_LARGEST = 1e24  # written with a unit
 
 
 def count_text(n: float) -> str:
