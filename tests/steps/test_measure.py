@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from random_trees import random_tree
 from several_devices import first_devices
 
-from treeviz.steps.measure import Measurement, measure, numbers_of, paths_in, reduce_tree, source_of
+from treeviz.steps.measure import Measurement, measure, numbers_of, paths_in, source_of
 from treeviz.steps.statistics import FULL, HISTOGRAM, LIGHT, n_words, unpack
 from treeviz.tree.text import printable
 from treeviz.tree.walk import walk
@@ -279,7 +279,7 @@ def test_debugging_options_do_not_see_our_numbers(name):
 def test_nothing_promotes_under_strict_promotion_and_without_transfers():
     tree = [jnp.ones(3, dtype) for dtype in ("float32", "bfloat16", "float16", "complex64", "int8")]
     with jax.numpy_dtype_promotion("strict"), jax.transfer_guard("disallow"), jax.checking_leaks():
-        packed = jax.jit(lambda tree: reduce_tree(tree, statistics=HISTOGRAM))(tree)
+        packed = jax.jit(lambda tree: measure(grads=tree, statistics=HISTOGRAM))(tree).packed["grads"]
     assert packed.dtype == jnp.uint32 and packed.shape == (5, n_words(HISTOGRAM))
 
 
@@ -404,7 +404,7 @@ def test_every_device_has_the_rows_of_sharded_leaves_in_any_order(shapes):
         pytest.skip("needs eight devices")
     mesh = Mesh(first_devices(8).reshape(4, 2), ("a", "b"))
     leaves = [jax.device_put(ones(*shape), NamedSharding(mesh, P("b"))) for shape in shapes]
-    assert jax.jit(partial(reduce_tree, statistics=LIGHT))(leaves).is_fully_replicated
+    assert jax.jit(lambda grads: measure(grads=grads))(leaves).packed["grads"].is_fully_replicated
 
 
 def test_a_leaf_takes_as_many_bytes_as_the_docstring_says():

@@ -183,15 +183,6 @@ def _numeric(tree: Any) -> list:
     return [leaf if _has_number(leaf) else None for leaf in jax.tree.leaves(tree)]
 
 
-def reduce_tree(tree: Any, *, statistics: tuple[str, ...] = LIGHT) -> jax.Array:
-    """uint32[leaves, words]: the packed statistics of each leaf, in JAX's order; `unpack` reads them.
-
-    Pure, and traceable under every transformation. A leaf without numbers (integers, a key, an empty array) is marked.
-    """
-    statistics = check_statistics(statistics)
-    return reduce_leaves(_numeric(tree), statistics)
-
-
 def source_of(tree: Any, name: str) -> MeasuredTree:
     """Names, sizes and dtypes of the leaves of a tree. Takes some µs a leaf; reads no value.
 

@@ -168,7 +168,7 @@ def unpack(packed: np.ndarray, statistics: Sequence[str], sizes: Sequence[int] |
     given as its "max_abs", which is exact and a lower bound of the norm.
 
     Args:
-      packed: uint32[..., leaves, words], as `reduce_tree` and `Measurement.packed` have them.
+      packed: uint32[..., leaves, words], as `Measurement.packed` has them.
       statistics: Which statistics the rows hold, in order.
       sizes: The sizes of the leaves; with them the result has "rms" too.
 

@@ -10,7 +10,7 @@ from jax import lax
 from watched import same_bytes
 
 import treeviz as tv
-from treeviz.steps.measure import reduce_tree
+from treeviz.steps.measure import measure
 from treeviz.steps.reduce import scaled_rows
 from treeviz.steps.statistics import HISTOGRAM, LIGHT, unpack
 from treeviz.steps.tracing.primitives import sow
@@ -225,7 +225,7 @@ def test_a_clip_is_one_of_all_leaves_or_none():
 @pytest.mark.parametrize("factor", [65536.0, -1 / 65536, 2e-38, 3e38, 0.0, np.inf])
 def test_packed_rows_are_scaled_like_their_numbers(factor):
     x = np.array([3e-30, -4.0, 5e20], np.float32)
-    rows = jnp.concatenate([reduce_tree([x[i : i + 1]], statistics=HISTOGRAM) for i in range(3)])
+    rows = jnp.concatenate([measure(x=[x[i : i + 1]], statistics=HISTOGRAM).packed["x"] for i in range(3)])
     found = unpack(np.asarray(scaled_rows(rows, HISTOGRAM, jnp.float32(factor))), LIGHT)
     if np.isfinite(factor):
         truth = np.abs(x.astype(np.float64) * np.float64(np.float32(factor)))
