@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from treeviz.tree import library_loaders as _library_loaders
+
 if _TYPE_CHECKING:
     from treeviz.analysis.checks.rule import TreeFinding as TreeFinding
     from treeviz.analysis.compare.difference import Difference as Difference
@@ -128,6 +130,15 @@ _LATER = {
     "TreeTable": "treeviz.tree.table",
     "TreeView": "treeviz.views.tree_view",
 }
+
+
+def _load_libraries() -> None:
+    from treeviz.integrations import load
+
+    load()
+
+
+_library_loaders.append(_load_libraries)
 
 
 def __getattr__(name: str):

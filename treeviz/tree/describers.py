@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ast import literal_eval
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from math import inf
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
+from treeviz.tree import library_loaders
 from treeviz.tree.text import guarded, mro
 
 
@@ -109,8 +109,8 @@ def array_inside(leaf: Any) -> Any:
 
 def load_libraries() -> None:
     """Import the integrations of the libraries that this process has imported."""
-    # Imported by name, since integrations are a layer above this module.
-    import_module("treeviz.integrations").load()
+    for load in library_loaders:
+        load()
 
 
 # The budget: how much of a tree is read, and for how long

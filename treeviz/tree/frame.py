@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Labels(NamedTuple):
@@ -20,14 +22,31 @@ Frame = Mapping[str, "np.ndarray | list[Any] | Labels"]
 """In a masked array, masked values are missing; an array with more axes holds an array for each row."""
 
 
-def data_frame(frame: Frame) -> Any:
-    """The columns as a data frame. Imports pandas.
+def data_frame(frame: Frame) -> pandas.DataFrame:
+    """The columns as a data frame. Texts that repeat are categories; counts that are lacking are <NA>, numbers NaN.
 
     Raises:
       ImportError: pandas is not installed.
     """
-    # Imported by name, since integrations are a layer above this module.
-    return import_module("treeviz.integrations.pandas").of_frame(frame)
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("to_pandas: pandas is not installed: pip install pandas") from error
+
+    def series(column: np.ndarray | list[Any] | Labels) -> Any:
+        if isinstance(column, Labels):
+            codes: Any = column.codes  # an array, as pandas documents
+            return pandas.Categorical.from_codes(codes, categories=pandas.Index(column.levels))
+        if isinstance(column, list):
+            return column
+        values = list(column) if column.ndim > 1 else column
+        if not isinstance(column, np.ma.MaskedArray) or column.ndim > 1 or not column.mask.any():
+            return values
+        if column.dtype.kind == "f":
+            return column.filled(np.nan)
+        return pandas.arrays.IntegerArray(np.ma.getdata(column), np.ma.getmaskarray(column))
+
+    return pandas.DataFrame({name: series(column) for name, column in frame.items()})
 
 
 def records(frame: Frame) -> Iterator[dict[str, Any]]:
