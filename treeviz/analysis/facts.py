@@ -19,7 +19,7 @@ def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
     """The columns kind, type, shape, dtype and sharding.
 
     Args:
-        mesh: The result of `common_mesh` if the headline shows it, so that rows omit it.
+      mesh: The result of `common_mesh` if the headline shows it, so that rows omit it.
     """
     facts = table.facts
     return (
@@ -185,9 +185,9 @@ class Memory(NamedTuple):
     """One kind of memory of the devices.
 
     Attributes:
-        groups: The distinct sets of devices that arrays are on.
-        group: int[n_facts]: the index of the array's set, or -1.
-        bytes: number[n_facts]: the bytes of the array on each of its devices.
+      groups: The distinct sets of devices that arrays are on.
+      group: int[n_facts]: the index of the array's set, or -1.
+      bytes: number[n_facts]: the bytes of the array on each of its devices.
     """
 
     groups: list[Devices]
@@ -295,10 +295,10 @@ class Held(NamedTuple):
     """Bytes of every subtree on the devices; NaN where the devices hold none of it.
 
     Attributes:
-        most, least: float64[n_rows]: bytes on the fullest device, and on the emptiest one that holds any of it.
-        n_devices: float64[n_rows].
-        ends: The names of the emptiest and the fullest device, for the rows where they differ.
-        is_plain: The values are sums over the rows, so only those of the root are stored.
+      most, least: float64[n_rows]: bytes on the fullest device, and on the emptiest one that holds any of it.
+      n_devices: float64[n_rows].
+      ends: The names of the emptiest and the fullest device, for the rows where they differ.
+      is_plain: The values are sums over the rows, so only those of the root are stored.
     """
 
     most: np.ndarray

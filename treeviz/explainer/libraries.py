@@ -20,7 +20,7 @@ import numpy as np
 from jax import tree_util
 
 from treeviz.analysis.compare.aligned import Openers, Side
-from treeviz.analysis.compare.aligned import what as node_text
+from treeviz.analysis.compare.aligned import describe_value as node_text
 from treeviz.analysis.compare.difference import Difference
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.rearranged import with_hints

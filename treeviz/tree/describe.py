@@ -117,11 +117,11 @@ class Describers:
     """The classes, keys and facts of one walk.
 
     Args:
-        flattened: From the first of two walks. None: this is the first, and a node of a registered class with more than
-          `max_rows` children raises `Overflow`.
+      flattened: From the first of two walks. None: this is the first, and a node of a registered class with more than
+        `max_rows` children raises `Overflow`.
 
-      Attributes:
-        flattened: Nodes that were flattened before they are entered, and the results, by id.
+    Attributes:
+      flattened: Nodes that were flattened before they are entered, and the results, by id.
     """
 
     def __init__(self, max_rows: int, flattened: dict[int, tuple[Any, Flattened]] | None = None) -> None:

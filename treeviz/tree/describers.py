@@ -22,8 +22,8 @@ class Description(NamedTuple):
       type: The name of the class in the row: "Param".
       text: A short text after the type: axis names, a unit.
       shape, dtype, bytes: For a leaf that is an array of a class unknown to JAX; `dtype` is a name.
-        sharding: The `jax.sharding.Sharding` of such an array, if it is on JAX's devices.
-        array: The NumPy or JAX array in such a leaf, from which statistics are computed. It is not kept.
+      sharding: The `jax.sharding.Sharding` of such an array, if it is on JAX's devices.
+      array: The NumPy or JAX array in such a leaf, from which statistics are computed. It is not kept.
       static: (name, value) pairs that JAX keeps in the treedef. Values are shown with bounded length. None: the
         fields of a dataclass that are not children.
       labels: The names of a node's children, in JAX's order. None: their keys.

@@ -88,14 +88,14 @@ class Kind(NamedTuple):
     """The properties of a kind of row.
 
     Attributes:
-        help: A description.
-        group: "node"; "leaf"; "part": of a leaf, invisible to JAX; "trouble": a placeholder for rows that could not be
-          walked.
+      help: A description.
+      group: "node"; "leaf"; "part": of a leaf, invisible to JAX; "trouble": a placeholder for rows that could not be
+        walked.
       is_container: A node that is labelled "empty" when it has no children.
       may_box: A node that may wrap the only leaf below it.
       has_values: The leaf is an array whose values can be drawn.
-        no_values: Why statistics skip a leaf that holds no array; "" if they do not, or if the reason is obvious.
-        is_abstract: It has no values, and at most a shape.
+      no_values: Why statistics skip a leaf that holds no array; "" if they do not, or if the reason is obvious.
+      is_abstract: It has no values, and at most a shape.
       is_mutable: The object may change in place, so sharing is noted whatever its size.
       has_identity: Whether two leaves are one object is noted.
       is_self_evident: The explorer has no details beyond the row.
@@ -268,12 +268,12 @@ class Column:
         or float[n, bins] for "histogram".
       codes: int[n_rows] into `levels`, or None when `levels` has one entry per row.
       format: "label" text; "count" whole numbers; "bytes"; "number" floats; "histogram" a small bar chart.
-        rollup: How a node's value is computed from the values in its subtree. "given": `levels` already holds it;
-          "none": a node keeps its own value.
-        help: One sentence for a tooltip: the definition and the unit.
-        bad: bool[n_rows]: rows with a NaN or infinite value, NaN in `levels`; any other NaN is a missing value.
-        first_bin: The label of a histogram's first bin on its axis; the other bins count up from it.
-        spans: The least and the greatest value, [n_rows] each, if a row of a text or a picture stands for several.
+      rollup: How a node's value is computed from the values in its subtree. "given": `levels` already holds it;
+        "none": a node keeps its own value.
+      help: One sentence for a tooltip: the definition and the unit.
+      bad: bool[n_rows]: rows with a NaN or infinite value, NaN in `levels`; any other NaN is a missing value.
+      first_bin: The label of a histogram's first bin on its axis; the other bins count up from it.
+      spans: The least and the greatest value, [n_rows] each, if a row of a text or a picture stands for several.
     """
 
     name: str

@@ -105,12 +105,12 @@ class Key(NamedTuple):
 
     Attributes:
       label: The text in the tree: "kernel", ".mu", "[3]".
-        keystr: The text that `jax.tree_util.keystr` writes: "['kernel']", ".mu", "[3]". Unprintable characters are
-          escaped, addresses of objects omitted, and the text is cut after 10,000 characters.
-        segment: The text that a query's glob matches: "kernel", "mu", "3".
-        steps: The Python that gets the child from the node. A string is appended to the node's expression; a
-          number n means `treeviz.child(node, n)`, if Python has no syntax for the step. A pair of both: the string
-          returns a dict in a wrapper, and any other child as it is.
+      keystr: The text that `jax.tree_util.keystr` writes: "['kernel']", ".mu", "[3]". Unprintable characters are
+        escaped, addresses of objects omitted, and the text is cut after 10,000 characters.
+      segment: The text that a query's glob matches: "kernel", "mu", "3".
+      steps: The Python that gets the child from the node. A string is appended to the node's expression; a
+        number n means `treeviz.child(node, n)`, if Python has no syntax for the step. A pair of both: the string
+        returns a dict in a wrapper, and any other child as it is.
     """
 
     label: str
@@ -132,7 +132,7 @@ def python_expression(name: str, path: Iterable[Key], *, is_dict: bool = False) 
     """Python that evaluates to the node at `path` of the tree `name`.
 
     Args:
-        is_dict: The node is or may be a dict, which some mappings return in a wrapper.
+      is_dict: The node is or may be a dict, which some mappings return in a wrapper.
     """
     expression = name
     for key in path:
@@ -151,7 +151,7 @@ class KeyTable:
     """The distinct keys of one walk, each with a code. Code 0 is the index in a list or tuple.
 
     Args:
-        room: The number of keys of a node that get a code, since the walk shows no more; the others have 0.
+      room: The number of keys of a node that get a code, since the walk shows no more; the others have 0.
     """
 
     def __init__(self, room: int = 2**31) -> None:

@@ -43,7 +43,7 @@ def stacked_axes(stacked: Stacked) -> dict[str, int]:
     """The axis of the layers for each glob.
 
     Raises:
-        TypeError: The argument is not a glob, a list of globs or a dict.
+      TypeError: The argument is not a glob, a list of globs or a dict.
     """
     globs = [stacked] if isinstance(stacked, str) else stacked
     axes = dict(globs) if isinstance(globs, Mapping) else dict.fromkeys(globs, 0)
@@ -91,7 +91,7 @@ def open_stacks(
       max_rows: The most rows of the result.
 
     Returns:
-        The table, and the former row of each of its rows; for a layer, that of its array.
+      The table, and the former row of each of its rows; for a layer, that of its array.
     """
     if not axes:
         return table, np.arange(len(table))

@@ -20,8 +20,8 @@ class Level(NamedTuple):
     """One level of a node.
 
     Attributes:
-        children: In JAX's order.
-        keys: The code in the `KeyTable` of each child's key; None for a list or tuple, whose keys are positions.
+      children: In JAX's order.
+      keys: The code in the `KeyTable` of each child's key; None for a list or tuple, whose keys are positions.
       aux: The auxiliary data in the treedef.
       trouble: Why JAX itself cannot flatten this node, or "".
     """

@@ -183,10 +183,10 @@ class Found(NamedTuple):
     """The arrays inside an object.
 
     Attributes:
-        named: (path, "float32[3,4]") of the first arrays, shallowest first.
-        n_arrays, n_bytes: Totals of all arrays found.
-        n_objects: The number of objects visited.
-        is_all: Whether the search visited everything inside.
+      named: (path, "float32[3,4]") of the first arrays, shallowest first.
+      n_arrays, n_bytes: Totals of all arrays found.
+      n_objects: The number of objects visited.
+      is_all: Whether the search visited everything inside.
     """
 
     named: tuple[tuple[str, str], ...] = ()

@@ -159,9 +159,9 @@ class PrivateName(NamedTuple):
     """A name that is not in the public API of its library.
 
     Attributes:
-        where: "module:name.attribute". "f()" is the function that `f` returns, "f.<locals>.g" one defined in `f`,
-          "f.<globals>.g" a global name in the code of `f`. " or " separates the places in different releases.
-        lost: What does not work without it, to be read after "treeviz: ".
+      where: "module:name.attribute". "f()" is the function that `f` returns, "f.<locals>.g" one defined in `f`,
+        "f.<globals>.g" a global name in the code of `f`. " or " separates the places in different releases.
+      lost: What does not work without it, to be read after "treeviz: ".
     """
 
     where: str

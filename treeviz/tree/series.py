@@ -33,8 +33,8 @@ class Series:
       bad: bool[n_rows, n_columns]: whether a value in the column, of the row or below it, was not finite.
       log: Show it on a logarithmic scale.
       marks: The findings, at their rows and steps.
-        unit: The unit of the values, such as "L2 norm" or "ratio".
-        spans: The least and the greatest last value, [n_rows] each, if a row stands for several.
+      unit: The unit of the values, such as "L2 norm" or "ratio".
+      spans: The least and the greatest last value, [n_rows] each, if a row stands for several.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Histograms:
     """The distribution of values for every row and step, with nodes rolled up.
 
     Attributes:
-        name, title, first_steps, last_steps: As in `Series`.
+      name, title, first_steps, last_steps: As in `Series`.
       counts: [n_rows, n_columns, n_bins]: the number of values in each bin.
       edges: float[n_bins + 1]: the edges of the bins.
     """

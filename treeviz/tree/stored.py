@@ -19,14 +19,14 @@ class Stored:
     """An array whose values stay in a file; `np.asarray(stored)` reads them.
 
     Attributes:
-        shape: The array's shape.
-        dtype: The dtype of the values when read.
-        name: The name in the file: "model.layers.0.self_attn.q_proj.weight".
-        nbytes: The size in the file, uncompressed.
-        stored_as: The format in the file, if it is not a dtype: "Q4_K".
-        text: Details of the format: "256 numbers in 144 bytes".
-        chunks_of: Reads the values; see `chunks`.
-        order: "C", or "F" if the first axis changes fastest in the file.
+      shape: The array's shape.
+      dtype: The dtype of the values when read.
+      name: The name in the file: "model.layers.0.self_attn.q_proj.weight".
+      nbytes: The size in the file, uncompressed.
+      stored_as: The format in the file, if it is not a dtype: "Q4_K".
+      text: Details of the format: "256 numbers in 144 bytes".
+      chunks_of: Reads the values; see `chunks`.
+      order: "C", or "F" if the first axis changes fastest in the file.
     """
 
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Stored:
         """Read a part of a few thousand values; alone if the format allows it, else along with all values before it.
 
         Args:
-            place: A slice for each axis, of at least one index and without steps.
+          place: A slice for each axis, of at least one index and without steps.
         """
         read = getattr(self.chunks_of, "part", None)
         if read is not None:
@@ -116,7 +116,7 @@ def chunks_from(open_values: Callable[[], AbstractContextManager[IO[bytes]]], st
     """Read the values from an open file. Not a memory map: a file that shrinks would crash the process.
 
     Raises:
-        EOFError: The file ends before the last value.
+      EOFError: The file ends before the last value.
     """
     dtype = stored.dtype
     n_left, n_chunk = stored.nbytes, CHUNK - CHUNK % dtype.itemsize

@@ -42,11 +42,11 @@ class TreeFinding:
         print(finding.fix)
 
     Attributes:
-        code: The code of the rule, as in `treeviz.check(ignore=["T131"])`.
-        level: "error": JAX raises, or silently gives wrong results; "warning": it may, or is slower; "info".
-        row: The row of the table.
-        sentence: The problem.
-        about: What the rule checks, why it matters, and when to ignore it.
+      code: The code of the rule, as in `treeviz.check(ignore=["T131"])`.
+      level: "error": JAX raises, or silently gives wrong results; "warning": it may, or is slower; "info".
+      row: The row of the table.
+      sentence: The problem.
+      about: What the rule checks, why it matters, and when to ignore it.
     """
 
     code: str
@@ -160,10 +160,10 @@ class Found(NamedTuple):
     """What a rule yields.
 
     Attributes:
-        fix: Python, in which {at} is the expression of the row, {path} its quoted key path and {tree} the tree. Or a
-          `Changed`.
-        level: Replaces the rule's level.
-        note: The note of the walk about the same problem.
+      fix: Python, in which {at} is the expression of the row, {path} its quoted key path and {tree} the tree. Or a
+        `Changed`.
+      level: Replaces the rule's level.
+      note: The note of the walk about the same problem.
     """
 
     row: int
@@ -180,7 +180,7 @@ class Rule(NamedTuple):
     """A rule by its code.
 
     Attributes:
-        needs: "" runs always; "values" and "roundtrip" run only on request.
+      needs: "" runs always; "values" and "roundtrip" run only on request.
     """
 
     code: str

@@ -28,20 +28,20 @@ from treeviz.tree.text import (
     value_text,
 )
 
-# Where two static values differ inside: the fields of a dataclass, the items of a dict, the elements of a tuple.
+# Where two static values differ inside: in the fields of a dataclass, the items of a dict, the elements of a tuple
 
 _DEEPEST = 6  # attributes of attributes
-_MOST = 2_000  # pairs that are compared
+_MOST = 2_000  # compared pairs
 _MOST_TOLD = 10
 _CLOSED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
 
 class Part(NamedTuple):
-    """What two values hold in one place.
+    """The values in one place of two values.
 
     Attributes:
-      name: The Python that leads to it, "static_fields['axis']"; "" is the value itself.
-      key: The last key or attribute of it, or None.
+      name: The Python that gets there, "static_fields['axis']"; "" is the value itself.
+      key: The last key or attribute in it, or None.
     """
 
     name: str
@@ -51,62 +51,64 @@ class Part(NamedTuple):
 
 
 def parts_that_differ(left: Any, right: Any, are_same: Callable[[Any, Any], bool]) -> list[Part]:
-    """The first of the innermost parts that differ of two values that do; none if no part does.
+    """The first innermost parts in which two different values differ; none if their parts are all the same.
 
-    Runs no code of their classes but what `are_same` runs. Values that hold themselves are opened a few levels deep.
+    Runs no code of their classes except through `are_same`. Opens values that contain themselves a few levels deep.
     """
-    found, n_left = list[Part](), _MOST
+    differing, n_left = list[Part](), _MOST
     waiting = [(Part("", None, left, right), 0)]
-    while waiting and n_left and len(found) < _MOST_TOLD:
+    while waiting and n_left and len(differing) < _MOST_TOLD:
         part, depth = waiting.pop()
-        held = [_held(each) for each in part[2:]] if depth < _DEEPEST and type(part.left) is type(part.right) else []
-        below = _pairs(part, *held) if held else []
+        contents_of_both = (
+            [_entries(value) for value in part[2:]] if depth < _DEEPEST and type(part.left) is type(part.right) else []
+        )
+        below = _pairs(part, *contents_of_both) if contents_of_both else []
         n_left -= min(n_left, len(below))
-        unlike = [each for each in below[:n_left] if not are_same(each.left, each.right)]
+        unlike = [pair for pair in below[:n_left] if not are_same(pair.left, pair.right)]
         if unlike:
-            waiting += [(each, depth + 1) for each in reversed(unlike)]
+            waiting += [(pair, depth + 1) for pair in reversed(unlike)]
         elif depth:
-            found.append(part)
-    return found
+            differing.append(part)
+    return differing
 
 
-def _held(each: Any) -> dict[Any, Any]:
-    """What a value holds, by index, key or name of the attribute; nothing if it is too much."""
-    cls = type(each)
-    if is_jaxpr(cls):  # equal to itself alone, and read as a whole: the variables of each trace are new
+def _entries(value: Any) -> dict[Any, Any]:
+    """The contents of a value, by index, key or attribute name; empty if there are too many."""
+    cls = type(value)
+    if is_jaxpr(cls):  # equal only to itself, and its variables are new in each trace
         return {}
     if cls is list or cls is tuple:
-        held = dict(enumerate(each[: _MOST + 1]))
+        entries = dict(enumerate(value[: _MOST + 1]))
     elif cls is dict:
-        held = dict(each) if len(each) <= _MOST else {}
+        entries = dict(value) if len(value) <= _MOST else {}
     else:
-        held = {} if has_base(cls, *_CLOSED) else guarded(lambda: stored_items(each), lambda _: {})
-    return held if len(held) <= _MOST else {}
+        entries = {} if has_base(cls, *_CLOSED) else guarded(lambda: stored_items(value), lambda _: {})
+    return entries if len(entries) <= _MOST else {}
 
 
-def _pairs(part: Part, mine: dict[Any, Any], other: dict[Any, Any]) -> list[Part]:
-    """What both hold in each place; nothing where the places are not the same."""
-    if guarded(lambda: mine.keys() != other.keys(), lambda _: True):
+def _pairs(part: Part, left: dict[Any, Any], right: dict[Any, Any]) -> list[Part]:
+    """The pairs of contents; empty if the two have different keys."""
+    if guarded(lambda: left.keys() != right.keys(), lambda _: True):
         return []
     is_object = type(part.left) not in (list, tuple, dict)
-    names = [f".{key}" if is_object else f"[{value_text(key, 40)}]" for key in mine]
+    names = [f".{key}" if is_object else f"[{value_text(key, 40)}]" for key in left]
     return [
-        Part((part.name + name).removeprefix("."), key, value, other[key])
-        for name, (key, value) in zip(names, mine.items(), strict=True)
+        Part((part.name + name).removeprefix("."), key, value, right[key])
+        for name, (key, value) in zip(names, left.items(), strict=True)
     ]
 
 
-# Compare two nodes one level deep, as `jax.tree.map` does: their types, keys, static data and number of children.
+# Compare two nodes one level deep, as `jax.tree.map` does: types, keys, static data and number of children
 
-Finding = tuple[str, ...]  # the kind, what stands left and right, a hint
+Finding = tuple[str, ...]  # the kind, the left and right texts, a hint
 MAPPINGS = (dict, OrderedDict, defaultdict)
 
 
 class Opened(NamedTuple):
-    """A node, one level deep.
+    """One level of a node.
 
     Attributes:
-      keys: JAX's keys of the children; for a list or tuple the numbers of their positions, for a mapping its own keys.
+      keys: JAX's keys of the children; positions for a list or tuple, its own keys for a mapping.
       aux: The auxiliary data of a registered class.
     """
 
@@ -153,18 +155,18 @@ _BUILTIN: dict[type, Opener] = {
 
 
 class Openers:
-    """How to open a node, by its class; None for a leaf."""
+    """The function that opens a node, by class; None for leaves."""
 
     def __init__(self) -> None:
         self._of: dict[int, Opener | None] = {id(cls): opener for cls, opener in _BUILTIN.items()}
-        self._classes: list[type] = []  # so that no id is used again: a metaclass may forbid hashing
+        self._classes: list[type] = []  # keeps classes alive, so that no id is reused; a metaclass may forbid hashing
 
     def is_leaf(self, cls: type) -> bool:
         """Whether objects of the class are known to be leaves."""
         return self._of.get(id(cls), cls) is None
 
     def __call__(self, node: Any) -> Opener | None:
-        """Raises what the flatten function of a class raises that was not met before."""
+        """Raises what the flatten function of a class raises that was not seen before."""
         cls = type(node)
         if id(cls) not in self._of:
             self._of[id(cls)] = None if one_level(node)[1] is None else open_registered
@@ -182,8 +184,8 @@ def key_text(node: Any, key: Any) -> str:
     return guarded(lambda: keystr((key,)), lambda _: f"[{value_text(key)}]")
 
 
-def what(node: Any, opened: Opened | None) -> str:
-    """ "tuple of 2", "float32[3]", "None", "Linear": what stands in a place."""
+def describe_value(node: Any, opened: Opened | None) -> str:
+    """ "tuple of 2", "float32[3]", "None", "Linear": a description of a node or leaf."""
     if opened is None:
         array = guarded(lambda: array_text(node), lambda _: None)
         if array is not None:
@@ -199,83 +201,94 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def compare_types(left: Any, right: Any, opened: Opened | None) -> Finding | None:
-    """How a node differs in its class from what stands in its place; `opened` is the other one, or None for a leaf."""
+    """How the class of a node differs from that of its counterpart, which `opened` holds, or None for a leaf."""
     if type(left) is type(right):
         return None
-    mine, other = what(left, Opened([], ())), what(right, opened)
+    left_text, right_text = describe_value(left, Opened([], ())), describe_value(right, opened)
     if left is None or right is None:
-        return "none", mine if left is None else class_name(type(left)), other, ""
+        return "none", left_text if left is None else class_name(type(left)), right_text, ""
     if opened is None:
-        return "leaf", f"a node: {class_name(type(left))}", f"a leaf: {other}", ""
+        return "leaf", f"a node: {class_name(type(left))}", f"a leaf: {right_text}", ""
     return compare_classes(type(left), type(right))
 
 
 def compare_classes(left: type, right: type) -> Finding:
-    """The names of two classes of nodes; with their modules, and what it may come from, if they are the same."""
-    mine, other = class_name(left), class_name(right)
-    if mine != other:
-        return "type", mine, other, ""
-    mine, other = f"{module_name(left)}.{mine}", f"{module_name(right)}.{other}"
-    hint = "two classes of one name: its definition ran twice, as in a cell that was run again" if mine == other else ""
-    return "type", mine, other, hint
+    """The names of two classes of nodes; if these are equal, with the modules and a likely cause."""
+    left_name, right_name = class_name(left), class_name(right)
+    if left_name != right_name:
+        return "type", left_name, right_name, ""
+    left_name, right_name = f"{module_name(left)}.{left_name}", f"{module_name(right)}.{right_name}"
+    hint = (
+        "two classes of one name: its definition ran twice, as in a cell that was run again"
+        if left_name == right_name
+        else ""
+    )
+    return "type", left_name, right_name, hint
 
 
-def compare_level(left: Any, mine: Opened, right: Any, other: Opened) -> list[Finding]:
-    """How two nodes of one class differ in their keys, their static data, and the number of children."""
+def compare_level(left: Any, left_opened: Opened, right: Any, right_opened: Opened) -> list[Finding]:
+    """How two nodes of one class differ in keys, static data and number of children."""
     cls = type(left)
     if cls in (list, tuple):
-        return [] if len(mine.children) == len(other.children) else [_lengths(mine, other)]
+        return [] if len(left_opened.children) == len(right_opened.children) else [_lengths(left_opened, right_opened)]
     if cls in MAPPINGS:
-        return _compare_keys(mine, other) + compare_factories(mine.aux, other.aux)
-    found: list[Finding] = []
-    if mine.aux is not other.aux:
-        found += compare_static(left, mine.aux, right, other.aux)
-    if len(mine.children) != len(other.children):
-        found.append(_lengths(mine, other))
-    return found
+        return _compare_keys(left_opened, right_opened) + compare_factories(left_opened.aux, right_opened.aux)
+    findings: list[Finding] = []
+    if left_opened.aux is not right_opened.aux:
+        findings += compare_static(left, left_opened.aux, right, right_opened.aux)
+    if len(left_opened.children) != len(right_opened.children):
+        findings.append(_lengths(left_opened, right_opened))
+    return findings
 
 
-def _lengths(mine: Opened, other: Opened) -> Finding:
+def _lengths(left: Opened, right: Opened) -> Finding:
     return (
         "length",
-        *(f"{len(each.children)} {'child' if len(each.children) == 1 else 'children'}" for each in (mine, other)),
+        *(f"{len(opened.children)} {'child' if len(opened.children) == 1 else 'children'}" for opened in (left, right)),
         "",
     )
 
 
-def compare_factories(mine: Any, other: Any) -> list[Finding]:
-    same = mine is other or guarded(lambda: bool(mine == other), lambda _: False)
-    return [] if same else [("static", f"default_factory {value_text(mine, 40)}", value_text(other, 40), "")]
+def compare_factories(left: Any, right: Any) -> list[Finding]:
+    same = left is right or guarded(lambda: bool(left == right), lambda _: False)
+    return [] if same else [("static", f"default_factory {value_text(left, 40)}", value_text(right, 40), "")]
 
 
-def _compare_keys(mine: Opened, other: Opened) -> list[Finding]:
-    """The keys that only one of two mappings has are found where children are aligned; here, another order."""
-    if mine.keys == other.keys or len(mine.keys) != len(other.keys) or set(mine.keys) != set(other.keys):
+def _compare_keys(left: Opened, right: Opened) -> list[Finding]:
+    """Different orders of the same keys. Keys in only one mapping are found when the children are aligned."""
+    if left.keys == right.keys or len(left.keys) != len(right.keys) or set(left.keys) != set(right.keys):
         return []
-    return [("order", value_text(mine.keys, 60), value_text(other.keys, 60), "JAX sorts the keys of a dict alone")]
+    return [("order", value_text(left.keys, 60), value_text(right.keys, 60), "JAX sorts the keys of a dict alone")]
 
 
-def compare_static(left: Any, mine: Any, right: Any, other: Any) -> list[Finding]:
-    """How the auxiliary data of two nodes of one class differ: field by field, where fields hold it."""
+def compare_static(left: Any, left_aux: Any, right: Any, right_aux: Any) -> list[Finding]:
+    """How the auxiliary data of two nodes of one class differ, by field where fields hold it."""
     try:
-        if not bool(mine != other):
+        if not bool(left_aux != right_aux):
             return []
         problem = ""
-    except Exception as error:  # such as arrays, whose comparison has no truth value
+    except Exception as error:  # such as arrays, which have no truth value
         problem = f"comparing them raised {error_text(error)}, so JAX raises as well"
-    fields = [(name, a, b) for name, a, b in _fields_in(left, mine, right) if not _same(a, b)]
-    found = [finding for each in fields or [("", mine, other)] for finding in _told_of_field(left, *each, problem)]
-    return found or [
-        ("static", value_text(mine, 80), value_text(other, 80), problem or _unequal_to_itself(mine, other))
+    fields = [(name, a, b) for name, a, b in _fields_in(left, left_aux, right) if not _same(a, b)]
+    findings = [
+        finding for field in fields or [("", left_aux, right_aux)] for finding in _field_findings(left, *field, problem)
+    ]
+    return findings or [
+        (
+            "static",
+            value_text(left_aux, 80),
+            value_text(right_aux, 80),
+            problem or _unequal_to_itself(left_aux, right_aux),
+        )
     ]
 
 
-def _told_of_field(node: Any, name: str, a: Any, b: Any, problem: str) -> list[Finding]:
-    """How a static field of a node differs, or the parts of it where its text does not tell; "" is all static data."""
-    texts = [value_text(each, 60) for each in (a, b)]
+def _field_findings(node: Any, name: str, a: Any, b: Any, problem: str) -> list[Finding]:
+    """How a static field differs, or its parts if its text does not show it; the name "" is all static data."""
+    texts = [value_text(value, 60) for value in (a, b)]
     parts = parts_that_differ(a, b, _same) if texts[0] == texts[1] or any("…" in text for text in texts) else []
     own = stored_items(node) if parts else {}
-    told = [
+    parts_named = [
         (
             _attribute(own, part) or f"{name}{'.' * (name != '' and part.name[:1] != '[')}{part.name}",
             part.left,
@@ -283,11 +296,11 @@ def _told_of_field(node: Any, name: str, a: Any, b: Any, problem: str) -> list[F
         )
         for part in parts
     ]
-    if not told and not name:
+    if not parts_named and not name:
         return []
     return [
         ("static", f"{name} = {value_text(x, 60)}", value_text(y, 60), problem or _unequal_to_itself(x, y))
-        for name, x, y in told or [(name, a, b)]
+        for name, x, y in parts_named or [(name, a, b)]
     ]
 
 
@@ -297,7 +310,7 @@ def _attribute(own: dict[str, Any], part: Part) -> str:
 
 
 def _fields_in(left: Any, aux: Any, right: Any) -> list[tuple[str, Any, Any]]:
-    """(name, left, right) of the stored attributes that are part of the auxiliary data of the left node."""
+    """(name, left, right) for the stored attributes that are in the left node's auxiliary data."""
     parts = {
         id(aux),
         *(map(id, aux) if type(aux) in (tuple, list) else map(id, aux.values()) if type(aux) is dict else ()),
@@ -314,7 +327,7 @@ def _fields_in(left: Any, aux: Any, right: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two static values are equal; of arrays, whether all elements are. Never raises."""
+    """Whether two static values, or all elements of two arrays, are equal. Never raises."""
 
     def compare() -> bool:
         same = a == b
@@ -323,26 +336,26 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and guarded(compare, lambda _: False))
 
 
-def _unequal_to_itself(mine: Any, other: Any) -> str:
-    alike = value_text(mine, 80) == value_text(other, 80)
-    return "they look alike, but == says that they differ" if alike else ""
+def _unequal_to_itself(left: Any, right: Any) -> str:
+    is_same_text = value_text(left, 80) == value_text(right, 80)
+    return "they look alike, but == says that they differ" if is_same_text else ""
 
 
 NONE = -1
 _FEW_LEVELS = 16
-_FIRST = 16  # siblings that are asked for at once; four times as many after those that are alike
+_FIRST = 16  # siblings compared at a time; four times as many after those that are like the first
 _INDEX = re.compile(r"\[(0|[1-9][0-9]{0,8})\]")
 _SEQUENCES, _MAPPINGS = set(map(id, (list, tuple))), set(map(id, MAPPINGS))  # a metaclass may override ==
 
 
 class Side(NamedTuple):
-    """A tree that is compared: its table, and the node or leaf of each row."""
+    """One of two compared trees: its table, and the node or leaf of each row."""
 
     table: TreeTable
     nodes: list[Any]
 
     def cls(self, row: int) -> type:
-        """The class of a node or leaf; in a bare treedef that of the node which the treedef stands for."""
+        """The class of a node or leaf; in a bare treedef, the class of the node that it describes."""
         node = self.nodes[row]
         return node.node_data()[0] if self._is_bare(row) else type(node)
 
@@ -360,7 +373,7 @@ class Side(NamedTuple):
         return list(aux[1] if cls is defaultdict else aux)
 
     def default_factory(self, row: int) -> Any:
-        """That of a mapping; None if it has none."""
+        """The default factory of a mapping, or None."""
         node = self.nodes[row]
         if not self._is_bare(row):
             return getattr(node, "default_factory", None)
@@ -375,8 +388,8 @@ class Aligned(NamedTuple):
     """The rows of both trees in one depth-first order.
 
     Attributes:
-      left, right: int[n]: the row of each tree, or -1 where it has no counterpart.
-      depth, parent, end: int32[n], as of a `TreeTable`.
+      left, right: int[n]: the row of each tree, or -1 without a counterpart.
+      depth, parent, end: int32[n], as in a `TreeTable`.
     """
 
     left: np.ndarray
@@ -387,9 +400,9 @@ class Aligned(NamedTuple):
 
 
 class _Alike:
-    """Which subtrees have the same keys and the same facts in two tables.
+    """Subtrees with the same keys and the same facts in two tables.
 
-    Rows are compared all at once with those that stand so many rows further in the other table, for a few such numbers.
+    Compares all rows at once with the rows at one offset in the other table, for a few offsets.
     """
 
     _MOST = 16
@@ -398,46 +411,46 @@ class _Alike:
         self._left, self._right, self._ends = left, right, ends
         code_of = {key: code for code, key in enumerate(left.keys)}
         self._key_codes = np.array([code_of.get(key, -1) for key in right.keys])[right.key_codes]
-        self._counts: dict[int, list[int]] = {}  # by how much further: the alike rows before each row
+        self._counts: dict[int, list[int]] = {}  # by offset: the number of equal rows before each row
 
-    def is_subtree(self, mine: int, other: int) -> bool:
-        """Whether all that is below two rows is alike, and they have the same facts."""
-        further, end = other - mine, self._ends[0][mine]
-        if self._ends[1][other] != end + further:
+    def is_subtree(self, left: int, right: int) -> bool:
+        """Whether two rows have the same facts, and so have all rows below them."""
+        further, end = right - left, self._ends[0][left]
+        if self._ends[1][right] != end + further:
             return False
         if further not in self._counts:
             if len(self._counts) == self._MOST:
                 return False
             self._counts[further] = self._count(further)
         counts = self._counts[further]
-        return counts[end] - counts[mine] == end - mine
+        return counts[end] - counts[left] == end - left
 
     def _count(self, further: int) -> list[int]:
         a, b = self._left, self._right
         rows = np.arange(max(0, -further), min(len(a), len(b) - further))
         others = rows + further
-        alike = np.zeros(len(a) + 1, np.int64)
-        alike[rows + 1] = (
+        is_same = np.zeros(len(a) + 1, np.int64)
+        is_same[rows + 1] = (
             (a.depth[rows] == b.depth[others])
             & (a.key_codes[rows] == self._key_codes[others])
             & ((a.position[rows] == b.position[others]) | (a.key_codes[rows] != 0))
             & same_facts(a, b, rows, others)
         )
-        return np.cumsum(alike).tolist()
+        return np.cumsum(is_same).tolist()
 
 
-class _Again:
-    """Which subtrees of one tree are like that of the sibling before, its key aside: in keys, facts and classes."""
+class _LikeSiblings:
+    """Subtrees of one tree that equal that of the previous sibling in keys below it, facts and classes."""
 
     _MOST = 8
 
     def __init__(self, side: Side, ends: list[int]) -> None:
         self._table, self._nodes, self._ends = side.table, side.nodes, ends
         self._codes = side.table.fact_codes.tolist()
-        self._counts: dict[int, np.ndarray] = {}  # by how many rows each has: the rows before that are like the last
+        self._counts: dict[int, np.ndarray] = {}  # by size: the number of earlier rows that equal the row `size` before
 
     def is_like(self, before: int, row: int) -> bool:
-        """Whether a row is the next sibling of another, and like it."""
+        """Whether a row is the next sibling of another, and equal to it."""
         size = row - before
         if self._ends[before] != row or self._ends[row] != row + size:
             return False
@@ -451,7 +464,7 @@ class _Again:
         return bool(counts[row] - counts[before + 1] == size - 1)
 
     def n_like(self, row: int, size: int) -> int:
-        """How many next siblings of a row of a size that `is_like` was asked for are each like the one before."""
+        """The number of next siblings that each equal the one before, of a size that `is_like` was called with."""
         table, counts, n, n_tried = self._table, self._counts[size], 0, _FIRST
         while True:
             next_ = np.arange(row + (n + 1) * size, min(row + (n + n_tried) * size, len(table) - size) + 1, size)
@@ -459,11 +472,11 @@ class _Again:
             is_like = (
                 (ends[last] == next_) & (ends[next_] == next_ + size) & (counts[next_] - counts[last + 1] == size - 1)
             )
-            for each in (table.fact_codes, self._classes):
-                is_like &= each[last] == each[next_]
-            n_alike = len(is_like) if is_like.all() else int(is_like.argmin())
-            n += n_alike
-            if n_alike < n_tried:
+            for codes in (table.fact_codes, self._classes):
+                is_like &= codes[last] == codes[next_]
+            n_more = len(is_like) if is_like.all() else int(is_like.argmin())
+            n += n_more
+            if n_more < n_tried:
                 return n
             n_tried *= 4
 
@@ -474,17 +487,17 @@ class _Again:
     def _count(self, size: int) -> np.ndarray:
         table, n = self._table, len(self._nodes)
         like = np.zeros(n + 1, np.int64)
-        of = (table.depth, table.key_codes, table.fact_codes, self._classes)
-        like[1 : n - size + 1] = np.logical_and.reduce([each[size:] == each[: n - size] for each in of]) & (
+        arrays = (table.depth, table.key_codes, table.fact_codes, self._classes)
+        like[1 : n - size + 1] = np.logical_and.reduce([array[size:] == array[: n - size] for array in arrays]) & (
             (table.position[size:] == table.position[: n - size]) | (table.key_codes[size:] != 0)
         )
         return np.cumsum(like)
 
 
 def align(left: Side, right: Side) -> Aligned:
-    """Align children by their keys, repeated ones in order; nodes of types that have nothing in common stay apart.
+    """Align children by their keys, repeated ones in order. Nodes of unrelated types are not aligned.
 
-    What the second tree alone has stands after the children of the first. Linear in the rows.
+    Rows that only the second tree has follow the children of the first. Linear in the rows.
     """
     a, b = left.table, right.table
     if a.keys == b.keys and all(
@@ -502,7 +515,7 @@ class _Aligner:
         self._left, self._right = left, right
         self._ends = left.table.end.tolist(), right.table.end.tolist()
         self._alike = _Alike(left.table, right.table, self._ends)
-        self._again = _Again(left, self._ends[0]), _Again(right, self._ends[1])
+        self._siblings = _LikeSiblings(left, self._ends[0]), _LikeSiblings(right, self._ends[1])
         self._names = _names(left.table, right.table)
         self._above, self._deep = left.table.parent.tolist(), left.table.depth.tolist()
         self._rows: tuple[list[int], list[int]] = [], []
@@ -512,7 +525,7 @@ class _Aligner:
     def run(self) -> Aligned:
         stack: list[tuple[int, int, int]] = [(0, 0, NONE)]  # left, right, the aligned row of the parent
         (lefts, rights), depths, parents = self._rows, self._depths, self._parents
-        last: dict[int, int] = {}  # by the aligned row of the parent: that of its child that was aligned before
+        last: dict[int, int] = {}  # by the parent's aligned row: the aligned row of its previous child
         while stack:
             left, right, parent = stack.pop()
             at = len(depths)
@@ -539,16 +552,17 @@ class _Aligner:
         return Aligned(left_rows, right_rows, depth, np.array(parents, np.int32), _ends(depth, parents))
 
     def _is_again(self, at: int, left: int, right: int) -> bool:
-        """Whether the pair that was aligned from a row on was such a pair, too."""
+        """Whether a pair of rows equals the pair that was aligned at `at`."""
         lefts, rights = self._rows
-        return self._again[0].is_like(lefts[at], left) and self._again[1].is_like(rights[at], right)
+        return self._siblings[0].is_like(lefts[at], left) and self._siblings[1].is_like(rights[at], right)
 
     def _repeat(self, first: int, left: int, right: int, parent: int, stack: list[tuple[int, int, int]]) -> int:
-        """Add a pair, and the next siblings, as the pair before was aligned; returns the row of the last."""
+        """Align a pair and its next siblings like the previous pair; returns the aligned row of the last one."""
         at, n = len(self._depths), 1
         sizes = [own - rows[first] for own, rows in zip((left, right), self._rows, strict=True)]
         most = 1 + min(
-            again.n_like(row, size) for again, row, size in zip(self._again, (left, right), sizes, strict=True)
+            like_siblings.n_like(row, size)
+            for like_siblings, row, size in zip(self._siblings, (left, right), sizes, strict=True)
         )
         while n < most and stack and stack[-1] == (left + n * sizes[0], right + n * sizes[1], parent):
             stack.pop()
@@ -563,16 +577,18 @@ class _Aligner:
         return at + (n - 1) * (at - first)
 
     def _take(self, left: int, right: int, at: int, parent: int, stack: list[tuple[int, int, int]]) -> None:
-        """Add what is below a pair of rows that is the same in both, and the next siblings that are the same."""
+        """Align all rows below a pair that is the same in both trees, and the next siblings that are the same."""
         ends, others = self._ends
-        end, other = ends[left], others[right]
-        while stack and stack[-1] == (end, other, parent) and self._alike.is_subtree(end, other):
-            end, other = ends[end], others[other]
+        end, right_end = ends[left], others[right]
+        while stack and stack[-1] == (end, right_end, parent) and self._alike.is_subtree(end, right_end):
+            end, right_end = ends[end], others[right_end]
             stack.pop()
-        own, further = self._above[left], at - left
+        parent_of_left, further = self._above[left], at - left
         self._rows[0].extend(range(left + 1, end))
-        self._rows[1].extend(range(right + 1, other))
-        self._parents += [parent if above == own else above + further for above in self._above[left + 1 : end]]
+        self._rows[1].extend(range(right + 1, right_end))
+        self._parents += [
+            parent if above == parent_of_left else above + further for above in self._above[left + 1 : end]
+        ]
         self._depths += self._deep[left + 1 : end]
 
     def _alone(self, left: int, right: int, at: int) -> list[tuple[int, int, int]]:
@@ -583,67 +599,69 @@ class _Aligner:
 
     def _pairs(self, left: int, right: int) -> list[tuple[int, int]]:
         rows = [children_of(ends, row) for ends, row in zip(self._ends, (left, right), strict=True)]
-        mine, theirs = ([names[row] for row in of] for names, of in zip(self._names, rows, strict=True))
-        if mine == theirs:
+        left_names, right_names = (
+            [names[row] for row in rows_of_side] for names, rows_of_side in zip(self._names, rows, strict=True)
+        )
+        if left_names == right_names:
             return list(zip(*rows, strict=True))
         waiting: dict[int, list[int]] = {}
-        for name, row in zip(theirs, rows[1], strict=True):
+        for name, row in zip(right_names, rows[1], strict=True):
             waiting.setdefault(name, []).append(row)
         pairs = []
-        for name, row in zip(mine, rows[0], strict=True):
+        for name, row in zip(left_names, rows[0], strict=True):
             same = waiting.get(name)
             pairs.append((row, same.pop(0) if same else NONE))
         return pairs + [(NONE, row) for rows in waiting.values() for row in rows]
 
 
 def _names(*tables: TreeTable) -> list[list[int]]:
-    """A number for the key of each row: the same where `keystr` writes the same. That of an index is negative."""
+    """A number for the key of each row, equal for equal `keystr`. Indices have negative numbers."""
     known: dict[str, int] = {}
     names = []
     for table in tables:
         indices = [_INDEX.fullmatch(key.keystr) for key in table.keys]
-        of_key = [
+        number_of_key = [
             ~int(index[1]) if index else known.setdefault(key.keystr, len(known))
             for key, index in zip(table.keys, indices, strict=True)
         ]
-        names.append(np.where(table.key_codes == 0, ~table.position, np.array(of_key)[table.key_codes]).tolist())
+        names.append(np.where(table.key_codes == 0, ~table.position, np.array(number_of_key)[table.key_codes]).tolist())
     return names
 
 
-def same_facts(left: TreeTable, right: TreeTable, mine: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """bool[n]: whether rows have the same facts, of rows that both trees have."""
+def same_facts(left: TreeTable, right: TreeTable, left_rows: np.ndarray, right_rows: np.ndarray) -> np.ndarray:
+    """bool[n]: whether pairs of rows have the same facts."""
     code_of = {facts: code for code, facts in enumerate(left.facts)}
     codes = np.array([code_of.get(facts, -1) for facts in right.facts])
-    return left.fact_codes[mine] == codes[right.fact_codes[other]]
+    return left.fact_codes[left_rows] == codes[right.fact_codes[right_rows]]
 
 
 def is_builtin(table: TreeTable) -> np.ndarray:
-    """bool[n]: the rows of dicts, lists and tuples, and of no other class, not even one of their name."""
+    """bool[n]: whether rows are builtin dicts, lists or tuples, and not of another class with that name."""
     kinds = [facts.kind == facts.type and facts.kind in ("dict", "list", "tuple") for facts in table.facts]
     return np.array(kinds, bool)[table.fact_codes]
 
 
-def is_comparable(left: Side, right: Side, mine: int, other: int) -> bool:
-    """Whether the children of two nodes are compared: of one class or of one name, two sequences, or two mappings."""
-    a, b = left.cls(mine), right.cls(other)
+def is_comparable(left: Side, right: Side, left_row: int, right_row: int) -> bool:
+    """Whether to compare the children of two nodes: of one class or class name, two sequences, or two mappings."""
+    a, b = left.cls(left_row), right.cls(right_row)
     if a is b:
         return True
     if id(a) in _SEQUENCES and id(b) in _SEQUENCES:
         return True
-    if _is_mapping(left, mine) and _is_mapping(right, other):
+    if _is_mapping(left, left_row) and _is_mapping(right, right_row):
         return True
     return qualified_name(a) == qualified_name(b)
 
 
 def _is_mapping(side: Side, row: int) -> bool:
-    """Whether a node is a dict, or has children with keys as those of one: a mapping of a library."""
+    """Whether a node is a dict, or a library's mapping, whose children have keys like those of a dict."""
     table = side.table
     keys = [table.key(child).keystr for child in table.children(row)]
     return id(side.cls(row)) in _MAPPINGS or (bool(keys) and all(key.startswith("['") for key in keys))
 
 
 def _ends(depth: np.ndarray, parents: list[int]) -> np.ndarray:
-    """int32[n]: where each subtree ends, of rows in depth-first order."""
+    """int32[n]: the end of each subtree, for rows in depth-first order."""
     if depth.max() <= _FEW_LEVELS:
         ends = np.full(len(depth), len(depth), np.int32)
         for level in range(int(depth.max()) + 1):

@@ -1,4 +1,4 @@
-"""One difference between two trees, and a list of them."""
+"""Differences between two trees, and lists of them that are written on demand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OF_TRANSPOSE = "the values of the transpose: jnp.transpose(x)"  # how a hint of 
 
 
 class Hint(NamedTuple):
-    """What a difference may come from, and Python that converts the first tree, or what writes it."""
+    """The likely cause of a difference, and Python that converts the first tree, or a function that writes it."""
 
     text: str = ""
     code: str | Callable[[], str] = ""
@@ -52,22 +52,22 @@ class Hint(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two trees. It holds texts, and no array.
+    """One difference between two trees. Holds texts, but no arrays.
 
         (difference,) = treeviz.explain_map({"a": (1, 2)}, {"a": (1, 2, 3)})
         print(difference)  # ['a']: length: 2 children → 3 children
         difference.path, difference.kind
 
     Attributes:
-      path: The key path as `jax.tree_util.keystr` writes it, but right for named tuples (jax#39297): in the first tree;
-        of what the other tree alone has, in that one. "" is the root.
+      path: The key path as `jax.tree_util.keystr` writes it, but correct for named tuples (jax#39297). It is a path in
+        the first tree, or in the other one for what only that has. "" is the root.
       kind: A key of `MEANINGS`: "type", "length", "missing", "shape", "value" …
-      left, right: What stands there in the first tree and in the other: "tuple of 2", "float32[3]"; "" is nothing.
-      hint: What it may come from: "inserted at [2]", "moved to [1][0]"; or "".
+      left, right: The node, leaf or property in the first tree and in the other: "tuple of 2", "float32[3]"; or "".
+      hint: A likely cause: "inserted at [2]", "moved to [1][0]"; or "".
       tree: The position of the other tree among the arguments: 1 is the second.
-      names: What the two trees are called.
-      code: Of what was only arranged anew, Python that converts that part of the first tree, `tree`; `other` stands for
-        the other one. Or "".
+      names: The names of the two trees.
+      code: If a part was only rearranged, Python that converts it in the first tree, `tree`; `other` is the other tree.
+        Or "".
     """
 
     path: str
@@ -81,7 +81,7 @@ class Difference:
 
     @property
     def text(self) -> str:
-        """ "shape: (3,) → (4,) (…)", "only in the first: float32[3]": what differs, without the path."""
+        """The difference without the path: "shape: (3,) → (4,) (…)", "only in the first: float32[3]"."""
         if self.kind == "missing":
             text = f"only in the {self.names[0]}: {self.left}"
         elif self.kind == "extra":
@@ -92,13 +92,13 @@ class Difference:
 
     @property
     def is_transpose(self) -> bool:
-        """Whether the values of the other array are those of the first one transposed."""
+        """Whether the other array has the transposed values of the first."""
         return self.kind == "value" and self.hint.endswith(OF_TRANSPOSE)
 
     @property
     def note(self) -> str:
-        """The same in a row that shows what stands there."""
-        if self.kind == "value":  # how many differ is in a column
+        """The text for a row that shows the first value."""
+        if self.kind == "value":  # a column has the number of different values
             return self.text.partition("; ")[0] + ")" * (";" in self.hint) + " transposed" * self.is_transpose
         if self.kind == "type" and "moved to [" in self.hint:
             return f"type: {self.hint}"
@@ -109,7 +109,7 @@ class Difference:
 
     @property
     def brief(self) -> str:
-        """The note of a value without where it is; "" for others."""
+        """The note on a value, without the index; "" for other kinds."""
         return self.note.partition(" (at [")[0] if self.kind == "value" else ""
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class Difference:
 
 
 Write = Callable[[int], tuple[str, str, str, str]]
-_set = object.__setattr__  # which makes no dict yet: of 100,000 it takes most of the time
+_set = object.__setattr__  # makes no `__dict__` yet, which would take most of the time for 100,000 differences
 
 
 class _Text:
@@ -126,15 +126,15 @@ class _Text:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, each: Unwritten, owner: type) -> str:
-        return each.written().__dict__[self._name]
+    def __get__(self, difference: Unwritten, owner: type) -> str:
+        return difference.written().__dict__[self._name]
 
 
 class Unwritten(Difference):
-    """A difference whose texts are written at the first look at one of them; from then on it is a plain `Difference`.
+    """A difference whose texts are written when one is first read; then it becomes a plain `Difference`.
 
     Args:
-      write: Gives `path`, `left`, `right` and `hint` of the difference of a number.
+      write: Returns `path`, `left`, `right` and `hint` of the difference with a number.
     """
 
     path, left, right, hint, code = _Text(), _Text(), _Text(), _Text(), _Text()  # type: ignore[assignment]
@@ -171,28 +171,28 @@ class Unwritten(Difference):
         return self.written().__reduce_ex__(protocol)
 
 
-def with_hint(each: Difference, hint: Hint) -> Difference:
-    """The difference with a hint; what is unwritten stays so, and is changed in place."""
-    if "_write" not in each.__dict__:
-        return replace(each, hint=hint.text, code=hint.code() if callable(hint.code) else hint.code)
-    _set(each, "hint", hint.text)
-    _set(each, "_code", hint.code)
-    return each
+def with_hint(difference: Difference, hint: Hint) -> Difference:
+    """The difference with a hint. An unwritten one is changed in place and stays unwritten."""
+    if "_write" not in difference.__dict__:
+        return replace(difference, hint=hint.text, code=hint.code() if callable(hint.code) else hint.code)
+    _set(difference, "hint", hint.text)
+    _set(difference, "_code", hint.code)
+    return difference
 
 
 class Differences(list[Difference]):
-    """A list of differences; `print` shows a line for each."""
+    """A list of differences; `print` shows one line for each."""
 
     def __repr__(self) -> str:
-        several = len({each.tree for each in self}) > 1
-        lines = [f"tree {each.tree}: {each}" if several else str(each) for each in self]
+        several = len({difference.tree for difference in self}) > 1
+        lines = [f"tree {difference.tree}: {difference}" if several else str(difference) for difference in self]
         return "\n".join(lines) or "no difference"
 
     __str__ = __repr__
 
 
 class Unmade(Sequence[Unwritten]):
-    """Differences that are all made when one of them is asked for; the arguments are those of each."""
+    """Differences that are all created when one is first read, from the arguments of each."""
 
     def __init__(self, kinds: list[str], tree: int, write: Write, numbers: Sequence[int]) -> None:
         self.kinds, self._tree, self._write, self._numbers = kinds, tree, write, numbers
@@ -204,8 +204,8 @@ class Unmade(Sequence[Unwritten]):
     def __len__(self) -> int:
         return len(self.kinds)
 
-    def __getitem__(self, which: Any) -> Any:
-        return self._made[which]
+    def __getitem__(self, index: Any) -> Any:
+        return self._made[index]
 
     def __iter__(self) -> Iterator[Unwritten]:
-        yield from self._made  # they are made by the first step, not by `map` and `zip`
+        yield from self._made  # creates them at the first step

@@ -1,4 +1,4 @@
-"""Why `jax.tree.map` refuses several trees: every mismatch, with its own path."""
+"""Why `jax.tree.map` or stacking rejects several trees: every mismatch, with its own path."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from treeviz.analysis.compare.aligned import (
     Openers,
     compare_level,
     compare_types,
+    describe_value,
     key_text,
-    what,
 )
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.analysis.facts import shape_text
 from treeviz.tree.text import class_name, error_text, guarded, has_base, value_text
 
 MAX_DEPTH = 100_000  # a flatten function may create new nodes without end
-_MANY = 100_000  # visited nodes: from then on, what was met before is not visited again
+_MANY = 100_000  # visited nodes, after which no group of nodes is visited twice
 _ABSENT = object()
 Path = tuple[Any, Any, Any] | None  # the path of the parent, the parent, and the key in it; None is the root
-Others = list[tuple[int, Any]]  # the number of a tree, and what stands there
+Others = list[tuple[int, Any]]  # (number of a tree, its node or leaf)
 AtLeaf = Callable[[Any, Others], Iterable[tuple[int, Finding]]]
 
 
@@ -38,7 +38,7 @@ def map_mismatches(
     """See `treeviz.explain_map`.
 
     Args:
-      at_leaf: Finds more to tell where the first tree has a leaf.
+      at_leaf: Returns further findings at a leaf of the first tree.
     """
     return _Aligned(is_leaf, at_leaf).run(tree, rest)
 
@@ -52,10 +52,10 @@ class _Aligned:
         self._found = Differences()
         self._open: set[int] = set()  # ids of the nodes from the root to here
         self._n_visited = 0
-        self._met: dict[tuple[int, ...], Any] = {}  # with the nodes, so that no id is used again
+        self._visited: dict[tuple[int, ...], Any] = {}  # holds the nodes, so that no id is reused
 
     def run(self, tree: Any, rest: tuple[Any, ...]) -> Differences:
-        # A frame: the node whose children are being visited, and what is left to visit of them.
+        # A frame: the node whose children are being visited, and an iterator over the rest of them.
         stack: list[tuple[Any, Iterator]] = [(_ABSENT, iter([(None, tree, list(enumerate(rest, 1)))]))]
         while stack:
             node, waiting = stack[-1]
@@ -68,11 +68,11 @@ class _Aligned:
             else:
                 stack.pop()
                 self._open.discard(id(node))
-        self._found.sort(key=lambda each: each.tree)
+        self._found.sort(key=lambda difference: difference.tree)
         return self._found
 
     def _visit(self, path: Path, node: Any, others: Others) -> Iterator | None:
-        """Compare a node with what stands in its place in the other trees; yield its children, aligned."""
+        """Compare a node with its counterparts in the other trees; return its children, aligned."""
         try:
             if self._is_leaf is not None and self._is_leaf(node):
                 return None
@@ -81,7 +81,7 @@ class _Aligned:
                 for tree, finding in self._at_leaf(node, others) if self._at_leaf else ():
                     self._add(path, finding, tree)
                 return None
-            mine = opener(node)
+            opened = opener(node)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a flatten function may raise anything
@@ -93,74 +93,86 @@ class _Aligned:
             return None
         if self._is_known(node, others):
             return None
-        aligned = [each for each in (self._compare(path, node, mine, *other) for other in others) if each]
-        if not mine.children and not aligned:
+        aligned = [
+            counterpart
+            for counterpart in (self._compare(path, node, opened, *other) for other in others)
+            if counterpart
+        ]
+        if not opened.children and not aligned:
             return None
-        return self._children(path, node, mine, aligned)
+        return self._children(path, node, opened, aligned)
 
     def _is_known(self, node: Any, others: Others) -> bool:
-        """Whether these were compared before, in a tree with too many paths to follow each of them."""
+        """Whether these nodes were compared before, in a tree with too many paths to follow all of them."""
         self._n_visited += 1
         if self._n_visited <= _MANY:
             return False
         key = (id(node), *(id(other) for _, other in others))
-        is_known = key in self._met
-        self._met[key] = node, others
+        is_known = key in self._visited
+        self._visited[key] = node, others
         return is_known
 
-    def _children(self, path: Path, node: Any, mine: Opened, aligned: list) -> Iterator:
+    def _children(self, path: Path, node: Any, opened: Opened, aligned: list) -> Iterator:
         is_leaf = self._opener.is_leaf
-        for i, child in enumerate(mine.children):
+        for i, child in enumerate(opened.children):
             if self._at_leaf or not is_leaf(type(child)):
                 below = [(tree, kids[i]) for tree, kids in aligned if kids[i] is not _ABSENT]
-                yield (path, node, mine.keys[i]), child, below
+                yield (path, node, opened.keys[i]), child, below
 
-    def _compare(self, path: Path, node: Any, mine: Opened, tree: int, right: Any) -> tuple[int, list] | None:
-        """The tree's children in the places of those of `node`; None where its own are something else."""
+    def _compare(self, path: Path, node: Any, left_opened: Opened, tree: int, right: Any) -> tuple[int, list] | None:
+        """The children aligned with those of `node`; None if the two cannot be compared."""
         if right is node and tree:
-            return tree, mine.children
+            return tree, left_opened.children
         try:
             opener = self._opener(right)
-            other = None if opener is None else opener(right)
+            right_opened = None if opener is None else opener(right)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self._add(path, ("error", "", f"flattening raised {error_text(error)}", ""), tree)
             return None
-        differs = compare_types(node, right, other)
+        differs = compare_types(node, right, right_opened)
         if differs is not None:
             self._add(path, differs, tree)
-            if other is None or not _is_alike(node, right):
+            if right_opened is None or not _is_alike(node, right):
                 return None
-            return tree, self._align(path, node, mine, right, other, tree)  # type: ignore[arg-type]
-        found = compare_level(node, mine, right, other)  # type: ignore[arg-type]
-        has_keys = bool(found) and _has_other_keys(mine, other)  # type: ignore[arg-type]
+            return tree, self._align(path, node, left_opened, right, right_opened, tree)  # type: ignore[arg-type]
+        found = compare_level(node, left_opened, right, right_opened)  # type: ignore[arg-type]
+        has_keys = bool(found) and _has_other_keys(left_opened, right_opened)  # type: ignore[arg-type]
         for finding in found:
-            if not has_keys or (finding[0] == "static" and not _is_of_keys(mine)):
+            if not has_keys or (finding[0] == "static" and not _is_of_keys(left_opened)):
                 self._add(path, finding, tree)
-        return tree, self._align(path, node, mine, right, other, tree, has_keys=has_keys)  # type: ignore[arg-type]
+        return tree, self._align(path, node, left_opened, right, right_opened, tree, has_keys=has_keys)  # type: ignore[arg-type]
 
     def _align(
-        self, path: Path, node: Any, mine: Opened, right: Any, other: Opened, tree: int, *, has_keys: bool = False
+        self,
+        path: Path,
+        node: Any,
+        left_opened: Opened,
+        right: Any,
+        right_opened: Opened,
+        tree: int,
+        *,
+        has_keys: bool = False,
     ) -> list:
         if type(node) not in MAPPINGS and not has_keys:  # by position, as JAX does
-            n_missing = len(mine.children) - len(other.children)
-            return other.children[: len(mine.children)] + [_ABSENT] * n_missing
-        if mine.keys == other.keys:
-            return other.children
-        theirs = dict(zip(other.keys, other.children, strict=True))
-        aligned = [theirs.pop(key, _ABSENT) for key in mine.keys]
-        for key, child, found in zip(mine.keys, mine.children, aligned, strict=True):
-            if found is _ABSENT:
-                self._add((path, node, key), ("missing", self._what(child), "", ""), tree)
-        for key, child in theirs.items():
-            self._add((path, right, key), ("extra", "", self._what(child), ""), tree)
+            n_missing = len(left_opened.children) - len(right_opened.children)
+            return right_opened.children[: len(left_opened.children)] + [_ABSENT] * n_missing
+        if left_opened.keys == right_opened.keys:
+            return right_opened.children
+        unmatched = dict(zip(right_opened.keys, right_opened.children, strict=True))
+        aligned = [unmatched.pop(key, _ABSENT) for key in left_opened.keys]
+        for key, child, counterpart in zip(left_opened.keys, left_opened.children, aligned, strict=True):
+            if counterpart is _ABSENT:
+                self._add((path, node, key), ("missing", self._describe(child), "", ""), tree)
+        for key, child in unmatched.items():
+            self._add((path, right, key), ("extra", "", self._describe(child), ""), tree)
         return aligned
 
-    def _what(self, node: Any) -> str:
+    def _describe(self, node: Any) -> str:
         def describe() -> str:
             opener = self._opener(node)
-            return what(node, None if opener is None else opener(node))
+            return describe_value(node, None if opener is None else opener(node))
 
         return guarded(describe, lambda error: f"{class_name(type(node))}, which raised {error_text(error)}")
 
@@ -168,19 +180,19 @@ class _Aligned:
         self._found.append(Difference(path_text(path), *finding, tree=tree))
 
 
-def _has_other_keys(mine: Opened, other: Opened) -> bool:
-    """Whether two nodes of a library's mapping, as `flax.nnx.State`, differ in their keys."""
-    keys = [*mine.keys, *other.keys]
-    return all(type(key) is DictKey for key in keys) and set(mine.keys) != set(other.keys)
+def _has_other_keys(left: Opened, right: Opened) -> bool:
+    """Whether two nodes of a library's mapping, such as `flax.nnx.State`, differ in their keys."""
+    keys = [*left.keys, *right.keys]
+    return all(type(key) is DictKey for key in keys) and set(left.keys) != set(right.keys)
 
 
 def _is_of_keys(node: Opened) -> bool:
-    """Whether the auxiliary data of a mapping are its keys."""
+    """Whether the auxiliary data of a mapping is its keys."""
     return type(node.aux) is tuple and guarded(lambda: node.aux == tuple(key.key for key in node.keys), lambda _: False)
 
 
 def _is_alike(left: Any, right: Any) -> bool:
-    """Whether to go on below nodes of different types, so that a wrapper hides nothing of what is in it."""
+    """Whether to compare the children of nodes of different types, so that a wrapper does not hide its contents."""
     kinds = (list, tuple), MAPPINGS
     return any(type(left) in kind and type(right) in kind for kind in kinds)
 
@@ -194,7 +206,7 @@ def path_text(path: Any) -> str:
     return "".join(reversed(keys))
 
 
-# Why trees cannot be stacked to one: every leaf that stands in the way.
+# Why trees cannot be stacked: every leaf that prevents it
 
 _NUMBERS: dict[str, type] = {"bool": bool, "int": int, "float": float, "complex": complex}
 
@@ -210,27 +222,27 @@ def unstackable(trees: Iterable[Any]) -> Differences:
 
 
 class _Leaves:
-    """Compares the leaves in one place of several trees."""
+    """Compares the leaves of several trees at one path."""
 
     def __init__(self) -> None:
         self._opener = Openers()
         self._classes: dict[int, tuple[str, type]] = {}  # by id: a metaclass may forbid hashing
-        self._dtypes: dict[Any, Any] = {}  # what JAX makes of them; None if it refuses them
+        self._dtypes: dict[Any, Any] = {}  # JAX's dtype; None if it accepts none
 
     def compare(self, leaf: Any, others: Others) -> Iterator[tuple[int, Finding]]:
-        mine = self._type(leaf)
-        if mine is None:
+        left_type = self._type(leaf)
+        if left_type is None:
             yield 0, _not_stacked(leaf, "")
             return
         for tree, other in others:
             theirs = self._type(other)
             if theirs is None:
                 yield tree, self._no_array(leaf, other)
-            elif theirs != mine:
-                if theirs[0] != mine[0]:
-                    yield tree, ("shape", shape_text(mine[0]), shape_text(theirs[0]), "")
-                if theirs[1] != mine[1]:
-                    yield tree, ("dtype", str(mine[1]), str(theirs[1]), _promoted(leaf, other))
+            elif theirs != left_type:
+                if theirs[0] != left_type[0]:
+                    yield tree, ("shape", shape_text(left_type[0]), shape_text(theirs[0]), "")
+                if theirs[1] != left_type[1]:
+                    yield tree, ("dtype", str(left_type[1]), str(theirs[1]), _promoted(leaf, other))
 
     def _type(self, leaf: Any) -> tuple[Any, Any] | None:
         """The shape and JAX's dtype of an array or number."""
@@ -249,12 +261,12 @@ class _Leaves:
     def _no_array(self, leaf: Any, other: Any) -> Finding:
         opener = self._opener(other)
         if opener is None:
-            return _not_stacked(other, what(leaf, None))
-        return "leaf", f"a leaf: {what(leaf, None)}", f"a node: {what(other, opener(other))}", ""
+            return _not_stacked(other, describe_value(leaf, None))
+        return "leaf", f"a leaf: {describe_value(leaf, None)}", f"a node: {describe_value(other, opener(other))}", ""
 
 
 def _kind(cls: type) -> str:
-    """How the type of a leaf is read; "" for what `jnp.stack` does not take."""
+    """How to read the type of a leaf; "" for a leaf that `jnp.stack` rejects."""
     if issubclass(cls, jax.Array):
         return "array"
     if has_base(cls, np.ndarray, np.generic, jax.ShapeDtypeStruct):
@@ -263,7 +275,7 @@ def _kind(cls: type) -> str:
 
 
 def _jax_dtype(given: Any) -> Any:
-    """JAX's dtype for one of NumPy or the name of a Python number; None if it has none."""
+    """JAX's dtype for a NumPy dtype or the name of a Python number; None if there is none."""
     if isinstance(given, str):
         return jnp.result_type(_NUMBERS[given](0))
     if not isinstance(given, np.dtype) or given == jax.dtypes.float0:
@@ -274,15 +286,15 @@ def _jax_dtype(given: Any) -> Any:
 
 
 def _promoted(leaf: Any, other: Any) -> str:
-    """What stacking makes of two dtypes."""
+    """The dtype that stacking promotes two leaves to."""
     return guarded(lambda: f"stacked, both are {jnp.result_type(leaf, other)}", lambda _: "jnp.stack refuses them")
 
 
-def _not_stacked(leaf: Any, beside: str) -> Finding:
-    """Of the first tree alone if nothing stands beside it."""
-    text = what(leaf, None)
+def _not_stacked(leaf: Any, left_text: str) -> Finding:
+    """A finding about the first tree alone if `left_text` is empty."""
+    text = describe_value(leaf, None)
     is_deleted = guarded(lambda: bool(leaf.is_deleted()), lambda _: False)
-    of_numpy = has_base(type(leaf), np.ndarray, np.generic)
-    what_else = "JAX does not take it" if of_numpy else "neither an array nor a number"
-    kind, hint = ("deleted", "donated?") if is_deleted else ("python type", what_else)
-    return (kind, beside, text, hint) if beside else (kind, text, "", hint)
+    is_numpy = has_base(type(leaf), np.ndarray, np.generic)
+    reason = "JAX does not take it" if is_numpy else "neither an array nor a number"
+    kind, hint = ("deleted", "donated?") if is_deleted else ("python type", reason)
+    return (kind, left_text, text, hint) if left_text else (kind, text, "", hint)

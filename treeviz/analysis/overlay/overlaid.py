@@ -21,7 +21,7 @@ from treeviz.analysis.compare.aligned import (
     Side,
     compare_level,
     compare_types,
-    what,
+    describe_value,
 )
 from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
 from treeviz.analysis.compare.map_mismatch import Path, path_text
@@ -68,7 +68,7 @@ def align_prefix(prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Ali
     Does not descend below the rows of the tree, so it also ends for a prefix that contains itself.
 
     Args:
-        is_leaf: Whether a node of the prefix is a spec, such as None.
+      is_leaf: Whether a node of the prefix is a spec, such as None.
     """
     return _Walk(side, is_leaf).run(prefix)
 
@@ -121,7 +121,7 @@ class _Walk:
         opened_node = None if opener is None or (self._side.table.is_leaf[row] and not is_box) else opener(node)
         differs = compare_types(spec, node, opened_node)
         if differs is not None or opened_node is None:
-            self._add(row, path, differs or ("leaf", what(spec, opened), what(node, None), ""))
+            self._add(row, path, differs or ("leaf", describe_value(spec, opened), describe_value(node, None), ""))
             return []
         for finding in compare_level(spec, opened, node, opened_node):
             self._add(row, path, finding)
@@ -187,7 +187,7 @@ class _Walk:
 
         def describe() -> str:
             opener = self._opener(node)
-            return what(node, None if opener is None else opener(node))
+            return describe_value(node, None if opener is None else opener(node))
 
         return guarded(describe, lambda error: f"a node that raised {error_text(error)}")
 
@@ -225,9 +225,9 @@ class Pairs(NamedTuple):
     """The leaves that get a spec.
 
     Attributes:
-        rows: int[k]: the row of each leaf.
-        codes: int[k]: the index of each leaf in `distinct`.
-        distinct: The distinct pairs of a spec and the facts of a leaf.
+      rows: int[k]: the row of each leaf.
+      codes: int[k]: the index of each leaf in `distinct`.
+      distinct: The distinct pairs of a spec and the facts of a leaf.
     """
 
     rows: np.ndarray
@@ -478,8 +478,8 @@ class InAxes:
         is_mapped = np.array([spec is not None for spec, _ in pairs.distinct] + [False])[pairs.codes]
         n_leaves, n_mapped = int(np.count_nonzero(table.is_leaf)), int(np.count_nonzero(is_mapped))
         if not n_mapped and len(pairs.rows) == n_leaves:
-            what = "every spec is None" if n_leaves else "there is no leaf"
-            findings.append((0, ("spec", what, "vmap maps at least one leaf", "")))
+            describe_value = "every spec is None" if n_leaves else "there is no leaf"
+            findings.append((0, ("spec", describe_value, "vmap maps at least one leaf", "")))
         odd, headline = _odd_sizes(table, pairs, sizes)
         column = pairs.column(
             table, [size for size, _ in answers], "axis_size", "size", format="count", help="Of the axis that is mapped"

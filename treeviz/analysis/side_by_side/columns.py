@@ -388,7 +388,7 @@ def other_tree_columns(
       trees: Other trees by name.
       stats: Read the values.
       is_leaf: As in `jax.tree.leaves`, for the other trees.
-        budget: Of each other tree; rows that it leaves out are noted at the root.
+      budget: Of each other tree; rows that it leaves out are noted at the root.
     """
     notes: list[Note] = []
     columns: list[Column] = []

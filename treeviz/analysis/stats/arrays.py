@@ -27,8 +27,8 @@ class Summaries(NamedTuple):
 
     Attributes:
       moments: float64[5, k]: the number of finite values; their mean, standard deviation, minimum, maximum.
-        counts: int64[k, 4 + N_BINS], or uint32 if all fit: zeros, NaN, +Inf, -Inf, and the histogram of the finite,
-          non-zero values.
+      counts: int64[k, 4 + N_BINS], or uint32 if all fit: zeros, NaN, +Inf, -Inf, and the histogram of the finite,
+        non-zero values.
     """
 
     moments: np.ndarray

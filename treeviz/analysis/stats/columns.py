@@ -53,9 +53,9 @@ class Scan:
     """Reads leaves, each object once. `read` returns a leaf's number.
 
     Attributes:
-        late: Why arrays in host memory are no longer read, or "".
-        reasons: Why a leaf has no statistics, or a remark on how they were computed.
-        unread: The leaves without statistics.
+      late: Why arrays in host memory are no longer read, or "".
+      reasons: Why a leaf has no statistics, or a remark on how they were computed.
+      unread: The leaves without statistics.
     """
 
     def __init__(self, max_elements: int, on_host: Callable[[jax.Array], bool], budget: Budget):
@@ -76,11 +76,11 @@ class Scan:
         """Read a leaf or the array in it, or start its reduction.
 
         Args:
-            facts: The facts of its row.
-            layers: An axis and the number of layers along it, to read each layer.
+          facts: The facts of its row.
+          layers: An axis and the number of layers along it, to read each layer.
 
-          Returns:
-            The number of the leaf or of its first layer; None for a leaf that is neither an array nor a number.
+        Returns:
+          The number of the leaf or of its first layer; None for a leaf that is neither an array nor a number.
         """
         cls = type(leaf)
         if id(cls) not in self._readers:
