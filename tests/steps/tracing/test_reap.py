@@ -160,6 +160,12 @@ def test_the_way_of_an_argument_is_followed():
     assert sorted([f.origins for f in found], key=str) == [(0, None), (1,), (None,)]
 
 
+def test_a_leaf_that_a_jitted_function_casts_is_the_same_leaf():
+    cast = jax.jit(lambda a: a.astype(jnp.bfloat16))
+    _, found, _ = run(lambda a: sown((low := cast(a),), origin=(low,)), x)
+    assert [f.origins for f in found] == [(0,)]
+
+
 def test_what_a_checkpoint_computes_again_is_measured_once():
     function = jax.grad(lambda x: jnp.sum(jnp.sin(jax.checkpoint(lambda x: sown(jnp.sin(x)) ** 2)(x))))
     program = jax.make_jaxpr(function)(x)

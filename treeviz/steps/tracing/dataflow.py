@@ -73,11 +73,6 @@ class Domain(Generic[V]):
         """Called for each equation, in order. In a loop: once, with what is known of its operands in all turns."""
 
 
-class Visit(NamedTuple):
-    eqn: Any
-    operands: list[Any]
-
-
 class Followed(Generic[V]):
     """One jaxpr, followed equation by equation.
 
@@ -86,22 +81,16 @@ class Followed(Generic[V]):
       arguments: What is known of its arguments.
 
     Attributes:
-      visits: The equations so far, those inside of others too, each with what is known of its operands.
+      visits: The equations so far, also those inside others, each with what is known of its operands.
     """
 
     def __init__(self, domain: Domain[V], program: Any, arguments: Sequence[V]) -> None:
         self.domain, self.jaxpr = domain, open_jaxpr(program)
-        self.visits: list[Visit] = []
+        self.visits: list[tuple[Any, list[V]]] = []
         self._given = domain.given(self.jaxpr)
-        self._known: dict[Any, V] = {**self._given}
-        for variable, value in zip(self.jaxpr.constvars, consts_of(program), strict=False):
-            self._add(variable, domain.constant(value))
-        for variable, known in zip(self.jaxpr.invars, arguments, strict=True):
-            self._add(variable, known)
-
-    def _add(self, variable: Any, known: V | None) -> None:
-        if known is not None and variable not in self._given:
-            self._known[variable] = known
+        self._known: dict[Any, V | None] = dict(zip(self.jaxpr.invars, arguments, strict=True))
+        self._known.update(zip(self.jaxpr.constvars, map(domain.constant, consts_of(program)), strict=False))
+        self._known.update(self._given)
 
     def read(self, atom: Any) -> V:
         known = self.domain.constant(atom.val) if isinstance(atom, Literal) else self._known.get(atom)
@@ -109,16 +98,21 @@ class Followed(Generic[V]):
 
     def step(self, eqn: Any) -> None:
         """Follow the next equation."""
-        operands = [self.read(x) for x in eqn.invars]
-        self.visits.append(Visit(eqn, operands))
+        operands = []
+        for x in eqn.invars:  # as `read`, which would be called for each
+            known = self.domain.constant(x.val) if isinstance(x, Literal) else self._known.get(x)
+            operands.append(self.domain.unknown(x) if known is None else known)
+        self.visits.append((eqn, operands))
         if eqn.primitive.name in self.domain.enters:
             inside = followed_inside(self.domain, eqn, operands)
             results: Sequence[V] = inside.results
-            self.visits += inside.visits
+            for program in inside.programs:
+                self.visits += program.visits
         else:
             results = self.domain.results(eqn, operands)
-        for variable, known in zip(eqn.outvars, results, strict=False):
-            self._add(variable, known)
+        self._known.update(zip(eqn.outvars, results, strict=False))
+        if self._given:
+            self._known.update(self._given)
 
     def to(self, last: Any = None) -> Followed[V]:
         """Follow all equations before this one; None: to the end."""
@@ -143,10 +137,6 @@ class Inside(NamedTuple, Generic[V]):
 
     programs: list[Followed[V]]
     results: list[V]
-
-    @property
-    def visits(self) -> list[Visit]:
-        return [visit for program in self.programs for visit in program.visits]
 
 
 def followed_inside(domain: Domain[V], eqn: Any, operands: Sequence[V]) -> Inside[V]:

@@ -28,7 +28,6 @@ from treeviz.steps.tracing.primitives import (
     SCATTER_ADDS,
     SHARD_MAP,
     Sown,
-    called_jaxpr,
     holds_sown,
     open_jaxpr,
     programs,
@@ -48,29 +47,36 @@ def argument_order(program: ClosedJaxpr) -> list[int]:
     return list(domain.order)
 
 
-class _Argument(Domain[int | None]):
-    """What is known is the number of the argument that a value is, but for its dtype, shape, order or place."""
+class Leaf(Domain[int | None]):
+    """What is known is the number of the argument that a value is the same leaf as."""
 
-    def __init__(self) -> None:
-        self.order: dict[int, None] = {}
+    enters = CALLS
+    moves = SAME_LEAF
 
     def unknown(self, atom: Any) -> None:
         return None
 
     def results(self, eqn: Any, operands: Sequence[int | None]) -> Sequence[int | None]:
-        return operands if _moves(eqn) else ()
+        return operands if eqn.primitive.name in self.moves or eqn.primitive is sow_p else ()
+
+
+class _Argument(Leaf):
+    """What is known is the number of the argument that a value is, but for its dtype, shape, order or place."""
+
+    enters = Domain.enters
+    moves = SAME_LEAF | RESHAPES
+
+    def __init__(self) -> None:
+        self.order: dict[int, None] = {}
 
     def join(self, values: Sequence[int | None], atom: Any) -> int | None:
         """Of a loop, its first turn counts: in an epoch, the parameters of the later turns are new ones."""
         return values[0]
 
     def visit(self, eqn: Any, operands: Sequence[int | None]) -> None:
-        if not _moves(eqn) and eqn.primitive.name not in self.enters:
+        name = eqn.primitive.name
+        if name not in self.moves and name not in self.enters and eqn.primitive is not sow_p:
             self.order.update((argument, None) for argument in operands if argument is not None)
-
-
-def _moves(eqn: Any) -> bool:
-    return eqn.primitive.name in SAME_LEAF or eqn.primitive.name in RESHAPES or eqn.primitive is sow_p
 
 
 # Gradients that are zero whatever the arguments are: those of parameters on which the loss does not depend.
@@ -487,23 +493,3 @@ def _is_split(value: Any, axis: int) -> bool:
     """Whether the type says that the layers lie on several devices, as in explicit meshes."""
     spec = tuple(getattr(getattr(value.aval, "sharding", None), "spec", ()))
     return any(each is not None for each in spec[axis : axis + 1])
-
-
-# Which argument of a program each value in it is the same leaf as.
-
-_PASSES = SAME_LEAF | CALLS
-
-
-def passes_leaves(eqn: Any) -> bool:
-    """Whether results of an equation may be the same leaves as operands."""
-    return eqn.primitive.name in _PASSES or eqn.primitive is sow_p
-
-
-def origins_of_results(eqn: Any, origins: Sequence[int | None]) -> Sequence[int | None]:
-    """For each result of an equation that `passes_leaves`, the number of the program argument that it is; or None."""
-    if eqn.primitive.name not in CALLS:
-        return origins
-    inner = open_jaxpr(called_jaxpr(eqn))
-    place = {v: i for i, v in enumerate(inner.invars)}
-    places = [None if isinstance(v, Literal) else place.get(v) for v in inner.outvars]
-    return [None if i is None else origins[i] for i in places]

@@ -21,15 +21,8 @@ from jax.sharding import PartitionSpec
 from treeviz.steps.reduce import OnEach, barrier
 from treeviz.steps.statistics import MeasuredTree, Parts, WhyNot, nothing_against, shape_of, sibling_name, with_dtypes
 from treeviz.steps.tracing.attribution import Attribution
-from treeviz.steps.tracing.domains import (
-    AxesOf,
-    Path,
-    layer_axes,
-    match_new_params,
-    origins_of_results,
-    passes_leaves,
-    scanned_in,
-)
+from treeviz.steps.tracing.dataflow import Followed
+from treeviz.steps.tracing.domains import AxesOf, Leaf, Path, layer_axes, match_new_params, scanned_in
 from treeviz.steps.tracing.primitives import (
     CALLS,
     COND,
@@ -467,7 +460,7 @@ def _without_constants(run: Any, function: Callable, operands) -> tuple[Jaxpr, l
     n_consts, inner = len(program.consts), program.jaxpr
 
     def with_constants(*operands):
-        return run.jaxpr(inner, operands[:n_consts], operands[n_consts:])[0]
+        return run.jaxpr(inner, operands[:n_consts], operands[n_consts:], [None] * len(inner.invars))[0]
 
     return jax.make_jaxpr(with_constants)(*program.consts, *operands).jaxpr, program.consts
 
@@ -831,7 +824,7 @@ class Run:
         run.in_recomputation = True
         return run
 
-    def jaxpr(self, jaxpr: Jaxpr, consts, arguments, origins=()):
+    def jaxpr(self, jaxpr: Jaxpr, consts, arguments, origins):
         """Run one jaxpr.
 
         Args:
@@ -842,7 +835,7 @@ class Run:
         """
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
-        origin: dict[Any, int | None] = dict(zip(jaxpr.invars, origins, strict=False))
+        origin = Followed(Leaf(), jaxpr, origins)
         reaped: list[Reaped] = []
         packed: list[jax.Array] = []
 
@@ -850,7 +843,7 @@ class Run:
             return atom.val if isinstance(atom, Literal) else values[atom]
 
         def origins_of(eqn):
-            return [None if isinstance(x, Literal) else origin.get(x) for x in eqn.invars]
+            return [origin.read(x) for x in eqn.invars]
 
         attempt, sows = self.unread.attempt, any(eqn.primitive is sow_p for eqn in jaxpr.eqns)
         summed = {} if self.devices is None else sums_of_sown(jaxpr, self.devices.sizes)
@@ -861,8 +854,7 @@ class Run:
         without = idle(jaxpr, kept)
         freed_after, add = last_uses(jaxpr, kept, without), adds_copies()
         for n, eqn in enumerate(jaxpr.eqns):
-            if passes_leaves(eqn):
-                origin.update(zip(eqn.outvars, origins_of_results(eqn, origins_of(eqn)), strict=False))
+            origin.step(eqn)
             if n in without:
                 continue
             operands = [read(x) for x in eqn.invars]
@@ -933,7 +925,7 @@ class Run:
                 self.unread.note(f"What jax.grad computes inside this `{eqn.primitive.name}` is not measured", error)
         return bind(eqn, operands), (), ()
 
-    def traced(self, jaxpr: Any, origins=(), devices: Devices | None = None):
+    def traced(self, jaxpr: Any, origins, devices: Devices | None = None):
         """A function from the jaxpr's operands to its results and packed rows; and a list of what is reaped.
 
         The list is empty until the function is traced.
