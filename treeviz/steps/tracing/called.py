@@ -279,20 +279,10 @@ def _inner(function: Any) -> Any:
 
 def has_transposes(call: JittedCall) -> bool:
     """Whether its program, which JAX needs anyway to run it, has operations of a backward pass."""
-    return _has_transposes(call.jitted().trace(*call.args, **call.kwargs).jaxpr)
+    from treeviz.steps.tracing.primitives import equations  # of JAX's extension API
 
-
-def _has_transposes(jaxpr: Any) -> bool:
-    from treeviz.steps.tracing.primitives import (
-        inner_jaxprs,  # of JAX's extension API
-        open_jaxpr,  # of JAX's extension API
-    )
-
-    return any(
-        "Transform(name='transpose')" in repr(eqn.source_info.name_stack)
-        or any(map(_has_transposes, inner_jaxprs(eqn)))
-        for eqn in open_jaxpr(jaxpr).eqns
-    )
+    program = call.jitted().trace(*call.args, **call.kwargs).jaxpr
+    return any("Transform(name='transpose')" in repr(eqn.source_info.name_stack) for eqn, _ in equations(program))
 
 
 class _GradientSeen(BaseException):

@@ -113,18 +113,18 @@ def inner_jaxprs(eqn: Any) -> list[Any]:
     return found
 
 
+def equations(jaxpr: Any, around: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Every equation of a jaxpr and of those inside it, each with the equations around it, the outermost first."""
+    for eqn in open_jaxpr(jaxpr).eqns:
+        yield eqn, around
+        for inner in inner_jaxprs(eqn):
+            yield from equations(inner, (*around, eqn))
+
+
 def effects_in(program: ClosedJaxpr) -> set[str]:
     """The names of the primitives in a program that do more than return results, as `io_callback` does."""
-
-    def names(jaxpr: Any) -> Iterator[str]:
-        for eqn in open_jaxpr(jaxpr).eqns:
-            inner = inner_jaxprs(eqn)
-            if eqn.effects and not inner:
-                yield eqn.primitive.name
-            for one in inner:
-                yield from names(one)
-
-    return set(names(program)) if program.jaxpr.effects else set()
+    found = equations(program) if program.jaxpr.effects else ()
+    return {eqn.primitive.name for eqn, _ in found if eqn.effects and not inner_jaxprs(eqn)}
 
 
 def open_jaxpr(jaxpr: Any) -> Jaxpr:
@@ -430,19 +430,15 @@ def _can_add(kind: type) -> bool:
 
 def sown_in(jaxpr: Any, recomputed: bool = False) -> Iterator[tuple[Sown, bool]]:
     """Every sown tree in a jaxpr and in those inside it, and whether `jax.checkpoint` computes it a second time."""
-    for eqn in open_jaxpr(jaxpr).eqns:
+    for eqn, around in equations(jaxpr):
         if eqn.primitive is sow_p:
-            yield eqn.params["sown"], recomputed
-        for inner in inner_jaxprs(eqn):
-            yield from sown_in(inner, recomputed or is_recomputed(eqn))
+            yield eqn.params["sown"], recomputed or any(map(is_recomputed, around))
 
 
 def holds_sown(eqn: Any) -> bool:
     """Whether an equation sows, or one in its jaxprs does."""
-    if eqn.primitive is sow_p:
-        return True
     inner_ones = inner_jaxprs(eqn)
-    return bool(inner_ones) and any(True for inner in inner_ones for _ in sown_in(inner))
+    return eqn.primitive is sow_p or (bool(inner_ones) and any(True for inner in inner_ones for _ in sown_in(inner)))
 
 
 def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, list[tuple[Any, frozenset[str]]]]:

@@ -27,6 +27,7 @@ from treeviz.steps.tracing.primitives import (
     Reaped,
     Sown,
     bind,
+    holds_sown,
     inner_jaxprs,
     is_scalar,
     open_jaxpr,
@@ -34,7 +35,6 @@ from treeviz.steps.tracing.primitives import (
     scan_parts,
     size_of,
     sow_p,
-    sown_in,
 )
 
 # What an optimizer receives of a gradient: a sum over examples or micro-batches, unscaled and clipped.
@@ -360,7 +360,7 @@ class _Level:
         for eqn in self.jaxpr.eqns:
             if eqn.primitive is sow_p:
                 self._sow(eqn)
-            elif any(True for inner in inner_jaxprs(eqn) for _ in sown_in(inner)):
+            elif holds_sown(eqn):
                 for variable, form in self._from_inside(eqn):
                     self._start(variable, form)
             elif any(not isinstance(x, Literal) and x in self.form_of for x in eqn.invars):

@@ -20,7 +20,7 @@ from treeviz.analysis.stats.arrays import lies_on_host
 from treeviz.steps.measure import paths_in
 from treeviz.steps.tracing.attribution import split
 from treeviz.steps.tracing.jitted import JitOptions, JittedStep
-from treeviz.steps.tracing.primitives import COND, SCAN, SHARD_MAP, WHILE, inner_jaxprs, open_jaxpr, sow_p
+from treeviz.steps.tracing.primitives import COND, SCAN, SHARD_MAP, WHILE, equations, sow_p
 from treeviz.tree.tracers import Tracer, any_traced
 
 _MOST_RUNS = 5
@@ -293,17 +293,9 @@ def _is_that_of_the_step(program: ClosedJaxpr) -> bool:
 
     Where a loop is differentiated, it keeps what was sown for the backward pass, besides the value that it equals.
     """
-
-    def is_plain(jaxpr: Any, is_in_loop: bool = False) -> bool:
-        for equation in open_jaxpr(jaxpr).eqns:
-            if is_in_loop and equation.primitive is sow_p and equation.params["differentiated"]:
-                return False
-            within = is_in_loop or equation.primitive.name in _LOOPS
-            if not all(is_plain(inner, within) for inner in inner_jaxprs(equation)):
-                return False
-        return True
-
-    return is_plain(program) and not any_traced(program.consts)
+    tags = [(eqn, around) for eqn, around in equations(program) if eqn.primitive is sow_p]
+    is_kept = any(e.params["differentiated"] and any(o.primitive.name in _LOOPS for o in around) for e, around in tags)
+    return not is_kept and not any_traced(program.consts)
 
 
 def _described(x: Any) -> Any:
