@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -234,6 +234,17 @@ def context_of(eqn: Any) -> Iterator[None]:
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
         yield
+
+
+def needed(jaxpr: Jaxpr, wanted: Iterable[Any], also: Callable[[Any], bool] = lambda eqn: False) -> dict[int, Any]:
+    """By number, in order, the equations on which the wanted variables depend, and those that are needed `also`."""
+    used, found = {x for x in wanted if not isinstance(x, Literal)}, {}
+    for n in range(len(jaxpr.eqns) - 1, -1, -1):
+        eqn = jaxpr.eqns[n]
+        if not used.isdisjoint(eqn.outvars) or also(eqn):
+            found[n] = eqn
+            used.update(x for x in eqn.invars if not isinstance(x, Literal))
+    return dict(reversed(found.items()))
 
 
 def last_uses(

@@ -43,6 +43,7 @@ from treeviz.steps.tracing.primitives import (
     inner_jaxprs,
     is_recomputed,
     last_uses,
+    needed,
     open_jaxpr,
     scan_parts,
     sow_p,
@@ -326,16 +327,12 @@ def idle(jaxpr: Jaxpr, kept: Set[Any] = frozenset()) -> set[int]:
     Args:
       kept: Variables that are read besides.
     """
-    used = {x for x in (*jaxpr.outvars, *kept) if not isinstance(x, Literal)}
-    found: set[int] = set()
-    for n in range(len(jaxpr.eqns) - 1, -1, -1):
-        eqn = jaxpr.eqns[n]
+
+    def is_kept(eqn: Any) -> bool:
         is_tag = eqn.primitive is sow_p and eqn.params["sown"].kind == "loss"
-        if used.isdisjoint(eqn.outvars) and not eqn.effects and (is_tag or not holds_sown(eqn)):
-            found.add(n)
-        else:
-            used.update(x for x in eqn.invars if not isinstance(x, Literal))
-    return found
+        return eqn.effects or (not is_tag and holds_sown(eqn))
+
+    return {*range(len(jaxpr.eqns))} - needed(jaxpr, [*jaxpr.outvars, *kept], is_kept).keys()
 
 
 def read_later(summed, again, received: Iterable[Received]) -> set[Any]:

@@ -30,6 +30,7 @@ from treeviz.steps.tracing.primitives import (
     holds_sown,
     inner_jaxprs,
     is_scalar,
+    needed,
     open_jaxpr,
     programs,
     scan_parts,
@@ -181,8 +182,8 @@ def _scalar(x: Any) -> Any:
 _LEAST = 8.0
 
 
-def loss_scales(jaxpr: Jaxpr, made_by: Mapping[Any, Any]) -> dict[Sown, set[float]]:
-    """By what was sown, the powers of two, 8 and more, that its loss is multiplied with in its last operations.
+def _scales(loss: Any, made_by: Mapping[Any, Any]) -> set[float]:
+    """The powers of two, 8 and more, that a loss is multiplied with in its last operations.
 
     A gradient that is divided by one is exactly that of the loss without it. Other numbers may be the optimizer's own,
     as the 0.1 that is 1 - b1 of Adam.
@@ -190,15 +191,7 @@ def loss_scales(jaxpr: Jaxpr, made_by: Mapping[Any, Any]) -> dict[Sown, set[floa
     Args:
       made_by: The equation of each variable of the jaxpr.
     """
-    found: dict[Sown, set[float]] = {}
-    losses: list[Any] = []  # whose gradients come later, the last one's first
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is sow_p and eqn.params["sown"].kind == "loss":
-            losses.append(eqn.invars[0])
-        elif eqn.primitive is sow_p and eqn.params["sown"].kind == "grads" and losses:
-            scales = _products(losses.pop(), made_by)
-            found[eqn.params["sown"]] = {x for x in scales if x >= _LEAST and x.hex().startswith("0x1.0000000000000p")}
-    return found
+    return {x for x in _products(loss, made_by) if x >= _LEAST and x.hex().startswith("0x1.0000000000000p")}
 
 
 def _products(atom: Any, made_by: Mapping[Any, Any]) -> set[float]:
@@ -263,39 +256,24 @@ def accumulated(eqn: Any) -> Iterator[Accumulated]:
     for branch, operands in programs(eqn, eqn.invars):
         jaxpr = open_jaxpr(branch)
         outside = dict(zip(jaxpr.invars, operands, strict=True))
-        made_by = {v: inner for inner in jaxpr.eqns for v in inner.outvars}
-
-        def root(atom: Any, made_by=made_by) -> Any:
-            while not isinstance(atom, Literal) and atom in made_by and made_by[atom].primitive.name in SAME_LEAF:
-                atom = made_by[atom].invars[0]
-            return atom
-
-        def step_of(atom: Any, name: str, made_by=made_by, root=root) -> list[Any]:
-            inner = None if isinstance(atom, Literal) else made_by.get(atom)
-            return [root(x) for x in inner.invars] if inner is not None and inner.primitive.name == name else []
-
+        known: dict[Any, Any] = {**outside}  # the operand that a variable is, or a difference, or what is divided
         for inner in jaxpr.eqns:
-            if inner.primitive.name != "add":
-                continue
-            for before, other in (inner.invars, inner.invars[::-1]):
-                before = root(before)
-                difference = [x for part in step_of(other, "div")[:1] for x in step_of(part, "sub")]
-                is_mean = len(difference) == 2 and difference[1] is before
-                gradient = difference[0] if is_mean else root(other)
-                if not any(isinstance(x, Literal) or x not in outside for x in (before, gradient)):
-                    made = _repeated(jaxpr, inner.outvars[0], outside)
-                    how = f"{'averaged' if is_mean else 'summed'} over the calls so far"
-                    yield Accumulated(outside[gradient], outside[before], made, how)
-
-
-def _repeated(jaxpr: Jaxpr, result: Any, outside: dict[Any, Any]) -> Repeated:
-    """The equations on which a result depends."""
-    needed, eqns = {result}, []
-    for eqn in reversed(jaxpr.eqns):
-        if not needed.isdisjoint(eqn.outvars):
-            needed.update(x for x in eqn.invars if not isinstance(x, Literal))
-            eqns.append(eqn)
-    return Repeated(tuple(reversed(eqns)), result, {v: x for v, x in outside.items() if v in needed})
+            name = inner.primitive.name
+            values = [None if isinstance(x, Literal) else known.get(x) for x in inner.invars]
+            if name in SAME_LEAF:
+                known.update(zip(inner.outvars, values, strict=False))
+            elif name in ("sub", "div"):
+                known[inner.outvars[0]] = (name, *values)
+            for before, other in (values, values[::-1]) if name == "add" else ():
+                match other:
+                    case "div", ("sub", gradient, start), _ if start is before:
+                        how = "averaged over the calls so far"
+                    case gradient:
+                        how = "summed over the calls so far"
+                if not any(x is None or isinstance(x, tuple | Literal) for x in (before, gradient)):
+                    made = inner.outvars[0]
+                    repeated = Repeated(tuple(needed(jaxpr, [made]).values()), made, outside)
+                    yield Accumulated(gradient, before, repeated, how)
 
 
 class Plan:
@@ -354,7 +332,7 @@ class _Level:
         self.first: dict[Any, Any] = {}  # of the scalars that are computed alike, as once for each leaf
         self._computed: dict[tuple, Any] = {}
         self._depends: dict[tuple[Any, Sown], bool] = {}
-        plan.scales.update(loss_scales(jaxpr, self.made_by))
+        self.losses: list[Any] = []  # whose gradients come later, the last one's first
 
     def follow(self) -> None:
         for eqn in self.jaxpr.eqns:
@@ -382,6 +360,10 @@ class _Level:
 
     def _sow(self, eqn: Any) -> None:
         sown, n = eqn.params["sown"], eqn.params["n"]
+        if sown.kind == "loss":
+            self.losses.append(eqn.invars[0])
+        elif sown.kind == "grads" and self.losses:
+            self.plan.scales[sown] = _scales(self.losses.pop(), self.made_by)
         batched = [dims for dims in eqn.params["batched"] if any(dim is not None for dim in dims[:n])]
         if sown.kind in ("tap", "loss") or len(batched) > 1:
             return
