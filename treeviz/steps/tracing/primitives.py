@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -467,34 +468,27 @@ def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, list[
     """
     if not any(eqn.primitive.name in DEVICE_SUMS for eqn in jaxpr.eqns):
         return {}
-    found = {}
+    n_uses = Counter(x for eqn in jaxpr.eqns for x in eqn.invars if not isinstance(x, Literal))
+    found: dict[int, list[tuple[Any, frozenset[str]]]] = {}
+    at: dict[Any, tuple[int, int]] = {}  # by the variable that a sown value is now: the places of its sum in `found`
     for n, eqn in enumerate(jaxpr.eqns):
+        name = eqn.primitive.name
         if eqn.primitive is sow_p and eqn.params["sown"].kind not in ("tap", "loss"):
-            sums = [_sum_of(jaxpr, variable, axis_sizes) for variable in eqn.outvars]
-            if any(axes for _, axes in sums):
-                found[n] = sums
-    return found
-
-
-def _sum_of(jaxpr: Jaxpr, variable: Any, axis_sizes: Mapping[str, int]) -> tuple[Any, frozenset[str]]:
-    """The last sum or mean over devices that a variable becomes, and over which axes; no axes if it becomes none."""
-    axes: frozenset[str] = frozenset()
-    end = at = variable
-    while True:
-        uses = [(eqn, i) for eqn in jaxpr.eqns for i, x in enumerate(eqn.invars) if x is at]
-        sums = [(eqn, i) for eqn, i in uses if eqn.primitive.name in DEVICE_SUMS]
-        if sums:
-            eqn, place = sums[0]
-            axes |= {axis for axis in eqn.params["axes"] if isinstance(axis, str)}
-            end = at = eqn.outvars[place]
-        elif len(uses) == 1 and uses[0][0].primitive.name in SAME_LEAF:
-            eqn, place = uses[0]
-            at = eqn.outvars[place]
-            end = at if axes else end
-        elif len(uses) == 1 and _divides(uses[0][0], math.prod(axis_sizes.get(axis, 1) for axis in axes)):
-            end = at = uses[0][0].outvars[0]
-        else:
-            return end, axes
+            found[n] = [(v, frozenset()) for v in eqn.outvars]
+            at.update((v, (n, i)) for i, v in enumerate(eqn.outvars))
+        for x, out in zip(eqn.invars, eqn.outvars, strict=False):
+            if isinstance(x, Literal) or x not in at:
+                continue
+            place, i = at[x]
+            end, axes = found[place][i]
+            n_devices = math.prod(axis_sizes.get(axis, 1) for axis in axes)
+            if name in DEVICE_SUMS:
+                axes |= {axis for axis in eqn.params["axes"] if isinstance(axis, str)}
+            elif n_uses[x] > 1 or not (name in SAME_LEAF or _divides(eqn, n_devices)):
+                continue
+            found[place][i] = out if axes or name in DEVICE_SUMS else end, axes
+            at[out] = at.pop(x)
+    return {n: sums for n, sums in found.items() if any(axes for _, axes in sums)}
 
 
 def _divides(eqn: Any, n: int) -> bool:
