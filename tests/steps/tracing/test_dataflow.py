@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,3 +147,15 @@ def test_a_primitive_that_a_domain_does_not_enter_is_asked_of_the_domain():
     program = jax.make_jaxpr(scan)(1.0, 2.0, 3.0)
     found = forward(program, Whole(), [frozenset([i]) for i in range(3)])
     assert found == [frozenset([0, 1, 2])] * 4
+
+
+def test_the_domain_in_contributing_knows_what_it_promises():
+    page = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text("utf-8")
+    code: dict = {}
+    exec(re.search(r"```python\n([^`]*class Zeros.*?)```", page, re.DOTALL)[1], code)
+
+    def step(a, b):
+        return lax.scan(lambda carry, entry: (carry * entry, -entry), 0.0, a * 0.0)[0], a * b
+
+    is_zero, with_zeros = code["zeros_in"](step, x, 2.0)
+    assert is_zero == [True, False] and "neg" in with_zeros  # in the scan
