@@ -222,7 +222,8 @@ def match_new_params(
       argument_paths: The paths of all arguments of the program. The first key is that of the step's argument.
       result_paths: The paths of all results.
     """
-    shares = _shares_of_results(program)
+    everything = [_Value({i: _WHOLE}) for i in range(len(program.jaxpr.invars))]
+    shares = [value.shares for value in forward(program, _Sums(), everything)]
     avals, results = ([*map(shape_and_dtype, of)] for of in (program.jaxpr.invars, program.jaxpr.outvars))
     sums: dict[int, list[int]] = defaultdict(list)  # by argument, the results that are it plus something
     for i, of_result in enumerate(shares):
@@ -280,11 +281,6 @@ def _is_same_path(argument: Path, result: Path) -> bool:
     """Whether `f(params, …)` gives `(params, …)`, or just `params`."""
     keys, result_keys = list(map(str, argument)), list(map(str, result))
     return keys == result_keys or (keys[0] == "[0]" and keys[1:] == result_keys)
-
-
-def _shares_of_results(program: ClosedJaxpr) -> list[Shares]:
-    arguments = [_Value({i: _WHOLE}) for i in range(len(program.jaxpr.invars))]
-    return [value.shares for value in forward(program, _Sums(), arguments)]
 
 
 class _Value(NamedTuple):

@@ -846,7 +846,8 @@ class Run:
         summed = {} if self.devices is None else sums_of_sown(jaxpr, self.devices.sizes)
         again = attempt(_NOT_REPEATED, {}, repeats, jaxpr)
         scanned = attempt(_NO_LAYERS, {}, scanned_in, jaxpr) if sows else {}
-        received, copies = self.received_in(jaxpr), {}
+        is_read = self.devices is None and self.scaled is not None  # each device may receive something else
+        received, copies = self.received.get(id(jaxpr), {}) if is_read else {}, {}
         kept = read_later(summed, again, received.values())
         without = idle(jaxpr, kept)
         freed_after, add = last_uses(jaxpr, kept, without), adds_copies()
@@ -882,12 +883,6 @@ class Run:
             reaped.append(r)
             packed.append(rows)
         return [read(x) for x in jaxpr.outvars], reaped, packed
-
-    def received_in(self, jaxpr: Jaxpr) -> Mapping[Sown, Received]:
-        """What is measured besides of the values that are sown in a jaxpr."""
-        if self.devices is not None or self.scaled is None:  # each device may receive something else
-            return {}
-        return self.received.get(id(jaxpr), {})
 
     def receive(self, received: Mapping[Sown, Received], reaped, packed, read, copies):
         """What the optimizer receives of the gradients that were reaped, and its packed rows.
