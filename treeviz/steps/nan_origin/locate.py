@@ -1,4 +1,4 @@
-"""Replay a step, operation by operation, to find the one that produced the first NaN or Inf."""
+"""Find the operation that produced the first NaN or Inf of a step, and keep the inputs of steps for that."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ __all__ = ["CannotLocateNan", "NanOrigin", "locate_nan", "locate_nan_in"]
 
 
 def locate_nan(function: Callable, *args: Any, **kwargs: Any) -> NanOrigin | None:
-    """Replay a step on these arguments, and name the operation, file and line of the first NaN or Inf; None if there
-    is none.
+    """The operation, file and line of the first NaN or Inf of a step; None if all values are finite.
 
         @jax.jit
         def step(x):
@@ -42,7 +41,7 @@ def locate_nan(function: Callable, *args: Any, **kwargs: Any) -> NanOrigin | Non
 
         print(locate_nan(step, jnp.zeros(3)))    # forward: log at … gave 3 -Inf of 3, the first at [0], which …
 
-    Costs, errors and options: see `locate_nan_in`.
+    See `locate_nan_in` for costs, errors and options.
     """
     return locate_nan_in(function, args, kwargs)
 
@@ -55,28 +54,28 @@ def locate_nan_in(
     max_equations: int = 1_000_000,
     only_results: bool = False,
 ) -> NanOrigin | None:
-    """Run a step equation by equation, and trace NaN and Inf in its results back to the operation that made them.
+    """Run a step equation by equation, and trace NaN and Inf in its results back to the operation that produced them.
 
-    An argument with a NaN is reported at once. Otherwise each result with NaN or Inf is traced back to its origin: an
-    operation with finite operands and a result that is not finite. Of several origins the earliest is reported, and an
-    operation goes before the derivative of the same line. Where an Inf became NaN later, the operation that made the
-    Inf is reported.
+    An argument with NaN is reported at once. Otherwise each non-finite result is traced back to its origin: an
+    operation with finite operands and a non-finite result. The earliest origin is reported, and an operation is
+    preferred to the derivative of the same line. If an Inf later became NaN, the operation that produced the Inf is
+    reported.
 
     Inf in constants (a mask) or in scalar arguments (the best loss so far) is ignored until it produces NaN; then that
-    operation is reported. Inf that reaches no result is ignored. If all results are finite, the first NaN on the way
-    that is no constant is reported, with `reaches_outputs` False.
+    operation is reported. Inf that reaches no result is ignored. If all results are finite, the first NaN that does not
+    come from a constant is reported, with `reaches_outputs` False.
 
-    Loops run as a whole first, and step by step if their results are not finite; a `shard_map` likewise, and then
-    operation by operation on its devices, with one compilation for each kind of operation. What devices do differently
-    there, a `cond` or the steps of a `while_loop`, is one operation. The cost is that of the step without fusion, twice
-    if something is found. Debugging callbacks are left out. In a run of several processes, all must call it. Numbers
-    can differ from those of the compiled step, which may keep float16 and bfloat16 in more digits between operations.
+    A loop runs as a whole first, and step by step if its results are not finite. A `shard_map` does too, and then
+    operation by operation on its devices, with one compilation per kind of operation. A `cond` or `while_loop` that
+    takes different paths on different devices is one operation. The cost is that of the step without fusion, twice
+    if an origin is found. Debugging callbacks are skipped. With several processes, all must call it. Values can differ
+    from those of the compiled step, which may keep float16 and bfloat16 at higher precision between operations.
 
     Args:
       function: A jitted step or the Python function inside it. Only arrays among its arguments are traced, so
         static arguments work.
       args, kwargs: Its arguments. They are not donated.
-      max_equations: The bound on the number of equations, with those of each step of the loops that are entered.
+      max_equations: The largest number of equations to run, including those of each step of the loops that are entered.
       only_results: Ignore NaN that reaches no result of the step, even in an argument.
 
     Raises:
@@ -93,37 +92,37 @@ def locate_nan_in(
         for i, array in zip(traced, arrays, strict=True):
             everything[i] = array
         args, kwargs = tree_util.tree_unflatten(treedef, everything)
-        # an Equinox step may return functions
+        # An Equinox step may return functions.
         return [x for x in tree_util.tree_leaves(function(*args, **kwargs)) if isinstance(x, jax.Array | np.ndarray)]
 
     arrays = [leaves[i][1] for i in traced]
-    with _undisturbed():
-        taints = _taints_of(arrays)
-        bad = [i for i, taint in enumerate(taints) if taint.bits]
-        first = next((i for i in bad if taints[i].bits & NAN), None)
+    with _debug_checks_off():
+        taints = _argument_taints(arrays)
+        bad_indices = [i for i, taint in enumerate(taints) if taint.bits]
+        first = next((i for i in bad_indices if taints[i].bits & NAN), None)
         if first is not None and not only_results:
-            return input_origin(names[traced[first]], arrays[first], len(bad) - 1)
+            return input_origin(names[traced[first]], arrays[first], len(bad_indices) - 1)
         with lines_of_backward_rules():
             program = jax.make_jaxpr(step)(*arrays)
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             operands = [Value(x, taint) for x, taint in zip(arrays, taints, strict=True)]
             replay = Replay(max_equations)
             results = replay.run(program, operands)
-            blamed = _worst(results)
-            reaches_outputs = blamed is not None
-            blamed = blamed or (None if only_results else replay.checks.first_nan)
-            if blamed is None or blamed.origin is None:
+            reported = _earliest_origin(results)
+            reaches_outputs = reported is not None
+            reported = reported or (None if only_results else replay.checks.first_nan)
+            if reported is None or reported.origin is None:
                 return None
-            if blamed.origin.eqn is None:
-                i = blamed.origin.leaf
-                return input_origin(names[traced[i]], arrays[i], len(bad) - 1, blamed.became)
-            origin = _forward_of(blamed.origin, replay.checks.began)
-            of_program = [names[i] for i in traced]
-            return _seen_again(program, operands, replay, origin, blamed.became, reaches_outputs, of_program)
+            if reported.origin.eqn is None:
+                i = reported.origin.leaf
+                return input_origin(names[traced[i]], arrays[i], len(bad_indices) - 1, reported.became)
+            origin = _forward_site(reported.origin, replay.checks.began)
+            traced_names = [names[i] for i in traced]
+            return _rerun_and_report(program, operands, replay, origin, reported.became, reaches_outputs, traced_names)
 
 
-def _worst(results: Sequence[Taint]) -> Taint | None:
-    """The result to report: the one whose origin is earliest, and among those the first that became NaN."""
+def _earliest_origin(results: Sequence[Taint]) -> Taint | None:
+    """The taint with the earliest origin; on a tie, the one that became NaN first."""
 
     def when(taint: Taint) -> tuple[int, bool, int]:
         assert taint.origin is not None
@@ -132,30 +131,30 @@ def _worst(results: Sequence[Taint]) -> Taint | None:
     return min((t for t in results if t.origin is not None), key=when, default=None)
 
 
-def _forward_of(origin: Site, began: Sequence[Site]) -> Site:
-    """The forward operation of the same line, if it failed too: its result may be unused, as a loss often is."""
+def _forward_site(origin: Site, began: Sequence[Site]) -> Site:
+    """The forward operation of the same line if it failed too. Its result may be unused, as the loss often is."""
     if not (is_backward(origin) or is_for_backward(origin)):
         return origin
     place = place_of(origin)[0]
     earlier = (s for s in began if s.order < origin.order and not inner_jaxprs(s.eqn))
-    same = (s for s in earlier if place_of(s)[0] == place and not is_backward(s))
-    return next((s for s in same if not is_for_backward(s)), origin)
+    candidates = (s for s in earlier if place_of(s)[0] == place and not is_backward(s))
+    return next((s for s in candidates if not is_for_backward(s)), origin)
 
 
-def _seen_again(
-    program, operands, before: Replay, origin: Site, became: Site | None, reaches_outputs: bool, names: Sequence[str]
+def _rerun_and_report(
+    program, operands, first_run: Replay, origin: Site, became: Site | None, reaches_outputs: bool, names: Sequence[str]
 ) -> NanOrigin:
-    """Run the program again up to the origin, and report its operands, which the first run has freed."""
-    found: list[NanOrigin] = []
+    """Run the program again up to the origin to report its operands, which the first run has freed."""
+    origins: list[NanOrigin] = []
 
     def report(inputs, outputs, device):
-        found.append(operation_origin(origin, became, inputs, outputs, reaches_outputs, device, names))
+        origins.append(operation_origin(origin, became, inputs, outputs, reaches_outputs, device, names))
 
-    Replay(before.max_equations, origin.order, report, compiled=before.compiled).run(program, operands)
-    return found[0] if found else operation_origin(origin, became, (), (), reaches_outputs)
+    Replay(first_run.max_equations, origin.order, report, compiled=first_run.compiled).run(program, operands)
+    return origins[0] if origins else operation_origin(origin, became, (), (), reaches_outputs)
 
 
-def _taints_of(arrays: Sequence[Any]) -> list[Taint]:
+def _argument_taints(arrays: Sequence[Any]) -> list[Taint]:
     inexact = [i for i, x in enumerate(arrays) if is_inexact(x) and x.size]
     taints = [Taint() for _ in arrays]
     for i, bits in zip(inexact, jax.device_get([bits_of(arrays[i]) for i in inexact]), strict=True):
@@ -177,22 +176,22 @@ def _check(name: str, leaf: Any) -> None:
 
 
 def _name(function: Callable, path: Any) -> str:
-    """ "params['w']", from a path into `(args, kwargs)`."""
-    which, first, *rest = path
-    name = f"argument {first.idx}" if which.idx == 0 else str(first.key)
+    """The name of an argument leaf, "params['w']", from its path into `(args, kwargs)`."""
+    outer, first, *rest = path
+    name = f"argument {first.idx}" if outer.idx == 0 else str(first.key)
     with contextlib.suppress(TypeError, ValueError):
-        if which.idx == 0:
+        if outer.idx == 0:
             parameters = list(inspect.signature(function).parameters.values())
-            place = min(first.idx, len(parameters) - 1)
-            name = parameters[place].name
-            if parameters[place].kind is inspect.Parameter.VAR_POSITIONAL:
-                name += f"[{first.idx - place}]"
+            position = min(first.idx, len(parameters) - 1)
+            name = parameters[position].name
+            if parameters[position].kind is inspect.Parameter.VAR_POSITIONAL:
+                name += f"[{first.idx - position}]"
     return visible(name + tree_util.keystr(tuple(rest)))
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Turn off JAX's debugging options and transfer guards in this thread, since NaN is expected."""
+def _debug_checks_off() -> Iterator[None]:
+    """Turn off JAX's debug checks and transfer guards in this thread, since the replay meets NaN."""
     with (
         jax.debug_nans(False),
         jax.debug_infs(False),
@@ -205,7 +204,7 @@ def _undisturbed() -> Iterator[None]:
 
 # Copies of the inputs of the newest steps, to run a bad step again.
 
-Key = tuple[str, int]  # which step function, and the number of its call
+Key = tuple[str, int]  # the step function, and the number of its call
 
 
 class Inputs(NamedTuple):
@@ -214,9 +213,9 @@ class Inputs(NamedTuple):
     Attributes:
       step: The function.
       number: The number of the call.
-      args, kwargs: Copies.
-      steps: The numbers of its inner steps in the history, once they were read: several if the call is a loop.
-      bad_steps: Those with NaN or Inf in gradients, loss or parameters.
+      args, kwargs: Copies of the arguments.
+      steps: The numbers of its steps in the history once they are read; several if the call is a loop.
+      bad_steps: The steps with NaN or Inf in gradients, loss or parameters.
     """
 
     step: Callable
@@ -228,7 +227,7 @@ class Inputs(NamedTuple):
 
     @property
     def numbers(self) -> str:
-        """ "14", or "10 to 14"."""
+        """The range of its steps: "14" or "10 to 14"."""
         first, last = (self.steps[0], self.steps[-1]) if self.steps else (self.number, self.number)
         return str(first) if first == last else f"{first} to {last}"
 
@@ -237,7 +236,7 @@ class Inputs(NamedTuple):
 
     @property
     def reported_step(self) -> int:
-        """The first bad step, else the last: to that belong numbers that the call has once."""
+        """The first bad step, else the last one, which has the values that a call returns once."""
         return [*self.bad_steps[:1], *self.steps[-1:], self.number][0]
 
 
@@ -251,11 +250,11 @@ class Step(Protocol):
 
 
 class KeptInputs:
-    """Keeps the inputs of the newest steps. Once a step is known to be bad, its inputs alone are kept.
+    """Keeps the inputs of the newest steps; after a bad step, only the inputs of that step.
 
     Attributes:
-      most: How many are kept.
-      bad: The inputs of the first step with NaN or Inf in gradients, loss or parameters; None as long as there is none.
+      most: The number of calls whose inputs are kept.
+      bad: The inputs of the first step with NaN or Inf in gradients, loss or parameters; None until then.
     """
 
     def __init__(self, most: int) -> None:
@@ -270,7 +269,7 @@ class KeptInputs:
 
     @property
     def newest_first(self) -> list[Inputs]:
-        """The inputs of the bad step, or else those of the newest steps."""
+        """The inputs of the bad step, or of the newest steps if there is none."""
         with self._lock:
             return list(reversed(self._kept.values())) if self.bad is None else [self.bad]
 
@@ -281,7 +280,7 @@ class KeptInputs:
           suffix: The name of the step function in the keys of its calls.
         """
 
-        def before(number: int, copies: Callable[[], tuple[tuple, dict]]) -> None:
+        def keep_before_call(number: int, copies: Callable[[], tuple[tuple, dict]]) -> None:
             try:
                 self.keep((suffix(), number), lambda: Inputs(step.__wrapped__, number, *copies()), read)
             except StopTraining:
@@ -291,7 +290,7 @@ class KeptInputs:
                 text = f"inspector: inputs are not kept any more, {error_text(error)}"
                 warnings.warn(text, RuntimeWarning, stacklevel=4)
 
-        step.on_before_call(before)
+        step.on_before_call(keep_before_call)
 
     def keep(self, key: Key, inputs: Callable[[], Inputs], read: Callable[[], None]) -> None:
         """Keep the inputs of a step that is about to run, in place of the oldest that was read.
@@ -314,7 +313,7 @@ class KeptInputs:
                 self._unread.add(key)
 
     def seen(self, key: Key, steps: Sequence[int], bad_steps: Sequence[int]) -> None:
-        """Record that the numbers of a call were read; see `Inputs`."""
+        """Record that the measurements of a call were read; see `Inputs`."""
         with self._lock:
             self._unread.discard(key)
             if key in self._kept:
@@ -325,7 +324,7 @@ class KeptInputs:
                 self._unread.clear()
 
     def clear(self) -> None:
-        """Keep none of the inputs until now."""
+        """Drop all kept inputs."""
         with self._lock:
             self.bad = None
             self._kept.clear()
@@ -337,16 +336,16 @@ class KeptInputs:
 
 
 def locate_nan_in_kept(kept: KeptInputs | None, step: int | None = None) -> NanOrigin | None:
-    """Run kept steps again, and report the origin of the first NaN or Inf; None if there is none.
+    """Replay kept steps and return the origin of the first NaN or Inf; None if all values are finite.
 
     Args:
-      kept: None: no inputs are kept.
-      step: The number of a step, or of an inner one of a call that is a loop; NaN that reaches none of its results is
-        reported, too. None: the step that is known to be bad; if there is none, the newest steps, one after the other,
-        until one has finite inputs and a result that is not finite.
+      kept: The kept inputs; None if inputs are not kept.
+      step: The number of a step, also inside a call that is a loop; NaN that reaches no result is reported too. By
+        default the step known to be bad; if there is none, the newest steps in turn, until one has finite inputs and a
+        non-finite result.
 
     Raises:
-      LookupError: No inputs are kept, or not those of that step any more.
+      LookupError: No inputs are kept, or no longer those of that step.
       CannotLocateNan: A step cannot be replayed.
     """
     if kept is None:
@@ -354,18 +353,18 @@ def locate_nan_in_kept(kept: KeptInputs | None, step: int | None = None) -> NanO
             "locate_nan: no inputs were kept. Run again with GradientInspector(keep_inputs=True), or call "
             "treeviz.steps.nan_origin.locate.locate_nan(step, *args) with inputs that you have."
         )
-    known = kept.newest_first
-    chosen = [inputs for inputs in known if step is None or inputs.has(step)]
-    if step is not None and not chosen:
-        there = ", ".join(inputs.numbers for inputs in reversed(known)) or "none yet"
+    kept_inputs = kept.newest_first
+    selected = [inputs for inputs in kept_inputs if step is None or inputs.has(step)]
+    if step is not None and not selected:
+        steps = ", ".join(inputs.numbers for inputs in reversed(kept_inputs)) or "none yet"
         raise LookupError(
-            f"locate_nan: the inputs of step {step} are not kept. There are those of: {there}. Of the inspected steps "
+            f"locate_nan: the inputs of step {step} are not kept. There are those of: {steps}. Of the inspected steps "
             "the newest are kept, and after one with NaN or infinities only those of that step; GradientInspector("
             "keep_inputs=10) keeps ten."
         )
     found: NanOrigin | None = None
-    for inputs in chosen:
-        # A healthy step may compute a NaN that it does not use.
+    for inputs in selected:
+        # A healthy step may compute a NaN that no result uses.
         only_results = step is None and kept.bad is None
         origin = locate_nan_in(inputs.step, inputs.args, inputs.kwargs, only_results=only_results)
         if origin is not None:

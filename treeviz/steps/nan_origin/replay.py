@@ -36,7 +36,7 @@ from treeviz.steps.tracing.primitives import (
 )
 from treeviz.steps.tracing.reap import shard_map_like, specs_of, varying_axes
 
-# Which non-finite values an array has, as three bits that stay on the device until they are read.
+# The kinds of non-finite values in an array, as three bits that stay on the device until they are read.
 
 NAN, POSINF, NEGINF = 1, 2, 4
 
@@ -48,20 +48,20 @@ def is_inexact(x: Any) -> bool:
 
 
 def with_bits(results: Sequence[Any]) -> tuple[Sequence[Any], jax.Array]:
-    """The results, and uint8[n_results]: the bits of each. Traceable."""
+    """The results, and uint8[n_results] with the bits of each result. Traceable."""
     bits = [_bits(x) if is_inexact(x) and x.size else jnp.uint8(0) for x in results]
     return results, jnp.stack(bits)
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """uint8[]: an integer, since `jax_debug_nans` and `jax_debug_infs` check floats only."""
+    """uint8[]: an integer, since `jax_debug_nans` and `jax_debug_infs` check only floats."""
     real = (jnp.real(x), jnp.imag(x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else (x,)
     word = jnp.uint8(0)
     for part in real:
         if part.dtype.itemsize < 2:  # some 8-bit floats have no infinities to compare with
             part = part.astype(jnp.float32)
-        for bit, found in ((NAN, jnp.isnan(part)), (POSINF, part == jnp.inf), (NEGINF, part == -jnp.inf)):
-            word |= jnp.any(found).astype(jnp.uint8) * jnp.uint8(bit)
+        for bit, is_kind in ((NAN, jnp.isnan(part)), (POSINF, part == jnp.inf), (NEGINF, part == -jnp.inf)):
+            word |= jnp.any(is_kind).astype(jnp.uint8) * jnp.uint8(bit)
     return word
 
 
@@ -69,7 +69,7 @@ bits_of = jax.jit(_bits)
 
 
 def bits_of_constant(value: Any) -> int:
-    """The bits of a constant, found on the host."""
+    """The bits of a constant, computed on the host."""
     if not is_inexact(value):
         return 0
     value = np.asarray(value)
@@ -80,7 +80,7 @@ def bits_of_constant(value: Any) -> int:
     return bits | (NEGINF if any((x == -np.inf).any() for x in parts) else 0)
 
 
-# Counts and range of the numbers in one operand or result.
+# Counts and ranges of the elements of one operand or result.
 
 
 class Numbers(NamedTuple):
@@ -104,9 +104,9 @@ class Numbers(NamedTuple):
 
     @property
     def nonfinite(self) -> str:
-        """ "3 -Inf and 1 NaN", or empty."""
+        """The counts as text, "3 -Inf and 1 NaN"; "" if all values are finite."""
         counts = ((self.n_nan, "NaN"), (self.n_posinf, "+Inf"), (self.n_neginf, "-Inf"))
-        return " and ".join(f"{n:,} {what}" for n, what in counts if n)
+        return " and ".join(f"{n:,} {kind}" for n, kind in counts if n)
 
     @property
     def range(self) -> str:
@@ -119,13 +119,13 @@ class Numbers(NamedTuple):
 
 
 def first_nonfinite(x: Any) -> tuple[int, ...]:
-    """The index of the first NaN or Inf; empty for a scalar, and where other processes hold a part of x."""
+    """The index of the first NaN or Inf; empty for a scalar, or if other processes hold a part of x."""
     finite = _is_finite(x)
     return () if finite is None else tuple(map(int, np.unravel_index(int(finite.argmin()), finite.shape)))
 
 
 def nonfinite_entries(x: Any) -> tuple[int, ...]:
-    """The entries along the first axis with a NaN or Inf, as examples of a batch; empty if that is not known."""
+    """The indices along the first axis, such as examples of a batch, with NaN or Inf; empty if unknown."""
     finite = _is_finite(x) if np.ndim(x) else None
     if finite is None:
         return ()
@@ -141,8 +141,8 @@ def _is_finite(x: Any) -> np.ndarray | None:
 def numbers_of(x: Any) -> Numbers:
     x = jnp.asarray(x)
     least, greatest, *counts = [y.item() for y in jax.device_get(_numbers(x))] if x.size else (np.inf, -np.inf, 0, 0, 0)
-    known = least <= greatest
-    return Numbers(x.shape, str(x.dtype), least if known else None, greatest if known else None, *map(int, counts))
+    finite = least <= greatest
+    return Numbers(x.shape, str(x.dtype), least if finite else None, greatest if finite else None, *map(int, counts))
 
 
 @jax.jit
@@ -155,7 +155,7 @@ def _numbers(x: jax.Array):
     least, greatest = (
         reduce(real, where=finite, initial=start) for reduce, start in ((jnp.min, np.inf), (jnp.max, -np.inf))
     )
-    return least, greatest, *(jnp.sum(found) for found in (jnp.isnan(real), real == np.inf, real == -np.inf))
+    return least, greatest, *(jnp.sum(is_kind) for is_kind in (jnp.isnan(real), real == np.inf, real == -np.inf))
 
 
 # The body of a `shard_map`, run operation by operation on its devices.
@@ -166,7 +166,7 @@ Device = tuple[tuple[str, int], ...]  # (("data", 3), ("model", 0))
 class Devices:
     """Runs parts of the body of a `shard_map`, collectives included.
 
-    Outside, a value of the body has a further leading axis, over the devices on which it may differ.
+    Outside the body, its values have an extra leading axis over the devices on which they may differ.
     """
 
     def __init__(self, eqn: Any) -> None:
@@ -184,7 +184,7 @@ class Devices:
         return jnp.broadcast_to(array, (int(np.prod(self._sizes(aval))), *array.shape))
 
     def on_each(self, function: Callable, in_avals: Sequence[Any], out_avals: Sequence[Any]) -> Callable:
-        """A part of the body, `function`, as a function of values with the axis of devices."""
+        """Makes a part of the body, `function`, a function of values with the device axis."""
 
         def on_device(*operands):
             return _with_axis(*function(*(x[0] for x in operands)))
@@ -193,7 +193,7 @@ class Devices:
         return shard_map_like(self._params, on_device, in_specs, out_specs)
 
     def key_of(self, eqn: Any) -> Any:
-        """Equal for equations that compute the same from values of equal types."""
+        """A key that is equal for equations with the same computation and types."""
         key = (id(self._eqn), eqn.primitive, *(tuple(v.aval for v in vs) for vs in (eqn.invars, eqn.outvars)))
         try:
             key = (*key, frozenset(eqn.params.items()))
@@ -205,17 +205,17 @@ class Devices:
     def first_bad(
         self, operands: Sequence[Any], in_avals: Sequence[Any], results: Sequence[Any], out_avals: Sequence[Any]
     ) -> tuple[Device, list[Any], list[Any]]:
-        """The first device with a non-finite result, and the operands and results there.
+        """The first device with a non-finite result, and the operands and results on it.
 
-        An operand that differs on devices on which no result does, as that of a sum over devices, keeps their axes.
+        If an operand differs on devices on which the results agree, as in a sum over devices, it keeps their axes.
         """
         device: Device = ()
         for x, aval in zip(results, out_avals, strict=True):
             if is_inexact(x) and x.size and x.is_fully_addressable:
                 bad = jax.device_get(_has_nonfinite(x))
                 if bad.any():
-                    places = np.unravel_index(int(bad.argmax()), self._sizes(aval))
-                    device = tuple(zip(varying_axes(self._params, aval), map(int, places), strict=True))
+                    position = np.unravel_index(int(bad.argmax()), self._sizes(aval))
+                    device = tuple(zip(varying_axes(self._params, aval), map(int, position), strict=True))
                     break
         ins, outs = (
             [self._on(device, x, aval) for x, aval in zip(xs, avals, strict=True)]
@@ -226,16 +226,18 @@ class Devices:
     def _on(self, device: Device, x: Any, aval: Any) -> Any:
         if not is_inexact(x) or not x.is_fully_addressable:
             return x
-        place, axes = dict(device), varying_axes(self._params, aval)
-        rows = np.arange(len(x)).reshape(self._sizes(aval))[tuple(place.get(axis, slice(None)) for axis in axes)]
-        found: dict[int, np.ndarray] = {}
-        for shard in x.addressable_shards:  # only what is looked at leaves the devices
+        position, axes = dict(device), varying_axes(self._params, aval)
+        rows = np.arange(len(x)).reshape(self._sizes(aval))[tuple(position.get(axis, slice(None)) for axis in axes)]
+        by_row: dict[int, np.ndarray] = {}
+        for shard in x.addressable_shards:  # only the shards that are needed leave the devices
             first = shard.index[0].start or 0
-            here = [row for row in rows.ravel().tolist() if first <= row < first + len(shard.data) and row not in found]
+            here = [
+                row for row in rows.ravel().tolist() if first <= row < first + len(shard.data) and row not in by_row
+            ]
             if here:
                 data = jax.device_get(shard.data)
-                found.update((row, data[row - first]) for row in here)
-        return np.stack([found[row] for row in rows.ravel().tolist()]).reshape(*rows.shape, *x.shape[1:])
+                by_row.update((row, data[row - first]) for row in here)
+        return np.stack([by_row[row] for row in rows.ravel().tolist()]).reshape(*rows.shape, *x.shape[1:])
 
     def _sizes(self, aval: Any) -> tuple[int, ...]:
         return tuple(self._params["mesh"].shape[axis] for axis in varying_axes(self._params, aval))
@@ -253,17 +255,17 @@ def _has_nonfinite(x: jax.Array) -> jax.Array:
     return jnp.any(~jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
 
 
-# The non-finite values of a replay, and the equation where each began.
+# Taints: the non-finite values of a replay, each with the equation that produced it.
 
 _READ_AT_ONCE = 256  # equations whose checks are transferred together
 
 
 class Within(NamedTuple):
-    """The position of a jaxpr that is being run.
+    """The position of a jaxpr within the program.
 
     Attributes:
-      outer, eqn: The equation that holds the jaxpr, and the position of that; None for the program itself.
-      iterations: Those of the enclosing loops, the outermost first: ("scan", 7).
+      outer, eqn: The position of the enclosing jaxpr, and its equation that holds this one; None for the program.
+      iterations: The iterations of the enclosing loops, the outermost first: ("scan", 7).
     """
 
     jaxpr: Jaxpr
@@ -272,12 +274,12 @@ class Within(NamedTuple):
     iterations: tuple[tuple[str, int], ...] = ()
 
     def inside(self, eqn: Any, jaxpr: Jaxpr, step: int | None = None) -> Within:
-        more = () if step is None else ((eqn.primitive.name, step),)
-        return Within(jaxpr, self, eqn, self.iterations + more)
+        iteration = () if step is None else ((eqn.primitive.name, step),)
+        return Within(jaxpr, self, eqn, self.iterations + iteration)
 
 
 class Site(NamedTuple):
-    """One run of one equation; or an argument of the program, with the number of its leaf and an order below zero."""
+    """One run of one equation; or an argument of the program, with the index of its leaf and a negative order."""
 
     order: int
     eqn: Any = None
@@ -287,12 +289,12 @@ class Site(NamedTuple):
 
 @dataclass(eq=False)
 class Taint:
-    """The non-finite numbers in a value, and where they began. Holds no array.
+    """The kinds of non-finite elements in a value, and their origin. Holds no array.
 
     Attributes:
-      bits: `NAN`, `POSINF` and `NEGINF` of `nonfinite`, combined.
-      origin: None if the value is finite, or infinite by a constant of the program.
-      became: Where an infinity turned into NaN.
+      bits: `NAN`, `POSINF` and `NEGINF`, combined.
+      origin: The site that produced them; None if the value is finite, or infinite because of a constant.
+      became: The site at which an infinity turned into NaN.
     """
 
     bits: int = 0
@@ -317,8 +319,8 @@ class _Check(NamedTuple):
     """A check whose result is still on the device.
 
     Attributes:
-      operands: The taints of what the value was computed from.
-      site: Where it was computed; None for a constant.
+      operands: The taints of the operands of the value.
+      site: The site of the value; None for a constant.
     """
 
     taint: Taint
@@ -334,8 +336,8 @@ class Checks:
     Attributes:
       first_nan: The first value with a NaN that does not come from a constant, even if no result depends on it.
       began: Every site with finite operands and a non-finite result.
-      constant_nans: The orders of the sites whose NaN came from a constant operand.
-      waiting: Checks that are not read yet.
+      constant_nans: The orders of the sites whose NaN comes from a constant operand.
+      waiting: Checks that have not been read yet.
     """
 
     first_nan: Taint | None = None
@@ -344,11 +346,11 @@ class Checks:
     waiting: list[_Check] = field(default_factory=list)
 
     def add(self, x: Any, operands: list[Taint], site: Site | None) -> Taint:
-        """The taint of a value, filled in by the next `read`: one transfer is made for many checks.
+        """The taint of a value, filled in by the next `read`, which transfers many checks at once.
 
         Args:
-          operands: The taints of what it was computed from.
-          site: Where it was computed; None for a constant.
+          operands: The taints of the operands of the value.
+          site: The site of the value; None for a constant.
         """
         if not is_inexact(x) or not x.size:
             return _FINITE
@@ -368,20 +370,20 @@ class Checks:
         taint.bits = bits
         if not bits or site is None:
             return
-        before = 0
+        operand_bits = 0
         for operand in operands:
-            before |= operand.bits
+            operand_bits |= operand.bits
         name = site.eqn.primitive.name
-        if bits & NAN and before & NAN:
+        if bits & NAN and operand_bits & NAN:
             # A constant NaN in another dtype is still a constant.
             _inherit(taint, [t for t in operands if t.bits & NAN], None if name in CASTS else site)
-            if taint.origin is site:  # some functions, as `jnp.var`, have a constant NaN that they seldom select
+            if taint.origin is site:  # some functions, such as `jnp.var`, have a constant NaN that they rarely select
                 self.constant_nans.add(site.order)
         elif bits & NAN:
             _inherit(taint, [t for t in operands if t.bits], site)
             if taint.origin is not site:
                 taint.became = site
-        elif not before or (name in KEEPS_SIGN_OF_INFINITY and not before & NAN and bits & ~before):
+        elif not operand_bits or (name in KEEPS_SIGN_OF_INFINITY and not operand_bits & NAN and bits & ~operand_bits):
             taint.origin = site
         else:
             _inherit(taint, operands, None)
@@ -391,23 +393,23 @@ class Checks:
             self.began.append(site)
 
 
-def _inherit(taint: Taint, operands: Sequence[Taint], otherwise: Site | None) -> None:
-    """Take the earliest origin among the operands; `otherwise` if none is known."""
-    known = [t for t in operands if t.origin is not None]
-    first = min(known, key=lambda t: t.origin.order, default=None)  # type: ignore[union-attr]
-    taint.origin, taint.became = (otherwise, None) if first is None else (first.origin, first.became)
+def _inherit(taint: Taint, operands: Sequence[Taint], default: Site | None) -> None:
+    """Use the earliest origin among the operands; `default` if none is known."""
+    candidates = [t for t in operands if t.origin is not None]
+    first = min(candidates, key=lambda t: t.origin.order, default=None)  # type: ignore[union-attr]
+    taint.origin, taint.became = (default, None) if first is None else (first.origin, first.became)
 
 
 class CannotLocateNan(Exception):
     """The program cannot be run equation by equation, or has more equations than the bound."""
 
 
-# Yields (number, operands) of each step of a loop; is sent the results of the step.
+# Yields (number, operands) of each step of a loop, and receives the results of the step.
 _Steps = Generator[tuple[int, list[Value]], Any, None]
 
 
 class _Arrived(Exception):
-    """The equation at `stop_at` is reached."""
+    """The replay reached the equation at `stop_at`."""
 
 
 @dataclass
@@ -415,13 +417,13 @@ class Replay:
     """One run of a program.
 
     Attributes:
-      max_equations: The bound on equations and steps of loops.
-      stop_at: The order of the site to stop at; -1: run to the end.
-      on_arrival: Called at that site with (operands, results, device): inside a `shard_map` those of one device.
-      checks: What is non-finite in the values, and where it began.
-      n: The number of equations and steps so far.
-      devices: Of the `shard_map` whose body is being run.
-      compiled: The operations that were compiled for those, for equations that are alike and for another run.
+      max_equations: The largest number of equations and loop steps.
+      stop_at: The order of the site to stop at; -1 to run to the end.
+      on_arrival: Called at that site with (operands, results, device); inside a `shard_map`, those of one device.
+      checks: The taints, and the sites where they began.
+      n: The number of equations and loop steps so far.
+      devices: The devices of the `shard_map` whose body is being run.
+      compiled: Operations compiled for those devices, reused for identical equations and by another run.
     """
 
     max_equations: int
@@ -481,15 +483,15 @@ class Replay:
             index, *operands = operands
             branches = eqn.params["branches"]
             taken = np.unique(np.clip(jax.device_get(index.array), 0, len(branches) - 1))
-            if len(taken) == 1:  # devices may take different ones
+            if len(taken) == 1:  # devices may take different branches
                 return self.inner(branches[int(taken[0])], operands, within, eqn)
             operands = [index, *operands]
         site = self.site(eqn, within)
-        if name in DEBUG_CALLBACKS:  # the user's own run has called them already
+        if name in DEBUG_CALLBACKS:  # the user's own run called them already
             return []
         results = self.run_equation(eqn, [x.array for x in operands])
         self.arrive(site, [x.array for x in operands], eqn.invars, results, eqn.outvars)
-        if name in IDENTITY or name in RESHAPES:  # they make nothing non-finite
+        if name in IDENTITY or name in RESHAPES:  # they produce no new values
             return [Value(x, operand.taint) for x, operand in zip(results, operands, strict=False)]
         taints = [x.taint for x in operands]
         values = [Value(x, self.checks.add(x, taints, site)) for x in results]
@@ -509,13 +511,13 @@ class Replay:
                 self.on_arrival(operands, results, device)
             raise _Arrived
 
-    # Inside a `shard_map`, each operation is one of its own, and each value has a leading axis of devices.
+    # Inside a `shard_map`, each operation is compiled separately, and each value has a leading device axis.
 
     def constant(self, value: Any, atom: Any) -> Any:
         return value if self.devices is None else self.devices.constant(value, atom.aval)
 
     def on_devices(self, function: Callable, invars: Sequence[Any], outvars: Sequence[Any]) -> Callable:
-        """The function; inside a `shard_map`, on each device."""
+        """The function; inside a `shard_map`, mapped over its devices."""
         if self.devices is None:
             return function
         return self.devices.on_each(function, [v.aval for v in invars], [v.aval for v in outvars])
@@ -539,9 +541,9 @@ class Replay:
             return jax.jit(run)(*operands)
 
     def shards(self, eqn: Any, operands: list[Value], results: list[Value], within: Within) -> None:
-        """Find the origin of what is non-finite in the results of a `shard_map` inside it, and set it in their taints.
+        """Find the origins of non-finite results inside a `shard_map`, and set them in the results' taints.
 
-        Where this JAX cannot run a part of the body apart, the `shard_map` stays one operation.
+        If this JAX cannot run parts of the body separately, the `shard_map` stays one operation.
         """
         body = called_jaxpr(eqn)
         self.devices = Devices(eqn)
@@ -549,7 +551,7 @@ class Replay:
             avals = [v.aval for v in open_jaxpr(body).invars]
             inside = self.devices.enter([x.array for x in operands], avals)
             taints = [x.taint for x in operands]
-            found = self.inner(body, list(map(Value, inside, taints)), within, eqn)
+            inner_values = self.inner(body, list(map(Value, inside, taints)), within, eqn)
             self.checks.read()
         except (_Arrived, CannotLocateNan):
             raise
@@ -557,15 +559,15 @@ class Replay:
             return
         finally:
             self.devices = None
-        for whole, here in zip(results, found, strict=True):
-            if here.taint.bits and (here.taint.bits & NAN or not whole.taint.bits & NAN):
-                vars(whole.taint).update(vars(here.taint))
+        for outer, inner in zip(results, inner_values, strict=True):
+            if inner.taint.bits and (inner.taint.bits & NAN or not outer.taint.bits & NAN):
+                vars(outer.taint).update(vars(inner.taint))
 
-    # Loops: `equation` runs each as a whole. If something non-finite begins in it, its steps are run one by one, and
-    # the step in which it begins is run equation by equation.
+    # Loops: `equation` runs the whole loop. If a non-finite value begins in it, its steps run one by one, and the step
+    # in which it begins runs equation by equation.
 
     def loop(self, eqn: Any, operands: list[Value], results: list[Value], within: Within) -> None:
-        """Find the origin of what is non-finite in a loop's results inside the loop, and set it in their taints."""
+        """Find the origins of non-finite results inside a loop, and set them in the results' taints."""
         if eqn.primitive.name == SCAN:
             body, steps = scan_parts(eqn, operands).body, self.scan_steps(eqn, operands)
         else:
@@ -583,10 +585,10 @@ class Replay:
                 return
             outputs = self.step(eqn, body, run, k, inputs, from_constants, within)
             for i in sorted(unexplained):
-                whole, here = results[i].taint, outputs[i].taint
-                if here.bits and (here.bits & NAN or not whole.bits & NAN):
-                    whole.origin, whole.became = here.origin, here.became
-                    if here.origin is not None or not whole.bits & NAN:
+                outer, inner = results[i].taint, outputs[i].taint
+                if inner.bits and (inner.bits & NAN or not outer.bits & NAN):
+                    outer.origin, outer.became = inner.origin, inner.became
+                    if inner.origin is not None or not outer.bits & NAN:
                         unexplained.discard(i)
 
     def step(
@@ -599,11 +601,11 @@ class Replay:
         from_constants: list[int],
         within: Within,
     ) -> list[Value]:
-        """Run step k of a loop, and find the origin of what is non-finite in its results.
+        """Run step k of a loop, and find the origins of its non-finite results.
 
         Args:
-          run: The compiled body; gives the results and their bits.
-          from_constants: For each result, the bits that are known to come from constants of the body. Updated here.
+          run: The compiled body; returns the results and their bits.
+          from_constants: For each result, the bits known to come from constants of the body. Updated here.
         """
         site = self.site(eqn, within)
         arrays, all_bits = run(*(x.array for x in inputs))
@@ -630,19 +632,19 @@ class Replay:
         axis = 0 if self.devices is None else 1
         entry = jax.jit(lambda xs, k: [lax.dynamic_index_in_dim(x, k, axis, keepdims=False) for x in xs])
         for k in range(length):
-            place = length - 1 - k if parts.reverse else k
-            x = entry([x.array for x in parts.xs], np.int32(place))
+            index = length - 1 - k if parts.reverse else k
+            x = entry([x.array for x in parts.xs], np.int32(index))
             # An entry has the taint of the whole array, although it may be finite; the step's own check decides.
             inputs = [*parts.consts, *carry, *map(Value, x, [v.taint for v in parts.xs])]
-            outputs = yield place, inputs
+            outputs = yield index, inputs
             carry = outputs[: len(carry)]
 
     def while_steps(self, eqn: Any, operands: list[Value]) -> _Steps:
-        """Ends early where the loop goes on on some devices, or for some members of a `vmap`, only."""
+        """Ends early if the loop continues only on some devices or for some members of a `vmap`."""
         parts = while_parts(eqn, operands)
         carry, k, condition = parts.carry, 0, parts.condition
-        goes_on = self.on_devices(jaxpr_as_fun(condition), condition.jaxpr.invars, condition.jaxpr.outvars)
-        goes_on = jax.jit(goes_on)
-        while np.all(jax.device_get(goes_on(*(x.array for x in (*parts.cond_consts, *carry)))[0])):
+        continues = self.on_devices(jaxpr_as_fun(condition), condition.jaxpr.invars, condition.jaxpr.outvars)
+        continues = jax.jit(continues)
+        while np.all(jax.device_get(continues(*(x.array for x in (*parts.cond_consts, *carry)))[0])):
             carry = yield k, [*parts.body_consts, *carry]
             k += 1

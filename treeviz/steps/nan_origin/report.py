@@ -1,4 +1,4 @@
-"""The report on the origin of a NaN: the operation, its line of source, a sentence and advice."""
+"""The report on the origin of a NaN: the operation, its source line, the batch entries, a sentence and advice."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from treeviz.steps.tracing.primitives import (
 from treeviz.tree.runtime import cell_of, is_installed
 from treeviz.tree.text import visible
 
-# Which entries of the arguments, such as examples of a batch, a value of the program belongs to.
+# The entries of the arguments, such as examples of a batch, that a value of the program belongs to.
 
-# For each axis of a value, the arguments of the program along whose first axis it lies: index i is of entry i.
-# `OTHERS` among them: also of entries that are not known, as of a shuffled batch. Empty: all indices have the same.
+# For each axis of a value, the arguments whose first axis it follows: index i depends on entry i of them. `OTHERS`
+# among them: it also depends on unknown entries, as of a shuffled batch. Empty: all indices depend on the same entries.
 Axes = tuple[frozenset[int], ...]
 
 OTHERS = -1
 _NONE: frozenset[int] = frozenset()
 _OTHERS = frozenset([OTHERS])
-_ALIKE = ELEMENTWISE | frozenset(
+_SAME_AXES = ELEMENTWISE | frozenset(
     [
         *("exp2", "expm1", "log1p", "logistic", "pow", "erf", "erf_inv", "erfc", "sin", "cos", "tan", "clamp", "rem"),
         *("sinh", "cosh", "asin", "acos", "atan", "atan2", "cbrt", "floor", "ceil", "round", "is_finite", "lgamma"),
@@ -68,33 +68,33 @@ def axes_of_results(eqn: Any, within: Within) -> Sequence[Axes]:
     return followed.domain.results(eqn, [followed.read(x) for x in eqn.invars])
 
 
-def _followed(within: Within, last: Any) -> Followed[Axes]:
-    """The jaxpr around an equation, up to it, with what is known of the arguments of the program."""
+def _followed(within: Within, until: Any) -> Followed[Axes]:
+    """The enclosing jaxpr followed up to an equation, with the axes of its values."""
     domain, jaxpr = _Entries(), within.jaxpr
     if within.outer is None:
-        return Followed(domain, jaxpr, [_first_axis(i, v.aval) for i, v in enumerate(jaxpr.invars)]).to(last)
-    if within.eqn.primitive.name == SHARD_MAP:  # an index on a device is not that of the whole array
-        return Followed(domain, jaxpr, [_all(v) for v in jaxpr.invars]).to(last)
+        return Followed(domain, jaxpr, [_first_axis(i, v.aval) for i, v in enumerate(jaxpr.invars)]).to(until)
+    if within.eqn.primitive.name == SHARD_MAP:  # an index on a device is not an index of the whole array
+        return Followed(domain, jaxpr, [_uniform(v) for v in jaxpr.invars]).to(until)
     outer = _followed(within.outer, within.eqn)
-    inside = followed_inside(domain, within.eqn, [outer.read(x) for x in within.eqn.invars])
-    return next(program for program in inside.programs if program.jaxpr is jaxpr)
+    inner = followed_inside(domain, within.eqn, [outer.read(x) for x in within.eqn.invars])
+    return next(program for program in inner.programs if program.jaxpr is jaxpr)
 
 
 def _first_axis(i: int, aval: Any) -> Axes:
     return (frozenset([i]), *(_OTHERS,) * (aval.ndim - 1)) if getattr(aval, "ndim", 0) else ()
 
 
-def _all(atom: Any, axis: frozenset[int] = _OTHERS) -> Axes:
+def _uniform(atom: Any, axis: frozenset[int] = _OTHERS) -> Axes:
     return (axis,) * len(getattr(atom.aval, "shape", ()))
 
 
 class _Entries(Domain[Axes]):
-    """What is known is along which axes of a value the entries of arguments lie."""
+    """Follows along which axes of a value the entries of arguments are."""
 
     enters = CALLS | {COND, SCAN, WHILE}
 
     def unknown(self, atom: Any) -> Axes:
-        return _all(atom)
+        return _uniform(atom)
 
     def constant(self, value: Any) -> Axes:
         return (_NONE,) * np.ndim(value)
@@ -106,91 +106,91 @@ class _Entries(Domain[Axes]):
         return (_OTHERS, *y)
 
     def join(self, values: Sequence[Axes], atom: Any) -> Axes:
-        return functools.reduce(_either, values)
+        return functools.reduce(_join_axes, values)
 
     def results(self, eqn: Any, operands: Sequence[Axes]) -> list[Axes]:
         name = eqn.primitive.name
-        unknown = [_all(v, _OTHERS if any(map(any, operands)) else _NONE) for v in eqn.outvars]
+        unknown = [_uniform(v, _OTHERS if any(map(any, operands)) else _NONE) for v in eqn.outvars]
         if len(unknown) == 1 and name in _RULES:
             return [_RULES[name](eqn, operands)]
         if len(unknown) == 1 and name.startswith("reduce_") and "axes" in eqn.params:
             return [tuple(axis for i, axis in enumerate(operands[0]) if i not in eqn.params["axes"])]
         if name in IDENTITY:
             return list(operands[: len(unknown)])
-        if name in ("slice", "dynamic_slice", "split"):  # an axis that is as long as before is whole
+        if name in ("slice", "dynamic_slice", "split"):  # an axis of unchanged length is whole
             shapes = [v.aval.shape for v in (eqn.invars[0], *eqn.outvars)]
             return [
-                _where([m == n for m, n in zip(shapes[0], shape, strict=True)], operands[0]) for shape in shapes[1:]
+                _kept_axes([m == n for m, n in zip(shapes[0], shape, strict=True)], operands[0]) for shape in shapes[1:]
             ]
-        if name in _ALIKE:
-            return [_joined([x for x in operands if len(x) == len(old)], old) for old in unknown]
+        if name in _SAME_AXES:
+            return [_union([x for x in operands if len(x) == len(old)], old) for old in unknown]
         return unknown
 
 
-def _either(a: Axes, b: Axes) -> Axes:
-    """Of a value that is one or the other."""
-    return tuple(x | y if x == y or not (x and y) else (x & y) | _OTHERS for x, y in zip(a, b, strict=True))
+def _join_axes(left: Axes, right: Axes) -> Axes:
+    """The axes of a value that is one of two."""
+    return tuple(x | y if x == y or not (x and y) else (x & y) | _OTHERS for x, y in zip(left, right, strict=True))
 
 
-def _joined(operands: Sequence[Axes], unknown: Axes) -> Axes:
+def _union(operands: Sequence[Axes], unknown: Axes) -> Axes:
     return tuple(_NONE.union(*axes) for axes in zip(*operands, strict=True)) or unknown
 
 
-# Of one operation: (equation, axes of its operands) -> axes of its result
+# Rules: (equation, axes of its operands) -> axes of its result
 
 
 def _broadcast(eqn: Any, operands: Sequence[Axes]) -> Axes:
-    found = [_NONE] * len(eqn.params["shape"])
+    axes = [_NONE] * len(eqn.params["shape"])
     shape = eqn.invars[0].aval.shape
-    for i, to in enumerate(eqn.params["broadcast_dimensions"]):
-        found[to] = operands[0][i] if shape[i] == eqn.params["shape"][to] else _NONE
-    return tuple(found)
+    for i, target in enumerate(eqn.params["broadcast_dimensions"]):
+        axes[target] = operands[0][i] if shape[i] == eqn.params["shape"][target] else _NONE
+    return tuple(axes)
 
 
-def _where(kept: Sequence[bool], axes: Axes) -> Axes:
+def _kept_axes(kept: Sequence[bool], axes: Axes) -> Axes:
     return tuple(axis if keep or not axis else _OTHERS for keep, axis in zip(kept, axes, strict=True))
 
 
 def _windows(eqn: Any, operands: Sequence[Axes]) -> Axes:
-    """An axis whose windows have one element is kept, as that of a batch in pooling."""
+    """Keeps an axis whose windows have one element, such as the batch axis in pooling."""
     p = eqn.params
     lengths = zip(p["window_dimensions"], p["window_strides"], p["base_dilation"], p["padding"], strict=True)
-    return _where([(*ones, *padding) == (1, 1, 1, 0, 0) for *ones, padding in lengths], operands[0])
+    return _kept_axes([(*ones, *padding) == (1, 1, 1, 0, 0) for *ones, padding in lengths], operands[0])
 
 
 def _reshape(eqn: Any, operands: Sequence[Axes]) -> Axes:
-    """Leading axes that keep their sizes are the same."""
-    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    found = [_OTHERS if any(operands[0]) else _NONE] * len(after)
-    for i, (m, n) in enumerate(zip(before, after, strict=False)):
+    """Keeps the leading axes whose sizes do not change."""
+    shape_before, shape_after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    axes = [_OTHERS if any(operands[0]) else _NONE] * len(shape_after)
+    for i, (m, n) in enumerate(zip(shape_before, shape_after, strict=False)):
         if m != n:
             break
-        found[i] = operands[0][i]
-    return tuple(found)
+        axes[i] = operands[0][i]
+    return tuple(axes)
 
 
 def _dot_general(eqn: Any, operands: Sequence[Axes]) -> Axes:
     contracting, batch = eqn.params["dimension_numbers"]
     left, right = operands
-    found = [left[i] | right[j] for i, j in zip(*batch, strict=True)]
-    for axes, gone, shared in zip(operands, contracting, batch, strict=True):
-        found += [axis for i, axis in enumerate(axes) if i not in (*gone, *shared)]
-    return tuple(found)
+    result = [left[i] | right[j] for i, j in zip(*batch, strict=True)]
+    for axes, contracted, shared in zip(operands, contracting, batch, strict=True):
+        result += [axis for i, axis in enumerate(axes) if i not in (*contracted, *shared)]
+    return tuple(result)
 
 
 def _conv(eqn: Any, operands: Sequence[Axes]) -> Axes:
-    numbers, found = eqn.params["dimension_numbers"], [_OTHERS] * len(eqn.outvars[0].aval.shape)
+    numbers, axes = eqn.params["dimension_numbers"], [_OTHERS] * len(eqn.outvars[0].aval.shape)
     if eqn.params["batch_group_count"] == 1:
-        found[numbers.out_spec[0]] = operands[0][numbers.lhs_spec[0]]
-    return tuple(found)
+        axes[numbers.out_spec[0]] = operands[0][numbers.lhs_spec[0]]
+    return tuple(axes)
 
 
 def _gather(eqn: Any, operands: Sequence[Axes]) -> Axes:
-    """The rows of a table, as of an embedding, lie where their indices do."""
-    found, of_rows = [_OTHERS] * len(eqn.outvars[0].aval.shape), eqn.params["dimension_numbers"].offset_dims
-    for i, axis in zip((i for i in range(len(found)) if i not in of_rows), operands[1][:-1], strict=True):
-        found[i] = axis or _OTHERS
-    return tuple(found)
+    """The gathered rows, as of an embedding table, have the axes of their indices."""
+    axes, offset_dims = [_OTHERS] * len(eqn.outvars[0].aval.shape), eqn.params["dimension_numbers"].offset_dims
+    for i, axis in zip((i for i in range(len(axes)) if i not in offset_dims), operands[1][:-1], strict=True):
+        axes[i] = axis or _OTHERS
+    return tuple(axes)
 
 
 _RULES: dict[str, Callable[[Any, Sequence[Axes]], Axes]] = {
@@ -204,9 +204,9 @@ _RULES: dict[str, Callable[[Any, Sequence[Axes]], Axes]] = {
     "transpose": lambda eqn, xs: tuple(xs[0][i] for i in eqn.params["permutation"]),
 }
 
-# Advice on an operation that produced NaN or Inf.
+# Advice for an operation that produced NaN or Inf.
 
-_WHERE = (
+_WHERE_ADVICE = (
     "A branch that jnp.where does not take is differentiated all the same, and 0 * Inf is NaN: make its argument safe "
     "first, e.g. jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)."
 )
@@ -238,7 +238,7 @@ _SUMS = (
 
 
 def advice(name: str, direction: str, source: str, inputs: Sequence[Numbers], outputs: Sequence[Numbers]) -> str:
-    """What to try, by the primitive, its direction, its line of source, its operands and its results."""
+    """What to try, chosen by the primitive, its direction, source line, operands and results."""
     bad = next((x for x in outputs if x.nonfinite), None)
     infinite_inputs = any(x.n_posinf or x.n_neginf for x in inputs)
     if name in _WHOLE:
@@ -250,7 +250,7 @@ def advice(name: str, direction: str, source: str, inputs: Sequence[Numbers], ou
         )
     if direction == "backward":
         if "where" in source:
-            return _WHERE
+            return _WHERE_ADVICE
         if re.search(r"\ba(rc)?(cos|sin)\b", source):
             return (
                 "The derivative of arccos and arcsin is infinite at -1 and 1: keep the argument between them, "
@@ -272,7 +272,7 @@ def advice(name: str, direction: str, source: str, inputs: Sequence[Numbers], ou
             return "A norm or deviation of 0 was divided by: x / (norm + eps), or jnp.where(norm > 0, norm, 1)."
         return "Keep the divisor away from 0: x / (y + eps), or x / jnp.where(y == 0, 1, y)."
     if name in _BY_PRIMITIVE:
-        extra = f" {_WHERE}" if "where" in source and name != "select_n" else ""
+        extra = f" {_WHERE_ADVICE}" if "where" in source and name != "select_n" else ""
         return _BY_PRIMITIVE[name] + extra
     if name in _SUMS and bad and not bad.n_nan:
         largest = float(jnp.finfo(bad.dtype).max)
@@ -284,7 +284,7 @@ def advice(name: str, direction: str, source: str, inputs: Sequence[Numbers], ou
 
 
 class SourceLine(NamedTuple):
-    """A line of source; empty if it is not known."""
+    """A source line; empty if unknown."""
 
     file: str = ""
     line: int = 0
@@ -308,30 +308,29 @@ class NanOrigin:
     """The operation that produced the first NaN or Inf of a step.
 
         origin = inspector.locate_nan()
-        print(origin)                                   # a sentence, the line of source, and advice
+        print(origin)                                   # a sentence, the source line, and advice
         origin.primitive, origin.file, origin.line      # "div", "model.py", 31
 
     Attributes:
-      primitive: The name of the JAX primitive: "div". Empty if an argument of the step had the NaN.
+      primitive: The name of the JAX primitive: "div". Empty if an argument of the step contains the NaN.
       direction: "forward", "backward", or "input".
-      file, line, function, source: The line of source: the innermost frame outside JAX.
-      called_from: The innermost frame outside installed libraries, if that differs: "train.py:31 in update", or
-        "Cell In[3], line 31 in update" in a notebook. For a line of a backward rule, that of the call of its function.
-      iterations: Those of the enclosing loops, the outermost first: ("scan", 7).
+      file, line, function, source: The source line: the innermost frame outside JAX.
+      called_from: The innermost frame outside installed libraries, if different: "train.py:31 in update", or
+        "Cell In[3], line 31 in update" in a notebook. For a backward rule, the frame that calls its function.
+      iterations: The iterations of the enclosing loops, the outermost first: ("scan", 7).
       inputs, outputs: Shapes, dtypes and ranges of its floating-point operands and results.
       became: The operation in which an infinity became NaN: "sub at model.py:31 in loss".
       reaches_outputs: Whether the NaN or Inf reaches a result of the step.
       argument: The argument of the step, and the path of the leaf: "params['w']".
       text: What happened, in a sentence.
       advice: What to try.
-      step: The number of the step, if it is one of a run: the first bad one if its call is a loop over several.
-      device: Inside a `shard_map`, the first device on which it arose, along the axes of the mesh: ("data", 3).
-        Inputs and outputs are those there. Empty outside, and for what all devices compute alike.
-      index: That of the first NaN or Inf in the result; empty for a scalar.
-      examples: The entries of arguments that this value belongs to, as an example of the batch: ("batch['x'][17]",); of
-        an argument with NaN or Inf the entries that have some, unless all do.
-        The first axis of these arguments is an axis of the result. Empty where that is not known for certain, or where
-        it is computed of other entries as well, as of another array that was shuffled.
+      step: The number of the step in a run; the first bad one if the call is a loop over several steps.
+      device: Inside a `shard_map`, the first device with the NaN or Inf, along the axes of the mesh: ("data", 3).
+        Inputs and outputs are those on it. Empty outside, and for values that are equal on all devices.
+      index: The index of the first NaN or Inf in the result; empty for a scalar.
+      examples: The entries of arguments, such as examples of the batch, that the value depends on: ("batch['x'][17]",).
+        Empty if unknown, or if it also depends on others, as in a shuffled batch. For an argument with NaN or Inf, the
+        entries that contain some, unless all do.
     """
 
     primitive: str
@@ -360,18 +359,18 @@ class NanOrigin:
         return f"{self.text}{step}{source}\n{self.advice}"
 
 
-def input_origin(name: str, array: Any, others: int = 0, became: Site | None = None) -> NanOrigin:
-    """Report an argument that has NaN or Inf before the step begins."""
+def input_origin(name: str, array: Any, n_others: int = 0, became: Site | None = None) -> NanOrigin:
+    """Report an argument that contains NaN or Inf before the step begins."""
     numbers, index = numbers_of(array), first_nonfinite(array)
     text = f"input: {name} has {numbers.nonfinite} of {numbers.size:,} before the step begins"
     entries = nonfinite_entries(array) if len(index) > 1 else ()
     examples = tuple(f"{name}[{i}]" for i in entries if len(entries) < len(array))
     if index:
         text += f", the first at {list(index)}"
-        more = f" and {len(examples) - 3:,} more" if len(examples) > 3 else ""
-        text += f", in {', '.join(examples[:3])}{more} alone" if examples else ""
-    if others:
-        text += f", and {others:,} more of its arguments are not finite"
+        rest = f" and {len(examples) - 3:,} more" if len(examples) > 3 else ""
+        text += f", in {', '.join(examples[:3])}{rest} alone" if examples else ""
+    if n_others:
+        text += f", and {n_others:,} more of its arguments are not finite"
     became_text = _operation(became) if became else ""
     if became_text:
         text += f"; {became_text} made NaN of it"
@@ -391,10 +390,10 @@ def operation_origin(
     device: tuple[tuple[str, int], ...] = (),
     names: Sequence[str] = (),
 ) -> NanOrigin:
-    """Report an operation; without numbers if inputs and outputs are empty.
+    """Report an operation; without ranges if inputs and outputs are empty.
 
     Args:
-      names: Those of the program's arguments.
+      names: Names of the program's arguments.
     """
     assert site.within is not None
     name = site.eqn.primitive.name
@@ -405,16 +404,16 @@ def operation_origin(
     text = f"{direction}: {name}{factor} at {place}"
     if called_from:
         text += f" (from {called_from})"
-    where = [f"iteration {k} of {loop}" for loop, k in site.within.iterations]
-    text += f", in {', '.join(where)}," if where else ""
+    iterations = [f"iteration {k} of {loop}" for loop, k in site.within.iterations]
+    text += f", in {', '.join(iterations)}," if iterations else ""
     if device:
-        text += f"{'' if where else ','} on the device at {', '.join(f'{axis}={k}' for axis, k in device)},"
+        text += f"{'' if iterations else ','} on the device at {', '.join(f'{axis}={k}' for axis, k in device)},"
     bad = next((x for x in outs if x.nonfinite), None)
     text += f" gave {bad.nonfinite} of {bad.size:,}" if bad else " gave values that are not finite"
-    index, examples, how = _first_bad(site, outputs, names)
+    index, examples, relation = _first_nonfinite_entry(site, outputs, names)
     if index:
         text += f", the first at {list(index)}"
-        text += f", {how} {' and '.join(examples[:3])}" if examples else ""
+        text += f", {relation} {' and '.join(examples[:3])}" if examples else ""
         text += "," if ins else ""
     if ins:
         text += " from inputs in " + " and ".join(x.range for x in ins[:4]) + (" …" if len(ins) > 4 else "")
@@ -441,17 +440,17 @@ def operation_origin(
         advice(name, direction, place.source, ins, outs),
         device=device,
         index=index,
-        examples=examples if how == _BELONGS else (),
+        examples=examples if relation == _BELONGS else (),
     )
 
 
-_BELONGS, _BESIDE = "which belongs to", "which depends, among others, on"
+_BELONGS, _DEPENDS = "which belongs to", "which depends, among others, on"
 
 
-def _first_bad(
+def _first_nonfinite_entry(
     site: Site, outputs: Sequence[Any], names: Sequence[str]
 ) -> tuple[tuple[int, ...], tuple[str, ...], str]:
-    """The index of the first non-finite value among the results, the entries of arguments it belongs to, and how."""
+    """The index of the first non-finite result, the entries of arguments that it depends on, and the relation."""
     assert site.within is not None
     for n, x in enumerate(outputs):
         if not is_inexact(x) or not numbers_of(x).nonfinite:
@@ -461,11 +460,11 @@ def _first_bad(
             axes = axes_of_results(site.eqn, site.within)[n] if index else ()
         except Exception:  # the parameters of an operation differ in this JAX
             axes = ()
-        known = next(((i, of) for i, of in zip(index, axes, strict=False) if of - {OTHERS}), None)
+        known = next(((i, argument) for i, argument in zip(index, axes, strict=False) if argument - {OTHERS}), None)
         if known is None or len(axes) != len(index):
             return index, (), ""
-        examples = tuple(f"{names[of]}[{known[0]}]" for of in sorted(known[1] - {OTHERS}))
-        return index, examples, _BESIDE if OTHERS in known[1] else _BELONGS
+        examples = tuple(f"{names[argument]}[{known[0]}]" for argument in sorted(known[1] - {OTHERS}))
+        return index, examples, _DEPENDS if OTHERS in known[1] else _BELONGS
     return (), (), ""
 
 
@@ -482,9 +481,9 @@ _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 def place_of(site: Site) -> tuple[SourceLine, str]:
-    """The innermost frame outside JAX, and the innermost one outside all libraries if that differs.
+    """The innermost frame outside JAX, and the innermost frame outside all libraries if it differs.
 
-    The latter is for a backward rule that of the call it belongs to.
+    For a backward rule, the latter is the frame that calls its function.
     """
     eqn, within = site.eqn, site.within
     chain = [(eqn, within)]
@@ -493,17 +492,17 @@ def place_of(site: Site) -> tuple[SourceLine, str]:
         within = within.outer
     calls = next((_frames(call) for outer, _ in chain if (call := call_of_rule(outer)) is not None), [])
     # JAX caches the traces of its own jitted functions, with the frames of their first caller.
-    kept = [i for i, (outer, _) in enumerate(chain[1:], 1) if _is_of_jax(outer)]
-    for eqn, _ in chain[max(kept, default=0) :]:
+    jax_jits = [i for i, (outer, _) in enumerate(chain[1:], 1) if _is_jax_jit(outer)]
+    for eqn, _ in chain[max(jax_jits, default=0) :]:
         frames = _frames(eqn.source_info.traceback) + calls
         if frames:
-            own = next((f for f in calls or frames if not is_installed(f.file)), frames[0])
-            return frames[0], str(own) if own != frames[0] else ""
+            own_frame = next((f for f in calls or frames if not is_installed(f.file)), frames[0])
+            return frames[0], str(own_frame) if own_frame != frames[0] else ""
     return SourceLine(), ""
 
 
-def _is_of_jax(eqn: Any) -> bool:
-    """Whether this is a call of a function that JAX has jitted."""
+def _is_jax_jit(eqn: Any) -> bool:
+    """Whether the equation calls a function that JAX itself has jitted."""
     if eqn.primitive.name not in JITS:
         return False
     inner = open_jaxpr(called_jaxpr(eqn))
@@ -518,16 +517,16 @@ def _is_of_jax(eqn: Any) -> bool:
 
 
 def _frames(traceback: Any) -> list[SourceLine]:
-    """Frames outside JAX, treeviz and the standard library, the innermost first; in a backward rule, its own."""
-    found = []
+    """Frames outside JAX, treeviz and the standard library, the innermost first; in a backward rule, only its own."""
+    lines = []
     for frame in traceback.frames if traceback is not None else ():
         file = frame.file_name
         if file == RUNS_RULES:
             break
         standard = file.startswith(_STANDARD) and not is_installed(file)
         if not file.startswith((*_JAX, _HERE)) and not standard and not file.startswith("<frozen"):
-            found.append(SourceLine(file, frame.line_num, frame.function_name.rpartition(".")[2]))
-    return found
+            lines.append(SourceLine(file, frame.line_num, frame.function_name.rpartition(".")[2]))
+    return lines
 
 
 # Forward or backward
@@ -547,30 +546,30 @@ def _is_transposed(eqn: Any) -> bool:
 
 
 def is_for_backward(site: Site) -> bool:
-    """Whether only the backward pass uses its results: JAX computes factors of derivatives in the forward pass."""
+    """Whether only the backward pass uses the results: JAX computes factors of derivatives in the forward pass."""
     return site.within is not None and _is_for_backward(site.eqn.outvars, site.within)
 
 
 def _is_for_backward(variables: Sequence[Any], within: Within) -> bool:
-    reached, used = set(variables), False
+    reached, is_used = set(variables), False
     forward_uses = dict.fromkeys(variables, 0)
     for eqn in within.jaxpr.eqns:
         inputs = [v for v in eqn.invars if not isinstance(v, Literal) and v in reached]
         if not inputs:
             continue
-        used = used or _is_transposed(eqn)
+        is_used = is_used or _is_transposed(eqn)
         for v in inputs:
             forward_uses[v] += 1
         if not _is_transposed(eqn):
             reached.update(eqn.outvars)
             forward_uses.update(dict.fromkeys(eqn.outvars, 0))
     results: Jaxpr = within.jaxpr
-    places = [i for i, v in enumerate(results.outvars) if not isinstance(v, Literal) and v in reached]
-    leaving = {results.outvars[i] for i in places}
+    positions = [i for i, v in enumerate(results.outvars) if not isinstance(v, Literal) and v in reached]
+    leaving = {results.outvars[i] for i in positions}
     if any(not n and v not in leaving for v, n in forward_uses.items()):
         return False  # another value is computed from it, even if unused
-    if not places:
-        return used
+    if not positions:
+        return is_used
     if within.eqn is None or within.outer is None:
         return False
-    return _is_for_backward([within.eqn.outvars[i] for i in places], within.outer)
+    return _is_for_backward([within.eqn.outvars[i] for i in positions], within.outer)
