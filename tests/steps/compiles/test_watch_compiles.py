@@ -26,7 +26,7 @@ ONE = np.ones(2, np.float32)
 @pytest.fixture(autouse=True)
 def _made_before():
     """Other tests make their steps by the same lines."""
-    watch._made_by.clear()
+    watch._calls_of.clear()
 
 
 def make_step() -> Any:
@@ -323,8 +323,8 @@ def test_an_inspector_watches_it_and_its_own_programs_are_watched_too(is_inside)
 
 def test_a_release_of_jax_that_tells_nothing_costs_a_warning(monkeypatch):
     monkeypatch.setattr(events, "_KINDS", {})
-    events.why_deaf.cache_clear()
+    events.listener_problem.cache_clear()
     with pytest.warns(RuntimeWarning, match="the step runs, but is not watched: jax .* does not tell jax.monitoring"):
         step = tv.watch_compiles(jax.jit(lambda x: x + 1))
-    events.why_deaf.cache_clear()
+    events.listener_problem.cache_clear()
     assert np.array_equal(step(ONE), [2, 2]) and not step.compiles

@@ -1,4 +1,4 @@
-"""What `jax.jit` knows of a tree: its treedef, and the type and the place of each leaf."""
+"""The type of a tree for `jax.jit`, and how two types differ: the treedef, and each leaf's aval and sharding."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ TWO_OBJECTS = "they look alike, but are two objects: create it once"
 
 
 class LeafType(NamedTuple):
-    """What a program is traced and compiled for, of one leaf.
+    """The properties of a leaf that a program is traced and compiled for.
 
     Attributes:
-      aval: Its shape, dtype and weak type; None for what is no array, and so a static argument.
-      place: The sharding of a committed array; None for any other.
-      value: What tells a Python value apart: its class, its text, and its hash or identity; None for an array.
+      aval: Shape, dtype and weak type; None for a static leaf, which is not an array.
+      place: The sharding of a committed array; None otherwise.
+      value: The class, the text, and the hash or id of a Python value; None for an array.
     """
 
     aval: Any
@@ -41,27 +41,27 @@ class LeafType(NamedTuple):
 
     @property
     def text(self) -> str:
-        """ "float32[3]", "int 2", "str 'adam'"."""
+        """The leaf as text: "float32[3]", "int 2", "str 'adam'"."""
         return self.value_text or array_text(self.aval) or str(self.aval)
 
     @property
     def value_text(self) -> str:
-        """ "str 'adam'"."""
+        """The Python value as text, "str 'adam'"; "" for an array."""
         return f"{class_name(self.value[0])} {self.value[1]}" if self.value else ""
 
 
 class JitType(NamedTuple):
-    """What `jax.jit` knows of a tree."""
+    """The type of a tree, as `jax.jit` compares it."""
 
     treedef: Any
     leaves: Sequence[LeafType]
 
 
 def jit_type(tree: Any, static_numbers: bool = False) -> JitType:
-    """Reads no value of an array, and keeps none alive.
+    """The type of a tree. Reads no array values and keeps no array alive.
 
     Args:
-      static_numbers: Also Python numbers are static arguments.
+      static_numbers: Python numbers are static arguments too.
     """
     leaves, treedef = tree_util.tree_flatten(tree)
     return JitType(treedef, [leaf_type(leaf, static_numbers) for leaf in leaves])
@@ -75,60 +75,60 @@ def leaf_type(leaf: Any, static_numbers: bool = False) -> LeafType:
 
 
 def is_committed(leaf: Any) -> bool:
-    """Whether a leaf is an array that lies where the user put it, so that a program has to follow."""
+    """Whether a leaf is an array committed to its device, which the program must use."""
     return isinstance(leaf, jax.Array) and guarded(lambda: bool(leaf.committed), lambda _: False)
 
 
-def compare_leaves(mine: LeafType, other: LeafType) -> list[Finding]:
-    """Why a program that was traced for one leaf is traced again for the other."""
-    a, b = mine.aval, other.aval
-    if a is None or b is None:
+def compare_leaves(left: LeafType, right: LeafType) -> list[Finding]:
+    """The reasons why a program that was traced for one leaf is traced again for the other."""
+    left_aval, right_aval = left.aval, right.aval
+    if left_aval is None or right_aval is None:
         return (
             []
-            if a is b and mine.value == other.value
-            else [("static", mine.text, other.text, _twice_made(mine, other) or _static_number(mine, other))]
+            if left_aval is right_aval and left.value == right.value
+            else [("static", left.text, right.text, _two_objects_hint(left, right) or _static_hint(left, right))]
         )
-    if not all(hasattr(each, "shape") and hasattr(each, "dtype") for each in (a, b)):  # of a hijax type
-        is_same = guarded(lambda: bool(a == b), lambda _: False)
-        return [] if is_same else [("dtype", _aval_text(a), _aval_text(b), "")]
-    found: list[Finding] = []
-    if a.shape != b.shape:
-        found.append(("shape", shape_text(a.shape), shape_text(b.shape), ""))
-    if a.dtype != b.dtype:
-        found.append(("dtype", str(a.dtype), str(b.dtype), ""))
-    weak = [getattr(each, "weak_type", False) for each in (a, b)]
+    if not all(hasattr(aval, "shape") and hasattr(aval, "dtype") for aval in (left_aval, right_aval)):  # a hijax type
+        is_same = guarded(lambda: bool(left_aval == right_aval), lambda _: False)
+        return [] if is_same else [("dtype", _aval_text(left_aval), _aval_text(right_aval), "")]
+    findings: list[Finding] = []
+    if left_aval.shape != right_aval.shape:
+        findings.append(("shape", shape_text(left_aval.shape), shape_text(right_aval.shape), ""))
+    if left_aval.dtype != right_aval.dtype:
+        findings.append(("dtype", str(left_aval.dtype), str(right_aval.dtype), ""))
+    weak = [getattr(aval, "weak_type", False) for aval in (left_aval, right_aval)]
     if weak[0] != weak[1]:
-        found.append(("weak type", *("weakly typed" if each else "not weakly typed" for each in weak), ""))
-    if not found and str(a) != str(b):  # a sharding that is part of the type
-        found.append(("sharding", str(a), str(b), ""))
-    return found
+        findings.append(("weak type", *("weakly typed" if is_weak else "not weakly typed" for is_weak in weak), ""))
+    if not findings and str(left_aval) != str(right_aval):  # the sharding is part of the type
+        findings.append(("sharding", str(left_aval), str(right_aval), ""))
+    return findings
 
 
 def _aval_text(aval: Any) -> str:
     return guarded(lambda: array_text(aval) or visible(str(aval), 60), lambda _: class_name(type(aval)))
 
 
-def _twice_made(mine: LeafType, other: LeafType) -> str:
-    is_alike = mine.value is not None and other.value is not None and mine.value[:2] == other.value[:2]
-    return TWO_OBJECTS if is_alike else ""
+def _two_objects_hint(left: LeafType, right: LeafType) -> str:
+    looks_same = left.value is not None and right.value is not None and left.value[:2] == right.value[:2]
+    return TWO_OBJECTS if looks_same else ""
 
 
-def _static_number(*sides: LeafType) -> str:
-    is_one = any(each.aval is None and each.value is not None and each.value[0] in _NUMBERS for each in sides)
-    return _STATIC if is_one else ""
+def _static_hint(*sides: LeafType) -> str:
+    is_number = any(side.aval is None and side.value is not None and side.value[0] in _NUMBERS for side in sides)
+    return _STATIC if is_number else ""
 
 
 def compare_values(left: LeafType, right: LeafType) -> list[Finding]:
-    """How two arguments differ that a program was traced for, other than in their types: their values are static."""
+    """The differences between the values of two static arguments."""
     if left.value == right.value:
         return []
-    return [("static", left.text, right.text, _twice_made(left, right) or _STATIC)]
+    return [("static", left.text, right.text, _two_objects_hint(left, right) or _STATIC)]
 
 
 def compare_places(left: LeafType, right: LeafType) -> list[Finding]:
-    """Why a program that was compiled for one array is compiled again for the other."""
+    """The reasons why a program that was compiled for one array is compiled again for the other."""
     a, b = left.place, right.place
-    return [] if a == b else [("sharding", *(_place_text(each) for each in (a, b)), "")]
+    return [] if a == b else [("sharding", *(_place_text(place) for place in (a, b)), "")]
 
 
 def _place_text(sharding: Any) -> str:
@@ -138,29 +138,29 @@ def _place_text(sharding: Any) -> str:
     return f"committed to {' · '.join(dict.fromkeys(filter(None, (place.text, place.devices, place.memory))))}"
 
 
-# How two trees differ for `jax.jit`: one that is there, and one of which only the treedef and its leaves are known.
+# Comparing two trees as `jax.jit` does, if only one is available and the other is known by its type.
 
 _BUILTIN = (*MAPPINGS, list, tuple, type(None))
 CompareLeaves = Callable[[LeafType, LeafType], list[Finding]]
-Found = list[tuple[str, Finding]]  # key paths as `keystr` writes them, and what differs there
+Found = list[tuple[str, Finding]]  # (key path as `keystr` writes it, difference)
 
 
-def same_structure(mine: Any, other: Any) -> bool:
-    """Whether two treedefs are equal; not if comparing their static data raises."""
-    if not guarded(lambda: bool(mine == other), lambda _: False):
+def same_structure(left: Any, right: Any) -> bool:
+    """Whether two treedefs are equal; False if comparing their static data raises."""
+    if not guarded(lambda: bool(left == right), lambda _: False):
         return False
-    # Nodes of two dataclasses with equal fields are equal to jaxlib <= 0.10.2, which `jit` traces for each of them.
-    return guarded(lambda: hash(mine) == hash(other), lambda _: False) or _have_same_classes(mine, other)
+    # jaxlib <= 0.10.2: treedefs of two dataclasses with equal fields are equal, although `jit` traces for each class.
+    return guarded(lambda: hash(left) == hash(right), lambda _: False) or _have_same_classes(left, right)
 
 
-def _have_same_classes(mine: Any, other: Any) -> bool:
-    waiting = [(mine, other)]
-    while waiting:
-        pair = waiting.pop()
-        data = [each.node_data() for each in pair]
+def _have_same_classes(left: Any, right: Any) -> bool:
+    pending = [(left, right)]
+    while pending:
+        pair = pending.pop()
+        data = [treedef.node_data() for treedef in pair]
         if (data[0] and data[0][0]) is not (data[1] and data[1][0]):
             return False
-        waiting += zip(*(each.children() for each in pair), strict=True)
+        pending += zip(*(treedef.children() for treedef in pair), strict=True)
     return True
 
 
@@ -171,9 +171,9 @@ class Part(NamedTuple):
     leaves: Sequence[LeafType]
 
     def children(self) -> list[Part]:
-        below = self.treedef.children()
-        ends = list(accumulate(child.num_leaves for child in below))
-        return [Part(child, self.leaves[end - child.num_leaves : end]) for child, end in zip(below, ends, strict=True)]
+        defs = self.treedef.children()
+        ends = list(accumulate(child.num_leaves for child in defs))
+        return [Part(child, self.leaves[end - child.num_leaves : end]) for child, end in zip(defs, ends, strict=True)]
 
     @property
     def text(self) -> str:
@@ -187,10 +187,10 @@ class Part(NamedTuple):
 def compare_types(
     tree: Any, left: JitType, right: JitType, *, is_right: bool = False, leaves: CompareLeaves = compare_leaves
 ) -> Found:
-    """Compare a tree with what was or will be in its place. Unflattens nothing.
+    """Compare a tree's type with an earlier or later one. Unflattens nothing.
 
     Args:
-      tree: The tree of `left`, or of `right` if `is_right`: it gives the names of keys and fields.
+      tree: The tree of `left`, or of `right` if `is_right`; the names of keys and fields are read from it.
     """
     found: Found = []
     stack: list[tuple[str, Any, Part, Part]] = [("", tree, Part(*left), Part(*right))]
@@ -200,10 +200,10 @@ def compare_types(
             found += _compare_all_leaves(path, node, a, b, leaves)
         else:
             found += [(path, finding) for finding in _compare_nodes(node, a, b, is_right)]
-            below = list(_aligned(path, node, a, b, is_right))
-            found += [(where, ("missing", x.text, "", "")) for where, _, x, y in below if x and not y]
-            found += [(where, ("extra", "", y.text, "")) for where, _, x, y in below if y and not x]
-            stack += [each for each in reversed(below) if each[2] and each[3]]  # type: ignore[misc]
+            children = list(_aligned_children(path, node, a, b, is_right))
+            found += [(at, ("missing", x.text, "", "")) for at, _, x, y in children if x and not y]
+            found += [(at, ("extra", "", y.text, "")) for at, _, x, y in children if y and not x]
+            stack += [child for child in reversed(children) if child[2] and child[3]]  # type: ignore[misc]
     return found
 
 
@@ -229,39 +229,39 @@ def _compare_nodes(node: Any, left: Part, right: Part, is_right: bool) -> list[F
         return [("order", value_text(list(a[1]), 60), value_text(list(b[1]), 60), "")]
     if _named_children(node, left, right, is_right):
         return []
-    found: list[Finding] = []
-    n = [len(each.treedef.children()) for each in (left, right)]
+    findings: list[Finding] = []
+    n = [len(part.treedef.children()) for part in (left, right)]
     if n[0] != n[1] and a[0] not in MAPPINGS:
-        found.append(("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
+        findings.append(("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
     if a[0] not in _BUILTIN and not has_base(a[0], tuple):
-        found += _compare_aux(node, a[1], b[1], is_right)
-    return found
+        findings += _compare_aux(node, a[1], b[1], is_right)
+    return findings
 
 
 def _compare_aux(node: Any, left: Any, right: Any, is_right: bool) -> list[Finding]:
-    """Compare static data field by field, though only one of the nodes is there."""
+    """Compare static data field by field, with field names from the one node that is available."""
     stored = stored_items(node)
     n_of = Counter(map(id, stored.values()))
     names = {id(value): name for name, value in stored.items() if n_of[id(value)] == 1}
-    a, b = _values(left), _values(right)
+    a, b = _aux_values(left), _aux_values(right)
     pairs = list(zip(a, b, strict=True)) if len(a) == len(b) else []
     fields = {names[id(pair[is_right])]: pair for pair in pairs if id(pair[is_right]) in names}
-    fields.update(_beside_names(stored, left, right, is_right))
+    fields.update(_named_values(stored, left, right, is_right))
     stubs = (SimpleNamespace(**{name: pair[i] for name, pair in fields.items()}) for i in (0, 1))
     return [_with_hint(*finding) for finding in compare_static(next(stubs), left, next(stubs), right)]
 
 
-def _beside_names(stored: dict[str, Any], left: Any, right: Any, is_right: bool) -> Iterator[tuple[str, tuple]]:
-    """The fields of a node whose static data is a tuple of their names and, beside it, one of their values."""
-    own, other = (right, left) if is_right else (left, right)
-    if type(own) is not tuple or type(other) is not tuple or len(own) != len(other):
+def _named_values(stored: dict[str, Any], left: Any, right: Any, is_right: bool) -> Iterator[tuple[str, tuple]]:
+    """The fields of a node whose static data holds a tuple of names and a tuple of values."""
+    own_aux, other_aux = (right, left) if is_right else (left, right)
+    if type(own_aux) is not tuple or type(other_aux) is not tuple or len(own_aux) != len(other_aux):
         return
-    for names in own:
+    for names in own_aux:
         if type(names) is not tuple or not names or not all(type(name) is str and name in stored for name in names):
             continue
-        held = [stored[name] for name in names]
-        for i, values in enumerate(own):
-            if type(values) is tuple and len(values) == len(held) and all(map(operator.is_, values, held)):
+        known = [stored[name] for name in names]
+        for i, values in enumerate(own_aux):
+            if type(values) is tuple and len(values) == len(known) and all(map(operator.is_, values, known)):
                 yield from zip(names, zip(left[i], right[i], strict=False), strict=False)
 
 
@@ -269,16 +269,16 @@ def _with_hint(kind: str, left: str, right: str, hint: str) -> Finding:
     return kind, left, right, hint or (TWO_OBJECTS if left.partition(" = ")[2] == right else "")
 
 
-def _values(aux: Any) -> list[Any]:
-    """The values in static data, one level deep, and of tuples in it, too."""
+def _aux_values(aux: Any) -> list[Any]:
+    """The values in static data, and the items of lists and tuples among them."""
     if type(aux) is dict:
         return [*aux.values()]
     values = [*aux] if type(aux) in (tuple, list) else [aux]
-    return [each for value in values for each in (value if type(value) in (tuple, list) else [value])] + values
+    return [item for value in values for item in (value if type(value) in (tuple, list) else [value])] + values
 
 
 def _named_children(node: Any, left: Part, right: Part, is_right: bool) -> tuple[Sequence[Any], ...]:
-    """The names of the children of both nodes where their static data is a tuple of these, as in a state of NNX."""
+    """The names of both nodes' children, if their static data is a tuple of names, as in an NNX state."""
     names: list[Any] = []
     for part in (left, right):
         (cls, aux), n = part.treedef.node_data(), len(part.treedef.children())
@@ -289,32 +289,32 @@ def _named_children(node: Any, left: Part, right: Part, is_right: bool) -> tuple
     return tuple(names) if own and own == [*names[is_right]] else ()
 
 
-def _aligned(
+def _aligned_children(
     path: str, node: Any, left: Part, right: Part, is_right: bool
 ) -> Iterator[tuple[str, Any, Part | None, Part | None]]:
-    """The children of both that are compared, by key; nothing where the nodes are something else."""
+    """The pairs of children, matched by key; nothing if the nodes are of different kinds."""
     a, b = left.treedef.node_data(), right.treedef.node_data()
     if a is None or b is None or type(None) in (a[0], b[0]):
         return
     is_mapping = a[0] in MAPPINGS and b[0] in MAPPINGS
     if a[0] is not b[0] and not is_mapping and not (a[0] in (list, tuple) and b[0] in (list, tuple)):
         return
-    mine, other, data = (right, left, a) if is_right else (left, right, b)
-    others: list[Part | None] = list(other.children())
+    node_part, other_part, data = (right, left, a) if is_right else (left, right, b)
+    other_children: list[Part | None] = list(other_part.children())
     named = () if is_mapping or a[0] is not b[0] else _named_children(node, left, right, is_right)
-    keys = mapping_keys(data) if is_mapping else named[not is_right] if named else range(len(others))
+    keys = mapping_keys(data) if is_mapping else named[not is_right] if named else range(len(other_children))
     is_mapping |= bool(named)
-    theirs: dict[Any, Any] = dict(zip(keys, others, strict=True))
-    for i, (((key,), child), part) in enumerate(zip(one_level(node)[0], mine.children(), strict=True)):
-        found = theirs.pop(key.key if is_mapping else i, None)
-        a, b = (found, part) if is_right else (part, found)
+    unmatched: dict[Any, Any] = dict(zip(keys, other_children, strict=True))
+    for i, (((key,), child), part) in enumerate(zip(one_level(node)[0], node_part.children(), strict=True)):
+        match = unmatched.pop(key.key if is_mapping else i, None)
+        a, b = (match, part) if is_right else (part, match)
         yield path + tree_util.keystr((key,)), child, a, b
-    for key, part in theirs.items():
+    for key, part in unmatched.items():
         last = tree_util.DictKey(key) if is_mapping else tree_util.SequenceKey(key)
         a, b = (part, None) if is_right else (None, part)
         yield path + tree_util.keystr((last,)), None, a, b
 
 
 def mapping_keys(data: tuple[type, Any]) -> Sequence[Any]:
-    """The keys of a treedef's node, in the order of its children."""
+    """The keys of a mapping's treedef node, in the order of its children."""
     return data[1][1] if data[0] is defaultdict else data[1]

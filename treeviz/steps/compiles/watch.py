@@ -1,4 +1,4 @@
-"""Watch what a step compiles: when a call traced or compiled again, say why, by leaf."""
+"""Watch what a step compiles, and log for each retrace and recompile which leaf caused it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from treeviz.steps.compiles.step_arguments import StepArguments
 
 
-# What a call looks like to `jax.jit`, and how two calls differ.
+# A call as `jax.jit` sees it, and the differences between two calls.
 
 
 class Argument(NamedTuple):
@@ -54,7 +54,7 @@ class Argument(NamedTuple):
 
     Attributes:
       how: "by position" or "by keyword".
-      is_traced: Whether it is known that the program takes its Python numbers, too, whatever their values.
+      is_traced: Whether its Python numbers are known to be traced, so that their values do not matter.
     """
 
     how: str
@@ -63,11 +63,11 @@ class Argument(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a call looks like to `jax.jit`; it keeps no array alive.
+    """A call as `jax.jit` sees it. Keeps no array alive.
 
     Attributes:
-      arguments: By name.
-      settings: JAX's options in the thread that called, and its abstract mesh.
+      arguments: The arguments by name.
+      settings: JAX's options and abstract mesh in the calling thread.
     """
 
     arguments: dict[str, Argument]
@@ -90,15 +90,15 @@ def describe_call(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[frozenset[int | str], bool]:
-    """The positions and names of the arguments that `jax.jit` was not told are static; and whether all numbers are."""
+    """The positions and names of the arguments that are not static; and whether all Python numbers are static."""
     n = len(args)
     step, args, kwargs = called_inside(step, args, kwargs)
     if not is_jitted(step):
         load_libraries()
-        found = jitted_step(step)
-        if not found.same_arguments:
-            return frozenset(), found.static_numbers
-        step = found.jitted
+        jitted = jitted_step(step)
+        if not jitted.same_arguments:
+            return frozenset(), jitted.static_numbers
+        step = jitted.jitted
     positions, names = dynamic_arguments(step, args, kwargs)
     return frozenset([*(i + n - len(args) for i in positions), *names]), False
 
@@ -111,13 +111,13 @@ def _settings() -> dict[str, Any]:
 
 
 class Gap(NamedTuple):
-    """How a call differs from an earlier one.
+    """The differences between a call and an earlier one.
 
     Attributes:
-      types: In structure, types, and how arguments are passed.
-      values: In the values of Python objects, of which only static arguments matter.
-      settings: In JAX's options.
-      places: In where arrays lie.
+      types: Structure, types, and positional or keyword passing.
+      values: Values of Python objects; only those of static arguments matter.
+      settings: JAX's options.
+      places: Placement of arrays.
     """
 
     types: Differences
@@ -130,14 +130,14 @@ class Gap(NamedTuple):
         return len(self.types), len(self.values) + len(self.settings) + len(self.places)
 
     def why(self, is_traced: bool) -> Differences:
-        """The first reason for which the earlier program does not do."""
-        # On several devices, where an array lies is part of its type since jax 0.7 or so.
+        """The first kind of difference for which the earlier program cannot be reused."""
+        # On several devices, an array's placement is part of its type since jax 0.7 or so.
         reasons = self if is_traced else (self.places, self.settings)
         return next(filter(None, reasons), Differences())
 
 
 def compare_calls(earlier: Call, call: Call, named: dict[str, Any]) -> Gap:
-    """Compare two calls; `named` are the arguments of the later one."""
+    """Compare two calls; `named` has the arguments of the later one."""
     types, values, places = (
         _compare(earlier, call, named, leaves) for leaves in (compare_leaves, compare_values, compare_places)
     )
@@ -145,34 +145,38 @@ def compare_calls(earlier: Call, call: Call, named: dict[str, Any]) -> Gap:
 
 
 def _compare(earlier: Call, call: Call, named: dict[str, Any], leaves: CompareLeaves) -> Differences:
-    found = Differences()
+    differences = Differences()
     for name, argument in call.arguments.items():
-        before = earlier.arguments.get(name)
-        if before is None:
-            found.append(Difference(name, "extra", "", Part(*argument.type).text))
+        earlier_argument = earlier.arguments.get(name)
+        if earlier_argument is None:
+            differences.append(Difference(name, "extra", "", Part(*argument.type).text))
             continue
-        if before.how != argument.how:
-            found.append(Difference(name, "argument", before.how, argument.how, "pass it in one way"))
+        if earlier_argument.how != argument.how:
+            differences.append(Difference(name, "argument", earlier_argument.how, argument.how, "pass it in one way"))
         if leaves is compare_values and argument.is_traced:
             continue
-        differ = compare_types(named[name], before.type, argument.type, is_right=True, leaves=leaves)
-        found += [Difference(f"{name}{path}", kind, *words) for path, (kind, *words) in differ]  # type: ignore[arg-type]
-    gone = earlier.arguments.keys() - call.arguments.keys()
-    found += [Difference(name, "missing", Part(*earlier.arguments[name].type).text, "") for name in sorted(gone)]
-    return found
+        findings = compare_types(named[name], earlier_argument.type, argument.type, is_right=True, leaves=leaves)
+        differences += [Difference(f"{name}{path}", kind, *words) for path, (kind, *words) in findings]  # type: ignore[arg-type]
+    missing = earlier.arguments.keys() - call.arguments.keys()
+    differences += [
+        Difference(name, "missing", Part(*earlier.arguments[name].type).text, "") for name in sorted(missing)
+    ]
+    return differences
 
 
 def _compare_settings(earlier: Call, call: Call) -> Differences:
-    a, b = earlier.settings, call.settings
-    differ = [name for name in b if guarded(lambda name=name: bool(a.get(name) != b[name]), lambda _: False)]
+    before, after = earlier.settings, call.settings
+    names = [
+        name for name in after if guarded(lambda name=name: bool(before.get(name) != after[name]), lambda _: False)
+    ]
     return Differences(
-        Difference(name, "setting", value_text(a.get(name), 60), value_text(b[name], 60)) for name in differ
+        Difference(name, "setting", value_text(before.get(name), 60), value_text(after[name], 60)) for name in names
     )
 
 
-# Hear, in each thread, when JAX traces and compiles: through `jax.monitoring`, which is public.
+# Events of tracing and compiling in each thread, from `jax.monitoring`, which is public.
 
-_MOST = 10_000  # events that are kept of a thread
+_MOST = 10_000  # events kept per thread
 
 
 class Event(NamedTuple):
@@ -186,11 +190,11 @@ class Event(NamedTuple):
     seconds: float
 
 
-class _Here(threading.local):
-    """The events of this thread. JAX traces and compiles in the thread that calls.
+class _ThreadEvents(threading.local):
+    """The events of this thread. JAX traces and compiles in the calling thread.
 
     Attributes:
-      n: How many there were.
+      n: Number of events so far.
     """
 
     n = 0
@@ -199,7 +203,7 @@ class _Here(threading.local):
         self.events: list[Event] = []
 
 
-here = _Here()
+here = _ThreadEvents()
 _KINDS = {
     "jaxpr_trace_duration": "trace",
     "jaxpr_to_mlir_module_duration": "lower",
@@ -207,7 +211,7 @@ _KINDS = {
 }
 
 
-def _hear(event: str, duration_secs: float, **_: object) -> None:
+def _on_event(event: str, duration_secs: float, **_: object) -> None:
     kind = _KINDS.get(event.rpartition("/")[2])
     if kind is not None:
         here.n += 1
@@ -222,17 +226,17 @@ def events_since(n: int) -> list[Event]:
 
 
 @functools.cache
-def why_deaf() -> str:
-    """Begin to listen, once in a process; a listener is global, and costs 1 µs for each compilation.
+def listener_problem() -> str:
+    """Register the listener, once per process. It is global, and costs 1 µs per compilation.
 
     Returns:
-      Empty; or why nothing is heard: this release of JAX tells of tracing in another way.
+      "", or why no events arrive: this release of JAX reports tracing in another way.
     """
     try:
-        monitoring.register_event_duration_secs_listener(_hear)
-        before = here.n
+        monitoring.register_event_duration_secs_listener(_on_event)
+        n_before = here.n
         jax.jit(lambda: 0).lower()
-        if {event.kind for event in events_since(before)} >= {"trace", "lower"}:
+        if {event.kind for event in events_since(n_before)} >= {"trace", "lower"}:
             return ""
     except Exception as error:
         return f"jax {jax.__version__} cannot be listened to: {type(error).__name__}"
@@ -240,14 +244,14 @@ def why_deaf() -> str:
 
 
 _logger = logging.getLogger("treeviz")
-_MOST_CALLS = 16  # with which a new one is compared
+_MOST_CALLS = 16  # earlier calls that a new call is compared with
 _MOST_KEPT = 1000  # compilations
-_MOST_LINES = 20  # in the log, of one step
-_MOST_TOLD = 5  # differences in a line of the log
+_MOST_LINES = 20  # log lines of one step
+_MOST_SHOWN = 5  # differences in a log line
 
-_DEEPEST = 3  # functions within functions, which may hold themselves
-_PLAIN = {id(cls) for cls in (bool, int, float, complex, str, bytes, type(None))}
-_ELSE = {
+_DEEPEST = 3  # levels of functions in closures, which may be recursive
+_PLAIN_IDS = {id(cls) for cls in (bool, int, float, complex, str, bytes, type(None))}
+_WHY_TEXTS = {
     "first": "the first time",
     "new function": "since the function is a new object, made by the same lines as one that was compiled for such "
     "arguments: jax.jit keeps programs by function, so make it once, outside the loop",
@@ -261,10 +265,10 @@ class Compiled:
 
     Attributes:
       call: The number of the call, from 1.
-      why: "first"; "retrace": the function was traced again, and compiled; "recompile": only compiled again, where
-        JAX itself says nothing; "new function"; "same": nothing in the arguments differs.
-      differences: From the nearest earlier call to this one.
-      seconds: That tracing and compiling took.
+      why: "first"; "retrace": traced and compiled again; "recompile": only compiled again, which JAX does not report;
+        "new function"; "same": nothing in the arguments differs.
+      differences: From the most similar earlier call to this one.
+      seconds: Time for tracing and compiling.
     """
 
     step: str
@@ -278,21 +282,21 @@ class Compiled:
         start = (
             f"call {self.call} of `{self.step}` {'compiled' if self.why == 'first' else done} in {self.seconds:.2g} s"
         )
-        if self.why in _ELSE and not self.differences:
-            return f"{start}, {_ELSE[self.why]}"
-        told = [f"{each.path}: {_text(each)}" for each in self.differences[:_MOST_TOLD]]
-        n_more = len(self.differences) - _MOST_TOLD
-        return f"{start}: {'; '.join(told)}{f'; … {n_more:,} more' if n_more > 0 else ''}"
+        if self.why in _WHY_TEXTS and not self.differences:
+            return f"{start}, {_WHY_TEXTS[self.why]}"
+        shown = [f"{difference.path}: {_text(difference)}" for difference in self.differences[:_MOST_SHOWN]]
+        n_more = len(self.differences) - _MOST_SHOWN
+        return f"{start}: {'; '.join(shown)}{f'; … {n_more:,} more' if n_more > 0 else ''}"
 
 
-def _text(each: Difference) -> str:
-    if each.kind in ("missing", "extra"):
-        return f"gone: {each.left}" if each.kind == "missing" else f"added: {each.right}"
-    return each.text
+def _text(difference: Difference) -> str:
+    if difference.kind in ("missing", "extra"):
+        return f"gone: {difference.left}" if difference.kind == "missing" else f"added: {difference.right}"
+    return difference.text
 
 
 class CompileLog(list[Compiled]):
-    """The calls of a step that compiled; `print` shows a line for each."""
+    """The calls of a step that compiled; `print` shows one line per call."""
 
     def __repr__(self) -> str:
         return "\n".join(map(str, self)) or "nothing compiled"
@@ -301,39 +305,39 @@ class CompileLog(list[Compiled]):
 
 
 def watch_compiles(step: Callable) -> CompileWatch | Watched:
-    """Wrap a jitted step so that it says why a call traced or compiled again, and which leaf is to blame.
+    """Wrap a jitted step so that it logs every retrace and recompile, with the leaf that caused it.
 
         update = tv.watch_compiles(update)
         params = update(params, x, y)
         print(update.compiles)  # call 1 of `update` compiled in 0.03 s, the first time
 
-    A call that compiles again is a line in the log, from the logger "treeviz", and an entry in `compiles`: the nearest
-    earlier call, and what differs in structure, static values, shapes, dtypes, weak types, in how an argument is
-    passed, or in where it lies: of an array that has become committed to a device, `jax_explain_cache_misses` says
-    nothing. A function that is made anew for each call is recognized by its code.
+    A call that compiles again adds a log line, from the logger "treeviz", and an entry in `compiles`: the differences
+    from the most similar earlier call in structure, static values, shapes, dtypes, weak types, positional or keyword
+    passing, and placement. Arrays that became committed to a device, which `jax_explain_cache_misses` does not report,
+    are included. A function that is created anew for each call is recognized by its code.
 
-    `update.arguments(params, x, y)` shows by leaf which donated buffers the program reuses, which are donated in vain
-    and why, and what it never reads; and which classes make flattening the arguments slow.
+    `update.arguments(params, x, y)` shows for each leaf whether the program reuses its donated buffer, why not, and
+    whether it reads the leaf; and which classes make flattening the arguments slow.
 
-    A call that compiles nothing takes about 1 µs longer. What the step donates is donated, `lower`, `trace`,
-    `eval_shape` and `clear_cache` are the step's, and `inspector.watch` takes it: then the programs that measure are
-    watched, too. It listens through `jax.monitoring`, whose listeners are global; compilations of other threads do not
-    count. What it keeps of a call is its types, no arrays.
+    A call that compiles nothing takes about 1 µs longer. Donation works as before, and `lower`, `trace`, `eval_shape`
+    and `clear_cache` are those of the step. `inspector.watch` accepts the result; then the instrumented programs are
+    watched too. Compilations are observed through `jax.monitoring`, whose listeners are global; those of other threads
+    are not counted. Types of calls are kept, but no arrays.
 
     Args:
-      step: The result of `jax.jit`, or of a library's function like it, or a bound method or `functools.partial` of
-        one; or the result of `inspector.watch`, which is returned itself.
+      step: The result of `jax.jit`, of a library's counterpart, or a bound method or `functools.partial` of one; or the
+        result of `inspector.watch`, which is returned itself.
 
     Raises:
-      TypeError: The step is not jitted: what Python calls op by op compiles again and again for reasons of its own.
+      TypeError: The step is not jitted. A function that Python runs op by op compiles many small programs.
     """
     if not isinstance(step, Watched) and not hasattr(called_inside(step, (), {})[0], "lower"):
         raise TypeError(f"watch_compiles: `{_name(step)}` is not jitted: tv.watch_compiles(jax.jit({_name(step)}))")
-    trouble = why_deaf()
-    if trouble:
-        warnings.warn(f"watch_compiles: the step runs, but is not watched: {trouble}", RuntimeWarning, stacklevel=2)
+    problem = listener_problem()
+    if problem:
+        warnings.warn(f"watch_compiles: the step runs, but is not watched: {problem}", RuntimeWarning, stacklevel=2)
     if isinstance(step, CompileWatch):
-        return step  # a cell may be run again
+        return step  # a notebook cell may run again
     if isinstance(step, Watched):
         if isinstance(step.step, CompileWatch):
             return step
@@ -349,24 +353,24 @@ def _name(step: Any) -> str:
 
 
 class CompileWatch:
-    """A step whose compilations are watched: called like the step, and with its attributes.
+    """A step whose compilations are watched. It is called like the step and has its attributes.
 
     Attributes:
       step: The step itself.
-      compiles: The calls that compiled, the first 1,000; `print` shows a line for each.
+      compiles: The first 1,000 calls that compiled; `print` shows one line per call.
     """
 
-    def __init__(self, step: Callable, of: CompileWatch | None = None) -> None:
-        plain = step if of is None else of.step
-        functools.update_wrapper(self, plain, updated=())
-        self.__wrapped__ = function_of(plain)
-        if is_partial(plain):  # it has no name
-            self.__name__ = _name(plain)
-        self.step, self._of = step, of
-        self.compiles = CompileLog() if of is None else of.compiles
-        self._numbers = itertools.count(1) if of is None else of._numbers
-        self._number = 0  # of the newest call
-        self._calls: list[Call] = []  # the first, and those that compiled
+    def __init__(self, step: Callable, parent: CompileWatch | None = None) -> None:
+        original = step if parent is None else parent.step
+        functools.update_wrapper(self, original, updated=())
+        self.__wrapped__ = function_of(original)
+        if is_partial(original):  # it has no name
+            self.__name__ = _name(original)
+        self.step, self._of = step, parent
+        self.compiles = CompileLog() if parent is None else parent.compiles
+        self._numbers = itertools.count(1) if parent is None else parent._numbers
+        self._number = 0  # the number of the newest call
+        self._calls: list[Call] = []  # the first call, and those that compiled
 
     def __call__(self, /, *args, **kwargs):
         n = here.n
@@ -377,14 +381,14 @@ class CompileWatch:
         return out
 
     def _explain(self, n: int, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Say why this call compiled. What goes wrong here is told, and not raised: the step has run."""
+        """Log why this call compiled. Errors here are logged, not raised, since the step has run."""
         try:
             compiled = self._compiled(n, args, kwargs)
             if compiled is None:
                 return
             if len(self.compiles) < _MOST_KEPT:
                 self.compiles.append(compiled)
-            n_lines = sum(each.why != "first" for each in self.compiles)
+            n_lines = sum(entry.why != "first" for entry in self.compiles)
             if compiled.why != "first" and n_lines <= _MOST_LINES:
                 last = "; further ones are in step.compiles only" if n_lines == _MOST_LINES else ""
                 _logger.warning("%s", printable_lines(f"{compiled}{last}"))
@@ -393,19 +397,19 @@ class CompileWatch:
             _logger.warning("watch_compiles: cannot tell why `%s` compiled: %s", _name(self), error_text(error))
 
     def _compiled(self, n: int, args: tuple, kwargs: dict[str, Any]) -> Compiled | None:
-        """What this call compiled; None if nothing, as a first call for which the step was compiled before."""
+        """The compilation of this call; None if nothing compiled, as in a first call of a compiled step."""
         events = events_since(n)
         is_traced = any(event.kind == "trace" for event in events)
-        # Functions within the step are traced within its own tracing.
-        seconds = max((each.seconds for each in events if each.kind == "trace"), default=0.0)
-        seconds += sum(each.seconds for each in events if each.kind != "trace")
+        # Tracing the step includes tracing the functions inside it.
+        seconds = max((event.seconds for event in events if event.kind == "trace"), default=0.0)
+        seconds += sum(event.seconds for event in events if event.kind != "trace")
         call, named = describe_call(self, args, kwargs)
         if not events:
             self._calls.append(call)
             return None
         why, differences = "first", Differences()
         if self._calls:
-            gaps = [compare_calls(each, call, named) for each in reversed(self._calls)]
+            gaps = [compare_calls(earlier, call, named) for earlier in reversed(self._calls)]
             differences = min(gaps, key=lambda gap: gap.size).why(is_traced)
             why = "retrace" if is_traced else "recompile"
             why = why if differences else "same"
@@ -416,41 +420,40 @@ class CompileWatch:
         return Compiled(name, self._number, why, differences, seconds)
 
     def _is_made_anew(self, call: Call, named: dict[str, Any]) -> bool:
-        """Whether another function with the same code, and the like around it, was compiled for such a call."""
+        """Whether another function with the same code and similar closure was compiled for such a call."""
         function = getattr(self.step, "__wrapped__", None)
         if not isinstance(function, types.FunctionType):
             return False
-        others, around = _made_by.setdefault(function.__code__, []), _around(function)
+        known, key = _calls_of.setdefault(function.__code__, []), _closure_key(function)
         is_anew = any(
-            ref() is not function and of == around and not compare_calls(other, call, named).why(True)
-            for ref, other, of in others
+            ref() is not function and other_key == key and not compare_calls(earlier_call, call, named).why(True)
+            for ref, earlier_call, other_key in known
         )
-        others[:] = [*others[1 - _MOST_CALLS :], (weakref.ref(function), call, around)]
+        known[:] = [*known[1 - _MOST_CALLS :], (weakref.ref(function), call, key)]
         return is_anew
 
     def arguments(self, *args: Any, **kwargs: Any) -> StepArguments:
-        """Show what the compiled step does with each leaf of its arguments, and what flattening them costs.
+        """Show which argument buffers the compiled step reuses, and the cost of flattening the arguments.
 
             view = tv.watch_compiles(update).arguments(params, x, y)
             print(view)
             view.in_vain        # {"params['b']": "no result is float32[4], result['b'] is bfloat16[4]"}
             view.never_read     # jax.jit drops these, so they are not donated either
 
-        Compiles the step for these arguments, if JAX has not kept that from a call, and does not run it: deleted arrays
-        will do, and for `jax.jit` trees of `jax.ShapeDtypeStruct`. What is reused is read from the text of the program.
-        Of a step of `equinox.filter_jit` or `flax.nnx.jit`, the paths are those in its own arguments and results, and
-        of what `nnx.jit` changes in place, in the arguments; what flattening costs is not known of `nnx.jit`.
+        Compiles the step for these arguments, unless JAX has it in its cache, and does not run it. Deleted arrays are
+        accepted, and for `jax.jit` also trees of `jax.ShapeDtypeStruct`. The reuse is read from the text of the
+        program. For `equinox.filter_jit` and `flax.nnx.jit`, paths refer to the step's own arguments and results; for
+        objects that `nnx.jit` changes in place, to the arguments. The cost of flattening is unknown for `nnx.jit`.
 
         Raises:
-          TypeError: The step is jitted by a library of which it is not known what it passes on to `jax.jit`, or by
-            Equinox, for which shapes are static.
+          TypeError: An unknown library jitted the step; or Equinox did and shapes were passed, which are static for it.
         """
         from treeviz.steps.compiles.step_arguments import step_arguments
 
         return step_arguments(self.step, args, kwargs)
 
     def beside(self, program: Callable) -> CompileWatch:
-        """Watch a program that runs in place of the step; what it compiles is in the same list."""
+        """Watch a program that runs in place of the step; its compilations are in the same list."""
         return CompileWatch(program, self)
 
     def __getattr__(self, name: str) -> Any:
@@ -467,25 +470,27 @@ class CompileWatch:
         return f"<{printable_lines(repr(self.step))}, whose compilations are watched>"
 
 
-# The calls for which functions of the same code were compiled: a new function in each turn of a loop has the same code.
-_made_by: weakref.WeakKeyDictionary[types.CodeType, list[tuple[weakref.ref, Call, tuple]]] = weakref.WeakKeyDictionary()
+# Calls for which functions with the same code were compiled, such as a function created in each iteration of a loop.
+_calls_of: weakref.WeakKeyDictionary[types.CodeType, list[tuple[weakref.ref, Call, tuple]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def _around(function: types.FunctionType, depth: int = _DEEPEST) -> tuple:
-    """What tells functions of the same lines apart: the functions, numbers and names in their closures and defaults."""
+def _closure_key(function: types.FunctionType, depth: int = _DEEPEST) -> tuple:
+    """A key for the closure and defaults of a function: the functions, numbers and strings in them."""
     cells = [guarded(lambda cell=cell: cell.cell_contents, lambda _: None) for cell in function.__closure__ or ()]
-    found: list[Any] = []
-    for each in (*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        if isinstance(each, types.FunctionType):  # by its hash: the code itself would keep what it is a key of
-            found.append((hash(each.__code__), _around(each, depth - 1) if depth else ()))
+    parts: list[Any] = []
+    for value in (*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        if isinstance(value, types.FunctionType):  # its hash: the code object would keep its own weak key alive
+            parts.append((hash(value.__code__), _closure_key(value, depth - 1) if depth else ()))
         else:
-            found.append((id(type(each)), each if id(type(each)) in _PLAIN else None))
-    return tuple(found)
+            parts.append((id(type(value)), value if id(type(value)) in _PLAIN_IDS else None))
+    return tuple(parts)
 
 
 @unwraps("treeviz")
 def _unwrap(step: Any) -> JittedStep | None:
-    """For `inspector.watch`: the programs that it runs in place of the step are watched, too."""
+    """For `inspector.watch`: the programs that run in place of the step are watched too."""
     if not isinstance(step, CompileWatch):
         return None
     inner = jitted_step(step.step)
