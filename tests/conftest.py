@@ -91,7 +91,7 @@ SLOWEST = [
     "analysis/checks/test_check.py",
     "views/test_json.py",
     "integrations/test_files.py",
-    "steps/test_columns.py",
+    "steps/test_series.py",
     "plugin/test_default_display.py",
     "inspector/test_runs.py",
     "integrations/test_describes.py",

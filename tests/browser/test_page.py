@@ -50,7 +50,7 @@ TESTS = Path(__file__).parents[1]
 CASES = json.loads((TESTS / "query_cases.json").read_text("utf-8"))
 FOLDS = json.loads((TESTS / "fold_cases.json").read_text("utf-8"))
 OPEN = json.loads((TESTS / "open_cases.json").read_text("utf-8"))
-PAIRS = runpy.run_path(str(TESTS / "tree" / "test_numbers.py"))  # numbers beside their texts
+PAIRS = runpy.run_path(str(TESTS / "tree" / "test_text.py"))  # numbers beside their texts
 IN_VIEW = "document.querySelector('.treeviz').shadowRoot"
 PARTS = "unpack, matches, WordIndex, Rows, Folds, countText, bytesText, numberText, mount"
 
