@@ -284,4 +284,4 @@ def explain_map(tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = N
 
 
 def _side(tree: Any, is_leaf: Callable[[Any], bool] | None) -> Side:
-    return Side(*scanned(tree, is_leaf, "tree", at_once=True))
+    return Side(*scanned(tree, is_leaf, "tree"))

@@ -48,13 +48,11 @@ def scanned(
     name: str,
     budget: Budget = WHOLE,
     stacked: Stacked = (),
-    *,
-    at_once: bool = False,
 ) -> tuple[TreeTable, list[Any]]:
     """The table with its facts and sizes, and the node or leaf of each row; that of a layer is its array."""
     integrations.load()
     tree, name = integrations.opened(tree, name)
-    table, nodes = walking.scan(tree, is_leaf=is_leaf, name=name, budget=budget, at_once=at_once)
+    table, nodes = walking.scan(tree, is_leaf=is_leaf, name=name, budget=budget)
     if stacked:
         axes = stacks_in(table, stacked)
         table, rows = open_stacks(table, axes, max_rows=budget.max_rows)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import accumulate, chain, islice, takewhile
-from math import inf
 from operator import attrgetter, itemgetter, length_hint, methodcaller
 from typing import Any, NamedTuple
 
@@ -224,8 +223,8 @@ class Alike:
     no object that occurs twice.
     """
 
-    def __init__(self, of: Describers, rows: Rows) -> None:
-        self._of, self._rows = of, rows
+    def __init__(self, of: Describers, rows: Rows, is_late: Callable[[], bool]) -> None:
+        self._of, self._rows, self._is_late = of, rows, is_late
         facts = of.facts
         self._plain = (facts.numpy, facts.array, facts.scalar, facts.abstract, facts.numpy_scalar, facts.string)
         self._n_missed = -_FEWEST_SIBLINGS
@@ -255,7 +254,7 @@ class Alike:
             except Exception:  # a dict that another thread changes, an array that cannot be described
                 n_taken = 0
             n_waiting, n_added = n_waiting - n_taken, n_added + n_taken * (size - 1)
-            if n_taken < n_tried:
+            if n_taken < n_tried or self._is_late():
                 break
             n_tried = min(4 * n_tried, _MOST)
         self._n_missed += n_added < _FEWEST_SIBLINGS
@@ -398,15 +397,12 @@ def walk(tree: Any, *, is_leaf: IsLeaf = None, name: str = "tree", max_rows: int
 
 
 def scan(
-    tree: Any, *, is_leaf: IsLeaf = None, name: str = "tree", budget: Budget = WHOLE, at_once: bool = False
+    tree: Any, *, is_leaf: IsLeaf = None, name: str = "tree", budget: Budget = WHOLE
 ) -> tuple[TreeTable, list[Any]]:
-    """Walk a tree; return the table, and the node or leaf of each row for analyses that need values.
-
-    With `at_once`, siblings that are alike are walked all at once, in a third of the time; see `Alike`.
-    """
+    """Walk a tree; return the table, and the node or leaf of each row for analyses that need values."""
     scanner = _Scanner(is_leaf, budget)
     with suppress(Overflow):
-        scanner.run(tree, at_once)
+        scanner.run(tree)
         scanner.keep_within_budget()
         return scanner.finish(name)
     scanner.release()
@@ -448,28 +444,28 @@ class _Scanner:
         self._repeats: list[tuple[int, int]] = []
         self._repeats_left = MAX_REPEATED_ROWS
 
-    def run(self, tree: Any, at_once: bool = False) -> None:
+    def run(self, tree: Any) -> None:
         if is_treedef(tree):
             self._of.handle_treedefs()
             if tree.num_nodes > self._max_rows and not self._fair:
                 raise Overflow
-        self._walk(tree, at_once)
+        self._walk(tree)
 
     # The hot path: local names, and one loop without calls of our own for leaves and builtin containers.
-    def _walk(self, tree: Any, at_once: bool) -> None:
+    def _walk(self, tree: Any) -> None:
         of, nodes, depths, parents, ends = self._of, self.nodes, self._depths, self._parents, self._ends
         positions, key_codes, fact_codes = self._positions, self._key_codes, self._fact_codes
         keys, handlers, notes, first_rows = of.keys, of.handlers, of.notes, self._first_rows
         is_simple = self._is_leaf is None and not self._fair
         rows = Rows(nodes, depths, parents, ends, positions, key_codes, fact_codes, first_rows)
-        alike = Alike(of, rows) if at_once and is_simple and self._max_s == inf else None
-        check_at = -1 if self._max_s == inf else _CHECK_EVERY
+        alike = Alike(of, rows, lambda: self._elapsed() > self._max_s) if is_simple else None
+        check_at = _CHECK_EVERY
         stack = [new_frame((-1, 0, [tree], [0], iter((0,)), self._max_rows, [1, 0]))]
         while stack:
             parent, depth, children, codes, waiting, _, _ = stack[-1]
             for position in waiting:
                 row = len(nodes)
-                if row == check_at:
+                if row >= check_at:
                     check_at = self._check_time(row, children, codes, position, waiting)
                 node = children[position]
                 nodes.append(node)
