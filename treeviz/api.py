@@ -7,21 +7,19 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from treeviz.analysis.checks.rule import USES, Checked, TreeFindings
-from treeviz.analysis.checks.rule import Use as CheckUse
-from treeviz.analysis.checks.rules import RULES, Result, findings, run_rules, with_badges
-from treeviz.analysis.compare.aligned import Side
-from treeviz.analysis.compare.difference import Differences
-from treeviz.analysis.compare.map_mismatch import unstackable
-from treeviz.analysis.overlay.overlaid import InAxes, Labels, Mask, OutAxes, Overlaid, Shardings, Use, overlaid
-from treeviz.differ import TreeDiff, long_hints
-from treeviz.prepare import AnyColumn, Prepared, check_flag, check_options, other_trees, prepare, scanned
+from treeviz.prepare import Prepared, check_flag, check_options, other_trees, prepare, scanned
 from treeviz.tree.layers import Stacked
 from treeviz.tree.runtime import collector_paused
 from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView
 
 if TYPE_CHECKING:
+    from treeviz.analysis.checks.rule import TreeFindings
+    from treeviz.analysis.checks.rule import Use as CheckUse
+    from treeviz.analysis.checks.rules import Result
+    from treeviz.analysis.compare.difference import Differences
+    from treeviz.analysis.overlay.overlaid import Overlaid
+    from treeviz.prepare import AnyColumn
     from treeviz.views.widget.widget import TreeWidget
 
 
@@ -48,31 +46,27 @@ class TreeOverlay(TreeView):
 
     def text(self, *, width: int | None = None, **options: Any) -> str:
         """The table as aligned text, and below it what a line may have cut: what was meant in place of a mismatch."""
+        from treeviz.differ import long_hints
+
         shown = super().text(width=width, **options)
         return "\n".join([shown, *long_hints(self.differences, width, shown)])
-
-
-_USES: dict[str, Callable[[Any], Use]] = {
-    "in_axes": lambda _: InAxes(),
-    "out_axes": lambda _: OutAxes(),
-    "shardings": Shardings,
-    "mask": lambda _: Mask(),
-    "labels": lambda _: Labels(),
-}
 
 
 def lay_over(
     prefix: Any, tree: Any, *, use: str, mesh: Any = None, is_leaf: Callable[[Any], bool] | None = None
 ) -> TreeOverlay:
     """See `treeviz.overlay`."""
-    if use not in _USES:
-        raise ValueError(f"overlay: there is no use {use!r}; there are {', '.join(map(repr, _USES))}")
+    from treeviz.analysis.compare.aligned import Side
+    from treeviz.analysis.overlay.overlaid import USES, overlaid
+
+    if use not in USES:
+        raise ValueError(f"overlay: there is no use {use!r}; there are {', '.join(map(repr, USES))}")
     if mesh is not None and use != "shardings":
         raise ValueError(f"overlay: mesh= is for use='shardings', and not for {use!r}")
     if use == "in_axes" and type(tree) is not tuple:
         tree = (tree,)
     side = Side(*scanned(tree, None, "args" if use == "in_axes" else "tree"))
-    return TreeOverlay(overlaid(prefix, side, _USES[use](mesh), is_leaf))
+    return TreeOverlay(overlaid(prefix, side, USES[use](mesh), is_leaf))
 
 
 # Check a tree: what stands behind `check`, `render(check=True)` and `treeviz check`.
@@ -103,6 +97,8 @@ def check_tree(
     tree: Any, *, for_: CheckUse, values: bool, roundtrip: bool, ignore: str | Collection[str]
 ) -> TreeFindings:
     """See `treeviz.check`."""
+    from treeviz.analysis.checks.rules import findings
+
     table, results = _checked(tree, "tree", for_, values, roundtrip, ignore)
     with collector_paused():
         return findings(table, results)
@@ -110,6 +106,8 @@ def check_tree(
 
 def checked_tree(tree: Any, *, name: str, for_: CheckUse, values: bool, ignore: Collection[str]) -> CheckedTree:
     """The same as a view."""
+    from treeviz.analysis.checks.rules import findings, with_badges
+
     table, results = _checked(tree, name, for_, values, False, ignore)
     with collector_paused():
         return CheckedTree(with_badges(table, results), findings(table, results))
@@ -118,6 +116,9 @@ def checked_tree(tree: Any, *, name: str, for_: CheckUse, values: bool, ignore: 
 def _checked(
     tree: Any, name: str, for_: CheckUse, values: bool, roundtrip: bool, ignore: str | Collection[str]
 ) -> tuple[TreeTable, list[Result]]:
+    from treeviz.analysis.checks.rule import USES, Checked
+    from treeviz.analysis.checks.rules import run_rules
+
     if for_ not in USES:
         raise ValueError(f"check: for_ is one of {', '.join(map(repr, USES))}, and not {for_!r}")
     ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
@@ -134,6 +135,9 @@ def _checked(
 
 def with_findings(prepared: Prepared, use: bool | CheckUse) -> Prepared:
     """The tree with a badge for each finding; see `check` of `treeviz.render`."""
+    from treeviz.analysis.checks.rule import USES, Checked
+    from treeviz.analysis.checks.rules import run_rules, with_badges
+
     if use is True:
         use = "any"
     elif use not in USES:
@@ -159,6 +163,8 @@ def explain(code: str) -> str:
 
 
 def _rule(code: str):
+    from treeviz.analysis.checks.rules import RULES
+
     if code not in RULES:
         near = difflib.get_close_matches(str(code), RULES, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
@@ -302,6 +308,7 @@ def explore(
       TypeError: A keyword is neither an option nor a tree.
       ValueError: `columns` names a column that the table does not have, or a glob in `stacked` matches no array.
     """
+    from treeviz.differ import TreeDiff
     from treeviz.explorer.explored import Explored, ExploredDiff
     from treeviz.views.widget.widget import TreeWidget
 
@@ -381,6 +388,8 @@ def stackable(trees: Iterable[Any]) -> Differences:
     Raises:
       TypeError: `trees` is one tree, such as a dict, or is empty.
     """
+    from treeviz.analysis.compare.map_mismatch import unstackable
+
     return unstackable(trees)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from treeviz import integrations
 from treeviz.analysis.facts import common_mesh, device_columns, fact_columns, headline, is_cut, mesh_text, size_columns
-from treeviz.analysis.user_columns import LeafFunction, column, function_columns
 from treeviz.tree import walk as walking
 from treeviz.tree.describers import DISPLAY, WHOLE, Budget
 from treeviz.tree.facts import Column, Note
@@ -20,7 +19,10 @@ from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import class_name, value_text
 
-AnyColumn = str | Column | LeafFunction | Callable[[Any], Any]
+if TYPE_CHECKING:
+    from treeviz.analysis.user_columns import LeafFunction
+
+    AnyColumn = str | Column | LeafFunction | Callable[[Any], Any]
 
 SIZES = ("elements", "bytes", "leaves")
 STATISTICS = ("nan", "inf", "zeros", "min", "max", "mean", "std", "rms", "histogram")
@@ -197,6 +199,8 @@ def _are_globs(stacked: Any) -> bool:
 
 
 def _are_columns(columns: Any) -> bool:
+    from treeviz.analysis.user_columns import LeafFunction
+
     if isinstance(columns, Mapping):  # table.columns
         return all(isinstance(each, Column) for each in columns.values())
     are_some = isinstance(columns, Sequence | Set)
@@ -212,6 +216,8 @@ def _check(name: str, what: str, is_right: bool) -> None:
 
 def _with_own(table: TreeTable, nodes: Sequence[object], columns: Sequence[AnyColumn]) -> tuple[TreeTable, list[str]]:
     """Add the columns given as `Column` or function; return the table and the names of all requested columns."""
+    from treeviz.analysis.user_columns import LeafFunction, column, function_columns
+
     if isinstance(columns, str):
         raise ValueError(f"columns= is to be a list: columns=[{columns!r}]")
     functions = [

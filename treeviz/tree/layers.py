@@ -13,7 +13,6 @@ import numpy as np
 
 from treeviz.tree.facts import Facts, Note
 from treeviz.tree.keys import Key
-from treeviz.tree.query.find import on_path
 from treeviz.tree.table import TreeTable
 
 LAYER = "layer"  # the kind of these rows
@@ -58,6 +57,8 @@ def stacks_in(table: TreeTable, stacked: Stacked) -> dict[int, int]:
     Raises:
       NoStack: A glob matches no array with such an axis.
     """
+    from treeviz.tree.query.find import on_path
+
     axes: dict[int, int] = {}
     for glob, axis in stacked_axes(stacked).items():
         rows = [row for row in _below(table, on_path(table, glob)).tolist() if _n_layers(table, row, axis)]

@@ -10,7 +10,6 @@ import numpy as np
 
 from treeviz.tree.facts import Column, Facts, Note, Rollup
 from treeviz.tree.keys import Key, index_key, python_expression
-from treeviz.tree.query.find import did_you_mean, find
 from treeviz.tree.runtime import computed_once
 from treeviz.tree.text import printable
 
@@ -176,6 +175,8 @@ class TreeTable:
         names = tuple(names)
         unknown = [name for name in names if name not in self.columns]
         if unknown:
+            from treeviz.tree.query.find import did_you_mean
+
             hint = " Statistics are computed on request: stats=True, --stats." if "nan" not in self.columns else ""
             names = ", ".join(map(repr, unknown))
             raise ValueError(f"no column {names}. {did_you_mean(unknown[0], list(self.columns))}{hint}")
@@ -198,6 +199,8 @@ class TreeTable:
         Raises:
           ValueError: The query is invalid; the message says where.
         """
+        from treeviz.tree.query.find import find
+
         return find(self, query)
 
     def rolled(self, column: Column) -> np.ndarray:

@@ -217,7 +217,6 @@ _text = json.encoder.encode_basestring_ascii
 
 # A small tree for documents: a table in Markdown, a diagram in Mermaid.
 
-MAX_ROWS = 60
 _LONGEST = 200  # characters of a name, a type, a note
 _IN_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$&#])")
 
@@ -238,7 +237,7 @@ class _Line(NamedTuple):
     is_leaf: bool
 
 
-def markdown(view: View, max_rows: int = MAX_ROWS) -> str:
+def markdown(view: View, max_rows: int) -> str:
     """The first rows as a table of GitHub's Markdown, below the headline."""
     titles, lines = _outline(view, max_rows)
     has_notes = any(line.notes for line in lines)
@@ -253,7 +252,7 @@ def markdown(view: View, max_rows: int = MAX_ROWS) -> str:
     return "\n".join([headline, "", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
-def mermaid(view: View, max_rows: int = MAX_ROWS) -> str:
+def mermaid(view: View, max_rows: int) -> str:
     """The first rows as a flow chart of Mermaid, which GitHub and notebooks draw, with a title for screen readers."""
     _, lines = _outline(view, max_rows)
     title, *headline = (_quoted(visible(part, _LONGEST)) for part in (view.table.name, *view.table.headline))

@@ -6,20 +6,19 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treeviz.tree.frame import data_frame
 from treeviz.tree.runtime import computed_once
 from treeviz.tree.table import Row
 from treeviz.tree.text import guarded
-from treeviz.views import exports as outline
-from treeviz.views.exports import to_frame, to_json, to_records
 from treeviz.views.html.page import fallback, fragment, page
 from treeviz.views.html.payload import pack
-from treeviz.views.picture.draw import Picture, draw, inches_of, png, svg
 from treeviz.views.text.terminal import glyphs_of, terminal_color
 from treeviz.views.text.text import lines, text
 from treeviz.views.view import Content, View, open_page, publish, shell_of_notebook, shows_html, write
+
+if TYPE_CHECKING:
+    from treeviz.views.picture.draw import Picture
 
 # A tree view inside the output of treescope: a foldable box.
 
@@ -60,7 +59,7 @@ def _box(name: str, summary: str, n_rows: int, fragment: str, lines: Sequence[st
     )
 
 
-MAX_ROWS_IN_TERMINAL = 60
+MAX_ROWS = 60  # in a terminal, a table of Markdown, a diagram
 
 
 class TreeView(View):
@@ -128,6 +127,8 @@ class TreeView(View):
 
     def json(self) -> str:
         """All rows as JSON; `treeviz.views.exports.to_json` documents the format."""
+        from treeviz.views.exports import to_json
+
         return to_json(self)
 
     def to_records(self) -> list[dict[str, Any]]:
@@ -139,6 +140,8 @@ class TreeView(View):
         A node's values are those of all below it: its "elements" are their sum. A missing value is NaN. Polars takes
         the same list.
         """
+        from treeviz.views.exports import to_records
+
         return to_records(self)
 
     def to_pandas(self, series: str | None = None) -> Any:
@@ -154,25 +157,39 @@ class TreeView(View):
           ImportError: pandas is not installed.
           LookupError: The view has no such series.
         """
+        from treeviz.tree.frame import data_frame
+        from treeviz.views.exports import to_frame
+
         return data_frame(to_frame(self, series))
 
-    def markdown(self, max_rows: int = outline.MAX_ROWS) -> str:
+    def markdown(self, max_rows: int = MAX_ROWS) -> str:
         """The first rows as a table of Markdown, for a report or a pull request.
 
         treeviz.render({"w": jnp.ones((3, 4))}).markdown()
         """
-        return outline.markdown(self.brief, max_rows)
+        from treeviz.views.exports import markdown
 
-    def mermaid(self, max_rows: int = outline.MAX_ROWS) -> str:
+        return markdown(self.brief, max_rows)
+
+    def mermaid(self, max_rows: int = MAX_ROWS) -> str:
         """The first rows as a diagram of Mermaid, which GitHub draws between ```mermaid and ```.
 
         treeviz.render({"w": jnp.ones((3, 4))}).mermaid()
         """
-        return outline.mermaid(self.brief, max_rows)
+        from treeviz.views.exports import mermaid
+
+        return mermaid(self.brief, max_rows)
 
     def picture(self, width: str | None = None) -> Picture:
         """The first rows as a picture, for `.svg` and `.png`; see `save`."""
+        from treeviz.views.picture.draw import draw, inches_of
+
         return draw(self.brief, inches=None if width is None else inches_of(width))
+
+    def _drawn(self, kind: str, width: str | None) -> Content:
+        from treeviz.views.picture import draw
+
+        return getattr(draw, kind)(self.picture(width))
 
     def save(self, path: str | Path, *, width: str | None = None) -> Path:
         """Write the tree to a file, and return its path.
@@ -200,8 +217,8 @@ class TreeView(View):
             ".html": self.html,
             ".txt": lambda: (f"{line}\n" for line in self.lines()),
             ".json": lambda: self.json() + "\n",
-            ".svg": lambda: svg(self.picture(width)),
-            ".png": lambda: png(self.picture(width)),
+            ".svg": lambda: self._drawn("svg", width),
+            ".png": lambda: self._drawn("png", width),
             ".md": self.markdown,
             ".mmd": self.mermaid,
         }
@@ -241,7 +258,7 @@ class TreeView(View):
         return {kind: makers[kind]() for kind in wanted}
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: object) -> Any:
-        lines = self.text(max_rows=MAX_ROWS_IN_TERMINAL).split("\n")
+        lines = self.text(max_rows=MAX_ROWS).split("\n")
         return box(type(self).__name__, self.title, len(self.table), self._fragment, lines, path)
 
     def __repr__(self) -> str:
@@ -256,7 +273,7 @@ class TreeView(View):
         return text(
             self.brief,
             width=get_terminal_size((100, 24)).columns,
-            max_rows=MAX_ROWS_IN_TERMINAL,
+            max_rows=MAX_ROWS,
             color=color,
             glyphs=glyphs_of(sys.stdout),
             fold=True,

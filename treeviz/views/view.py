@@ -7,7 +7,6 @@ import re
 import secrets
 import sys
 import tempfile
-import webbrowser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -154,6 +153,8 @@ def open_page(name: str, html: Callable[[], str]) -> Path:
     The folder is not deleted, since the browser may read the page later. Over ssh, or without a display, the path is
     printed instead.
     """
+    import webbrowser
+
     stem = re.sub(r"\W+", "-", name).strip("-")[:40] or "tree"
     page = write(Path(tempfile.mkdtemp(prefix="treeviz-")) / f"{stem}.html", {".html": html})
     if not (_has_browser() and webbrowser.open(page.as_uri())):

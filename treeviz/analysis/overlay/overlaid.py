@@ -826,3 +826,12 @@ def lay_prefix(prefix: Any, side: Side, other: TreeTable) -> Laid:
         return Laid(notes=(Note("info", text + "; ".join([*mismatches[:_MOST_TOLD], *rest])),))
     texts = [spec if has_base(type(spec), str) else value_text(spec, 60) for _, spec, _ in aligned.given]
     return Laid((spec_column(side.table, aligned.given, texts, f"{other.name}.spec", other.name, other.name),))
+
+
+USES: dict[str, Callable[[Any], Use]] = {
+    "in_axes": lambda _: InAxes(),
+    "out_axes": lambda _: OutAxes(),
+    "shardings": Shardings,
+    "mask": lambda _: Mask(),
+    "labels": lambda _: Labels(),
+}
