@@ -183,7 +183,7 @@ def cut(children: list, key_codes: Sequence[int] | None, n_kept: int, keys: KeyT
 # Walk siblings that are alike all at once, column by column: most of a large tree are layers of one kind.
 
 _FEWEST_SIBLINGS = 8  # siblings
-_FIRST, _MOST = 8, 1 << 14  # siblings that are tried: four times as many after those that were all alike
+_FIRST, _MOST = 16, 1 << 14  # siblings that are tried: four times as many after those that were all alike
 _ROWS_FOR_A_MISS = 256  # a sibling that is not alike costs as much as some of these
 _shape_of, _dtype_of = np.ndarray.shape.__get__, np.ndarray.dtype.__get__  # type: ignore[attr-defined]
 _OF_JAX = attrgetter("aval"), attrgetter("committed"), methodcaller("is_deleted")

@@ -506,8 +506,9 @@ def _sharding(sharding: Sharding | None) -> tuple | None:
 
 def _like_the_next(table: TreeTable) -> list[np.ndarray]:
     """Of each row whether its next sibling is alike; nothing where none is."""
-    rows = like_the_next(table)
-    return [np.isin(np.arange(len(table)), rows)] if len(rows) else []
+    is_alike = np.zeros(len(table), bool)
+    is_alike[like_the_next(table)] = True
+    return [is_alike] if is_alike.any() else []
 
 
 def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
