@@ -17,7 +17,8 @@ from sample_nodes import Layer, Node, Point, Repeated, Special, Static, Validati
 from sample_trees import SAMPLES, MyDict, MyList, Unregistered, cyclic_list, deleted
 
 import treeviz as tv
-from treeviz.analysis.checks.rule import LEVELS, RULES, USES
+from treeviz.analysis.checks.rule import LEVELS, USES
+from treeviz.analysis.checks.rules import RULES
 from treeviz.api import explain
 
 pytestmark = pytest.mark.oldest_jax
