@@ -73,7 +73,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
-        for kept in DOCS.glob("gallery/*.jsonl"):
+        for kept in DOCS.glob("gallery/*.treeviz"):
             shutil.copy(kept, folder)
         os.chdir(folder)
         try:

@@ -1,9 +1,6 @@
-"""Runs in the formats of other programs, and back."""
+"""A run in a file, and back."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,33 +41,8 @@ def same(a: History, b: History) -> bool:
 @pytest.mark.parametrize("max_bytes", [1, 64_000_000])
 def test_a_run_is_read_as_it_was_written(max_bytes, tmp_path):
     inspector = run(max_bytes)
-    loaded = tv.GradientInspector.load(inspector.save(tmp_path / "run.jsonl"))
+    loaded = tv.GradientInspector.load(inspector.save(tmp_path / "run.treeviz"))
     assert same(inspector.history, loaded.history)
     assert str(loaded) == str(inspector) and loaded.findings == inspector.findings
     loaded.record(tv.measure(grads={"w": np.ones(1)}), step=60)
     assert loaded.history.last("grads since step 60")[0] == 60, "it is continued"
-
-
-def test_a_line_is_read_without_treeviz(tmp_path):
-    header, *lines = map(json.loads, Path(run(64_000_000).save(tmp_path / "run.jsonl")).read_text().splitlines())
-    paths = header["sources"][0]["paths"]
-    norms = [line for line in lines if (line["source"], line["statistic"]) == ("grads", "norm")]
-    assert norms[4]["step"] == 4 and dict(zip(paths, norms[4]["value"], strict=True)) == {
-        "['layers'][0]['w']": pytest.approx(4 * 91**0.5),
-        "['n']": None,
-    }
-    losses = [line["value"] for line in lines if (line["source"], line["statistic"]) == ("scalars", "loss")]
-    assert losses[55:60] == [1.0, 1.0, "NaN", "Infinity", "-Infinity"]
-
-
-def test_a_file_that_holds_no_run_is_named(tmp_path):
-    path = tmp_path / "run.jsonl"
-    with pytest.raises(FileNotFoundError):
-        tv.GradientInspector.load(path)
-    path.write_text("{}\n")
-    with pytest.raises(ValueError, match=r"run\.jsonl holds no run that can be read"):
-        tv.GradientInspector.load(path)
-    run(1).save(path)
-    path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(ValueError, match="holds no run"):
-        tv.GradientInspector.load(path)

@@ -22,7 +22,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "run_file",
         metavar="RUN",
         type=Path,
-        help="a .treeviz or .jsonl file, as inspector.save and inspector.keep write it",
+        help="a .treeviz file, as inspector.save and inspector.keep write it",
     )
     parser.add_argument("other", metavar="RUN2", type=Path, nargs="?", help="another run; status 1 if they differ")
     parser.add_argument("--tree", metavar="NAME", help="which of several trees of RUN to show")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from treeviz.steps.findings.find import Alarm, check_kinds, findings
 from treeviz.steps.findings.finding import SCALARS, Finding, Thresholds
 from treeviz.steps.nan_origin.locate import KeptInputs, locate_nan_in_kept
 from treeviz.steps.recording.decode import Arrived, recordable
-from treeviz.steps.recording.exchange import from_json_lines, to_json_lines
 from treeviz.steps.recording.history import History, Timeline, main_source
 from treeviz.steps.recording.history_file import load, save
 from treeviz.steps.recording.recorder import MOST_LATE, SOON, Recorder, tell_at_the_end
@@ -29,56 +28,14 @@ from treeviz.steps.tracing.watch import Watched, watch
 from treeviz.tree.files.entries import mode_of
 from treeviz.tree.frame import Frame, Labels, data_frame, records
 from treeviz.tree.layers import Stacked
-from treeviz.tree.text import error_text, visible
 from treeviz.views.tree_view import TreeView
-from treeviz.views.view import shell_of_notebook, write
+from treeviz.views.view import shell_of_notebook
 
 if TYPE_CHECKING:
     from treeviz.inspector.run_log import RunLog
     from treeviz.steps.nan_origin.locate import NanOrigin
     from treeviz.steps.tracing.called import CalledSteps
     from treeviz.views.widget.widget import TreeWidget
-
-
-# The formats of files that hold a whole run, by their suffixes.
-
-_LONGEST_LINE = 50_000_000  # characters: of the histograms of some 50,000 leaves
-
-
-def outputs(history: Callable[[], History]) -> dict[str, Callable[[], str | bytes]]:
-    """What other programs read, by suffix, for `treeviz.views.view.write`."""
-    return {
-        ".jsonl": lambda: "".join(f"{line}\n" for line in to_json_lines(history())),
-    }
-
-
-def load_run(path: Path) -> History:
-    """The run in a file.
-
-    Raises:
-      OSError: There is no such file, or it may not be read.
-      ValueError: It holds no run, is damaged, or is no file.
-    """
-    mode_of(path)
-    if path.suffix != ".jsonl":
-        return load(path)
-    try:
-        with open(path, encoding="utf-8") as lines:
-            return from_json_lines(_bounded(lines))
-    except OSError:
-        raise
-    except Exception as error:  # json and NumPy raise nearly anything
-        raise ValueError(
-            f"load: {visible(str(path), 1000)} holds no run that can be read: {error_text(error)}"
-        ) from error
-
-
-def _bounded(file: TextIO) -> Iterator[str]:
-    """The lines of a file."""
-    while line := file.readline(_LONGEST_LINE + 1):
-        if len(line) > _LONGEST_LINE:
-            raise ValueError(f"it has a line of more than {_LONGEST_LINE:,} characters")
-        yield line
 
 
 # The numbers of a run as columns, for data frames.
@@ -481,14 +438,14 @@ class GradientInspector:
         return data_frame(to_frame(self.history, source or main_source(self.history)))
 
     def save(self, path: str | Path, *, width: str | None = None) -> Path:
-        """Write the view (.html, .txt, .json, .svg, .png, .md, .mmd) or the history (.treeviz, .jsonl).
+        """Write the view (.html, .txt, .json, .svg, .png, .md, .mmd) or the history (.treeviz).
 
         Args:
           width: Of a picture on paper, as "84mm"; see `TreeView.save`.
 
         Returns:
-          The path. `GradientInspector.load` reads the history. JSON Lines are for other programs:
-          `treeviz.steps.recording.exchange` documents them. `to_pandas().to_parquet("run.parquet")` writes a table.
+          The path. `GradientInspector.load` reads the history. For other programs `to_pandas()` has it as a table:
+          `inspector.to_pandas().to_parquet("run.parquet")`.
 
         Raises:
           LookupError: Nothing was measured yet.
@@ -497,8 +454,7 @@ class GradientInspector:
         if Path(path).suffix == ".treeviz":
             save(self.history, path)
             return Path(path)
-        exports = outputs(lambda: self.history)
-        return write(Path(path), exports) if Path(path).suffix in exports else self.render().save(path, width=width)
+        return self.render().save(path, width=width)
 
     # Following
 
@@ -584,7 +540,7 @@ class GradientInspector:
         """An inspector with the history of a file that `save` or `keep` has written, to be shown or continued.
 
         Args:
-          path: A .treeviz or .jsonl file. Watched steps, and those of `record`, are counted on from its
+          path: A .treeviz file. Watched steps, and those of `record`, are counted on from its
             newest step.
           **options: Those of `GradientInspector`; `max_bytes` is for trees that the file lacks.
 
@@ -593,7 +549,8 @@ class GradientInspector:
           ValueError: The file is no history, or damaged.
         """
         inspector = cls(**options)
-        history = load_run(Path(path))
+        mode_of(Path(path))
+        history = load(Path(path))
         history.name = inspector._recorder.history.name or history.name
         inspector._recorder.history = history
         inspector._runs.count_from(inspector._runs.newest_step + 1)

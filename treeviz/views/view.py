@@ -119,6 +119,13 @@ def outputs_share_a_page() -> bool:
 
 # Write content to a file, or open it in the browser.
 
+# What pandas writes, and how.
+_TABLES = {
+    ".csv": "to_csv({!r})",
+    ".feather": "to_feather({!r})",
+    ".jsonl": "to_json({!r}, orient='records', lines=True)",
+    ".parquet": "to_parquet({!r})",
+}
 Content = str | bytes | Iterable[str]  # parts, as of a text that is too long to be made at once
 
 
@@ -138,8 +145,8 @@ def write(path: Path, makers: Mapping[str, Callable[[], Content]]) -> Path:
     make = makers.get(suffix)
     if make is None:
         instead = "For a page, name it 'tree.html'."
-        if suffix in (".parquet", ".feather", ".csv"):
-            instead = f"Instead of .save(…), write .to_pandas().to_{suffix[1:]}({str(path)!r})."
+        if suffix in _TABLES:
+            instead = f"Instead of .save(…), write .to_pandas().{_TABLES[suffix].format(str(path))}"
         known = ", ".join(makers)
         raise ValueError(f"save: the suffix of {path.name!r} is {path.suffix!r}; treeviz writes {known}. {instead}")
     content = make()

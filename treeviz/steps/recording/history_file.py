@@ -305,11 +305,7 @@ def history_of(header: dict[str, Any]) -> tuple[History, list[tuple[Track, int]]
 def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
     if "header.json" not in archive.namelist():
         raise ValueError("it holds no run; `treeviz show` shows a file of arrays")
-    return checked(parse_json(_content(archive, "header.json", _MOST_HEADER), None))
-
-
-def checked(header: dict[str, Any]) -> dict[str, Any]:
-    """The header, if this version reads it."""
+    header = parse_json(_content(archive, "header.json", _MOST_HEADER), None)
     if header["format"] != FORMAT or header["version"] > VERSION:
         raise ValueError(f"version {header['version']} of {header['format']}")
     return header
