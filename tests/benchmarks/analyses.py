@@ -132,7 +132,7 @@ def numpy(x: float) -> list[Any]:
 
 
 def renamed(layer: dict[str, Any]) -> dict[str, Any]:
-    return {"scale" if key == "norm" else key: below for key, below in layer.items()}
+    return {"rms_norm" if key == "norm" else key: below for key, below in layer.items()}
 
 
 def print_floor(walks: float) -> None:

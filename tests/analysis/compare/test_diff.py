@@ -484,19 +484,10 @@ def test_what_has_only_its_shape_in_common_is_no_other_name_and_a_name_that_stan
     assert not any("lm_head" in each.code for each in found)
     back = tv.diff({"model": inner, "lm_head": {"weight": head["weight"].T}}, inner).differences
     assert [each.hint for each in back if each.path == "['lm_head']"] == [""]
-    tied = tv.diff({"embed_tokens": embed}, {"lm_head": head}).differences
-    assert [each.hint for each in tied] == [
-        "has the shape of ['lm_head'] in the other: renamed?",
-        "has the shape of ['embed_tokens'] in the first: renamed?",
-    ]
-    assert tied[0].code.endswith("tree['lm_head'] = tree.pop('embed_tokens')  # by its shape alone")
-    for width in (60, 80, 160):
-        said = "".join(tv.diff({"embed_tokens": embed}, {"lm_head": head}).text(width=width).split())
-        assert all(said.count("".join(each.hint.split())) == 1 for each in tied), "in the row, or below the table"
+    assert not any(each.hint for each in tv.diff({"embed_tokens": embed}, {"lm_head": head}).differences)
     for one, another in (("layer_norm.weight", "layernorm.scale"), ("norm", "final_norm"), ("kernel", "weight")):
         assert tv.diff({one: head}, {another: head}).differences[0].hint == f"renamed to ['{another}']?"
-    (turned, _) = tv.diff({"q": np.zeros((8, 4))}, {"o": np.zeros((4, 8))}).differences
-    assert turned.hint == "has the shape of ['o'] in the other, transposed: renamed?"
+    assert not any(each.hint for each in tv.diff({"q": np.zeros((8, 4))}, {"o": np.zeros((4, 8))}).differences)
 
 
 @pytest.mark.parametrize("is_back", [False, True])
@@ -580,7 +571,6 @@ TURNED_LAYERS = [
 ]
 ALONG_1 = jax.tree.map(lambda *xs: np.stack(xs, axis=1), *TURNED_LAYERS)  # as T5X and MaxText scan over layers
 UNROLLED = {"decoder": {f"layers_{i}": each for i, each in enumerate(TURNED_LAYERS)} | {"norm": {"scale": np.ones(3)}}}
-CUBES = [{"w": np.arange(16).reshape(4, 4) + 16 * i} for i in range(4)]
 CONVERTED: dict[str, tuple[Any, Any]] = {
     "flat names": (FLAT, NESTED),
     "nested nodes": (NESTED, FLAT),
@@ -611,7 +601,6 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
         {"decoder": {"layers": ALONG_1, "norm": {"scale": np.ones(3)}}},
         UNROLLED,
     ),
-    "cubes, whose values alone tell the axis": (CUBES, jax.tree.map(lambda *xs: np.stack(xs, axis=1), *CUBES)),
     "layers, and a stack below a word": (LAYERS, {"params": {"e": LAYERS["e"], "blocks": LAYERS_AS_STACK}}),
     "a stack beside its average, and layers": (
         {"params": {"e": LAYERS["e"], "blocks": LAYERS_AS_STACK}, "ema": {"e": LAYERS["e"], "blocks": LAYERS_AS_STACK}},
@@ -739,7 +728,9 @@ def test_names_that_hold_paths_are_found_in_nodes_of_like_names():
     found = {each.path: each for each in tv.diff(flat, {"params": nodes}).differences}
     assert found["['h.1.kernel']"].hint == "stands at ['params']['h_1']['kernel'] in the other, transposed?"
     assert found["['h.1.bias']"].hint == "stands at ['params']['h_1']['bias'] in the other"
-    assert found["['params']"].hint == "4 of 6 leaves are flat in the first: ['h.0.bias'] …"
+    assert found["['params']"].hint == (
+        "4 of 6 arrays stand elsewhere in the first: ['params']['h_0']['bias'] is ['h.0.bias']?"
+    )
     assert not any(each.code for each in found.values())
     assert not any(
         each.hint for each in tv.diff({"a.b": shape(2), "c.d": shape(2)}, {"x": {"y": shape(2)}}).differences
