@@ -53,10 +53,10 @@ from treeviz.tree.table import TreeTable
 from treeviz.tree.text import array_text, class_attribute, error_text, guarded, has_base, value_text
 from treeviz.tree.walk import scan
 
-# Compare two leaves that are neither arrays nor numbers: texts, functions, and objects of other classes.
+# Compare two leaves that are neither arrays nor numbers: texts, functions and objects of other classes
 
 _DEEPEST = 4  # attributes of attributes
-_MOST = 60  # attributes of an object: the others would not be seen
+_MOST = 60  # attributes of an object; more would not be readable
 
 Compare = Callable[[Any, Any], Gap | str | None]
 
@@ -64,18 +64,18 @@ Compare = Callable[[Any, Any], Gap | str | None]
 def compare_objects(left: Any, right: Any, are_functions: bool, compare: Compare) -> Finding | None:
     """How two leaves differ; None if they are equal.
 
-    Objects of a class without an `==` of its own, which are equal to themselves alone, are compared by what they hold.
+    Objects of a class without its own `==`, which are equal only to themselves, are compared by their contents.
 
     Args:
-      compare: Of two arrays of one shape: how they differ, why this is not known, or None.
+      compare: Compares two arrays of one shape: returns how they differ, why that is unknown, or None.
     """
     if _are_equal(left, right):
         return None
     hint, cls = "functions are compared by identity" if are_functions else "", type(left)
     if cls is type(right) and not are_functions and class_attribute(cls, "__eq__") is object.__eq__:
-        mine, other = _held(left), _held(right)
-        if mine and mine.keys() == other.keys():
-            hint = _first_told(mine, other, "", compare, _DEEPEST)
+        left_contents, right_contents = _contents(left), _contents(right)
+        if left_contents and left_contents.keys() == right_contents.keys():
+            hint = _first_difference(left_contents, right_contents, "", compare, _DEEPEST)
             if not hint:
                 return None
     return "value", value_text(left, 60), value_text(right, 60), hint
@@ -85,55 +85,55 @@ def _are_equal(left: Any, right: Any) -> bool:
     return left is right or guarded(lambda: type(left) is type(right) and bool(left == right), lambda _: False)
 
 
-def _held(each: Any) -> dict[str, Any]:
-    """What an object holds, by the Python that leads to it; nothing if it is too much. Runs no code of its class."""
-    if type(each) is list or type(each) is tuple:
-        held = {f"[{i}]": value for i, value in enumerate(each[: _MOST + 1])}
-    elif type(each) is dict:
-        held = {f"[{value_text(key)}]": value for key, value in each.items()} if len(each) <= _MOST else {}
+def _contents(holder: Any) -> dict[str, Any]:
+    """The contents of an object by the Python that gets them; empty if too many. Runs no code of its class."""
+    if type(holder) is list or type(holder) is tuple:
+        entries = {f"[{i}]": value for i, value in enumerate(holder[: _MOST + 1])}
+    elif type(holder) is dict:
+        entries = {f"[{value_text(key)}]": value for key, value in holder.items()} if len(holder) <= _MOST else {}
     else:
-        held = {f".{name}": value for name, value in guarded(lambda: stored_items(each), lambda _: {}).items()}
-    return held if len(held) <= _MOST else {}
+        entries = {f".{name}": value for name, value in guarded(lambda: stored_items(holder), lambda _: {}).items()}
+    return entries if len(entries) <= _MOST else {}
 
 
-def _first_told(mine: dict[str, Any], other: dict[str, Any], above: str, compare: Compare, deepest: int) -> str:
-    told = (_told(mine[name], other[name], above + name, compare, deepest) for name in mine)
-    return next(filter(None, told), "")
+def _first_difference(left: dict[str, Any], right: dict[str, Any], prefix: str, compare: Compare, deepest: int) -> str:
+    texts = (_difference_text(left[name], right[name], prefix + name, compare, deepest) for name in left)
+    return next(filter(None, texts), "")
 
 
-def _told(a: Any, b: Any, name: str, compare: Compare, deepest: int) -> str:
-    """How two things that objects hold differ: ".w: 1 → 2 (at [0]; 1 of 3 differ)"; "" if they are the same."""
-    if guarded(lambda: all(isinstance(each, jax.Array | np.ndarray) for each in (a, b)), lambda _: False):
-        texts = [array_text(each) or "" for each in (a, b)]
-        found = compare(a, b) if texts[0] == texts[1] else " → ".join(texts)
-        if found is None or isinstance(found, str):
-            return f"{name}: {found}" if found else ""
-        (_, left, right, hint), *_ = gap_texts(found)
+def _difference_text(a: Any, b: Any, name: str, compare: Compare, deepest: int) -> str:
+    """How parts of two objects differ: ".w: 1 → 2 (at [0]; 1 of 3 differ)"; "" if they are equal."""
+    if guarded(lambda: all(isinstance(value, jax.Array | np.ndarray) for value in (a, b)), lambda _: False):
+        texts = [array_text(value) or "" for value in (a, b)]
+        gap = compare(a, b) if texts[0] == texts[1] else " → ".join(texts)
+        if gap is None or isinstance(gap, str):
+            return f"{name}: {gap}" if gap else ""
+        (_, left, right, hint), *_ = gap_texts(gap)
         return f"{name}: {' → '.join(filter(None, (left, right)))}" + f" ({hint})" * bool(hint)
     if _are_equal(a, b):
         return ""
-    mine, other = _held(a), _held(b)
-    if type(a) is type(b) and mine and mine.keys() == other.keys() and deepest:
-        return _first_told(mine, other, name, compare, deepest - 1)
+    left_contents, right_contents = _contents(a), _contents(b)
+    if type(a) is type(b) and left_contents and left_contents.keys() == right_contents.keys() and deepest:
+        return _first_difference(left_contents, right_contents, name, compare, deepest - 1)
     return f"{name}: {value_text(a, 40)} → {value_text(b, 40)}"
 
 
-# How two leaves differ in what is known without reading their values.
+# Differences between two leaves in facts, which are known without reading values
 
 REVERSED = "the same axes in reverse order: a transpose?"
-_WITHOUT_A_TYPE = ("shape only", "stored", "tracer", "deleted", "placeholder")  # they stand for an array of any type
+_WITHOUT_A_TYPE = ("shape only", "stored", "tracer", "deleted", "placeholder")  # may be an array of any type
 
 
 def transposing(
     shape: tuple[int, ...], other: tuple[int, ...], among: Collection[tuple[int, ...]] = ()
 ) -> tuple[int, ...] | None:
-    """The order of axes by which an array of a shape was transposed to another shape; None if the shapes do not tell.
+    """The order of axes that transposes an array of one shape to another shape; None if the shapes do not tell.
 
-    Arrays of four axes and more are kernels of convolutions: those of space are last in PyTorch, and first in libraries
-    of JAX, and the two others are in reverse order. All others have all axes in reverse order.
+    Arrays of four and more axes are kernels of convolutions: the spatial axes are last in PyTorch and first in JAX
+    libraries, with the two others in reverse order. Other arrays have all axes in reverse order.
 
     Args:
-      among: The only orders to try, if there are any.
+      among: The only orders to try, unless empty.
     """
     n = len(shape)
     convolutions = ((*range(2, n), 1, 0), (n - 1, n - 2, *range(n - 2)))
@@ -148,7 +148,7 @@ def transpose_code(array: str, order: tuple[int, ...], numpy: str = "jnp") -> st
 
 
 def _moved_axis(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
-    """The code that moves the one axis that stands elsewhere; "" where the shapes do not tell which."""
+    """A hint with the code that moves the one axis that has another position; "" if the shapes do not tell which."""
     n = len(shape)
     if n != len(other) or n < 3 or sorted(shape) != sorted(other):
         return ""
@@ -156,7 +156,7 @@ def _moved_axis(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
         (i, k)
         for i in range(n)
         for k in range(n)
-        if abs(i - k) != 1 or i < k  # of two neighbors the first moves
+        if abs(i - k) != 1 or i < k  # of two neighboring axes, move the first
         if _moved(shape, i, k) == other
     ]
     return f"one axis stands elsewhere: jnp.moveaxis(x, {moves[0][0]}, {moves[0][1]})?" if len(moves) == 1 else ""
@@ -168,10 +168,10 @@ def _moved(shape: tuple[int, ...], i: int, k: int) -> tuple[int, ...]:
 
 
 class LeafCodes:
-    """A code for all facts between which `compare_facts` finds no difference.
+    """A code for all facts that `compare_facts` finds equal.
 
     Attributes:
-      facts: One of those with each code.
+      facts: An example for each code.
     """
 
     def __init__(self) -> None:
@@ -180,20 +180,29 @@ class LeafCodes:
 
     def of(self, facts: Iterable[Facts]) -> list[int]:
         codes = []
-        for each in facts:
-            key = each.kind, each.type, each.elements, each.bytes, each.shape, each.dtype, each.weak, each.sharding
+        for leaf_facts in facts:
+            key = (
+                leaf_facts.kind,
+                leaf_facts.type,
+                leaf_facts.elements,
+                leaf_facts.bytes,
+                leaf_facts.shape,
+                leaf_facts.dtype,
+                leaf_facts.weak,
+                leaf_facts.sharding,
+            )
             code = self._codes.setdefault(key, len(self.facts))
             if code == len(self.facts):
-                self.facts.append(each)
+                self.facts.append(leaf_facts)
             codes.append(code)
         return codes
 
 
 def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool]) -> list[Finding]:
-    """The differences in Python type, shape, dtype, weak type, sharding, and of a deleted array.
+    """The differences in Python type, shape, dtype, weak type and sharding, and whether one array is deleted.
 
     Args:
-      are_equivalent: Whether the shardings place the arrays alike; called only where they are written differently.
+      are_equivalent: Whether two shardings place the arrays identically; called only if their texts differ.
     """
     found: list[Finding] = []
     if left.type != right.type and not {left.kind, right.kind} & {*_WITHOUT_A_TYPE}:
@@ -206,11 +215,11 @@ def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool])
         if left.dtype != right.dtype:
             found.append(("dtype", left.dtype, right.dtype, ""))
         if left.weak != right.weak:
-            texts = ["weakly typed" if each.weak else "not weakly typed" for each in (left, right)]
+            texts = ["weakly typed" if facts.weak else "not weakly typed" for facts in (left, right)]
             found.append(("weak type", *texts, "jit compiles again for the other"))
     if (left.kind == "deleted") != (right.kind == "deleted"):
         found.append(
-            ("deleted", *("deleted or donated" if each.kind == "deleted" else "alive" for each in (left, right)), "")
+            ("deleted", *("deleted or donated" if facts.kind == "deleted" else "alive" for facts in (left, right)), "")
         )
     if left.sharding is not None and right.sharding is not None:
         found += _compare_shardings(left, right, are_equivalent)
@@ -225,7 +234,7 @@ def _compare_shardings(left: Facts, right: Facts, are_equivalent: Callable[[], b
     if _place(a) != _place(b) or (a.text != b.text and not are_equivalent()):
         return [("sharding", sharding_text(left), sharding_text(right), "")]
     if a.committed is not b.committed and None not in (a.committed, b.committed):
-        texts = ("committed" if each.committed else "not committed" for each in (a, b))
+        texts = ("committed" if sharding.committed else "not committed" for sharding in (a, b))
         return [("sharding", *texts, "jit compiles again for the other")]
     return []
 
@@ -235,11 +244,11 @@ def _place(sharding: Sharding) -> tuple[Any, ...]:
 
 
 def shardings_are_equivalent(left: Any, right: Any) -> bool:
-    """Whether JAX places two arrays alike, whatever their shardings are called."""
+    """Whether two shardings place their arrays identically, whatever their types."""
     return guarded(lambda: bool(left.sharding.is_equivalent_to(right.sharding, len(left.shape))), lambda _: False)
 
 
-# The magnitudes of both sides of a leaf whose values differ, as two histograms of one scale.
+# The magnitudes of both sides of leaves with different values, as two histograms on one scale
 
 MOST = 64  # leaves
 MOST_ELEMENTS = 4_000_000  # of all of them: 4 ns each
@@ -248,16 +257,16 @@ Bars = tuple[int, list[int], list[int]]  # the power of two of the first bin, an
 
 
 def magnitudes(pairs: Iterable[tuple[int, Any, Any]]) -> dict[int, Bars]:
-    """Histograms of the first pairs of arrays in host memory, by row; none of those of no numbers.
+    """Histograms of the first pairs of arrays in host memory, by row; without pairs that hold no numbers.
 
     Args:
-      pairs: The row and the arrays.
+      pairs: Rows and arrays.
     """
     arrays, rows, n_left = [], [], MOST_ELEMENTS
     for row, *pair in pairs:
         if len(rows) == MOST:
             break
-        size = sum(math.prod(each.shape) for each in pair) if all(map(_is_on_host, pair)) else MOST_ELEMENTS + 1
+        size = sum(math.prod(array.shape) for array in pair) if all(map(_is_on_host, pair)) else MOST_ELEMENTS + 1
         if size <= n_left:
             arrays += pair
             rows.append(row)
@@ -271,7 +280,7 @@ def magnitudes(pairs: Iterable[tuple[int, Any, Any]]) -> dict[int, Bars]:
         row: _bars(np.nan_to_num(left), np.nan_to_num(right))
         for row, left, right in zip(rows, counts[::2], counts[1::2], strict=True)
     }
-    return {row: each for row, each in bars.items() if each is not None}
+    return {row: bar for row, bar in bars.items() if bar is not None}
 
 
 def _is_on_host(array: Any) -> bool:
@@ -290,21 +299,21 @@ def _bars(left: np.ndarray, right: np.ndarray) -> Bars | None:
 
 _BUILTIN = (*MAPPINGS, list, tuple, type(None))
 _UNKNOWN = ("shape only", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
-_FEW = 1_000  # differences that are written at once: those that are not keep both tables
+_FEW = 1_000  # differences that are written immediately; unwritten ones keep both tables alive
 
 
 class Found(NamedTuple):
-    """What differs.
+    """The differences between two trees.
 
     Attributes:
-      aligned: The rows of both trees, side by side.
-      differences: In the order of the rows.
-      kinds, rows: For each difference its kind and its aligned row.
-      gaps: The differences of values, by aligned row.
+      aligned: The rows of both trees, aligned.
+      differences: In row order.
+      kinds, rows: The kind and the aligned row of each difference.
+      gaps: The differences in values, by aligned row.
       not_compared: Why the values of a leaf were not compared, by aligned row.
-      bars: The magnitudes of both sides where values differ, by aligned row; see `magnitudes`.
-      layers: Of arrays of all layers, the layers that differ, by aligned row.
-      n_trees: How many other trees are compared with the first.
+      bars: The magnitudes of both sides if values differ, by aligned row; see `magnitudes`.
+      layers: The layers that differ in an array of all layers, by aligned row.
+      n_trees: The number of trees compared with the first.
     """
 
     aligned: Aligned
@@ -328,7 +337,7 @@ def find_differences(
     tree: int = 1,
     bars: bool = False,
 ) -> Found:
-    """Compare two trees that were walked; see `treeviz.diff`."""
+    """Compare two walked trees; see `treeviz.diff`."""
     return _Differ(left, right, values, rtol, atol, tree).run(bars)
 
 
@@ -340,7 +349,7 @@ class _Differ:
         self._gaps: dict[int, Gap] = {}
         self._parts: list[Part] = []  # the gaps of small leaves
         self._not_compared: dict[int, str] = {}
-        self._met: dict[tuple[int, int], Gap | str | None] = {}  # by the ids of two leaves of the trees
+        self._met: dict[tuple[int, int], Gap | str | None] = {}  # by the ids of two leaves
         self._leaf_codes, self._known = LeafCodes(), dict[tuple[int, int], list[Finding]]()
         codes = [np.array(self._leaf_codes.of(table.facts)) for table in (left.table, right.table)]
         self._codes = codes[0][left.table.fact_codes], codes[1][right.table.fact_codes]
@@ -350,14 +359,14 @@ class _Differ:
             aligned = align(self._left, self._right)
             rows = self._to_compare(aligned)
         a, b = self._left.table, self._right.table
-        apart = (aligned.left == NONE) | (aligned.right == NONE)  # the children of these are not told
+        apart = (aligned.left == NONE) | (aligned.right == NONE)  # the children of these rows are not reported
         is_alone = apart.copy()
-        for at, mine, other in np.column_stack([rows, aligned.left[rows], aligned.right[rows]]).tolist():
-            if a.is_leaf[mine] and b.is_leaf[other]:
-                self._compare_leaves(at, mine, other)
+        for at, left_row, right_row in np.column_stack([rows, aligned.left[rows], aligned.right[rows]]).tolist():
+            if a.is_leaf[left_row] and b.is_leaf[right_row]:
+                self._compare_leaves(at, left_row, right_row)
             else:
-                self._compare_nodes(at, mine, other)
-                apart[at] = not is_comparable(self._left, self._right, mine, other)
+                self._compare_nodes(at, left_row, right_row)
+                apart[at] = not is_comparable(self._left, self._right, left_row, right_row)
         self._alone = np.flatnonzero(is_alone & ~apart[aligned.parent])
         gaps, unknown = Gaps(self._gaps, self._parts), dict(sorted(self._not_compared.items()))
         drawn = magnitudes(self._pairs(aligned, np.sort(gaps.numbers().rows).tolist())) if bars else {}
@@ -365,19 +374,23 @@ class _Differ:
 
     @collector_paused()
     def _written(self, aligned: Aligned, gaps: Gaps) -> tuple[Sequence[Difference], list[str], list[int]]:
-        """The differences in the order of the rows, their kinds, and the rows."""
+        """The differences in row order, with their kinds and rows."""
         numbers = gaps.numbers()
         both = np.column_stack([numbers.n_nan > 0, numbers.n_outside > 0])
-        of_gaps, which = np.nonzero(both)
+        gap_index, is_value = np.nonzero(both)
         own = np.array([at for at, _ in self._found], np.int64)
-        rows = np.concatenate([own, self._alone, numbers.rows[of_gaps]])
+        rows = np.concatenate([own, self._alone, numbers.rows[gap_index]])
         kinds = [finding[0] for _, finding in self._found]
         kinds += ["missing" if right == NONE else "extra" for right in aligned.right[self._alone].tolist()]
-        kinds += [("NaN", "value")[i] for i in which.tolist()]
+        kinds += [("NaN", "value")[i] for i in is_value.tolist()]
         order = np.argsort(rows, kind="stable").tolist()
         write = _Texts((self._left.table, self._right.table), aligned, gaps, self._found, rows, kinds).write
         made = Unmade([*map(kinds.__getitem__, order)], self._tree, write, order)
-        return made if len(rows) > _FEW else [each.written() for each in made], made.kinds, rows[order].tolist()
+        return (
+            made if len(rows) > _FEW else [difference.written() for difference in made],
+            made.kinds,
+            rows[order].tolist(),
+        )
 
     def _pairs(self, aligned: Aligned, rows: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
         for at in rows:
@@ -385,26 +398,32 @@ class _Differ:
             yield at, _as_array(left), _as_array(right)
 
     def _to_compare(self, aligned: Aligned) -> np.ndarray:
-        """The pairs that may differ in more than the values of small leaves, which are compared here."""
+        """The pairs that may differ beyond the values of small leaves, which are compared here."""
         a, b = self._left.table, self._right.table
         n_children = [np.bincount(np.maximum(table.parent, 0), minlength=len(table)) for table in (a, b)]
-        self._is_read = np.zeros(len(aligned.left), bool)  # leaves whose values are compared
+        self._is_read = np.zeros(len(aligned.left), bool)  # leaves whose values were compared
         rows = np.flatnonzero((aligned.left != NONE) & (aligned.right != NONE))
-        mine, other = aligned.left[rows], aligned.right[rows]
-        are_leaves = a.is_leaf[mine] & b.is_leaf[other]
-        is_done = same_facts(a, b, mine, other) & is_builtin(a)[mine] & (n_children[0][mine] == n_children[1][other])
-        is_done[are_leaves] = self._compare_small(rows[are_leaves], mine[are_leaves], other[are_leaves])
+        left_rows, right_rows = aligned.left[rows], aligned.right[rows]
+        are_leaves = a.is_leaf[left_rows] & b.is_leaf[right_rows]
+        is_done = (
+            same_facts(a, b, left_rows, right_rows)
+            & is_builtin(a)[left_rows]
+            & (n_children[0][left_rows] == n_children[1][right_rows])
+        )
+        is_done[are_leaves] = self._compare_small(rows[are_leaves], left_rows[are_leaves], right_rows[are_leaves])
         return rows[~is_done]
 
-    def _compare_small(self, rows: np.ndarray, mine: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """Compare the values of small leaves. Returns bool[n]: which leaves need no look of their own."""
+    def _compare_small(self, rows: np.ndarray, left_rows: np.ndarray, right_rows: np.ndarray) -> np.ndarray:
+        """Compare the values of small leaves. Returns bool[n]: whether a leaf needs no further comparison."""
         left, right = (
-            [*map(nodes.__getitem__, of.tolist())]
-            for nodes, of in ((self._left.nodes, mine), (self._right.nodes, other))
+            [*map(nodes.__getitem__, rows_of_side.tolist())]
+            for nodes, rows_of_side in ((self._left.nodes, left_rows), (self._right.nodes, right_rows))
         )
         are_same = np.fromiter(map(is_, left, right), bool, len(rows))
-        facts, codes = self._leaf_codes.facts, (self._codes[0][mine], self._codes[1][other])
-        distinct, first, of = np.unique(codes[0] * len(facts) + codes[1], return_index=True, return_inverse=True)
+        facts, codes = self._leaf_codes.facts, (self._codes[0][left_rows], self._codes[1][right_rows])
+        distinct, first, pair_of_row = np.unique(
+            codes[0] * len(facts) + codes[1], return_index=True, return_inverse=True
+        )
         are_quiet, reads = np.zeros(len(distinct), bool), dict[tuple[How, How] | None, list[int]]()
         for i, (pair, at) in enumerate(zip(distinct.tolist(), first.tolist(), strict=True)):
             key = divmod(pair, len(facts))
@@ -413,16 +432,16 @@ class _Differ:
             self._known[key] = [] if key[0] == key[1] else compare_facts(a, b, are_alike)
             are_quiet[i] = not self._known[key]
             reads.setdefault(_how(a, b) if self._values else None, []).append(i)
-        is_done = are_same | are_quiet[of]
-        for how, pairs in reads.items():
-            at = np.flatnonzero(np.isin(of, pairs) & ~are_same)
-            if how is None or not len(at):
+        is_done = are_same | are_quiet[pair_of_row]
+        for reading, pairs in reads.items():
+            at = np.flatnonzero(np.isin(pair_of_row, pairs) & ~are_same)
+            if reading is None or not len(at):
                 is_done[at] &= not self._values
                 continue
             shapes = [facts[distinct[i] // len(facts)].shape or () for i in pairs]
             one, another = ([*map(leaves.__getitem__, at.tolist())] for leaves in (left, right))
-            which = np.searchsorted(pairs, of[at])
-            parts, unread = compare_small(one, another, shapes, which, how, self._rtol, self._atol)
+            which = np.searchsorted(pairs, pair_of_row[at])
+            parts, unread = compare_small(one, another, shapes, which, reading, self._rtol, self._atol)
             self._parts += [part._replace(rows=rows[at[part.rows]]) for part in parts]
             self._is_read[rows[at]] = True
             self._is_read[rows[at[unread]]] = is_done[at[unread]] = False
@@ -431,59 +450,61 @@ class _Differ:
     def _add(self, at: int, finding: Finding) -> None:
         self._found.append((at, finding))
 
-    def _facts(self, mine: int, other: int) -> tuple[Facts, Facts]:
+    def _facts(self, left_row: int, right_row: int) -> tuple[Facts, Facts]:
         left, right = self._left.table, self._right.table
-        return left.facts[left.fact_codes[mine]], right.facts[right.fact_codes[other]]
+        return left.facts[left.fact_codes[left_row]], right.facts[right.fact_codes[right_row]]
 
-    def _compare_nodes(self, at: int, mine: int, other: int) -> None:
-        left, right = self._left.nodes[mine], self._right.nodes[other]
+    def _compare_nodes(self, at: int, left_row: int, right_row: int) -> None:
+        left, right = self._left.nodes[left_row], self._right.nodes[right_row]
         a, b = self._left.table, self._right.table
         if left is right:
             return
-        facts = self._facts(mine, other)
-        for side, each in zip(("left", "right"), facts, strict=True):
-            if each.kind in ("error", "cycle", "more", "repeat"):
-                self._not_compared[at] = f"the {side} one is not walked: {each.kind}"
+        facts = self._facts(left_row, right_row)
+        for side, facts_of_side in zip(("left", "right"), facts, strict=True):
+            if facts_of_side.kind in ("error", "cycle", "more", "repeat"):
+                self._not_compared[at] = f"the {side} one is not walked: {facts_of_side.kind}"
                 return
-        cls, other_cls = self._left.cls(mine), self._right.cls(other)
+        cls, other_cls = self._left.cls(left_row), self._right.cls(right_row)
         if cls is not other_cls:
-            texts = [subtree_text(table, row) for table, row in ((a, mine), (b, other))]
+            texts = [subtree_text(table, row) for table, row in ((a, left_row), (b, right_row))]
             if cls is type(None) or other_cls is type(None):
                 self._add(at, ("none", *texts, ""))
-            elif a.is_leaf[mine] or b.is_leaf[other]:
+            elif a.is_leaf[left_row] or b.is_leaf[right_row]:
                 self._add(at, ("leaf", *texts, ""))
             else:
                 kind, *words, hint = compare_classes(cls, other_cls)
                 self._add(at, (kind, *(words if hint else texts), hint))
             return
-        n = [len(a.children(mine)), len(b.children(other))]
+        n = [len(a.children(left_row)), len(b.children(right_row))]
         if cls in MAPPINGS:
-            keys = [self._left.keys(mine), self._right.keys(other)]
+            keys = [self._left.keys(left_row), self._right.keys(right_row)]
             if cls is not dict and n[0] == n[1] and keys[0] != keys[1] and set(keys[0]) == set(keys[1]):
-                self._add(at, ("order", *(value_text(each, 60) for each in keys), ""))
-            for finding in compare_factories(self._left.default_factory(mine), self._right.default_factory(other)):
+                self._add(at, ("order", *(value_text(keys_of_side, 60) for keys_of_side in keys), ""))
+            for finding in compare_factories(
+                self._left.default_factory(left_row), self._right.default_factory(right_row)
+            ):
                 self._add(at, finding)
             return
         if n[0] != n[1]:
             self._add(at, ("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
         if cls not in _BUILTIN and not has_base(cls, tuple):
-            self._compare_aux(at, mine, other)
+            self._compare_aux(at, left_row, right_row)
 
-    def _compare_aux(self, at: int, mine: int, other: int) -> None:
+    def _compare_aux(self, at: int, left_row: int, right_row: int) -> None:
         def compare() -> list[Finding]:
-            left, right = self._left.aux(mine), self._right.aux(other)
-            nodes = self._left.nodes[mine], self._right.nodes[other]
+            left, right = self._left.aux(left_row), self._right.aux(right_row)
+            nodes = self._left.nodes[left_row], self._right.nodes[right_row]
             return [] if left is right else compare_static(nodes[0], left, nodes[1], right)
 
         for finding in guarded(compare, lambda error: [("error", f"flattening raised {error_text(error)}", "", "")]):
             self._add(at, finding)
 
-    def _compare_leaves(self, at: int, mine: int, other: int) -> None:
-        left, right = self._left.nodes[mine], self._right.nodes[other]
+    def _compare_leaves(self, at: int, left_row: int, right_row: int) -> None:
+        left, right = self._left.nodes[left_row], self._right.nodes[right_row]
         if left is right:
             return
-        facts = self._facts(mine, other)
-        found = self._known[int(self._codes[0][mine]), int(self._codes[1][other])]
+        facts = self._facts(left_row, right_row)
+        found = self._known[int(self._codes[0][left_row]), int(self._codes[1][right_row])]
         for finding in found:
             if finding[-1] == REVERSED and self._values and is_transpose(left, right):
                 finding = (*finding[:-1], "the transpose, with the same values: jnp.transpose(x)")
@@ -496,9 +517,9 @@ class _Differ:
     def _compare_values(self, at: int, left: Any, right: Any, a: Facts, b: Facts) -> None:
         if a.kind == b.kind == "placeholder":  # of two treedefs, which have no values
             return
-        for each in (a, b):
-            if each.kind in _UNKNOWN:
-                self._not_compared[at] = each.kind
+        for facts in (a, b):
+            if facts.kind in _UNKNOWN:
+                self._not_compared[at] = facts.kind
                 return
         if a.dtype.startswith("key<") and a.dtype == b.dtype:
             self._compare_keys(at, left, right)
@@ -554,19 +575,19 @@ def _as_array(number: Any) -> Any:
 
 
 def _how(left: Facts, right: Facts) -> tuple[How, How] | None:
-    """How two leaves of one shape are read together with others; None if they are not."""
+    """How to read two leaves of one shape in a batch; None if they must be read one by one."""
     if left.shape != right.shape:
         return None
-    how = how_read(left), how_read(right)
-    return None if None in how else how  # type: ignore[return-value]
+    readings = how_read(left), how_read(right)
+    return None if None in readings else readings  # type: ignore[return-value]
 
 
 class _Texts:
-    """What differences say, written when one is looked at.
+    """The texts of differences, written on demand.
 
     Args:
-      found: The first of them; next are what one tree alone has, and gaps.
-      rows, kinds: Of all of them.
+      found: The first differences; then come rows that only one tree has, and gaps.
+      rows, kinds: Of all differences.
     """
 
     def __init__(
@@ -583,21 +604,21 @@ class _Texts:
         self._keystrs = [table.keystrs() for table in tables]
 
     def write(self, i: int) -> tuple[str, str, str, str]:
-        """path, left, right and hint; the path is that in the first tree, or of what the other alone has, in that."""
+        """path, left, right and hint. The path is in the first tree, or in the other one for what only that has."""
         at, kind = int(self._rows[i]), self._kinds[i]
-        mine, other = int(self._aligned.left[at]), int(self._aligned.right[at])
-        path = self._keystrs[1](other) if mine == NONE else self._keystrs[0](mine)
+        left_row, right_row = int(self._aligned.left[at]), int(self._aligned.right[at])
+        path = self._keystrs[1](right_row) if left_row == NONE else self._keystrs[0](left_row)
         if kind == "missing":
-            return path, subtree_text(self._tables[0], mine), "", ""
+            return path, subtree_text(self._tables[0], left_row), "", ""
         if kind == "extra":
-            return path, "", subtree_text(self._tables[1], other), ""
+            return path, "", subtree_text(self._tables[1], right_row), ""
         if i < len(self._found):
             return path, *self._found[i][1][1:]  # type: ignore[return-value]
-        return path, *next(each[1:] for each in gap_texts(self._gaps[at]) if each[0] == kind)  # type: ignore[return-value]
+        return path, *next(texts[1:] for texts in gap_texts(self._gaps[at]) if texts[0] == kind)  # type: ignore[return-value]
 
 
 def subtree_text(table: TreeTable, row: int) -> str:
-    """ "float32[3,4]", "None", "dict · 9 leaves": what stands in a row and below."""
+    """ "float32[3,4]", "None", "dict · 9 leaves": a description of a subtree."""
     facts = table.facts[table.fact_codes[row]]
     if facts.shape is not None and facts.dtype:
         return f"{facts.dtype}[{','.join(map(str, facts.shape))}]"
@@ -609,40 +630,40 @@ def subtree_text(table: TreeTable, row: int) -> str:
     return f"{facts.type} · {n:,} {'leaf' if n == 1 else 'leaves'}"
 
 
-# Which layers differ, where one array holds all layers of a model.
+# The layers that differ, in an array that holds all layers of a model
 
 _MOST_NAMED = 6
 
 
 def with_layers(left: Side, right: Side, found: Found, stacked: Stacked, *, rtol: float, atol: float) -> Found:
-    """The same differences, of which those of values in a stack say in which layers: "layers 3, 5 of 12".
+    """The same differences; those of values in a stack name the layers: "layers 3, 5 of 12".
 
     Raises:
       NoStack: A glob matches no array of the left tree.
     """
-    axes, told, layers = stacks_in(left.table, stacked), Differences(), {}
+    axes, differences, layers = stacks_in(left.table, stacked), Differences(), {}
     for at, difference in zip(found.rows, found.differences, strict=True):
-        mine, other = int(found.aligned.left[at]), int(found.aligned.right[at])
-        if difference.kind in ("value", "NaN") and at in found.gaps and mine in axes:
+        left_row, right_row = int(found.aligned.left[at]), int(found.aligned.right[at])
+        if difference.kind in ("value", "NaN") and at in found.gaps and left_row in axes:
             if at not in layers:
-                layers[at] = _layers(left.nodes[mine], right.nodes[other], axes[mine], rtol, atol)
+                layers[at] = _layers(left.nodes[left_row], right.nodes[right_row], axes[left_row], rtol, atol)
             if layers[at]:
-                where, *more = difference.hint.split("; ")
-                text = _text(layers[at], left.nodes[mine].shape[axes[mine]])
-                difference = replace(difference, hint="; ".join([f"{where}, {text}", *more]))
-        told.append(difference)
-    return found._replace(differences=told, layers=layers)
+                place, *rest = difference.hint.split("; ")
+                text = _text(layers[at], left.nodes[left_row].shape[axes[left_row]])
+                difference = replace(difference, hint="; ".join([f"{place}, {text}", *rest]))
+        differences.append(difference)
+    return found._replace(differences=differences, layers=layers)
 
 
 def _layers(left: Any, right: Any, axis: int, rtol: float, atol: float) -> list[int]:
-    """The layers that differ; none where they cannot be compared one by one."""
+    """The layers that differ; empty if they cannot be compared one by one."""
     n = left.shape[axis]
     try:
         if Stored in (type(left), type(right)):
             gaps = compare_stored_layers(left, right, axis, rtol=rtol, atol=atol)
         else:
             left, right = _view(left), _view(right)
-            layers = ([_layer(each, axis, i) for each in (left, right)] for i in range(n))
+            layers = ([_layer(array, axis, i) for array in (left, right)] for i in range(n))
             gaps = [compare_arrays(*pair, rtol=rtol, atol=atol) for pair in layers]
     except CannotCompare:
         return []
@@ -657,7 +678,7 @@ def _text(differ: list[int], n: int) -> str:
 
 
 def _view(array: Any) -> Any:
-    """The array, in host memory as one of NumPy, of which a layer is no copy."""
+    """The array; in host memory, a NumPy view of it, whose layers need no copy."""
     is_near = isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and lies_on_host(array)
     return host_view(array) if is_near else array
 
