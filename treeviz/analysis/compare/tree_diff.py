@@ -31,14 +31,14 @@ from treeviz.analysis.compare.values import (
     CannotCompare,
     Gap,
     Gaps,
-    How,
+    Reading,
     compare_arrays,
     compare_small,
     compare_stored,
     compare_stored_layers,
     gap_texts,
-    how_read,
     is_transpose,
+    reading_of,
 )
 from treeviz.analysis.compare.values import SmallPart as Part
 from treeviz.analysis.facts import shape_text, sharding_text
@@ -424,7 +424,7 @@ class _Differ:
         distinct, first, pair_of_row = np.unique(
             codes[0] * len(facts) + codes[1], return_index=True, return_inverse=True
         )
-        are_quiet, reads = np.zeros(len(distinct), bool), dict[tuple[How, How] | None, list[int]]()
+        are_quiet, reads = np.zeros(len(distinct), bool), dict[tuple[Reading, Reading] | None, list[int]]()
         for i, (pair, at) in enumerate(zip(distinct.tolist(), first.tolist(), strict=True)):
             key = divmod(pair, len(facts))
             a, b = facts[key[0]], facts[key[1]]
@@ -574,11 +574,11 @@ def _as_array(number: Any) -> Any:
     return number if _is_array(number) else np.asarray(number)
 
 
-def _how(left: Facts, right: Facts) -> tuple[How, How] | None:
+def _how(left: Facts, right: Facts) -> tuple[Reading, Reading] | None:
     """How to read two leaves of one shape in a batch; None if they must be read one by one."""
     if left.shape != right.shape:
         return None
-    readings = how_read(left), how_read(right)
+    readings = reading_of(left), reading_of(right)
     return None if None in readings else readings  # type: ignore[return-value]
 
 

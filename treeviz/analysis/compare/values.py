@@ -1,4 +1,4 @@
-"""Compare the values of two arrays of one shape, part by part, where they lie."""
+"""Compare the values of arrays of one shape where they are: in memory, on a device or in a file, one or many."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from treeviz.tree.stored import CHUNK as CHUNK_as_in_files
 from treeviz.tree.stored import Stored
 from treeviz.tree.text import number_text
 
-# Compare the elements of flat arrays: of one piece, or of many at once.
+# Compare the elements of flat arrays: one piece, or many at once
 
 Index = tuple[int, ...]
 _ONE = np.zeros(1, np.intp)
@@ -60,7 +60,7 @@ class Gap:
     is_transpose: bool = False
 
     def take(self, other: Gap) -> None:
-        """Add what was found in another part of the arrays."""
+        """Merge the differences in another part of the arrays."""
         if other.n_outside and (not self.n_outside or other.max_abs > self.max_abs):
             self.max_abs, self.at, self.left, self.right = other.max_abs, other.at, other.left, other.right
         self.nan_at = self.nan_at if self.n_nan else other.nan_at
@@ -69,13 +69,13 @@ class Gap:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def repeat(self, n: int) -> None:
-        """Count all as if the arrays were `n` times as long, with the same elements again."""
+        """Multiply all counts, as if the arrays were repeated `n` times."""
         for name in ("n", *_COUNTS):
             setattr(self, name, getattr(self, name) * n)
 
 
 class Elements(NamedTuple):
-    """How flat arrays differ, a number for each piece, or the numbers of one; see `Gap`. Indices are those in it."""
+    """How flat arrays differ, with one number for each piece or for one; see `Gap`. Indices are within the piece."""
 
     n_outside: Any
     max_abs: Any
@@ -88,21 +88,21 @@ class Elements(NamedTuple):
 
     def of_each(self) -> Iterator[Elements]:
         """The numbers of each piece."""
-        return map(Elements._make, zip(*[each.tolist() for each in self], strict=True))
+        return map(Elements._make, zip(*[numbers.tolist() for numbers in self], strict=True))
 
 
 def gap_of(numbers: Elements, n: int, values: tuple[Any, Any], shape: Index) -> Gap:
-    """The gap of a piece of `n` elements, which had this shape.
+    """The gap of a piece of `n` elements with this shape.
 
     Args:
-      values: Those with the greatest distance.
+      values: The two values with the greatest distance.
     """
     n_outside, max_abs, at, max_rel, n_nan, nan_at, nan_left, nan_right = numbers
-    where = index_in(shape, nan_at) if n_nan else ()
+    nan_index = index_in(shape, nan_at) if n_nan else ()
     if not n_outside:
-        return Gap(n, n_nan=n_nan, nan_at=where, nan_left=nan_left, nan_right=nan_right)
-    of_values = index_in(shape, at), *values, max(0.0, max_rel)  # 0 in place of NaN
-    return Gap(n, n_outside, max_abs, *of_values, n_nan, where, nan_left, nan_right)
+        return Gap(n, n_nan=n_nan, nan_at=nan_index, nan_left=nan_left, nan_right=nan_right)
+    greatest = index_in(shape, at), *values, max(0.0, max_rel)  # 0 in place of NaN
+    return Gap(n, n_outside, max_abs, *greatest, n_nan, nan_index, nan_left, nan_right)
 
 
 def compare_elements(
@@ -111,7 +111,7 @@ def compare_elements(
     """Compare flat arrays of one length piece by piece.
 
     Args:
-      starts: Where each piece begins; none is empty.
+      starts: The start of each piece. No piece is empty.
     """
     none = np.zeros(len(starts), np.int64)
     n_nan, nan_at, nan_left, nan_right = none, none, none, none
@@ -122,10 +122,10 @@ def compare_elements(
             differ = distance != 0
         else:
             wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
-            mine, other = a.astype(wide), b.astype(wide)
-            are_nan = np.isnan(mine), np.isnan(other)
-            nan_left, nan_right = (_count(each, starts) for each in are_nan)
-            distance, size = np.where(mine == other, 0.0, np.abs(mine - other)), np.abs(other)
+            left, right = a.astype(wide), b.astype(wide)
+            are_nan = np.isnan(left), np.isnan(right)
+            nan_left, nan_right = (_count(mask, starts) for mask in are_nan)
+            distance, size = np.where(left == right, 0.0, np.abs(left - right)), np.abs(right)
             differ = distance != 0
             if nan_left.any() or nan_right.any():
                 differ &= ~(are_nan[0] | are_nan[1])
@@ -136,8 +136,8 @@ def compare_elements(
         if n_outside.any():
             ranked = np.where(outside, distance, -1.0)
             max_abs = _greatest(ranked, starts)
-            of_all = max_abs if len(starts) == 1 else np.repeat(max_abs, np.diff(starts, append=len(a)))
-            at = _first((ranked == of_all) | np.isnan(ranked), starts)  # a NaN of infinite complex numbers is first
+            greatest = max_abs if len(starts) == 1 else np.repeat(max_abs, np.diff(starts, append=len(a)))
+            at = _first((ranked == greatest) | np.isnan(ranked), starts)  # a NaN of infinite complex numbers is first
             max_rel = _greatest(np.divide(distance, size, out=np.zeros(len(a)), where=outside), starts)
     return Elements(n_outside, max_abs, at, max_rel, n_nan, nan_at, nan_left, nan_right)
 
@@ -153,7 +153,7 @@ def _greatest(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def _first(mask: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The index of the first True of each piece; any number where there is none."""
+    """The index of the first True in each piece; arbitrary if there is none."""
     if len(starts) == 1:
         return np.array([np.argmax(mask)])
     hits = np.append(np.flatnonzero(mask), len(mask))
@@ -170,17 +170,17 @@ def index_in(shape: Index, flat: int) -> Index:
 
 
 def _distance_of_integers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a - b|, exact below 2**53 whatever the dtypes, and never 0 where they differ."""
+    """|a - b|, exact below 2**53 whatever the dtypes, and never 0 for different values."""
     if {a.dtype.kind, b.dtype.kind} <= {"b", "u"} or {a.dtype.kind, b.dtype.kind} <= {"b", "i"}:
         wide = np.uint64 if "u" in (a.dtype.kind, b.dtype.kind) else np.int64
-        mine, other = a.astype(wide), b.astype(wide)
+        left, right = a.astype(wide), b.astype(wide)
         with np.errstate(over="ignore"):
-            return np.where(mine > other, mine - other, other - mine).view(np.uint64).astype(np.float64)
+            return np.where(left > right, left - right, right - left).view(np.uint64).astype(np.float64)
     differs = a != b
     return np.where(differs, np.maximum(np.abs(a.astype(np.float64) - b.astype(np.float64)), 1.0), 0.0)
 
 
-_LARGE = 4 * CHUNK  # elements whose bits are compared at once: a call takes as long as it takes to read 50 kB
+_LARGE = 4 * CHUNK  # elements compared bitwise at a time: one call costs as much as reading 50 kB
 
 
 class CannotCompare(Exception):
@@ -188,10 +188,11 @@ class CannotCompare(Exception):
 
 
 def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Gap:
-    """Compare two arrays of one shape: of NumPy or JAX, or PRNG keys by their data.
+    """Compare two arrays of one shape: NumPy or JAX arrays, or PRNG keys by their data.
 
-    NaN equals NaN, and an infinity itself. Integers and bools are compared exactly, other values of one dtype bit by
-    bit and then in float64. Arrays in host memory are read in place, a chunk at a time; an accelerator reduces its own.
+    NaN equals NaN, and infinity equals itself. Integers and bools are compared exactly, other values of one dtype
+    bitwise and then in float64. Arrays in host memory are read in place, a chunk at a time; an accelerator reduces its
+    own.
 
     Raises:
       CannotCompare: One of them is deleted, traced, abstract, or partly in another process, or holds no numbers.
@@ -202,10 +203,10 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     gap = Gap(int(np.prod(left.shape, dtype=np.int64)))
     if gap.n == 0:
         return gap
-    same: list[np.ndarray] = []  # the blocks whose bits are
-    for start, mine, other in _overlapping(parts_of(left), parts_of(right)):
-        if isinstance(mine, np.ndarray) and isinstance(other, np.ndarray):
-            for offset, a, b in _blocks(mine, other, _LARGE):
+    same: list[np.ndarray] = []  # blocks with equal bits
+    for start, left_piece, right_piece in _overlapping(parts_of(left), parts_of(right)):
+        if isinstance(left_piece, np.ndarray) and isinstance(right_piece, np.ndarray):
+            for offset, a, b in _blocks(left_piece, right_piece, _LARGE):
                 if a.dtype == b.dtype and _same_bits(a, b):
                     same.append(a)
                     continue
@@ -213,7 +214,7 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
                     if compare_block(gap, x, y, _beyond(start, _beyond(offset, inner)), rtol, atol):
                         same.append(x)
         else:
-            _compare_on_device(gap, mine, other, start, rtol, atol)
+            _compare_on_device(gap, left_piece, right_piece, start, rtol, atol)
     if gap.n_outside or gap.n_nan:
         n_nan = sum(map(count_nan, same))
         gap.nan_left += n_nan
@@ -222,7 +223,7 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     return gap
 
 
-Part = tuple[Index, Any]  # where it starts, and a NumPy view or an array on one device
+Part = tuple[Index, Any]  # its start, and a NumPy view or an array on one device
 
 
 def parts_of(array: Any) -> list[Part]:
@@ -245,27 +246,27 @@ def parts_of(array: Any) -> list[Part]:
         parts = [(origin, array.addressable_data(0))]
     else:
         parts = [
-            (tuple(cut.start or 0 for cut in each.index), each.data)
-            for each in array.addressable_shards
-            if each.replica_id == 0
+            (tuple(cut.start or 0 for cut in shard.index), shard.data)
+            for shard in array.addressable_shards
+            if shard.replica_id == 0
         ]
     return [(start, host_view(data)) for start, data in parts] if lies_on_host(array) else parts
 
 
 def _overlapping(left: list[Part], right: list[Part]) -> Iterator[tuple[Index, Any, Any]]:
-    """Where a piece starts that both have, and the piece of each."""
+    """The start of each piece that both have, and the piece of each."""
     same = {(start, data.shape): data for start, data in right}
-    for start, mine in left:
-        other = same.get((start, mine.shape))
-        if other is not None:
-            yield start, mine, other
+    for start, left_piece in left:
+        right_piece = same.get((start, left_piece.shape))
+        if right_piece is not None:
+            yield start, left_piece, right_piece
             continue
-        for from_, data in right:
-            low = np.maximum(start, from_)
-            high = np.minimum(np.add(start, mine.shape), np.add(from_, data.shape))
+        for right_start, data in right:
+            low = np.maximum(start, right_start)
+            high = np.minimum(np.add(start, left_piece.shape), np.add(right_start, data.shape))
             if (low < high).all():
                 sizes = (high - low).tolist()
-                yield tuple(low.tolist()), _cut(mine, low - start, sizes), _cut(data, low - from_, sizes)
+                yield tuple(low.tolist()), _cut(left_piece, low - start, sizes), _cut(data, low - right_start, sizes)
 
 
 def _cut(part: Any, starts: np.ndarray, sizes: list[int]) -> Any:
@@ -280,7 +281,7 @@ def _cut(part: Any, starts: np.ndarray, sizes: list[int]) -> Any:
 
 
 def _blocks(left: np.ndarray, right: np.ndarray, most: int) -> Iterator[tuple[Index, np.ndarray, np.ndarray]]:
-    """Blocks of so many elements at most, and where they start; contiguous ones are not copied."""
+    """Blocks of at most `most` elements, and their starts; contiguous ones are not copied."""
     shape, origin = left.shape, (0,) * left.ndim
     n_inner = left[:1].size if left.ndim else 1
     if left.size <= most:
@@ -296,12 +297,12 @@ def _blocks(left: np.ndarray, right: np.ndarray, most: int) -> Iterator[tuple[In
 
 
 def compare_block(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: float, atol: float) -> bool:
-    """Add how two blocks differ. Returns whether their bits are the same: then nothing is added, not even NaN."""
+    """Add the differences of two blocks to `gap`, or return True if their bits are equal; then NaN is not counted."""
     if a.dtype == b.dtype and _same_bits(a, b):
         return True
-    mine, other = a.reshape(-1), b.reshape(-1)
-    (numbers,) = compare_elements(mine, other, rtol=rtol, atol=atol).of_each()
-    found = gap_of(numbers, a.size, (mine.item(numbers.at), other.item(numbers.at)), a.shape)
+    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
+    (numbers,) = compare_elements(flat_a, flat_b, rtol=rtol, atol=atol).of_each()
+    found = gap_of(numbers, a.size, (flat_a.item(numbers.at), flat_b.item(numbers.at)), a.shape)
     found.at, found.nan_at = (at and _beyond(start, at) for at in (found.at, found.nan_at))
     gap.take(found)
     return False
@@ -310,14 +311,14 @@ def compare_block(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: fl
 def count_nan(block: np.ndarray) -> int:
     if block.dtype.kind in "biu":
         return 0
-    # By their bits: the numbers themselves take five to twenty times as long.
+    # By their bits, since comparing the numbers takes five to twenty times as long.
     if block.dtype in (np.float16, ml_dtypes.bfloat16):
         infinity = np.array(np.inf, block.dtype).view(np.uint16)
         return int(np.count_nonzero((np.ascontiguousarray(block).view(np.uint16) & 0x7FFF) > infinity))
     with np.errstate(invalid="ignore"):
         if block.dtype.itemsize == 1:
-            of_byte = np.arange(256, dtype=np.uint8).view(block.dtype)
-            return int(np.count_nonzero((of_byte != of_byte)[block.view(np.uint8)]))
+            values_of_bytes = np.arange(256, dtype=np.uint8).view(block.dtype)
+            return int(np.count_nonzero((values_of_bytes != values_of_bytes)[block.view(np.uint8)]))
         return int(np.count_nonzero(block != block))
 
 
@@ -329,12 +330,12 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def is_transpose(left: Any, right: Any) -> bool:
-    """Whether an array in host memory has the values of another one with its axes in reverse order."""
+    """Whether two arrays in host memory are equal, with the axes of one in reverse order."""
     try:
-        views = [_whole_on_host(each) for each in (left, right)]
+        views = [_whole_on_host(array) for array in (left, right)]
     except CannotCompare:
         return False
-    if any(each is None for each in views) or views[0].T.shape != views[1].shape or not views[0].size:
+    if any(view is None for view in views) or views[0].T.shape != views[1].shape or not views[0].size:
         return False
     if not np.array_equal(views[0].T[0], views[1][0]):  # nearly always
         return False
@@ -343,7 +344,7 @@ def is_transpose(left: Any, right: Any) -> bool:
 
 
 def _whole_on_host(array: Any) -> Any:
-    """A view of an array; None if it lies in several parts, in a file or on an accelerator."""
+    """A view of an array; None if it is in several parts, in a file or on an accelerator."""
     if not isinstance(array, np.ndarray | jax.Array):
         return None
     parts = parts_of(array)
@@ -355,7 +356,7 @@ def _beyond(start: Index, at: Index) -> Index:
 
 
 def _compare_on_device(gap: Gap, a: Any, b: Any, start: Index, rtol: float, atol: float) -> None:
-    """Reduce a pair on the device that holds the left one; only the numbers travel."""
+    """Reduce a pair on the left array's device; only the numbers are transferred."""
     from treeviz.analysis.stats.arrays import fetch, has_float64, undisturbed
 
     holder = a if isinstance(a, jax.Array) else b
@@ -377,19 +378,19 @@ def _reduce(a: jax.Array, b: jax.Array, rtol, atol, *, wide: bool) -> tuple[jax.
     exact = all(jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool for x in (a, b)) and a.dtype == b.dtype
     real = jnp.float64 if wide else jnp.float32
     compared = jnp.complex128 if any(jnp.iscomplexobj(x) for x in (a, b)) else real
-    mine, other = a.astype(compared), b.astype(compared)
-    nan_left, nan_right = jnp.isnan(mine), jnp.isnan(other)
-    same = (a == b) if exact else (mine == other)
-    distance = jnp.where(same, 0.0, jnp.abs(mine - other)).astype(real)
+    left, right = a.astype(compared), b.astype(compared)
+    nan_left, nan_right = jnp.isnan(left), jnp.isnan(right)
+    same = (a == b) if exact else (left == right)
+    distance = jnp.where(same, 0.0, jnp.abs(left - right)).astype(real)
     distance = jnp.where(~same & (distance == 0), 1.0, distance) if exact else distance
-    size = jnp.abs(other).astype(real)
+    size = jnp.abs(right).astype(real)
     outside = ~same & ~(nan_left | nan_right) & ~(distance <= atol + rtol * size)
     where = jnp.argmax(jnp.where(outside, distance, -1.0).reshape(-1))
-    lonely = nan_left != nan_right
+    only_one = nan_left != nan_right
     count = lambda mask: jnp.sum(mask, dtype=jnp.int64)  # noqa: E731
     relative = jnp.max(jnp.where(outside, distance / size, 0.0))
     max_abs = jnp.max(jnp.where(outside, distance, 0.0))
-    nans = count(lonely), jnp.argmax(lonely.reshape(-1)), count(nan_left), count(nan_right)
+    nans = count(only_one), jnp.argmax(only_one.reshape(-1)), count(nan_left), count(nan_right)
     return count(outside), max_abs, where, relative, *nans, a.reshape(-1)[where], b.reshape(-1)[where]
 
 
@@ -397,7 +398,7 @@ _reduced = jax.jit(_reduce, static_argnames="wide")
 
 
 def gap_details(gap: Gap, kind: str, names: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-    """What is known of a gap for one of its findings, "value" or "NaN", as names and texts."""
+    """(name, text) of the details of a gap, for its finding "value" or "NaN"."""
     details: list[tuple[str, str]] = []
     if kind == "value":
         at = f" at {_index_text(gap.at)}" if gap.at else ""
@@ -415,7 +416,7 @@ def gap_details(gap: Gap, kind: str, names: tuple[str, str]) -> tuple[tuple[str,
 
 
 def _two_texts(left: Any, right: Any) -> list[str]:
-    """Two values with as many digits as tell them apart."""
+    """Two values with enough digits to distinguish them."""
     texts = [number_text(x) if isinstance(x, float) else str(x) for x in (left, right)]
     for digits in (6, 9, 17):
         if texts[0] == texts[1] and isinstance(left, float):
@@ -424,15 +425,15 @@ def _two_texts(left: Any, right: Any) -> list[str]:
 
 
 def gap_texts(gap: Gap) -> list[tuple[str, str, str, str]]:
-    """The findings that a gap is: (kind, left, right, hint)."""
+    """The findings of a gap: (kind, left, right, hint)."""
     found = []
     if gap.n_nan:
         where = f"the first at {_index_text(gap.nan_at)}" if gap.nan_at else ""
         found.append(("NaN", f"{gap.nan_left:,} NaN", f"{gap.nan_right:,} NaN", where))
     if gap.n_outside:
         left, right = _two_texts(gap.left, gap.right)
-        more = f"; {OF_TRANSPOSE}" if gap.is_transpose else ""
-        at = f"at {_index_text(gap.at)}; {gap.n_outside:,} of {gap.n:,} differ{more}" if gap.at else ""
+        transposed = f"; {OF_TRANSPOSE}" if gap.is_transpose else ""
+        at = f"at {_index_text(gap.at)}; {gap.n_outside:,} of {gap.n:,} differ{transposed}" if gap.at else ""
         found.append(("value", left, right, at))
     return found
 
@@ -441,62 +442,62 @@ def _index_text(index: Index) -> str:
     return f"[{', '.join(map(str, index))}]"
 
 
-# Compare small leaves of two trees many at once: one by one they would take some 50 µs each in calls of NumPy.
+# Compare small leaves of two trees in batches: one by one, NumPy calls would take some 50 µs each
 
 _SMALL = 1 << 14  # bytes of an array
-_MOST = 1 << 16  # elements that are compared at once, which takes some 100 bytes for each
+_MOST = 1 << 16  # elements compared at a time, with some 100 bytes for each
 _NUMBERS = {cls.__name__: np.dtype(cls) for cls in (bool, int, float, complex)}
 
 
-class How(NamedTuple):
-    """How the leaves of some facts are read; those that are read alike are read together.
+class Reading(NamedTuple):
+    """How to read leaves with some facts. Leaves that are read in the same way are read in one batch.
 
     Attributes:
-      kind: "numpy", "array" or "scalar", as of the facts.
-      dtype: Its name; of a Python number, that of the type.
+      kind: "numpy", "array" or "scalar", from the facts.
+      dtype: The name of the dtype, or of the type of a Python number.
     """
 
     kind: str
     dtype: str
 
 
-def how_read(facts: Facts) -> How | None:
-    """None for leaves that are not small arrays of numbers in host memory, nor plain Python numbers."""
+def reading_of(facts: Facts) -> Reading | None:
+    """The way to read a leaf; None unless it is a small array of numbers in host memory or a plain Python number."""
     if facts.kind == "scalar":
-        return How("scalar", facts.type) if facts.weak and facts.type in _NUMBERS else None
+        return Reading("scalar", facts.type) if facts.weak and facts.type in _NUMBERS else None
     where = facts.sharding
     is_near = where is not None and where.n_devices == 1 and where.platform == "cpu" and facts.kind == "array"
     if not (facts.elements > 0 and 0 < facts.bytes <= _SMALL):
         return None
-    return How(facts.kind, facts.dtype) if is_near or (facts.kind, facts.type) == ("numpy", "np.ndarray") else None
+    return Reading(facts.kind, facts.dtype) if is_near or (facts.kind, facts.type) == ("numpy", "np.ndarray") else None
 
 
 def compare_small(
     left: Sequence[Any],
     right: Sequence[Any],
     shapes: Sequence[Index],
-    of: np.ndarray,
-    how: tuple[How, How],
+    shape_of_pair: np.ndarray,
+    readings: tuple[Reading, Reading],
     rtol: float,
     atol: float,
 ) -> tuple[list[SmallPart], np.ndarray]:
-    """Compare leaves in pairs of one shape; those that differ, and the indices of those that cannot be read.
+    """Compare leaves in pairs of one shape; returns those that differ, and the indices of those that cannot be read.
 
-    The values are copied: a JAX array that has a view cannot be donated.
+    Copies the values, because a JAX array with a view cannot be donated.
 
     Args:
-      of: int[n]: the index in `shapes` of each pair.
+      shape_of_pair: int[n]: the index in `shapes` of each pair.
     """
-    sizes = np.array([*map(math.prod, shapes)], np.int64)[of]
+    sizes = np.array([*map(math.prod, shapes)], np.int64)[shape_of_pair]
     ends = [*(np.flatnonzero(np.diff(np.cumsum(sizes) // _MOST)) + 1).tolist(), len(sizes)]
     waiting = [*zip([0, *ends], ends, strict=False)]
     parts, unread = [], []
     while waiting:
         start, end = waiting.pop()
         cut, n = slice(start, end), int(sizes[start:end].sum())
-        a, b = (_values(leaves[cut], each, n) for leaves, each in zip((left, right), how, strict=True))
+        a, b = (_values(leaves[cut], reading, n) for leaves, reading in zip((left, right), readings, strict=True))
         if a is not None and b is not None:
-            part = _compared(np.arange(start, end), a, b, sizes[cut], shapes, of[cut], rtol, atol)
+            part = _compared(np.arange(start, end), a, b, sizes[cut], shapes, shape_of_pair[cut], rtol, atol)
             parts += [part] if part else []
         elif end - start > 1:
             middle = (start + end) // 2
@@ -506,17 +507,17 @@ def compare_small(
     return parts, np.array(unread, np.int64)
 
 
-def _values(leaves: Sequence[Any], how: How, n: int) -> np.ndarray | None:
-    """The values of leaves one after the other; None where one of them is not what its facts say, or cannot be read."""
+def _values(leaves: Sequence[Any], reading: Reading, n: int) -> np.ndarray | None:
+    """The concatenated values of leaves; None if one is not what its facts say, or cannot be read."""
     try:
-        if how.kind == "scalar":
-            dtype = _NUMBERS[how.dtype]
+        if reading.kind == "scalar":
+            dtype = _NUMBERS[reading.dtype]
             found = np.fromiter(leaves, dtype, n) if _are_all(leaves, type(dtype.type(0).item())) else None
-        elif how.kind == "numpy":
+        elif reading.kind == "numpy":
             found = np.concatenate(leaves, axis=None) if _are_all(leaves, np.ndarray) else None
         else:
             found = _values_of_jax(leaves, leaves[0].dtype)
-    except Exception:  # a number beyond int64, an array that was deleted meanwhile
+    except Exception:  # an integer beyond int64, an array that was deleted in the meantime
         return None
     return found if found is not None and found.size == n and holds_numbers(found.dtype) else None
 
@@ -526,9 +527,9 @@ def _are_all(leaves: Sequence[Any], cls: type) -> bool:
 
 
 def _values_of_jax(leaves: Sequence[Any], dtype: np.dtype) -> np.ndarray:
-    if dtype.isbuiltin == 1:  # by the buffer protocol, which other dtypes do not have
+    if dtype.isbuiltin == 1:  # has the buffer protocol
         copied = io.BytesIO()
-        copied.writelines(leaves)  # one by one: each view is dropped while it is in the cache of the processor
+        copied.writelines(leaves)  # one by one, so that each view is dropped while it is in the CPU's cache
         return np.frombuffer(copied.getbuffer(), dtype)
     view = np.asarray if _leaves_no_copy(dtype) else host_view
     with jax.transfer_guard_device_to_host("allow"):
@@ -537,7 +538,7 @@ def _values_of_jax(leaves: Sequence[Any], dtype: np.dtype) -> np.ndarray:
 
 @cache
 def _leaves_no_copy(dtype: np.dtype) -> bool:
-    """Whether `np.asarray` keeps nothing on a JAX array of the dtype; it does in jax 0.4.36, and of int4."""
+    """Whether `np.asarray` caches nothing on a JAX array of the dtype. It does in jax 0.4.36, and for int4."""
     array = jax.device_put(np.zeros(1, dtype), jax.local_devices(backend="cpu")[0])
     view = weakref.ref(np.asarray(array))
     return view() is None
@@ -549,7 +550,7 @@ def _compared(
     b: np.ndarray,
     sizes: np.ndarray,
     shapes: Sequence[Index],
-    of: np.ndarray,
+    shape_of_pair: np.ndarray,
     rtol: float,
     atol: float,
 ) -> SmallPart | None:
@@ -558,16 +559,16 @@ def _compared(
         bits = a.view(np.uint8) != b.view(np.uint8)
         if not bits.any():
             return None
-        other = np.logical_or.reduceat(bits, _starts(sizes) * a.itemsize)
-        if not other.all():
-            a, b = (each[np.repeat(other, sizes)] for each in (a, b))
-            rows, sizes, of = rows[other], sizes[other], of[other]
+        differs = np.logical_or.reduceat(bits, _starts(sizes) * a.itemsize)
+        if not differs.all():
+            a, b = (values[np.repeat(differs, sizes)] for values in (a, b))
+            rows, sizes, shape_of_pair = rows[differs], sizes[differs], shape_of_pair[differs]
     starts = _starts(sizes)
     found = compare_elements(a, b, starts, rtol, atol)
     differ = np.flatnonzero((found.n_outside > 0) | (found.n_nan > 0))
     if not len(differ):
         return None
-    found = Elements(*[each[differ] for each in found])
+    found = Elements(*[numbers[differ] for numbers in found])
     where = starts[differ] + np.where(found.n_outside > 0, found.at, 0)
     return SmallPart(
         rows[differ],
@@ -576,8 +577,8 @@ def _compared(
         a[where].tolist(),
         b[where].tolist(),
         shapes,
-        of[differ],
-        _turned(a, b, starts[differ], shapes, of[differ]),
+        shape_of_pair[differ],
+        _turned(a, b, starts[differ], shapes, shape_of_pair[differ]),
     )
 
 
@@ -585,13 +586,15 @@ def _starts(sizes: np.ndarray) -> np.ndarray:
     return np.append(0, np.cumsum(sizes[:-1], dtype=np.intp))
 
 
-def _turned(a: np.ndarray, b: np.ndarray, starts: np.ndarray, shapes: Sequence[Index], of: np.ndarray) -> set[int]:
-    """Of which pieces the right array is the left one transposed."""
-    steps = np.array([*map(_step, shapes)])[of]
+def _turned(
+    a: np.ndarray, b: np.ndarray, starts: np.ndarray, shapes: Sequence[Index], shape_of_pair: np.ndarray
+) -> set[int]:
+    """The indices of pieces in which the right array is the transposed left one."""
+    steps = np.array([*map(_step, shapes)])[shape_of_pair]
     is_near = (steps >= 0) & (a[starts + np.maximum(steps, 0)] == b[starts + (steps > 0)])
     turned = set[int]()
     for i in np.flatnonzero(is_near).tolist():
-        shape = shapes[of[i]]
+        shape = shapes[shape_of_pair[i]]
         cut = slice(starts[i], starts[i] + math.prod(shape))
         if np.array_equal(a[cut].reshape(shape).T, b[cut].reshape(shape)):
             turned.add(i)
@@ -599,14 +602,14 @@ def _turned(a: np.ndarray, b: np.ndarray, starts: np.ndarray, shapes: Sequence[I
 
 
 def _step(shape: Index) -> int:
-    """How far the first two elements of the last axis lie apart in a transpose; -1 where that has another shape."""
+    """The distance between the first two elements of the last axis in a transpose; -1 if that has another shape."""
     if len(shape) < 2 or shape != shape[::-1]:
         return -1
     return math.prod(shape[1:]) if shape[0] > 1 else 0
 
 
 class SmallPart(NamedTuple):
-    """Leaves that differ: a number for each, as in a `Gap`, and the index of its shape in `shapes`."""
+    """Leaves that differ: one number for each, as in `Gap`, and the index of its shape in `shapes`."""
 
     rows: np.ndarray
     n: np.ndarray
@@ -614,12 +617,12 @@ class SmallPart(NamedTuple):
     left: list[Any]
     right: list[Any]
     shapes: Sequence[Index]
-    of: np.ndarray
+    shape_of_pair: np.ndarray
     turned: set[int]
 
 
 class Gaps(Mapping[int, Gap]):
-    """How leaves differ, by row: of small ones numbers in arrays, and a `Gap` where one is asked for."""
+    """The differences of leaves by row: numbers in arrays for small leaves, with a `Gap` made on demand."""
 
     def __init__(self, own: dict[int, Gap], parts: Sequence[SmallPart]) -> None:
         self._own, self._parts = own, parts
@@ -638,16 +641,16 @@ class Gaps(Mapping[int, Gap]):
         if row not in self._places:
             return self._own[row]
         at = bisect(self._ends, self._places[row])
-        part, i = self._parts[at], self._places[row] - self._ends[at]  # from its end
-        numbers = Elements._make(each[i].item() for each in part.numbers)
-        gap = gap_of(numbers, int(part.n[i]), (part.left[i], part.right[i]), part.shapes[part.of[i]])
+        part, i = self._parts[at], self._places[row] - self._ends[at]  # negative: counted from the part's end
+        numbers = Elements._make(values[i].item() for values in part.numbers)
+        gap = gap_of(numbers, int(part.n[i]), (part.left[i], part.right[i]), part.shapes[part.shape_of_pair[i]])
         gap.is_transpose = i + len(part.rows) in part.turned
         return gap
 
     def numbers(self) -> GapNumbers:
         own = list(self._own.values())
         rows = [np.fromiter(self._own, np.int64, len(own)), *(part.rows for part in self._parts)]
-        of_parts = [
+        numbers = [
             np.concatenate(
                 [
                     np.array([getattr(gap, name) for gap in own], dtype),
@@ -656,11 +659,11 @@ class Gaps(Mapping[int, Gap]):
             )
             for name, dtype in (("n_outside", np.int64), ("n_nan", np.int64), ("max_abs", float), ("max_rel", float))
         ]
-        return GapNumbers(np.concatenate(rows), *of_parts)
+        return GapNumbers(np.concatenate(rows), *numbers)
 
 
 class GapNumbers(NamedTuple):
-    """Of each row with a gap, in no order; see `Gap`."""
+    """The numbers of each row with a gap, in no order; see `Gap`."""
 
     rows: np.ndarray
     n_outside: np.ndarray
@@ -669,7 +672,7 @@ class GapNumbers(NamedTuple):
     max_rel: np.ndarray
 
 
-# Compare the values of two arrays, of which at least one is in a file, a piece at a time.
+# Compare two arrays, at least one of them in a file, piece by piece
 
 
 def compare_stored(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Gap:
@@ -691,7 +694,7 @@ def compare_stored(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
 
 
 def compare_stored_layers(left: Any, right: Any, axis: int, *, rtol: float = 0.0, atol: float = 0.0) -> list[Gap]:
-    """How two arrays differ in each of the layers along an axis, without the places; see `compare_stored`."""
+    """The gaps of two arrays in each layer along an axis, without indices; see `compare_stored`."""
     n, sizes = left.shape[axis], left.shape[axis + 1 :] if _order(left, right) == "C" else left.shape[:axis]
     gaps, start = [Gap(0) for _ in range(n)], 0
     for a, b in pieces_of_both(left, right):
@@ -706,7 +709,7 @@ def compare_stored_layers(left: Any, right: Any, axis: int, *, rtol: float = 0.0
 
 
 def pieces_of_both(left: Any, right: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The values of two arrays of one shape as flat pieces of equal lengths, in the order of the file if one is in it.
+    """The values of two arrays of one shape as flat pieces of equal lengths, in the file's order if one is in a file.
 
     Raises:
       CannotCompare: One of them holds no numbers, or is partly in another process.
@@ -716,11 +719,11 @@ def pieces_of_both(left: Any, right: Any) -> Iterator[tuple[np.ndarray, np.ndarr
 
 
 def _order(left: Any, right: Any) -> str:
-    return next((each.order for each in (left, right) if type(each) is Stored), "C")
+    return next((array.order for array in (left, right) if type(array) is Stored), "C")
 
 
 def _pieces(array: Any, order: str) -> Iterator[np.ndarray]:
-    """The values as flat arrays, in an order."""
+    """The values as flat arrays, in the given order."""
     if type(array) is Stored:
         if not holds_numbers(array.dtype):
             raise CannotCompare(f"dtype {array.dtype} holds no numbers")
@@ -737,7 +740,7 @@ def _pieces(array: Any, order: str) -> Iterator[np.ndarray]:
 
 
 def _whole(array: Any) -> np.ndarray:
-    """An array in memory as one of NumPy; a view where it lies on the host in one part."""
+    """An array in memory as a NumPy array; a view if it is on the host in one part."""
     parts = [(start, part if isinstance(part, np.ndarray) else host_view(part)) for start, part in parts_of(array)]
     if len(parts) == 1:
         return parts[0][1]
@@ -748,7 +751,7 @@ def _whole(array: Any) -> np.ndarray:
 
 
 def _side_by_side(left: Iterator[np.ndarray], right: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pieces of both, cut where either ends."""
+    """The pieces of both, cut at the ends of either."""
     a = b = np.empty(0)
     while True:
         a, b = (rest if len(rest) else next(pieces, None) for pieces, rest in ((left, a), (right, b)))
