@@ -35,7 +35,7 @@ def install(tmp_path, monkeypatch):
         lines = [f"[{group}]\n{name} = {value}\n" for group, of in entries.items() for name, value in of.items()]
         (metadata / "entry_points.txt").write_text("".join(lines))
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(integrations, "_of_others", None)
+        monkeypatch.setattr(integrations, "_entry_points", None)
 
     yield install
     for module in [module for module in sys.modules if module.partition(".")[0] == "plumbing"]:

@@ -1,7 +1,7 @@
-"""One file per library: how its nodes and leaves are described, and how its jitted steps are taken apart.
+"""One file per library: it describes the library's nodes and leaves, and unwraps its jitted steps.
 
-`load` imports the file of each library that the process has imported already, and never imports a library. Other
-packages bring files of their own by entry points of the group "treeviz.adapters": see CONTRIBUTING.md.
+`load` imports our file for each library that the process has imported, and never imports a library. Other packages add
+files through entry points of the group "treeviz.adapters": see CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from treeviz.tree.text import error_text, guarded, module_name
 
 _GROUP = "treeviz.adapters"
 _HIJAX = "jax.experimental.hijax"
-# Libraries; each has a file of its last name in this folder.
+# Each library has a file in this folder, named by the last part of its name.
 ADAPTERS = ("chex", "equinox", "flax", "optax", "pandas", "penzai", "pytreeclass", "tensorflow", "torch", _HIJAX)
 _loaded: set[str] = set()
-_of_others: list[Any] | None = None  # entry points whose library is not imported yet; None: not looked for
-_private: dict[str, tuple[PrivateName, ...]] = {}  # of libraries loaded, not checked yet
-_waiting: list[tuple[str, tuple[str, ...], Describer]] = []  # for modules that are not imported yet
+_entry_points: list[Any] | None = None  # entry points whose library is not imported yet; None if not searched for
+_unchecked_names: dict[str, tuple[PrivateName, ...]] = {}  # private names of loaded libraries, not checked yet
+_deferred: list[tuple[str, tuple[str, ...], Describer]] = []  # for modules that are not imported yet
 
 
 def load() -> None:
@@ -39,34 +39,36 @@ def load() -> None:
     for library in ADAPTERS:
         if library not in _loaded and _contents(library) is not None:
             file = import_module(f"treeviz.integrations.{library.rpartition('.')[2]}")
-            _private[library] = getattr(file, "TO_DESCRIBE", ())
+            _unchecked_names[library] = getattr(file, "TO_DESCRIBE", ())
             _loaded.add(library)
-    _load_those_of_others()
-    for library, names in list(_private.items()):
+    _load_entry_points()
+    for library, names in list(_unchecked_names.items()):
         if all(_contents(name.public_module) for name in names):
-            warn_of_missing(_private.pop(library))
-    for entry in _waiting[:]:
+            warn_of_missing(_unchecked_names.pop(library))
+    for entry in _deferred[:]:
         module, names, describer = entry
         contents = _contents(module)
-        if contents is not None and entry in _waiting:
-            _waiting.remove(entry)
+        if contents is not None and entry in _deferred:
+            _deferred.remove(entry)
             _register(contents, names, describer)
 
 
-def _load_those_of_others() -> None:
-    """Import the adapters that other packages bring, each once its library is imported; one that fails is warned of."""
-    global _of_others
-    if _of_others is None:
-        if not jax_is_imported():  # a file is shown: what JAX knows is not asked
+def _load_entry_points() -> None:
+    """Import the adapters of other packages whose libraries are imported; warn if one fails."""
+    global _entry_points
+    if _entry_points is None:
+        if not jax_is_imported():  # showing a file needs no registered classes
             return
         from importlib.metadata import distributions
 
         # Not `entry_points(group=…)`, which takes 20 ms to parse those of all packages.
-        having = [each for each in distributions() if _GROUP in (each.read_text("entry_points.txt") or "")]
-        packages = {each.name: each for each in reversed(having)}  # of one name the first on the path counts
-        _of_others = [entry for each in packages.values() for entry in each.entry_points if entry.group == _GROUP]
-    for entry in [each for each in _of_others if _contents(each.name) is not None]:
-        _of_others.remove(entry)
+        having = [package for package in distributions() if _GROUP in (package.read_text("entry_points.txt") or "")]
+        packages = {package.name: package for package in reversed(having)}  # the first on the path counts
+        _entry_points = [
+            entry for package in packages.values() for entry in package.entry_points if entry.group == _GROUP
+        ]
+    for entry in [entry for entry in _entry_points if _contents(entry.name) is not None]:
+        _entry_points.remove(entry)
         try:
             entry.load()
         except Exception as error:
@@ -83,7 +85,7 @@ def describes_from(module: str, *names: str) -> Callable[[Describer], Describer]
     def register(describer: Describer) -> Describer:
         contents = _contents(module)
         if contents is None:
-            _waiting.append((module, names, describer))
+            _deferred.append((module, names, describer))
         else:
             _register(contents, names, describer)
         return describer
@@ -92,7 +94,7 @@ def describes_from(module: str, *names: str) -> Callable[[Describer], Describer]
 
 
 def array_facts(array: Any) -> dict[str, Any]:
-    """An array in a leaf that is no array, and its facts, as keywords of `Description`."""
+    """The keywords of `Description` for an array inside a leaf that is not itself an array."""
     if not isinstance(array, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return {}
     n_bytes = guarded(lambda: math.prod(array.shape) * array.dtype.itemsize, lambda _: 0)
@@ -102,7 +104,7 @@ def array_facts(array: Any) -> dict[str, Any]:
 
 
 def opened(tree: Any, name: str) -> tuple[Any, str]:
-    """The tree in the metadata of a checkpoint, and the Python that gets there from `name`."""
+    """The tree in the metadata of a checkpoint, and the Python expression for it, starting with `name`."""
     if module_name(type(tree)).partition(".")[0] != "orbax":
         return tree, name
     from treeviz.integrations.orbax import tree_of_metadata
@@ -111,7 +113,7 @@ def opened(tree: Any, name: str) -> tuple[Any, str]:
 
 
 def not_installed(error: ImportError, extra: str) -> ImportError:
-    """The error to raise where a library that a file format needs is not installed."""
+    """The error to raise if a library that a file format needs is not installed."""
     return ImportError(f'{error.name or error} is not installed: pip install "jax-treeviz[{extra}]"', name=error.name)
 
 
@@ -121,8 +123,8 @@ def _register(contents: dict[str, Any], names: tuple[str, ...], describer: Descr
 
 def _contents(module: str) -> dict[str, Any] | None:
     """The names in a module; None if it is not imported, still being imported, or lazy and unused."""
-    found = sys.modules.get(module)
-    if found is None or type(found).__name__ == "_LazyModule":
+    module_object = sys.modules.get(module)
+    if module_object is None or type(module_object).__name__ == "_LazyModule":
         return None
-    contents = object.__getattribute__(found, "__dict__")
+    contents = object.__getattribute__(module_object, "__dict__")
     return None if getattr(contents.get("__spec__"), "_initializing", False) else contents

@@ -7,13 +7,13 @@ import os
 import re
 from typing import Any
 
-_FIRST = re.compile(r"\s*\S+\s+(?=([^\s-]\S*)\s)")  # what stands before a whole first argument that is no option
+_FIRST = re.compile(r"\s*\S+\s+(?=([^\s-]\S*)\s)")  # the text before a complete first argument that is not an option
 
 
 def complete(parser: argparse.ArgumentParser, commands: Any) -> None:
-    """Answer the shell and end, if it asks what may come next; else do nothing.
+    """If the shell requests completions, print them and exit; else do nothing.
 
-    `eval "$(register-python-argcomplete treeviz)"` makes a shell ask: https://kislyuk.github.io/argcomplete
+    `eval "$(register-python-argcomplete treeviz)"` enables the requests: https://kislyuk.github.io/argcomplete
     """
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete

@@ -1,4 +1,4 @@
-"""Equinox: modules, methods and wrappers that are pytrees, state by name, tied weights; the steps of `filter_jit`."""
+"""Equinox: modules, methods and wrappers, states by name, tied weights; and the steps of `filter_jit`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from treeviz.tree.opaque import describe_function
 from treeviz.tree.runtime import PrivateName, why_missing
 from treeviz.tree.text import class_name, guarded, has_base, mro, value_text
 
-_sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # a placeholder -> what it stands for
-
+_sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # placeholder -> the expression that it stands for
 
 _UNNAMED_SHARED = "a node that equinox.nn.Shared has taken out does not say what it stands for"
 _UNNAMED_INDEX = "an equinox.nn.StateIndex does not say which state it stands for"
@@ -58,7 +57,7 @@ def module(node: Any) -> Description:
 @functools.lru_cache(maxsize=1024)
 def _module_description(cls: type) -> Description:
     is_wrapper = any("__wrapped__" in base.__dict__ for base in mro(cls))  # filter_jit, filter_vmap, …
-    # The treedef of a module without fields has a marker of Equinox's in place of static data.
+    # The treedef of a module without fields has a marker of Equinox instead of static data.
     fields = next(base.__dict__["__dataclass_fields__"] for base in mro(cls) if "__dataclass_fields__" in base.__dict__)
     return Description("closure" if is_wrapper else "module", static=None if fields else ())
 
@@ -113,7 +112,7 @@ def shared_node(leaf: Any) -> Description:
 
 @knows_child_keys
 def child_keys(cls: type, aux: Any) -> list[Any] | None:
-    """The keys of the children of a module in a bare treedef: Equinox registers every module alike."""
+    """The keys of a module's children in a bare treedef. Equinox registers all modules in the same way."""
     if not has_base(cls, sys.modules["equinox"].Module):
         return None
     return [GetAttrKey(field.name) for field in fields(cls) if not field.metadata.get("static", False)]
@@ -140,7 +139,7 @@ class _Path:
 
 @unwraps("equinox")
 def unwrap_filter_jit(step: Any) -> JittedStep | None:
-    """Take apart a step that `equinox.filter_jit` made; of one that `filter_pmap` made, say how to convert it."""
+    """Unwrap a step from `equinox.filter_jit`; for one from `filter_pmap`, raise an error that shows the conversion."""
     if not is_of("equinox", step):
         return None
     jitted: Any = getattr(step, "_cached", None)
@@ -164,7 +163,7 @@ def unwrap_filter_jit(step: Any) -> JittedStep | None:
 
 @traces
 def trace_filter_jit(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedStep | None:
-    """Trace what `equinox.filter_jit` made, for which every leaf that is no array is static."""
+    """Trace a step from `equinox.filter_jit`, for which every leaf that is not an array is static."""
     if not is_of("equinox", step) or not is_jitted(getattr(step, "_cached", None)):
         return None
     is_array = sys.modules["equinox"].is_array
@@ -174,7 +173,7 @@ def trace_filter_jit(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedSt
 
 
 def _result_path(path: str) -> str:
-    """The path in what the step returns: `filter_jit` puts the arrays of the results second."""
+    """The path in the step's result: `filter_jit` returns the arrays of the results in [1]."""
     return path.removeprefix("[1]")
 
 

@@ -1,6 +1,4 @@
-"""Flax: frozen dicts, boxes that name the axes of an array, Linen modules; NNX modules, Variables and states; and the
-steps of `nnx.jit`.
-"""
+"""Flax: frozen dicts, boxes with axis names, Linen modules; NNX modules, Variables and states; and `nnx.jit` steps."""
 
 from __future__ import annotations
 
@@ -91,7 +89,7 @@ def linen_module(leaf: Any) -> Description:
 @describes_from("flax.nnx", "Object", "Pytree", "Module")
 def nnx_module(node: Any) -> Description:
     attributes = object.__getattribute__(node, "__dict__")
-    # Before Flax 0.12 no module is a pytree; since then all are, except those that say otherwise.
+    # Before Flax 0.12 modules are not pytrees; since then they are, unless they opt out.
     if not getattr(type(node), "_pytree__is_pytree", "_pytree__state" in attributes):
         return Description(text="an NNX object that is no pytree: nnx.split gives its arrays", transparent=True)
     defaults = _defaults(type(node))
@@ -101,10 +99,10 @@ def nnx_module(node: Any) -> Description:
 
 @functools.lru_cache(maxsize=1024)
 def _defaults(cls: type) -> dict[str, Any]:
-    """The functions that the constructor has as defaults: where they were kept, they say nothing."""
+    """The functions among the constructor's defaults; attributes that still hold them are not shown."""
     init = class_attribute(cls, "__init__")
-    found = guarded(lambda: inspect.signature(init).parameters.values(), lambda _: ())
-    return {each.name: each.default for each in found if is_function(type(each.default))}
+    parameters = guarded(lambda: inspect.signature(init).parameters.values(), lambda _: ())
+    return {parameter.name: parameter.default for parameter in parameters if is_function(type(parameter.default))}
 
 
 def _static(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -120,7 +118,7 @@ def _static(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
 
 @describes_from("flax.nnx", "List")
 def list_of_modules(node: Any) -> Description:
-    # an element that is not data, such as a function, is static
+    # An element that is not data, such as a function, is static.
     static = [(f"[{name}]", value) for name, value in _static(vars(node)) if name != "_length"]
     return Description("list", static=static, hide=_HIDDEN, step=by_key)
 
@@ -143,11 +141,11 @@ def nnx_variable(node: Any) -> Description:
         )
     kind = attributes.get("type")  # of a VariableState
     name = class_name(kind) if isinstance(kind, type) else ""
-    return Description("node", type=name, text=text, static=static, step=_raw_value(type(node)), inline=True)
+    return Description("node", type=name, text=text, static=static, step=_raw_value_step(type(node)), inline=True)
 
 
 def _text_and_static(metadata: dict[str, Any]) -> tuple[str, list[tuple[str, Any]]]:
-    """The metadata shown as text, and the rest."""
+    """The metadata shown as text, and the remaining metadata as static fields."""
     parts, static = [], []
     for name, value in metadata.items():
         if value is None or (type(value) is tuple and not value) or name in _SETTINGS:
@@ -161,8 +159,8 @@ def _text_and_static(metadata: dict[str, Any]) -> tuple[str, list[tuple[str, Any
     return " ".join(parts), static
 
 
-def _raw_value(cls: type):
-    # `.value` warns since Flax 0.12, and copies what is not an array
+def _raw_value_step(cls: type):
+    # Since Flax 0.12, `.value` warns, and copies values that are not arrays.
     known = any("get_raw_value" in base.__dict__ for base in mro(cls))
     return (lambda _: ".get_raw_value()") if known else None
 
@@ -215,7 +213,7 @@ def _is_from(cls: type, module: str, name: str) -> bool:
 
 @unwraps("flax")
 def unwrap_nnx_jit(step: Any) -> JittedStep | None:
-    """Take apart a step that `flax.nnx.jit` made."""
+    """Unwrap a step from `flax.nnx.jit`."""
     if getattr(getattr(step, "__code__", None), "co_name", "") == "cache_args_wrapper":
         raise CannotWatch(
             step,
@@ -233,7 +231,7 @@ def unwrap_nnx_jit(step: Any) -> JittedStep | None:
     def with_other(make: Make) -> Any:
         other = copy.copy(step)
         function = jitted.__wrapped__
-        if hasattr(function, "ctxtag"):  # by which the traced function finds its wrapper
+        if hasattr(function, "ctxtag"):  # the traced function finds its wrapper by it
             function = copy.copy(function)
             function.ctxtag = other
         other.jitted_fn = make(function)
@@ -247,35 +245,35 @@ def unwrap_nnx_jit(step: Any) -> JittedStep | None:
 
 @traces
 def trace_nnx_jit(step: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Of what `nnx.jit` made, say how to convert it: it changes its arguments in place."""
+    """Raise an error that shows the conversion of a step from `nnx.jit`, since it changes its arguments in place."""
     if not is_of("flax", step) or not is_jitted(getattr(step, "jitted_fn", None)):
         return
     names = argument_names(step.fun, len(args))
-    modules = [name for name, value in zip(names, args, strict=True) if _is_of_nnx(type(value))] or names[:1]
+    modules = [name for name, value in zip(names, args, strict=True) if _is_nnx_class(type(value))] or names[:1]
     others = ", ".join(name for name in names if name not in modules)
-    mine = f"({', '.join(modules)}{',' if len(modules) == 1 else ''})"
+    modules_text = f"({', '.join(modules)}{',' if len(modules) == 1 else ''})"
     raise TypeError(
         f"forecast: `{step.__name__}` is made by nnx.jit, and changes its arguments in place. Of their state:\n"
-        f"    graphdef, state = nnx.split({mine})\n"
+        f"    graphdef, state = nnx.split({modules_text})\n"
         f"    def of_state(state{', ' if others else ''}{others}):\n"
-        f"        {mine} = nnx.merge(graphdef, state)\n"
+        f"        {modules_text} = nnx.merge(graphdef, state)\n"
         f"        out = {step.__name__}.__wrapped__({', '.join(names)})\n"
-        f"        return nnx.split({mine})[1], out\n"
+        f"        return nnx.split({modules_text})[1], out\n"
         f"    tv.forecast(of_state, state{', ' if others else ''}{others}, out=0)"
     )
 
 
-def _is_of_nnx(cls: type) -> bool:
+def _is_nnx_class(cls: type) -> bool:
     return any(base.__module__.startswith("flax.nnx") for base in mro(cls))
 
 
 def _tidy_path(path: str) -> str:
-    """The path of a parameter in its model, without the state that NNX splits off and the `value` of a Variable."""
+    """The path of a parameter in its model, without NNX's `states[i]` and the `value` of a Variable."""
     return re.sub(r"^((?:\[\d+\])?)\.states\[\d+\]", r"\1", path).removesuffix(".value")
 
 
 def _result_path(path: str) -> str:
-    """The path in what the step returns, which `nnx.jit` puts behind the changed arguments."""
+    """The path in the step's result, which `nnx.jit` returns in [2], after the changed arguments."""
     return path.removeprefix("[2]")
 
 

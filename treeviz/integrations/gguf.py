@@ -22,10 +22,10 @@ from treeviz.tree.stored import CHUNK, Stored
 from treeviz.tree.text import visible
 
 _MOST_TENSORS = 1_000_000
-_MOST_VALUES = 1_500_000  # of the metadata, most of them words of a vocabulary
+_MOST_VALUES = 1_500_000  # in the metadata; most are words of a vocabulary
 _LONGEST_NAME = 10_000  # bytes
 _MOST_AXES = 8
-_SIZES = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)  # of the values in a header, by their type
+_SIZES = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)  # bytes of a value in the header, by its type
 _UINT32, _TEXT, _ARRAY = 4, 8, 9
 _PLAIN: dict[str, Any] = {
     "F32": np.float32,
@@ -66,10 +66,10 @@ def _shown(name: str) -> str:
 
 
 class _Kind(NamedTuple):
-    """What the tensors of one type and shape have in common.
+    """The properties that tensors of one type and shape share.
 
     Attributes:
-      blocks: The type of the blocks, where the numbers are quantized.
+      blocks: The type of the blocks; None if the tensor is not quantized.
     """
 
     shape: tuple[int, ...]
@@ -92,7 +92,7 @@ def _kind(shown: str, shape: tuple[int, ...], kind: Any, n_in_block: int, n_byte
 
 
 class _Blocks(NamedTuple):
-    """Reads what the quantized numbers stand for."""
+    """Reads the dequantized values of a tensor."""
 
     path: Path
     start: int
@@ -102,28 +102,28 @@ class _Blocks(NamedTuple):
         from gguf import GGML_QUANT_SIZES
         from gguf.quants import dequantize
 
-        n_bytes_of_block, left = GGML_QUANT_SIZES[self.kind][1], np.empty(0, np.uint8)
+        n_bytes_of_block, rest = GGML_QUANT_SIZES[self.kind][1], np.empty(0, np.uint8)
         chunks = At(self.path, self.start)
         for chunk in chunks(Stored((stored.nbytes,), np.dtype(np.uint8), chunks)):
-            blocks = np.concatenate([left, chunk])
+            blocks = np.concatenate([rest, chunk])
             n = len(blocks) - len(blocks) % n_bytes_of_block
             for i in range(0, n, n_step := max(1, CHUNK // 8 // n_bytes_of_block) * n_bytes_of_block):
                 yield dequantize(blocks[i : min(i + n_step, n)], self.kind).reshape(-1)
-            left = blocks[n:]
+            rest = blocks[n:]
 
 
 def _check_ranges(ranges: list[tuple[int, int, str]], n_data: int) -> None:
-    last, before = 0, ""
+    previous_end, previous_name = 0, ""
     for start, end, name in sorted(ranges):
-        if start < last and end > start:
-            raise ValueError(f"{_shown(name)} overlaps {_shown(before)}")
+        if start < previous_end and end > start:
+            raise ValueError(f"{_shown(name)} overlaps {_shown(previous_name)}")
         if end > n_data:
             raise ValueError(f"{_shown(name)} ends at byte {end:,} of the values, and {max(n_data, 0):,} are there")
-        last, before = max(last, end), name
+        previous_end, previous_name = max(previous_end, end), name
 
 
 class _Header:
-    """Reads what stands before the values; no value of the metadata is kept but the alignment."""
+    """Reads the header. Of the metadata, only the alignment is kept."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -131,7 +131,7 @@ class _Header:
         self._n_values = 0
 
     def tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int, int]], int]:
-        """The name, shape, type and place of each tensor, and where the values begin."""
+        """The name, shape, type and offset of each tensor; and the position of the first value."""
         magic, version = self._read(4), self._number("<I")
         if magic != b"GGUF" or version not in (2, 3):
             what = "its byte order is big-endian" if magic == b"GGUF" and version >> 24 in (2, 3) else "unknown"
@@ -140,7 +140,7 @@ class _Header:
         if n_tensors > _MOST_TENSORS:
             raise ValueError(f"it would have {n_tensors:,} tensors")
         alignment = 32
-        for _ in range(n_values):  # the end of the file ends it, too
+        for _ in range(n_values):  # a damaged count ends at the end of the file
             key, kind = self._text(), self._number("<I")
             if key == "general.alignment" and kind == _UINT32:
                 alignment = self._number("<I")
@@ -165,12 +165,12 @@ class _Header:
         if kind == _TEXT:
             self._skip(self._number("<Q"))
         elif kind == _ARRAY and level < 4:
-            of, n = self._number("<I"), self._number("<Q")
-            if of in (_TEXT, _ARRAY):
-                for _ in range(n):
-                    self._skip_value(of, level + 1)
+            item_kind, n_items = self._number("<I"), self._number("<Q")
+            if item_kind in (_TEXT, _ARRAY):
+                for _ in range(n_items):
+                    self._skip_value(item_kind, level + 1)
             else:
-                self._skip(n * self._size_of(of))
+                self._skip(n_items * self._size_of(item_kind))
         else:
             self._skip(self._size_of(kind))
 
@@ -195,7 +195,7 @@ class _Header:
         return data
 
     def _skip(self, n: int) -> None:
-        at = self._file.tell()
-        if n > self._size - at:
-            raise ValueError(f"it is cut: {n:,} more bytes were to come, and {self._size - at:,} are there")
+        position = self._file.tell()
+        if n > self._size - position:
+            raise ValueError(f"it is cut: {n:,} more bytes were to come, and {self._size - position:,} are there")
         self._file.seek(n, os.SEEK_CUR)

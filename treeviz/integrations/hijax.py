@@ -1,4 +1,4 @@
-"""Values of the types that users register with JAX by `jax.experimental.hijax`: JAX takes them as it takes arrays."""
+"""Values of types that users register through `jax.experimental.hijax`, which JAX accepts like arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TO_DESCRIBE = TO_KNOW_HIJAX_TYPES
 
 
 def describer_of_hijax(cls: type) -> Describer | None:
-    """The describer of a class whose objects have a hijax type; None of any other."""
+    """The describer of a class whose objects have a hijax type; None for other classes."""
     type_of = guarded(lambda: hijax_type_function(cls), lambda _: None)
     if type_of is None:
         return None
@@ -21,11 +21,11 @@ def describer_of_hijax(cls: type) -> Describer | None:
     def describe(value: Any) -> Description:
         aval = type_of(value)
         shape, dtype = guarded(lambda: (tuple(aval.shape), str(aval.dtype)), lambda _: (None, ""))
-        below = guarded(lambda: list(aval.lo_ty()), lambda _: [])  # the types of the arrays in it
+        inner_avals = guarded(lambda: list(aval.lo_ty()), lambda _: [])  # the types of the arrays inside
         if shape is not None:
-            n_bytes = guarded(lambda: sum(math.prod(each.shape) * each.dtype.itemsize for each in below), lambda _: 0)
+            n_bytes = guarded(lambda: sum(math.prod(x.shape) * x.dtype.itemsize for x in inner_avals), lambda _: 0)
             return Description("hijax", text=_text(aval), shape=shape, dtype=dtype, bytes=n_bytes, transparent=True)
-        text = " · ".join(filter(None, (_text(aval), ", ".join(filter(None, map(array_text, below))))))
+        text = " · ".join(filter(None, (_text(aval), ", ".join(filter(None, map(array_text, inner_avals))))))
         return Description("hijax", text=text, transparent=True)
 
     return describe

@@ -1,6 +1,6 @@
-"""Checkpoints of Orbax: the structure stands in JSON, the shapes in the metadata of each array.
+"""Checkpoints of Orbax and Flax: the structure from JSON or msgpack, the shapes from the metadata of each array.
 
-Orbax itself opens the arrays one by one, to tell their shapes.
+Orbax itself would open each array to get its shape.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from treeviz.tree.files.entries import (
 from treeviz.tree.stored import CHUNK, Stored
 from treeviz.tree.text import class_name, visible
 
-# Arrays that TensorStore wrote: in folders, or in one database.
+# Arrays written by TensorStore: in folders or in one database.
 
 _MOST_HEADER = 1_000_000  # bytes of the metadata of an array
-_AT_ONCE = 1_000  # reads
-_READ_S = 60  # the longest wait for an answer of the file system
-_CACHE = 256 << 20  # bytes of decoded chunks, which a large chunk is read from in parts
-HEADERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # and the drivers of TensorStore
+_AT_ONCE = 1_000  # concurrent reads
+_READ_S = 60  # the longest wait for the file system
+_CACHE = 256 << 20  # bytes of decoded chunks; a large chunk is read from it in parts
+HEADERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # header file -> driver of TensorStore
 
 
 def folders(folder: Path) -> list[str]:
@@ -50,39 +50,39 @@ def folders(folder: Path) -> list[str]:
 
 
 class Headers:
-    """The metadata of the arrays of a folder, which TensorStore keeps in one database or in a folder for each."""
+    """The metadata of the arrays in a folder, which TensorStore stores in one database or in one folder per array."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.has_database = (folder / "manifest.ocdbt").is_file()
 
     def names(self) -> list[str]:
-        """The names of the arrays, where no other file tells them."""
+        """The names of the arrays, if no other file lists them."""
         if not self.has_database:
             return folders(self._folder)
         keys = (key.decode("utf-8", "replace") for key in self._database().list().result(_READ_S))
         return sorted({name for key in keys for name, _, last in [key.rpartition("/")] if last in HEADERS})
 
     def read(self, names: Sequence[str]) -> dict[str, Stored]:
-        """The arrays by name; those that are not there are left out."""
+        """The arrays by name; missing ones are left out."""
         read = self._from_database if self.has_database else self._from_folders
-        found: dict[str, Stored] = {}
+        arrays: dict[str, Stored] = {}
         for header in HEADERS:
-            left, values = [name for name in names if name not in found], _Values(self, header)
-            known: dict[bytes, tuple[tuple[int, ...], np.dtype]] = {}  # the arrays of a model have few shapes
-            for name, text in read(left, header):
-                if text not in known:
-                    known[text] = _shape_and_dtype(name, text, header)
-                found[name] = Stored(*known[text], values, name)
-        return found
+            remaining, values = [name for name in names if name not in arrays], _Values(self, header)
+            known_headers: dict[bytes, tuple[tuple[int, ...], np.dtype]] = {}  # the arrays of a model have few shapes
+            for name, text in read(remaining, header):
+                if text not in known_headers:
+                    known_headers[text] = _shape_and_dtype(name, text, header)
+                arrays[name] = Stored(*known_headers[text], values, name)
+        return arrays
 
     def _from_database(self, names: Sequence[str], header: str) -> Iterator[tuple[str, bytes]]:
         if not names:
             return
         database = self._database()
         for i in range(0, len(names), _AT_ONCE):
-            some = names[i : i + _AT_ONCE]
-            for name, future in [(name, database.read(f"{name}/{header}")) for name in some]:
+            batch = names[i : i + _AT_ONCE]
+            for name, future in [(name, database.read(f"{name}/{header}")) for name in batch]:
                 result = future.result(_READ_S)
                 if result.state == "value":
                     yield name, result.value
@@ -107,7 +107,7 @@ class Headers:
         return {"driver": "ocdbt", "base": files} if self.has_database else files
 
     def opened(self, header: str, stored: Stored) -> Any:
-        """The array in TensorStore."""
+        """Opens the array in TensorStore."""
         kvstore = self._kvstore()
         kvstore["path"] = f"{kvstore.get('path', '')}{stored.name}/"
         spec = {"driver": HEADERS[header], "kvstore": kvstore}
@@ -131,7 +131,7 @@ class _Values(NamedTuple):
         if not stored.shape:
             yield np.asarray(array.read().result()).reshape(-1)
             return
-        n_together = max(1, array.chunk_layout.read_chunk.shape[0])  # rows that are decoded together
+        n_together = max(1, array.chunk_layout.read_chunk.shape[0])  # rows per chunk
         n_bytes = max(1, stored.nbytes // max(1, stored.shape[0]))
         n_rows = n_together if n_together * n_bytes > _CACHE else max(1, CHUNK // n_bytes)
         for i in range(0, stored.shape[0], n_rows):
@@ -170,13 +170,13 @@ _SEQUENCE = 1  # the type of a key in a list
 _MOST_LEVELS = 300
 
 
-class _Form(NamedTuple):
-    """How JSON writes several values.
+class _JsonForm(NamedTuple):
+    """The syntax of a JSON container, for reading its values one by one.
 
     Attributes:
-      type: What they are in Python.
-      next: Matches what stands before each of them.
-      before: What makes JSON of the rest of a text, after its last value.
+      type: The Python type of the container.
+      next: Matches the text before each value.
+      before: Prefix that makes valid JSON of the text after the last value.
     """
 
     type: type
@@ -184,14 +184,14 @@ class _Form(NamedTuple):
     before: str
 
 
-_DICT = _Form(dict, re.compile(r'\s*[{,]\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:\s*'), '{"":{')
-_LIST = _Form(list, re.compile(r"\s*[\[,]\s*(?=[^\]\s])"), '{"":[0')
+_DICT = _JsonForm(dict, re.compile(r'\s*[{,]\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:\s*'), '{"":{')
+_LIST = _JsonForm(list, re.compile(r"\s*[\[,]\s*(?=[^\]\s])"), '{"":[0')
 
 
 class Entry(NamedTuple):
-    """What the metadata tells of one leaf, or of one empty node."""
+    """The metadata of one leaf or one empty node."""
 
-    keys: tuple[tuple[str, int], ...]  # the keys, and their types
+    keys: tuple[tuple[str, int], ...]  # (key, type of the key)
     kind: str  # "jax.Array", "scalar", "None"
 
     @property
@@ -200,50 +200,50 @@ class Entry(NamedTuple):
 
 
 def entries_of(text: bytes) -> Iterator[Entry]:
-    """What the metadata tells of each leaf; the dicts that JSON makes of 100,000 would take 200 MB."""
+    """The metadata of each leaf. Read one by one, since the dicts of 100,000 leaves would need 200 MB."""
     check_size_of_json(text)
-    whole = text.decode("utf-8")
+    json_text = text.decode("utf-8")
     del text
-    known: dict[tuple[str, int], tuple[str, int]] = {}  # one object for all keys of a name
-    for each in _values_of(whole, "tree_metadata", _DICT):
-        keys = [(str(key["key"]), int(key["key_type"])) for key in each["key_metadata"]]
+    interned: dict[tuple[str, int], tuple[str, int]] = {}  # one object for equal keys
+    for entry in _values_of(json_text, "tree_metadata", _DICT):
+        keys = [(str(key["key"]), int(key["key_type"])) for key in entry["key_metadata"]]
         if len(keys) > _MOST_LEVELS:
             raise ValueError(f"its tree has more than {_MOST_LEVELS} levels")
-        kind = sys.intern(str(each["value_metadata"]["value_type"]))
-        yield Entry(tuple([known.setdefault(key, key) for key in keys]), kind)
+        kind = sys.intern(str(entry["value_metadata"]["value_type"]))
+        yield Entry(tuple([interned.setdefault(key, key) for key in keys]), kind)
 
 
 def random_keys_of(text: bytes) -> Iterator[tuple[str, str]]:
-    """The names of the arrays that are the data of PRNG keys, and how these are made: of `array_metadatas`."""
+    """The names and PRNG implementations of the arrays that hold data of PRNG keys, from `array_metadatas`."""
     if b'"random_key_impl"' not in text:
         return
     check_size_of_json(text)
-    for each in _values_of(text.decode("utf-8"), "array_metadatas", _LIST):
-        about = each["array_metadata"]
-        if kind := (about["ext_metadata"] or {}).get("random_key_impl"):
-            yield str(about["param_name"]), str(kind)
+    for entry in _values_of(text.decode("utf-8"), "array_metadatas", _LIST):
+        array_metadata = entry["array_metadata"]
+        if kind := (array_metadata["ext_metadata"] or {}).get("random_key_impl"):
+            yield str(array_metadata["param_name"]), str(kind)
 
 
-def _values_of(text: str, name: str, form: _Form) -> Iterator[Any]:
-    """The values of what alone stands under a name, or comes first there, one after the other."""
-    found = re.compile(rf'\s*\{{\s*"{name}"\s*:\s*').match(text)
-    if found is None:  # Orbax writes it first
+def _values_of(text: str, name: str, form: _JsonForm) -> Iterator[Any]:
+    """Yields the values of the container with this name, which is the only or the first entry of the JSON."""
+    match = re.compile(rf'\s*\{{\s*"{name}"\s*:\s*').match(text)
+    if match is None:  # Orbax writes it first
         metadata = parse_json(text.encode(), None)
         if not isinstance(metadata, dict) or not isinstance(metadata.get(name), form.type):
             raise ValueError(f"it has no {name}")
         values = metadata[name]
         yield from values.values() if isinstance(values, dict) else values
         return
-    decode, at, before = json.JSONDecoder().raw_decode, found.end(), '{"":'
-    while (found := form.next.match(text, at)) is not None:
-        value, at = decode(text, found.end())
+    decode, position, before = json.JSONDecoder().raw_decode, match.end(), '{"":'
+    while (match := form.next.match(text, position)) is not None:
+        value, position = decode(text, match.end())
         yield value
         before = form.before
-    parse_json((before + text[at:]).encode(), None)
+    parse_json((before + text[position:]).encode(), None)
 
 
-def built(leaves: dict[tuple[tuple[str, int], ...], Any]) -> Any:
-    """The tree of these leaves, by their keys and the types of the keys."""
+def tree_from_leaves(leaves: dict[tuple[tuple[str, int], ...], Any]) -> Any:
+    """The tree with these leaves, given by their keys and the types of the keys."""
     if list(leaves) == [()]:
         return leaves[()]
     root: dict[Any, Any] = {}
@@ -268,11 +268,11 @@ def built(leaves: dict[tuple[tuple[str, int], ...], Any]) -> Any:
 
 
 class _Node(dict):
-    """A node whose keys are not yet those of the tree."""
+    """A node whose keys still include their types."""
 
 
 def _plain(node: dict[Any, Any]) -> Any:
-    """A list, if the keys are those of one."""
+    """A list if the keys are the indices of one, else a dict."""
     if node and all(kind == _SEQUENCE for _, kind in node):
         by_index = {int(key): child for (key, _), child in node.items()}
         if by_index.keys() == set(range(len(node))):
@@ -280,34 +280,34 @@ def _plain(node: dict[Any, Any]) -> Any:
     return {key: child for (key, _), child in node.items()}
 
 
-# Files of `flax.training.checkpoints` and its like: a tree in msgpack, of whose arrays some stand beside it.
+# Files of `flax.training.checkpoints` and similar: a tree in msgpack; some of its arrays are in other files.
 
 STEP = re.compile(r"checkpoint_(\d{1,18})")
-_PLACEHOLDERS = ("PLACEHOLDER://", "//GDAPlaceholder:")  # of Orbax and of Flax, before the name of an array
-_BESIDE = "_gda"
+_PLACEHOLDERS = ("PLACEHOLDER://", "//GDAPlaceholder:")  # prefixes of Orbax and Flax, before the name of an array
+_ARRAYS_SUFFIX = "_gda"
 
 
 def read_checkpoint(path: Path) -> Any:
-    """The tree of a file, with the arrays in its folder, or in one of its name."""
-    beside = path.with_name(path.name + _BESIDE)
-    return filled(read_msgpack(path), beside if beside.is_dir() else path.parent)
+    """The tree of a file, with the arrays in its folder or in the folder FILE_gda."""
+    arrays_folder = path.with_name(path.name + _ARRAYS_SUFFIX)
+    return filled(read_msgpack(path), arrays_folder if arrays_folder.is_dir() else path.parent)
 
 
 def read_steps(folder: Path, names: Iterable[str]) -> dict[int, Any]:
     """The trees of the files of a folder, by their steps."""
-    found: dict[int, Any] = {}
+    trees: dict[int, Any] = {}
     for step, name in sorted((int(match[1]), name) for name in names if (match := STEP.fullmatch(name))):
         with naming(folder / name) as path:
-            found[step] = read_checkpoint(path)
-    return found
+            trees[step] = read_checkpoint(path)
+    return trees
 
 
 def filled(tree: Any, folder: Path) -> Any:
-    """The tree, with the arrays that its placeholders name: each is in a folder of its own there."""
+    """The tree with its placeholders replaced by the arrays in the folder."""
     names: list[str] = []
 
     def walk(node: Any, leaf_of: Callable[[str], Any]) -> Any:
-        name = _placed(node)
+        name = _placeholder_name(node)
         if name is not None:
             return leaf_of(name)
         if isinstance(node, dict):
@@ -317,17 +317,17 @@ def filled(tree: Any, folder: Path) -> Any:
     walk(tree, names.append)
     if not names:
         return tree
-    found = Headers(folder).read(names)
-    return walk(tree, lambda name: found.get(name, Unread("jax.Array", "its values are not in the checkpoint")))
+    arrays = Headers(folder).read(names)
+    return walk(tree, lambda name: arrays.get(name, Unread("jax.Array", "its values are not in the checkpoint")))
 
 
-def _placed(node: Any) -> str | None:
-    """The name of the array that a placeholder stands for; None: it is none."""
+def _placeholder_name(node: Any) -> str | None:
+    """The name of the array that a placeholder stands for; None if the node is not a placeholder."""
     if isinstance(node, str):
-        return next((node.removeprefix(each) for each in _PLACEHOLDERS if node.startswith(each)), None)
+        return next((node.removeprefix(prefix) for prefix in _PLACEHOLDERS if node.startswith(prefix)), None)
     if not isinstance(node, dict) or node.get("driver") not in HEADERS.values():
         return None
-    store = node.get("kvstore")  # T5X writes what TensorStore needs to open the array
+    store = node.get("kvstore")  # T5X writes the TensorStore spec of the array
     path = store.get("path", node.get("path")) if isinstance(store, dict) else None
     return path.rstrip("/") if type(path) is str else None
 
@@ -335,12 +335,12 @@ def _placed(node: Any) -> str | None:
 _MOST_JSON = 100_000_000  # bytes
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
-_ALONE = ("default", "state", "pytree")  # an item that stands for all; the others in a folder with this file
+_ALONE = ("default", "state", "pytree")  # items that may be the whole checkpoint; the last two in version 1 only
 _VERSION_1 = "orbax.checkpoint"
 _ARRAY_HANDLER = ".ArrayCheckpointHandler"
 _RANDOM_KEY, _RANDOM_KEY_OF_NUMPY = "jax_random_key", "np_random_key"
-_EMPTY: dict[str, Callable[[], Any]] = {"Dict": dict, "List": list, "Tuple": tuple, "NamedTuple": tuple}
-_EMPTY["None"] = lambda: None
+_EMPTY_NODES: dict[str, Callable[[], Any]] = {"Dict": dict, "List": list, "Tuple": tuple, "NamedTuple": tuple}
+_EMPTY_NODES["None"] = lambda: None
 
 
 def is_orbax(folder: Path, names: Sequence[str]) -> bool:
@@ -356,20 +356,20 @@ def is_orbax(folder: Path, names: Sequence[str]) -> bool:
 
 
 def read_orbax(folder: Path) -> Any:
-    """The tree; of a step with several items a dict of them; of a folder of steps a dict by their numbers."""
+    """The tree; for a step with several items, a dict of them; for a folder of steps, a dict by step number."""
     if _UNFINISHED in folder.name:
         raise _unfinished(folder)
     handlers = _handlers(folder)
     if _is_tree(folder):
         return _read_item(folder, handlers)
-    below = folders(folder)
-    steps = {int(match[1]): folder / name for name in below if (match := _STEP.fullmatch(name))}
+    names = folders(folder)
+    steps = {int(match[1]): folder / name for name in names if (match := _STEP.fullmatch(name))}
     steps = {step: path for step, path in sorted(steps.items()) if _is_step(path) or _is_tree(path)}
     if steps:
         return {step: read_orbax(path) for step, path in steps.items()}
-    if any(_UNFINISHED in name for name in below):
+    if any(_UNFINISHED in name for name in names):
         raise _unfinished(folder)
-    items = _read_items(folder, below, handlers)
+    items = _read_items(folder, names, handlers)
     if not items:
         raise ValueError("it has neither arrays nor steps")
     alone = _ALONE if (folder / _VERSION_1).is_file() else _ALONE[:1]
@@ -377,8 +377,8 @@ def read_orbax(folder: Path) -> Any:
 
 
 def tree_of_metadata(metadata: Any, name: str) -> tuple[Any, str]:
-    """The tree that Orbax' metadata of a step or of its items is about; anything else as it is."""
-    if class_name(type(metadata)) == "StepMetadata":  # of Orbax 0.9 and later; before, it was the tree
+    """The tree that Orbax' metadata of a step or of its items describes; other objects unchanged."""
+    if class_name(type(metadata)) == "StepMetadata":  # since Orbax 0.9; before, the metadata was the tree
         metadata, name = metadata.item_metadata, f"{name}.item_metadata"
     if class_name(type(metadata)) == "Composite":
         metadata = dict(metadata.items())
@@ -406,18 +406,18 @@ _NO_ITEM = object()
 
 
 def _handlers(folder: Path) -> Any:
-    """Orbax' name of the class that wrote the tree in a folder, or a dict of those of the items of a step."""
+    """Orbax' name of the handler class that wrote the folder, or a dict of these names by item."""
     path = folder / "_CHECKPOINT_METADATA"
     try:
-        found = parse_json(read_bounded(path, _MOST_JSON), None) if path.is_file() else None
-    except ValueError:  # Orbax, too, restores without it
+        metadata = parse_json(read_bounded(path, _MOST_JSON), None) if path.is_file() else None
+    except ValueError:  # Orbax also restores without it
         return None
-    return found.get("item_handlers") if isinstance(found, dict) else None
+    return metadata.get("item_handlers") if isinstance(metadata, dict) else None
 
 
 def _read_items(folder: Path, names: Iterable[str], handlers: Any) -> dict[str, Any]:
-    of_item = handlers if isinstance(handlers, dict) else {}
-    items = {name: _read_item(folder / name, of_item.get(name)) for name in names}
+    item_handlers = handlers if isinstance(handlers, dict) else {}
+    items = {name: _read_item(folder / name, item_handlers.get(name)) for name in names}
     return {name: item for name, item in items.items() if item is not _NO_ITEM}
 
 
@@ -426,39 +426,39 @@ def _read_item(folder: Path, handler: Any) -> Any:
         tree = _read_tree(folder)
         is_key = folder.name == _RANDOM_KEY and (folder.parent / f"{_RANDOM_KEY}_metadata").is_dir()
         return _array_of(tree) if is_key or str(handler).endswith(_ARRAY_HANDLER) else tree
-    if (folder / "metadata").is_file():  # of the handler of JSON
+    if (folder / "metadata").is_file():  # written by the JSON handler
         return parse_json(read_bounded(folder / "metadata", _MOST_JSON))
-    below = folders(folder)
-    is_key = _RANDOM_KEY in below or _RANDOM_KEY_OF_NUMPY in below  # an item that has items
-    return (is_key and _read_items(folder, below, None)) or _NO_ITEM
+    names = folders(folder)
+    is_key = _RANDOM_KEY in names or _RANDOM_KEY_OF_NUMPY in names  # an item that contains items
+    return (is_key and _read_items(folder, names, None)) or _NO_ITEM
 
 
 def _array_of(tree: Any) -> Any:
-    """The array that was saved as such, which Orbax keeps in a dict, and restores without it."""
+    """The array that was saved by itself, which Orbax stores in a dict and restores without it."""
     array = next(iter(tree.values())) if isinstance(tree, dict) and len(tree) == 1 else tree
     return tree if isinstance(array, dict | list) else array
 
 
 def _read_tree(folder: Path) -> Any:
     headers = Headers(folder)
-    if not headers.has_database and any(folder.glob("ocdbt.process_*/manifest.ocdbt")):  # to be joined at the end
+    if not headers.has_database and any(folder.glob("ocdbt.process_*/manifest.ocdbt")):  # not merged yet
         raise _unfinished(folder)
     if (folder / "_METADATA").is_file():
-        keys = _random_keys(folder)  # first: what reads them takes room
+        keys = _random_keys(folder)  # first, since reading them needs memory
         with naming(folder / "_METADATA") as path:
             entries = [*entries_of(read_bounded(path, _MOST_JSON))]
         texts = _texts(folder) if any(entry.kind == "string" for entry in entries) else {}
-        names = [entry.name for entry in entries if entry.kind not in (*_EMPTY, "string")]
-        found = headers.read(names)
-        if len(found) < len(names) and (folder / "checkpoint").is_file():  # aggregated
-            found = {**_by_names(read_msgpack(folder / "checkpoint")), **found}
+        names = [entry.name for entry in entries if entry.kind not in (*_EMPTY_NODES, "string")]
+        arrays = headers.read(names)
+        if len(arrays) < len(names) and (folder / "checkpoint").is_file():  # aggregated
+            arrays = {**_by_names(read_msgpack(folder / "checkpoint")), **arrays}
         for name, text in keys.items():
-            if name in found:
-                found[name] = replace(found[name], text=text)
-        leaves = {entry.keys: _leaf(entry, found, texts) for entry in entries}
+            if name in arrays:
+                arrays[name] = replace(arrays[name], text=text)
+        leaves = {entry.keys: _leaf(entry, arrays, texts) for entry in entries}
         if len(leaves) < len(entries):
             raise ValueError("its metadata has a name twice")
-        return built(leaves)
+        return tree_from_leaves(leaves)
     if (folder / "checkpoint").is_file():
         return read_checkpoint(folder / "checkpoint")
     tree = nested(headers.read(headers.names()))
@@ -467,19 +467,19 @@ def _read_tree(folder: Path) -> Any:
 
 
 def _by_names(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree of dicts and lists, by their keys with dots between them."""
+    """The leaves of a tree of dicts and lists, by dotted keys."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
     return {".".join(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path): leaf for path, leaf in paths}
 
 
 def _random_keys(folder: Path) -> dict[str, str]:
-    """What there is to say of each array that was a PRNG key, by its name."""
-    found: dict[str, str] = {}
+    """A text for each array that was a PRNG key, by name."""
+    texts: dict[str, str] = {}
     for path in sorted(folder.glob("array_metadatas/process_*"))[:1]:  # the others say the same
         with naming(path):
             for name, kind in random_keys_of(read_bounded(path, _MOST_JSON)):
-                found[name] = f"the data of a PRNG key, {visible(kind, 50)}"
-    return found
+                texts[name] = f"the data of a PRNG key, {visible(kind, 50)}"
+    return texts
 
 
 def _texts(folder: Path) -> dict[str, Any]:
@@ -488,10 +488,10 @@ def _texts(folder: Path) -> dict[str, Any]:
     return texts if isinstance(texts, dict) else {}
 
 
-def _leaf(entry: Entry, found: dict[str, Any], texts: dict[str, Any]) -> Any:
+def _leaf(entry: Entry, arrays: dict[str, Any], texts: dict[str, Any]) -> Any:
     name = entry.name
-    if entry.kind in _EMPTY:
-        return _EMPTY[entry.kind]()
+    if entry.kind in _EMPTY_NODES:
+        return _EMPTY_NODES[entry.kind]()
     if entry.kind == "string":
         return texts.get(name, "")
-    return found.get(name, Unread(visible(entry.kind, 50), "its values are not in the checkpoint"))
+    return arrays.get(name, Unread(visible(entry.kind, 50), "its values are not in the checkpoint"))

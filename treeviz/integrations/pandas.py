@@ -1,4 +1,4 @@
-"""pandas: data frames, series and indices as leaves, of which nothing but metadata is read."""
+"""pandas: data frames, series and indices as leaves. Only their metadata is read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MAX_COLUMNS = 16
 def data_frame(leaf: Any) -> Description:
     n_rows, n_columns = leaf.shape
     columns = [f"{visible(str(name), 40)} {dtype}" for name, dtype in islice(leaf.dtypes.items(), _MAX_COLUMNS)]
-    more = [f"… {n_columns - len(columns):,} more"] if n_columns > len(columns) else []
-    return Description(text=f"{n_rows:,} rows: {', '.join((*columns, *more))}", transparent=True)
+    rest = [f"… {n_columns - len(columns):,} more"] if n_columns > len(columns) else []
+    return Description(text=f"{n_rows:,} rows: {', '.join((*columns, *rest))}", transparent=True)
 
 
 @describes_from("pandas", "Series", "Index")

@@ -1,4 +1,4 @@
-"""penzai: arrays with named axes in one row, and variables, which are leaves."""
+"""penzai: arrays with named axes, shown in one row; variables, which are leaves; structs and layers."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def _struct(node: Any, kind: str) -> Description:
 
 
 def _axes(array: Any) -> str:
-    """ "(·, batch, features)": the axes of the data, in their order; a dot has no name."""
+    """The names of the data's axes, in order: "(·, batch, features)"; a dot for an axis without a name."""
     n_axes = len(stored_attribute(array, "data_array").shape)
     named = stored_attribute(array, "named_axes")  # the last axes, in order
     if isinstance(named, dict):
         return _tuple(["·"] * (n_axes - len(named)) + [_name(name) for name in named])
-    places = {place: name for name, place in stored_attribute(array, "data_axis_for_name").items()}
-    return _tuple(_name(places[i]) if i in places else "·" for i in range(n_axes))
+    name_of_axis = {axis: name for name, axis in stored_attribute(array, "data_axis_for_name").items()}
+    return _tuple(_name(name_of_axis[i]) if i in name_of_axis else "·" for i in range(n_axes))
 
 
 def _name(name: Any) -> str:

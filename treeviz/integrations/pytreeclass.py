@@ -1,4 +1,4 @@
-"""PyTreeClass: models whose attributes are all children, and values that are frozen."""
+"""PyTreeClass: models whose attributes are all children, and frozen values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow: tensors and variables as leaves. Nothing but their metadata is read."""
+"""TensorFlow: tensors and variables as leaves. Only their metadata is read."""
 
 from __future__ import annotations
 

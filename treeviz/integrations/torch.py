@@ -1,4 +1,4 @@
-"""PyTorch: tensors as leaves. Nothing but their metadata is read."""
+"""PyTorch: tensors as leaves. Only their metadata is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from treeviz.integrations import describes_from
 from treeviz.tree.describers import Description
 from treeviz.tree.text import guarded
 
-# The tensors that a sparse tensor consists of. The plain ones of COO would refuse while it is not coalesced.
+# The tensors that a sparse tensor consists of. For COO the private ones, since the public ones require coalescing.
 _PARTS = {
     "sparse_coo": ("_indices", "_values"),
     **dict.fromkeys(("sparse_csr", "sparse_bsr"), ("crow_indices", "col_indices", "values")),
@@ -36,7 +36,7 @@ def tensor(leaf: Any) -> Description:
 
 
 def _stored_bytes(leaf: Any, layout: str, shape: tuple[int, ...]) -> int:
-    """What the tensor holds in memory: none on "meta", few where it is sparse or one number is repeated."""
+    """The bytes of the tensor in memory: 0 on "meta", fewer if it is sparse or expanded."""
     if layout in _PARTS:
         parts = [getattr(leaf, name)() for name in _PARTS[layout]]
         return sum(math.prod(part.shape) * part.element_size() for part in parts)

@@ -1,4 +1,4 @@
-"""Files of PyTorch: `torch.load(weights_only=True, mmap=True)`, which takes tensors and plain values alone."""
+"""Files of PyTorch, read by `torch.load(weights_only=True, mmap=True)`, which accepts only tensors and plain values."""
 
 from __future__ import annotations
 
@@ -18,61 +18,61 @@ from treeviz.tree.files.entries import LoadError, Unread, nested, refuse, with_s
 from treeviz.tree.stored import CHUNK, Stored
 from treeviz.tree.text import error_text, visible
 
-_MOST_PICKLE = 64_000_000  # bytes of the pickle, which holds names and shapes, and no value
+_MOST_PICKLE = 64_000_000  # bytes of the pickle, which holds names and shapes but no values
 _MOST_VALUES = 1_000_000
 _MOST_LEVELS = 100
 
 
 def read_torch(path: Path) -> Any:
-    """The tree in the file; a dict of dotted names, as of `state_dict`, is nested."""
-    torch, found = _loaded(path)
-    return _Converter(torch).tree(found, "", 0)
+    """The tree in the file; a dict with dotted names, as from `state_dict`, becomes nested."""
+    torch, contents = _loaded(path)
+    return _Converter(torch).tree(contents, "", 0)
 
 
 def read_torch_index(path: Path) -> Pairs:
     """The tensors of `pytorch_model.bin.index.json`, each from the file that the index names, in the same folder."""
-    return read_index(path, _named)
+    return read_index(path, _named_tensors)
 
 
-def _named(path: Path) -> Pairs:
-    torch, found = _loaded(path)
-    if not isinstance(found, dict):
+def _named_tensors(path: Path) -> Pairs:
+    torch, contents = _loaded(path)
+    if not isinstance(contents, dict):
         raise ValueError("it has no names")
     convert = _Converter(torch).tree
-    return ((str(name), convert(each, str(name), 1)) for name, each in found.items())
+    return ((str(name), convert(tensor, str(name), 1)) for name, tensor in contents.items())
 
 
 def _loaded(path: Path) -> tuple[Any, Any]:
-    """PyTorch, and what it finds in a file."""
+    """The torch module, and the contents of a file."""
     _check_archive(path)
     try:
         import torch
     except ImportError as error:
         raise not_installed(error, "torch") from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of storages and of sparse tensors
+        warnings.simplefilter("ignore")  # about storages and sparse tensors
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            contents = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:
-            why = str(error)
-            if "weights_only" in why.lower() or "Unsupported" in why:
+            message = str(error)
+            if "weights_only" in message.lower() or "Unsupported" in message:
                 raise LoadError(
                     f"{visible(str(path), 1000)} holds more than tensors and plain values, which treeviz does not "
                     "open: that runs whatever code the file contains. Load it yourself, if you trust it, and call "
-                    f"treeviz.render(tree). ({visible(_cause(why), 200)})"
+                    f"treeviz.render(tree). ({visible(_refused_line(message), 200)})"
                 ) from None
             raise ValueError(error_text(error)) from None
-    return torch, found
+    return torch, contents
 
 
-def _cause(why: str) -> str:
+def _refused_line(why: str) -> str:
     """The line of PyTorch's message that names what it refuses."""
     lines = [line.strip() for line in why.splitlines()]
     return next((line for line in lines if "Unsupported" in line or "GLOBAL" in line), lines[0] if lines else "")
 
 
 def _check_archive(path: Path) -> None:
-    """Raise an error unless the file is an archive as PyTorch 1.6 and later write it: stored, and its pickle small."""
+    """Raise an error unless the file is an archive of PyTorch 1.6 or later: uncompressed, with a small pickle."""
     with open(path, "rb") as file:
         if file.read(4) != b"PK\x03\x04":
             raise LoadError(
@@ -93,27 +93,27 @@ def _check_archive(path: Path) -> None:
 
 
 class _Converter:
-    """Makes leaves of tensors, whose values stay in the file."""
+    """Converts tensors to leaves whose values stay in the file."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._n_values = 0
 
-    def tree(self, found: Any, name: str, level: int) -> Any:
+    def tree(self, value: Any, name: str, level: int) -> Any:
         self._n_values += 1
         if level > _MOST_LEVELS or self._n_values > _MOST_VALUES:
             raise ValueError(f"it has more than {_MOST_VALUES:,} values, or {_MOST_LEVELS} levels")
-        if isinstance(found, self._torch.Tensor):
-            return self._stored(found, name)
-        if isinstance(found, dict):
-            below = {key: self.tree(each, self._join(name, key), level + 1) for key, each in found.items()}
-            return _nested(below)
-        if isinstance(found, list | tuple):
-            items = [self.tree(each, self._join(name, i), level + 1) for i, each in enumerate(found)]
-            return items if isinstance(found, list) else tuple(items)
-        if found is None or isinstance(found, bool | int | float | complex | str):
-            return found
-        return Unread(type(found).__name__, visible(str(found), 100))
+        if isinstance(value, self._torch.Tensor):
+            return self._stored(value, name)
+        if isinstance(value, dict):
+            children = {key: self.tree(child, self._join(name, key), level + 1) for key, child in value.items()}
+            return _nested(children)
+        if isinstance(value, list | tuple):
+            items = [self.tree(child, self._join(name, i), level + 1) for i, child in enumerate(value)]
+            return items if isinstance(value, list) else tuple(items)
+        if value is None or isinstance(value, bool | int | float | complex | str):
+            return value
+        return Unread(type(value).__name__, visible(str(value), 100))
 
     def _join(self, name: str, key: Any) -> str:
         return f"{name}.{key}" if name else str(key)
@@ -132,14 +132,14 @@ class _Converter:
         return Stored(shape, dtype, partial(_values, torch, tensor.detach()), name, n_bytes)
 
 
-def _nested(found: dict[Any, Any]) -> Any:
-    """A dict of arrays by dotted names as a tree; any other stays as it is."""
-    are_arrays = found and all(isinstance(key, str) and type(each) is Stored for key, each in found.items())
+def _nested(children: dict[Any, Any]) -> Any:
+    """A dict of arrays with dotted names as a nested tree; other dicts unchanged."""
+    are_arrays = children and all(isinstance(key, str) and type(child) is Stored for key, child in children.items())
     if are_arrays:
-        return nested(with_scales(found))
-    if found and set(found) == set(range(len(found))):  # the states of an optimizer
-        return [found[i] for i in range(len(found))]
-    return found
+        return nested(with_scales(children))
+    if children and set(children) == set(range(len(children))):  # the states of an optimizer
+        return [children[i] for i in range(len(children))]
+    return children
 
 
 def _values(torch: Any, tensor: Any, stored: Stored) -> Iterator[np.ndarray]:
@@ -149,7 +149,7 @@ def _values(torch: Any, tensor: Any, stored: Stored) -> Iterator[np.ndarray]:
     n_rows = max(1, CHUNK // max(1, tensor[:1].numel() * tensor.element_size()))
     for i in range(0, len(tensor), n_rows):
         rows = tensor[i : i + n_rows].contiguous()
-        if stored.dtype.kind == "V":  # of ml_dtypes, which PyTorch's arrays cannot name
+        if stored.dtype.kind == "V":  # a dtype of ml_dtypes, which PyTorch cannot convert to NumPy
             yield rows.view(words[stored.dtype.itemsize]).numpy().reshape(-1).view(stored.dtype)
         else:
             yield rows.resolve_conj().resolve_neg().numpy().reshape(-1)

@@ -1,4 +1,4 @@
-"""tqdm: a bar of progress in a terminal."""
+"""tqdm: a progress bar in a terminal."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def bytes_bar(delay_s: float) -> Any:
-    """A bar of bytes on standard error, which appears after some seconds and leaves nothing behind.
+    """A progress bar of bytes on standard error, which appears after `delay_s` and is erased at the end.
 
-    None without tqdm, or where standard error is no terminal.
+    Returns None without tqdm, or if standard error is not a terminal.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         return None

@@ -1,7 +1,7 @@
-"""Pictures of the values of arrays by treescope's array visualiser, and its view of leaves that JAX does not know.
+"""treescope: pictures of array values by its array visualiser, and its view of leaves that JAX does not know.
 
-Nothing but these pictures depends on treescope. Where it cannot be imported or fails, the page draws the values itself,
-and says why: see `treeviz.analysis.details.drawing`.
+Only these pictures depend on treescope. If it cannot be imported or fails, the page draws the values itself and shows
+the reason: see `treeviz.analysis.details.drawing`.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from treeviz.tree.text import aval_text, error_text, guarded, qualified_name, va
 from treeviz.tree.tracers import Tracer
 from treeviz.views.html.page import attribute, text
 
-MAX_ELEMENTS = 200_000  # of all pictures together: about 1 MB of the page
+MAX_ELEMENTS = 200_000  # in all pictures together: about 1 MB of the page
 MAX_OF_ONE, MIN_OF_ONE = 4096, 256
 MAX_AXIS, MAX_ONLY_AXIS = 64, 128
-_MOST_OBJECTS, _MOST_OF_OBJECT = 20, 100_000  # leaves, and characters of one
-_MOST_OPENED, _MOST_ITEMS, _MAX_DEPTH = 200, 100, 12  # objects inside a leaf, items or characters of one
+_MOST_OBJECTS, _MOST_OF_OBJECT = 20, 100_000  # leaves; characters of HTML per leaf
+_MOST_OPENED, _MOST_ITEMS, _MAX_DEPTH = 200, 100, 12  # objects inside a leaf; items or characters of one; levels
 _SIZED = frozenset(map(id, (str, bytes, dict, list, tuple, set, frozenset)))
 _PLAIN = frozenset(map(id, (type(None), bool, int, float, complex)))
 _ADDRESS = re.compile(" at 0x[0-9a-f]{6,}")
 _MAX_DIGITS = 9_999_999  # treescope draws integers up to here digit by digit
 
-# treescope runs its own scripts with `new Function`. The frame has an origin of its own, and no network.
+# treescope runs its scripts with `new Function`. The frame has a separate origin and no network.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-inline' 'unsafe-eval'"
 _RANDOM_NAME = re.compile(r"treescope_out_[0-9a-f]{32}")
 _HANDLER = re.compile(r'\stabindex="0" part="treescope_root" onkeydown="[^"<>]*"')  # for a mode that we do not offer
-# treescope's elements run the script inside them when the parser meets them. In a `srcdoc` a slow parser may pause
-# there, and then half of the script runs, or none ("insertContent is not a function", treescope 0.1.10). So these
-# elements are defined when the whole document is parsed.
+# treescope's elements run the script inside them as soon as they are parsed. In a `srcdoc` a slow parser may pause
+# there, and then only a part of the script runs ("insertContent is not a function", treescope 0.1.10). So these
+# elements are defined after the whole document is parsed.
 _ELEMENTS = re.compile(r"<script>\s*\(\(\)=>\{(.*?)\}\)\(\);\s*</script>", re.DOTALL)
 _ELEMENTS_LATER = r"<script>addEventListener('DOMContentLoaded', ()=>{\1});</script>"
 
 
 @contextmanager
 def _treescope() -> Iterator[Any]:
-    """treescope, without the deprecation warnings of its own code, which no user of treeviz can do anything about.
+    """treescope, without deprecation warnings from its own code, which users of treeviz cannot fix.
 
-    treescope 0.1.10 looks up every public name of NumPy at its first picture, and numpy 2.5 deprecates `chararray`.
+    treescope 0.1.10 reads every public name of NumPy for its first picture, and numpy 2.5 deprecates `chararray`.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="treescope")
@@ -65,7 +65,7 @@ def _treescope() -> Iterator[Any]:
 
 
 def trouble() -> str:
-    """Why treescope draws nothing; "" if it draws."""
+    """Why treescope cannot draw; "" if it can."""
     return guarded(lambda: _by_treescope(np.ones(1, np.float32), {}, "") and "", lambda error: _reason(error, "draw"))
 
 
@@ -78,27 +78,27 @@ def _reason(error: BaseException, what: str = "draw this") -> str:
 
 
 def _import_error() -> BaseException | None:
-    """What importing treescope raises."""
+    """Import treescope, which may raise; returns None if it does not."""
     with _treescope():
         return None
 
 
 def pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str | Drawing]:
-    """What shows the details of the rows of a tree: its arrays' values, and its opaque leaves as HTML documents."""
+    """Pictures for the details of rows: the values of arrays, and opaque leaves as HTML documents."""
     opaque = [row for row in np.flatnonzero(table.is_leaf).tolist() if table[row].kind == "opaque"]
     views = {row: guarded(lambda row=row: object_view(nodes[row]), lambda _: "") for row in opaque[:_MOST_OBJECTS]}
     return array_pictures(table, nodes) | {row: view for row, view in views.items() if view}
 
 
 def object_view(leaf: Any) -> str:
-    """The HTML document in which treescope shows an object; "" if that is longer than 100,000 characters.
+    """The HTML document in which treescope shows an object; "" if it is longer than 100,000 characters.
 
-    Of the arrays in it only shapes and dtypes are shown: treescope itself would read their values. treescope draws the
-    builtin types; an object of any other class is drawn by its stored fields and items, and one without any is named:
-    its `__repr__`, `__iter__` or `__treescope_repr__` might never end. 200 objects inside are opened, 12 deep.
+    Arrays are shown by shape and dtype only, since treescope would read their values. treescope draws the builtin
+    types. Objects of other classes are drawn from their stored fields and items, or by name if they have none, since
+    their `__repr__`, `__iter__` or `__treescope_repr__` might never end. At most 200 objects are opened, 12 deep.
     """
     with _treescope() as treescope:
-        # The handlers and hooks that are active may run what classes say of themselves, such as `_repr_html_`.
+        # The active handlers and hooks could run methods of the user's classes, such as `_repr_html_`.
         renderer = treescope.renderers.TreescopeRenderer([_Opening()], [], [])
         shown = renderer.to_foldable_representation(leaf, root_keypath=None)
         treescope.active_expansion_strategy.get()(shown.renderable)
@@ -113,7 +113,7 @@ def object_or_reason(leaf: Any) -> tuple[str, str]:
 
 
 class _Opening:
-    """A handler of treescope that leaves it the builtin types alone, and runs no code of other classes."""
+    """A handler for treescope that lets it draw only builtin types, and runs no code of other classes."""
 
     def __init__(self) -> None:
         self._n_left, self._depth = _MOST_OPENED, 0
@@ -131,30 +131,29 @@ class _Opening:
         from treescope import rendering_parts as parts
 
         known = value_text(node, of_object=lambda *_: "")  # "<int of 4,096 bits>", the shape of an array
-        of = id(type(node))
-        if (of in _PLAIN and known[0] != "<") or (of in _SIZED and may_open and len(node) <= _MOST_ITEMS):
+        type_id = id(type(node))
+        if (type_id in _PLAIN and known[0] != "<") or (type_id in _SIZED and may_open and len(node) <= _MOST_ITEMS):
             return handlers.handle_basic_types(node, None, subtree_renderer)
-        inside = contents(node, _MOST_ITEMS) if may_open and not known else []
-        if not inside:
+        items = contents(node, _MOST_ITEMS) if may_open and not known else []
+        if not items:
             name = known or value_text(node)
             return parts.build_one_line_tree_node(parts.abbreviation_color(parts.text(name)), None)
         comma = parts.siblings(",", parts.fold_condition(collapsed=parts.text(" ")))
-        commas = [comma] * (len(inside) - 1) + [parts.fold_condition(expanded=parts.text(","))]
+        commas = [comma] * (len(items) - 1) + [parts.fold_condition(expanded=parts.text(","))]
         children = [
             parts.siblings_with_annotations(f"{step.removeprefix('.')}=", subtree_renderer(inner), after)
-            for (step, inner), after in zip(inside, commas, strict=True)
+            for (step, inner), after in zip(items, commas, strict=True)
         ]
         prefix = parts.text(f"{qualified_name(type(node))}(")
         return parts.build_foldable_tree_node_from_children(prefix, children, ")")
 
 
 def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str | Drawing]:
-    """HTML documents that show the values of the arrays of a tree, by row number; drawings where treescope fails.
+    """HTML documents with the values of a tree's arrays, by row number; our own drawings if treescope fails.
 
-    Each draws the first elements along every axis: at most 64 × 64 of one array, fewer where there are
-    many arrays, and the first arrays only where there are more than some 780. A sharded array is not
-    gathered: its first shard is drawn. Deleted arrays, tracers, and arrays that are partly in another
-    process have none. Only what is drawn is copied, and nothing stays on the array.
+    Each shows the first elements along every axis: at most 64 × 64 per array, fewer if there are many arrays, and only
+    the first arrays if there are more than some 780. For a sharded array, the first shard is drawn. Deleted arrays,
+    tracers, and arrays that are partly in another process have no picture. Only the drawn elements are copied.
 
     The documents contain scripts of treescope: show them in a sandboxed frame.
 
@@ -166,7 +165,7 @@ def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str | Dr
     candidates = [row for row, array in arrays.items() if _is_drawable(array)]
     limit, candidates = _fair([int(arrays[row].size) for row in candidates], candidates)
     error = guarded(_import_error, lambda error: error) if candidates else None
-    pictures, drawn = {}, {}  # an array that stands at many places is drawn once
+    pictures, drawn = {}, {}  # a shared array is drawn once
     for row in candidates:
         array = arrays[row]
         try:
@@ -183,7 +182,7 @@ def _is_drawable(array: Any) -> bool:
 
 
 def is_drawable(node: Any) -> bool:
-    """Whether it is an array of numbers, and not empty."""
+    """Whether the node is a non-empty array of numbers."""
     if isinstance(node, Tracer):
         return False
     if isinstance(node, jax.Array):
