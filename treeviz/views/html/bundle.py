@@ -1,7 +1,7 @@
 """Join the modules of `assets/` and their stylesheets into one ES module.
 
 A bundle holds its entry modules and all that they import, each after its imports, and the stylesheets of the folders
-that the modules come from. A checkout joins them when they are asked for. `hatch_build.py` minifies the bundles of a
+that the modules come from. A checkout joins them when they are asked for. `.hatch_build.py` minifies the bundles of a
 wheel, whose pages are a fifth smaller.
 """
 
@@ -78,7 +78,7 @@ def deflated(bundle: str) -> bytes:
 
 
 def packed_file(bundle: str) -> Path:
-    """Where a wheel has what `hatch_build.py` makes of a bundle."""
+    """Where a wheel has what `.hatch_build.py` makes of a bundle."""
     return _ASSETS / "packed" / f"{bundle or 'tree'}.deflated"
 
 
