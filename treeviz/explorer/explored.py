@@ -1,4 +1,4 @@
-"""The backend of an explorer: a tree by weak reference, and the details of its rows on request."""
+"""The backends of the explorer, for a tree and for a diff: nodes by weak reference, and details of rows on request."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Container:
 
     @property
     def keys_in_order(self) -> list:
-        """A dict's keys as JAX orders them; in insertion order where they cannot be sorted."""
+        """A dict's keys as JAX orders them; in insertion order if they cannot be sorted."""
         if self.type is OrderedDict:
             return list(self.keys)
         return guarded(lambda: sorted(self.keys), lambda _: list(self.keys))
@@ -78,9 +78,9 @@ class _Container:
 class WeakTree:
     """The node or leaf of each row of a table, by weak reference.
 
-    Modules and arrays support weak references. A dict, list or tuple does not: it is searched by its identity among the
-    objects that the garbage collector tracks. If it is not found (a dict of NumPy arrays in a local variable), an equal
-    one is built from the leaves that are alive.
+    Modules and arrays support weak references. A dict, list or tuple does not, so it is searched by id among the
+    objects that the garbage collector tracks. If the search fails (a dict of NumPy arrays in a local variable), an
+    equal node is built from the leaves that are alive.
 
     Args:
       nodes: The node or leaf of each row.
@@ -93,7 +93,7 @@ class WeakTree:
         self._refs = [] if keep else [_ref(node) for node in nodes]
 
     def peek(self, row: int) -> Any:
-        """The node, without a search; None if it has been freed or is a container."""
+        """The node, without a search; None if it was freed or is a container."""
         if self._kept is not None:
             return self._kept[row]
         ref = self._refs[row]
@@ -108,7 +108,7 @@ class WeakTree:
         """The nodes of these rows, the same objects that were walked.
 
         Raises:
-          ReferenceError: One has been freed.
+          ReferenceError: A node was freed.
         """
         if self._kept is not None:
             return [self._kept[row] for row in rows]
@@ -117,28 +117,28 @@ class WeakTree:
         return [self._node(row, found) for row in rows]
 
     def path(self, row: int) -> tuple:
-        """JAX's keys that lead to the row."""
+        """JAX's key path of the row."""
         return tuple(key for key, _ in self._steps(row))
 
     def follow(self, tree: Any, row: int) -> Any:
-        """The node of another tree of the same structure at the place of the row."""
+        """The node at this row's path in another tree of the same structure."""
         keys, occurrences = zip(*self._steps(row), strict=True) if row else ((), ())
         return follow(tree, keys, occurrences)
 
     def _steps(self, row: int) -> list[tuple[Any, int]]:
-        """The keys from the root to the row, and how many siblings before it have that key."""
+        """The keys from the root to the row, each with the number of earlier siblings that have the same key."""
         steps: list[tuple[Any, int]] = []
         while row > 0:
-            above = int(self._table.parent[row])
-            first, *others = self._keys(above, row)
+            parent = int(self._table.parent[row])
+            first, *others = self._keys(parent, row)
             steps += [*((key, 0) for key in reversed(others)), (first, occurrence(self._table, row))]
-            row = above
+            row = parent
         return steps[::-1]
 
-    def _keys(self, above: int, row: int) -> tuple:
+    def _keys(self, parent: int, row: int) -> tuple:
         position = int(self._table.position[row])
-        node = self.peek(above)
-        record = self._refs[above] if self._kept is None else _Container(node)
+        node = self.peek(parent)
+        record = self._refs[parent] if self._kept is None else _Container(node)
         if isinstance(record, _Container) and len(self._table.key(row).steps) == 1:
             if record.is_sequence:
                 return (SequenceKey(position),)
@@ -148,7 +148,7 @@ class WeakTree:
                 return (GetAttrKey(record.fields[position]),)
         if node is not None:
             try:
-                return keys_to(node, position, lambda below: self._is_it(row, below))
+                return keys_to(node, position, lambda child: self._is_it(row, child))
             except Exception:  # the user's flatten function
                 pass
         return (parse_key(self._table.key(row).keystr, otherwise=FlattenedIndexKey(position), int_key=dict_key),)
@@ -161,20 +161,20 @@ class WeakTree:
             if node is None and isinstance(self._refs[row], weakref.ref):
                 raise ReferenceError(self._freed(row))
             return node
-        return self._rebuilt(row)
+        return self._rebuild(row)
 
     def _freed(self, row: int) -> str:
-        what = "array" if self._table[row].shape is not None else "object"
+        noun = "array" if self._table[row].shape is not None else "object"
         return (
-            f"explore: the {what} at {self._table[row].expression} has been freed: nothing else held it. "
+            f"explore: the {noun} at {self._table[row].expression} has been freed: nothing else held it. "
             "explore(tree, keep=True) holds on to the tree."
         )
 
     def _search(self, rows: Sequence[int]) -> dict[int, Any]:
-        """Find containers among the objects that the garbage collector tracks, or below a parent that is found."""
-        above = {above for row in rows for above in self._to_root(row)}
-        found = {row: node for row in above if (node := self.peek(row)) is not None}
-        ids = {self._refs[row].id: row for row in above if isinstance(self._refs[row], _Container)}
+        """Find containers among the objects that the garbage collector tracks, or as children of nodes found there."""
+        rows_above = {ancestor for row in rows for ancestor in self._to_root(row)}
+        found = {row: node for row in rows_above if (node := self.peek(row)) is not None}
+        ids = {self._refs[row].id: row for row in rows_above if isinstance(self._refs[row], _Container)}
         tracked = gc.get_objects()
         for objects in (tracked, None):
             # A container of only numbers and NumPy arrays is not tracked, but objects that refer to it are.
@@ -195,26 +195,26 @@ class WeakTree:
         return rows
 
     def _go_down(self, row: int, found: dict[int, Any]) -> None:
-        """Add to `found` the nodes from its nearest ancestor there down to the row."""
-        way = []
+        """Add to `found` the nodes between the row and its nearest ancestor in `found`."""
+        descent = []
         while row >= 0 and row not in found:
-            way.append(row)
+            descent.append(row)
             row = int(self._table.parent[row])
         if row < 0:
             return
         node = found[row]
-        for below in reversed(way):
+        for row_below in reversed(descent):
             try:
                 children = _children_of(node)
             except Exception:  # the user's flatten function
                 return
-            node = next((child for child in children if self._is_it(below, child)), None)
+            node = next((child for child in children if self._is_it(row_below, child)), None)
             if node is None:  # the tree has changed
                 return
-            found[below] = node
+            found[row_below] = node
 
     def _is_node(self, row: int, node: Any) -> bool:
-        """Whether an object with the id of a node is that node: the id of a freed one may have been reused."""
+        """Whether an object with the node's id is that node: Python may reuse the id of a freed object."""
         record = self._refs[row]
         if type(node) is not record.type:
             return False
@@ -237,23 +237,23 @@ class WeakTree:
             return id(node) == ref.id and type(node) is ref.type
         return node is ref[0] if isinstance(ref, tuple) else node is not None and node is ref()
 
-    def _rebuilt(self, row: int) -> Any:
-        """An equal node: dicts, lists and tuples built from the leaves that are alive."""
-        made: dict[int, Any] = {}
-        for below in range(int(self._table.end[row]) - 1, row - 1, -1):
-            record = self._refs[below]
+    def _rebuild(self, row: int) -> Any:
+        """An equal node: dicts, lists and tuples rebuilt from the leaves that are alive."""
+        rebuilt: dict[int, Any] = {}
+        for row_below in range(int(self._table.end[row]) - 1, row - 1, -1):
+            record = self._refs[row_below]
             if not isinstance(record, _Container):
-                made[below] = self._node(below, {})
+                rebuilt[row_below] = self._node(row_below, {})
                 continue
-            children = [made[child] for child in self._table.children(below)]
-            made[below] = _made_again(record, children)
-            if made[below] is None:
-                raise ReferenceError(self._freed(below))
-        return made[row]
+            children = [rebuilt[child] for child in self._table.children(row_below)]
+            rebuilt[row_below] = _container_from(record, children)
+            if rebuilt[row_below] is None:
+                raise ReferenceError(self._freed(row_below))
+        return rebuilt[row]
 
 
 def _ref(node: Any) -> Any:
-    """How a node is remembered: as itself in a tuple, by weak reference, or by its identity."""
+    """The reference to a node: the node in a tuple, a weak reference, or its identity."""
     if id(type(node)) in _KEPT_TYPES:
         return (node,)
     if id(type(node)) in _CONTAINERS:
@@ -271,7 +271,7 @@ def _children_of(node: Any) -> list:
     return list(node) if id(type(node)) in _CONTAINERS else [child for _, child in one_level(node)[0]]
 
 
-def _made_again(record: _Container, children: list) -> Any:
+def _container_from(record: _Container, children: list) -> Any:
     if record.is_sequence:
         return record.type(children)
     if record.type is dict and len(record.keys) == len(children):
@@ -284,7 +284,7 @@ def _made_again(record: _Container, children: list) -> Any:
 
 MakeView = Callable[[Any, Mapping[str, Any]], tuple[TreeView, list[Any]]]
 
-MOST_STORED = 2**40  # elements that are read on request
+MOST_STORED = 2**40  # elements of a stored array that are read on request
 
 
 class Explored:
@@ -293,7 +293,7 @@ class Explored:
     Args:
       make_view: Walks a tree and the other trees of a call. Returns the view, and the node or leaf of each row.
       trees: The other trees by name.
-      keep: Keep the tree alive; otherwise it is referred to weakly.
+      keep: Keep the tree alive; by default it is referenced weakly.
     """
 
     def __init__(self, tree: Any, make_view: MakeView, *, trees: Mapping[str, Any], keep: bool = False) -> None:
@@ -307,15 +307,15 @@ class Explored:
         return self.nodes([0])[0]
 
     def nodes(self, rows: Sequence[int]) -> list[Any]:
-        """The nodes of these rows, the same objects that were given; of a layer, that part of its array.
+        """The nodes of these rows, the same objects that were passed in; for a layer, its slice of the stacked array.
 
         Raises:
-          ReferenceError: One of them has been freed.
+          ReferenceError: A node was freed.
         """
         return [part_of(self.view.table, row, x) for row, x in zip(rows, self._weak_tree.nodes(rows), strict=True)]
 
     def paths(self, rows: Sequence[int]) -> list[tuple]:
-        """JAX's key paths; of a layer, that of its array."""
+        """JAX's key paths; for a layer, the path of its array."""
         return [self._weak_tree.path(row_for_jax(self.view.table, row)) for row in rows]
 
     def where(self, tree: Any, rows: Sequence[int]) -> list[Any]:
@@ -323,20 +323,20 @@ class Explored:
         return [part_of(table, row, self._weak_tree.follow(tree, row_for_jax(table, row))) for row in rows]
 
     def replace(self, tree: Any, trees: Mapping[str, Any]) -> Replaced:
-        """Show another tree. Returns which rows it shares with the one before, and which leaves differ."""
-        before, weak_tree = self.view.table, self._weak_tree
+        """Show another tree. Returns the rows that both trees share, and the leaves that differ."""
+        table_before, weak_tree = self.view.table, self._weak_tree
         self.view, nodes = self._make_view(tree, trees)
         table = self.view.table
-        rows = matched_rows(before, table)
+        rows = matched_rows(table_before, table)
         stayed = np.flatnonzero(rows >= 0)
         changed = [
             int(rows[row])
             for row in stayed
-            if table.is_leaf[rows[row]] and _is_another(before, weak_tree, int(row), table, nodes, int(rows[row]))
+            if table.is_leaf[rows[row]] and _is_changed(table_before, weak_tree, int(row), table, nodes, int(rows[row]))
         ]
-        n_stayed = int(np.sum(table.is_leaf[rows[stayed]] & before.is_leaf[stayed]))
+        n_stayed = int(np.sum(table.is_leaf[rows[stayed]] & table_before.is_leaf[stayed]))
         self._weak_tree = WeakTree(table, nodes, keep=self._keep)
-        n_added, n_gone = int(table.is_leaf.sum()) - n_stayed, int(before.is_leaf.sum()) - n_stayed
+        n_added, n_gone = int(table.is_leaf.sum()) - n_stayed, int(table_before.is_leaf.sum()) - n_stayed
         return Replaced(rows, np.array(sorted(changed), dtype=np.uint32), n_added, n_gone)
 
     def answer(
@@ -347,14 +347,14 @@ class Explored:
         Args:
           operation: One of `treeviz.views.widget.widget.OPERATIONS`.
           numbers: The row, then the arguments of the operation.
-          is_cancelled: Whether the page has cancelled the request. It may become true late, or never.
+          is_cancelled: Returns whether the page has cancelled the request; may become true late or never.
         """
         if not numbers:
             return {"sections": []}, []
         row = numbers[0]
         kind = self.view.table[row].facts.kind
         budget = Budget(is_cancelled)
-        # A list, tuple or dict is not searched for: its only detail is its referrers.
+        # A list, tuple or dict needs no search: its only detail is its referrers.
         if operation == "detail" and KINDS[kind].is_self_evident:
             return {"sections": [*_device_section(self.view.table, row), *referrers_button(kind)]}, []
         try:
@@ -366,7 +366,7 @@ class Explored:
         return {"sections": budget.gather(chain(before, parts))}, []
 
     def _parts(self, operation: str, numbers: Sequence[int], node: Any, kind: str, budget: Budget) -> Iterable[Part]:
-        """The parts of the answer to each operation; none for an operation of other backends.
+        """The parts of the answer to an operation; none for operations of other backends.
 
         Args:
           numbers: The arguments of the operation.
@@ -395,13 +395,13 @@ class Explored:
 
 
 def _device_section(table: TreeTable, row: int) -> list[Section]:
-    """What each device holds of a subtree, where they differ."""
+    """The bytes of a subtree on each device, if the devices differ."""
     pairs = bytes_by_device(table, row)
     return [{"kind": "pairs", "title": "bytes on each device", "pairs": pairs}] if pairs else []
 
 
 def window_section(node: Any, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> list[Section]:
-    """A picture of a part of an array, and what the page needs to request another part."""
+    """A picture of a part of an array, with the data that the page needs to request another part."""
     from treeviz.integrations.treescope import is_drawable
 
     if not has_values(node) or not is_drawable(node := plain_array(node)):
@@ -434,22 +434,22 @@ def drawn_section(part: Window, shape: Sequence[int], dtype: str) -> Section:
     }
 
 
-def _is_another(
-    before: TreeTable, weak_tree: WeakTree, row: int, after: TreeTable, nodes: list[Any], there: int
+def _is_changed(
+    table_before: TreeTable, weak_tree: WeakTree, row: int, table_after: TreeTable, nodes: list[Any], row_after: int
 ) -> bool:
-    """Whether a leaf is another object, or has other facts."""
-    facts, now = before[row].facts, after[there].facts
-    if facts != now:
+    """Whether a leaf is another object or has other facts."""
+    facts, facts_after = table_before[row].facts, table_after[row_after].facts
+    if facts != facts_after:
         return True
-    node, old = nodes[there], weak_tree.peek(row)
-    if node is old:
+    node, node_before = nodes[row_after], weak_tree.peek(row)
+    if node is node_before:
         return False
-    return not weak_tree.is_plain(row) or type(old) is not type(node) or bool(old != node)
+    return not weak_tree.is_plain(row) or type(node_before) is not type(node) or bool(node_before != node)
 
 
-# The backend of an explorer of a diff: the leaves of all trees by weak reference, and their details one by one.
+# The explorer of a diff: the leaves of all trees by weak reference, and their details on request.
 
-_BEFORE = 8  # elements that a window shows before the greatest difference
+_BEFORE = 8  # elements that a window shows before the largest difference
 _PLAIN = frozenset(map(id, (bool, int, float, complex, str, bytes)))  # by id: a metaclass may override ==
 
 
@@ -457,29 +457,29 @@ class Leaves:
     """The leaves of a tree by weak reference.
 
     Args:
-      rows, nodes: A row of the table of a diff, in order, and the leaf that stands there.
+      rows, nodes: The rows in a diff's table, ascending, and the leaf of each row.
     """
 
     def __init__(self, rows: np.ndarray, nodes: Sequence[Any]) -> None:
         self._rows = rows
         try:
             self._held: list[Any] = [*map(weakref.ref, nodes)]
-        except TypeError:  # of what has no reference
+        except TypeError:  # a leaf that supports no weak reference
             self._held = [node if id(type(node)) in _PLAIN else _reference(node) for node in nodes]
 
     def __contains__(self, row: int) -> bool:
         return bool(self._held[self._at(row)])
 
     def __getitem__(self, row: int) -> Any:
-        """The leaf of a row; ReferenceError if it has been freed."""
-        (held,) = self._held[self._at(row)]
-        leaf = held if id(type(held)) in _PLAIN else held()
+        """The leaf of a row; ReferenceError if it was freed."""
+        (reference,) = self._held[self._at(row)]
+        leaf = reference if id(type(reference)) in _PLAIN else reference()
         if leaf is None:
             raise ReferenceError("it has been freed: nothing else held it")
         return leaf
 
     def _at(self, row: int) -> slice:
-        """Where a row stands among the others; nothing if it does not."""
+        """The slice of `_held` for a row; empty if the row has no leaf."""
         return slice(*(int(np.searchsorted(self._rows, row, side)) for side in ("left", "right")))
 
 
@@ -488,20 +488,20 @@ def _reference(node: Any) -> Callable[[], Any]:
 
 
 def _unknown() -> None:
-    """In place of a reference to what has none."""
+    """Stands for a reference to an object that supports none."""
 
 
 class DiffView(TreeView):
-    """A view of what differs between trees, and their leaves, for the explorer.
+    """A view of the differences between trees, with their leaves, for the explorer.
 
     Attributes:
-      leaves: Those of each tree, the first one's first.
+      leaves: The leaves of each tree, in the order of the trees.
     """
 
     leaves: Sequence[Leaves]
 
     def place(self, row: int) -> tuple[int, ...]:
-        """The index of the greatest difference in the arrays of a row; () if there is none."""
+        """The index of the largest difference in the arrays of a row; () if there is none."""
         raise NotImplementedError
 
 
@@ -520,7 +520,7 @@ class ExploredDiff:
         """The leaf of each row in the first tree that has it; None for a node.
 
         Raises:
-          ReferenceError: One of them has been freed.
+          ReferenceError: A leaf was freed.
         """
         return [next((leaves[row] for leaves in self._diff.leaves if row in leaves), None) for row in rows]
 
@@ -532,7 +532,7 @@ class ExploredDiff:
         return [follow(tree, path) for path in self.paths(rows)]
 
     def replace(self, tree: Any, trees: Mapping[str, Any]) -> Replaced:
-        """Show another diff; the rows with other differences changed."""
+        """Show another diff. Rows whose differences differ count as changed."""
         if not issubclass(type(tree), DiffView) or trees:
             raise TypeError("explore: this widget shows a diff: widget.tree = treeviz.diff(before, after)")
         before = self.view.table
@@ -547,17 +547,21 @@ class ExploredDiff:
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Answer a request of the page, whose numbers are the row and, but for "detail", the tree and the arguments.
+        """Answer a request of the page.
 
-        The tree after the last stands for what the second has more than the first.
+        Args:
+          operation: "detail", "slice" or "statistics".
+          numbers: The row; except for "detail", then the tree and the operation's arguments. The number after the
+            last tree stands for the second tree minus the first.
+          is_cancelled: Returns whether the page has cancelled the request.
         """
         parts: Iterator[Part] = iter(())
         budget = Budget(is_cancelled)
         match operation, *numbers:
             case "detail", row:
                 parts = self._details(row, budget)
-            case "slice", row, side, *where:
-                parts = iter([lambda: self._window(row, side, where[:2], where[2:])])
+            case "slice", row, side, *axes_and_starts:
+                parts = iter([lambda: self._window(row, side, axes_and_starts[:2], axes_and_starts[2:])])
             case "statistics", row, side:
                 parts = iter([lambda: statistics(self._leaf(row, side), most_elements=MOST_STORED)])
         return {"sections": budget.gather(parts)}, []
@@ -571,10 +575,10 @@ class ExploredDiff:
     def _keys_to(self, row: int) -> list[Any]:
         keys, table = [], self.view.table
         while row > 0:
-            above, position = table[int(table.parent[row])], int(table.position[row])
-            int_key = dict_key if above.kind == "dict" else SequenceKey
+            parent, position = table[int(table.parent[row])], int(table.position[row])
+            int_key = dict_key if parent.kind == "dict" else SequenceKey
             keys.append(parse_key(table.key(row).keystr, otherwise=FlattenedIndexKey(position), int_key=int_key))
-            row = above.number
+            row = parent.number
         return keys[::-1]
 
     def _names(self) -> list[str]:
@@ -597,44 +601,44 @@ class ExploredDiff:
         try:
             leaf = self._leaf(row, side)
         except ReferenceError as error:
-            gone = text(f"{name}: {error}", "gone")
-            yield lambda: [gone]
+            freed = text(f"{name}: {error}", "gone")
+            yield lambda: [freed]
             return
         if has_values(leaf):
             yield lambda: self._window(row, side)
-            yield lambda: [_of(side, each) for each in statistics(leaf)]
+            yield lambda: [_with_tree_argument(side, section) for section in statistics(leaf)]
         else:
             yield lambda: [text(f"{name}:")]
             yield from detail_parts(leaf, self.view.table[row].kind, budget, stats=False)
 
     def _window(self, row: int, side: int, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> list[Section]:
-        """A part of an array, with the greatest difference in it unless the reader has chosen another."""
+        """A part of an array around the largest difference, unless the reader has selected another part."""
         names, place = self._names(), self._diff.place(row)
         if side == len(names):
-            sections, title = self._gap(row, axes, starts or _around(place)), f"{names[1]} - {names[0]}"
+            sections, title = self._gap(row, axes, starts or _window_start(place)), f"{names[1]} - {names[0]}"
         else:
             leaf, title = self._leaf(row, side), names[side]
-            sections = window_section(leaf, axes, starts or _around(place))
-        return [_of(side, {**each, "title": title}) for each in sections]
+            sections = window_section(leaf, axes, starts or _window_start(place))
+        return [_with_tree_argument(side, {**section, "title": title}) for section in sections]
 
     def _gap(self, row: int, axes: Sequence[int], starts: Sequence[int]) -> list[Section]:
-        """What the second tree has more than the first, in a part of their arrays."""
+        """The second array minus the first, in a part of them."""
         from treeviz.integrations.treescope import is_drawable
 
         pair = [plain_array(self._leaf(row, side)) for side in (0, 1)]
         if not all(map(has_values, pair)) or not all(map(is_drawable, pair)) or pair[0].shape != pair[1].shape:
             return []
-        first, other = (window(each, axes, starts) for each in pair)
-        wide = np.complex128 if "c" in (first.values.dtype.kind, other.values.dtype.kind) else np.float64
-        values = other.values.astype(wide) - first.values.astype(wide)
-        gap = other._replace(values=values, is_here=first.is_here & other.is_here)
-        return [drawn_section(gap, pair[0].shape, str(np.dtype(wide)))]
+        first, second = (window(array, axes, starts) for array in pair)
+        wide = np.complex128 if "c" in (first.values.dtype.kind, second.values.dtype.kind) else np.float64
+        values = second.values.astype(wide) - first.values.astype(wide)
+        difference = second._replace(values=values, is_here=first.is_here & second.is_here)
+        return [drawn_section(difference, pair[0].shape, str(np.dtype(wide)))]
 
 
-def _of(side: int, section: Section) -> Section:
-    """A section whose own requests name the tree."""
+def _with_tree_argument(side: int, section: Section) -> Section:
+    """The section with the tree's number in its own requests."""
     return {**section, "arguments": [side]} if section["kind"] in ("window", "button") else section
 
 
-def _around(place: Sequence[int]) -> tuple[int, ...]:
-    return tuple(max(0, at - _BEFORE) for at in place)
+def _window_start(index: Sequence[int]) -> tuple[int, ...]:
+    return tuple(max(0, i - _BEFORE) for i in index)
