@@ -1,4 +1,4 @@
-"""GradientInspector: records the gradients of a run, and shows them."""
+"""`GradientInspector` records and shows the gradients of a run; its history as columns, and its `live` context."""
 
 from __future__ import annotations
 
@@ -38,64 +38,70 @@ if TYPE_CHECKING:
     from treeviz.views.widget.widget import TreeWidget
 
 
-# The numbers of a run as columns, for data frames.
+# A history as records and columns
 
 
 def to_records(history: History, source: str) -> list[dict[str, Any]]:
-    """A dict for each leaf with numbers and each step that is kept; see `GradientInspector.to_records`."""
+    """Return one dict per recorded leaf and step; see `GradientInspector.to_records`."""
     return list(records(to_frame(history, source)))
 
 
 def to_frame(history: History, source: str) -> Frame:
-    """The same as columns: "first_step", "step", "path" and each statistic; of scalars, each of them by its name."""
+    """Return the columns "first_step", "step", "path" and each statistic; for scalars, one column per name."""
     if source == SCALARS and SCALARS not in history.sources:
-        lines = {name: history.scalars.values(name) for name in history.scalars.tracks}
-        entries, columns = _joined({name: (line, line.latest[:, None]) for name, line in lines.items()})
-        return _steps(entries, 1) | {name: values[:, 0] for name, values in columns.items()}
-    what = history.sources[source]
-    leaves = np.flatnonzero(what.has_number)
-    lines = {statistic: history.values(source, statistic) for statistic in history.statistics(source)}
-    entries, columns = _joined(
-        {name: (of, (of.latest if of.total is None else of.total)[:, leaves]) for name, of in lines.items()}
+        timelines = {name: history.scalars.values(name) for name in history.scalars.tracks}
+        entries, columns = _on_common_entries(
+            {name: (timeline, timeline.latest[:, None]) for name, timeline in timelines.items()}
+        )
+        return _step_columns(entries, 1) | {name: values[:, 0] for name, values in columns.items()}
+    tree_source = history.sources[source]
+    leaves = np.flatnonzero(tree_source.has_number)
+    timelines = {statistic: history.values(source, statistic) for statistic in history.statistics(source)}
+    entries, columns = _on_common_entries(
+        {
+            name: (timeline, (timeline.latest if timeline.total is None else timeline.total)[:, leaves])
+            for name, timeline in timelines.items()
+        }
     )
-    paths = Labels(np.tile(np.arange(len(leaves)), len(entries)), [what.paths[leaf] for leaf in leaves])
+    paths = Labels(np.tile(np.arange(len(leaves)), len(entries)), [tree_source.paths[leaf] for leaf in leaves])
     flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in columns.items()}
-    return _steps(entries, len(leaves)) | {"path": paths} | flat
+    return _step_columns(entries, len(leaves)) | {"path": paths} | flat
 
 
-def _steps(entries: Sequence[tuple[int, int]], n: int) -> dict[str, Any]:
-    first, until = np.array(entries, np.int64).reshape(-1, 2).T
-    return {"first_step": np.repeat(first, n), "step": np.repeat(until, n)}
+def _step_columns(entries: Sequence[tuple[int, int]], n: int) -> dict[str, Any]:
+    first, last = np.array(entries, np.int64).reshape(-1, 2).T
+    return {"first_step": np.repeat(first, n), "step": np.repeat(last, n)}
 
 
-def _joined(
-    lines: dict[str, tuple[Timeline, np.ndarray]],
+def _on_common_entries(
+    timelines: dict[str, tuple[Timeline, np.ndarray]],
 ) -> tuple[list[tuple[int, int]], dict[str, np.ma.MaskedArray]]:
-    """The first and the last step of each entry of any line, and the values of all lines there, [entries, …]."""
-    steps = {
-        name: list(zip(line.first.tolist(), line.until.tolist(), strict=True)) for name, (line, _) in lines.items()
+    """Return the (first, last) steps of all timelines' entries, and each timeline's values there, [entries, …]."""
+    spans = {
+        name: list(zip(timeline.first.tolist(), timeline.until.tolist(), strict=True))
+        for name, (timeline, _) in timelines.items()
     }
-    entries = sorted({entry for of in steps.values() for entry in of})
-    place = {entry: i for i, entry in enumerate(entries)}
+    entries = sorted({entry for timeline_spans in spans.values() for entry in timeline_spans})
+    index = {entry: i for i, entry in enumerate(entries)}
     columns = {}
-    for name, (_, values) in lines.items():
+    for name, (_, values) in timelines.items():
         columns[name] = np.ma.array(np.zeros((len(entries), *values.shape[1:]), values.dtype), mask=True)
-        columns[name][[place[entry] for entry in steps[name]]] = values
+        columns[name][[index[entry] for entry in spans[name]]] = values
     return entries, columns
 
 
-# Follow a loop: show a widget when it begins, and complete the widget however it ends.
+# The widget around a loop
 
 
 class Live:
-    """The context manager that `inspector.live()` returns."""
+    """The context manager of `inspector.live()`: shows a widget, and completes it however the loop ends."""
 
     def __init__(self, inspector: Inspector, recorder: Recorder, total: int | None) -> None:
         self._inspector, self._recorder, self._total = inspector, recorder, checked_total(total)
         self._panel: LivePanel | None = None
 
     def __enter__(self) -> TreeWidget | None:
-        """The widget, displayed. None outside a notebook."""
+        """Display the widget and return it; None outside a notebook."""
         if shell_of_notebook() is None:
             return None
         self._panel = LivePanel(self._inspector, self._recorder, total=self._total)
@@ -103,10 +109,10 @@ class Live:
         widget._ipython_display_()
         return widget
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         panel, self._panel = self._panel, None
         try:
-            if kind is None:
+            if error_type is None:
                 self._recorder.flush()
             else:
                 with contextlib.suppress(Exception):  # the error of the loop is the one to report
@@ -114,7 +120,9 @@ class Live:
         finally:
             if panel is not None:
                 with contextlib.suppress(StopTraining):  # `flush` has raised it already
-                    panel.finish("done" if kind is None else "stopped", "" if kind is None else kind.__name__)
+                    panel.finish(
+                        "done" if error_type is None else "stopped", "" if error_type is None else error_type.__name__
+                    )
                 panel.detach()
 
 
@@ -127,42 +135,43 @@ class GradientInspector:
             params = update(params, x, y)
         inspector                                 # in a notebook; print(inspector) or .save("x.html") elsewhere
 
-    Inside the step each gradient is reduced to a few numbers a leaf, which are copied to the host asynchronously and
-    read some steps later; `flush` and every view read the rest. Norms are L2 norms of the finite values; NaN and
-    infinities are counted separately, in small results of the step, too: its loss, new parameters, metrics. Several
-    threads may train at once. A forked child, where JAX does not work, has what its parent had read, and measures none.
+    Inside the step each gradient is reduced to a few numbers per leaf, which are copied to the host asynchronously and
+    read some steps later; `flush` and every view read the rest. Norms are L2 norms of the finite values. Non-finite
+    values are counted separately, also in the loss, the new parameters and small results such as metrics. Several
+    threads may train at once. A forked process, where JAX does not work, keeps the history and measures nothing.
 
     Args:
       every: Inspect every n-th step. The other calls run the original step.
-      heavy_every: In every n-th step also measure a histogram, counts of zeros, NaN and infinities, and the parameters
-        and updates. 0: never.
-      updates: For a watched step also measure the parameters and what the step adds to them, which gives their ratios.
-        True: in every inspected step; False: never. None: in those of `heavy_every`; where that is 0, beside the 1st,
-        5th, 50th, 100th, 150th, 200th, 250th, 500th, 1,000th … inspected step, and recorded once they hold a finding;
-        where that cannot be, as of a loop, of members or with `exact=True`, a note says so.
+      heavy_every: In every n-th step also measure histograms, counts of zeros, NaNs and infinities, parameters and
+        updates. 0: never.
+      updates: Measure the parameters and updates of a watched step, and show their ratios. True: in every inspected
+        step; False: never. None: in the steps of `heavy_every`; if that is 0, sample the 1st, 5th, 50th, 100th, 150th,
+        200th, 250th, 500th, 1,000th … inspected step, and record the samples once they show a problem. A note says
+        where sampling is not possible: in loops, for ensemble members and with `exact=True`.
       statistics: The statistics of the other inspected steps: `treeviz.LIGHT`, `FULL` or `HISTOGRAM`.
       name: The name of the tree in views.
       run: The name of the run, "lr 3e-4", in views, in its file and in `treeviz grads`; `reset` names the next one. A
         run that begins by itself is "lr 3e-4 #2"; see `watch`.
-      max_bytes: Memory of the history, for a run of any length: recent steps exactly, older ones in time buckets.
+      max_bytes: Memory limit of the history, for a run of any length: recent steps are exact, older ones are merged
+        into time buckets.
       thresholds: The limits beyond which numbers become findings; see `treeviz.Thresholds`.
-      on_finding: Called with each `Finding` once, and again if it ends and begins anew: by a watched step, by `record`,
-        or by `flush` and the views. "nonfinite" comes at most 16 inspected steps after the bad one, since the loop may
-        not get further ahead of the device; the other kinds are searched for as often as 2 % of the time allow.
+      on_finding: Called once with each `Finding`, and again if it ends and recurs: by a watched step, by `record`, or
+        by `flush` and the views. "nonfinite" arrives at most 16 inspected steps after the bad one, since the loop is
+        kept from running further ahead of the device. The search for other kinds uses at most 2 % of the time.
       raise_on: Kinds of findings that stop the run: the same calls raise `StopTraining`. "nonfinite" is a gradient, a
-        loss or a parameter, "result" any other result of the step, as a metric. Gradients of a dynamically scaled loss,
-        which overflow now and then, stop it when they are lost in more than 16 inspected steps in a row.
+        loss or a parameter, "result" any other result of the step, such as a metric. Gradients of a dynamically scaled
+        loss, which overflow now and then, stop it after more than 16 bad inspected steps in a row.
       keep_inputs: Keep copies of the arguments of the newest watched steps, on their devices; after a "nonfinite" step
-        keep those of that step only, so that `locate_nan` can run it again. True keeps 4; a step waits for room.
-      members: For the gradients of a vmapped ensemble: "joined" is one row for all members, "each" one row a member.
-      stacked: An array over which a watched step scans holds all layers of a model, and each layer has a row. Globs, as
-        those of `treeviz.render`, name further such arrays; None: no layer has a row.
+        keep only those of that step, so that `locate_nan` can rerun it. True keeps 4; a step waits for room.
+      members: For the gradients of a vmapped ensemble: "joined" is one row for all members, "each" one row per member.
+      stacked: An array over which a watched step scans holds all layers of a model: each layer gets a row. Globs, as
+        in `treeviz.render`, name further such arrays; None: layers get no rows.
 
     Attributes:
-      earlier_runs: The histories of the newest 4 runs before this one, the oldest first; see `watch`.
+      earlier_runs: The histories of the last 4 runs before this one, oldest first; see `watch`.
 
     Raises:
-      ValueError: `members` is neither "joined" nor "each", or a kind in `raise_on` is not known.
+      ValueError: `members` is neither "joined" nor "each", or `raise_on` has an unknown kind.
     """
 
     def __init__(
@@ -213,41 +222,42 @@ class GradientInspector:
     def watch(self, step: Callable, *, exact: bool | str = False, gradients: str | None = None) -> Watched:
         """Return a step that computes what `step` does, and records the gradients that are computed inside it.
 
-        The first inspected call traces and compiles the step once more. A cell may be run again: a step that is watched
-        already is returned as it is, and one that is defined again after it was measured begins a new run, which the
-        views show, and whose steps count from 0. In a run of several processes all must watch the step: where one does
-        not, the others wait for it 10 s, and run the step unwatched.
+        The first inspected call traces and compiles the step once more. Notebook cells may be rerun: a step that is
+        already watched is returned unchanged, and one that is redefined after it was measured begins a new run, counted
+        from step 0, which the views show. With several processes, all must watch the step: if one does not, the others
+        wait 10 s for it and run the step unwatched.
 
         Args:
-          step: A function that `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit` has returned, compiled or not.
-          exact: Always run the original step, and measure in a second run, at about twice the cost. A step with effects
-            is refused. "auto": if a bit of the results differs, which four steps from the 16th on compare, and `notes`
-            say.
+          step: A function returned by `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit`, compiled or not.
+          exact: True: always run the original step, and measure in a second execution, at about twice the cost; steps
+            with effects are refused. "auto": only if measuring changes a bit of the results. Four steps from the 16th
+            on are compared to find out, and `notes` shows the outcome.
           gradients: For a step that gets gradients from another jitted function, `apply(params, opt_state, grads)`: the
-            name of that parameter, "grads". They are measured there, beside the parameters and updates.
+            name of that parameter, "grads". They are measured there, together with the parameters and updates.
 
         Raises:
-          CannotWatch: The step cannot be watched; the message says why, and what to do instead.
+          CannotWatch: The step cannot be watched; the message explains why, and what to do instead.
         """
         integrations.load()  # registers the steps of Equinox and Flax
         return self._runs.watch(step, exact, gradients)
 
     def watching(self) -> AbstractContextManager[CalledSteps]:
-        """A block in which every jitted function that takes gradients is watched when it is called, also by a library.
+        """Watch every jitted function that computes gradients and is called in this block, also by a library.
 
             with inspector.watching() as called:
-                result = svi.run(key, 1000, x, y)     # or a Trainer's train(): no step need be at hand
+                result = svi.run(key, 1000, x, y)     # or a Trainer's train(): you need not have the step
             print(called)                             # which functions are watched, and why others are not
 
-        Calls by this thread are seen, wherever and whenever the functions were jitted, or given to `jax.pmap` since jax
-        0.8; and `lax.scan`, `map`, `fori_loop` and `while_loop` (its last step) that are called outside a jitted
-        function, whose body is traced twice. Not seen are those that are compiled ahead of time (`.lower().compile()`),
-        and a `lax.cond` outside: call by `jax.jit` what contains it. One warning says so, or that no step was found.
-        Each function is looked at once, in its trace. Those without gradients then run as outside, but for one that is
-        given what a watched step has returned, and parameters of the same structure: it is watched as by
-        `watch(step, gradients=name)`. A step that `watch` was given is measured as what `watch` gave is. Nothing stays
-        changed after the block, but the inspector
-        keeps the steps of the newest block, with what they close over, for the next.
+        Covers calls by this thread, however early the functions were jitted, or passed to `jax.pmap` since jax 0.8; and
+        `lax.scan`, `map`, `fori_loop` and `while_loop` (its last iteration) called outside a jitted function, whose
+        body is then traced twice. Functions compiled ahead of time (`.lower().compile()`) and an outer `lax.cond` are
+        not covered: wrap the caller in `jax.jit`. A warning reports these, or that no step was found.
+
+        Each function is analyzed once, from its trace. Functions without gradients run unwatched, except one that
+        receives a watched step's result and parameters of the same structure: it is watched as by
+        `watch(step, gradients=name)`. A step that was passed to `watch` is measured like the one `watch` returned.
+        After the block nothing stays changed, but the inspector keeps the steps of the last block, and what they close
+        over, for the next one.
         """
         integrations.load()
         return self._runs.called.block()
@@ -259,9 +269,9 @@ class GradientInspector:
             inspector.record(tv.measure(grads=grads))
 
         Args:
-          measured: A `Measurement`, or any tree that contains some, such as an optimizer state with those of
-            `treeviz.inspect_gradients`. Those of a tree are copied, since the next step may donate its buffers.
-          step: The number of the step; by default steps are counted on from the last one, from 0 or a loaded history.
+          measured: A `Measurement`, or a tree that contains some, such as an optimizer state with those of
+            `treeviz.inspect_gradients`. Measurements in a tree are copied, since the next step may donate its buffers.
+          step: The number of the step; by default the next one, from 0 or after a loaded history.
 
         Raises:
           StopTraining: There is a finding of a kind in `raise_on`.
@@ -272,32 +282,32 @@ class GradientInspector:
             self._recorder.take(Arrived(measurement, step))
 
     def record_scalars(self, step: int | None = None, /, *, batch: Any = None, **scalars: Any) -> None:
-        """Record numbers of the step that was called last, such as its loss. Returns at once, and waits for no device.
+        """Record numbers of the last called step, such as its loss. Returns at once, without waiting for the device.
 
             inspector.record_scalars(loss=jnp.mean((x - y) ** 2), lr=3e-4, batch=[17, 4711])
 
-        They stand above the heat map, in `findings` ("The loss jumped …; the batch was 17, 4711") and in the files and
-        loggers of the run; `history.scalars` has them, each up to 64 names in up to 1 MB.
+        They appear above the heat map, in `findings` ("The loss jumped …; the batch was 17, 4711"), and in the files
+        and loggers of the run. `history.scalars` holds up to 64 names, 1 MB for each.
 
         Args:
-          step: The number of the step. None: that of the newest call of a watched step, or of `record`; before any,
-            calls are counted.
-          batch: The ids of the examples, any shape of integers, or a text, such as file names. The first 4,096 are
-            kept; of a long run those of the newest steps, and of the older ones where the first scalar is large.
-          **scalars: Numbers, NumPy's or a device's arrays of one. An array [n], as of the losses of a `scan`, holds
-            those of the last n steps.
+          step: The number of the step. None: that of the newest call of a watched step or of `record`; before any,
+            the calls of this function are counted.
+          batch: The ids of the examples, as integers of any shape, or a text, such as file names. The first 4,096 are
+            kept; in a long run, those of the newest steps and of older steps where the first scalar is large.
+          **scalars: Numbers, or arrays with one element. An array [n], such as the losses of a `scan`, holds the values
+            of the last n steps.
 
         Raises:
-          TypeError: A value is no real number, or traced inside a jitted function; a batch is neither ids nor text.
+          TypeError: A value is not a real number, or is a tracer; a batch is neither ids nor text.
           ValueError: An array has several axes, or there are more than 64 names.
           StopTraining: There is a finding of a kind in `raise_on`.
         """
         self._runs.record_scalars(step, scalars, batch)
 
     def count_from(self, step: int) -> None:
-        """Give the next call of each watched step this number, and the next `record` without a number.
+        """Set the step number of the next call of each watched step, and of the next `record` without a number.
 
-            inspector.count_from(int(state.step))     # of a run that goes on from a checkpoint
+            inspector.count_from(int(state.step))     # when training resumes from a checkpoint
 
         Raises:
           ValueError: It is negative, or not after all steps that were recorded; `reset` begins a new run.
@@ -311,25 +321,25 @@ class GradientInspector:
         self._runs.count_from(step)
 
     def reset(self, run: str = "") -> None:
-        """Forget all that was measured, and count steps from 0. What is watched stays so.
+        """Begin a new run: drop all measurements, and count steps from 0. Watched steps stay watched.
 
             inspector.reset(run="lr 1e-3")
 
-        Waits for the steps that are still running. The file of `keep` stays, and a new one follows the next run.
+        Waits for running steps. The file of `keep` stays, and the new run is written to a new one.
 
         Args:
-          run: The name of the run that begins.
+          run: The name of the new run.
         """
         self._runs.begin(str(run))
         self.earlier_runs.clear()
 
     def verify(self, step: Callable, /, *args, **kwargs) -> Verification:
-        """Check whether watching this step changes any bit of its results for these arguments, which are copied.
+        """Check whether watching this step changes any bit of its results for these arguments (copied).
 
             print(inspector.verify(update, params, x, y))
 
-        Runs the step with and without the measurement, up to five times each, on its own results where they have the
-        structure of its arguments. Its effects, such as prints, happen each time.
+        Runs the step with and without the measurement, up to five times each, feeding back its results if they have
+        the structure of its arguments. Its effects, such as prints, happen each time.
 
         Raises:
           CannotWatch: The step cannot be watched.
@@ -339,15 +349,15 @@ class GradientInspector:
             step = watch(step, lambda *_: None, statistics=self._statistics)
         return step.verify(*args, **kwargs)
 
-    # What was measured
+    # Results
 
     def flush(self) -> None:
-        """Read all measurements; waits for the steps that are still running. Raises StopTraining as `record` does."""
+        """Read all measurements; waits for running steps. Raises StopTraining as `record` does."""
         self._runs.flush()
 
     @property
     def history(self) -> History:
-        """All that was measured so far. Waits for the steps that are still running.
+        """All measurements so far. Waits for running steps.
 
         Raises:
           LookupError: Nothing was measured yet.
@@ -360,28 +370,28 @@ class GradientInspector:
 
     @property
     def notes(self) -> list[str]:
-        """What is not measured, and why; what is shown of runs and of trees that changed; damage of a loaded file."""
+        """What is not measured, and why; which of several runs or trees is shown; damage in a loaded file."""
         return self._runs.notes
 
     @property
     def n_dropped(self) -> int:
-        """Number of lost measurements: their step failed, their buffers were donated, or the device was too slow."""
+        """The number of lost measurements: the step failed, the buffers were donated, or the device was too slow."""
         return self._recorder.n_dropped
 
     @property
     def findings(self) -> list[Finding]:
-        """Problems found in the history, the worst first; see `treeviz.steps.findings.find`."""
+        """The problems in the history, the worst first; see `treeviz.steps.findings.find`."""
         return findings(self.history, thresholds=self.thresholds)
 
     def locate_nan(self, step: int | None = None) -> NanOrigin | None:
-        """Locate the operation that produced the first NaN or infinity, by running its step again.
+        """Locate the operation that produced the first NaN or infinity, by rerunning its step.
 
         Runs the step operation by operation, which takes much longer than the compiled step. Needs
         `GradientInspector(keep_inputs=True)`, and `every=1` to inspect the first bad step.
 
         Args:
-          step: The number of the step; its inputs must still be kept. None: the first step with a gradient, a loss or a
-            parameter that is not finite, or if there was none the newest with any non-finite result.
+          step: The number of the step; its inputs must still be kept. None: the first step with a non-finite gradient,
+            loss or parameter; if there was none, the newest step with any non-finite result.
 
         Returns:
           The operation, its file and line, and whether it was in the forward or the backward pass; None if no step
@@ -395,14 +405,14 @@ class GradientInspector:
         return locate_nan_in_kept(self._inputs, step)
 
     def render(self, source: str | None = None, *, run: int = 0) -> TreeView:
-        """The tree of gradients: the newest numbers as columns, and the norm of every leaf and subtree over the steps.
+        """Return the tree of gradients: the newest numbers as columns, and every norm over the steps.
 
-        Waits for the steps that are still running.
+        Waits for running steps.
 
         Args:
-          source: The tree to show, one of `history.sources`; by default the first gradient, as it was last if its
+          source: The tree to show, one of `history.sources`; by default the first gradient, in its newest form if its
             leaves have changed.
-          run: 0 is this run, -1 the one before, of `earlier_runs`.
+          run: 0 is this run, -1 the one before, in `earlier_runs`.
 
         Raises:
           LookupError: Nothing was measured yet, or the run is not kept.
@@ -410,20 +420,20 @@ class GradientInspector:
         if run:
             earlier = self.earlier_runs[run]
             return whole_view(earlier, self.name, findings(earlier, thresholds=self.thresholds), source=source)
-        lost, keeps_inputs = [*self._recorder.lost, *self._runs.remarks(source)], self._inputs is not None
-        return whole_view(self.history, self.name, self.findings, source=source, lost=lost, keeps_inputs=keeps_inputs)
+        notes, keeps_inputs = [*self._recorder.lost, *self._runs.headline_notes(source)], self._inputs is not None
+        return whole_view(self.history, self.name, self.findings, source=source, notes=notes, keeps_inputs=keeps_inputs)
 
     def to_records(self, source: str | None = None) -> list[dict[str, Any]]:
-        """A dict for each leaf and step that is kept: "step", "path", and each statistic, as "norm" and "nonfinite".
+        """Return one dict per leaf and recorded step: "step", "path", and each statistic, such as "norm".
 
             pandas.DataFrame(inspector.to_records()).pivot(index="step", columns="path", values="norm")
 
-        Where older steps were merged, "first_step" is below "step", a value is that of the last of them, and a count is
-        their sum.
+        Where older steps were merged, "first_step" is below "step", values are those of the last step, and counts are
+        summed.
 
         Args:
-          source: The tree, one of `history.sources`; by default the first gradient. "scalars": those of
-            `record_scalars`, a dict for each step.
+          source: The tree, one of `history.sources`; by default the first gradient. "scalars": the numbers
+            of `record_scalars`, one dict per step.
 
         Raises:
           LookupError: Nothing was measured yet.
@@ -431,7 +441,7 @@ class GradientInspector:
         return to_records(self.history, source or main_source(self.history))
 
     def to_pandas(self, source: str | None = None) -> Any:
-        """The same as a `pandas.DataFrame`: paths are categories, what was not measured is NaN or <NA>.
+        """Return `to_records` as a `pandas.DataFrame`; paths are categories, unmeasured values are NaN or <NA>.
 
         inspector.to_pandas().pivot(index="step", columns="path", values="norm").plot(logy=True)
         """
@@ -441,7 +451,7 @@ class GradientInspector:
         """Write the view (.html, .txt, .json, .svg, .png, .md, .mmd) or the history (.treeviz).
 
         Args:
-          width: Of a picture on paper, as "84mm"; see `TreeView.save`.
+          width: The width of a picture on paper, such as "84mm"; see `TreeView.save`.
 
         Returns:
           The path. `GradientInspector.load` reads the history. For other programs `to_pandas()` has it as a table:
@@ -456,15 +466,15 @@ class GradientInspector:
             return Path(path)
         return self.render().save(path, width=width)
 
-    # Following
+    # Live views, files and loggers
 
     def explore(self, total: int | None = None) -> TreeWidget:
-        """A widget that follows the run: it shows new steps while a loop, a thread or a callback records them.
+        """Return a widget that shows new steps while a loop, a thread or a callback records them.
 
             widget = inspector.explore(total=1000)   # display it, and train in the next cell
 
-        It is updated at most 8 times a second, and updates use at most 2 % of the time. When no more steps come, or the
-        cell has run, it shows the final view, the same as `render`. `widget.close()` ends it. Needs anywidget.
+        It is updated at most 8 times a second, and updates use at most 2 % of the time. When steps stop arriving, or
+        the cell has run, it shows the final view, the same as `render`. `widget.close()` ends it. Needs anywidget.
 
         Args:
           total: The number of steps of the run, for the progress bar.
@@ -472,7 +482,7 @@ class GradientInspector:
         return LivePanel(self, self._recorder, total=total).begin()
 
     def live(self, total: int | None = None) -> Live:
-        """A context manager for a loop that displays the widget of `explore`, and completes it however the loop ends.
+        """Return a context manager that shows the widget of `explore` during a loop, and completes it at any exit.
 
             with inspector.live(total=1000):
                 for _ in range(1000):
@@ -481,22 +491,22 @@ class GradientInspector:
         Outside a notebook it shows nothing, and reads all measurements when the loop ends.
 
         Args:
-          total: The number of steps of the run, for the progress bar. ValueError if it is no whole number.
+          total: The number of steps of the run, for the progress bar. ValueError if it is not a whole number.
         """
         return Live(self, self._recorder, total)
 
     def keep(self, path: str | Path) -> Path:
-        """From now on write every step to a file, so that a crash loses no more than the steps of the last second.
+        """Write every step to a file from now on, so that a crash loses at most the steps of the last second.
 
-        If the disk is full or the file is deleted, the run goes on with its numbers in memory: one warning is logged,
-        the view says what the file lacks, and writing is tried again.
+        If the disk is full or the file is deleted, the run continues with its numbers in memory: one warning is logged,
+        the view shows what the file lacks, and writing is retried.
 
         Returns:
-          The path of the file, which `GradientInspector.load` reads at any time. A file of another run stays as it is,
-          and the path is a new one: "run-2.treeviz". An inspector that was loaded from a file continues it.
+          The path of the file, which `GradientInspector.load` can read at any time. A file of another run is not
+          overwritten: the path is then a new one, "run-2.treeviz". An inspector loaded from a file continues that file.
 
         Raises:
-          OSError: The file cannot be written, e.g. since its folder is not there.
+          OSError: The file cannot be written, e.g. because its folder does not exist.
         """
         kept = self._recorder.keep(Path(path))
         if kept != Path(path):
@@ -505,26 +515,26 @@ class GradientInspector:
         return kept
 
     def log_to(self, target: Any, *, every: int | None = None) -> RunLog:
-        """From now on tell an experiment logger what is measured, and of findings, from a thread of its own.
+        """Log measurements and findings to an experiment logger from now on, in a background thread.
 
             with inspector.log_to(print):             # or tensorboardX.SummaryWriter("runs"), wandb.init(), …
                 for _ in range(10):
                     params = update(params, x, y)
 
-        Names are those of wandb.watch and TensorBoard, in sections: "grads norm/layers/0/w", "grads norm" of the whole,
+        Names follow wandb.watch and TensorBoard, in sections: "grads norm/layers/0/w", "grads norm" of the whole tree,
         "grads max_abs", "grads nonfinite" (a count), "updates ratio/layers/0/w" (to params), and histograms
-        "grads log2/…" in the steps that measure these. A norm is NaN where a number in it is not finite. A logger that
-        raises costs one warning; it may be slow, and holds up no step.
+        "grads log2/…" in the steps that measure them. A norm is NaN if any of its values is not finite. If the logger
+        raises, one warning is logged; a slow logger delays no step.
 
         Args:
           target: A `SummaryWriter` of tensorboardX, PyTorch or Flax, a `MetricWriter` of clu, a run of W&B, trackio,
-            Aim or MLflow (or the module), or a function `log(step: int, numbers: dict[str, float])`. W&B gets numbers
-            as by `wandb.watch`, with your next `run.log`: those of the newest step, up to ten times a second.
-          every: Log each n-th of the inspected steps by number. None: as many as 5 % of the time allow.
+            Aim or MLflow (or the module), or a function `log(step: int, numbers: dict[str, float])`. W&B receives
+            the newest step with your next `run.log`, as from `wandb.watch`, at most ten times a second.
+          every: Log the inspected steps whose number is a multiple of n. None: as many as 5 % of the time allows.
 
         Returns:
-          What to close, or to use as a context manager, before the logger is closed: it logs the steps that are left.
-          When the program ends, also by an error, it closes itself.
+          A `RunLog`. Close it, or use it as a context manager, before the logger is closed: it logs the remaining
+          steps. It closes itself when the program ends, also after an error.
 
         Raises:
           TypeError: The target is none of these.
@@ -537,16 +547,16 @@ class GradientInspector:
 
     @classmethod
     def load(cls, path: str | Path, **options) -> GradientInspector:
-        """An inspector with the history of a file that `save` or `keep` has written, to be shown or continued.
+        """Return an inspector with the history of a file written by `save` or `keep`, to show or to continue.
 
         Args:
-          path: A .treeviz file. Watched steps, and those of `record`, are counted on from its
-            newest step.
-          **options: Those of `GradientInspector`; `max_bytes` is for trees that the file lacks.
+          path: A .treeviz file. Watched steps, and those of `record`, continue after its newest
+            step.
+          **options: Those of `GradientInspector`; `max_bytes` applies to trees that the file lacks.
 
         Raises:
-          OSError: There is no such file, or it may not be read.
-          ValueError: The file is no history, or damaged.
+          OSError: The file does not exist or cannot be opened.
+          ValueError: The file is not a history, or is damaged.
         """
         inspector = cls(**options)
         mode_of(Path(path))
@@ -570,7 +580,7 @@ class GradientInspector:
         return self.render().__treescope_repr__(path, subtree_renderer)
 
     def __repr__(self) -> str:
-        """The leaves to look at first and the findings, for a terminal."""
+        """The most important leaves and the findings, for a terminal."""
         if self._recorder.is_empty:
             return " ".join(["GradientInspector: nothing was measured yet", *(f"({note})" for note in self.notes)])
         return "\n".join([repr(self.render()), *finding_lines(self.findings, self.notes)])

@@ -234,7 +234,7 @@ class Runs:
             if watched is not None:
                 yield watched
 
-    def remarks(self, source: str | None) -> list[str]:
+    def headline_notes(self, source: str | None) -> list[str]:
         """For the headline of a view: which gradient is shown, and that measuring changes bits."""
         self._recorder.flush()
         history = self._recorder.history
