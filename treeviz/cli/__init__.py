@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The command `treeviz`. Each of its commands is a module with `add`, which declares its options, and `run`."""
+"""The command `treeviz`. Each subcommand is a module with `add`, which declares its options, and `run`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ then eval "$(register-python-argcomplete treeviz)".
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0; 1 for a difference, an error, or no match; 2 for trouble."""
+    """Run the command and return its exit status: 0; 1 for a difference, an error or no match; 2 for trouble."""
     open_closed_descriptors()
     import_jax_later()
     try:

@@ -1,4 +1,4 @@
-"""`treeviz check FILE`: what is wrong with the tree in a file."""
+"""`treeviz check FILE`: the problems of the tree in a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         return SAME
     if options.file is None:
         raise ValueError("check: which file? See treeviz check --help")
-    tree = load(options.file, options)  # before what imports JAX: a file that is refused is refused at once
+    tree = load(options.file, options)  # before JAX is imported, so that a bad file is refused at once
     from treeviz.api import checked_tree
 
     view = checked_tree(
@@ -48,12 +48,12 @@ def run(options: argparse.Namespace) -> int:
         values=options.values,
         ignore=options.ignore,
     )
-    found = view.findings
+    findings = view.findings
 
     def summary() -> str:
-        title = f"{options.file}: {len(found):,} {'finding' if len(found) == 1 else 'findings'}"
-        rows = ((each.path or "the root", each.level, each.code, each.sentence) for each in found)
+        title = f"{options.file}: {len(findings):,} {'finding' if len(findings) == 1 else 'findings'}"
+        rows = ((finding.path or "the root", finding.level, finding.code, finding.sentence) for finding in findings)
         return markdown_table(title, ("leaf", "", "rule", "finding"), rows)
 
-    deliver(view, options, lambda: str(found), summary=summary)
-    return DIFFERENT if any(each.level == "error" for each in found) else SAME
+    deliver(view, options, lambda: str(findings), summary=summary)
+    return DIFFERENT if any(finding.level == "error" for finding in findings) else SAME

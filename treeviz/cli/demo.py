@@ -1,4 +1,4 @@
-"""`treeviz demo`: a model of the size of GPT-2 small."""
+"""`treeviz demo`: a model with the shapes of GPT-2 small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`treeviz diff A B`: every difference between the trees in two files; of more, how each leaf drifts."""
+"""`treeviz diff A B`: every difference between the trees in two files; for more files, the drift of each leaf."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _two(options: argparse.Namespace) -> int:
-    trees = [load(what, options) for what in options.files]  # before what imports JAX: what is refused is so at once
+    trees = [load(file, options) for file in options.files]  # before JAX is imported, so that bad files fail at once
     from treeviz.differ import diff
     from treeviz.tree.query.find import needs_values
 
     if options.find is not None and needs_values(options.find):
         raise ValueError("diff: --find knows no statistics of one tree; diff:nan finds where NaN are in one of the two")
     with stacks_of(options.files[0]):
-        found = diff(*trees, values=options.values, rtol=options.rtol, atol=options.atol, stacked=options.stacked)
+        differing = diff(*trees, values=options.values, rtol=options.rtol, atol=options.atol, stacked=options.stacked)
 
     def summary() -> str:
-        n = len(found.differences)
+        n = len(differing.differences)
         title = f"{' and '.join(options.files)}: {n:,} {'difference' if n == 1 else 'differences'}"
-        rows = ((each.path or "the root", each.text) for each in found.differences)
+        rows = ((difference.path or "the root", difference.text) for difference in differing.differences)
         return markdown_table(title, ("leaf", "difference"), rows)
 
     if is_list(options):
-        rows = [row for row in found.find("is:differs") if options.sort is None or row.is_leaf]
-        deliver_list(found, options, rows, options.sort, _difference)
+        rows = [row for row in differing.find("is:differs") if options.sort is None or row.is_leaf]
+        deliver_list(differing, options, rows, options.sort, _difference)
     else:
-        deliver(found, options, lambda: printed(found, options), summary=summary)
-    return DIFFERENT if found.differences else SAME
+        deliver(differing, options, lambda: printed(differing, options), summary=summary)
+    return DIFFERENT if differing.differences else SAME
 
 
 def _difference(row: Row) -> str:
@@ -91,24 +91,24 @@ def _drift(options: argparse.Namespace) -> int:
     if is_list(options):
         raise ValueError("diff: --find, --sort and --top list what differs between two files, and not between more")
     files, steps = _in_order(options.files)
-    sides = (Side(*scanned(load(what, options), None, name_of(files[0]))) for what in files)
+    sides = (Side(*scanned(load(file, options), None, name_of(files[0]))) for file in files)
     first = next(sides)
-    found = drift(first, sides, steps[1:])
-    lines = [f"{len(files):,} checkpoints", f"{_leaves(found.n_moved)} moved since step {steps[0]:,}"]
-    lines += [f"{_leaves(found.n_same)} never moved"] if found.n_same else []
-    lines += [f"{_leaves(found.n_left_out)} not compared, not the same in all"] if found.n_left_out else []
+    moved = drift(first, sides, steps[1:])
+    lines = [f"{len(files):,} checkpoints", f"{_leaves(moved.n_moved)} moved since step {steps[0]:,}"]
+    lines += [f"{_leaves(moved.n_same)} never moved"] if moved.n_same else []
+    lines += [f"{_leaves(moved.n_left_out)} not compared, not the same in all"] if moved.n_left_out else []
     table = first.table.with_headline(*first.table.headline, *lines).with_notes(
-        {row: (Note("info", f"from zeros by {norm:.3g}"),) for row, norm in found.from_zero.items()}
+        {row: (Note("info", f"from zeros by {norm:.3g}"),) for row, norm in moved.from_zero.items()}
     )
-    view = TreeView(table, table.chosen(["elements"]), series=found.series)
+    view = TreeView(table, table.chosen(["elements"]), series=moved.series)
     deliver(view, options, lambda: printed(view, options))
-    return DIFFERENT if found.n_moved or found.n_left_out else SAME
+    return DIFFERENT if moved.n_moved or moved.n_left_out else SAME
 
 
 def _in_order(files: list[str]) -> tuple[list[str], list[int]]:
-    """The files by the last number in their names, which is their step; as they are given where one has none."""
-    found = [re.findall(r"\d+", Path(file).name) for file in files]
-    numbers = [int(each[-1]) for each in found if each]
+    """The files and their steps, sorted by the last number in each name; in the given order if one has none."""
+    digits = [re.findall(r"\d+", Path(file).name) for file in files]
+    numbers = [int(runs[-1]) for runs in digits if runs]
     if len(set(numbers)) < len(files) or max(numbers) >= 2**63:
         return files, list(range(len(files)))
     pairs = sorted(zip(numbers, files, strict=True))

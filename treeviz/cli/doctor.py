@@ -1,4 +1,4 @@
-"""`treeviz doctor`: the versions and the surroundings that a bug report needs."""
+"""`treeviz doctor`: the versions and the environment that a bug report needs."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     del options
-    wrong = _problems()
+    problems = _problems()
     lines = [f"{name:<14}{value}" for name, value in _facts().items()]
-    print_text("\n".join([*lines, *(f"problem: {each}" for each in wrong), *(f"note: {each}" for each in _notes())]))
-    return DIFFERENT if wrong else SAME
+    print_text("\n".join([*lines, *(f"problem: {text}" for text in problems), *(f"note: {text}" for text in _notes())]))
+    return DIFFERENT if problems else SAME
 
 
 def _facts() -> dict[str, str]:
@@ -57,32 +57,32 @@ def _facts() -> dict[str, str]:
 
 
 def _problems() -> list[str]:
-    wrong = [
+    problems = [
         f"{name} provides an import name treeviz, too: pip uninstall {name}"
         for name in _distributions()
         if name != "jax-treeviz"
     ]
-    return wrong + [f"{name} is not installed" for name in _NEEDED if not _version(name)]
+    return problems + [f"{name} is not installed" for name in _NEEDED if not _version(name)]
 
 
 def _notes() -> list[str]:
-    """What may explain a problem and is none: nothing is known to be wrong, so the status stays 0."""
+    """Facts that may explain a problem. They are not problems themselves, so the status stays 0."""
     version = _version("jax")
     notes = []
     if newer_than_tested(version):
         notes.append(f"jax {version} is newer than any that treeviz was tested with ({tested_range()})")
-    if _version("treescope") and (trouble := _trouble_of_treescope()):
-        notes.append(f"{trouble}. Only pictures of values need it: treeviz draws arrays itself")
+    if _version("treescope") and (problem := _treescope_problem()):
+        notes.append(f"{problem}. Only pictures of values need it: treeviz draws arrays itself")
     return notes
 
 
-def _trouble_of_treescope() -> str:
+def _treescope_problem() -> str:
     def trouble() -> str:
         from treeviz.integrations.treescope import trouble
 
         return trouble()
 
-    return guarded(trouble, lambda _: "")  # without JAX, which is not treescope's trouble
+    return guarded(trouble, lambda _: "")  # it fails without JAX, which is not a problem of treescope
 
 
 def _distributions() -> list[str]:

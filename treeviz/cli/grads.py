@@ -1,4 +1,4 @@
-"""`treeviz grads RUN [RUN2]`: the gradients of a run, or where two runs part."""
+"""`treeviz grads RUN [RUN2]`: the gradients of a run, or the step at which two runs part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from treeviz.cli.output import DIFFERENT, SAME, add_outputs
-from treeviz.cli.show import add_rows, of_run, recorded, shown
+from treeviz.cli.show import add_rows, recorded, shown, with_run_options
 from treeviz.tree.text import visible
 
 
@@ -34,14 +34,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     inspector = recorded(options.run_file)
     if options.other is None:
-        return shown(of_run(inspector.render(options.tree), options), options, lambda: str(inspector))
+        return shown(with_run_options(inspector.render(options.tree), options), options, lambda: str(inspector))
     from treeviz.inspector.two_runs import compare_runs
 
     other = recorded(options.other)
     files = options.run_file, options.other
-    mine, its = (visible(run.history.name, 100) for run in (inspector, other))
-    names = mine or files[0].stem, its or files[1].stem
+    left, right = (visible(run.history.name, 100) for run in (inspector, other))
+    names = left or files[0].stem, right or files[1].stem
     names = names if names[0] != names[1] else (str(files[0]), str(files[1]))
     runs = compare_runs(inspector.history, other.history, names)
-    shown(of_run(runs.view, options), options)
+    shown(with_run_options(runs.view, options), options)
     return SAME if runs.parting is None else DIFFERENT

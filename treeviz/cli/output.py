@@ -1,4 +1,4 @@
-"""Where a command writes: standard output, files, the browser, the summary of a job."""
+"""The outputs of a command: standard output, files, the browser, the summary of a CI job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treeviz.views.tree_view import TreeView
     from treeviz.views.view import Content
 
-SAME, DIFFERENT, TROUBLE = 0, 1, 2  # the exit statuses of diff and grep
+SAME, DIFFERENT, TROUBLE = 0, 1, 2  # the exit statuses, as those of diff and grep
 _SUFFIXES = {"html": ".html", "json": ".json", "text": ".txt", "svg": ".svg", "png": ".png", "md": ".md", "mmd": ".mmd"}
 _HELP = {
     "html": "a page that works offline",
@@ -28,18 +28,18 @@ _HELP = {
     "mmd": "the first rows as a diagram of Mermaid",
     "width": "all rows as text, in lines of at most N characters",
 }
-_AT_ONCE = 1 << 16  # characters
-_MOST_IN_SUMMARY = 200  # rows; GitHub takes 1 MB
+_AT_ONCE = 1 << 16  # characters per write
+_MOST_IN_SUMMARY = 200  # rows; GitHub accepts 1 MB
 
 
-def add_outputs(parser: argparse.ArgumentParser, **of_this: str | None) -> None:
-    """Declare where the command writes.
+def add_outputs(parser: argparse.ArgumentParser, **overrides: str | None) -> None:
+    """Declare the output options of a command.
 
     Args:
-      of_this: What an option does that does something else in this command; None: it has no such option.
+      overrides: Help texts that differ for this command, by option; None if it lacks the option.
     """
     outputs = parser.add_argument_group("output", "OUT is a file, or - for standard output.")
-    for name, content in {**_HELP, **of_this}.items():
+    for name, content in {**_HELP, **overrides}.items():
         if content is None:
             parser.set_defaults(**{name: None})
         elif name == "width":
@@ -50,33 +50,33 @@ def add_outputs(parser: argparse.ArgumentParser, **of_this: str | None) -> None:
     outputs.add_argument("--github", action="store_true", help="print Markdown, for >> $GITHUB_STEP_SUMMARY")
 
 
-def number(of: str) -> Callable[[str], int]:
-    """Reads the argument of an option."""
+def number(unit: str) -> Callable[[str], int]:
+    """Returns a parser of a non-negative integer for argparse."""
 
     def read(text: str) -> int:
         if not text.isdecimal():
-            raise argparse.ArgumentTypeError(f"a number of {of}, from 0 on, and not {text!r}")
+            raise argparse.ArgumentTypeError(f"a number of {unit}, from 0 on, and not {text!r}")
         return int(text)
 
     return read
 
 
 def printed(view: TreeView, options: argparse.Namespace) -> str | Iterable[str]:
-    """A view for standard output: its first rows in a terminal, else all."""
+    """A view as text for standard output: the first rows in a terminal, else all rows."""
     return str(view) if is_terminal() and options.width is None else view.lines(options.width)
 
 
 def deliver(
     view: TreeView,
     options: argparse.Namespace,
-    say: Callable[[], str | Iterable[str]],
+    make_text: Callable[[], str | Iterable[str]],
     summary: Callable[[], str] | None = None,
 ) -> None:
-    """Write the outputs that are asked for; unless one of them is standard output, print what `say` returns.
+    """Write the requested outputs. Unless one of them is standard output, also print a text.
 
     Args:
-      say: Returns a text, or its lines.
-      summary: Returns the Markdown for the summary of a job, which otherwise has the first rows.
+      make_text: Returns that text or its lines.
+      summary: Returns the Markdown for the summary of a job; by default the first rows.
     """
     from treeviz.views.view import open_page, write
 
@@ -98,11 +98,11 @@ def deliver(
     elif options.github:
         print_text(markdown_text(view.title, view.text(max_rows=_MOST_IN_SUMMARY, width=options.width)))
     elif "-" not in wanted.values():
-        said = say()
-        if isinstance(said, str):
-            print_text(said)
+        text = make_text()
+        if isinstance(text, str):
+            print_text(text)
         else:
-            _write(f"{line}\n" for line in said)
+            _write(f"{line}\n" for line in text)
 
 
 def is_terminal() -> bool:
@@ -116,31 +116,31 @@ def print_text(text: str) -> None:
 
 
 def print_error(text: str) -> None:
-    if sys.stderr is not None:  # else print() would take standard output
+    if sys.stderr is not None:  # else print() would write to standard output
         print(text, file=sys.stderr)
 
 
 def one_line(text: object) -> str:
-    """A file's name, an argument or a message, without what a terminal would obey."""
+    """A file name, an argument or a message, without control characters."""
     from treeviz.tree.text import visible
 
     return visible(str(text), 2000)
 
 
 def markdown_list(title: str, lines: Sequence[str]) -> str:
-    """A title and a block of the first lines."""
-    more = [f"… {len(lines) - _MOST_IN_SUMMARY:,} more"] if len(lines) > _MOST_IN_SUMMARY else []
-    return markdown_text(title, "\n".join([*lines[:_MOST_IN_SUMMARY], *more]))
+    """Markdown: a title and a block of the first lines."""
+    rest = [f"… {len(lines) - _MOST_IN_SUMMARY:,} more"] if len(lines) > _MOST_IN_SUMMARY else []
+    return markdown_text(title, "\n".join([*lines[:_MOST_IN_SUMMARY], *rest]))
 
 
 def markdown_text(title: str, text: str) -> str:
-    """A title and a block of text, in a fence that is longer than any inside."""
+    """Markdown: a title and a block of text, in a fence that is longer than any inside."""
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     return f"### {_plain(title)}\n\n{fence}text\n{text}\n{fence}"
 
 
 def markdown_table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A title and a table, the cells of its first column as code."""
+    """Markdown: a title and a table whose first column is formatted as code."""
     head = list(head)
     lines = [f"### {_plain(title)}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for n, (first, *others) in enumerate(rows):
@@ -152,12 +152,12 @@ def markdown_table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown leaves as it is, in a line."""
+    """The text on one line, with Markdown characters escaped."""
     return re.sub(r"([\\`*_{}\[\]<>#|~$&])", r"\\\1", one_line(text))
 
 
 def _code(text: str) -> str:
-    """Text as code; in a cell "|" would end it, escaped or not, in a table of GitHub it is `\\|`."""
+    """The text as code. In a table on GitHub, "|" must be written as `\\|`, also in code."""
     text = one_line(text).replace("|", "\\|") or " "
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     space = " " * (text.startswith("`") or text.endswith("`"))
@@ -173,14 +173,14 @@ def _write(content: Content) -> None:
         sys.stdout.buffer.write(content)
         return
     encoding, parts = sys.stdout.encoding or "utf-8", content
-    if isinstance(content, str):  # JSON has 10 MB and more
+    if isinstance(content, str):  # JSON may have 10 MB or more
         parts = (content[i : i + _AT_ONCE] for i in range(0, len(content), _AT_ONCE))
     for part in parts:
         sys.stdout.write(part.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def open_closed_descriptors() -> None:
-    """After `>&-` the next file would become standard output or error, where libraries write into it."""
+    """Open closed descriptors: after `>&-`, the next opened file would become standard output or error."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -189,9 +189,9 @@ def open_closed_descriptors() -> None:
 
 
 def drop_output() -> None:
-    """Drop what cannot be written: a closed pipe, a full disk.
+    """Discard unwritten output after a closed pipe or on a full disk.
 
-    Python would report the error again when it flushes at exit: https://docs.python.org/3/library/signal.html
+    Python would raise the error again when it flushes at exit: https://docs.python.org/3/library/signal.html
     """
     if sys.stdout is None:
         return

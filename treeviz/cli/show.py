@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser("show", help="what is in a file", description="Show the tree in a file.")
-    add_source(parser, "what", also="a .treeviz run")
+    add_source(parser, "what", extra_format="a .treeviz run")
     add_options(parser)
     return parser
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
-    """Declare which rows are shown."""
+    """Declare the options that select the rows to show."""
     add_list(parser)
     parser.add_argument("--depth", metavar="N", type=number("levels"), help="show N levels")
     parser.add_argument("--columns", metavar="NAMES", help="the columns to show, as dtype,bytes")
@@ -48,7 +48,7 @@ def add_list(
     sort: str = "list the leaves, the greatest first: by bytes, rms, a run's grads_norm …",
     top: str = "list the first N rows; without --find or --sort the N largest leaves",
 ) -> None:
-    """Declare which rows are listed."""
+    """Declare the options that list rows."""
     parser.add_argument(
         "--find", metavar="QUERY", help="list the rows that match, as in the page's search box: 'bytes:>100M', kernel …"
     )
@@ -75,15 +75,15 @@ def run(options: argparse.Namespace) -> int:
     if options.what.endswith(".treeviz"):
         if options.stats or options.stacked or options.like:
             raise ValueError(f"{one_line(options.what)} is a recorded run: it has no --stats, --stacked and --like")
-        return shown(of_run(recorded(options.what).render(), options), options)
+        return shown(with_run_options(recorded(options.what).render(), options), options)
     return show(options, lambda: load(options.what, options), name_of(options.what))
 
 
 def recorded(file: str | Path) -> GradientInspector:
-    """A recorded run.
+    """Load a recorded run.
 
     Raises:
-      ValueError: Nothing was measured in it.
+      ValueError: The run has no measured step.
     """
     from treeviz.inspector.inspector import GradientInspector
 
@@ -96,8 +96,8 @@ def recorded(file: str | Path) -> GradientInspector:
     return inspector
 
 
-def of_run(view: TreeView, options: argparse.Namespace) -> TreeView:
-    """The view of a recorded run, with the columns and as deep as was asked for."""
+def with_run_options(view: TreeView, options: argparse.Namespace) -> TreeView:
+    """The view of a recorded run, with the requested columns and depth."""
     if options.columns is not None:
         view = replace(view, columns=view.table.chosen(options.columns.split(",")))
     return replace(view, depth=options.depth)
@@ -108,7 +108,7 @@ def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -
     from treeviz.tree.query.find import VALUE_STATISTICS, needs_values
     from treeviz.tree.runtime import collector_paused
 
-    # What is not looked at would not be found.
+    # A query or column of values needs the statistics.
     names = [*(options.columns or "").split(","), options.sort]
     options.stats |= options.find is not None and needs_values(options.find)
     options.stats |= bool(set(VALUE_STATISTICS).intersection(names))
@@ -121,23 +121,23 @@ def is_list(options: argparse.Namespace) -> bool:
 
 
 def shown(view: TreeView, options: argparse.Namespace, text: Callable[[], str] | None = None) -> int:
-    """Deliver a view, or a list of its rows; the status says whether one matches.
+    """Deliver a view or a list of its rows. Returns the exit status: whether a row matches.
 
     Args:
-      text: Returns what a terminal gets in place of the first rows.
+      text: Returns the text that a terminal shows instead of the first rows.
     """
     if is_list(options):
         sort = options.sort or ("bytes" if options.find is None else None)
-        n_rows = deliver_list(view, options, list(view.table.leaves), sort, _what)
+        n_rows = deliver_list(view, options, list(view.table.leaves), sort, _type_text)
         return SAME if n_rows else DIFFERENT
     is_chosen = options.depth is not None or options.columns is not None or options.width is not None
-    say = text if text is not None and is_terminal() and not is_chosen else lambda: printed(view, options)
-    deliver(view, options, say)
+    make_text = text if text is not None and is_terminal() and not is_chosen else lambda: printed(view, options)
+    deliver(view, options, make_text)
     return SAME
 
 
 def _view(tree: Any, name: str, options: argparse.Namespace, whole: bool) -> TreeView:
-    # And not `treeviz.api`, which would import JAX.
+    # Not from `treeviz.api`, which would import JAX.
     from treeviz.prepare import prepare
     from treeviz.views.tree_view import TreeView
 
@@ -149,26 +149,26 @@ def _view(tree: Any, name: str, options: argparse.Namespace, whole: bool) -> Tre
             stats=options.stats,
             columns=columns,
             stacked=options.stacked,
-            whole=whole or not options.stats,  # the totals of a checkpoint are those of all of it
+            whole=whole or not options.stats,  # totals must cover the whole checkpoint
         )
     return TreeView(prepared.table, prepared.columns, depth=options.depth, whole=whole)
 
 
 def deliver_list(
-    view: TreeView, options: argparse.Namespace, rows: list[Row], sort: str | None, what: Callable[[Row], str]
+    view: TreeView, options: argparse.Namespace, rows: list[Row], sort: str | None, describe: Callable[[Row], str]
 ) -> int:
-    """Deliver a view, in a terminal a line for each row that matches. Returns their number.
+    """Deliver a view; as text, one line per matching row. Returns the number of these rows.
 
     Args:
-      rows: Those that are listed without a query.
-      sort: The column that they are sorted by.
-      what: Returns what a line says of a row.
+      rows: The rows to list if there is no query.
+      sort: The column to sort by, the largest value first.
+      describe: Returns the description of a row.
     """
     from treeviz.tree.query.find import needs_values, unread
     from treeviz.views.text.cells import WRITE
 
     rows = rows if options.find is None else view.find(options.find)
-    n_matches, heads = len(rows), [""] * len(rows)
+    n_matches, prefixes = len(rows), [""] * len(rows)
     if sort is not None:
         (column,) = view.table.chosen([sort])
         if column.format not in WRITE:
@@ -176,17 +176,21 @@ def deliver_list(
         values = view.table.rolled(column)
         known = [row for row in rows if not math.isnan(values[row.number])]
         rows = sorted(known, key=lambda row: -values[row.number])
-        heads = [f"{WRITE[column.format](values[row.number].item()):>9}  " for row in rows]
-    lines = [f"{head}{row.expression}  {what(row)}" for head, row in zip(heads, rows[: options.top], strict=False)]
+        prefixes = [f"{WRITE[column.format](values[row.number].item()):>9}  " for row in rows]
+    lines = [
+        f"{head}{row.expression}  {describe(row)}" for head, row in zip(prefixes, rows[: options.top], strict=False)
+    ]
     if options.find is not None:
         n_unread = int(unread(view.table).sum()) if needs_values(options.find) else 0
-        but = f"; the values of {n_unread:,} {'leaf' if n_unread == 1 else 'leaves'} were not read" if n_unread else ""
-        print_error(f"{n_matches:,} of {len(view.table):,} rows match{but}")
+        unread_text = (
+            f"; the values of {n_unread:,} {'leaf' if n_unread == 1 else 'leaves'} were not read" if n_unread else ""
+        )
+        print_error(f"{n_matches:,} of {len(view.table):,} rows match{unread_text}")
     deliver(view, options, lambda: lines, lambda: markdown_list(view.title, lines))
     return len(rows)
 
 
-def _what(row: Row) -> str:
+def _type_text(row: Row) -> str:
     from treeviz.tree.text import aval_text
 
     facts = row.facts

@@ -1,4 +1,4 @@
-"""What a command is given: a file, a folder of files, or a tree that Python makes."""
+"""The source that a command reads: a file, a folder of files or a Python object; and the progress bar for it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# A bar of how much of the files was read, where that takes longer than a second.
+# A progress bar, shown if reading takes longer than a second.
 
-DELAY_S = 1.0  # until it appears
-_bars: list[Any] = []  # that of the command that runs
-_expected: list[Any] = []  # trees that are not in its total yet
+DELAY_S = 1.0  # until the bar appears
+_bars: list[Any] = []  # the bar of the running command
+_expected: list[Any] = []  # trees not yet in the bar's total
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def reading() -> Iterator[None]:
 
 
 def expect(tree: Any) -> None:
-    """Add what is in the files of a tree to what is to be read, if anything is."""
+    """Add the stored leaves of a tree to the bar's total, once the first bytes are read."""
     if _bars:
         _expected.append(tree)
 
@@ -51,7 +51,7 @@ def _advance(n_bytes: int) -> None:
 
 
 def end() -> None:
-    """Take the bar away, before anything is printed."""
+    """Remove the bar, before anything is printed."""
     from treeviz.tree.stored import on_read
 
     _expected.clear()
@@ -60,53 +60,53 @@ def end() -> None:
         _bars.pop().close()
 
 
-def add_source(parser: argparse.ArgumentParser, name: str, also: str = "", **how: Any) -> None:
-    """Declare the files, and how to read them.
+def add_source(parser: argparse.ArgumentParser, name: str, extra_format: str = "", **options: Any) -> None:
+    """Declare the arguments for the files.
 
     Args:
-      also: What else this command reads.
+      extra_format: A further format that this command reads, for the help text.
     """
     from treeviz.reader import READERS
 
     others = [
         "a folder of Orbax or of .safetensors",
-        *([also] if also else []),
+        *([extra_format] if extra_format else []),
         "or an object in Python, package.module:name",
     ]
     formats = "; ".join([", ".join(READERS), *others])
-    parser.add_argument(name, metavar="FILE", help=formats, **how)
+    parser.add_argument(name, metavar="FILE", help=formats, **options)
     parser.add_argument("--like", metavar="MODULE:NAME", help="for .eqx: the model, or a function that makes it")
 
 
-def load(what: str, options: argparse.Namespace) -> Any:
-    """The tree; nothing is read but headers until values are asked for."""
+def load(source: str, options: argparse.Namespace) -> Any:
+    """The tree in a file. Reads only headers until values are needed."""
     from treeviz.reader import read
 
-    if "" not in sys.path and os.getcwd() not in sys.path:  # a script lacks what `python -m` has
+    if "" not in sys.path and os.getcwd() not in sys.path:  # `python -m` adds it, a script does not
         sys.path.insert(0, os.getcwd())
-    is_one_of_several = len(getattr(options, "files", ())) > 1  # the others may have names
-    like = None if is_one_of_several and not what.lower().endswith(".eqx") else options.like
-    tree = read(what, like=like)
+    has_other_files = len(getattr(options, "files", ())) > 1  # only .eqx files need --like then
+    like = None if has_other_files and not source.lower().endswith(".eqx") else options.like
+    tree = read(source, like=like)
     expect(tree)
     return tree
 
 
-def name_of(what: str) -> str:
+def name_of(source: str) -> str:
     """A Python identifier for the tree."""
     from treeviz.reader import identifier
 
-    return identifier(what)
+    return identifier(source)
 
 
 @contextlib.contextmanager
-def stacks_of(what: str) -> Iterator[None]:
-    """Tells of --stacked without an array as a user of the command needs it."""
+def stacks_of(source: str) -> Iterator[None]:
+    """Rewrites the error about a --stacked glob without arrays for users of the command."""
     from treeviz.tree.layers import NoStack
 
     try:
         yield
     except NoStack as error:
-        find = f"treeviz {shlex.quote(what)} --find {shlex.quote(error.glob)}"
+        find = f"treeviz {shlex.quote(source)} --find {shlex.quote(error.glob)}"
         raise ValueError(
             f"--stacked {error.glob!r}: no array with axes has a key path that ends like this. {find} lists what has, "
             "and a glob may also name a node above the arrays."
