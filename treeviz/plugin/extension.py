@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 from treeviz.api import render
 from treeviz.plugin.in_marimo import MarimoDisplay, is_marimo
 from treeviz.plugin.in_treescope import InTreescope
-from treeviz.plugin.shown import Magics, is_shown, name_of, tell
+from treeviz.plugin.shown import Magics, is_shown, name_of, print_failure
 from treeviz.plugin.trees_in_pdb import InShell
 from treeviz.tree.runtime import ipython_shell
 
-# The default display of an IPython shell: trees through treeviz, all else as before.
+# The default display of an IPython shell: trees through treeviz, other values unchanged.
 
 
 class DefaultDisplay:
-    """Stands before the `format` of a shell's display formatter, until it is removed.
+    """Wraps the `format` of a shell's display formatter, until it is removed.
 
-    It comes first whoever else registers formatters, before or after it, such as `treescope.register_as_default`.
+    It has priority over formatters registered before or after it, such as by `treescope.register_as_default`.
 
     Args:
       render: Makes the view of a tree, from the tree and its name.
@@ -33,11 +33,11 @@ class DefaultDisplay:
         self._formatter.format = self._ours = self._format
 
     def remove(self) -> None:
-        """Leave all as it was; what others have put before it since then stays, and is passed through."""
+        """Restore the original. If others have wrapped it since, their wrappers stay and this one passes through."""
         self._is_on = False
         if vars(self._formatter).get("format") is self._ours:
             del self._formatter.format
-            if self._formatter.format != self._before:  # another's, that was there before
+            if self._formatter.format != self._before:  # it was wrapped before
                 self._formatter.format = self._before
 
     def _format(self, value: Any, include: Any = None, exclude: Any = None) -> Any:
@@ -47,7 +47,7 @@ class DefaultDisplay:
                     view = self._render(value, name_of(value, self._shell.user_ns))
                     return view._repr_mimebundle_(include=include, exclude=exclude), {}
             except Exception as error:
-                tell("no tree is shown", error)
+                print_failure("no tree is shown", error)
             self._before_others()
         return self._before(value, include=include, exclude=exclude)
 
@@ -61,8 +61,8 @@ class _Loaded(NamedTuple):
     debugger: InShell
 
 
-_loaded: list[_Loaded] = []  # one for each shell
-_in_marimo: list[MarimoDisplay] = []  # one at most
+_loaded: list[_Loaded] = []  # one per shell
+_in_marimo: list[MarimoDisplay] = []  # at most one
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -74,12 +74,12 @@ def load_ipython_extension(shell: Any) -> None:
         %config TreeViz.stats = True        # as `treeviz.render(params, stats=True)`; %config TreeViz lists all
         %%tree_errors                       # explain the errors of a cell; see `treeviz.explain_errors`
 
-    A node of a registered class is displayed, and a dict, list or tuple with an array in it. Bare arrays, containers of
-    plain values and objects with a display of their own stay as they are. Where treeviz fails, the display that was
-    there before is used, with a line on standard error. Loading twice is the same as once. `%debug` and `breakpoint()`
-    print trees, too, and treescope's output says what each pytree holds.
+    Nodes of registered classes are displayed, and dicts, lists and tuples that contain an array. Bare arrays,
+    containers of plain values and objects with their own display stay as they are. If treeviz fails, the previous
+    display is used, with a line on standard error. Loading twice has no further effect. `%debug` and `breakpoint()`
+    print trees too, and treescope's output shows the size of each pytree.
     """
-    if any(each.shell is shell for each in _loaded):
+    if any(loaded.shell is shell for loaded in _loaded):
         return
     from treeviz.plugin.shown import TreeViz
 
@@ -87,7 +87,7 @@ def load_ipython_extension(shell: Any) -> None:
     shell.configurables.append(settings)
     treescope = InTreescope()
     treescope.update()
-    # treescope may be imported later
+    # treescope may be imported later.
     shell.events.register("pre_run_cell", treescope.update)
     display = DefaultDisplay(
         shell, lambda tree, name: render(tree, name=name, **settings.options()), before_others=treescope.update
@@ -96,17 +96,17 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Leave the shell as it was; `%unload_ext treeviz` calls this."""
-    for each in _loaded[:]:
-        if each.shell is shell:
-            _loaded.remove(each)
-            each.display.remove()
-            each.magics.remove()
-            shell.events.unregister("pre_run_cell", each.treescope.update)
-            each.treescope.remove()
-            each.debugger.remove()
-            if each.settings in shell.configurables:
-                shell.configurables.remove(each.settings)
+    """Restore the shell; `%unload_ext treeviz` calls this."""
+    for loaded in _loaded[:]:
+        if loaded.shell is shell:
+            _loaded.remove(loaded)
+            loaded.display.remove()
+            loaded.magics.remove()
+            shell.events.unregister("pre_run_cell", loaded.treescope.update)
+            loaded.treescope.remove()
+            loaded.debugger.remove()
+            if loaded.settings in shell.configurables:
+                shell.configurables.remove(loaded.settings)
 
 
 def register_as_default() -> None:
@@ -115,7 +115,7 @@ def register_as_default() -> None:
         tv.register_as_default()
         {"w": jnp.ones((3, 4))}   # a tree in the last line of a cell
 
-    In marimo it changes the display alone.
+    In marimo, only the display changes.
 
     Raises:
       RuntimeError: This process is neither IPython nor a notebook of marimo.

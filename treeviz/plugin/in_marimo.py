@@ -1,4 +1,4 @@
-"""The default display of marimo: trees through treeviz, all else as before."""
+"""The default display of marimo: trees through treeviz, other values unchanged."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from treeviz.plugin.shown import is_shown, name_of, tell
+from treeviz.plugin.shown import is_shown, name_of, print_failure
 from treeviz.tree.runtime import PrivateName, missing_names, why_missing
 
-# Its formatters are found by class, and whether a dict is a tree depends on what is in it.
+# marimo selects formatters by class, but whether a dict is a tree depends on its contents.
 PRIVATE = tuple(
     PrivateName(f"marimo._output.formatting:{name}", "trees are not displayed by default")
     for name in ("FORMATTERS.get_formatter", "get_formatter", "try_format")
@@ -17,12 +17,12 @@ PRIVATE = tuple(
 
 
 def is_marimo() -> bool:
-    """Whether this is a notebook of marimo."""
+    """Whether this process is a marimo notebook."""
     return "marimo" in sys.modules and sys.modules["marimo"].running_in_notebook()
 
 
 class MarimoDisplay:
-    """Stands before the `get_formatter` of marimo's formatters, until it is removed.
+    """Wraps the `get_formatter` of marimo's formatters, until it is removed.
 
     Args:
       render: Makes the view of a tree, from the tree and its name.
@@ -43,11 +43,11 @@ class MarimoDisplay:
         formatting.FORMATTERS.get_formatter = self._ours = self._get_formatter
 
     def remove(self) -> None:
-        """Leave all as it was; what others have put before it since then stays, and is passed through."""
+        """Restore the original. If others have wrapped it since, their wrappers stay and this one passes through."""
         self._is_on = False
         if vars(self._marimo.FORMATTERS).get("get_formatter") is self._ours:
             del self._marimo.FORMATTERS.get_formatter
-            if self._marimo.FORMATTERS.get_formatter != self._before:  # another's, that was there before
+            if self._marimo.FORMATTERS.get_formatter != self._before:  # it was wrapped before
                 self._marimo.FORMATTERS.get_formatter = self._before
 
     def _get_formatter(self, obj: Any) -> Any:
@@ -55,7 +55,7 @@ class MarimoDisplay:
             if self._is_on and is_shown(obj):
                 return self._format
         except Exception as error:
-            tell("no tree is shown", error)
+            print_failure("no tree is shown", error)
         return self._before(obj)
 
     def _format(self, value: Any) -> Any:
@@ -64,7 +64,7 @@ class MarimoDisplay:
             formatter: Any = self._marimo.get_formatter(view)
             return formatter(view)
         except Exception as error:
-            tell("no tree is shown", error)
+            print_failure("no tree is shown", error)
         self._is_on = False
         try:
             output = self._marimo.try_format(value)

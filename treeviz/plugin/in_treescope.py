@@ -1,4 +1,4 @@
-"""Inside treescope's output: at the end of each pytree node what treeviz counts and finds in it."""
+"""Adds a comment to each pytree node in treescope's output: the leaves, elements, bytes and findings in it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import numpy as np
 
 from treeviz.analysis.checks.rule import Checked
 from treeviz.analysis.checks.rules import run_rules
-from treeviz.plugin.shown import is_tree, tell
+from treeviz.plugin.shown import is_tree, print_failure
 from treeviz.prepare import scanned
 from treeviz.tree.describers import DISPLAY
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import bytes_text, count_text
 from treeviz.views.tree_view import TreeView
 
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})  # most of what is looked at
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})  # most nodes: a fast path
 
 
 class InTreescope:
     """Extends treescope's active renderer, through its public API, once this process has imported treescope."""
 
     def __init__(self) -> None:
-        # By id, for the rendering that runs: a node, which stays alive so long, and what is said of it.
-        self._said: dict[int, tuple[Any, str]] | None = None
+        # For the current rendering: id of a node -> the node, to keep it alive, and its comment.
+        self._comments: dict[int, tuple[Any, str]] | None = None
         self._has_failed = False
 
     def update(self, info: Any = None) -> None:
-        """Extend the renderer, unless it is, or treescope is not imported; IPython calls it before each cell.
+        """Extend the renderer once treescope is imported; IPython calls this before each cell.
 
-        Where treescope has changed, one line says so, once.
+        If treescope has changed incompatibly, one line reports it once.
         """
         active = _active_renderer()
         try:
@@ -44,87 +44,87 @@ class InTreescope:
                 )
         except Exception as error:
             self._has_failed = True
-            tell("nothing is added to treescope's output", error)
+            print_failure("nothing is added to treescope's output", error)
 
     def remove(self) -> None:
-        """Leave the renderer as it was, with what others have added since then."""
+        """Remove the extensions from the renderer; those that others added stay."""
         active = _active_renderer()
         if active is not None and not self._has_failed:
             renderer = active.get()
-            hooks = [each for each in renderer.wrapper_hooks if each != self._hook]
-            builders = [each for each in renderer.context_builders if each != self._rendering]
+            hooks = [hook for hook in renderer.wrapper_hooks if hook != self._hook]
+            builders = [builder for builder in renderer.context_builders if builder != self._rendering]
             active.set_globally(replace(renderer, wrapper_hooks=hooks, context_builders=builders))
 
     @contextmanager
     def _rendering(self) -> Iterator[None]:
-        before, self._said = self._said, {}
+        outer, self._comments = self._comments, {}
         try:
             yield
         finally:
-            self._said = before
+            self._comments = outer
 
     def _hook(self, node: Any, path: str | None, node_renderer: Any) -> Any:
         if isinstance(node, TreeView):
-            # treescope shows its HTML below what shows itself
+            # treescope would show its HTML below its repr
             return node.__treescope_repr__(path, node_renderer)
         try:
-            said = "" if type(node) in _PLAIN else self._of(node)
-            if not said:
+            comment_text = "" if type(node) in _PLAIN else self._comment_for(node)
+            if not comment_text:
                 return NotImplemented
             from treescope import rendering_parts as parts
 
-            comment = parts.comment_color(parts.text(f"  # {said}"))
+            comment = parts.comment_color(parts.text(f"  # {comment_text}"))
             with_comment = partial(parts.siblings_with_annotations, extra_annotations=(comment,))
         except Exception as error:
-            tell("nothing is added to treescope's output", error)
+            print_failure("nothing is added to treescope's output", error)
             return NotImplemented
         return with_comment(node_renderer(node, path=path))
 
-    def _of(self, node: Any) -> str:
-        """What is said of a node: of all nodes of a tree at once, when its root comes."""
-        if self._said is None:  # a part that is drawn later
+    def _comment_for(self, node: Any) -> str:
+        """The comment for a node. At the root of a tree, the comments for all its nodes are made."""
+        if self._comments is None:  # a part that treescope draws later
             return ""
-        if id(node) not in self._said:
-            self._said[id(node)] = node, ""
+        if id(node) not in self._comments:
+            self._comments[id(node)] = node, ""
             if is_tree(node):
                 table, nodes = scanned(node, None, "tree", DISPLAY)
-                self._said |= {id(nodes[row]): (nodes[row], said) for row, said in summaries(table, nodes).items()}
-        return self._said[id(node)][1]
+                self._comments |= {id(nodes[row]): (nodes[row], text) for row, text in summaries(table, nodes).items()}
+        return self._comments[id(node)][1]
 
 
 def _active_renderer() -> Any:
-    """treescope's, or None while it is not imported."""
+    """treescope's active renderer; None if treescope is not imported."""
     return getattr(sys.modules.get("treescope"), "active_renderer", None)
 
 
 def summaries(table: TreeTable, nodes: list[Any]) -> dict[int, str]:
-    """ "12 leaves · 1.2 M elements · 4.8 MB · 2 findings: T101" of each node that holds arrays, by row.
+    """For each row of a node: "12 leaves · 1.2 M elements · 4.8 MB · 2 findings: T101".
 
-    Of a node with one leaf, which says that itself, only the findings.
+    For a node with one leaf, only the findings, since the leaf shows its own size.
     """
     n_leaves, n_elements, n_bytes = (table.rolled(table.columns[name]) for name in ("leaves", "elements", "bytes"))
-    inside = _findings_inside(table, nodes)
-    said = {}
+    counts_by_rule = _findings_inside(table, nodes)
+    texts = {}
     for row in np.flatnonzero(~table.is_leaf).tolist():
-        found = {code: int(n[row]) for code, n in inside.items() if n[row]}
+        n_by_rule = {code: int(n[row]) for code, n in counts_by_rule.items() if n[row]}
         parts = []
         if n_bytes[row] and (n_leaves[row] > 1 or row == 0):
             counts = [(n_leaves, "leaf", "leaves"), (n_elements, "element", "elements")]
             parts = [f"{count_text(int(n[row]))} {one if n[row] == 1 else more}" for n, one, more in counts]
             parts.append(bytes_text(int(n_bytes[row])))
-        if found:
-            n = sum(found.values())
-            parts.append(f"{n:,} finding{'s' * (n > 1)}: {', '.join(sorted(found))}")
-        said[row] = " · ".join(parts)
-    return said
+        if n_by_rule:
+            n = sum(n_by_rule.values())
+            parts.append(f"{n:,} finding{'s' * (n > 1)}: {', '.join(sorted(n_by_rule))}")
+        texts[row] = " · ".join(parts)
+    return texts
 
 
 def _findings_inside(table: TreeTable, nodes: list[Any]) -> dict[str, np.ndarray]:
-    """How often each rule has found something in the subtree of each row, by code; without "info"."""
+    """For each rule's code, the number of its findings in the subtree of each row; without "info" findings."""
     rows: dict[str, list[int]] = {}
-    for rule, found in run_rules(Checked(table, nodes)):
-        for each in found:
-            if (each.level or rule.level) != "info":
-                rows.setdefault(rule.code, []).append(each.row)
-    before = {code: np.append(0, np.cumsum(np.bincount(at, minlength=len(table)))) for code, at in rows.items()}
-    return {code: n[table.end] - n[:-1] for code, n in before.items()}
+    for rule, findings in run_rules(Checked(table, nodes)):
+        for finding in findings:
+            if (finding.level or rule.level) != "info":
+                rows.setdefault(rule.code, []).append(finding.row)
+    cumulative = {code: np.append(0, np.cumsum(np.bincount(hits, minlength=len(table)))) for code, hits in rows.items()}
+    return {code: n[table.end] - n[:-1] for code, n in cumulative.items()}

@@ -1,4 +1,4 @@
-"""What pydevd imports: in the wheel this file lies in `pydevd_plugins/extensions`, where pydevd looks for it."""
+"""The module that pydevd imports. The wheel puts it into `pydevd_plugins/extensions`, which pydevd searches."""
 
 from _pydevd_bundle.pydevd_extension_api import StrPresentationProvider, TypeResolveProvider  # type: ignore
 from _pydevd_bundle.pydevd_extension_utils import extensions_of_type  # type: ignore
@@ -13,8 +13,8 @@ class Summaries(variables.Summaries, StrPresentationProvider):
         super().__init__(self._is_of_another)
 
     def _is_of_another(self, cls, name):
-        others = [each for each in extensions_of_type(StrPresentationProvider) if each is not self]
-        return any(each.can_provide(cls, name) for each in others)
+        others = [provider for provider in extensions_of_type(StrPresentationProvider) if provider is not self]
+        return any(provider.can_provide(cls, name) for provider in others)
 
 
 class ArrayFacts(variables.ArrayFacts, TypeResolveProvider):

@@ -1,4 +1,4 @@
-"""Which values are displayed as trees; all others keep the display that they have."""
+"""The values that are displayed as trees, the settings of that display, and the magics."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from treeviz.tree.text import error_text
 _BUILTIN = (dict, list, tuple, OrderedDict, defaultdict, deque)
 _ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, Stored)
 _OWN_DISPLAY = ("_ipython_display_", "_repr_mimebundle_", "_repr_html_")
-_MOST_LOOKED_AT = 1000  # children
+_MOST_INSPECTED = 1000  # children
 
 
 def is_shown(value: Any) -> bool:
-    """Whether a value is a tree, and of a class without a display of its own."""
+    """Whether a value is a tree of a class without its own display."""
     return is_tree(value) and not any(callable(getattr(type(value), name, None)) for name in _OWN_DISPLAY)
 
 
 def is_tree(value: Any) -> bool:
     """Whether a value is a node of a registered class, or a builtin container with an array or such a node in it.
 
-    A bare array is none, and no container of plain values is. Looks at 1,000 values at most, whatever the container
-    holds; runs the flatten functions of registered classes.
+    Bare arrays and containers of plain values are not trees. Inspects at most 1,000 values; runs the flatten functions
+    of registered classes.
     """
-    waiting, n_seen = deque([value]), 0
-    while waiting and n_seen < _MOST_LOOKED_AT:
-        node = waiting.popleft()
+    pending, n_seen = deque([value]), 0
+    while pending and n_seen < _MOST_INSPECTED:
+        node = pending.popleft()
         n_seen += 1
         if _is_registered(node) or (n_seen > 1 and isinstance(node, _ARRAYS)):
             return True
         if type(node) in _BUILTIN or _is_namedtuple(node):
-            inside = list(node.values()) if isinstance(node, dict) else list(node)
-            waiting.extend(inside[: _MOST_LOOKED_AT - n_seen])
+            children = list(node.values()) if isinstance(node, dict) else list(node)
+            pending.extend(children[: _MOST_INSPECTED - n_seen])
     return False
 
 
 def name_of(value: Any, variables: dict[str, Any]) -> str:
-    """The user's variable that holds the value, so that copied expressions can be run."""
+    """The name of the user's variable that holds the value, so that copied expressions run; "tree" if none does."""
     for name, other in list(variables.items()):
         if other is value and not name.startswith("_"):
             return name
@@ -64,16 +64,16 @@ def _is_namedtuple(node: Any) -> bool:
     return isinstance(node, tuple) and isinstance(getattr(type(node), "_fields", None), tuple)
 
 
-def tell(what: str, error: Exception) -> None:
-    """Say in a line on standard error that a display failed, so that all stays as it was."""
-    print(f"treeviz: {what}, since it failed with {error_text(error)}", file=sys.stderr)
+def print_failure(consequence: str, error: Exception) -> None:
+    """Print one line on standard error: a display failed, and what follows from that."""
+    print(f"treeviz: {consequence}, since it failed with {error_text(error)}", file=sys.stderr)
 
 
-# What `%config TreeViz` sets: how trees are displayed by default.
+# The settings of the default display: `%config TreeViz`.
 
 
 class TreeViz(Configurable):
-    """How treeviz displays trees by default: see `treeviz.render`."""
+    """The options of the default display of trees; see `treeviz.render`."""
 
     stats = Bool(False, help="Read the values of arrays: min, max, mean, NaN, a histogram …").tag(config=True)
     values = Bool(False, help="Draw the values of arrays in the details of the rows.").tag(config=True)
@@ -89,7 +89,7 @@ class TreeViz(Configurable):
 
 
 class Magics:
-    """The magics of a shell, until they are removed; then those that had the names before are back."""
+    """Registers the magics of a shell. `remove` restores the magics that had these names before."""
 
     def __init__(self, shell: Any, render: Callable[..., Any]) -> None:
         def tree(line: str) -> Any:
@@ -101,7 +101,7 @@ class Magics:
             return render(shell.ev(expression), name=expression if is_primary(expression) else f"({expression})")
 
         def tree_errors(line: str, cell: str) -> None:
-            """Run a cell, and say below an error of JAX which leaves of which tree it is about."""
+            """Run a cell, and add to an error from JAX the paths of the leaves that caused it."""
             from treeviz.explainer.explain import explain_errors
 
             explained = explain_errors()
@@ -117,14 +117,14 @@ class Magics:
             shell.register_magic_function(function, kind, name)
 
     def remove(self) -> None:
-        for (kind, name), before in self._before.items():
-            if before is None:
+        for (kind, name), previous in self._before.items():
+            if previous is None:
                 self._magics[kind].pop(name, None)
             else:
-                self._magics[kind][name] = before
+                self._magics[kind][name] = previous
 
 
 def is_primary(expression: str) -> bool:
-    """Whether a subscript binds to all of it: "model.layers[0]", but not "a + b"."""
+    """Whether a subscript appended to the expression applies to all of it: "model.layers[0]", but not "a + b"."""
     node = ast.parse(expression, mode="eval").body
     return isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)

@@ -1,4 +1,4 @@
-"""pdb that prints trees as trees: its class, also made of another one, such as IPython's."""
+"""A pdb class that prints trees as text, also as a mixin for other debuggers such as IPython's."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Callable
 from typing import Any
 
 from treeviz.api import render
-from treeviz.plugin.shown import is_primary, is_tree, tell
+from treeviz.plugin.shown import is_primary, is_tree, print_failure
 
 
 def tree_text(value: Any, expression: str = "tree") -> str | None:
-    """The first rows of a tree; None of anything else, and where that fails."""
+    """The first rows of a tree as text; None if the value is not a tree or rendering fails."""
     try:
         if is_tree(value):
             return repr(render(value, name=expression if is_primary(expression) else f"({expression})"))
     except Exception as error:
-        tell("no tree is printed", error)
+        print_failure("no tree is printed", error)
     return None
 
 
 class TreesInPdb:
-    """What `p`, `pp` and a bare expression print."""
+    """A mixin for pdb: `p`, `pp` and bare expressions print trees."""
 
     def displayhook(self, obj: Any) -> None:
         text = tree_text(obj)
@@ -41,10 +41,10 @@ class TreesInPdb:
 
 
 class Pdb(TreesInPdb, pdb.Pdb):
-    """pdb whose `p params`, `pp params` and `params` print a tree as `treeviz.render` does, and all else as before.
+    """pdb whose `p params`, `pp params` and `params` print a tree as `treeviz.render` does.
 
-    Tracers in a jitted function are shown by shape and dtype; nothing is computed. For `pytest --pdb
-    --pdbcls=treeviz.pdb:Pdb`.
+    Tracers in a jitted function are shown by shape and dtype; nothing is computed. Use it with
+    `pytest --pdb --pdbcls=treeviz.pdb:Pdb`.
     """
 
 
@@ -58,7 +58,7 @@ def set_trace(*, header: str | None = None) -> None:
 
 
 class InShell:
-    """An IPython shell whose `%debug`, `%pdb` and `breakpoint()` print trees, until it is removed."""
+    """Makes `%debug`, `%pdb` and `breakpoint()` of an IPython shell print trees, until it is removed."""
 
     def __init__(self, shell: Any) -> None:
         self._tracebacks = shell.InteractiveTB
@@ -76,4 +76,4 @@ class InShell:
             sys.breakpointhook = sys.__breakpointhook__
 
     def _set(self, cls: type) -> None:
-        self._tracebacks.debugger_cls, self._tracebacks.pdb = cls, None  # it keeps one that was made before
+        self._tracebacks.debugger_cls, self._tracebacks.pdb = cls, None  # drop the debugger that IPython has kept

@@ -1,7 +1,7 @@
-"""The variables pane of a debugger: trees, arrays and tracers by their shapes and dtypes, in place of their values.
+"""The variables pane of a debugger: shapes and dtypes of trees, arrays and tracers instead of their values.
 
-pydevd, which debugs in VS Code, JupyterLab and PyCharm, finds the two providers by `pydevd_plugin_treeviz.py`. They do
-nothing until the program that is debugged has imported JAX, and import no JAX themselves.
+pydevd, the debugger of VS Code, JupyterLab and PyCharm, finds the two providers through `pydevd_plugin_treeviz.py`.
+They do nothing until the debugged program has imported JAX, and import no JAX themselves.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, FunctionType, ModuleType)
-_OF_ARRAYS = ("aval", "shape", "dtype", "size", "nbytes", "weak_type", "sharding", "committed")
+_ARRAY_ATTRIBUTES = ("aval", "shape", "dtype", "size", "nbytes", "weak_type", "sharding", "committed")
 
 
 class Summaries:
-    """What stands beside a variable's name: pydevd's `StrPresentationProvider`.
+    """The text next to a variable's name: pydevd's `StrPresentationProvider`.
 
         {'w': Array([[0.1, …    becomes    dict · 2 leaves · 16 elements · 64 B · float32 100 %
 
-    Walks at most 10,000 rows or 50 ms of each tree, and reads no value. All else is shown as without it.
+    Walks at most 10,000 rows or 50 ms of each tree, and reads no values. Other variables are shown as usual.
 
     Args:
-      has_another: Whether another provider presents a class, which then stays as it is.
+      has_another: Returns whether another provider presents a class, which then takes precedence.
     """
 
     def __init__(self, has_another: Callable[[type, str], bool] = lambda cls, name: False) -> None:
         self._has_another = has_another
 
     def can_provide(self, type_object: Any, type_name: str) -> bool:
-        # pydevd asks once for each class; the class may be registered, and JAX be imported, later
+        # pydevd asks once per class, perhaps before the class is registered or JAX is imported.
         is_class = isinstance(type_object, type) and not issubclass(type_object, _PLAIN)
         return is_class and not self._has_another(type_object, type_name)
 
@@ -38,16 +38,16 @@ class Summaries:
         return _guarded(lambda: _line(val))
 
     def get_str_in_context(self, val: Any, context: str) -> str | None:
-        """In the debugger's console the first rows of a tree, and the values of an array; to copy, all as it is."""
+        """The first rows of a tree in the debug console. Arrays there, and copies to the clipboard, are unchanged."""
         if context == "clipboard":
             return None
         return self.get_str(val) if context != "repl" else _guarded(lambda: _rows(val))
 
 
 class ArrayFacts:
-    """What an array of JAX or a tracer opens to: pydevd's `TypeResolveProvider`.
+    """The attributes shown for a JAX array or tracer: pydevd's `TypeResolveProvider`.
 
-    The attributes that cost nothing. By itself pydevd reads all that there are: `x.T` computes, and adds to a trace.
+    Only attributes that cost nothing. pydevd by itself reads every attribute: `x.T` computes, and adds to a trace.
     """
 
     def can_provide(self, type_object: Any, type_name: str) -> bool:
@@ -55,15 +55,15 @@ class ArrayFacts:
         return jax is not None and issubclass(type_object, (jax.Array, jax.core.Tracer))
 
     def get_dictionary(self, var: Any) -> dict[str, Any]:
-        found = {name: _guarded(lambda name=name: getattr(var, name)) for name in _OF_ARRAYS}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: _guarded(lambda name=name: getattr(var, name)) for name in _ARRAY_ATTRIBUTES}
+        return {name: value for name, value in values.items() if value is not None}
 
     def resolve(self, var: Any, attribute: str) -> Any:
         return self.get_dictionary(var).get(attribute)
 
 
 def _jax() -> Any:
-    """JAX, or None while it is not imported as a whole: a program may have stopped in the midst of that."""
+    """The jax module; None until it is fully imported, since a program may stop during the import."""
     jax = sys.modules.get("jax")
     return None if jax is None or getattr(jax.__spec__, "_initializing", False) else jax
 
@@ -71,7 +71,7 @@ def _jax() -> Any:
 def _guarded(call: Callable[[], Any]) -> Any:
     try:
         return call() if _jax() is not None else None
-    except Exception:  # a pane has no place for a word on it: pydevd shows what it would without us
+    except Exception:  # the pane cannot show an error; pydevd then shows the variable as usual
         return None
 
 
